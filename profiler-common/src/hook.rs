@@ -1,0 +1,215 @@
+//! Hooks as data: what one attached probe tells the kernel program that runs for it.
+//!
+//! There is one kernel program per call shape. What differs between functions of one shape is packed into the 64-bit
+//! attach cookie (`bpf_get_attach_cookie`, Linux 5.15), so a new allocator is a table entry of the agent.
+
+/// A register at the probed instruction, by its number in x86-64 instruction encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "the names are the registers' own")]
+pub enum Register {
+    Rax = 0,
+    Rcx = 1,
+    Rdx = 2,
+    Rbx = 3,
+    Rsp = 4,
+    Rbp = 5,
+    Rsi = 6,
+    Rdi = 7,
+    R8 = 8,
+    R9 = 9,
+    R10 = 10,
+    R11 = 11,
+    R12 = 12,
+    R13 = 13,
+    R14 = 14,
+    R15 = 15,
+}
+
+impl Register {
+    /// All registers, in the order of their numbers.
+    pub const ALL: [Self; 16] = [
+        Self::Rax,
+        Self::Rcx,
+        Self::Rdx,
+        Self::Rbx,
+        Self::Rsp,
+        Self::Rbp,
+        Self::Rsi,
+        Self::Rdi,
+        Self::R8,
+        Self::R9,
+        Self::R10,
+        Self::R11,
+        Self::R12,
+        Self::R13,
+        Self::R14,
+        Self::R15,
+    ];
+
+    /// Integer arguments of a call, first to last (System V psABI for x86-64, 3.2.3).
+    pub const ARGUMENTS: [Self; 6] = [Self::Rdi, Self::Rsi, Self::Rdx, Self::Rcx, Self::R8, Self::R9];
+
+    /// The register with this number; only the low four bits count.
+    #[inline(always)]
+    #[must_use]
+    pub const fn from_number(number: u8) -> Self {
+        Self::ALL[(number & 15) as usize]
+    }
+}
+
+/// Where a hook's arguments are and what it belongs to. Packs into an attach cookie.
+///
+/// ```text
+/// bit  0..4   register of the size            bit 16      there is a count
+///      4..8   register of a second factor         17      there is a pointer
+///      8..12  register of a pointer               18      the size is rounded up to pages
+///     12..16  unused                              19      the function may call other hooked functions
+///     24..32  heap                            32..48      hook
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HookCookie {
+    /// Holds the requested size in bytes.
+    pub size: Register,
+    /// Holds a second factor of the size (`calloc`, `reallocarray`).
+    pub count: Option<Register>,
+    /// Holds the old block (`realloc`, `free`) or the address that the result is stored at (`posix_memalign`).
+    pub pointer: Option<Register>,
+    /// The allocator rounds the size up to whole pages (`pvalloc`).
+    pub page_rounded: bool,
+    /// The function may call other hooked functions, so calls inside it must be recognised as nested.
+    pub delegates: bool,
+    /// Index of the heap in the session's list.
+    pub heap: u8,
+    /// Index of the hook in the session's list.
+    pub hook: u16,
+}
+
+const HAS_COUNT: u64 = 1 << 16;
+const HAS_POINTER: u64 = 1 << 17;
+const PAGE_ROUNDED: u64 = 1 << 18;
+const DELEGATES: u64 = 1 << 19;
+
+impl HookCookie {
+    /// The cookie's 64 bits.
+    #[must_use]
+    pub const fn pack(self) -> u64 {
+        let mut bits = self.size as u64 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
+        if let Some(count) = self.count {
+            bits |= HAS_COUNT | (count as u64) << 4;
+        }
+        if let Some(pointer) = self.pointer {
+            bits |= HAS_POINTER | (pointer as u64) << 8;
+        }
+        if self.page_rounded {
+            bits |= PAGE_ROUNDED;
+        }
+        if self.delegates {
+            bits |= DELEGATES;
+        }
+        bits
+    }
+
+    /// The inverse of [`pack`](Self::pack).
+    #[must_use]
+    pub const fn unpack(bits: u64) -> Self {
+        let raw = RawCookie(bits);
+        Self {
+            size: Register::from_number(raw.size_register()),
+            count: if raw.has_count() { Some(Register::from_number(raw.count_register())) } else { None },
+            pointer: if raw.has_pointer() { Some(Register::from_number(raw.pointer_register())) } else { None },
+            page_rounded: raw.page_rounded(),
+            delegates: raw.delegates(),
+            heap: raw.heap(),
+            hook: raw.hook(),
+        }
+    }
+}
+
+/// A packed cookie read field by field: the kernel side uses it so that no field is decoded that a program does not need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawCookie(pub u64);
+
+#[expect(missing_docs, reason = "each returns the field of `HookCookie` that it is named after")]
+#[expect(clippy::cast_possible_truncation, reason = "fields are cut out of the cookie by truncation")]
+impl RawCookie {
+    #[inline(always)]
+    #[must_use]
+    pub const fn size_register(self) -> u8 {
+        (self.0 & 15) as u8
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn count_register(self) -> u8 {
+        (self.0 >> 4 & 15) as u8
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn pointer_register(self) -> u8 {
+        (self.0 >> 8 & 15) as u8
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_count(self) -> bool {
+        self.0 & HAS_COUNT != 0
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn has_pointer(self) -> bool {
+        self.0 & HAS_POINTER != 0
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn page_rounded(self) -> bool {
+        self.0 & PAGE_ROUNDED != 0
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn delegates(self) -> bool {
+        self.0 & DELEGATES != 0
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn heap(self) -> u8 {
+        (self.0 >> 24) as u8
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn hook(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn register() -> impl Strategy<Value = Register> {
+        (0u8..16).prop_map(Register::from_number)
+    }
+
+    proptest! {
+        #[test]
+        fn cookies_round_trip(
+            size in register(),
+            count in proptest::option::of(register()),
+            pointer in proptest::option::of(register()),
+            page_rounded: bool,
+            delegates: bool,
+            heap: u8,
+            hook: u16,
+        ) {
+            let cookie = HookCookie { size, count, pointer, page_rounded, delegates, heap, hook };
+            prop_assert_eq!(HookCookie::unpack(cookie.pack()), cookie);
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Every bound that both sides rely on.
+
+/// Frames kept of one stack, the caller of the hooked function first.
+///
+/// `bpf_get_stack` stops at 127 by default (`kernel.perf_event_max_stack`); deeper stacks end with
+/// [`StackEnd::Truncated`](crate::stack::StackEnd::Truncated).
+pub const STACK_FRAMES_MAX: usize = 128;
+
+/// Heaps (named groups of hooks) in one session.
+pub const HEAPS_MAX: u32 = 64;
+
+/// Largest mean distance between samples, in bytes. Bounds the rounding error of the sampling maths: see
+/// [`sampling`](crate::sampling).
+pub const INTERVAL_BYTES_MAX: u64 = 1 << 30;
+
+/// Hooked calls that may be between entry and return at once, over all targets. One per thread.
+pub const INFLIGHT_MAX: u32 = 65_536;
+
+/// Live sampled blocks that the kernel can hold, unless the user asks for another number.
+pub const LIVE_BLOCKS_DEFAULT: u32 = 4 << 20;
+
+/// Stacks whose frames have crossed the ring. The table evicts the least recently used, which only costs sending
+/// those frames again.
+pub const STACKS_SEEN: u32 = 65_536;
+
+/// Scratch areas for unwinding, per CPU: a program can be preempted by another one on the same CPU, and each holds one
+/// area while it runs.
+pub const SCRATCH_PER_CPU: u32 = 4;
+
+/// Page size that page-rounding allocation functions (`pvalloc`) round up to, in bytes.
+pub const PAGE_BYTES: u64 = 4096;
+
+const _: () = assert!(INTERVAL_BYTES_MAX <= u32::MAX as u64, "records carry the interval in 32 bits");
+const _: () = assert!(STACK_FRAMES_MAX <= u16::MAX as usize, "records carry the depth in 16 bits");
+const _: () = assert!(HEAPS_MAX <= u8::MAX as u32 + 1, "records carry the heap in 8 bits");

@@ -1,0 +1,141 @@
+//! The sampling code that the kernel runs, on the host, against the truth.
+
+use super::*;
+use proptest::prelude::*;
+
+/// SplitMix64 (Steele, Lea and Flood, 2014): a small generator with a reproducible seed.
+struct Random(u64);
+
+impl Random {
+    fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the high half is wanted")]
+    fn next_u32(&mut self) -> u32 {
+        (self.next_u64() >> 32) as u32
+    }
+
+    /// Log-uniform from 16 bytes to 64 KiB: as many blocks in each octave, roughly what programs do.
+    fn size(&mut self) -> u64 {
+        let octave = 4 + self.next_u64() % 12;
+        (1 << octave) + self.next_u64() % (1 << octave)
+    }
+}
+
+/// One run: live bytes and counts estimated from samples against the truth, in standard deviations of the estimator.
+///
+/// Var of one block's contribution v/p·Bernoulli(p) is v²(1−p)/p.
+struct Deviation {
+    bytes_sigmas: f64,
+    count_sigmas: f64,
+}
+
+fn run(interval_bytes: u64, blocks: u32, seed: u64) -> Deviation {
+    let rate = SamplingRate::new(interval_bytes);
+    let mut random = Random(seed);
+    let (mut bytes, mut bytes_estimated, mut bytes_variance) = (0.0, 0.0, 0.0);
+    let (mut count_estimated, mut count_variance) = (0.0, 0.0);
+    for _ in 0..blocks {
+        let size = random.size();
+        let weight = estimated_count(size, interval_bytes);
+        let s = size as f64;
+        bytes += s;
+        bytes_variance += s * s * (weight - 1.0);
+        count_variance += weight - 1.0;
+        if rate.samples(size, || random.next_u32()) {
+            bytes_estimated += estimated_bytes(size, interval_bytes);
+            count_estimated += weight;
+        }
+    }
+    Deviation {
+        bytes_sigmas: (bytes_estimated - bytes) / bytes_variance.sqrt(),
+        count_sigmas: (count_estimated - f64::from(blocks)) / count_variance.sqrt(),
+    }
+}
+
+fn check_unbiased(interval_bytes: u64, blocks: u32) {
+    let runs = 100;
+    let (mut outside, mut bytes_mean, mut count_mean) = (0, 0.0, 0.0);
+    for seed in 0..runs {
+        let deviation = run(interval_bytes, blocks, 1000 + seed);
+        if deviation.bytes_sigmas.abs() > 4.0 || deviation.count_sigmas.abs() > 4.0 {
+            outside += 1;
+        }
+        bytes_mean += deviation.bytes_sigmas / runs as f64;
+        count_mean += deviation.count_sigmas / runs as f64;
+    }
+    assert!(outside <= 1, "{outside} of {runs} runs beyond 4 sigma at T = {interval_bytes}");
+    // The mean of 100 unbiased runs has a standard deviation of 0.1: a bias of a tenth of one run's noise shows here.
+    assert!(bytes_mean.abs() < 0.4, "bytes are off by {bytes_mean} sigma on average at T = {interval_bytes}");
+    assert!(count_mean.abs() < 0.4, "counts are off by {count_mean} sigma on average at T = {interval_bytes}");
+}
+
+#[test]
+fn bytes_and_counts_are_unbiased_at_4_kib() {
+    check_unbiased(4 << 10, 200_000);
+}
+
+#[test]
+fn bytes_and_counts_are_unbiased_at_512_kib() {
+    // Enough blocks that even the smallest octave is met several times a run: an estimate built on one or two samples
+    // is unbiased but not normally distributed, so sigmas would say nothing about it.
+    check_unbiased(512 << 10, 2_000_000);
+}
+
+#[test]
+fn an_interval_of_one_takes_everything_at_its_own_size() {
+    let rate = SamplingRate::new(1);
+    for size in [0, 1, 2, 4095, u64::MAX] {
+        assert!(rate.samples(size, || u32::MAX), "a block of {size} bytes was passed over");
+        assert!((estimated_count(size, 1) - 1.0).abs() < f64::EPSILON);
+    }
+    assert!((estimated_bytes(30_000, 1) - 30_000.0).abs() < f64::EPSILON);
+}
+
+#[test]
+fn a_block_of_the_interval_or_more_is_always_taken() {
+    let rate = SamplingRate::new(4096);
+    assert!(rate.samples(4096, || u32::MAX));
+    assert!(!rate.samples(4095, || u32::MAX));
+    assert!((estimated_bytes(4096, 4096) - 4096.0).abs() < f64::EPSILON);
+}
+
+#[test]
+fn empty_blocks_are_seen_and_weigh_no_bytes() {
+    let mut random = Random(5);
+    let rate = SamplingRate::new(64);
+    let seen = (0..64_000).filter(|_| rate.samples(0, || random.next_u32())).count();
+    // 64,000 · p(1, 64) = 992 ± 31.
+    assert!((850..1150).contains(&seen), "{seen} empty blocks seen");
+    assert!(estimated_bytes(0, 64).abs() < f64::EPSILON);
+}
+
+fn check_probability(size: u64, interval: u64) -> Result<(), TestCaseError> {
+    let x = size.wrapping_mul(SamplingRate::new(interval).inverse);
+    let got = probability(x) as f64 / 2f64.powi(64);
+    let want = -(-(size as f64) / interval as f64).exp_m1();
+    let error = (got / want - 1.0).abs();
+    prop_assert!(error < 2f64.powi(-28), "p({size}, {interval}) = {got}, should be {want}: off by {error:e}");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20_000))]
+
+    #[test]
+    fn fixed_point_probability_matches_floating_point(interval in 2u64..=1 << 30, share in 0.0f64..1.0) {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within [1, interval)")]
+        let size = ((interval as f64 * share) as u64).clamp(1, interval - 1);
+        check_probability(size, interval)?;
+    }
+
+    #[test]
+    fn small_blocks_keep_their_relative_precision(interval in 1u64 << 10..=1 << 30, size in 1u64..1 << 10) {
+        check_probability(size.min(interval - 1), interval)?;
+    }
+}

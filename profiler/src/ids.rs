@@ -1,0 +1,33 @@
+//! Small identifiers, one type each, so that a process cannot be passed for a thread.
+
+use std::fmt;
+
+/// A process, as `/proc` and the initial PID namespace number it (the kernel's tgid).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pid(pub u32);
+
+/// A thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tid(pub u32);
+
+/// A heap: an index into the session's list of heaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HeapId(pub u8);
+
+/// A hook: an index into the session's list of hooks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HookId(pub u16);
+
+/// A stack, as the kernel side names it (see [`profiler_common::stack::StackHasher`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StackId(pub u64);
+
+/// A module: an index into the session's list of modules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModuleId(pub u32);
+
+impl fmt::Display for Pid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,3 @@
+//! Reports: one file per format, each made from a [`Profile`](profile::Profile) alone.
+
+pub mod profile;

@@ -1,0 +1,178 @@
+//! A profile: a snapshot with names, and all that a reader must know to believe it. Every report is made from this
+//! value alone.
+
+use std::sync::Arc;
+
+use profiler_common::stack::StackEnd;
+
+use crate::ids::Pid;
+use crate::ledger::totals::Totals;
+
+/// One session's result.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// The interval asked for, in bytes.
+    pub interval_bytes: u64,
+    /// When recording began, in nanoseconds since the Unix epoch.
+    pub started_unix_ns: u64,
+    /// When the snapshot was taken, in nanoseconds since the Unix epoch.
+    pub ended_unix_ns: u64,
+    /// The value of `CLOCK_MONOTONIC` that belongs to `started_unix_ns`, to place the ledger's times.
+    pub started_monotonic_ns: u64,
+    /// The processes.
+    pub targets: Vec<TargetProfile>,
+    /// All frames that occur, each once.
+    pub frames: Vec<Frame>,
+    /// What was lost and what it cost.
+    pub health: Health,
+}
+
+/// One process of a profile.
+#[derive(Clone, Debug)]
+pub struct TargetProfile {
+    /// The process.
+    pub pid: Pid,
+    /// `argv[0]`.
+    pub command: String,
+    /// The kernel's name for it (`/proc/PID/comm`), at most 15 bytes.
+    pub comm: String,
+    /// It ended while it was profiled.
+    pub exited: bool,
+    /// Its exit status, where the kernel tells.
+    pub exit_code: Option<i32>,
+    /// Over everything.
+    pub totals: Totals,
+    /// By heap.
+    pub heaps: Vec<HeapProfile>,
+    /// By stack and heap.
+    pub callsites: Vec<CallsiteProfile>,
+}
+
+/// One heap of a target.
+#[derive(Clone, Debug)]
+pub struct HeapProfile {
+    /// The heap's name (`libc`, `jemalloc`, …).
+    pub name: String,
+    /// Functions that were to be watched.
+    pub hooks: Vec<HookStatus>,
+    /// Over the heap.
+    pub totals: Totals,
+}
+
+/// What became of a hook.
+#[derive(Clone, Debug)]
+pub struct HookStatus {
+    /// The function.
+    pub function: String,
+    /// The module that defines it, as the target names its path.
+    pub module: String,
+    /// How it was attached (`perf`, …).
+    pub backend: String,
+    /// Offset of the probed instruction in the module's file.
+    pub offset: u64,
+    /// Why it is not attached, if it is not.
+    pub error: Option<String>,
+}
+
+/// Index into [`Profile::frames`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FrameId(pub u32);
+
+/// One callsite with names.
+#[derive(Clone, Debug)]
+pub struct CallsiteProfile {
+    /// Its frames, leaf first; inlined calls are frames of their own. Empty when they were lost.
+    pub stack: Vec<FrameId>,
+    /// Why the stack ends where it does; `None` when it was lost.
+    pub end: Option<StackEnd>,
+    /// Index into the target's heaps.
+    pub heap: usize,
+    /// What it did.
+    pub totals: Totals,
+}
+
+/// One frame with what is known of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// Demangled function name, if there is one.
+    pub function: Option<Arc<str>>,
+    /// Path of the module as the target names it (`[vdso]` and the like for special ones), if the address is in one.
+    pub module: Option<Arc<str>>,
+    /// Source file.
+    pub file: Option<Arc<str>>,
+    /// Line in it.
+    pub line: Option<u32>,
+    /// The call was inlined into the next frame.
+    pub inlined: bool,
+    /// Return address in the target.
+    pub address: u64,
+    /// The address as an offset into the module's file, where it is in one.
+    pub module_offset: Option<u64>,
+}
+
+/// What was lost, and what profiling cost.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    /// Records that the kernel side wrote.
+    pub events: u64,
+    /// Losses by reason; reasons with 0 are left out.
+    pub lost: Vec<(String, u64)>,
+    /// Stacks by how they ended.
+    pub unwind: Vec<(String, u64)>,
+    /// How often the ledger was put right from the kernel's live set.
+    pub resyncs: u64,
+    /// CPU time of the agent, in nanoseconds.
+    pub agent_cpu_ns: u64,
+    /// Largest resident size of the agent, in bytes.
+    pub agent_rss_bytes_max: u64,
+}
+
+impl Health {
+    /// Everything lost, over all reasons.
+    #[must_use]
+    pub fn lost_total(&self) -> u64 {
+        self.lost.iter().map(|(_, count)| count).sum()
+    }
+}
+
+impl Profile {
+    /// Whether something is missing from it: lost events, or a hook that could not be attached. Exit code 3.
+    #[must_use]
+    pub fn incomplete(&self) -> bool {
+        self.health.lost_total() > 0
+            || self
+                .targets
+                .iter()
+                .flat_map(|target| &target.heaps)
+                .flat_map(|heap| &heap.hooks)
+                .any(|hook| hook.error.is_some())
+    }
+
+    /// The frame with this id.
+    ///
+    /// # Panics
+    ///
+    /// If the id is of another profile.
+    #[must_use]
+    pub fn frame(&self, id: FrameId) -> &Frame {
+        &self.frames[id.0 as usize]
+    }
+}
+
+impl Frame {
+    /// What to call the frame: its function, else `module+0x…`, else the bare address.
+    #[must_use]
+    pub fn label(&self) -> String {
+        match (&self.function, &self.module, self.module_offset) {
+            (Some(function), _, _) => function.to_string(),
+            (None, Some(module), Some(offset)) => format!("{}+{offset:#x}", base_name(module)),
+            (None, Some(module), None) => format!("{}+?", base_name(module)),
+            (None, None, _) => format!("{:#x}", self.address),
+        }
+    }
+}
+
+/// The last component of a path.
+fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}

@@ -1,0 +1,150 @@
+//! Quantities. An estimate is never mixed up with what was requested, and sums of estimates come out exact.
+
+use std::ops::{Add, AddAssign, Sub, SubAssign};
+
+use profiler_common::sampling;
+
+/// Fraction bits of an estimate.
+const FRACTION_BITS: u32 = 20;
+const ONE: f64 = (1u64 << FRACTION_BITS) as f64;
+
+/// Defines a fixed-point estimate. Fixed point, because what an allocation adds its free must take away to the last
+/// bit: a callsite that freed everything holds 0, not 1e-9.
+macro_rules! estimate {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(i128);
+
+        impl $name {
+            /// Nothing.
+            pub const ZERO: Self = Self(0);
+
+            /// An exact amount.
+            #[must_use]
+            pub const fn exact(amount: u64) -> Self {
+                Self((amount as i128) << FRACTION_BITS)
+            }
+
+            /// The nearest representable amount; off by at most 2^-21.
+            #[must_use]
+            #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and no weight comes near 2^107")]
+            pub fn from_f64(amount: f64) -> Self {
+                Self((amount * ONE).round() as i128)
+            }
+
+            /// The amount as a float.
+            #[must_use]
+            #[expect(clippy::cast_precision_loss, reason = "for display; 53 bits are enough")]
+            pub fn to_f64(self) -> f64 {
+                self.0 as f64 / ONE
+            }
+
+            /// The amount rounded to a whole number; 0 when it is negative.
+            #[must_use]
+            pub fn rounded(self) -> u64 {
+                let half = 1 << (FRACTION_BITS - 1);
+                u64::try_from((self.0.max(0) + half) >> FRACTION_BITS).unwrap_or(u64::MAX)
+            }
+        }
+
+        impl Add for $name {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                Self(self.0 + other.0)
+            }
+        }
+
+        impl AddAssign for $name {
+            fn add_assign(&mut self, other: Self) {
+                self.0 += other.0;
+            }
+        }
+
+        impl Sub for $name {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self {
+                Self(self.0 - other.0)
+            }
+        }
+
+        impl SubAssign for $name {
+            fn sub_assign(&mut self, other: Self) {
+                self.0 -= other.0;
+            }
+        }
+
+        impl std::iter::Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+                iter.fold(Self::ZERO, Add::add)
+            }
+        }
+    };
+}
+
+estimate! {
+    /// Bytes, as estimated from samples (exact at an interval of 1). Signed: differences of profiles are estimates too.
+    EstimatedBytes
+}
+
+estimate! {
+    /// Blocks, as estimated from samples (exact at an interval of 1).
+    EstimatedCount
+}
+
+/// What one sampled block stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// Bytes.
+    pub bytes: EstimatedBytes,
+    /// Blocks.
+    pub count: EstimatedCount,
+}
+
+impl Weight {
+    /// The weight of a block of `size_bytes` that was sampled at this interval.
+    #[must_use]
+    pub fn of(size_bytes: u64, interval_bytes: u32) -> Self {
+        let interval_bytes = u64::from(interval_bytes);
+        if size_bytes >= interval_bytes {
+            return Self { bytes: EstimatedBytes::exact(size_bytes), count: EstimatedCount::exact(1) };
+        }
+        Self {
+            bytes: EstimatedBytes::from_f64(sampling::estimated_bytes(size_bytes, interval_bytes)),
+            count: EstimatedCount::from_f64(sampling::estimated_count(size_bytes, interval_bytes)),
+        }
+    }
+}
+
+/// A point in time on the kernel's `CLOCK_MONOTONIC`, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MonotonicNanos(pub u64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_added_and_taken_away_leaves_nothing() {
+        let weights: Vec<Weight> = (1..5000).map(|size| Weight::of(size, 4096)).collect();
+        let mut sum = EstimatedBytes::ZERO;
+        weights.iter().for_each(|weight| sum += weight.bytes);
+        weights.iter().rev().for_each(|weight| sum -= weight.bytes);
+        assert_eq!(sum, EstimatedBytes::ZERO);
+    }
+
+    #[test]
+    fn weights_at_interval_one_are_exact() {
+        let weight = Weight::of(30_000, 1);
+        assert_eq!((weight.bytes.rounded(), weight.count.rounded()), (30_000, 1));
+        let empty = Weight::of(0, 1);
+        assert_eq!((empty.bytes, empty.count), (EstimatedBytes::ZERO, EstimatedCount::exact(1)));
+    }
+
+    #[test]
+    fn rounding_goes_to_the_nearest() {
+        for (amount, rounded) in [(0.4, 0), (0.5, 1), (1.49, 1), (-3.0, 0)] {
+            assert_eq!(EstimatedBytes::from_f64(amount).rounded(), rounded, "{amount}");
+        }
+    }
+}
