@@ -3,6 +3,27 @@
 //! There is one kernel program per call shape. What differs between functions of one shape is packed into the 64-bit
 //! attach cookie (`bpf_get_attach_cookie`, Linux 5.15), so a new allocator is a table entry of the agent.
 
+/// How a function takes and gives blocks. One kernel program serves each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CallShape {
+    /// Returns a block.
+    Alloc,
+    /// Stores a block through a pointer and returns an error number.
+    AllocOut,
+    /// Takes a block and returns another.
+    Realloc,
+    /// Takes a block.
+    Free,
+}
+
+impl CallShape {
+    /// Whether the call's return has to be seen.
+    #[must_use]
+    pub const fn allocates(self) -> bool {
+        !matches!(self, Self::Free)
+    }
+}
+
 /// A register at the probed instruction, by its number in x86-64 instruction encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -188,6 +209,28 @@ impl RawCookie {
     }
 }
 
+/// `a · b`, or `None` when it needs more than 64 bits. Written in halves, because BPF has no 128-bit product, which both
+/// `checked_mul` and the usual test by division compile to.
+#[inline(always)]
+#[must_use]
+pub const fn checked_product(a: u64, b: u64) -> Option<u64> {
+    const LOW: u64 = 0xffff_ffff;
+    let (a_high, b_high) = (a >> 32, b >> 32);
+    if a_high | b_high == 0 {
+        return Some(a * b);
+    }
+    if a_high != 0 && b_high != 0 {
+        return None;
+    }
+    // One of the high halves is 0, so this is a single product of two halves.
+    let middle = a_high * (b & LOW) + (a & LOW) * b_high;
+    if middle >> 32 != 0 {
+        return None;
+    }
+    let product = (middle << 32).wrapping_add((a & LOW) * (b & LOW));
+    if product < middle << 32 { None } else { Some(product) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,7 +240,21 @@ mod tests {
         (0u8..16).prop_map(Register::from_number)
     }
 
+    #[test]
+    fn products_overflow_where_they_do() {
+        for (a, b) in [(0, u64::MAX), (1, u64::MAX), (2, u64::MAX), (1 << 32, 1 << 32), (1 << 32, (1 << 32) - 1)] {
+            assert_eq!(checked_product(a, b), a.checked_mul(b), "{a} * {b}");
+            assert_eq!(checked_product(b, a), b.checked_mul(a), "{b} * {a}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn products_are_right(a: u64, b: u64, shift_a in 0u32..64, shift_b in 0u32..64) {
+            let (a, b) = (a >> shift_a, b >> shift_b);
+            prop_assert_eq!(checked_product(a, b), a.checked_mul(b));
+        }
+
         #[test]
         fn cookies_round_trip(
             size in register(),

@@ -66,12 +66,12 @@ const fn probability(x: u64) -> u64 {
     let mut n = 13;
     while n >= 2 {
         // x_high, g ≤ 2^32, so the product fits; dividing by n after the shift costs at most 2^-32 each time.
-        g = ONE - (x_high * g >> 32) / n;
+        g = ONE - ((x_high * g) >> 32) / n;
         n -= 1;
     }
     // x · g without a 128-bit product: high and low half of x apart. g = 2^32 (x = 0) would overflow the first.
     let g = if g >= ONE { ONE - 1 } else { g };
-    x_high * g + ((x & 0xffff_ffff) * g >> 32)
+    x_high * g + (((x & 0xffff_ffff) * g) >> 32)
 }
 
 /// Bytes that a sampled block of `size_bytes` stands for: `s / p(s, T)`. Multiplying by the inverse of the chance of

@@ -4,5 +4,12 @@ pub mod address;
 pub mod ids;
 pub mod units;
 
+pub mod sys;
+
+pub mod allocator;
+pub mod bpf;
+pub mod probe;
+
+pub mod ingest;
 pub mod ledger;
 pub mod report;

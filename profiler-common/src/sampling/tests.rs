@@ -15,7 +15,6 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the high half is wanted")]
     fn next_u32(&mut self) -> u32 {
         (self.next_u64() >> 32) as u32
     }

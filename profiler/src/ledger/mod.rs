@@ -1,4 +1,163 @@
-//! Live blocks and callsites of one target. Pure: no clock, file or map.
+//! The books of one target: every live sampled block, and what each callsite has done.
+//!
+//! ```text
+//!   live                                   callsites                             stacks
+//!   0x55d0…1040 ─ 4,096 B, T, callsite 0   0 ─ stack a, libc  alloc 9  free 7    a ─ [caller, …, main]
+//!   0x55d0…20c0 ─   128 B, T, callsite 0   1 ─ stack b, libc  alloc 1  free 0    b ─ not come yet
+//!   0x55d0…5560 ─    24 B, T, callsite 1
+//! ```
+//!
+//! Pure: events in, snapshots out; no clock, file or map. A callsite is a stack and a heap. Its stack's frames may come
+//! later than the first event that names it, or never, when the ring was full.
 
 pub mod snapshot;
 pub mod totals;
+
+use rustc_hash::FxHashMap;
+
+use crate::address::TargetAddr;
+use crate::ids::{HeapId, Pid, StackId};
+use crate::ingest::event::{Allocation, Event, Free};
+use crate::units::Weight;
+use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
+use totals::Totals;
+
+/// The books of one target.
+#[derive(Debug)]
+pub struct Ledger {
+    pid: Pid,
+    live: FxHashMap<TargetAddr, LiveAllocation>,
+    callsites: Vec<Callsite>,
+    callsite_ids: FxHashMap<(StackId, HeapId), u32>,
+    stacks: FxHashMap<StackId, Stack>,
+    totals: Totals,
+    heaps: FxHashMap<HeapId, Totals>,
+    frees_unknown: u64,
+}
+
+/// A live sampled block. The weight follows from size and interval.
+#[derive(Clone, Copy, Debug)]
+struct LiveAllocation {
+    size_bytes: u64,
+    interval_bytes: u32,
+    callsite: u32,
+}
+
+#[derive(Debug)]
+struct Callsite {
+    stack: StackId,
+    heap: HeapId,
+    totals: Totals,
+}
+
+impl Ledger {
+    /// Empty books for process `pid`.
+    #[must_use]
+    pub fn new(pid: Pid) -> Self {
+        Self {
+            pid,
+            live: FxHashMap::default(),
+            callsites: Vec::new(),
+            callsite_ids: FxHashMap::default(),
+            stacks: FxHashMap::default(),
+            totals: Totals::default(),
+            heaps: FxHashMap::default(),
+            frees_unknown: 0,
+        }
+    }
+
+    /// Enters an event of this target. Events of one address must come in the order in which they happened.
+    pub fn enter(&mut self, event: Event) {
+        match event {
+            Event::Alloc(allocation) => self.allocate(&allocation),
+            Event::Free(free) => self.free(&free),
+            Event::Restore(allocation) => self.restore(&allocation),
+            Event::Stack(_, id, stack) => {
+                self.stacks.insert(id, stack);
+            }
+        }
+    }
+
+    fn allocate(&mut self, allocation: &Allocation) {
+        // Two live blocks cannot share an address: the old one's free was lost.
+        self.remove(allocation.address);
+        let callsite = self.callsite(allocation.stack, allocation.heap);
+        let weight = Weight::of(allocation.size_bytes, allocation.interval_bytes);
+        let block =
+            LiveAllocation { size_bytes: allocation.size_bytes, interval_bytes: allocation.interval_bytes, callsite };
+        self.live.insert(allocation.address, block);
+        self.for_each_total(callsite, |totals| totals.allocate(weight, allocation.time));
+    }
+
+    fn free(&mut self, free: &Free) {
+        if !self.remove(free.address) {
+            self.frees_unknown += 1;
+        }
+    }
+
+    /// Takes a live block out of the books; false when there is none at this address.
+    fn remove(&mut self, address: TargetAddr) -> bool {
+        let Some(block) = self.live.remove(&address) else {
+            return false;
+        };
+        let weight = Weight::of(block.size_bytes, block.interval_bytes);
+        self.for_each_total(block.callsite, |totals| totals.free(weight));
+        true
+    }
+
+    fn restore(&mut self, allocation: &Allocation) {
+        let callsite = self.callsite(allocation.stack, allocation.heap);
+        let weight = Weight::of(allocation.size_bytes, allocation.interval_bytes);
+        let block =
+            LiveAllocation { size_bytes: allocation.size_bytes, interval_bytes: allocation.interval_bytes, callsite };
+        self.live.insert(allocation.address, block);
+        self.for_each_total(callsite, |totals| totals.restore(weight));
+    }
+
+    fn callsite(&mut self, stack: StackId, heap: HeapId) -> u32 {
+        *self.callsite_ids.entry((stack, heap)).or_insert_with(|| {
+            self.callsites.push(Callsite { stack, heap, totals: Totals::default() });
+            u32::try_from(self.callsites.len() - 1).expect("four billion callsites do not fit in memory")
+        })
+    }
+
+    /// Changes the totals of a callsite, of its heap and of the target alike.
+    fn for_each_total(&mut self, callsite: u32, change: impl Fn(&mut Totals)) {
+        let callsite = &mut self.callsites[callsite as usize];
+        change(&mut callsite.totals);
+        change(self.heaps.entry(callsite.heap).or_default());
+        change(&mut self.totals);
+    }
+
+    /// Totals over everything, for the progress line.
+    #[must_use]
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Frees of blocks that are not in the books: their allocation's record was lost.
+    #[must_use]
+    pub fn frees_unknown(&self) -> u64 {
+        self.frees_unknown
+    }
+
+    /// The state now. Callsites come in the order in which they were first seen.
+    #[must_use]
+    pub fn snapshot(&self) -> TargetSnapshot {
+        let mut heaps: Vec<_> = self.heaps.iter().map(|(&heap, &totals)| (heap, totals)).collect();
+        heaps.sort_unstable_by_key(|(heap, _)| *heap);
+        let callsites = self
+            .callsites
+            .iter()
+            .map(|callsite| CallsiteSnapshot {
+                stack: self.stacks.get(&callsite.stack).cloned(),
+                heap: callsite.heap,
+                totals: callsite.totals,
+            })
+            .collect();
+        TargetSnapshot { pid: self.pid, totals: self.totals, heaps, callsites }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,54 @@
+//! Calls that take a block and make another.
+
+use crate::hook::Call;
+use crate::hook::alloc::NO_BLOCK;
+use crate::inflight::{self, Inflight, Shape};
+use crate::{live, sample, stack};
+
+/// The old block leaves the live set now, not at the return: by then another thread may have been given its address.
+/// Should the call fail, the return puts it back.
+#[inline(always)]
+pub(crate) fn entry(call: &Call) -> u32 {
+    if inflight::nested(call) {
+        return 0;
+    }
+    let Some(size_bytes) = call.size_bytes() else {
+        // The call will fail and leave the old block alone. It is still noted, should it call others before.
+        note(call, u64::MAX, 0, 0, 0, None);
+        return 0;
+    };
+    let pointer = call.pointer();
+    let old = if pointer == 0 { None } else { live::take(call, pointer) };
+    let interval = sample::draw(call.cookie.heap(), size_bytes);
+    if interval.is_none() && old.is_none() && !call.cookie.delegates() {
+        return 0;
+    }
+    let stack_id = if interval.is_some() { stack::take(call) } else { 0 };
+    note(call, size_bytes, pointer, stack_id, interval.unwrap_or(0), old);
+    0
+}
+
+#[inline(always)]
+fn note(
+    call: &Call,
+    size_bytes: u64,
+    pointer: u64,
+    stack_id: u64,
+    interval_bytes: u32,
+    old: Option<profiler_common::live::LiveBlock>,
+) {
+    inflight::enter(
+        call,
+        &Inflight {
+            sp: call.sp(),
+            size_bytes,
+            pointer,
+            stack_id,
+            old: old.unwrap_or(NO_BLOCK),
+            interval_bytes,
+            hook: call.cookie.hook(),
+            shape: Shape::Realloc as u8,
+            old_tracked: old.is_some() as u8,
+        },
+    );
+}

@@ -1,0 +1,63 @@
+//! The live set: enters, takes out, and tells the agent.
+
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use profiler_common::counter::Counter;
+use profiler_common::live::{LiveBlock, LiveKey};
+use profiler_common::record::{AllocRecord, FreeRecord, RecordHeader, RecordKind};
+
+use crate::hook::Call;
+use crate::maps::LIVE;
+use crate::{counter, emit};
+
+/// `EEXIST` of the kernel's errno table.
+const EEXIST: i32 = 17;
+
+/// Enters a block; tells the agent by a record of this kind.
+#[inline(always)]
+pub(crate) fn enter(call: &Call, kind: RecordKind, address: u64, block: LiveBlock) {
+    let key = LiveKey::new(call.tgid(), address);
+    if let Err(error) = LIVE.insert(&key, &block, u64::from(BPF_NOEXIST)) {
+        // Two live blocks cannot share an address, so the old one's free was not seen. The new one takes its place.
+        if error == -EEXIST {
+            counter::raise(Counter::MissedFree);
+        }
+        if error != -EEXIST || LIVE.insert(&key, &block, u64::from(BPF_ANY)).is_err() {
+            counter::raise(Counter::LiveSetFull);
+            return;
+        }
+    }
+    emit::record(AllocRecord {
+        header: RecordHeader::new(kind, call.tgid()),
+        address,
+        tid: call.tid(),
+        reserved: 0,
+        block,
+    });
+}
+
+/// Takes a block out, if it is there, and tells the agent that it is freed.
+#[inline(always)]
+pub(crate) fn take(call: &Call, address: u64) -> Option<LiveBlock> {
+    let key = LiveKey::new(call.tgid(), address);
+    let block = LIVE.get_ptr(&key)?;
+    // SAFETY: the pointer comes from a successful lookup, and the value is not changed in place.
+    let block = unsafe { *block };
+    // Two threads freeing one block is the target's bug; only one of them gets it.
+    LIVE.remove(&key).ok()?;
+    emit::record(FreeRecord {
+        header: RecordHeader::new(RecordKind::Free, call.tgid()),
+        address,
+        time_ns: now(),
+        tid: call.tid(),
+        reserved: 0,
+    });
+    Some(block)
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds.
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    // SAFETY: the helper takes no arguments.
+    unsafe { bpf_ktime_get_ns() }
+}

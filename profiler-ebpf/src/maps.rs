@@ -1,0 +1,40 @@
+//! Every map. Sizes marked 1 are set by the agent before loading.
+
+use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
+use profiler_common::counter::Counter;
+use profiler_common::limits::{HEAPS_MAX, INFLIGHT_MAX, STACKS_SEEN};
+use profiler_common::live::{LiveBlock, LiveKey};
+use profiler_common::sampling::SamplingRate;
+
+use crate::inflight::Inflight;
+use crate::scratch::Scratch;
+
+/// Records for the agent.
+#[map]
+pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(1, 0);
+
+/// The live set. Grows as blocks are sampled: most sessions hold far fewer than it may.
+#[map]
+pub(crate) static LIVE: HashMap<LiveKey, LiveBlock> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
+
+/// Hooked calls between entry and return, by thread (`bpf_get_current_pid_tgid`).
+#[map]
+pub(crate) static INFLIGHT: HashMap<u64, Inflight> = HashMap::with_max_entries(INFLIGHT_MAX, 0);
+
+/// Stacks whose frames have been sent.
+#[map]
+pub(crate) static STACKS: LruHashMap<u64, u8> = LruHashMap::with_max_entries(STACKS_SEEN, 0);
+
+/// Sampling rate by heap.
+#[map]
+pub(crate) static RATES: Array<SamplingRate> = Array::with_max_entries(HEAPS_MAX, 0);
+
+/// Counters by [`Counter`].
+#[map]
+pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT, 0);
+
+/// Memory to unwind in.
+#[map]
+pub(crate) static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);

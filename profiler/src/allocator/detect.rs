@@ -1,0 +1,66 @@
+//! Tells which allocator a module is.
+
+use super::libc;
+
+/// Symbols that one allocator alone defines.
+const FINGERPRINTS: &[(&str, &str)] = &[
+    ("mallocx", "jemalloc"),
+    ("je_mallocx", "jemalloc"),
+    ("tc_malloc", "tcmalloc"),
+    ("mi_malloc", "mimalloc"),
+    ("__libc_malloc", "libc"),
+    ("gnu_get_libc_version", "libc"),
+];
+
+/// Starts of file names, for allocators that carry no fingerprint of their own.
+const FILE_NAMES: &[(&str, &str)] = &[
+    ("libc.so", "libc"),
+    ("libc-", "libc"),
+    ("ld-musl", "musl"),
+    ("libc.musl", "musl"),
+    ("libjemalloc", "jemalloc"),
+    ("libtcmalloc", "tcmalloc"),
+    ("libmimalloc", "mimalloc"),
+];
+
+/// Symbols to look up in a module: hooks and fingerprints.
+#[must_use]
+pub fn symbols() -> Vec<&'static str> {
+    let hooks = libc::FUNCTIONS.iter().map(|spec| spec.function);
+    hooks.chain(FINGERPRINTS.iter().map(|(symbol, _)| *symbol)).collect()
+}
+
+/// The heap's name for a module that defines `malloc`: its allocator's, or the module's own.
+///
+/// An executable may export `__libc_malloc` to stand in for libc (chromium does), so the file's name is asked before the
+/// fingerprints that do not speak for one allocator alone.
+#[must_use]
+pub fn heap_name(path: &str, is_executable: bool, defines: impl Fn(&str) -> bool) -> String {
+    let file = path.trim_end_matches(" (deleted)").rsplit('/').next().unwrap_or(path);
+    if !is_executable && let Some((_, name)) = FILE_NAMES.iter().find(|(start, _)| file.starts_with(start)) {
+        return (*name).to_owned();
+    }
+    let fingerprint = FINGERPRINTS.iter().find(|(symbol, name)| defines(symbol) && !(is_executable && *name == "libc"));
+    fingerprint.map_or_else(|| file.to_owned(), |(_, name)| (*name).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(path: &str, is_executable: bool, symbols: &[&str], expected: &str) {
+        assert_eq!(heap_name(path, is_executable, |symbol| symbols.contains(&symbol)), expected, "{path}");
+    }
+
+    #[test]
+    fn heaps_are_named_after_their_allocator() {
+        check("/usr/lib/x86_64-linux-gnu/libc.so.6", false, &["__libc_malloc"], "libc");
+        check("/usr/lib/x86_64-linux-gnu/libc-2.31.so (deleted)", false, &[], "libc");
+        check("/lib/ld-musl-x86_64.so.1", false, &[], "musl");
+        check("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", false, &["mallocx"], "jemalloc");
+        check("/opt/app/lib/alloc.so", false, &["mi_malloc"], "mimalloc");
+        check("/usr/bin/rustc", true, &["mallocx"], "jemalloc");
+        check("/usr/lib/chromium/chromium", true, &["__libc_malloc"], "chromium");
+        check("/opt/game/engine", true, &[], "engine");
+    }
+}

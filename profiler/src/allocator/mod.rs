@@ -1,0 +1,6 @@
+//! Allocators: which functions they have, and where a target's calls reach them.
+
+pub mod detect;
+pub mod libc;
+pub mod resolve;
+pub mod spec;

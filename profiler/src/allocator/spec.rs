@@ -1,0 +1,74 @@
+//! What is to be known of an allocator's function to watch it.
+
+use profiler_common::hook::CallShape;
+
+/// A function of an allocator. Arguments are numbered from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HookSpec {
+    /// Its symbol.
+    pub function: &'static str,
+    /// How it takes and gives blocks.
+    pub shape: CallShape,
+    /// The argument that holds the size in bytes; unused for [`CallShape::Free`].
+    pub size: usize,
+    /// The argument that multiplies the size.
+    pub count: Option<usize>,
+    /// The argument that holds the old block, or the address to store the new one at.
+    pub pointer: Option<usize>,
+    /// The size is rounded up to whole pages.
+    pub page_rounded: bool,
+    /// In some allocator it calls another function of the table.
+    pub delegates: bool,
+}
+
+impl HookSpec {
+    /// `function(size) -> block`
+    #[must_use]
+    pub const fn alloc(function: &'static str, size: usize) -> Self {
+        Self {
+            function,
+            shape: CallShape::Alloc,
+            size,
+            count: None,
+            pointer: None,
+            page_rounded: false,
+            delegates: true,
+        }
+    }
+
+    /// `function(&block, …) -> error`
+    #[must_use]
+    pub const fn alloc_out(function: &'static str, out: usize, size: usize) -> Self {
+        Self { shape: CallShape::AllocOut, pointer: Some(out), ..Self::alloc(function, size) }
+    }
+
+    /// `function(block, size) -> block`
+    #[must_use]
+    pub const fn realloc(function: &'static str, block: usize, size: usize) -> Self {
+        Self { shape: CallShape::Realloc, pointer: Some(block), ..Self::alloc(function, size) }
+    }
+
+    /// `function(block)`
+    #[must_use]
+    pub const fn free(function: &'static str, block: usize) -> Self {
+        Self { shape: CallShape::Free, pointer: Some(block), delegates: false, ..Self::alloc(function, 0) }
+    }
+
+    /// The size is the product with this argument.
+    #[must_use]
+    pub const fn times(self, count: usize) -> Self {
+        Self { count: Some(count), ..self }
+    }
+
+    /// The size is rounded up to whole pages.
+    #[must_use]
+    pub const fn page_rounded(self) -> Self {
+        Self { page_rounded: true, ..self }
+    }
+
+    /// It calls no other function of the table, in any allocator: its unsampled calls need not be followed.
+    #[must_use]
+    pub const fn leaf(self) -> Self {
+        Self { delegates: false, ..self }
+    }
+}

@@ -1,0 +1,48 @@
+//! The kernel side's counters, summed over CPUs.
+
+use aya::maps::PerCpuArray;
+use profiler_common::counter::Counter;
+
+use super::load::{Kernel, LoadError};
+
+/// All counters at an instant.
+#[derive(Clone, Debug)]
+pub struct Counters([u64; Counter::COUNT as usize]);
+
+impl Counters {
+    /// Reads them.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn read(kernel: &Kernel) -> Result<Self, LoadError> {
+        let failed = |source| LoadError::Map { name: "COUNTERS", source };
+        let map: PerCpuArray<_, u64> = PerCpuArray::try_from(kernel.map("COUNTERS")?).map_err(failed)?;
+        let mut counters = [0; Counter::COUNT as usize];
+        for &counter in Counter::ALL {
+            let values = map.get(&(counter as u32), 0).map_err(failed)?;
+            counters[counter as usize] = values.iter().sum();
+        }
+        Ok(Self(counters))
+    }
+
+    /// One of them.
+    #[must_use]
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize]
+    }
+
+    /// Losses by reason, those that happened.
+    pub fn losses(&self) -> impl Iterator<Item = (Counter, u64)> {
+        self.nonzero().filter(|(counter, _)| counter.is_loss())
+    }
+
+    /// Stacks by how they ended, those that occurred.
+    pub fn stack_ends(&self) -> impl Iterator<Item = (Counter, u64)> {
+        self.nonzero().filter(|(counter, _)| counter.is_stack_end())
+    }
+
+    fn nonzero(&self) -> impl Iterator<Item = (Counter, u64)> {
+        Counter::ALL.iter().map(|&counter| (counter, self.get(counter))).filter(|(_, count)| *count > 0)
+    }
+}

@@ -1,0 +1,252 @@
+//! Loads the programs.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use aya::maps::{Array, MapData};
+use aya::programs::UProbe;
+use aya::{Ebpf, EbpfError, EbpfLoader};
+use profiler_common::hook::CallShape;
+use profiler_common::limits::SCRATCH_PER_CPU;
+use profiler_common::sampling::SamplingRate;
+use thiserror::Error;
+
+use super::ring::Ring;
+use crate::ids::HeapId;
+
+/// The release object, built by `cargo xtask build-ebpf`.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf.bpf.o"));
+
+/// Names a file to load instead of the built-in object: the debug object, or one that was just rebuilt.
+pub const OBJECT_VARIABLE: &str = "HEAPBPF_BPF_OBJECT";
+
+/// Where the kernel lists the perf event source for uprobes.
+const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe";
+
+/// Sizes that are fixed when the programs are loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelConfig {
+    /// Bytes of the ring buffer; a power of two and a multiple of the page size.
+    pub ring_bytes: u32,
+    /// Blocks that the live set can hold.
+    pub live_blocks_max: u32,
+    /// Random, so that a target cannot aim for clashing stack ids.
+    pub stack_seed: u64,
+}
+
+/// Why the kernel side cannot run.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// The kernel has no uprobes, or no sysfs is mounted.
+    #[error(
+        "this kernel has no uprobes: `{0}` is missing (needs CONFIG_UPROBES and CONFIG_UPROBE_EVENTS, and sysfs mounted at /sys)"
+    )]
+    NoUprobes(PathBuf),
+    /// The kernel has no BPF.
+    #[error("this kernel has no BPF: the system call is not there (needs CONFIG_BPF_SYSCALL)")]
+    NoBpf,
+    /// An object named by the environment cannot be read.
+    #[error("cannot read the BPF object `{path}` that {OBJECT_VARIABLE} names: {source}")]
+    Object {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel refuses maps or programs.
+    #[error("the kernel refuses heapbpf's programs: {0}; run `uname -r` and see docs/kernel-support.md")]
+    Refused(#[from] EbpfError),
+    /// A program is refused.
+    #[error("the kernel refuses the program `{name}`: {source}; run `uname -r` and see docs/kernel-support.md")]
+    Program {
+        /// The program.
+        name: &'static str,
+        /// The verifier's log is part of it.
+        source: Box<aya::programs::ProgramError>,
+    },
+    /// A part that the object should have is not there: the object is of another version.
+    #[error("the BPF object has no `{0}`: it is of another version than this binary")]
+    Missing(&'static str),
+    /// A map cannot be used.
+    #[error("BPF map `{name}`: {source}")]
+    Map {
+        /// The map.
+        name: &'static str,
+        /// Why.
+        source: aya::maps::MapError,
+    },
+}
+
+/// The loaded kernel side. Dropping it takes everything out of the kernel again.
+#[derive(Debug)]
+pub struct Kernel {
+    ebpf: Ebpf,
+}
+
+impl Kernel {
+    /// Loads all programs; attaches none.
+    ///
+    /// # Errors
+    ///
+    /// See [`LoadError`].
+    pub fn load(config: KernelConfig) -> Result<Self, LoadError> {
+        check_uprobes(Path::new(UPROBE_SOURCE))?;
+        let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
+        let scratch_areas = cpus * SCRATCH_PER_CPU;
+        let wakeup_bytes = u64::from(config.ring_bytes) / 4;
+        let mut loader = EbpfLoader::new();
+        loader
+            .override_global("STACK_SEED", &config.stack_seed, true)
+            .override_global("WAKEUP_BYTES", &wakeup_bytes, true)
+            .override_global("SCRATCH_AREAS", &scratch_areas, true)
+            .map_max_entries("EVENTS", config.ring_bytes)
+            .map_max_entries("LIVE", config.live_blocks_max)
+            .map_max_entries("SCRATCH", scratch_areas);
+        let mut kernel = Self { ebpf: loader.load(&object()?).map_err(refused)? };
+        kernel.start_log();
+        for (name, _) in PROGRAMS {
+            let loaded = kernel.program(name)?.load();
+            loaded.map_err(|error| LoadError::Program { name, source: Box::new(error) })?;
+        }
+        Ok(kernel)
+    }
+
+    /// The ring. Can be taken once.
+    ///
+    /// # Errors
+    ///
+    /// When it was taken before, or cannot be mapped.
+    pub fn take_ring(&mut self) -> Result<Ring, LoadError> {
+        let map = self.ebpf.take_map("EVENTS").ok_or(LoadError::Missing("EVENTS"))?;
+        Ring::new(map).map_err(|source| LoadError::Map { name: "EVENTS", source })
+    }
+
+    /// Sets a heap's sampling rate. Takes effect with the next call.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be written.
+    pub fn set_rate(&mut self, heap: HeapId, rate: SamplingRate) -> Result<(), LoadError> {
+        let map = self.ebpf.map_mut("RATES").ok_or(LoadError::Missing("RATES"))?;
+        let failed = |source| LoadError::Map { name: "RATES", source };
+        let mut rates: Array<&mut MapData, SamplingRate> = Array::try_from(map).map_err(failed)?;
+        rates.set(u32::from(heap.0), rate, 0).map_err(failed)
+    }
+
+    pub(super) fn map(&self, name: &'static str) -> Result<&aya::maps::Map, LoadError> {
+        self.ebpf.map(name).ok_or(LoadError::Missing(name))
+    }
+
+    /// The program that runs at the entry of calls of this shape.
+    ///
+    /// # Errors
+    ///
+    /// When the object is of another version.
+    pub fn entry_program(&mut self, shape: CallShape) -> Result<&mut UProbe, LoadError> {
+        self.program(entry_name(shape))
+    }
+
+    /// The program that runs at the return of calls that allocate.
+    ///
+    /// # Errors
+    ///
+    /// When the object is of another version.
+    pub fn return_program(&mut self) -> Result<&mut UProbe, LoadError> {
+        self.program(RETURN)
+    }
+
+    fn program(&mut self, name: &'static str) -> Result<&mut UProbe, LoadError> {
+        let program = self.ebpf.program_mut(name).ok_or(LoadError::Missing(name))?;
+        program.try_into().map_err(|_| LoadError::Missing(name))
+    }
+
+    /// The debug object writes log lines; the release object has no log map.
+    fn start_log(&mut self) {
+        if let Ok(mut logger) = aya_log::EbpfLogger::init(&mut self.ebpf) {
+            tokio::spawn(async move {
+                loop {
+                    logger.flush();
+                    tokio::time::sleep(LOG_PERIOD).await;
+                }
+            });
+        }
+    }
+}
+
+/// How often the debug object's log lines are fetched.
+const LOG_PERIOD: Duration = Duration::from_millis(100);
+
+const RETURN: &str = "call_return";
+
+/// Every program of the object and the shape whose entry it serves.
+const PROGRAMS: [(&str, Option<CallShape>); 5] = [
+    ("alloc_entry", Some(CallShape::Alloc)),
+    ("alloc_out_entry", Some(CallShape::AllocOut)),
+    ("realloc_entry", Some(CallShape::Realloc)),
+    ("free_entry", Some(CallShape::Free)),
+    (RETURN, None),
+];
+
+fn entry_name(shape: CallShape) -> &'static str {
+    match shape {
+        CallShape::Alloc => "alloc_entry",
+        CallShape::AllocOut => "alloc_out_entry",
+        CallShape::Realloc => "realloc_entry",
+        CallShape::Free => "free_entry",
+    }
+}
+
+fn object() -> Result<std::borrow::Cow<'static, [u8]>, LoadError> {
+    let Some(path) = std::env::var_os(OBJECT_VARIABLE).filter(|path| !path.is_empty()) else {
+        return Ok(OBJECT.into());
+    };
+    let path = PathBuf::from(path);
+    fs::read(&path).map(Into::into).map_err(|source| LoadError::Object { path, source })
+}
+
+fn check_uprobes(source: &Path) -> Result<(), LoadError> {
+    if source.join("type").exists() { Ok(()) } else { Err(LoadError::NoUprobes(source.to_owned())) }
+}
+
+/// A missing system call has its own message: nothing that the user passes can help.
+fn refused(error: EbpfError) -> LoadError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) == Some(libc::ENOSYS) {
+            return LoadError::NoBpf;
+        }
+        cause = error.source();
+    }
+    LoadError::Refused(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_without_uprobes_is_told_apart() {
+        let error = check_uprobes(Path::new("/sys/bus/event_source/devices/no-such-source")).expect_err("not there");
+        assert!(error.to_string().contains("CONFIG_UPROBES"), "{error}");
+    }
+
+    #[test]
+    fn a_kernel_without_bpf_is_told_apart() {
+        let error = EbpfError::FileError {
+            path: PathBuf::new(),
+            error: io::Error::from_raw_os_error(libc::ENOSYS),
+        };
+        assert!(matches!(refused(error), LoadError::NoBpf));
+        let error = EbpfError::FileError { path: PathBuf::new(), error: io::Error::from_raw_os_error(libc::EPERM) };
+        assert!(matches!(refused(error), LoadError::Refused(_)));
+    }
+
+    #[test]
+    fn the_release_object_carries_no_log() {
+        let has = |needle: &[u8]| OBJECT.windows(needle.len()).any(|window| window == needle);
+        assert!(has(b"alloc_entry"), "the object has its programs");
+        assert!(!has(b"AYA_LOGS"), "the object was built with the `log` feature");
+    }
+}

@@ -1,0 +1,5 @@
+//! The kernel side as the agent holds it: programs, maps and the ring. Only this folder and `probe::attach` know aya.
+
+pub mod counters;
+pub mod load;
+pub mod ring;

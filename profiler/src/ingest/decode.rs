@@ -1,0 +1,181 @@
+//! Bytes of one ring record → [`Event`]. Pure; any bytes give an event or a reason, never a panic.
+
+use std::sync::Arc;
+
+use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::record::{AllocRecord, FreeRecord, RecordKind, StackHeader};
+use profiler_common::stack::StackEnd;
+use thiserror::Error;
+
+use super::event::{Allocation, Event, Free};
+use crate::address::TargetAddr;
+use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::ledger::snapshot::Stack;
+use crate::units::MonotonicNanos;
+
+/// Why a record is not an event. Each is a defect of heapbpf: the records come from its own programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// Shorter than its kind is.
+    #[error("record is cut short")]
+    Short,
+    /// Of no kind that this version knows.
+    #[error("record is of unknown kind `{0}`")]
+    UnknownKind(u8),
+    /// A stack that ends in a way that this version does not know.
+    #[error("stack ends in unknown way `{0}`")]
+    UnknownEnd(u8),
+}
+
+/// Decodes one record.
+///
+/// # Errors
+///
+/// See [`DecodeError`].
+pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let kind = *bytes.first().ok_or(DecodeError::Short)?;
+    match RecordKind::from_wire(kind).ok_or(DecodeError::UnknownKind(kind))? {
+        RecordKind::Alloc => allocation(bytes).map(Event::Alloc),
+        RecordKind::Restore => allocation(bytes).map(Event::Restore),
+        RecordKind::Free => free(bytes).map(Event::Free),
+        RecordKind::Stack => stack(bytes),
+    }
+}
+
+/// Reads fields at the offsets that the compiler gave them, so a changed record cannot be decoded in the old way.
+macro_rules! field {
+    ($bytes:expr, $record:ty, $($field:ident).+, $type:ty) => {
+        <$type>::from_ne_bytes(word($bytes, std::mem::offset_of!($record, $($field).+))?)
+    };
+}
+
+fn word<const N: usize>(bytes: &[u8], offset: usize) -> Result<[u8; N], DecodeError> {
+    bytes.get(offset..).and_then(<[u8]>::first_chunk).copied().ok_or(DecodeError::Short)
+}
+
+fn allocation(bytes: &[u8]) -> Result<Allocation, DecodeError> {
+    Ok(Allocation {
+        pid: Pid(field!(bytes, AllocRecord, header.tgid, u32)),
+        tid: Tid(field!(bytes, AllocRecord, tid, u32)),
+        address: TargetAddr(field!(bytes, AllocRecord, address, u64)),
+        size_bytes: field!(bytes, AllocRecord, block.size_bytes, u64),
+        time: MonotonicNanos(field!(bytes, AllocRecord, block.time_ns, u64)),
+        stack: StackId(field!(bytes, AllocRecord, block.stack_id, u64)),
+        interval_bytes: field!(bytes, AllocRecord, block.interval_bytes, u32),
+        hook: HookId(field!(bytes, AllocRecord, block.hook, u16)),
+        heap: HeapId(field!(bytes, AllocRecord, block.heap, u8)),
+    })
+}
+
+fn free(bytes: &[u8]) -> Result<Free, DecodeError> {
+    Ok(Free {
+        pid: Pid(field!(bytes, FreeRecord, header.tgid, u32)),
+        tid: Tid(field!(bytes, FreeRecord, tid, u32)),
+        address: TargetAddr(field!(bytes, FreeRecord, address, u64)),
+        time: MonotonicNanos(field!(bytes, FreeRecord, time_ns, u64)),
+    })
+}
+
+fn stack(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let end = field!(bytes, StackHeader, end, u8);
+    let end = StackEnd::from_wire(end).ok_or(DecodeError::UnknownEnd(end))?;
+    let depth = usize::from(field!(bytes, StackHeader, depth, u16)).min(STACK_FRAMES_MAX);
+    let frames = bytes.get(size_of::<StackHeader>()..).and_then(|rest| rest.get(..depth * 8));
+    let frames: Arc<[TargetAddr]> = frames
+        .ok_or(DecodeError::Short)?
+        .chunks_exact(8)
+        .map(|chunk| word(chunk, 0).map(|address| TargetAddr(u64::from_ne_bytes(address))))
+        .collect::<Result<_, _>>()?;
+    let pid = Pid(field!(bytes, StackHeader, header.tgid, u32));
+    Ok(Event::Stack(pid, StackId(field!(bytes, StackHeader, stack_id, u64)), Stack { frames, end }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The bytes of an alloc record, written out so that a change of the layout is noticed.
+    fn alloc_bytes(kind: u8) -> Vec<u8> {
+        let mut bytes = vec![kind, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        bytes.extend(0x7f00_1000u64.to_ne_bytes());
+        bytes.extend(43u32.to_ne_bytes());
+        bytes.extend(0u32.to_ne_bytes());
+        bytes.extend(30_000u64.to_ne_bytes());
+        bytes.extend(77u64.to_ne_bytes());
+        bytes.extend(99u64.to_ne_bytes());
+        bytes.extend(4096u32.to_ne_bytes());
+        bytes.extend(5u16.to_ne_bytes());
+        bytes.extend([2, 0]);
+        bytes
+    }
+
+    fn allocation() -> Allocation {
+        Allocation {
+            pid: Pid(42),
+            tid: Tid(43),
+            address: TargetAddr(0x7f00_1000),
+            size_bytes: 30_000,
+            time: MonotonicNanos(77),
+            stack: StackId(99),
+            interval_bytes: 4096,
+            hook: HookId(5),
+            heap: HeapId(2),
+        }
+    }
+
+    #[test]
+    fn allocations_decode() {
+        assert_eq!(decode(&alloc_bytes(1)), Ok(Event::Alloc(allocation())));
+        assert_eq!(decode(&alloc_bytes(3)), Ok(Event::Restore(allocation())));
+    }
+
+    #[test]
+    fn frees_decode() {
+        let mut bytes = vec![2, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        bytes.extend(0x10u64.to_ne_bytes());
+        bytes.extend(88u64.to_ne_bytes());
+        bytes.extend(44u32.to_ne_bytes());
+        bytes.extend(0u32.to_ne_bytes());
+        let free = Free { pid: Pid(42), tid: Tid(44), address: TargetAddr(0x10), time: MonotonicNanos(88) };
+        assert_eq!(decode(&bytes), Ok(Event::Free(free)));
+    }
+
+    fn stack_bytes(depth: u16, end: u8, frames: &[u64]) -> Vec<u8> {
+        let mut bytes = vec![4, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        bytes.extend(7u64.to_ne_bytes());
+        bytes.extend(depth.to_ne_bytes());
+        bytes.extend([end, 0, 0, 0, 0, 0]);
+        frames.iter().for_each(|frame| bytes.extend(frame.to_ne_bytes()));
+        bytes
+    }
+
+    #[test]
+    fn stacks_decode() {
+        let stack = Stack { frames: Arc::from([TargetAddr(1), TargetAddr(2)]), end: StackEnd::BrokenChain };
+        assert_eq!(decode(&stack_bytes(2, 3, &[1, 2])), Ok(Event::Stack(Pid(42), StackId(7), stack)));
+    }
+
+    #[test]
+    fn what_is_unknown_or_cut_is_refused() {
+        assert_eq!(decode(&[]), Err(DecodeError::Short));
+        assert_eq!(decode(&[9]), Err(DecodeError::UnknownKind(9)));
+        assert_eq!(decode(&stack_bytes(0, 200, &[])), Err(DecodeError::UnknownEnd(200)));
+        assert_eq!(decode(&stack_bytes(3, 0, &[1, 2])), Err(DecodeError::Short));
+        assert_eq!(decode(&alloc_bytes(1)[..54]), Err(DecodeError::Short));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1200), kind in 0u8..6) {
+            let mut bytes = bytes;
+            if let Some(first) = bytes.first_mut() {
+                *first = kind;
+            }
+            let _ = decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What happened in a target. From here on a recording can stand in for the kernel.
+
+use crate::address::TargetAddr;
+use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::ledger::snapshot::Stack;
+use crate::units::MonotonicNanos;
+
+/// One event of one target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A sampled block was allocated.
+    Alloc(Allocation),
+    /// A sampled block is about to be freed.
+    Free(Free),
+    /// The free before was of a realloc that failed: the block lives on.
+    Restore(Allocation),
+    /// The frames of a stack. May come after events that name it.
+    Stack(Pid, StackId, Stack),
+}
+
+impl Event {
+    /// The target.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        match self {
+            Self::Alloc(allocation) | Self::Restore(allocation) => allocation.pid,
+            Self::Free(free) => free.pid,
+            Self::Stack(pid, ..) => *pid,
+        }
+    }
+}
+
+/// A sampled block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The target.
+    pub pid: Pid,
+    /// The thread that allocated.
+    pub tid: Tid,
+    /// Where the block is.
+    pub address: TargetAddr,
+    /// Bytes that were asked for.
+    pub size_bytes: u64,
+    /// When the call returned.
+    pub time: MonotonicNanos,
+    /// The stack that made it.
+    pub stack: StackId,
+    /// The interval it was sampled at, in bytes.
+    pub interval_bytes: u32,
+    /// The hook that saw it.
+    pub hook: HookId,
+    /// The heap of the hook.
+    pub heap: HeapId,
+}
+
+/// The end of a sampled block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Free {
+    /// The target.
+    pub pid: Pid,
+    /// The thread that frees.
+    pub tid: Tid,
+    /// Where the block is.
+    pub address: TargetAddr,
+    /// When the free was entered.
+    pub time: MonotonicNanos,
+}

@@ -1,0 +1,4 @@
+//! From the ring's bytes to events.
+
+pub mod decode;
+pub mod event;

@@ -1,0 +1,4 @@
+//! Probes: hooks placed at addresses and attached.
+
+pub mod attach;
+pub mod plan;

@@ -1,0 +1,6 @@
+//! What the operating system allows and tells. The only folder of the agent with `unsafe`.
+
+pub mod capability;
+pub mod clock;
+pub mod pidfd;
+pub mod readiness;

@@ -1,0 +1,91 @@
+//! A process that is watched for its end.
+
+#![expect(unsafe_code, reason = "rustix has no PIDFD_GET_INFO")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::process::{PidfdFlags, pidfd_open};
+
+use crate::ids::Pid;
+
+/// A handle on a process that outlives it and is never another one's, even when its number is used again. Readable
+/// (`poll`) once the process has ended. Needs Linux 5.3.
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// Takes hold of a running process.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH` when there is no such process.
+    pub fn open(pid: Pid) -> io::Result<Self> {
+        let raw = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw);
+        let pid = raw.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+        Ok(Self(pidfd_open(pid, PidfdFlags::NONBLOCK)?))
+    }
+
+    /// The wait status of the ended and reaped process, where the kernel keeps it (Linux 6.15).
+    #[must_use]
+    pub fn wait_status(&self) -> Option<i32> {
+        let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
+        // SAFETY: the request number states the size of `PidfdInfo`, which the kernel fills and nothing else.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
+        (result == 0 && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for PidFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// `struct pidfd_info`, first version
+/// (<https://github.com/torvalds/linux/blob/v6.15/include/uapi/linux/pidfd.h#L38-L84>).
+#[derive(Default)]
+#[repr(C)]
+struct PidfdInfo {
+    mask: u64,
+    cgroup_id: u64,
+    /// pid, tgid, ppid, then four pairs of user and group ids.
+    ids: [u32; 11],
+    exit_code: i32,
+}
+
+/// `PIDFD_INFO_EXIT`: the exit status, kept once the process is reaped.
+const PIDFD_INFO_EXIT: u64 = 1 << 3;
+
+/// `PIDFD_GET_INFO`: `_IOWR(0xFF, 11, struct pidfd_info)` with the first version's size.
+const PIDFD_GET_INFO: libc::c_ulong = (3 << 30) | ((size_of::<PidfdInfo>() as libc::c_ulong) << 16) | (0xff << 8) | 11;
+
+const _: () = assert!(size_of::<PidfdInfo>() == 64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn the_exit_status_is_told_after_the_process_is_gone() {
+        let mut child = Command::new("sh").args(["-c", "exit 7"]).spawn().expect("sh starts");
+        let pidfd = PidFd::open(Pid(child.id())).expect("the child is not reaped yet");
+        child.wait().expect("the child ends");
+        // Kernels before 6.15 do not keep it.
+        if let Some(status) = pidfd.wait_status() {
+            assert_eq!(status, 7 << 8);
+        }
+    }
+
+    #[test]
+    fn no_process_has_number_zero() {
+        assert_eq!(PidFd::open(Pid(0)).expect_err("0 is no process").raw_os_error(), Some(libc::ESRCH));
+    }
+}
