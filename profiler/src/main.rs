@@ -1,2 +1,7 @@
-//! The command line tool.
-fn main() {}
+//! The command line tool: parses, runs, exits. Everything else is the library's.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    heapbpf::cli::run()
+}

@@ -38,8 +38,15 @@ pub enum AttachError {
 /// An attached probe. Dropping it detaches; so does the end of this process, whatever ends it, because the kernel
 /// closes its descriptors.
 pub struct Attached {
-    /// Held for its `Drop`.
-    _links: Vec<Box<dyn Send>>,
+    /// Held for their `Drop`.
+    links: Vec<Box<dyn Send>>,
+}
+
+impl Attached {
+    /// Detaches now.
+    pub fn detach(&mut self) {
+        self.links.clear();
+    }
 }
 
 /// A way to attach probes.

@@ -32,7 +32,7 @@ impl Backend for Perf {
             links.push(attach(kernel.return_program()?, probe, pid)?);
         }
         links.push(attach(kernel.entry_program(probe.shape)?, probe, pid)?);
-        Ok(Attached { _links: links })
+        Ok(Attached { links })
     }
 }
 

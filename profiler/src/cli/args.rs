@@ -1,0 +1,105 @@
+//! What can be typed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use super::quantity;
+use crate::report::View;
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo heapbpf --pid 1234                            until Ctrl-C; writes heapbpf-<name>-1234.svg
+  sudo heapbpf --pid $(pidof redis-server) --duration 10s -o heap.svg
+  sudo heapbpf --pid 1234 --interval 512KiB -o heap.svg -o heap.json -o heap.folded
+  sudo heapbpf --pid 1234 --interval 1 --duration 5s every allocation, exact to the byte
+  sudo heapbpf --pid 1234 --view alloc-bytes         who allocates most, freed or not
+
+Formats are chosen by the file's extension: .svg (flame graph), .folded (text), .json.
+
+Exit codes:
+  0  done                                   3    done, but the profile is incomplete: it says how
+  1  failed                                 130  interrupted before anything was written
+  2  wrong usage
+
+Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE. Only allocations made while heapbpf runs are seen.";
+
+/// Tells which code of a running process holds its heap. Nothing is changed in the process: no restart, no preload.
+#[derive(Debug, Parser)]
+#[command(name = "heapbpf", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub(super) struct Cli {
+    #[command(subcommand)]
+    pub(super) command: Option<Command>,
+
+    #[command(flatten)]
+    pub(super) record: RecordArgs,
+
+    /// Say more about what heapbpf does itself; twice or three times for more.
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub(super) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Profile running processes (this is what happens without a subcommand).
+    #[command(after_help = EXAMPLES)]
+    Record(RecordArgs),
+    /// Print a completion script: `heapbpf completions bash > /etc/bash_completion.d/heapbpf`.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page: `heapbpf man | man -l -`.
+    Man,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(super) struct RecordArgs {
+    /// Process to profile. May be given several times.
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    pub(super) pid: Vec<u32>,
+
+    /// Mean bytes between samples. 1 sees every allocation and is exact; larger costs less and estimates. Units: KiB and
+    /// MiB are powers of 1024, k and M of 1000.
+    #[arg(short, long, value_name = "BYTES", default_value = "4KiB", value_parser = quantity::interval, allow_hyphen_values = true)]
+    pub(super) interval: u32,
+
+    /// Stop after this time (10s, 5m, 1h30m). Without it: until Ctrl-C or the end of all targets.
+    #[arg(short, long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
+    pub(super) duration: Option<Duration>,
+
+    /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format.
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) output: Vec<PathBuf>,
+
+    /// What flame graphs, folded text and the table show.
+    #[arg(long, default_value_t = View::LiveBytes, value_name = "VIEW", help = view_help())]
+    pub(super) view: View,
+
+    /// Rows of the table of callsites.
+    #[arg(long, value_name = "ROWS", default_value_t = 10)]
+    pub(super) top: usize,
+
+    /// Leave out frames of the language's runtime at both ends of stacks (`operator new`, `alloc::…`, `__libc_start_main`).
+    #[arg(long)]
+    pub(super) trim: bool,
+
+    /// Print nothing but errors.
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+
+    /// Room for events on their way from the kernel. A power of two; more of it survives longer bursts.
+    #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = quantity::ring_size)]
+    pub(super) ring_size: u32,
+
+    /// Sampled blocks that can be live at once. Memory is used only for those that are.
+    #[arg(long, value_name = "BLOCKS", default_value_t = profiler_common::limits::LIVE_BLOCKS_DEFAULT)]
+    pub(super) live_blocks: u32,
+}
+
+fn view_help() -> String {
+    "What to show: `live-bytes` and `live-count` (not freed when recording stops), `alloc-bytes` and `alloc-count` \
+     (everything allocated while recording)"
+        .to_owned()
+}

@@ -1,0 +1,79 @@
+//! The command line: what the user typed becomes a configuration, a session's result becomes files, text and an exit
+//! code. Nothing below this folder prints or knows of arguments.
+
+mod args;
+mod output;
+mod privilege;
+mod progress;
+mod quantity;
+mod record;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Cli, Command};
+
+/// Exit codes (a contract: see `heapbpf --help`).
+mod exit {
+    pub(super) const DONE: u8 = 0;
+    pub(super) const FAILED: u8 = 1;
+    pub(super) const USAGE: u8 = 2;
+    pub(super) const INCOMPLETE: u8 = 3;
+    pub(super) const INTERRUPTED: u8 = 130;
+}
+
+/// Runs the command line and returns the process's exit code.
+#[must_use]
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    start_log(cli.verbose);
+    let result = match cli.command {
+        None if cli.record.pid.is_empty() => {
+            // Nothing was asked for: show what can be.
+            let _ = Cli::command().print_help();
+            return ExitCode::from(exit::USAGE);
+        }
+        None => record::run(&cli.record),
+        Some(Command::Record(args)) => record::run(&args),
+        Some(Command::Completions { shell }) => {
+            clap_complete::generate(shell, &mut Cli::command(), "heapbpf", &mut std::io::stdout());
+            Ok(exit::DONE)
+        }
+        Some(Command::Man) => {
+            clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout()).map(|()| exit::DONE).map_err(Into::into)
+        }
+    };
+    ExitCode::from(result.unwrap_or_else(|error| {
+        // A reader that went away (`heapbpf … | head`) wants no more; that is no failure.
+        if is_broken_pipe(&error) {
+            return exit::DONE;
+        }
+        say(&format!("heapbpf: error: {error:#}"));
+        if error.is::<record::UsageError>() { exit::USAGE } else { exit::FAILED }
+    }))
+}
+
+/// Writes a line to standard error.
+#[expect(clippy::print_stderr, reason = "the one place that speaks to the user beside reports")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// Log lines are for those who look into heapbpf itself: `RUST_LOG`, or `-v` for a first look.
+fn start_log(verbose: u8) {
+    let default = match verbose {
+        0 => "warn",
+        1 => "heapbpf=info",
+        2 => "heapbpf=debug",
+        _ => "heapbpf=trace",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+}

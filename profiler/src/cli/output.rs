@@ -1,0 +1,145 @@
+//! Files to write. They are opened before anything is attached, so that a mistyped path costs nothing.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use tempfile::NamedTempFile;
+
+use crate::report::Format;
+
+/// A file that will hold a report. Until it is written, what was there before stays.
+#[derive(Debug)]
+pub(super) struct Output {
+    path: PathBuf,
+    format: Format,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Beside the path, moved there when complete: readers never see half a report, and a full disk leaves the old one.
+    Beside(NamedTempFile),
+    /// A device or pipe, which cannot be replaced.
+    Through(File),
+    Stdout,
+}
+
+impl Output {
+    /// Makes sure that `path` can be written.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        if path == Path::new("-") {
+            return Ok(Self { path: path.to_owned(), format: Format::Folded, place: Place::Stdout });
+        }
+        let format = Format::of_path(path)?;
+        let place = place(path).with_context(|| format!("cannot write `{}`", path.display()))?;
+        Ok(Self { path: path.to_owned(), format, place })
+    }
+
+    /// The format.
+    pub(super) fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Writes the report. Returns the path, unless it went to standard output.
+    pub(super) fn write(self, report: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<Option<PathBuf>> {
+        let context = || format!("cannot write `{}`", self.path.display());
+        match self.place {
+            Place::Stdout => {
+                report(&mut io::stdout().lock()).with_context(context)?;
+                return Ok(None);
+            }
+            Place::Through(file) => write_all(file, report).with_context(context)?,
+            Place::Beside(file) => {
+                write_all(file.as_file(), report).with_context(context)?;
+                file.persist(&self.path).map_err(|error| error.error).with_context(context)?;
+            }
+        }
+        Ok(Some(self.path))
+    }
+}
+
+fn write_all(file: impl Write, report: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    let mut writer = io::BufWriter::new(file);
+    report(&mut writer)?;
+    Ok(writer.flush()?)
+}
+
+fn place(path: &Path) -> Result<Place> {
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => bail!("it is a directory; name a file in it"),
+        Ok(metadata) if !metadata.is_file() => return Ok(Place::Through(File::options().write(true).open(path)?)),
+        // A file that must not be written shall not be replaced either.
+        Ok(_) => drop(File::options().append(true).open(path)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The umask takes away from these; the library's own choice would hide the report from the user behind sudo.
+    let file = tempfile::Builder::new()
+        .prefix(".heapbpf-")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
+    Ok(Place::Beside(file))
+}
+
+fn explain(error: &io::Error, folder: &Path) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => format!("the directory `{0}` does not exist; `mkdir -p {0}`", folder.display()),
+        io::ErrorKind::PermissionDenied => format!("no permission to write in `{}`", folder.display()),
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(path: &Path) -> String {
+        let output = Output::open(path).expect("writable");
+        output.write(|out| Ok(out.write_all(b"report")?)).expect("written");
+        fs::read_to_string(path).expect("there")
+    }
+
+    #[test]
+    fn a_report_replaces_the_old_one_only_when_it_is_complete() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("heap.svg");
+        assert_eq!(written(&path), "report");
+        let output = Output::open(&path).expect("writable");
+        output.write(|out| { out.write_all(b"half")?; bail!("no more") }).expect_err("it failed half-way");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "report");
+        let left = fs::read_dir(folder.path()).expect("readable").count();
+        assert_eq!(left, 1, "a temporary file stays behind");
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_found_at_once() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        for (path, reason) in [("missing/heap.svg", "does not exist"), ("folder.svg", "is a directory"), ("heap.txt", "txt")] {
+            let path = folder.path().join(path);
+            let _ = fs::create_dir(folder.path().join("folder.svg"));
+            let error = format!("{:#}", Output::open(&path).expect_err("not writable"));
+            assert!(error.contains(reason), "`{error}` does not say `{reason}`");
+        }
+    }
+
+    #[test]
+    fn others_may_read_the_report() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("heap.folded");
+        written(&path);
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o044, 0o044, "mode {mode:o}");
+    }
+
+    #[test]
+    fn devices_are_written_through() {
+        let output = Output { path: "/dev/null".into(), format: Format::Folded, place: place(Path::new("/dev/null")).expect("there") };
+        assert!(matches!(output.place, Place::Through(_)));
+        output.write(|out| Ok(out.write_all(b"report")?)).expect("written");
+    }
+}

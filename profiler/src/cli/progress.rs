@@ -1,0 +1,70 @@
+//! What is shown on a terminal while recording.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::session::Progress;
+
+/// One line on standard error that is written over and over; nothing where that is no terminal.
+pub(super) struct ProgressLine(Option<ProgressBar>);
+
+impl ProgressLine {
+    pub(super) fn new(quiet: bool) -> Self {
+        if quiet || !std::io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        bar.set_style(ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        Self(Some(bar))
+    }
+
+    pub(super) fn show(&self, progress: &Progress) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(line(progress));
+            bar.tick();
+        }
+    }
+
+    pub(super) fn clear(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn line(progress: &Progress) -> String {
+    let elapsed = Duration::from_secs(progress.elapsed.as_secs());
+    let time = match progress.duration {
+        Some(duration) => format!("{elapsed:?} of {duration:?}"),
+        None => format!("{elapsed:?} (Ctrl-C to stop)"),
+    };
+    let live = ByteSize(progress.live_bytes.rounded());
+    let losses = match progress.lost {
+        0 => "no losses".to_owned(),
+        lost => format!("{lost} LOST"),
+    };
+    format!("{time} · {:.0} events/s · {live} live · {losses}", progress.events_per_second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::EstimatedBytes;
+
+    #[test]
+    fn the_line_says_what_matters() {
+        let progress = Progress {
+            elapsed: Duration::from_millis(3700),
+            duration: Some(Duration::from_secs(10)),
+            events_per_second: 1234.5,
+            live_bytes: EstimatedBytes::exact(3 << 20),
+            lost: 2,
+        };
+        assert_eq!(line(&progress), "3s of 10s · 1234 events/s · 3.0 MiB live · 2 LOST");
+        let endless = Progress { duration: None, lost: 0, ..progress };
+        assert_eq!(line(&endless), "3s (Ctrl-C to stop) · 1234 events/s · 3.0 MiB live · no losses");
+    }
+}

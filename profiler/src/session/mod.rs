@@ -1,0 +1,262 @@
+//! One recording, from attaching to the named profile. Only wires the stages together: what each does is its own file's.
+
+mod target;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use profiler_common::sampling::SamplingRate;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tracing::debug;
+
+use crate::bpf::counters::Counters;
+use crate::bpf::load::{Kernel, KernelConfig};
+use crate::bpf::ring::Ring;
+use crate::health;
+use crate::ids::{HeapId, Pid};
+use crate::ingest::decode::decode;
+use crate::object::module::ModuleStore;
+use crate::probe::attach::perf::Perf;
+use crate::probe::plan::Plan;
+use crate::report::profile::{Profile, TargetProfile};
+use crate::sys::clock;
+use crate::units::EstimatedBytes;
+use target::Target;
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// The processes.
+    pub pids: Vec<Pid>,
+    /// Mean bytes between samples.
+    pub interval_bytes: u32,
+    /// When to stop by itself, beside the end of all targets.
+    pub duration: Option<Duration>,
+    /// Leave runtime plumbing out of stacks.
+    pub trim: bool,
+    /// Bytes of the ring buffer.
+    pub ring_bytes: u32,
+    /// Room in the live set.
+    pub live_blocks_max: u32,
+}
+
+/// Where a recording is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Since it began.
+    pub elapsed: Duration,
+    /// When it will stop.
+    pub duration: Option<Duration>,
+    /// Over the last period.
+    pub events_per_second: f64,
+    /// Of all targets.
+    pub live_bytes: EstimatedBytes,
+    /// Events lost, all reasons.
+    pub lost: u64,
+}
+
+/// A running recording.
+pub struct Session {
+    config: SessionConfig,
+    kernel: Kernel,
+    ring: Ring,
+    modules: ModuleStore,
+    plan: Plan,
+    targets: BTreeMap<Pid, Target>,
+    started: clock::Instant,
+    records_unreadable: u64,
+}
+
+/// How often the ring is read when it does not fill: the longest that an event waits.
+const DRAIN_PERIOD: Duration = Duration::from_millis(20);
+
+/// How often progress is told.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+
+/// Records taken before other things get a turn.
+const DRAIN_BATCH: usize = 65_536;
+
+impl Session {
+    /// Finds the targets and their allocators, loads the programs and attaches. When this returns, every allocation from
+    /// now on is drawn for.
+    ///
+    /// # Errors
+    ///
+    /// When a target cannot be profiled at all; a hook that alone cannot be attached is told in the profile instead.
+    pub fn start(config: SessionConfig) -> Result<Self> {
+        let mut modules = ModuleStore::new();
+        let mut plan = Plan::default();
+        let mut targets = BTreeMap::new();
+        for &pid in &config.pids {
+            targets.insert(pid, Target::find(pid, &mut modules, &mut plan)?);
+        }
+        let mut kernel = Kernel::load(KernelConfig {
+            ring_bytes: config.ring_bytes,
+            live_blocks_max: config.live_blocks_max,
+            stack_seed: health::random_seed(),
+        })?;
+        let ring = kernel.take_ring()?;
+        let rate = SamplingRate::new(u64::from(config.interval_bytes));
+        for (heap, _) in (0u8..).zip(plan.heaps()) {
+            kernel.set_rate(HeapId(heap), rate)?;
+        }
+        let started = clock::now();
+        for target in targets.values_mut() {
+            target.attach(&mut kernel, &modules, &plan, &Perf)?;
+        }
+        Ok(Self { config, kernel, ring, modules, plan, targets, started, records_unreadable: 0 })
+    }
+
+    /// Processes and attached hooks, in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let names: Vec<_> =
+            self.targets.values().map(|target| format!("{} ({})", target.process.comm, target.process.pid)).collect();
+        let hooks: usize = self.targets.values().map(|target| target.attached_count()).sum();
+        format!("{}: {hooks} hooks on heap {}", names.join(", "), self.plan.heaps().join(", "))
+    }
+
+    /// Records until `stop` resolves, the duration is over or all targets have ended. `tell` is called now and then.
+    ///
+    /// # Errors
+    ///
+    /// When the ring cannot be waited for.
+    pub async fn run(&mut self, stop: impl Future<Output = ()>, mut tell: impl FnMut(&Progress)) -> Result<()> {
+        tokio::pin!(stop);
+        let began = Instant::now();
+        let deadline = self.config.duration.map(|duration| began + duration);
+        let mut drain = interval_at(began + DRAIN_PERIOD, DRAIN_PERIOD);
+        drain.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut progress = interval_at(began, PROGRESS_PERIOD);
+        progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut events_before = 0;
+        while self.targets.values().any(|target| target.exit.is_none()) {
+            tokio::select! {
+                () = &mut stop => break,
+                () = sleep_until(deadline) => break,
+                pid = any_end(&self.targets) => self.end_target(pid).await,
+                result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; self.drain(); }
+                _ = drain.tick() => self.drain(),
+                _ = progress.tick() => {
+                    let counters = Counters::read(&self.kernel)?;
+                    let events = counters.get(profiler_common::counter::Counter::Events);
+                    tell(&self.progress(began, &counters, events - events_before));
+                    events_before = events;
+                }
+            }
+        }
+        self.detach();
+        Ok(())
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a rate for display")]
+    fn progress(&self, began: Instant, counters: &Counters, events: u64) -> Progress {
+        Progress {
+            elapsed: began.elapsed(),
+            duration: self.config.duration,
+            events_per_second: events as f64 / PROGRESS_PERIOD.as_secs_f64(),
+            live_bytes: self.targets.values().map(|target| target.ledger.totals().live_bytes()).sum(),
+            lost: counters.losses().map(|(_, count)| count).sum(),
+        }
+    }
+
+    /// Takes what is in the ring to the ledgers. Returns whether that was all.
+    fn drain(&mut self) -> bool {
+        let (targets, unreadable) = (&mut self.targets, &mut self.records_unreadable);
+        let count = self.ring.drain(DRAIN_BATCH, |record| match decode(record) {
+            Ok(event) => {
+                // Events of other processes: a vfork child shares its parent's memory and so its probes.
+                if let Some(target) = targets.get_mut(&event.pid()) {
+                    target.enter(event);
+                }
+            }
+            Err(error) => {
+                *unreadable += 1;
+                debug!("{error}");
+            }
+        });
+        for target in self.targets.values_mut() {
+            target.refresh_space(&mut self.modules);
+        }
+        count < DRAIN_BATCH
+    }
+
+    /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.
+    async fn end_target(&mut self, pid: Pid) {
+        self.drain();
+        if let Some(target) = self.targets.get_mut(&pid) {
+            target.exit = Some(target.process.exit().await);
+            target.detach();
+        }
+    }
+
+    /// Removes all probes and takes the last events.
+    fn detach(&mut self) {
+        for target in self.targets.values_mut() {
+            target.detach();
+        }
+        while !self.drain() {}
+    }
+
+    /// Names everything.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel's counters cannot be read.
+    pub fn finish(self) -> Result<Profile> {
+        let ended = clock::now();
+        let snapshots: Vec<_> = self.targets.values().map(|target| target.ledger.snapshot()).collect();
+        let spaces: Vec<_> = self.targets.values().map(|target| &target.space).collect();
+        let named = crate::symbolize::name(&snapshots, &spaces, &self.modules, self.config.trim);
+        let counters = Counters::read(&self.kernel)?;
+        let frees_unknown = self.targets.values().map(|target| target.ledger.frees_unknown()).sum();
+        let mut targets = Vec::new();
+        for ((target, snapshot), callsites) in self.targets.values().zip(&snapshots).zip(named.callsites) {
+            targets.push(TargetProfile {
+                pid: target.process.pid,
+                command: target.process.command.clone(),
+                comm: target.process.comm.clone(),
+                exited: target.exit.is_some(),
+                exit_code: target.exit.and_then(|exit| exit.code),
+                totals: snapshot.totals,
+                heaps: target.heaps(&self.plan, &snapshot.heaps),
+                callsites,
+            });
+        }
+        Ok(Profile {
+            interval_bytes: u64::from(self.config.interval_bytes),
+            started_unix_ns: self.started.unix_ns,
+            ended_unix_ns: ended.unix_ns,
+            started_monotonic_ns: self.started.monotonic.0,
+            targets,
+            frames: named.frames,
+            health: health::collect(&counters, self.records_unreadable, frees_unknown),
+        })
+    }
+}
+
+/// The first target to end, of those that run.
+async fn any_end(targets: &BTreeMap<Pid, Target>) -> Pid {
+    let mut ends: Vec<_> = targets
+        .values()
+        .filter(|target| target.exit.is_none())
+        .map(|target| Box::pin(async { target.process.ended().await; target.process.pid }))
+        .collect();
+    std::future::poll_fn(|context| {
+        let ready = ends.iter_mut().find_map(|end| match end.as_mut().poll(context) {
+            std::task::Poll::Ready(pid) => Some(pid),
+            std::task::Poll::Pending => None,
+        });
+        ready.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
+    })
+    .await
+}
+
+/// Resolves at the deadline; never without one.
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,177 @@
+//! All that a session keeps of one target.
+
+use anyhow::{Context, Result, bail};
+use tracing::{debug, warn};
+
+use crate::allocator::detect;
+use crate::allocator::resolve::{Candidate, resolve};
+use crate::bpf::load::Kernel;
+use crate::ids::{HeapId, HookId, Pid};
+use crate::ingest::event::Event;
+use crate::ledger::Ledger;
+use crate::ledger::totals::Totals;
+use crate::object::module::{Module, ModuleStore};
+use crate::object::symbols::{Search, defined_functions};
+use crate::probe::attach::{Attached, Backend, Probe};
+use crate::probe::plan::Plan;
+use crate::proc::process;
+use crate::report::profile::{HeapProfile, HookStatus};
+use crate::target::address_space::AddressSpace;
+use crate::target::process::{Exit, Process};
+
+/// One target: the process, its code, its books, its probes.
+pub(super) struct Target {
+    pub(super) process: Process,
+    pub(super) space: AddressSpace,
+    pub(super) ledger: Ledger,
+    pub(super) exit: Option<Exit>,
+    hooks: Vec<HookState>,
+    backend: &'static str,
+    /// A stack had code that no known mapping covers: look at the mappings again.
+    space_stale: bool,
+}
+
+struct HookState {
+    id: HookId,
+    state: Result<Attached, String>,
+}
+
+impl Target {
+    /// Finds a process, its modules and the functions that its calls to the allocator reach.
+    pub(super) fn find(pid: Pid, modules: &mut ModuleStore, plan: &mut Plan) -> Result<Self> {
+        let process = Process::open(pid)?;
+        let mut space = AddressSpace::new(pid);
+        space.refresh(modules)?;
+        let candidates = candidates(&process, &space, modules);
+        let found = resolve(&candidates).with_context(|| format!("cannot profile process `{pid}`"))?;
+        let mut hooks = Vec::new();
+        for hook in &found {
+            hooks.push(HookState { id: plan.add(hook)?, state: Err("not attached".to_owned()) });
+        }
+        let ledger = Ledger::new(pid);
+        Ok(Self { process, space, ledger, exit: None, hooks, backend: "", space_stale: false })
+    }
+
+    /// Attaches the hooks, those that free first: a block that is tracked can then not be freed unseen.
+    pub(super) fn attach(
+        &mut self,
+        kernel: &mut Kernel,
+        modules: &ModuleStore,
+        plan: &Plan,
+        backend: &dyn Backend,
+    ) -> Result<()> {
+        self.backend = backend.name();
+        for hook in &mut self.hooks {
+            let planned = plan.hook(hook.id);
+            let module = modules.get(planned.hook.module);
+            let file = module.file().with_context(|| format!("module `{}` has no file", module.path()))?;
+            let (shape, offset) = (planned.hook.spec.shape, planned.hook.offset);
+            let probe = Probe { file, offset, shape, cookie: planned.cookie };
+            hook.state = backend.attach(kernel, probe, self.process.pid).map_err(|error| error.to_string());
+            if let Err(error) = &hook.state {
+                warn!("cannot watch `{}`: {error}", planned.hook.spec.function);
+            }
+        }
+        if self.attached_count() == 0 {
+            let error = self.hooks.iter().find_map(|hook| hook.state.as_ref().err());
+            bail!(
+                "no probe could be attached to process `{}`: {}",
+                self.process.pid,
+                error.map_or("it has no hooks", String::as_str)
+            );
+        }
+        Ok(())
+    }
+
+    /// Removes the probes in the reverse order of attaching: allocations stop being drawn before frees stop being seen.
+    pub(super) fn detach(&mut self) {
+        // The profile shall still say which were attached, so only the links go.
+        for hook in self.hooks.iter_mut().rev() {
+            if let Ok(attached) = &mut hook.state {
+                attached.detach();
+            }
+        }
+    }
+
+    pub(super) fn attached_count(&self) -> usize {
+        self.hooks.iter().filter(|hook| hook.state.is_ok()).count()
+    }
+
+    /// Takes an event of this target to the books.
+    pub(super) fn enter(&mut self, event: Event) {
+        if let Event::Stack(_, _, stack) = &event {
+            self.space_stale |= stack.frames.iter().any(|&frame| !self.space.covers(frame.inside_call()));
+        }
+        self.ledger.enter(event);
+    }
+
+    /// Looks at the mappings again if a stack asked for it: the modules that it names must be opened while they are
+    /// there.
+    pub(super) fn refresh_space(&mut self, modules: &mut ModuleStore) {
+        if std::mem::take(&mut self.space_stale)
+            && let Err(error) = self.space.refresh(modules)
+        {
+            debug!("process {}: {error}", self.process.pid);
+        }
+    }
+
+    /// The heaps of this target with their hooks and totals.
+    pub(super) fn heaps(&self, plan: &Plan, totals: &[(HeapId, Totals)]) -> Vec<(HeapId, HeapProfile)> {
+        let mut heaps: Vec<(HeapId, HeapProfile)> = Vec::new();
+        for hook in &self.hooks {
+            let planned = plan.hook(hook.id);
+            let at = heaps.iter().position(|(id, _)| *id == planned.heap).unwrap_or_else(|| {
+                let totals = totals.iter().find(|(id, _)| *id == planned.heap).map(|(_, totals)| *totals);
+                let name = planned.hook.heap.clone();
+                heaps.push((planned.heap, HeapProfile { name, hooks: Vec::new(), totals: totals.unwrap_or_default() }));
+                heaps.len() - 1
+            });
+            heaps[at].1.hooks.push(HookStatus {
+                function: planned.hook.spec.function.to_owned(),
+                module: planned.hook.path.clone(),
+                backend: self.backend.to_owned(),
+                offset: planned.hook.offset.0,
+                error: hook.state.as_ref().err().cloned(),
+            });
+        }
+        heaps
+    }
+}
+
+/// The process's modules with those functions of theirs that tell allocators.
+fn candidates(process: &Process, space: &AddressSpace, modules: &ModuleStore) -> Vec<Candidate> {
+    let executable = process::executable(process.pid).ok();
+    let names = detect::symbols();
+    space
+        .modules()
+        .into_iter()
+        .filter_map(|id| {
+            let module = modules.get(id);
+            let is_executable = executable.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());
+            candidate(id, module, is_executable, &names)
+        })
+        .collect()
+}
+
+fn candidate(id: crate::ids::ModuleId, module: &Module, is_executable: bool, names: &[&str]) -> Option<Candidate> {
+    let elf = module.elf().ok()?;
+    let functions = match defined_functions(module, names, Search::Exported) {
+        Ok(functions) => functions,
+        Err(error) => {
+            debug!("module {}: {error}", module.path());
+            Vec::new()
+        }
+    };
+    Some(Candidate {
+        module: id,
+        path: module.path().to_string(),
+        is_executable,
+        is_static: elf.is_static,
+        is_go: elf.is_go,
+        functions: functions
+            .into_iter()
+            .filter(|function| function.global && !function.indirect)
+            .map(|function| (function.name, function.offset))
+            .collect(),
+    })
+}

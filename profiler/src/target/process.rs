@@ -1,0 +1,155 @@
+//! One process being profiled: who it is, and whether it still runs.
+
+use std::io;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::ids::Pid;
+use crate::proc::{ProcError, process};
+use crate::sys::pidfd::PidFd;
+use crate::sys::readiness::Readiness;
+
+/// A process that was found running.
+#[derive(Debug)]
+pub struct Process {
+    /// Its number.
+    pub pid: Pid,
+    /// `argv[0]`; the kernel's name where there is none.
+    pub command: String,
+    /// The kernel's name (`/proc/PID/comm`).
+    pub comm: String,
+    pidfd: PidFd,
+    ended: Readiness,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Its exit status, 128 plus the signal's number when a signal killed it; `None` where the kernel does not tell.
+    pub code: Option<i32>,
+}
+
+/// Why a process cannot be a target.
+#[derive(Debug, Error)]
+pub enum TargetError {
+    /// There is none.
+    #[error("no process `{0}`; list processes with `pgrep -a NAME`")]
+    NotFound(Pid),
+    /// It is this one.
+    #[error("process `{0}` is heapbpf itself, whose own bookkeeping would be counted as it profiles; give another process")]
+    Myself(Pid),
+    /// It has no memory of its own.
+    #[error("process `{0}` is a kernel thread and has no heap of its own")]
+    KernelThread(Pid),
+    /// `/proc` does not tell.
+    #[error(transparent)]
+    Proc(#[from] ProcError),
+    /// It cannot be watched.
+    #[error("cannot watch process `{0}`: {1}")]
+    Watch(Pid, io::Error),
+}
+
+/// How long to wait for the exit status to be told once a process has ended: it has to be reaped first.
+const EXIT_STATUS_WAIT: Duration = Duration::from_millis(100);
+
+impl Process {
+    /// Takes hold of a running process.
+    ///
+    /// # Errors
+    ///
+    /// See [`TargetError`].
+    pub fn open(pid: Pid) -> Result<Self, TargetError> {
+        if pid.0 == std::process::id() {
+            return Err(TargetError::Myself(pid));
+        }
+        let pidfd = PidFd::open(pid).map_err(|error| match error.raw_os_error() {
+            // EINVAL: the number is a thread's; ENOENT since Linux 6.15.
+            Some(libc::ESRCH | libc::EINVAL | libc::ENOENT) => TargetError::NotFound(pid),
+            _ => TargetError::Watch(pid, error),
+        })?;
+        let ended = Readiness::of(&pidfd).map_err(|error| TargetError::Watch(pid, error))?;
+        let comm = process::comm(pid)?;
+        let arguments = process::arguments(pid)?;
+        if arguments.is_empty() && process::executable(pid).is_err() {
+            return Err(TargetError::KernelThread(pid));
+        }
+        let command = arguments.into_iter().next().unwrap_or_else(|| comm.clone());
+        Ok(Self { pid, command, comm, pidfd, ended })
+    }
+
+    /// Waits for the process's end.
+    pub async fn ended(&self) {
+        if self.ended.readable().await.is_err() {
+            // The runtime is going down, and this task with it.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// How the process ended. To be asked after [`ended`](Self::ended).
+    pub async fn exit(&self) -> Exit {
+        let deadline = tokio::time::Instant::now() + EXIT_STATUS_WAIT;
+        loop {
+            // A zombie's status is in its `/proc` entry, a reaped process's in the pidfd.
+            let status = self.pidfd.wait_status().or_else(|| process::zombie_status(self.pid));
+            if status.is_some() || tokio::time::Instant::now() >= deadline {
+                return Exit { code: status.map(exit_code) };
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// The shell's number for a wait status: the exit code, or 128 plus the signal.
+fn exit_code(status: i32) -> i32 {
+    match status & 0x7f {
+        0 => (status >> 8) & 0xff,
+        signal => 128 + signal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_statuses_become_shell_codes() {
+        for (status, code) in [(0, 0), (7 << 8, 7), (9, 137), (11 | 0x80, 139)] {
+            assert_eq!(exit_code(status), code, "{status:#x}");
+        }
+    }
+
+    #[tokio::test]
+    async fn heapbpf_does_not_profile_itself() {
+        let error = Process::open(Pid(std::process::id())).expect_err("refused");
+        assert!(matches!(error, TargetError::Myself(_)), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_process_that_does_not_exist_is_named() {
+        let error = Process::open(Pid(i32::MAX.unsigned_abs())).expect_err("no such process");
+        assert_eq!(error.to_string(), "no process `2147483647`; list processes with `pgrep -a NAME`");
+    }
+
+    #[tokio::test]
+    async fn an_exit_code_is_told_before_and_after_reaping() {
+        for reap in [false, true] {
+            let mut command = std::process::Command::new("sh");
+            let mut child = child_with_pipe(command.args(["-c", "read x; exit 7"]));
+            let process = Process::open(Pid(child.id())).expect("it waits for its input");
+            drop(child.stdin.take());
+            process.ended().await;
+            if reap {
+                child.wait().expect("it ended");
+            }
+            let exit = process.exit().await;
+            // Before 6.15 the status of a reaped process is not kept.
+            assert!(exit.code == Some(7) || (reap && exit.code.is_none()), "{exit:?}, reaped: {reap}");
+            let _ = child.wait();
+        }
+    }
+
+    fn child_with_pipe(command: &mut std::process::Command) -> std::process::Child {
+        command.stdin(std::process::Stdio::piped()).spawn().expect("sh starts")
+    }
+}
