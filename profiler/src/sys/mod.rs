@@ -2,5 +2,6 @@
 
 pub mod capability;
 pub mod clock;
+pub mod map_batch;
 pub mod pidfd;
 pub mod readiness;
