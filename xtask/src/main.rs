@@ -1,2 +1,54 @@
-//! x
-fn main() {}
+//! `cargo xtask`: what building, testing and showing heapbpf takes besides cargo itself. This file only dispatches;
+//! each verb is a module of its own.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for developers talks to them")]
+
+mod apt;
+mod build_ebpf;
+mod command;
+mod demo;
+mod packages;
+mod privilege;
+mod repository;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Builds, tests and shows heapbpf.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// What each does is said where it is done.
+#[derive(Subcommand)]
+enum Verb {
+    BuildEbpf(build_ebpf::Arguments),
+    Demo(demo::Arguments),
+    Test(test::Arguments),
+    Tidy(tidy::Arguments),
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = build_ebpf::stand_in_for_rustc() {
+        return code;
+    }
+    let outcome = match Arguments::parse().verb {
+        Verb::BuildEbpf(arguments) => build_ebpf::run(&arguments),
+        Verb::Demo(arguments) => demo::run(&arguments),
+        Verb::Test(arguments) => test::run(&arguments),
+        Verb::Tidy(arguments) => tidy::run(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Stripping, on an object small enough to be written here.
+
+use object::read::elf::{ElfFile64, FileHeader as _};
+use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _};
+
+use super::*;
+
+/// An object for BPF with code, a map section, BTF, and DWARF whose relocations refer to section symbols.
+fn linked(debug_text: &[u8]) -> Vec<u8> {
+    use object::write::{Object, Relocation, Symbol, SymbolSection};
+    use object::{Architecture, BinaryFormat, RelocationFlags, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
+
+    let mut object = Object::new(BinaryFormat::Elf, Architecture::Bpf, object::Endianness::Little);
+    let code = object.add_section(Vec::new(), b"uprobe".to_vec(), SectionKind::Text);
+    object.append_section_data(code, &[0x95, 0, 0, 0, 0, 0, 0, 0], 8);
+    object.add_symbol(Symbol {
+        name: b"alloc".to_vec(),
+        value: 0,
+        size: 8,
+        kind: SymbolKind::Text,
+        scope: SymbolScope::Dynamic,
+        weak: false,
+        section: SymbolSection::Section(code),
+        flags: SymbolFlags::None,
+    });
+    let btf = object.add_section(Vec::new(), b".BTF".to_vec(), SectionKind::Other);
+    object.append_section_data(btf, b"types", 1);
+    let text = object.add_section(Vec::new(), b".debug_str".to_vec(), SectionKind::Debug);
+    object.append_section_data(text, debug_text, 1);
+    let text_symbol = object.section_symbol(text);
+    let info = object.add_section(Vec::new(), b".debug_info".to_vec(), SectionKind::Debug);
+    object.append_section_data(info, &[0; 16], 1);
+    let flags = RelocationFlags::Elf { r_type: object::elf::R_BPF_64_64 };
+    object.add_relocation(info, Relocation { offset: 0, symbol: text_symbol, addend: 0, flags }).expect("is in range");
+    object.write().expect("is complete")
+}
+
+#[test]
+fn dwarf_goes_and_the_rest_stays() {
+    let stripped = publish(&linked(b"some/file.rs\0"), &[]).expect("nothing private");
+    let file = ElfFile64::<Endianness>::parse(&*stripped).expect("is an object");
+    let names: Vec<_> = file.sections().filter_map(|section| section.name().ok().map(String::from)).collect();
+    assert!(names.iter().any(|name| name == "uprobe") && names.iter().any(|name| name == ".BTF"), "{names:?}");
+    assert!(!names.iter().any(|name| name.contains("debug")), "{names:?}");
+    let machine = file.elf_header().e_machine(Endianness::Little);
+    assert_eq!(machine, object::elf::EM_BPF);
+    let code = file.section_by_name("uprobe").expect("seen above");
+    assert_eq!(code.data().expect("has bytes"), [0x95, 0, 0, 0, 0, 0, 0, 0]);
+    let program = file.symbol_by_name("alloc").expect("the loader finds programs by name");
+    assert_eq!((program.section_index(), program.size()), (Some(code.index()), 8));
+}
+
+#[test]
+fn private_paths_count_only_where_they_stay() {
+    let private = ["/somebodys/folder".to_owned()];
+    assert!(publish(&linked(b"/somebodys/folder/main.rs\0"), &private).is_ok(), "was in the DWARF");
+    let error = publish(&linked(b""), &["uprobe".to_owned()]).expect_err("is the name of a section");
+    assert!(error.to_string().contains("`uprobe`"), "{error}");
+}

@@ -1,0 +1,236 @@
+//! Finds what can compile for BPF: a Rust compiler with the source of `core`, and bpf-linker. Every candidate is
+//! asked, none is assumed; what is wrong with each is kept for the error. Installs nothing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::compile;
+use crate::command;
+
+/// The target to compile for.
+pub(super) const TARGET: &str = "bpfel-unknown-none";
+/// The bpf-linker to use: another one gives another object.
+pub(super) const LINKER_VERSION: &str = "0.13.0";
+/// Older compilers do not know everything that the kernel side uses.
+const RUSTC_MINOR_MIN: u32 = 95;
+
+/// All it takes.
+pub(super) struct Toolchain {
+    pub(super) rust: Rust,
+    pub(super) linker: Linker,
+}
+
+/// A Rust compiler with the source of `core`.
+#[derive(Debug)]
+pub(super) struct Rust {
+    pub(super) cargo: PathBuf,
+    pub(super) rustc: PathBuf,
+    /// Where its sysroot has the source: the folder that holds `library`.
+    pub(super) source: PathBuf,
+    /// The first line of `rustc -vV`.
+    pub(super) version: String,
+    /// Version of the LLVM in it.
+    pub(super) llvm: String,
+}
+
+/// A bpf-linker.
+#[derive(Debug)]
+pub(super) struct Linker {
+    pub(super) program: PathBuf,
+    /// As `bpf-linker --version` says.
+    pub(super) version: String,
+    /// Version of the LLVM in it, or loaded by it.
+    pub(super) llvm: String,
+}
+
+impl Toolchain {
+    /// Finds both, or says everything that is missing and how to get it.
+    pub(super) fn find() -> Result<Self> {
+        match (Rust::find(), Linker::find()) {
+            (Ok(rust), Ok(linker)) => Self { rust, linker }.agreeing(),
+            (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
+            (Err(rust), Err(linker)) => bail!("{rust:#}\n{linker:#}"),
+        }
+    }
+
+    /// LLVM reads the bitcode of older versions, but not that of newer ones.
+    fn agreeing(self) -> Result<Self> {
+        let major = |version: &str| version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        if major(&self.rust.llvm) > major(&self.linker.llvm) {
+            bail!(
+                "`{}` has LLVM {}, which is newer than the {} of `{}`: install a bpf-linker with LLVM {0}",
+                self.rust.rustc.display(),
+                self.rust.llvm,
+                self.linker.llvm,
+                self.linker.program.display()
+            );
+        }
+        Ok(self)
+    }
+}
+
+impl Rust {
+    /// The distribution's compiler, or else rustup's nightly.
+    pub(super) fn find() -> Result<Self> {
+        let distribution = Self::distribution();
+        let error = match distribution {
+            Ok(rust) => return Ok(rust),
+            Err(error) => error,
+        };
+        Self::nightly().map_err(|nightly| {
+            anyhow::anyhow!(
+                "no Rust compiler that can build for BPF:\n  the distribution's: {error:#}\n  rustup's nightly: \
+                 {nightly:#}\nget one:\n  Debian:    apt-get install rustc-web cargo-web rust-web-src\n  elsewhere: \
+                 rustup toolchain install nightly --component rust-src\nor let `cargo xtask build-ebpf --install` do it"
+            )
+        })
+    }
+
+    fn distribution() -> Result<Self> {
+        Self::probe("/usr/bin/cargo".into(), "/usr/bin/rustc".into())
+    }
+
+    fn nightly() -> Result<Self> {
+        let rustup = command::find("rustup").context("no `rustup` in PATH")?;
+        let which = |tool: &str| -> Result<PathBuf> {
+            // Otherwise rustup would download a toolchain to answer.
+            let mut command = Command::new(&rustup);
+            command.args(["which", "--toolchain", "nightly", tool]).env("RUSTUP_AUTO_INSTALL", "0");
+            Ok(command::output(&mut command)?.trim().into())
+        };
+        Self::probe(which("cargo")?, which("rustc")?)
+    }
+
+    /// Asks a compiler for everything that is needed of it.
+    fn probe(cargo: PathBuf, rustc: PathBuf) -> Result<Self> {
+        for program in [&cargo, &rustc] {
+            if !command::is_executable(program) {
+                bail!("no `{}`", program.display());
+            }
+        }
+        let ask = |arguments: &[&str]| {
+            command::output(compile::without_parent_cargo(&mut Command::new(&rustc)).args(arguments))
+        };
+        let (version, llvm) = parse_rustc(&ask(&["-vV"])?)?;
+        if parse_minor(&version).is_none_or(|minor| minor < RUSTC_MINOR_MIN) {
+            bail!("`{}` is `{version}`, and it takes 1.{RUSTC_MINOR_MIN} or later", rustc.display());
+        }
+        if !ask(&["--print=target-list"])?.lines().any(|target| target == TARGET) {
+            bail!("`{}` does not know the target `{TARGET}`", rustc.display());
+        }
+        let source = Path::new(ask(&["--print=sysroot"])?.trim()).join("lib/rustlib/src/rust");
+        if !source.join("library/Cargo.lock").exists() {
+            bail!("`{}` has no source of `core` in `{}`", rustc.display(), source.display());
+        }
+        Ok(Self { cargo, rustc, source, version, llvm })
+    }
+}
+
+impl Linker {
+    /// Looks in `PATH` and where cargo installs.
+    pub(super) fn find() -> Result<Self> {
+        let installed = compile::cargo_home()?.join("bin/bpf-linker");
+        let program = command::find("bpf-linker").or_else(|| installed.exists().then_some(installed));
+        let program = program.with_context(|| format!("no `bpf-linker` in PATH; {}", Self::remedy()))?;
+        let version = parse_linker(&command::output(Command::new(&program).arg("--version"))?)?;
+        if version != LINKER_VERSION {
+            bail!("`{}` is {version}, and it takes {LINKER_VERSION}; {}", program.display(), Self::remedy());
+        }
+        let llvm = llvm_of(&program)?;
+        Ok(Self { program, version, llvm })
+    }
+
+    fn remedy() -> String {
+        format!(
+            "get it:\n  Debian:    apt-get install llvm-22-dev && LLVM_PREFIX=/usr/lib/llvm-22 cargo install bpf-linker \
+             --version {LINKER_VERSION} --no-default-features --features llvm-22\n  elsewhere: cargo binstall \
+             bpf-linker@{LINKER_VERSION}\nor let `cargo xtask build-ebpf --install` do it"
+        )
+    }
+}
+
+/// The LLVM of a program: linked into it, or else in a library that the loader gives it.
+fn llvm_of(program: &Path) -> Result<String> {
+    let libraries = command::output(Command::new("ldd").arg(program)).unwrap_or_default();
+    let library = libraries.lines().filter(|line| line.contains("libLLVM")).find_map(|line| {
+        let path = line.split("=> ").nth(1)?.split(" (").next()?;
+        Some(PathBuf::from(path))
+    });
+    let file = library.as_deref().unwrap_or(program);
+    let content = fs::read(file).with_context(|| format!("could not read `{}`", file.display()))?;
+    parse_llvm(&content).with_context(|| format!("`{}` does not say which LLVM it is", file.display()))
+}
+
+/// First line and LLVM version of `rustc -vV`.
+fn parse_rustc(text: &str) -> Result<(String, String)> {
+    let version =
+        text.lines().next().filter(|line| line.starts_with("rustc ")).context("`rustc -vV` names no version")?;
+    let llvm =
+        text.lines().find_map(|line| line.strip_prefix("LLVM version: ")).context("`rustc -vV` names no LLVM")?;
+    Ok((version.to_owned(), llvm.trim().to_owned()))
+}
+
+/// The minor version in `rustc 1.MINOR.PATCH…`.
+fn parse_minor(version: &str) -> Option<u32> {
+    version.strip_prefix("rustc 1.")?.split('.').next()?.parse().ok()
+}
+
+/// The version in `bpf-linker VERSION`.
+fn parse_linker(text: &str) -> Result<String> {
+    let version = text.trim().strip_prefix("bpf-linker ").with_context(|| format!("not a bpf-linker: `{text}`"))?;
+    Ok(version.trim().to_owned())
+}
+
+/// The version in the text `LLVM version X.Y.Z`, which every LLVM carries for its `--version`.
+fn parse_llvm(content: &[u8]) -> Option<String> {
+    const MARK: &[u8] = b"LLVM version ";
+    let mut rest = content;
+    while let Some(at) = rest.windows(MARK.len()).position(|window| window == MARK) {
+        rest = &rest[at + MARK.len()..];
+        let end = rest.iter().position(|byte| !byte.is_ascii_digit() && *byte != b'.').unwrap_or(rest.len());
+        let version = String::from_utf8_lossy(&rest[..end]).into_owned();
+        if version.split('.').filter(|part| !part.is_empty()).count() == 3 {
+            return Some(version);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_rustc() {
+        let text = "rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)\nbinary: rustc\nhost: \
+                    x86_64-unknown-linux-gnu\nrelease: 1.96.0\nLLVM version: 22.1.8\n";
+        let (version, llvm) = parse_rustc(text).expect("as rustc prints it");
+        assert_eq!(version, "rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)");
+        assert_eq!(llvm, "22.1.8");
+        assert!(parse_rustc("cargo 1.96.0\nLLVM version: 22.1.8\n").is_err());
+        assert!(parse_rustc("rustc 1.96.0\nhost: x\n").is_err());
+    }
+
+    #[test]
+    fn minor_versions() {
+        assert_eq!(parse_minor("rustc 1.63.0"), Some(63));
+        assert_eq!(parse_minor("rustc 1.97.0-nightly (e50aa6fba 2026-05-19)"), Some(97));
+        assert_eq!(parse_minor("rustc 2.0.0"), None);
+    }
+
+    #[test]
+    fn versions_of_the_linker() {
+        assert_eq!(parse_linker("bpf-linker 0.13.0\n").expect("as it prints it"), "0.13.0");
+        assert!(parse_linker("LLD 14.0.6\n").is_err());
+    }
+
+    #[test]
+    fn version_of_llvm_in_a_binary() {
+        assert_eq!(parse_llvm(b"\0LLVM version %s\0\0LLVM version 22.1.8\0more").as_deref(), Some("22.1.8"));
+        assert_eq!(parse_llvm(b"LLVM version 22"), None);
+        assert_eq!(parse_llvm(b""), None);
+    }
+}

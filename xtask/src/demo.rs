@@ -1,0 +1,158 @@
+//! `cargo xtask demo`: a first look at heapbpf in a few seconds. Builds it and a small leaking program, profiles the one
+//! with the other, and leaves the flame graph in the target directory.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::command;
+use crate::privilege::Privilege;
+use crate::repository::{self, Repository};
+
+/// How long the target is profiled.
+const DURATION: &str = "5s";
+/// heapbpf's exit code for a profile that lacks something and says what.
+const INCOMPLETE: i32 = 3;
+
+/// Profiles a small leaking program and says where its flame graph is.
+///
+/// Builds heapbpf in release mode and the target tests/targets/leaky.rs, starts the target, attaches heapbpf to it for
+/// five seconds, prints the callsites that hold most memory and writes leaky.svg and leaky.json to target/demo. Watching
+/// another process takes root: sudo is used where it can be.
+#[derive(clap::Args)]
+#[command(after_help = "The widest tower of the flame graph is `cache_insert`, which keeps a KiB of every request. \
+                  `parse_request` allocates most often and keeps nothing. HEAPBPF_BIN=PATH uses that binary instead of \
+                  building one.")]
+pub(crate) struct Arguments {}
+
+/// Runs the verb.
+pub(crate) fn run(_: &Arguments) -> Result<()> {
+    let privilege = Privilege::find();
+    if privilege == Privilege::Missing {
+        bail!("watching another process takes root, and sudo is not to be had here: run `cargo xtask demo` as root");
+    }
+    let repository = Repository::find()?;
+    let folder = repository.target.join("demo");
+    fs::create_dir_all(&folder).with_context(|| format!("could not make the folder `{}`", folder.display()))?;
+    let heapbpf = heapbpf(&repository)?;
+    let target = Target::start(&build_target(&repository, &folder)?)?;
+    profile(&heapbpf, privilege, &target, &folder)
+}
+
+/// The binary that the variable names, or else one built now.
+fn heapbpf(repository: &Repository) -> Result<PathBuf> {
+    if let Some(given) = std::env::var_os("HEAPBPF_BIN") {
+        return Ok(given.into());
+    }
+    let mut cargo = Command::new(repository::cargo());
+    command::run(cargo.current_dir(&repository.root).args(["build", "--release", "--package", "heapbpf"]))?;
+    Ok(repository.target.join("release/heapbpf"))
+}
+
+/// Compiles the target with names, lines and frame pointers.
+fn build_target(repository: &Repository, folder: &Path) -> Result<PathBuf> {
+    let program = folder.join("leaky");
+    let mut rustc = Command::new("rustc");
+    rustc.args(["--edition=2024", "-O", "-g", "-Cforce-frame-pointers=yes", "-o"]).arg(&program);
+    command::run(rustc.arg(repository.root.join("tests/targets/leaky.rs")))?;
+    Ok(program)
+}
+
+/// Attaches heapbpf and says where the results are.
+fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path) -> Result<()> {
+    let (svg, json) = (folder.join("leaky.svg"), folder.join("leaky.json"));
+    for old in [&svg, &json] {
+        if old.exists() {
+            fs::remove_file(old).with_context(|| format!("could not remove `{}` of an earlier run", old.display()))?;
+        }
+    }
+    let mut command = privilege.command(heapbpf).context("neither root nor sudo")?;
+    if privilege == Privilege::Sudo {
+        eprintln!("heapbpf watches another process, which takes root: through sudo");
+    }
+    command.args(["--pid", &target.pid().to_string(), "--duration", DURATION, "-o"]).arg(&svg).arg("-o").arg(&json);
+    eprintln!("+ {}", command::line(&command));
+    let status = command.status().with_context(|| format!("could not start `{}`", heapbpf.display()))?;
+    match status.code() {
+        Some(0) => {}
+        Some(INCOMPLETE) => eprintln!("the profile is incomplete; heapbpf says above what it lacks"),
+        _ => bail!("heapbpf failed: {status}"),
+    }
+    for written in [&svg, &json] {
+        if !written.exists() {
+            bail!("heapbpf ended well without writing `{}`", written.display());
+        }
+    }
+    println!("flame graph: {} (open it in a browser)\nreport:      {}", svg.display(), json.display());
+    Ok(())
+}
+
+/// The running target; killed when this goes.
+struct Target(Child);
+
+impl Target {
+    /// Starts it and waits until it works.
+    fn start(program: &Path) -> Result<Self> {
+        let child = Command::new(program)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("could not start `{}`", program.display()))?;
+        let mut target = Self(child);
+        let output = target.0.stdout.take().context("its output was asked for above")?;
+        let mut line = String::new();
+        BufReader::new(output).read_line(&mut line)?;
+        if line.trim() != "ready" {
+            bail!("`{}` said `{}` instead of `ready`", program.display(), line.trim());
+        }
+        Ok(target)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // It may have ended by itself; then neither call has anything to do.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_target_does_not_outlive_its_guard() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("target");
+        fs::write(&program, "#!/bin/sh\necho ready\nexec sleep 60\n").expect("its folder was just made");
+        make_executable(&program);
+        let target = Target::start(&program).expect("it says `ready`");
+        let process = PathBuf::from(format!("/proc/{}", target.pid()));
+        assert!(process.exists());
+        drop(target);
+        assert!(!process.exists());
+    }
+
+    #[test]
+    fn a_target_that_does_not_work_is_an_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("target");
+        fs::write(&program, "#!/bin/sh\necho broken\n").expect("its folder was just made");
+        make_executable(&program);
+        let error = Target::start(&program).err().expect("it does not say `ready`");
+        assert!(error.to_string().contains("`broken`"), "{error}");
+    }
+
+    fn make_executable(path: &Path) {
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    }
+}

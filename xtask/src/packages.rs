@@ -1,0 +1,103 @@
+//! Debian packages that building the BPF object and the tests need, as data, with how to see that each is there.
+//! Installs nothing: see `apt`.
+
+use std::path::Path;
+
+use crate::command;
+
+/// One package.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Package {
+    /// Its name in Debian 12.
+    pub(crate) name: &'static str,
+    /// What shows that it, or something as good from elsewhere, is there.
+    pub(crate) proof: Proof,
+    /// What it is for.
+    pub(crate) purpose: &'static str,
+}
+
+/// What shows that a package's content is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// A program in `PATH`.
+    Program(&'static str),
+    /// A file.
+    File(&'static str),
+}
+
+impl Proof {
+    /// Looks on this machine.
+    pub(crate) fn present(self) -> bool {
+        match self {
+            Self::Program(name) => command::find(name).is_some(),
+            Self::File(path) => Path::new(path).exists(),
+        }
+    }
+
+    /// What to name to somebody who has no apt.
+    pub(crate) const fn subject(self) -> &'static str {
+        match self {
+            Self::Program(subject) | Self::File(subject) => subject,
+        }
+    }
+}
+
+const fn package(name: &'static str, proof: Proof, purpose: &'static str) -> Package {
+    Package { name, proof, purpose }
+}
+
+/// A compiler for the BPF target.
+pub(crate) const RUST: &[Package] = &[
+    package("rustc-web", Proof::File("/usr/bin/rustc"), "compiles the kernel side"),
+    package("cargo-web", Proof::File("/usr/bin/cargo"), "builds the kernel side"),
+    package(
+        "rust-web-src",
+        Proof::File("/usr/lib/rustlib/src/rust/library/Cargo.lock"),
+        "the source of `core`, which no distribution has compiled for BPF",
+    ),
+];
+
+/// What bpf-linker is built against.
+pub(crate) const LLVM: &[Package] =
+    &[package("llvm-22-dev", Proof::File("/usr/lib/llvm-22/include/llvm-c/Core.h"), "LLVM, for bpf-linker")];
+
+/// Compilers for test targets, and real programs to profile.
+pub(crate) const TESTS: &[Package] = &[
+    package("gcc", Proof::Program("gcc"), "compiles targets in C"),
+    package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the targets in C"),
+    package("g++", Proof::Program("g++"), "compiles targets in C++"),
+    package("redis-server", Proof::Program("redis-server"), "a real target, with jemalloc"),
+    package("redis-tools", Proof::Program("redis-benchmark"), "puts load on redis"),
+    package("chromium", Proof::Program("chromium"), "opens the flame graphs"),
+];
+
+/// Those of `packages` that are not `present`, in order.
+pub(crate) fn missing<'a>(packages: &[&'a [Package]], present: impl Fn(Proof) -> bool) -> Vec<&'a Package> {
+    packages.iter().copied().flatten().filter(|package| !present(package.proof)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(present: &[&str], expected: &[&str]) {
+        let missing = missing(&[RUST, LLVM], |proof| present.contains(&proof.subject()));
+        assert_eq!(missing.iter().map(|package| package.name).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn only_what_is_missing_is_planned_in_order() {
+        check(&[], &["rustc-web", "cargo-web", "rust-web-src", "llvm-22-dev"]);
+        check(&["/usr/bin/rustc", "/usr/bin/cargo"], &["rust-web-src", "llvm-22-dev"]);
+        let all: Vec<_> = RUST.iter().chain(LLVM).map(|package| package.proof.subject()).collect();
+        check(&all, &[]);
+    }
+
+    #[test]
+    fn proofs_look_at_the_machine() {
+        assert!(Proof::Program("sh").present());
+        assert!(!Proof::Program("no-such-program-anywhere").present());
+        assert!(Proof::File("/proc/self/status").present());
+        assert!(!Proof::File("/proc/self/no-such-file").present());
+    }
+}

@@ -1,0 +1,100 @@
+//! `cargo xtask test`: every test of the workspace, with what it takes: the built binary, programs to profile, root.
+//! Does not decide what is a test, and skips none.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::privilege::Privilege;
+use crate::repository::{self, Repository};
+use crate::{apt, command, packages};
+
+/// How cargo starts a test as root.
+const RUNNER: (&str, &str) = ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
+
+/// Runs every test of the workspace, on the real kernel.
+///
+/// Builds heapbpf first, because integration tests run the binary that HEAPBPF_BIN names. They attach to other
+/// processes, which takes root: another user's tests are started through sudo, what is built stays that user's. Programs
+/// that the tests profile are installed where they are missing (Debian: with apt-get).
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask test                          everything
+  cargo xtask test -p heapbpf ledger        tests of one package with `ledger` in their names
+  cargo xtask test -- --nocapture           with the output of tests that pass
+  HEAPBPF_BPF_OBJECT=target/rebuilt.bpf.o cargo xtask test      with another BPF object")]
+pub(crate) struct Arguments {
+    /// Passed on to `cargo test`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+    arguments: Vec<String>,
+}
+
+/// Runs the verb.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let privilege = Privilege::find();
+    if privilege == Privilege::Missing {
+        bail!("the tests attach to processes, which takes root, and sudo is not to be had here: run it as root");
+    }
+    apt::install(&packages::missing(&[packages::TESTS], packages::Proof::present))?;
+    let repository = Repository::find()?;
+    let cargo = || {
+        let mut cargo = Command::new(repository::cargo());
+        cargo.current_dir(&repository.root);
+        cargo
+    };
+    command::run(cargo().args(["build", "--package", "heapbpf"]))?;
+    let mut test = cargo();
+    test.args(words(&arguments.arguments)).env("HEAPBPF_BIN", repository.target.join("debug/heapbpf"));
+    absolute_object(&mut test)?;
+    if privilege == Privilege::Sudo {
+        eprintln!("the tests attach to processes, which takes root: cargo starts them through `{}`", RUNNER.1);
+        test.env(RUNNER.0, RUNNER.1);
+    }
+    command::run(&mut test)
+}
+
+/// What cargo is told: the whole workspace, unless the arguments name packages.
+fn words(arguments: &[String]) -> Vec<&str> {
+    let of_cargo = arguments.iter().take_while(|argument| *argument != "--");
+    let names_packages = of_cargo
+        .into_iter()
+        .any(|argument| argument == "--package" || argument.starts_with("--package=") || argument.starts_with("-p"));
+    let mut words = vec!["test", "--no-fail-fast"];
+    if !names_packages {
+        words.push("--workspace");
+    }
+    words.extend(arguments.iter().map(String::as_str));
+    words
+}
+
+/// Tests run in their package's folder, so a relative path to another BPF object would lead nowhere there.
+fn absolute_object(test: &mut Command) -> Result<()> {
+    const VARIABLE: &str = "HEAPBPF_BPF_OBJECT";
+    let Some(given) = std::env::var_os(VARIABLE) else { return Ok(()) };
+    match std::fs::canonicalize(&given) {
+        Ok(path) => {
+            test.env(VARIABLE, path);
+            Ok(())
+        }
+        Err(error) => bail!("{VARIABLE} names `{}`, which cannot be read: {error}", given.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(arguments: &str, expected: &str) {
+        let arguments: Vec<_> = arguments.split_whitespace().map(String::from).collect();
+        assert_eq!(words(&arguments).join(" "), expected);
+    }
+
+    #[test]
+    fn the_workspace_unless_packages_are_named() {
+        check("", "test --no-fail-fast --workspace");
+        check("ledger -- --nocapture", "test --no-fail-fast --workspace ledger -- --nocapture");
+        check("-p heapbpf ledger", "test --no-fail-fast -p heapbpf ledger");
+        check("--package=heapbpf", "test --no-fail-fast --package=heapbpf");
+        check("-- -p", "test --no-fail-fast --workspace -- -p");
+    }
+}

@@ -1,0 +1,87 @@
+//! What may be imported, and every way to write an import.
+
+use super::super::found;
+use super::*;
+
+fn check_found(path: &str, text: &str, expected: &[&str]) {
+    let messages: Vec<_> = found(check, path, text)
+        .iter()
+        .map(|finding| finding.split(':').next().unwrap_or_default().to_owned() + " " + used(finding))
+        .collect();
+    assert_eq!(messages, expected, "{path}: {text}");
+}
+
+/// The path that a finding names.
+fn used(finding: &str) -> &str {
+    finding.split("may not use `").nth(1).and_then(|rest| rest.split('`').next()).unwrap_or(finding)
+}
+
+#[test]
+fn allowed_imports() {
+    check_found("profiler/src/ledger/live.rs", "use crate::ids::Pid;\nuse crate::ingest::Event;\n", &[]);
+    check_found("profiler/src/ledger/live.rs", "use super::totals::Totals;\nuse crate::ledger::totals;\n", &[]);
+    check_found("profiler/src/symbolize/mod.rs", "use crate::report::profile::{Frame, Profile};\n", &[]);
+    check_found("profiler/src/session.rs", "use crate::{bpf, ledger::live::*, tui::app};\n", &[]);
+    check_found("profiler/src/main.rs", "fn main() { heapbpf::cli::run() }\n", &[]);
+    check_found("xtask/src/main.rs", "use crate::anything;\n", &[]);
+}
+
+#[test]
+fn forbidden_imports() {
+    check_found("profiler/src/ledger/live.rs", "use std::fs;\nuse crate::bpf::load;\n", &["2 bpf::load"]);
+    check_found("profiler/src/ledger/mod.rs", "fn f() -> crate::bpf::Map { todo() }\n", &["1 bpf::Map"]);
+    check_found(
+        "profiler/src/report/json.rs",
+        "use crate::{ids::Pid, bpf::{load, maps}};\n",
+        &["1 bpf::load", "1 bpf::maps"],
+    );
+    check_found("profiler/src/report/json.rs", "m! { x(crate::bpf::f()) }\n", &["1 bpf::f"]);
+    check_found("profiler/src/symbolize/mod.rs", "use crate::report::json::Json;\n", &["1 report::json::Json"]);
+    check_found("profiler/src/symbolize/mod.rs", "use crate::report;\n", &["1 report"]);
+    check_found("profiler/src/session.rs", "use crate::cli::Args;\n", &["1 cli::Args"]);
+    check_found("profiler/src/bpf/mod.rs", "use crate::probe::*;\n", &["1 probe"]);
+}
+
+#[test]
+fn ways_up() {
+    check_found("profiler/src/ledger/live.rs", "use super::super::bpf::load;\n", &["1 bpf::load"]);
+    check_found("profiler/src/ledger/mod.rs", "use super::bpf::load;\n", &["1 bpf::load"]);
+    check_found("profiler/src/ledger/mod.rs", "mod a { use super::super::bpf; use super::b; }\n", &["1 bpf"]);
+}
+
+#[test]
+fn paths_of_others_are_theirs() {
+    check_found("profiler/src/ledger/mod.rs", "use other::bpf::crate_name;\nuse object::read;\n", &[]);
+    check_found("profiler/src/ledger/mod.rs", "fn f(x: Option<crate::bpf::Map>) {}\n", &["1 bpf::Map"]);
+    check_found("profiler/src/ledger/mod.rs", "fn f(x: std::vec::Vec<crate::bpf::Map>) {}\n", &["1 bpf::Map"]);
+}
+
+#[test]
+fn tests_import_anything() {
+    check_found("profiler/src/ledger/tests.rs", "use crate::bpf;\n", &[]);
+    check_found(
+        "profiler/src/ledger/mod.rs",
+        "#[cfg(test)]\nmod tests { use crate::bpf; }\nuse crate::bpf;\n",
+        &["3 bpf"],
+    );
+}
+
+#[test]
+fn modules_without_a_line() {
+    let findings = found(check, "profiler/src/novelty/mod.rs", "");
+    assert_eq!(findings, ["1: `novelty` has no line in xtask/src/tidy/layers.rs"]);
+    check_found("profiler/src/ledger/mod.rs", "use crate::novelty::Thing;\n", &["1 novelty::Thing"]);
+    check_found("profiler/src/ledger/mod.rs", "use crate::Thing;\n", &[]);
+}
+
+#[test]
+fn the_table_is_ordered_and_complete() {
+    for (row, (module, uses)) in LAYERS.iter().enumerate() {
+        for used in uses.iter().filter(|used| **used != ALL_ABOVE) {
+            let name = used.split("::").next().unwrap_or_default();
+            let used_row = LAYERS.iter().position(|(module, _)| *module == name);
+            // A path into a module is the one way to use something of a later line.
+            assert!(used_row.is_some_and(|used_row| used_row < row || used.contains("::")), "{module} uses {used}");
+        }
+    }
+}

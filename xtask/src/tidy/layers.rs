@@ -1,0 +1,38 @@
+//! Who may import whom in profiler/src, as data. A module stands below those that it may use; what its line does not name is
+//! forbidden to it, itself and [`BASE`] excepted.
+
+/// Small value types, free to all.
+pub(super) const BASE: [&str; 3] = ["units", "ids", "address"];
+
+/// In a line: every module of the lines above.
+pub(super) const ALL_ABOVE: &str = "*";
+
+/// Module, and what it may use: modules, or paths into one where the rest of it is forbidden.
+pub(super) const LAYERS: &[(&str, &[&str])] = &[
+    ("units", &[]),
+    ("ids", &[]),
+    ("address", &[]),
+    ("sys", &[]),
+    ("proc", &["sys"]),
+    ("object", &["sys"]),
+    ("target", &["proc", "object", "sys"]),
+    ("allocator", &["object", "target"]),
+    ("unwind", &["object", "proc"]),
+    ("bpf", &["sys", "unwind"]),
+    ("probe", &["allocator", "object", "target", "sys", "bpf"]),
+    ("ingest", &[]),
+    ("recording", &["ingest"]),
+    ("ledger", &["ingest"]),
+    ("leak", &["ledger", "object", "proc", "sys", "target"]),
+    ("symbolize", &["ledger", "object", "proc", "target", "report::profile"]),
+    ("report", &["ledger"]),
+    ("health", &["object", "proc", "report::profile"]),
+    ("guardrail", &["object", "proc", "health"]),
+    ("trigger", &["object", "proc"]),
+    ("tui", &["report", "health"]),
+    ("export", &["report", "health"]),
+    ("session", &[ALL_ABOVE]),
+    ("cli", &[ALL_ABOVE]),
+    ("lib", &[ALL_ABOVE]),
+    ("main", &[ALL_ABOVE]),
+];

@@ -1,0 +1,184 @@
+//! The files that tidy looks at, and one of them with what the rules need of it. Judges nothing.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use syn::spanned::Spanned as _;
+
+use crate::command;
+
+/// One text file.
+pub(super) struct Source<'a> {
+    /// From the repository's root.
+    pub(super) path: &'a str,
+    pub(super) text: &'a str,
+    /// For Rust.
+    pub(super) rust: Option<Rust>,
+}
+
+/// A Rust file as a tree and as tokens, which also reach into macros.
+pub(super) struct Rust {
+    pub(super) syntax: syn::File,
+    pub(super) tokens: TokenStream,
+}
+
+impl<'a> Source<'a> {
+    /// Parses it if it is Rust.
+    pub(super) fn parse(path: &'a str, text: &'a str) -> syn::Result<Self> {
+        let rust = if path.ends_with(".rs") {
+            Some(Rust { syntax: syn::parse_file(text)?, tokens: text.parse::<TokenStream>()? })
+        } else {
+            None
+        };
+        Ok(Self { path, text, rust })
+    }
+
+    /// A file with nothing but tests.
+    pub(super) fn is_test(&self) -> bool {
+        self.path.ends_with("/tests.rs") || self.path.split('/').rev().skip(1).any(|folder| folder == "tests")
+    }
+}
+
+/// Whether an attribute says `cfg(test)`.
+pub(super) fn is_cfg_test(attribute: &syn::Attribute) -> bool {
+    attribute.path().is_ident("cfg")
+        && attribute.meta.require_list().is_ok_and(|list| list.tokens.to_string() == "test")
+}
+
+/// First and last line of each item of the file that exists in tests only.
+pub(super) fn test_lines(file: &syn::File) -> Vec<(usize, usize)> {
+    let items = file.items.iter().filter(|item| attributes(item).iter().any(is_cfg_test));
+    items.map(|item| (item.span().start().line, item.span().end().line)).collect()
+}
+
+fn attributes(item: &syn::Item) -> &[syn::Attribute] {
+    match item {
+        syn::Item::Const(item) => &item.attrs,
+        syn::Item::Enum(item) => &item.attrs,
+        syn::Item::Fn(item) => &item.attrs,
+        syn::Item::Impl(item) => &item.attrs,
+        syn::Item::Mod(item) => &item.attrs,
+        syn::Item::Static(item) => &item.attrs,
+        syn::Item::Struct(item) => &item.attrs,
+        syn::Item::Trait(item) => &item.attrs,
+        syn::Item::Type(item) => &item.attrs,
+        syn::Item::Use(item) => &item.attrs,
+        _ => &[],
+    }
+}
+
+/// The trees without those that belong to an item with `#[cfg(test)]` at this level.
+pub(super) fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
+    let mut kept = Vec::new();
+    let mut trees = tokens.into_iter().peekable();
+    while let Some(tree) = trees.next() {
+        let is_hash = matches!(&tree, TokenTree::Punct(punct) if punct.as_char() == '#');
+        let cfg_test = |group: &TokenTree| {
+            matches!(group, TokenTree::Group(group)
+            if group.delimiter() == Delimiter::Bracket && squeezed(&group.stream()) == "cfg(test)")
+        };
+        if is_hash && trees.peek().is_some_and(cfg_test) {
+            // An item ends with its braces or with a semicolon.
+            trees.by_ref().find(|tree| match tree {
+                TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
+                TokenTree::Punct(punct) => punct.as_char() == ';',
+                _ => false,
+            });
+        } else {
+            kept.push(tree);
+        }
+    }
+    kept
+}
+
+fn squeezed(tokens: &TokenStream) -> String {
+    tokens.to_string().split_whitespace().collect()
+}
+
+/// Every file that git tracks or would track; without git, every file outside of folders that are built.
+pub(super) fn list(root: &Path) -> Result<Vec<String>> {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
+    let mut paths = match command::output(&mut git) {
+        Ok(listed) => listed.split('\0').filter(|path| !path.is_empty()).map(String::from).collect(),
+        // A tree from an archive, or of another owner.
+        Err(_) => {
+            let mut paths = Vec::new();
+            walk(root, "", &mut paths)?;
+            paths
+        }
+    };
+    paths.sort();
+    paths.dedup();
+    Ok(paths)
+}
+
+fn walk(root: &Path, folder: &str, paths: &mut Vec<String>) -> Result<()> {
+    let full = root.join(folder);
+    for entry in fs::read_dir(&full).with_context(|| format!("could not list `{}`", full.display()))? {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let path = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
+        let kind = entry.file_type()?;
+        if kind.is_dir() && name != "target" && name != ".git" {
+            walk(root, &path, paths)?;
+        } else if kind.is_file() && name != ".git" {
+            paths.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// The text of a file; nothing for what is not text, or was deleted and is still tracked.
+pub(super) fn read(root: &Path, path: &str) -> Result<Option<String>> {
+    match fs::read(root.join(path)) {
+        Ok(content) if content.contains(&0) => Ok(None),
+        Ok(content) => Ok(String::from_utf8(content).ok()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::IsADirectory => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("could not read `{path}`")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_are_known_by_their_place() {
+        let check = |path, expected| {
+            assert_eq!(Source::parse(path, "").expect("empty files parse").is_test(), expected, "{path}");
+        };
+        check("profiler/src/ledger/tests.rs", true);
+        check("tests/src/lib.rs", true);
+        check("tests/tests/attach.rs", true);
+        check("profiler/src/ledger/live.rs", false);
+        check("xtask/src/test.rs", false);
+    }
+
+    #[test]
+    fn items_of_tests_are_cut_from_tokens() {
+        let text = "use a; #[cfg(test)] use b; #[cfg(test)] #[expect(x)] mod tests { use c; } #[cfg(linux)] use d;";
+        let kept: TokenStream = without_tests(text.parse().expect("tokens")).into_iter().collect();
+        assert_eq!(squeezed(&kept), "usea;#[cfg(linux)]used;");
+    }
+
+    #[test]
+    fn a_folder_without_git_is_walked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for path in ["a.rs", "src/b.rs", "target/debug/c.rs", "src/target/d.rs"] {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().expect("is in the folder")).expect("a folder");
+            fs::write(path, "x").expect("a file");
+        }
+        let mut paths = Vec::new();
+        walk(folder.path(), "", &mut paths).expect("all is readable");
+        paths.sort();
+        assert_eq!(paths, ["a.rs", "src/b.rs"]);
+        assert_eq!(read(folder.path(), "a.rs").expect("is there").as_deref(), Some("x"));
+        assert_eq!(read(folder.path(), "gone.rs").expect("not an error"), None);
+    }
+}
