@@ -7,10 +7,9 @@ use profiler_common::record::{AllocRecord, FreeRecord, RecordKind, StackHeader};
 use profiler_common::stack::StackEnd;
 use thiserror::Error;
 
-use super::event::{Allocation, Event, Free};
+use super::event::{Allocation, Event, Free, Stack};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::ledger::snapshot::Stack;
 use crate::units::MonotonicNanos;
 
 /// Why a record is not an event. Each is a defect of heapbpf: the records come from its own programs.

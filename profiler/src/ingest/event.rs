@@ -1,8 +1,11 @@
 //! What happened in a target. From here on a recording can stand in for the kernel.
 
+use std::sync::Arc;
+
+use profiler_common::stack::StackEnd;
+
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::ledger::snapshot::Stack;
 use crate::units::MonotonicNanos;
 
 /// One event of one target.
@@ -64,4 +67,13 @@ pub struct Free {
     pub address: TargetAddr,
     /// When the free was entered.
     pub time: MonotonicNanos,
+}
+
+/// A stack's frames.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stack {
+    /// Return addresses, the direct caller of the hooked function first.
+    pub frames: Arc<[TargetAddr]>,
+    /// Why it ends where it does.
+    pub end: StackEnd,
 }

@@ -1,12 +1,8 @@
 //! The ledger's state at an instant. Addresses only: names come later.
 
-use std::sync::Arc;
-
-use profiler_common::stack::StackEnd;
-
 use super::totals::Totals;
-use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid};
+pub use crate::ingest::event::Stack;
 
 /// One target at an instant. Immutable.
 #[derive(Clone, Debug)]
@@ -30,13 +26,4 @@ pub struct CallsiteSnapshot {
     pub heap: HeapId,
     /// What it did.
     pub totals: Totals,
-}
-
-/// A stack's frames.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stack {
-    /// Return addresses, the direct caller of the hooked function first.
-    pub frames: Arc<[TargetAddr]>,
-    /// Why it ends where it does.
-    pub end: StackEnd,
 }
