@@ -7,6 +7,7 @@ use profiler_common::stack::StackEnd;
 
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
+use crate::units::MonotonicNanos;
 
 /// One session's result.
 #[derive(Clone, Debug)]
@@ -146,6 +147,16 @@ impl Profile {
                 .flat_map(|target| &target.heaps)
                 .flat_map(|heap| &heap.hooks)
                 .any(|hook| hook.error.is_some())
+    }
+
+    /// A time of the ledger in nanoseconds since the Unix epoch.
+    #[must_use]
+    pub fn unix_ns(&self, time: MonotonicNanos) -> u64 {
+        // A block can be older than the session's first look at the clocks.
+        match time.0.checked_sub(self.started_monotonic_ns) {
+            Some(after) => self.started_unix_ns.saturating_add(after),
+            None => self.started_unix_ns.saturating_sub(self.started_monotonic_ns - time.0),
+        }
     }
 
     /// The frame with this id.

@@ -1,0 +1,110 @@
+//! A profile in words: what was watched, how, what is missing, and why there may be nothing to see.
+//!
+//! Shared by the reports that people read.
+
+use super::profile::{HeapProfile, HookStatus, Profile, TargetProfile};
+use super::{View, text};
+
+/// A process: `redis-server (pid 123)`.
+pub(super) fn target(target: &TargetProfile) -> String {
+    let comm = text::printable(&target.comm);
+    format!("{} (pid {})", if comm.is_empty() { "[no name]" } else { &comm }, target.pid)
+}
+
+/// What was watched: the process, or how many.
+pub(super) fn subject(profile: &Profile) -> String {
+    match profile.targets.as_slice() {
+        [] => "no process".to_owned(),
+        [only] => target(only),
+        several => format!("{} processes", text::count(several.len() as u64)),
+    }
+}
+
+/// How much was looked at: `every allocation`, `sampled every 4 KiB`.
+pub(super) fn interval(profile: &Profile) -> String {
+    match profile.interval_bytes {
+        0 | 1 => "every allocation".to_owned(),
+        bytes => format!("sampled every {}", text::round_size(bytes)),
+    }
+}
+
+/// `≈ ` where numbers are estimates.
+pub(super) fn about(profile: &Profile) -> &'static str {
+    if profile.interval_bytes > 1 { "≈ " } else { "" }
+}
+
+/// How long was watched, in nanoseconds.
+pub(super) fn duration_ns(profile: &Profile) -> u64 {
+    profile.ended_unix_ns.saturating_sub(profile.started_unix_ns)
+}
+
+/// What was lost, in a few words: `no losses`, `12 events lost, 1 hook not attached`.
+pub(super) fn losses(profile: &Profile) -> String {
+    let lost = profile.health.lost_total();
+    let unattached = hooks(profile).filter(|(_, hook)| hook.error.is_some()).count() as u64;
+    let lost = (lost > 0).then(|| format!("{} lost", text::counted(lost, "event")));
+    let unattached = (unattached > 0).then(|| format!("{} not attached", text::counted(unattached, "hook")));
+    let words: Vec<String> = lost.into_iter().chain(unattached).collect();
+    if words.is_empty() { "no losses".to_owned() } else { words.join(", ") }
+}
+
+/// All hooks with their heaps.
+pub(super) fn hooks(profile: &Profile) -> impl Iterator<Item = (&HeapProfile, &HookStatus)> {
+    profile
+        .targets
+        .iter()
+        .flat_map(|target| &target.heaps)
+        .flat_map(|heap| heap.hooks.iter().map(move |hook| (heap, hook)))
+}
+
+/// The view's quantity over all targets.
+pub(super) fn total(profile: &Profile, view: View) -> u64 {
+    profile.targets.iter().fold(0, |sum, target| sum.saturating_add(view.rounded(&target.totals)))
+}
+
+/// Why there is nothing to show, and what would help; a sentence per line.
+pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
+    let (whose, it) = match profile.targets.as_slice() {
+        [] => return vec!["Nothing was recorded: no process was watched.".to_owned()],
+        [_] => ("the process", "it was"),
+        _ => ("the processes", "they were"),
+    };
+    if hooks(profile).all(|(_, hook)| hook.error.is_some()) {
+        return vec![
+            "Nothing was recorded: no allocator function could be watched.".to_owned(),
+            "`heapbpf doctor` tells what this kernel, this user and this target allow.".to_owned(),
+        ];
+    }
+    if total(profile, View::AllocCount) == 0 {
+        let mut lines = vec![format!("Nothing was recorded: {whose} allocated nothing while {it} watched.")];
+        if profile.interval_bytes > 1 {
+            let interval = text::round_size(profile.interval_bytes);
+            lines[0] = format!(
+                "Nothing was recorded: {whose} allocated nothing while {it} watched, or too little to be sampled."
+            );
+            lines.push(format!("One block per {interval} is sampled on average; `--interval 1` takes every one."));
+        }
+        lines.push("What was allocated before is not seen.".to_owned());
+        return lines;
+    }
+    let allocated = View::AllocBytes.amount(total(profile, View::AllocBytes));
+    vec![
+        format!(
+            "There are no {}: {}{allocated} were allocated while {it} watched, all of it freed.",
+            view.title(),
+            about(profile)
+        ),
+        format!("The view `{}` shows what was allocated.", View::AllocBytes),
+    ]
+}
+
+/// A hook that is not attached, and why.
+pub(super) fn unattached(hook: &HookStatus) -> String {
+    let why = hook.error.as_deref().map(text::printable);
+    format!(
+        "`{}` in `{}` is not attached: {}",
+        text::printable(&hook.function),
+        text::printable(&hook.module),
+        why.as_deref().unwrap_or("the reason is not known"),
+    )
+}

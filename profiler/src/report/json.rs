@@ -1,0 +1,300 @@
+//! The JSON report: everything in the profile, for programs and tests. Its shape is a contract (see `VERSION`).
+//!
+//! Owns names and types of its fields. Callsites and frames are written one by one, never held as JSON in memory.
+
+use std::io;
+
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Serialize, Serializer};
+
+use super::profile::{CallsiteProfile, Frame, Health, HeapProfile, HookStatus, Profile, TargetProfile};
+use super::{Report, ReportError, View};
+use crate::ledger::totals::Totals;
+use crate::units::{EstimatedBytes, EstimatedCount};
+
+/// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
+pub const VERSION: u32 = 1;
+
+/// Writes the JSON report.
+#[derive(Clone, Copy, Debug)]
+pub struct Json;
+
+impl Report for Json {
+    /// The view only decides the order of callsites: the largest come first.
+    fn write(&self, profile: &Profile, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
+        serde_json::to_writer(&mut *out, &Root::new(profile, view)).map_err(io::Error::from)?;
+        out.write_all(b"\n")?;
+        Ok(())
+    }
+}
+
+#[derive(Serialize)]
+struct Root<'a> {
+    version: u32,
+    interval_bytes: u64,
+    started_unix_ns: u64,
+    ended_unix_ns: u64,
+    targets: Targets<'a>,
+    health: HealthFields<'a>,
+}
+
+impl<'a> Root<'a> {
+    fn new(profile: &'a Profile, view: View) -> Self {
+        Self {
+            version: VERSION,
+            interval_bytes: profile.interval_bytes,
+            started_unix_ns: profile.started_unix_ns,
+            ended_unix_ns: profile.ended_unix_ns,
+            targets: Targets { context: Context { profile, view } },
+            health: HealthFields::new(&profile.health),
+        }
+    }
+}
+
+/// What is needed to write any part of the profile.
+#[derive(Clone, Copy)]
+struct Context<'a> {
+    profile: &'a Profile,
+    view: View,
+}
+
+struct Targets<'a> {
+    context: Context<'a>,
+}
+
+impl Serialize for Targets<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Context { profile, .. } = self.context;
+        serializer.collect_seq(profile.targets.iter().map(|target| TargetFields::new(self.context, target)))
+    }
+}
+
+#[derive(Serialize)]
+struct TargetFields<'a> {
+    pid: u32,
+    command: &'a str,
+    exited: bool,
+    exit_code: Option<i32>,
+    totals: TotalsFields,
+    heaps: Vec<HeapFields<'a>>,
+    callsites: Callsites<'a>,
+}
+
+impl<'a> TargetFields<'a> {
+    fn new(context: Context<'a>, target: &'a TargetProfile) -> Self {
+        Self {
+            pid: target.pid.0,
+            command: &target.command,
+            exited: target.exited,
+            exit_code: target.exit_code,
+            totals: TotalsFields::new(context.profile, &target.totals),
+            heaps: target.heaps.iter().map(|heap| HeapFields::new(context.profile, heap)).collect(),
+            callsites: Callsites { context, target },
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct HeapFields<'a> {
+    name: &'a str,
+    hooks: Vec<HookFields<'a>>,
+    #[serde(flatten)]
+    totals: TotalsFields,
+}
+
+impl<'a> HeapFields<'a> {
+    fn new(profile: &Profile, heap: &'a HeapProfile) -> Self {
+        Self {
+            name: &heap.name,
+            hooks: heap.hooks.iter().map(HookFields::new).collect(),
+            totals: TotalsFields::new(profile, &heap.totals),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct HookFields<'a> {
+    function: &'a str,
+    module: &'a str,
+    backend: &'a str,
+    offset: u64,
+    attached: bool,
+    error: Option<&'a str>,
+}
+
+impl<'a> HookFields<'a> {
+    fn new(hook: &'a HookStatus) -> Self {
+        Self {
+            function: &hook.function,
+            module: &hook.module,
+            backend: &hook.backend,
+            offset: hook.offset,
+            attached: hook.error.is_none(),
+            error: hook.error.as_deref(),
+        }
+    }
+}
+
+/// A target's callsites, the largest first; equal ones stay in the profile's order.
+struct Callsites<'a> {
+    context: Context<'a>,
+    target: &'a TargetProfile,
+}
+
+impl Serialize for Callsites<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Context { profile, view } = self.context;
+        let mut callsites: Vec<&CallsiteProfile> = self.target.callsites.iter().collect();
+        callsites.sort_by_key(|callsite| std::cmp::Reverse(view.rounded(&callsite.totals)));
+        serializer.collect_seq(callsites.into_iter().map(|callsite| CallsiteFields {
+            stack: StackFields { profile, callsite },
+            end: callsite.end.map(|end| end.counter().name()),
+            heap: self.target.heaps.get(callsite.heap).map(|heap| heap.name.as_str()),
+            totals: TotalsFields::new(profile, &callsite.totals),
+        }))
+    }
+}
+
+#[derive(Serialize)]
+struct CallsiteFields<'a> {
+    stack: StackFields<'a>,
+    /// How the stack ends (`complete`, …); null when its frames were lost.
+    end: Option<&'static str>,
+    heap: Option<&'a str>,
+    #[serde(flatten)]
+    totals: TotalsFields,
+}
+
+struct StackFields<'a> {
+    profile: &'a Profile,
+    callsite: &'a CallsiteProfile,
+}
+
+impl Serialize for StackFields<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut frames = serializer.serialize_seq(Some(self.callsite.stack.len()))?;
+        for &id in &self.callsite.stack {
+            frames.serialize_element(&FrameFields::new(self.profile.frame(id)))?;
+        }
+        frames.end()
+    }
+}
+
+#[derive(Serialize)]
+struct FrameFields<'a> {
+    function: Option<&'a str>,
+    module: Option<&'a str>,
+    file: Option<&'a str>,
+    line: Option<u32>,
+    inlined: bool,
+    /// In hexadecimal: 64 bits do not survive readers that hold numbers in floats.
+    address: String,
+}
+
+impl<'a> FrameFields<'a> {
+    fn new(frame: &'a Frame) -> Self {
+        Self {
+            function: frame.function.as_deref(),
+            module: frame.module.as_deref(),
+            file: frame.file.as_deref(),
+            line: frame.line,
+            inlined: frame.inlined,
+            address: format!("{:#x}", frame.address),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct TotalsFields {
+    alloc_count: Number,
+    alloc_bytes: Number,
+    free_count: Number,
+    free_bytes: Number,
+    live_count: Number,
+    live_bytes: Number,
+    peak_bytes: Number,
+    peak_unix_ns: Option<u64>,
+}
+
+impl TotalsFields {
+    fn new(profile: &Profile, totals: &Totals) -> Self {
+        let exact = profile.interval_bytes <= 1;
+        let bytes = |bytes: EstimatedBytes| match exact {
+            true if bytes < EstimatedBytes::ZERO => Number::Below((EstimatedBytes::ZERO - bytes).rounded()),
+            true => Number::Exact(bytes.rounded()),
+            false => Number::Estimate(bytes.to_f64()),
+        };
+        let count = |count: EstimatedCount| match exact {
+            true if count < EstimatedCount::ZERO => Number::Below((EstimatedCount::ZERO - count).rounded()),
+            true => Number::Exact(count.rounded()),
+            false => Number::Estimate(count.to_f64()),
+        };
+        Self {
+            alloc_count: count(totals.alloc_count),
+            alloc_bytes: bytes(totals.alloc_bytes),
+            free_count: count(totals.free_count),
+            free_bytes: bytes(totals.free_bytes),
+            live_count: count(totals.live_count()),
+            live_bytes: bytes(totals.live_bytes()),
+            peak_bytes: bytes(totals.peak_bytes),
+            peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),
+        }
+    }
+}
+
+/// An integer where every allocation was taken, a float where it is an estimate.
+enum Number {
+    Exact(u64),
+    /// An exact number below 0, by its distance from 0.
+    Below(u64),
+    Estimate(f64),
+}
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Exact(number) => serializer.serialize_u64(number),
+            Self::Below(distance) => serializer.serialize_i128(-i128::from(distance)),
+            Self::Estimate(number) => serializer.serialize_f64(number),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct HealthFields<'a> {
+    events: u64,
+    lost: Reasons<'a>,
+    unwind: Reasons<'a>,
+    resyncs: u64,
+    agent_cpu_ns: u64,
+    agent_rss_bytes_max: u64,
+    /// Times at which the interval changed. It does not yet.
+    interval_changes: [(); 0],
+}
+
+impl<'a> HealthFields<'a> {
+    fn new(health: &'a Health) -> Self {
+        Self {
+            events: health.events,
+            lost: Reasons(&health.lost),
+            unwind: Reasons(&health.unwind),
+            resyncs: health.resyncs,
+            agent_cpu_ns: health.agent_cpu_ns,
+            agent_rss_bytes_max: health.agent_rss_bytes_max,
+            interval_changes: [],
+        }
+    }
+}
+
+/// Counts by reason: an object, also when it is empty.
+struct Reasons<'a>(&'a [(String, u64)]);
+
+impl Serialize for Reasons<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (reason, count) in self.0 {
+            map.serialize_entry(reason, count)?;
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,101 @@
+//! The list of callsites that matter most.
+//!
+//! Callsites that look the same in one line are one row: what cannot be told apart is no use apart.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use super::grid::Column;
+use super::{HEADING, Page};
+use crate::ids::Pid;
+use crate::report::chain::chain;
+use crate::report::profile::Profile;
+use crate::report::{View, describe, text};
+use crate::units::{EstimatedBytes, EstimatedCount};
+
+/// Where memory comes from, as a row can show it.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Place<'a> {
+    pid: Pid,
+    heap: &'a str,
+    chain: String,
+}
+
+/// What callsites at one place did together.
+#[derive(Default)]
+struct Sums {
+    view: u64,
+    live_bytes: EstimatedBytes,
+    live_count: EstimatedCount,
+    alloc_bytes: EstimatedBytes,
+    alloc_count: EstimatedCount,
+}
+
+impl Page {
+    /// Lists the places with the most of the view's quantity.
+    pub(super) fn callsites(&mut self, profile: &Profile, view: View, top: usize) {
+        let places = places(profile, view);
+        let which = match places.len() {
+            all if all > top => format!("largest {top} of {} callsites", text::count(all as u64)),
+            all => text::counted(all as u64, "callsite"),
+        };
+        let estimated = if profile.interval_bytes > 1 { " (estimates)" } else { "" };
+        self.line(HEADING, &format!("{which} by {}{estimated}", view.title()));
+
+        let several_targets = profile.targets.len() > 1;
+        let several_heaps = profile.targets.iter().any(|target| target.heaps.len() > 1);
+        let live = matches!(view, View::LiveBytes | View::LiveCount);
+        let quantities = if live { ["live", "blocks", "allocated"] } else { ["allocated", "blocks", "live"] };
+        let mut columns: Vec<Column> = quantities.map(Column::Right).into();
+        columns.push(Column::Right("share"));
+        columns.extend(several_targets.then_some(Column::Right("pid")));
+        columns.extend(several_heaps.then_some(Column::Left("heap")));
+        columns.push(Column::Left("where"));
+
+        let whole = describe::total(profile, view);
+        let rows = places.into_iter().take(top).map(|(place, sums)| {
+            let size = |bytes: EstimatedBytes| text::size(bytes.rounded());
+            let count = |count: EstimatedCount| text::count(count.rounded());
+            let mut cells = if live {
+                vec![size(sums.live_bytes), count(sums.live_count), size(sums.alloc_bytes)]
+            } else {
+                vec![size(sums.alloc_bytes), count(sums.alloc_count), size(sums.live_bytes)]
+            };
+            cells.push(share(sums.view, whole));
+            cells.extend(several_targets.then(|| place.pid.to_string()));
+            cells.extend(several_heaps.then(|| text::printable(place.heap).into_owned()));
+            cells.push(place.chain);
+            cells
+        });
+        let rows = rows.collect();
+        self.table(&columns, rows);
+    }
+}
+
+/// All places of which the view has something to say, those with the most first.
+fn places(profile: &Profile, view: View) -> Vec<(Place<'_>, Sums)> {
+    let mut places: BTreeMap<Place<'_>, Sums> = BTreeMap::new();
+    for target in &profile.targets {
+        for callsite in &target.callsites {
+            let value = view.rounded(&callsite.totals);
+            if value == 0 {
+                continue;
+            }
+            let heap = target.heaps.get(callsite.heap).map_or("", |heap| heap.name.as_str());
+            let sums = places.entry(Place { pid: target.pid, heap, chain: chain(profile, callsite) }).or_default();
+            sums.view = sums.view.saturating_add(value);
+            sums.live_bytes += callsite.totals.live_bytes();
+            sums.live_count += callsite.totals.live_count();
+            sums.alloc_bytes += callsite.totals.alloc_bytes;
+            sums.alloc_count += callsite.totals.alloc_count;
+        }
+    }
+    let mut places: Vec<_> = places.into_iter().collect();
+    places.sort_by_key(|(_, sums)| Reverse(sums.view));
+    places
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for a percentage")]
+fn share(part: u64, whole: u64) -> String {
+    text::share(part as f64, whole as f64)
+}

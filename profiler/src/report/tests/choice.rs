@@ -1,0 +1,75 @@
+//! How formats and views are chosen.
+
+use std::error::Error;
+use std::io;
+use std::path::Path;
+
+use crate::report::{Format, View};
+
+#[test]
+fn the_extension_chooses_the_format() {
+    for (path, expected) in [
+        ("heap.svg", Format::Flamegraph),
+        ("out/a.b.folded", Format::Folded),
+        ("HEAP.JSON", Format::Json),
+        ("/tmp/x.json/heap.svg", Format::Flamegraph),
+    ] {
+        assert_eq!(Format::of_path(Path::new(path)), Ok(expected), "{path}");
+    }
+}
+
+#[test]
+fn other_extensions_are_named_with_what_there_is() {
+    let supported = "`.svg` (flame graph), `.folded` (folded stacks), `.json` (JSON)";
+    for (path, expected) in [
+        ("heap.png", format!("`heap.png` has the extension `.png`, which no format has; use one of {supported}")),
+        (
+            "out.d/heap",
+            format!(
+                "`out.d/heap` has no extension, which chooses the format; use one of {supported}, as in `-o heap.svg`"
+            ),
+        ),
+    ] {
+        let error = Format::of_path(Path::new(path)).expect_err("there is no such format");
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+#[test]
+fn views_have_the_names_that_they_are_asked_for_by() {
+    for view in View::ALL {
+        assert_eq!(view.to_string().parse(), Ok(view));
+    }
+    assert_eq!(View::default().to_string(), "live-bytes");
+    let error = "bytes".parse::<View>().expect_err("there is no such view");
+    assert_eq!(error.to_string(), "`bytes` is no view; use `live-bytes`, `live-count`, `alloc-bytes` or `alloc-count`");
+}
+
+/// A pipe whose reader went away.
+struct Closed;
+
+impl io::Write for Closed {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_the_writer_says_reaches_the_caller() {
+    for format in Format::ALL {
+        for profile in [super::profiles::exact(), super::profiles::empty()] {
+            let written = format.report().write(&profile, View::LiveBytes, &mut Closed);
+            if format == Format::Folded && profile.targets[0].callsites.is_empty() {
+                assert!(written.is_ok(), "there was nothing to write");
+                continue;
+            }
+            let error = written.expect_err("nothing can be written");
+            let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+            assert_eq!(cause, Some(io::ErrorKind::BrokenPipe), "{format:?}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Flame graphs: that they are well-formed whatever names say, and what is written around the frames.
+
+use quick_xml::Reader;
+use quick_xml::escape::unescape;
+use quick_xml::events::Event;
+
+use super::profiles;
+use super::{check_golden, render};
+use crate::report::profile::Profile;
+use crate::report::{Format, View};
+use crate::units::{EstimatedBytes, EstimatedCount};
+
+#[test]
+fn goldens() {
+    for (name, profile, view) in [
+        ("exact", profiles::exact(), View::LiveBytes),
+        ("sampled", profiles::sampled(), View::LiveBytes),
+        ("sampled.alloc-count", profiles::sampled(), View::AllocCount),
+        ("empty", profiles::empty(), View::LiveBytes),
+    ] {
+        check_golden(&format!("flamegraph/{name}.svg"), &render(Format::Flamegraph, &profile, view));
+    }
+}
+
+#[test]
+fn titles_say_what_is_shown() {
+    check_title(
+        &profiles::exact(),
+        View::LiveBytes,
+        ["live bytes of cached (pid 4711)", "2.1 MiB · every allocation · watched for 30.5s · no losses"],
+    );
+    check_title(
+        &profiles::sampled(),
+        View::LiveCount,
+        [
+            "live blocks of 2 processes",
+            "≈ 1,525 blocks · sampled every 4 KiB · watched for 30.5s · 12,348 events lost, 1 hook not attached",
+        ],
+    );
+    check_title(
+        &profiles::nobody(),
+        View::AllocBytes,
+        ["allocated bytes of no process", "≈ 0 B · sampled every 4 KiB · watched for 30.5s · no losses"],
+    );
+}
+
+#[track_caller]
+fn check_title(profile: &Profile, view: View, expected: [&str; 2]) {
+    let image = parse(&render(Format::Flamegraph, profile, view));
+    assert_eq!(image.texts[..2], expected);
+}
+
+#[test]
+fn frames_are_named_and_counted() {
+    let image = parse(&render(Format::Flamegraph, &profiles::exact(), View::LiveBytes));
+    let bytes = 600 * 64 + 600 * 17 + (2 << 20) + 72_704;
+    assert_eq!(bytes, 2_218_456);
+    for frame in [
+        "all (2,218,456 bytes, 100%)",
+        "cached (4711) (2,218,456 bytes, 100.00%)",
+        "cache_insert (48,600 bytes, 2.19%)",
+        "cache_insert.part.0 (2,097,152 bytes, 94.53%)",
+        "strdup (10,200 bytes, 0.46%)",
+    ] {
+        assert!(image.frames.iter().any(|title| title == frame), "{frame} is not in {:#?}", image.frames);
+    }
+}
+
+#[test]
+fn a_frame_is_one_box_where_other_names_begin_like_it() {
+    let image = parse(&render(Format::Flamegraph, &profiles::exact(), View::LiveBytes));
+    let boxes = image.frames.iter().filter(|title| title.starts_with("cache_insert ("));
+    assert_eq!(boxes.count(), 1, "{:#?}", image.frames);
+}
+
+#[test]
+fn names_are_escaped() {
+    let image = parse(&render(Format::Flamegraph, &profiles::sampled(), View::LiveBytes));
+    for name in [
+        "std::map<int, std::pair<std::string, Foo> >::insert(std::pair<int const, Foo>&&) (",
+        "Set<\"a:b\" & 'c'>::operator<(Set const&) const (",
+        "<[u8: 8] as app::Key>::hash_12 (",
+        "two lines [31m (",
+        "_work:er <&> (901) (",
+        "[stack lost] (",
+        "[unwind: broken_chain] (",
+    ] {
+        assert!(image.frames.iter().any(|title| title.starts_with(name)), "{name} is not in {:#?}", image.frames);
+    }
+    // A number at a name's end would make inferno draw a difference of two profiles.
+    assert!(image.frames.iter().all(|title| !title.contains("; ")), "{:#?}", image.frames);
+}
+
+#[test]
+fn the_same_profile_gives_the_same_bytes() {
+    let once = render(Format::Flamegraph, &profiles::sampled(), View::LiveBytes);
+    assert!(once == render(Format::Flamegraph, &profiles::sampled(), View::LiveBytes));
+}
+
+#[test]
+fn an_image_without_stacks_says_why() {
+    for (profile, expected) in [
+        (profiles::empty(), "allocated nothing while it was watched, or too little to be sampled"),
+        (profiles::unwatched(), "no allocator function could be watched"),
+        (profiles::freed(), "1000 B were allocated while it was watched, all of it freed"),
+        (profiles::nobody(), "no process was watched"),
+    ] {
+        let image = parse(&render(Format::Flamegraph, &profile, View::LiveBytes));
+        assert!(image.texts[2].contains(expected), "{:#?}", image.texts);
+        assert!(image.frames.is_empty());
+    }
+}
+
+#[test]
+fn notes_hold_whatever_the_command_is_called() {
+    let mut profile = profiles::exact();
+    profile.targets[0].command = "/bin/x --> <script>--".to_owned();
+    for profile in [profile.clone(), {
+        profile.targets[0].callsites.clear();
+        profile
+    }] {
+        let image = parse(&render(Format::Flamegraph, &profile, View::LiveBytes));
+        assert!(image.comments.iter().any(|comment| comment.contains("pid 4711: /bin/x")), "{:#?}", image.comments);
+    }
+}
+
+#[test]
+fn sums_beyond_floats_are_drawn_in_proportion() {
+    let mut profile = profiles::exact();
+    for callsite in &mut profile.targets[0].callsites {
+        callsite.totals.alloc_bytes = EstimatedBytes::exact(u64::MAX);
+        callsite.totals.alloc_count = EstimatedCount::exact(1);
+    }
+    let image = parse(&render(Format::Flamegraph, &profile, View::AllocBytes));
+    assert!(
+        image.frames.iter().any(|title| title.starts_with("strdup (") && title.ends_with(" 20.00%)")),
+        "{:#?}",
+        image.frames
+    );
+}
+
+/// What an image shows.
+#[derive(Default)]
+struct Image {
+    /// Texts in their order; the title and the line below it come first.
+    texts: Vec<String>,
+    /// What a frame shows when pointed at.
+    frames: Vec<String>,
+    comments: Vec<String>,
+}
+
+/// Reads an image as XML; panics where it is not.
+#[track_caller]
+pub(super) fn parse_any(svg: &str) -> usize {
+    parse(svg).frames.len()
+}
+
+#[track_caller]
+fn parse(svg: &str) -> Image {
+    let forbidden =
+        |c: char| c.is_control() && !matches!(c, '\n' | '\t' | '\r') || matches!(c, '\u{fffe}' | '\u{ffff}');
+    assert!(!svg.contains(forbidden), "XML 1.0 has no such characters");
+    let mut reader = Reader::from_str(svg);
+    reader.config_mut().check_comments = true;
+    let mut image = Image::default();
+    let mut open = Vec::new();
+    let mut text = String::new();
+    loop {
+        match reader.read_event().unwrap_or_else(|error| panic!("at byte {}: {error}", reader.error_position())) {
+            Event::Start(tag) => {
+                tag.attributes().for_each(|attribute| drop(attribute.expect("attributes are well-formed")));
+                open.push(tag.name().as_ref().to_owned());
+                text.clear();
+            }
+            Event::Empty(tag) => {
+                tag.attributes().for_each(|attribute| drop(attribute.expect("attributes are well-formed")))
+            }
+            Event::Text(part) => text.push_str(&part.decode().expect("the image is UTF-8")),
+            Event::GeneralRef(name) => {
+                let name = format!("&{};", name.decode().expect("the image is UTF-8"));
+                text.push_str(&unescape(&name).expect("the reference is one of XML's own"));
+            }
+            Event::Comment(comment) => image.comments.push(comment.decode().expect("the image is UTF-8").into_owned()),
+            Event::End(_) => match open.pop().as_deref() {
+                Some(b"text") => image.texts.push(std::mem::take(&mut text)),
+                Some(b"title") => image.frames.push(std::mem::take(&mut text)),
+                _ => {}
+            },
+            Event::Eof => break,
+            _ => {}
+        }
+    }
+    assert!(open.is_empty(), "elements are left open");
+    image
+}

@@ -1,0 +1,136 @@
+//! The JSON report against its contract.
+
+use serde_json::{Value, json};
+
+use super::profiles;
+use super::{check_golden, render};
+use crate::report::profile::Profile;
+use crate::report::{Format, View};
+
+#[test]
+fn goldens() {
+    for (name, profile) in
+        [("exact", profiles::exact()), ("sampled", profiles::sampled()), ("empty", profiles::empty())]
+    {
+        check_golden(&format!("json/{name}.json"), &render(Format::Json, &profile, View::LiveBytes));
+    }
+}
+
+fn parse(profile: &Profile) -> Value {
+    serde_json::from_str(&render(Format::Json, profile, View::LiveBytes)).expect("the report is JSON")
+}
+
+#[test]
+fn every_object_has_the_fields_of_the_contract() {
+    let totals = [
+        "alloc_bytes",
+        "alloc_count",
+        "free_bytes",
+        "free_count",
+        "live_bytes",
+        "live_count",
+        "peak_bytes",
+        "peak_unix_ns",
+    ];
+    let with = |more: &[&'static str]| -> Vec<&'static str> {
+        let mut keys = [more, &totals].concat();
+        keys.sort_unstable();
+        keys
+    };
+    let report = parse(&profiles::sampled());
+    for (path, expected) in [
+        ("", vec!["ended_unix_ns", "health", "interval_bytes", "started_unix_ns", "targets", "version"]),
+        ("/targets/0", vec!["callsites", "command", "exit_code", "exited", "heaps", "pid", "totals"]),
+        ("/targets/0/totals", with(&[])),
+        ("/targets/0/heaps/0", with(&["name", "hooks"])),
+        ("/targets/0/heaps/0/hooks/0", vec!["attached", "backend", "error", "function", "module", "offset"]),
+        ("/targets/0/callsites/0", with(&["stack", "end", "heap"])),
+        ("/targets/0/callsites/0/stack/0", vec!["address", "file", "function", "inlined", "line", "module"]),
+        (
+            "/health",
+            vec!["agent_cpu_ns", "agent_rss_bytes_max", "events", "interval_changes", "lost", "resyncs", "unwind"],
+        ),
+    ] {
+        let object = report.pointer(path).and_then(Value::as_object).unwrap_or_else(|| panic!("no object at {path}"));
+        let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, expected, "{path}");
+    }
+}
+
+#[test]
+fn every_allocation_gives_integers() {
+    let report = parse(&profiles::exact());
+    assert_eq!(report["version"], 1);
+    assert_eq!(report["interval_bytes"], 1);
+    assert_eq!(
+        report["targets"][0]["totals"],
+        json!({
+            "alloc_count": 2504, "alloc_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
+            "free_count": 1301, "free_bytes": 32_400 + (1 << 20) + 4_096_000,
+            "live_count": 1203, "live_bytes": 2_218_456,
+            "peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
+            "peak_unix_ns": 1_795_255_201_000_000_000_u64,
+        })
+    );
+    assert!(report["targets"][0]["callsites"][0]["live_bytes"].is_u64());
+}
+
+#[test]
+fn samples_give_floats() {
+    let report = parse(&profiles::sampled());
+    // 100 bytes at an interval of 4096: each sample stands for 1 / (1 - exp(-100/4096)) = 41.462 blocks.
+    let callsites = report["targets"][0]["callsites"].as_array().expect("callsites are a list");
+    let callsite = callsites
+        .iter()
+        .find(|callsite| callsite["stack"][0]["function"] == "operator new(unsigned long)")
+        .expect("the callsite is there");
+    let blocks = callsite["live_count"].as_f64().expect("a number");
+    assert!((blocks - 30.0 * 41.462).abs() < 0.02, "{blocks}");
+    assert!(callsites.iter().all(|callsite| callsite["alloc_bytes"].is_f64()));
+}
+
+#[test]
+fn stacks_are_leaf_first_with_all_that_is_known() {
+    let report = parse(&profiles::exact());
+    let callsite = &report["targets"][0]["callsites"][1];
+    assert_eq!(callsite["end"], "complete");
+    assert_eq!(callsite["heap"], "libc");
+    assert_eq!(callsite["live_bytes"], 72_704);
+    assert_eq!(
+        callsite["stack"][0],
+        json!({
+            "function": "main", "module": "/usr/bin/cached", "file": "/src/main.c", "line": 12,
+            "inlined": false, "address": "0x555555554000",
+        })
+    );
+}
+
+#[test]
+fn callsites_come_largest_first() {
+    for view in View::ALL {
+        let key = view.name().replace('-', "_");
+        let report: Value =
+            serde_json::from_str(&render(Format::Json, &profiles::sampled(), view)).expect("the report is JSON");
+        let callsites = report["targets"][0]["callsites"].as_array().expect("callsites are a list");
+        let values: Vec<f64> = callsites.iter().map(|callsite| callsite[&key].as_f64().expect("a number")).collect();
+        assert!(values.is_sorted_by(|a, b| a >= b), "{view}: {values:?}");
+    }
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let report = parse(&profiles::sampled());
+    let callsites = report["targets"][0]["callsites"].as_array().expect("callsites are a list");
+    let lost = callsites.iter().find(|callsite| callsite["end"].is_null()).expect("a stack was lost");
+    assert_eq!(lost["stack"], json!([]));
+    assert!(callsites.iter().any(|callsite| callsite["end"] == "no_scratch"));
+    assert_eq!(report["health"]["lost"], json!({ "missed_free": 1, "ring_full": 12_345, "brand_new": 2 }));
+    let hook = &report["targets"][0]["heaps"][0]["hooks"][2];
+    assert_eq!((&hook["function"], &hook["attached"]), (&json!("memalign"), &json!(false)));
+    assert_eq!(report["targets"][1]["exit_code"], 137);
+    let empty = parse(&profiles::empty());
+    assert_eq!(empty["health"]["lost"], json!({}));
+    assert_eq!(empty["health"]["unwind"], json!({}));
+    assert_eq!(empty["targets"][0]["totals"]["peak_unix_ns"], Value::Null);
+}

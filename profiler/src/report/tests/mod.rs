@@ -1,0 +1,51 @@
+//! Every format against its goldens, and what must hold for any profile.
+//!
+//! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
+
+mod choice;
+mod flamegraph;
+mod folded;
+mod json;
+mod profiles;
+mod properties;
+mod summary;
+
+use std::path::Path;
+
+use super::profile::Profile;
+use super::{Format, View};
+
+/// The profile as bytes of the format.
+fn render(format: Format, profile: &Profile, view: View) -> String {
+    let mut bytes = Vec::new();
+    format.report().write(profile, view, &mut bytes).expect("a vector takes all bytes");
+    String::from_utf8(bytes).expect("all formats so far are text")
+}
+
+/// Compares with `testdata/{path}`, byte for byte.
+#[track_caller]
+fn check_golden(path: &str, actual: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/testdata").join(path);
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        std::fs::create_dir_all(path.parent().expect("goldens are in folders")).expect("testdata can be written to");
+        std::fs::write(&path, actual).expect("testdata can be written to");
+        return;
+    }
+    let expected = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}; run with UPDATE_GOLDEN=1 to make it", path.display()));
+    assert!(
+        actual == expected,
+        "{} differs; first at line {}\n expected: {:?}\n   actual: {:?}",
+        path.display(),
+        1 + actual.lines().zip(expected.lines()).take_while(|(a, b)| a == b).count(),
+        first_difference(&expected, actual),
+        first_difference(actual, &expected),
+    );
+}
+
+/// The first line of `text` that is not in the same place in `other`, shortened.
+fn first_difference<'a>(text: &'a str, other: &str) -> &'a str {
+    let same = text.lines().zip(other.lines()).take_while(|(a, b)| a == b).count();
+    let line = text.lines().nth(same).unwrap_or("(no more lines)");
+    line.char_indices().nth(300).map_or(line, |(end, _)| &line[..end])
+}

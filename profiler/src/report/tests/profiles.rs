@@ -1,0 +1,261 @@
+//! Profiles made by hand, for all formats.
+
+use std::sync::Arc;
+
+use profiler_common::stack::StackEnd;
+
+use crate::ids::Pid;
+use crate::ledger::totals::Totals;
+use crate::report::profile::{
+    CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Profile, TargetProfile,
+};
+use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos, Weight};
+
+const STARTED_UNIX_NS: u64 = 1_795_255_200_000_000_000;
+const STARTED_MONOTONIC_NS: u64 = 5_000_000_000;
+
+/// A server in C, every allocation taken, nothing lost, all frames named.
+pub(super) fn exact() -> Profile {
+    let mut frames = Frames::default();
+    let main = frames.placed("main", "/usr/bin/cached", "/src/main.c", 12);
+    let handle = frames.placed("handle_request", "/usr/bin/cached", "/src/server.c", 88);
+    let insert = frames.placed("cache_insert", "/usr/bin/cached", "/src/cache.c", 42);
+    // Its line would fall between the two of `cache_insert`: see the flame graph's test of that.
+    let copy = frames.placed("cache_insert.part.0", "/usr/bin/cached", "/src/cache.c", 61);
+    let strdup = frames.add("strdup", "/usr/lib/x86_64-linux-gnu/libc.so.6");
+    let start = frames.add("__libc_start_call_main", "/usr/lib/x86_64-linux-gnu/libc.so.6");
+    let outer = [handle, main, start];
+    let complete = Some(StackEnd::Complete);
+    let callsites = vec![
+        callsite(&[&[insert], &outer[..]].concat(), complete, 0, taken(1, 1000, 64, 400)),
+        callsite(&[&[strdup, insert], &outer[..]].concat(), complete, 0, taken(1, 1000, 17, 400)),
+        callsite(&[&[copy], &outer[..]].concat(), complete, 0, taken(1, 3, 1 << 20, 1)),
+        callsite(&[main, start], complete, 0, taken(1, 1, 72_704, 0)),
+        callsite(&outer, complete, 0, taken(1, 500, 8192, 500)),
+    ];
+    let heaps = vec![heap("libc", &[("malloc", None), ("calloc", None), ("realloc", None), ("free", None)])];
+    let health = Health {
+        events: 4_012,
+        lost: vec![],
+        unwind: vec![("complete".to_owned(), 5)],
+        resyncs: 0,
+        agent_cpu_ns: 120_000_000,
+        agent_rss_bytes_max: 23 << 20,
+    };
+    let target = target(4711, "cached", "/usr/bin/cached", heaps, callsites);
+    profile(1, vec![target], frames, health)
+}
+
+/// Two processes, sampled, with everything that can be wrong: names that would break formats, frames without names,
+/// lost and incomplete stacks, lost events, a hook that is not attached.
+pub(super) fn sampled() -> Profile {
+    let mut frames = Frames::default();
+    let app = "/opt/app/bin/app";
+    let main = frames.placed("main", app, "/src/main.cc", 5);
+    let map = frames.add("std::map<int, std::pair<std::string, Foo> >::insert(std::pair<int const, Foo>&&)", app);
+    let less = frames.inlined("Set<\"a;b\" & 'c'>::operator<(Set const&) const", app, "/src/set.h", 7);
+    let rust = frames.inlined("app::cache::Cache<K,V>::insert::{{closure}}", app, "/src/cache.rs", 31);
+    let array = frames.add("<[u8; 8] as app::Key>::hash 12", app);
+    let vec = frames.inlined("alloc::vec::Vec<T,A>::push", app, "/rustc/library/alloc/src/vec/mod.rs", 2000);
+    let lines = frames.add("two\nlines\u{1b}[31m", app);
+    let nameless = frames.nameless(Some(app), Some(0x1234));
+    let unmapped = frames.nameless(None, None);
+    let vdso = frames.nameless(Some("[vdso]"), Some(0xa10));
+    let new = frames.add("operator new(unsigned long)", "/usr/lib/libstdc++.so.6");
+    let first = vec![
+        callsite(&[new, map, less, main], Some(StackEnd::Complete), 0, taken(4096, 40, 100, 10)),
+        callsite(&[vec, rust, array, main], Some(StackEnd::Complete), 1, taken(4096, 7, 8192, 0)),
+        callsite(&[nameless, lines, unmapped], Some(StackEnd::Truncated), 0, taken(4096, 12, 512, 4)),
+        callsite(&[nameless, vdso], Some(StackEnd::BrokenChain), 0, taken(4096, 3, 64, 0)),
+        callsite(&[nameless], Some(StackEnd::NoScratch), 0, taken(4096, 1, 32, 1)),
+        callsite(&[], None, 0, taken(4096, 5, 2000, 1)),
+    ];
+    let second = vec![
+        callsite(&[map, main], Some(StackEnd::Complete), 0, taken(4096, 2, 1 << 20, 1)),
+        callsite(&[main, main, main], Some(StackEnd::Unreadable), 0, taken(4096, 2, 5000, 1)),
+    ];
+    let memalign = "the entry is patched; run `heapbpf doctor --pid 900`";
+    let heaps = vec![
+        heap("libc", &[("malloc", None), ("free", None), ("memalign", Some(memalign))]),
+        heap("jemalloc", &[("mallocx", None), ("dallocx", None)]),
+    ];
+    let health = Health {
+        events: 1_234_567,
+        lost: vec![("missed_free".to_owned(), 1), ("ring_full".to_owned(), 12_345), ("brand_new".to_owned(), 2)],
+        unwind: vec![
+            ("complete".to_owned(), 49),
+            ("truncated".to_owned(), 12),
+            ("broken_chain".to_owned(), 3),
+            ("no_scratch".to_owned(), 1),
+        ],
+        resyncs: 1,
+        agent_cpu_ns: 4_200_000_000,
+        agent_rss_bytes_max: 61 << 20,
+    };
+    let mut gone = target(901, "#work;er <&>", "/opt/app/bin/app", vec![heap("libc", &[("malloc", None)])], second);
+    (gone.exited, gone.exit_code) = (true, Some(137));
+    let targets = vec![target(900, "app", "/opt/app/bin/app --flag", heaps, first), gone];
+    profile(4096, targets, frames, health)
+}
+
+/// As `exact`, of a program without any names.
+pub(super) fn nameless() -> Profile {
+    let mut profile = exact();
+    for (i, frame) in profile.frames.iter_mut().enumerate() {
+        (frame.function, frame.file, frame.line) = (None, None, None);
+        frame.module_offset = Some(0x1000 + 0x20 * i as u64);
+    }
+    profile
+}
+
+/// A process that did nothing.
+pub(super) fn empty() -> Profile {
+    let heaps = vec![heap("libc", &[("malloc", None), ("free", None)])];
+    profile(4096, vec![target(7, "sleep", "sleep", heaps, vec![])], Frames::default(), Health::default())
+}
+
+/// A process none of whose hooks could be attached.
+pub(super) fn unwatched() -> Profile {
+    let mut profile = empty();
+    for hook in &mut profile.targets[0].heaps[0].hooks {
+        hook.error = Some("not permitted; run as root".to_owned());
+    }
+    profile
+}
+
+/// A process that freed all that it allocated.
+pub(super) fn freed() -> Profile {
+    let mut frames = Frames::default();
+    let main = frames.add("main", "/usr/bin/tidy");
+    let callsites = vec![callsite(&[main], Some(StackEnd::Complete), 0, taken(1, 10, 100, 10))];
+    let heaps = vec![heap("libc", &[("malloc", None), ("free", None)])];
+    profile(1, vec![target(8, "tidy", "tidy", heaps, callsites)], frames, Health::default())
+}
+
+/// A session that found no process.
+pub(super) fn nobody() -> Profile {
+    profile(4096, vec![], Frames::default(), Health::default())
+}
+
+/// Totals of `blocks` samples of one size, the first `freed` of them freed.
+pub(super) fn taken(interval_bytes: u32, blocks: u64, size_bytes: u64, freed: u64) -> Totals {
+    let weight = Weight::of(size_bytes, interval_bytes);
+    let mut totals = Totals::default();
+    for i in 0..blocks {
+        totals.allocate(weight, MonotonicNanos(STARTED_MONOTONIC_NS + (i + 1) * 1_000_000));
+    }
+    for _ in 0..freed {
+        totals.free(weight);
+    }
+    totals
+}
+
+pub(super) fn callsite(stack: &[FrameId], end: Option<StackEnd>, heap: usize, totals: Totals) -> CallsiteProfile {
+    CallsiteProfile { stack: stack.to_vec(), end, heap, totals }
+}
+
+/// A target whose totals, and its heaps', are the sums over its callsites.
+pub(super) fn target(
+    pid: u32,
+    comm: &str,
+    command: &str,
+    mut heaps: Vec<HeapProfile>,
+    callsites: Vec<CallsiteProfile>,
+) -> TargetProfile {
+    for (i, heap) in heaps.iter_mut().enumerate() {
+        heap.totals = sum(callsites.iter().filter(|callsite| callsite.heap == i));
+    }
+    TargetProfile {
+        pid: Pid(pid),
+        command: command.to_owned(),
+        comm: comm.to_owned(),
+        exited: false,
+        exit_code: None,
+        totals: sum(callsites.iter()),
+        heaps,
+        callsites,
+    }
+}
+
+fn sum<'a>(callsites: impl Iterator<Item = &'a CallsiteProfile> + Clone) -> Totals {
+    let bytes = |of: fn(&Totals) -> EstimatedBytes| callsites.clone().map(|callsite| of(&callsite.totals)).sum();
+    let count = |of: fn(&Totals) -> EstimatedCount| callsites.clone().map(|callsite| of(&callsite.totals)).sum();
+    Totals {
+        alloc_count: count(|totals| totals.alloc_count),
+        alloc_bytes: bytes(|totals| totals.alloc_bytes),
+        free_count: count(|totals| totals.free_count),
+        free_bytes: bytes(|totals| totals.free_bytes),
+        peak_bytes: bytes(|totals| totals.peak_bytes),
+        peak_time: callsites.filter_map(|callsite| callsite.totals.peak_time).max(),
+    }
+}
+
+pub(super) fn heap(name: &str, hooks: &[(&str, Option<&str>)]) -> HeapProfile {
+    let hooks = hooks.iter().zip(1_u64..).map(|(&(function, error), i)| HookStatus {
+        function: function.to_owned(),
+        module: format!("/usr/lib/x86_64-linux-gnu/{name}.so.6"),
+        backend: "perf".to_owned(),
+        offset: 0x8_0000 + 0x100 * i,
+        error: error.map(str::to_owned),
+    });
+    HeapProfile { name: name.to_owned(), hooks: hooks.collect(), totals: Totals::default() }
+}
+
+pub(super) fn profile(interval_bytes: u64, targets: Vec<TargetProfile>, frames: Frames, health: Health) -> Profile {
+    Profile {
+        interval_bytes,
+        started_unix_ns: STARTED_UNIX_NS,
+        ended_unix_ns: STARTED_UNIX_NS + 30_500_000_000,
+        started_monotonic_ns: STARTED_MONOTONIC_NS,
+        targets,
+        frames: frames.frames,
+        health,
+    }
+}
+
+/// Frames as they are made up.
+#[derive(Default)]
+pub(super) struct Frames {
+    pub(super) frames: Vec<Frame>,
+}
+
+impl Frames {
+    pub(super) fn add(&mut self, function: &str, module: &str) -> FrameId {
+        let id = self.nameless(Some(module), None);
+        let frame = self.last();
+        frame.function = Some(function.into());
+        frame.module_offset = Some(frame.address - 0x5555_5555_0000);
+        id
+    }
+
+    fn placed(&mut self, function: &str, module: &str, file: &str, line: u32) -> FrameId {
+        let id = self.add(function, module);
+        let frame = self.last();
+        (frame.file, frame.line) = (Some(file.into()), Some(line));
+        id
+    }
+
+    fn inlined(&mut self, function: &str, module: &str, file: &str, line: u32) -> FrameId {
+        let id = self.placed(function, module, file, line);
+        self.last().inlined = true;
+        id
+    }
+
+    pub(super) fn nameless(&mut self, module: Option<&str>, module_offset: Option<u64>) -> FrameId {
+        let id = u32::try_from(self.frames.len()).expect("a handful of frames");
+        self.frames.push(Frame {
+            function: None,
+            module: module.map(Arc::from),
+            file: None,
+            line: None,
+            inlined: false,
+            address: 0x5555_5555_4000 + u64::from(id) * 0x10,
+            module_offset,
+        });
+        FrameId(id)
+    }
+
+    fn last(&mut self) -> &mut Frame {
+        self.frames.last_mut().expect("one was just added")
+    }
+}

@@ -1,0 +1,105 @@
+//! The text after a run.
+
+use super::check_golden;
+use super::profiles;
+use crate::report::View;
+use crate::report::summary::summary;
+
+#[test]
+fn goldens() {
+    for (name, profile, view, width) in [
+        ("exact", profiles::exact(), View::LiveBytes, None),
+        ("exact.alloc-bytes", profiles::exact(), View::AllocBytes, Some(80)),
+        ("sampled", profiles::sampled(), View::LiveBytes, Some(100)),
+        ("nameless", profiles::nameless(), View::LiveBytes, Some(80)),
+        ("empty", profiles::empty(), View::LiveBytes, Some(80)),
+        ("unwatched", profiles::unwatched(), View::LiveBytes, Some(80)),
+        ("freed", profiles::freed(), View::LiveBytes, Some(80)),
+        ("nobody", profiles::nobody(), View::LiveBytes, Some(80)),
+    ] {
+        check_golden(&format!("summary/{name}.txt"), &summary(&profile, view, 10, width, false));
+    }
+}
+
+#[test]
+fn tables_fit_the_terminal() {
+    for width in [80, 100, 200] {
+        let text = summary(&profiles::sampled(), View::LiveBytes, 10, Some(width), false);
+        let tables: Vec<&str> = text.lines().take_while(|line| !line.starts_with("health")).collect();
+        assert!(tables.iter().any(|line| line.contains('…')) || width == 200, "{text}");
+        for line in tables {
+            let columns = line.chars().count();
+            assert!(columns <= width, "{columns} columns in {width}: {line}");
+        }
+    }
+}
+
+#[test]
+fn escapes_are_only_there_when_asked_for() {
+    let profile = profiles::sampled();
+    let plain = summary(&profile, View::LiveBytes, 10, None, false);
+    assert!(!plain.contains('\u{1b}'), "{plain}");
+    let coloured = summary(&profile, View::LiveBytes, 10, None, true);
+    assert!(coloured.contains("\u{1b}[1m2 processes"), "{coloured}");
+    let mut stripped = coloured;
+    for escape in ["\u{1b}[1m", "\u{1b}[33m", "\u{1b}[0m"] {
+        stripped = stripped.replace(escape, "");
+    }
+    assert_eq!(stripped, plain);
+}
+
+#[test]
+fn what_looks_the_same_is_one_row() {
+    let mut profile = profiles::exact();
+    let mut again = profile.targets[0].callsites[2].clone();
+    // The same functions, from another address.
+    profile.frames.push(profile.frames[3].clone());
+    profile.frames[6].address += 0x40;
+    again.stack[0] = crate::report::profile::FrameId(6);
+    profile.targets[0].callsites.push(again);
+    let text = summary(&profile, View::LiveBytes, 10, None, false);
+    let rows: Vec<&str> = text.lines().filter(|line| line.contains("cache_insert.part.0")).collect();
+    assert_eq!(rows.len(), 1, "{text}");
+    assert!(rows[0].trim_start().starts_with("4.0 MiB"), "{text}");
+}
+
+#[test]
+fn every_loss_says_what_to_do() {
+    let text = summary(&profiles::sampled(), View::LiveBytes, 10, None, false);
+    for line in [
+        "health: this profile is incomplete",
+        "  12,345 lost, ring_full: the agent did not read events fast enough",
+        "    raise `--interval` or `--ring-size`",
+        "  2 lost, brand_new",
+        "  hooks: 5 of 6 attached",
+        "    libc: `memalign` in `/usr/lib/x86_64-linux-gnu/libc.so.6` is not attached: the entry is patched; run `heapbpf doctor --pid 900`",
+        "  stacks: 75.4% complete, 18.5% truncated (deeper than 128 frames), 4.6% broken_chain (code without frame pointers), 1.5% no_scratch (interrupted; only the caller is known)",
+        "  agent: 4.2s of CPU time (13.8% of one CPU), 61.0 MiB of memory, 1,234,567 events",
+    ] {
+        assert!(text.lines().any(|actual| actual == line), "no `{line}` in\n{text}");
+    }
+}
+
+#[test]
+fn as_many_rows_as_asked_for() {
+    let rows = |top| {
+        let text = summary(&profiles::sampled(), View::LiveBytes, top, None, false);
+        let table: Vec<String> =
+            text.lines().skip_while(|line| !line.contains("callsites by")).map(str::to_owned).collect();
+        table.split(|line| line.is_empty()).next().map_or(vec![], <[String]>::to_vec)
+    };
+    assert_eq!(rows(2)[0], "largest 2 of 7 callsites by live bytes (estimates)");
+    assert_eq!(rows(2).len(), 2 + 2);
+    assert_eq!(rows(7)[0], "7 callsites by live bytes (estimates)");
+    assert_eq!(rows(7).len(), 2 + 7);
+    assert!(rows(0).is_empty(), "{:?}", rows(0));
+}
+
+#[test]
+fn a_process_without_an_allocator_is_told() {
+    let mut profile = profiles::empty();
+    profile.targets[0].heaps.clear();
+    let text = summary(&profile, View::LiveBytes, 10, None, false);
+    assert!(text.contains("no allocator function could be watched"), "{text}");
+    assert!(text.contains("hooks: none, as no allocator was found"), "{text}");
+}

@@ -1,0 +1,193 @@
+//! How quantities and foreign strings are written for people: sizes, counts, times, shares, printable names.
+//!
+//! The one place that decides it, so that no two reports disagree. Machine formats (JSON) do not go through here.
+
+use std::borrow::Cow;
+
+use bytesize::ByteSize;
+use jiff::fmt::friendly::SpanPrinter;
+use jiff::{SignedDuration, Timestamp};
+use num_format::{Buffer, Locale};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// A size in binary units: `17.3 MiB`, `512 B`.
+pub(super) fn size(bytes: u64) -> String {
+    ByteSize::b(bytes).display().iec().to_string()
+}
+
+/// A size that was chosen by somebody, so that it is mostly round: `4 KiB` rather than `4.0 KiB`.
+pub(super) fn round_size(bytes: u64) -> String {
+    let size = size(bytes);
+    let exact = size.parse::<ByteSize>().is_ok_and(|parsed| parsed.as_u64() == bytes);
+    if exact { size.replace(".0 ", " ") } else { size }
+}
+
+/// A number with thousands separators: `12,345`.
+pub(super) fn count(number: u64) -> String {
+    let mut buffer = Buffer::new();
+    buffer.write_formatted(&number, &Locale::en);
+    buffer.as_str().to_owned()
+}
+
+/// A number with its noun: `1 block`, `12,345 blocks`.
+pub(super) fn counted(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+/// A duration in nanoseconds, to three digits or so: `250µs`, `120ms`, `30.5s`, `2m 5s`.
+pub(super) fn duration(nanos: u64) -> String {
+    let step = match nanos {
+        0..1_000_000 => 1_000,
+        1_000_000..SECOND_NS => 1_000_000,
+        SECOND_NS..60_000_000_000 => SECOND_NS / 10,
+        _ => SECOND_NS,
+    };
+    let rounded = nanos.saturating_add(step / 2) / step * step;
+    if rounded == 0 {
+        return "0s".to_owned();
+    }
+    let printer = if (SECOND_NS..60 * SECOND_NS).contains(&rounded) {
+        SpanPrinter::new().fractional(Some(jiff::fmt::friendly::FractionalUnit::Second))
+    } else {
+        SpanPrinter::new()
+    };
+    printer.duration_to_string(&SignedDuration::from_nanos(i64::try_from(rounded).unwrap_or(i64::MAX)))
+}
+
+/// A moment in nanoseconds since the Unix epoch, in UTC to the second: `2026-11-21T10:00:00Z`.
+pub(super) fn moment(unix_ns: u64) -> String {
+    let seconds = i64::try_from(unix_ns / SECOND_NS).unwrap_or(i64::MAX);
+    Timestamp::from_second(seconds).map_or_else(|_| "an unknown time".to_owned(), |moment| moment.to_string())
+}
+
+/// A share: `12.3%`, or `–` of nothing. What is not everything never reads `100.0%`, and what is something never
+/// `0.0%`.
+pub(super) fn share(part: f64, whole: f64) -> String {
+    if whole <= 0.0 {
+        return "–".to_owned();
+    }
+    let percent = part / whole * 100.0;
+    match percent {
+        _ if percent > 0.0 && percent < 0.05 => "<0.1%".to_owned(),
+        _ if (99.95..100.0).contains(&percent) => ">99.9%".to_owned(),
+        _ => format!("{percent:.1}%"),
+    }
+}
+
+/// A name from a target, safe to print in a terminal and in XML: control characters (which could break lines, move the
+/// cursor, or are not allowed in XML at all) become spaces, what turns the writing direction around becomes `\u{fffd}`,
+/// and blanks at the ends go.
+pub(super) fn printable(name: &str) -> Cow<'_, str> {
+    let name = name.trim_matches(is_blank);
+    if !name.contains(|c| is_blank(c) && c != ' ' || is_deceptive(c)) {
+        return Cow::Borrowed(name);
+    }
+    name.chars()
+        .map(|c| match c {
+            _ if is_deceptive(c) => char::REPLACEMENT_CHARACTER,
+            _ if is_blank(c) => ' ',
+            _ => c,
+        })
+        .collect::<String>()
+        .into()
+}
+
+fn is_blank(c: char) -> bool {
+    c.is_control() || c.is_whitespace()
+}
+
+/// Unicode's bidirectional controls, and two code points that XML 1.0 leaves out.
+fn is_deceptive(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
+}
+
+/// The text cut to so many characters, with `…` where something was left out.
+pub(super) fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
+    if text.chars().nth(chars_max).is_none() {
+        return Cow::Borrowed(text);
+    }
+    text.chars().take(chars_max.saturating_sub(1)).chain(std::iter::once('…')).collect::<String>().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_binary_units() {
+        for (bytes, expected) in [(0, "0 B"), (1023, "1023 B"), (4096, "4.0 KiB"), (18_140_365, "17.3 MiB")] {
+            assert_eq!(size(bytes), expected);
+        }
+        for (bytes, expected) in [(1, "1 B"), (4096, "4 KiB"), (4097, "4.0 KiB"), (6 << 18, "1.5 MiB")] {
+            assert_eq!(round_size(bytes), expected);
+        }
+    }
+
+    #[test]
+    fn counts_have_separators() {
+        assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!(counted(1, "block"), "1 block");
+        assert_eq!(counted(0, "block"), "0 blocks");
+        assert_eq!(counted(u64::MAX, "block"), "18,446,744,073,709,551,615 blocks");
+    }
+
+    #[test]
+    fn durations_keep_what_matters() {
+        for (nanos, expected) in [
+            (0, "0s"),
+            (250_000, "250µs"),
+            (120_400_000, "120ms"),
+            (999_999_999, "1s"),
+            (30_000_000_000, "30s"),
+            (30_460_000_000, "30.5s"),
+            (59_960_000_000, "1m"),
+            (125_300_000_000, "2m 5s"),
+            (7_384_000_000_000, "2h 3m 4s"),
+        ] {
+            assert_eq!(duration(nanos), expected, "{nanos}");
+        }
+        assert!(duration(u64::MAX).ends_with('s'), "{}", duration(u64::MAX));
+    }
+
+    #[test]
+    fn moments_are_in_utc() {
+        assert_eq!(moment(1_795_255_200_123_456_789), "2026-11-21T10:00:00Z");
+        assert!(!moment(u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn shares_do_not_round_into_lies() {
+        for (part, whole, expected) in [
+            (1.0, 3.0, "33.3%"),
+            (0.0, 3.0, "0.0%"),
+            (3.0, 3.0, "100.0%"),
+            (1.0, 1e6, "<0.1%"),
+            (999_999.0, 1e6, ">99.9%"),
+            (0.0, 0.0, "–"),
+        ] {
+            assert_eq!(share(part, whole), expected);
+        }
+    }
+
+    #[test]
+    fn names_lose_what_could_do_harm() {
+        for (name, expected) in [
+            ("cache_insert", "cache_insert"),
+            (" a\nb\tc ", "a b c"),
+            ("\u{1b}[31mred\0", "[31mred"),
+            ("a\u{202e}b\u{ffff}", "a\u{fffd}b\u{fffd}"),
+            ("größe", "größe"),
+            ("\r\n", ""),
+        ] {
+            assert_eq!(printable(name), expected);
+        }
+    }
+
+    #[test]
+    fn cutting_shows() {
+        assert_eq!(cut("abcde", 5), "abcde");
+        assert_eq!(cut("abcdef", 5), "abcd…");
+        assert_eq!(cut("äöüß", 3), "äö…");
+    }
+}
