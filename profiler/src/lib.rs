@@ -5,4 +5,8 @@ pub mod ids;
 pub mod units;
 
 pub mod ledger;
+pub mod object;
+pub mod proc;
 pub mod report;
+pub mod symbolize;
+pub mod target;

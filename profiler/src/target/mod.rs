@@ -1,0 +1,3 @@
+//! Targets: the processes that are profiled.
+
+pub mod address_space;
