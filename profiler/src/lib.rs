@@ -6,10 +6,21 @@ pub mod units;
 
 pub mod sys;
 
+pub mod object;
+pub mod proc;
+pub mod target;
+
 pub mod allocator;
 pub mod bpf;
 pub mod probe;
 
 pub mod ingest;
 pub mod ledger;
+pub mod symbolize;
+
+pub mod health;
 pub mod report;
+
+pub mod session;
+
+pub mod cli;

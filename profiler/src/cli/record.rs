@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use terminal_size::terminal_size;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -73,7 +74,7 @@ fn report(args: &RecordArgs, profile: &Profile, outputs: Vec<Output>) -> Result<
     }
     if !args.quiet {
         let terminal = std::io::stdout().is_terminal();
-        let width = terminal.then(|| console_width()).flatten();
+        let width = terminal.then(|| terminal_size().map(|(width, _)| usize::from(width.0))).flatten();
         let colour = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let mut text = summary::summary(profile, args.view, args.top, width, colour);
         for (path, format) in &written {
@@ -87,12 +88,6 @@ fn report(args: &RecordArgs, profile: &Profile, outputs: Vec<Output>) -> Result<
         }
     }
     Ok(if profile.incomplete() { exit::INCOMPLETE } else { exit::DONE })
-}
-
-/// Columns of the terminal, where it tells.
-fn console_width() -> Option<usize> {
-    let (_, columns) = indicatif::TermLike::width(&indicatif::ProgressDrawTarget::stdout());
-    Some(usize::from(columns))
 }
 
 /// Each process once, in the order given.

@@ -20,6 +20,9 @@ use crate::object::module::ModuleStore;
 use crate::probe::attach::perf::Perf;
 use crate::probe::plan::Plan;
 use crate::report::profile::{Profile, TargetProfile};
+use crate::symbolize::names::{Unnamed, name_profile};
+use crate::symbolize::resolver::Resolver;
+use crate::symbolize::trim::trim;
 use crate::sys::clock;
 use crate::units::EstimatedBytes;
 use target::Target;
@@ -137,7 +140,7 @@ impl Session {
                 () = sleep_until(deadline) => break,
                 pid = any_end(&self.targets) => self.end_target(pid).await,
                 result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; self.drain(); }
-                _ = drain.tick() => self.drain(),
+                _ = drain.tick() => { self.drain(); }
                 _ = progress.tick() => {
                     let counters = Counters::read(&self.kernel)?;
                     let events = counters.get(profiler_common::counter::Counter::Events);
@@ -207,8 +210,18 @@ impl Session {
     pub fn finish(self) -> Result<Profile> {
         let ended = clock::now();
         let snapshots: Vec<_> = self.targets.values().map(|target| target.ledger.snapshot()).collect();
-        let spaces: Vec<_> = self.targets.values().map(|target| &target.space).collect();
-        let named = crate::symbolize::name(&snapshots, &spaces, &self.modules, self.config.trim);
+        let unnamed: Vec<_> = self
+            .targets
+            .values()
+            .zip(&snapshots)
+            .map(|(target, snapshot)| Unnamed { snapshot, space: &target.space })
+            .collect();
+        let mut named = name_profile(&unnamed, &self.modules, &Resolver::new());
+        if self.config.trim {
+            for callsite in named.callsites.iter_mut().flatten() {
+                callsite.stack = trim(&callsite.stack, &named.frames).to_vec();
+            }
+        }
         let counters = Counters::read(&self.kernel)?;
         let frees_unknown = self.targets.values().map(|target| target.ledger.frees_unknown()).sum();
         let mut targets = Vec::new();

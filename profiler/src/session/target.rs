@@ -115,26 +115,32 @@ impl Target {
         }
     }
 
-    /// The heaps of this target with their hooks and totals.
-    pub(super) fn heaps(&self, plan: &Plan, totals: &[(HeapId, Totals)]) -> Vec<(HeapId, HeapProfile)> {
-        let mut heaps: Vec<(HeapId, HeapProfile)> = Vec::new();
-        for hook in &self.hooks {
-            let planned = plan.hook(hook.id);
-            let at = heaps.iter().position(|(id, _)| *id == planned.heap).unwrap_or_else(|| {
-                let totals = totals.iter().find(|(id, _)| *id == planned.heap).map(|(_, totals)| *totals);
-                let name = planned.hook.heap.clone();
-                heaps.push((planned.heap, HeapProfile { name, hooks: Vec::new(), totals: totals.unwrap_or_default() }));
-                heaps.len() - 1
-            });
-            heaps[at].1.hooks.push(HookStatus {
-                function: planned.hook.spec.function.to_owned(),
-                module: planned.hook.path.clone(),
-                backend: self.backend.to_owned(),
-                offset: planned.hook.offset.0,
-                error: hook.state.as_ref().err().cloned(),
-            });
+    /// The heaps of this target with their hooks and totals: those with events in the order of the snapshot, to which
+    /// callsites refer, then those without.
+    pub(super) fn heaps(&self, plan: &Plan, totals: &[(HeapId, Totals)]) -> Vec<HeapProfile> {
+        let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
+        for heap in self.hooks.iter().map(|hook| plan.hook(hook.id).heap) {
+            if !ids.contains(&heap) {
+                ids.push(heap);
+            }
         }
-        heaps
+        let heap = |(index, id): (usize, HeapId)| HeapProfile {
+            name: plan.heaps()[usize::from(id.0)].clone(),
+            hooks: self.hooks.iter().filter(|hook| plan.hook(hook.id).heap == id).map(|hook| self.status(hook, plan)).collect(),
+            totals: totals.get(index).map(|(_, totals)| *totals).unwrap_or_default(),
+        };
+        ids.into_iter().enumerate().map(heap).collect()
+    }
+
+    fn status(&self, hook: &HookState, plan: &Plan) -> HookStatus {
+        let planned = &plan.hook(hook.id).hook;
+        HookStatus {
+            function: planned.spec.function.to_owned(),
+            module: planned.path.clone(),
+            backend: self.backend.to_owned(),
+            offset: planned.offset.0,
+            error: hook.state.as_ref().err().cloned(),
+        }
     }
 }
 

@@ -1,0 +1,263 @@
+//! What the headers of an ELF file say: segments, sections, build id, and what kind of program it is. Tables that can be
+//! large (symbols, unwind information) are found here and read elsewhere.
+
+use object::LittleEndian as LE;
+use object::elf::{self, Dyn64, FileHeader64, ProgramHeader64, SectionHeader64};
+use object::pod::{from_bytes, slice_from_all_bytes};
+use object::read::elf::NoteIterator;
+
+use super::ObjectError;
+use super::image::Image;
+use crate::address::{FileOffset, LinkAddr, TargetAddr};
+
+/// Most bytes of section names; real files have a few hundred.
+const SECTION_NAMES_BYTES_MAX: u64 = 1 << 20;
+/// Most sections that are looked at; linked files have about forty.
+const SECTIONS_MAX: u64 = 4096;
+/// Longest section name that is kept, in bytes.
+const SECTION_NAME_BYTES_MAX: usize = 128;
+/// Most bytes of notes in one segment or section.
+const NOTES_BYTES_MAX: u64 = 1 << 16;
+/// Most bytes of the dynamic section.
+const DYNAMIC_BYTES_MAX: u64 = 1 << 20;
+/// Longest build id, in bytes; the linkers' longest is a SHA-1 of 20.
+const BUILD_ID_BYTES_MAX: usize = 64;
+/// Page size that mappings are rounded to, in bytes.
+const PAGE_BYTES: u64 = profiler_common::limits::PAGE_BYTES;
+
+/// A loadable segment (`PT_LOAD`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it begins in the file.
+    pub offset: FileOffset,
+    /// Bytes that come from the file.
+    pub size_bytes: u64,
+    /// Where it is linked to.
+    pub address: LinkAddr,
+    /// It holds code.
+    pub executable: bool,
+}
+
+impl Segment {
+    fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
+        let inside = offset.0.checked_sub(self.offset.0).filter(|&inside| inside < self.size_bytes)?;
+        self.address.0.checked_add(inside).map(LinkAddr)
+    }
+
+    fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
+        let inside = address.0.checked_sub(self.address.0).filter(|&inside| inside < self.size_bytes)?;
+        self.offset.0.checked_add(inside).map(FileOffset)
+    }
+
+    /// Whether a mapping that begins at this offset can be one of this segment: the kernel maps whole pages, so it may
+    /// begin a little before the segment does.
+    fn mapped_from(&self, offset: FileOffset) -> bool {
+        let first_page = self.offset.0 / PAGE_BYTES * PAGE_BYTES;
+        let end = self.offset.0.saturating_add(self.size_bytes);
+        (first_page..end).contains(&offset.0)
+    }
+}
+
+/// A section, as its header states it. Nothing of it has been checked against the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Name.
+    pub name: Box<str>,
+    /// Type (`SHT_…`).
+    pub kind: u32,
+    /// Flags (`SHF_…`).
+    pub flags: u64,
+    /// Where it begins in the file.
+    pub offset: FileOffset,
+    /// Bytes in the file (in memory, for `SHT_NOBITS`).
+    pub size_bytes: u64,
+    /// Where it is linked to; 0 when it is not loaded.
+    pub address: LinkAddr,
+    /// Index of the section that belongs to it, such as a symbol table's strings.
+    pub link: u32,
+}
+
+/// A GNU build id.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BuildId(Box<[u8]>);
+
+impl BuildId {
+    /// Its bytes; at least one.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::fmt::Display for BuildId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// The headers of an ELF file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elf {
+    /// Loadable segments, in the file's order.
+    pub segments: Vec<Segment>,
+    /// Sections; empty when they were stripped or make no sense.
+    pub sections: Vec<Section>,
+    /// Build id, if there is one.
+    pub build_id: Option<BuildId>,
+    /// A program that no dynamic linker touches: no interpreter, and not a shared object either (static-pie counts).
+    pub is_static: bool,
+    /// Built by the Go toolchain, whose code allocates without malloc.
+    pub is_go: bool,
+}
+
+impl Elf {
+    /// Reads the headers.
+    ///
+    /// # Errors
+    ///
+    /// If it is not an ELF file of 64 bits, little endian, or its program headers are not in the file. Section headers
+    /// that make no sense are left out, because code runs without them.
+    pub fn read(image: &Image) -> Result<Self, ObjectError> {
+        let header_bytes = image.read(FileOffset(0), 64, 64).map_err(|_| ObjectError::NotElf)?;
+        let (header, _) = from_bytes::<FileHeader64<LE>>(&header_bytes).map_err(|()| ObjectError::NotElf)?;
+        let ident = &header.e_ident;
+        if ident.magic != elf::ELFMAG || ident.class != elf::ELFCLASS64 || ident.data != elf::ELFDATA2LSB {
+            return Err(ObjectError::NotElf);
+        }
+        let count = u64::from(header.e_phnum.get(LE));
+        let programs_bytes = image.read(FileOffset(header.e_phoff.get(LE)), count * 56, u64::MAX)?;
+        let programs = slice_from_all_bytes::<ProgramHeader64<LE>>(&programs_bytes)
+            .map_err(|()| ObjectError::Malformed("program headers"))?;
+        let sections = read_sections(image, header).unwrap_or_default();
+        let notes = Notes::read(image, programs, &sections);
+        let has = |kind| programs.iter().any(|program| program.p_type.get(LE) == kind);
+        let is_pie = dynamic_flags(image, programs) & u64::from(elf::DF_1_PIE) != 0;
+        Ok(Self {
+            segments: programs.iter().filter_map(segment).collect(),
+            is_static: !has(elf::PT_INTERP) && (!has(elf::PT_DYNAMIC) || is_pie),
+            is_go: notes.go || sections.iter().any(|section| matches!(&*section.name, ".go.buildinfo" | ".gopclntab")),
+            build_id: notes.build_id,
+            sections,
+        })
+    }
+
+    /// The section with this name.
+    #[must_use]
+    pub fn section(&self, name: &str) -> Option<&Section> {
+        self.sections.iter().find(|section| &*section.name == name)
+    }
+
+    /// Where the code at this file offset is linked to.
+    #[must_use]
+    pub fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
+        self.code().find_map(|segment| segment.link_addr(offset))
+    }
+
+    /// Where in the file the code is that is linked to this address.
+    #[must_use]
+    pub fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
+        self.code().find_map(|segment| segment.file_offset(address))
+    }
+
+    /// What must be added (wrapping) to a link address to get the address in a target that mapped the code from
+    /// `offset` to `start`. `None` when no segment holds that mapping.
+    #[must_use]
+    pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {
+        let segment = self.code().find(|segment| segment.mapped_from(offset))?;
+        let linked = segment.address.0.wrapping_add(offset.0).wrapping_sub(segment.offset.0);
+        Some(start.0.wrapping_sub(linked))
+    }
+
+    fn code(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().filter(|segment| segment.executable)
+    }
+}
+
+fn segment(program: &ProgramHeader64<LE>) -> Option<Segment> {
+    (program.p_type.get(LE) == elf::PT_LOAD).then(|| Segment {
+        offset: FileOffset(program.p_offset.get(LE)),
+        size_bytes: program.p_filesz.get(LE),
+        address: LinkAddr(program.p_vaddr.get(LE)),
+        executable: program.p_flags.get(LE) & elf::PF_X != 0,
+    })
+}
+
+fn read_sections(image: &Image, header: &FileHeader64<LE>) -> Result<Vec<Section>, ObjectError> {
+    let count = u64::from(header.e_shnum.get(LE));
+    let bytes = image.read(FileOffset(header.e_shoff.get(LE)), count * 64, SECTIONS_MAX * 64)?;
+    let headers =
+        slice_from_all_bytes::<SectionHeader64<LE>>(&bytes).map_err(|()| ObjectError::Malformed("section headers"))?;
+    let names = headers.get(usize::from(header.e_shstrndx.get(LE))).ok_or(ObjectError::Malformed("section names"))?;
+    let names = image.read(FileOffset(names.sh_offset.get(LE)), names.sh_size.get(LE), SECTION_NAMES_BYTES_MAX)?;
+    Ok(headers
+        .iter()
+        .map(|section| Section {
+            name: section_name(&names, section.sh_name.get(LE)),
+            kind: section.sh_type.get(LE),
+            flags: section.sh_flags.get(LE),
+            offset: FileOffset(section.sh_offset.get(LE)),
+            size_bytes: section.sh_size.get(LE),
+            address: LinkAddr(section.sh_addr.get(LE)),
+            link: section.sh_link.get(LE),
+        })
+        .collect())
+}
+
+fn section_name(names: &[u8], at: u32) -> Box<str> {
+    let tail = names.get(at as usize..).unwrap_or_default();
+    let tail = &tail[..tail.len().min(SECTION_NAME_BYTES_MAX)];
+    let end = tail.iter().position(|&byte| byte == 0).unwrap_or(tail.len());
+    String::from_utf8_lossy(&tail[..end]).into()
+}
+
+/// The value of `DT_FLAGS_1`, 0 when there is none.
+fn dynamic_flags(image: &Image, programs: &[ProgramHeader64<LE>]) -> u64 {
+    let Some(dynamic) = programs.iter().find(|program| program.p_type.get(LE) == elf::PT_DYNAMIC) else { return 0 };
+    let offset = FileOffset(dynamic.p_offset.get(LE));
+    let Ok(bytes) = image.read(offset, dynamic.p_filesz.get(LE), DYNAMIC_BYTES_MAX) else { return 0 };
+    let Ok(entries) = slice_from_all_bytes::<Dyn64<LE>>(&bytes) else { return 0 };
+    let flags = entries.iter().find(|entry| entry.d_tag.get(LE) == elf::DT_FLAGS_1);
+    flags.map_or(0, |entry| entry.d_val.get(LE))
+}
+
+/// What the notes say.
+#[derive(Default)]
+struct Notes {
+    build_id: Option<BuildId>,
+    go: bool,
+}
+
+impl Notes {
+    /// Segments come first: they are there without section headers, in the vDSO too.
+    fn read(image: &Image, programs: &[ProgramHeader64<LE>], sections: &[Section]) -> Self {
+        let mut notes = Self::default();
+        for program in programs.iter().filter(|program| program.p_type.get(LE) == elf::PT_NOTE).take(64) {
+            let offset = FileOffset(program.p_offset.get(LE));
+            notes.take(image, offset, program.p_filesz.get(LE), program.p_align.get(LE));
+        }
+        if notes.build_id.is_none() {
+            for section in sections.iter().filter(|section| section.kind == elf::SHT_NOTE).take(64) {
+                notes.take(image, section.offset, section.size_bytes, 4);
+            }
+        }
+        notes
+    }
+
+    fn take(&mut self, image: &Image, offset: FileOffset, size_bytes: u64, align: u64) {
+        let Ok(bytes) = image.read(offset, size_bytes, NOTES_BYTES_MAX) else { return };
+        let Ok(mut entries) = NoteIterator::<FileHeader64<LE>>::new(LE, align, &bytes) else { return };
+        while let Ok(Some(note)) = entries.next() {
+            match (note.name(), note.n_type(LE)) {
+                (b"GNU", elf::NT_GNU_BUILD_ID) if (1..=BUILD_ID_BYTES_MAX).contains(&note.desc().len()) => {
+                    self.build_id.get_or_insert_with(|| BuildId(note.desc().into()));
+                }
+                // ELF_NOTE_GOBUILDID_TAG of cmd/internal/buildid.
+                (b"Go", 4) => self.go = true,
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,72 @@
+//! Programs and processes for tests, made on the spot. Tests fail where the compilers are missing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::ids::Pid;
+
+/// A directory with the programs of one test.
+pub(crate) struct Workshop(TempDir);
+
+impl Workshop {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary directory"))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Runs a tool in the directory; panics with its output when it fails.
+    pub(crate) fn run(&self, tool: &str, arguments: &[&str]) {
+        let output = Command::new(tool).args(arguments).current_dir(self.0.path()).output();
+        let output = output.unwrap_or_else(|error| panic!("`{tool}` is needed here: {error}"));
+        assert!(output.status.success(), "{tool} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Compiles a source text with `gcc`, `g++` or `rustc`; the program is called like the source without its ending.
+    pub(crate) fn compile(&self, tool: &str, source: &str, text: &str, arguments: &[&str]) -> PathBuf {
+        std::fs::write(self.path(source), text).expect("writable");
+        let output = source.split('.').next().expect("a name");
+        let mut all = vec![source, "-o", output];
+        all.extend_from_slice(arguments);
+        self.run(tool, &all);
+        self.path(output)
+    }
+}
+
+/// A running process, killed when the test is done.
+pub(crate) struct Running(Child);
+
+impl Running {
+    /// Starts a program and waits until it has run at least as far as its own code.
+    pub(crate) fn sleep(program: &Path) -> Self {
+        let child = Command::new(program).arg("1000").stdin(Stdio::null()).spawn().expect("the program starts");
+        let running = Self(child);
+        // It sleeps once the kernel says so: then everything is mapped.
+        let stat = format!("/proc/{}/syscall", running.pid());
+        while !std::fs::read_to_string(&stat).expect("it lives").starts_with(&libc::SYS_clock_nanosleep.to_string()) {
+            std::thread::yield_now();
+        }
+        running
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid(self.0.id())
+    }
+
+    pub(crate) fn end(&mut self) {
+        self.0.kill().expect("it can be killed");
+        self.0.wait().expect("it ends");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}

@@ -1,0 +1,187 @@
+//! Modules, each once per session. Owns their open files, which stay open so that names survive the target's exit and
+//! the package manager.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::elf::{BuildId, Elf};
+use super::image::{Identity, Image};
+use super::{ObjectError, open};
+use crate::address::{FileOffset, LinkAddr, TargetAddr};
+use crate::ids::{ModuleId, Pid};
+use crate::proc::maps::{Device, Mapping, MappingName};
+
+/// A file, or code of the kernel's, that targets execute.
+#[derive(Debug)]
+pub struct Module {
+    path: Arc<str>,
+    contents: Result<Contents, ObjectError>,
+}
+
+#[derive(Debug)]
+struct Contents {
+    image: Image,
+    elf: Result<Elf, ObjectError>,
+}
+
+impl Module {
+    fn new(path: &str, image: Result<Image, ObjectError>) -> Self {
+        let contents = image.map(|image| Contents { elf: Elf::read(&image), image });
+        Self { path: path.into(), contents }
+    }
+
+    /// Path as the first target that was seen with it names it, or `[vdso]` and the like. For people: another target
+    /// may have the same file under another name.
+    #[must_use]
+    pub fn path(&self) -> &Arc<str> {
+        &self.path
+    }
+
+    /// The opened file.
+    ///
+    /// # Errors
+    ///
+    /// Why there is none.
+    pub fn image(&self) -> Result<&Image, &ObjectError> {
+        self.contents.as_ref().map(|contents| &contents.image)
+    }
+
+    /// The opened file, if there is one.
+    #[must_use]
+    pub fn file(&self) -> Option<&File> {
+        self.image().ok().map(Image::file)
+    }
+
+    /// A path by which this process reaches the very file (see [`Image::path`]), if there is one.
+    #[must_use]
+    pub fn reachable_path(&self) -> Option<PathBuf> {
+        self.image().ok().map(Image::path)
+    }
+
+    /// Its ELF headers.
+    ///
+    /// # Errors
+    ///
+    /// Why they are not known.
+    pub fn elf(&self) -> Result<&Elf, &ObjectError> {
+        self.contents.as_ref().and_then(|contents| contents.elf.as_ref())
+    }
+
+    /// GNU build id, if it has one.
+    #[must_use]
+    pub fn build_id(&self) -> Option<&BuildId> {
+        self.elf().ok()?.build_id.as_ref()
+    }
+
+    /// See [`Elf::link_addr`].
+    #[must_use]
+    pub fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
+        self.elf().ok()?.link_addr(offset)
+    }
+
+    /// See [`Elf::file_offset`].
+    #[must_use]
+    pub fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
+        self.elf().ok()?.file_offset(address)
+    }
+
+    /// See [`Elf::bias`].
+    #[must_use]
+    pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {
+        self.elf().ok()?.bias(start, offset)
+    }
+}
+
+/// What tells modules apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    /// An opened file.
+    File(Identity),
+    /// A file that could not be opened, by what its mapping says.
+    Unopened(Device, u64, PathBuf),
+    /// A vDSO, by its bytes.
+    Image(Vec<u8>),
+    /// Other code of the kernel's, by its name.
+    Special(String),
+}
+
+/// All modules of a session.
+#[derive(Debug, Default)]
+pub struct ModuleStore {
+    modules: Vec<Module>,
+    by_key: HashMap<Key, ModuleId>,
+}
+
+impl ModuleStore {
+    /// A store without modules.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The module that is mapped here; `None` for anonymous memory. Opens its file, so call it while the process lives,
+    /// and once per mapping.
+    pub fn intern_mapping(&mut self, pid: Pid, mapping: &Mapping) -> Option<ModuleId> {
+        match &mapping.name {
+            MappingName::Anonymous => None,
+            MappingName::File { path, .. } => {
+                let image = open::mapped_file(pid, mapping, path);
+                let key = match &image {
+                    Ok(image) => Key::File(image.identity()),
+                    Err(_) => Key::Unopened(mapping.device, mapping.inode, path.clone()),
+                };
+                Some(self.intern(key, &path.to_string_lossy(), || image))
+            }
+            MappingName::Special(name) if name == "[vdso]" => {
+                let (key, image) = match open::vdso(pid, mapping) {
+                    Ok(bytes) => (Key::Image(bytes.clone()), Ok(bytes)),
+                    Err(error) => (Key::Special(name.clone()), Err(error)),
+                };
+                Some(self.intern(key, name, || image.and_then(|bytes| Image::from_bytes(&bytes))))
+            }
+            MappingName::Special(name) => {
+                Some(self.intern(Key::Special(name.clone()), name, || Err(ObjectError::NoFile)))
+            }
+        }
+    }
+
+    /// The module that this process finds at a path of its own.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be opened or is not a regular file.
+    pub fn intern_path(&mut self, path: &Path) -> Result<ModuleId, ObjectError> {
+        let image = open::open_regular(path)?;
+        Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), || Ok(image)))
+    }
+
+    /// The module with this id.
+    ///
+    /// # Panics
+    ///
+    /// If the id is of another store.
+    #[must_use]
+    pub fn get(&self, id: ModuleId) -> &Module {
+        &self.modules[id.0 as usize]
+    }
+
+    /// All modules, in the order in which they were first seen.
+    pub fn iter(&self) -> impl Iterator<Item = (ModuleId, &Module)> {
+        (0..).map(ModuleId).zip(&self.modules)
+    }
+
+    fn intern(&mut self, key: Key, path: &str, open: impl FnOnce() -> Result<Image, ObjectError>) -> ModuleId {
+        let modules = &mut self.modules;
+        *self.by_key.entry(key).or_insert_with(|| {
+            // A module has a mapping or a path of its own, so memory ends long before the numbers do.
+            let id = ModuleId(u32::try_from(modules.len()).unwrap_or(u32::MAX));
+            modules.push(Module::new(path, open()));
+            id
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+use std::fs;
+
+use super::*;
+use crate::object::fixture::{Running, Workshop};
+use crate::object::symbols::{Search, defined_functions};
+use crate::proc::maps::executable_mappings;
+
+fn own_pid() -> Pid {
+    Pid(std::process::id())
+}
+
+fn vdso_of(pid: Pid) -> Mapping {
+    let mappings = executable_mappings(pid).expect("readable");
+    let vdso = MappingName::Special("[vdso]".to_owned());
+    mappings.into_iter().find(|mapping| mapping.name == vdso).expect("every process has one")
+}
+
+#[test]
+fn one_file_is_one_module_whatever_its_name() {
+    let workshop = Workshop::new();
+    fs::copy("/bin/true", workshop.path("first")).expect("copied");
+    fs::hard_link(workshop.path("first"), workshop.path("second")).expect("linked");
+    fs::copy("/bin/true", workshop.path("third")).expect("copied");
+    let mut modules = ModuleStore::new();
+    let ids = ["first", "second", "third"].map(|name| modules.intern_path(&workshop.path(name)).expect("it opens"));
+    assert_eq!(ids, [ModuleId(0), ModuleId(0), ModuleId(1)]);
+    assert_eq!(&**modules.get(ids[1]).path(), workshop.path("first").to_str().expect("UTF-8"));
+    assert_eq!(modules.iter().count(), 2);
+}
+
+#[test]
+fn a_file_rewritten_in_place_is_noticed() {
+    let workshop = Workshop::new();
+    let path = workshop.path("library");
+    fs::copy("/bin/true", &path).expect("copied");
+    let mut modules = ModuleStore::new();
+    let before = modules.intern_path(&path).expect("it opens");
+    assert!(modules.get(before).image().expect("open").unchanged());
+    fs::File::options().write(true).open(&path).and_then(|file| file.set_len(100)).expect("truncated");
+    assert!(!modules.get(before).image().expect("open").unchanged());
+    assert_ne!(modules.intern_path(&path).expect("it opens"), before);
+}
+
+#[test]
+fn pipes_and_devices_are_not_opened() {
+    let workshop = Workshop::new();
+    workshop.run("mkfifo", &["pipe"]);
+    let mut modules = ModuleStore::new();
+    // Opening a pipe that nobody writes to would wait for ever.
+    assert_eq!(modules.intern_path(&workshop.path("pipe")), Err(ObjectError::NotRegular));
+    assert_eq!(modules.intern_path("/dev/zero".as_ref()), Err(ObjectError::NotRegular));
+    assert_eq!(modules.intern_path(&workshop.path("nothing")), Err(ObjectError::Gone));
+}
+
+#[test]
+fn the_vdso_is_a_module_with_symbols_and_shared_between_processes() {
+    let child = Running::sleep("/bin/sleep".as_ref());
+    let mut modules = ModuleStore::new();
+    let id = modules.intern_mapping(child.pid(), &vdso_of(child.pid())).expect("a module");
+    assert_eq!(modules.intern_mapping(own_pid(), &vdso_of(own_pid())), Some(id));
+    let module = modules.get(id);
+    assert_eq!(&**module.path(), "[vdso]");
+    let found = defined_functions(module, &["__vdso_clock_gettime"], Search::Exported).expect("an ELF image");
+    assert_eq!(found.len(), 1, "{found:?}");
+}
+
+#[test]
+fn a_deleted_file_is_reached_through_its_mapping() {
+    let workshop = Workshop::new();
+    let path = workshop.path("sleeper");
+    fs::copy("/bin/sleep", &path).expect("copied");
+    let child = Running::sleep(&path);
+    fs::remove_file(&path).expect("deleted");
+    fs::write(&path, "something else has the name now").expect("writable");
+    let mapping = executable_mappings(child.pid()).expect("readable").remove(0);
+    assert_eq!(mapping.name, MappingName::File { path: path.clone(), deleted: true });
+
+    let mut modules = ModuleStore::new();
+    let id = modules.intern_mapping(child.pid(), &mapping).expect("a module");
+    let reached = fs::read(modules.get(id).reachable_path().expect("it is open")).expect("readable");
+    assert!(reached == fs::read("/bin/sleep").expect("readable"), "another file was opened");
+    assert_eq!(&**modules.get(id).path(), path.to_str().expect("UTF-8"));
+
+    // Without the mapping's entry only the name is left, and that leads to another file.
+    let moved = Mapping { end: TargetAddr(mapping.end.0 + 0x1000), ..mapping };
+    let id = modules.intern_mapping(child.pid(), &moved).expect("a module");
+    assert_eq!(modules.get(id).elf(), Err(&ObjectError::Gone));
+}
+
+#[test]
+fn without_the_mappings_entry_the_path_leads_to_the_same_file() {
+    let workshop = Workshop::new();
+    let path = workshop.path("sleeper");
+    fs::copy("/bin/sleep", &path).expect("copied");
+    let child = Running::sleep(&path);
+    let mapping = executable_mappings(child.pid()).expect("readable").remove(0);
+    let mut modules = ModuleStore::new();
+    let by_entry = modules.intern_mapping(child.pid(), &mapping).expect("a module");
+    let moved = Mapping { end: TargetAddr(mapping.end.0 + 0x1000), ..mapping };
+    assert_eq!(modules.intern_mapping(child.pid(), &moved), Some(by_entry));
+}

@@ -1,0 +1,82 @@
+//! Opens the file behind a mapping. Refuses to open a file that merely has the same name now.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+use super::ObjectError;
+use super::image::Image;
+use crate::ids::Pid;
+use crate::proc::maps::{Device, Mapping};
+use crate::proc::process::entry_path;
+
+/// Largest vDSO that is believed, in bytes; x86-64 kernels map two to four pages.
+const VDSO_BYTES_MAX: u64 = 1 << 18;
+
+/// Opens the file that the process has mapped here.
+///
+/// The mapping's own entry in `/proc/PID/map_files` leads to the very file, whatever became of its name, but takes
+/// privileges (CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN). Else the path is looked up from the process's root, and the
+/// file is taken only if it is the mapped one.
+///
+/// # Errors
+///
+/// If neither leads to the file.
+pub fn mapped_file(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectError> {
+    let entry = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
+    match open_regular(&entry_path(pid, &entry)) {
+        Ok(image) => Ok(image),
+        Err(ObjectError::NotRegular) => Err(ObjectError::NotRegular),
+        Err(_) => from_root(pid, mapping, path),
+    }
+}
+
+/// Opens a file by a path of this process's own.
+///
+/// # Errors
+///
+/// If it cannot be opened or is not a regular file.
+pub fn open_regular(path: &Path) -> Result<Image, ObjectError> {
+    // Opening a device can have effects, so ask first what it is. Should it be exchanged in between, it is at least
+    // opened without waiting for anybody.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(ObjectError::NotRegular);
+    }
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    #[expect(clippy::cast_possible_wrap, reason = "the flags use the low bits only")]
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
+    Image::new(file)
+}
+
+fn from_root(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectError> {
+    let root = File::open(entry_path(pid, "root"))?;
+    // The target owns this directory tree: its links must not lead out of it, nor through /proc.
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let found = rustix::fs::openat2(&root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
+        .map_err(std::io::Error::from)?;
+    let found = File::from(found);
+    let metadata = found.metadata()?;
+    if (Device::from_raw(metadata.dev()), metadata.ino()) != (mapping.device, mapping.inode) {
+        return Err(ObjectError::Gone);
+    }
+    open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
+}
+
+/// Copies the vDSO out of the process's memory, where alone it is.
+///
+/// # Errors
+///
+/// If the memory cannot be read.
+pub fn vdso(pid: Pid, mapping: &Mapping) -> Result<Vec<u8>, ObjectError> {
+    let size_bytes = mapping.end.0.saturating_sub(mapping.start.0);
+    if size_bytes > VDSO_BYTES_MAX {
+        return Err(ObjectError::Malformed("the vDSO is larger than is believable"));
+    }
+    let length = usize::try_from(size_bytes).map_err(|_| ObjectError::Malformed("the vDSO exceeds memory"))?;
+    let mut bytes = vec![0; length];
+    File::open(entry_path(pid, "mem"))?.read_exact_at(&mut bytes, mapping.start.0)?;
+    Ok(bytes)
+}

@@ -1,0 +1,168 @@
+//! Which of the wanted functions a module defines, and where in its file their code begins. Looks up by name only: names
+//! for addresses are [`symbolize`](crate::symbolize)'s part.
+
+use object::LittleEndian as LE;
+use object::elf::{self as abi, Sym64};
+use object::pod::slice_from_all_bytes;
+use rustc_hash::FxHashMap;
+
+use super::ObjectError;
+use super::elf::{Elf, Section};
+use super::image::Image;
+use super::module::Module;
+use crate::address::{FileOffset, LinkAddr};
+
+/// Most bytes of a symbol table or its strings. The largest known, of a browser with all symbols, stays below.
+const TABLE_BYTES_MAX: u64 = 1 << 29;
+
+/// Bit of a version index that says the version is not the default one (`name@VERSION`, not `name@@VERSION`).
+const VERSION_HIDDEN: u16 = 0x8000;
+
+/// Where a symbol was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SymbolSource {
+    /// `.dynsym`: what other modules can call.
+    Dynamic,
+    /// `.symtab`: everything, local functions too, if it was not stripped.
+    Static,
+}
+
+/// Which symbol tables to search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// `.dynsym`; `.symtab` in a static executable only, where it is all there is.
+    Exported,
+    /// `.symtab` too, for names that `.dynsym` does not define.
+    Everything,
+}
+
+/// A function that a module defines.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DefinedFunction {
+    /// Its name as it was asked for, without version.
+    pub name: String,
+    /// Where its code begins in the file.
+    pub offset: FileOffset,
+    /// Size in bytes; 0 when the symbol does not say.
+    pub size_bytes: u64,
+    /// Where it was found.
+    pub source: SymbolSource,
+    /// The code is not the function: it is called once and returns the function's address (`STT_GNU_IFUNC`).
+    pub indirect: bool,
+    /// Visible to other object files. A local function may have the name by chance.
+    pub global: bool,
+}
+
+/// Those of the named functions that the module defines, ordered by name and offset.
+///
+/// Of several versions of a function the default one is taken, and the others only where there is no default (glibc's
+/// `cfree`). A symbol that does not lead into executable code of the file is left out, and so are local functions where
+/// a global one has the name.
+///
+/// # Errors
+///
+/// If the module cannot be read. Symbol tables that make no sense count as empty.
+pub fn defined_functions(module: &Module, names: &[&str], search: Search) -> Result<Vec<DefinedFunction>, ObjectError> {
+    let image = module.image().map_err(Clone::clone)?;
+    let elf = module.elf().map_err(Clone::clone)?;
+    let mut wanted: FxHashMap<&[u8], Vec<Candidate>> = names.iter().map(|name| (name.as_bytes(), Vec::new())).collect();
+    scan(image, elf, SymbolSource::Dynamic, &mut wanted);
+    let mut functions: Vec<DefinedFunction> = wanted
+        .extract_if(|_, candidates| !candidates.is_empty())
+        .flat_map(|(_, candidates)| best(candidates))
+        .collect();
+    if !wanted.is_empty() && (search == Search::Everything || elf.is_static) {
+        scan(image, elf, SymbolSource::Static, &mut wanted);
+        functions.extend(wanted.into_values().flat_map(best));
+    }
+    functions.sort_unstable();
+    functions.dedup();
+    Ok(functions)
+}
+
+/// A symbol with a wanted name.
+struct Candidate {
+    function: DefinedFunction,
+    default_version: bool,
+}
+
+/// Drops what something better stands beside: other versions than the default, local functions.
+fn best(mut candidates: Vec<Candidate>) -> impl Iterator<Item = DefinedFunction> {
+    if candidates.iter().any(|candidate| candidate.default_version) {
+        candidates.retain(|candidate| candidate.default_version);
+    }
+    if candidates.iter().any(|candidate| candidate.function.global) {
+        candidates.retain(|candidate| candidate.function.global);
+    }
+    candidates.into_iter().map(|candidate| candidate.function)
+}
+
+/// Adds the table's symbols with wanted names to their candidates.
+fn scan(image: &Image, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&[u8], Vec<Candidate>>) {
+    let Some(table) = Table::read(image, elf, source) else { return };
+    let Ok(symbols) = slice_from_all_bytes::<Sym64<LE>>(&table.symbols) else { return };
+    // A name that is longer than any wanted one need not be searched for its end: that keeps a table of a million
+    // symbols, all with the same long name, from costing more than a million short ones.
+    let longest = wanted.keys().map(|name| name.len()).max().unwrap_or(0);
+    for (index, symbol) in symbols.iter().enumerate() {
+        let indirect = symbol.st_type() == abi::STT_GNU_IFUNC;
+        if symbol.st_shndx.get(LE) == abi::SHN_UNDEF || !(indirect || symbol.st_type() == abi::STT_FUNC) {
+            continue;
+        }
+        let Some((name, named_default)) = table.name(symbol.st_name.get(LE), longest) else { continue };
+        let Some(candidates) = wanted.get_mut(name) else { continue };
+        let Some(offset) = elf.file_offset(LinkAddr(symbol.st_value.get(LE))) else { continue };
+        candidates.push(Candidate {
+            function: DefinedFunction {
+                name: String::from_utf8_lossy(name).into_owned(),
+                offset,
+                size_bytes: symbol.st_size.get(LE),
+                source,
+                indirect,
+                global: symbol.st_bind() != abi::STB_LOCAL,
+            },
+            default_version: named_default && table.version(index) & VERSION_HIDDEN == 0,
+        });
+    }
+}
+
+/// The bytes of a symbol table and of what belongs to it.
+struct Table {
+    symbols: Vec<u8>,
+    strings: Vec<u8>,
+    /// One index of 16 bits for each symbol; empty when there are no versions.
+    versions: Vec<u8>,
+}
+
+impl Table {
+    fn read(image: &Image, elf: &Elf, source: SymbolSource) -> Option<Self> {
+        let read = |section: &Section| image.read(section.offset, section.size_bytes, TABLE_BYTES_MAX).ok();
+        let of_kind = |kind| elf.sections.iter().find(|section| section.kind == kind);
+        let (table, versions) = match source {
+            SymbolSource::Dynamic => (of_kind(abi::SHT_DYNSYM)?, of_kind(abi::SHT_GNU_VERSYM)),
+            SymbolSource::Static => (of_kind(abi::SHT_SYMTAB)?, None),
+        };
+        let mut symbols = read(table)?;
+        symbols.truncate(symbols.len() / size_of::<Sym64<LE>>() * size_of::<Sym64<LE>>());
+        let strings = read(elf.sections.get(table.link as usize)?)?;
+        Some(Self { symbols, strings, versions: versions.and_then(read).unwrap_or_default() })
+    }
+
+    /// The name that begins here, unless it is longer than any wanted one; and whether it says itself that it is not the
+    /// default version. Names in `.symtab` carry their version (`memcpy@GLIBC_2.2.5`, the default `memcpy@@GLIBC_2.14`).
+    fn name(&self, at: u32, longest: usize) -> Option<(&[u8], bool)> {
+        let tail = self.strings.get(at as usize..)?;
+        let tail = &tail[..tail.len().min(longest.saturating_add(1))];
+        let end = tail.iter().position(|&byte| matches!(byte, 0 | b'@'))?;
+        let behind = self.strings.get(at as usize + end..)?;
+        Some((&tail[..end], !behind.starts_with(b"@") || behind.starts_with(b"@@")))
+    }
+
+    fn version(&self, index: usize) -> u16 {
+        let bytes = index.checked_mul(2).and_then(|at| self.versions.get(at..)?.first_chunk::<2>());
+        bytes.map_or(0, |&bytes| u16::from_le_bytes(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Who a process is: its arguments, its name, when it started, which program it runs. Read once per question; nothing is
+//! cached, because every answer may change.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use procfs::FromRead;
+
+use super::ProcError;
+use crate::ids::Pid;
+
+/// Inode of the initial PID namespace's entry in `/proc/PID/ns` (`PROC_PID_INIT_INO` in
+/// <https://github.com/torvalds/linux/blob/v6.12/include/linux/proc_ns.h#L42>).
+const INITIAL_PID_NAMESPACE_INODE: u64 = 0xEFFF_FFFC;
+
+/// Most bytes of a command line that are read. A target may write what it likes there, up to megabytes.
+const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
+
+/// When a process started, in clock ticks since boot. With the PID it names a process for good: a PID alone is reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StartTime(pub u64);
+
+/// Whether the process exists (a zombie does).
+#[must_use]
+pub fn exists(pid: Pid) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
+
+/// The arguments that the process was started with, `argv[0]` first, or what it made of them since. Empty for kernel
+/// threads and zombies. Bytes that are not UTF-8 become `U+FFFD`.
+///
+/// # Errors
+///
+/// If there is no such process, or it may not be read.
+pub fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
+    let bytes = read(pid, "cmdline", ARGUMENTS_BYTES_MAX)?;
+    let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
+    if bytes.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(bytes.split(|&byte| byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
+}
+
+/// The kernel's name for the process, at most 15 bytes. Bytes that are not UTF-8 become `U+FFFD`.
+///
+/// # Errors
+///
+/// If there is no such process, or it may not be read.
+pub fn comm(pid: Pid) -> Result<String, ProcError> {
+    let bytes = read(pid, "comm", 64)?;
+    Ok(String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned())
+}
+
+/// The wait status of a process that has ended and is not reaped yet; `None` while it runs, once it is gone, and without
+/// the right to read its memory.
+#[must_use]
+pub fn zombie_status(pid: Pid) -> Option<i32> {
+    let stat = procfs::process::Process::new(i32::try_from(pid.0).ok()?).and_then(|process| process.stat()).ok()?;
+    (stat.state == 'Z').then_some(stat.exit_code?)
+}
+
+/// When the process started.
+///
+/// # Errors
+///
+/// If there is no such process, or it may not be read.
+pub fn start_time(pid: Pid) -> Result<StartTime, ProcError> {
+    let bytes = read(pid, "stat", 1 << 16)?;
+    let stat =
+        procfs::process::Stat::from_read(bytes.as_slice()).map_err(|_| ProcError::Malformed { pid, entry: "stat" })?;
+    Ok(StartTime(stat.starttime))
+}
+
+/// The program that the process runs, as the process names its path; ` (deleted)` follows it when the file is gone.
+///
+/// # Errors
+///
+/// If there is no such process, it may not be read, or it is a kernel thread.
+pub fn executable(pid: Pid) -> Result<PathBuf, ProcError> {
+    fs::read_link(entry_path(pid, "exe")).map_err(|source| ProcError::from_io(pid, "exe", source))
+}
+
+/// Whether this process is in the initial PID namespace, so that the PIDs it sees are those that the kernel side
+/// reports.
+///
+/// # Errors
+///
+/// If `/proc` is not mounted.
+pub fn in_initial_pid_namespace() -> Result<bool, ProcError> {
+    let metadata = fs::metadata("/proc/self/ns/pid").map_err(|source| ProcError::Io {
+        pid: Pid(std::process::id()),
+        entry: "ns/pid",
+        source,
+    })?;
+    Ok(metadata.ino() == INITIAL_PID_NAMESPACE_INODE)
+}
+
+/// Path of an entry of the process's directory.
+pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/{entry}"))
+}
+
+/// The first `bytes_max` bytes of an entry.
+fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> Result<Vec<u8>, ProcError> {
+    let mut bytes = Vec::new();
+    File::open(entry_path(pid, entry))
+        .and_then(|file| file.take(bytes_max).read_to_end(&mut bytes))
+        .map_err(|source| ProcError::from_io(pid, entry, source))?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// A PID that no kernel gives out: `PID_MAX_LIMIT` is 2^22.
+    const NOBODY: Pid = Pid(1 << 22);
+
+    #[test]
+    fn a_child_is_described_as_it_was_started() {
+        let mut child = Command::new("/bin/sleep").arg("1000").spawn().expect("sleep starts");
+        let pid = Pid(child.id());
+        let described = (arguments(pid), comm(pid), executable(pid), start_time(pid), start_time(pid));
+        child.kill().expect("it can be killed");
+        child.wait().expect("it ends");
+        assert_eq!(described.0.expect("readable"), ["/bin/sleep", "1000"]);
+        assert_eq!(described.1.expect("readable"), "sleep");
+        assert!(described.2.expect("readable").ends_with("sleep"));
+        assert_eq!(described.3.expect("readable"), described.4.expect("readable"));
+        assert!(matches!(arguments(pid), Err(ProcError::NoSuchProcess { .. })));
+    }
+
+    #[test]
+    fn a_later_process_starts_later() {
+        let first_process = start_time(Pid(1)).expect("init is readable");
+        assert!(first_process < start_time(Pid(std::process::id())).expect("readable"));
+    }
+
+    #[test]
+    fn who_is_missing_is_named() {
+        let error = comm(NOBODY).expect_err("nobody has this PID");
+        assert!(error.to_string().starts_with("no process `4194304`"), "{error}");
+        assert!(!exists(NOBODY));
+        assert!(exists(Pid(std::process::id())));
+    }
+
+    #[test]
+    fn the_namespace_is_compared_with_the_initial_one() {
+        let link = fs::read_link("/proc/self/ns/pid").expect("readable");
+        let initial = link.to_str() == Some("pid:[4026531836]");
+        assert_eq!(in_initial_pid_namespace().expect("readable"), initial);
+    }
+}

@@ -1,0 +1,38 @@
+//! From addresses to names.
+//!
+//! ```text
+//! snapshot ─▶ names ─▶ address space: module + offset ─▶ Resolve: functions, lines ─▶ names ─▶ frames
+//! ```
+
+use std::sync::Arc;
+
+use crate::address::FileOffset;
+use crate::ids::ModuleId;
+use crate::object::module::Module;
+
+pub mod debug_file;
+pub mod demangle;
+mod inflate;
+pub mod names;
+pub mod resolver;
+pub mod trim;
+
+/// One function that was active at an address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ResolvedFrame {
+    /// Demangled name, if it has one.
+    pub function: Option<Arc<str>>,
+    /// Source file, if that is known.
+    pub file: Option<Arc<str>>,
+    /// Line in it.
+    pub line: Option<u32>,
+    /// Its call was inlined into the next function.
+    pub inlined: bool,
+}
+
+/// Gives names to places in modules.
+pub trait Resolve {
+    /// The functions active at each of these offsets, the innermost first; none where nothing is known. One result per
+    /// offset, in their order. Offsets lie inside instructions: a return address must have been put inside its call.
+    fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>>;
+}

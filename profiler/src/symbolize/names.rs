@@ -1,0 +1,194 @@
+//! Gives a snapshot's stacks their frames. Decides what is printed of an address: a name, a place in a module, a bare
+//! address, or nothing, where the address cannot be code.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use profiler_common::stack::StackEnd;
+use rustc_hash::FxHashMap;
+
+use super::{Resolve, ResolvedFrame};
+use crate::address::{FileOffset, TargetAddr};
+use crate::ids::{HeapId, ModuleId};
+use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
+use crate::object::module::ModuleStore;
+use crate::report::profile::{CallsiteProfile, Frame, FrameId};
+use crate::target::address_space::{AddressSpace, Location, Place};
+
+/// A target whose stacks are to be named.
+#[derive(Clone, Copy, Debug)]
+pub struct Unnamed<'a> {
+    /// Its state.
+    pub snapshot: &'a TargetSnapshot,
+    /// Where its code lies.
+    pub space: &'a AddressSpace,
+}
+
+/// Stacks with names.
+#[derive(Clone, Debug, Default)]
+pub struct Named {
+    /// All frames, each once, in the order in which they first occur.
+    pub frames: Vec<Frame>,
+    /// The callsites of each target, in the order of the targets and of their snapshots.
+    pub callsites: Vec<Vec<CallsiteProfile>>,
+}
+
+/// Names the stacks of several targets.
+///
+/// Every address is resolved once, and every module is asked once. A stack is cut at the first address that lies in no
+/// executable mapping: such an address is not code, so what was read from there on was not a stack. Only where nothing
+/// is known of a target's mappings, because it ended before they were read, all addresses are kept.
+///
+/// A callsite's heap becomes its index in the snapshot's list of heaps; a heap that is not in that list would be a
+/// broken snapshot, and its callsites are left out with a warning.
+#[must_use]
+pub fn name_profile(targets: &[Unnamed<'_>], modules: &ModuleStore, resolver: &dyn Resolve) -> Named {
+    let places: Vec<Places> = targets.iter().map(Places::of).collect();
+    let answers = ask(&places, modules, resolver);
+    let mut named = Named::default();
+    for (target, places) in targets.iter().zip(&places) {
+        let mut writer = Writer { places, modules, answers: &answers, chains: FxHashMap::default() };
+        let heaps: FxHashMap<HeapId, usize> =
+            target.snapshot.heaps.iter().enumerate().map(|(index, &(id, _))| (id, index)).collect();
+        let callsites = target.snapshot.callsites.iter().filter_map(|callsite| {
+            let Some(&heap) = heaps.get(&callsite.heap) else {
+                tracing::warn!(heap = callsite.heap.0, "a callsite of an unknown heap is left out");
+                return None;
+            };
+            Some(writer.callsite(callsite, heap, &mut named.frames))
+        });
+        named.callsites.push(callsites.collect());
+    }
+    named
+}
+
+/// What lies at the addresses of one target's stacks.
+struct Places {
+    /// Nothing is known of the target's mappings.
+    unknown: bool,
+    by_address: FxHashMap<TargetAddr, Option<Place>>,
+}
+
+impl Places {
+    fn of(target: &Unnamed<'_>) -> Self {
+        let mut by_address = FxHashMap::default();
+        for stack in target.snapshot.callsites.iter().filter_map(|callsite| callsite.stack.as_ref()) {
+            for &address in stack.frames.iter() {
+                by_address.entry(address).or_insert_with(|| target.space.place(address.inside_call()));
+            }
+        }
+        Self { unknown: !target.space.is_known(), by_address }
+    }
+
+    fn at(&self, address: TargetAddr) -> Option<Place> {
+        self.by_address.get(&address).copied().flatten()
+    }
+
+    /// The part of a stack that is code.
+    fn code<'stack>(&self, frames: &'stack [TargetAddr]) -> &'stack [TargetAddr] {
+        if self.unknown {
+            return frames;
+        }
+        let code = frames.iter().take_while(|&&address| self.at(address).is_some()).count();
+        &frames[..code]
+    }
+}
+
+type Answers = FxHashMap<Location, Arc<[ResolvedFrame]>>;
+
+/// Asks for all places of all targets, module by module.
+fn ask(places: &[Places], modules: &ModuleStore, resolver: &dyn Resolve) -> Answers {
+    let mut by_module: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
+    for place in places.iter().flat_map(|places| places.by_address.values()) {
+        if let Some(Place::Module(location)) = place {
+            by_module.entry(location.module).or_default().push(location.offset);
+        }
+    }
+    let mut answers = Answers::default();
+    for (module, mut offsets) in by_module {
+        // Neighbours share what has to be parsed for them.
+        offsets.sort_unstable();
+        offsets.dedup();
+        let resolved = resolver.resolve(module, modules.get(module), &offsets);
+        answers.extend(offsets.into_iter().map(|offset| Location { module, offset }).zip(resolved));
+    }
+    answers
+}
+
+/// Writes the stacks of one target.
+struct Writer<'a> {
+    places: &'a Places,
+    modules: &'a ModuleStore,
+    answers: &'a Answers,
+    /// The frames of an address, which follow each other.
+    chains: FxHashMap<TargetAddr, Range<u32>>,
+}
+
+impl Writer<'_> {
+    fn callsite(&mut self, callsite: &CallsiteSnapshot, heap: usize, frames: &mut Vec<Frame>) -> CallsiteProfile {
+        let (stack, end) = match &callsite.stack {
+            None => (Vec::new(), None),
+            Some(stack) => {
+                let (ids, end) = self.stack(stack, frames);
+                (ids, Some(end))
+            }
+        };
+        CallsiteProfile { stack, end, heap, totals: callsite.totals }
+    }
+
+    fn stack(&mut self, stack: &Stack, frames: &mut Vec<Frame>) -> (Vec<FrameId>, StackEnd) {
+        let code = self.places.code(&stack.frames);
+        let end = if code.len() < stack.frames.len() { StackEnd::BrokenChain } else { stack.end };
+        let ids = code.iter().flat_map(|&address| self.chain(address, frames)).map(FrameId).collect();
+        (ids, end)
+    }
+
+    /// The frames of an address, the innermost inlined call first.
+    fn chain(&mut self, address: TargetAddr, frames: &mut Vec<Frame>) -> Range<u32> {
+        if let Some(chain) = self.chains.get(&address) {
+            return chain.clone();
+        }
+        let first = frames.len();
+        self.append(address, frames);
+        // Four billion frames would not fit into memory, let alone a report.
+        let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        let chain = number(first)..number(frames.len());
+        self.chains.insert(address, chain.clone());
+        chain
+    }
+
+    fn append(&self, address: TargetAddr, frames: &mut Vec<Frame>) {
+        let bare = Frame {
+            function: None,
+            module: None,
+            file: None,
+            line: None,
+            inlined: false,
+            address: address.0,
+            module_offset: None,
+        };
+        let Some(Place::Module(location)) = self.places.at(address) else {
+            frames.push(bare);
+            return;
+        };
+        let placed = Frame {
+            module: Some(Arc::clone(self.modules.get(location.module).path())),
+            // The place was looked up inside the call; the frame tells the return address.
+            module_offset: Some(location.offset.0.saturating_add(1)),
+            ..bare
+        };
+        match self.answers.get(&location).filter(|resolved| !resolved.is_empty()) {
+            None => frames.push(placed),
+            Some(resolved) => frames.extend(resolved.iter().map(|resolved| Frame {
+                function: resolved.function.clone(),
+                file: resolved.file.clone(),
+                line: resolved.line,
+                inlined: resolved.inlined,
+                ..placed.clone()
+            })),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

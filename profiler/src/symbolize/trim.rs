@@ -1,0 +1,155 @@
+//! Removes the frames that every stack of a runtime begins or ends with: the way from the language's allocation call
+//! down to malloc, and the way from the system up to `main`. Pure. Frames in the middle stay, whatever their names.
+
+use crate::report::profile::{Frame, FrameId};
+
+/// What functions between an allocating statement and malloc are called, by how the name begins.
+const ALLOCATION: &[&str] = &[
+    "__rust_alloc",
+    "__rust_alloc_zeroed",
+    "__rust_realloc",
+    "__rustc::__rust_",
+    "__rdl_",
+    "__rg_",
+    "alloc::alloc::",
+    "<alloc::alloc::",
+    "alloc::raw_vec::",
+    "<alloc::raw_vec::",
+    "alloc::boxed::Box<T>::new",
+    "<std::alloc::System as ",
+    "std::alloc::",
+    "std::sys::alloc::",
+    "std::sys::pal::unix::alloc::",
+    "operator new",
+    "std::allocator<",
+    "std::allocator_traits<",
+    "std::__new_allocator<",
+    "__gnu_cxx::new_allocator<",
+    "std::__detail::_Hashtable_alloc<",
+    "std::_Vector_base<",
+    "std::__cxx1998::_Vector_base<",
+];
+
+/// What functions between a thread's start and its own code are called, by how the name begins.
+const START: &[&str] = &[
+    "_start",
+    "__libc_start_main",
+    "__libc_start_main_impl",
+    "__libc_start_call_main",
+    "libc_start_main_stage2",
+    "start_thread",
+    "__clone",
+    "clone3",
+    "__clone3",
+    "std::rt::lang_start",
+    "std::rt::lang_start_internal",
+    "std::panic::catch_unwind",
+    "std::panicking::try",
+    "std::panicking::catch_unwind",
+    "std::sys::backtrace::__rust_begin_short_backtrace",
+    "std::sys_common::backtrace::__rust_begin_short_backtrace",
+    "core::ops::function::FnOnce::call_once",
+    "core::ops::function::impls::",
+    "<alloc::boxed::Box<F,A> as core::ops::function::FnOnce<Args>>::call_once",
+    "<core::panic::unwind_safe::AssertUnwindSafe<T> as core::ops::function::FnOnce<()>>::call_once",
+    "std::thread::Builder::spawn_unchecked_",
+    "std::thread::lifecycle::spawn_unchecked",
+    "std::sys::thread::unix::Thread::new::thread_start",
+    "std::sys::pal::unix::thread::Thread::new::thread_start",
+    "std::thread::Invoker<",
+    "std::thread::_Invoker<",
+    "std::thread::_State_impl<",
+    "execute_native_thread_routine",
+];
+
+/// The stack, leaf first, without the plumbing at its two ends. A stack of nothing else stays whole.
+#[must_use]
+pub fn trim<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> &'stack [FrameId] {
+    let name = |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| frame.function.as_deref()).unwrap_or("");
+    let leaf = stack.iter().take_while(|id| begins_like_any(name(id), ALLOCATION)).count();
+    let mut kept = &stack[leaf..];
+    while let [rest @ .., last] = kept {
+        // The `main` of a Rust program is the compiler's; the programmer's is further in.
+        let rust_main =
+            name(last) == "main" && rest.last().is_some_and(|id| name(id).starts_with("std::rt::lang_start"));
+        if !rust_main && !begins_like_any(name(last), START) {
+            return kept;
+        }
+        kept = rest;
+    }
+    stack
+}
+
+fn begins_like_any(name: &str, prefixes: &[&str]) -> bool {
+    prefixes.iter().any(|prefix| begins(name, prefix))
+}
+
+/// Whether the name begins with these words; `clone3` must not catch `clone3_table`.
+fn begins(name: &str, prefix: &str) -> bool {
+    let Some(rest) = name.strip_prefix(prefix) else { return false };
+    let word = |byte: u8| byte.is_ascii_alphanumeric();
+    !(prefix.bytes().last().is_some_and(word) && rest.bytes().next().is_some_and(|byte| word(byte) || byte == b'_'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(names: &[&str], expected: &[&str]) {
+        let frames: Vec<Frame> = names
+            .iter()
+            .map(|name| Frame {
+                function: (!name.is_empty()).then(|| (*name).into()),
+                module: None,
+                file: None,
+                line: None,
+                inlined: false,
+                address: 0,
+                module_offset: None,
+            })
+            .collect();
+        let stack: Vec<FrameId> = (0..).map(FrameId).take(names.len()).collect();
+        let kept: Vec<&str> = trim(&stack, &frames).iter().map(|id| names[id.0 as usize]).collect();
+        assert_eq!(kept, expected);
+    }
+
+    #[test]
+    fn both_ends_are_trimmed_and_the_middle_is_not() {
+        check(
+            &[
+                "alloc::alloc::alloc",
+                "<alloc::raw_vec::RawVec<T,A>>::with_capacity_in",
+                "alloc::vec::Vec<T>::with_capacity",
+                "operator new(unsigned long)",
+                "app::run",
+                "std::sys::backtrace::__rust_begin_short_backtrace",
+                "std::rt::lang_start::{{closure}}",
+                "std::rt::lang_start_internal",
+                "main",
+                "__libc_start_call_main",
+                "__libc_start_main_impl",
+                "_start",
+            ],
+            &["alloc::vec::Vec<T>::with_capacity", "operator new(unsigned long)", "app::run"],
+        );
+        check(
+            &["operator new(unsigned long)", "std::allocator<int>::allocate(unsigned long)", "Shop::add(int)"],
+            &["Shop::add(int)"],
+        );
+    }
+
+    #[test]
+    fn similar_names_and_unknown_ones_stay() {
+        check(&["", "main", "_start"], &["", "main"]);
+        check(
+            &["operator newest", "clone3_table", "start_thread_pool"],
+            &["operator newest", "clone3_table", "start_thread_pool"],
+        );
+    }
+
+    #[test]
+    fn a_stack_of_plumbing_stays_whole() {
+        check(&["operator new(unsigned long)", "_start"], &["operator new(unsigned long)", "_start"]);
+        check(&[], &[]);
+    }
+}

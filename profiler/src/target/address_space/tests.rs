@@ -1,0 +1,115 @@
+use std::path::PathBuf;
+
+use super::*;
+use crate::object::fixture::Running;
+use crate::proc::maps::{Device, MappingName};
+
+fn mapped(start: u64, end: u64, offset: u64, module: Option<u32>) -> MappedModule {
+    let name = match module {
+        Some(id) => MappingName::File { path: PathBuf::from(format!("/lib/{id}")), deleted: false },
+        None => MappingName::Anonymous,
+    };
+    let mapping = Mapping {
+        start: TargetAddr(start),
+        end: TargetAddr(end),
+        offset: FileOffset(offset),
+        device: Device { major: 1, minor: 2 },
+        inode: 3,
+        name,
+    };
+    MappedModule { mapping, module: module.map(ModuleId) }
+}
+
+impl AddressSpace {
+    /// An address space with these mappings, for tests.
+    pub(crate) fn with(pid: Pid, current: Vec<MappedModule>) -> Self {
+        Self { pid, current, retired: Vec::new() }
+    }
+
+    /// Other mappings take the place of all that were there.
+    fn replace(&mut self, current: Vec<MappedModule>) {
+        let known = std::mem::replace(&mut self.current, current);
+        self.retire(known);
+    }
+}
+
+fn location(module: u32, offset: u64) -> Option<Location> {
+    Some(Location { module: ModuleId(module), offset: FileOffset(offset) })
+}
+
+#[test]
+fn addresses_are_placed_in_their_mapping() {
+    let maps = vec![mapped(0x1000, 0x2000, 0x400, Some(7)), mapped(0x2000, 0x3000, 0, None)];
+    let space = AddressSpace::with(Pid(1), maps);
+    assert_eq!(space.lookup(TargetAddr(0x1000)), location(7, 0x400));
+    assert_eq!(space.lookup(TargetAddr(0x1fff)), location(7, 0x13ff));
+    assert_eq!(space.place(TargetAddr(0x2000)), Some(Place::Generated));
+    assert_eq!(space.lookup(TargetAddr(0x2000)), None);
+    for address in [0, 0xfff, 0x3000, u64::MAX] {
+        assert_eq!(space.place(TargetAddr(address)), None, "{address:#x}");
+        assert!(!space.covers(TargetAddr(address)), "{address:#x}");
+    }
+}
+
+#[test]
+fn what_was_mapped_stays_known_until_something_else_is_there() {
+    let mut space = AddressSpace::with(Pid(1), vec![mapped(0x1000, 0x3000, 0, Some(1))]);
+    space.replace(vec![mapped(0x2000, 0x3000, 0, Some(2))]);
+    assert_eq!(space.lookup(TargetAddr(0x1800)), location(1, 0x800));
+    assert!(!space.covers(TargetAddr(0x1800)));
+    assert_eq!(space.lookup(TargetAddr(0x2800)), location(2, 0x800));
+    assert!(space.covers(TargetAddr(0x2800)));
+    space.replace(vec![mapped(0x8000, 0x9000, 0, Some(3))]);
+    assert_eq!(space.lookup(TargetAddr(0x2800)), location(2, 0x800), "the later of the two");
+    assert_eq!(space.modules(), [ModuleId(3)]);
+}
+
+#[test]
+fn what_comes_and_goes_is_remembered_within_bounds() {
+    let mut space = AddressSpace::new(Pid(1));
+    for round in 0..3 * RETIRED_MAX as u64 {
+        space.replace(vec![mapped(0x1000 * round, 0x1000 * (round + 1), 0, None)]);
+    }
+    assert_eq!(space.retired.len(), RETIRED_MAX);
+    let mut space = AddressSpace::new(Pid(1));
+    for round in 0..100 {
+        space.replace(vec![mapped(0x1000, 0x2000, 0, Some(round % 2))]);
+    }
+    assert_eq!(space.retired.len(), 2);
+}
+
+#[test]
+fn a_process_is_read_and_survives_its_end() {
+    let mut child = Running::sleep("/bin/sleep".as_ref());
+    let mut modules = ModuleStore::new();
+    let mut space = AddressSpace::new(child.pid());
+    assert!(!space.is_known());
+    let new = space.refresh(&mut modules).expect("readable");
+    assert_eq!(new, space.modules());
+    let paths: Vec<&str> = new.iter().map(|&id| &**modules.get(id).path()).collect();
+    assert!(paths[0].ends_with("/sleep"), "{paths:?}");
+    assert!(paths.iter().any(|path| path.ends_with("/libc.so.6")), "{paths:?}");
+    assert_eq!(space.refresh(&mut modules).expect("readable"), [], "nothing is new");
+    let first = space.mappings()[0].mapping.clone();
+
+    child.end();
+    assert!(matches!(space.refresh(&mut modules), Err(ProcError::NoSuchProcess { pid }) if pid == child.pid()));
+    assert_eq!(space.lookup(first.start), Some(Location { module: new[0], offset: first.offset }));
+}
+
+#[test]
+fn the_bias_takes_a_symbol_to_its_address() {
+    use crate::object::symbols::{Search, defined_functions};
+    // What the process itself says about where a function is, against what its file and its mappings say.
+    let here = TargetAddr(libc::getpid as *const () as u64);
+    let mut modules = ModuleStore::new();
+    let mut space = AddressSpace::new(Pid(std::process::id()));
+    space.refresh(&mut modules).expect("readable");
+    let at = space.lookup(here).expect("getpid is code");
+    let module = modules.get(at.module);
+    let found = defined_functions(module, &["getpid"], Search::Exported).expect("readable");
+    assert_eq!(found.iter().map(|function| function.offset).collect::<Vec<_>>(), [at.offset]);
+    let mapping = &space.mappings().iter().find(|mapped| mapped.contains(here)).expect("mapped").mapping;
+    let bias = module.bias(mapping.start, mapping.offset).expect("it is one of its segments");
+    assert_eq!(module.link_addr(at.offset).expect("code").0.wrapping_add(bias), here.0);
+}

@@ -1,0 +1,4 @@
+//! Targets: the processes that are profiled.
+
+pub mod address_space;
+pub mod process;
