@@ -106,6 +106,7 @@ impl Heapbpf {
 
     /// Reads a JSON report in the directory that it runs in.
     #[must_use]
+    #[track_caller]
     pub fn report(&self, name: &str) -> Report {
         Report::read(&self.file(name))
     }
@@ -116,6 +117,7 @@ impl Heapbpf {
     ///
     /// When it ends or hangs instead.
     #[must_use]
+    #[track_caller]
     pub fn start(&mut self) -> Session {
         let mut session = self.spawn();
         session.wait_until_recording();
@@ -128,10 +130,12 @@ impl Heapbpf {
     ///
     /// When it hangs.
     #[must_use]
+    #[track_caller]
     pub fn run(&mut self) -> Outcome {
         self.spawn().wait()
     }
 
+    #[track_caller]
     fn spawn(&mut self) -> Session {
         let mut child = self.command.spawn().unwrap_or_else(|error| panic!("{:?}: {error}", self.command));
         let (sender, stderr_lines) = mpsc::channel();
@@ -180,6 +184,7 @@ impl Session {
     ///
     /// When it has ended already, or hangs.
     #[must_use]
+    #[track_caller]
     pub fn interrupt(self) -> Outcome {
         self.signal(Signal::INT);
         self.wait()
@@ -191,6 +196,7 @@ impl Session {
     ///
     /// When it has ended already, or hangs.
     #[must_use]
+    #[track_caller]
     pub fn terminate(self) -> Outcome {
         self.signal(Signal::TERM);
         self.wait()
@@ -201,6 +207,7 @@ impl Session {
     /// # Panics
     ///
     /// When it had ended by itself.
+    #[track_caller]
     pub fn kill(self) {
         self.signal(Signal::KILL);
         let outcome = self.wait();
@@ -213,6 +220,7 @@ impl Session {
     ///
     /// When it hangs.
     #[must_use]
+    #[track_caller]
     pub fn wait(mut self) -> Outcome {
         let deadline = Instant::now() + DONE_WITHIN;
         loop {
@@ -227,6 +235,7 @@ impl Session {
         Outcome { status, stdout, stderr: std::mem::take(&mut self.stderr) }
     }
 
+    #[track_caller]
     fn wait_until_recording(&mut self) {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
@@ -247,6 +256,7 @@ impl Session {
         self.stderr.push('\n');
     }
 
+    #[track_caller]
     fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("pids are positive");
         kill_process(pid, signal).expect("it has not been waited for");
@@ -268,6 +278,7 @@ impl Outcome {
     ///
     /// When it ended in another way.
     #[must_use]
+    #[track_caller]
     pub fn expect_code(self, code: i32) -> Self {
         assert_eq!(
             self.status.code(),
@@ -287,6 +298,7 @@ impl Outcome {
     ///
     /// When it did otherwise.
     #[must_use]
+    #[track_caller]
     pub fn expect_error(self, code: i32) -> String {
         let outcome = self.expect_code(code);
         let stderr = outcome.stderr;
@@ -311,6 +323,7 @@ impl Outcome {
 ///
 /// When it cannot be read.
 #[must_use]
+#[track_caller]
 pub fn text(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()))
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 /// # Panics
 ///
 /// When the effective user is not root.
+#[track_caller]
 pub fn require_root() {
     assert!(
         rustix::process::geteuid().is_root(),
@@ -37,6 +38,7 @@ pub fn version() -> (u32, u32) {
 ///
 /// When the process or a module of it cannot be read.
 #[must_use]
+#[track_caller]
 pub fn changed_code(pid: u32) -> Vec<String> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_else(|error| panic!("maps of {pid}: {error}"));
     let memory = File::open(format!("/proc/{pid}/mem")).expect("root may read memory");
@@ -65,6 +67,7 @@ pub fn changed_code(pid: u32) -> Vec<String> {
 /// # Panics
 ///
 /// When probes stay, or the process cannot be read.
+#[track_caller]
 pub fn assert_no_probes(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {

@@ -153,6 +153,7 @@ impl Report {
     ///
     /// When it cannot be read or is not a report of version 1.
     #[must_use]
+    #[track_caller]
     pub fn read(path: &Path) -> Self {
         let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
         let report: Self = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:.4000}"));
@@ -167,6 +168,7 @@ impl Report {
     ///
     /// When the report does not have it.
     #[must_use]
+    #[track_caller]
     pub fn process(&self, pid: u32) -> &Process {
         let pids: Vec<u32> = self.targets.iter().map(|target| target.pid).collect();
         self.targets.iter().find(|target| target.pid == pid).unwrap_or_else(|| panic!("no {pid} among {pids:?}"))
@@ -177,6 +179,7 @@ impl Report {
     /// # Panics
     ///
     /// When something was lost or not attached.
+    #[track_caller]
     pub fn assert_complete(&self) {
         let lost: BTreeMap<_, _> = self.health.lost.iter().filter(|(_, count)| **count > 0).collect();
         assert!(lost.is_empty(), "lost: {lost:?}");
@@ -236,6 +239,7 @@ impl Process {
     /// # Panics
     ///
     /// When a function has other counts.
+    #[track_caller]
     pub fn assert_matches(&self, ledger: &Ledger) {
         let mut reported = self.exact_by_leaf();
         let expected = ledger.by_function();
@@ -263,6 +267,7 @@ impl Ledger {
     ///
     /// When there is none.
     #[must_use]
+    #[track_caller]
     pub fn site(&self, function: &str) -> &Site {
         self.sites.iter().find(|site| site.function == function).unwrap_or_else(|| panic!("no site `{function}`"))
     }
@@ -304,6 +309,7 @@ impl Totals {
     ///
     /// When one of them is not written as an integer, or live is not what was allocated and not freed.
     #[must_use]
+    #[track_caller]
     pub fn exact(&self) -> Counts {
         let integer = |number: &Number| number.as_u64().unwrap_or_else(|| panic!("`{number}` is no exact total"));
         let counts = Counts {

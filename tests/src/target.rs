@@ -50,6 +50,7 @@ pub fn build_directory() -> PathBuf {
 ///
 /// When it does not compile.
 #[must_use]
+#[track_caller]
 pub fn build(source: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets").join(source);
     let name = path.file_stem().expect("sources have names").to_owned();
@@ -85,6 +86,7 @@ pub fn build(source: &str) -> PathBuf {
 /// # Panics
 ///
 /// When it cannot be run or fails.
+#[track_caller]
 pub fn run(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -105,6 +107,7 @@ impl Target {
     ///
     /// When it does not compile or does not become ready.
     #[must_use]
+    #[track_caller]
     pub fn start(source: &str) -> Self {
         Self::spawn(&mut Command::new(build(source)))
     }
@@ -141,6 +144,7 @@ impl Target {
     /// # Panics
     ///
     /// When it ends or hangs instead.
+    #[track_caller]
     pub fn work(&mut self, line: &str) -> Ledger {
         self.send(line);
         let answer = self.read_line();
@@ -152,6 +156,7 @@ impl Target {
     /// # Panics
     ///
     /// When it ends in another way.
+    #[track_caller]
     pub fn exit(&mut self, code: i32) {
         self.begin_exit(code);
         let status = self.child.wait().expect("it is our child");
@@ -163,6 +168,7 @@ impl Target {
     /// # Panics
     ///
     /// When it is gone already.
+    #[track_caller]
     pub fn begin_exit(&mut self, code: i32) {
         self.send(&format!("exit {code}"));
     }
@@ -172,16 +178,19 @@ impl Target {
     /// # Panics
     ///
     /// When it has ended.
+    #[track_caller]
     pub fn assert_running(&mut self) {
         let status: Option<ExitStatus> = self.child.try_wait().expect("it is our child");
         assert!(status.is_none(), "the target ended: {status:?}, signal {:?}", status.and_then(|it| it.signal()));
     }
 
+    #[track_caller]
     fn send(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().expect("stdin is piped");
         writeln!(stdin, "{line}").unwrap_or_else(|error| panic!("the target does not listen: {error}"));
     }
 
+    #[track_caller]
     fn read_line(&self) -> String {
         self.lines.recv_timeout(ANSWER_WITHIN).unwrap_or_else(|error| panic!("no answer from {}: {error}", self.pid()))
     }

@@ -48,7 +48,7 @@ static long generation;
 static int64_t live_bytes, peak_bytes;
 
 /* Does the work for one line of input. */
-static void work(const char *line);
+NOINLINE static void work(const char *line);
 
 /* Where a target defines it: runs before `ready`. */
 __attribute__((weak)) void prepare(void);

@@ -92,24 +92,20 @@ fn the_leaf_of_a_stack_is_the_line_that_called_the_allocator() {
 #[test]
 fn stacks_run_from_the_caller_of_the_allocator_to_main() {
     let (report, pid, _) = profile("exact.c");
-    let callsites = &report.process(pid).callsites;
-    let names = |callsite: &heapbpf_tests::report::Callsite| -> Vec<String> {
-        callsite.stack.iter().map(|frame| frame.function.clone().unwrap_or_default()).collect()
-    };
-    let stacks: Vec<Vec<String>> = callsites.iter().map(names).collect();
-    for expected in [["leaks_30000", "work", "main"].as_slice(), &["grows_mapped", "resized", "work", "main"]] {
-        assert!(stacks.iter().any(|stack| stack.starts_with(&expected.map_to_strings())), "{expected:?}: {stacks:#?}");
-    }
-}
-
-/// For comparison with stacks as reports have them.
-trait MapToStrings {
-    fn map_to_strings(&self) -> Vec<String>;
-}
-
-impl MapToStrings for &[&str] {
-    fn map_to_strings(&self) -> Vec<String> {
-        self.iter().map(ToString::to_string).collect()
+    // Function, and whether it was inlined into the next.
+    let stacks: Vec<Vec<(&str, bool)>> = report
+        .process(pid)
+        .callsites
+        .iter()
+        .map(|callsite| callsite.stack.iter().map(|frame| (frame.function.as_deref().unwrap_or("?"), frame.inlined)))
+        .map(Iterator::collect)
+        .collect();
+    for expected in [
+        [("leaks_30000", false), ("work", false), ("main", false)].as_slice(),
+        &[("grows_mapped", false), ("resized", false), ("work", false), ("main", false)],
+        &[("posix_memaligns", false), ("aligned", true), ("work", false), ("main", false)],
+    ] {
+        assert!(stacks.iter().any(|stack| stack.starts_with(expected)), "{expected:?} is not among {stacks:#?}");
     }
 }
 
