@@ -57,7 +57,7 @@ pub fn build(source: &str) -> PathBuf {
     let (compiler, flags): (_, Vec<&str>) = match path.extension().and_then(OsStr::to_str) {
         Some("rs") => ("rustc", vec!["--edition=2024", "-O", "-g", "-Cforce-frame-pointers=yes"]),
         Some("cpp") => ("g++", C_FLAGS.to_vec()),
-        _ if source == "no_libc.c" => ("gcc", vec!["-O1", "-g", "-nostdlib", "-static", "-ffreestanding"]),
+        _ if source == "bare.c" => ("gcc", vec!["-O1", "-g", "-nostdlib", "-static", "-ffreestanding"]),
         _ => ("gcc", C_FLAGS.to_vec()),
     };
 

@@ -130,7 +130,7 @@ fn a_user_without_capabilities() {
 
 #[test]
 fn a_program_without_an_allocator() {
-    let target = Target::start("no_libc.c");
+    let target = Target::start("bare.c");
     let text = Heapbpf::of(target.pid(), "").run().expect_error(FAILED);
     assert_says(&text, &["allocator", &target.pid().to_string()]);
     assert!(!text.contains("Go program"), "{text}");
@@ -152,7 +152,7 @@ fn a_go_program() {
         .current_dir(directory.path())
         .args(["--add-section", ".go.buildinfo=buildinfo", "--set-section-flags", ".go.buildinfo=alloc,data"])
         .args(["--add-section", ".note.go.buildid=buildid", "--set-section-flags", ".note.go.buildid=readonly"])
-        .arg(build("no_libc.c"))
+        .arg(build("bare.c"))
         .arg(&program));
     let target = Target::spawn(&mut Command::new(&program));
     let text = Heapbpf::of(target.pid(), "").run().expect_error(FAILED);

@@ -41,7 +41,7 @@ fn a_duration_ends_the_session() {
 #[test]
 fn interrupting_writes_the_reports() {
     let mut target = Target::start("service.c");
-    let mut heapbpf = Heapbpf::of(target.pid(), "record --interval 1 -o out.json");
+    let mut heapbpf = Heapbpf::new(["record", "--pid", &target.pid().to_string(), "--interval", "1", "-o", "out.json"]);
     let session = heapbpf.start();
     target.work("keep 1000 25");
     assert_summary(&session.interrupt().expect_code(0), target.pid());
