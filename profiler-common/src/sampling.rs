@@ -25,6 +25,9 @@ pub struct SamplingRate {
 const _: () = assert!(size_of::<SamplingRate>() == 16);
 
 impl SamplingRate {
+    /// Samples nothing: what a heap has before its rate is set and after recording.
+    pub const STOPPED: Self = Self { interval_bytes: 0, inverse: 0 };
+
     /// The rate for a mean distance of `interval_bytes`, which must not be 0.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "2^64 / T fits in 64 bits for T > 1; T = 1 saturates")]

@@ -3,6 +3,7 @@
 mod target;
 
 use std::collections::BTreeMap;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -17,7 +18,7 @@ use crate::health;
 use crate::ids::{HeapId, Pid};
 use crate::ingest::decode::decode;
 use crate::object::module::ModuleStore;
-use crate::probe::attach::perf::Perf;
+use crate::probe::attach::{detach_all, perf::Perf};
 use crate::probe::plan::Plan;
 use crate::report::profile::{Profile, TargetProfile};
 use crate::symbolize::names::{Unnamed, name_profile};
@@ -69,6 +70,8 @@ pub struct Session {
     targets: BTreeMap<Pid, Target>,
     started: clock::Instant,
     records_unreadable: u64,
+    /// Threads that wait for probes to be gone. Joined at the end.
+    detaching: Vec<JoinHandle<()>>,
 }
 
 /// How often the ring is read when it does not fill: the longest that an event waits.
@@ -108,7 +111,7 @@ impl Session {
         for target in targets.values_mut() {
             target.attach(&mut kernel, &modules, &plan, &Perf)?;
         }
-        Ok(Self { config, kernel, ring, modules, plan, targets, started, records_unreadable: 0 })
+        Ok(Self { config, kernel, ring, modules, plan, targets, started, records_unreadable: 0, detaching: Vec::new() })
     }
 
     /// Processes and attached hooks, in words.
@@ -149,7 +152,6 @@ impl Session {
                 }
             }
         }
-        self.detach();
         Ok(())
     }
 
@@ -190,25 +192,31 @@ impl Session {
         self.drain();
         if let Some(target) = self.targets.get_mut(&pid) {
             target.exit = Some(target.process.exit().await);
-            target.detach();
+            let attached = target.take_attached();
+            self.detaching.push(std::thread::spawn(|| detach_all(attached)));
         }
     }
 
-    /// Removes all probes and takes the last events.
-    fn detach(&mut self) {
-        for target in self.targets.values_mut() {
-            target.detach();
+    /// Ends the recording at this instant: no call is drawn from now on, the last events are taken, and what the target
+    /// does while its probes are being removed changes nothing any more.
+    fn stop(&mut self) -> Result<clock::Instant> {
+        for (heap, _) in (0u8..).zip(self.plan.heaps()) {
+            self.kernel.set_rate(HeapId(heap), SamplingRate::STOPPED)?;
         }
         while !self.drain() {}
+        let ended = clock::now();
+        let attached: Vec<_> = self.targets.values_mut().flat_map(Target::take_attached).collect();
+        self.detaching.push(std::thread::spawn(|| detach_all(attached)));
+        Ok(ended)
     }
 
-    /// Names everything.
+    /// Stops, names everything and waits until no probe is left.
     ///
     /// # Errors
     ///
-    /// When the kernel's counters cannot be read.
-    pub fn finish(self) -> Result<Profile> {
-        let ended = clock::now();
+    /// When the kernel's maps cannot be used.
+    pub fn finish(mut self) -> Result<Profile> {
+        let ended = self.stop()?;
         let snapshots: Vec<_> = self.targets.values().map(|target| target.ledger.snapshot()).collect();
         let unnamed: Vec<_> = self
             .targets
@@ -236,6 +244,9 @@ impl Session {
                 heaps: target.heaps(&self.plan, &snapshot.heaps),
                 callsites,
             });
+        }
+        for thread in self.detaching {
+            let _ = thread.join();
         }
         Ok(Profile {
             interval_bytes: u64::from(self.config.interval_bytes),

@@ -26,6 +26,7 @@ pub(super) struct Target {
     pub(super) ledger: Ledger,
     pub(super) exit: Option<Exit>,
     hooks: Vec<HookState>,
+    attached: Vec<Attached>,
     backend: &'static str,
     /// A stack had code that no known mapping covers: look at the mappings again.
     space_stale: bool,
@@ -33,7 +34,8 @@ pub(super) struct Target {
 
 struct HookState {
     id: HookId,
-    state: Result<Attached, String>,
+    /// Why it is not attached, if it is not.
+    error: Option<String>,
 }
 
 impl Target {
@@ -46,10 +48,10 @@ impl Target {
         let found = resolve(&candidates).with_context(|| format!("cannot profile process `{pid}`"))?;
         let mut hooks = Vec::new();
         for hook in &found {
-            hooks.push(HookState { id: plan.add(hook)?, state: Err("not attached".to_owned()) });
+            hooks.push(HookState { id: plan.add(hook)?, error: Some("not attached".to_owned()) });
         }
         let ledger = Ledger::new(pid);
-        Ok(Self { process, space, ledger, exit: None, hooks, backend: "", space_stale: false })
+        Ok(Self { process, space, ledger, exit: None, hooks, attached: Vec::new(), backend: "", space_stale: false })
     }
 
     /// Attaches the hooks, those that free first: a block that is tracked can then not be freed unseen.
@@ -67,13 +69,19 @@ impl Target {
             let file = module.file().with_context(|| format!("module `{}` has no file", module.path()))?;
             let (shape, offset) = (planned.hook.spec.shape, planned.hook.offset);
             let probe = Probe { file, offset, shape, cookie: planned.cookie };
-            hook.state = backend.attach(kernel, probe, self.process.pid).map_err(|error| error.to_string());
-            if let Err(error) = &hook.state {
-                warn!("cannot watch `{}`: {error}", planned.hook.spec.function);
+            match backend.attach(kernel, probe, self.process.pid) {
+                Ok(attached) => {
+                    self.attached.push(attached);
+                    hook.error = None;
+                }
+                Err(error) => {
+                    warn!("cannot watch `{}`: {error}", planned.hook.spec.function);
+                    hook.error = Some(error.to_string());
+                }
             }
         }
-        if self.attached_count() == 0 {
-            let error = self.hooks.iter().find_map(|hook| hook.state.as_ref().err());
+        if self.attached.is_empty() {
+            let error = self.hooks.iter().find_map(|hook| hook.error.as_ref());
             bail!(
                 "no probe could be attached to process `{}`: {}",
                 self.process.pid,
@@ -83,18 +91,13 @@ impl Target {
         Ok(())
     }
 
-    /// Removes the probes in the reverse order of attaching: allocations stop being drawn before frees stop being seen.
-    pub(super) fn detach(&mut self) {
-        // The profile shall still say which were attached, so only the links go.
-        for hook in self.hooks.iter_mut().rev() {
-            if let Ok(attached) = &mut hook.state {
-                attached.detach();
-            }
-        }
+    /// The probes, to be detached.
+    pub(super) fn take_attached(&mut self) -> Vec<Attached> {
+        std::mem::take(&mut self.attached)
     }
 
     pub(super) fn attached_count(&self) -> usize {
-        self.hooks.iter().filter(|hook| hook.state.is_ok()).count()
+        self.attached.len()
     }
 
     /// Takes an event of this target to the books.
@@ -139,7 +142,7 @@ impl Target {
             module: planned.path.clone(),
             backend: self.backend.to_owned(),
             offset: planned.offset.0,
-            error: hook.state.as_ref().err().cloned(),
+            error: hook.error.clone(),
         }
     }
 }

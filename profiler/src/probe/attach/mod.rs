@@ -42,11 +42,14 @@ pub struct Attached {
     links: Vec<Box<dyn Send>>,
 }
 
-impl Attached {
-    /// Detaches now.
-    pub fn detach(&mut self) {
-        self.links.clear();
-    }
+/// Detaches many probes at once. The kernel lets each link wait until no program can be in its handler any more, about
+/// 100 ms; side by side they wait together.
+pub fn detach_all(attached: Vec<Attached>) {
+    std::thread::scope(|scope| {
+        for link in attached.into_iter().flat_map(|attached| attached.links) {
+            scope.spawn(move || drop(link));
+        }
+    });
 }
 
 /// A way to attach probes.

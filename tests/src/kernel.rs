@@ -1,0 +1,130 @@
+//! What the tests ask of the kernel: who we are, which version it is, and whether a process's code is as its files have
+//! it. Refuses to change anything.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Fails the test when it does not run as root.
+///
+/// # Panics
+///
+/// When the effective user is not root.
+#[track_caller]
+pub fn require_root() {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test attaches probes and needs root: run `cargo xtask test` with sudo"
+    );
+}
+
+/// Major and minor version of the running kernel.
+///
+/// # Panics
+///
+/// When `/proc/sys/kernel/osrelease` does not begin with two numbers.
+#[must_use]
+pub fn version() -> (u32, u32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("procfs is mounted");
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse().ok());
+    numbers.next().zip(numbers.next()).unwrap_or_else(|| panic!("no version in `{release}`"))
+}
+
+/// Bytes in the executable file mappings of a process that differ from their files: breakpoints, in effect. Each as
+/// `module+0xoffset`.
+///
+/// # Panics
+///
+/// When the process or a module of it cannot be read.
+#[must_use]
+#[track_caller]
+pub fn changed_code(pid: u32) -> Vec<String> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_else(|error| panic!("maps of {pid}: {error}"));
+    let memory = File::open(format!("/proc/{pid}/mem")).expect("root may read memory");
+    let mut changed = Vec::new();
+    let mut compared = 0;
+    for mapping in maps.lines().filter_map(CodeMapping::parse) {
+        let file = File::open(&mapping.path).unwrap_or_else(|error| panic!("`{}`: {error}", mapping.path));
+        let (mut now, mut original) = (vec![0; mapping.length], vec![0; mapping.length]);
+        memory.read_exact_at(&mut now, mapping.start).unwrap_or_else(|error| panic!("`{}`: {error}", mapping.path));
+        // A mapping's last page may reach beyond the file; it reads as zeros there.
+        let length = file.metadata().expect("the file is open").len().saturating_sub(mapping.offset);
+        let in_file = usize::try_from(length).unwrap_or(usize::MAX).min(mapping.length);
+        file.read_exact_at(&mut original[..in_file], mapping.offset).expect("the file has not shrunk");
+        compared += in_file;
+        for (at, _) in now.iter().zip(&original).enumerate().filter(|(_, (now, original))| now != original) {
+            changed.push(format!("{}+{:#x}", mapping.path, mapping.offset + at as u64));
+        }
+    }
+    assert!(compared > 0, "process {pid} has no code to compare");
+    changed
+}
+
+/// Fails unless a process's code is, or within 20 seconds becomes, what its files have: the kernel takes probes back a
+/// moment after the profiler that held them was killed.
+///
+/// # Panics
+///
+/// When probes stay, or the process cannot be read.
+#[track_caller]
+pub fn assert_no_probes(pid: u32) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let changed = changed_code(pid);
+        if changed.is_empty() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "left in the code of {pid}: {changed:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// An executable mapping of a file.
+struct CodeMapping {
+    start: u64,
+    length: usize,
+    offset: u64,
+    path: String,
+}
+
+impl CodeMapping {
+    /// Reads a line of `/proc/PID/maps`; `None` for anything but code from a file.
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (range, permissions, offset) = (fields.next()?, fields.next()?, fields.next()?);
+        let path = fields.nth(2).filter(|path| path.starts_with('/'))?;
+        if !permissions.contains('x') {
+            return None;
+        }
+        let (start, end) = range.split_once('-')?;
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        Some(Self {
+            start,
+            length: usize::try_from(end - start).ok()?,
+            offset: u64::from_str_radix(offset, 16).ok()?,
+            path: path.to_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_mappings_are_told_from_others() {
+        let code = CodeMapping::parse("7f00-9f00 r-xp 00026000 08:01 42    /usr/lib/libc.so.6").expect("this is code");
+        assert_eq!((code.start, code.length, code.offset), (0x7f00, 0x2000, 0x26000));
+        assert_eq!(code.path, "/usr/lib/libc.so.6");
+        for other in ["7f00-9f00 r--p 00026000 08:01 42 /usr/lib/libc.so.6", "7f00-9f00 r-xp 0 00:00 0 [vdso]", ""] {
+            assert!(CodeMapping::parse(other).is_none(), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_process_without_probes_has_unchanged_code() {
+        require_root();
+        assert_eq!(changed_code(std::process::id()), Vec::<String>::new());
+    }
+}

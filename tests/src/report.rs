@@ -1,0 +1,343 @@
+//! The JSON report as its readers know it, and the ledgers that targets print. Refuses to know more of the report than
+//! DESIGN.md promises; fields it does not name are let through.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Number;
+
+/// A report.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Report {
+    pub version: u32,
+    pub interval_bytes: u64,
+    pub started_unix_ns: u64,
+    pub ended_unix_ns: u64,
+    pub targets: Vec<Process>,
+    pub health: Health,
+}
+
+/// One process of a report.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Process {
+    pub pid: u32,
+    pub command: String,
+    pub exited: bool,
+    pub exit_code: Option<i32>,
+    pub totals: Totals,
+    pub heaps: Vec<Heap>,
+    pub callsites: Vec<Callsite>,
+}
+
+/// One heap of a process.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Heap {
+    pub name: String,
+    pub hooks: Vec<Hook>,
+    #[serde(flatten)]
+    pub totals: Totals,
+}
+
+/// One function that was to be watched.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Hook {
+    pub function: String,
+    pub module: String,
+    pub backend: String,
+    pub offset: u64,
+    pub attached: bool,
+    pub error: Option<String>,
+}
+
+/// One stack and what it did.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Callsite {
+    pub stack: Vec<Frame>,
+    pub heap: String,
+    #[serde(flatten)]
+    pub totals: Totals,
+}
+
+/// One frame.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Frame {
+    pub function: Option<String>,
+    pub module: Option<String>,
+    pub file: Option<String>,
+    pub line: Option<u32>,
+    pub inlined: bool,
+    pub address: String,
+}
+
+/// What was lost.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Health {
+    pub events: u64,
+    pub lost: BTreeMap<String, u64>,
+    pub unwind: BTreeMap<String, u64>,
+    pub resyncs: u64,
+    pub agent_cpu_ns: u64,
+    pub agent_rss_bytes_max: u64,
+}
+
+/// Totals as they stand in the file: integers when exact, floats when estimated.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Totals {
+    pub alloc_count: Number,
+    pub alloc_bytes: Number,
+    pub free_count: Number,
+    pub free_bytes: Number,
+    pub live_count: Number,
+    pub live_bytes: Number,
+    pub peak_bytes: Number,
+    pub peak_unix_ns: Option<u64>,
+}
+
+/// Exact counts of blocks and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Counts {
+    pub alloc_count: u64,
+    pub alloc_bytes: u64,
+    pub free_count: u64,
+    pub free_bytes: u64,
+    pub live_count: u64,
+    pub live_bytes: u64,
+}
+
+/// Estimated counts of blocks and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Estimates {
+    pub alloc_count: f64,
+    pub alloc_bytes: f64,
+    pub live_count: f64,
+    pub live_bytes: f64,
+}
+
+/// What a target says that it did for one line of input.
+#[derive(Debug, Deserialize)]
+pub struct Ledger {
+    /// The most bytes that were live at once, of those allocated for this line.
+    pub peak_bytes: u64,
+    /// Its functions that allocate.
+    pub sites: Vec<Site>,
+}
+
+/// One function of a target that allocates.
+#[derive(Debug, Deserialize)]
+pub struct Site {
+    /// Its name.
+    pub function: String,
+    /// The line of its call to the allocator; 0 where that is not known.
+    pub line: u32,
+    /// What it did.
+    #[serde(flatten)]
+    pub counts: Counts,
+}
+
+impl Report {
+    /// Reads a file.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be read or is not a report of version 1.
+    #[must_use]
+    #[track_caller]
+    pub fn read(path: &Path) -> Self {
+        let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
+        let report: Self = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:.4000}"));
+        assert_eq!(report.version, 1);
+        assert!(report.started_unix_ns <= report.ended_unix_ns, "the session ended before it began");
+        report
+    }
+
+    /// The process with this pid.
+    ///
+    /// # Panics
+    ///
+    /// When the report does not have it.
+    #[must_use]
+    #[track_caller]
+    pub fn process(&self, pid: u32) -> &Process {
+        let pids: Vec<u32> = self.targets.iter().map(|target| target.pid).collect();
+        self.targets.iter().find(|target| target.pid == pid).unwrap_or_else(|| panic!("no {pid} among {pids:?}"))
+    }
+
+    /// Fails unless nothing was lost and every hook was attached.
+    ///
+    /// # Panics
+    ///
+    /// When something was lost or not attached.
+    #[track_caller]
+    pub fn assert_complete(&self) {
+        let lost: BTreeMap<_, _> = self.health.lost.iter().filter(|(_, count)| **count > 0).collect();
+        assert!(lost.is_empty(), "lost: {lost:?}");
+        let hooks = || self.targets.iter().flat_map(|target| &target.heaps).flat_map(|heap| &heap.hooks);
+        assert!(hooks().count() > 0, "no hooks at all");
+        for hook in hooks() {
+            assert!(hook.attached && hook.error.is_none(), "not attached: {hook:?}");
+        }
+    }
+}
+
+impl Process {
+    /// Exact counts by the function that a stack's leaf is in.
+    ///
+    /// # Panics
+    ///
+    /// When a total is not an integer.
+    #[must_use]
+    pub fn exact_by_leaf(&self) -> BTreeMap<String, Counts> {
+        let mut functions = BTreeMap::<String, Counts>::new();
+        for callsite in &self.callsites {
+            let leaf = callsite.stack.first().and_then(|frame| frame.function.clone()).unwrap_or_default();
+            functions.entry(leaf).or_default().add(callsite.totals.exact());
+        }
+        functions
+    }
+
+    /// Exact counts of the stacks that have a frame in this function.
+    ///
+    /// # Panics
+    ///
+    /// When a total is not an integer.
+    #[must_use]
+    pub fn exact_under(&self, is_function: impl Fn(&str) -> bool) -> Counts {
+        let mut sum = Counts::default();
+        for callsite in &self.callsites {
+            if callsite.stack.iter().any(|frame| frame.function.as_deref().is_some_and(&is_function)) {
+                sum.add(callsite.totals.exact());
+            }
+        }
+        sum
+    }
+
+    /// Estimates by the function that a stack's leaf is in.
+    #[must_use]
+    pub fn estimates_by_leaf(&self) -> BTreeMap<String, Estimates> {
+        let mut functions = BTreeMap::<String, Estimates>::new();
+        for callsite in &self.callsites {
+            let leaf = callsite.stack.first().and_then(|frame| frame.function.clone()).unwrap_or_default();
+            functions.entry(leaf).or_default().add(callsite.totals.estimates());
+        }
+        functions
+    }
+
+    /// Fails unless each function of the ledger has exactly its counts in the report.
+    ///
+    /// # Panics
+    ///
+    /// When a function has other counts.
+    #[track_caller]
+    pub fn assert_matches(&self, ledger: &Ledger) {
+        let mut reported = self.exact_by_leaf();
+        let expected = ledger.by_function();
+        let got: BTreeMap<String, Counts> =
+            expected.keys().map(|function| (function.clone(), reported.remove(function).unwrap_or_default())).collect();
+        let differing: Vec<String> = expected
+            .iter()
+            .filter(|(function, counts)| got[*function] != **counts)
+            .map(|(function, counts)| format!("{function}:\n  true     {counts:?}\n  reported {:?}", got[function]))
+            .collect();
+        assert!(differing.is_empty(), "{}\nother functions reported: {reported:#?}", differing.join("\n"));
+    }
+}
+
+impl Ledger {
+    /// What each function did.
+    #[must_use]
+    pub fn by_function(&self) -> BTreeMap<String, Counts> {
+        self.sites.iter().map(|site| (site.function.clone(), site.counts)).collect()
+    }
+
+    /// The site of this name.
+    ///
+    /// # Panics
+    ///
+    /// When there is none.
+    #[must_use]
+    #[track_caller]
+    pub fn site(&self, function: &str) -> &Site {
+        self.sites.iter().find(|site| site.function == function).unwrap_or_else(|| panic!("no site `{function}`"))
+    }
+
+    /// Over all functions.
+    #[must_use]
+    pub fn sum(&self) -> Counts {
+        let mut sum = Counts::default();
+        self.sites.iter().for_each(|site| sum.add(site.counts));
+        sum
+    }
+}
+
+impl Counts {
+    /// Adds another's counts.
+    pub fn add(&mut self, other: Self) {
+        self.alloc_count += other.alloc_count;
+        self.alloc_bytes += other.alloc_bytes;
+        self.free_count += other.free_count;
+        self.free_bytes += other.free_bytes;
+        self.live_count += other.live_count;
+        self.live_bytes += other.live_bytes;
+    }
+}
+
+impl Estimates {
+    fn add(&mut self, other: Self) {
+        self.alloc_count += other.alloc_count;
+        self.alloc_bytes += other.alloc_bytes;
+        self.live_count += other.live_count;
+        self.live_bytes += other.live_bytes;
+    }
+}
+
+impl Totals {
+    /// The totals of a session at an interval of 1.
+    ///
+    /// # Panics
+    ///
+    /// When one of them is not written as an integer, or live is not what was allocated and not freed.
+    #[must_use]
+    #[track_caller]
+    pub fn exact(&self) -> Counts {
+        let integer = |number: &Number| number.as_u64().unwrap_or_else(|| panic!("`{number}` is no exact total"));
+        let counts = Counts {
+            alloc_count: integer(&self.alloc_count),
+            alloc_bytes: integer(&self.alloc_bytes),
+            free_count: integer(&self.free_count),
+            free_bytes: integer(&self.free_bytes),
+            live_count: integer(&self.live_count),
+            live_bytes: integer(&self.live_bytes),
+        };
+        assert_eq!(counts.live_count, counts.alloc_count - counts.free_count);
+        assert_eq!(counts.live_bytes, counts.alloc_bytes - counts.free_bytes);
+        counts
+    }
+
+    /// The totals as estimates.
+    ///
+    /// # Panics
+    ///
+    /// When a number is none.
+    #[must_use]
+    pub fn estimates(&self) -> Estimates {
+        let float = |number: &Number| number.as_f64().expect("any number is a float");
+        Estimates {
+            alloc_count: float(&self.alloc_count),
+            alloc_bytes: float(&self.alloc_bytes),
+            live_count: float(&self.live_count),
+            live_bytes: float(&self.live_bytes),
+        }
+    }
+}

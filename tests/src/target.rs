@@ -1,0 +1,205 @@
+//! Programs to profile: builds them from `targets/`, starts them, talks to them, and ends them with the test. Refuses to
+//! know anything of the profiler.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use crate::report::Ledger;
+
+/// How long a target may take over one line of input. Only a hang takes this long.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+
+/// What C and C++ targets are built with. Frame pointers, and calls that stay calls: without `-fno-builtin` the compiler
+/// drops a malloc whose block is only freed.
+const C_FLAGS: [&str; 9] = [
+    "-O1",
+    "-g",
+    "-fno-omit-frame-pointer",
+    "-fno-optimize-sibling-calls",
+    "-fno-builtin",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+];
+
+/// The build directory of this workspace, which this program was built into.
+///
+/// # Panics
+///
+/// When the program does not lie in one.
+#[must_use]
+pub fn build_directory() -> PathBuf {
+    let program = std::env::current_exe().expect("procfs is mounted");
+    // <build directory>/<profile>/deps/<test>
+    program.ancestors().nth(3).expect("cargo built this test").to_owned()
+}
+
+/// Builds `targets/<source>` unless this very source was built before, and returns the program. Its name is the source's
+/// without extension.
+///
+/// # Panics
+///
+/// When it does not compile.
+#[must_use]
+#[track_caller]
+pub fn build(source: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets").join(source);
+    let name = path.file_stem().expect("sources have names").to_owned();
+    let (compiler, flags): (_, Vec<&str>) = match path.extension().and_then(OsStr::to_str) {
+        Some("rs") => ("rustc", vec!["--edition=2024", "-O", "-g", "-Cforce-frame-pointers=yes"]),
+        Some("cpp") => ("g++", C_FLAGS.to_vec()),
+        _ if source == "bare.c" => ("gcc", vec!["-O1", "-g", "-nostdlib", "-static", "-ffreestanding"]),
+        _ => ("gcc", C_FLAGS.to_vec()),
+    };
+
+    let mut hasher = DefaultHasher::new();
+    (compiler, &flags).hash(&mut hasher);
+    for input in [&path, &path.with_file_name("protocol.h")] {
+        fs::read(input).unwrap_or_else(|error| panic!("`{}`: {error}", input.display())).hash(&mut hasher);
+    }
+    let directory = build_directory().join("targets").join(format!("{:016x}", hasher.finish()));
+    let program = directory.join(&name);
+    if program.exists() {
+        return program;
+    }
+
+    // Tests run side by side: each builds for itself, and renaming makes the result appear whole.
+    fs::create_dir_all(&directory).expect("the build directory is ours");
+    let scratch = tempfile::tempdir_in(&directory).expect("the build directory is ours");
+    let built = scratch.path().join(&name);
+    run(Command::new(compiler).args(flags).arg(&path).arg("-o").arg(&built));
+    fs::rename(&built, &program).expect("both lie in one directory");
+    program
+}
+
+/// Runs a command to its end.
+///
+/// # Panics
+///
+/// When it cannot be run or fails.
+#[track_caller]
+pub fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A running target. Killed when dropped.
+#[derive(Debug)]
+pub struct Target {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Target {
+    /// Builds and starts a program of `targets/` and waits until it is ready.
+    ///
+    /// # Panics
+    ///
+    /// When it does not compile or does not become ready.
+    #[must_use]
+    #[track_caller]
+    pub fn start(source: &str) -> Self {
+        Self::spawn(&mut Command::new(build(source)))
+    }
+
+    /// Starts a command that follows the targets' protocol and waits until it is ready.
+    ///
+    /// # Panics
+    ///
+    /// When it does not become ready.
+    #[must_use]
+    pub fn spawn(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let stdin = child.stdin.take();
+        let target = Self { child, stdin, lines };
+        assert_eq!(target.read_line(), "ready");
+        target
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it do the work for one line of input and returns what it did.
+    ///
+    /// # Panics
+    ///
+    /// When it ends or hangs instead.
+    #[track_caller]
+    pub fn work(&mut self, line: &str) -> Ledger {
+        self.send(line);
+        let answer = self.read_line();
+        serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error} in {answer}"))
+    }
+
+    /// Has it exit with this code, and reaps it.
+    ///
+    /// # Panics
+    ///
+    /// When it ends in another way.
+    #[track_caller]
+    pub fn exit(&mut self, code: i32) {
+        self.begin_exit(code);
+        let status = self.child.wait().expect("it is our child");
+        assert_eq!(status.code(), Some(code), "the target ended with {status}");
+    }
+
+    /// Has it exit with this code, but leaves it unreaped.
+    ///
+    /// # Panics
+    ///
+    /// When it is gone already.
+    #[track_caller]
+    pub fn begin_exit(&mut self, code: i32) {
+        self.send(&format!("exit {code}"));
+    }
+
+    /// Fails unless it still runs and does its work.
+    ///
+    /// # Panics
+    ///
+    /// When it has ended.
+    #[track_caller]
+    pub fn assert_running(&mut self) {
+        let status: Option<ExitStatus> = self.child.try_wait().expect("it is our child");
+        assert!(status.is_none(), "the target ended: {status:?}, signal {:?}", status.and_then(|it| it.signal()));
+    }
+
+    #[track_caller]
+    fn send(&mut self, line: &str) {
+        let stdin = self.stdin.as_mut().expect("stdin is piped");
+        writeln!(stdin, "{line}").unwrap_or_else(|error| panic!("the target does not listen: {error}"));
+    }
+
+    #[track_caller]
+    fn read_line(&self) -> String {
+        self.lines.recv_timeout(ANSWER_WITHIN).unwrap_or_else(|error| panic!("no answer from {}: {error}", self.pid()))
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // It may have ended already; then there is nothing to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,275 @@
+//! How sessions begin and end, and what they leave behind: reports, a running target, and no probes.
+
+use std::time::{Duration, Instant};
+
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome, text};
+use heapbpf_tests::kernel::{assert_no_probes, changed_code, version};
+use heapbpf_tests::report::{Counts, Process};
+use heapbpf_tests::target::Target;
+
+/// 25 blocks of 1000 bytes, kept.
+const KEPT: Counts =
+    Counts { alloc_count: 25, alloc_bytes: 25_000, free_count: 0, free_bytes: 0, live_count: 25, live_bytes: 25_000 };
+
+fn assert_keeps(process: &Process) {
+    assert_eq!(process.exact_by_leaf().get("keeps"), Some(&KEPT), "{:#?}", process.callsites);
+}
+
+/// Fails unless a summary names the target and what is in it.
+fn assert_summary(outcome: &Outcome, pid: u32) {
+    assert!(outcome.stdout.contains(&pid.to_string()), "the summary does not say of whom it is:\n{}", outcome.stdout);
+    assert!(outcome.stdout.contains("keeps"), "the summary does not name the function:\n{}", outcome.stdout);
+}
+
+#[test]
+fn a_duration_ends_the_session() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --duration 2s -o out.json");
+    let started = Instant::now();
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    let outcome = session.wait().expect_code(0);
+    assert!(started.elapsed() >= Duration::from_secs(2), "it ended after {:?}", started.elapsed());
+    assert_summary(&outcome, target.pid());
+    let report = heapbpf.report("out.json");
+    assert!(report.ended_unix_ns - report.started_unix_ns >= 1_900_000_000, "{report:?}");
+    assert_keeps(report.process(target.pid()));
+    target.assert_running();
+    assert_no_probes(target.pid());
+}
+
+#[test]
+fn interrupting_writes_the_reports() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::new(["record", "--pid", &target.pid().to_string(), "--interval", "1", "-o", "out.json"]);
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    assert_summary(&session.interrupt().expect_code(0), target.pid());
+    assert_keeps(heapbpf.report("out.json").process(target.pid()));
+    target.assert_running();
+}
+
+#[test]
+fn terminating_writes_the_reports() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    assert_summary(&session.terminate().expect_code(0), target.pid());
+    assert_keeps(heapbpf.report("out.json").process(target.pid()));
+    target.assert_running();
+}
+
+#[test]
+fn the_targets_exit_ends_the_session_and_names_are_still_known() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    target.exit(7);
+    assert_summary(&session.wait().expect_code(0), target.pid());
+    let report = heapbpf.report("out.json");
+    let process = report.process(target.pid());
+    assert_keeps(process);
+    assert!(process.exited);
+    // PIDFD_GET_INFO tells a reaped process's exit status since Linux 6.15.
+    if version() >= (6, 15) {
+        assert_eq!(process.exit_code, Some(7));
+    } else {
+        assert!(matches!(process.exit_code, None | Some(7)), "{:?}", process.exit_code);
+    }
+}
+
+#[test]
+fn a_target_that_nobody_reaps_ends_the_session_too() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    target.begin_exit(7);
+    let _ = session.wait().expect_code(0);
+    let report = heapbpf.report("out.json");
+    let process = report.process(target.pid());
+    assert_keeps(process);
+    assert!(process.exited);
+    assert!(matches!(process.exit_code, None | Some(7)), "{:?}", process.exit_code);
+}
+
+#[test]
+fn a_normal_end_leaves_no_probe_behind() {
+    let mut target = Target::start("service.c");
+    assert_eq!(changed_code(target.pid()), Vec::<String>::new());
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    // If this check could not see probes, their absence would say nothing.
+    let probes = changed_code(target.pid());
+    assert!(probes.iter().all(|probe| probe.contains("libc.so.6")) && probes.len() >= 3, "{probes:?}");
+    let _ = session.interrupt().expect_code(0);
+    assert_no_probes(target.pid());
+    assert_eq!(target.work("churn 100 100000").site("churns").counts.free_count, 100_000);
+}
+
+#[test]
+fn killing_the_profiler_leaves_the_target_running_without_probes() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    assert!(!changed_code(target.pid()).is_empty(), "there were no probes");
+    session.kill();
+    assert_no_probes(target.pid());
+    target.assert_running();
+    assert_eq!(target.work("churn 100 100000").site("churns").counts.free_count, 100_000);
+
+    // And it can be profiled again.
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    let _ = session.interrupt().expect_code(0);
+    assert_keeps(heapbpf.report("out.json").process(target.pid()));
+}
+
+#[test]
+fn killing_the_profiler_while_the_target_allocates_does_no_harm() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    // Killed from another thread, at some point within the loop.
+    let killer = std::thread::spawn(move || session.kill());
+    assert_eq!(target.work("churn 100 100000").site("churns").counts.free_count, 100_000);
+    killer.join().expect("it was killed");
+    assert_no_probes(target.pid());
+    target.assert_running();
+}
+
+#[test]
+fn two_sessions_one_after_the_other_share_nothing() {
+    let mut target = Target::start("service.c");
+    let mut first = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = first.start();
+    target.work("keep 1000 25");
+    let _ = session.interrupt().expect_code(0);
+    assert_keeps(first.report("out.json").process(target.pid()));
+    assert_no_probes(target.pid());
+
+    let mut second = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = second.start();
+    target.work("keep 7 3");
+    // Frees the blocks of both sessions; the second knows its own.
+    target.work("drop");
+    let _ = session.interrupt().expect_code(0);
+    let report = second.report("out.json");
+    report.assert_complete();
+    let keeps = report.process(target.pid()).exact_by_leaf()["keeps"];
+    let expected =
+        Counts { alloc_count: 3, alloc_bytes: 21, free_count: 3, free_bytes: 21, live_count: 0, live_bytes: 0 };
+    assert_eq!(keeps, expected);
+}
+
+#[test]
+fn two_sessions_at_once_see_the_same() {
+    let mut target = Target::start("service.c");
+    let mut first = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let mut second = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let (first_session, second_session) = (first.start(), second.start());
+    target.work("keep 1000 25");
+    let _ = first_session.interrupt().expect_code(0);
+    assert!(!changed_code(target.pid()).is_empty(), "the first session took the second's probes away");
+    let _ = second_session.interrupt().expect_code(0);
+    assert_keeps(first.report("out.json").process(target.pid()));
+    assert_keeps(second.report("out.json").process(target.pid()));
+    assert_no_probes(target.pid());
+}
+
+#[test]
+fn two_targets_of_one_session_are_kept_apart() {
+    let (mut one, mut other) = (Target::start("service.c"), Target::start("service.c"));
+    let mut heapbpf = Heapbpf::of(one.pid(), &format!("--pid {} --interval 1 -o out.json", other.pid()));
+    let session = heapbpf.start();
+    one.work("keep 1000 25");
+    other.work("keep 7 3");
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    assert_keeps(report.process(one.pid()));
+    let keeps = report.process(other.pid()).exact_by_leaf()["keeps"];
+    assert_eq!((keeps.alloc_count, keeps.alloc_bytes), (3, 21));
+}
+
+#[test]
+fn a_bystander_that_runs_the_same_program_is_not_profiled() {
+    let (mut target, mut bystander) = (Target::start("service.c"), Target::start("service.c"));
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    bystander.work("keep 7 300");
+    target.work("keep 1000 25");
+    bystander.work("drop");
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    let pids: Vec<u32> = report.targets.iter().map(|target| target.pid).collect();
+    assert_eq!(pids, [target.pid()]);
+    assert_eq!(report.targets[0].totals.exact(), KEPT);
+}
+
+#[test]
+fn without_an_output_the_report_is_named_after_the_target() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1");
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    let outcome = session.interrupt().expect_code(0);
+    let name = format!("heapbpf-service-{}.svg", target.pid());
+    assert_eq!(heapbpf.files(), [name.as_str()]);
+    let svg = text(&heapbpf.file(&name));
+    assert!(svg.contains("<svg") && svg.contains("keeps"), "{svg:.1000}");
+    assert!(outcome.stdout.contains(&name) || outcome.stderr.contains(&name), "it does not say where: {outcome:?}");
+}
+
+#[test]
+fn one_session_writes_several_reports() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o a.svg -o b.folded -o c.json");
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    let _ = session.interrupt().expect_code(0);
+    assert_eq!(heapbpf.files(), ["a.svg", "b.folded", "c.json"]);
+    assert_keeps(heapbpf.report("c.json").process(target.pid()));
+    let svg = text(&heapbpf.file("a.svg"));
+    assert!(svg.contains("<svg") && svg.contains("keeps"), "{svg:.1000}");
+    assert_eq!(folded_value(&text(&heapbpf.file("b.folded"))), 25_000);
+}
+
+#[test]
+fn the_view_chooses_what_a_stack_is_worth() {
+    for (view, value) in [("live-bytes", 25_000), ("live-count", 25), ("alloc-bytes", 30_000), ("alloc-count", 75)] {
+        let mut target = Target::start("service.c");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --view {view} -o out.folded"));
+        let session = heapbpf.start();
+        target.work("keep 1000 25");
+        target.work("churn 100 50");
+        let _ = session.interrupt().expect_code(0);
+        assert_eq!(folded_value(&text(&heapbpf.file("out.folded"))), value, "{view}");
+    }
+}
+
+#[test]
+fn quiet_writes_the_report_and_no_summary() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --quiet --duration 1s -o out.json");
+    // Not `start`: whether the line that says that probes are in place counts as noise is left open.
+    let outcome = heapbpf.run().expect_code(0);
+    assert_eq!(outcome.stdout, "");
+    assert_eq!(heapbpf.report("out.json").process(target.pid()).totals.exact(), Counts::default());
+    target.assert_running();
+}
+
+/// The sum over the stacks of the service's functions: root first, `;` between frames, a blank and the value at the end.
+fn folded_value(folded: &str) -> u64 {
+    let values = folded.lines().map(|line| {
+        let (stack, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no value in `{line}`"));
+        let leaf = stack.rsplit(';').next().unwrap_or_default();
+        assert!(["keeps", "churns"].contains(&leaf), "`{leaf}` in `{line}`");
+        assert!(stack.contains("main;") && stack.contains("work;"), "`{line}` is not root first");
+        value.parse::<u64>().unwrap_or_else(|error| panic!("{error} in `{line}`"))
+    });
+    values.sum()
+}
