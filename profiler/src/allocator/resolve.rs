@@ -47,6 +47,8 @@ pub struct ResolvedHook {
     pub offset: FileOffset,
     /// Name of the heap it serves.
     pub heap: String,
+    /// Other names of the same code.
+    pub aliases: Vec<&'static str>,
 }
 
 /// Why there is nothing to hook.
@@ -90,11 +92,18 @@ pub fn resolve(candidates: &[Candidate]) -> Result<Vec<ResolvedHook>, NoAllocato
             continue;
         };
         // Two names of one function (`memalign` and `aligned_alloc` in some libcs) get one probe, or calls count twice.
-        if hooks.iter().any(|hook| hook.offset == offset) {
+        if let Some(same) = hooks.iter_mut().find(|hook| hook.offset == offset) {
+            same.aliases.push(spec.function);
             continue;
         }
-        let path = chosen.path.clone();
-        hooks.push(ResolvedHook { spec: *spec, module: chosen.module, path, offset, heap: heap.clone() });
+        hooks.push(ResolvedHook {
+            spec: *spec,
+            module: chosen.module,
+            path: chosen.path.clone(),
+            offset,
+            heap: heap.clone(),
+            aliases: Vec::new(),
+        });
     }
     Ok(hooks)
 }
@@ -170,7 +179,8 @@ mod tests {
     #[test]
     fn one_function_under_two_names_is_hooked_once() {
         let libc = candidate("/lib/libc.so.6", false, &[("malloc", 1), ("aligned_alloc", 2), ("memalign", 2)]);
-        check(&[libc], &[("malloc", 1, "libc"), ("aligned_alloc", 2, "libc")]);
+        check(std::slice::from_ref(&libc), &[("malloc", 1, "libc"), ("aligned_alloc", 2, "libc")]);
+        assert_eq!(resolve(&[libc]).expect("an allocator is there")[1].aliases, ["memalign"]);
     }
 
     #[test]

@@ -117,6 +117,7 @@ mod tests {
             path: String::new(),
             offset: FileOffset(number as u64),
             heap: heap.to_owned(),
+            aliases: Vec::new(),
         }
     }
 

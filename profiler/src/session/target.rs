@@ -129,21 +129,28 @@ impl Target {
         }
         let heap = |(index, id): (usize, HeapId)| HeapProfile {
             name: plan.heaps()[usize::from(id.0)].clone(),
-            hooks: self.hooks.iter().filter(|hook| plan.hook(hook.id).heap == id).map(|hook| self.status(hook, plan)).collect(),
+            hooks: self
+                .hooks
+                .iter()
+                .filter(|hook| plan.hook(hook.id).heap == id)
+                .flat_map(|hook| self.statuses(hook, plan))
+                .collect(),
             totals: totals.get(index).map(|(_, totals)| *totals).unwrap_or_default(),
         };
         ids.into_iter().enumerate().map(heap).collect()
     }
 
-    fn status(&self, hook: &HookState, plan: &Plan) -> HookStatus {
-        let planned = &plan.hook(hook.id).hook;
-        HookStatus {
-            function: planned.spec.function.to_owned(),
-            module: planned.path.clone(),
+    /// A hook under each of its names: a reader looks for `memalign`, whatever else the allocator calls it.
+    fn statuses(&self, hook: &HookState, plan: &Plan) -> Vec<HookStatus> {
+        let found = &plan.hook(hook.id).hook;
+        let status = |function: &str| HookStatus {
+            function: function.to_owned(),
+            module: found.path.clone(),
             backend: self.backend.to_owned(),
-            offset: planned.offset.0,
+            offset: found.offset.0,
             error: hook.error.clone(),
-        }
+        };
+        std::iter::once(found.spec.function).chain(found.aliases.iter().copied()).map(status).collect()
     }
 }
 
