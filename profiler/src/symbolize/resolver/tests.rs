@@ -83,6 +83,36 @@ fn inlined_calls_of_c_are_told_innermost_first() {
 }
 
 #[test]
+fn a_function_in_two_parts_has_lines_in_both() {
+    let source = "#include <stdlib.h>
+__attribute__((cold, noinline)) void report(void) { abort(); }
+__attribute__((noinline)) void *part(size_t n) {
+    if (__builtin_expect(n > 1000, 0)) {
+        report();
+        return malloc(n + 7);
+    }
+    return malloc(n);
+}
+int main(int n, char **v) { return part(n) == v; }
+";
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", source, &["-g", "-O2", "-freorder-blocks-and-partition"]);
+    for (symbol, line) in [("part", 8), ("part.cold", 5)] {
+        answers(&program, symbol).has(&[frame("part", Some(line), false)]);
+    }
+}
+
+#[test]
+fn a_symbol_without_a_size_gives_its_name_to_nothing() {
+    let source = ".text\n.globl main, sized\nmain: nop\nnop\n.type sized, @function\nsized: nop\n.size sized, 1\n";
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.s", source, &["-g"]);
+    let sized = offsets_of(&program, "sized")[0];
+    let around = [FileOffset(sized.0 - 1), sized];
+    assert_eq!(answers_at(&program, &around).chains, [vec![], vec![frame("sized", Some(6), false)]]);
+}
+
+#[test]
 fn without_debug_information_only_functions_are_known() {
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "program.c", C, &["-O2"]);
