@@ -44,10 +44,11 @@ impl Running {
     /// Starts a program and waits until it has run at least as far as its own code.
     pub(crate) fn sleep(program: &Path) -> Self {
         let child = Command::new(program).arg("1000").stdin(Stdio::null()).spawn().expect("the program starts");
-        let running = Self(child);
+        let mut running = Self(child);
         // It sleeps once the kernel says so: then everything is mapped.
         let stat = format!("/proc/{}/syscall", running.pid());
         while !std::fs::read_to_string(&stat).expect("it lives").starts_with(&libc::SYS_clock_nanosleep.to_string()) {
+            assert_eq!(running.0.try_wait().expect("it is a child"), None, "it ended instead of sleeping");
             std::thread::yield_now();
         }
         running

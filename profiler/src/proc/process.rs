@@ -29,7 +29,7 @@ pub fn exists(pid: Pid) -> bool {
 }
 
 /// The arguments that the process was started with, `argv[0]` first, or what it made of them since. Empty for kernel
-/// threads and zombies. Bytes that are not UTF-8 become `U+FFFD`.
+/// threads, zombies and a process that is just executing a program. Bytes that are not UTF-8 become `U+FFFD`.
 ///
 /// # Errors
 ///
@@ -113,20 +113,19 @@ fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> Result<Vec<u8>, ProcEr
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use super::*;
+    use crate::object::fixture::Running;
 
     /// A PID that no kernel gives out: `PID_MAX_LIMIT` is 2^22.
     const NOBODY: Pid = Pid(1 << 22);
 
     #[test]
     fn a_child_is_described_as_it_was_started() {
-        let mut child = Command::new("/bin/sleep").arg("1000").spawn().expect("sleep starts");
-        let pid = Pid(child.id());
+        // It sleeps by then: between exec and its first instruction a process has no arguments yet.
+        let mut child = Running::sleep(Path::new("/bin/sleep"));
+        let pid = child.pid();
         let described = (arguments(pid), comm(pid), executable(pid), start_time(pid), start_time(pid));
-        child.kill().expect("it can be killed");
-        child.wait().expect("it ends");
+        child.end();
         assert_eq!(described.0.expect("readable"), ["/bin/sleep", "1000"]);
         assert_eq!(described.1.expect("readable"), "sleep");
         assert!(described.2.expect("readable").ends_with("sleep"));

@@ -15,11 +15,14 @@ use crate::object::module::Module;
 /// Most bytes that the sections of one module may have when unpacked, together.
 const UNPACKED_BYTES_MAX: u64 = 1 << 30;
 
-/// Whether every compressed section is as large as it claims, and all together are not too large. A module without
-/// compressed sections is fine.
-pub(crate) fn is_bounded(module: &Module) -> bool {
+/// Whether every compressed section is as large as it claims, and all together are not too large, of those sections
+/// whose names are asked about. A module without compressed sections is fine.
+pub(crate) fn is_bounded(module: &Module, about: impl Fn(&str) -> bool) -> bool {
     let (Ok(image), Ok(elf)) = (module.image(), module.elf()) else { return true };
-    let compressed = |section: &&Section| section.kind != SHT_NOBITS && section.flags & u64::from(SHF_COMPRESSED) != 0;
+    let compressed = |section: &&Section| {
+        let flagged = section.flags & u64::from(SHF_COMPRESSED) != 0;
+        flagged && section.kind != SHT_NOBITS && about(&section.name)
+    };
     let mut left = UNPACKED_BYTES_MAX;
     elf.sections.iter().filter(compressed).all(|section| {
         let unpacked = unpacked_bytes(image, section, left);

@@ -121,15 +121,19 @@ impl Reader {
         let own = module.reachable_path()?;
         let mut sources = Vec::new();
         if let Some(path) = debug_file::find(module) {
-            sources.push(source(path, true));
+            sources.push(source(path.clone(), true));
+            sources.push(source(path, false));
         }
-        // What the target compressed is not unpacked before it is known how large it becomes.
-        let bounded = inflate::is_bounded(module);
-        if !bounded {
-            tracing::warn!(module = %module.path(), "its compressed debug information is too large; not read");
+        // What the target compressed is not unpacked before it is known how large it becomes. Compressed symbols do not
+        // occur in practice.
+        if !inflate::is_bounded(module, |name| !name.starts_with(".debug_")) {
             return Self::from_sources(sources);
         }
-        sources.push(source(own.clone(), true));
+        if inflate::is_bounded(module, |_| true) {
+            sources.push(source(own.clone(), true));
+        } else {
+            tracing::warn!(module = %module.path(), "its compressed debug information is malformed or above 1 GiB; not read");
+        }
         // Without debug information: also what is only in `.dynsym`, and what is left when DWARF makes no sense.
         sources.push(source(own, false));
         Self::from_sources(sources)
@@ -158,8 +162,7 @@ impl Reader {
         answers
             .iter()
             .map(|answer| match answer {
-                // A symbol without a size says where it begins, not that this address still belongs to it.
-                Symbolized::Sym(symbol) if symbol.size.is_some() => Some(expand(symbol, strings)),
+                Symbolized::Sym(symbol) if holds(symbol) => Some(expand(symbol, strings)),
                 _ => None,
             })
             .collect()
@@ -173,15 +176,23 @@ fn source(path: PathBuf, debug_syms: bool) -> Source<'static> {
     Source::Elf(elf)
 }
 
-/// The functions active at one address, the innermost first.
+/// Whether the answer has a name and is about this address. A symbol without a size says where it begins, not that it
+/// reaches this far. A function that DWARF describes by several ranges has no size either, but was found by them: it is
+/// the one with address 0.
+fn holds(symbol: &Sym<'_>) -> bool {
+    !symbol.name.is_empty() && (symbol.size.is_some() || symbol.addr == 0)
+}
+
+/// The functions active at one address, the innermost first. Inlined functions without a name are left out: their names
+/// are in a file shared between packages (dwz), which is not followed for them.
 fn expand(symbol: &Sym<'_>, strings: &mut FxHashSet<Arc<str>>) -> Arc<[ResolvedFrame]> {
-    let inlined = symbol.inlined.iter().take(INLINED_MAX).rev();
+    let inlined = symbol.inlined.iter().rev().filter(|call| !call.name.is_empty()).take(INLINED_MAX);
     let inlined = inlined.map(|call| (&*call.name, call.code_info.as_ref(), true));
     let outer = (&*symbol.name, symbol.code_info.as_deref(), false);
     inlined
         .chain([outer])
         .map(|(name, code, inlined)| ResolvedFrame {
-            function: (!name.is_empty()).then(|| intern(strings, &demangle(name))),
+            function: Some(intern(strings, &demangle(name))),
             file: code.and_then(source_path).map(|path| intern(strings, &path)),
             // Line 0 is the compilers' way of saying that code belongs to no line.
             line: code.and_then(|code| code.line).filter(|&line| line != 0),

@@ -1,1 +1,281 @@
+use std::path::Path;
 
+use super::*;
+use crate::address::LinkAddr;
+use crate::object::fixture::Workshop;
+use crate::object::module::ModuleStore;
+use crate::object::symbols::{Search, defined_functions};
+
+/// Function, line, inlined.
+type Facts = (Option<String>, Option<u32>, bool);
+
+/// The distinct answers over the code of one function, or over the offsets given.
+struct Answers {
+    chains: Vec<Vec<Facts>>,
+    files: Vec<String>,
+}
+
+fn answers_at(path: &Path, offsets: &[FileOffset]) -> Answers {
+    let mut modules = ModuleStore::new();
+    let id = modules.intern_path(path).expect("it opens");
+    let mut answers = Answers { chains: Vec::new(), files: Vec::new() };
+    for frames in Resolver::new().resolve(id, modules.get(id), offsets) {
+        answers.files.extend(frames.iter().filter_map(|frame| frame.file.as_deref().map(str::to_owned)));
+        let facts = |frame: &ResolvedFrame| (frame.function.as_deref().map(str::to_owned), frame.line, frame.inlined);
+        answers.chains.push(frames.iter().map(facts).collect());
+    }
+    answers.files.sort();
+    answers.files.dedup();
+    answers.chains.dedup();
+    answers
+}
+
+fn offsets_of(path: &Path, function: &str) -> Vec<FileOffset> {
+    let mut modules = ModuleStore::new();
+    let id = modules.intern_path(path).expect("it opens");
+    let found = defined_functions(modules.get(id), &[function], Search::Everything).expect("an ELF file");
+    let [found] = &found[..] else { panic!("{function}: {found:?}") };
+    (found.offset.0..found.offset.0 + found.size_bytes).map(FileOffset).collect()
+}
+
+fn answers(path: &Path, function: &str) -> Answers {
+    answers_at(path, &offsets_of(path, function))
+}
+
+fn frame(function: &str, line: Option<u32>, inlined: bool) -> Facts {
+    (Some(function.to_owned()), line, inlined)
+}
+
+impl Answers {
+    fn has(&self, chain: &[Facts]) {
+        assert!(self.chains.iter().any(|known| known == chain), "{chain:?} in {:#?}", self.chains);
+    }
+}
+
+/// `i` is called like the C++ demangler's word for `int`.
+const C: &str = "#include <stdlib.h>
+static inline __attribute__((always_inline)) void *inner(size_t n) {
+    return malloc(n * 3);
+}
+static inline __attribute__((always_inline)) void *middle(size_t n) {
+    return inner(n + 1);
+}
+__attribute__((noinline)) void *i(size_t n) {
+    void *block = middle(n);
+    __asm__ volatile(\"\" ::: \"memory\");
+    return block;
+}
+int main(int n, char **v) { return i(n) == v; }
+";
+
+#[test]
+fn inlined_calls_of_c_are_told_innermost_first() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", C, &["-g", "-O2"]);
+    let answers = answers(&program, "i");
+    answers.has(&[frame("inner", Some(3), true), frame("middle", Some(6), true), frame("i", Some(9), false)]);
+    assert!(answers.chains.iter().all(|chain| chain.last().is_some_and(|last| last.0.as_deref() == Some("i"))));
+    assert!(
+        answers.files.contains(&workshop.path("program.c").to_str().expect("UTF-8").to_owned()),
+        "{:?}",
+        answers.files
+    );
+}
+
+#[test]
+fn a_function_in_two_parts_has_lines_in_both() {
+    let source = "#include <stdlib.h>
+__attribute__((cold, noinline)) void report(void) { abort(); }
+__attribute__((noinline)) void *part(size_t n) {
+    if (__builtin_expect(n > 1000, 0)) {
+        report();
+        return malloc(n + 7);
+    }
+    return malloc(n);
+}
+int main(int n, char **v) { return part(n) == v; }
+";
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", source, &["-g", "-O2", "-freorder-blocks-and-partition"]);
+    for (symbol, line) in [("part", 8), ("part.cold", 5)] {
+        answers(&program, symbol).has(&[frame("part", Some(line), false)]);
+    }
+}
+
+#[test]
+fn a_symbol_without_a_size_gives_its_name_to_nothing() {
+    let source = ".text\n.globl main, sized\nmain: nop\nnop\n.type sized, @function\nsized: nop\n.size sized, 1\n";
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.s", source, &["-g"]);
+    let sized = offsets_of(&program, "sized")[0];
+    let around = [FileOffset(sized.0 - 1), sized];
+    assert_eq!(answers_at(&program, &around).chains, [vec![], vec![frame("sized", Some(6), false)]]);
+}
+
+#[test]
+fn without_debug_information_only_functions_are_known() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", C, &["-O2"]);
+    let answers = answers(&program, "i");
+    assert_eq!(answers.chains, [vec![frame("i", None, false)]]);
+    assert_eq!(answers.files, [] as [String; 0]);
+}
+
+#[test]
+fn a_stripped_program_knows_what_it_exports_and_nothing_else() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", C, &["-g", "-O2", "-Wl,--export-dynamic-symbol=i"]);
+    let (exported, local) = (offsets_of(&program, "i"), offsets_of(&program, "main"));
+    workshop.run("strip", &["program"]);
+    assert_eq!(answers_at(&program, &exported).chains, [vec![frame("i", None, false)]]);
+    assert_eq!(answers_at(&program, &local).chains, [vec![]]);
+}
+
+#[test]
+fn cpp_names_are_demangled() {
+    let source = "#include <string>
+namespace shop {
+template <typename T> struct Cart {
+    T *items = nullptr;
+    __attribute__((always_inline)) inline void grow(int n) { items = new T[n]; }
+    __attribute__((noinline)) void add(T item, int n);
+};
+template <typename T> void Cart<T>::add(T item, int n) {
+    grow(n);
+    items[0] = item;
+}
+}
+extern \"C\" __attribute__((noinline)) void shop_c(shop::Cart<long> *cart) {
+    cart->add(1, 2);
+    __asm__ volatile(\"\" ::: \"memory\");
+}
+int main() { shop::Cart<long> cart; shop_c(&cart); return cart.items[0]; }
+";
+    let workshop = Workshop::new();
+    let program = workshop.compile("g++", "program.cpp", source, &["-g", "-O2"]);
+    let add = answers(&program, "_ZN4shop4CartIlE3addEli");
+    add.has(&[
+        frame("shop::Cart<long>::grow(int)", Some(5), true),
+        frame("shop::Cart<long>::add(long, int)", Some(9), false),
+    ]);
+    answers(&program, "shop_c").has(&[frame("shop_c", Some(14), false)]);
+}
+
+#[test]
+fn rust_names_are_demangled() {
+    let source = "mod depot {
+    #[inline(always)]
+    pub fn stock(n: usize) -> Vec<u64> {
+        vec![7; n]
+    }
+}
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern \"C\" fn fill(n: usize) -> usize {
+    depot::stock(n).iter().map(|item| *item as usize).sum()
+}
+fn main() { println!(\"{}\", fill(std::env::args().count())); }
+";
+    let workshop = Workshop::new();
+    let program = workshop.compile("rustc", "program.rs", source, &["-g", "-O", "--edition=2024"]);
+    let answers = answers(&program, "fill");
+    let stocked = answers.chains.iter().find(|chain| {
+        chain.contains(&frame("program::depot::stock", Some(4), true))
+            && chain.last() == Some(&frame("fill", Some(10), false))
+    });
+    let stocked = stocked.unwrap_or_else(|| panic!("{:#?}", answers.chains));
+    assert!(stocked[..stocked.len() - 1].iter().all(|frame| frame.2), "{stocked:#?}");
+}
+
+#[test]
+fn a_debug_file_beside_the_program_is_used() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", C, &["-g", "-O2"]);
+    let offsets = offsets_of(&program, "i");
+    workshop.run("objcopy", &["--only-keep-debug", "program", "program.debug"]);
+    workshop.run("strip", &["program"]);
+    workshop.run("objcopy", &["--add-gnu-debuglink=program.debug", "program"]);
+    let chain = [frame("inner", Some(3), true), frame("middle", Some(6), true), frame("i", Some(9), false)];
+    answers_at(&program, &offsets).has(&chain);
+    // A debug file of another build is not believed, and costs nothing but itself.
+    workshop.compile("gcc", "other.c", "int main(void) { return 1; }\n", &["-g"]);
+    workshop.run("objcopy", &["--only-keep-debug", "other", "program.debug"]);
+    assert_eq!(answers_at(&program, &offsets).chains, [vec![]]);
+}
+
+#[test]
+fn the_c_librarys_own_functions_have_names_and_lines() {
+    // The distribution keeps them in /usr/lib/debug/.build-id; the package is libc6-dbg.
+    let library = Path::new("/lib/x86_64-linux-gnu/libc.so.6");
+    let mut modules = ModuleStore::new();
+    let id = modules.intern_path(library).expect("glibc is here");
+    let module = modules.get(id);
+    let debug_file = debug_file::find(module).expect("libc6-dbg is installed");
+    let symbols = std::process::Command::new("nm").arg(debug_file).output().expect("nm runs").stdout;
+    let symbols = String::from_utf8(symbols).expect("symbols are text");
+    let line = symbols.lines().find(|line| line.ends_with(" t _int_malloc")).expect("it is a local function");
+    let address = u64::from_str_radix(&line[..16], 16).expect("an address");
+    let offset = module.file_offset(LinkAddr(address + 40)).expect("code");
+    let answers = answers_at(library, &[offset]);
+    let [chain] = &answers.chains[..] else { panic!("{:#?}", answers.chains) };
+    let outer = chain.last().expect("a function");
+    assert_eq!((outer.0.as_deref(), outer.2), (Some("_int_malloc"), false));
+    assert!(outer.1.is_some() && answers.files.iter().any(|file| file.ends_with("/malloc.c")), "{:?}", answers.files);
+}
+
+#[test]
+fn compressed_debug_information_is_read_unless_it_lies() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", C, &["-g", "-O2", "-gz=zlib"]);
+    let chain = [frame("inner", Some(3), true), frame("middle", Some(6), true), frame("i", Some(9), false)];
+    answers(&program, "i").has(&chain);
+
+    let mut modules = ModuleStore::new();
+    let id = modules.intern_path(&program).expect("it opens");
+    let elf = modules.get(id).elf().expect("an ELF file");
+    let claims = elf.sections.iter().filter(|section| section.flags & u64::from(object::elf::SHF_COMPRESSED) != 0);
+    let claims: Vec<u64> = claims.map(|section| section.offset.0 + 8).collect();
+    assert!(!claims.is_empty(), "nothing was compressed");
+    for claim in [u64::MAX, 1 << 62, 1] {
+        let mut bytes = std::fs::read(&program).expect("readable");
+        let at = usize::try_from(claims[0]).expect("a small file");
+        bytes[at..at + 8].copy_from_slice(&claim.to_le_bytes());
+        std::fs::write(workshop.path("liar"), bytes).expect("writable");
+        let offsets = offsets_of(&program, "i");
+        let answers = answers_at(&workshop.path("liar"), &offsets);
+        assert_eq!(answers.chains, [vec![frame("i", None, false)]], "{claim:#x}");
+    }
+}
+
+#[test]
+fn a_file_that_shrank_is_not_read() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", C, &["-g", "-O2"]);
+    let offsets = offsets_of(&program, "i");
+    let mut modules = ModuleStore::new();
+    let id = modules.intern_path(&program).expect("it opens");
+    let resolver = Resolver::new();
+    let first = resolver.resolve(id, modules.get(id), &offsets[..1]);
+    assert!(!first[0].is_empty());
+    std::fs::File::options().write(true).open(&program).and_then(|file| file.set_len(0)).expect("truncated");
+    // What was known stays known; the rest would have killed this process.
+    assert_eq!(resolver.resolve(id, modules.get(id), &offsets[..1]), first);
+    assert!(resolver.resolve(id, modules.get(id), &offsets[5..]).iter().all(|frames| frames.is_empty()));
+}
+
+#[test]
+fn answers_come_in_the_order_of_the_questions() {
+    let workshop = Workshop::new();
+    let program = workshop.compile("gcc", "program.c", C, &["-O1", "-fno-inline"]);
+    let mut modules = ModuleStore::new();
+    let id = modules.intern_path(&program).expect("it opens");
+    let names = ["main", "i", "nowhere", "main"];
+    let offsets = names.map(|name| if name == "nowhere" { FileOffset(1) } else { offsets_of(&program, name)[0] });
+    let resolver = Resolver::new();
+    for _ in 0..2 {
+        let resolved = resolver.resolve(id, modules.get(id), &offsets);
+        let found: Vec<Option<&str>> = resolved.iter().map(|frames| frames.first()?.function.as_deref()).collect();
+        assert_eq!(found, [Some("main"), Some("i"), None, Some("main")]);
+        resolver.release();
+    }
+}
