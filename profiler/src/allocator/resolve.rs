@@ -56,7 +56,7 @@ pub struct ResolvedHook {
 pub enum NoAllocator {
     /// The Go runtime allocates by itself.
     #[error(
-        "`{0}` is a Go program, which allocates from the Go runtime's own heap; heapbpf watches malloc and its kin (Go's own profiles: `go tool pprof`)"
+        "`{0}` is a Go program, which allocates from the Go runtime's own heap; supported are programs that call the malloc of glibc, musl, jemalloc, tcmalloc or mimalloc (Go's own profiles: `go tool pprof`)"
     )]
     Go(String),
     /// Nothing to find functions by.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use super::quantity;
-use crate::report::View;
+use crate::report::{Format, View};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -70,7 +70,7 @@ pub(super) struct RecordArgs {
     pub(super) duration: Option<Duration>,
 
     /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format.
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", value_parser = output)]
     pub(super) output: Vec<PathBuf>,
 
     /// What flame graphs, folded text and the table show.
@@ -96,6 +96,15 @@ pub(super) struct RecordArgs {
     /// Sampled blocks that can be live at once. Memory is used only for those that are.
     #[arg(long, value_name = "BLOCKS", default_value_t = profiler_common::limits::LIVE_BLOCKS_DEFAULT)]
     pub(super) live_blocks: u32,
+}
+
+/// A path whose extension says how to write it.
+fn output(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if text != "-" {
+        Format::of_path(&path).map_err(|error| error.to_string())?;
+    }
+    Ok(path)
 }
 
 fn view_help() -> String {

@@ -26,14 +26,12 @@ mod exit {
 /// Runs the command line and returns the process's exit code.
 #[must_use]
 pub fn run() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
     start_log(cli.verbose);
     let result = match cli.command {
-        None if cli.record.pid.is_empty() => {
-            // Nothing was asked for: show what can be.
-            let _ = Cli::command().print_help();
-            return ExitCode::from(exit::USAGE);
-        }
         None => record::run(&cli.record),
         Some(Command::Record(args)) => record::run(&args),
         Some(Command::Completions { shell }) => {
@@ -52,6 +50,19 @@ pub fn run() -> ExitCode {
         say(&format!("heapbpf: error: {error:#}"));
         if error.is::<record::UsageError>() { exit::USAGE } else { exit::FAILED }
     }))
+}
+
+/// Help and version go to standard output; what cannot be parsed is an error like any other, with the values marked as
+/// everywhere else.
+fn refuse(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::from(exit::DONE);
+    }
+    let text = error.render().to_string();
+    let reason = text.split("\n\n").next().unwrap_or(&text).trim_start_matches("error: ").replace('\'', "`");
+    say(&format!("heapbpf: error: {}; see `heapbpf --help`", reason.trim_end()));
+    ExitCode::from(exit::USAGE)
 }
 
 /// Writes a line to standard error.

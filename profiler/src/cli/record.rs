@@ -26,7 +26,7 @@ pub(super) struct UsageError(String);
 /// Records, reports, and returns the exit code.
 pub(super) fn run(args: &RecordArgs) -> Result<u8> {
     if args.pid.is_empty() {
-        return Err(UsageError("nothing to profile: give `--pid PID` (`pgrep -a NAME` lists processes)".to_owned()).into());
+        return Err(UsageError("nothing to profile: give `--pid PID` (`pgrep -a NAME` lists processes); see `heapbpf --help`".to_owned()).into());
     }
     // Before anything is attached, whatever would make the recording useless.
     let pids = pids(&args.pid);
