@@ -4,5 +4,7 @@ pub mod address;
 pub mod ids;
 pub mod units;
 
+pub mod unwind;
+
 pub mod ledger;
 pub mod report;
