@@ -31,7 +31,9 @@ pub fn compact(spans: &Spans, code: &[Code], gap: u16, rules: RuleTable, stats: 
                 }
             }
             // Padding is not told from code without unwind information: neither may be covered by the rule before it.
-            pages.hold(function.end, gap);
+            if functions.peek().is_none_or(|next| next.start > function.end) {
+                pages.hold(function.end, gap);
+            }
         }
         pages.hold(segment.end, rules::GAP);
     }
