@@ -50,6 +50,12 @@ counters! {
     StackBrokenChain = 19, "broken_chain";
     /// All scratch areas of the CPU were taken, so only the direct caller is known.
     StackNoScratch = 20, "no_scratch";
+    /// A return address lies in no module that has a table.
+    StackMissingModule = 21, "missing_module";
+    /// A return address lies in a module's code that no unwind information covers.
+    StackNoRow = 22, "no_row";
+    /// A frame's unwind rule is one that the tables cannot express.
+    StackUnsupportedRule = 23, "unsupported_rule";
 }
 
 impl Counter {

@@ -13,3 +13,5 @@ mod pod;
 pub mod record;
 pub mod sampling;
 pub mod stack;
+pub mod step;
+pub mod unwind;

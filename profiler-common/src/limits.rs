@@ -1,10 +1,8 @@
 //! Every bound that both sides rely on.
 
-/// Frames kept of one stack, the caller of the hooked function first.
-///
-/// `bpf_get_stack` stops at 127 by default (`kernel.perf_event_max_stack`); deeper stacks end with
-/// [`StackEnd::Truncated`](crate::stack::StackEnd::Truncated).
-pub const STACK_FRAMES_MAX: usize = 128;
+/// Frames kept of one stack, the caller of the hooked function first. Deeper stacks end with
+/// [`StackEnd::Truncated`](crate::stack::StackEnd::Truncated). (`bpf_get_stack` stops at 127 by default.)
+pub const STACK_FRAMES_MAX: usize = 1024;
 
 /// Heaps (named groups of hooks) in one session.
 pub const HEAPS_MAX: u32 = 64;
@@ -26,6 +24,21 @@ pub const STACKS_SEEN: u32 = 65_536;
 /// Scratch areas for unwinding, per CPU: a program can be preempted by another one on the same CPU, and each holds one
 /// area while it runs.
 pub const SCRATCH_PER_CPU: u32 = 4;
+
+/// Executable mappings of all targets together.
+pub const MAPPINGS_MAX: u32 = 65_536;
+
+/// Executable mappings of one target: what a search of that many steps can tell apart, and far more than programs have.
+pub const PROCESS_MAPPINGS_MAX: usize = 1 << 15;
+
+/// Processes that have unwind tables at once.
+pub const PROCESSES_MAX: u32 = 16_384;
+
+/// Pages of 64 KiB of code that have unwind rows: 8 GiB.
+pub const UNWIND_PAGES_MAX: u32 = 1 << 17;
+
+/// Rules that all unwind tables share: a row numbers them in 16 bits.
+pub const UNWIND_RULES_MAX: u32 = 1 << 16;
 
 /// Page size that page-rounding allocation functions (`pvalloc`) round up to, in bytes.
 pub const PAGE_BYTES: u64 = 4096;

@@ -4,6 +4,7 @@
 
 use crate::live::{LiveBlock, LiveKey};
 use crate::sampling::SamplingRate;
+use crate::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 // SAFETY: `repr(C)` integers without padding (asserted by size beside the type); any bytes are a valid value.
 unsafe impl aya::Pod for LiveKey {}
@@ -11,3 +12,13 @@ unsafe impl aya::Pod for LiveKey {}
 unsafe impl aya::Pod for LiveBlock {}
 // SAFETY: as above.
 unsafe impl aya::Pod for SamplingRate {}
+// SAFETY: as above.
+unsafe impl aya::Pod for RowCell {}
+// SAFETY: as above.
+unsafe impl aya::Pod for PageRows {}
+// SAFETY: as above.
+unsafe impl aya::Pod for Rule {}
+// SAFETY: as above.
+unsafe impl aya::Pod for ProcessMapping {}
+// SAFETY: as above.
+unsafe impl aya::Pod for ProcessMappings {}

@@ -16,11 +16,26 @@ pub enum StackEnd {
     BrokenChain = 3,
     /// There was no scratch memory to unwind in.
     NoScratch = 4,
+    /// A return address lies in no module that has a table.
+    MissingModule = 5,
+    /// A return address lies in a module's code that no unwind information covers.
+    NoRow = 6,
+    /// A frame's rule is one that the tables cannot express.
+    UnsupportedRule = 7,
 }
 
 impl StackEnd {
     /// All ends, in the order of their wire values.
-    pub const ALL: [Self; 5] = [Self::Complete, Self::Truncated, Self::Unreadable, Self::BrokenChain, Self::NoScratch];
+    pub const ALL: [Self; 8] = [
+        Self::Complete,
+        Self::Truncated,
+        Self::Unreadable,
+        Self::BrokenChain,
+        Self::NoScratch,
+        Self::MissingModule,
+        Self::NoRow,
+        Self::UnsupportedRule,
+    ];
 
     /// The end for a wire value, or `None` for one that this version does not know.
     #[must_use]
@@ -37,6 +52,9 @@ impl StackEnd {
             Self::Unreadable => Counter::StackUnreadable,
             Self::BrokenChain => Counter::StackBrokenChain,
             Self::NoScratch => Counter::StackNoScratch,
+            Self::MissingModule => Counter::StackMissingModule,
+            Self::NoRow => Counter::StackNoRow,
+            Self::UnsupportedRule => Counter::StackUnsupportedRule,
         }
     }
 }
@@ -54,6 +72,20 @@ impl StackHasher {
     #[must_use]
     pub const fn new(seed: u64, tgid: u32) -> Self {
         Self(seed ^ tgid as u64)
+    }
+
+    /// The state, to be kept where a hasher cannot be.
+    #[inline(always)]
+    #[must_use]
+    pub const fn state(self) -> u64 {
+        self.0
+    }
+
+    /// Goes on from a kept state.
+    #[inline(always)]
+    #[must_use]
+    pub const fn resume(state: u64) -> Self {
+        Self(state)
     }
 
     /// Adds one frame's address.
@@ -114,6 +146,6 @@ mod tests {
         for end in StackEnd::ALL {
             assert_eq!(StackEnd::from_wire(end as u8), Some(end));
         }
-        assert_eq!(StackEnd::from_wire(5), None);
+        assert_eq!(StackEnd::from_wire(8), None);
     }
 }

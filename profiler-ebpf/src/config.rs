@@ -14,6 +14,10 @@ static WAKEUP_BYTES: u64 = 0;
 #[unsafe(no_mangle)]
 static SCRATCH_AREAS: u32 = 0;
 
+/// 1 to unwind by tables, 0 by frame pointers.
+#[unsafe(no_mangle)]
+static UNWIND_BY_TABLES: u32 = 0;
+
 /// Reads a global that the loader may have overwritten, which the compiler cannot know.
 #[inline(always)]
 fn read<T: Copy>(global: &'static T) -> T {
@@ -34,4 +38,9 @@ pub(crate) fn wakeup_bytes() -> u64 {
 #[inline(always)]
 pub(crate) fn scratch_areas() -> u32 {
     read(&SCRATCH_AREAS)
+}
+
+#[inline(always)]
+pub(crate) fn unwind_by_tables() -> bool {
+    read(&UNWIND_BY_TABLES) != 0
 }

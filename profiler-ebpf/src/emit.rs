@@ -9,7 +9,7 @@ use crate::maps::EVENTS;
 use crate::{config, counter};
 
 /// Records are at most this long, so a fill level that rises by records cannot jump over a band of this width.
-const WAKEUP_BAND_BYTES: u64 = 2048;
+const WAKEUP_BAND_BYTES: u64 = 16 << 10;
 
 /// A forced wake-up costs 7 to 9 µs, and without flags a reader that keeps up is woken for every record. So the agent
 /// reads on a timer, and is woken only when the fill level passes a mark between two readings.

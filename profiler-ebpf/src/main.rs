@@ -7,6 +7,7 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod bounds;
 mod config;
 mod counter;
 mod emit;

@@ -4,9 +4,12 @@ use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use profiler_common::counter::Counter;
-use profiler_common::limits::{HEAPS_MAX, INFLIGHT_MAX, STACKS_SEEN};
+use profiler_common::limits::{
+    HEAPS_MAX, INFLIGHT_MAX, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
+};
 use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::sampling::SamplingRate;
+use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 use crate::inflight::Inflight;
 use crate::scratch::Scratch;
@@ -38,3 +41,23 @@ pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Cou
 /// Memory to unwind in.
 #[map]
 pub(crate) static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+
+/// Unwind rows of all modules, two to a cell.
+#[map]
+pub(crate) static ROWS: Array<RowCell> = Array::with_max_entries(1, 0);
+
+/// The rows of each page of 64 KiB of code.
+#[map]
+pub(crate) static PAGES: Array<PageRows> = Array::with_max_entries(UNWIND_PAGES_MAX, 0);
+
+/// Unwind rules that rows number.
+#[map]
+pub(crate) static RULES: Array<Rule> = Array::with_max_entries(UNWIND_RULES_MAX, 0);
+
+/// Executable mappings of all targets.
+#[map]
+pub(crate) static MAPPINGS: Array<ProcessMapping> = Array::with_max_entries(MAPPINGS_MAX, 0);
+
+/// Where each target's mappings lie.
+#[map]
+pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> = HashMap::with_max_entries(PROCESSES_MAX, BPF_F_NO_PREALLOC);

@@ -13,6 +13,7 @@ use profiler_common::record::StackHeader;
 
 use crate::config;
 use crate::maps::SCRATCH;
+use crate::stack::Walk;
 
 /// A stack record under construction.
 #[repr(C)]
@@ -21,16 +22,28 @@ pub(crate) struct StackRecord {
     pub(crate) frames: [u64; STACK_FRAMES_MAX],
 }
 
+/// Words of the target's stack that are held at once: two pages.
+pub(crate) const WINDOW_WORDS: usize = 1024;
+
 /// One area.
 #[repr(C)]
 pub(crate) struct Scratch {
     /// 0 when free.
     claimed: u64,
+    pub(crate) walk: Walk,
+    /// Address of the window's first word.
+    pub(crate) window_start: u64,
+    /// Words of the window that are valid.
+    pub(crate) window_words: u64,
+    pub(crate) window: [u64; WINDOW_WORDS],
     pub(crate) record: StackRecord,
 }
 
 /// An area that this program holds. Must be given back with [`release`](Self::release) on every path.
-pub(crate) struct Claim(*mut Scratch);
+pub(crate) struct Claim {
+    scratch: *mut Scratch,
+    area: u32,
+}
 
 impl Claim {
     /// Takes a free area of this CPU, or `None` when all are taken.
@@ -46,17 +59,22 @@ impl Claim {
             let area = SCRATCH.get_ptr_mut(first + i)?;
             // SAFETY: `area` comes from a successful lookup; array values live as long as the map.
             if exchange(unsafe { &raw mut (*area).claimed }, 1) == 0 {
-                return Some(Self(area));
+                return Some(Self { scratch: area, area: first + i });
             }
         }
         None
     }
 
-    /// The record in the area.
+    /// The area's memory: valid as long as the map, and its claimer's alone.
     #[inline(always)]
-    pub(crate) fn record(&self) -> *mut StackRecord {
-        // SAFETY: the area is valid as long as the map; only its claimer touches the record.
-        unsafe { &raw mut (*self.0).record }
+    pub(crate) fn scratch(&self) -> *mut Scratch {
+        self.scratch
+    }
+
+    /// The area's index, for functions that the verifier checks by themselves: they cannot be handed the pointer.
+    #[inline(always)]
+    pub(crate) fn area(&self) -> u32 {
+        self.area
     }
 
     /// Gives the area back.
@@ -64,7 +82,7 @@ impl Claim {
     pub(crate) fn release(self) {
         // SAFETY: as in `take`. A plain store is enough: an aligned 64-bit store is not torn, and the next claimer's
         // exchange orders what follows.
-        unsafe { ptr::write_volatile(&raw mut (*self.0).claimed, 0) };
+        unsafe { ptr::write_volatile(&raw mut (*self.scratch).claimed, 0) };
     }
 }
 

@@ -10,7 +10,12 @@ use crate::sys::clock;
 
 /// The kernel's counters and the agent's own, at the end of a recording.
 #[must_use]
-pub fn collect(counters: &Counters, records_unreadable: u64, frees_unknown: u64) -> Health {
+pub fn collect(
+    counters: &Counters,
+    records_unreadable: u64,
+    frees_unknown: u64,
+    frame_pointer_modules: &[String],
+) -> Health {
     let mut lost: Vec<(String, u64)> =
         counters.losses().map(|(counter, count)| (counter.name().to_owned(), count)).collect();
     let own = [("unreadable_record", records_unreadable), ("unknown_free", frees_unknown)];
@@ -19,6 +24,7 @@ pub fn collect(counters: &Counters, records_unreadable: u64, frees_unknown: u64)
         events: counters.get(Counter::Events),
         lost,
         unwind: counters.stack_ends().map(|(counter, count)| (counter.name().to_owned(), count)).collect(),
+        frame_pointer_modules: frame_pointer_modules.to_vec(),
         resyncs: 0,
         agent_cpu_ns: clock::cpu_ns(),
         agent_rss_bytes_max: clock::rss_bytes_max(),

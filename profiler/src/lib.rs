@@ -15,6 +15,8 @@ pub mod bpf;
 pub mod probe;
 
 pub mod ingest;
+pub mod unwind;
+
 pub mod ledger;
 pub mod symbolize;
 

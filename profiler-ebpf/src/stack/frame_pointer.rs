@@ -6,18 +6,18 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::{StackEnd, StackHasher};
 
 use crate::hook::Call;
-use crate::scratch::StackRecord;
+use crate::scratch::Scratch;
 use crate::stack::{Unwound, put};
 
 /// Walks from a function's entry, where the frame pointer is still the caller's and the return address is on top.
 #[inline(always)]
-pub(super) fn unwind(call: &Call, record: *mut StackRecord, mut hasher: StackHasher) -> Unwound {
+pub(super) fn unwind(call: &Call, scratch: *mut Scratch, mut hasher: StackHasher) -> Unwound {
     // SAFETY: the helper checks the address.
     let Ok(caller) = (unsafe { bpf_probe_read_user(call.sp() as *const u64) }) else {
         return Unwound { depth: 0, end: StackEnd::Unreadable, hasher };
     };
     hasher.add(caller);
-    put(record, 0, caller);
+    put(scratch, 0, caller);
     let mut below = call.sp();
     let mut bp = call.bp();
     for depth in 1..STACK_FRAMES_MAX {
@@ -36,7 +36,7 @@ pub(super) fn unwind(call: &Call, record: *mut StackRecord, mut hasher: StackHas
             return Unwound { depth: depth as u64, end: StackEnd::Complete, hasher };
         }
         hasher.add(address);
-        put(record, depth, address);
+        put(scratch, depth, address);
         below = bp;
         bp = next;
     }

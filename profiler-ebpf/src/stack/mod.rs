@@ -1,6 +1,8 @@
 //! Takes the stack of a call and sends its frames if the agent has not had them.
 
 mod frame_pointer;
+mod table;
+mod window;
 
 use core::mem::size_of;
 
@@ -10,12 +12,15 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::record::{RecordHeader, RecordKind, StackHeader};
 use profiler_common::stack::{StackEnd, StackHasher};
 
+use crate::bounds::masked;
 use crate::hook::Call;
 use crate::maps::STACKS;
-use crate::scratch::{Claim, StackRecord};
+use crate::scratch::{Claim, Scratch};
 use crate::{config, counter, emit};
 
-/// What an unwinder leaves behind; the frames are in the record.
+pub(crate) use table::Walk;
+
+/// What an unwinder leaves behind; the frames are in the area's record.
 pub(crate) struct Unwound {
     pub(crate) depth: u64,
     pub(crate) end: StackEnd,
@@ -28,12 +33,19 @@ pub(crate) fn take(call: &Call) -> u64 {
     let Some(claim) = Claim::take() else {
         return caller_only(call);
     };
-    let record = claim.record();
-    let unwound = frame_pointer::unwind(call, record, StackHasher::new(config::stack_seed(), call.tgid()));
+    let scratch = claim.scratch();
+    let hasher = StackHasher::new(config::stack_seed(), call.tgid());
+    let unwound = if config::unwind_by_tables() {
+        table::unwind(call, &claim, hasher)
+    } else {
+        frame_pointer::unwind(call, scratch, hasher)
+    };
     counter::raise(unwound.end.counter());
     let stack_id = id(unwound.hasher, unwound.end);
     if is_new(stack_id) {
-        // SAFETY: the record is in an area that this program has claimed.
+        // SAFETY: the area is claimed by this program.
+        let record = unsafe { &raw mut (*scratch).record };
+        // SAFETY: as above.
         unsafe { (*record).header = header(call, stack_id, unwound.depth, unwound.end) };
         let depth = if unwound.depth > STACK_FRAMES_MAX as u64 { STACK_FRAMES_MAX as u64 } else { unwound.depth };
         let length = size_of::<StackHeader>() as u64 + depth * 8;
@@ -98,9 +110,12 @@ fn forget(stack_id: u64) {
 
 /// Writes one frame.
 #[inline(always)]
-pub(crate) fn put(record: *mut StackRecord, index: usize, address: u64) {
+fn put(scratch: *mut Scratch, index: usize, address: u64) {
     if index < STACK_FRAMES_MAX {
-        // SAFETY: within the array, in an area that this program has claimed.
-        unsafe { (&raw mut (*record).frames).cast::<u64>().add(index).write(address) };
+        let index = masked::<{ STACK_FRAMES_MAX as u64 - 1 }>(index as u64);
+        // SAFETY: within the array, whose length is a power of two, in an area that this program has claimed.
+        unsafe { (&raw mut (*scratch).record.frames).cast::<u64>().add(index as usize).write(address) };
     }
 }
+
+const _: () = assert!(STACK_FRAMES_MAX.is_power_of_two());

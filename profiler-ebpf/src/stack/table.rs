@@ -5,7 +5,7 @@
 //! verifier the same however many frames are allowed.
 
 use profiler_common::limits::STACK_FRAMES_MAX;
-use profiler_common::stack::StackEnd;
+use profiler_common::stack::{StackEnd, StackHasher};
 use profiler_common::step::{Registers, Step, step};
 use profiler_common::unwind::{PageRows, ProcessMapping, ReadTables, Rule, SEARCH_STEPS, UnwindRow, find_rule};
 
@@ -28,6 +28,8 @@ pub(crate) struct Walk {
     /// The process's mappings.
     mapping_first: u32,
     mapping_count: u32,
+    /// The frames' hash so far.
+    hash: u64,
     /// 1 when `ip` is a return address.
     is_return_address: u32,
     reserved: u32,
@@ -38,24 +40,25 @@ const GO_ON: u32 = 0;
 
 /// Walks from a function's entry, where the return address is on top of the stack.
 #[inline(always)]
-pub(super) fn unwind(call: &Call, claim: &Claim) -> Unwound {
+pub(super) fn unwind(call: &Call, claim: &Claim, hasher: StackHasher) -> Unwound {
     let scratch = claim.scratch();
     window::clear(scratch);
-    let end = match start(call, scratch) {
+    let end = match start(call, scratch, hasher) {
         Ok(()) => walk(claim.area()),
         Err(end) => end,
     };
     // SAFETY: the area is claimed by this program.
-    let depth = unsafe { (*scratch).walk.depth };
-    Unwound { depth, end }
+    let (depth, hash) = unsafe { ((*scratch).walk.depth, (*scratch).walk.hash) };
+    Unwound { depth, end, hasher: StackHasher::resume(hash) }
 }
 
 /// The state before the first frame: the caller's, once the call has returned.
 #[inline(always)]
-fn start(call: &Call, scratch: *mut Scratch) -> Result<(), StackEnd> {
+fn start(call: &Call, scratch: *mut Scratch, hasher: StackHasher) -> Result<(), StackEnd> {
     // SAFETY: the area is claimed by this program.
     let walk = unsafe { &mut (*scratch).walk };
     walk.depth = 0;
+    walk.hash = hasher.state();
     let ip = Window(scratch).read(call.sp()).ok_or(StackEnd::Unreadable)?;
     let tgid = call.tgid();
     let (first, count) = match PROCESSES.get_ptr(&tgid) {
@@ -71,6 +74,7 @@ fn start(call: &Call, scratch: *mut Scratch) -> Result<(), StackEnd> {
         mapping: ProcessMapping::NONE,
         mapping_first: first,
         mapping_count: count,
+        hash: hasher.state(),
         is_return_address: 1,
         reserved: 0,
     };
@@ -113,6 +117,9 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     }
     super::put(scratch, depth, registers.ip);
     walk.depth = depth as u64 + 1;
+    let mut hasher = StackHasher::resume(walk.hash);
+    hasher.add(registers.ip);
+    walk.hash = hasher.state();
     let address = registers.lookup_address();
     if !walk.mapping.contains(address) {
         match find_mapping(walk.mapping_first, walk.mapping_count, address) {
@@ -120,8 +127,16 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
             None => return StackEnd::MissingModule as u32 + 1,
         }
     }
-    let Some(rule) = find_rule(&Maps, &walk.mapping.table, address) else {
-        return StackEnd::NoRow as u32 + 1;
+    let table = &walk.mapping.table;
+    let rule = if table.is_table() {
+        match find_rule(&Maps, table, address) {
+            Some(rule) => rule,
+            None => return StackEnd::NoRow as u32 + 1,
+        }
+    } else if table.is_frame_pointer() {
+        Rule::FRAME_POINTER
+    } else {
+        return StackEnd::MissingModule as u32 + 1;
     };
     match step(&registers, rule, &Window(scratch)) {
         Step::Caller(caller) => {

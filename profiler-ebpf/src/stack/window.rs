@@ -8,6 +8,7 @@ use core::mem::size_of;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use profiler_common::step::ReadMemory;
 
+use crate::bounds::masked;
 use crate::scratch::{Scratch, WINDOW_WORDS};
 
 const PAGE_BYTES: u64 = 4096;
@@ -17,6 +18,8 @@ const SHORT_BYTES: u64 = 1024;
 
 /// Words of the stretch that lie below the one asked for: a frame's saved registers are read downwards at times.
 const BELOW_BYTES: u64 = 64;
+
+const _: () = assert!(WINDOW_WORDS.is_power_of_two());
 
 const WORD: u64 = size_of::<u64>() as u64;
 
@@ -49,10 +52,11 @@ impl Window {
         // SAFETY: the area is claimed by this program.
         let scratch = unsafe { &*self.0 };
         let index = address.wrapping_sub(scratch.window_start) / WORD;
-        if index >= scratch.window_words || index >= WINDOW_WORDS as u64 {
+        if index >= scratch.window_words {
             return None;
         }
-        // SAFETY: within the array.
+        let index = masked::<{ WINDOW_WORDS as u64 - 1 }>(index);
+        // SAFETY: within the array, whose length is a power of two.
         Some(unsafe { *scratch.window.as_ptr().add(index as usize) })
     }
 }

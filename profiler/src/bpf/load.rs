@@ -32,6 +32,10 @@ pub struct KernelConfig {
     pub ring_bytes: u32,
     /// Blocks that the live set can hold.
     pub live_blocks_max: u32,
+    /// Unwind by tables instead of frame pointers.
+    pub unwind_by_tables: bool,
+    /// Cells of unwind rows, two rows each.
+    pub row_cells: u32,
     /// Random, so that a target cannot aim for clashing stack ids.
     pub stack_seed: u64,
 }
@@ -59,12 +63,12 @@ pub enum LoadError {
     #[error("the kernel refuses heapbpf's programs: {0}; run `uname -r` and see docs/kernel-support.md")]
     Refused(#[from] EbpfError),
     /// A program is refused.
-    #[error("the kernel refuses the program `{name}`: {source}; run `uname -r` and see docs/kernel-support.md")]
+    #[error("the kernel refuses the program `{name}`: {reason}; run `uname -r` and see docs/kernel-support.md")]
     Program {
         /// The program.
         name: &'static str,
-        /// The verifier's log is part of it.
-        source: Box<aya::programs::ProgramError>,
+        /// Why: the end of the verifier's log.
+        reason: String,
     },
     /// A part that the object should have is not there: the object is of another version.
     #[error("the BPF object has no `{0}`: it is of another version than this binary")]
@@ -96,11 +100,14 @@ impl Kernel {
         let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
         let scratch_areas = cpus * SCRATCH_PER_CPU;
         let wakeup_bytes = u64::from(config.ring_bytes) / 4;
+        let unwind_by_tables = u32::from(config.unwind_by_tables);
         let mut loader = EbpfLoader::new();
         loader
             .override_global("STACK_SEED", &config.stack_seed, true)
             .override_global("WAKEUP_BYTES", &wakeup_bytes, true)
             .override_global("SCRATCH_AREAS", &scratch_areas, true)
+            .override_global("UNWIND_BY_TABLES", &unwind_by_tables, true)
+            .map_max_entries("ROWS", config.row_cells.max(1))
             .map_max_entries("EVENTS", config.ring_bytes)
             .map_max_entries("LIVE", config.live_blocks_max)
             .map_max_entries("SCRATCH", scratch_areas);
@@ -108,7 +115,7 @@ impl Kernel {
         kernel.start_log();
         for (name, _) in PROGRAMS {
             let loaded = kernel.program(name)?.load();
-            loaded.map_err(|error| LoadError::Program { name, source: Box::new(error) })?;
+            loaded.map_err(|error| LoadError::Program { name, reason: verdict(&error) })?;
         }
         Ok(kernel)
     }
@@ -119,7 +126,7 @@ impl Kernel {
     ///
     /// When it was taken before, or cannot be mapped.
     pub fn take_ring(&mut self) -> Result<Ring, LoadError> {
-        let map = self.ebpf.take_map("EVENTS").ok_or(LoadError::Missing("EVENTS"))?;
+        let map = self.take_map("EVENTS")?;
         Ring::new(map).map_err(|source| LoadError::Map { name: "EVENTS", source })
     }
 
@@ -133,6 +140,11 @@ impl Kernel {
         let failed = |source| LoadError::Map { name: "RATES", source };
         let mut rates: Array<&mut MapData, SamplingRate> = Array::try_from(map).map_err(failed)?;
         rates.set(u32::from(heap.0), rate, 0).map_err(failed)
+    }
+
+    /// Takes a map out. Can be done once for each.
+    pub(super) fn take_map(&mut self, name: &'static str) -> Result<aya::maps::Map, LoadError> {
+        self.ebpf.take_map(name).ok_or(LoadError::Missing(name))
     }
 
     pub(super) fn map(&self, name: &'static str) -> Result<&aya::maps::Map, LoadError> {
@@ -210,6 +222,18 @@ fn check_uprobes(source: &Path) -> Result<(), LoadError> {
     if source.join("type").exists() { Ok(()) } else { Err(LoadError::NoUprobes(source.to_owned())) }
 }
 
+/// What the verifier said last, which is why: the thousands of lines before are how it got there. They go to the log.
+fn verdict(error: &aya::programs::ProgramError) -> String {
+    const LINES: usize = 6;
+    let text = error.to_string();
+    tracing::info!("{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.len() <= LINES {
+        return text;
+    }
+    format!("{} … {}", lines[0].chars().take(120).collect::<String>(), lines[lines.len() - LINES..].join("\n"))
+}
+
 /// A missing system call has its own message: nothing that the user passes can help.
 fn refused(error: EbpfError) -> LoadError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
@@ -234,10 +258,7 @@ mod tests {
 
     #[test]
     fn a_kernel_without_bpf_is_told_apart() {
-        let error = EbpfError::FileError {
-            path: PathBuf::new(),
-            error: io::Error::from_raw_os_error(libc::ENOSYS),
-        };
+        let error = EbpfError::FileError { path: PathBuf::new(), error: io::Error::from_raw_os_error(libc::ENOSYS) };
         assert!(matches!(refused(error), LoadError::NoBpf));
         let error = EbpfError::FileError { path: PathBuf::new(), error: io::Error::from_raw_os_error(libc::EPERM) };
         assert!(matches!(refused(error), LoadError::Refused(_)));

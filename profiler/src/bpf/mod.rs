@@ -3,3 +3,4 @@
 pub mod counters;
 pub mod load;
 pub mod ring;
+pub mod unwind_maps;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::quantity;
 use crate::report::{Format, View};
@@ -85,6 +85,11 @@ pub(super) struct RecordArgs {
     #[arg(long)]
     pub(super) trim: bool,
 
+    /// How stacks are unwound: `auto` goes by the modules' unwind tables (.eh_frame), and by frame pointers in code that
+    /// has none; `dwarf` and `fp` use one alone.
+    #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
+    pub(super) unwind: Unwind,
+
     /// Print nothing but errors.
     #[arg(short, long)]
     pub(super) quiet: bool,
@@ -93,9 +98,20 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = quantity::ring_size)]
     pub(super) ring_size: u32,
 
+    /// Kernel memory that unwind tables may take. Tables of modules that no target uses go first.
+    #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = quantity::memory)]
+    pub(super) unwind_memory: u64,
+
     /// Sampled blocks that can be live at once. Memory is used only for those that are.
     #[arg(long, value_name = "BLOCKS", default_value_t = profiler_common::limits::LIVE_BLOCKS_DEFAULT)]
     pub(super) live_blocks: u32,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum Unwind {
+    Auto,
+    Dwarf,
+    Fp,
 }
 
 /// A path whose extension says how to write it.

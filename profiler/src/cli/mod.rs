@@ -38,9 +38,10 @@ pub fn run() -> ExitCode {
             clap_complete::generate(shell, &mut Cli::command(), "heapbpf", &mut std::io::stdout());
             Ok(exit::DONE)
         }
-        Some(Command::Man) => {
-            clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout()).map(|()| exit::DONE).map_err(Into::into)
-        }
+        Some(Command::Man) => clap_mangen::Man::new(Cli::command())
+            .render(&mut std::io::stdout())
+            .map(|()| exit::DONE)
+            .map_err(Into::into),
     };
     ExitCode::from(result.unwrap_or_else(|error| {
         // A reader that went away (`heapbpf … | head`) wants no more; that is no failure.

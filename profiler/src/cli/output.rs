@@ -110,7 +110,12 @@ mod tests {
         let path = folder.path().join("heap.svg");
         assert_eq!(written(&path), "report");
         let output = Output::open(&path).expect("writable");
-        output.write(|out| { out.write_all(b"half")?; bail!("no more") }).expect_err("it failed half-way");
+        output
+            .write(|out| {
+                out.write_all(b"half")?;
+                bail!("no more")
+            })
+            .expect_err("it failed half-way");
         assert_eq!(fs::read_to_string(&path).expect("there"), "report");
         let left = fs::read_dir(folder.path()).expect("readable").count();
         assert_eq!(left, 1, "a temporary file stays behind");
@@ -119,7 +124,9 @@ mod tests {
     #[test]
     fn what_cannot_be_written_is_found_at_once() {
         let folder = tempfile::tempdir().expect("temporary folder");
-        for (path, reason) in [("missing/heap.svg", "does not exist"), ("folder.svg", "is a directory"), ("heap.txt", "txt")] {
+        for (path, reason) in
+            [("missing/heap.svg", "does not exist"), ("folder.svg", "is a directory"), ("heap.txt", "txt")]
+        {
             let path = folder.path().join(path);
             let _ = fs::create_dir(folder.path().join("folder.svg"));
             let error = format!("{:#}", Output::open(&path).expect_err("not writable"));
@@ -138,7 +145,11 @@ mod tests {
 
     #[test]
     fn devices_are_written_through() {
-        let output = Output { path: "/dev/null".into(), format: Format::Folded, place: place(Path::new("/dev/null")).expect("there") };
+        let output = Output {
+            path: "/dev/null".into(),
+            format: Format::Folded,
+            place: place(Path::new("/dev/null")).expect("there"),
+        };
         assert!(matches!(output.place, Place::Through(_)));
         output.write(|out| Ok(out.write_all(b"report")?)).expect("written");
     }

@@ -25,12 +25,21 @@ pub(super) fn ring_size(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "must be a power of two from 64KiB to 1GiB".to_owned())
 }
 
+/// An amount of memory: at least a mebibyte.
+pub(super) fn memory(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes < 1 << 20 { Err("must be at least 1MiB".to_owned()) } else { Ok(bytes) }
+}
+
 fn size(text: &str) -> Result<u64, String> {
     // A number with a fraction of a byte, or a sign, parses as far as it goes in the library; only digits start a size.
     if !text.trim_start().starts_with(|c: char| c.is_ascii_digit()) {
         return Err("not a size; write it like 4096, 4KiB or 1M".to_owned());
     }
-    text.trim().parse::<ByteSize>().map(|size| size.0).map_err(|_| "not a size; write it like 4096, 4KiB or 1M".to_owned())
+    text.trim()
+        .parse::<ByteSize>()
+        .map(|size| size.0)
+        .map_err(|_| "not a size; write it like 4096, 4KiB or 1M".to_owned())
 }
 
 /// A time longer than none; a bare number is seconds.
@@ -50,7 +59,9 @@ mod tests {
 
     #[test]
     fn intervals_have_units() {
-        for (text, bytes) in [("1", 1), ("4096", 4096), ("4KiB", 4096), ("512 KiB", 524_288), ("1M", 1_000_000), ("1kB", 1000)] {
+        for (text, bytes) in
+            [("1", 1), ("4096", 4096), ("4KiB", 4096), ("512 KiB", 524_288), ("1M", 1_000_000), ("1kB", 1000)]
+        {
             assert_eq!(interval(text), Ok(bytes), "{text}");
         }
     }

@@ -8,7 +8,7 @@ use terminal_size::terminal_size;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::args::RecordArgs;
+use super::args::{RecordArgs, Unwind};
 use super::output::Output;
 use super::progress::ProgressLine;
 use super::{exit, privilege, say};
@@ -16,7 +16,7 @@ use crate::ids::Pid;
 use crate::proc::process;
 use crate::report::profile::Profile;
 use crate::report::summary;
-use crate::session::{Session, SessionConfig};
+use crate::session::{Session, SessionConfig, UnwindMode};
 
 /// What was asked for cannot be: exit code 2.
 #[derive(Debug, Error)]
@@ -26,7 +26,10 @@ pub(super) struct UsageError(String);
 /// Records, reports, and returns the exit code.
 pub(super) fn run(args: &RecordArgs) -> Result<u8> {
     if args.pid.is_empty() {
-        return Err(UsageError("nothing to profile: give `--pid PID` (`pgrep -a NAME` lists processes); see `heapbpf --help`".to_owned()).into());
+        return Err(UsageError(
+            "nothing to profile: give `--pid PID` (`pgrep -a NAME` lists processes); see `heapbpf --help`".to_owned(),
+        )
+        .into());
     }
     // Before anything is attached, whatever would make the recording useless.
     let pids = pids(&args.pid);
@@ -46,6 +49,12 @@ async fn record(args: &RecordArgs, pids: Vec<Pid>, outputs: Vec<Output>) -> Resu
         trim: args.trim,
         ring_bytes: args.ring_size,
         live_blocks_max: args.live_blocks,
+        unwind: match args.unwind {
+            Unwind::Auto => UnwindMode::Auto,
+            Unwind::Dwarf => UnwindMode::Tables,
+            Unwind::Fp => UnwindMode::FramePointer,
+        },
+        unwind_bytes_max: args.unwind_memory,
     };
     let mut session = Session::start(config)?;
     if stops.pending() {
@@ -144,7 +153,8 @@ impl Stops {
     fn pending(&mut self) -> bool {
         use std::task::{Context, Poll, Waker};
         let mut context = Context::from_waker(Waker::noop());
-        let mut came = |signal: &mut tokio::signal::unix::Signal| matches!(signal.poll_recv(&mut context), Poll::Ready(_));
+        let mut came =
+            |signal: &mut tokio::signal::unix::Signal| matches!(signal.poll_recv(&mut context), Poll::Ready(_));
         came(&mut self.interrupt) || came(&mut self.terminate)
     }
 }

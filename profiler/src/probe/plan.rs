@@ -87,9 +87,8 @@ impl Plan {
 /// At a function's entry every argument is in its register of the calling convention.
 fn cookie(hook: &ResolvedHook, heap: HeapId, id: HookId) -> Result<HookCookie, PlanError> {
     let spec = &hook.spec;
-    let register = |argument: usize| {
-        Register::ARGUMENTS.get(argument).copied().ok_or(PlanError::Argument(spec.function))
-    };
+    let register =
+        |argument: usize| Register::ARGUMENTS.get(argument).copied().ok_or(PlanError::Argument(spec.function));
     Ok(HookCookie {
         size: register(spec.size)?,
         count: spec.count.map(register).transpose()?,

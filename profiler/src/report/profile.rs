@@ -120,6 +120,8 @@ pub struct Health {
     pub lost: Vec<(String, u64)>,
     /// Stacks by how they ended.
     pub unwind: Vec<(String, u64)>,
+    /// Modules that were unwound by frame pointers because they have no unwind tables.
+    pub frame_pointer_modules: Vec<String>,
     /// How often the ledger was put right from the kernel's live set.
     pub resyncs: u64,
     /// CPU time of the agent, in nanoseconds.

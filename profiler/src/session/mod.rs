@@ -1,6 +1,7 @@
 //! One recording, from attaching to the named profile. Only wires the stages together: what each does is its own file's.
 
 mod target;
+mod unwinding;
 
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use profiler_common::sampling::SamplingRate;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{Kernel, KernelConfig};
@@ -27,6 +28,7 @@ use crate::symbolize::trim::trim;
 use crate::sys::clock;
 use crate::units::EstimatedBytes;
 use target::Target;
+use unwinding::{Tables, Unwinding};
 
 /// What to record.
 #[derive(Clone, Debug)]
@@ -43,6 +45,21 @@ pub struct SessionConfig {
     pub ring_bytes: u32,
     /// Room in the live set.
     pub live_blocks_max: u32,
+    /// How stacks are unwound.
+    pub unwind: UnwindMode,
+    /// Bytes that unwind tables may take in the kernel.
+    pub unwind_bytes_max: u64,
+}
+
+/// How stacks are unwound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnwindMode {
+    /// By tables made from the modules' unwind information; by frame pointers in code that has none.
+    Auto,
+    /// By tables alone.
+    Tables,
+    /// By frame pointers alone.
+    FramePointer,
 }
 
 /// Where a recording is.
@@ -66,6 +83,7 @@ pub struct Session {
     kernel: Kernel,
     ring: Ring,
     modules: ModuleStore,
+    unwinding: Unwinding,
     plan: Plan,
     targets: BTreeMap<Pid, Target>,
     started: clock::Instant,
@@ -97,11 +115,20 @@ impl Session {
         for &pid in &config.pids {
             targets.insert(pid, Target::find(pid, &mut modules, &mut plan)?);
         }
+        let mut tables = Tables::new(config.unwind);
+        targets.values().for_each(|target: &Target| tables.build_all(&target.space, &modules));
+        let row_cells = tables.cells(config.unwind_bytes_max);
         let mut kernel = Kernel::load(KernelConfig {
             ring_bytes: config.ring_bytes,
             live_blocks_max: config.live_blocks_max,
+            unwind_by_tables: config.unwind != UnwindMode::FramePointer,
+            row_cells,
             stack_seed: health::random_seed(),
         })?;
+        let mut unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
+        for target in targets.values() {
+            unwinding.register(&target.space, &modules)?;
+        }
         let ring = kernel.take_ring()?;
         let rate = SamplingRate::new(u64::from(config.interval_bytes));
         for (heap, _) in (0u8..).zip(plan.heaps()) {
@@ -111,7 +138,18 @@ impl Session {
         for target in targets.values_mut() {
             target.attach(&mut kernel, &modules, &plan, &Perf)?;
         }
-        Ok(Self { config, kernel, ring, modules, plan, targets, started, records_unreadable: 0, detaching: Vec::new() })
+        Ok(Self {
+            config,
+            kernel,
+            ring,
+            modules,
+            unwinding,
+            plan,
+            targets,
+            started,
+            records_unreadable: 0,
+            detaching: Vec::new(),
+        })
     }
 
     /// Processes and attached hooks, in words.
@@ -182,7 +220,11 @@ impl Session {
             }
         });
         for target in self.targets.values_mut() {
-            target.refresh_space(&mut self.modules);
+            if target.refresh_space(&mut self.modules)
+                && let Err(error) = self.unwinding.register(&target.space, &self.modules)
+            {
+                warn!("{error:#}");
+            }
         }
         count < DRAIN_BATCH
     }
@@ -192,6 +234,7 @@ impl Session {
         self.drain();
         if let Some(target) = self.targets.get_mut(&pid) {
             target.exit = Some(target.process.exit().await);
+            self.unwinding.forget(pid);
             let attached = target.take_attached();
             self.detaching.push(std::thread::spawn(|| detach_all(attached)));
         }
@@ -255,7 +298,12 @@ impl Session {
             started_monotonic_ns: self.started.monotonic.0,
             targets,
             frames: named.frames,
-            health: health::collect(&counters, self.records_unreadable, frees_unknown),
+            health: health::collect(
+                &counters,
+                self.records_unreadable,
+                frees_unknown,
+                self.unwinding.by_frame_pointer(),
+            ),
         })
     }
 }
@@ -265,7 +313,12 @@ async fn any_end(targets: &BTreeMap<Pid, Target>) -> Pid {
     let mut ends: Vec<_> = targets
         .values()
         .filter(|target| target.exit.is_none())
-        .map(|target| Box::pin(async { target.process.ended().await; target.process.pid }))
+        .map(|target| {
+            Box::pin(async {
+                target.process.ended().await;
+                target.process.pid
+            })
+        })
         .collect();
     std::future::poll_fn(|context| {
         let ready = ends.iter_mut().find_map(|end| match end.as_mut().poll(context) {

@@ -1,5 +1,7 @@
 //! All that a session keeps of one target.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, bail};
 use tracing::{debug, warn};
 
@@ -30,7 +32,11 @@ pub(super) struct Target {
     backend: &'static str,
     /// A stack had code that no known mapping covers: look at the mappings again.
     space_stale: bool,
+    space_read: Instant,
 }
+
+/// Mappings are read no more often than this.
+const SPACE_PERIOD: Duration = Duration::from_millis(100);
 
 struct HookState {
     id: HookId,
@@ -51,7 +57,17 @@ impl Target {
             hooks.push(HookState { id: plan.add(hook)?, error: Some("not attached".to_owned()) });
         }
         let ledger = Ledger::new(pid);
-        Ok(Self { process, space, ledger, exit: None, hooks, attached: Vec::new(), backend: "", space_stale: false })
+        Ok(Self {
+            process,
+            space,
+            ledger,
+            exit: None,
+            hooks,
+            attached: Vec::new(),
+            backend: "",
+            space_stale: false,
+            space_read: Instant::now(),
+        })
     }
 
     /// Attaches the hooks, those that free first: a block that is tracked can then not be freed unseen.
@@ -109,12 +125,20 @@ impl Target {
     }
 
     /// Looks at the mappings again if a stack asked for it: the modules that it names must be opened while they are
-    /// there.
-    pub(super) fn refresh_space(&mut self, modules: &mut ModuleStore) {
-        if std::mem::take(&mut self.space_stale)
-            && let Err(error) = self.space.refresh(modules)
-        {
-            debug!("process {}: {error}", self.process.pid);
+    /// there. True when something new is mapped.
+    pub(super) fn refresh_space(&mut self, modules: &mut ModuleStore) -> bool {
+        // A stack may hold garbage that no mapping will ever cover.
+        if !self.space_stale || self.space_read.elapsed() < SPACE_PERIOD {
+            return false;
+        }
+        self.space_stale = false;
+        self.space_read = Instant::now();
+        match self.space.refresh(modules) {
+            Ok(new) => !new.is_empty(),
+            Err(error) => {
+                debug!("process {}: {error}", self.process.pid);
+                false
+            }
         }
     }
 

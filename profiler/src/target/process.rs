@@ -37,7 +37,9 @@ pub enum TargetError {
     #[error("no process `{0}`; list processes with `pgrep -a NAME`")]
     NotFound(Pid),
     /// It is this one.
-    #[error("process `{0}` is heapbpf itself, whose own bookkeeping would be counted as it profiles; give another process")]
+    #[error(
+        "process `{0}` is heapbpf itself, whose own bookkeeping would be counted as it profiles; give another process"
+    )]
     Myself(Pid),
     /// It has no memory of its own.
     #[error("process `{0}` is a kernel thread and has no heap of its own")]

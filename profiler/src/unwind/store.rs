@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
+use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule, TableRef};
 use tracing::warn;
 
 use super::ranges::Ranges;
@@ -77,8 +77,10 @@ pub struct MappedCode {
     pub start: TargetAddr,
     /// Address after the last.
     pub end: TargetAddr,
-    /// What is mapped and its load bias (target address minus link address, wrapping); `None` for generated code.
+    /// What is mapped and its load bias (target address minus link address, wrapping); `None` where that is not known.
     pub module: Option<(ModuleId, u64)>,
+    /// No file is mapped: code that was made at run time.
+    pub generated: bool,
 }
 
 /// See the module.
@@ -95,6 +97,8 @@ pub struct TableStore<M> {
     /// Mappings that a walk may still be reading.
     retired: Vec<(MonotonicNanos, Range<u32>)>,
     uses: u64,
+    /// How generated code is unwound.
+    generated: TableRef,
 }
 
 /// Where a module's table lies.
@@ -120,9 +124,9 @@ struct Registered {
 const WALK_MAX: Duration = Duration::from_secs(1);
 
 impl<M: UnwindMaps> TableStore<M> {
-    /// An empty store over empty maps.
+    /// An empty store over empty maps. `generated` says how code that was made at run time is unwound.
     #[must_use]
-    pub fn new(maps: M, capacity: Capacity) -> Self {
+    pub fn new(maps: M, capacity: Capacity, generated: TableRef) -> Self {
         Self {
             maps,
             cells: Ranges::new(capacity.cells),
@@ -134,6 +138,7 @@ impl<M: UnwindMaps> TableStore<M> {
             processes: HashMap::new(),
             retired: Vec::new(),
             uses: 0,
+            generated,
         }
     }
 
@@ -199,18 +204,16 @@ impl<M: UnwindMaps> TableStore<M> {
     }
 
     fn mapping(&self, mapped: &MappedCode) -> ProcessMapping {
-        let placed = mapped.module.and_then(|(module, bias)| Some((self.tables.get(&module)?, bias)));
-        let (start, end) = (mapped.start.0, mapped.end.0);
-        match placed {
-            Some((table, bias)) => ProcessMapping {
-                start,
-                end,
-                table_start: table.base.0.wrapping_add(bias),
-                page_first: table.pages.start,
-                page_count: table.pages.end - table.pages.start,
+        let table = match mapped.module.and_then(|(module, bias)| Some((self.tables.get(&module)?, bias))) {
+            Some((placement, bias)) => TableRef {
+                start: placement.base.0.wrapping_add(bias),
+                page_first: placement.pages.start,
+                page_count: placement.pages.end - placement.pages.start,
             },
-            None => ProcessMapping { start, end, ..ProcessMapping::NONE },
-        }
+            None if mapped.generated => self.generated,
+            None => TableRef::NONE,
+        };
+        ProcessMapping { start: mapped.start.0, end: mapped.end.0, table }
     }
 
     /// One more user of a module's table; loads it where it is not. False when there is no room.
@@ -288,6 +291,3 @@ impl<M: UnwindMaps> TableStore<M> {
         });
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -23,6 +23,7 @@ impl Page {
         self.losses(&profile.health);
         self.hooks(profile);
         self.stacks(&profile.health);
+        self.frame_pointers(&profile.health);
         self.cost(profile);
     }
 
@@ -60,7 +61,6 @@ impl Page {
         if missing.len() > HOOKS_MAX {
             self.line(PLAIN, &format!("    and {} more", text::count((missing.len() - HOOKS_MAX) as u64)));
         }
-        self.line(PLAIN, "    `heapbpf doctor` tells what this kernel, this user and this target allow");
     }
 
     #[expect(clippy::cast_precision_loss, reason = "for a percentage")]
@@ -79,6 +79,13 @@ impl Page {
             })
             .collect();
         self.line(PLAIN, &format!("  stacks: {}", words.join(", ")));
+    }
+
+    fn frame_pointers(&mut self, health: &Health) {
+        if !health.frame_pointer_modules.is_empty() {
+            let modules: Vec<String> = health.frame_pointer_modules.iter().map(|path| text::printable(path)).collect();
+            self.line(PLAIN, &format!("  unwound by frame pointers, for want of tables: {}", modules.join(", ")));
+        }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "for a percentage")]
@@ -119,7 +126,7 @@ fn loss(reason: &str) -> (Option<&'static str>, Option<&'static str>) {
         ),
         Counter::MissedFree => (
             "a block was handed out again whose free was not seen",
-            "it was freed by a function that is not hooked; `heapbpf doctor` lists hooks",
+            "it was freed by a function that is not hooked; the JSON report lists those that are",
         ),
         Counter::ResultUnreadable => (
             "the result of `posix_memalign` could not be read from the process",
@@ -137,6 +144,9 @@ fn stack_end(end: &str) -> Option<String> {
         Counter::StackUnreadable => "memory that could not be read".to_owned(),
         Counter::StackBrokenChain => "code without frame pointers".to_owned(),
         Counter::StackNoScratch => "interrupted; only the caller is known".to_owned(),
+        Counter::StackMissingModule => "code whose unwind tables were not there yet".to_owned(),
+        Counter::StackNoRow => "code without unwind information".to_owned(),
+        Counter::StackUnsupportedRule => "an unwind rule that tables cannot express".to_owned(),
         _ => return None,
     })
 }

@@ -48,7 +48,16 @@ fn every_object_has_the_fields_of_the_contract() {
         ("/targets/0/callsites/0/stack/0", vec!["address", "file", "function", "inlined", "line", "module"]),
         (
             "/health",
-            vec!["agent_cpu_ns", "agent_rss_bytes_max", "events", "interval_changes", "lost", "resyncs", "unwind"],
+            vec![
+                "agent_cpu_ns",
+                "agent_rss_bytes_max",
+                "events",
+                "frame_pointer_modules",
+                "interval_changes",
+                "lost",
+                "resyncs",
+                "unwind",
+            ],
         ),
     ] {
         let object = report.pointer(path).and_then(Value::as_object).unwrap_or_else(|| panic!("no object at {path}"));

@@ -1,0 +1,382 @@
+//! The unwind tables: how the agent writes them and the kernel side searches them. Nothing here parses DWARF.
+//!
+//! ```text
+//! address in a module ─▶ page (64 KiB) ─▶ its rows, sorted ─▶ rule ─▶ step
+//!                        PageRows 8 B     UnwindRow 4 B       Rule 8 B
+//! ```
+//!
+//! All modules share one flat array each of rows, pages and rules. A row is 4 bytes, because few distinct rules occur
+//! (hundreds in a large library) and a page needs 16 bits of address. The kernel rounds a map's values up to 8 bytes
+//! (`kernel/bpf/arraymap.c`: `array_map_alloc`), so two rows lie in one value: [`RowCell`].
+//!
+//! Every page with code begins with a row at its first byte, so that a search never leaves the page, and every gap
+//! between functions has a row of its own ([`Rule::GAP`]), so that a rule never reaches beyond its function.
+
+/// Bits of an address that select a place within a page.
+pub const PAGE_BITS: u32 = 16;
+
+/// Steps that a search within one page needs at most: a page has at most 2^16 rows, and each step halves them.
+pub const SEARCH_STEPS: u32 = PAGE_BITS;
+
+/// Rules that the rule table can hold: a row numbers them with 16 bits.
+pub const RULES_MAX: usize = 1 << 16;
+
+/// From this address on within its page, up to the next row, a rule holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct UnwindRow {
+    /// The low 16 bits of the first address.
+    pub pc_low: u16,
+    /// Index into the rule table.
+    pub rule: u16,
+}
+
+/// Two rows: the value of the row map. Row `i` lies in cell `i / 2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct RowCell {
+    /// The row with the even index.
+    pub even: UnwindRow,
+    /// The row with the odd index.
+    pub odd: UnwindRow,
+}
+
+impl RowCell {
+    /// The row with this index, which this cell holds.
+    #[inline(always)]
+    #[must_use]
+    pub const fn row(&self, index: u32) -> UnwindRow {
+        if index & 1 == 0 { self.even } else { self.odd }
+    }
+}
+
+/// The rows of one page: `first..end` of the row array. Empty where the page has no code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct PageRows {
+    /// Index of the first row.
+    pub first: u32,
+    /// Index after the last row.
+    pub end: u32,
+}
+
+/// Where a module's table lies for one process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct TableRef {
+    /// The target address that the first page begins at: its link address plus the module's load bias, wrapping.
+    pub start: u64,
+    /// Index of the first page.
+    pub page_first: u32,
+    /// Number of pages.
+    pub page_count: u32,
+}
+
+impl TableRef {
+    /// No table: stacks end here.
+    pub const NONE: Self = Self { start: 0, page_first: 0, page_count: 0 };
+    /// No table, but code that keeps frame pointers: what compilers generate at run time mostly does.
+    pub const FRAME_POINTER: Self = Self { start: 0, page_first: 1, page_count: 0 };
+
+    /// Whether there are rows to search.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_table(&self) -> bool {
+        self.page_count != 0
+    }
+
+    /// Whether this is [`FRAME_POINTER`](Self::FRAME_POINTER).
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_frame_pointer(&self) -> bool {
+        self.page_count == 0 && self.page_first == 1
+    }
+}
+
+/// An executable mapping of a process. Those of one process lie together, by rising address, without overlaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ProcessMapping {
+    /// First address.
+    pub start: u64,
+    /// Address after the last.
+    pub end: u64,
+    /// Its module's table.
+    pub table: TableRef,
+}
+
+impl ProcessMapping {
+    /// Holds no address.
+    pub const NONE: Self = Self { start: 0, end: 0, table: TableRef::NONE };
+
+    /// Whether the address lies in it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn contains(&self, address: u64) -> bool {
+        address >= self.start && address < self.end
+    }
+}
+
+/// Where the mappings of a process lie in the map of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ProcessMappings {
+    /// Index of the first.
+    pub first: u32,
+    /// How many there are.
+    pub count: u32,
+}
+
+const _: () = assert!(size_of::<ProcessMapping>() == 32 && align_of::<ProcessMapping>() == 8);
+const _: () = assert!(size_of::<ProcessMappings>() == 8);
+const _: () = assert!(size_of::<UnwindRow>() == 4 && align_of::<UnwindRow>() == 2);
+const _: () = assert!(size_of::<RowCell>() == 8);
+const _: () = assert!(size_of::<PageRows>() == 8 && align_of::<PageRows>() == 4);
+const _: () = assert!(size_of::<TableRef>() == 16 && align_of::<TableRef>() == 8);
+
+/// Access to the three arrays, which are maps in the kernel and vectors in the agent.
+pub trait ReadTables {
+    /// The row with this index.
+    fn row(&self, index: u32) -> Option<UnwindRow>;
+    /// The page with this index.
+    fn page(&self, index: u32) -> Option<PageRows>;
+    /// The rule with this index.
+    fn rule(&self, index: u16) -> Option<Rule>;
+}
+
+/// The rule for `address`, or `None` where the table has no code. For a return address pass the address before it: see
+/// [`Registers::lookup_address`](crate::step::Registers::lookup_address).
+#[inline(always)]
+pub fn find_rule(tables: &impl ReadTables, table: &TableRef, address: u64) -> Option<Rule> {
+    let offset = address.wrapping_sub(table.start);
+    let page = offset >> PAGE_BITS;
+    if page >= table.page_count as u64 {
+        return None;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "below page_count, which has 32 bits")]
+    let rows = tables.page(table.page_first.wrapping_add(page as u32))?;
+    #[expect(clippy::cast_possible_truncation, reason = "the low bits are wanted")]
+    let row = find_row(tables, rows, offset as u16)?;
+    tables.rule(row.rule)
+}
+
+/// The last row of a page that begins at or before `pc_low`.
+#[inline(always)]
+pub fn find_row(tables: &impl ReadTables, rows: PageRows, pc_low: u16) -> Option<UnwindRow> {
+    if rows.first >= rows.end {
+        return None;
+    }
+    let mut low = rows.first;
+    let mut high = rows.end;
+    // The row at `low` begins at or before the address: a page's first row begins at 0.
+    for _ in 0..SEARCH_STEPS {
+        let count = high.wrapping_sub(low);
+        if count <= 1 {
+            break;
+        }
+        let middle = low.wrapping_add(count >> 1);
+        if tables.row(middle)?.pc_low <= pc_low {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    tables.row(low)
+}
+
+/// How a frame's canonical frame address (CFA: the stack pointer before the call) is found. The return address lies in
+/// the 8 bytes below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cfa {
+    /// `rsp + offset`. At least 8, or the stack would not shrink.
+    Sp {
+        /// In bytes.
+        offset: i32,
+    },
+    /// `rbp + offset`.
+    Bp {
+        /// In bytes.
+        offset: i32,
+    },
+    /// `*(rsp + slot) + add`: assembly that aligns its stack and keeps the old pointer on it.
+    AtSp {
+        /// Offset of the word to read, in bytes.
+        slot: i16,
+        /// Added to that word, in bytes.
+        add: i16,
+    },
+    /// `*(rbp + slot) + add`: compiled code that aligns its stack.
+    AtBp {
+        /// Offset of the word to read, in bytes.
+        slot: i16,
+        /// Added to that word, in bytes.
+        add: i16,
+    },
+    /// `rsp + offset + ((rip & 15) >= threshold ? 8 : 0)`: a procedure linkage table, where the entries are 16 bytes
+    /// each and push one word at a fixed place.
+    Plt {
+        /// In bytes.
+        offset: i16,
+        /// First byte of an entry after the push: at most 15.
+        threshold: u8,
+    },
+}
+
+/// Where the caller's rbp is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallerBp {
+    /// Still in rbp.
+    Same,
+    /// In memory at `CFA + offset`.
+    AtCfa(i16),
+    /// In memory at `rbp + offset`.
+    AtBp(i16),
+    /// Not known. A frame further out that needs it ends the stack as unreadable: rbp counts as 0 from here on.
+    Lost,
+}
+
+/// What to do in one step: 8 bytes.
+///
+/// Not representable, and so [`UNSUPPORTED`](Self::UNSUPPORTED): a CFA from any register but rsp and rbp; words to read
+/// further than 32 KiB from their register; a return address elsewhere than below the CFA; other DWARF expressions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Rule {
+    /// The CFA's offset, or two 16-bit numbers: slot or offset below, addend or threshold above.
+    pub(crate) cfa_offset: i32,
+    /// Offset of the caller's rbp.
+    pub(crate) bp_offset: i16,
+    /// One of the `KIND_` constants.
+    pub(crate) kind: u8,
+    /// One of the `BP_` constants.
+    pub(crate) bp: u8,
+}
+
+const _: () = assert!(size_of::<Rule>() == 8 && align_of::<Rule>() == 4);
+
+pub(crate) const KIND_GAP: u8 = 0;
+pub(crate) const KIND_END: u8 = 1;
+pub(crate) const KIND_UNSUPPORTED: u8 = 2;
+pub(crate) const KIND_SIGNAL: u8 = 3;
+pub(crate) const KIND_FRAME_POINTER: u8 = 4;
+pub(crate) const KIND_SP: u8 = 5;
+pub(crate) const KIND_BP: u8 = 6;
+pub(crate) const KIND_AT_SP: u8 = 7;
+pub(crate) const KIND_AT_BP: u8 = 8;
+pub(crate) const KIND_PLT: u8 = 9;
+
+pub(crate) const BP_SAME: u8 = 0;
+pub(crate) const BP_AT_CFA: u8 = 1;
+pub(crate) const BP_AT_BP: u8 = 2;
+pub(crate) const BP_LOST: u8 = 3;
+
+impl Rule {
+    /// No function covers the address.
+    pub const GAP: Self = Self::special(KIND_GAP);
+    /// The thread's first frame: there is no caller.
+    pub const END: Self = Self::special(KIND_END);
+    /// A function covers the address, but its rule cannot be written here.
+    pub const UNSUPPORTED: Self = Self::special(KIND_UNSUPPORTED);
+    /// The kernel's signal frame: the interrupted registers lie at fixed offsets from rsp.
+    pub const SIGNAL: Self = Self::special(KIND_SIGNAL);
+    /// Follow the frame pointer: code of a module that has frame pointers in place of unwind information.
+    pub const FRAME_POINTER: Self = Self::special(KIND_FRAME_POINTER);
+
+    /// The rules without parameters. They come first in every rule table, in this order.
+    pub const RESERVED: [Self; 5] = [Self::GAP, Self::END, Self::UNSUPPORTED, Self::SIGNAL, Self::FRAME_POINTER];
+
+    const fn special(kind: u8) -> Self {
+        Self { cfa_offset: 0, bp_offset: 0, kind, bp: BP_SAME }
+    }
+
+    /// The rule with this CFA and this place of the caller's rbp, or `None` if the stack would not shrink or a
+    /// threshold lies beyond its entry of 16 bytes.
+    #[must_use]
+    pub const fn new(cfa: Cfa, bp: CallerBp) -> Option<Self> {
+        let (kind, cfa_offset) = match cfa {
+            Cfa::Sp { offset } if offset < 8 => return None,
+            Cfa::Sp { offset } => (KIND_SP, offset),
+            Cfa::Bp { offset } => (KIND_BP, offset),
+            Cfa::AtSp { slot, add } => (KIND_AT_SP, pair(slot, add)),
+            Cfa::AtBp { slot, add } => (KIND_AT_BP, pair(slot, add)),
+            Cfa::Plt { offset, threshold } if offset < 8 || threshold > 15 => return None,
+            Cfa::Plt { offset, threshold } => (KIND_PLT, pair(offset, threshold as i16)),
+        };
+        let (bp, bp_offset) = match bp {
+            CallerBp::Same => (BP_SAME, 0),
+            CallerBp::AtCfa(offset) => (BP_AT_CFA, offset),
+            CallerBp::AtBp(offset) => (BP_AT_BP, offset),
+            CallerBp::Lost => (BP_LOST, 0),
+        };
+        Some(Self { cfa_offset, bp_offset, kind, bp })
+    }
+
+    /// The CFA, or `None` for a rule without parameters.
+    #[must_use]
+    pub const fn cfa(&self) -> Option<Cfa> {
+        let (low, high) = (low_half(self.cfa_offset), high_half(self.cfa_offset));
+        Some(match self.kind {
+            KIND_SP => Cfa::Sp { offset: self.cfa_offset },
+            KIND_BP => Cfa::Bp { offset: self.cfa_offset },
+            KIND_AT_SP => Cfa::AtSp { slot: low, add: high },
+            KIND_AT_BP => Cfa::AtBp { slot: low, add: high },
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "packed from 8 bits")]
+            KIND_PLT => Cfa::Plt { offset: low, threshold: high as u8 },
+            _ => return None,
+        })
+    }
+
+    /// Where the caller's rbp is.
+    #[must_use]
+    pub const fn caller_bp(&self) -> CallerBp {
+        match self.bp {
+            BP_SAME => CallerBp::Same,
+            BP_AT_CFA => CallerBp::AtCfa(self.bp_offset),
+            BP_AT_BP => CallerBp::AtBp(self.bp_offset),
+            _ => CallerBp::Lost,
+        }
+    }
+
+    /// The rule as it is stored.
+    #[must_use]
+    pub const fn to_bytes(&self) -> [u8; 8] {
+        let (o, b) = (self.cfa_offset.to_le_bytes(), self.bp_offset.to_le_bytes());
+        [o[0], o[1], o[2], o[3], b[0], b[1], self.kind, self.bp]
+    }
+
+    /// The rule from stored bytes, or `None` unless [`new`](Self::new) or a reserved rule would be stored so.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
+        let [o0, o1, o2, o3, b0, b1, kind, bp] = bytes;
+        let rule = Self {
+            cfa_offset: i32::from_le_bytes([o0, o1, o2, o3]),
+            bp_offset: i16::from_le_bytes([b0, b1]),
+            kind,
+            bp,
+        };
+        let written = match rule.cfa() {
+            Some(cfa) => Self::new(cfa, rule.caller_bp())?,
+            None => *Self::RESERVED.get(usize::from(kind))?,
+        };
+        (written == rule).then_some(rule)
+    }
+}
+
+#[expect(clippy::cast_sign_loss, reason = "bits are packed")]
+const fn pair(low: i16, high: i16) -> i32 {
+    ((high as i32) << 16) | (low as u16 as i32)
+}
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the low half is wanted")]
+pub(crate) const fn low_half(value: i32) -> i16 {
+    value as i16
+}
+
+#[inline(always)]
+pub(crate) const fn high_half(value: i32) -> i16 {
+    (value >> 16) as i16
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

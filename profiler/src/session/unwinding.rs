@@ -1,0 +1,148 @@
+//! Gives the kernel side what it needs to unwind the targets' stacks.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result};
+use object::ReadCache;
+use profiler_common::limits::{MAPPINGS_MAX, PROCESS_MAPPINGS_MAX, UNWIND_PAGES_MAX};
+use profiler_common::unwind::{RowCell, TableRef};
+use tracing::{debug, warn};
+
+use super::UnwindMode;
+use crate::bpf::load::Kernel;
+use crate::bpf::unwind_maps::KernelUnwindMaps;
+use crate::ids::{ModuleId, Pid};
+use crate::object::module::ModuleStore;
+use crate::sys::clock;
+use crate::target::address_space::AddressSpace;
+use crate::unwind::Table;
+use crate::unwind::cache::{Cache, ModuleIdentity};
+use crate::unwind::store::{Capacity, MappedCode, TableStore};
+
+/// Room for modules that are mapped later, in cells of two rows: 16 MiB, four times libLLVM.
+const SPARE_CELLS: u64 = 2 << 20;
+
+/// Tables built and not yet uploaded, and where more come from.
+pub(super) struct Tables {
+    mode: UnwindMode,
+    cache: Option<Cache>,
+    built: HashMap<ModuleId, Option<Table>>,
+    /// Modules whose code is unwound by frame pointers, for want of tables.
+    by_frame_pointer: Vec<String>,
+}
+
+impl Tables {
+    pub(super) fn new(mode: UnwindMode) -> Self {
+        let cache = if mode == UnwindMode::FramePointer { None } else { Cache::from_environment() };
+        Self { mode, cache, built: HashMap::new(), by_frame_pointer: Vec::new() }
+    }
+
+    /// Builds the tables of all that a target maps: before anything is attached, so that the first stack is whole.
+    pub(super) fn build_all(&mut self, space: &AddressSpace, modules: &ModuleStore) {
+        if self.mode == UnwindMode::FramePointer {
+            return;
+        }
+        for id in space.modules() {
+            if !self.built.contains_key(&id) {
+                let table = self.build(id, modules);
+                self.built.insert(id, table);
+            }
+        }
+    }
+
+    /// Cells for the row map: what is needed now and as much again, within what the user allows.
+    pub(super) fn cells(&self, bytes_max: u64) -> u32 {
+        let rows: usize = self.built.values().flatten().map(|table| table.rows.len()).sum();
+        let needed = rows.div_ceil(2) as u64 + self.built.len() as u64;
+        let cells = (needed * 2).max(needed + SPARE_CELLS).min(bytes_max / size_of::<RowCell>() as u64);
+        u32::try_from(cells).unwrap_or(u32::MAX)
+    }
+
+    fn take(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
+        self.built.remove(&id).unwrap_or_else(|| self.build(id, modules))
+    }
+
+    fn build(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
+        let module = modules.get(id);
+        let image = module.image().ok()?;
+        let metadata = image.file().metadata().ok()?;
+        let identity = ModuleIdentity::new(&metadata, module.build_id().map(|id| id.as_bytes()));
+        let read = || crate::unwind::build(&ReadCache::new(image.file()));
+        let table = match &self.cache {
+            Some(cache) => cache.get_or_build(&identity, read),
+            None => read(),
+        };
+        let mut table = table.inspect_err(|error| debug!("module {}: {error}", module.path())).ok()?;
+        if table.stats.fills_gaps {
+            if self.mode == UnwindMode::Tables {
+                table.forget_frame_pointers();
+            } else {
+                self.by_frame_pointer.push(module.path().to_string());
+            }
+        }
+        Some(table)
+    }
+}
+
+/// The kernel's unwind tables and who uses them.
+pub(super) struct Unwinding {
+    tables: Tables,
+    /// `None` when unwinding goes by frame pointers alone.
+    store: Option<TableStore<KernelUnwindMaps>>,
+}
+
+impl Unwinding {
+    pub(super) fn new(tables: Tables, cells: u32, kernel: &mut Kernel) -> Result<Self> {
+        let store = if tables.mode == UnwindMode::FramePointer {
+            None
+        } else {
+            // What a compiler makes at run time has no tables; it mostly keeps frame pointers.
+            let generated = if tables.mode == UnwindMode::Tables { TableRef::NONE } else { TableRef::FRAME_POINTER };
+            let capacity = Capacity { cells, pages: UNWIND_PAGES_MAX, mappings: MAPPINGS_MAX };
+            Some(TableStore::new(KernelUnwindMaps::take(kernel)?, capacity, generated))
+        };
+        Ok(Self { tables, store })
+    }
+
+    /// Registers what a target maps now.
+    pub(super) fn register(&mut self, space: &AddressSpace, modules: &ModuleStore) -> Result<()> {
+        let Some(store) = &mut self.store else {
+            return Ok(());
+        };
+        let code: Vec<MappedCode> = space
+            .mappings()
+            .iter()
+            .take(PROCESS_MAPPINGS_MAX)
+            .map(|mapped| MappedCode {
+                start: mapped.mapping.start,
+                end: mapped.mapping.end,
+                module: mapped
+                    .module
+                    .and_then(|id| Some((id, modules.get(id).bias(mapped.mapping.start, mapped.mapping.offset)?))),
+                generated: mapped.module.is_none(),
+            })
+            .collect();
+        let tables = &mut self.tables;
+        let without_room = store
+            .set_process(space.pid(), &code, clock::now().monotonic, |id| tables.take(id, modules))
+            .with_context(|| format!("cannot write the unwind tables of process `{}`", space.pid()))?;
+        for id in without_room {
+            warn!("stacks through `{}` will end there; allow more with --unwind-memory", modules.get(id).path());
+        }
+        Ok(())
+    }
+
+    /// A target has ended.
+    pub(super) fn forget(&mut self, pid: Pid) {
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.remove_process(pid, clock::now().monotonic)
+        {
+            debug!("process {pid}: {error}");
+        }
+    }
+
+    /// Modules whose code is unwound by frame pointers because they have no tables.
+    pub(super) fn by_frame_pointer(&self) -> &[String] {
+        &self.tables.by_frame_pointer
+    }
+}

@@ -1,0 +1,262 @@
+//! The cache gives back what it was given, and nothing else.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use profiler_common::unwind::{CallerBp, Cfa, PageRows, Rule, UnwindRow};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+use crate::address::LinkAddr;
+use crate::unwind::BuildStats;
+
+fn table(offset: i32) -> Table {
+    let rule = Rule::new(Cfa::Sp { offset }, CallerBp::AtCfa(-16)).expect("at least 8");
+    let row = |pc_low, rule| UnwindRow { pc_low, rule };
+    Table {
+        base: LinkAddr(0x7_0000),
+        rows: vec![row(0, 0), row(0x10, 5), row(0x40, 0), row(0, 5), row(9, 1)],
+        pages: vec![PageRows { first: 0, end: 3 }, PageRows { first: 3, end: 3 }, PageRows { first: 3, end: 5 }],
+        rules: [&Rule::RESERVED[..], &[rule]].concat(),
+        stats: BuildStats { functions: 3, truncated: true, ..BuildStats::default() },
+    }
+}
+
+fn identity(number: u8) -> ModuleIdentity {
+    ModuleIdentity::BuildId { id: vec![number; 20], file_bytes: 1000 }
+}
+
+fn open(root: &TempDir) -> Cache {
+    Cache::open(root.path(), CACHE_BYTES_MAX).expect("a fresh directory of our own")
+}
+
+fn directory(root: &TempDir) -> PathBuf {
+    root.path().join("heapbpf/unwind")
+}
+
+fn file(root: &TempDir, number: u8) -> PathBuf {
+    directory(root).join(identity(number).file_name())
+}
+
+#[test]
+fn a_kept_table_comes_back_in_another_run() {
+    let root = TempDir::new().expect("room for files");
+    assert_eq!(open(&root).load(&identity(1)), None);
+    open(&root).store(&identity(1), &table(24));
+    open(&root).store(&identity(2), &table(32));
+    assert_eq!(open(&root).load(&identity(1)), Some(table(24)));
+    assert_eq!(open(&root).load(&identity(2)), Some(table(32)));
+    let mode = file(&root, 1).metadata().expect("was written").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn a_table_is_built_once() {
+    let root = TempDir::new().expect("room for files");
+    let built = |offset| move || Ok::<_, Infallible>(table(offset));
+    assert_eq!(open(&root).get_or_build(&identity(1), built(24)), Ok(table(24)));
+    assert_eq!(open(&root).get_or_build(&identity(1), built(40)), Ok(table(24)));
+    assert_eq!(open(&root).get_or_build(&identity(3), || Err::<Table, _>("no ELF")), Err("no ELF"));
+    assert_eq!(open(&root).load(&identity(3)), None);
+}
+
+/// A file changed in this way is not trusted, and is replaced by what is then built.
+fn check_rebuilt(change: impl Fn(&mut Vec<u8>)) {
+    let root = TempDir::new().expect("room for files");
+    let cache = open(&root);
+    cache.store(&identity(1), &table(24));
+    let mut bytes = fs::read(file(&root, 1)).expect("was written");
+    change(&mut bytes);
+    fs::write(file(&root, 1), bytes).expect("ours");
+    assert_eq!(cache.load(&identity(1)), None);
+    let rebuilt = cache.get_or_build(&identity(1), || Ok::<_, Infallible>(table(48)));
+    assert_eq!(rebuilt, Ok(table(48)));
+    assert_eq!(cache.load(&identity(1)), Some(table(48)));
+}
+
+#[test]
+fn damaged_files_are_built_anew() {
+    check_rebuilt(|bytes| bytes.truncate(bytes.len() - 1));
+    check_rebuilt(|bytes| bytes.truncate(3));
+    check_rebuilt(Vec::clear);
+    check_rebuilt(|bytes| bytes.push(0));
+    check_rebuilt(|bytes| bytes[0] ^= 1);
+    check_rebuilt(|bytes| *bytes.last_mut().expect("not empty") ^= 1);
+    // Another version.
+    check_rebuilt(|bytes| bytes[8] += 1);
+}
+
+#[test]
+fn another_modules_file_is_not_taken() {
+    let root = TempDir::new().expect("room for files");
+    let cache = open(&root);
+    cache.store(&identity(1), &table(24));
+    fs::rename(file(&root, 1), file(&root, 2)).expect("ours");
+    assert_eq!(cache.load(&identity(2)), None);
+}
+
+#[test]
+fn sound_checksums_do_not_make_sound_tables() {
+    let check = |change: fn(&mut Table)| {
+        let mut crafted = table(24);
+        change(&mut crafted);
+        assert_eq!(encode::decode(b"m", &encode::encode(b"m", &crafted)), None);
+    };
+    assert_eq!(encode::decode(b"m", &encode::encode(b"m", &table(24))), Some(table(24)));
+    check(|table| table.rows[1].rule = 6);
+    check(|table| table.rows[2].pc_low = 5);
+    check(|table| table.rows[0].pc_low = 1);
+    check(|table| table.pages[2].end = 6);
+    check(|table| table.pages[2].end = 4);
+    check(|table| table.pages[1].first = u32::MAX);
+    check(|table| table.rules.truncate(4));
+    check(|table| table.rules.swap(0, 1));
+    check(|table| table.base = LinkAddr(0x7_0001));
+}
+
+#[test]
+fn links_and_strange_files_are_not_read() {
+    let root = TempDir::new().expect("room for files");
+    let cache = open(&root);
+    cache.store(&identity(1), &table(24));
+    symlink(file(&root, 1), file(&root, 2)).expect("ours");
+    assert_eq!(cache.load(&identity(2)), None);
+    fs::create_dir(file(&root, 3)).expect("ours");
+    assert_eq!(cache.load(&identity(3)), None);
+    fs::set_permissions(file(&root, 1), Permissions::from_mode(0o666)).expect("ours");
+    assert_eq!(cache.load(&identity(1)), None, "anybody may have written this");
+    // A link in the way is replaced; what it names stays.
+    let elsewhere = root.path().join("elsewhere");
+    fs::write(&elsewhere, "precious").expect("ours");
+    symlink(&elsewhere, file(&root, 4)).expect("ours");
+    cache.store(&identity(4), &table(24));
+    assert_eq!(fs::read(&elsewhere).expect("still there"), b"precious");
+    assert_eq!(cache.load(&identity(4)), Some(table(24)));
+}
+
+#[test]
+fn directories_that_others_may_write_are_refused() {
+    let root = TempDir::new().expect("room for files");
+    drop(open(&root));
+    fs::set_permissions(directory(&root), Permissions::from_mode(0o777)).expect("ours");
+    let error = Cache::open(root.path(), CACHE_BYTES_MAX).expect_err("anybody may write there");
+    assert!(matches!(&error, CacheError::NotOurs { path } if *path == directory(&root)), "{error}");
+    assert!(error.to_string().contains("set XDG_CACHE_HOME"), "{error}");
+    let linked = TempDir::new().expect("room for files");
+    symlink(root.path().join("heapbpf"), linked.path().join("heapbpf")).expect("ours");
+    let error = Cache::open(linked.path(), CACHE_BYTES_MAX).expect_err("a link");
+    assert!(matches!(error, CacheError::Directory { .. }), "{error}");
+    // `/` followed: the directory named by the environment may not be a link itself.
+    let link = linked.path().join("link");
+    symlink(root.path(), &link).expect("ours");
+    assert!(Cache::open(&link, CACHE_BYTES_MAX).is_err());
+}
+
+#[test]
+fn another_users_directory_is_refused() {
+    let root = TempDir::new().expect("room for files");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(root.path(), Some(12_345), None).expect("root may");
+        let error = Cache::open(root.path(), CACHE_BYTES_MAX).expect_err("not ours");
+        assert!(matches!(error, CacheError::NotOurs { .. }), "{error}");
+    } else {
+        // `/` belongs to root.
+        assert!(Cache::open(Path::new("/"), CACHE_BYTES_MAX).is_err());
+    }
+}
+
+#[test]
+fn the_longest_unused_tables_make_room() {
+    let root = TempDir::new().expect("room for files");
+    let bytes = encode::encode(identity(1).file_name().as_bytes(), &table(24)).len() as u64;
+    let cache = Cache::open(root.path(), bytes * 3).expect("our own");
+    let age = |number, seconds: u64| {
+        let time = std::time::SystemTime::now() - std::time::Duration::from_secs(seconds);
+        let file = File::options().write(true).open(file(&root, number)).expect("was written");
+        file.set_modified(time).expect("ours");
+    };
+    for (number, seconds) in [(1, 300), (2, 200), (3, 100)] {
+        cache.store(&identity(number), &table(24));
+        age(number, seconds);
+    }
+    // Used, so no longer the oldest.
+    assert!(cache.load(&identity(1)).is_some());
+    cache.store(&identity(4), &table(24));
+    let kept: Vec<u8> = (1..=4).filter(|&number| file(&root, number).exists()).collect();
+    assert_eq!(kept, [1, 3, 4]);
+}
+
+#[test]
+fn what_interrupted_writers_left_is_removed() {
+    let root = TempDir::new().expect("room for files");
+    let cache = open(&root);
+    let (old, new) = (directory(&root).join(".new-1-0"), directory(&root).join(".new-1-1"));
+    for path in [&old, &new] {
+        fs::write(path, "part of a table").expect("ours");
+    }
+    let yesterday = std::time::SystemTime::now() - std::time::Duration::from_secs(86_400);
+    File::options().write(true).open(&old).and_then(|file| file.set_modified(yesterday)).expect("ours");
+    cache.store(&identity(1), &table(24));
+    assert_eq!((old.exists(), new.exists()), (false, true));
+}
+
+#[test]
+fn a_full_disk_is_a_warning() {
+    let root = TempDir::new().expect("room for files");
+    let cache = open(&root);
+    // The directory is gone, so nothing can be written, by anybody.
+    fs::remove_dir(directory(&root)).expect("ours");
+    let built = cache.get_or_build(&identity(1), || Ok::<_, Infallible>(table(24)));
+    assert_eq!(built, Ok(table(24)));
+}
+
+#[test]
+fn identities_tell_modules_apart() {
+    let root = TempDir::new().expect("room for files");
+    let path = root.path().join("module");
+    fs::write(&path, "x").expect("ours");
+    let metadata = path.metadata().expect("was written");
+    let by_place = ModuleIdentity::new(&metadata, None);
+    assert!(matches!(by_place, ModuleIdentity::File { file_bytes: 1, .. }));
+    assert_eq!(ModuleIdentity::new(&metadata, Some(&[])), by_place);
+    assert_eq!(ModuleIdentity::new(&metadata, Some(&[7; 65])), by_place);
+    let by_id = ModuleIdentity::new(&metadata, Some(&[0xab; 8]));
+    assert_eq!(by_id.file_name(), "b-abababababababab-1");
+    fs::write(&path, "longer").expect("ours");
+    assert_ne!(ModuleIdentity::new(&path.metadata().expect("there"), Some(&[0xab; 8])), by_id);
+}
+
+#[test]
+fn the_directory_follows_the_environment() {
+    let check = |variables: &[(&str, &str)], is_root, want: &[&str]| {
+        let variable =
+            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value));
+        let want: Vec<PathBuf> = want.iter().map(PathBuf::from).collect();
+        assert_eq!(cache_roots(variable, is_root), want);
+    };
+    check(&[("XDG_CACHE_HOME", "/c"), ("HOME", "/h")], false, &["/c"]);
+    check(&[("HOME", "/h")], false, &["/h/.cache"]);
+    check(&[("XDG_CACHE_HOME", "relative"), ("HOME", "/h")], false, &["/h/.cache"]);
+    check(&[("HOME", "/h")], true, &["/h/.cache", "/var/cache"]);
+    check(&[], false, &[]);
+}
+
+proptest! {
+    #[test]
+    fn arbitrary_bytes_are_no_table(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        // Past the checksum, so that what follows is read.
+        let head = encode::encode(b"m", &table(24));
+        let length = bytes.len().min(12);
+        bytes[..length].copy_from_slice(&head[..length]);
+        if bytes.len() >= 16 {
+            let checksum = crc32fast::hash(&bytes[16..]);
+            bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+        }
+        if let Some(table) = encode::decode(b"m", &bytes) {
+            prop_assert!(table.is_consistent());
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Tables as bytes, for the cache. Little-endian throughout.
+//!
+//! ```text
+//! magic 8 · version u32 · CRC-32 of the rest u32 · identity u16 + bytes · base u64 · rows u32 · pages u32 · rules u32
+//! · stats, u64 each · rows 4 B each · pages 8 B each · rules 8 B each
+//! ```
+//!
+//! The checksum (CRC-32, by the `crc32fast` crate) finds what disks and interrupted writers do. Against a file made to
+//! mislead, the reader demands what the builder guarantees, so the worst such a file can do is name wrong callers; whom
+//! to read files from is the cache's decision.
+
+use profiler_common::unwind::{PageRows, Rule, UnwindRow};
+
+use super::rule::Unsupported;
+use super::table::{BuildStats, Table, Tally};
+use crate::address::LinkAddr;
+
+/// First bytes of a table file.
+const MAGIC: [u8; 8] = *b"hbunwind";
+
+/// Raised whenever the same module would give another table or other bytes: by the layout here, by the meaning of rules,
+/// or by what the builder understands.
+const VERSION: u32 = 1;
+
+/// Bytes before what the checksum covers.
+const CHECKED_FROM: usize = 16;
+
+/// The table of the module with this identity, as the file has it.
+pub(crate) fn encode(identity: &[u8], table: &Table) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(table.rows.len() * 4 + table.pages.len() * 8 + table.rules.len() * 8 + 512);
+    bytes.extend(MAGIC);
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend(u16::try_from(identity.len()).unwrap_or(u16::MAX).to_le_bytes());
+    bytes.extend(identity);
+    bytes.extend(table.base.0.to_le_bytes());
+    for count in [table.rows.len(), table.pages.len(), table.rules.len()] {
+        bytes.extend(u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
+    }
+    for number in numbers_of(&table.stats) {
+        bytes.extend(number.to_le_bytes());
+    }
+    for row in &table.rows {
+        bytes.extend(row.pc_low.to_le_bytes());
+        bytes.extend(row.rule.to_le_bytes());
+    }
+    for page in &table.pages {
+        bytes.extend(page.first.to_le_bytes());
+        bytes.extend(page.end.to_le_bytes());
+    }
+    for rule in &table.rules {
+        bytes.extend(rule.to_bytes());
+    }
+    let checksum = crc32fast::hash(&bytes[CHECKED_FROM..]);
+    bytes[CHECKED_FROM - 4..CHECKED_FROM].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+/// The table in `bytes`, or `None` unless they are wholly this version's, undamaged, and of this module.
+pub(crate) fn decode(identity: &[u8], bytes: &[u8]) -> Option<Table> {
+    let mut rest = bytes;
+    if take(&mut rest)? != MAGIC || u32::from_le_bytes(take(&mut rest)?) != VERSION {
+        return None;
+    }
+    if u32::from_le_bytes(take(&mut rest)?) != crc32fast::hash(rest) {
+        return None;
+    }
+    let length = usize::from(u16::from_le_bytes(take(&mut rest)?));
+    if rest.split_off(..length)? != identity {
+        return None;
+    }
+    let base = LinkAddr(u64::from_le_bytes(take(&mut rest)?));
+    let mut count = || Some(u32::from_le_bytes(take(&mut rest)?) as usize);
+    let (rows, pages, rules) = (count()?, count()?, count()?);
+    let stats = stats_from(&mut rest)?;
+    let rows = rest.split_off(..rows.checked_mul(4)?)?.as_chunks().0;
+    let pages = rest.split_off(..pages.checked_mul(8)?)?.as_chunks().0;
+    let rules = rest.split_off(..rules.checked_mul(8)?)?.as_chunks().0;
+    if !rest.is_empty() {
+        return None;
+    }
+    let row =
+        |&[a, b, c, d]: &[u8; 4]| UnwindRow { pc_low: u16::from_le_bytes([a, b]), rule: u16::from_le_bytes([c, d]) };
+    let page = |&[a, b, c, d, e, f, g, h]: &[u8; 8]| PageRows {
+        first: u32::from_le_bytes([a, b, c, d]),
+        end: u32::from_le_bytes([e, f, g, h]),
+    };
+    let table = Table {
+        base,
+        rows: rows.iter().map(row).collect(),
+        pages: pages.iter().map(page).collect(),
+        rules: rules.iter().map(|&bytes| Rule::from_bytes(bytes)).collect::<Option<_>>()?,
+        stats,
+    };
+    table.is_consistent().then_some(table)
+}
+
+fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (first, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(*first)
+}
+
+const UNSUPPORTED: usize = Unsupported::ALL.len();
+
+fn numbers_of(stats: &BuildStats) -> impl Iterator<Item = u64> + '_ {
+    let plain = [
+        stats.code_bytes,
+        stats.covered_bytes,
+        stats.functions,
+        stats.functions_empty,
+        stats.functions_outside_code,
+        stats.functions_malformed,
+        stats.functions_overlapping,
+        stats.rows_read,
+        stats.bytes_read,
+        u64::from(stats.truncated),
+        u64::from(stats.fills_gaps),
+    ];
+    plain.into_iter().chain(stats.unsupported.iter().flat_map(|tally| [tally.rows, tally.bytes]))
+}
+
+fn stats_from(bytes: &mut &[u8]) -> Option<BuildStats> {
+    let mut next = || Some(u64::from_le_bytes(take(bytes)?));
+    let mut stats = BuildStats {
+        code_bytes: next()?,
+        covered_bytes: next()?,
+        functions: next()?,
+        functions_empty: next()?,
+        functions_outside_code: next()?,
+        functions_malformed: next()?,
+        functions_overlapping: next()?,
+        rows_read: next()?,
+        bytes_read: next()?,
+        truncated: next()? != 0,
+        fills_gaps: next()? != 0,
+        unsupported: [Tally::default(); UNSUPPORTED],
+    };
+    for tally in &mut stats.unsupported {
+        *tally = Tally { rows: next()?, bytes: next()? };
+    }
+    Some(stats)
+}

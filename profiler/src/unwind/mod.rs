@@ -1,0 +1,60 @@
+//! From a module's unwind information to the tables that the kernel side unwinds with.
+//!
+//! ```text
+//! ELF ─▶ image ─▶ cfi (+ rule) ─▶ spans ─▶ compact ─▶ Table ─▶ cache (disk)
+//!        sections  DWARF → rules   no overlap rows, pages      └▶ rows, pages, rules for the maps
+//! ```
+//!
+//! Everything here is a function of bytes, but for [`cache`], which reads and writes files of its own. Modules are the
+//! target's to choose: work and memory are bounded whatever they say, and what is left out is counted by reason.
+
+pub mod cache;
+pub mod cfi;
+pub mod compact;
+mod encode;
+pub mod frame_pointer;
+pub mod image;
+pub mod ranges;
+pub mod rule;
+pub mod rules;
+pub mod spans;
+pub mod store;
+pub mod table;
+
+use object::ReadRef;
+
+pub use image::{Image, ImageError};
+pub use rules::RuleTable;
+pub use table::{BuildStats, Table};
+
+/// Builds the table of an ELF file: a slice of bytes (the vDSO, read from a process), or `&object::ReadCache<File>`,
+/// which reads the few sections that are needed and not the rest of a large file.
+///
+/// # Errors
+/// When the bytes are no x86-64 ELF executable or shared object. Unwind information that is missing or malformed is no
+/// error: the table says so by its gaps and its [`BuildStats`].
+pub fn build<'data, R: ReadRef<'data>>(data: R) -> Result<Table, ImageError> {
+    let image = Image::parse(data)?;
+    Ok(build_from_image(&image))
+}
+
+fn build_from_image<'data, R: ReadRef<'data>>(image: &Image<'data, R>) -> Table {
+    let mut rules = RuleTable::new();
+    let mut stats = BuildStats { code_bytes: image.code_bytes(), ..BuildStats::default() };
+    let mut functions = cfi::Functions::default();
+    if let Some(section) = &image.eh_frame {
+        functions.read_eh_frame(section, image, &mut rules, &mut stats);
+    }
+    if frame_pointer::is_thin(functions.covered_bytes(), stats.code_bytes)
+        && let Some(section) = image.debug_frame
+    {
+        functions.read_debug_frame(section, image, &mut rules, &mut stats);
+    }
+    let spans = spans::resolve(functions, image.entry, &image.code, &mut stats);
+    stats.fills_gaps = frame_pointer::fill_gaps(image, &spans);
+    let gap = if stats.fills_gaps { rules::FRAME_POINTER } else { rules::GAP };
+    compact::compact(&spans, &image.code, gap, rules, stats)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! One row of DWARF call frame information as a [`Rule`], or why it has none.
+
+use gimli::{
+    CfaRule, Encoding, EndianSlice, LittleEndian, Operation, Register, RegisterRule, UnwindExpression, UnwindSection,
+    UnwindTableRow, X86_64,
+};
+use profiler_common::step::{SIGNAL_BP, SIGNAL_IP, SIGNAL_SP};
+use profiler_common::unwind::{CallerBp, Cfa, Rule};
+
+use super::cfi::RowStorage;
+
+/// Bytes of an unwind section.
+pub type Bytes<'data> = EndianSlice<'data, LittleEndian>;
+
+/// Operations that are looked at in one expression. The longest that is understood, a procedure linkage table's, has 9.
+const OPERATIONS_MAX: usize = 10;
+
+/// Why a row has no rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsupported {
+    /// The CFA comes from a register that calls overwrite. No return address can lie in such code: only a signal that
+    /// interrupts it leads there.
+    VolatileCfa,
+    /// The CFA comes from rbx or r12 to r15.
+    PreservedCfa,
+    /// The CFA is another expression.
+    CfaExpression,
+    /// An offset is larger than a rule holds, or the stack would not shrink.
+    Offset,
+    /// The return address is not below the CFA.
+    ReturnAddress,
+    /// A signal frame other than the kernel's.
+    SignalFrame,
+    /// The instructions are malformed, or of a kind that compilers do not write.
+    Malformed,
+    /// The module has more distinct rules than a table can number.
+    TooManyRules,
+}
+
+impl Unsupported {
+    /// All reasons, in the order of their discriminants.
+    pub const ALL: [Self; 8] = [
+        Self::VolatileCfa,
+        Self::PreservedCfa,
+        Self::CfaExpression,
+        Self::Offset,
+        Self::ReturnAddress,
+        Self::SignalFrame,
+        Self::Malformed,
+        Self::TooManyRules,
+    ];
+
+    /// Whether return addresses, and so ordinary stacks, can meet such a row.
+    #[must_use]
+    pub const fn breaks_stacks(self) -> bool {
+        !matches!(self, Self::VolatileCfa)
+    }
+}
+
+/// What a row belongs to.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a, S> {
+    /// The unwind section, which expressions lie in.
+    pub section: &'a S,
+    /// How expressions are encoded.
+    pub encoding: Encoding,
+    /// Whether the row's function is a signal trampoline.
+    pub is_signal: bool,
+}
+
+type Row = UnwindTableRow<usize, RowStorage>;
+
+/// The rule of a row.
+///
+/// # Errors
+/// Why there is none.
+pub fn translate<'data, S: UnwindSection<Bytes<'data>>>(
+    context: &Context<'_, S>,
+    row: &Row,
+) -> Result<Rule, Unsupported> {
+    if context.is_signal {
+        return signal(context, row);
+    }
+    match row.register(X86_64::RA) {
+        // "Undefined" is how `_start` and thread entry code say that nobody called them.
+        None | Some(RegisterRule::Undefined) => return Ok(Rule::END),
+        Some(RegisterRule::Offset(-8)) => {}
+        Some(_) => return Err(Unsupported::ReturnAddress),
+    }
+    let cfa = match row.cfa() {
+        CfaRule::RegisterAndOffset { register, offset } => cfa_of_register(*register, *offset)?,
+        CfaRule::Expression(expression) => cfa_of_expression(&operations(context, expression)?)?,
+    };
+    let bp = match row.register(X86_64::RBP) {
+        None | Some(RegisterRule::SameValue) => CallerBp::Same,
+        Some(RegisterRule::Offset(offset)) => CallerBp::AtCfa(narrow(offset)?),
+        Some(RegisterRule::Expression(expression)) => match operations(context, &expression)?[..] {
+            [Operation::RegisterOffset { register: X86_64::RBP, offset, .. }] => CallerBp::AtBp(narrow(offset)?),
+            _ => CallerBp::Lost,
+        },
+        Some(_) => CallerBp::Lost,
+    };
+    Rule::new(cfa, bp).ok_or(Unsupported::Offset)
+}
+
+fn cfa_of_register(register: Register, offset: i64) -> Result<Cfa, Unsupported> {
+    let offset = i32::try_from(offset).map_err(|_| Unsupported::Offset);
+    match register {
+        X86_64::RSP => Ok(Cfa::Sp { offset: offset? }),
+        X86_64::RBP => Ok(Cfa::Bp { offset: offset? }),
+        X86_64::RBX | X86_64::R12 | X86_64::R13 | X86_64::R14 | X86_64::R15 => Err(Unsupported::PreservedCfa),
+        _ => Err(Unsupported::VolatileCfa),
+    }
+}
+
+fn cfa_of_expression(operations: &[Operation<Bytes<'_>>]) -> Result<Cfa, Unsupported> {
+    use Operation::{And, Deref, Ge, Plus, PlusConstant, RegisterOffset, Shl, UnsignedConstant};
+    match *operations {
+        [RegisterOffset { register, offset, .. }, Deref { size: 8, space: false, .. }, ref rest @ ..] => {
+            let add = match *rest {
+                [] => 0,
+                [PlusConstant { value }] => i16::try_from(value).map_err(|_| Unsupported::Offset)?,
+                _ => return Err(Unsupported::CfaExpression),
+            };
+            let slot = narrow(offset)?;
+            match register {
+                X86_64::RSP => Ok(Cfa::AtSp { slot, add }),
+                X86_64::RBP => Ok(Cfa::AtBp { slot, add }),
+                X86_64::RBX | X86_64::R12 | X86_64::R13 | X86_64::R14 | X86_64::R15 => Err(Unsupported::PreservedCfa),
+                _ => Err(Unsupported::VolatileCfa),
+            }
+        }
+        // The linkers' own: rsp + 8 + ((rip & 15) >= 11) << 3, with 10 or another threshold where entries differ.
+        [
+            RegisterOffset { register: X86_64::RSP, offset, .. },
+            RegisterOffset { register: X86_64::RA, offset: 0, .. },
+            UnsignedConstant { value: 15 },
+            And,
+            UnsignedConstant { value: threshold @ 0..=15 },
+            Ge,
+            UnsignedConstant { value: 3 },
+            Shl,
+            Plus,
+        ] => {
+            #[expect(clippy::cast_possible_truncation, reason = "at most 15")]
+            let threshold = threshold as u8;
+            Ok(Cfa::Plt { offset: narrow(offset)?, threshold })
+        }
+        _ => Err(Unsupported::CfaExpression),
+    }
+}
+
+/// The C library's signal trampoline describes the kernel's frame with one expression per register.
+fn signal<'data, S: UnwindSection<Bytes<'data>>>(context: &Context<'_, S>, row: &Row) -> Result<Rule, Unsupported> {
+    let from_sp = |expression: &UnwindExpression<usize>, want: u64, deref: bool| {
+        let operations = operations(context, expression)?;
+        let [Operation::RegisterOffset { register: X86_64::RSP, offset, .. }, ref rest @ ..] = operations[..] else {
+            return Err(Unsupported::SignalFrame);
+        };
+        let derefs = matches!(rest, [Operation::Deref { size: 8, space: false, .. }]);
+        let fits = u64::try_from(offset) == Ok(want) && if deref { derefs } else { rest.is_empty() };
+        if fits { Ok(()) } else { Err(Unsupported::SignalFrame) }
+    };
+    let CfaRule::Expression(cfa) = row.cfa() else { return Err(Unsupported::SignalFrame) };
+    from_sp(cfa, SIGNAL_SP, true)?;
+    for (register, want) in [(X86_64::RBP, SIGNAL_BP), (X86_64::RA, SIGNAL_IP)] {
+        let Some(RegisterRule::Expression(place)) = row.register(register) else {
+            return Err(Unsupported::SignalFrame);
+        };
+        from_sp(&place, want, false)?;
+    }
+    Ok(Rule::SIGNAL)
+}
+
+/// The operations of an expression, or an error if they are malformed or more than any that is understood.
+fn operations<'data, S: UnwindSection<Bytes<'data>>>(
+    context: &Context<'_, S>,
+    expression: &UnwindExpression<usize>,
+) -> Result<Vec<Operation<Bytes<'data>>>, Unsupported> {
+    let expression = expression.get(context.section).map_err(|_| Unsupported::Malformed)?;
+    let mut iterator = expression.operations(context.encoding);
+    let mut operations = Vec::with_capacity(OPERATIONS_MAX);
+    while let Some(operation) = iterator.next().map_err(|_| Unsupported::Malformed)? {
+        if operations.len() == OPERATIONS_MAX {
+            return Err(Unsupported::CfaExpression);
+        }
+        operations.push(operation);
+    }
+    Ok(operations)
+}
+
+fn narrow(offset: i64) -> Result<i16, Unsupported> {
+    i16::try_from(offset).map_err(|_| Unsupported::Offset)
+}
