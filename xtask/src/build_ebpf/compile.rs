@@ -14,7 +14,8 @@ use crate::command;
 use crate::repository::Repository;
 
 /// Instruction set of the object. v3 (Linux 5.12) has the atomic operations that return the old value and 32-bit jumps;
-/// v4 would take Linux 6.6.
+/// v4 would take Linux 6.6. An atomic operation whose result is used must not be `Relaxed`: LLVM 22 then writes the
+/// instruction that returns nothing and takes the operand for the result, without a word. `AcqRel` is right.
 pub(super) const CPU: &str = "v3";
 /// Name of the package and of its binary.
 const PACKAGE: &str = "heapbpf-ebpf";
