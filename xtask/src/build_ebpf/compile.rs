@@ -14,7 +14,8 @@ use crate::command;
 use crate::repository::Repository;
 
 /// Instruction set of the object. v3 (Linux 5.12) has the atomic operations that return the old value and 32-bit jumps;
-/// v4 would take Linux 6.6.
+/// v4 would take Linux 6.6. An atomic operation whose result is used must not be `Relaxed`: LLVM 22 then writes the
+/// instruction that returns nothing and takes the operand for the result, without a word. `AcqRel` is right.
 pub(super) const CPU: &str = "v3";
 /// Name of the package and of its binary.
 const PACKAGE: &str = "heapbpf-ebpf";
@@ -79,12 +80,19 @@ fn remaps(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<Remap>> 
     Ok(remaps)
 }
 
-/// What must not be found in the object: folders that belong to this machine.
-pub(super) fn private_paths(repository: &Repository, toolchain: &Toolchain) -> Vec<String> {
-    let remaps = remaps(repository, toolchain).unwrap_or_default();
-    let folders = remaps.into_iter().map(|remap| remap.from);
-    let home = std::env::var("HOME").ok().filter(|home| home.len() > 1);
-    folders.chain(home).collect()
+/// What must not be found in the object: folders that belong to this machine. Each is long enough not to occur by
+/// chance, as a repository's root such as `/src` does.
+pub(super) fn private_paths(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<String>> {
+    let source = &toolchain.rust.source;
+    let folders = [
+        repository.root.join("profiler-ebpf"),
+        repository.root.join("profiler-common"),
+        target(repository),
+        cargo_home()?.join("registry"),
+        source.join("library"),
+        source.canonicalize()?.join("library"),
+    ];
+    Ok(folders.iter().map(|folder| folder.to_string_lossy().into_owned()).collect())
 }
 
 /// `PATH` with the linker's folder first, so that its name alone is in the flags.

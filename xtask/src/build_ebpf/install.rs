@@ -5,7 +5,6 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::compile;
 use super::toolchain::{LINKER_VERSION, Linker, Rust, Toolchain};
 use crate::{apt, command, packages, repository};
 
@@ -19,8 +18,10 @@ pub(super) fn find_or_install() -> Result<Toolchain> {
     let llvm: &[_] = if linker_missing { packages::LLVM } else { &[] };
     apt::install(&packages::missing(&[rust, llvm], packages::Proof::present))?;
     if linker_missing {
+        // With the environment as it is: without the RUSTUP_TOOLCHAIN of the cargo that started this xtask, rustup
+        // would follow the rust-toolchain.toml of whatever crate is being compiled.
         let mut cargo = Command::new(repository::cargo());
-        compile::without_parent_cargo(&mut cargo)
+        cargo
             .env("LLVM_PREFIX", "/usr/lib/llvm-22")
             .args(["install", "bpf-linker", "--version", LINKER_VERSION, "--locked", "--force"])
             .args(["--no-default-features", "--features", "llvm-22"]);

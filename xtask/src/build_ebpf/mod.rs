@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         println!("its log goes to heapbpf's: HEAPBPF_BPF_OBJECT={} RUST_LOG=debug heapbpf …", path.display());
         return Ok(());
     }
-    let object = object::publish(&object, &compile::private_paths(&repository, &toolchain))?;
+    let object = object::publish(&object, &compile::private_paths(&repository, &toolchain)?)?;
     if let Some(path) = &arguments.out {
         return write(path, &object);
     }
@@ -94,7 +94,7 @@ fn check(repository: &Repository, toolchain: &Toolchain, here: &Record) -> Resul
         _ => {}
     }
     let rebuilt = compile::build(repository, toolchain, false)?;
-    let rebuilt = object::publish(&rebuilt, &compile::private_paths(repository, toolchain))?;
+    let rebuilt = object::publish(&rebuilt, &compile::private_paths(repository, toolchain)?)?;
     if committed == rebuilt {
         println!("`{COMMITTED}` is what this source gives: {} bytes, equal", committed.len());
         return Ok(());

@@ -23,7 +23,7 @@ const SEPARATOR: char = '\u{1f}';
 /// A folder and its name in the object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Remap {
-    pub(super) from: String,
+    from: String,
     to: String,
 }
 
