@@ -83,7 +83,8 @@ impl Page {
 
     fn frame_pointers(&mut self, health: &Health) {
         if !health.frame_pointer_modules.is_empty() {
-            let modules: Vec<String> = health.frame_pointer_modules.iter().map(|path| text::printable(path)).collect();
+            let modules: Vec<String> =
+                health.frame_pointer_modules.iter().map(|path| text::printable(path).into_owned()).collect();
             self.line(PLAIN, &format!("  unwound by frame pointers, for want of tables: {}", modules.join(", ")));
         }
     }

@@ -73,7 +73,7 @@ fn every_loss_says_what_to_do() {
         "  2 lost, brand_new",
         "  hooks: 5 of 6 attached",
         "    libc: `memalign` in `/usr/lib/x86_64-linux-gnu/libc.so.6` is not attached: the entry is patched; run `heapbpf doctor --pid 900`",
-        "  stacks: 75.4% complete, 18.5% truncated (deeper than 128 frames), 4.6% broken_chain (code without frame pointers), 1.5% no_scratch (interrupted; only the caller is known)",
+        "  stacks: 75.4% complete, 18.5% truncated (deeper than 1024 frames), 4.6% broken_chain (code without frame pointers), 1.5% no_scratch (interrupted; only the caller is known)",
         "  agent: 4.2s of CPU time (13.8% of one CPU), 61.0 MiB of memory, 1,234,567 events",
     ] {
         assert!(text.lines().any(|actual| actual == line), "no `{line}` in\n{text}");
