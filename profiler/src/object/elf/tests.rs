@@ -1,3 +1,5 @@
+//! ELF headers of real, made-up and hostile files.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Modules against the files and processes they come from.
+
 use std::fs;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Functions found in real and in hostile files.
+
 use super::*;
 use crate::object::fixture::Workshop;
 use crate::object::module::ModuleStore;

@@ -1,3 +1,5 @@
+//! Names and cuts of made-up stacks.
+
 use std::cell::RefCell;
 use std::fs;
 use std::path::PathBuf;

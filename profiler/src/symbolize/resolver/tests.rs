@@ -1,3 +1,5 @@
+//! Names against what was compiled, and hostile files.
+
 use std::path::Path;
 
 use super::*;

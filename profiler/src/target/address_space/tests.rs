@@ -1,3 +1,5 @@
+//! Address spaces of real processes, over time.
+
 use std::path::PathBuf;
 
 use super::*;
