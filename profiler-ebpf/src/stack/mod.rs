@@ -1,6 +1,5 @@
 //! Takes the stack of a call and sends its frames if the agent has not had them.
 
-mod frame_pointer;
 mod table;
 mod window;
 
@@ -35,11 +34,7 @@ pub(crate) fn take(call: &Call) -> u64 {
     };
     let scratch = claim.scratch();
     let hasher = StackHasher::new(config::stack_seed(), call.tgid());
-    let unwound = if config::unwind_by_tables() {
-        table::unwind(call, &claim, hasher)
-    } else {
-        frame_pointer::unwind(call, scratch, hasher)
-    };
+    let unwound = table::unwind(call, &claim, hasher);
     counter::raise(unwound.end.counter());
     let stack_id = id(unwound.hasher, unwound.end);
     if is_new(stack_id) {

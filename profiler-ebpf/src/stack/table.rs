@@ -1,14 +1,16 @@
-//! Unwinds by tables made from `.eh_frame`.
+//! Unwinds by tables made from `.eh_frame`, or by frame pointers alone where the user asked for that.
 //!
 //! One frame is a global function, which the verifier checks once, called in a bounded loop; the walk's state lies in
 //! the claimed scratch area between calls. This form loads from Linux 5.15 on (cookies need that anyway) and costs the
-//! verifier the same however many frames are allowed.
+//! verifier little however many frames are allowed. A loop that keeps its registers from frame to frame does not: over
+//! frame pointers, which are two reads a frame, Linux 6.1 gave up after a million instructions.
 
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::{StackEnd, StackHasher};
 use profiler_common::step::{Registers, Step, step};
 use profiler_common::unwind::{PageRows, ProcessMapping, ReadTables, Rule, SEARCH_STEPS, UnwindRow, find_rule};
 
+use crate::config;
 use crate::hook::Call;
 use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULES, SCRATCH};
 use crate::scratch::{Claim, Scratch};
@@ -109,8 +111,7 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     };
     // SAFETY: the pointer comes from a successful lookup, and the area is claimed by this program.
     let walk = unsafe { &mut (*scratch).walk };
-    let registers =
-        Registers { ip: walk.ip, sp: walk.sp, bp: walk.bp, is_return_address: walk.is_return_address != 0 };
+    let registers = Registers { ip: walk.ip, sp: walk.sp, bp: walk.bp, is_return_address: walk.is_return_address != 0 };
     let depth = walk.depth as usize;
     if depth >= STACK_FRAMES_MAX {
         return StackEnd::Truncated as u32 + 1;
@@ -120,23 +121,13 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     let mut hasher = StackHasher::resume(walk.hash);
     hasher.add(registers.ip);
     walk.hash = hasher.state();
-    let address = registers.lookup_address();
-    if !walk.mapping.contains(address) {
-        match find_mapping(walk.mapping_first, walk.mapping_count, address) {
-            Some(mapping) => walk.mapping = mapping,
-            None => return StackEnd::MissingModule as u32 + 1,
+    let rule = if config::unwind_by_tables() {
+        match table_rule(walk, registers.lookup_address()) {
+            Ok(rule) => rule,
+            Err(end) => return end as u32 + 1,
         }
-    }
-    let table = &walk.mapping.table;
-    let rule = if table.is_table() {
-        match find_rule(&Maps, table, address) {
-            Some(rule) => rule,
-            None => return StackEnd::NoRow as u32 + 1,
-        }
-    } else if table.is_frame_pointer() {
-        Rule::FRAME_POINTER
     } else {
-        return StackEnd::MissingModule as u32 + 1;
+        Rule::FRAME_POINTER
     };
     match step(&registers, rule, &Window(scratch)) {
         Step::Caller(caller) => {
@@ -147,6 +138,23 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
             GO_ON
         }
         Step::End(end) => end as u32 + 1,
+    }
+}
+
+/// The rule for the code at `address`. Notes the mapping for the next frame.
+#[inline(always)]
+fn table_rule(walk: &mut Walk, address: u64) -> Result<Rule, StackEnd> {
+    if !walk.mapping.contains(address) {
+        let found = find_mapping(walk.mapping_first, walk.mapping_count, address);
+        walk.mapping = found.ok_or(StackEnd::MissingModule)?;
+    }
+    let table = &walk.mapping.table;
+    if table.is_table() {
+        find_rule(&Maps, table, address).ok_or(StackEnd::NoRow)
+    } else if table.is_frame_pointer() {
+        Ok(Rule::FRAME_POINTER)
+    } else {
+        Err(StackEnd::MissingModule)
     }
 }
 
