@@ -90,6 +90,10 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
     pub(super) unwind: Unwind,
 
+    /// How probes are attached: `session`, `multi` or `perf`; `auto` takes the first that the kernel has.
+    #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
+    pub(super) backend: BackendArg,
+
     /// Print nothing but errors.
     #[arg(short, long)]
     pub(super) quiet: bool,
@@ -112,6 +116,14 @@ pub(super) enum Unwind {
     Auto,
     Dwarf,
     Fp,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum BackendArg {
+    Auto,
+    Session,
+    Multi,
+    Perf,
 }
 
 /// A path whose extension says how to write it.

@@ -90,6 +90,7 @@ fn cookie(hook: &ResolvedHook, heap: HeapId, id: HookId) -> Result<HookCookie, P
     let register =
         |argument: usize| Register::ARGUMENTS.get(argument).copied().ok_or(PlanError::Argument(spec.function));
     Ok(HookCookie {
+        shape: spec.shape,
         size: register(spec.size)?,
         count: spec.count.map(register).transpose()?,
         pointer: spec.pointer.map(register).transpose()?,

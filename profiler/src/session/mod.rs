@@ -19,7 +19,7 @@ use crate::health;
 use crate::ids::{HeapId, Pid};
 use crate::ingest::decode::decode;
 use crate::object::module::ModuleStore;
-use crate::probe::attach::{detach_all, perf::Perf};
+use crate::probe::attach::{BackendChoice, backend, choose, detach_all};
 use crate::probe::plan::Plan;
 use crate::report::profile::{Profile, TargetProfile};
 use crate::symbolize::names::{Unnamed, name_profile};
@@ -47,6 +47,8 @@ pub struct SessionConfig {
     pub live_blocks_max: u32,
     /// How stacks are unwound.
     pub unwind: UnwindMode,
+    /// How probes are attached.
+    pub backend: BackendChoice,
     /// Bytes that unwind tables may take in the kernel.
     pub unwind_bytes_max: u64,
 }
@@ -118,13 +120,15 @@ impl Session {
         let mut tables = Tables::new(config.unwind);
         targets.values().for_each(|target: &Target| tables.build_all(&target.space, &modules));
         let row_cells = tables.cells(config.unwind_bytes_max);
-        let mut kernel = Kernel::load(KernelConfig {
+        let links = choose(config.backend)?;
+        let kernel_config = KernelConfig {
             ring_bytes: config.ring_bytes,
             live_blocks_max: config.live_blocks_max,
             unwind_by_tables: config.unwind != UnwindMode::FramePointer,
             row_cells,
             stack_seed: health::random_seed(),
-        })?;
+        };
+        let mut kernel = Kernel::load(kernel_config, links)?;
         let mut unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
         for target in targets.values() {
             unwinding.register(&target.space, &modules)?;
@@ -136,7 +140,7 @@ impl Session {
         }
         let started = clock::now();
         for target in targets.values_mut() {
-            target.attach(&mut kernel, &modules, &plan, &Perf)?;
+            target.attach(&mut kernel, &modules, &plan, backend(links))?;
         }
         Ok(Self {
             config,
@@ -235,8 +239,8 @@ impl Session {
         if let Some(target) = self.targets.get_mut(&pid) {
             target.exit = Some(target.process.exit().await);
             self.unwinding.forget(pid);
-            let attached = target.take_attached();
-            self.detaching.push(std::thread::spawn(|| detach_all(attached)));
+            let links = target.take_links();
+            self.detaching.push(std::thread::spawn(|| detach_all(links)));
         }
     }
 
@@ -248,8 +252,8 @@ impl Session {
         }
         while !self.drain() {}
         let ended = clock::now();
-        let attached: Vec<_> = self.targets.values_mut().flat_map(Target::take_attached).collect();
-        self.detaching.push(std::thread::spawn(|| detach_all(attached)));
+        let links: Vec<_> = self.targets.values_mut().flat_map(Target::take_links).collect();
+        self.detaching.push(std::thread::spawn(|| detach_all(links)));
         Ok(ended)
     }
 

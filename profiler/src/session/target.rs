@@ -8,13 +8,13 @@ use tracing::{debug, warn};
 use crate::allocator::detect;
 use crate::allocator::resolve::{Candidate, resolve};
 use crate::bpf::load::Kernel;
-use crate::ids::{HeapId, HookId, Pid};
+use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::totals::Totals;
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::{Search, defined_functions};
-use crate::probe::attach::{Attached, Backend, Probe};
+use crate::probe::attach::{Backend, Link, Probe};
 use crate::probe::plan::Plan;
 use crate::proc::process;
 use crate::report::profile::{HeapProfile, HookStatus};
@@ -28,7 +28,7 @@ pub(super) struct Target {
     pub(super) ledger: Ledger,
     pub(super) exit: Option<Exit>,
     hooks: Vec<HookState>,
-    attached: Vec<Attached>,
+    links: Vec<Link>,
     backend: &'static str,
     /// A stack had code that no known mapping covers: look at the mappings again.
     space_stale: bool,
@@ -63,14 +63,15 @@ impl Target {
             ledger,
             exit: None,
             hooks,
-            attached: Vec::new(),
+            links: Vec::new(),
             backend: "",
             space_stale: false,
             space_read: Instant::now(),
         })
     }
 
-    /// Attaches the hooks, those that free first: a block that is tracked can then not be freed unseen.
+    /// Attaches the hooks, those that free first: a block that is tracked can then not be freed unseen. All hooks of a
+    /// module go together; when that is refused each goes alone, so that one bad hook does not cost the others.
     pub(super) fn attach(
         &mut self,
         kernel: &mut Kernel,
@@ -79,24 +80,33 @@ impl Target {
         backend: &dyn Backend,
     ) -> Result<()> {
         self.backend = backend.name();
-        for hook in &mut self.hooks {
-            let planned = plan.hook(hook.id);
-            let module = modules.get(planned.hook.module);
+        let mut ids: Vec<ModuleId> = self.hooks.iter().map(|hook| plan.hook(hook.id).hook.module).collect();
+        ids.dedup();
+        for id in ids {
+            let module = modules.get(id);
             let file = module.file().with_context(|| format!("module `{}` has no file", module.path()))?;
-            let (shape, offset) = (planned.hook.spec.shape, planned.hook.offset);
-            let probe = Probe { file, offset, shape, cookie: planned.cookie };
-            match backend.attach(kernel, probe, self.process.pid) {
-                Ok(attached) => {
-                    self.attached.push(attached);
-                    hook.error = None;
-                }
-                Err(error) => {
-                    warn!("cannot watch `{}`: {error}", planned.hook.spec.function);
-                    hook.error = Some(error.to_string());
+            let of_module = |hook: &&mut HookState| plan.hook(hook.id).hook.module == id;
+            let mut hooks: Vec<&mut HookState> = self.hooks.iter_mut().filter(of_module).collect();
+            let probes: Vec<Probe> = hooks.iter().map(|hook| probe(plan, hook.id)).collect();
+            if let Ok(links) = backend.attach(kernel, file, &probes, self.process.pid) {
+                self.links.extend(links);
+                hooks.iter_mut().for_each(|hook| hook.error = None);
+                continue;
+            }
+            for (hook, probe) in hooks.iter_mut().zip(&probes) {
+                match backend.attach(kernel, file, std::slice::from_ref(probe), self.process.pid) {
+                    Ok(links) => {
+                        self.links.extend(links);
+                        hook.error = None;
+                    }
+                    Err(error) => {
+                        warn!("cannot watch `{}`: {error}", plan.hook(hook.id).hook.spec.function);
+                        hook.error = Some(error.to_string());
+                    }
                 }
             }
         }
-        if self.attached.is_empty() {
+        if self.links.is_empty() {
             let error = self.hooks.iter().find_map(|hook| hook.error.as_ref());
             bail!(
                 "no probe could be attached to process `{}`: {}",
@@ -107,13 +117,13 @@ impl Target {
         Ok(())
     }
 
-    /// The probes, to be detached.
-    pub(super) fn take_attached(&mut self) -> Vec<Attached> {
-        std::mem::take(&mut self.attached)
+    /// What is attached, to be detached.
+    pub(super) fn take_links(&mut self) -> Vec<Link> {
+        std::mem::take(&mut self.links)
     }
 
     pub(super) fn attached_count(&self) -> usize {
-        self.attached.len()
+        self.hooks.iter().filter(|hook| hook.error.is_none()).count()
     }
 
     /// Takes an event of this target to the books.
@@ -178,6 +188,11 @@ impl Target {
     }
 }
 
+fn probe(plan: &Plan, id: HookId) -> Probe {
+    let planned = plan.hook(id);
+    Probe { offset: planned.hook.offset, cookie: planned.cookie }
+}
+
 /// The process's modules with those functions of theirs that tell allocators.
 fn candidates(process: &Process, space: &AddressSpace, modules: &ModuleStore) -> Vec<Candidate> {
     let executable = process::executable(process.pid).ok();
@@ -193,7 +208,7 @@ fn candidates(process: &Process, space: &AddressSpace, modules: &ModuleStore) ->
         .collect()
 }
 
-fn candidate(id: crate::ids::ModuleId, module: &Module, is_executable: bool, names: &[&str]) -> Option<Candidate> {
+fn candidate(id: ModuleId, module: &Module, is_executable: bool, names: &[&str]) -> Option<Candidate> {
     let elf = module.elf().ok()?;
     let functions = match defined_functions(module, names, Search::Exported) {
         Ok(functions) => functions,
