@@ -118,7 +118,8 @@ impl HookCookie {
     /// The cookie's 64 bits.
     #[must_use]
     pub const fn pack(self) -> u64 {
-        let mut bits = self.size as u64 | (self.shape as u64) << 12 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
+        let mut bits =
+            self.size as u64 | (self.shape as u64) << 12 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
         if let Some(count) = self.count {
             bits |= HAS_COUNT | (count as u64) << 4;
         }

@@ -50,13 +50,8 @@ impl RelocatedObject {
             functions: (&functions, function.func_info_rec_size),
             lines: (&lines, function.line_info_rec_size),
         });
-        let load = ProgramLoad {
-            name,
-            instructions: &function.instructions,
-            license: &program.license,
-            attach_type,
-            btf,
-        };
+        let load =
+            ProgramLoad { name, instructions: &function.instructions, license: &program.license, attach_type, btf };
         bpf::load_program(load).map_err(|refused| LoadError::program(name, &refused.to_string()))
     }
 }

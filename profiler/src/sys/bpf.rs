@@ -272,8 +272,7 @@ pub fn supports(attach_type: AttachType) -> io::Result<bool> {
         Err(refused) if refused.error.raw_os_error() == Some(libc::EINVAL) => return Ok(false),
         Err(refused) => return Err(refused.error),
     };
-    let link =
-        MultiLink { path: Path::new("/"), offsets: &[0], cookies: &[0], pid: None, at_return: false };
+    let link = MultiLink { path: Path::new("/"), offsets: &[0], cookies: &[0], pid: None, at_return: false };
     match link_multi(program, attach_type, link) {
         Ok(_) => Ok(true),
         Err(error) => match error.raw_os_error() {

@@ -84,7 +84,9 @@ pub enum BackendChoice {
 
 /// A backend that the user wants and the kernel has not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("this kernel has no `{0}` links (multi needs Linux 6.6, session 6.13); leave `--backend` out to use what it has")]
+#[error(
+    "this kernel has no `{0}` links (multi needs Linux 6.6, session 6.13); leave `--backend` out to use what it has"
+)]
 pub struct NoBackend(&'static str);
 
 /// The kind of links to load programs for. Found by trying: version numbers lie, distributions backport.

@@ -29,8 +29,7 @@ impl Backend for Multi {
             }
             let offsets: Vec<u64> = probes.iter().map(|probe| probe.offset.0).collect();
             let cookies: Vec<u64> = probes.iter().map(|probe| probe.cookie.pack()).collect();
-            let link =
-                MultiLink { path: &path, offsets: &offsets, cookies: &cookies, pid: Some(pid), at_return };
+            let link = MultiLink { path: &path, offsets: &offsets, cookies: &cookies, pid: Some(pid), at_return };
             let link = link_multi(program, AttachType::UprobeMulti, link);
             links.push(Link::new(link.map_err(|error| refused(&error))?));
         }

@@ -22,8 +22,7 @@ impl Backend for Session {
         let offsets: Vec<u64> = probes.iter().map(|probe| probe.offset.0).collect();
         let cookies: Vec<u64> = probes.iter().map(|probe| probe.cookie.pack()).collect();
         let path = path_of(file);
-        let link =
-            MultiLink { path: &path, offsets: &offsets, cookies: &cookies, pid: Some(pid), at_return: false };
+        let link = MultiLink { path: &path, offsets: &offsets, cookies: &cookies, pid: Some(pid), at_return: false };
         let link = link_multi(program, AttachType::UprobeSession, link).map_err(|error| refused(&error))?;
         Ok(vec![Link::new(link)])
     }

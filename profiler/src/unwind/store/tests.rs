@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use profiler_common::unwind::{Cfa, CallerBp, ReadTables, UnwindRow, find_rule};
+use profiler_common::unwind::{CallerBp, Cfa, ReadTables, UnwindRow, find_rule};
 
 use super::*;
 use crate::unwind::table::BuildStats;
