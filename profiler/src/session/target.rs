@@ -14,8 +14,10 @@ use crate::ledger::Ledger;
 use crate::ledger::totals::Totals;
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::{Search, defined_functions};
-use crate::probe::attach::{Attached, Backend, Probe};
-use crate::probe::plan::Plan;
+use crate::probe::attach::{AttachError, Attached, Backend, Probe};
+use crate::probe::code::Code;
+use crate::probe::place::{Class, Emulation, PlacementMode, place};
+use crate::probe::plan::{Plan, PlannedHook};
 use crate::proc::process;
 use crate::report::profile::{HeapProfile, HookStatus};
 use crate::target::address_space::AddressSpace;
@@ -46,7 +48,7 @@ struct HookState {
 
 impl Target {
     /// Finds a process, its modules and the functions that its calls to the allocator reach.
-    pub(super) fn find(pid: Pid, modules: &mut ModuleStore, plan: &mut Plan) -> Result<Self> {
+    pub(super) fn find(pid: Pid, mode: PlacementMode, modules: &mut ModuleStore, plan: &mut Plan) -> Result<Self> {
         let process = Process::open(pid)?;
         let mut space = AddressSpace::new(pid);
         space.refresh(modules)?;
@@ -54,7 +56,12 @@ impl Target {
         let found = resolve(&candidates).with_context(|| format!("cannot profile process `{pid}`"))?;
         let mut hooks = Vec::new();
         for hook in &found {
-            hooks.push(HookState { id: plan.add(hook)?, error: Some("not attached".to_owned()) });
+            let module = modules.get(hook.module);
+            let place = || {
+                let code = Code::read(module, hook.offset, hook.size_bytes)?;
+                place(&code.function(), &hook.spec, mode, Emulation::default())
+            };
+            hooks.push(HookState { id: plan.add(hook, place)?, error: Some("not attached".to_owned()) });
         }
         let ledger = Ledger::new(pid);
         Ok(Self {
@@ -83,9 +90,12 @@ impl Target {
             let planned = plan.hook(hook.id);
             let module = modules.get(planned.hook.module);
             let file = module.file().with_context(|| format!("module `{}` has no file", module.path()))?;
-            let (shape, offset) = (planned.hook.spec.shape, planned.hook.offset);
-            let probe = Probe { file, offset, shape, cookie: planned.cookie };
-            match backend.attach(kernel, probe, self.process.pid) {
+            let attached =
+                planned.cookie().map_err(|error| AttachError::Refused(error.to_string())).and_then(|cookie| {
+                    let probe = Probe { file, offset: planned.offset(), shape: planned.hook.spec.shape, cookie };
+                    backend.attach(kernel, probe, self.process.pid)
+                });
+            match attached {
                 Ok(attached) => {
                     self.attached.push(attached);
                     hook.error = None;
@@ -110,6 +120,11 @@ impl Target {
     /// The probes, to be detached.
     pub(super) fn take_attached(&mut self) -> Vec<Attached> {
         std::mem::take(&mut self.attached)
+    }
+
+    /// The hooks that were found.
+    pub(super) fn planned<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a PlannedHook> {
+        self.hooks.iter().map(|hook| plan.hook(hook.id))
     }
 
     pub(super) fn attached_count(&self) -> usize {
@@ -166,12 +181,15 @@ impl Target {
 
     /// A hook under each of its names: a reader looks for `memalign`, whatever else the allocator calls it.
     fn statuses(&self, hook: &HookState, plan: &Plan) -> Vec<HookStatus> {
-        let found = &plan.hook(hook.id).hook;
+        let planned = plan.hook(hook.id);
+        let (found, placement) = (&planned.hook, planned.placement.as_ref().ok());
         let status = |function: &str| HookStatus {
             function: function.to_owned(),
             module: found.path.clone(),
             backend: self.backend.to_owned(),
-            offset: found.offset.0,
+            offset: planned.offset().0,
+            instruction: placement.map(|placement| placement.instruction.clone()),
+            emulated: placement.map(|placement| placement.class == Class::Emulated),
             error: hook.error.clone(),
         };
         std::iter::once(found.spec.function).chain(found.aliases.iter().copied()).map(status).collect()
@@ -208,10 +226,6 @@ fn candidate(id: crate::ids::ModuleId, module: &Module, is_executable: bool, nam
         is_executable,
         is_static: elf.is_static,
         is_go: elf.is_go,
-        functions: functions
-            .into_iter()
-            .filter(|function| function.global && !function.indirect)
-            .map(|function| (function.name, function.offset))
-            .collect(),
+        functions: functions.into_iter().filter(|function| function.global && !function.indirect).collect(),
     })
 }
