@@ -51,6 +51,7 @@ async fn record(args: &RecordArgs, pids: Vec<Pid>, outputs: Vec<Output>) -> Resu
         trim: args.trim,
         ring_bytes: args.ring_size,
         live_blocks_max: args.live_blocks,
+        placement: args.placement.into(),
         unwind: match args.unwind {
             Unwind::Auto => UnwindMode::Auto,
             Unwind::Dwarf => UnwindMode::Tables,

@@ -20,7 +20,8 @@ use crate::ids::{HeapId, Pid};
 use crate::ingest::decode::decode;
 use crate::object::module::ModuleStore;
 use crate::probe::attach::{BackendChoice, backend, choose, detach_all};
-use crate::probe::plan::Plan;
+use crate::probe::place::PlacementMode;
+use crate::probe::plan::{Plan, PlannedHook};
 use crate::report::profile::{Profile, TargetProfile};
 use crate::symbolize::names::{Unnamed, name_profile};
 use crate::symbolize::resolver::Resolver;
@@ -45,6 +46,8 @@ pub struct SessionConfig {
     pub ring_bytes: u32,
     /// Room in the live set.
     pub live_blocks_max: u32,
+    /// Where in their functions probes go.
+    pub placement: PlacementMode,
     /// How stacks are unwound.
     pub unwind: UnwindMode,
     /// How probes are attached.
@@ -115,7 +118,7 @@ impl Session {
         let mut plan = Plan::default();
         let mut targets = BTreeMap::new();
         for &pid in &config.pids {
-            targets.insert(pid, Target::find(pid, &mut modules, &mut plan)?);
+            targets.insert(pid, Target::find(pid, config.placement, &mut modules, &mut plan)?);
         }
         let mut tables = Tables::new(config.unwind);
         targets.values().for_each(|target: &Target| tables.build_all(&target.space, &modules));
@@ -310,6 +313,17 @@ impl Session {
             ),
         })
     }
+}
+
+/// The hooks that a recording of this process would attach. Attaches none.
+///
+/// # Errors
+///
+/// When it cannot be profiled.
+pub fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
+    let (mut modules, mut plan) = (ModuleStore::new(), Plan::default());
+    let target = Target::find(pid, placement, &mut modules, &mut plan)?;
+    Ok(target.planned(&plan).cloned().collect())
 }
 
 /// The first target to end, of those that run.

@@ -15,7 +15,9 @@ use crate::ledger::totals::Totals;
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::{Search, defined_functions};
 use crate::probe::attach::{Backend, Link, Probe};
-use crate::probe::plan::Plan;
+use crate::probe::code::Code;
+use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
+use crate::probe::plan::{Plan, PlannedHook};
 use crate::proc::process;
 use crate::report::profile::{HeapProfile, HookStatus};
 use crate::target::address_space::AddressSpace;
@@ -46,7 +48,7 @@ struct HookState {
 
 impl Target {
     /// Finds a process, its modules and the functions that its calls to the allocator reach.
-    pub(super) fn find(pid: Pid, modules: &mut ModuleStore, plan: &mut Plan) -> Result<Self> {
+    pub(super) fn find(pid: Pid, mode: PlacementMode, modules: &mut ModuleStore, plan: &mut Plan) -> Result<Self> {
         let process = Process::open(pid)?;
         let mut space = AddressSpace::new(pid);
         space.refresh(modules)?;
@@ -54,7 +56,12 @@ impl Target {
         let found = resolve(&candidates).with_context(|| format!("cannot profile process `{pid}`"))?;
         let mut hooks = Vec::new();
         for hook in &found {
-            hooks.push(HookState { id: plan.add(hook)?, error: Some("not attached".to_owned()) });
+            let module = modules.get(hook.module);
+            let place = || {
+                let code = Code::read(module, hook.offset, hook.size_bytes)?;
+                place(&code.function(), &hook.spec, mode, Emulation::default())
+            };
+            hooks.push(HookState { id: plan.add(hook, place)?, error: Some("not attached".to_owned()) });
         }
         let ledger = Ledger::new(pid);
         Ok(Self {
@@ -85,9 +92,16 @@ impl Target {
         for id in ids {
             let module = modules.get(id);
             let file = module.file().with_context(|| format!("module `{}` has no file", module.path()))?;
-            let of_module = |hook: &&mut HookState| plan.hook(hook.id).hook.module == id;
-            let mut hooks: Vec<&mut HookState> = self.hooks.iter_mut().filter(of_module).collect();
-            let probes: Vec<Probe> = hooks.iter().map(|hook| probe(plan, hook.id)).collect();
+            let (mut hooks, mut probes) = (Vec::new(), Vec::new());
+            for hook in self.hooks.iter_mut().filter(|hook| plan.hook(hook.id).hook.module == id) {
+                match probe(plan.hook(hook.id)) {
+                    Ok(probe) => {
+                        hooks.push(hook);
+                        probes.push(probe);
+                    }
+                    Err(error) => hook.error = Some(error.to_string()),
+                }
+            }
             if let Ok(links) = backend.attach(kernel, file, &probes, self.process.pid) {
                 self.links.extend(links);
                 hooks.iter_mut().for_each(|hook| hook.error = None);
@@ -120,6 +134,11 @@ impl Target {
     /// What is attached, to be detached.
     pub(super) fn take_links(&mut self) -> Vec<Link> {
         std::mem::take(&mut self.links)
+    }
+
+    /// The hooks that were found.
+    pub(super) fn planned<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a PlannedHook> {
+        self.hooks.iter().map(|hook| plan.hook(hook.id))
     }
 
     pub(super) fn attached_count(&self) -> usize {
@@ -176,21 +195,23 @@ impl Target {
 
     /// A hook under each of its names: a reader looks for `memalign`, whatever else the allocator calls it.
     fn statuses(&self, hook: &HookState, plan: &Plan) -> Vec<HookStatus> {
-        let found = &plan.hook(hook.id).hook;
+        let planned = plan.hook(hook.id);
+        let (found, placement) = (&planned.hook, planned.placement.as_ref().ok());
         let status = |function: &str| HookStatus {
             function: function.to_owned(),
             module: found.path.clone(),
             backend: self.backend.to_owned(),
-            offset: found.offset.0,
+            offset: planned.offset().0,
+            instruction: placement.map(|placement| placement.instruction.clone()),
+            emulated: placement.map(|placement| placement.class == Class::Emulated),
             error: hook.error.clone(),
         };
         std::iter::once(found.spec.function).chain(found.aliases.iter().copied()).map(status).collect()
     }
 }
 
-fn probe(plan: &Plan, id: HookId) -> Probe {
-    let planned = plan.hook(id);
-    Probe { offset: planned.hook.offset, cookie: planned.cookie }
+fn probe(planned: &PlannedHook) -> Result<Probe, &PlaceError> {
+    Ok(Probe { offset: planned.offset(), cookie: planned.cookie()? })
 }
 
 /// The process's modules with those functions of theirs that tell allocators.
@@ -223,10 +244,6 @@ fn candidate(id: ModuleId, module: &Module, is_executable: bool, names: &[&str])
         is_executable,
         is_static: elf.is_static,
         is_go: elf.is_go,
-        functions: functions
-            .into_iter()
-            .filter(|function| function.global && !function.indirect)
-            .map(|function| (function.name, function.offset))
-            .collect(),
+        functions: functions.into_iter().filter(|function| function.global && !function.indirect).collect(),
     })
 }

@@ -184,7 +184,7 @@ fn a_new_set_of_mappings_replaces_the_old_one() {
 fn mappings_are_used_again_only_when_no_walk_can_read_them() {
     let (mut store, maps) = store(100);
     let code: Vec<_> = (0..6).map(|i| mapped(0, 0x10_0000 * (i + 1))).collect();
-    let mut set = |store: &mut TableStore<Maps>, now| {
+    let set = |store: &mut TableStore<Maps>, now| {
         store.set_process(Pid(1), &code, MonotonicNanos(now), |_| Some(table(16, 32)))
     };
     set(&mut store, 0).expect("6 of 16");
