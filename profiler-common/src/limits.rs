@@ -15,7 +15,7 @@ pub const INTERVAL_BYTES_MAX: u64 = 1 << 30;
 pub const INFLIGHT_MAX: u32 = 65_536;
 
 /// Live sampled blocks that the kernel can hold, unless the user asks for another number.
-pub const LIVE_BLOCKS_DEFAULT: u32 = 4 << 20;
+pub const LIVE_BLOCKS_DEFAULT: u32 = 1 << 20;
 
 /// Stacks whose frames have crossed the ring. The table evicts the least recently used, which only costs sending
 /// those frames again.

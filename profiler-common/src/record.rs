@@ -67,8 +67,10 @@ pub struct AllocRecord {
     pub address: u64,
     /// The thread.
     pub tid: u32,
+    /// The hook that saw it: an index into the session's list.
+    pub hook: u16,
     /// Always 0.
-    pub reserved: u32,
+    pub reserved: u16,
     /// The block, as entered into the live set.
     pub block: LiveBlock,
 }
@@ -106,6 +108,6 @@ pub struct StackHeader {
 }
 
 const _: () = assert!(size_of::<RecordHeader>() == 8);
-const _: () = assert!(size_of::<AllocRecord>() == 56);
+const _: () = assert!(size_of::<AllocRecord>() == 48);
 const _: () = assert!(size_of::<FreeRecord>() == 32);
 const _: () = assert!(size_of::<StackHeader>() == 24);

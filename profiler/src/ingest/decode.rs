@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::live::LiveBlock;
 use profiler_common::record::{AllocRecord, FreeRecord, RecordKind, StackHeader};
 use profiler_common::stack::StackEnd;
 use thiserror::Error;
@@ -53,16 +54,19 @@ fn word<const N: usize>(bytes: &[u8], offset: usize) -> Result<[u8; N], DecodeEr
 }
 
 fn allocation(bytes: &[u8]) -> Result<Allocation, DecodeError> {
+    const BLOCK: usize = std::mem::offset_of!(AllocRecord, block);
+    let words = [word(bytes, BLOCK)?, word(bytes, BLOCK + 8)?, word(bytes, BLOCK + 16)?];
+    let block = LiveBlock::from_words(words.map(u64::from_ne_bytes));
     Ok(Allocation {
         pid: Pid(field!(bytes, AllocRecord, header.tgid, u32)),
         tid: Tid(field!(bytes, AllocRecord, tid, u32)),
         address: TargetAddr(field!(bytes, AllocRecord, address, u64)),
-        size_bytes: field!(bytes, AllocRecord, block.size_bytes, u64),
-        time: MonotonicNanos(field!(bytes, AllocRecord, block.time_ns, u64)),
-        stack: StackId(field!(bytes, AllocRecord, block.stack_id, u64)),
-        interval_bytes: field!(bytes, AllocRecord, block.interval_bytes, u32),
-        hook: HookId(field!(bytes, AllocRecord, block.hook, u16)),
-        heap: HeapId(field!(bytes, AllocRecord, block.heap, u8)),
+        size_bytes: block.size_bytes(),
+        time: MonotonicNanos(block.time_ns()),
+        stack: StackId(block.stack_id()),
+        interval: block.interval(),
+        hook: HookId(field!(bytes, AllocRecord, hook, u16)),
+        heap: HeapId(block.heap()),
     })
 }
 
@@ -92,6 +96,7 @@ fn stack(bytes: &[u8]) -> Result<Event, DecodeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use profiler_common::interval::Interval;
     use proptest::prelude::*;
 
     /// The bytes of an alloc record, written out so that a change of the layout is noticed.
@@ -100,13 +105,11 @@ mod tests {
         bytes.extend(42u32.to_ne_bytes());
         bytes.extend(0x7f00_1000u64.to_ne_bytes());
         bytes.extend(43u32.to_ne_bytes());
-        bytes.extend(0u32.to_ne_bytes());
-        bytes.extend(30_000u64.to_ne_bytes());
-        bytes.extend(77u64.to_ne_bytes());
-        bytes.extend(99u64.to_ne_bytes());
-        bytes.extend(4096u32.to_ne_bytes());
         bytes.extend(5u16.to_ne_bytes());
-        bytes.extend([2, 0]);
+        bytes.extend(0u16.to_ne_bytes());
+        bytes.extend(99u64.to_ne_bytes());
+        bytes.extend((77u64 | 2 << 56).to_ne_bytes());
+        bytes.extend((30_000u64 | 4096 << 44).to_ne_bytes());
         bytes
     }
 
@@ -116,9 +119,9 @@ mod tests {
             tid: Tid(43),
             address: TargetAddr(0x7f00_1000),
             size_bytes: 30_000,
-            time: MonotonicNanos(77),
+            time: MonotonicNanos(77_000),
             stack: StackId(99),
-            interval_bytes: 4096,
+            interval: Interval::nearest(4096),
             hook: HookId(5),
             heap: HeapId(2),
         }
@@ -164,7 +167,7 @@ mod tests {
         assert_eq!(decode(&[9]), Err(DecodeError::UnknownKind(9)));
         assert_eq!(decode(&stack_bytes(0, 200, &[])), Err(DecodeError::UnknownEnd(200)));
         assert_eq!(decode(&stack_bytes(3, 0, &[1, 2])), Err(DecodeError::Short));
-        assert_eq!(decode(&alloc_bytes(1)[..54]), Err(DecodeError::Short));
+        assert_eq!(decode(&alloc_bytes(1)[..47]), Err(DecodeError::Short));
     }
 
     proptest! {

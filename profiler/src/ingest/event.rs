@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
 
 use crate::address::TargetAddr;
@@ -48,8 +49,8 @@ pub struct Allocation {
     pub time: MonotonicNanos,
     /// The stack that made it.
     pub stack: StackId,
-    /// The interval it was sampled at, in bytes.
-    pub interval_bytes: u32,
+    /// The interval it was sampled at.
+    pub interval: Interval,
     /// The hook that saw it.
     pub hook: HookId,
     /// The heap of the hook.

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{debug, warn};
@@ -37,7 +38,7 @@ pub struct SessionConfig {
     /// The processes.
     pub pids: Vec<Pid>,
     /// Mean bytes between samples.
-    pub interval_bytes: u32,
+    pub interval: Interval,
     /// When to stop by itself, beside the end of all targets.
     pub duration: Option<Duration>,
     /// Leave runtime plumbing out of stacks.
@@ -137,7 +138,7 @@ impl Session {
             unwinding.register(&target.space, &modules)?;
         }
         let ring = kernel.take_ring()?;
-        let rate = SamplingRate::new(u64::from(config.interval_bytes));
+        let rate = SamplingRate::new(config.interval);
         for (heap, _) in (0u8..).zip(plan.heaps()) {
             kernel.set_rate(HeapId(heap), rate)?;
         }
@@ -299,7 +300,7 @@ impl Session {
             let _ = thread.join();
         }
         Ok(Profile {
-            interval_bytes: u64::from(self.config.interval_bytes),
+            interval_bytes: u64::from(self.config.interval.bytes()),
             started_unix_ns: self.started.unix_ns,
             ended_unix_ns: ended.unix_ns,
             started_monotonic_ns: self.started.monotonic.0,
