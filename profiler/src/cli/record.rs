@@ -55,6 +55,7 @@ async fn record(args: &RecordArgs, pids: Vec<Pid>, outputs: Vec<Output>) -> Resu
             Unwind::Fp => UnwindMode::FramePointer,
         },
         unwind_bytes_max: args.unwind_memory,
+        raw_stacks_max: 0,
     };
     let mut session = Session::start(config)?;
     if stops.pending() {

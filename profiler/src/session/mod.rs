@@ -1,5 +1,6 @@
 //! One recording, from attaching to the named profile. Only wires the stages together: what each does is its own file's.
 
+pub mod raw;
 mod target;
 mod unwinding;
 
@@ -27,6 +28,7 @@ use crate::symbolize::resolver::Resolver;
 use crate::symbolize::trim::trim;
 use crate::sys::clock;
 use crate::units::EstimatedBytes;
+use raw::{RawSample, RawStacks};
 use target::Target;
 use unwinding::{Tables, Unwinding};
 
@@ -49,6 +51,8 @@ pub struct SessionConfig {
     pub unwind: UnwindMode,
     /// Bytes that unwind tables may take in the kernel.
     pub unwind_bytes_max: u64,
+    /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.
+    pub raw_stacks_max: usize,
 }
 
 /// How stacks are unwound.
@@ -88,6 +92,7 @@ pub struct Session {
     targets: BTreeMap<Pid, Target>,
     started: clock::Instant,
     records_unreadable: u64,
+    raw: RawStacks,
     /// Threads that wait for probes to be gone. Joined at the end.
     detaching: Vec<JoinHandle<()>>,
 }
@@ -124,6 +129,7 @@ impl Session {
             unwind_by_tables: config.unwind != UnwindMode::FramePointer,
             row_cells,
             stack_seed: health::random_seed(),
+            raw_stacks: config.raw_stacks_max > 0,
         })?;
         let mut unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
         for target in targets.values() {
@@ -138,6 +144,7 @@ impl Session {
         for target in targets.values_mut() {
             target.attach(&mut kernel, &modules, &plan, &Perf)?;
         }
+        let raw = RawStacks::new(config.raw_stacks_max);
         Ok(Self {
             config,
             kernel,
@@ -148,6 +155,7 @@ impl Session {
             targets,
             started,
             records_unreadable: 0,
+            raw,
             detaching: Vec::new(),
         })
     }
@@ -206,11 +214,12 @@ impl Session {
 
     /// Takes what is in the ring to the ledgers. Returns whether that was all.
     fn drain(&mut self) -> bool {
-        let (targets, unreadable) = (&mut self.targets, &mut self.records_unreadable);
+        let (targets, unreadable, raw) = (&mut self.targets, &mut self.records_unreadable, &mut self.raw);
         let count = self.ring.drain(DRAIN_BATCH, |record| match decode(record) {
             Ok(event) => {
                 // Events of other processes: a vfork child shares its parent's memory and so its probes.
                 if let Some(target) = targets.get_mut(&event.pid()) {
+                    raw.enter(&event);
                     target.enter(event);
                 }
             }
@@ -227,6 +236,11 @@ impl Session {
             }
         }
         count < DRAIN_BATCH
+    }
+
+    /// The copies of stacks that have come since this was last asked, each with its frames.
+    pub fn take_raw_stacks(&mut self) -> Vec<RawSample> {
+        self.raw.take()
     }
 
     /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.
