@@ -25,6 +25,9 @@ pub const STACKS_SEEN: u32 = 65_536;
 /// area while it runs.
 pub const SCRATCH_PER_CPU: u32 = 4;
 
+/// Pages of one stack that a raw copy holds at most: 128 KiB. An interpreter needs most of it for 170 frames.
+pub const RAW_STACK_PAGES_MAX: usize = 32;
+
 /// Executable mappings of all targets together.
 pub const MAPPINGS_MAX: u32 = 65_536;
 

@@ -77,6 +77,10 @@ pub(crate) const TESTS: &[Package] = &[
     package("musl-tools", Proof::Program("musl-gcc"), "a C library to profile"),
     package("redis-server", Proof::Program("redis-server"), "a real target, with jemalloc"),
     package("redis-tools", Proof::Program("redis-benchmark"), "puts load on redis"),
+    package("python3", Proof::Program("python3"), "a real target: an interpreter"),
+    package("perl", Proof::Program("perl"), "a real target: an interpreter"),
+    package("sqlite3", Proof::Program("sqlite3"), "a real target: a database"),
+    package("git", Proof::Program("git"), "a real target: a repository's history"),
     package("chromium", Proof::Program("chromium"), "opens the flame graphs"),
 ];
 

@@ -65,6 +65,7 @@ async fn record(args: &RecordArgs, pids: Vec<Pid>, outputs: Vec<Output>) -> Resu
             BackendArg::Perf => BackendChoice::Only(LinkKind::Perf),
         },
         unwind_bytes_max: args.unwind_memory,
+        raw_stacks_max: 0,
     };
     let mut session = Session::start(config)?;
     if stops.pending() {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
-use profiler_common::record::{AllocRecord, FreeRecord, RecordKind, StackHeader};
+use profiler_common::record::{AllocRecord, FreeRecord, RawStackHeader, RecordKind, StackHeader};
 use profiler_common::stack::StackEnd;
 use thiserror::Error;
 
-use super::event::{Allocation, Event, Free, Stack};
+use super::event::{Allocation, Event, Free, RawStack, Stack};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::units::MonotonicNanos;
@@ -39,6 +39,7 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Restore => allocation(bytes).map(Event::Restore),
         RecordKind::Free => free(bytes).map(Event::Free),
         RecordKind::Stack => stack(bytes),
+        RecordKind::RawStack => raw_stack(bytes),
     }
 }
 
@@ -91,6 +92,19 @@ fn stack(bytes: &[u8]) -> Result<Event, DecodeError> {
         .collect::<Result<_, _>>()?;
     let pid = Pid(field!(bytes, StackHeader, header.tgid, u32));
     Ok(Event::Stack(pid, StackId(field!(bytes, StackHeader, stack_id, u64)), Stack { frames, end }))
+}
+
+fn raw_stack(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let length = usize::try_from(field!(bytes, RawStackHeader, length, u64)).map_err(|_| DecodeError::Short)?;
+    let memory = bytes.get(size_of::<RawStackHeader>()..).and_then(|rest| rest.get(..length));
+    let raw = RawStack {
+        sp: TargetAddr(field!(bytes, RawStackHeader, sp, u64)),
+        bp: field!(bytes, RawStackHeader, bp, u64),
+        start: TargetAddr(field!(bytes, RawStackHeader, start, u64)),
+        bytes: memory.ok_or(DecodeError::Short)?.into(),
+    };
+    let pid = Pid(field!(bytes, RawStackHeader, header.tgid, u32));
+    Ok(Event::RawStack(pid, StackId(field!(bytes, RawStackHeader, stack_id, u64)), raw))
 }
 
 #[cfg(test)]
@@ -161,8 +175,31 @@ mod tests {
         assert_eq!(decode(&stack_bytes(2, 3, &[1, 2])), Ok(Event::Stack(Pid(42), StackId(7), stack)));
     }
 
+    fn raw_stack_bytes(length: u64, memory: &[u64]) -> Vec<u8> {
+        let mut bytes = vec![5, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        for word in [7, 0x7ffc_1010, 9, 0x7ffc_1000, length].iter().chain(memory) {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn raw_stacks_decode() {
+        let Ok(Event::RawStack(Pid(42), StackId(7), raw)) = decode(&raw_stack_bytes(24, &[1, 2, 3])) else {
+            panic!("not a raw stack");
+        };
+        assert_eq!((raw.sp, raw.bp, raw.start), (TargetAddr(0x7ffc_1010), 9, TargetAddr(0x7ffc_1000)));
+        let words = [0x7ffc_1000, 0x7ffc_1008, 0x7ffc_1010].map(|address| raw.word(address));
+        assert_eq!(words, [Some(1), Some(2), Some(3)]);
+        let outside = [0, 0x7ffc_0ff8, 0x7ffc_1011, 0x7ffc_1018, u64::MAX].map(|address| raw.word(address));
+        assert_eq!(outside, [None; 5]);
+    }
+
     #[test]
     fn what_is_unknown_or_cut_is_refused() {
+        assert_eq!(decode(&raw_stack_bytes(24, &[1, 2])), Err(DecodeError::Short));
+        assert_eq!(decode(&raw_stack_bytes(u64::MAX, &[1, 2])), Err(DecodeError::Short));
         assert_eq!(decode(&[]), Err(DecodeError::Short));
         assert_eq!(decode(&[9]), Err(DecodeError::UnknownKind(9)));
         assert_eq!(decode(&stack_bytes(0, 200, &[])), Err(DecodeError::UnknownEnd(200)));
@@ -172,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1200), kind in 0u8..6) {
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1200), kind in 0u8..7) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() {
                 *first = kind;

@@ -69,6 +69,8 @@ impl Ledger {
             Event::Stack(_, id, stack) => {
                 self.stacks.insert(id, stack);
             }
+            // The session keeps these for whoever asked for them; no books are made of memory.
+            Event::RawStack(..) => {}
         }
     }
 

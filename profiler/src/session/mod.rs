@@ -1,5 +1,6 @@
 //! One recording, from attaching to the named profile. Only wires the stages together: what each does is its own file's.
 
+pub mod raw;
 mod target;
 mod unwinding;
 
@@ -29,6 +30,7 @@ use crate::symbolize::resolver::Resolver;
 use crate::symbolize::trim::trim;
 use crate::sys::clock;
 use crate::units::EstimatedBytes;
+use raw::{RawSample, RawStacks};
 use target::Target;
 use unwinding::{Tables, Unwinding};
 
@@ -55,6 +57,8 @@ pub struct SessionConfig {
     pub backend: BackendChoice,
     /// Bytes that unwind tables may take in the kernel.
     pub unwind_bytes_max: u64,
+    /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.
+    pub raw_stacks_max: usize,
 }
 
 /// How stacks are unwound.
@@ -94,6 +98,7 @@ pub struct Session {
     targets: BTreeMap<Pid, Target>,
     started: clock::Instant,
     records_unreadable: u64,
+    raw: RawStacks,
     /// Threads that wait for probes to be gone. Joined at the end.
     detaching: Vec<JoinHandle<()>>,
 }
@@ -131,6 +136,7 @@ impl Session {
             unwind_by_tables: config.unwind != UnwindMode::FramePointer,
             row_cells,
             stack_seed: health::random_seed(),
+            raw_stacks: config.raw_stacks_max > 0,
         };
         let mut kernel = Kernel::load(kernel_config, links)?;
         let mut unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
@@ -146,6 +152,7 @@ impl Session {
         for target in targets.values_mut() {
             target.attach(&mut kernel, &modules, &plan, backend(links))?;
         }
+        let raw = RawStacks::new(config.raw_stacks_max);
         Ok(Self {
             config,
             kernel,
@@ -156,6 +163,7 @@ impl Session {
             targets,
             started,
             records_unreadable: 0,
+            raw,
             detaching: Vec::new(),
         })
     }
@@ -214,11 +222,12 @@ impl Session {
 
     /// Takes what is in the ring to the ledgers. Returns whether that was all.
     fn drain(&mut self) -> bool {
-        let (targets, unreadable) = (&mut self.targets, &mut self.records_unreadable);
+        let (targets, unreadable, raw) = (&mut self.targets, &mut self.records_unreadable, &mut self.raw);
         let count = self.ring.drain(DRAIN_BATCH, |record| match decode(record) {
             Ok(event) => {
                 // Events of other processes: a vfork child shares its parent's memory and so its probes.
                 if let Some(target) = targets.get_mut(&event.pid()) {
+                    raw.enter(&event);
                     target.enter(event);
                 }
             }
@@ -235,6 +244,11 @@ impl Session {
             }
         }
         count < DRAIN_BATCH
+    }
+
+    /// The copies of stacks that have come since this was last asked, each with its frames.
+    pub fn take_raw_stacks(&mut self) -> Vec<RawSample> {
+        self.raw.take()
     }
 
     /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.
