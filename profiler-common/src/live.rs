@@ -1,7 +1,5 @@
 //! The live set: every sampled block that has not been freed, as the kernel holds it.
 
-#![expect(clippy::cast_possible_truncation, reason = "fields are cut out of words by truncation")]
-
 use crate::interval::{INTERVAL_BITS, Interval};
 
 /// Key of the live set. 16 bytes, no padding.
@@ -56,8 +54,8 @@ impl LiveBlock {
         let size = if size_bytes > SIZE_MAX { SIZE_MAX } else { size_bytes };
         Self {
             stack_id,
-            time: time_ns / 1000 | (heap as u64) << TIME_BITS,
-            size: size | (interval.code() as u64) << SIZE_BITS,
+            time: (time_ns / 1000) | ((heap as u64) << TIME_BITS),
+            size: size | ((interval.code() as u64) << SIZE_BITS),
         }
     }
 

@@ -50,7 +50,6 @@ impl Entry {
         }
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "20 bits are left")]
     fn block(self) -> LiveAllocation {
         let word = whole(self.size_and_interval);
         LiveAllocation {
