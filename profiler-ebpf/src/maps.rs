@@ -13,6 +13,7 @@ use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell
 
 use crate::inflight::Inflight;
 use crate::scratch::Scratch;
+use crate::stack::RawRecord;
 
 /// Records for the agent.
 #[map]
@@ -41,6 +42,10 @@ pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Cou
 /// Memory to unwind in.
 #[map]
 pub(crate) static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+
+/// Copies of stacks on their way into the ring. An area here belongs to whoever holds the same one of [`SCRATCH`].
+#[map]
+pub(crate) static RAW: Array<RawRecord> = Array::with_max_entries(1, 0);
 
 /// Unwind rows of all modules, two to a cell.
 #[map]

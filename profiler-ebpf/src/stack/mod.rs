@@ -1,5 +1,6 @@
 //! Takes the stack of a call and sends its frames if the agent has not had them.
 
+mod raw;
 mod table;
 mod window;
 
@@ -17,6 +18,7 @@ use crate::maps::STACKS;
 use crate::scratch::{Claim, Scratch};
 use crate::{config, counter, emit};
 
+pub(crate) use raw::RawRecord;
 pub(crate) use table::Walk;
 
 /// What an unwinder leaves behind; the frames are in the area's record.
@@ -47,6 +49,9 @@ pub(crate) fn take(call: &Call) -> u64 {
         if !emit::bytes(record.cast_const().cast(), length) {
             forget(stack_id);
         }
+    }
+    if config::raw_stacks() {
+        raw::send(claim.area(), call, stack_id);
     }
     claim.release();
     stack_id

@@ -4,15 +4,18 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use profiler_common::interval::Interval;
 use terminal_size::terminal_size;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::args::{RecordArgs, Unwind};
+use super::args::{BackendArg, RecordArgs, Unwind};
 use super::output::Output;
 use super::progress::ProgressLine;
 use super::{exit, privilege, say};
+use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
+use crate::probe::attach::BackendChoice;
 use crate::proc::process;
 use crate::report::profile::Profile;
 use crate::report::summary;
@@ -44,17 +47,25 @@ async fn record(args: &RecordArgs, pids: Vec<Pid>, outputs: Vec<Output>) -> Resu
     let mut stops = Stops::new()?;
     let config = SessionConfig {
         pids,
-        interval_bytes: args.interval,
+        interval: Interval::nearest(args.interval),
         duration: args.duration,
         trim: args.trim,
         ring_bytes: args.ring_size,
         live_blocks_max: args.live_blocks,
+        placement: args.placement.into(),
         unwind: match args.unwind {
             Unwind::Auto => UnwindMode::Auto,
             Unwind::Dwarf => UnwindMode::Tables,
             Unwind::Fp => UnwindMode::FramePointer,
         },
+        backend: match args.backend {
+            BackendArg::Auto => BackendChoice::Auto,
+            BackendArg::Session => BackendChoice::Only(LinkKind::Session),
+            BackendArg::Multi => BackendChoice::Only(LinkKind::Multi),
+            BackendArg::Perf => BackendChoice::Only(LinkKind::Perf),
+        },
         unwind_bytes_max: args.unwind_memory,
+        raw_stacks_max: 0,
     };
     let mut session = Session::start(config)?;
     if stops.pending() {

@@ -1,5 +1,6 @@
 //! One recording, from attaching to the named profile. Only wires the stages together: what each does is its own file's.
 
+pub mod raw;
 mod target;
 mod unwinding;
 
@@ -8,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{debug, warn};
@@ -19,14 +21,16 @@ use crate::health;
 use crate::ids::{HeapId, Pid};
 use crate::ingest::decode::decode;
 use crate::object::module::ModuleStore;
-use crate::probe::attach::{detach_all, perf::Perf};
-use crate::probe::plan::Plan;
+use crate::probe::attach::{BackendChoice, backend, choose, detach_all};
+use crate::probe::place::PlacementMode;
+use crate::probe::plan::{Plan, PlannedHook};
 use crate::report::profile::{Profile, TargetProfile};
 use crate::symbolize::names::{Unnamed, name_profile};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::trim::trim;
 use crate::sys::clock;
 use crate::units::EstimatedBytes;
+use raw::{RawSample, RawStacks};
 use target::Target;
 use unwinding::{Tables, Unwinding};
 
@@ -36,7 +40,7 @@ pub struct SessionConfig {
     /// The processes.
     pub pids: Vec<Pid>,
     /// Mean bytes between samples.
-    pub interval_bytes: u32,
+    pub interval: Interval,
     /// When to stop by itself, beside the end of all targets.
     pub duration: Option<Duration>,
     /// Leave runtime plumbing out of stacks.
@@ -45,10 +49,16 @@ pub struct SessionConfig {
     pub ring_bytes: u32,
     /// Room in the live set.
     pub live_blocks_max: u32,
+    /// Where in their functions probes go.
+    pub placement: PlacementMode,
     /// How stacks are unwound.
     pub unwind: UnwindMode,
+    /// How probes are attached.
+    pub backend: BackendChoice,
     /// Bytes that unwind tables may take in the kernel.
     pub unwind_bytes_max: u64,
+    /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.
+    pub raw_stacks_max: usize,
 }
 
 /// How stacks are unwound.
@@ -88,6 +98,7 @@ pub struct Session {
     targets: BTreeMap<Pid, Target>,
     started: clock::Instant,
     records_unreadable: u64,
+    raw: RawStacks,
     /// Threads that wait for probes to be gone. Joined at the end.
     detaching: Vec<JoinHandle<()>>,
 }
@@ -113,31 +124,35 @@ impl Session {
         let mut plan = Plan::default();
         let mut targets = BTreeMap::new();
         for &pid in &config.pids {
-            targets.insert(pid, Target::find(pid, &mut modules, &mut plan)?);
+            targets.insert(pid, Target::find(pid, config.placement, &mut modules, &mut plan)?);
         }
         let mut tables = Tables::new(config.unwind);
         targets.values().for_each(|target: &Target| tables.build_all(&target.space, &modules));
         let row_cells = tables.cells(config.unwind_bytes_max);
-        let mut kernel = Kernel::load(KernelConfig {
+        let links = choose(config.backend)?;
+        let kernel_config = KernelConfig {
             ring_bytes: config.ring_bytes,
             live_blocks_max: config.live_blocks_max,
             unwind_by_tables: config.unwind != UnwindMode::FramePointer,
             row_cells,
             stack_seed: health::random_seed(),
-        })?;
+            raw_stacks: config.raw_stacks_max > 0,
+        };
+        let mut kernel = Kernel::load(kernel_config, links)?;
         let mut unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
         for target in targets.values() {
             unwinding.register(&target.space, &modules)?;
         }
         let ring = kernel.take_ring()?;
-        let rate = SamplingRate::new(u64::from(config.interval_bytes));
+        let rate = SamplingRate::new(config.interval);
         for (heap, _) in (0u8..).zip(plan.heaps()) {
             kernel.set_rate(HeapId(heap), rate)?;
         }
         let started = clock::now();
         for target in targets.values_mut() {
-            target.attach(&mut kernel, &modules, &plan, &Perf)?;
+            target.attach(&mut kernel, &modules, &plan, backend(links))?;
         }
+        let raw = RawStacks::new(config.raw_stacks_max);
         Ok(Self {
             config,
             kernel,
@@ -148,6 +163,7 @@ impl Session {
             targets,
             started,
             records_unreadable: 0,
+            raw,
             detaching: Vec::new(),
         })
     }
@@ -206,11 +222,12 @@ impl Session {
 
     /// Takes what is in the ring to the ledgers. Returns whether that was all.
     fn drain(&mut self) -> bool {
-        let (targets, unreadable) = (&mut self.targets, &mut self.records_unreadable);
+        let (targets, unreadable, raw) = (&mut self.targets, &mut self.records_unreadable, &mut self.raw);
         let count = self.ring.drain(DRAIN_BATCH, |record| match decode(record) {
             Ok(event) => {
                 // Events of other processes: a vfork child shares its parent's memory and so its probes.
                 if let Some(target) = targets.get_mut(&event.pid()) {
+                    raw.enter(&event);
                     target.enter(event);
                 }
             }
@@ -229,14 +246,19 @@ impl Session {
         count < DRAIN_BATCH
     }
 
+    /// The copies of stacks that have come since this was last asked, each with its frames.
+    pub fn take_raw_stacks(&mut self) -> Vec<RawSample> {
+        self.raw.take()
+    }
+
     /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.
     async fn end_target(&mut self, pid: Pid) {
         self.drain();
         if let Some(target) = self.targets.get_mut(&pid) {
             target.exit = Some(target.process.exit().await);
             self.unwinding.forget(pid);
-            let attached = target.take_attached();
-            self.detaching.push(std::thread::spawn(|| detach_all(attached)));
+            let links = target.take_links();
+            self.detaching.push(std::thread::spawn(|| detach_all(links)));
         }
     }
 
@@ -248,8 +270,8 @@ impl Session {
         }
         while !self.drain() {}
         let ended = clock::now();
-        let attached: Vec<_> = self.targets.values_mut().flat_map(Target::take_attached).collect();
-        self.detaching.push(std::thread::spawn(|| detach_all(attached)));
+        let links: Vec<_> = self.targets.values_mut().flat_map(Target::take_links).collect();
+        self.detaching.push(std::thread::spawn(|| detach_all(links)));
         Ok(ended)
     }
 
@@ -292,7 +314,7 @@ impl Session {
             let _ = thread.join();
         }
         Ok(Profile {
-            interval_bytes: u64::from(self.config.interval_bytes),
+            interval_bytes: u64::from(self.config.interval.bytes()),
             started_unix_ns: self.started.unix_ns,
             ended_unix_ns: ended.unix_ns,
             started_monotonic_ns: self.started.monotonic.0,
@@ -306,6 +328,17 @@ impl Session {
             ),
         })
     }
+}
+
+/// The hooks that a recording of this process would attach. Attaches none.
+///
+/// # Errors
+///
+/// When it cannot be profiled.
+pub fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
+    let (mut modules, mut plan) = (ModuleStore::new(), Plan::default());
+    let target = Target::find(pid, placement, &mut modules, &mut plan)?;
+    Ok(target.planned(&plan).cloned().collect())
 }
 
 /// The first target to end, of those that run.
