@@ -14,10 +14,9 @@ use profiler_common::sampling::SamplingRate;
 use thiserror::Error;
 
 use super::subject::{PROGRAM, Subject};
-use crate::bpf::load::{Kernel, LoadError};
+use crate::bpf::load::{Kernel, LinkKind, LoadError};
 use crate::ids::{HeapId, Pid};
-use crate::probe::attach::perf::Perf;
-use crate::probe::attach::{AttachError, Backend, Probe, detach_all};
+use crate::probe::attach::{AttachError, Probe, backend, detach_all};
 use crate::probe::place::Class;
 use crate::sys::calibration::Spot;
 
@@ -82,21 +81,13 @@ impl From<AttachError> for CostError {
 }
 
 /// Attaches, measures, detaches.
-pub(super) fn measure(kernel: &mut Kernel, subject: &Subject) -> Result<Costs, CostError> {
+pub(super) fn measure(kernel: &mut Kernel, links: LinkKind, subject: &Subject) -> Result<Costs, CostError> {
     kernel.set_rate(HeapId(0), SamplingRate::STOPPED)?;
     let mut target = Target::start()?;
     let unprobed = target.times()?;
-    let mut attached = Vec::new();
-    let mut attach_all = || -> Result<(), CostError> {
-        for spot in Spot::ALL {
-            let probe =
-                Probe { file: subject.file(), offset: subject.offset_of(spot), shape: shape(spot), cookie: COOKIE };
-            attached.push(Perf.attach(kernel, probe, target.pid())?);
-        }
-        Ok(())
-    };
-    let result = attach_all();
-    let probed = result.and_then(|()| Ok(target.times()?));
+    let probes = Spot::ALL.map(|spot| Probe { offset: subject.offset_of(spot), cookie: cookie(spot) });
+    let attached = backend(links).attach(kernel, subject.file(), &probes, target.pid())?;
+    let probed = target.times();
     drop(target);
     detach_all(attached);
     let probed = probed?;
@@ -109,24 +100,23 @@ pub(super) fn measure(kernel: &mut Kernel, subject: &Subject) -> Result<Costs, C
     })
 }
 
-/// Which programs run at a function.
-fn shape(spot: Spot) -> CallShape {
-    match spot {
-        Spot::Emulated | Spot::Stepped => CallShape::Free,
-        Spot::EmulatedReturning | Spot::SteppedReturning => CallShape::Alloc,
+/// Whether the function returns a block. The first argument is the block, or its size; the heap is the one whose
+/// sampling is stopped.
+fn cookie(spot: Spot) -> HookCookie {
+    HookCookie {
+        shape: match spot {
+            Spot::Emulated | Spot::Stepped => CallShape::Free,
+            Spot::EmulatedReturning | Spot::SteppedReturning => CallShape::Alloc,
+        },
+        size: Register::Rdi,
+        count: None,
+        pointer: Some(Register::Rdi),
+        page_rounded: false,
+        delegates: false,
+        heap: 0,
+        hook: 0,
     }
 }
-
-/// The first argument is the block, or its size; the heap is the one whose sampling is stopped.
-const COOKIE: HookCookie = HookCookie {
-    size: Register::Rdi,
-    count: None,
-    pointer: Some(Register::Rdi),
-    page_rounded: false,
-    delegates: false,
-    heap: 0,
-    hook: 0,
-};
 
 /// The process to be probed. Killed when dropped.
 struct Target {

@@ -4,7 +4,8 @@ use profiler_common::limits::PAGE_BYTES;
 
 use super::cost::{self, CostError, Costs};
 use super::subject::Subject;
-use crate::bpf::load::{Kernel, KernelConfig};
+use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+use crate::probe::attach::{BackendChoice, choose};
 use crate::proc::process;
 use crate::sys::capability::{self, Capability};
 use crate::sys::feature::{Feature, Support};
@@ -153,14 +154,16 @@ fn probes(subject: &Subject) -> (Support, Support, Option<Costs>) {
         unwind_by_tables: true,
         row_cells: 1,
         stack_seed: 0,
+        raw_stacks: false,
     };
-    let mut kernel = match Kernel::load(config) {
+    let links = choose(BackendChoice::Auto).unwrap_or(LinkKind::Perf);
+    let mut kernel = match Kernel::load(config, links) {
         Ok(kernel) => kernel,
         Err(error) => {
             return (Support::No(error.to_string()), Support::Unknown("there is nothing to attach".to_owned()), None);
         }
     };
-    match cost::measure(&mut kernel, subject) {
+    match cost::measure(&mut kernel, links, subject) {
         Ok(costs) => (Support::Yes, Support::Yes, Some(costs)),
         Err(CostError::Refused(error)) => (Support::Yes, Support::No(error), None),
         Err(error) => (Support::Yes, Support::Unknown(error.to_string()), None),

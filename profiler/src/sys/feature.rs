@@ -7,6 +7,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
+use super::bpf::{AttachType, supports};
+
 /// Where the kernel lists the perf event source for uprobes.
 const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe/type";
 
@@ -54,12 +56,15 @@ impl Feature {
             Self::KernelBtf => std::fs::metadata(KERNEL_BTF).map(drop),
             Self::Uprobes => uprobe_event(offset).map(drop),
             Self::Cookies => load_program().and_then(|program| link(&program, &uprobe_event(offset)?)).map(drop),
-            Self::UprobeMulti | Self::UprobeSession => {
-                return Support::Unknown("not tried, as heapbpf attaches by perf events".to_owned());
-            }
+            Self::UprobeMulti => has_links(AttachType::UprobeMulti),
+            Self::UprobeSession => has_links(AttachType::UprobeSession),
         };
         tried.map_or_else(|error| judge(&error), |()| Support::Yes)
     }
+}
+
+fn has_links(attach_type: AttachType) -> io::Result<()> {
+    if supports(attach_type)? { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
 }
 
 /// Without the right to try, a failure says nothing of the kernel.
