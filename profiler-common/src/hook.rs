@@ -3,17 +3,18 @@
 //! There is one kernel program per call shape. What differs between functions of one shape is packed into the 64-bit
 //! attach cookie (`bpf_get_attach_cookie`, Linux 5.15), so a new allocator is a table entry of the agent.
 
-/// How a function takes and gives blocks. One kernel program serves each.
+/// How a function takes and gives blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub enum CallShape {
     /// Returns a block.
-    Alloc,
+    Alloc = 0,
     /// Stores a block through a pointer and returns an error number.
-    AllocOut,
+    AllocOut = 1,
     /// Takes a block and returns another.
-    Realloc,
+    Realloc = 2,
     /// Takes a block.
-    Free,
+    Free = 3,
 }
 
 impl CallShape {
@@ -85,11 +86,13 @@ impl Register {
 /// bit  0..4   register of the size            bit 16      there is a count
 ///      4..8   register of a second factor         17      there is a pointer
 ///      8..12  register of a pointer               18      the size is rounded up to pages
-///     12..16  unused                              19      the function may call other hooked functions
+///     12..14  shape                               19      the function may call other hooked functions
 ///     24..32  heap                            32..48      hook
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookCookie {
+    /// How the function takes and gives blocks.
+    pub shape: CallShape,
     /// Holds the requested size in bytes.
     pub size: Register,
     /// Holds a second factor of the size (`calloc`, `reallocarray`).
@@ -115,7 +118,8 @@ impl HookCookie {
     /// The cookie's 64 bits.
     #[must_use]
     pub const fn pack(self) -> u64 {
-        let mut bits = self.size as u64 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
+        let mut bits =
+            self.size as u64 | (self.shape as u64) << 12 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
         if let Some(count) = self.count {
             bits |= HAS_COUNT | (count as u64) << 4;
         }
@@ -135,7 +139,14 @@ impl HookCookie {
     #[must_use]
     pub const fn unpack(bits: u64) -> Self {
         let raw = RawCookie(bits);
+        let shape = match raw.shape() {
+            0 => CallShape::Alloc,
+            1 => CallShape::AllocOut,
+            2 => CallShape::Realloc,
+            _ => CallShape::Free,
+        };
         Self {
+            shape,
             size: Register::from_number(raw.size_register()),
             count: if raw.has_count() { Some(Register::from_number(raw.count_register())) } else { None },
             pointer: if raw.has_pointer() { Some(Register::from_number(raw.pointer_register())) } else { None },
@@ -170,6 +181,12 @@ impl RawCookie {
     #[must_use]
     pub const fn pointer_register(self) -> u8 {
         (self.0 >> 8 & 15) as u8
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn shape(self) -> u8 {
+        (self.0 >> 12 & 3) as u8
     }
 
     #[inline(always)]
@@ -257,6 +274,12 @@ mod tests {
 
         #[test]
         fn cookies_round_trip(
+            shape in proptest::sample::select(&[
+                CallShape::Alloc,
+                CallShape::AllocOut,
+                CallShape::Realloc,
+                CallShape::Free,
+            ][..]),
             size in register(),
             count in proptest::option::of(register()),
             pointer in proptest::option::of(register()),
@@ -265,7 +288,7 @@ mod tests {
             heap: u8,
             hook: u16,
         ) {
-            let cookie = HookCookie { size, count, pointer, page_rounded, delegates, heap, hook };
+            let cookie = HookCookie { shape, size, count, pointer, page_rounded, delegates, heap, hook };
             prop_assert_eq!(HookCookie::unpack(cookie.pack()), cookie);
         }
     }

@@ -26,19 +26,10 @@ pub(crate) struct Inflight {
     /// The interval that the call was sampled at, or 0 when it was not sampled.
     pub(crate) interval_bytes: u32,
     pub(crate) hook: u16,
-    /// A [`Shape`].
+    /// A [`CallShape`](profiler_common::hook::CallShape).
     pub(crate) shape: u8,
     /// 1 when `old` was live and sampled.
     pub(crate) old_tracked: u8,
-}
-
-/// How the return finds the block.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Shape {
-    Alloc = 0,
-    AllocOut = 1,
-    Realloc = 2,
 }
 
 /// Whether the call is made by a hooked function that has not returned. Clears a call whose return never came.
@@ -58,12 +49,14 @@ pub(crate) fn nested(call: &Call) -> bool {
     false
 }
 
-/// Notes the call until its return.
+/// Notes the call until its return. False when there is no room: then the return need not be seen.
 #[inline(always)]
-pub(crate) fn enter(call: &Call, inflight: &Inflight) {
-    if INFLIGHT.insert(&call.thread, inflight, u64::from(BPF_ANY)).is_err() {
+pub(crate) fn enter(call: &Call, inflight: &Inflight) -> bool {
+    let noted = INFLIGHT.insert(&call.thread, inflight, u64::from(BPF_ANY)).is_ok();
+    if !noted {
         counter::raise(Counter::InflightFull);
     }
+    noted
 }
 
 /// Takes the noted call that this return belongs to.

@@ -1,6 +1,7 @@
-//! Entry points of the kernel side, one per call shape and direction; each only hands over to its hook.
+//! Entry points of the kernel side, one per kind of link; each only hands over to the hooks.
 //!
-//! They are written out instead of through aya's `#[uprobe]`, because that macro drops the program's return value, which
+//! A link has one program for all its probes, so that a whole allocator is attached and detached in one step. What a probe
+//! is comes with its cookie. The entry points are written out instead of through aya's `#[uprobe]`, because that macro drops the program's return value, which
 //! a session probe needs to skip the return.
 
 #![no_std]
@@ -21,41 +22,40 @@ mod stack;
 
 use core::ffi::c_void;
 
+use aya_ebpf::helpers::generated::bpf_get_func_ip;
+
 use hook::Call;
 
-/// `malloc`-like: the block is the return value.
+/// The entry of any hooked function, for links that see entries alone.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe")]
-extern "C" fn alloc_entry(ctx: *mut c_void) -> u32 {
-    hook::alloc::entry(&Call::new(ctx))
+extern "C" fn hook_entry(ctx: *mut c_void) -> u32 {
+    hook::entry(&Call::new(ctx));
+    0
 }
 
-/// `posix_memalign`-like: the block is stored through a pointer, the return value is an error number.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "uprobe")]
-extern "C" fn alloc_out_entry(ctx: *mut c_void) -> u32 {
-    hook::alloc::entry_out(&Call::new(ctx))
-}
-
-/// `realloc`-like.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "uprobe")]
-extern "C" fn realloc_entry(ctx: *mut c_void) -> u32 {
-    hook::realloc::entry(&Call::new(ctx))
-}
-
-/// `free`-like.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "uprobe")]
-extern "C" fn free_entry(ctx: *mut c_void) -> u32 {
-    hook::free::entry(&Call::new(ctx))
-}
-
-/// The return of any call that allocates.
+/// The return of any hooked function that allocates, for links that see returns alone.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uretprobe")]
-extern "C" fn call_return(ctx: *mut c_void) -> u32 {
-    hook::finish(&Call::new(ctx))
+extern "C" fn hook_return(ctx: *mut c_void) -> u32 {
+    hook::finish(&Call::new(ctx));
+    0
+}
+
+/// Entry and return of any hooked function, for links of the session kind (Linux 6.13): 1 at the entry skips the return,
+/// which saves the second trap of every call that is not sampled.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe")]
+extern "C" fn hook_session(ctx: *mut c_void) -> u32 {
+    let call = Call::new(ctx);
+    // The kernel function that tells the two apart needs kfunc relocation, which aya-obj 0.3 has not. At the entry the
+    // program runs where it was attached, at the return elsewhere.
+    // SAFETY: `ctx` is the program's own context.
+    if unsafe { bpf_get_func_ip(ctx) } == call.ip() {
+        return !hook::entry(&call) as u32;
+    }
+    hook::finish(&call);
+    0
 }
 
 #[unsafe(link_section = "license")]

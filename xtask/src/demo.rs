@@ -73,7 +73,11 @@ fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path)
     if privilege == Privilege::Sudo {
         eprintln!("heapbpf watches another process, which takes root: through sudo");
     }
-    command.args(["--pid", &target.pid().to_string(), "--duration", DURATION, "-o"]).arg(&svg).arg("-o").arg(&json);
+    command
+        .args(["--pid", &target.pid().to_string(), "--duration", DURATION, "--trim", "-o"])
+        .arg(&svg)
+        .arg("-o")
+        .arg(&json);
     eprintln!("+ {}", command::line(&command));
     let status = command.status().with_context(|| format!("could not start `{}`", heapbpf.display()))?;
     match status.code() {

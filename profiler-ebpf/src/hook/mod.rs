@@ -12,12 +12,12 @@ use aya_ebpf::helpers::bpf_get_attach_cookie;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::bpf_probe_read_user;
 use profiler_common::counter::Counter;
-use profiler_common::hook::{RawCookie, checked_product};
+use profiler_common::hook::{CallShape, RawCookie, checked_product};
 use profiler_common::limits::PAGE_BYTES;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::RecordKind;
 
-use crate::inflight::{self, Inflight, Shape};
+use crate::inflight::{self, Inflight};
 use crate::{counter, live};
 
 /// One hit of a probe: the registers, the hook's cookie, the thread.
@@ -44,6 +44,12 @@ impl Call {
     #[inline(always)]
     pub(crate) fn tid(&self) -> u32 {
         self.thread as u32
+    }
+
+    #[inline(always)]
+    pub(crate) fn ip(&self) -> u64 {
+        // SAFETY: a uprobe's context is a pt_regs, valid while the program runs.
+        unsafe { (*self.regs).rip }
     }
 
     #[inline(always)]
@@ -90,18 +96,32 @@ impl Call {
     }
 }
 
+/// The entry of a hooked function. True when its return has to be seen.
+#[inline(always)]
+pub(crate) fn entry(call: &Call) -> bool {
+    match call.cookie.shape() {
+        FREE => {
+            free::entry(call);
+            false
+        }
+        REALLOC => realloc::entry(call),
+        shape => alloc::entry(call, shape),
+    }
+}
+
+const FREE: u8 = CallShape::Free as u8;
+const REALLOC: u8 = CallShape::Realloc as u8;
+const ALLOC_OUT: u8 = CallShape::AllocOut as u8;
+
 /// The return of a call that was noted at its entry.
 #[inline(always)]
-pub(crate) fn finish(call: &Call) -> u32 {
+pub(crate) fn finish(call: &Call) {
     let Some(inflight) = inflight::leave(call) else {
-        return 0;
+        return;
     };
-    let address = match block_address(call, &inflight) {
-        Some(address) => address,
-        None => {
-            restore_old(call, &inflight);
-            return 0;
-        }
+    let Some(address) = block_address(call, &inflight) else {
+        restore_old(call, &inflight);
+        return;
     };
     if inflight.interval_bytes != 0 {
         let block = LiveBlock {
@@ -115,14 +135,13 @@ pub(crate) fn finish(call: &Call) -> u32 {
         };
         live::enter(call, RecordKind::Alloc, address, block);
     }
-    0
 }
 
 /// The block that the call made, or `None` when it made none.
 #[inline(always)]
 fn block_address(call: &Call, inflight: &Inflight) -> Option<u64> {
     let result = call.result();
-    let address = if inflight.shape == Shape::AllocOut as u8 {
+    let address = if inflight.shape == ALLOC_OUT {
         if result as u32 != 0 {
             return None;
         }

@@ -1,31 +1,31 @@
 //! Calls that take a block and make another.
 
-use crate::hook::Call;
+use profiler_common::live::LiveBlock;
+
 use crate::hook::alloc::NO_BLOCK;
-use crate::inflight::{self, Inflight, Shape};
+use crate::hook::{Call, REALLOC};
+use crate::inflight::{self, Inflight};
 use crate::{live, sample, stack};
 
 /// The old block leaves the live set now, not at the return: by then another thread may have been given its address.
-/// Should the call fail, the return puts it back.
+/// Should the call fail, the return puts it back. True when the return has to be seen.
 #[inline(always)]
-pub(crate) fn entry(call: &Call) -> u32 {
+pub(crate) fn entry(call: &Call) -> bool {
     if inflight::nested(call) {
-        return 0;
+        return false;
     }
     let Some(size_bytes) = call.size_bytes() else {
         // The call will fail and leave the old block alone. It is still noted, should it call others before.
-        note(call, u64::MAX, 0, 0, 0, None);
-        return 0;
+        return note(call, u64::MAX, 0, 0, 0, None);
     };
     let pointer = call.pointer();
     let old = if pointer == 0 { None } else { live::take(call, pointer) };
     let interval = sample::draw(call.cookie.heap(), size_bytes);
     if interval.is_none() && old.is_none() && !call.cookie.delegates() {
-        return 0;
+        return false;
     }
     let stack_id = if interval.is_some() { stack::take(call) } else { 0 };
-    note(call, size_bytes, pointer, stack_id, interval.unwrap_or(0), old);
-    0
+    note(call, size_bytes, pointer, stack_id, interval.unwrap_or(0), old)
 }
 
 #[inline(always)]
@@ -35,8 +35,8 @@ fn note(
     pointer: u64,
     stack_id: u64,
     interval_bytes: u32,
-    old: Option<profiler_common::live::LiveBlock>,
-) {
+    old: Option<LiveBlock>,
+) -> bool {
     inflight::enter(
         call,
         &Inflight {
@@ -47,8 +47,8 @@ fn note(
             old: old.unwrap_or(NO_BLOCK),
             interval_bytes,
             hook: call.cookie.hook(),
-            shape: Shape::Realloc as u8,
+            shape: REALLOC,
             old_tracked: old.is_some() as u8,
         },
-    );
+    )
 }

@@ -6,6 +6,7 @@ use super::libc::{DEFINING_FUNCTION, FUNCTIONS};
 use super::{detect, spec::HookSpec};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
+use crate::object::symbols::DefinedFunction;
 
 /// A module and those of [`detect::symbols`] that it defines.
 #[derive(Clone, Debug)]
@@ -20,17 +21,17 @@ pub struct Candidate {
     pub is_static: bool,
     /// It is a Go program.
     pub is_go: bool,
-    /// Symbols with the offset of their code.
-    pub functions: Vec<(String, FileOffset)>,
+    /// Functions of those names.
+    pub functions: Vec<DefinedFunction>,
 }
 
 impl Candidate {
-    fn offset(&self, function: &str) -> Option<FileOffset> {
-        self.functions.iter().find(|(name, _)| name == function).map(|(_, offset)| *offset)
+    fn function(&self, name: &str) -> Option<&DefinedFunction> {
+        self.functions.iter().find(|function| function.name == name)
     }
 
     fn heap(&self) -> String {
-        detect::heap_name(&self.path, self.is_executable, |symbol| self.offset(symbol).is_some())
+        detect::heap_name(&self.path, self.is_executable, |symbol| self.function(symbol).is_some())
     }
 }
 
@@ -45,6 +46,8 @@ pub struct ResolvedHook {
     pub path: String,
     /// Its code in the module's file.
     pub offset: FileOffset,
+    /// Bytes of code; 0 when its symbol does not say.
+    pub size_bytes: u64,
     /// Name of the heap it serves.
     pub heap: String,
     /// Other names of the same code.
@@ -81,14 +84,14 @@ pub enum NoAllocator {
 ///
 /// See [`NoAllocator`].
 pub fn resolve(candidates: &[Candidate]) -> Result<Vec<ResolvedHook>, NoAllocator> {
-    let defining = candidates.iter().filter(|candidate| candidate.offset(DEFINING_FUNCTION).is_some());
+    let defining = candidates.iter().filter(|candidate| candidate.function(DEFINING_FUNCTION).is_some());
     let Some(chosen) = defining.min_by_key(|candidate| rank(candidate)) else {
         return Err(none(candidates));
     };
     let heap = chosen.heap();
     let mut hooks: Vec<ResolvedHook> = Vec::new();
     for spec in FUNCTIONS {
-        let Some(offset) = chosen.offset(spec.function) else {
+        let Some(&DefinedFunction { offset, size_bytes, .. }) = chosen.function(spec.function) else {
             continue;
         };
         // Two names of one function (`memalign` and `aligned_alloc` in some libcs) get one probe, or calls count twice.
@@ -101,6 +104,7 @@ pub fn resolve(candidates: &[Candidate]) -> Result<Vec<ResolvedHook>, NoAllocato
             module: chosen.module,
             path: chosen.path.clone(),
             offset,
+            size_bytes,
             heap: heap.clone(),
             aliases: Vec::new(),
         });
@@ -130,6 +134,7 @@ fn none(candidates: &[Candidate]) -> NoAllocator {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::symbols::SymbolSource;
 
     fn candidate(path: &str, is_executable: bool, functions: &[(&str, u64)]) -> Candidate {
         Candidate {
@@ -138,7 +143,18 @@ mod tests {
             is_executable,
             is_static: false,
             is_go: false,
-            functions: functions.iter().map(|&(name, offset)| (name.to_owned(), FileOffset(offset))).collect(),
+            functions: functions.iter().map(|&(name, offset)| function(name, offset)).collect(),
+        }
+    }
+
+    fn function(name: &str, offset: u64) -> DefinedFunction {
+        DefinedFunction {
+            name: name.to_owned(),
+            offset: FileOffset(offset),
+            size_bytes: 1,
+            source: SymbolSource::Dynamic,
+            indirect: false,
+            global: true,
         }
     }
 

@@ -2,19 +2,21 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aya::maps::{Array, MapData};
 use aya::programs::UProbe;
 use aya::{Ebpf, EbpfError, EbpfLoader};
-use profiler_common::hook::CallShape;
 use profiler_common::limits::SCRATCH_PER_CPU;
 use profiler_common::sampling::SamplingRate;
 use thiserror::Error;
 
+use super::program::RelocatedObject;
 use super::ring::Ring;
 use crate::ids::HeapId;
+use crate::sys::bpf::AttachType;
 
 /// The release object, built by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf.bpf.o"));
@@ -70,6 +72,9 @@ pub enum LoadError {
         /// Why: the end of the verifier's log.
         reason: String,
     },
+    /// aya's parser cannot make the programs ready.
+    #[error("cannot relocate the BPF object: {0}")]
+    Relocation(String),
     /// A part that the object should have is not there: the object is of another version.
     #[error("the BPF object has no `{0}`: it is of another version than this binary")]
     Missing(&'static str),
@@ -83,10 +88,50 @@ pub enum LoadError {
     },
 }
 
+impl LoadError {
+    /// A refused program. The verifier's last lines say why; the thousands before are how it got there, and go to the log.
+    pub(super) fn program(name: &'static str, text: &str) -> Self {
+        const LINES: usize = 6;
+        tracing::info!("{text}");
+        let lines: Vec<&str> = text.lines().collect();
+        let reason = if lines.len() <= LINES {
+            text.to_owned()
+        } else {
+            let first: String = lines[0].chars().take(120).collect();
+            format!("{first} … {}", lines[lines.len() - LINES..].join("\n"))
+        };
+        Self::Program { name, reason }
+    }
+}
+
+/// The kind of links that programs are loaded for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkKind {
+    /// One perf event for each probe.
+    Perf,
+    /// One link for all entries, one for all returns.
+    Multi,
+    /// One link for all.
+    Session,
+}
+
+/// The loaded programs.
+#[derive(Debug)]
+enum Programs {
+    /// aya's own: see [`Kernel::perf_program`].
+    Perf,
+    Multi {
+        entry: OwnedFd,
+        at_return: OwnedFd,
+    },
+    Session(OwnedFd),
+}
+
 /// The loaded kernel side. Dropping it takes everything out of the kernel again.
 #[derive(Debug)]
 pub struct Kernel {
     ebpf: Ebpf,
+    programs: Programs,
 }
 
 impl Kernel {
@@ -95,7 +140,7 @@ impl Kernel {
     /// # Errors
     ///
     /// See [`LoadError`].
-    pub fn load(config: KernelConfig) -> Result<Self, LoadError> {
+    pub fn load(config: KernelConfig, links: LinkKind) -> Result<Self, LoadError> {
         check_uprobes(Path::new(UPROBE_SOURCE))?;
         let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
         let scratch_areas = cpus * SCRATCH_PER_CPU;
@@ -111,13 +156,11 @@ impl Kernel {
             .map_max_entries("EVENTS", config.ring_bytes)
             .map_max_entries("LIVE", config.live_blocks_max)
             .map_max_entries("SCRATCH", scratch_areas);
-        let mut kernel = Self { ebpf: loader.load(&object()?).map_err(refused)? };
-        kernel.start_log();
-        for (name, _) in PROGRAMS {
-            let loaded = kernel.program(name)?.load();
-            loaded.map_err(|error| LoadError::Program { name, reason: verdict(&error) })?;
-        }
-        Ok(kernel)
+        let object = object()?;
+        let mut ebpf = loader.load(&object).map_err(refused)?;
+        start_log(&mut ebpf);
+        let programs = Programs::load(&object, &mut ebpf, links)?;
+        Ok(Self { ebpf, programs })
     }
 
     /// The ring. Can be taken once.
@@ -151,64 +194,75 @@ impl Kernel {
         self.ebpf.map(name).ok_or(LoadError::Missing(name))
     }
 
-    /// The program that runs at the entry of calls of this shape.
+    /// The program for perf events at entries or returns.
     ///
     /// # Errors
     ///
     /// When the object is of another version.
-    pub fn entry_program(&mut self, shape: CallShape) -> Result<&mut UProbe, LoadError> {
-        self.program(entry_name(shape))
+    pub fn perf_program(&mut self, at_return: bool) -> Result<&mut UProbe, LoadError> {
+        perf_program(&mut self.ebpf, if at_return { RETURN } else { ENTRY })
     }
 
-    /// The program that runs at the return of calls that allocate.
-    ///
-    /// # Errors
-    ///
-    /// When the object is of another version.
-    pub fn return_program(&mut self) -> Result<&mut UProbe, LoadError> {
-        self.program(RETURN)
-    }
-
-    fn program(&mut self, name: &'static str) -> Result<&mut UProbe, LoadError> {
-        let program = self.ebpf.program_mut(name).ok_or(LoadError::Missing(name))?;
-        program.try_into().map_err(|_| LoadError::Missing(name))
-    }
-
-    /// The debug object writes log lines; the release object has no log map.
-    fn start_log(&mut self) {
-        if let Ok(mut logger) = aya_log::EbpfLogger::init(&mut self.ebpf) {
-            tokio::spawn(async move {
-                loop {
-                    logger.flush();
-                    tokio::time::sleep(LOG_PERIOD).await;
-                }
-            });
+    /// The programs for multi-uprobe links at entries and at returns, when loaded for them.
+    #[must_use]
+    pub fn multi_programs(&self) -> Option<(&OwnedFd, &OwnedFd)> {
+        match &self.programs {
+            Programs::Multi { entry, at_return } => Some((entry, at_return)),
+            _ => None,
         }
+    }
+
+    /// The program for session links, when loaded for them.
+    #[must_use]
+    pub fn session_program(&self) -> Option<&OwnedFd> {
+        match &self.programs {
+            Programs::Session(program) => Some(program),
+            _ => None,
+        }
+    }
+}
+
+const ENTRY: &str = "hook_entry";
+const RETURN: &str = "hook_return";
+const SESSION: &str = "hook_session";
+
+impl Programs {
+    fn load(object: &[u8], ebpf: &mut Ebpf, links: LinkKind) -> Result<Self, LoadError> {
+        if links == LinkKind::Perf {
+            for name in [ENTRY, RETURN] {
+                let loaded = perf_program(ebpf, name)?.load();
+                loaded.map_err(|error| LoadError::program(name, &error.to_string()))?;
+            }
+            return Ok(Self::Perf);
+        }
+        let object = RelocatedObject::new(object, ebpf)?;
+        if links == LinkKind::Session {
+            return Ok(Self::Session(object.load(SESSION, AttachType::UprobeSession)?));
+        }
+        let entry = object.load(ENTRY, AttachType::UprobeMulti)?;
+        Ok(Self::Multi { entry, at_return: object.load(RETURN, AttachType::UprobeMulti)? })
+    }
+}
+
+fn perf_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut UProbe, LoadError> {
+    let program = ebpf.program_mut(name).ok_or(LoadError::Missing(name))?;
+    program.try_into().map_err(|_| LoadError::Missing(name))
+}
+
+/// The debug object writes log lines; the release object has no log map.
+fn start_log(ebpf: &mut Ebpf) {
+    if let Ok(mut logger) = aya_log::EbpfLogger::init(ebpf) {
+        tokio::spawn(async move {
+            loop {
+                logger.flush();
+                tokio::time::sleep(LOG_PERIOD).await;
+            }
+        });
     }
 }
 
 /// How often the debug object's log lines are fetched.
 const LOG_PERIOD: Duration = Duration::from_millis(100);
-
-const RETURN: &str = "call_return";
-
-/// Every program of the object and the shape whose entry it serves.
-const PROGRAMS: [(&str, Option<CallShape>); 5] = [
-    ("alloc_entry", Some(CallShape::Alloc)),
-    ("alloc_out_entry", Some(CallShape::AllocOut)),
-    ("realloc_entry", Some(CallShape::Realloc)),
-    ("free_entry", Some(CallShape::Free)),
-    (RETURN, None),
-];
-
-fn entry_name(shape: CallShape) -> &'static str {
-    match shape {
-        CallShape::Alloc => "alloc_entry",
-        CallShape::AllocOut => "alloc_out_entry",
-        CallShape::Realloc => "realloc_entry",
-        CallShape::Free => "free_entry",
-    }
-}
 
 fn object() -> Result<std::borrow::Cow<'static, [u8]>, LoadError> {
     let Some(path) = std::env::var_os(OBJECT_VARIABLE).filter(|path| !path.is_empty()) else {
@@ -220,18 +274,6 @@ fn object() -> Result<std::borrow::Cow<'static, [u8]>, LoadError> {
 
 fn check_uprobes(source: &Path) -> Result<(), LoadError> {
     if source.join("type").exists() { Ok(()) } else { Err(LoadError::NoUprobes(source.to_owned())) }
-}
-
-/// What the verifier said last, which is why: the thousands of lines before are how it got there. They go to the log.
-fn verdict(error: &aya::programs::ProgramError) -> String {
-    const LINES: usize = 6;
-    let text = error.to_string();
-    tracing::info!("{text}");
-    let lines: Vec<&str> = text.lines().collect();
-    if lines.len() <= LINES {
-        return text;
-    }
-    format!("{} … {}", lines[0].chars().take(120).collect::<String>(), lines[lines.len() - LINES..].join("\n"))
 }
 
 /// A missing system call has its own message: nothing that the user passes can help.
@@ -267,7 +309,7 @@ mod tests {
     #[test]
     fn the_release_object_carries_no_log() {
         let has = |needle: &[u8]| OBJECT.windows(needle.len()).any(|window| window == needle);
-        assert!(has(b"alloc_entry"), "the object has its programs");
+        assert!(has(b"hook_session"), "the object has its programs");
         assert!(!has(b"AYA_LOGS"), "the object was built with the `log` feature");
     }
 }

@@ -2,5 +2,6 @@
 
 pub mod counters;
 pub mod load;
+mod program;
 pub mod ring;
 pub mod unwind_maps;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::quantity;
+use crate::probe::place::PlacementMode;
 use crate::report::{Format, View};
 
 const EXAMPLES: &str = "\
@@ -90,6 +91,15 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
     pub(super) unwind: Unwind,
 
+    /// How probes are attached: `session`, `multi` or `perf`; `auto` takes the first that the kernel has.
+    #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
+    pub(super) backend: BackendArg,
+
+    /// Where in the allocator's functions probes go: `auto` takes the first instruction that the kernel emulates, which
+    /// costs least; `entry` takes the first one.
+    #[arg(long, value_name = "WHERE", default_value = "auto", hide_possible_values = true)]
+    pub(super) placement: Placement,
+
     /// Print nothing but errors.
     #[arg(short, long)]
     pub(super) quiet: bool,
@@ -112,6 +122,29 @@ pub(super) enum Unwind {
     Auto,
     Dwarf,
     Fp,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum BackendArg {
+    Auto,
+    Session,
+    Multi,
+    Perf,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum Placement {
+    Auto,
+    Entry,
+}
+
+impl From<Placement> for PlacementMode {
+    fn from(placement: Placement) -> Self {
+        match placement {
+            Placement::Auto => Self::Auto,
+            Placement::Entry => Self::Entry,
+        }
+    }
 }
 
 /// A path whose extension says how to write it.

@@ -8,11 +8,13 @@ use terminal_size::terminal_size;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::args::{RecordArgs, Unwind};
+use super::args::{BackendArg, RecordArgs, Unwind};
 use super::output::Output;
 use super::progress::ProgressLine;
 use super::{exit, privilege, say};
+use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
+use crate::probe::attach::BackendChoice;
 use crate::proc::process;
 use crate::report::profile::Profile;
 use crate::report::summary;
@@ -49,10 +51,17 @@ async fn record(args: &RecordArgs, pids: Vec<Pid>, outputs: Vec<Output>) -> Resu
         trim: args.trim,
         ring_bytes: args.ring_size,
         live_blocks_max: args.live_blocks,
+        placement: args.placement.into(),
         unwind: match args.unwind {
             Unwind::Auto => UnwindMode::Auto,
             Unwind::Dwarf => UnwindMode::Tables,
             Unwind::Fp => UnwindMode::FramePointer,
+        },
+        backend: match args.backend {
+            BackendArg::Auto => BackendChoice::Auto,
+            BackendArg::Session => BackendChoice::Only(LinkKind::Session),
+            BackendArg::Multi => BackendChoice::Only(LinkKind::Multi),
+            BackendArg::Perf => BackendChoice::Only(LinkKind::Perf),
         },
         unwind_bytes_max: args.unwind_memory,
     };

@@ -1,4 +1,6 @@
 //! Probes: hooks placed at addresses and attached.
 
 pub mod attach;
+pub mod code;
+pub mod place;
 pub mod plan;

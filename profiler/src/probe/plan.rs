@@ -1,9 +1,12 @@
-//! Numbers hooks and heaps for a session and makes the cookies that tell the kernel side what each probe is. Pure.
+//! Numbers hooks and heaps for a session and makes the cookies that tell the kernel side what each probe is. Pure: where
+//! in its function a probe goes is the caller's to ask.
 
-use profiler_common::hook::{HookCookie, Register};
+use profiler_common::hook::HookCookie;
 use profiler_common::limits::HEAPS_MAX;
 use thiserror::Error;
 
+use super::place::{PlaceError, Placement};
+use crate::address::FileOffset;
 use crate::allocator::resolve::ResolvedHook;
 use crate::ids::{HeapId, HookId};
 
@@ -21,8 +24,38 @@ pub struct PlannedHook {
     pub hook: ResolvedHook,
     /// The heap.
     pub heap: HeapId,
+    /// Where the probe goes, or why there is no place for one.
+    pub placement: Result<Placement, PlaceError>,
+    /// Its number.
+    id: HookId,
+}
+
+impl PlannedHook {
+    /// The probed instruction in the module's file: the function's entry where there is no place for a probe.
+    #[must_use]
+    pub fn offset(&self) -> FileOffset {
+        let inside = self.placement.as_ref().map_or(0, |placement| placement.offset_in_function);
+        FileOffset(self.hook.offset.0.saturating_add(inside))
+    }
+
     /// What the kernel side is told.
-    pub cookie: HookCookie,
+    ///
+    /// # Errors
+    ///
+    /// Why there is no place for a probe.
+    pub fn cookie(&self) -> Result<HookCookie, &PlaceError> {
+        let arguments = self.placement.as_ref()?.arguments;
+        Ok(HookCookie {
+            shape: self.hook.spec.shape,
+            size: arguments.size,
+            count: arguments.count,
+            pointer: arguments.pointer,
+            page_rounded: self.hook.spec.page_rounded,
+            delegates: self.hook.spec.delegates,
+            heap: self.heap.0,
+            hook: self.id.0,
+        })
+    }
 }
 
 /// Why a hook cannot be planned.
@@ -34,25 +67,25 @@ pub enum PlanError {
     /// The cookie has 16 bits for the hook.
     #[error("hook `{0}` is one too many: a session has at most 65,536")]
     TooManyHooks(&'static str),
-    /// An argument is not passed in a register.
-    #[error("`{0}` names an argument that is not passed in a register: only the first six are")]
-    Argument(&'static str),
 }
 
 impl Plan {
-    /// Numbers a hook, or finds its number.
+    /// Numbers a hook, or finds its number. `place` is asked for the place of a new one's probe.
     ///
     /// # Errors
     ///
-    /// See [`PlanError`].
-    pub fn add(&mut self, hook: &ResolvedHook) -> Result<HookId, PlanError> {
+    /// See [`PlanError`]. That there is no place for a probe is noted with the hook.
+    pub fn add(
+        &mut self,
+        hook: &ResolvedHook,
+        place: impl FnOnce() -> Result<Placement, PlaceError>,
+    ) -> Result<HookId, PlanError> {
         let same = |planned: &PlannedHook| planned.hook.module == hook.module && planned.hook.offset == hook.offset;
         let number = self.hooks.iter().position(same).unwrap_or(self.hooks.len());
         let id = HookId(u16::try_from(number).map_err(|_| PlanError::TooManyHooks(hook.spec.function))?);
         if number == self.hooks.len() {
             let heap = self.heap(&hook.heap)?;
-            let cookie = cookie(hook, heap, id)?;
-            self.hooks.push(PlannedHook { hook: hook.clone(), heap, cookie });
+            self.hooks.push(PlannedHook { hook: hook.clone(), heap, placement: place(), id });
         }
         Ok(id)
     }
@@ -84,28 +117,13 @@ impl Plan {
     }
 }
 
-/// At a function's entry every argument is in its register of the calling convention.
-fn cookie(hook: &ResolvedHook, heap: HeapId, id: HookId) -> Result<HookCookie, PlanError> {
-    let spec = &hook.spec;
-    let register =
-        |argument: usize| Register::ARGUMENTS.get(argument).copied().ok_or(PlanError::Argument(spec.function));
-    Ok(HookCookie {
-        size: register(spec.size)?,
-        count: spec.count.map(register).transpose()?,
-        pointer: spec.pointer.map(register).transpose()?,
-        page_rounded: spec.page_rounded,
-        delegates: spec.delegates,
-        heap: heap.0,
-        hook: id.0,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address::FileOffset;
     use crate::allocator::libc::FUNCTIONS;
     use crate::ids::ModuleId;
+    use crate::probe::place::{Arguments, Class};
+    use profiler_common::hook::Register;
 
     fn hook(function: &str, module: u32, heap: &str) -> ResolvedHook {
         let (number, spec) =
@@ -115,39 +133,64 @@ mod tests {
             module: ModuleId(module),
             path: String::new(),
             offset: FileOffset(number as u64),
+            size_bytes: 16,
             heap: heap.to_owned(),
             aliases: Vec::new(),
         }
     }
 
+    /// Behind the entry, with everything moved.
+    fn placed() -> Result<Placement, PlaceError> {
+        Ok(Placement {
+            offset_in_function: 7,
+            instruction: "nop".to_owned(),
+            class: Class::Emulated,
+            arguments: Arguments { size: Register::R8, count: Some(Register::R9), pointer: Some(Register::R10) },
+        })
+    }
+
     #[test]
     fn targets_that_share_a_module_share_its_hooks() {
         let mut plan = Plan::default();
-        assert_eq!(plan.add(&hook("malloc", 0, "libc")), Ok(HookId(0)));
-        assert_eq!(plan.add(&hook("free", 0, "libc")), Ok(HookId(1)));
-        assert_eq!(plan.add(&hook("malloc", 1, "jemalloc")), Ok(HookId(2)));
-        assert_eq!(plan.add(&hook("malloc", 0, "libc")), Ok(HookId(0)));
+        assert_eq!(plan.add(&hook("malloc", 0, "libc"), placed), Ok(HookId(0)));
+        assert_eq!(plan.add(&hook("free", 0, "libc"), placed), Ok(HookId(1)));
+        assert_eq!(plan.add(&hook("malloc", 1, "jemalloc"), placed), Ok(HookId(2)));
+        let place_again = || panic!("it has its place");
+        assert_eq!(plan.add(&hook("malloc", 0, "libc"), place_again), Ok(HookId(0)));
         assert_eq!(plan.heaps(), ["libc", "jemalloc"]);
         assert_eq!(plan.hook(HookId(2)).heap, HeapId(1));
     }
 
     #[test]
-    fn cookies_name_the_registers_of_the_calling_convention() {
+    fn cookies_name_the_registers_at_the_probed_instruction() {
         let mut plan = Plan::default();
-        let id = plan.add(&hook("reallocarray", 0, "libc")).expect("fits");
-        let cookie = plan.hook(id).cookie;
-        assert_eq!(cookie.pointer, Some(Register::Rdi));
-        assert_eq!(cookie.size, Register::Rsi);
-        assert_eq!(cookie.count, Some(Register::Rdx));
+        plan.add(&hook("malloc", 0, "libc"), placed).expect("fits");
+        let hook = hook("reallocarray", 0, "libc");
+        let id = plan.add(&hook, placed).expect("fits");
+        let planned = plan.hook(id);
+        let cookie = planned.cookie().expect("it has its place");
+        assert_eq!(cookie.size, Register::R8);
+        assert_eq!(cookie.count, Some(Register::R9));
+        assert_eq!(cookie.pointer, Some(Register::R10));
         assert!(cookie.delegates);
+        assert_eq!((cookie.heap, cookie.hook), (0, 1));
+        assert_eq!(planned.offset(), FileOffset(hook.offset.0 + 7));
+    }
+
+    #[test]
+    fn a_hook_without_a_place_says_why() {
+        let mut plan = Plan::default();
+        let id = plan.add(&hook("malloc", 0, "libc"), || Err(PlaceError::Argument(7))).expect("fits");
+        assert_eq!(plan.hook(id).cookie(), Err(&PlaceError::Argument(7)));
+        assert_eq!(plan.hook(id).offset(), plan.hook(id).hook.offset);
     }
 
     #[test]
     fn heaps_are_bounded() {
         let mut plan = Plan::default();
         for number in 0..HEAPS_MAX {
-            plan.add(&hook("malloc", number, &number.to_string())).expect("fits");
+            plan.add(&hook("malloc", number, &number.to_string()), placed).expect("fits");
         }
-        assert_eq!(plan.add(&hook("malloc", 99, "more")), Err(PlanError::TooManyHeaps("more".into())));
+        assert_eq!(plan.add(&hook("malloc", 99, "more"), placed), Err(PlanError::TooManyHeaps("more".into())));
     }
 }

@@ -73,6 +73,7 @@ pub(super) fn is_plumbing(frame: &Frame) -> bool {
     let name = if short.starts_with('<') { &short } else { short.rsplit(' ').next().unwrap_or(&short) };
     PLUMBING_FUNCTIONS.contains(&short.as_str())
         || PLUMBING_FUNCTIONS.contains(&name)
+        || short.contains(" as alloc::vec::spec_")
         || PLUMBING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 

@@ -118,6 +118,8 @@ struct HookFields<'a> {
     module: &'a str,
     backend: &'a str,
     offset: u64,
+    instruction: Option<&'a str>,
+    emulated: Option<bool>,
     attached: bool,
     error: Option<&'a str>,
 }
@@ -129,6 +131,8 @@ impl<'a> HookFields<'a> {
             module: &hook.module,
             backend: &hook.backend,
             offset: hook.offset,
+            instruction: hook.instruction.as_deref(),
+            emulated: hook.emulated,
             attached: hook.error.is_none(),
             error: hook.error.as_deref(),
         }

@@ -71,6 +71,10 @@ pub struct HookStatus {
     pub backend: String,
     /// Offset of the probed instruction in the module's file.
     pub offset: u64,
+    /// That instruction as GNU tools print it, where it was looked at.
+    pub instruction: Option<String>,
+    /// The kernel emulates it, which makes for a cheap probe; else it takes a single step.
+    pub emulated: Option<bool>,
     /// Why it is not attached, if it is not.
     pub error: Option<String>,
 }

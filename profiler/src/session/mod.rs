@@ -19,8 +19,9 @@ use crate::health;
 use crate::ids::{HeapId, Pid};
 use crate::ingest::decode::decode;
 use crate::object::module::ModuleStore;
-use crate::probe::attach::{detach_all, perf::Perf};
-use crate::probe::plan::Plan;
+use crate::probe::attach::{BackendChoice, backend, choose, detach_all};
+use crate::probe::place::PlacementMode;
+use crate::probe::plan::{Plan, PlannedHook};
 use crate::report::profile::{Profile, TargetProfile};
 use crate::symbolize::names::{Unnamed, name_profile};
 use crate::symbolize::resolver::Resolver;
@@ -45,8 +46,12 @@ pub struct SessionConfig {
     pub ring_bytes: u32,
     /// Room in the live set.
     pub live_blocks_max: u32,
+    /// Where in their functions probes go.
+    pub placement: PlacementMode,
     /// How stacks are unwound.
     pub unwind: UnwindMode,
+    /// How probes are attached.
+    pub backend: BackendChoice,
     /// Bytes that unwind tables may take in the kernel.
     pub unwind_bytes_max: u64,
 }
@@ -113,18 +118,20 @@ impl Session {
         let mut plan = Plan::default();
         let mut targets = BTreeMap::new();
         for &pid in &config.pids {
-            targets.insert(pid, Target::find(pid, &mut modules, &mut plan)?);
+            targets.insert(pid, Target::find(pid, config.placement, &mut modules, &mut plan)?);
         }
         let mut tables = Tables::new(config.unwind);
         targets.values().for_each(|target: &Target| tables.build_all(&target.space, &modules));
         let row_cells = tables.cells(config.unwind_bytes_max);
-        let mut kernel = Kernel::load(KernelConfig {
+        let links = choose(config.backend)?;
+        let kernel_config = KernelConfig {
             ring_bytes: config.ring_bytes,
             live_blocks_max: config.live_blocks_max,
             unwind_by_tables: config.unwind != UnwindMode::FramePointer,
             row_cells,
             stack_seed: health::random_seed(),
-        })?;
+        };
+        let mut kernel = Kernel::load(kernel_config, links)?;
         let mut unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
         for target in targets.values() {
             unwinding.register(&target.space, &modules)?;
@@ -136,7 +143,7 @@ impl Session {
         }
         let started = clock::now();
         for target in targets.values_mut() {
-            target.attach(&mut kernel, &modules, &plan, &Perf)?;
+            target.attach(&mut kernel, &modules, &plan, backend(links))?;
         }
         Ok(Self {
             config,
@@ -235,8 +242,8 @@ impl Session {
         if let Some(target) = self.targets.get_mut(&pid) {
             target.exit = Some(target.process.exit().await);
             self.unwinding.forget(pid);
-            let attached = target.take_attached();
-            self.detaching.push(std::thread::spawn(|| detach_all(attached)));
+            let links = target.take_links();
+            self.detaching.push(std::thread::spawn(|| detach_all(links)));
         }
     }
 
@@ -248,8 +255,8 @@ impl Session {
         }
         while !self.drain() {}
         let ended = clock::now();
-        let attached: Vec<_> = self.targets.values_mut().flat_map(Target::take_attached).collect();
-        self.detaching.push(std::thread::spawn(|| detach_all(attached)));
+        let links: Vec<_> = self.targets.values_mut().flat_map(Target::take_links).collect();
+        self.detaching.push(std::thread::spawn(|| detach_all(links)));
         Ok(ended)
     }
 
@@ -306,6 +313,17 @@ impl Session {
             ),
         })
     }
+}
+
+/// The hooks that a recording of this process would attach. Attaches none.
+///
+/// # Errors
+///
+/// When it cannot be profiled.
+pub fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
+    let (mut modules, mut plan) = (ModuleStore::new(), Plan::default());
+    let target = Target::find(pid, placement, &mut modules, &mut plan)?;
+    Ok(target.planned(&plan).cloned().collect())
 }
 
 /// The first target to end, of those that run.

@@ -8,14 +8,16 @@ use tracing::{debug, warn};
 use crate::allocator::detect;
 use crate::allocator::resolve::{Candidate, resolve};
 use crate::bpf::load::Kernel;
-use crate::ids::{HeapId, HookId, Pid};
+use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::totals::Totals;
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::{Search, defined_functions};
-use crate::probe::attach::{Attached, Backend, Probe};
-use crate::probe::plan::Plan;
+use crate::probe::attach::{Backend, Link, Probe};
+use crate::probe::code::Code;
+use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
+use crate::probe::plan::{Plan, PlannedHook};
 use crate::proc::process;
 use crate::report::profile::{HeapProfile, HookStatus};
 use crate::target::address_space::AddressSpace;
@@ -28,7 +30,7 @@ pub(super) struct Target {
     pub(super) ledger: Ledger,
     pub(super) exit: Option<Exit>,
     hooks: Vec<HookState>,
-    attached: Vec<Attached>,
+    links: Vec<Link>,
     backend: &'static str,
     /// A stack had code that no known mapping covers: look at the mappings again.
     space_stale: bool,
@@ -46,7 +48,7 @@ struct HookState {
 
 impl Target {
     /// Finds a process, its modules and the functions that its calls to the allocator reach.
-    pub(super) fn find(pid: Pid, modules: &mut ModuleStore, plan: &mut Plan) -> Result<Self> {
+    pub(super) fn find(pid: Pid, mode: PlacementMode, modules: &mut ModuleStore, plan: &mut Plan) -> Result<Self> {
         let process = Process::open(pid)?;
         let mut space = AddressSpace::new(pid);
         space.refresh(modules)?;
@@ -54,7 +56,12 @@ impl Target {
         let found = resolve(&candidates).with_context(|| format!("cannot profile process `{pid}`"))?;
         let mut hooks = Vec::new();
         for hook in &found {
-            hooks.push(HookState { id: plan.add(hook)?, error: Some("not attached".to_owned()) });
+            let module = modules.get(hook.module);
+            let place = || {
+                let code = Code::read(module, hook.offset, hook.size_bytes)?;
+                place(&code.function(), &hook.spec, mode, Emulation::default())
+            };
+            hooks.push(HookState { id: plan.add(hook, place)?, error: Some("not attached".to_owned()) });
         }
         let ledger = Ledger::new(pid);
         Ok(Self {
@@ -63,14 +70,15 @@ impl Target {
             ledger,
             exit: None,
             hooks,
-            attached: Vec::new(),
+            links: Vec::new(),
             backend: "",
             space_stale: false,
             space_read: Instant::now(),
         })
     }
 
-    /// Attaches the hooks, those that free first: a block that is tracked can then not be freed unseen.
+    /// Attaches the hooks, those that free first: a block that is tracked can then not be freed unseen. All hooks of a
+    /// module go together; when that is refused each goes alone, so that one bad hook does not cost the others.
     pub(super) fn attach(
         &mut self,
         kernel: &mut Kernel,
@@ -79,24 +87,40 @@ impl Target {
         backend: &dyn Backend,
     ) -> Result<()> {
         self.backend = backend.name();
-        for hook in &mut self.hooks {
-            let planned = plan.hook(hook.id);
-            let module = modules.get(planned.hook.module);
+        let mut ids: Vec<ModuleId> = self.hooks.iter().map(|hook| plan.hook(hook.id).hook.module).collect();
+        ids.dedup();
+        for id in ids {
+            let module = modules.get(id);
             let file = module.file().with_context(|| format!("module `{}` has no file", module.path()))?;
-            let (shape, offset) = (planned.hook.spec.shape, planned.hook.offset);
-            let probe = Probe { file, offset, shape, cookie: planned.cookie };
-            match backend.attach(kernel, probe, self.process.pid) {
-                Ok(attached) => {
-                    self.attached.push(attached);
-                    hook.error = None;
+            let (mut hooks, mut probes) = (Vec::new(), Vec::new());
+            for hook in self.hooks.iter_mut().filter(|hook| plan.hook(hook.id).hook.module == id) {
+                match probe(plan.hook(hook.id)) {
+                    Ok(probe) => {
+                        hooks.push(hook);
+                        probes.push(probe);
+                    }
+                    Err(error) => hook.error = Some(error.to_string()),
                 }
-                Err(error) => {
-                    warn!("cannot watch `{}`: {error}", planned.hook.spec.function);
-                    hook.error = Some(error.to_string());
+            }
+            if let Ok(links) = backend.attach(kernel, file, &probes, self.process.pid) {
+                self.links.extend(links);
+                hooks.iter_mut().for_each(|hook| hook.error = None);
+                continue;
+            }
+            for (hook, probe) in hooks.iter_mut().zip(&probes) {
+                match backend.attach(kernel, file, std::slice::from_ref(probe), self.process.pid) {
+                    Ok(links) => {
+                        self.links.extend(links);
+                        hook.error = None;
+                    }
+                    Err(error) => {
+                        warn!("cannot watch `{}`: {error}", plan.hook(hook.id).hook.spec.function);
+                        hook.error = Some(error.to_string());
+                    }
                 }
             }
         }
-        if self.attached.is_empty() {
+        if self.links.is_empty() {
             let error = self.hooks.iter().find_map(|hook| hook.error.as_ref());
             bail!(
                 "no probe could be attached to process `{}`: {}",
@@ -107,13 +131,18 @@ impl Target {
         Ok(())
     }
 
-    /// The probes, to be detached.
-    pub(super) fn take_attached(&mut self) -> Vec<Attached> {
-        std::mem::take(&mut self.attached)
+    /// What is attached, to be detached.
+    pub(super) fn take_links(&mut self) -> Vec<Link> {
+        std::mem::take(&mut self.links)
+    }
+
+    /// The hooks that were found.
+    pub(super) fn planned<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a PlannedHook> {
+        self.hooks.iter().map(|hook| plan.hook(hook.id))
     }
 
     pub(super) fn attached_count(&self) -> usize {
-        self.attached.len()
+        self.hooks.iter().filter(|hook| hook.error.is_none()).count()
     }
 
     /// Takes an event of this target to the books.
@@ -166,16 +195,23 @@ impl Target {
 
     /// A hook under each of its names: a reader looks for `memalign`, whatever else the allocator calls it.
     fn statuses(&self, hook: &HookState, plan: &Plan) -> Vec<HookStatus> {
-        let found = &plan.hook(hook.id).hook;
+        let planned = plan.hook(hook.id);
+        let (found, placement) = (&planned.hook, planned.placement.as_ref().ok());
         let status = |function: &str| HookStatus {
             function: function.to_owned(),
             module: found.path.clone(),
             backend: self.backend.to_owned(),
-            offset: found.offset.0,
+            offset: planned.offset().0,
+            instruction: placement.map(|placement| placement.instruction.clone()),
+            emulated: placement.map(|placement| placement.class == Class::Emulated),
             error: hook.error.clone(),
         };
         std::iter::once(found.spec.function).chain(found.aliases.iter().copied()).map(status).collect()
     }
+}
+
+fn probe(planned: &PlannedHook) -> Result<Probe, &PlaceError> {
+    Ok(Probe { offset: planned.offset(), cookie: planned.cookie()? })
 }
 
 /// The process's modules with those functions of theirs that tell allocators.
@@ -193,7 +229,7 @@ fn candidates(process: &Process, space: &AddressSpace, modules: &ModuleStore) ->
         .collect()
 }
 
-fn candidate(id: crate::ids::ModuleId, module: &Module, is_executable: bool, names: &[&str]) -> Option<Candidate> {
+fn candidate(id: ModuleId, module: &Module, is_executable: bool, names: &[&str]) -> Option<Candidate> {
     let elf = module.elf().ok()?;
     let functions = match defined_functions(module, names, Search::Exported) {
         Ok(functions) => functions,
@@ -208,10 +244,6 @@ fn candidate(id: crate::ids::ModuleId, module: &Module, is_executable: bool, nam
         is_executable,
         is_static: elf.is_static,
         is_go: elf.is_go,
-        functions: functions
-            .into_iter()
-            .filter(|function| function.global && !function.indirect)
-            .map(|function| (function.name, function.offset))
-            .collect(),
+        functions: functions.into_iter().filter(|function| function.global && !function.indirect).collect(),
     })
 }

@@ -15,6 +15,7 @@ const ALLOCATION: &[&str] = &[
     "<alloc::alloc::",
     "alloc::raw_vec::",
     "<alloc::raw_vec::",
+    "alloc::vec::from_elem",
     "alloc::boxed::Box<T>::new",
     "<std::alloc::System as ",
     "std::alloc::",
@@ -46,10 +47,13 @@ const START: &[&str] = &[
     "std::panic::catch_unwind",
     "std::panicking::try",
     "std::panicking::catch_unwind",
+    "std::panicking::do_call",
+    "std::panicking::r#try",
     "std::sys::backtrace::__rust_begin_short_backtrace",
     "std::sys_common::backtrace::__rust_begin_short_backtrace",
     "core::ops::function::FnOnce::call_once",
     "core::ops::function::impls::",
+    "<&dyn core::ops::function::Fn",
     "<alloc::boxed::Box<F,A> as core::ops::function::FnOnce<Args>>::call_once",
     "<core::panic::unwind_safe::AssertUnwindSafe<T> as core::ops::function::FnOnce<()>>::call_once",
     "std::thread::Builder::spawn_unchecked_",
@@ -62,11 +66,17 @@ const START: &[&str] = &[
     "execute_native_thread_routine",
 ];
 
+/// Traits that only the standard library implements, on its way to an allocation.
+const ALLOCATION_TRAITS: &[&str] = &[" as alloc::vec::spec_", " as alloc::slice::hack::", " as alloc::vec::is_zero::"];
+
 /// The stack, leaf first, without the plumbing at its two ends. A stack of nothing else stays whole.
 #[must_use]
 pub fn trim<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> &'stack [FrameId] {
     let name = |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| frame.function.as_deref()).unwrap_or("");
-    let leaf = stack.iter().take_while(|id| begins_like_any(name(id), ALLOCATION)).count();
+    let allocates = |name: &str| {
+        begins_like_any(name, ALLOCATION) || ALLOCATION_TRAITS.iter().any(|of_trait| name.contains(of_trait))
+    };
+    let leaf = stack.iter().take_while(|id| allocates(name(id))).count();
     let mut kept = &stack[leaf..];
     while let [rest @ .., last] = kept {
         // The `main` of a Rust program is the compiler's; the programmer's is further in.
@@ -131,6 +141,10 @@ mod tests {
                 "_start",
             ],
             &["alloc::vec::Vec<T>::with_capacity", "operator new(unsigned long)", "app::run"],
+        );
+        check(
+            &["<u8 as alloc::vec::spec_from_elem::SpecFromElem>::from_elem", "alloc::vec::from_elem", "app::run"],
+            &["app::run"],
         );
         check(
             &["operator new(unsigned long)", "std::allocator<int>::allocate(unsigned long)", "Shop::add(int)"],

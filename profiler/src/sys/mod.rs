@@ -1,5 +1,6 @@
 //! What the operating system allows and tells. The only folder of the agent with `unsafe`.
 
+pub mod bpf;
 pub mod capability;
 pub mod clock;
 pub mod map_batch;

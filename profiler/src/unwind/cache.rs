@@ -13,7 +13,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ use thiserror::Error;
 use super::encode;
 use super::table::Table;
 
-/// Bytes of tables that stay on disk. The oldest are removed beyond it.
+/// Bytes of tables that stay on disk, up to a sixteenth more while an agent runs. The longest unused are removed.
 pub const CACHE_BYTES_MAX: u64 = 512 << 20;
 
 /// Age at which an unfinished file is taken for an interrupted writer's, in seconds.
@@ -114,6 +114,8 @@ impl ModuleIdentity {
 pub struct Cache {
     directory: OwnedFd,
     bytes_max: u64,
+    /// Bytes written since the cache was last tidied, which looks at every file.
+    untidied_bytes: AtomicU64,
 }
 
 impl Cache {
@@ -158,7 +160,9 @@ impl Cache {
             directory = open_directory(directory.as_fd(), name).map_err(|error| failed(&path)(error.into()))?;
             check_ours(&directory, &path)?;
         }
-        Ok(Self { directory, bytes_max })
+        let cache = Self { directory, bytes_max, untidied_bytes: AtomicU64::new(0) };
+        cache.tidy();
+        Ok(cache)
     }
 
     /// The module's table, from the cache or else from `build`, whose result is kept.
@@ -205,6 +209,15 @@ impl Cache {
         if let Err(error) = self.replace(&name, &bytes) {
             tracing::warn!("unwind table `{name}` cannot be kept: {error}");
         }
+        let written = bytes.len() as u64;
+        let untidied = self.untidied_bytes.fetch_add(written, Ordering::Relaxed).saturating_add(written);
+        if untidied > self.bytes_max / 16 {
+            self.tidy();
+        }
+    }
+
+    fn tidy(&self) {
+        self.untidied_bytes.store(0, Ordering::Relaxed);
         if let Err(error) = self.evict() {
             tracing::warn!("the cache of unwind tables cannot be tidied: {error}");
         }

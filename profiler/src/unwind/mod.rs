@@ -45,7 +45,8 @@ fn build_from_image<'data, R: ReadRef<'data>>(image: &Image<'data, R>) -> Table 
     if let Some(section) = &image.eh_frame {
         functions.read_eh_frame(section, image, &mut rules, &mut stats);
     }
-    if frame_pointer::is_thin(functions.covered_bytes(), stats.code_bytes)
+    // Debuggers' copy of the same information, where a module was built without the one that is loaded.
+    if functions.covered_bytes() < stats.code_bytes / 4
         && let Some(section) = image.debug_frame
     {
         functions.read_debug_frame(section, image, &mut rules, &mut stats);

@@ -291,3 +291,6 @@ impl<M: UnwindMaps> TableStore<M> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,26 +1,28 @@
 //! Attaches probes. How is a backend's affair: one file each, chosen by what the kernel offers.
 
+pub mod multi;
 pub mod perf;
+pub mod session;
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 
-use profiler_common::hook::{CallShape, HookCookie};
+use profiler_common::hook::HookCookie;
 use thiserror::Error;
+use tracing::debug;
 
 use crate::address::FileOffset;
-use crate::bpf::load::{Kernel, LoadError};
+use crate::bpf::load::{Kernel, LinkKind, LoadError};
 use crate::ids::Pid;
+use crate::sys::bpf::{AttachType, supports};
 
-/// A hook placed at an instruction.
+/// A hook placed at an instruction of a file.
 #[derive(Clone, Copy, Debug)]
-pub struct Probe<'a> {
-    /// The module's file, open.
-    pub file: &'a File,
+pub struct Probe {
     /// The instruction.
     pub offset: FileOffset,
-    /// Which programs run.
-    pub shape: CallShape,
-    /// What they are told.
+    /// What the programs are told.
     pub cookie: HookCookie,
 }
 
@@ -35,18 +37,24 @@ pub enum AttachError {
     Refused(String),
 }
 
-/// An attached probe. Dropping it detaches; so does the end of this process, whatever ends it, because the kernel
-/// closes its descriptors.
-pub struct Attached {
-    /// Held for their `Drop`.
-    links: Vec<Box<dyn Send>>,
+/// Something attached: one probe or many. Dropping it detaches; so does the end of this process, whatever ends it,
+/// because the kernel closes its descriptors.
+pub struct Link {
+    /// Held for its `Drop`.
+    _link: Box<dyn Send>,
 }
 
-/// Detaches many probes at once. The kernel lets each link wait until no program can be in its handler any more, about
+impl Link {
+    fn new(link: impl Send + 'static) -> Self {
+        Self { _link: Box::new(link) }
+    }
+}
+
+/// Detaches many links at once. The kernel lets each wait until no program can be in its handler any more, about
 /// 100 ms; side by side they wait together.
-pub fn detach_all(attached: Vec<Attached>) {
+pub fn detach_all(links: Vec<Link>) {
     std::thread::scope(|scope| {
-        for link in attached.into_iter().flat_map(|attached| attached.links) {
+        for link in links {
             scope.spawn(move || drop(link));
         }
     });
@@ -57,10 +65,70 @@ pub trait Backend {
     /// Its name in reports.
     fn name(&self) -> &'static str;
 
-    /// Attaches a probe for one process.
+    /// Attaches the probes of one file for one process, in their order, all of them or none.
     ///
     /// # Errors
     ///
-    /// See [`AttachError`]; then nothing of the probe is left attached.
-    fn attach(&self, kernel: &mut Kernel, probe: Probe<'_>, pid: Pid) -> Result<Attached, AttachError>;
+    /// See [`AttachError`]; then nothing is left attached.
+    fn attach(&self, kernel: &mut Kernel, file: &File, probes: &[Probe], pid: Pid) -> Result<Vec<Link>, AttachError>;
+}
+
+/// Which backend to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackendChoice {
+    /// The cheapest that the kernel offers.
+    Auto,
+    /// This one.
+    Only(LinkKind),
+}
+
+/// A backend that the user wants and the kernel has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "this kernel has no `{0}` links (multi needs Linux 6.6, session 6.13); leave `--backend` out to use what it has"
+)]
+pub struct NoBackend(&'static str);
+
+/// The kind of links to load programs for. Found by trying: version numbers lie, distributions backport.
+///
+/// # Errors
+///
+/// When the kernel lacks the one that is asked for.
+pub fn choose(choice: BackendChoice) -> Result<LinkKind, NoBackend> {
+    match choice {
+        BackendChoice::Auto if has(AttachType::UprobeSession) => Ok(LinkKind::Session),
+        BackendChoice::Auto if has(AttachType::UprobeMulti) => Ok(LinkKind::Multi),
+        BackendChoice::Auto | BackendChoice::Only(LinkKind::Perf) => Ok(LinkKind::Perf),
+        BackendChoice::Only(LinkKind::Session) if !has(AttachType::UprobeSession) => Err(NoBackend("session")),
+        BackendChoice::Only(LinkKind::Multi) if !has(AttachType::UprobeMulti) => Err(NoBackend("multi")),
+        BackendChoice::Only(kind) => Ok(kind),
+    }
+}
+
+/// What could not be told counts as missing: perf events are there since the cookies that all need.
+fn has(attach_type: AttachType) -> bool {
+    supports(attach_type).unwrap_or_else(|error| {
+        debug!("cannot tell whether there are {attach_type:?} links: {error}");
+        false
+    })
+}
+
+/// The backend for links of this kind.
+#[must_use]
+pub fn backend(kind: LinkKind) -> &'static dyn Backend {
+    match kind {
+        LinkKind::Perf => &perf::Perf,
+        LinkKind::Multi => &multi::Multi,
+        LinkKind::Session => &session::Session,
+    }
+}
+
+/// A path that leads the kernel to an open file. Not the file's own path: that may lie in another mount namespace, or
+/// name another file by now.
+fn path_of(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn refused(reason: &dyn std::fmt::Display) -> AttachError {
+    AttachError::Refused(reason.to_string())
 }

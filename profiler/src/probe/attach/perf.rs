@@ -1,18 +1,18 @@
-//! Perf events: one for the entry, one for the return. Needs Linux 5.15, which brought cookies
-//! (`BPF_LINK_CREATE` for perf events with `bpf_cookie`); works without tracefs.
+//! Perf events: one for each entry, one for each return. Needs Linux 5.15, which brought cookies (`BPF_LINK_CREATE` for
+//! perf events with `bpf_cookie`); works without tracefs.
 //!
 //! Return probes of this kind also fire in other processes that have a probe of their own on the same function
 //! (`uretprobe_perf_func` has no filter, up to 7.2 at least), so the programs go by thread: a return whose entry was not
 //! seen is nobody's.
 
+use std::fs::File;
 use std::num::NonZeroU32;
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::Path;
 
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::programs::{ProgramError, UProbe};
 
-use super::{AttachError, Attached, Backend, Probe};
+use super::{AttachError, Backend, Link, Probe, path_of, refused};
 use crate::bpf::load::Kernel;
 use crate::ids::Pid;
 
@@ -25,31 +25,28 @@ impl Backend for Perf {
         "perf"
     }
 
-    fn attach(&self, kernel: &mut Kernel, probe: Probe<'_>, pid: Pid) -> Result<Attached, AttachError> {
+    fn attach(&self, kernel: &mut Kernel, file: &File, probes: &[Probe], pid: Pid) -> Result<Vec<Link>, AttachError> {
+        let path = path_of(file);
         let mut links = Vec::new();
-        // The return first: an entry that is seen then has its return seen as well.
-        if probe.shape.allocates() {
-            links.push(attach(kernel.return_program()?, probe, pid)?);
+        for probe in probes {
+            // The return first: an entry that is seen then has its return seen as well.
+            if probe.cookie.shape.allocates() {
+                links.push(attach(kernel.perf_program(true)?, &path, probe, pid)?);
+            }
+            links.push(attach(kernel.perf_program(false)?, &path, probe, pid)?);
         }
-        links.push(attach(kernel.entry_program(probe.shape)?, probe, pid)?);
-        Ok(Attached { links })
+        Ok(links)
     }
 }
 
-fn attach(program: &mut UProbe, probe: Probe<'_>, pid: Pid) -> Result<Box<dyn Send>, AttachError> {
-    // The open file, not its path: the path may lie in another mount namespace, or name another file by now.
-    let path = PathBuf::from(format!("/proc/self/fd/{}", probe.file.as_raw_fd()));
+fn attach(program: &mut UProbe, path: &Path, probe: &Probe, pid: Pid) -> Result<Link, AttachError> {
     let point = UProbeAttachPoint {
         location: UProbeAttachLocation::AbsoluteOffset(probe.offset.0),
         cookie: Some(probe.cookie.pack()),
     };
     let scope = UProbeScope::OneProcess(NonZeroU32::new(pid.0).ok_or_else(|| refused(&"process 0 is the idle task"))?);
     let link = program.attach(point, path, scope).map_err(|error| refused(&causes(&error)))?;
-    Ok(Box::new(program.take_link(link).map_err(|error| refused(&causes(&error)))?))
-}
-
-fn refused(reason: &dyn std::fmt::Display) -> AttachError {
-    AttachError::Refused(reason.to_string())
+    Ok(Link::new(program.take_link(link).map_err(|error| refused(&causes(&error)))?))
 }
 
 /// An error with all that caused it: aya puts the system's word last.

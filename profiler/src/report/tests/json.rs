@@ -43,7 +43,10 @@ fn every_object_has_the_fields_of_the_contract() {
         ("/targets/0", vec!["callsites", "command", "exit_code", "exited", "heaps", "pid", "totals"]),
         ("/targets/0/totals", with(&[])),
         ("/targets/0/heaps/0", with(&["name", "hooks"])),
-        ("/targets/0/heaps/0/hooks/0", vec!["attached", "backend", "error", "function", "module", "offset"]),
+        (
+            "/targets/0/heaps/0/hooks/0",
+            vec!["attached", "backend", "emulated", "error", "function", "instruction", "module", "offset"],
+        ),
         ("/targets/0/callsites/0", with(&["stack", "end", "heap"])),
         ("/targets/0/callsites/0/stack/0", vec!["address", "file", "function", "inlined", "line", "module"]),
         (

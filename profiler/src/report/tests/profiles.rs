@@ -198,6 +198,8 @@ pub(super) fn heap(name: &str, hooks: &[(&str, Option<&str>)]) -> HeapProfile {
         module: format!("/usr/lib/x86_64-linux-gnu/{name}.so.6"),
         backend: "perf".to_owned(),
         offset: 0x8_0000 + 0x100 * i,
+        instruction: error.is_none().then(|| "push %r12".to_owned()),
+        emulated: error.is_none().then_some(true),
         error: error.map(str::to_owned),
     });
     HeapProfile { name: name.to_owned(), hooks: hooks.collect(), totals: Totals::default() }

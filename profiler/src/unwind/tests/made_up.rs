@@ -301,6 +301,40 @@ fn a_full_rule_table_makes_rules_unsupported() {
 }
 
 #[test]
+fn a_section_that_cannot_be_followed_is_cut_short() {
+    let first = vec![function(0, 0x10, &[])];
+    let both = vec![function(0, 0x10, &[]), function(0x10, 0x10, &[])];
+    let last_entry = |functions: Vec<Fde>| {
+        let bytes = Module::new(functions).bytes();
+        let section = &bytes[0xf000..];
+        let (mut at, mut last) = (0, 0);
+        while let Some(&[a, b, c, d]) = section.get(at..at + 4)
+            && [a, b, c, d] != [0; 4]
+        {
+            last = at;
+            at += 4 + u32::from_le_bytes([a, b, c, d]) as usize;
+        }
+        (bytes, 0xf000 + last)
+    };
+    assert_eq!(build(&last_entry(first).0[..]).map(|table| table.stats.truncated), Ok(false));
+    // The second function's length reaches beyond the section.
+    let (mut bytes, at) = last_entry(both);
+    bytes[at..at + 4].copy_from_slice(&[0xf0, 0xff, 0, 0]);
+    let table = build(&bytes[..]).expect("an ELF image");
+    assert!(table.stats.truncated);
+    assert_eq!(table.stats.functions, 1);
+    check(&table, &[(0, sp(8)), (0x10, Rule::GAP)]);
+}
+
+#[test]
+fn instructions_that_each_function_repeats_are_limited() {
+    // 2 KiB that every function would run again: real ones have 20 bytes.
+    let table = table(&Module { cie_padding: 2048, ..Module::new(vec![function(0, 0x10, &[])]) });
+    check(&table, &[(0, Rule::UNSUPPORTED), (0xf, Rule::UNSUPPORTED)]);
+    assert_eq!(table.stats.unsupported[Unsupported::Malformed as usize].bytes, 0x10);
+}
+
+#[test]
 fn other_files_are_refused() {
     let check = |change: fn(&mut Vec<u8>), want: ImageError| {
         let mut bytes = Module::new(Vec::new()).bytes();

@@ -57,11 +57,20 @@ pub(super) struct Module {
     pub(super) section: &'static str,
     pub(super) section_headers: bool,
     pub(super) entry: u64,
+    /// Bytes of instructions without effect that every function begins with.
+    pub(super) cie_padding: usize,
 }
 
 impl Module {
     pub(super) fn new(functions: Vec<Fde>) -> Self {
-        Self { code: vec![0x90; 0x4_0000], functions, section: ".eh_frame", section_headers: true, entry: 0 }
+        Self {
+            code: vec![0x90; 0x4_0000],
+            functions,
+            section: ".eh_frame",
+            section_headers: true,
+            entry: 0,
+            cie_padding: 0,
+        }
     }
 
     /// The ELF file.
@@ -110,8 +119,8 @@ impl Module {
 
     fn eh_frame(&self) -> Vec<u8> {
         let mut section = Vec::new();
-        let plain = cie(&mut section, 0, b"zR\0", &[1, 0x1b]);
-        let signal = cie(&mut section, 0, b"zRS\0", &[1, 0x1b]);
+        let plain = cie(&mut section, 0, b"zR\0", &[1, 0x1b], self.cie_padding);
+        let signal = cie(&mut section, 0, b"zRS\0", &[1, 0x1b], 0);
         for function in &self.functions {
             let at = section.len() as u64 + 8;
             let cie = if function.is_signal { signal } else { plain };
@@ -130,7 +139,7 @@ impl Module {
 
     fn debug_frame(&self) -> Vec<u8> {
         let mut section = Vec::new();
-        let cie = cie(&mut section, u32::MAX, b"\0", &[]);
+        let cie = cie(&mut section, u32::MAX, b"\0", &[], 0);
         for function in &self.functions {
             let mut body = u32::try_from(cie).expect("small").to_le_bytes().to_vec();
             body.extend(function.start.to_le_bytes());
@@ -142,11 +151,11 @@ impl Module {
     }
 }
 
-fn cie(section: &mut Vec<u8>, id: u32, augmentation: &[u8], data: &[u8]) -> u64 {
+fn cie(section: &mut Vec<u8>, id: u32, augmentation: &[u8], data: &[u8], padding: usize) -> u64 {
     let at = section.len() as u64;
     // Version 1, code in bytes, data in words of 8 downwards, return address in column 16.
     let body = [&id.to_le_bytes()[..], &[1], augmentation, &[1, 0x78, 16], data, &cfa::INITIAL].concat();
-    entry(section, body);
+    entry(section, [body, vec![0; padding]].concat());
     at
 }
 

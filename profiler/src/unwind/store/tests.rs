@@ -1,0 +1,196 @@
+//! The store over maps that are vectors, searched as the kernel side searches them.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use profiler_common::unwind::{CallerBp, Cfa, ReadTables, UnwindRow, find_rule};
+
+use super::*;
+use crate::unwind::table::BuildStats;
+
+/// What the kernel would hold.
+#[derive(Debug)]
+struct Kernel {
+    rows: Vec<RowCell>,
+    pages: Vec<PageRows>,
+    rules: Vec<Rule>,
+    mappings: Vec<ProcessMapping>,
+    processes: HashMap<u32, ProcessMappings>,
+    row_writes: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Maps(Rc<RefCell<Kernel>>);
+
+fn write<T: Copy>(array: &mut [T], first: u32, values: &[T]) -> io::Result<()> {
+    let first = first as usize;
+    let place = array.get_mut(first..first + values.len()).ok_or_else(|| io::Error::other("beyond the map"))?;
+    place.copy_from_slice(values);
+    Ok(())
+}
+
+impl UnwindMaps for Maps {
+    fn write_rows(&mut self, first: u32, cells: &[RowCell]) -> io::Result<()> {
+        self.0.borrow_mut().row_writes += 1;
+        write(&mut self.0.borrow_mut().rows, first, cells)
+    }
+    fn write_pages(&mut self, first: u32, pages: &[PageRows]) -> io::Result<()> {
+        write(&mut self.0.borrow_mut().pages, first, pages)
+    }
+    fn write_rules(&mut self, first: u32, rules: &[Rule]) -> io::Result<()> {
+        write(&mut self.0.borrow_mut().rules, first, rules)
+    }
+    fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()> {
+        write(&mut self.0.borrow_mut().mappings, first, mappings)
+    }
+    fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()> {
+        self.0.borrow_mut().processes.insert(pid.0, mappings);
+        Ok(())
+    }
+    fn remove_process(&mut self, pid: Pid) -> io::Result<()> {
+        self.0.borrow_mut().processes.remove(&pid.0);
+        Ok(())
+    }
+}
+
+impl ReadTables for Kernel {
+    fn row(&self, index: u32) -> Option<UnwindRow> {
+        self.rows.get(index as usize / 2).map(|cell| cell.row(index))
+    }
+    fn page(&self, index: u32) -> Option<PageRows> {
+        self.pages.get(index as usize).copied()
+    }
+    fn rule(&self, index: u16) -> Option<Rule> {
+        self.rules.get(usize::from(index)).copied()
+    }
+}
+
+fn store(cells: u32) -> (TableStore<Maps>, Maps) {
+    let gap = UnwindRow { pc_low: 0, rule: 0 };
+    let maps = Maps(Rc::new(RefCell::new(Kernel {
+        rows: vec![RowCell { even: gap, odd: gap }; cells as usize],
+        pages: vec![PageRows::default(); 64],
+        rules: vec![Rule::GAP; 1000],
+        mappings: vec![ProcessMapping::NONE; 16],
+        processes: HashMap::new(),
+        row_writes: 0,
+    })));
+    let capacity = Capacity { cells, pages: 64, mappings: 16 };
+    (TableStore::new(maps.clone(), capacity, TableRef::FRAME_POINTER), maps)
+}
+
+fn rule(offset: i32) -> Rule {
+    Rule::new(Cfa::Sp { offset }, CallerBp::Same).expect("representable")
+}
+
+/// A module of one page with two functions at link addresses 0x1000 and 0x2000, whose frames have these sizes.
+fn table(first: i32, second: i32) -> Table {
+    let mut rules = RuleTable::new();
+    let first = rules.number(rule(first)).expect("room");
+    let second = rules.number(rule(second)).expect("room");
+    let rows = vec![
+        UnwindRow { pc_low: 0, rule: 0 },
+        UnwindRow { pc_low: 0x1000, rule: first },
+        UnwindRow { pc_low: 0x2000, rule: second },
+    ];
+    Table {
+        base: LinkAddr(0),
+        pages: vec![PageRows { first: 0, end: 3 }],
+        rows,
+        rules: rules.into_rules(),
+        stats: BuildStats::default(),
+    }
+}
+
+/// A module of one page, mapped whole at `start`.
+fn mapped(module: u32, start: u64) -> MappedCode {
+    let end = TargetAddr(start + 0x10000);
+    MappedCode { start: TargetAddr(start), end, module: Some((ModuleId(module), start)), generated: false }
+}
+
+/// The rule that the kernel side would find at an address of a process.
+fn found(maps: &Maps, pid: u32, address: u64) -> Option<Rule> {
+    let kernel = maps.0.borrow();
+    let process = kernel.processes.get(&pid)?;
+    let rows = &kernel.mappings[process.first as usize..(process.first + process.count) as usize];
+    let mapping = rows.iter().find(|mapping| mapping.contains(address))?;
+    find_rule(&*kernel, &mapping.table, address)
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+#[test]
+fn each_process_finds_its_modules_where_it_maps_them() {
+    let (mut store, maps) = store(100);
+    let tables = |id: ModuleId| Some(if id.0 == 0 { table(16, 32) } else { table(48, 16) });
+    let code = [mapped(0, 0x40_0000), mapped(1, 0x7f00_0000_0000)];
+    assert_eq!(store.set_process(Pid(1), &code, MonotonicNanos(0), tables).expect("fits"), []);
+    let other = [mapped(1, 0x10_0000)];
+    store.set_process(Pid(2), &other, MonotonicNanos(0), tables).expect("fits");
+    assert_eq!(found(&maps, 1, 0x40_1234), Some(rule(16)));
+    assert_eq!(found(&maps, 1, 0x40_2000), Some(rule(32)));
+    assert_eq!(found(&maps, 1, 0x7f00_0000_1000), Some(rule(48)));
+    assert_eq!(found(&maps, 2, 0x10_2abc), Some(rule(16)));
+    assert_eq!(found(&maps, 2, 0x40_1234), None, "another process's mapping");
+    assert_eq!(found(&maps, 1, 0x40_0fff), Some(Rule::GAP));
+    assert_eq!(maps.0.borrow().row_writes, 2, "a module that two processes map is loaded once");
+}
+
+#[test]
+fn generated_code_goes_by_frame_pointers_and_unknown_files_end_the_stack() {
+    let (mut store, maps) = store(10);
+    let at = |start: u64, generated| MappedCode {
+        start: TargetAddr(start),
+        end: TargetAddr(start + 0x1000),
+        module: None,
+        generated,
+    };
+    store.set_process(Pid(1), &[at(0x1000, true), at(0x2000, false)], MonotonicNanos(0), |_| None).expect("fits");
+    let kernel = maps.0.borrow();
+    assert!(kernel.mappings[0].table.is_frame_pointer());
+    assert_eq!(kernel.mappings[1].table, TableRef::NONE);
+}
+
+#[test]
+fn the_longest_unused_table_makes_room_and_one_in_use_never_does() {
+    // Room for two tables of two cells.
+    let (mut store, maps) = store(4);
+    let tables = |id: ModuleId| Some(table(16 + 8 * i32::try_from(id.0).expect("small"), 8));
+    store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
+    store.set_process(Pid(2), &[mapped(1, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
+    let without = store.set_process(Pid(3), &[mapped(2, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
+    assert_eq!(without, [ModuleId(2)], "both are in use");
+    assert_eq!(found(&maps, 3, 0x10_1000), None);
+    store.remove_process(Pid(1), MonotonicNanos(0)).expect("there");
+    assert_eq!(found(&maps, 1, 0x10_1000), None);
+    let without = store.set_process(Pid(3), &[mapped(2, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
+    assert_eq!(without, []);
+    assert_eq!(found(&maps, 3, 0x10_1000), Some(rule(32)));
+    assert_eq!(found(&maps, 2, 0x10_1000), Some(rule(24)), "the one in use is untouched");
+}
+
+#[test]
+fn a_new_set_of_mappings_replaces_the_old_one() {
+    let (mut store, maps) = store(100);
+    let tables = |_| Some(table(16, 32));
+    store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
+    let code = [mapped(0, 0x10_0000), mapped(1, 0x20_0000)];
+    store.set_process(Pid(1), &code, MonotonicNanos(1), tables).expect("fits");
+    assert_eq!(found(&maps, 1, 0x20_1000), Some(rule(16)));
+    assert_eq!(maps.0.borrow().row_writes, 2, "what stayed was not loaded again");
+}
+
+#[test]
+fn mappings_are_used_again_only_when_no_walk_can_read_them() {
+    let (mut store, maps) = store(100);
+    let code: Vec<_> = (0..6).map(|i| mapped(0, 0x10_0000 * (i + 1))).collect();
+    let set = |store: &mut TableStore<Maps>, now| {
+        store.set_process(Pid(1), &code, MonotonicNanos(now), |_| Some(table(16, 32)))
+    };
+    set(&mut store, 0).expect("6 of 16");
+    set(&mut store, 1).expect("12 of 16");
+    set(&mut store, SECOND).expect_err("the first six may still be read");
+    let kept = maps.0.borrow().processes[&1];
+    assert_eq!(kept.count, 6, "what was there stays");
+    set(&mut store, 2 + 2 * SECOND).expect("the first six are free again");
+}

@@ -1,0 +1,74 @@
+//! Every way to attach probes gives the same numbers, survives exceptions, and leaves other processes alone. A way that the
+//! kernel lacks fails here: the kernels that tests run on have all three.
+
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::kernel;
+use heapbpf_tests::report::Counts;
+use heapbpf_tests::target::Target;
+
+const BACKENDS: [&str; 3] = ["session", "multi", "perf"];
+
+#[test]
+fn every_backend_counts_to_the_byte() {
+    for backend in BACKENDS {
+        let mut target = Target::start("exact.c");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
+        let session = heapbpf.start();
+        let ledger = target.work("go");
+        let _ = session.interrupt().expect_code(0);
+        let report = heapbpf.report("out.json");
+        report.assert_complete();
+        let process = report.process(target.pid());
+        process.assert_matches(&ledger);
+        assert_eq!(process.totals.exact(), ledger.sum(), "{backend}");
+        let hooks = &process.heaps[0].hooks;
+        assert!(hooks.iter().all(|hook| hook.backend == backend && hook.attached), "{backend}: {hooks:?}");
+        kernel::assert_no_probes(target.pid());
+    }
+}
+
+#[test]
+fn every_backend_counts_eight_threads_to_the_byte() {
+    for backend in BACKENDS {
+        let mut target = Target::start("threads.c");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
+        let session = heapbpf.start();
+        let ledger = target.work("go");
+        let _ = session.interrupt().expect_code(0);
+        let report = heapbpf.report("out.json");
+        report.assert_complete();
+        report.process(target.pid()).assert_matches(&ledger);
+    }
+}
+
+#[test]
+fn an_exception_through_a_sampled_call_is_survived_in_every_backend() {
+    for backend in BACKENDS {
+        let mut target = Target::start("throwing.cpp");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
+        let session = heapbpf.start();
+        let ledger = target.work("go");
+        target.assert_running();
+        let _ = session.interrupt().expect_code(0);
+        let report = heapbpf.report("out.json");
+        report.assert_complete();
+        let thrown =
+            report.process(target.pid()).exact_under(|function| function.starts_with("__cxa_allocate_exception"));
+        assert_ne!(thrown, Counts::default(), "{backend}: exceptions were allocated while it watched");
+        assert!(!ledger.sites.is_empty());
+    }
+}
+
+#[test]
+fn a_process_that_is_no_target_has_no_breakpoints() {
+    for backend in BACKENDS {
+        let target = Target::start("exact.c");
+        let bystander = Target::start("exact.c");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--backend {backend} -o out.json"));
+        let session = heapbpf.start();
+        assert!(!kernel::changed_code(target.pid()).is_empty(), "{backend}: the target has breakpoints");
+        kernel::assert_no_probes(bystander.pid());
+        let _ = session.interrupt().expect_code(0);
+        kernel::assert_no_probes(target.pid());
+    }
+}
