@@ -44,7 +44,7 @@ impl Heapbpf {
         let mut command = self.privilege.command("env").context("neither root nor sudo")?;
         let mut assignment = std::ffi::OsString::from("XDG_CACHE_HOME=");
         assignment.push(cache);
-        command.arg(assignment).arg(&self.binary);
+        command.arg(assignment).arg("RUST_LOG=heapbpf=info").arg(&self.binary);
         for pid in pids {
             command.args(["--pid", &pid.to_string()]);
         }
@@ -57,6 +57,8 @@ pub(crate) struct Recording {
     child: Child,
     /// From its start until it recorded.
     pub(crate) attached_after: Duration,
+    /// Milliseconds of that for unwind tables: to build or read them, and to write them to the kernel.
+    pub(crate) tables_ms: [f64; 2],
 }
 
 impl Recording {
@@ -64,7 +66,7 @@ impl Recording {
     pub(crate) fn start(command: &mut Command) -> Result<Self> {
         let started = Instant::now();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-        let mut recording = Self { child, attached_after: Duration::ZERO };
+        let mut recording = Self { child, attached_after: Duration::ZERO, tables_ms: [0.0; 2] };
         let mut errors = BufReader::new(recording.child.stderr.take().context("it was asked for above")?);
         let mut said = String::new();
         loop {
@@ -78,6 +80,7 @@ impl Recording {
             said.push_str(&line);
         }
         recording.attached_after = started.elapsed();
+        recording.tables_ms = tables_ms(&said);
         // What else it says must not fill the pipe.
         std::thread::spawn(move || errors.take(1 << 30).read_to_end(&mut Vec::new()));
         Ok(recording)
@@ -91,6 +94,17 @@ impl Recording {
         }
         Ok(())
     }
+}
+
+/// What heapbpf's log says of its tables, over all targets.
+fn tables_ms(said: &str) -> [f64; 2] {
+    let mut sums = [0.0; 2];
+    for line in said.lines().filter(|line| line.contains("unwind tables of process")) {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let times = words.windows(2).filter(|pair| pair[1] == "ms").filter_map(|pair| pair[0].parse::<f64>().ok());
+        sums.iter_mut().zip(times).for_each(|(sum, time)| *sum += time);
+    }
+    sums
 }
 
 impl Drop for Recording {
@@ -146,5 +160,17 @@ impl Report {
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("could not open `{}`", path.display()))?;
         serde_json::from_reader(BufReader::new(file)).with_context(|| format!("`{}` is no report", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_tables_are_read_from_the_log() {
+        let said = " INFO heapbpf: unwind tables of process 1: 12.5 ms to build or read, 3.0 ms to write\n WARN other\n \
+                    INFO heapbpf: unwind tables of process 2: 0.5 ms to build or read, 1.0 ms to write\n";
+        assert_eq!(tables_ms(said), [13.0, 4.0]);
     }
 }

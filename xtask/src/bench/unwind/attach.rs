@@ -13,20 +13,27 @@ use crate::bench::spread::Spread;
 /// Rounds of all three, one after the other.
 const ROUNDS: usize = 7;
 
-/// A way to attach.
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    WithoutTables,
-    Cached,
-    Cold,
+/// A way to attach: its name, whether the cache is emptied before, and how long it may take, in milliseconds.
+struct Way {
+    name: &'static str,
+    cold: bool,
+    limit_ms: f64,
 }
 
-/// What is measured, and how long it may take, in milliseconds.
-const WAYS: [(Way, &str, f64); 3] = [
-    (Way::WithoutTables, "without tables (`--unwind fp`)", f64::INFINITY),
-    (Way::Cached, "tables from the cache", 200.0),
-    (Way::Cold, "tables built, empty cache", 1000.0),
+const WAYS: [Way; 2] = [
+    Way { name: "tables from the cache", cold: false, limit_ms: 200.0 },
+    Way { name: "tables built, empty cache", cold: true, limit_ms: 1000.0 },
 ];
+
+/// One attach, in milliseconds.
+#[derive(Clone, Copy)]
+struct Times {
+    total: f64,
+    /// To build or read tables.
+    building: f64,
+    /// To write them to the kernel.
+    writing: f64,
+}
 
 /// Attaches time and again.
 pub(super) fn measure(bench: &Bench) -> Result<String> {
@@ -35,39 +42,43 @@ pub(super) fn measure(bench: &Bench) -> Result<String> {
     let pids = &running.pids[..1];
     let mut times = [const { Vec::new() }; WAYS.len()];
     // Fills the cache, and brings files into memory.
-    attach(bench, pids, Way::Cold, &cache)?;
+    attach(bench, pids, true, &cache)?;
     for _ in 0..ROUNDS {
-        for ((way, ..), times) in WAYS.iter().zip(&mut times) {
-            times.push(attach(bench, pids, *way, &cache)?);
+        for (way, times) in WAYS.iter().zip(&mut times) {
+            times.push(attach(bench, pids, way.cold, &cache)?);
         }
     }
-    let spreads = times.map(Spread::new);
-    let base = spreads[0].median();
-    let rows = WAYS.iter().zip(&spreads).map(|((_, name, limit), spread)| {
-        let (bar, met) = if limit.is_finite() {
-            (format!("{limit:.0}"), if spread.median() <= *limit { "yes" } else { "no" })
-        } else {
-            (String::new(), "")
-        };
-        let tables = (spread.median() - base).max(0.0);
-        vec![(*name).to_owned(), format!("{spread:.0}"), format!("{tables:.0}"), bar, met.to_owned()]
-    });
-    let head = ["attaching to a postgres backend", "ms, median (extremes)", "of which tables, ms", "at most", "met"];
-    Ok(document::table(&head, &rows.collect::<Vec<_>>()))
+    let rows: Vec<_> = WAYS.iter().zip(&times).map(|(way, times)| cells(way, times)).collect();
+    let head =
+        ["attaching to a postgres backend", "ms in all", "tables: build or read", "write", "in all at most", "met"];
+    Ok(format!("{}\nMedians of {ROUNDS} turns, extremes in parentheses.\n", document::table(&head, &rows)))
 }
 
-/// One attach, in milliseconds.
-fn attach(bench: &Bench, pids: &[u32], way: Way, cache: &Path) -> Result<f64> {
-    if let Way::Cold = way {
+fn cells(way: &Way, times: &[Times]) -> Vec<String> {
+    let spread = |of: fn(&Times) -> f64| Spread::new(times.iter().map(of).collect());
+    let total = spread(|times| times.total);
+    vec![
+        way.name.to_owned(),
+        format!("{total:.0}"),
+        format!("{:.1}", spread(|times| times.building)),
+        format!("{:.1}", spread(|times| times.writing)),
+        format!("{:.0}", way.limit_ms),
+        if total.median() <= way.limit_ms { "yes" } else { "no" }.to_owned(),
+    ]
+}
+
+/// Attaches once.
+fn attach(bench: &Bench, pids: &[u32], cold: bool, cache: &Path) -> Result<Times> {
+    if cold {
         for entry in std::fs::read_dir(cache)? {
             std::fs::remove_dir_all(entry?.path())?;
         }
     }
     let mut command = bench.heapbpf.command(pids, cache)?;
     command.args(["--duration", "100ms", "-o"]).arg(bench.folder.join("attach.folded"));
-    command.args(["--unwind", if let Way::WithoutTables = way { "fp" } else { "auto" }]);
     let recording = Recording::start(&mut command)?;
-    let milliseconds = recording.attached_after.as_secs_f64() * 1e3;
+    let [building, writing] = recording.tables_ms;
+    let times = Times { total: recording.attached_after.as_secs_f64() * 1e3, building, writing };
     recording.finish()?;
-    Ok(milliseconds)
+    Ok(times)
 }

@@ -87,15 +87,25 @@ struct Nested {
 impl Nested {
     fn start(program: &Path) -> Result<Self> {
         let guarded = Guarded::spawn(bound(program).stdin(Stdio::piped()).stdout(Stdio::piped()))?;
-        Ok(Self { guarded })
+        let mut nested = Self { guarded };
+        let ready = nested.read_line()?;
+        ensure!(ready == "ready", "the target said `{ready}`");
+        Ok(nested)
     }
 
     /// Has it do its calls and returns their median, in nanoseconds.
     fn work(&mut self) -> Result<f64> {
         let child = self.guarded.child();
         writeln!(child.stdin.as_mut().context("its input was asked for")?, "go")?;
+        let line = self.read_line()?;
+        line.parse().with_context(|| format!("the target said `{line}`"))
+    }
+
+    /// It says one line at a time, so that a reader may be thrown away.
+    fn read_line(&mut self) -> Result<String> {
+        let output = self.guarded.child().stdout.as_mut().context("its output was asked for")?;
         let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().context("its output was asked for")?).read_line(&mut line)?;
-        line.trim().parse().with_context(|| format!("the target said `{}`", line.trim()))
+        BufReader::new(output).read_line(&mut line)?;
+        Ok(line.trim().to_owned())
     }
 }
