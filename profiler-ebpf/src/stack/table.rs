@@ -109,8 +109,7 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     };
     // SAFETY: the pointer comes from a successful lookup, and the area is claimed by this program.
     let walk = unsafe { &mut (*scratch).walk };
-    let registers =
-        Registers { ip: walk.ip, sp: walk.sp, bp: walk.bp, is_return_address: walk.is_return_address != 0 };
+    let registers = Registers { ip: walk.ip, sp: walk.sp, bp: walk.bp, is_return_address: walk.is_return_address != 0 };
     let depth = walk.depth as usize;
     if depth >= STACK_FRAMES_MAX {
         return StackEnd::Truncated as u32 + 1;

@@ -4,5 +4,6 @@ pub mod bpf;
 pub mod capability;
 pub mod clock;
 pub mod map_batch;
+pub mod map_memory;
 pub mod pidfd;
 pub mod readiness;
