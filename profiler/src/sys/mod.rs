@@ -6,5 +6,6 @@ pub mod capability;
 pub mod clock;
 pub mod feature;
 pub mod map_batch;
+pub mod map_memory;
 pub mod pidfd;
 pub mod readiness;
