@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::quantity;
+use crate::doctor::TARGET_COMMAND;
 use crate::probe::place::PlacementMode;
 use crate::report::{Format, View};
 
@@ -51,7 +52,7 @@ pub(super) enum Command {
     /// work, else with 1.
     Doctor(DoctorArgs),
     /// Be the process that `doctor` probes.
-    #[command(hide = true)]
+    #[command(name = TARGET_COMMAND, hide = true)]
     DoctorTarget,
     /// Print a completion script: `heapbpf completions bash > /etc/bash_completion.d/heapbpf`.
     Completions {

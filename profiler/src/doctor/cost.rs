@@ -7,7 +7,6 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Instant;
 
 use profiler_common::hook::{CallShape, HookCookie, Register};
 use profiler_common::sampling::SamplingRate;
@@ -19,19 +18,19 @@ use crate::ids::{HeapId, Pid};
 use crate::probe::attach::{AttachError, Probe, backend, detach_all};
 use crate::probe::place::Class;
 use crate::sys::calibration::Spot;
+use crate::sys::clock;
 
 /// The hidden command that makes heapbpf the process to be probed.
 pub const TARGET_COMMAND: &str = "doctor-target";
 
-/// Calls in one measurement, and measurements of each function. The median of them is believed: a machine's other work
-/// only ever adds.
+/// Calls in one measurement, and measurements of each function. The median of them is believed.
 const CALLS: u32 = 400;
 const ROUNDS: usize = 9;
 
 /// Calls that a target makes at most for one line of input.
 const CALLS_MAX: u32 = 10_000_000;
 
-/// Nanoseconds that a call of a probed function takes more than one that is not probed.
+/// Nanoseconds of CPU time that a call of a probed function takes more than one that is not probed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// Probed at an instruction that the kernel emulates.
@@ -174,7 +173,8 @@ impl Drop for Target {
 }
 
 /// The process to be probed, from the inside: for each line with the number of a function and a number of calls, makes
-/// them and answers with the nanoseconds that they took. Ends with its input.
+/// them and answers with the nanoseconds of CPU time that they took: what the machine does meanwhile does not count.
+/// Ends with its input.
 ///
 /// # Errors
 ///
@@ -187,9 +187,9 @@ pub fn serve(input: impl BufRead, mut output: impl Write) -> std::io::Result<()>
             Some((spot, calls.parse::<u32>().ok()?))
         });
         let (spot, calls) = request.ok_or_else(|| std::io::Error::other("a line is not `FUNCTION CALLS`"))?;
-        let began = Instant::now();
+        let began_ns = clock::cpu_ns();
         spot.call(calls.min(CALLS_MAX));
-        writeln!(output, "{}", u32::try_from(began.elapsed().as_nanos()).unwrap_or(u32::MAX))?;
+        writeln!(output, "{}", u32::try_from(clock::cpu_ns().saturating_sub(began_ns)).unwrap_or(u32::MAX))?;
         output.flush()?;
     }
     Ok(())

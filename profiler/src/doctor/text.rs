@@ -160,7 +160,7 @@ fn row(hook: &PlannedHook, costs: Option<&Costs>) -> Vec<String> {
     vec![names.join(", "), offset, instruction, class.to_owned(), cost, module]
 }
 
-/// Two digits: more would say that the next measurement gives the same.
+/// Rounded: every digit would say that the next measurement gives the same.
 fn nanos(nanos: f64) -> String {
     if nanos < 10_000.0 { format!("{:.0} ns", round(nanos, 10.0)) } else { format!("{:.0} µs", nanos / 1000.0) }
 }
