@@ -99,6 +99,15 @@ pub(crate) const BENCH_UNWIND: &[Package] = &[
     package("ffmpeg", Proof::Program("ffmpeg"), "a program of two hundred modules"),
 ];
 
+/// What virtual machines take.
+pub(crate) const VM: &[Package] = &[
+    package("qemu-system-x86", Proof::Program("qemu-system-x86_64"), "emulates a machine"),
+    package("busybox-static", Proof::Program("busybox"), "the virtual machine's programs"),
+    package("cpio", Proof::Program("cpio"), "packs the virtual machine's files"),
+    package("gcc", Proof::Program("gcc"), "compiles targets in C"),
+    package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the targets in C"),
+];
+
 /// Those of `packages` that are not `present`, in order.
 pub(crate) fn missing<'a>(packages: &[&'a [Package]], present: impl Fn(Proof) -> bool) -> Vec<&'a Package> {
     packages.iter().copied().flatten().filter(|package| !present(package.proof)).collect()
