@@ -26,7 +26,7 @@ impl fmt::Display for Check {
             Ok(words) => ("ok", words),
             Err(words) => ("FAILED", words),
         };
-        write!(f, "  {verdict:<7} {:<44} {words}", self.name)
+        write!(f, "  {verdict:<7} {:<52} {words}", self.name)
     }
 }
 
@@ -37,15 +37,17 @@ struct Session {
     callers: &'static [&'static str],
     /// By tables, every stack reaches its thread's first frame. libc has no frame pointers to get there by.
     by_tables: bool,
+    /// The links are the cheapest that the kernel has, not perf events.
+    cheapest_links: bool,
     /// Nothing but the functions of the ledger allocates.
     alone: bool,
 }
 
 const SESSIONS: [Session; 4] = [
-    Session { name: "tables", callers: &["work", "main"], by_tables: true, alone: true },
-    Session { name: "pointers", callers: &["work", "main"], by_tables: false, alone: true },
-    Session { name: "threads", callers: &["thread"], by_tables: true, alone: false },
-    Session { name: "ending", callers: &["work", "main"], by_tables: true, alone: true },
+    Session { name: "tables", callers: &["work", "main"], by_tables: true, cheapest_links: true, alone: true },
+    Session { name: "pointers", callers: &["work", "main"], by_tables: false, cheapest_links: false, alone: true },
+    Session { name: "threads", callers: &["thread"], by_tables: true, cheapest_links: true, alone: false },
+    Session { name: "ending", callers: &["work", "main"], by_tables: true, cheapest_links: true, alone: true },
 ];
 
 /// The most instructions that the verifier goes through for one program (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h
@@ -54,6 +56,7 @@ const VERIFIER_LIMIT: u64 = 1_000_000;
 
 /// Every check.
 pub(super) fn judge(transcript: &Transcript) -> Vec<Check> {
+    let kernel = transcript.value("kernel").map_or((0, 0), version);
     let mut checks = Vec::new();
     for session in &SESSIONS {
         let mut add = |what: &str, outcome| checks.push(Check { name: format!("{}: {what}", session.name), outcome });
@@ -63,10 +66,11 @@ pub(super) fn judge(transcript: &Transcript) -> Vec<Check> {
             Ok((report, ledger)) => {
                 let process = &report.targets[0];
                 add("every hook is attached, nothing is lost", complete(&report));
+                add("links are the kind they should be", links(process, session, kernel));
                 add("totals are true to the byte", totals(process, &ledger, session.alone));
                 add("stacks", stacks(&report, &ledger, session));
                 if session.name == "ending" {
-                    add("the target's end is known", exit(process, transcript.value("kernel").unwrap_or_default()));
+                    add("the target's end is known", exit(process, kernel));
                 }
             }
         }
@@ -117,6 +121,20 @@ fn complete(report: &Report) -> Outcome {
         return Err(format!("{} hooks, lost: {lost:?}", hooks.len()));
     }
     Ok(format!("{} hooks, {} events", hooks.len(), report.health.events))
+}
+
+/// A kernel that has better links and is thought to have none would go unnoticed otherwise.
+fn links(process: &Process, session: &Session, kernel: (u32, u32)) -> Outcome {
+    let expected = match kernel {
+        (6, 13..) | (7.., _) if session.cheapest_links => "session",
+        (6, 6..) if session.cheapest_links => "multi",
+        _ => "perf",
+    };
+    let mut used: Vec<_> =
+        process.heaps.iter().flat_map(|heap| &heap.hooks).map(|hook| hook.backend.as_str()).collect();
+    used.sort_unstable();
+    used.dedup();
+    if used == [expected] { Ok(expected.to_owned()) } else { Err(format!("{used:?} instead of {expected}")) }
 }
 
 fn totals(process: &Process, ledger: &Ledger, alone: bool) -> Outcome {
@@ -180,9 +198,9 @@ fn stacks(report: &Report, ledger: &Ledger, session: &Session) -> Outcome {
 }
 
 /// Before Linux 6.15 nobody but its parent learns the exit code of a process that is gone.
-fn exit(process: &Process, kernel: &str) -> Outcome {
+fn exit(process: &Process, kernel: (u32, u32)) -> Outcome {
     let told = process.exit_code.map_or("no exit code".to_owned(), |code| format!("exit code {code}"));
-    let expected = process.exit_code == Some(7) || process.exit_code.is_none() && version(kernel) < (6, 15);
+    let expected = process.exit_code == Some(7) || process.exit_code.is_none() && kernel < (6, 15);
     if process.exited && expected { Ok(told) } else { Err(format!("exited: {}, {told}", process.exited)) }
 }
 

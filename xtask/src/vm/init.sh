@@ -97,8 +97,8 @@ file tables.ledger
 value tables.probes_after "$(probes $target)"
 leave
 
-# The same by frame pointers.
-begin pointers framed --interval 1 --unwind fp
+# The same by frame pointers, and by the links that every kernel has.
+begin pointers framed --interval 1 --unwind fp --backend perf
 kill -TERM $heapbpf
 finish
 file pointers.ledger

@@ -61,7 +61,10 @@ fn each_fault_fails_its_own_check() {
     check("probes_during 9", "probes_during 0", &["tables: probes come and go"]);
     check("pointers.verified 10 400000 30", "pointers.verified 10 999999 30", &["the verifier's effort"]);
     check("tables.verified 10 400000 30", "tables.verified", &["the verifier's effort"]);
-    check("6.1.0-56", "6.15.0", &["ending: the target's end is known"]);
+    let links = |session: &str| format!("{session}: links are the kind they should be");
+    let [tables, threads, ending] = ["tables", "threads", "ending"].map(links);
+    check("6.1.0-56", "6.6.0", &[&tables, &threads, &ending]);
+    check("6.1.0-56", "6.15.0", &[&tables, &threads, &ending, "ending: the target's end is known"]);
 }
 
 #[test]
@@ -71,6 +74,7 @@ fn faults_of_reports() {
         check(from, to, &all(what).iter().map(String::as_str).collect::<Vec<_>>());
     };
     check_all("\"lost\":{}", "\"lost\":{\"a\":1}", "every hook is attached, nothing is lost");
+    check_all("\"perf\"", "\"multi\"", "links are the kind they should be");
     check_all("\"attached\":true", "\"attached\":false", "every hook is attached, nothing is lost");
     check("\"work\",\"module\"", "\"other\",\"module\"", &["tables: stacks", "pointers: stacks", "ending: stacks"]);
 }
