@@ -6,6 +6,7 @@ mod cost;
 mod ends;
 mod program;
 mod programs;
+mod roots;
 mod stacks;
 mod tables;
 
