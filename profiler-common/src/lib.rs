@@ -6,6 +6,7 @@
 
 pub mod counter;
 pub mod hook;
+pub mod interval;
 pub mod limits;
 pub mod live;
 #[cfg(feature = "user")]

@@ -15,7 +15,7 @@ pub const INTERVAL_BYTES_MAX: u64 = 1 << 30;
 pub const INFLIGHT_MAX: u32 = 65_536;
 
 /// Live sampled blocks that the kernel can hold, unless the user asks for another number.
-pub const LIVE_BLOCKS_DEFAULT: u32 = 4 << 20;
+pub const LIVE_BLOCKS_DEFAULT: u32 = 1 << 20;
 
 /// Stacks whose frames have crossed the ring. The table evicts the least recently used, which only costs sending
 /// those frames again.
@@ -24,6 +24,9 @@ pub const STACKS_SEEN: u32 = 65_536;
 /// Scratch areas for unwinding, per CPU: a program can be preempted by another one on the same CPU, and each holds one
 /// area while it runs.
 pub const SCRATCH_PER_CPU: u32 = 4;
+
+/// Pages of one stack that a raw copy holds at most: 128 KiB. An interpreter needs most of it for 170 frames.
+pub const RAW_STACK_PAGES_MAX: usize = 32;
 
 /// Executable mappings of all targets together.
 pub const MAPPINGS_MAX: u32 = 65_536;

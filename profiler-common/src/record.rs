@@ -20,6 +20,9 @@ pub enum RecordKind {
     Restore = 3,
     /// The frames of a stack: [`StackHeader`], then `depth` addresses of 8 bytes, the direct caller first.
     Stack = 4,
+    /// A copy of the stack's memory, for checking the unwinder: [`RawStackHeader`], then the memory. Written by request
+    /// only, for each sampled call.
+    RawStack = 5,
 }
 
 impl RecordKind {
@@ -31,6 +34,7 @@ impl RecordKind {
             2 => Self::Free,
             3 => Self::Restore,
             4 => Self::Stack,
+            5 => Self::RawStack,
             _ => return None,
         })
     }
@@ -67,8 +71,10 @@ pub struct AllocRecord {
     pub address: u64,
     /// The thread.
     pub tid: u32,
+    /// The hook that saw it: an index into the session's list.
+    pub hook: u16,
     /// Always 0.
-    pub reserved: u32,
+    pub reserved: u16,
     /// The block, as entered into the live set.
     pub block: LiveBlock,
 }
@@ -105,7 +111,26 @@ pub struct StackHeader {
     pub reserved: [u8; 5],
 }
 
+/// The fixed part of a raw stack record: the registers at the call's entry, and what memory follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct RawStackHeader {
+    /// Kind `RawStack`.
+    pub header: RecordHeader,
+    /// The id of the stack that was unwound from the same registers and memory.
+    pub stack_id: u64,
+    /// Stack pointer: the return address is on top.
+    pub sp: u64,
+    /// Frame pointer, or whatever the caller keeps in rbp.
+    pub bp: u64,
+    /// Address of the first byte that follows: where the page of `sp` begins.
+    pub start: u64,
+    /// Bytes that follow: whole pages, up to the first that is not there.
+    pub length: u64,
+}
+
 const _: () = assert!(size_of::<RecordHeader>() == 8);
-const _: () = assert!(size_of::<AllocRecord>() == 56);
+const _: () = assert!(size_of::<AllocRecord>() == 48);
 const _: () = assert!(size_of::<FreeRecord>() == 32);
 const _: () = assert!(size_of::<StackHeader>() == 24);
+const _: () = assert!(size_of::<RawStackHeader>() == 48);

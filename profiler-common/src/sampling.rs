@@ -12,12 +12,16 @@
 //! fractions of 2^64, and p's relative error is below 2^-28 (tested), a thousand times less than what could be seen in
 //! a billion samples.
 
+use crate::interval::Interval;
+
 /// Sampling parameters of one heap, as they lie in the BPF map. 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SamplingRate {
-    /// T: mean bytes between samples. 1 takes every block.
-    pub interval_bytes: u64,
+    /// T: mean bytes between samples. 1 takes every block, 0 none.
+    pub interval_bytes: u32,
+    /// T as blocks carry it: see [`Interval`].
+    pub interval_code: u32,
     /// `⌊2^64 / T⌋`, saturated for T = 1.
     pub inverse: u64,
 }
@@ -26,14 +30,15 @@ const _: () = assert!(size_of::<SamplingRate>() == 16);
 
 impl SamplingRate {
     /// Samples nothing: what a heap has before its rate is set and after recording.
-    pub const STOPPED: Self = Self { interval_bytes: 0, inverse: 0 };
+    pub const STOPPED: Self = Self { interval_bytes: 0, interval_code: 0, inverse: 0 };
 
-    /// The rate for a mean distance of `interval_bytes`, which must not be 0.
+    /// The rate for this interval.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "2^64 / T fits in 64 bits for T > 1; T = 1 saturates")]
-    pub const fn new(interval_bytes: u64) -> Self {
+    pub const fn new(interval: Interval) -> Self {
+        let interval_bytes = interval.bytes();
         let inverse = if interval_bytes <= 1 { u64::MAX } else { ((1u128 << 64) / interval_bytes as u128) as u64 };
-        Self { interval_bytes, inverse }
+        Self { interval_bytes, interval_code: interval.code(), inverse }
     }
 
     /// Draws whether a block of `size_bytes` is sampled. `random` gives uniform 32-bit numbers; most calls that end
@@ -41,7 +46,7 @@ impl SamplingRate {
     #[inline(always)]
     pub fn samples(&self, size_bytes: u64, mut random: impl FnMut() -> u32) -> bool {
         let size = if size_bytes == 0 { 1 } else { size_bytes };
-        if size >= self.interval_bytes {
+        if size >= self.interval_bytes as u64 {
             return true;
         }
         // x = s/T as a fraction of 2^64. p < x, so a draw that is not below x is decided without computing p; and

@@ -18,6 +18,10 @@ static SCRATCH_AREAS: u32 = 0;
 #[unsafe(no_mangle)]
 static UNWIND_BY_TABLES: u32 = 0;
 
+/// 1 to send a copy of each sampled call's stack, for checking the unwinder; else 0, and the verifier drops the code.
+#[unsafe(no_mangle)]
+static RAW_STACKS: u32 = 0;
+
 /// Reads a global that the loader may have overwritten, which the compiler cannot know.
 #[inline(always)]
 fn read<T: Copy>(global: &'static T) -> T {
@@ -38,6 +42,11 @@ pub(crate) fn wakeup_bytes() -> u64 {
 #[inline(always)]
 pub(crate) fn scratch_areas() -> u32 {
     read(&SCRATCH_AREAS)
+}
+
+#[inline(always)]
+pub(crate) fn raw_stacks() -> bool {
+    read(&RAW_STACKS) != 0
 }
 
 #[inline(always)]

@@ -8,7 +8,8 @@ use profiler_common::counter::Counter;
 use crate::maps::EVENTS;
 use crate::{config, counter};
 
-/// Records are at most this long, so a fill level that rises by records cannot jump over a band of this width.
+/// Records are at most this long, so a fill level that rises by records cannot jump over a band of this width. (Raw
+/// stacks are longer; where they jump over it, they wait for the agent's timer.)
 const WAKEUP_BAND_BYTES: u64 = 16 << 10;
 
 /// A forced wake-up costs 7 to 9 µs, and without flags a reader that keeps up is woken for every record. So the agent

@@ -23,8 +23,8 @@ pub(crate) struct Inflight {
     pub(crate) stack_id: u64,
     /// The old block as it was in the live set, when `old_tracked`.
     pub(crate) old: LiveBlock,
-    /// The interval that the call was sampled at, or 0 when it was not sampled.
-    pub(crate) interval_bytes: u32,
+    /// The interval that the call was sampled at, as blocks carry it, or 0 when it was not sampled.
+    pub(crate) interval_code: u32,
     pub(crate) hook: u16,
     /// A [`CallShape`](profiler_common::hook::CallShape).
     pub(crate) shape: u8,

@@ -31,6 +31,7 @@ pub(crate) fn enter(call: &Call, kind: RecordKind, address: u64, block: LiveBloc
         header: RecordHeader::new(kind, call.tgid()),
         address,
         tid: call.tid(),
+        hook: call.cookie.hook(),
         reserved: 0,
         block,
     });

@@ -13,6 +13,7 @@ use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell
 
 use crate::inflight::Inflight;
 use crate::scratch::Scratch;
+use crate::stack::RawRecord;
 
 /// Records for the agent.
 #[map]
@@ -42,6 +43,10 @@ pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Cou
 #[map]
 pub(crate) static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
+/// Copies of stacks on their way into the ring. An area here belongs to whoever holds the same one of [`SCRATCH`].
+#[map]
+pub(crate) static RAW: Array<RawRecord> = Array::with_max_entries(1, 0);
+
 /// Unwind rows of all modules, two to a cell.
 #[map]
 pub(crate) static ROWS: Array<RowCell> = Array::with_max_entries(1, 0);
@@ -60,4 +65,5 @@ pub(crate) static MAPPINGS: Array<ProcessMapping> = Array::with_max_entries(MAPP
 
 /// Where each target's mappings lie.
 #[map]
-pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> = HashMap::with_max_entries(PROCESSES_MAX, BPF_F_NO_PREALLOC);
+pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> =
+    HashMap::with_max_entries(PROCESSES_MAX, BPF_F_NO_PREALLOC);

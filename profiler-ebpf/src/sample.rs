@@ -5,7 +5,7 @@ use profiler_common::sampling::SamplingRate;
 
 use crate::maps::RATES;
 
-/// A draw at a heap's present rate: the interval in bytes when the call is sampled.
+/// A draw at a heap's present rate: the interval's code when the call is sampled.
 #[inline(always)]
 pub(crate) fn draw(heap: u8, size_bytes: u64) -> Option<u32> {
     let rate: &SamplingRate = RATES.get(u32::from(heap))?;
@@ -14,5 +14,5 @@ pub(crate) fn draw(heap: u8, size_bytes: u64) -> Option<u32> {
         return None;
     }
     // SAFETY: the helper takes no arguments.
-    if rate.samples(size_bytes, || unsafe { bpf_get_prandom_u32() }) { Some(rate.interval_bytes as u32) } else { None }
+    if rate.samples(size_bytes, || unsafe { bpf_get_prandom_u32() }) { Some(rate.interval_code) } else { None }
 }

@@ -2,6 +2,7 @@
 
 use std::ops::{Add, AddAssign, Sub, SubAssign};
 
+use profiler_common::interval::Interval;
 use profiler_common::sampling;
 
 /// Fraction bits of an estimate.
@@ -104,8 +105,8 @@ pub struct Weight {
 impl Weight {
     /// The weight of a block of `size_bytes` that was sampled at this interval.
     #[must_use]
-    pub fn of(size_bytes: u64, interval_bytes: u32) -> Self {
-        let interval_bytes = u64::from(interval_bytes);
+    pub fn of(size_bytes: u64, interval: Interval) -> Self {
+        let interval_bytes = u64::from(interval.bytes());
         if size_bytes >= interval_bytes {
             return Self { bytes: EstimatedBytes::exact(size_bytes), count: EstimatedCount::exact(1) };
         }
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn what_is_added_and_taken_away_leaves_nothing() {
-        let weights: Vec<Weight> = (1..5000).map(|size| Weight::of(size, 4096)).collect();
+        let weights: Vec<Weight> = (1..5000).map(|size| Weight::of(size, Interval::nearest(4096))).collect();
         let mut sum = EstimatedBytes::ZERO;
         weights.iter().for_each(|weight| sum += weight.bytes);
         weights.iter().rev().for_each(|weight| sum -= weight.bytes);
@@ -135,9 +136,9 @@ mod tests {
 
     #[test]
     fn weights_at_interval_one_are_exact() {
-        let weight = Weight::of(30_000, 1);
+        let weight = Weight::of(30_000, Interval::EXACT);
         assert_eq!((weight.bytes.rounded(), weight.count.rounded()), (30_000, 1));
-        let empty = Weight::of(0, 1);
+        let empty = Weight::of(0, Interval::EXACT);
         assert_eq!((empty.bytes, empty.count), (EstimatedBytes::ZERO, EstimatedCount::exact(1)));
     }
 

@@ -51,6 +51,8 @@ pub struct Hook {
     pub module: String,
     pub backend: String,
     pub offset: u64,
+    pub instruction: Option<String>,
+    pub emulated: Option<bool>,
     pub attached: bool,
     pub error: Option<String>,
 }

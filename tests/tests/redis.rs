@@ -87,10 +87,10 @@ impl Drop for Redis {
 #[test]
 fn redis_under_load_is_profiled_without_a_loss() {
     let redis = Redis::start();
-    let mut heapbpf = Heapbpf::of(redis.pid(), "--duration 5s -o out.svg -o out.json");
+    let mut heapbpf = Heapbpf::of(redis.pid(), "-o out.svg -o out.json");
     let session = heapbpf.start();
     redis.set_keys(20_000);
-    let _ = session.wait().expect_code(0);
+    let _ = session.interrupt().expect_code(0);
     redis.assert_answers();
     assert_no_probes(redis.pid());
 

@@ -13,6 +13,7 @@ mod privilege;
 mod repository;
 mod test;
 mod tidy;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,7 @@ enum Verb {
     Demo(demo::Arguments),
     Test(test::Arguments),
     Tidy(tidy::Arguments),
+    Vm(vm::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Verb::Demo(arguments) => demo::run(&arguments),
         Verb::Test(arguments) => test::run(&arguments),
         Verb::Tidy(arguments) => tidy::run(&arguments),
+        Verb::Vm(arguments) => vm::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -66,8 +66,21 @@ pub(crate) const TESTS: &[Package] = &[
     package("gcc", Proof::Program("gcc"), "compiles targets in C"),
     package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the targets in C"),
     package("g++", Proof::Program("g++"), "compiles targets in C++"),
+    package("binutils", Proof::Program("objdump"), "a second opinion on instructions"),
+    package("libjemalloc2", Proof::File("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"), "an allocator to profile"),
+    package(
+        "libtcmalloc-minimal4",
+        Proof::File("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"),
+        "an allocator to profile",
+    ),
+    package("libmimalloc2.0", Proof::File("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2.0"), "an allocator to profile"),
+    package("musl-tools", Proof::Program("musl-gcc"), "a C library to profile"),
     package("redis-server", Proof::Program("redis-server"), "a real target, with jemalloc"),
     package("redis-tools", Proof::Program("redis-benchmark"), "puts load on redis"),
+    package("python3", Proof::Program("python3"), "a real target: an interpreter"),
+    package("perl", Proof::Program("perl"), "a real target: an interpreter"),
+    package("sqlite3", Proof::Program("sqlite3"), "a real target: a database"),
+    package("git", Proof::Program("git"), "a real target: a repository's history"),
     package("chromium", Proof::Program("chromium"), "opens the flame graphs"),
 ];
 
@@ -84,6 +97,15 @@ pub(crate) const BENCH_UNWIND: &[Package] = &[
     package("git", Proof::Program("git"), "reads a history"),
     package("sqlite3", Proof::Program("sqlite3"), "a database in one process"),
     package("ffmpeg", Proof::Program("ffmpeg"), "a program of two hundred modules"),
+];
+
+/// What virtual machines take.
+pub(crate) const VM: &[Package] = &[
+    package("qemu-system-x86", Proof::Program("qemu-system-x86_64"), "emulates a machine"),
+    package("busybox-static", Proof::Program("busybox"), "the virtual machine's programs"),
+    package("cpio", Proof::Program("cpio"), "packs the virtual machine's files"),
+    package("gcc", Proof::Program("gcc"), "compiles targets in C"),
+    package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the targets in C"),
 ];
 
 /// Those of `packages` that are not `present`, in order.

@@ -26,6 +26,18 @@ impl Random {
     }
 }
 
+fn at(interval_bytes: u64) -> SamplingRate {
+    let bytes = u32::try_from(interval_bytes).expect("intervals are below 2^30");
+    let rate = SamplingRate::new(Interval::nearest(bytes));
+    assert_eq!(rate.interval_bytes, bytes, "the tests use intervals that are exact");
+    rate
+}
+
+/// The nearest interval that there is.
+fn exact(interval_bytes: u64) -> u64 {
+    u64::from(Interval::nearest(u32::try_from(interval_bytes).expect("intervals are below 2^30")).bytes())
+}
+
 /// One run: live bytes and counts estimated from samples against the truth, in standard deviations of the estimator.
 ///
 /// Var of one block's contribution v/p·Bernoulli(p) is v²(1−p)/p.
@@ -35,7 +47,7 @@ struct Deviation {
 }
 
 fn run(interval_bytes: u64, blocks: u32, seed: u64) -> Deviation {
-    let rate = SamplingRate::new(interval_bytes);
+    let rate = at(interval_bytes);
     let mut random = Random(seed);
     let (mut bytes, mut bytes_estimated, mut bytes_variance) = (0.0, 0.0, 0.0);
     let (mut count_estimated, mut count_variance) = (0.0, 0.0);
@@ -88,7 +100,7 @@ fn bytes_and_counts_are_unbiased_at_512_kib() {
 
 #[test]
 fn an_interval_of_one_takes_everything_at_its_own_size() {
-    let rate = SamplingRate::new(1);
+    let rate = at(1);
     for size in [0, 1, 2, 4095, u64::MAX] {
         assert!(rate.samples(size, || u32::MAX), "a block of {size} bytes was passed over");
         assert!((estimated_count(size, 1) - 1.0).abs() < f64::EPSILON);
@@ -98,7 +110,7 @@ fn an_interval_of_one_takes_everything_at_its_own_size() {
 
 #[test]
 fn a_block_of_the_interval_or_more_is_always_taken() {
-    let rate = SamplingRate::new(4096);
+    let rate = at(4096);
     assert!(rate.samples(4096, || u32::MAX));
     assert!(!rate.samples(4095, || u32::MAX));
     assert!((estimated_bytes(4096, 4096) - 4096.0).abs() < f64::EPSILON);
@@ -107,7 +119,7 @@ fn a_block_of_the_interval_or_more_is_always_taken() {
 #[test]
 fn empty_blocks_are_seen_and_weigh_no_bytes() {
     let mut random = Random(5);
-    let rate = SamplingRate::new(64);
+    let rate = at(64);
     let seen = (0..64_000).filter(|_| rate.samples(0, || random.next_u32())).count();
     // 64,000 · p(1, 64) = 992 ± 31.
     assert!((850..1150).contains(&seen), "{seen} empty blocks seen");
@@ -115,7 +127,7 @@ fn empty_blocks_are_seen_and_weigh_no_bytes() {
 }
 
 fn check_probability(size: u64, interval: u64) -> Result<(), TestCaseError> {
-    let x = size.wrapping_mul(SamplingRate::new(interval).inverse);
+    let x = size.wrapping_mul(at(interval).inverse);
     let got = probability(x) as f64 / 2f64.powi(64);
     let want = -(-(size as f64) / interval as f64).exp_m1();
     let error = (got / want - 1.0).abs();
@@ -128,6 +140,7 @@ proptest! {
 
     #[test]
     fn fixed_point_probability_matches_floating_point(interval in 2u64..=1 << 30, share in 0.0f64..1.0) {
+        let interval = exact(interval);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within [1, interval)")]
         let size = ((interval as f64 * share) as u64).clamp(1, interval - 1);
         check_probability(size, interval)?;
@@ -135,6 +148,7 @@ proptest! {
 
     #[test]
     fn small_blocks_keep_their_relative_precision(interval in 1u64 << 10..=1 << 30, size in 1u64..1 << 10) {
+        let interval = exact(interval);
         check_probability(size.min(interval - 1), interval)?;
     }
 }

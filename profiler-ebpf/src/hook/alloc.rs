@@ -6,10 +6,6 @@ use crate::hook::{ALLOC_OUT, Call};
 use crate::inflight::{self, Inflight};
 use crate::{sample, stack};
 
-/// No block: what `Inflight::old` holds when there is none.
-pub(super) const NO_BLOCK: LiveBlock =
-    LiveBlock { size_bytes: 0, time_ns: 0, stack_id: 0, interval_bytes: 0, hook: 0, heap: 0, reserved: 0 };
-
 /// True when the return has to be seen.
 #[inline(always)]
 pub(crate) fn entry(call: &Call, shape: u8) -> bool {
@@ -34,8 +30,8 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
             size_bytes: size_bytes.unwrap_or(0),
             pointer: if shape == ALLOC_OUT { call.pointer() } else { 0 },
             stack_id,
-            old: NO_BLOCK,
-            interval_bytes: interval.unwrap_or(0),
+            old: LiveBlock::NONE,
+            interval_code: interval.unwrap_or(0),
             hook: call.cookie.hook(),
             shape,
             old_tracked: 0,

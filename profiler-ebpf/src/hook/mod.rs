@@ -13,6 +13,7 @@ use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::bpf_probe_read_user;
 use profiler_common::counter::Counter;
 use profiler_common::hook::{CallShape, RawCookie, checked_product};
+use profiler_common::interval::Interval;
 use profiler_common::limits::PAGE_BYTES;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::RecordKind;
@@ -123,16 +124,10 @@ pub(crate) fn finish(call: &Call) {
         restore_old(call, &inflight);
         return;
     };
-    if inflight.interval_bytes != 0 {
-        let block = LiveBlock {
-            size_bytes: inflight.size_bytes,
-            time_ns: live::now(),
-            stack_id: inflight.stack_id,
-            interval_bytes: inflight.interval_bytes,
-            hook: inflight.hook,
-            heap: call.cookie.heap(),
-            reserved: 0,
-        };
+    if inflight.interval_code != 0 {
+        let interval = Interval::from_code(inflight.interval_code);
+        let heap = call.cookie.heap();
+        let block = LiveBlock::new(inflight.size_bytes, live::now(), inflight.stack_id, interval, heap);
         live::enter(call, RecordKind::Alloc, address, block);
     }
 }

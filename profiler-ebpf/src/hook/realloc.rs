@@ -2,7 +2,6 @@
 
 use profiler_common::live::LiveBlock;
 
-use crate::hook::alloc::NO_BLOCK;
 use crate::hook::{Call, REALLOC};
 use crate::inflight::{self, Inflight};
 use crate::{live, sample, stack};
@@ -29,14 +28,7 @@ pub(crate) fn entry(call: &Call) -> bool {
 }
 
 #[inline(always)]
-fn note(
-    call: &Call,
-    size_bytes: u64,
-    pointer: u64,
-    stack_id: u64,
-    interval_bytes: u32,
-    old: Option<LiveBlock>,
-) -> bool {
+fn note(call: &Call, size_bytes: u64, pointer: u64, stack_id: u64, interval_code: u32, old: Option<LiveBlock>) -> bool {
     inflight::enter(
         call,
         &Inflight {
@@ -44,8 +36,8 @@ fn note(
             size_bytes,
             pointer,
             stack_id,
-            old: old.unwrap_or(NO_BLOCK),
-            interval_bytes,
+            old: old.unwrap_or(LiveBlock::NONE),
+            interval_code,
             hook: call.cookie.hook(),
             shape: REALLOC,
             old_tracked: old.is_some() as u8,

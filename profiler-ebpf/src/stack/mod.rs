@@ -1,7 +1,7 @@
 //! Takes the stack of a call and sends its frames if the agent has not had them.
 
-mod frame_pointer;
-mod table;
+mod raw;
+mod walk;
 mod window;
 
 use core::mem::size_of;
@@ -18,7 +18,8 @@ use crate::maps::STACKS;
 use crate::scratch::{Claim, Scratch};
 use crate::{config, counter, emit};
 
-pub(crate) use table::Walk;
+pub(crate) use raw::RawRecord;
+pub(crate) use walk::Walk;
 
 /// What an unwinder leaves behind; the frames are in the area's record.
 pub(crate) struct Unwound {
@@ -35,11 +36,7 @@ pub(crate) fn take(call: &Call) -> u64 {
     };
     let scratch = claim.scratch();
     let hasher = StackHasher::new(config::stack_seed(), call.tgid());
-    let unwound = if config::unwind_by_tables() {
-        table::unwind(call, &claim, hasher)
-    } else {
-        frame_pointer::unwind(call, scratch, hasher)
-    };
+    let unwound = walk::unwind(call, &claim, hasher);
     counter::raise(unwound.end.counter());
     let stack_id = id(unwound.hasher, unwound.end);
     if is_new(stack_id) {
@@ -52,6 +49,9 @@ pub(crate) fn take(call: &Call) -> u64 {
         if !emit::bytes(record.cast_const().cast(), length) {
             forget(stack_id);
         }
+    }
+    if config::raw_stacks() {
+        raw::send(claim.area(), call, stack_id);
     }
     claim.release();
     stack_id

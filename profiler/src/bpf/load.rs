@@ -40,6 +40,8 @@ pub struct KernelConfig {
     pub row_cells: u32,
     /// Random, so that a target cannot aim for clashing stack ids.
     pub stack_seed: u64,
+    /// Send a copy of every sampled call's stack, for checking the unwinder.
+    pub raw_stacks: bool,
 }
 
 /// Why the kernel side cannot run.
@@ -146,16 +148,19 @@ impl Kernel {
         let scratch_areas = cpus * SCRATCH_PER_CPU;
         let wakeup_bytes = u64::from(config.ring_bytes) / 4;
         let unwind_by_tables = u32::from(config.unwind_by_tables);
+        let (raw_stacks, raw_areas) = if config.raw_stacks { (1u32, scratch_areas) } else { (0, 1) };
         let mut loader = EbpfLoader::new();
         loader
             .override_global("STACK_SEED", &config.stack_seed, true)
             .override_global("WAKEUP_BYTES", &wakeup_bytes, true)
             .override_global("SCRATCH_AREAS", &scratch_areas, true)
             .override_global("UNWIND_BY_TABLES", &unwind_by_tables, true)
+            .override_global("RAW_STACKS", &raw_stacks, true)
             .map_max_entries("ROWS", config.row_cells.max(1))
             .map_max_entries("EVENTS", config.ring_bytes)
             .map_max_entries("LIVE", config.live_blocks_max)
-            .map_max_entries("SCRATCH", scratch_areas);
+            .map_max_entries("SCRATCH", scratch_areas)
+            .map_max_entries("RAW", raw_areas);
         let object = object()?;
         let mut ebpf = loader.load(&object).map_err(refused)?;
         start_log(&mut ebpf);

@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use profiler_common::interval::Interval;
 use terminal_size::terminal_size;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
@@ -46,7 +47,7 @@ async fn record(args: &RecordArgs, pids: Vec<Pid>, outputs: Vec<Output>) -> Resu
     let mut stops = Stops::new()?;
     let config = SessionConfig {
         pids,
-        interval_bytes: args.interval,
+        interval: Interval::nearest(args.interval),
         duration: args.duration,
         trim: args.trim,
         ring_bytes: args.ring_size,
@@ -64,6 +65,7 @@ async fn record(args: &RecordArgs, pids: Vec<Pid>, outputs: Vec<Output>) -> Resu
             BackendArg::Perf => BackendChoice::Only(LinkKind::Perf),
         },
         unwind_bytes_max: args.unwind_memory,
+        raw_stacks_max: 0,
     };
     let mut session = Session::start(config)?;
     if stops.pending() {

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use profiler_common::limits::STACK_FRAMES_MAX;
-use profiler_common::record::{AllocRecord, FreeRecord, RecordKind, StackHeader};
+use profiler_common::live::LiveBlock;
+use profiler_common::record::{AllocRecord, FreeRecord, RawStackHeader, RecordKind, StackHeader};
 use profiler_common::stack::StackEnd;
 use thiserror::Error;
 
-use super::event::{Allocation, Event, Free, Stack};
+use super::event::{Allocation, Event, Free, RawStack, Stack};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::units::MonotonicNanos;
@@ -38,6 +39,7 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Restore => allocation(bytes).map(Event::Restore),
         RecordKind::Free => free(bytes).map(Event::Free),
         RecordKind::Stack => stack(bytes),
+        RecordKind::RawStack => raw_stack(bytes),
     }
 }
 
@@ -53,16 +55,19 @@ fn word<const N: usize>(bytes: &[u8], offset: usize) -> Result<[u8; N], DecodeEr
 }
 
 fn allocation(bytes: &[u8]) -> Result<Allocation, DecodeError> {
+    const BLOCK: usize = std::mem::offset_of!(AllocRecord, block);
+    let words = [word(bytes, BLOCK)?, word(bytes, BLOCK + 8)?, word(bytes, BLOCK + 16)?];
+    let block = LiveBlock::from_words(words.map(u64::from_ne_bytes));
     Ok(Allocation {
         pid: Pid(field!(bytes, AllocRecord, header.tgid, u32)),
         tid: Tid(field!(bytes, AllocRecord, tid, u32)),
         address: TargetAddr(field!(bytes, AllocRecord, address, u64)),
-        size_bytes: field!(bytes, AllocRecord, block.size_bytes, u64),
-        time: MonotonicNanos(field!(bytes, AllocRecord, block.time_ns, u64)),
-        stack: StackId(field!(bytes, AllocRecord, block.stack_id, u64)),
-        interval_bytes: field!(bytes, AllocRecord, block.interval_bytes, u32),
-        hook: HookId(field!(bytes, AllocRecord, block.hook, u16)),
-        heap: HeapId(field!(bytes, AllocRecord, block.heap, u8)),
+        size_bytes: block.size_bytes(),
+        time: MonotonicNanos(block.time_ns()),
+        stack: StackId(block.stack_id()),
+        interval: block.interval(),
+        hook: HookId(field!(bytes, AllocRecord, hook, u16)),
+        heap: HeapId(block.heap()),
     })
 }
 
@@ -89,9 +94,23 @@ fn stack(bytes: &[u8]) -> Result<Event, DecodeError> {
     Ok(Event::Stack(pid, StackId(field!(bytes, StackHeader, stack_id, u64)), Stack { frames, end }))
 }
 
+fn raw_stack(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let length = usize::try_from(field!(bytes, RawStackHeader, length, u64)).map_err(|_| DecodeError::Short)?;
+    let memory = bytes.get(size_of::<RawStackHeader>()..).and_then(|rest| rest.get(..length));
+    let raw = RawStack {
+        sp: TargetAddr(field!(bytes, RawStackHeader, sp, u64)),
+        bp: field!(bytes, RawStackHeader, bp, u64),
+        start: TargetAddr(field!(bytes, RawStackHeader, start, u64)),
+        bytes: memory.ok_or(DecodeError::Short)?.into(),
+    };
+    let pid = Pid(field!(bytes, RawStackHeader, header.tgid, u32));
+    Ok(Event::RawStack(pid, StackId(field!(bytes, RawStackHeader, stack_id, u64)), raw))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use profiler_common::interval::Interval;
     use proptest::prelude::*;
 
     /// The bytes of an alloc record, written out so that a change of the layout is noticed.
@@ -100,13 +119,11 @@ mod tests {
         bytes.extend(42u32.to_ne_bytes());
         bytes.extend(0x7f00_1000u64.to_ne_bytes());
         bytes.extend(43u32.to_ne_bytes());
-        bytes.extend(0u32.to_ne_bytes());
-        bytes.extend(30_000u64.to_ne_bytes());
-        bytes.extend(77u64.to_ne_bytes());
-        bytes.extend(99u64.to_ne_bytes());
-        bytes.extend(4096u32.to_ne_bytes());
         bytes.extend(5u16.to_ne_bytes());
-        bytes.extend([2, 0]);
+        bytes.extend(0u16.to_ne_bytes());
+        bytes.extend(99u64.to_ne_bytes());
+        bytes.extend((77u64 | 2 << 56).to_ne_bytes());
+        bytes.extend((30_000u64 | 4096 << 44).to_ne_bytes());
         bytes
     }
 
@@ -116,9 +133,9 @@ mod tests {
             tid: Tid(43),
             address: TargetAddr(0x7f00_1000),
             size_bytes: 30_000,
-            time: MonotonicNanos(77),
+            time: MonotonicNanos(77_000),
             stack: StackId(99),
-            interval_bytes: 4096,
+            interval: Interval::nearest(4096),
             hook: HookId(5),
             heap: HeapId(2),
         }
@@ -158,18 +175,41 @@ mod tests {
         assert_eq!(decode(&stack_bytes(2, 3, &[1, 2])), Ok(Event::Stack(Pid(42), StackId(7), stack)));
     }
 
+    fn raw_stack_bytes(length: u64, memory: &[u64]) -> Vec<u8> {
+        let mut bytes = vec![5, 0, 0, 0];
+        bytes.extend(42u32.to_ne_bytes());
+        for word in [7, 0x7ffc_1010, 9, 0x7ffc_1000, length].iter().chain(memory) {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn raw_stacks_decode() {
+        let Ok(Event::RawStack(Pid(42), StackId(7), raw)) = decode(&raw_stack_bytes(24, &[1, 2, 3])) else {
+            panic!("not a raw stack");
+        };
+        assert_eq!((raw.sp, raw.bp, raw.start), (TargetAddr(0x7ffc_1010), 9, TargetAddr(0x7ffc_1000)));
+        let words = [0x7ffc_1000, 0x7ffc_1008, 0x7ffc_1010].map(|address| raw.word(address));
+        assert_eq!(words, [Some(1), Some(2), Some(3)]);
+        let outside = [0, 0x7ffc_0ff8, 0x7ffc_1011, 0x7ffc_1018, u64::MAX].map(|address| raw.word(address));
+        assert_eq!(outside, [None; 5]);
+    }
+
     #[test]
     fn what_is_unknown_or_cut_is_refused() {
+        assert_eq!(decode(&raw_stack_bytes(24, &[1, 2])), Err(DecodeError::Short));
+        assert_eq!(decode(&raw_stack_bytes(u64::MAX, &[1, 2])), Err(DecodeError::Short));
         assert_eq!(decode(&[]), Err(DecodeError::Short));
         assert_eq!(decode(&[9]), Err(DecodeError::UnknownKind(9)));
         assert_eq!(decode(&stack_bytes(0, 200, &[])), Err(DecodeError::UnknownEnd(200)));
         assert_eq!(decode(&stack_bytes(3, 0, &[1, 2])), Err(DecodeError::Short));
-        assert_eq!(decode(&alloc_bytes(1)[..54]), Err(DecodeError::Short));
+        assert_eq!(decode(&alloc_bytes(1)[..47]), Err(DecodeError::Short));
     }
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1200), kind in 0u8..6) {
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1200), kind in 0u8..7) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() {
                 *first = kind;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
 
 use crate::address::TargetAddr;
@@ -19,6 +20,8 @@ pub enum Event {
     Restore(Allocation),
     /// The frames of a stack. May come after events that name it.
     Stack(Pid, StackId, Stack),
+    /// The memory that a stack was unwound from. Comes by request only, and may come before the frames.
+    RawStack(Pid, StackId, RawStack),
 }
 
 impl Event {
@@ -28,7 +31,7 @@ impl Event {
         match self {
             Self::Alloc(allocation) | Self::Restore(allocation) => allocation.pid,
             Self::Free(free) => free.pid,
-            Self::Stack(pid, ..) => *pid,
+            Self::Stack(pid, ..) | Self::RawStack(pid, ..) => *pid,
         }
     }
 }
@@ -48,8 +51,8 @@ pub struct Allocation {
     pub time: MonotonicNanos,
     /// The stack that made it.
     pub stack: StackId,
-    /// The interval it was sampled at, in bytes.
-    pub interval_bytes: u32,
+    /// The interval it was sampled at.
+    pub interval: Interval,
     /// The hook that saw it.
     pub hook: HookId,
     /// The heap of the hook.
@@ -76,4 +79,26 @@ pub struct Stack {
     pub frames: Arc<[TargetAddr]>,
     /// Why it ends where it does.
     pub end: StackEnd,
+}
+
+/// A copy of a stack, and the registers at the entry of the hooked function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawStack {
+    /// Stack pointer: the return address is on top.
+    pub sp: TargetAddr,
+    /// What rbp held.
+    pub bp: u64,
+    /// Address of the copy's first byte: where the page of `sp` begins.
+    pub start: TargetAddr,
+    /// The memory.
+    pub bytes: Arc<[u8]>,
+}
+
+impl RawStack {
+    /// The 8 bytes at `address`, or `None` where the copy does not reach.
+    #[must_use]
+    pub fn word(&self, address: u64) -> Option<u64> {
+        let offset = usize::try_from(address.checked_sub(self.start.0)?).ok()?;
+        self.bytes.get(offset..)?.first_chunk().map(|word| u64::from_ne_bytes(*word))
+    }
 }

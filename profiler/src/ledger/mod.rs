@@ -10,6 +10,7 @@
 //! Pure: events in, snapshots out; no clock, file or map. A callsite is a stack and a heap. Its stack's frames may come
 //! later than the first event that names it, or never, when the ring was full.
 
+mod live;
 pub mod snapshot;
 pub mod totals;
 
@@ -19,6 +20,7 @@ use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
 use crate::ingest::event::{Allocation, Event, Free};
 use crate::units::Weight;
+use live::{LiveAllocation, LiveBlocks};
 use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use totals::Totals;
 
@@ -26,21 +28,13 @@ use totals::Totals;
 #[derive(Debug)]
 pub struct Ledger {
     pid: Pid,
-    live: FxHashMap<TargetAddr, LiveAllocation>,
+    live: LiveBlocks,
     callsites: Vec<Callsite>,
     callsite_ids: FxHashMap<(StackId, HeapId), u32>,
     stacks: FxHashMap<StackId, Stack>,
     totals: Totals,
     heaps: FxHashMap<HeapId, Totals>,
     frees_unknown: u64,
-}
-
-/// A live sampled block. The weight follows from size and interval.
-#[derive(Clone, Copy, Debug)]
-struct LiveAllocation {
-    size_bytes: u64,
-    interval_bytes: u32,
-    callsite: u32,
 }
 
 #[derive(Debug)]
@@ -56,7 +50,7 @@ impl Ledger {
     pub fn new(pid: Pid) -> Self {
         Self {
             pid,
-            live: FxHashMap::default(),
+            live: LiveBlocks::default(),
             callsites: Vec::new(),
             callsite_ids: FxHashMap::default(),
             stacks: FxHashMap::default(),
@@ -75,17 +69,15 @@ impl Ledger {
             Event::Stack(_, id, stack) => {
                 self.stacks.insert(id, stack);
             }
+            // The session keeps these for whoever asked for them; no books are made of memory.
+            Event::RawStack(..) => {}
         }
     }
 
     fn allocate(&mut self, allocation: &Allocation) {
         // Two live blocks cannot share an address: the old one's free was lost.
         self.remove(allocation.address);
-        let callsite = self.callsite(allocation.stack, allocation.heap);
-        let weight = Weight::of(allocation.size_bytes, allocation.interval_bytes);
-        let block =
-            LiveAllocation { size_bytes: allocation.size_bytes, interval_bytes: allocation.interval_bytes, callsite };
-        self.live.insert(allocation.address, block);
+        let (callsite, weight) = self.insert(allocation);
         self.for_each_total(callsite, |totals| totals.allocate(weight, allocation.time));
     }
 
@@ -97,21 +89,26 @@ impl Ledger {
 
     /// Takes a live block out of the books; false when there is none at this address.
     fn remove(&mut self, address: TargetAddr) -> bool {
-        let Some(block) = self.live.remove(&address) else {
+        let Some(block) = self.live.remove(address) else {
             return false;
         };
-        let weight = Weight::of(block.size_bytes, block.interval_bytes);
+        let weight = Weight::of(block.size_bytes, block.interval);
         self.for_each_total(block.callsite, |totals| totals.free(weight));
         true
     }
 
     fn restore(&mut self, allocation: &Allocation) {
-        let callsite = self.callsite(allocation.stack, allocation.heap);
-        let weight = Weight::of(allocation.size_bytes, allocation.interval_bytes);
-        let block =
-            LiveAllocation { size_bytes: allocation.size_bytes, interval_bytes: allocation.interval_bytes, callsite };
-        self.live.insert(allocation.address, block);
+        self.remove(allocation.address);
+        let (callsite, weight) = self.insert(allocation);
         self.for_each_total(callsite, |totals| totals.restore(weight));
+    }
+
+    /// Makes the block live; its address must be free.
+    fn insert(&mut self, allocation: &Allocation) -> (u32, Weight) {
+        let callsite = self.callsite(allocation.stack, allocation.heap);
+        let Allocation { size_bytes, interval, address, .. } = *allocation;
+        self.live.insert(address, LiveAllocation { size_bytes, interval, callsite });
+        (callsite, Weight::of(size_bytes, interval))
     }
 
     fn callsite(&mut self, stack: StackId, heap: HeapId) -> u32 {

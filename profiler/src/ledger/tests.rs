@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ids::{HookId, Tid};
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
+use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
 
 const PID: Pid = Pid(1);
@@ -19,7 +20,7 @@ fn allocation(address: u64, size_bytes: u64, stack: u64, interval_bytes: u32) ->
         size_bytes,
         time: MonotonicNanos(address),
         stack: StackId(stack),
-        interval_bytes,
+        interval: Interval::nearest(interval_bytes),
         hook: HookId(0),
         heap: HeapId(0),
     }
@@ -129,7 +130,7 @@ proptest! {
                 blocks.insert(address, size);
             }
         }
-        let live: EstimatedBytes = blocks.values().map(|&size| Weight::of(size, interval_bytes).bytes).sum();
+        let live: EstimatedBytes = blocks.values().map(|&size| Weight::of(size, Interval::nearest(interval_bytes)).bytes).sum();
         prop_assert_eq!(ledger.totals().live_bytes(), live);
         let snapshot = ledger.snapshot();
         let sites: EstimatedBytes = snapshot.callsites.iter().map(|site| site.totals.live_bytes()).sum();

@@ -1,5 +1,6 @@
 //! One recording, from attaching to the named profile. Only wires the stages together: what each does is its own file's.
 
+pub mod raw;
 mod target;
 mod unwinding;
 
@@ -8,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{debug, warn};
@@ -28,6 +30,7 @@ use crate::symbolize::resolver::Resolver;
 use crate::symbolize::trim::trim;
 use crate::sys::clock;
 use crate::units::EstimatedBytes;
+use raw::{RawSample, RawStacks};
 use target::Target;
 use unwinding::{Tables, Unwinding};
 
@@ -37,7 +40,7 @@ pub struct SessionConfig {
     /// The processes.
     pub pids: Vec<Pid>,
     /// Mean bytes between samples.
-    pub interval_bytes: u32,
+    pub interval: Interval,
     /// When to stop by itself, beside the end of all targets.
     pub duration: Option<Duration>,
     /// Leave runtime plumbing out of stacks.
@@ -54,6 +57,8 @@ pub struct SessionConfig {
     pub backend: BackendChoice,
     /// Bytes that unwind tables may take in the kernel.
     pub unwind_bytes_max: u64,
+    /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.
+    pub raw_stacks_max: usize,
 }
 
 /// How stacks are unwound.
@@ -93,6 +98,7 @@ pub struct Session {
     targets: BTreeMap<Pid, Target>,
     started: clock::Instant,
     records_unreadable: u64,
+    raw: RawStacks,
     /// Threads that wait for probes to be gone. Joined at the end.
     detaching: Vec<JoinHandle<()>>,
 }
@@ -130,6 +136,7 @@ impl Session {
             unwind_by_tables: config.unwind != UnwindMode::FramePointer,
             row_cells,
             stack_seed: health::random_seed(),
+            raw_stacks: config.raw_stacks_max > 0,
         };
         let mut kernel = Kernel::load(kernel_config, links)?;
         let mut unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
@@ -137,7 +144,7 @@ impl Session {
             unwinding.register(&target.space, &modules)?;
         }
         let ring = kernel.take_ring()?;
-        let rate = SamplingRate::new(u64::from(config.interval_bytes));
+        let rate = SamplingRate::new(config.interval);
         for (heap, _) in (0u8..).zip(plan.heaps()) {
             kernel.set_rate(HeapId(heap), rate)?;
         }
@@ -145,6 +152,7 @@ impl Session {
         for target in targets.values_mut() {
             target.attach(&mut kernel, &modules, &plan, backend(links))?;
         }
+        let raw = RawStacks::new(config.raw_stacks_max);
         Ok(Self {
             config,
             kernel,
@@ -155,6 +163,7 @@ impl Session {
             targets,
             started,
             records_unreadable: 0,
+            raw,
             detaching: Vec::new(),
         })
     }
@@ -213,11 +222,12 @@ impl Session {
 
     /// Takes what is in the ring to the ledgers. Returns whether that was all.
     fn drain(&mut self) -> bool {
-        let (targets, unreadable) = (&mut self.targets, &mut self.records_unreadable);
+        let (targets, unreadable, raw) = (&mut self.targets, &mut self.records_unreadable, &mut self.raw);
         let count = self.ring.drain(DRAIN_BATCH, |record| match decode(record) {
             Ok(event) => {
                 // Events of other processes: a vfork child shares its parent's memory and so its probes.
                 if let Some(target) = targets.get_mut(&event.pid()) {
+                    raw.enter(&event);
                     target.enter(event);
                 }
             }
@@ -234,6 +244,11 @@ impl Session {
             }
         }
         count < DRAIN_BATCH
+    }
+
+    /// The copies of stacks that have come since this was last asked, each with its frames.
+    pub fn take_raw_stacks(&mut self) -> Vec<RawSample> {
+        self.raw.take()
     }
 
     /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.
@@ -299,7 +314,7 @@ impl Session {
             let _ = thread.join();
         }
         Ok(Profile {
-            interval_bytes: u64::from(self.config.interval_bytes),
+            interval_bytes: u64::from(self.config.interval.bytes()),
             started_unix_ns: self.started.unix_ns,
             ended_unix_ns: ended.unix_ns,
             started_monotonic_ns: self.started.monotonic.0,

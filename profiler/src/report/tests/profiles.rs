@@ -141,7 +141,7 @@ pub(super) fn nobody() -> Profile {
 
 /// Totals of `blocks` samples of one size, the first `freed` of them freed.
 pub(super) fn taken(interval_bytes: u32, blocks: u64, size_bytes: u64, freed: u64) -> Totals {
-    let weight = Weight::of(size_bytes, interval_bytes);
+    let weight = Weight::of(size_bytes, profiler_common::interval::Interval::nearest(interval_bytes));
     let mut totals = Totals::default();
     for i in 0..blocks {
         totals.allocate(weight, MonotonicNanos(STARTED_MONOTONIC_NS + (i + 1) * 1_000_000));

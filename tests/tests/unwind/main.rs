@@ -1,0 +1,178 @@
+//! The kernel side's unwinder against framehop: thousands of stacks of real programs, each unwound by both from the same
+//! registers and memory.
+//!
+//! Unlike all other tests here this one looks inside: it records through the library, which alone hands out raw stacks.
+
+mod oracle;
+mod program;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use heapbpf::ids::Pid;
+use heapbpf::probe::attach::BackendChoice;
+use heapbpf::probe::place::PlacementMode;
+use heapbpf::session::raw::RawSample;
+use heapbpf::session::{Session, SessionConfig, UnwindMode};
+use heapbpf_tests::kernel::require_root;
+use oracle::{Oracle, Walk};
+use profiler_common::interval::Interval;
+use profiler_common::stack::StackEnd;
+use program::Program;
+
+/// Stacks to compare of each program.
+const STACKS: usize = 3500;
+
+/// Until there are that many. Only a hang takes this long.
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// How long stacks gather between two looks at them.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// Records a program's stacks.
+fn record(program: &mut Program) -> Vec<RawSample> {
+    let config = SessionConfig {
+        pids: vec![Pid(program.pid())],
+        interval: Interval::nearest(program.interval_bytes),
+        placement: PlacementMode::Auto,
+        backend: BackendChoice::Auto,
+        duration: None,
+        trim: false,
+        ring_bytes: 64 << 20,
+        live_blocks_max: 1 << 20,
+        unwind: UnwindMode::Auto,
+        unwind_bytes_max: 1 << 30,
+        raw_stacks_max: STACKS,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut session = Session::start(config).expect("the program can be profiled");
+        program.begin();
+        let deadline = Instant::now() + WITHIN;
+        let mut samples = Vec::new();
+        while samples.len() < STACKS && Instant::now() < deadline {
+            let ended = program.ended();
+            session.run(tokio::time::sleep(PERIOD), |_| ()).await.expect("the ring can be read");
+            samples.extend(session.take_raw_stacks());
+            if ended {
+                break;
+            }
+        }
+        samples.truncate(STACKS);
+        samples
+    })
+}
+
+/// What came of one program.
+#[derive(Default)]
+struct Tally {
+    stacks: usize,
+    distinct: BTreeSet<u64>,
+    complete: usize,
+    frames: usize,
+    frames_max: usize,
+    bytes_max: usize,
+    identical: usize,
+    /// How often each known difference was met, and the first example.
+    differences: BTreeMap<&'static str, (usize, String)>,
+    unexplained: Vec<String>,
+}
+
+impl Tally {
+    fn compare(&mut self, oracle: &mut Oracle, sample: &RawSample) {
+        let walk = oracle.walk(&sample.raw);
+        self.stacks += 1;
+        self.distinct.insert(sample.id.0);
+        self.complete += usize::from(sample.stack.end == StackEnd::Complete);
+        self.frames += sample.stack.frames.len();
+        self.frames_max = self.frames_max.max(sample.stack.frames.len());
+        self.bytes_max = self.bytes_max.max(sample.raw.bytes.len());
+        if Oracle::agree(sample, &walk) {
+            self.identical += 1;
+            return;
+        }
+        match oracle.explain(sample, &walk) {
+            Some(reason) => {
+                let known = self.differences.entry(reason).or_insert_with(|| (0, parting(oracle, sample, &walk)));
+                known.0 += 1;
+            }
+            None => self.unexplained.push(parting(oracle, sample, &walk)),
+        }
+    }
+}
+
+/// Where the two part, for people.
+fn parting(oracle: &mut Oracle, sample: &RawSample, walk: &Walk) -> String {
+    let ours: Vec<u64> = sample.stack.frames.iter().map(|frame| frame.0).collect();
+    let common = ours.iter().zip(&walk.frames).take_while(|(a, b)| a == b).count();
+    let mut text = format!(
+        "heapbpf {} frames, {:?}; framehop {} frames, {:?}; {common} in common",
+        ours.len(),
+        sample.stack.end,
+        walk.frames.len(),
+        walk.end
+    );
+    for (who, frames) in [("both", &ours[..common]), ("heapbpf", &ours[common..]), ("framehop", &walk.frames[common..])]
+    {
+        let shown = if who == "both" { &frames[common.saturating_sub(2)..] } else { &frames[..frames.len().min(2)] };
+        for &frame in shown {
+            let _ = write!(text, "\n      {who:8} {}", oracle.describe(frame));
+        }
+    }
+    text
+}
+
+fn table(tallies: &[(&'static str, Tally)]) -> String {
+    let mut text = String::from(
+        "\nprogram        stacks  distinct  frames: mean   max  copy max KiB  complete  identical  differ\n",
+    );
+    for (name, tally) in tallies {
+        #[expect(clippy::cast_precision_loss, reason = "a mean for display")]
+        let frames_mean = tally.frames as f64 / tally.stacks.max(1) as f64;
+        let _ = writeln!(
+            text,
+            "{name:14} {:6} {:9} {:13.1} {:5} {:13} {:9} {:10} {:7}",
+            tally.stacks,
+            tally.distinct.len(),
+            frames_mean,
+            tally.frames_max,
+            tally.bytes_max >> 10,
+            tally.complete,
+            tally.identical,
+            tally.stacks - tally.identical,
+        );
+    }
+    for (name, tally) in tallies {
+        for (reason, (count, example)) in &tally.differences {
+            let _ = writeln!(text, "{name}: {count} × {reason}\n    {example}");
+        }
+        for example in tally.unexplained.iter().take(5) {
+            let _ = writeln!(text, "{name}: unexplained, one of {}\n    {example}", tally.unexplained.len());
+        }
+    }
+    text
+}
+
+#[test]
+fn stacks_of_real_programs_are_what_framehop_finds() {
+    require_root();
+    let mut tallies = Vec::new();
+    for start in [program::redis, program::python, program::perl, program::sqlite, program::git, program::compiler] {
+        let mut program = start();
+        let mut oracle = Oracle::new(program.pid());
+        let samples = record(&mut program);
+        let mut tally = Tally::default();
+        samples.iter().for_each(|sample| tally.compare(&mut oracle, sample));
+        tallies.push((program.name, tally));
+    }
+    let text = table(&tallies);
+    // Past the test's own capture: the figures are what one runs this for.
+    writeln!(std::io::stdout(), "{text}").expect("stdout is open");
+    for (name, tally) in &tallies {
+        assert_eq!(tally.stacks, STACKS, "{name} made fewer stacks than are to be compared");
+        assert!(tally.unexplained.is_empty(), "{name}: {text}");
+        assert!(tally.identical * 1000 >= tally.stacks * 999, "{name}: {text}");
+    }
+}

@@ -1,0 +1,183 @@
+//! The same stacks by framehop, and where the two unwinders part.
+//!
+//! framehop has code of its own for everything from the lookup of a function to the registers of its caller. It is given
+//! what the kernel side had: the registers at the hooked function's entry and the stack's memory, from a copy that was
+//! taken at the same instant, and the unwind sections of the files that the process maps.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
+use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
+use heapbpf::address::LinkAddr;
+use heapbpf::ids::{ModuleId, Pid};
+use heapbpf::ingest::event::RawStack;
+use heapbpf::object::module::ModuleStore;
+use heapbpf::session::raw::RawSample;
+use heapbpf::target::address_space::AddressSpace;
+use heapbpf::unwind::Table;
+use object::{Object, ObjectSection};
+use profiler_common::limits::{PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX};
+use profiler_common::stack::StackEnd;
+use profiler_common::unwind::{CallerBp, Cfa, Rule};
+
+/// What framehop made of a stack.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    /// Return addresses, the direct caller first.
+    pub(crate) frames: Vec<u64>,
+    /// Why it ended. `Ok` at the thread's first frame.
+    pub(crate) end: Result<(), framehop::Error>,
+    /// The address that could not be read, if one could not.
+    unread: Option<u64>,
+}
+
+/// A module's place in the process.
+struct Place {
+    start: u64,
+    end: u64,
+    bias: u64,
+    module: ModuleId,
+}
+
+/// framehop with a process's modules.
+pub(crate) struct Oracle {
+    unwinder: UnwinderX86_64<Arc<[u8]>>,
+    cache: CacheX86_64,
+    modules: ModuleStore,
+    places: Vec<Place>,
+    /// heapbpf's tables, which say what rule was followed where the two part.
+    tables: HashMap<ModuleId, Table>,
+}
+
+impl Oracle {
+    /// Reads what a process maps now.
+    pub(crate) fn new(pid: u32) -> Self {
+        let mut modules = ModuleStore::new();
+        let mut space = AddressSpace::new(Pid(pid));
+        space.refresh(&mut modules).expect("the process lives");
+        let mut unwinder = UnwinderX86_64::new();
+        let mut places = Vec::new();
+        for mapped in space.mappings() {
+            let (start, end) = (mapped.mapping.start.0, mapped.mapping.end.0);
+            let Some(module) = mapped.module else { continue };
+            let Some(bias) = modules.get(module).bias(mapped.mapping.start, mapped.mapping.offset) else { continue };
+            let image = modules.get(module).image().expect("a module with code has a file");
+            let bytes = std::fs::read(image.path()).expect("root reads every file");
+            let sections = sections(&object::File::parse(&bytes[..]).expect("modules are ELF files"));
+            unwinder.add_module(Module::new(modules.get(module).path().to_string(), start..end, bias, sections));
+            places.push(Place { start, end, bias, module });
+        }
+        assert!(places.len() >= 3, "a program, its C library and the vDSO at least");
+        Self { unwinder, cache: CacheX86_64::new(), modules, places, tables: HashMap::new() }
+    }
+
+    /// Unwinds a copy, from the state that the kernel side begins with: that of the caller once the call has returned.
+    pub(crate) fn walk(&mut self, raw: &RawStack) -> Walk {
+        let mut walk = Walk { frames: Vec::new(), end: Ok(()), unread: None };
+        let mut unread = None;
+        let mut read = |address| {
+            raw.word(address).ok_or_else(|| {
+                unread = Some(address);
+            })
+        };
+        let sp = raw.sp.0;
+        let mut next = read(sp).ok().and_then(FrameAddress::from_return_address);
+        let mut registers =
+            UnwindRegsX86_64::new(next.map_or(0, |address| address.address()), sp.wrapping_add(8), raw.bp);
+        while let Some(address) = next
+            && walk.frames.len() < STACK_FRAMES_MAX
+        {
+            walk.frames.push(address.address());
+            next = match self.unwinder.unwind_frame(address, &mut registers, &mut self.cache, &mut read) {
+                Ok(caller) => caller.and_then(FrameAddress::from_return_address),
+                Err(error) => {
+                    walk.end = Err(error);
+                    None
+                }
+            };
+        }
+        walk.unread = unread;
+        walk
+    }
+
+    /// Whether both found the same frames, and both the thread's first one or neither.
+    pub(crate) fn agree(sample: &RawSample, walk: &Walk) -> bool {
+        let ours = sample.stack.frames.iter().map(|frame| frame.0);
+        (sample.stack.end == StackEnd::Complete) == walk.end.is_ok() && ours.eq(walk.frames.iter().copied())
+    }
+
+    /// Why the two differ, or `None` when that is not understood.
+    pub(crate) fn explain(&mut self, sample: &RawSample, walk: &Walk) -> Option<&'static str> {
+        let ours = sample.stack.frames.iter().map(|frame| frame.0);
+        let common: Vec<u64> = ours.zip(&walk.frames).take_while(|(a, b)| a == *b).map(|(a, _)| a).collect();
+        let copy_end = sample.raw.start.0.saturating_add(sample.raw.bytes.len() as u64);
+        let is_prefix = common.len() == walk.frames.len();
+        let is_full = sample.raw.bytes.len() as u64 == RAW_STACK_PAGES_MAX as u64 * PAGE_BYTES;
+        if is_prefix && is_full && walk.unread.is_some_and(|address| address >= copy_end) {
+            return Some("the stack is longer than a copy may be");
+        }
+        // What a frame loses shows further out; so every frame up to the parting counts.
+        common.iter().rev().find_map(|&frame| self.known_difference(frame))
+    }
+
+    /// What is known to set framehop apart at the rule of this frame.
+    fn known_difference(&mut self, frame: u64) -> Option<&'static str> {
+        let rule = self.rule(frame - 1)?;
+        match (rule, rule.cfa(), rule.caller_bp()) {
+            (Rule::GAP, ..) => Some("no unwind information: heapbpf stops, framehop guesses by frame pointer"),
+            (Rule::UNSUPPORTED, ..) => Some("a rule that tables cannot hold: heapbpf stops"),
+            (Rule::SIGNAL, ..) | (_, Some(Cfa::AtSp { .. } | Cfa::AtBp { .. }), _) => {
+                Some("an expression that reads memory, which framehop does not evaluate")
+            }
+            (_, _, CallerBp::Lost) => Some("rbp is saved where tables cannot say"),
+            _ => None,
+        }
+    }
+
+    /// What heapbpf's table has for an address.
+    fn rule(&mut self, address: u64) -> Option<Rule> {
+        let place = self.place(address)?;
+        let (module, link) = (place.module, LinkAddr(address.wrapping_sub(place.bias)));
+        let modules = &self.modules;
+        let table = self.tables.entry(module).or_insert_with(|| {
+            let image = modules.get(module).image().expect("opened before");
+            let bytes = std::fs::read(image.path()).expect("read before");
+            heapbpf::unwind::build(&bytes[..]).expect("an ELF file")
+        });
+        Some(table.lookup(link))
+    }
+
+    fn place(&self, address: u64) -> Option<&Place> {
+        self.places.iter().find(|place| (place.start..place.end).contains(&address))
+    }
+
+    /// A frame for people: module, link address, rule.
+    pub(crate) fn describe(&mut self, frame: u64) -> String {
+        let rule = self.rule(frame.wrapping_sub(1));
+        match self.place(frame.wrapping_sub(1)) {
+            Some(place) => {
+                let path = self.modules.get(place.module).path();
+                format!("{path}+{:#x} {rule:?}", frame.wrapping_sub(place.bias))
+            }
+            None => format!("{frame:#x}"),
+        }
+    }
+}
+
+fn sections(file: &object::File<'_>) -> ExplicitModuleSectionInfo<Arc<[u8]>> {
+    let range = |name: &str| {
+        let section = file.section_by_name(name)?;
+        Some(section.address()..section.address() + section.size())
+    };
+    let bytes = |name: &str| Some(Arc::from(file.section_by_name(name)?.data().ok()?));
+    ExplicitModuleSectionInfo {
+        text_svma: range(".text"),
+        got_svma: range(".got"),
+        eh_frame_svma: range(".eh_frame"),
+        eh_frame: bytes(".eh_frame"),
+        eh_frame_hdr_svma: range(".eh_frame_hdr"),
+        eh_frame_hdr: bytes(".eh_frame_hdr"),
+        ..ExplicitModuleSectionInfo::default()
+    }
+}

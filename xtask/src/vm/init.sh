@@ -1,0 +1,123 @@
+#!/bin/busybox sh
+# The virtual machine's first process. Profiles targets with heapbpf as a user would, and sends what came of it over the
+# second serial line: `file NAME BYTES`, a newline, the bytes, a newline; `value NAME TEXT`; `done` at the end. Judges
+# nothing: that is for the machine that reads it.
+
+/bin/busybox mkdir -p /proc /sys /dev /tmp
+/bin/busybox --install -s /bin
+export PATH=/bin
+[ -e /heapbpf.bpf.o ] && export HEAPBPF_BPF_OBJECT=/heapbpf.bpf.o
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmp /tmp
+# The line carries bytes as they are.
+stty -F /dev/ttyS1 raw -echo
+exec 4>/dev/ttyS1
+cd /tmp || poweroff -f
+
+value() {
+    printf 'value %s %s\n' "$1" "$2" >&4
+}
+
+file() {
+    [ -e "$1" ] || return
+    printf 'file %s %s\n' "$1" "$(stat -c %s "$1")" >&4
+    cat "$1" >&4
+    printf '\n' >&4
+}
+
+# Waits until FILE has COUNT lines that begin with TEXT; gives up after a minute, or two seconds after process PID ended.
+await() {
+    patience=600
+    until [ "$(grep -c "^$2" "$1" 2>/dev/null)" -ge "$3" ] 2>/dev/null; do
+        case $(cut -d ' ' -f 3 "/proc/$4/stat" 2>/dev/null) in
+        '' | Z) patience=$((patience - 30)) ;;
+        *) patience=$((patience - 1)) ;;
+        esac
+        [ $patience -gt 0 ] || return 1
+        sleep 0.1
+    done
+}
+
+# How many bytes of libc's code in process PID differ from the file: probes.
+probes() {
+    line=$(grep -m 1 'r-xp .*/libc\.so\.6$' "/proc/$1/maps") || return
+    set -- "$1" ${line}
+    start=0x${2%-*} end=0x${2#*-} offset=0x$4 path=$7
+    pages=$(((end - start) / 4096))
+    dd if="/proc/$1/mem" bs=4096 skip=$((start / 4096)) count=$pages 2>/dev/null >memory
+    dd if="$path" bs=4096 skip=$((offset / 4096)) count=$pages 2>/dev/null >code
+    cmp -l memory code 2>/dev/null | wc -l
+}
+
+# Starts PROGRAM and attaches heapbpf to it, as session NAME, with further arguments for heapbpf; has it do one piece of work.
+begin() {
+    name=$1 program=$2
+    shift 2
+    echo "session $name"
+    mkfifo "$name.in"
+    "/bin/$program" <"$name.in" >"$name.ledger" &
+    target=$!
+    exec 3>"$name.in"
+    await "$name.ledger" ready 1 $target
+    heapbpf --pid $target "$@" -o "$name.json" >"$name.summary" 2>"$name.log" &
+    heapbpf=$!
+    await "$name.log" 'heapbpf: recording' 1 $heapbpf || return
+    value "$name.probes_during" "$(probes $target)"
+    # What checking each program cost the verifier.
+    value "$name.verified" "$(cat /proc/$heapbpf/fdinfo/* 2>/dev/null | sed -n 's/^verified_insns:[^0-9]*//p' | tr '\n' ' ')"
+    echo go >&3
+    await "$name.ledger" '{' 1 $target
+}
+
+# Has the target exit with 7.
+leave() {
+    echo exit 7 >&3
+    exec 3>&-
+    wait $target
+    value "$name.target_code" $?
+}
+
+# Waits for the end of heapbpf.
+finish() {
+    wait $heapbpf
+    value "$name.code" $?
+    for kind in json summary log; do file "$name.$kind"; done
+}
+
+value kernel "$(uname -r)"
+value command_line "$(cat /proc/cmdline)"
+
+# Every function of libc, counted to the byte, with stacks by tables: the target has no frame pointers.
+begin tables exact --interval 1 --unwind dwarf
+kill -TERM $heapbpf
+finish
+file tables.ledger
+value tables.probes_after "$(probes $target)"
+leave
+
+# The same by frame pointers.
+begin pointers framed --interval 1 --unwind fp
+kill -TERM $heapbpf
+finish
+file pointers.ledger
+leave
+
+# Eight threads on two processors. Detached from, the target does the same work again.
+begin threads threads --interval 1
+kill -TERM $heapbpf
+finish
+echo go >&3
+await threads.ledger '{' 2 $target
+file threads.ledger
+leave
+
+# The target ends while it is profiled.
+begin ending exact --interval 1
+leave
+finish
+file ending.ledger
+
+printf 'done\n' >&4
+poweroff -f
