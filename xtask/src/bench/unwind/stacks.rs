@@ -45,11 +45,15 @@ impl Row {
         self.ends.get(end).copied().unwrap_or(0) as f64 / self.samples().max(1) as f64
     }
 
+    fn is_whole(&self) -> bool {
+        self.samples() >= SAMPLES_MIN && self.share("complete") >= COMPLETE_MIN
+    }
+
     fn verdict(&self) -> &'static str {
-        match (self.samples() >= SAMPLES_MIN, self.share("complete") >= COMPLETE_MIN) {
-            (true, true) => "yes",
-            (false, _) => "too few samples",
-            (true, false) => "no",
+        match self.is_whole() {
+            true => "yes",
+            false if self.samples() < SAMPLES_MIN => "too few samples",
+            false => "no",
         }
     }
 
@@ -68,17 +72,26 @@ impl Row {
     }
 }
 
-/// Profiles each program and says how its stacks end. The modules that they map are added to `modules`.
-pub(super) fn measure(
-    bench: &Bench,
-    programs: &[&Program],
-    explain: bool,
-    modules: &mut BTreeSet<String>,
-) -> Result<String> {
-    let mut rows = Vec::new();
+/// What the programs gave.
+pub(super) struct Stacks {
+    /// As a table.
+    pub(super) text: String,
+    /// Programs with too few stacks, or too few of them complete.
+    pub(super) short: Vec<&'static str>,
+    /// The modules that the programs map.
+    pub(super) modules: BTreeSet<String>,
+}
+
+/// Profiles each program and says how its stacks end.
+pub(super) fn measure(bench: &Bench, programs: &[&Program], explain: bool) -> Result<Stacks> {
+    let (mut rows, mut short, mut modules) = (Vec::new(), Vec::new(), BTreeSet::new());
     for program in programs {
-        let row = profile(bench, program, explain, modules).with_context(|| format!("profiling {}", program.name))?;
+        let row =
+            profile(bench, program, explain, &mut modules).with_context(|| format!("profiling {}", program.name))?;
         eprintln!("{}", row.cells().join(" | "));
+        if !row.is_whole() {
+            short.push(row.name);
+        }
         rows.push(row.cells());
     }
     let head = [
@@ -90,7 +103,7 @@ pub(super) fn measure(
         "other ends",
         "≥ 99.5 % of ≥ 10,000",
     ];
-    Ok(document::table(&head, &rows))
+    Ok(Stacks { text: document::table(&head, &rows), short, modules })
 }
 
 /// The modules that the programs map.
