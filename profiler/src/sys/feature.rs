@@ -4,10 +4,10 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use super::bpf::{AttachType, supports};
+use super::bpf::{AttachType, link_perf, load_nothing, owned, supports};
 
 /// Where the kernel lists the perf event source for uprobes.
 const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe/type";
@@ -55,7 +55,7 @@ impl Feature {
             Self::BpfPrograms => load_program().map(drop),
             Self::KernelBtf => std::fs::metadata(KERNEL_BTF).map(drop),
             Self::Uprobes => uprobe_event(offset).map(drop),
-            Self::Cookies => load_program().and_then(|program| link(&program, &uprobe_event(offset)?)).map(drop),
+            Self::Cookies => load_program().and_then(|program| link_perf(program, uprobe_event(offset)?, 1)).map(drop),
             Self::UprobeMulti => has_links(AttachType::UprobeMulti),
             Self::UprobeSession => has_links(AttachType::UprobeSession),
         };
@@ -75,38 +75,9 @@ fn judge(error: &io::Error) -> Support {
     }
 }
 
-/// Sizes and numbers are those of
-/// <https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/bpf.h> and
-/// <https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/perf_event.h>.
-const BPF_PROG_LOAD: libc::c_long = 5;
-const BPF_LINK_CREATE: libc::c_long = 28;
-const BPF_PROG_TYPE_KPROBE: u32 = 2;
-const BPF_PERF_EVENT: u32 = 41;
+/// `PERF_FLAG_FD_CLOEXEC`
+/// (<https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/perf_event.h>).
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
-
-/// The part of `union bpf_attr` for loading programs that every kernel has.
-#[repr(C)]
-struct LoadAttr {
-    kind: u32,
-    instruction_count: u32,
-    instructions: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buffer: u64,
-    kernel_version: u32,
-    flags: u32,
-}
-
-/// The part of `union bpf_attr` for linking to perf events.
-#[repr(C)]
-struct LinkAttr {
-    program: u32,
-    target: u32,
-    attach_type: u32,
-    flags: u32,
-    cookie: u64,
-}
 
 /// `struct perf_event_attr`, second version (`PERF_ATTR_SIZE_VER1`), with the names that uprobes give its fields.
 #[repr(C)]
@@ -121,25 +92,11 @@ struct EventAttr {
     offset: u64,
 }
 
-const _: () = assert!(size_of::<EventAttr>() == 72 && size_of::<LoadAttr>() == 48 && size_of::<LinkAttr>() == 24);
+const _: () = assert!(size_of::<EventAttr>() == 72);
 
 /// Loads a program that returns 0.
 fn load_program() -> io::Result<OwnedFd> {
-    // `r0 = 0; exit`: opcode, registers, offset, and the immediate.
-    let instructions: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    let attr = LoadAttr {
-        kind: BPF_PROG_TYPE_KPROBE,
-        instruction_count: 2,
-        instructions: instructions.as_ptr() as u64,
-        license: c"Dual MIT/GPL".as_ptr() as u64,
-        log_level: 0,
-        log_size: 0,
-        log_buffer: 0,
-        kernel_version: 0,
-        flags: 0,
-    };
-    // SAFETY: `attr` and the instructions and the license that it points to outlive the call, which only reads them.
-    unsafe { owned(libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const attr, size_of::<LoadAttr>())) }
+    load_nothing(AttachType::PerfEvent).map_err(|refused| refused.error)
 }
 
 /// Opens a probe on an instruction of this program, for this process.
@@ -167,32 +124,6 @@ fn uprobe_event(offset: u64) -> io::Result<OwnedFd> {
             no_group,
             PERF_FLAG_FD_CLOEXEC,
         ))
-    }
-}
-
-/// Links a program to a probe, with a cookie.
-fn link(program: &OwnedFd, event: &OwnedFd) -> io::Result<OwnedFd> {
-    let attr = LinkAttr {
-        program: program.as_raw_fd().unsigned_abs(),
-        target: event.as_raw_fd().unsigned_abs(),
-        attach_type: BPF_PERF_EVENT,
-        flags: 0,
-        cookie: 1,
-    };
-    // SAFETY: `attr` outlives the call, which only reads it.
-    unsafe { owned(libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attr, size_of::<LinkAttr>())) }
-}
-
-/// The descriptor that a system call has returned, or why it has not.
-///
-/// # Safety
-///
-/// The result must be that of a system call that returns a new descriptor.
-unsafe fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
-    match RawFd::try_from(result) {
-        // SAFETY: the caller vouches that it is new, so nobody else owns it.
-        Ok(descriptor @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
-        _ => Err(io::Error::last_os_error()),
     }
 }
 
