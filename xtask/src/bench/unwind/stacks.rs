@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use super::Bench;
 use super::ends;
 use super::program::{Program, Running};
+use super::roots;
 use crate::bench::document;
 use crate::bench::process::modules as modules_of;
 use crate::bench::recording::{Recording, Report};
@@ -30,6 +31,8 @@ struct Row {
     modules: usize,
     /// Stacks by how they end.
     ends: BTreeMap<String, u64>,
+    /// Of the complete ones, the share that begins at a process's or a thread's first frame.
+    rooted: f64,
 }
 
 impl Row {
@@ -42,11 +45,15 @@ impl Row {
         self.ends.get(end).copied().unwrap_or(0) as f64 / self.samples().max(1) as f64
     }
 
+    fn is_whole(&self) -> bool {
+        self.samples() >= SAMPLES_MIN && self.share("complete") >= COMPLETE_MIN
+    }
+
     fn verdict(&self) -> &'static str {
-        match (self.samples() >= SAMPLES_MIN, self.share("complete") >= COMPLETE_MIN) {
-            (true, true) => "yes",
-            (false, _) => "too few samples",
-            (true, false) => "no",
+        match self.is_whole() {
+            true => "yes",
+            false if self.samples() < SAMPLES_MIN => "too few samples",
+            false => "no",
         }
     }
 
@@ -58,27 +65,45 @@ impl Row {
             self.modules.to_string(),
             self.samples().to_string(),
             format!("{:.3} %", self.share("complete") * 100.0),
+            format!("{:.3} %", self.rooted * 100.0),
             if others.is_empty() { "none".to_owned() } else { others.join(", ") },
             self.verdict().to_owned(),
         ]
     }
 }
 
-/// Profiles each program and says how its stacks end. The modules that they map are added to `modules`.
-pub(super) fn measure(
-    bench: &Bench,
-    programs: &[&Program],
-    explain: bool,
-    modules: &mut BTreeSet<String>,
-) -> Result<String> {
-    let mut rows = Vec::new();
+/// What the programs gave.
+pub(super) struct Stacks {
+    /// As a table.
+    pub(super) text: String,
+    /// Programs with too few stacks, or too few of them complete.
+    pub(super) short: Vec<&'static str>,
+    /// The modules that the programs map.
+    pub(super) modules: BTreeSet<String>,
+}
+
+/// Profiles each program and says how its stacks end.
+pub(super) fn measure(bench: &Bench, programs: &[&Program], explain: bool) -> Result<Stacks> {
+    let (mut rows, mut short, mut modules) = (Vec::new(), Vec::new(), BTreeSet::new());
     for program in programs {
-        let row = profile(bench, program, explain, modules).with_context(|| format!("profiling {}", program.name))?;
+        let row =
+            profile(bench, program, explain, &mut modules).with_context(|| format!("profiling {}", program.name))?;
         eprintln!("{}", row.cells().join(" | "));
+        if !row.is_whole() {
+            short.push(row.name);
+        }
         rows.push(row.cells());
     }
-    let head = ["program", "modules", "stacks", "complete", "other ends", "≥ 99.5 % of ≥ 10,000"];
-    Ok(document::table(&head, &rows))
+    let head = [
+        "program",
+        "modules",
+        "stacks",
+        "complete",
+        "of these from `_start` or a thread's",
+        "other ends",
+        "≥ 99.5 % of ≥ 10,000",
+    ];
+    Ok(Stacks { text: document::table(&head, &rows), short, modules })
 }
 
 /// The modules that the programs map.
@@ -109,7 +134,8 @@ fn profile(bench: &Bench, program: &Program, explain: bool, modules: &mut BTreeS
     if explain {
         println!("{}: stacks that end early\n{}", program.name, ends::explain(&report));
     }
-    let row = Row { name: program.name, load: program.load, modules: mapped.len(), ends: report.health.unwind };
+    let rooted = roots::share(&report);
+    let row = Row { name: program.name, load: program.load, modules: mapped.len(), ends: report.health.unwind, rooted };
     modules.extend(mapped);
     Ok(row)
 }
@@ -127,15 +153,15 @@ mod tests {
 
     fn check(ends: &[(&str, u64)], expected: &str) {
         let ends = ends.iter().map(|(end, count)| ((*end).to_owned(), *count)).collect();
-        let row = Row { name: "a", load: "b", modules: 3, ends };
+        let row = Row { name: "a", load: "b", modules: 3, ends, rooted: 1.0 };
         assert_eq!(row.cells()[2..].join("; "), expected);
     }
 
     #[test]
     fn the_bar_asks_for_share_and_number() {
-        check(&[("complete", 9_950), ("no_row", 50)], "10000; 99.500 %; no_row 0.500 %; yes");
-        check(&[("complete", 9_949), ("no_row", 51)], "10000; 99.490 %; no_row 0.510 %; no");
-        check(&[("complete", 9_000), ("no_row", 0)], "9000; 100.000 %; none; too few samples");
-        check(&[], "0; 0.000 %; none; too few samples");
+        check(&[("complete", 9_950), ("no_row", 50)], "10000; 99.500 %; 100.000 %; no_row 0.500 %; yes");
+        check(&[("complete", 9_949), ("no_row", 51)], "10000; 99.490 %; 100.000 %; no_row 0.510 %; no");
+        check(&[("complete", 9_000), ("no_row", 0)], "9000; 100.000 %; 100.000 %; none; too few samples");
+        check(&[], "0; 0.000 %; 100.000 %; none; too few samples");
     }
 }

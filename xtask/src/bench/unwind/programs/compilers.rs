@@ -11,10 +11,10 @@ use crate::bench::process::{Guarded, bound, comm, descendants};
 use crate::command;
 
 pub(in super::super) const CC1: Program =
-    Program { name: "cc1", load: "gcc -O2 of a big C file", interval_bytes: 512, seconds: 4, start: start_cc1 };
+    Program { name: "cc1", load: "gcc -O2 of a big C file", interval_bytes: 128, seconds: 4, start: start_cc1 };
 
 pub(in super::super) const RUSTC: Program =
-    Program { name: "rustc", load: "a big Rust file, optimised", interval_bytes: 512, seconds: 5, start: start_rustc };
+    Program { name: "rustc", load: "a big Rust file, optimised", interval_bytes: 128, seconds: 4, start: start_rustc };
 
 /// Functions in a source: several times what is compiled while it is profiled.
 const FUNCTIONS: usize = 12_000;
