@@ -42,9 +42,8 @@ pub(crate) fn record<T: 'static>(value: T) -> bool {
 #[inline(always)]
 pub(crate) fn bytes(start: *const c_void, length: u64) -> bool {
     // SAFETY: the caller vouches for the range, and the verifier checks it.
-    let result = unsafe {
-        bpf_ringbuf_output((&raw const EVENTS).cast_mut().cast(), start.cast_mut(), length, wakeup_flags())
-    };
+    let result =
+        unsafe { bpf_ringbuf_output((&raw const EVENTS).cast_mut().cast(), start.cast_mut(), length, wakeup_flags()) };
     if result < 0 {
         counter::raise(Counter::RingFull);
         return false;

@@ -65,4 +65,5 @@ pub(crate) static MAPPINGS: Array<ProcessMapping> = Array::with_max_entries(MAPP
 
 /// Where each target's mappings lie.
 #[map]
-pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> = HashMap::with_max_entries(PROCESSES_MAX, BPF_F_NO_PREALLOC);
+pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> =
+    HashMap::with_max_entries(PROCESSES_MAX, BPF_F_NO_PREALLOC);

@@ -25,4 +25,6 @@ pub mod report;
 
 pub mod session;
 
+pub mod doctor;
+
 pub mod cli;

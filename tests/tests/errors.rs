@@ -129,6 +129,20 @@ fn a_user_without_capabilities() {
 }
 
 #[test]
+fn doctor_tells_a_user_which_capabilities_are_missing() {
+    heapbpf_tests::kernel::require_root();
+    let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+    let mut command = readable_copy(directory.path());
+    command.arg("doctor");
+    let outcome = Heapbpf::with_command(command).run().expect_code(FAILED);
+    assert_says(
+        &outcome.stdout,
+        &["missing CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE", "sudo heapbpf", "does not work here"],
+    );
+    assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
+}
+
+#[test]
 fn a_program_without_an_allocator() {
     let target = Target::start("bare.c");
     let text = Heapbpf::of(target.pid(), "").run().expect_error(FAILED);

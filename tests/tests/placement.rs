@@ -91,6 +91,5 @@ fn musl() {
         .arg(source)
         .arg("-o")
         .arg(&program));
-    // What Debian's musl is mapped as is called libc.so, too.
-    check(|| Command::new(&program), "libc");
+    check(|| Command::new(&program), "musl");
 }

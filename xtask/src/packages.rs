@@ -84,6 +84,21 @@ pub(crate) const TESTS: &[Package] = &[
     package("chromium", Proof::Program("chromium"), "opens the flame graphs"),
 ];
 
+/// Programs whose stacks `cargo xtask bench unwind` looks at, and what puts load on them.
+pub(crate) const BENCH_UNWIND: &[Package] = &[
+    package("gcc", Proof::Program("gcc"), "compiles a target, and is one"),
+    package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the target in C"),
+    package("redis-server", Proof::Program("redis-server"), "a server, with jemalloc"),
+    package("redis-tools", Proof::Program("redis-benchmark"), "puts load on redis"),
+    package("nginx-light", Proof::File("/usr/sbin/nginx"), "a server"),
+    package("wrk", Proof::Program("wrk"), "puts load on nginx"),
+    package("postgresql", Proof::File("/usr/lib/postgresql"), "a server that forks, and pgbench"),
+    package("python3", Proof::Program("python3"), "an interpreter"),
+    package("git", Proof::Program("git"), "reads a history"),
+    package("sqlite3", Proof::Program("sqlite3"), "a database in one process"),
+    package("ffmpeg", Proof::Program("ffmpeg"), "a program of two hundred modules"),
+];
+
 /// What virtual machines take.
 pub(crate) const VM: &[Package] = &[
     package("qemu-system-x86", Proof::Program("qemu-system-x86_64"), "emulates a machine"),

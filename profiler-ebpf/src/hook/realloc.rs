@@ -28,14 +28,7 @@ pub(crate) fn entry(call: &Call) -> bool {
 }
 
 #[inline(always)]
-fn note(
-    call: &Call,
-    size_bytes: u64,
-    pointer: u64,
-    stack_id: u64,
-    interval_code: u32,
-    old: Option<LiveBlock>,
-) -> bool {
+fn note(call: &Call, size_bytes: u64, pointer: u64, stack_id: u64, interval_code: u32, old: Option<LiveBlock>) -> bool {
     inflight::enter(
         call,
         &Inflight {

@@ -1,7 +1,7 @@
 //! Takes the stack of a call and sends its frames if the agent has not had them.
 
 mod raw;
-mod table;
+mod walk;
 mod window;
 
 use core::mem::size_of;
@@ -19,7 +19,7 @@ use crate::scratch::{Claim, Scratch};
 use crate::{config, counter, emit};
 
 pub(crate) use raw::RawRecord;
-pub(crate) use table::Walk;
+pub(crate) use walk::Walk;
 
 /// What an unwinder leaves behind; the frames are in the area's record.
 pub(crate) struct Unwound {
@@ -36,7 +36,7 @@ pub(crate) fn take(call: &Call) -> u64 {
     };
     let scratch = claim.scratch();
     let hasher = StackHasher::new(config::stack_seed(), call.tgid());
-    let unwound = table::unwind(call, &claim, hasher);
+    let unwound = walk::unwind(call, &claim, hasher);
     counter::raise(unwound.end.counter());
     let stack_id = id(unwound.hasher, unwound.end);
     if is_new(stack_id) {

@@ -87,7 +87,9 @@ fn fill(scratch: *mut Scratch, address: u64) {
     if length < SHORT_BYTES {
         let next = start.wrapping_add(length);
         // SAFETY: less than a page in, so a page fits; the helper checks the address.
-        let read = unsafe { bpf_probe_read_user(window.cast::<u8>().add(length as usize).cast(), PAGE_BYTES as u32, next as *const _) };
+        let read = unsafe {
+            bpf_probe_read_user(window.cast::<u8>().add(length as usize).cast(), PAGE_BYTES as u32, next as *const _)
+        };
         if read == 0 {
             scratch.window_words += PAGE_BYTES / WORD;
         }

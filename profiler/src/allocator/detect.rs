@@ -37,6 +37,10 @@ pub fn symbols() -> Vec<&'static str> {
 #[must_use]
 pub fn heap_name(path: &str, is_executable: bool, defines: impl Fn(&str) -> bool) -> String {
     let file = path.trim_end_matches(" (deleted)").rsplit('/').next().unwrap_or(path);
+    // Debian has musl as `…/x86_64-linux-musl/libc.so`, under the same file name as glibc's linker script.
+    if !is_executable && file == "libc.so" && path.contains("musl") {
+        return "musl".to_owned();
+    }
     if !is_executable && let Some((_, name)) = FILE_NAMES.iter().find(|(start, _)| file.starts_with(start)) {
         return (*name).to_owned();
     }
@@ -57,6 +61,7 @@ mod tests {
         check("/usr/lib/x86_64-linux-gnu/libc.so.6", false, &["__libc_malloc"], "libc");
         check("/usr/lib/x86_64-linux-gnu/libc-2.31.so (deleted)", false, &[], "libc");
         check("/lib/ld-musl-x86_64.so.1", false, &[], "musl");
+        check("/usr/lib/x86_64-linux-musl/libc.so", false, &[], "musl");
         check("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", false, &["mallocx"], "jemalloc");
         check("/opt/app/lib/alloc.so", false, &["mi_malloc"], "mimalloc");
         check("/usr/bin/rustc", true, &["mallocx"], "jemalloc");

@@ -8,6 +8,7 @@ use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell
 use super::load::{Kernel, LoadError};
 use crate::ids::Pid;
 use crate::sys::map_batch::write_array;
+use crate::sys::map_memory::write_mapped;
 use crate::unwind::store::UnwindMaps;
 
 /// The five maps. Taken from the kernel once.
@@ -46,13 +47,18 @@ fn array(kernel: &mut Kernel, name: &'static str) -> Result<MapData, LoadError> 
     }
 }
 
+/// Through the map's memory where that can be had: rows count by the million.
+fn write_large<V: aya::Pod>(map: &MapData, first: u32, values: &[V]) -> io::Result<()> {
+    write_mapped(map.fd(), first, values).or_else(|_| write_array(map.fd(), first, values))
+}
+
 impl UnwindMaps for KernelUnwindMaps {
     fn write_rows(&mut self, first: u32, cells: &[RowCell]) -> io::Result<()> {
-        write_array(self.rows.fd(), first, cells)
+        write_large(&self.rows, first, cells)
     }
 
     fn write_pages(&mut self, first: u32, pages: &[PageRows]) -> io::Result<()> {
-        write_array(self.pages.fd(), first, pages)
+        write_large(&self.pages, first, pages)
     }
 
     fn write_rules(&mut self, first: u32, rules: &[Rule]) -> io::Result<()> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::quantity;
+use crate::doctor::TARGET_COMMAND;
 use crate::probe::place::PlacementMode;
 use crate::report::{Format, View};
 
@@ -16,6 +17,7 @@ Examples:
   sudo heapbpf --pid 1234 --interval 512KiB -o heap.svg -o heap.json -o heap.folded
   sudo heapbpf --pid 1234 --interval 1 --duration 5s every allocation, exact to the byte
   sudo heapbpf --pid 1234 --view alloc-bytes         who allocates most, freed or not
+  sudo heapbpf doctor --pid 1234                     whether this would work, and what it would cost
 
 Formats are chosen by the file's extension: .svg (flame graph), .folded (text), .json.
 
@@ -46,6 +48,12 @@ pub(super) enum Command {
     /// Profile running processes (this is what happens without a subcommand).
     #[command(after_help = EXAMPLES)]
     Record(RecordArgs),
+    /// Tell what this kernel, this user and a process allow, and what a probe costs here. Ends with 0 if profiling would
+    /// work, else with 1.
+    Doctor(DoctorArgs),
+    /// Be the process that `doctor` probes.
+    #[command(name = TARGET_COMMAND, hide = true)]
+    DoctorTarget,
     /// Print a completion script: `heapbpf completions bash > /etc/bash_completion.d/heapbpf`.
     Completions {
         /// The shell.
@@ -115,6 +123,21 @@ pub(super) struct RecordArgs {
     /// Sampled blocks that can be live at once. Memory is used only for those that are.
     #[arg(long, value_name = "BLOCKS", default_value_t = profiler_common::limits::LIVE_BLOCKS_DEFAULT)]
     pub(super) live_blocks: u32,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(super) struct DoctorArgs {
+    /// Process to look at: which functions would be probed, and where.
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    pub(super) pid: Option<u32>,
+
+    /// Where in the allocator's functions probes would go (see `heapbpf --help`).
+    #[arg(long, value_name = "WHERE", default_value = "auto", hide_possible_values = true)]
+    pub(super) placement: Placement,
+
+    /// Write JSON.
+    #[arg(long)]
+    pub(super) json: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

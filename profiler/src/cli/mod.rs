@@ -2,6 +2,7 @@
 //! code. Nothing below this folder prints or knows of arguments.
 
 mod args;
+mod doctor;
 mod output;
 mod privilege;
 mod progress;
@@ -34,6 +35,8 @@ pub fn run() -> ExitCode {
     let result = match cli.command {
         None => record::run(&cli.record),
         Some(Command::Record(args)) => record::run(&args),
+        Some(Command::Doctor(args)) => doctor::run(&args),
+        Some(Command::DoctorTarget) => doctor::target(),
         Some(Command::Completions { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "heapbpf", &mut std::io::stdout());
             Ok(exit::DONE)

@@ -2,7 +2,7 @@
 //! sees bytes, reads no file and asks no kernel.
 //!
 //! A probe costs a trap; on an instruction that the kernel does not emulate it costs a single step besides, ten times
-//! as much on some machines (`docs`). So the probe goes to the first instruction that is emulated, as long as every call
+//! as much on some machines (`heapbpf doctor` measures it). So the probe goes to the first instruction that is emulated, as long as every call
 //! still reaches it exactly once and with all that the hook needs:
 //!
 //! - All instructions before it always continue with the next one: no branch, no call.

@@ -23,7 +23,7 @@ pub mod json;
 mod chain;
 mod describe;
 mod function;
-mod text;
+pub(crate) mod text;
 
 #[cfg(test)]
 mod tests;

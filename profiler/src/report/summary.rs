@@ -12,7 +12,7 @@ use super::{View, describe, text};
 use crate::units::{EstimatedBytes, EstimatedCount};
 
 mod callsites;
-mod grid;
+pub(crate) mod grid;
 mod health;
 
 /// Targets that are listed.

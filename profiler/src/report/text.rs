@@ -78,7 +78,7 @@ pub(super) fn share(part: f64, whole: f64) -> String {
 /// A name from a target, safe to print in a terminal and in XML: control characters (which could break lines, move the
 /// cursor, or are not allowed in XML at all) become spaces, what turns the writing direction around becomes `\u{fffd}`,
 /// and blanks at the ends go.
-pub(super) fn printable(name: &str) -> Cow<'_, str> {
+pub(crate) fn printable(name: &str) -> Cow<'_, str> {
     let name = name.trim_matches(is_blank);
     if !name.contains(|c| is_blank(c) && c != ' ' || is_deceptive(c)) {
         return Cow::Borrowed(name);

@@ -1,12 +1,13 @@
 //! Gives the kernel side what it needs to unwind the targets' stacks.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use object::ReadCache;
 use profiler_common::limits::{MAPPINGS_MAX, PROCESS_MAPPINGS_MAX, UNWIND_PAGES_MAX};
 use profiler_common::unwind::{RowCell, TableRef};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::UnwindMode;
 use crate::bpf::load::Kernel;
@@ -29,12 +30,14 @@ pub(super) struct Tables {
     built: HashMap<ModuleId, Option<Table>>,
     /// Modules whose code is unwound by frame pointers, for want of tables.
     by_frame_pointer: Vec<String>,
+    /// Time that building tables, or reading them from the cache, has taken.
+    spent: Duration,
 }
 
 impl Tables {
     pub(super) fn new(mode: UnwindMode) -> Self {
         let cache = if mode == UnwindMode::FramePointer { None } else { Cache::from_environment() };
-        Self { mode, cache, built: HashMap::new(), by_frame_pointer: Vec::new() }
+        Self { mode, cache, built: HashMap::new(), by_frame_pointer: Vec::new(), spent: Duration::ZERO }
     }
 
     /// Builds the tables of all that a target maps: before anything is attached, so that the first stack is whole.
@@ -63,6 +66,13 @@ impl Tables {
     }
 
     fn build(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
+        let started = Instant::now();
+        let table = self.build_or_read(id, modules);
+        self.spent += started.elapsed();
+        table
+    }
+
+    fn build_or_read(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
         let module = modules.get(id);
         let image = module.image().ok()?;
         let metadata = image.file().metadata().ok()?;
@@ -123,9 +133,19 @@ impl Unwinding {
             })
             .collect();
         let tables = &mut self.tables;
+        let (started, spent) = (Instant::now(), tables.spent);
         let without_room = store
             .set_process(space.pid(), &code, clock::now().monotonic, |id| tables.take(id, modules))
             .with_context(|| format!("cannot write the unwind tables of process `{}`", space.pid()))?;
+        let writing = started.elapsed().saturating_sub(tables.spent - spent);
+        let building = std::mem::take(&mut tables.spent);
+        let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
+        info!(
+            "unwind tables of process {}: {:.1} ms to build or read, {:.1} ms to write",
+            space.pid(),
+            milliseconds(building),
+            milliseconds(writing)
+        );
         for id in without_room {
             warn!("stacks through `{}` will end there; allow more with --unwind-memory", modules.get(id).path());
         }

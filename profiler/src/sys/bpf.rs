@@ -8,7 +8,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -19,6 +19,8 @@ use crate::ids::Pid;
 /// How a program will be attached; the kernel checks it again when a link is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachType {
+    /// Perf events (`BPF_PERF_EVENT`): nothing is checked when the program is loaded.
+    PerfEvent,
     /// `BPF_TRACE_UPROBE_MULTI` (Linux 6.6): entries, or returns, of many functions.
     UprobeMulti,
     /// `BPF_TRACE_UPROBE_SESSION` (Linux 6.13): entries and, where the program wishes, returns of many functions.
@@ -28,6 +30,7 @@ pub enum AttachType {
 impl AttachType {
     const fn number(self) -> u32 {
         match self {
+            Self::PerfEvent => 41,
             Self::UprobeMulti => 48,
             Self::UprobeSession => 57,
         }
@@ -113,6 +116,15 @@ struct LinkCreateAttr {
 }
 
 #[repr(C)]
+struct PerfLinkAttr {
+    prog_fd: u32,
+    event_fd: u32,
+    attach_type: u32,
+    flags: u32,
+    cookie: u64,
+}
+
+#[repr(C)]
 #[derive(Default)]
 struct BtfLoadAttr {
     btf: u64,
@@ -137,11 +149,19 @@ const LOG_BYTES: usize = 1 << 20;
 ///
 /// `attr` must be the command's, and the memory that it points to must be as the command wants it.
 unsafe fn command<T>(command: libc::c_long, attr: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: the caller vouches for `attr`; its size is passed with it.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
-    match i32::try_from(result) {
-        // SAFETY: these commands return a new descriptor, which is nobody else's.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+    // SAFETY: the caller vouches for `attr`, whose size is passed with it; these commands return a new descriptor.
+    unsafe { owned(libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>())) }
+}
+
+/// The descriptor that a system call has returned, or why it has not.
+///
+/// # Safety
+///
+/// The result must be that of a system call that returns a new descriptor.
+pub(super) unsafe fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
+    match RawFd::try_from(result) {
+        // SAFETY: the caller vouches that it is new, so nobody else owns it.
+        Ok(descriptor @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -193,7 +213,10 @@ fn try_load(program: ProgramLoad<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
         log_level: u32::from(!log.is_empty()),
         log_size: count(log.len())?,
         log_buf: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
-        expected_attach_type: program.attach_type.number(),
+        expected_attach_type: match program.attach_type {
+            AttachType::PerfEvent => 0,
+            other => other.number(),
+        },
         ..ProgLoadAttr::default()
     };
     let kept = program.name.len().min(attr.prog_name.len() - 1);
@@ -257,6 +280,33 @@ pub fn link_multi(program: impl AsFd, attach_type: AttachType, link: MultiLink<'
     unsafe { command(BPF_LINK_CREATE, &mut attr) }
 }
 
+/// Links a program to a perf event, with a cookie (Linux 5.15).
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn link_perf(program: impl AsFd, event: impl AsFd, cookie: u64) -> io::Result<OwnedFd> {
+    let mut attr = PerfLinkAttr {
+        prog_fd: program.as_fd().as_raw_fd().unsigned_abs(),
+        event_fd: event.as_fd().as_raw_fd().unsigned_abs(),
+        attach_type: AttachType::PerfEvent.number(),
+        flags: 0,
+        cookie,
+    };
+    // SAFETY: `attr` points to nothing.
+    unsafe { command(BPF_LINK_CREATE, &mut attr) }
+}
+
+/// A program that does nothing: `r0 = 0; exit`.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn load_nothing(attach_type: AttachType) -> Result<OwnedFd, ProgramRefused> {
+    let instructions = [instruction(0xb7), instruction(0x95)];
+    load_program(ProgramLoad { name: "nothing", instructions: &instructions, license: c"GPL", attach_type, btf: None })
+}
+
 /// Whether the kernel makes links of this type. Loading alone says nothing: kernels that lack them accept the programs.
 /// A link to what is no regular file is refused with `EBADF` after the type has been accepted, and with `EINVAL` before.
 ///
@@ -264,10 +314,7 @@ pub fn link_multi(program: impl AsFd, attach_type: AttachType, link: MultiLink<'
 ///
 /// When the kernel does neither, so that it could not be told.
 pub fn supports(attach_type: AttachType) -> io::Result<bool> {
-    // r0 = 0; exit
-    let instructions = [instruction(0xb7), instruction(0x95)];
-    let load = ProgramLoad { name: "probe", instructions: &instructions, license: c"GPL", attach_type, btf: None };
-    let program = match load_program(load) {
+    let program = match load_nothing(attach_type) {
         Ok(program) => program,
         Err(refused) if refused.error.raw_os_error() == Some(libc::EINVAL) => return Ok(false),
         Err(refused) => return Err(refused.error),

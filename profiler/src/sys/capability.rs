@@ -16,7 +16,8 @@ pub enum Capability {
 }
 
 impl Capability {
-    const ALL: [Self; 3] = [Self::Bpf, Self::Perfmon, Self::SysPtrace];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Bpf, Self::Perfmon, Self::SysPtrace];
 
     /// What `CAP_SYS_ADMIN` stands in for.
     fn implied_by_admin(self) -> bool {

@@ -1,8 +1,11 @@
 //! What the operating system allows and tells. The only folder of the agent with `unsafe`.
 
 pub mod bpf;
+pub mod calibration;
 pub mod capability;
 pub mod clock;
+pub mod feature;
 pub mod map_batch;
+pub mod map_memory;
 pub mod pidfd;
 pub mod readiness;

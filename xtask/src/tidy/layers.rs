@@ -32,6 +32,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("tui", &["report", "health"]),
     ("export", &["report", "health"]),
     ("session", &[ALL_ABOVE]),
+    ("doctor", &[ALL_ABOVE]),
     ("cli", &[ALL_ABOVE]),
     ("lib", &[ALL_ABOVE]),
     ("main", &[ALL_ABOVE]),

@@ -12,7 +12,7 @@ const LAST_WIDTH_MIN: u16 = 16;
 
 /// A column: its heading, and where its cells go.
 #[derive(Clone, Copy)]
-pub(super) enum Column {
+pub(crate) enum Column {
     /// For names.
     Left(&'static str),
     /// For numbers.
@@ -35,7 +35,7 @@ impl Column {
 }
 
 /// The table's lines: the headings, where a column has one, then a line per row.
-pub(super) fn lines(columns: &[Column], rows: Vec<Vec<String>>, width: Option<usize>) -> Vec<String> {
+pub(crate) fn lines(columns: &[Column], rows: Vec<Vec<String>>, width: Option<usize>) -> Vec<String> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
     // Cells are cut where the room ends and not at the blank before.

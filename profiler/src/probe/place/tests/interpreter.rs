@@ -1,6 +1,11 @@
 //! Random functions, executed by an interpreter that knows nothing of the decoder: what a placement says of registers must
 //! be so.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "registers are numbered up to 15, and halves of products are meant"
+)]
+
 use proptest::prelude::*;
 
 use super::*;

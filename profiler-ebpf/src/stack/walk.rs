@@ -1,9 +1,8 @@
-//! Unwinds by tables made from `.eh_frame`, or by frame pointers alone where the user asked for that.
+//! Walks a stack outwards, frame by frame: by tables made from `.eh_frame`, or by frame pointers.
 //!
-//! One frame is a global function, which the verifier checks once, called in a bounded loop; the walk's state lies in
-//! the claimed scratch area between calls. This form loads from Linux 5.15 on (cookies need that anyway) and costs the
-//! verifier little however many frames are allowed. A loop that keeps its registers from frame to frame does not: over
-//! frame pointers, which are two reads a frame, Linux 6.1 gave up after a million instructions.
+//! One frame is a global function, and so are some dozens of frames. The verifier checks each of them once, so a deep
+//! walk costs it no more than a shallow one. The walk's state lies in the claimed scratch area between calls. This form
+//! loads from Linux 5.15 on, which cookies need anyway.
 
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::{StackEnd, StackHasher};
@@ -63,11 +62,7 @@ fn start(call: &Call, scratch: *mut Scratch, hasher: StackHasher) -> Result<(), 
     walk.hash = hasher.state();
     let ip = Window(scratch).read(call.sp()).ok_or(StackEnd::Unreadable)?;
     let tgid = call.tgid();
-    let (first, count) = match PROCESSES.get_ptr(&tgid) {
-        // SAFETY: the pointer comes from a successful lookup.
-        Some(process) => unsafe { ((*process).first, (*process).count) },
-        None => (0, 0),
-    };
+    let (first, count) = if config::unwind_by_tables() { mappings_of(tgid) } else { (0, 0) };
     *walk = Walk {
         ip,
         sp: call.sp().wrapping_add(8),
@@ -83,10 +78,26 @@ fn start(call: &Call, scratch: *mut Scratch, hasher: StackHasher) -> Result<(), 
     Ok(())
 }
 
+/// Where the process's mappings lie, and how many there are.
+#[inline(always)]
+fn mappings_of(tgid: u32) -> (u32, u32) {
+    match PROCESSES.get_ptr(&tgid) {
+        // SAFETY: the pointer comes from a successful lookup.
+        Some(process) => unsafe { ((*process).first, (*process).count) },
+        None => (0, 0),
+    }
+}
+
+/// Frames that one call of [`unwind_some`] walks: the loops nest, so that their bounds add up where the verifier sees
+/// them, and multiply where they run.
+const SOME: usize = 32;
+
+const _: () = assert!(STACK_FRAMES_MAX.is_multiple_of(SOME));
+
 #[inline(always)]
 fn walk(area: u32) -> StackEnd {
-    for _ in 0..STACK_FRAMES_MAX {
-        let word = unwind_step(area);
+    for _ in 0..STACK_FRAMES_MAX / SOME {
+        let word = unwind_some(area);
         if word != GO_ON {
             return match word - 1 {
                 0 => StackEnd::Complete,
@@ -100,6 +111,19 @@ fn walk(area: u32) -> StackEnd {
         }
     }
     StackEnd::Truncated
+}
+
+/// Walks on until there is an end, or for some frames.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn unwind_some(area: u32) -> u32 {
+    for _ in 0..SOME {
+        let word = unwind_step(area);
+        if word != GO_ON {
+            return word;
+        }
+    }
+    GO_ON
 }
 
 /// Writes the present frame and goes on to its caller.
@@ -121,13 +145,9 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     let mut hasher = StackHasher::resume(walk.hash);
     hasher.add(registers.ip);
     walk.hash = hasher.state();
-    let rule = if config::unwind_by_tables() {
-        match table_rule(walk, registers.lookup_address()) {
-            Ok(rule) => rule,
-            Err(end) => return end as u32 + 1,
-        }
-    } else {
-        Rule::FRAME_POINTER
+    let rule = match rule(walk, &registers) {
+        Ok(rule) => rule,
+        Err(end) => return end as u32 + 1,
     };
     match step(&registers, rule, &Window(scratch)) {
         Step::Caller(caller) => {
@@ -141,9 +161,13 @@ pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
     }
 }
 
-/// The rule for the code at `address`. Notes the mapping for the next frame.
+/// What to do at the present frame.
 #[inline(always)]
-fn table_rule(walk: &mut Walk, address: u64) -> Result<Rule, StackEnd> {
+fn rule(walk: &mut Walk, registers: &Registers) -> Result<Rule, StackEnd> {
+    if !config::unwind_by_tables() {
+        return Ok(Rule::FRAME_POINTER);
+    }
+    let address = registers.lookup_address();
     if !walk.mapping.contains(address) {
         let found = find_mapping(walk.mapping_first, walk.mapping_count, address);
         walk.mapping = found.ok_or(StackEnd::MissingModule)?;

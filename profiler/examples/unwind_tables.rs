@@ -1,0 +1,40 @@
+//! Builds the unwind tables of the modules named as arguments and says, one line of JSON each, how large they are and how
+//! long building took. `cargo xtask bench unwind` reads this.
+
+#![expect(clippy::print_stdout, reason = "what it says is read by another program")]
+
+use std::fs::File;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use heapbpf::unwind::build;
+use object::ReadCache;
+use profiler_common::unwind::Rule;
+
+/// Each module is built this often; the median counts.
+const ROUNDS: usize = 5;
+
+fn main() -> Result<()> {
+    for path in std::env::args().skip(1) {
+        let file = File::open(&path).with_context(|| format!("cannot open `{path}`"))?;
+        // Brings the file into memory, and leaves out what has no code.
+        let Ok(table) = build(&ReadCache::new(&file)) else { continue };
+        let mut times = [0; ROUNDS];
+        for time in &mut times {
+            let started = Instant::now();
+            std::hint::black_box(build(&ReadCache::new(&file)))?;
+            *time = started.elapsed().as_nanos();
+        }
+        times.sort_unstable();
+        let line = serde_json::json!({
+            "file": path,
+            "rows_read": table.stats.rows_read,
+            "rows": table.rows.len(),
+            "rules": table.rules.len(),
+            "kernel_bytes": table.kernel_bytes() + table.rules.len() * size_of::<Rule>(),
+            "build_ns": u64::try_from(times[ROUNDS / 2])?,
+        });
+        println!("{line}");
+    }
+    Ok(())
+}

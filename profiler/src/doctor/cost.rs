@@ -1,0 +1,196 @@
+//! What a probe costs on this machine: heapbpf starts itself once more, probes that process, and has it call the probed
+//! functions many times.
+//!
+//! The programs that run are the real ones, on their shortest way: the free of a block that is not tracked, and an
+//! allocation that is not sampled.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use profiler_common::hook::{CallShape, HookCookie, Register};
+use profiler_common::sampling::SamplingRate;
+use thiserror::Error;
+
+use super::subject::{PROGRAM, Subject};
+use crate::bpf::load::{Kernel, LinkKind, LoadError};
+use crate::ids::{HeapId, Pid};
+use crate::probe::attach::{AttachError, Probe, backend, detach_all};
+use crate::probe::place::Class;
+use crate::sys::calibration::Spot;
+use crate::sys::clock;
+
+/// The hidden command that makes heapbpf the process to be probed.
+pub const TARGET_COMMAND: &str = "doctor-target";
+
+/// Calls in one measurement, and measurements of each function. The median of them is believed.
+const CALLS: u32 = 400;
+const ROUNDS: usize = 9;
+
+/// Calls that a target makes at most for one line of input.
+const CALLS_MAX: u32 = 10_000_000;
+
+/// Nanoseconds of CPU time that a call of a probed function takes more than one that is not probed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Costs {
+    /// Probed at an instruction that the kernel emulates.
+    pub emulated_ns: f64,
+    /// Probed at one that it executes out of line.
+    pub single_stepped_ns: f64,
+    /// The first, with the return probed as well.
+    pub emulated_with_return_ns: f64,
+    /// The second, with the return probed as well.
+    pub single_stepped_with_return_ns: f64,
+}
+
+impl Costs {
+    /// What a call costs whose probe is of this class.
+    #[must_use]
+    pub fn expected_ns(&self, class: Class, shape: CallShape) -> f64 {
+        match (class, shape.allocates()) {
+            (Class::Emulated, false) => self.emulated_ns,
+            (Class::SingleStepped, false) => self.single_stepped_ns,
+            (Class::Emulated, true) => self.emulated_with_return_ns,
+            (Class::SingleStepped, true) => self.single_stepped_with_return_ns,
+        }
+    }
+}
+
+/// Why costs are not known.
+#[derive(Debug, Error)]
+pub(super) enum CostError {
+    /// The kernel does not let a probe be attached.
+    #[error("{0}")]
+    Refused(String),
+    /// The process to be probed does not do its part.
+    #[error("heapbpf cannot run itself to be probed: {0}")]
+    Target(#[from] std::io::Error),
+}
+
+impl From<LoadError> for CostError {
+    fn from(error: LoadError) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+impl From<AttachError> for CostError {
+    fn from(error: AttachError) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+/// Attaches, measures, detaches.
+pub(super) fn measure(kernel: &mut Kernel, links: LinkKind, subject: &Subject) -> Result<Costs, CostError> {
+    kernel.set_rate(HeapId(0), SamplingRate::STOPPED)?;
+    let mut target = Target::start()?;
+    let unprobed = target.times()?;
+    let probes = Spot::ALL.map(|spot| Probe { offset: subject.offset_of(spot), cookie: cookie(spot) });
+    let attached = backend(links).attach(kernel, subject.file(), &probes, target.pid())?;
+    let probed = target.times();
+    drop(target);
+    detach_all(attached);
+    let probed = probed?;
+    let cost = |index: usize| (probed[index] - unprobed[index]).max(0.0);
+    Ok(Costs {
+        emulated_ns: cost(0),
+        emulated_with_return_ns: cost(1),
+        single_stepped_ns: cost(2),
+        single_stepped_with_return_ns: cost(3),
+    })
+}
+
+/// Whether the function returns a block. The first argument is the block, or its size; the heap is the one whose
+/// sampling is stopped.
+fn cookie(spot: Spot) -> HookCookie {
+    HookCookie {
+        shape: match spot {
+            Spot::Emulated | Spot::Stepped => CallShape::Free,
+            Spot::EmulatedReturning | Spot::SteppedReturning => CallShape::Alloc,
+        },
+        size: Register::Rdi,
+        count: None,
+        pointer: Some(Register::Rdi),
+        page_rounded: false,
+        delegates: false,
+        heap: 0,
+        hook: 0,
+    }
+}
+
+/// The process to be probed. Killed when dropped.
+struct Target {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Target {
+    fn start() -> std::io::Result<Self> {
+        let mut command = Command::new(PROGRAM);
+        command.arg0("heapbpf").arg(TARGET_COMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn()?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(std::io::Error::other("its input and output are not pipes"));
+        };
+        Ok(Self { child, input, output: BufReader::new(output) })
+    }
+
+    fn pid(&self) -> Pid {
+        Pid(self.child.id())
+    }
+
+    /// The median time of a call of each function, in nanoseconds. Rounds go through all functions, so that whatever else
+    /// goes on hits all of them.
+    fn times(&mut self) -> std::io::Result<[f64; 4]> {
+        let mut times: [Vec<f64>; 4] = Default::default();
+        for _ in 0..ROUNDS {
+            for (spot, times) in times.iter_mut().enumerate() {
+                times.push(self.time(spot)?);
+            }
+        }
+        Ok(times.map(|mut times| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        }))
+    }
+
+    /// Has it call a function, and returns the time of one call in nanoseconds.
+    fn time(&mut self, spot: usize) -> std::io::Result<f64> {
+        writeln!(self.input, "{spot} {CALLS}")?;
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        let nanos: u32 = line.trim().parse().map_err(|_| std::io::Error::other("it ended instead of answering"))?;
+        Ok(f64::from(nanos) / f64::from(CALLS))
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The process to be probed, from the inside: for each line with the number of a function and a number of calls, makes
+/// them and answers with the nanoseconds of CPU time that they took: what the machine does meanwhile does not count.
+/// Ends with its input.
+///
+/// # Errors
+///
+/// When a line cannot be read, understood or answered.
+pub fn serve(input: impl BufRead, mut output: impl Write) -> std::io::Result<()> {
+    for line in input.lines() {
+        let line = line?;
+        let request = line.split_once(' ').and_then(|(spot, calls)| {
+            let spot = Spot::ALL.get(spot.parse::<usize>().ok()?)?;
+            Some((spot, calls.parse::<u32>().ok()?))
+        });
+        let (spot, calls) = request.ok_or_else(|| std::io::Error::other("a line is not `FUNCTION CALLS`"))?;
+        let began_ns = clock::cpu_ns();
+        spot.call(calls.min(CALLS_MAX));
+        writeln!(output, "{}", u32::try_from(clock::cpu_ns().saturating_sub(began_ns)).unwrap_or(u32::MAX))?;
+        output.flush()?;
+    }
+    Ok(())
+}

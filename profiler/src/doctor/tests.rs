@@ -1,0 +1,169 @@
+//! Diagnoses made up, and what is said of them.
+
+use serde_json::Value;
+
+use super::*;
+use crate::address::FileOffset;
+use crate::allocator::libc::FUNCTIONS;
+use crate::allocator::resolve::ResolvedHook;
+use crate::ids::ModuleId;
+use crate::probe::place::{Arguments, Class, PlaceError, Placement};
+use crate::probe::plan::Plan;
+use crate::sys::feature::{Feature, Support};
+use profiler_common::hook::Register;
+
+fn trial(kind: TrialKind, support: Support) -> Trial {
+    Trial { kind, support, remark: None }
+}
+
+/// Everything works, and a process with a cheap `free`, a dear `malloc` and a `calloc` that cannot be probed.
+fn healthy() -> Diagnosis {
+    let mut trials: Vec<Trial> =
+        Feature::ALL.iter().map(|&feature| trial(TrialKind::Feature(feature), Support::Yes)).collect();
+    trials.push(trial(TrialKind::Capabilities, Support::Yes));
+    Diagnosis {
+        kernel: "6.99.1-made-up".to_owned(),
+        trials,
+        limits: vec![Limit { name: "kernel lockdown", value: None, meaning: "something" }],
+        costs: Some(Costs {
+            emulated_ns: 612.4,
+            single_stepped_ns: 12_345.6,
+            emulated_with_return_ns: 1_234.5,
+            single_stepped_with_return_ns: 13_579.0,
+        }),
+        target: Some(Target { pid: Pid(42), comm: "evil\x1b[2Jname".to_owned(), hooks: Ok(hooks()) }),
+    }
+}
+
+fn hooks() -> Vec<PlannedHook> {
+    let mut plan = Plan::default();
+    let mut planned = |function: &str, placement: Result<Placement, PlaceError>| {
+        let spec = *FUNCTIONS.iter().find(|spec| spec.function == function).expect("in the table");
+        let hook = ResolvedHook {
+            spec,
+            module: ModuleId(0),
+            path: "/lib/made\nup.so".to_owned(),
+            offset: FileOffset(0x1000 + plan.heaps().len() as u64 + u64::from(function.as_bytes()[0])),
+            size_bytes: 16,
+            heap: "libc".to_owned(),
+            aliases: Vec::new(),
+        };
+        let id = plan.add(&hook, || placement).expect("fits");
+        plan.hook(id).clone()
+    };
+    let arguments = Arguments { size: Register::Rdi, count: None, pointer: Some(Register::Rdi) };
+    let placement = |offset_in_function, instruction: &str, class| Placement {
+        offset_in_function,
+        instruction: instruction.to_owned(),
+        class,
+        arguments,
+    };
+    vec![
+        planned("free", Ok(placement(3, "je 0x1010", Class::Emulated))),
+        planned("malloc", Ok(placement(0, "endbr64", Class::SingleStepped))),
+        planned("calloc", Err(PlaceError::Undecodable("06".to_owned()))),
+    ]
+}
+
+fn json(diagnosis: &Diagnosis) -> Value {
+    let mut bytes = Vec::new();
+    write_json(diagnosis, &mut bytes).expect("a vector takes all bytes");
+    serde_json::from_slice(&bytes).expect("it is JSON")
+}
+
+/// The line of the text that begins with this, blanks squeezed.
+#[track_caller]
+fn line(text: &str, start: &str) -> String {
+    let lines = || text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no line `{start}…` in:\n{text}"))
+}
+
+#[test]
+fn what_works_is_said_with_what_it_costs() {
+    let diagnosis = healthy();
+    assert!(diagnosis.works());
+    let text = text(&diagnosis, false);
+    assert!(text.contains("6.99.1-made-up"), "{text}");
+    assert!(text.ends_with("profiling works here\n"), "{text}");
+    assert_eq!(line(&text, "emulated by"), "emulated by the kernel 610 ns 1230 ns");
+    assert_eq!(line(&text, "single-stepped"), "single-stepped 12 µs 14 µs");
+    assert_eq!(line(&text, "free"), "free 0x1069 je 0x1010 emulated 610 ns /lib/made up.so");
+    assert_eq!(line(&text, "malloc 0x"), "malloc 0x106e endbr64 single-stepped 14 µs /lib/made up.so");
+    assert!(line(&text, "calloc").contains("`06`"), "{text}");
+    assert_eq!(line(&text, "kernel lockdown"), "kernel lockdown not readable something");
+}
+
+#[test]
+fn nothing_of_a_target_reaches_the_terminal_as_it_is() {
+    let plain = text(&healthy(), false);
+    assert!(!plain.contains('\x1b'), "{plain}");
+    // With colour there are escapes, and none of the target's.
+    let coloured = text(&healthy(), true);
+    assert!(coloured.contains("\x1b[") && !coloured.contains("\x1b[2J"), "{coloured:?}");
+}
+
+#[test]
+fn programs_are_told_the_same() {
+    let json = json(&healthy());
+    assert_eq!(json["version"], 1);
+    assert_eq!(json["works"], true);
+    assert_eq!(json["costs"]["emulated_ns"], 612.4);
+    let hooks = json["target"]["hooks"].as_array().expect("a list");
+    assert_eq!(hooks.len(), 3);
+    assert_eq!(hooks[0]["instruction"], "je 0x1010");
+    assert_eq!((&hooks[0]["emulated"], &hooks[0]["expected_ns"]), (&Value::from(true), &Value::from(612.4)));
+    assert_eq!((&hooks[1]["emulated"], &hooks[1]["expected_ns"]), (&Value::from(false), &Value::from(13_579.0)));
+    assert_eq!((&hooks[2]["instruction"], &hooks[2]["expected_ns"]), (&Value::Null, &Value::Null));
+    assert!(hooks[2]["error"].as_str().is_some_and(|error| error.contains("`06`")));
+}
+
+#[test]
+fn only_what_is_needed_and_failed_prevents_profiling() {
+    let with = |kind, support| Diagnosis { trials: vec![trial(kind, support)], ..healthy() };
+    let no = || Support::No("broken".to_owned());
+    for (kind, prevents) in [
+        (TrialKind::Capabilities, true),
+        (TrialKind::PidNamespace, true),
+        (TrialKind::Programs, true),
+        (TrialKind::Attaching, true),
+        (TrialKind::Feature(Feature::BpfPrograms), true),
+        (TrialKind::Feature(Feature::Uprobes), true),
+        (TrialKind::Feature(Feature::Cookies), true),
+        (TrialKind::Feature(Feature::KernelBtf), false),
+        (TrialKind::Feature(Feature::UprobeMulti), false),
+        (TrialKind::Feature(Feature::UprobeSession), false),
+    ] {
+        let diagnosis = with(kind, no());
+        assert_eq!(diagnosis.works(), !prevents, "{kind:?}");
+        let trial = &diagnosis.trials[0];
+        let text = text(&diagnosis, false);
+        assert!(text.contains("broken"), "{text}");
+        // Whoever is told no is told what to do.
+        assert_eq!(trial.remedy().is_some(), prevents);
+        assert_eq!(trial.remedy().is_some_and(|remedy| text.contains(remedy)), prevents, "{text}");
+        assert!(with(kind, Support::Unknown("whatever".to_owned())).works(), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_process_that_cannot_be_profiled_is_a_failure() {
+    let target = |hooks| Some(Target { pid: Pid(42), comm: String::new(), hooks });
+    let refused = Diagnosis { target: target(Err("no process `42`".to_owned())), ..healthy() };
+    assert!(!refused.works());
+    assert!(text(&refused, false).contains("no process `42`"));
+    assert_eq!(json(&refused)["target"]["error"], "no process `42`");
+    let unprobed = Diagnosis { target: target(Ok(hooks().split_off(2))), ..healthy() };
+    assert!(!unprobed.works());
+    assert!(Diagnosis { target: None, ..healthy() }.works());
+}
+
+#[test]
+fn the_probed_process_answers_each_line() {
+    let mut answers = Vec::new();
+    serve(&b"0 10\n3 1\n"[..], &mut answers).expect("the lines are good");
+    let answers = String::from_utf8(answers).expect("text");
+    assert_eq!(answers.lines().map(|line| line.parse::<u32>().is_ok()).collect::<Vec<_>>(), [true, true]);
+    for line in ["4 1", "0", "x 1", "0 -1", ""] {
+        assert!(serve(format!("{line}\n").as_bytes(), &mut Vec::new()).is_err(), "{line}");
+    }
+}

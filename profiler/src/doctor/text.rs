@@ -1,0 +1,170 @@
+//! The diagnosis for people. Nothing here is stable: programs read the JSON.
+
+use anstyle::{AnsiColor, Style};
+
+use super::{Costs, Diagnosis, Target, Trial};
+use crate::probe::place::Class;
+use crate::probe::plan::PlannedHook;
+use crate::report::summary::grid::{self, Column};
+use crate::report::text::printable;
+use crate::sys::feature::Support;
+
+const HEADING: Style = Style::new().bold();
+const GOOD: Style = AnsiColor::Green.on_default();
+const BAD: Style = AnsiColor::Red.on_default().bold();
+const PLAIN: Style = Style::new();
+
+/// The text to print. `colour` lets it use ANSI escapes.
+#[must_use]
+pub fn text(diagnosis: &Diagnosis, colour: bool) -> String {
+    let mut page = Page { text: String::new(), colour };
+    page.line(HEADING, &format!("heapbpf {} on Linux {} (x86-64)", env!("CARGO_PKG_VERSION"), diagnosis.kernel));
+    page.trials(&diagnosis.trials);
+    page.limits(diagnosis);
+    page.costs(diagnosis.costs.as_ref());
+    if let Some(target) = &diagnosis.target {
+        page.target(target, diagnosis.costs.as_ref());
+    }
+    page.verdict(diagnosis);
+    page.text
+}
+
+/// Text as it grows.
+struct Page {
+    text: String,
+    colour: bool,
+}
+
+impl Page {
+    fn line(&mut self, style: Style, line: &str) {
+        if self.colour && style != PLAIN {
+            self.text.push_str(&format!("{style}{line}{style:#}\n"));
+        } else {
+            self.text.push_str(line);
+            self.text.push('\n');
+        }
+    }
+
+    fn heading(&mut self, heading: &str) {
+        self.text.push('\n');
+        self.line(HEADING, heading);
+    }
+
+    /// A table under a heading, with a style for each row.
+    fn table(&mut self, columns: &[Column], rows: Vec<(Style, Vec<String>)>) {
+        let (styles, rows): (Vec<Style>, Vec<Vec<String>>) = rows.into_iter().unzip();
+        let lines = grid::lines(columns, rows, None);
+        // Where columns have headings, the first line is theirs.
+        let headings = lines.len().saturating_sub(styles.len());
+        let styles = std::iter::repeat_n(PLAIN, headings).chain(styles);
+        for (style, line) in styles.zip(lines) {
+            self.line(style, &format!("  {line}"));
+        }
+    }
+
+    fn trials(&mut self, trials: &[Trial]) {
+        self.heading("what this kernel and this user allow");
+        let row = |trial: &Trial| {
+            let (style, answer, reason) = match &trial.support {
+                Support::Yes => (GOOD, "yes", None),
+                Support::No(reason) => (if trial.prevents() { BAD } else { PLAIN }, "no", Some(reason)),
+                Support::Unknown(reason) => (PLAIN, "could not tell", Some(reason)),
+            };
+            let remarks: Vec<&str> = reason.into_iter().chain(&trial.remark).map(String::as_str).collect();
+            // Reasons may be a verifier's, of several lines.
+            let remarks = printable(&remarks.join("; ")).into_owned();
+            let needed = if trial.is_needed() { "" } else { "not needed" };
+            (style, vec![trial.name().to_owned(), answer.to_owned(), needed.to_owned(), remarks])
+        };
+        let columns = [Column::Left(""), Column::Left(""), Column::Left(""), Column::Left("")];
+        self.table(&columns, trials.iter().map(row).collect());
+    }
+
+    fn limits(&mut self, diagnosis: &Diagnosis) {
+        self.heading("limits");
+        let unreadable = || "not readable".to_owned();
+        let rows = diagnosis.limits.iter().map(|limit| {
+            let value = limit.value.as_deref().map_or_else(unreadable, |value| printable(value).into_owned());
+            (PLAIN, vec![limit.name.to_owned(), value, limit.meaning.to_owned()])
+        });
+        self.table(&[Column::Left(""), Column::Right(""), Column::Left("")], rows.collect());
+    }
+
+    fn costs(&mut self, costs: Option<&Costs>) {
+        self.heading("what a probe costs here, per call");
+        let Some(costs) = costs else {
+            return self.line(PLAIN, "  not measured: no probe could be attached");
+        };
+        let row = |name: &str, entry: f64, both: f64| (PLAIN, vec![name.to_owned(), nanos(entry), nanos(both)]);
+        let columns =
+            [Column::Left("probed instruction"), Column::Right("entry (free)"), Column::Right("and return (malloc)")];
+        let rows = vec![
+            row("emulated by the kernel", costs.emulated_ns, costs.emulated_with_return_ns),
+            row("single-stepped", costs.single_stepped_ns, costs.single_stepped_with_return_ns),
+        ];
+        self.table(&columns, rows);
+    }
+
+    fn target(&mut self, target: &Target, costs: Option<&Costs>) {
+        self.heading(&format!("process {} ({})", target.pid, printable(&target.comm)));
+        match &target.hooks {
+            Ok(hooks) => {
+                let columns = [
+                    Column::Left("function"),
+                    Column::Right("offset"),
+                    Column::Left("instruction"),
+                    Column::Left("probe"),
+                    Column::Right("per call"),
+                    Column::Left("module"),
+                ];
+                self.table(&columns, hooks.iter().map(|hook| (PLAIN, row(hook, costs))).collect());
+            }
+            Err(error) => self.line(BAD, &format!("  {}", printable(error))),
+        }
+    }
+
+    fn verdict(&mut self, diagnosis: &Diagnosis) {
+        self.text.push('\n');
+        if diagnosis.works() {
+            return self.line(GOOD, "profiling works here");
+        }
+        self.line(BAD, "profiling does not work here");
+        for trial in &diagnosis.trials {
+            if let Some(remedy) = trial.remedy() {
+                self.line(PLAIN, &format!("  {}: {remedy}", trial.name()));
+            }
+        }
+        if let Some(Target { pid, hooks: Err(_), .. }) = &diagnosis.target {
+            self.line(PLAIN, &format!("  process {pid}: see above"));
+        }
+    }
+}
+
+/// A hook under its names, with where its probe goes and what that costs.
+fn row(hook: &PlannedHook, costs: Option<&Costs>) -> Vec<String> {
+    let spec = &hook.hook.spec;
+    let names: Vec<&str> = std::iter::once(spec.function).chain(hook.hook.aliases.iter().copied()).collect();
+    let offset = format!("{:#x}", hook.offset().0);
+    let module = printable(&hook.hook.path).into_owned();
+    let (instruction, class, cost) = match &hook.placement {
+        Ok(placement) => (
+            placement.instruction.clone(),
+            match placement.class {
+                Class::Emulated => "emulated",
+                Class::SingleStepped => "single-stepped",
+            },
+            costs.map_or_else(String::new, |costs| nanos(costs.expected_ns(placement.class, spec.shape))),
+        ),
+        Err(error) => (printable(&error.to_string()).into_owned(), "impossible", String::new()),
+    };
+    vec![names.join(", "), offset, instruction, class.to_owned(), cost, module]
+}
+
+/// Rounded: every digit would say that the next measurement gives the same.
+fn nanos(nanos: f64) -> String {
+    if nanos < 10_000.0 { format!("{:.0} ns", round(nanos, 10.0)) } else { format!("{:.0} µs", nanos / 1000.0) }
+}
+
+fn round(number: f64, step: f64) -> f64 {
+    (number / step).round() * step
+}

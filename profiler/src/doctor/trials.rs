@@ -1,0 +1,171 @@
+//! What is tried, in an order in which each failure explains those after it.
+
+use profiler_common::limits::PAGE_BYTES;
+
+use super::cost::{self, CostError, Costs};
+use super::subject::Subject;
+use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+use crate::probe::attach::{BackendChoice, choose};
+use crate::proc::process;
+use crate::sys::capability::{self, Capability};
+use crate::sys::feature::{Feature, Support};
+
+/// What was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrialKind {
+    /// The privileges of this process.
+    Capabilities,
+    /// Being in the initial PID namespace.
+    PidNamespace,
+    /// Something of the kernel's.
+    Feature(Feature),
+    /// Loading all that heapbpf has for the kernel.
+    Programs,
+    /// Probing a process of heapbpf's own.
+    Attaching,
+}
+
+/// One thing that was tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trial {
+    /// What.
+    pub kind: TrialKind,
+    /// Whether it worked; the reason where it did not.
+    pub support: Support,
+    /// What else there is to say.
+    pub remark: Option<String>,
+}
+
+impl Trial {
+    fn new(kind: TrialKind, support: Support) -> Self {
+        Self { kind, support, remark: None }
+    }
+
+    /// A few words for what was tried.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self.kind {
+            TrialKind::Capabilities => "capabilities",
+            TrialKind::PidNamespace => "initial PID namespace",
+            TrialKind::Feature(Feature::BpfPrograms) => "BPF system call",
+            TrialKind::Feature(Feature::KernelBtf) => "kernel type information (BTF)",
+            TrialKind::Feature(Feature::Uprobes) => "uprobes",
+            TrialKind::Feature(Feature::Cookies) => "perf links with cookies",
+            TrialKind::Feature(Feature::UprobeMulti) => "uprobe_multi links",
+            TrialKind::Feature(Feature::UprobeSession) => "uprobe sessions",
+            TrialKind::Programs => "heapbpf's programs",
+            TrialKind::Attaching => "attaching probes",
+        }
+    }
+
+    /// Whether profiling takes it. The rest tells what else the kernel could do.
+    #[must_use]
+    pub fn is_needed(&self) -> bool {
+        !matches!(self.kind, TrialKind::Feature(Feature::KernelBtf | Feature::UprobeMulti | Feature::UprobeSession))
+    }
+
+    /// Whether profiling cannot work because of it.
+    #[must_use]
+    pub fn prevents(&self) -> bool {
+        self.is_needed() && matches!(self.support, Support::No(_))
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn remedy(&self) -> Option<&'static str> {
+        if !self.prevents() {
+            return None;
+        }
+        Some(match self.kind {
+            TrialKind::Capabilities => {
+                "run heapbpf as root (`sudo heapbpf …`), or give it these capabilities (`capabilities(7)`)"
+            }
+            TrialKind::PidNamespace => "run heapbpf on the host, or in a container with `--pid=host`",
+            TrialKind::Feature(Feature::BpfPrograms) => {
+                "boot a kernel with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS; in a container, let its seccomp profile allow `bpf`"
+            }
+            TrialKind::Feature(Feature::Uprobes) => {
+                "boot a kernel with CONFIG_UPROBES and CONFIG_UPROBE_EVENTS, and mount sysfs at /sys; in a container, let its seccomp profile allow `perf_event_open`"
+            }
+            TrialKind::Feature(_) => "boot Linux 5.15 or later",
+            TrialKind::Programs | TrialKind::Attaching => {
+                "see docs/kernel-support.md, and the reason in full with `heapbpf -v doctor`"
+            }
+        })
+    }
+}
+
+/// Tries everything; what a probe costs, where one can be attached.
+pub(super) fn run() -> (Vec<Trial>, Option<Costs>) {
+    let subject = Subject::find();
+    let mut trials = vec![capabilities(), pid_namespace()];
+    for feature in Feature::ALL {
+        let support = match &subject {
+            Ok(subject) => feature.support(subject.offset()),
+            Err(error) => Support::Unknown(error.clone()),
+        };
+        trials.push(Trial::new(TrialKind::Feature(feature), support));
+    }
+    let allowed = !trials[0].prevents();
+    let (programs, attaching, costs) = match (allowed, subject) {
+        (true, Ok(subject)) => probes(&subject),
+        (true, Err(error)) => (Support::Unknown(error.clone()), Support::Unknown(error), None),
+        (false, _) => {
+            let not_allowed = || Support::Unknown("not tried without the capabilities".to_owned());
+            (not_allowed(), not_allowed(), None)
+        }
+    };
+    trials.push(Trial::new(TrialKind::Programs, programs));
+    trials.push(Trial::new(TrialKind::Attaching, attaching));
+    (trials, costs)
+}
+
+fn capabilities() -> Trial {
+    let missing = match capability::missing() {
+        Ok(missing) => missing,
+        Err(error) => return Trial::new(TrialKind::Capabilities, Support::Unknown(error.to_string())),
+    };
+    let list = |capabilities: &[Capability]| {
+        let names: Vec<String> = capabilities.iter().map(ToString::to_string).collect();
+        names.join(", ")
+    };
+    let present: Vec<Capability> =
+        Capability::ALL.into_iter().filter(|capability| !missing.contains(capability)).collect();
+    let support = if missing.is_empty() { Support::Yes } else { Support::No(format!("missing {}", list(&missing))) };
+    let remark = (!present.is_empty()).then(|| format!("present: {}", list(&present)));
+    Trial { kind: TrialKind::Capabilities, support, remark }
+}
+
+fn pid_namespace() -> Trial {
+    let support = match process::in_initial_pid_namespace() {
+        Ok(true) => Support::Yes,
+        Ok(false) => Support::No("the kernel's process numbers mean nothing here".to_owned()),
+        Err(error) => Support::Unknown(error.to_string()),
+    };
+    Trial::new(TrialKind::PidNamespace, support)
+}
+
+/// Loads the programs and attaches them to a process of this program.
+fn probes(subject: &Subject) -> (Support, Support, Option<Costs>) {
+    let config = KernelConfig {
+        // As small as can be: nothing is recorded.
+        ring_bytes: u32::try_from(PAGE_BYTES).unwrap_or(4096),
+        live_blocks_max: 16,
+        unwind_by_tables: true,
+        row_cells: 1,
+        stack_seed: 0,
+        raw_stacks: false,
+    };
+    let links = choose(BackendChoice::Auto).unwrap_or(LinkKind::Perf);
+    let mut kernel = match Kernel::load(config, links) {
+        Ok(kernel) => kernel,
+        Err(error) => {
+            return (Support::No(error.to_string()), Support::Unknown("there is nothing to attach".to_owned()), None);
+        }
+    };
+    match cost::measure(&mut kernel, links, subject) {
+        Ok(costs) => (Support::Yes, Support::Yes, Some(costs)),
+        Err(CostError::Refused(error)) => (Support::Yes, Support::No(error), None),
+        Err(error) => (Support::Yes, Support::Unknown(error.to_string()), None),
+    }
+}
