@@ -129,6 +129,23 @@ fn a_user_without_capabilities() {
 }
 
 #[test]
+fn three_capabilities_are_enough_but_not_for_perf_events() {
+    heapbpf_tests::kernel::require_root();
+    let target = Target::start("service.c");
+    let profile = |options: &str| {
+        let mut command = Command::new("setpriv");
+        let three = "-all,+bpf,+perfmon,+sys_ptrace,+dac_read_search";
+        command.args([&format!("--bounding-set={three}"), &format!("--inh-caps={three}")]).arg(binary());
+        command.args(["--pid", &target.pid().to_string(), "--duration", "200ms", "-o", "out.json"]);
+        command.args(options.split_whitespace());
+        Heapbpf::with_command(command).run()
+    };
+    let _ = profile("").expect_code(0);
+    let _ = profile("--backend multi").expect_code(0);
+    assert_says(&profile("--backend perf").expect_error(FAILED), &["CAP_SYS_ADMIN", "sudo"]);
+}
+
+#[test]
 fn doctor_tells_a_user_which_capabilities_are_missing() {
     heapbpf_tests::kernel::require_root();
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");

@@ -26,7 +26,7 @@ Exit codes:
   1  failed                                 130  interrupted before anything was written
   2  wrong usage
 
-Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE. Only allocations made while heapbpf runs are seen.";
+Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (before Linux 6.6 CAP_SYS_ADMIN too). Only allocations made while heapbpf runs are seen.";
 
 /// Tells which code of a running process holds its heap. Nothing is changed in the process: no restart, no preload.
 #[derive(Debug, Parser)]

@@ -52,6 +52,12 @@ pub fn missing() -> std::io::Result<Vec<Capability>> {
     Ok(missing_from(capabilities(None)?.effective))
 }
 
+/// Whether this process has `CAP_SYS_ADMIN`; true where the kernel does not tell, which says no soon enough.
+#[must_use]
+pub fn has_admin() -> bool {
+    capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
 fn missing_from(effective: CapabilitySet) -> Vec<Capability> {
     let admin = effective.contains(CapabilitySet::SYS_ADMIN);
     Capability::ALL

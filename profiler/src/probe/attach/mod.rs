@@ -16,6 +16,7 @@ use crate::address::FileOffset;
 use crate::bpf::load::{Kernel, LinkKind, LoadError};
 use crate::ids::Pid;
 use crate::sys::bpf::{AttachType, supports};
+use crate::sys::capability;
 
 /// A hook placed at an instruction of a file.
 #[derive(Clone, Copy, Debug)]
@@ -82,27 +83,40 @@ pub enum BackendChoice {
     Only(LinkKind),
 }
 
-/// A backend that the user wants and the kernel has not.
+/// Why there is no way to attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error(
-    "this kernel has no `{0}` links (multi needs Linux 6.6, session 6.13); leave `--backend` out to use what it has"
-)]
-pub struct NoBackend(&'static str);
+pub enum NoBackend {
+    /// The user wants one that the kernel has not.
+    #[error(
+        "this kernel has no `{0}` links (multi needs Linux 6.6, session 6.13); leave `--backend` out to use what it has"
+    )]
+    Missing(&'static str),
+    /// Perf events for uprobes take more than the other two (`perf_uprobe_event_init` in `kernel/events/core.c`).
+    #[error(
+        "not allowed: probes by perf events, all that is left here, need CAP_SYS_ADMIN; run heapbpf through `sudo`"
+    )]
+    NeedsAdmin,
+}
 
 /// The kind of links to load programs for. Found by trying: version numbers lie, distributions backport.
 ///
 /// # Errors
 ///
-/// When the kernel lacks the one that is asked for.
+/// When the kernel lacks the one that is asked for, or this user may not use the one that is left.
 pub fn choose(choice: BackendChoice) -> Result<LinkKind, NoBackend> {
-    match choice {
-        BackendChoice::Auto if has(AttachType::UprobeSession) => Ok(LinkKind::Session),
-        BackendChoice::Auto if has(AttachType::UprobeMulti) => Ok(LinkKind::Multi),
-        BackendChoice::Auto | BackendChoice::Only(LinkKind::Perf) => Ok(LinkKind::Perf),
-        BackendChoice::Only(LinkKind::Session) if !has(AttachType::UprobeSession) => Err(NoBackend("session")),
-        BackendChoice::Only(LinkKind::Multi) if !has(AttachType::UprobeMulti) => Err(NoBackend("multi")),
-        BackendChoice::Only(kind) => Ok(kind),
-    }
+    let kind = match choice {
+        BackendChoice::Auto if has(AttachType::UprobeSession) => LinkKind::Session,
+        BackendChoice::Auto if has(AttachType::UprobeMulti) => LinkKind::Multi,
+        BackendChoice::Only(LinkKind::Session) if !has(AttachType::UprobeSession) => {
+            return Err(NoBackend::Missing("session"));
+        }
+        BackendChoice::Only(LinkKind::Multi) if !has(AttachType::UprobeMulti) => {
+            return Err(NoBackend::Missing("multi"));
+        }
+        BackendChoice::Only(kind) => kind,
+        BackendChoice::Auto => LinkKind::Perf,
+    };
+    if kind == LinkKind::Perf && !capability::has_admin() { Err(NoBackend::NeedsAdmin) } else { Ok(kind) }
 }
 
 /// What could not be told counts as missing: perf events are there since the cookies that all need.
