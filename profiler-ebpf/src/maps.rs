@@ -1,6 +1,6 @@
 //! Every map. Sizes marked 1 are set by the agent before loading.
 
-use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use profiler_common::counter::Counter;
@@ -49,11 +49,11 @@ pub(crate) static RAW: Array<RawRecord> = Array::with_max_entries(1, 0);
 
 /// Unwind rows of all modules, two to a cell.
 #[map]
-pub(crate) static ROWS: Array<RowCell> = Array::with_max_entries(1, 0);
+pub(crate) static ROWS: Array<RowCell> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
 /// The rows of each page of 64 KiB of code.
 #[map]
-pub(crate) static PAGES: Array<PageRows> = Array::with_max_entries(UNWIND_PAGES_MAX, 0);
+pub(crate) static PAGES: Array<PageRows> = Array::with_max_entries(UNWIND_PAGES_MAX, BPF_F_MMAPABLE);
 
 /// Unwind rules that rows number.
 #[map]
