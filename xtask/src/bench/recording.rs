@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
+use super::process::{comm, descendants};
 use crate::command;
 use crate::privilege::Privilege;
 use crate::repository::{self, Repository};
@@ -57,6 +58,8 @@ pub(crate) struct Recording {
     child: Child,
     /// From its start until it recorded.
     pub(crate) attached_after: Duration,
+    /// Milliseconds of that on a processor; the rest is waiting for the disk, the kernel, or other programs.
+    pub(crate) processor_ms: Option<f64>,
     /// Milliseconds of that for unwind tables: to build or read them, and to write them to the kernel.
     pub(crate) tables_ms: [f64; 2],
 }
@@ -66,7 +69,7 @@ impl Recording {
     pub(crate) fn start(command: &mut Command) -> Result<Self> {
         let started = Instant::now();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-        let mut recording = Self { child, attached_after: Duration::ZERO, tables_ms: [0.0; 2] };
+        let mut recording = Self { child, attached_after: Duration::ZERO, processor_ms: None, tables_ms: [0.0; 2] };
         let mut errors = BufReader::new(recording.child.stderr.take().context("it was asked for above")?);
         let mut said = String::new();
         loop {
@@ -80,6 +83,7 @@ impl Recording {
             said.push_str(&line);
         }
         recording.attached_after = started.elapsed();
+        recording.processor_ms = processor_ms(recording.child.id());
         recording.tables_ms = tables_ms(&said);
         // What else it says must not fill the pipe.
         std::thread::spawn(move || errors.take(1 << 30).read_to_end(&mut Vec::new()));
@@ -94,6 +98,16 @@ impl Recording {
         }
         Ok(())
     }
+}
+
+/// Time that heapbpf's main thread has run: the process itself or, through sudo, one below it. In nanoseconds, the first
+/// number of `/proc/PID/schedstat`.
+#[expect(clippy::cast_precision_loss, reason = "a duration for display")]
+fn processor_ms(started: u32) -> Option<f64> {
+    let processes = std::iter::once(started).chain(descendants(started));
+    let pid = processes.into_iter().find(|&pid| comm(pid) == "heapbpf")?;
+    let schedstat = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
+    Some(schedstat.split_ascii_whitespace().next()?.parse::<u64>().ok()? as f64 / 1e6)
 }
 
 /// What heapbpf's log says of its tables, over all targets.

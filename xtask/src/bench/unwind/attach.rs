@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::{Bench, programs};
 use crate::bench::document;
@@ -29,6 +29,8 @@ const WAYS: [Way; 2] = [
 #[derive(Clone, Copy)]
 struct Times {
     total: f64,
+    /// On a processor.
+    processor: f64,
     /// To build or read tables.
     building: f64,
     /// To write them to the kernel.
@@ -49,8 +51,15 @@ pub(super) fn measure(bench: &Bench) -> Result<String> {
         }
     }
     let rows: Vec<_> = WAYS.iter().zip(&times).map(|(way, times)| cells(way, times)).collect();
-    let head =
-        ["attaching to a postgres backend", "ms in all", "tables: build or read", "write", "in all at most", "met"];
+    let head = [
+        "attaching to a postgres backend",
+        "ms in all",
+        "on a processor",
+        "tables: build or read",
+        "write",
+        "in all at most",
+        "met",
+    ];
     Ok(format!("{}\nMedians of {ROUNDS} turns, extremes in parentheses.\n", document::table(&head, &rows)))
 }
 
@@ -60,6 +69,7 @@ fn cells(way: &Way, times: &[Times]) -> Vec<String> {
     vec![
         way.name.to_owned(),
         format!("{total:.0}"),
+        format!("{:.0}", spread(|times| times.processor)),
         format!("{:.1}", spread(|times| times.building)),
         format!("{:.1}", spread(|times| times.writing)),
         format!("{:.0}", way.limit_ms),
@@ -78,7 +88,12 @@ fn attach(bench: &Bench, pids: &[u32], cold: bool, cache: &Path) -> Result<Times
     command.args(["--duration", "100ms", "-o"]).arg(bench.folder.join("attach.folded"));
     let recording = Recording::start(&mut command)?;
     let [building, writing] = recording.tables_ms;
-    let times = Times { total: recording.attached_after.as_secs_f64() * 1e3, building, writing };
+    let times = Times {
+        total: recording.attached_after.as_secs_f64() * 1e3,
+        processor: recording.processor_ms.context("heapbpf ended before it was looked at")?,
+        building,
+        writing,
+    };
     recording.finish()?;
     Ok(times)
 }
