@@ -264,12 +264,15 @@ impl Session {
 
     /// Ends the recording at this instant: no call is drawn from now on, the last events are taken, and what the target
     /// does while its probes are being removed changes nothing any more.
-    fn stop(&mut self) -> Result<clock::Instant> {
+    ///
+    /// The counters are read before anything is detached: a call whose return probe goes before its entry's would be
+    /// counted as left without returning.
+    fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         for (heap, _) in (0u8..).zip(self.plan.heaps()) {
             self.kernel.set_rate(HeapId(heap), SamplingRate::STOPPED)?;
         }
         while !self.drain() {}
-        let ended = clock::now();
+        let ended = (clock::now(), Counters::read(&self.kernel)?);
         let links: Vec<_> = self.targets.values_mut().flat_map(Target::take_links).collect();
         self.detaching.push(std::thread::spawn(|| detach_all(links)));
         Ok(ended)
@@ -281,7 +284,7 @@ impl Session {
     ///
     /// When the kernel's maps cannot be used.
     pub fn finish(mut self) -> Result<Profile> {
-        let ended = self.stop()?;
+        let (ended, counters) = self.stop()?;
         let snapshots: Vec<_> = self.targets.values().map(|target| target.ledger.snapshot()).collect();
         let unnamed: Vec<_> = self
             .targets
@@ -295,7 +298,6 @@ impl Session {
                 callsite.stack = trim(&callsite.stack, &named.frames).to_vec();
             }
         }
-        let counters = Counters::read(&self.kernel)?;
         let frees_unknown = self.targets.values().map(|target| target.ledger.frees_unknown()).sum();
         let mut targets = Vec::new();
         for ((target, snapshot), callsites) in self.targets.values().zip(&snapshots).zip(named.callsites) {

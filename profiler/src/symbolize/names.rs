@@ -138,7 +138,11 @@ impl Writer<'_> {
 
     fn stack(&mut self, stack: &Stack, frames: &mut Vec<Frame>) -> (Vec<FrameId>, StackEnd) {
         let code = self.places.code(&stack.frames);
-        let end = if code.len() < stack.frames.len() { StackEnd::BrokenChain } else { stack.end };
+        // Where only the last frame is no code, the kernel side saw that too, and says why.
+        let end = match (stack.frames.len() - code.len(), stack.end) {
+            (0, end) | (1, end @ (StackEnd::MissingModule | StackEnd::NoRow)) => end,
+            _ => StackEnd::BrokenChain,
+        };
         let ids = code.iter().flat_map(|&address| self.chain(address, frames)).map(FrameId).collect();
         (ids, end)
     }
