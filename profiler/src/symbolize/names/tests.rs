@@ -123,6 +123,18 @@ fn a_call_at_the_end_of_its_module_belongs_to_it() {
 }
 
 #[test]
+fn the_kernels_word_on_why_a_stack_ends_is_kept() {
+    let scene = scene();
+    let mut snapshot = snapshot(&[Some(&[0x1010, 0x7fff_0000])]);
+    for end in [StackEnd::MissingModule, StackEnd::NoRow] {
+        snapshot.callsites[0].stack.as_mut().expect("it has one").end = end;
+        let unnamed = Unnamed { snapshot: &snapshot, space: &scene.space };
+        let named = name_profile(&[unnamed], &scene.modules, &scene.table);
+        assert_eq!(named.callsites[0][0].end, Some(end));
+    }
+}
+
+#[test]
 fn a_stack_is_cut_where_it_leaves_code() {
     let scene = scene();
     let named = scene.name(&[Some(&[0x1010, 0x7fff_0000, 0x1020]), Some(&[8, 0x1010]), None]);
