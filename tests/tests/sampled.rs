@@ -118,6 +118,28 @@ fn at_512_kib_totals_are_near_the_truth() {
     check("512KiB", 512 << 10);
 }
 
+/// A call that the library makes inside another one is the same block's: drawing for both would count it twice, and at any
+/// interval but 1 nothing else would show it.
+#[test]
+fn calls_inside_calls_are_drawn_for_once() {
+    for backend in ["session", "multi", "perf"] {
+        let mut target = Target::start("every_call.c");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 4KiB --backend {backend} -o out.json"));
+        let session = heapbpf.start();
+        let ledger = target.work("go");
+        let _ = session.interrupt().expect_code(0);
+        let report = heapbpf.report("out.json");
+        report.assert_complete();
+        let functions = report.process(target.pid()).estimates_by_leaf();
+        for (function, allocated, live) in expected(&ledger, 4096.0) {
+            assert!(live.samples >= SAMPLES_MIN, "{function} is called too seldom to tell");
+            let got = functions.get(&function).copied().unwrap_or_default();
+            allocated.assert_near(&format!("{backend}: {function} allocated"), got.alloc_count, got.alloc_bytes);
+            live.assert_near(&format!("{backend}: {function} live"), got.live_count, got.live_bytes);
+        }
+    }
+}
+
 #[test]
 fn the_interval_is_4_kib_unless_told() {
     let mut target = Target::start("service.c");

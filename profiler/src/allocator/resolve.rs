@@ -99,8 +99,9 @@ pub fn resolve(candidates: &[Candidate]) -> Result<Vec<ResolvedHook>, NoAllocato
             same.aliases.push(spec.function);
             continue;
         }
+        let spec = if detect::is_leaf(&heap, spec.function) { spec.leaf() } else { *spec };
         hooks.push(ResolvedHook {
-            spec: *spec,
+            spec,
             module: chosen.module,
             path: chosen.path.clone(),
             offset,
