@@ -4,6 +4,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for developers talks to them")]
 
 mod apt;
+mod bench;
 mod build_ebpf;
 mod command;
 mod demo;
@@ -28,6 +29,7 @@ struct Arguments {
 /// What each does is said where it is done.
 #[derive(Subcommand)]
 enum Verb {
+    Bench(bench::Arguments),
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
     Test(test::Arguments),
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         return code;
     }
     let outcome = match Arguments::parse().verb {
+        Verb::Bench(arguments) => bench::run(&arguments),
         Verb::BuildEbpf(arguments) => build_ebpf::run(&arguments),
         Verb::Demo(arguments) => demo::run(&arguments),
         Verb::Test(arguments) => test::run(&arguments),

@@ -1,0 +1,34 @@
+//! `cargo xtask bench`: measurements behind the figures in docs/. One folder per subject; what they share lies beside this
+//! file, which only dispatches.
+
+mod document;
+mod machine;
+mod overhead;
+mod spread;
+
+use anyhow::Result;
+use clap::{Parser as _, Subcommand};
+
+/// Measures heapbpf on this machine: all subjects, unless one is named.
+///
+/// Builds heapbpf in release mode, starts programs under load, and prints what it finds as tables. Figures are medians of
+/// several rounds in which everything compared takes turns; a machine with other work to do gives other ones, so the
+/// tables name the machine.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    subject: Option<Subject>,
+}
+
+#[derive(Subcommand)]
+enum Subject {
+    Overhead(overhead::Arguments),
+}
+
+/// Runs the verb.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    match &arguments.subject {
+        Some(Subject::Overhead(arguments)) => overhead::run(arguments),
+        None => overhead::run(&overhead::Arguments::parse_from([""])),
+    }
+}
