@@ -108,6 +108,16 @@ pub(crate) const VM: &[Package] = &[
     package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the targets in C"),
 ];
 
+/// What `cargo xtask bench overhead` measures with.
+pub(crate) const BENCH_OVERHEAD: &[Package] = &[
+    package("gcc", Proof::Program("gcc"), "compiles targets in C"),
+    package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the targets in C"),
+    package("g++", Proof::Program("g++"), "compiles targets in C++"),
+    package("python3", Proof::File("/usr/bin/python3"), "a target"),
+    package("redis-server", Proof::Program("redis-server"), "a target, with jemalloc"),
+    package("redis-tools", Proof::Program("redis-benchmark"), "puts load on redis"),
+];
+
 /// Those of `packages` that are not `present`, in order.
 pub(crate) fn missing<'a>(packages: &[&'a [Package]], present: impl Fn(Proof) -> bool) -> Vec<&'a Package> {
     packages.iter().copied().flatten().filter(|package| !present(package.proof)).collect()

@@ -3,32 +3,40 @@
 
 mod document;
 mod machine;
+mod overhead;
 mod process;
 mod recording;
 mod spread;
 mod unwind;
 
 use anyhow::Result;
-use clap::Subcommand;
+use clap::{Parser as _, Subcommand};
 
-/// Measures heapbpf on this machine.
+/// Measures heapbpf on this machine: all subjects, unless one is named.
 ///
-/// Builds heapbpf in release mode, starts real programs under load, and prints what it finds as tables. Times are
-/// medians of several rounds: a machine with other work to do gives other numbers, so the tables name the machine.
+/// Builds heapbpf in release mode, starts real programs under load, and prints what it finds as tables. Figures are
+/// medians of several rounds in which everything compared takes turns; a machine with other work to do gives other ones,
+/// so the tables name the machine.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    subject: Subject,
+    subject: Option<Subject>,
 }
 
 #[derive(Subcommand)]
 enum Subject {
     Unwind(unwind::Arguments),
+    Overhead(overhead::Arguments),
 }
 
 /// Runs the verb.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.subject {
-        Subject::Unwind(arguments) => unwind::run(arguments),
+        Some(Subject::Unwind(arguments)) => unwind::run(arguments),
+        Some(Subject::Overhead(arguments)) => overhead::run(arguments),
+        None => {
+            unwind::run(&unwind::Arguments::parse_from([""]))?;
+            overhead::run(&overhead::Arguments::parse_from([""]))
+        }
     }
 }

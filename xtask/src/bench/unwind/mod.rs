@@ -29,7 +29,7 @@ const PAGE: &str = "docs/unwinding.md";
 ///
 /// Programs that are missing are installed (Debian: with apt-get); none is started as a service of the system. What is
 /// measured runs in folders of its own, on loopback, and is killed afterwards.
-#[derive(clap::Args)]
+#[derive(clap::Parser)]
 #[command(after_help = "Examples:
   cargo xtask bench unwind                                  everything
   cargo xtask bench unwind --write                          and into docs/unwinding.md
