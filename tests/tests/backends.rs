@@ -3,21 +3,28 @@
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::kernel;
-use heapbpf_tests::report::Counts;
+use heapbpf_tests::report::{Counts, Ledger, Report};
 use heapbpf_tests::target::Target;
 
 const BACKENDS: [&str; 3] = ["session", "multi", "perf"];
 
+/// Profiles one line of work of a target through this backend, whole; the target has to be alive after it.
+fn profile(source: &str, backend: &str) -> (Target, Report, Ledger) {
+    let mut target = Target::start(source);
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
+    let session = heapbpf.start();
+    let ledger = target.work("go");
+    target.assert_running();
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    (target, report, ledger)
+}
+
 #[test]
 fn every_backend_counts_to_the_byte() {
     for backend in BACKENDS {
-        let mut target = Target::start("exact.c");
-        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
-        let session = heapbpf.start();
-        let ledger = target.work("go");
-        let _ = session.interrupt().expect_code(0);
-        let report = heapbpf.report("out.json");
-        report.assert_complete();
+        let (target, report, ledger) = profile("exact.c", backend);
         let process = report.process(target.pid());
         process.assert_matches(&ledger);
         assert_eq!(process.totals.exact(), ledger.sum(), "{backend}");
@@ -30,13 +37,7 @@ fn every_backend_counts_to_the_byte() {
 #[test]
 fn every_backend_counts_eight_threads_to_the_byte() {
     for backend in BACKENDS {
-        let mut target = Target::start("threads.c");
-        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
-        let session = heapbpf.start();
-        let ledger = target.work("go");
-        let _ = session.interrupt().expect_code(0);
-        let report = heapbpf.report("out.json");
-        report.assert_complete();
+        let (target, report, ledger) = profile("threads.c", backend);
         report.process(target.pid()).assert_matches(&ledger);
     }
 }
@@ -44,14 +45,7 @@ fn every_backend_counts_eight_threads_to_the_byte() {
 #[test]
 fn an_exception_through_a_sampled_call_is_survived_in_every_backend() {
     for backend in BACKENDS {
-        let mut target = Target::start("throwing.cpp");
-        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
-        let session = heapbpf.start();
-        let ledger = target.work("go");
-        target.assert_running();
-        let _ = session.interrupt().expect_code(0);
-        let report = heapbpf.report("out.json");
-        report.assert_complete();
+        let (target, report, ledger) = profile("throwing.cpp", backend);
         let thrown =
             report.process(target.pid()).exact_under(|function| function.starts_with("__cxa_allocate_exception"));
         assert_ne!(thrown, Counts::default(), "{backend}: exceptions were allocated while it watched");
