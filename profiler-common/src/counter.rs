@@ -40,6 +40,8 @@ counters! {
     MissedFree = 5, "missed_free";
     /// A result could not be read from the target's memory (`posix_memalign`'s out-pointer).
     ResultUnreadable = 6, "result_unreadable";
+    /// A call of a function that may throw was not followed to its return, because it asked for so much that it may.
+    MayThrow = 7, "may_throw";
     /// A stack was taken and reached the thread's first frame.
     StackComplete = 16, "complete";
     /// A stack was deeper than [`STACK_FRAMES_MAX`](crate::limits::STACK_FRAMES_MAX).
@@ -73,6 +75,7 @@ impl Counter {
                 | Self::MissedReturn
                 | Self::MissedFree
                 | Self::ResultUnreadable
+                | Self::MayThrow
         )
     }
 

@@ -15,6 +15,16 @@ pub enum CallShape {
     Realloc = 2,
     /// Takes a block.
     Free = 3,
+    /// Takes a block, changes its size where it is, and returns the size that it has then (`xallocx`).
+    Resize = 4,
+    /// Maps memory and returns where, or −1 (`mmap`). The count register holds the flags.
+    Map = 5,
+    /// Takes a range of memory away (`munmap`): pointer and size.
+    Unmap = 6,
+    /// Maps a range of memory anew and returns where, or −1 (`mremap`): pointer, the new size, and as count the old size.
+    Remap = 7,
+    /// Moves the end of the data segment (`brk`, `sbrk`). How far, the kernel's own books tell.
+    Break = 8,
 }
 
 impl CallShape {
@@ -22,6 +32,22 @@ impl CallShape {
     #[must_use]
     pub const fn allocates(self) -> bool {
         !matches!(self, Self::Free)
+    }
+
+    /// The shape with this number; numbers that are none stand for the last one.
+    #[must_use]
+    pub const fn from_number(number: u8) -> Self {
+        match number {
+            0 => Self::Alloc,
+            1 => Self::AllocOut,
+            2 => Self::Realloc,
+            3 => Self::Free,
+            4 => Self::Resize,
+            5 => Self::Map,
+            6 => Self::Unmap,
+            7 => Self::Remap,
+            _ => Self::Break,
+        }
     }
 }
 
@@ -86,8 +112,9 @@ impl Register {
 /// bit  0..4   register of the size            bit 16      there is a count
 ///      4..8   register of a second factor         17      there is a pointer
 ///      8..12  register of a pointer               18      the size is rounded up to pages
-///     12..14  shape                               19      the function may call other hooked functions
-///     24..32  heap                            32..48      hook
+///     12..16  shape                               19      the function may call other hooked functions
+///     24..32  heap                                20      it may throw a C++ exception instead of returning
+///     32..48  hook                                21      it frees the old block when it fails
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookCookie {
@@ -103,6 +130,11 @@ pub struct HookCookie {
     pub page_rounded: bool,
     /// The function may call other hooked functions, so calls inside it must be recognised as nested.
     pub delegates: bool,
+    /// The function may throw a C++ exception instead of returning (`operator new`). The unwinder does not get past a
+    /// return address that a probe has replaced, and ends the program.
+    pub may_throw: bool,
+    /// When it fails it has freed the old block (`reallocf`).
+    pub frees_on_failure: bool,
     /// Index of the heap in the session's list.
     pub heap: u8,
     /// Index of the hook in the session's list.
@@ -113,6 +145,8 @@ const HAS_COUNT: u64 = 1 << 16;
 const HAS_POINTER: u64 = 1 << 17;
 const PAGE_ROUNDED: u64 = 1 << 18;
 const DELEGATES: u64 = 1 << 19;
+const MAY_THROW: u64 = 1 << 20;
+const FREES_ON_FAILURE: u64 = 1 << 21;
 
 impl HookCookie {
     /// The cookie's 64 bits.
@@ -132,6 +166,12 @@ impl HookCookie {
         if self.delegates {
             bits |= DELEGATES;
         }
+        if self.may_throw {
+            bits |= MAY_THROW;
+        }
+        if self.frees_on_failure {
+            bits |= FREES_ON_FAILURE;
+        }
         bits
     }
 
@@ -139,19 +179,15 @@ impl HookCookie {
     #[must_use]
     pub const fn unpack(bits: u64) -> Self {
         let raw = RawCookie(bits);
-        let shape = match raw.shape() {
-            0 => CallShape::Alloc,
-            1 => CallShape::AllocOut,
-            2 => CallShape::Realloc,
-            _ => CallShape::Free,
-        };
         Self {
-            shape,
+            shape: CallShape::from_number(raw.shape()),
             size: Register::from_number(raw.size_register()),
             count: if raw.has_count() { Some(Register::from_number(raw.count_register())) } else { None },
             pointer: if raw.has_pointer() { Some(Register::from_number(raw.pointer_register())) } else { None },
             page_rounded: raw.page_rounded(),
             delegates: raw.delegates(),
+            may_throw: raw.may_throw(),
+            frees_on_failure: raw.frees_on_failure(),
             heap: raw.heap(),
             hook: raw.hook(),
         }
@@ -186,7 +222,7 @@ impl RawCookie {
     #[inline(always)]
     #[must_use]
     pub const fn shape(self) -> u8 {
-        (self.0 >> 12 & 3) as u8
+        (self.0 >> 12 & 15) as u8
     }
 
     #[inline(always)]
@@ -211,6 +247,18 @@ impl RawCookie {
     #[must_use]
     pub const fn delegates(self) -> bool {
         self.0 & DELEGATES != 0
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn may_throw(self) -> bool {
+        self.0 & MAY_THROW != 0
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn frees_on_failure(self) -> bool {
+        self.0 & FREES_ON_FAILURE != 0
     }
 
     #[inline(always)]
@@ -274,21 +322,29 @@ mod tests {
 
         #[test]
         fn cookies_round_trip(
-            shape in proptest::sample::select(&[
-                CallShape::Alloc,
-                CallShape::AllocOut,
-                CallShape::Realloc,
-                CallShape::Free,
-            ][..]),
+            shape in (0u8..9).prop_map(CallShape::from_number),
             size in register(),
             count in proptest::option::of(register()),
             pointer in proptest::option::of(register()),
             page_rounded: bool,
             delegates: bool,
+            may_throw: bool,
+            frees_on_failure: bool,
             heap: u8,
             hook: u16,
         ) {
-            let cookie = HookCookie { shape, size, count, pointer, page_rounded, delegates, heap, hook };
+            let cookie = HookCookie {
+                shape,
+                size,
+                count,
+                pointer,
+                page_rounded,
+                delegates,
+                may_throw,
+                frees_on_failure,
+                heap,
+                hook,
+            };
             prop_assert_eq!(HookCookie::unpack(cookie.pack()), cookie);
         }
     }

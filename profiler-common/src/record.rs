@@ -23,6 +23,12 @@ pub enum RecordKind {
     /// A copy of the stack's memory, for checking the unwinder: [`RawStackHeader`], then the memory. Written by request
     /// only, for each sampled call.
     RawStack = 5,
+    /// A target has made a process: [`ForkRecord`].
+    Fork = 6,
+    /// A process runs another program from now on: [`ExecRecord`].
+    Exec = 7,
+    /// Memory was mapped, unmapped or moved: [`RemapRecord`].
+    Remap = 8,
 }
 
 impl RecordKind {
@@ -35,6 +41,9 @@ impl RecordKind {
             3 => Self::Restore,
             4 => Self::Stack,
             5 => Self::RawStack,
+            6 => Self::Fork,
+            7 => Self::Exec,
+            8 => Self::Remap,
             _ => return None,
         })
     }
@@ -129,6 +138,63 @@ pub struct RawStackHeader {
     pub length: u64,
 }
 
+/// A fork, written before the child runs, by the thread that forks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ForkRecord {
+    /// Kind `Fork`; the process is the parent.
+    pub header: RecordHeader,
+    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The new process.
+    pub child: u32,
+    /// 1 when the child runs in the parent's own memory (`vfork`, `CLONE_VM`), 0 when it has a copy.
+    pub shares_memory: u32,
+}
+
+/// An exec that has succeeded, written before the new program's first instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ExecRecord {
+    /// Kind `Exec`.
+    pub header: RecordHeader,
+    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+}
+
+/// A change of what is mapped: `old` is gone, `new` is there. Either may be empty. Written when the call has succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct RemapRecord {
+    /// Kind `Remap`.
+    pub header: RecordHeader,
+    /// Start of the range that is gone.
+    pub old_address: u64,
+    /// Its length in bytes.
+    pub old_bytes: u64,
+    /// Start of the range that is there now.
+    pub new_address: u64,
+    /// Its length in bytes.
+    pub new_bytes: u64,
+    /// When the call began, in nanoseconds of `CLOCK_MONOTONIC`: what was mapped at `old` later is not meant.
+    pub began_ns: u64,
+    /// When it ended.
+    pub ended_ns: u64,
+    /// The stack that called.
+    pub stack_id: u64,
+    /// The thread.
+    pub tid: u32,
+    /// The hook that saw it.
+    pub hook: u16,
+    /// Its heap.
+    pub heap: u8,
+    /// Always 0.
+    pub reserved: u8,
+}
+
+const _: () = assert!(size_of::<ForkRecord>() == 24);
+const _: () = assert!(size_of::<ExecRecord>() == 16);
+const _: () = assert!(size_of::<RemapRecord>() == 72);
 const _: () = assert!(size_of::<RecordHeader>() == 8);
 const _: () = assert!(size_of::<AllocRecord>() == 48);
 const _: () = assert!(size_of::<FreeRecord>() == 32);

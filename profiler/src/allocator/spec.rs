@@ -19,6 +19,10 @@ pub struct HookSpec {
     pub page_rounded: bool,
     /// In some allocator it calls another function of the table.
     pub delegates: bool,
+    /// It may throw a C++ exception instead of returning.
+    pub may_throw: bool,
+    /// When it fails it has freed the old block.
+    pub frees_on_failure: bool,
 }
 
 impl HookSpec {
@@ -33,6 +37,8 @@ impl HookSpec {
             pointer: None,
             page_rounded: false,
             delegates: true,
+            may_throw: false,
+            frees_on_failure: false,
         }
     }
 
@@ -52,6 +58,18 @@ impl HookSpec {
     #[must_use]
     pub const fn free(function: &'static str, block: usize) -> Self {
         Self { shape: CallShape::Free, pointer: Some(block), delegates: false, ..Self::alloc(function, 0) }
+    }
+
+    /// It may throw a C++ exception instead of returning.
+    #[must_use]
+    pub const fn may_throw(self) -> Self {
+        Self { may_throw: true, ..self }
+    }
+
+    /// When it fails it has freed the old block.
+    #[must_use]
+    pub const fn frees_on_failure(self) -> Self {
+        Self { frees_on_failure: true, ..self }
     }
 
     /// The size is the product with this argument.

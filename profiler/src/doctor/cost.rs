@@ -112,6 +112,8 @@ fn cookie(spot: Spot) -> HookCookie {
         pointer: Some(Register::Rdi),
         page_rounded: false,
         delegates: false,
+        may_throw: false,
+        frees_on_failure: false,
         heap: 0,
         hook: 0,
     }

@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::live::LiveBlock;
-use profiler_common::record::{AllocRecord, FreeRecord, RawStackHeader, RecordKind, StackHeader};
+use profiler_common::record::{
+    AllocRecord, ExecRecord, ForkRecord, FreeRecord, RawStackHeader, RecordKind, RemapRecord, StackHeader,
+};
 use profiler_common::stack::StackEnd;
 use thiserror::Error;
 
-use super::event::{Allocation, Event, Free, RawStack, Stack};
+use super::event::{Allocation, Event, Exec, Fork, Free, RawStack, Remap, Stack};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::units::MonotonicNanos;
@@ -40,6 +42,9 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         RecordKind::Free => free(bytes).map(Event::Free),
         RecordKind::Stack => stack(bytes),
         RecordKind::RawStack => raw_stack(bytes),
+        RecordKind::Fork => fork(bytes).map(Event::Fork),
+        RecordKind::Exec => exec(bytes).map(Event::Exec),
+        RecordKind::Remap => remap(bytes).map(Event::Remap),
     }
 }
 
@@ -77,6 +82,38 @@ fn free(bytes: &[u8]) -> Result<Free, DecodeError> {
         tid: Tid(field!(bytes, FreeRecord, tid, u32)),
         address: TargetAddr(field!(bytes, FreeRecord, address, u64)),
         time: MonotonicNanos(field!(bytes, FreeRecord, time_ns, u64)),
+    })
+}
+
+fn fork(bytes: &[u8]) -> Result<Fork, DecodeError> {
+    Ok(Fork {
+        parent: Pid(field!(bytes, ForkRecord, header.tgid, u32)),
+        child: Pid(field!(bytes, ForkRecord, child, u32)),
+        time: MonotonicNanos(field!(bytes, ForkRecord, time_ns, u64)),
+        shares_memory: field!(bytes, ForkRecord, shares_memory, u32) != 0,
+    })
+}
+
+fn exec(bytes: &[u8]) -> Result<Exec, DecodeError> {
+    Ok(Exec {
+        pid: Pid(field!(bytes, ExecRecord, header.tgid, u32)),
+        time: MonotonicNanos(field!(bytes, ExecRecord, time_ns, u64)),
+    })
+}
+
+fn remap(bytes: &[u8]) -> Result<Remap, DecodeError> {
+    Ok(Remap {
+        pid: Pid(field!(bytes, RemapRecord, header.tgid, u32)),
+        tid: Tid(field!(bytes, RemapRecord, tid, u32)),
+        old_address: TargetAddr(field!(bytes, RemapRecord, old_address, u64)),
+        old_bytes: field!(bytes, RemapRecord, old_bytes, u64),
+        new_address: TargetAddr(field!(bytes, RemapRecord, new_address, u64)),
+        new_bytes: field!(bytes, RemapRecord, new_bytes, u64),
+        began: MonotonicNanos(field!(bytes, RemapRecord, began_ns, u64)),
+        ended: MonotonicNanos(field!(bytes, RemapRecord, ended_ns, u64)),
+        stack: StackId(field!(bytes, RemapRecord, stack_id, u64)),
+        hook: HookId(field!(bytes, RemapRecord, hook, u16)),
+        heap: HeapId(field!(bytes, RemapRecord, heap, u8)),
     })
 }
 

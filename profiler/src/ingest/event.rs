@@ -20,6 +20,12 @@ pub enum Event {
     Restore(Allocation),
     /// The frames of a stack. May come after events that name it.
     Stack(Pid, StackId, Stack),
+    /// A target has made a process, which does not run yet.
+    Fork(Fork),
+    /// A process runs another program from now on.
+    Exec(Exec),
+    /// Memory was mapped, unmapped or moved.
+    Remap(Remap),
     /// The memory that a stack was unwound from. Comes by request only, and may come before the frames.
     RawStack(Pid, StackId, RawStack),
 }
@@ -31,6 +37,9 @@ impl Event {
         match self {
             Self::Alloc(allocation) | Self::Restore(allocation) => allocation.pid,
             Self::Free(free) => free.pid,
+            Self::Fork(fork) => fork.parent,
+            Self::Exec(exec) => exec.pid,
+            Self::Remap(remap) => remap.pid,
             Self::Stack(pid, ..) | Self::RawStack(pid, ..) => *pid,
         }
     }
@@ -70,6 +79,55 @@ pub struct Free {
     pub address: TargetAddr,
     /// When the free was entered.
     pub time: MonotonicNanos,
+}
+
+/// A fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fork {
+    /// The target.
+    pub parent: Pid,
+    /// The new process.
+    pub child: Pid,
+    /// When.
+    pub time: MonotonicNanos,
+    /// The child runs in the parent's own memory until it calls exec (`vfork`), not in a copy.
+    pub shares_memory: bool,
+}
+
+/// An exec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exec {
+    /// The process.
+    pub pid: Pid,
+    /// When.
+    pub time: MonotonicNanos,
+}
+
+/// A change of what is mapped: one range gone, another there. Either may be empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remap {
+    /// The target.
+    pub pid: Pid,
+    /// The thread.
+    pub tid: Tid,
+    /// Start of the range that is gone.
+    pub old_address: TargetAddr,
+    /// Its length.
+    pub old_bytes: u64,
+    /// Start of the range that is there now.
+    pub new_address: TargetAddr,
+    /// Its length.
+    pub new_bytes: u64,
+    /// When the call began: what was mapped at the old range later is not meant.
+    pub began: MonotonicNanos,
+    /// When it ended.
+    pub ended: MonotonicNanos,
+    /// The stack that called.
+    pub stack: StackId,
+    /// The hook that saw it.
+    pub hook: HookId,
+    /// The heap of the hook.
+    pub heap: HeapId,
 }
 
 /// A stack's frames.

@@ -69,8 +69,8 @@ impl Ledger {
             Event::Stack(_, id, stack) => {
                 self.stacks.insert(id, stack);
             }
-            // The session keeps these for whoever asked for them; no books are made of memory.
-            Event::RawStack(..) => {}
+            // The session's to act on, or kept for whoever asked for them.
+            Event::Fork(_) | Event::Exec(_) | Event::Remap(_) | Event::RawStack(..) => {}
         }
     }
 

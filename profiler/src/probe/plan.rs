@@ -52,6 +52,8 @@ impl PlannedHook {
             pointer: arguments.pointer,
             page_rounded: self.hook.spec.page_rounded,
             delegates: self.hook.spec.delegates,
+            may_throw: self.hook.spec.may_throw,
+            frees_on_failure: self.hook.spec.frees_on_failure,
             heap: self.heap.0,
             hook: self.id.0,
         })
