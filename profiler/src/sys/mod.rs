@@ -8,4 +8,7 @@ pub mod feature;
 pub mod map_batch;
 pub mod map_memory;
 pub mod pidfd;
+pub mod ptrace;
 pub mod readiness;
+pub mod signals;
+pub mod spawn;

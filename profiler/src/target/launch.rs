@@ -1,0 +1,380 @@
+//! A program that heapbpf starts itself, held until the code that it starts with can be watched: its first allocation is
+//! seen. Owns the process from its first instruction to its exit status; what is attached meanwhile is the caller's.
+//!
+//! The kernel maps the program and its dynamic linker at the exec; the linker maps the rest, and runs nothing of it before.
+//! So the program is stopped at its system calls until one is made that the linker does not make, and after each that
+//! mapped code the caller may attach.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use rustix::process::{Signal, kill_process};
+use thiserror::Error;
+
+use crate::ids::Pid;
+use crate::sys::ptrace::{self, Stop, SyscallPhase, Tracee};
+use crate::sys::signals::InheritedSignals;
+use crate::sys::spawn::{SpawnError, spawn_held};
+
+mod loader;
+
+use loader::{Loader, is_of_probes, maps_code};
+
+/// Most system calls at which a program is stopped before it is let run regardless: a hundred times what the largest
+/// programs start with, and less than a second.
+const SYSCALLS_MAX: u32 = 20_000;
+
+/// Longest time without a system call before a program is let run regardless. It waits for something, which a dynamic linker
+/// does only where files come from afar, or computes.
+const QUIET_MAX: Duration = Duration::from_secs(1);
+
+/// Longest wait for a running process to stop, so that it can be let go.
+const RELEASE_WAIT: Duration = Duration::from_secs(1);
+
+/// Why a program was not started, or is not held.
+#[derive(Debug, Error)]
+pub enum LaunchError {
+    /// There is no command.
+    #[error("no command to run; give one behind `--`: `heapbpf -- COMMAND ARGUMENTS`")]
+    Empty,
+    /// There is no such file.
+    #[error("cannot run `{0}`: {1}")]
+    NotFound(String, &'static str),
+    /// There is one, and the kernel does not run it.
+    #[error("cannot run `{0}`: {1}; see `ls -l` and `file` of it")]
+    NotExecutable(String, io::Error),
+    /// The kernel does not let heapbpf hold it.
+    #[error(
+        "cannot hold `{0}` until it is watched: {1}; containers, kernel.yama.ptrace_scope = 3 and tracers such as strace \
+         forbid ptrace: start the program yourself and give its number with `--pid`"
+    )]
+    Trace(String, io::Error),
+    /// There is no process to run it in.
+    #[error("cannot start a process for `{0}`: {1}")]
+    Fork(String, io::Error),
+    /// It does not stop to be let go.
+    #[error("process `{0}` does not stop, so it cannot be let go yet; it runs on, and is free when heapbpf ends")]
+    Unstoppable(Pid),
+    /// A signal cannot be sent.
+    #[error("cannot send signal {1} to process `{0}`: {2}")]
+    Signal(Pid, i32, io::Error),
+}
+
+impl LaunchError {
+    /// The exit code that a shell has for it: 127 where there is no program, 126 where it cannot be run; `None` for what
+    /// is no fault of the command's.
+    #[must_use]
+    pub fn exit_code(&self) -> Option<u8> {
+        match self {
+            Self::NotFound(..) => Some(127),
+            Self::NotExecutable(..) => Some(126),
+            _ => None,
+        }
+    }
+}
+
+/// How far a program has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartUp {
+    /// Why it is no longer stopped at system calls.
+    pub end: StartUpEnd,
+    /// At how many it was stopped.
+    pub syscalls: u32,
+}
+
+/// Why a program is no longer stopped at system calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartUpEnd {
+    /// Code other than the dynamic linker's runs: what the program starts with is mapped.
+    Loaded,
+    /// There is no dynamic linker, or none that is understood (32-bit programs): no code of it has run.
+    NoLoader,
+    /// It made too many system calls: what is mapped later is not waited for.
+    TooManySyscalls,
+    /// It made none for too long: what is mapped later is not waited for.
+    Quiet,
+    /// It has ended.
+    Ended,
+}
+
+/// A started program. Dropping it lets the program run on.
+///
+/// The kernel takes questions about a held process from one thread alone, so this cannot be sent to another.
+#[derive(Debug)]
+pub struct Launch {
+    tracee: Tracee,
+    state: State,
+    program: String,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Stopped, for this reason.
+    Held(Stop),
+    /// Runs, and will stop at its next exec.
+    Followed,
+    /// Runs as if heapbpf had never held it.
+    Free,
+    /// Was reaped.
+    Ended(ExitStatus),
+}
+
+impl Launch {
+    /// Starts a command (the program, looked up in `PATH`, and its arguments) with this process's standard streams,
+    /// process group, environment and working folder. It is held at its exec: nothing of it has run.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError`], also in the place of what the new process could not do. Nothing is left running.
+    pub fn start(command: &[OsString], signals: InheritedSignals) -> Result<Self, LaunchError> {
+        let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
+        let name = program.to_string_lossy().into_owned();
+        let mut child = Command::new(program);
+        child.args(arguments);
+        match spawn_held(child, signals) {
+            Ok((tracee, stop)) => {
+                let mut launch = Self { tracee, state: State::Held(stop), program: name };
+                launch.stopped_at(stop);
+                Ok(launch)
+            }
+            Err(SpawnError::Fork(error)) => Err(LaunchError::Fork(name, error)),
+            Err(SpawnError::Trace(error)) => Err(LaunchError::Trace(name, error)),
+            Err(SpawnError::Exec(error)) => Err(not_run(Path::new(program), name, error)),
+        }
+    }
+
+    /// Its number, also after its end.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.tracee.pid()
+    }
+
+    /// Runs a program that is held at its exec until all is mapped that it starts with, and holds it there.
+    /// `on_new_code` is called while it is stopped: at the exec, and whenever code was mapped of which nothing has run yet.
+    /// Signals reach the program meanwhile. Blocks, but for no more than a few seconds.
+    ///
+    /// # Errors
+    ///
+    /// What `on_new_code` returns, and [`LaunchError::Trace`]. The program is still held.
+    pub fn step_until_loaded<E: From<LaunchError>>(
+        &mut self,
+        on_new_code: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<StartUp, E> {
+        let mut syscalls = 0;
+        let mut loader = None;
+        let mut maps = false;
+        let end = loop {
+            let stop = match self.state {
+                State::Held(stop) => stop,
+                State::Ended(_) => break StartUpEnd::Ended,
+                State::Followed | State::Free => break StartUpEnd::Loaded,
+            };
+            match stop {
+                Stop::Exec => {
+                    on_new_code()?;
+                    loader = self.loader()?;
+                    if loader.is_none() {
+                        break StartUpEnd::NoLoader;
+                    }
+                }
+                Stop::Syscall => match self.syscall()? {
+                    (_, SyscallPhase::Entry { number, .. }) if is_of_probes(number) => {}
+                    (instruction, SyscallPhase::Entry { number, arguments }) => {
+                        syscalls += 1;
+                        if loader.as_mut().is_none_or(|loader| !loader.makes(instruction, number, &arguments)) {
+                            break StartUpEnd::Loaded;
+                        }
+                        if syscalls >= SYSCALLS_MAX {
+                            break StartUpEnd::TooManySyscalls;
+                        }
+                        maps = maps_code(number, &arguments);
+                    }
+                    (_, SyscallPhase::Exit(result)) => {
+                        if let Some(loader) = &mut loader {
+                            loader.returned(result);
+                        }
+                        if std::mem::take(&mut maps) && !is_error(result) {
+                            on_new_code()?;
+                        }
+                    }
+                    (_, SyscallPhase::None) => {}
+                },
+                _ => {}
+            }
+            if !self.step(stop)? {
+                break StartUpEnd::Quiet;
+            }
+        };
+        Ok(StartUp { end, syscalls })
+    }
+
+    /// Lets a held program run, but stops it at its next exec, which [`next_exec`](Self::next_exec) tells: shells and
+    /// wrappers (`env`, `nice`, `sh -c 'exec …'`) become the program that is meant. It costs the program nothing until a
+    /// signal comes, which is delivered by `next_exec`; debuggers cannot attach. Children that it forks are not held.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::Trace`].
+    pub fn follow_execs(&mut self) -> Result<(), LaunchError> {
+        if let State::Held(stop) = self.state {
+            self.tracee.run(stop).map_err(|error| self.untraceable(error))?;
+            self.state = State::Followed;
+        }
+        Ok(())
+    }
+
+    /// Whether a followed program is held at an exec, to be stepped like a new one. Does not block; to be asked whenever
+    /// `SIGCHLD` comes, or every so often.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::Trace`].
+    pub fn next_exec(&mut self) -> Result<bool, LaunchError> {
+        while let State::Followed = self.state {
+            let Some(stop) = self.tracee.stopped().map_err(|error| self.untraceable(error))? else {
+                break;
+            };
+            self.stopped_at(stop);
+            if stop != Stop::Exec {
+                self.follow_execs()?;
+            }
+        }
+        Ok(matches!(self.state, State::Held(Stop::Exec)))
+    }
+
+    /// Lets go of the program: from now on it runs as if it had never been held, and may be debugged.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::Unstoppable`] for a followed program that waits in the kernel, as `vfork` does; then it is followed
+    /// still, and may be asked for again.
+    pub fn release(&mut self) -> Result<(), LaunchError> {
+        if let State::Followed = self.state {
+            self.tracee.interrupt().map_err(|error| self.untraceable(error))?;
+            let stop = self.tracee.wait(RELEASE_WAIT).map_err(|error| self.untraceable(error))?;
+            self.stopped_at(stop.ok_or(LaunchError::Unstoppable(self.pid()))?);
+        }
+        if let State::Held(stop) = self.state {
+            self.tracee.detach(stop).map_err(|error| self.untraceable(error))?;
+            self.state = State::Free;
+        }
+        Ok(())
+    }
+
+    /// How the program ended, if it has: it is reaped by this, and by nothing else.
+    pub fn try_reap(&mut self) -> Option<ExitStatus> {
+        match self.state {
+            State::Ended(status) => return Some(status),
+            State::Held(_) => {}
+            State::Followed => {
+                let _ = self.next_exec();
+            }
+            State::Free => {
+                if let Ok(Some(status)) = ptrace::try_reap(self.pid()) {
+                    self.state = State::Ended(status);
+                }
+            }
+        }
+        match self.state {
+            State::Ended(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// Sends a signal to the program; nothing where it was reaped.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::Signal`], for numbers that have no name, too.
+    pub fn forward(&self, signal: i32) -> Result<(), LaunchError> {
+        if let State::Ended(_) = self.state {
+            return Ok(());
+        }
+        let failed = |error| LaunchError::Signal(self.pid(), signal, error);
+        let invalid = || failed(io::Error::from_raw_os_error(libc::EINVAL));
+        let number = i32::try_from(self.pid().0).ok().and_then(rustix::process::Pid::from_raw).ok_or_else(invalid)?;
+        let named = Signal::from_named_raw(signal).ok_or_else(invalid)?;
+        kill_process(number, named).map_err(|error| failed(error.into()))
+    }
+
+    /// Lets it run to its next stop; false if that does not come in time, and then it is held where it is.
+    fn step(&mut self, stop: Stop) -> Result<bool, LaunchError> {
+        self.tracee.run_to_syscall(stop).map_err(|error| self.untraceable(error))?;
+        self.state = State::Followed;
+        let next = self.tracee.wait(QUIET_MAX).map_err(|error| self.untraceable(error))?;
+        if let Some(next) = next {
+            self.stopped_at(next);
+            return Ok(true);
+        }
+        self.tracee.interrupt().map_err(|error| self.untraceable(error))?;
+        let next = self.tracee.wait(RELEASE_WAIT).map_err(|error| self.untraceable(error))?;
+        self.stopped_at(next.ok_or(LaunchError::Unstoppable(self.pid()))?);
+        Ok(false)
+    }
+
+    fn stopped_at(&mut self, stop: Stop) {
+        self.state = match stop {
+            Stop::Ended(status) => State::Ended(status),
+            stop => State::Held(stop),
+        };
+    }
+
+    fn loader(&self) -> Result<Option<Loader>, LaunchError> {
+        let info = self.tracee.syscall_info().map_err(|error| self.untraceable(error))?;
+        Ok(info.filter(|info| info.arch == loader::ARCH).and_then(|_| Loader::of(self.pid())))
+    }
+
+    /// The instruction that makes the system call at which it is stopped, and the call.
+    fn syscall(&self) -> Result<(u64, SyscallPhase), LaunchError> {
+        let info = self.tracee.syscall_info().map_err(|error| self.untraceable(error))?;
+        Ok(info.map_or((0, SyscallPhase::None), |info| (info.instruction, info.phase)))
+    }
+
+    fn untraceable(&self, error: io::Error) -> LaunchError {
+        LaunchError::Trace(self.program.clone(), error)
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        // The kernel does the rest when the thread ends.
+        let _ = self.release();
+    }
+}
+
+/// The shell's number for an exit status: the exit code, or 128 plus the signal.
+#[must_use]
+pub fn shell_code(status: ExitStatus) -> i32 {
+    status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
+}
+
+/// The system call failed: the kernel returns errors as −4095 to −1.
+fn is_error(result: i64) -> bool {
+    (-4095..0).contains(&result)
+}
+
+/// What a shell would say. `execvp` has the same error for a missing program and a missing interpreter of it.
+fn not_run(program: &Path, name: String, error: io::Error) -> LaunchError {
+    if error.kind() != io::ErrorKind::NotFound {
+        return LaunchError::NotExecutable(name, error);
+    }
+    let is_path = name.contains('/');
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let exists = match is_path {
+        true => program.exists(),
+        false => !name.is_empty() && std::env::split_paths(&folders).any(|folder| folder.join(program).is_file()),
+    };
+    let reason = match (exists, is_path) {
+        (true, _) => "its interpreter or dynamic linker is not there; `file` names it",
+        (false, true) => "no such file; see `ls` of its folder",
+        (false, false) => "not found in PATH; `command -v` looks for it",
+    };
+    LaunchError::NotFound(name, reason)
+}
+
+#[cfg(test)]
+mod tests;

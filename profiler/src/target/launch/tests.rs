@@ -1,0 +1,425 @@
+//! Real programs, compiled on the spot. What cannot be seen from the test's own process is seen from another that runs
+//! one of the ignored tests here.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+
+use super::*;
+use crate::object::fixture::Workshop;
+
+/// In the environment of another process: the command that it shall start, a word a line.
+const COMMAND: &str = "HEAPBPF_TEST_COMMAND";
+/// And at which call of `on_new_code` it shall wait for ever.
+const HOLD_AT: &str = "HEAPBPF_TEST_HOLD_AT";
+
+fn words(command: &[&str]) -> Vec<OsString> {
+    command.iter().map(OsString::from).collect()
+}
+
+fn start(command: &[&str]) -> Launch {
+    Launch::start(&words(command), InheritedSignals::now()).unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+fn step(launch: &mut Launch, mut on_new_code: impl FnMut()) -> StartUp {
+    let step = launch.step_until_loaded::<LaunchError>(&mut || {
+        on_new_code();
+        Ok(())
+    });
+    step.expect("held")
+}
+
+/// The shell's code for its end.
+fn code(launch: &mut Launch) -> i32 {
+    launch.release().expect("let go");
+    loop {
+        if let Some(status) = launch.try_reap() {
+            return shell_code(status);
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn maps(pid: Pid) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it is held")
+}
+
+/// Lines of `maps` of one file with these rights.
+fn mapped(maps: &str, file: &str, rights: &str) -> bool {
+    maps.lines().any(|line| line.contains(file) && line.contains(rights))
+}
+
+/// Why stepping ended, and the exit code.
+fn check(command: &[&str], end: StartUpEnd, exit_code: i32) {
+    let mut launch = start(command);
+    let mut calls = 0;
+    let start_up = step(&mut launch, || calls += 1);
+    assert_eq!(start_up.end, end, "{command:?}: {start_up:?}");
+    assert!(calls > 0, "{command:?}");
+    assert_eq!(code(&mut launch), exit_code, "{command:?}");
+    assert_eq!(launch.try_reap().map(shell_code), Some(exit_code), "told again");
+}
+
+fn path(path: &std::path::Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+#[test]
+fn libc_is_seen_before_its_code_has_run() {
+    let mut launch = start(&["/bin/true"]);
+    let pid = launch.pid();
+    let mut seen = Vec::new();
+    let start_up = step(&mut launch, || seen.push(maps(pid)));
+    assert_eq!(start_up.end, StartUpEnd::Loaded);
+    assert!(!mapped(&seen[0], "libc.so.6", ""), "{}", seen[0]);
+    let first = seen.iter().find(|maps| mapped(maps, "libc.so.6", "r-xp")).expect("seen");
+    // Without its data, no code of it can have run, and nothing has asked for a heap.
+    assert!(!mapped(first, "libc.so.6", "rw-p") && !mapped(first, "[heap]", ""), "{first}");
+    assert!(mapped(&maps(pid), "libc.so.6", "rw-p"));
+    // The search path of the tests' environment makes for some.
+    assert!(start_up.syscalls < 1000, "{start_up:?}");
+    assert_eq!(code(&mut launch), 0);
+}
+
+#[test]
+fn a_preloaded_allocator_is_seen_before_its_code_has_run() {
+    let mut launch = start(&["env", "LD_PRELOAD=libjemalloc.so.2", "/bin/true"]);
+    let pid = launch.pid();
+    step(&mut launch, || {});
+    launch.follow_execs().expect("held");
+    while !launch.next_exec().expect("followed") {
+        std::thread::yield_now();
+    }
+    let mut seen = Vec::new();
+    step(&mut launch, || seen.push(maps(pid)));
+    let first = seen.iter().find(|maps| mapped(maps, "libjemalloc.so.2", "r-xp")).expect("seen");
+    assert!(!mapped(first, "libjemalloc.so.2", "rw-p") && !mapped(first, "[heap]", ""), "{first}");
+    assert_eq!(code(&mut launch), 0);
+}
+
+#[test]
+fn constructors_run_after_all_is_seen() {
+    let workshop = Workshop::new();
+    let ran = workshop.path("ran");
+    let text = "#include <fcntl.h>\n\
+         __attribute__((constructor)) static void run(void) { open(RAN, O_CREAT | O_WRONLY, 0600); }\n\
+         void first(void) {}";
+    let define = format!("-DRAN=\"{}\"", path(&ran));
+    workshop.compile("gcc", "libfirst.c", text, &["-shared", "-fPIC", &define]);
+    std::fs::rename(workshop.path("libfirst"), workshop.path("libfirst.so")).expect("renamed");
+    let folder = path(&workshop.path("")).to_owned();
+    let arguments = ["-L.", "-Wl,--no-as-needed", "-lfirst", &format!("-Wl,-rpath,{folder}")];
+    let program = workshop.compile("gcc", "main.c", "int main(void) { return 4; }", &arguments);
+    let mut launch = start(&[path(&program)]);
+    let pid = launch.pid();
+    let mut seen = false;
+    step(&mut launch, || {
+        seen |= mapped(&maps(pid), "libfirst.so", "r-xp");
+        assert!(!ran.exists());
+    });
+    assert!(seen);
+    // It is held before the call that opens.
+    assert!(!ran.exists());
+    assert_eq!(code(&mut launch), 4);
+    assert!(ran.exists());
+}
+
+#[test]
+fn static_programs_are_all_there_at_the_exec() {
+    let workshop = Workshop::new();
+    let text = "#include <stdlib.h>\nint main(void) { return malloc(10) ? 7 : 8; }";
+    for (tool, source, flag) in
+        [("gcc", "a.c", "-static"), ("gcc", "b.c", "-static-pie"), ("musl-gcc", "c.c", "-static")]
+    {
+        let program = workshop.compile(tool, source, text, &[flag]);
+        check(&[path(&program)], StartUpEnd::NoLoader, 7);
+    }
+}
+
+#[test]
+fn musl_is_stepped_to_what_no_linker_does() {
+    let workshop = Workshop::new();
+    let text = "#include <stdlib.h>\n#include <unistd.h>\n\
+         int main(void) { void *volatile block = malloc(1 << 20); write(1, \"\", 0); return block ? 9 : 8; }";
+    let program = workshop.compile("musl-gcc", "main.c", text, &[]);
+    let mut launch = start(&[path(&program)]);
+    let start_up = step(&mut launch, || {});
+    assert_eq!(start_up.end, StartUpEnd::Loaded);
+    assert!(start_up.syscalls < 1000, "{start_up:?}");
+    assert_eq!(code(&mut launch), 9);
+}
+
+#[test]
+fn a_linker_run_as_a_program_is_stepped() {
+    check(&["/lib64/ld-linux-x86-64.so.2", "/bin/false"], StartUpEnd::Loaded, 1);
+}
+
+#[test]
+fn exit_codes_are_a_shells() {
+    check(&["/bin/true"], StartUpEnd::Loaded, 0);
+    check(&["sh", "-c", "exit 7"], StartUpEnd::Loaded, 7);
+    check(&["sh", "-c", "kill -KILL $$"], StartUpEnd::Loaded, 137);
+    check(&["sh", "-c", "kill -SEGV $$"], StartUpEnd::Loaded, 139);
+}
+
+#[test]
+fn a_script_is_its_interpreter() {
+    let workshop = Workshop::new();
+    let script = workshop.path("script");
+    for (first_line, expected) in [("#!/bin/sh\n", 6), ("", 6)] {
+        std::fs::write(&script, format!("{first_line}exit 6\n")).expect("writable");
+        workshop.run("chmod", &["+x", "script"]);
+        check(&[path(&script)], StartUpEnd::Loaded, expected);
+    }
+}
+
+#[test]
+fn an_exec_is_followed() {
+    let mut launch = start(&["sh", "-c", "exec /bin/false"]);
+    let pid = launch.pid();
+    step(&mut launch, || {});
+    let executable = || std::fs::read_link(format!("/proc/{pid}/exe")).expect("it is held");
+    let shell = executable();
+    launch.follow_execs().expect("held");
+    while !launch.next_exec().expect("followed") {
+        std::thread::yield_now();
+    }
+    assert_ne!(executable(), shell);
+    let mut calls = 0;
+    assert_eq!(step(&mut launch, || calls += 1).end, StartUpEnd::Loaded);
+    assert!(calls > 1, "the exec and libc");
+    assert_eq!(code(&mut launch), 1);
+}
+
+#[test]
+fn a_followed_program_gets_signals_and_is_let_go() {
+    for (signal, expected) in [(None, 3), (Some(libc::SIGTERM), 143)] {
+        let mut launch = start(&["sh", "-c", "sleep 0.05; exit 3"]);
+        step(&mut launch, || {});
+        launch.follow_execs().expect("held");
+        if let Some(signal) = signal {
+            launch.forward(signal).expect("it lives");
+            while launch.try_reap().is_none() {
+                assert!(!launch.next_exec().expect("followed"));
+            }
+        }
+        assert_eq!(code(&mut launch), expected);
+        launch.forward(libc::SIGTERM).expect("nobody is meant any more");
+    }
+}
+
+#[test]
+fn a_program_that_forks_at_once_is_let_go_with_its_child() {
+    let workshop = Workshop::new();
+    let text = "#include <sys/wait.h>\n#include <unistd.h>\n\
+         int main(void) { int s; if (FORK() == 0) _exit(3); wait(&s); return WEXITSTATUS(s) + 1; }";
+    for (tool, source, how) in [("gcc", "a.c", "fork"), ("gcc", "b.c", "vfork"), ("musl-gcc", "c.c", "fork")] {
+        let program = workshop.compile(tool, source, text, &[&format!("-DFORK={how}")]);
+        check(&[path(&program)], StartUpEnd::Loaded, 4);
+    }
+}
+
+#[test]
+fn signals_that_come_meanwhile_are_delivered() {
+    // Also one that has no name.
+    for (signal, expected) in [("TERM", 143), ("KILL", 137), ("40", 168), ("CHLD", 0), ("CONT", 0)] {
+        let mut launch = start(&["/bin/true"]);
+        let pid = launch.pid().to_string();
+        let mut sent = false;
+        step(&mut launch, || {
+            if !std::mem::replace(&mut sent, true) {
+                let kill = Command::new("/bin/kill").args(["-s", signal, &pid]).status().expect("kill");
+                assert!(kill.success());
+            }
+        });
+        assert_eq!(code(&mut launch), expected, "{signal}");
+    }
+}
+
+#[test]
+fn a_stopped_program_stays_stopped_and_goes_on() {
+    let mut launch = start(&["sh", "-c", "exit 5"]);
+    let mut sent = false;
+    let pid = launch.pid();
+    let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).expect("not 0");
+    let start_up = step(&mut launch, || {
+        if !std::mem::replace(&mut sent, true) {
+            kill_process(number, Signal::STOP).expect("it lives");
+        }
+    });
+    assert_eq!(start_up.end, StartUpEnd::Quiet);
+    launch.release().expect("let go");
+    // It gets there by itself once it is let go, and would end otherwise.
+    let status = || std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it is not reaped");
+    while !status().contains("State:\tT (stopped)") {
+        assert!(!status().contains("State:\tZ"), "{}", status());
+    }
+    assert!(status().contains("TracerPid:\t0"), "{}", status());
+    launch.forward(libc::SIGCONT).expect("it lives");
+    assert_eq!(code(&mut launch), 5);
+}
+
+#[test]
+fn what_cannot_run_has_a_shells_code() {
+    let workshop = Workshop::new();
+    let orphan = workshop.path("orphan");
+    std::fs::write(&orphan, "#!/nowhere/interpreter\n").expect("writable");
+    workshop.run("chmod", &["+x", "orphan"]);
+    let folder = path(&workshop.path("")).to_owned();
+    for (command, message, code) in [
+        ("no-such-program-here", "`no-such-program-here`: not found in PATH", Some(127)),
+        ("./no-such-file", "`./no-such-file`: no such file", Some(127)),
+        (path(&orphan), "its interpreter or dynamic linker is not there", Some(127)),
+        (&folder, "Permission denied", Some(126)),
+    ] {
+        let error = Launch::start(&words(&[command]), InheritedSignals::now()).expect_err("it cannot run");
+        assert!(error.to_string().contains(message), "{error}");
+        assert_eq!(error.exit_code(), code, "{error}");
+    }
+    let error = Launch::start(&[], InheritedSignals::now()).expect_err("nothing to run");
+    assert!(error.to_string().starts_with("no command to run"), "{error}");
+}
+
+#[test]
+fn an_error_of_the_caller_leaves_the_program_held() {
+    #[derive(Debug)]
+    struct Refused;
+    impl From<LaunchError> for Refused {
+        fn from(error: LaunchError) -> Self {
+            panic!("{error}")
+        }
+    }
+    let mut launch = start(&["/bin/true"]);
+    launch.step_until_loaded(&mut || Err(Refused)).expect_err("refused");
+    assert_eq!(code(&mut launch), 0);
+}
+
+/// Another process that starts a command.
+fn elsewhere(test: &str, command: &[&str], wrap: &[&str]) -> Child {
+    let this = std::env::current_exe().expect("known");
+    let mut all: Vec<PathBuf> = wrap.iter().map(PathBuf::from).collect();
+    all.push(this);
+    let mut process = Command::new(&all[0]);
+    process.args(&all[1..]).args(["--ignored", "--exact", "--nocapture", &format!("target::launch::tests::{test}")]);
+    process.env(COMMAND, command.join("\n")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    process.spawn().expect("this program starts")
+}
+
+fn given() -> Vec<OsString> {
+    std::env::var(COMMAND).expect("started by a test").lines().map(OsString::from).collect()
+}
+
+/// A line of its own for the test that started this process.
+fn tell(line: &str) {
+    std::io::stdout().write_all(format!("\n{line}\n").as_bytes()).expect("it is read");
+}
+
+/// What it writes when it is given this input.
+fn output(mut process: Child, input: &str) -> String {
+    process.stdin.take().expect("piped").write_all(input.as_bytes()).expect("it reads");
+    let output = process.wait_with_output().expect("it ends");
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+#[tokio::test(flavor = "current_thread")]
+#[ignore = "a part of other tests"]
+async fn starts_what_is_given() {
+    let signals = InheritedSignals::now();
+    let _caught = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt()).expect("installed");
+    let mut launch = match Launch::start(&given(), signals) {
+        Ok(launch) => launch,
+        Err(error) => return tell(&error.to_string()),
+    };
+    launch.step_until_loaded::<LaunchError>(&mut || Ok(())).expect("held");
+    tell(&format!("code {}", code(&mut launch)));
+}
+
+#[test]
+#[ignore = "a part of other tests"]
+fn holds_what_is_given() {
+    let hold_at: u32 = std::env::var(HOLD_AT).expect("set").parse().expect("a number");
+    let mut calls = 0;
+    let mut launch = Launch::start(&given(), InheritedSignals::now()).expect("started");
+    step(&mut launch, || {
+        if calls == hold_at {
+            tell("holds");
+            loop {
+                std::thread::park();
+            }
+        }
+        calls += 1;
+    });
+}
+
+#[test]
+fn streams_and_environment_are_inherited() {
+    let written = output(
+        elsewhere("starts_what_is_given", &["sh", "-c", "cat; echo $HEAPBPF_TEST_COMMAND; exit 2"], &[]),
+        "hello\n",
+    );
+    assert!(written.contains("hello\nsh -c cat; echo $HEAPBPF_TEST_COMMAND; exit 2\n"), "{written}");
+    assert!(written.contains("code 2"), "{written}");
+}
+
+#[test]
+fn only_signals_that_were_ignored_are() {
+    let command = ["sed", "-n", "s/^SigBlk:.//p; s/^SigIgn:.//p", "/proc/self/status"];
+    // SIGPIPE, which this process ignores, is bit 12.
+    for (trap, ignored) in [("true", 0), ("trap '' INT HUP", 3)] {
+        let wrap = ["sh", "-c", &format!("{trap}; exec \"$0\" \"$@\"")];
+        let written = output(elsewhere("starts_what_is_given", &command, &wrap), "");
+        let sets = written.lines().filter(|line| line.len() == 16).map(|line| u64::from_str_radix(line, 16));
+        let sets: Vec<u64> = sets.collect::<Result<_, _>>().expect("hexadecimal");
+        // Signals 32 and up may be ignored where the tests run.
+        let named = sets.iter().map(|set| set & 0x7fff_ffff).collect::<Vec<_>>();
+        assert_eq!(named, [0, ignored], "{trap}: {written}");
+    }
+}
+
+#[test]
+fn the_program_lives_on_when_its_tracer_is_killed() {
+    // At the exec, and when libc was mapped.
+    for hold_at in ["0", "1"] {
+        let mut process =
+            elsewhere("holds_what_is_given", &["sh", "-c", "echo survived"], &["env", &format!("{HOLD_AT}={hold_at}")]);
+        let mut lines = BufReader::new(process.stdout.take().expect("piped"));
+        let mut line = String::new();
+        while line != "holds\n" {
+            line.clear();
+            assert_ne!(lines.read_line(&mut line).expect("it writes"), 0, "it ended");
+        }
+        process.kill().expect("it lives");
+        process.wait().expect("it is a child");
+        let mut rest = String::new();
+        lines.read_to_string(&mut rest).expect("the program writes");
+        assert_eq!(rest, "survived\n", "held at {hold_at}");
+    }
+}
+
+#[test]
+fn where_tracing_is_forbidden_the_way_out_is_told() {
+    let workshop = Workshop::new();
+    let text = r"
+        #include <errno.h>
+        #include <linux/filter.h>
+        #include <linux/seccomp.h>
+        #include <sys/prctl.h>
+        #include <sys/syscall.h>
+        #include <unistd.h>
+        int main(int count, char **words) {
+            struct sock_filter rules[] = {
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ptrace, 0, 1),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+            };
+            struct sock_fprog filter = { 4, rules };
+            if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) return 1;
+            return execv(words[1], words + 1);
+        }";
+    let without_ptrace = workshop.compile("gcc", "without.c", text, &[]);
+    let written = output(elsewhere("starts_what_is_given", &["echo", "it has run"], &[path(&without_ptrace)]), "");
+    assert!(written.contains("cannot hold `echo` until it is watched: Operation not permitted"), "{written}");
+    assert!(written.contains("`--pid`") && !written.contains("it has run"), "{written}");
+}
