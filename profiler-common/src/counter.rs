@@ -42,6 +42,12 @@ counters! {
     ResultUnreadable = 6, "result_unreadable";
     /// A call of a function that may throw was not followed to its return, because it asked for so much that it may.
     MayThrow = 7, "may_throw";
+    /// A target forked, and the agent could not be told: the new process is not watched.
+    ForkMissed = 8, "fork_missed";
+    /// A process ran another program, and the agent could not be told.
+    ExecMissed = 9, "exec_missed";
+    /// A forked process found no room among the targets: processes that it forks in its turn may not be watched.
+    TargetsFull = 10, "targets_full";
     /// A stack was taken and reached the thread's first frame.
     StackComplete = 16, "complete";
     /// A stack was deeper than [`STACK_FRAMES_MAX`](crate::limits::STACK_FRAMES_MAX).
@@ -76,6 +82,9 @@ impl Counter {
                 | Self::MissedFree
                 | Self::ResultUnreadable
                 | Self::MayThrow
+                | Self::ForkMissed
+                | Self::ExecMissed
+                | Self::TargetsFull
         )
     }
 

@@ -15,4 +15,5 @@ pub mod record;
 pub mod sampling;
 pub mod stack;
 pub mod step;
+pub mod target;
 pub mod unwind;

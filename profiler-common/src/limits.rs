@@ -37,6 +37,9 @@ pub const PROCESS_MAPPINGS_MAX: usize = 1 << 15;
 /// Processes that have unwind tables at once.
 pub const PROCESSES_MAX: u32 = 16_384;
 
+/// Processes that are targets at once, together with forks of theirs that the agent has not met yet.
+pub const TARGETS_MAX: u32 = 16_384;
+
 /// Pages of 64 KiB of code that have unwind rows: 8 GiB.
 pub const UNWIND_PAGES_MAX: u32 = 1 << 17;
 

@@ -22,6 +22,22 @@ static UNWIND_BY_TABLES: u32 = 0;
 #[unsafe(no_mangle)]
 static RAW_STACKS: u32 = 0;
 
+/// Where a `struct task_struct` has `tgid`, in bytes. Meaningless, like the next, unless processes are watched.
+#[unsafe(no_mangle)]
+static TASK_TGID_OFFSET: u32 = 0;
+
+/// Where it has `mm`.
+#[unsafe(no_mangle)]
+static TASK_MM_OFFSET: u32 = 0;
+
+/// 1 to tell of the execs of all processes, 0 of those of targets.
+#[unsafe(no_mangle)]
+static WATCH_EXECS: u32 = 0;
+
+/// From this many requested bytes on, a function that may throw is taken to do so.
+#[unsafe(no_mangle)]
+static THROW_SAFE_BYTES: u64 = 0;
+
 /// Reads a global that the loader may have overwritten, which the compiler cannot know.
 #[inline(always)]
 fn read<T: Copy>(global: &'static T) -> T {
@@ -52,4 +68,24 @@ pub(crate) fn raw_stacks() -> bool {
 #[inline(always)]
 pub(crate) fn unwind_by_tables() -> bool {
     read(&UNWIND_BY_TABLES) != 0
+}
+
+#[inline(always)]
+pub(crate) fn task_tgid_offset() -> u64 {
+    u64::from(read(&TASK_TGID_OFFSET))
+}
+
+#[inline(always)]
+pub(crate) fn task_mm_offset() -> u64 {
+    u64::from(read(&TASK_MM_OFFSET))
+}
+
+#[inline(always)]
+pub(crate) fn watch_execs() -> bool {
+    read(&WATCH_EXECS) != 0
+}
+
+#[inline(always)]
+pub(crate) fn throw_safe_bytes() -> u64 {
+    read(&THROW_SAFE_BYTES)
 }

@@ -28,12 +28,24 @@ fn wakeup_flags() -> u64 {
 /// Sends a record of fixed size.
 #[inline(always)]
 pub(crate) fn record<T: 'static>(value: T) -> bool {
+    put(value, wakeup_flags)
+}
+
+/// Sends a record that the agent has to see at once.
+#[inline(always)]
+pub(crate) fn urgent<T: 'static>(value: T) -> bool {
+    put(value, || u64::from(BPF_RB_FORCE_WAKEUP))
+}
+
+/// The flags are asked for when the record lies in the ring.
+#[inline(always)]
+fn put<T: 'static>(value: T, flags: impl FnOnce() -> u64) -> bool {
     let Some(mut entry) = EVENTS.reserve::<T>(0) else {
         counter::raise(Counter::RingFull);
         return false;
     };
     entry.write(value);
-    entry.submit(wakeup_flags());
+    entry.submit(flags());
     counter::raise(Counter::Events);
     true
 }

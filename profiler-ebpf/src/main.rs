@@ -16,6 +16,7 @@ mod hook;
 mod inflight;
 mod live;
 mod maps;
+mod process;
 mod sample;
 mod scratch;
 mod stack;
@@ -25,6 +26,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_get_func_ip;
 
 use hook::Call;
+use process::Arguments;
 
 /// The entry of any hooked function, for links that see entries alone.
 #[unsafe(no_mangle)]
@@ -55,6 +57,30 @@ extern "C" fn hook_session(ctx: *mut c_void) -> u32 {
         return !hook::entry(&call) as u32;
     }
     hook::finish(&call);
+    0
+}
+
+/// The raw tracepoint `sched_process_fork`.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp")]
+extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
+    process::forked(&Arguments::new(ctx));
+    0
+}
+
+/// The raw tracepoint `sched_process_exec`.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp")]
+extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
+    process::executed(&Arguments::new(ctx));
+    0
+}
+
+/// The raw tracepoint `sched_process_exit`.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp")]
+extern "C" fn process_exit(_ctx: *mut c_void) -> u32 {
+    process::ended();
     0
 }
 

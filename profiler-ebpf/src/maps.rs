@@ -5,7 +5,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use profiler_common::counter::Counter;
 use profiler_common::limits::{
-    HEAPS_MAX, INFLIGHT_MAX, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
+    HEAPS_MAX, INFLIGHT_MAX, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::sampling::SamplingRate;
@@ -26,6 +26,10 @@ pub(crate) static LIVE: HashMap<LiveKey, LiveBlock> = HashMap::with_max_entries(
 /// Hooked calls between entry and return, by thread (`bpf_get_current_pid_tgid`).
 #[map]
 pub(crate) static INFLIGHT: HashMap<u64, Inflight> = HashMap::with_max_entries(INFLIGHT_MAX, 0);
+
+/// Flags of targets by process, kept by the agent; a target's forks are added here.
+#[map]
+pub(crate) static TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(TARGETS_MAX, BPF_F_NO_PREALLOC);
 
 /// Stacks whose frames have been sent.
 #[map]

@@ -1,10 +1,11 @@
 //! Calls that make a block and take none.
 
+use profiler_common::counter::Counter;
 use profiler_common::live::LiveBlock;
 
 use crate::hook::{ALLOC_OUT, Call};
 use crate::inflight::{self, Inflight};
-use crate::{sample, stack};
+use crate::{config, counter, sample, stack};
 
 /// True when the return has to be seen.
 #[inline(always)]
@@ -13,6 +14,11 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
         return false;
     }
     let size_bytes = call.size_bytes();
+    // Such a call is not noted either, so one that it makes in its turn is drawn for itself.
+    if call.cookie.may_throw() && is_throw_likely(size_bytes) {
+        counter::raise(Counter::MayThrow);
+        return false;
+    }
     let interval = match size_bytes {
         Some(size_bytes) => sample::draw(call.cookie.heap(), size_bytes),
         None => None,
@@ -37,4 +43,14 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
             old_tracked: 0,
         },
     )
+}
+
+/// Whether a function that throws where others return null may do so, asked for this much. An exception does not get
+/// past a return address that a probe has replaced, so the return of such a call is better not seen.
+#[inline(always)]
+fn is_throw_likely(size_bytes: Option<u64>) -> bool {
+    match size_bytes {
+        Some(size_bytes) => size_bytes >= config::throw_safe_bytes(),
+        None => true,
+    }
 }

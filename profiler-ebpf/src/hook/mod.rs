@@ -105,13 +105,14 @@ pub(crate) fn entry(call: &Call) -> bool {
             free::entry(call);
             false
         }
-        REALLOC => realloc::entry(call),
+        shape @ (REALLOC | RESIZE) => realloc::entry(call, shape),
         shape => alloc::entry(call, shape),
     }
 }
 
 const FREE: u8 = CallShape::Free as u8;
 const REALLOC: u8 = CallShape::Realloc as u8;
+const RESIZE: u8 = CallShape::Resize as u8;
 const ALLOC_OUT: u8 = CallShape::AllocOut as u8;
 
 /// The return of a call that was noted at its entry.
@@ -136,7 +137,13 @@ pub(crate) fn finish(call: &Call) {
 #[inline(always)]
 fn block_address(call: &Call, inflight: &Inflight) -> Option<u64> {
     let result = call.result();
-    let address = if inflight.shape == ALLOC_OUT {
+    let address = if inflight.shape == RESIZE {
+        // The result is a size: that of the block where it is.
+        if result < inflight.size_bytes {
+            return None;
+        }
+        inflight.pointer
+    } else if inflight.shape == ALLOC_OUT {
         if result as u32 != 0 {
             return None;
         }
@@ -155,10 +162,10 @@ fn block_address(call: &Call, inflight: &Inflight) -> Option<u64> {
 }
 
 /// A realloc that made no block left the old one alone, unless it was asked for 0 bytes: then a null result means that
-/// it was freed (glibc; other allocators return a block).
+/// it was freed (glibc; other allocators return a block). Some free it in any case.
 #[inline(always)]
 fn restore_old(call: &Call, inflight: &Inflight) {
-    if inflight.old_tracked != 0 && inflight.size_bytes != 0 {
+    if inflight.old_tracked != 0 && inflight.size_bytes != 0 && !call.cookie.frees_on_failure() {
         live::enter(call, RecordKind::Restore, inflight.pointer, inflight.old);
     }
 }

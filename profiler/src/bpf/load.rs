@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aya::maps::{Array, MapData};
-use aya::programs::UProbe;
+use aya::programs::{Program, ProgramError, UProbe};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use profiler_common::limits::SCRATCH_PER_CPU;
 use profiler_common::sampling::SamplingRate;
 use thiserror::Error;
 
+use super::kernel_types::{LayoutError, TaskLayout};
 use super::program::RelocatedObject;
 use super::ring::Ring;
 use crate::ids::HeapId;
@@ -42,6 +43,10 @@ pub struct KernelConfig {
     pub stack_seed: u64,
     /// Send a copy of every sampled call's stack, for checking the unwinder.
     pub raw_stacks: bool,
+    /// Tell of the execs of all processes, not of those of targets alone.
+    pub watch_execs: bool,
+    /// From this many requested bytes on, a function that may throw is taken to do so: its return is not seen.
+    pub throw_safe_bytes: u64,
 }
 
 /// Why the kernel side cannot run.
@@ -134,6 +139,7 @@ enum Programs {
 pub struct Kernel {
     ebpf: Ebpf,
     programs: Programs,
+    task_layout: Result<TaskLayout, LayoutError>,
 }
 
 impl Kernel {
@@ -149,6 +155,9 @@ impl Kernel {
         let wakeup_bytes = u64::from(config.ring_bytes) / 4;
         let unwind_by_tables = u32::from(config.unwind_by_tables);
         let (raw_stacks, raw_areas) = if config.raw_stacks { (1u32, scratch_areas) } else { (0, 1) };
+        let task_layout = TaskLayout::of_kernel();
+        let task = task_layout.clone().unwrap_or(TaskLayout { tgid: 0, mm: 0 });
+        let watch_execs = u32::from(config.watch_execs);
         let mut loader = EbpfLoader::new();
         loader
             .override_global("STACK_SEED", &config.stack_seed, true)
@@ -156,6 +165,10 @@ impl Kernel {
             .override_global("SCRATCH_AREAS", &scratch_areas, true)
             .override_global("UNWIND_BY_TABLES", &unwind_by_tables, true)
             .override_global("RAW_STACKS", &raw_stacks, true)
+            .override_global("TASK_TGID_OFFSET", &task.tgid, true)
+            .override_global("TASK_MM_OFFSET", &task.mm, true)
+            .override_global("WATCH_EXECS", &watch_execs, true)
+            .override_global("THROW_SAFE_BYTES", &config.throw_safe_bytes, true)
             .map_max_entries("ROWS", config.row_cells.max(1))
             .map_max_entries("EVENTS", config.ring_bytes)
             .map_max_entries("LIVE", config.live_blocks_max)
@@ -165,7 +178,7 @@ impl Kernel {
         let mut ebpf = loader.load(&object).map_err(refused)?;
         start_log(&mut ebpf);
         let programs = Programs::load(&object, &mut ebpf, links)?;
-        Ok(Self { ebpf, programs })
+        Ok(Self { ebpf, programs, task_layout })
     }
 
     /// The ring. Can be taken once.
@@ -184,7 +197,7 @@ impl Kernel {
     ///
     /// When the map cannot be written.
     pub fn set_rate(&mut self, heap: HeapId, rate: SamplingRate) -> Result<(), LoadError> {
-        let map = self.ebpf.map_mut("RATES").ok_or(LoadError::Missing("RATES"))?;
+        let map = self.map_mut("RATES")?;
         let failed = |source| LoadError::Map { name: "RATES", source };
         let mut rates: Array<&mut MapData, SamplingRate> = Array::try_from(map).map_err(failed)?;
         rates.set(u32::from(heap.0), rate, 0).map_err(failed)
@@ -199,13 +212,30 @@ impl Kernel {
         self.ebpf.map(name).ok_or(LoadError::Missing(name))
     }
 
+    pub(super) fn map_mut(&mut self, name: &'static str) -> Result<&mut aya::maps::Map, LoadError> {
+        self.ebpf.map_mut(name).ok_or(LoadError::Missing(name))
+    }
+
+    /// A program of aya's, not loaded before.
+    pub(super) fn program<'a, P>(&'a mut self, name: &'static str) -> Result<&'a mut P, LoadError>
+    where
+        &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
+    {
+        program(&mut self.ebpf, name)
+    }
+
+    /// Where the kernel's tasks have their members, as the programs were told.
+    pub(super) fn task_layout(&self) -> Result<TaskLayout, LayoutError> {
+        self.task_layout.clone()
+    }
+
     /// The program for perf events at entries or returns.
     ///
     /// # Errors
     ///
     /// When the object is of another version.
     pub fn perf_program(&mut self, at_return: bool) -> Result<&mut UProbe, LoadError> {
-        perf_program(&mut self.ebpf, if at_return { RETURN } else { ENTRY })
+        self.program(if at_return { RETURN } else { ENTRY })
     }
 
     /// The programs for multi-uprobe links at entries and at returns, when loaded for them.
@@ -235,7 +265,7 @@ impl Programs {
     fn load(object: &[u8], ebpf: &mut Ebpf, links: LinkKind) -> Result<Self, LoadError> {
         if links == LinkKind::Perf {
             for name in [ENTRY, RETURN] {
-                let loaded = perf_program(ebpf, name)?.load();
+                let loaded = program::<UProbe>(ebpf, name)?.load();
                 loaded.map_err(|error| LoadError::program(name, &error.to_string()))?;
             }
             return Ok(Self::Perf);
@@ -249,7 +279,10 @@ impl Programs {
     }
 }
 
-fn perf_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut UProbe, LoadError> {
+fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, LoadError>
+where
+    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
+{
     let program = ebpf.program_mut(name).ok_or(LoadError::Missing(name))?;
     program.try_into().map_err(|_| LoadError::Missing(name))
 }

@@ -1,7 +1,12 @@
 //! The kernel side as the agent holds it: programs, maps and the ring. Only this folder and `probe::attach` know aya.
 
+mod blocks;
 pub mod counters;
+#[cfg(test)]
+mod fixture;
+pub mod kernel_types;
 pub mod load;
+pub mod processes;
 mod program;
 pub mod ring;
 pub mod unwind_maps;

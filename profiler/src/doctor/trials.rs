@@ -155,6 +155,8 @@ fn probes(subject: &Subject) -> (Support, Support, Option<Costs>) {
         row_cells: 1,
         stack_seed: 0,
         raw_stacks: false,
+        watch_execs: false,
+        throw_safe_bytes: u64::MAX,
     };
     let links = choose(BackendChoice::Auto).unwrap_or(LinkKind::Perf);
     let mut kernel = match Kernel::load(config, links) {

@@ -137,6 +137,8 @@ impl Session {
             row_cells,
             stack_seed: health::random_seed(),
             raw_stacks: config.raw_stacks_max > 0,
+            watch_execs: false,
+            throw_safe_bytes: u64::MAX,
         };
         let mut kernel = Kernel::load(kernel_config, links)?;
         let mut unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;

@@ -1,6 +1,6 @@
-//! Writes many elements of an array map at once: a system call each would take seconds for large tables.
+//! Writes and removes many elements of a map at once: a system call each would take seconds for large tables.
 
-#![expect(unsafe_code, reason = "aya 0.14 has no BPF_MAP_UPDATE_BATCH")]
+#![expect(unsafe_code, reason = "aya 0.14 has no batch operations")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -24,8 +24,47 @@ struct BatchAttr {
 /// `BPF_MAP_UPDATE_BATCH` (Linux 5.6).
 const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
 
+/// `BPF_MAP_DELETE_BATCH` (Linux 5.6).
+const BPF_MAP_DELETE_BATCH: libc::c_long = 27;
+
 /// Elements per system call: bounds the key buffer, and how long the kernel is busy at a stretch.
-const BATCH: usize = 65_536;
+pub const BATCH: usize = 65_536;
+
+/// A batch that the kernel left off: how many elements it had done, and why it did no more.
+struct LeftOff {
+    done: usize,
+    error: io::Error,
+}
+
+/// Runs a command on elements of a map; `values` of length 0 stand for none.
+fn batch<K: Pod, V: Pod>(command: libc::c_long, map: &impl AsFd, keys: &[K], values: &[V]) -> Result<(), LeftOff> {
+    let unusable = |errno| LeftOff { done: 0, error: io::Error::from_raw_os_error(errno) };
+    if !values.is_empty() && values.len() != keys.len() {
+        return Err(unusable(libc::EINVAL));
+    }
+    let count = u32::try_from(keys.len()).map_err(|_| unusable(libc::E2BIG))?;
+    let mut attr = BatchAttr {
+        in_batch: 0,
+        out_batch: 0,
+        keys: keys.as_ptr() as u64,
+        values: if values.is_empty() { 0 } else { values.as_ptr() as u64 },
+        count,
+        map_fd: map.as_fd().as_raw_fd().unsigned_abs(),
+        elem_flags: 0,
+        flags: 0,
+    };
+    // SAFETY: `keys`, and `values` where there are any, hold `count` elements and outlive the call; the callers vouch that
+    // these have the map's sizes. The kernel reads them and writes `count` back. `Pod` vouches that they have no padding to
+    // leak.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong) };
+    if result == 0 {
+        return Ok(());
+    }
+    // A kernel that refuses the command as such does not write the count: it is still that of all.
+    let done = if attr.count < count { attr.count as usize } else { 0 };
+    Err(LeftOff { done, error: io::Error::last_os_error() })
+}
 
 /// Writes `values` to an array map, from index `first` on.
 ///
@@ -38,25 +77,114 @@ pub fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Resu
         let count = u32::try_from(chunk.len()).map_err(io::Error::other)?;
         let end = next.checked_add(count).ok_or_else(|| io::Error::from_raw_os_error(libc::E2BIG))?;
         let keys: Vec<u32> = (next..end).collect();
-        let mut attr = BatchAttr {
-            in_batch: 0,
-            out_batch: 0,
-            keys: keys.as_ptr() as u64,
-            values: chunk.as_ptr() as u64,
-            count,
-            map_fd: map.as_fd().as_raw_fd().unsigned_abs(),
-            elem_flags: 0,
-            flags: 0,
-        };
-        // SAFETY: `keys` and `chunk` hold `count` elements of the map's key and value sizes and outlive the call; the
-        // kernel reads them and writes `count` back. `Pod` vouches that the values have no padding to leak.
-        let result = unsafe {
-            libc::syscall(libc::SYS_bpf, BPF_MAP_UPDATE_BATCH, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong)
-        };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        batch(BPF_MAP_UPDATE_BATCH, &map, &keys, chunk).map_err(|left_off| left_off.error)?;
         next = end;
     }
     Ok(())
+}
+
+/// Enters elements into a hash map, over what is there, and returns how many found room: all, or the first so many.
+///
+/// # Errors
+///
+/// The kernel's, but for a full map: `ENOTSUPP` (524) before Linux 5.6. `EINVAL` when there are not as many values as keys.
+pub fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V]) -> io::Result<usize> {
+    if keys.len() != values.len() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mut written = 0;
+    for (keys, values) in keys.chunks(BATCH).zip(values.chunks(BATCH)) {
+        match batch(BPF_MAP_UPDATE_BATCH, &map, keys, values) {
+            Ok(()) => written += keys.len(),
+            Err(LeftOff { done, error }) => {
+                let full = matches!(error.raw_os_error(), Some(libc::E2BIG | libc::ENOMEM));
+                return if full { Ok(written + done) } else { Err(error) };
+            }
+        }
+    }
+    Ok(written)
+}
+
+/// Removes elements from a hash map and returns how many of them were there.
+///
+/// # Errors
+///
+/// The kernel's: `ENOTSUPP` (524) before Linux 5.6. Some may be removed then.
+pub fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K]) -> io::Result<usize> {
+    let mut removed = 0;
+    for mut chunk in keys.chunks(BATCH) {
+        while !chunk.is_empty() {
+            match batch::<K, u8>(BPF_MAP_DELETE_BATCH, &map, chunk, &[]) {
+                Ok(()) => {
+                    removed += chunk.len();
+                    break;
+                }
+                // It stops at the first that is not there.
+                Err(LeftOff { done, error }) if error.raw_os_error() == Some(libc::ENOENT) => {
+                    removed += done;
+                    chunk = &chunk[done + 1..];
+                }
+                Err(LeftOff { error, .. }) => return Err(error),
+            }
+        }
+    }
+    Ok(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{FromRawFd, OwnedFd};
+
+    use super::*;
+
+    const BPF_MAP_CREATE: libc::c_long = 0;
+    const BPF_MAP_TYPE_HASH: u32 = 1;
+    const BPF_F_NO_PREALLOC: u32 = 1;
+
+    /// A hash map of `entries` pairs of 8 bytes each.
+    fn hash(entries: u32) -> OwnedFd {
+        let attr: [u32; 5] = [BPF_MAP_TYPE_HASH, 8, 8, entries, BPF_F_NO_PREALLOC];
+        // SAFETY: type, key size, value size, entries and flags are what the command begins with, and all that it needs.
+        let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, attr.as_ptr(), size_of_val(&attr)) };
+        let fd = i32::try_from(fd).expect("descriptors are small");
+        assert!(fd >= 0, "no map: {}; run as root", io::Error::last_os_error());
+        // SAFETY: a new descriptor, which is nobody else's.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    }
+
+    fn keys(range: std::ops::Range<u64>) -> Vec<u64> {
+        range.collect()
+    }
+
+    #[test]
+    fn what_is_written_is_removed_once() {
+        let map = hash(200_000);
+        let all = keys(0..150_000);
+        assert_eq!(write_hash(&map, &all, &all).expect("there is room"), 150_000);
+        assert_eq!(write_hash(&map, &all, &all).expect("over what is there"), 150_000);
+        // Found and missing in turns, with a missing one at both ends.
+        let some = [200_000u64, 0, 1, 200_001, 200_002, 149_999, 200_003];
+        assert_eq!(remove_hash(&map, &some).expect("a hash map"), 3);
+        assert_eq!(remove_hash(&map, &some).expect("a hash map"), 0);
+        assert_eq!(remove_hash(&map, &all).expect("a hash map"), 149_997);
+        assert_eq!(remove_hash::<u64>(&map, &[]).expect("nothing is little enough"), 0);
+    }
+
+    #[test]
+    fn a_full_map_takes_what_it_has_room_for() {
+        let map = hash(1000);
+        let all = keys(0..3000);
+        let written = write_hash(&map, &all, &all).expect("a full map is no error");
+        assert_eq!(written, 1000);
+        assert_eq!(remove_hash(&map, &all[..written]).expect("a hash map"), written, "those that are told of");
+        assert_eq!(remove_hash(&map, &all).expect("a hash map"), 0, "no others");
+    }
+
+    #[test]
+    fn a_command_that_is_refused_is_an_error() {
+        let not_a_map = std::fs::File::open("/").expect("there is a root");
+        assert!(write_hash(&not_a_map, &[1u64], &[1u64]).is_err());
+        assert!(remove_hash(&not_a_map, &[1u64]).is_err());
+        assert!(write_hash(hash(1), &[1u64], &[] as &[u64]).is_err());
+    }
 }

@@ -1,0 +1,266 @@
+//! Where the running kernel's structures have the members that the kernel side reads, from the kernel's own type
+//! information (<https://github.com/torvalds/linux/blob/v6.13/Documentation/bpf/btf.rst>). Finds offsets of members and
+//! refuses to know anything else of types: aya-obj 0.3 parses all of it, but keeps members to itself.
+
+use std::fs;
+
+use thiserror::Error;
+
+/// Where the kernel puts its type information (Linux 5.4).
+const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// Offsets in `struct task_struct`, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskLayout {
+    /// The process that the task is a thread of.
+    pub tgid: u32,
+    /// The memory that it runs in.
+    pub mm: u32,
+}
+
+/// Why offsets are not known.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LayoutError {
+    /// There is no type information.
+    #[error("the kernel's type information `{KERNEL_BTF}` cannot be read: {0} (needs CONFIG_DEBUG_INFO_BTF)")]
+    Unreadable(String),
+    /// It is not what it should be.
+    #[error("the kernel's type information `{KERNEL_BTF}` is cut short or of another format")]
+    Malformed,
+    /// It lacks a structure or a member, or has it in a bit field.
+    #[error("the kernel's type information has no `{member}` in `{structure}`")]
+    NoMember {
+        /// The structure.
+        structure: &'static str,
+        /// The member.
+        member: &'static str,
+    },
+}
+
+impl TaskLayout {
+    /// That of the running kernel.
+    ///
+    /// # Errors
+    ///
+    /// See [`LayoutError`].
+    pub fn of_kernel() -> Result<Self, LayoutError> {
+        let bytes = fs::read(KERNEL_BTF).map_err(|error| LayoutError::Unreadable(error.to_string()))?;
+        Self::find(&bytes)
+    }
+
+    fn find(bytes: &[u8]) -> Result<Self, LayoutError> {
+        let types = Types::parse(bytes).ok_or(LayoutError::Malformed)?;
+        let task = types.structure(b"task_struct");
+        let offset = |member: &'static str| {
+            task.and_then(|task| types.member_offset(task, member.as_bytes(), DEPTH_MAX))
+                .ok_or(LayoutError::NoMember { structure: "task_struct", member })
+        };
+        Ok(Self { tgid: offset("tgid")?, mm: offset("mm")? })
+    }
+}
+
+const MAGIC: u16 = 0xeb9f;
+
+/// Structures without a name within structures, at most: damaged information may lead in circles.
+const DEPTH_MAX: u32 = 8;
+
+/// Kinds of types.
+mod kind {
+    pub(super) const INT: u32 = 1;
+    pub(super) const ARRAY: u32 = 3;
+    pub(super) const STRUCT: u32 = 4;
+    pub(super) const UNION: u32 = 5;
+    pub(super) const ENUM: u32 = 6;
+    pub(super) const FUNC_PROTO: u32 = 13;
+    pub(super) const VAR: u32 = 14;
+    pub(super) const DATASEC: u32 = 15;
+    pub(super) const DECL_TAG: u32 = 17;
+    pub(super) const ENUM64: u32 = 19;
+    /// The last that this file knows the length of.
+    pub(super) const LAST: u32 = ENUM64;
+}
+
+/// One type: its fixed part, and what follows it.
+#[derive(Clone, Copy)]
+struct Type<'a> {
+    name: u32,
+    kind: u32,
+    /// For structures: offsets of members carry the width of a bit field as well.
+    has_widths: bool,
+    /// For structures: the members.
+    rest: &'a [u8],
+}
+
+/// All types, the first of which has number 1.
+struct Types<'a> {
+    types: Vec<Type<'a>>,
+    strings: &'a [u8],
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes)
+}
+
+fn slice(bytes: &[u8], start: u32, length: u32) -> Option<&[u8]> {
+    bytes.get(usize::try_from(start).ok()?..)?.get(..usize::try_from(length).ok()?)
+}
+
+impl<'a> Types<'a> {
+    fn parse(bytes: &'a [u8]) -> Option<Self> {
+        if bytes.first_chunk().copied().map(u16::from_ne_bytes)? != MAGIC {
+            return None;
+        }
+        let body = bytes.get(usize::try_from(word(bytes, 4)?).ok()?..)?;
+        let mut section = slice(body, word(bytes, 8)?, word(bytes, 12)?)?;
+        let strings = slice(body, word(bytes, 16)?, word(bytes, 20)?)?;
+        let mut types = Vec::new();
+        while !section.is_empty() {
+            let (parsed, after) = Type::parse(section)?;
+            types.push(parsed);
+            section = after;
+        }
+        Some(Self { types, strings })
+    }
+
+    fn is_named(&self, offset: u32, name: &[u8]) -> bool {
+        let text = usize::try_from(offset).ok().and_then(|offset| self.strings.get(offset..));
+        text.and_then(|text| text.strip_prefix(name)).is_some_and(|rest| rest.first() == Some(&0))
+    }
+
+    fn structure(&self, name: &[u8]) -> Option<Type<'a>> {
+        self.types.iter().find(|it| it.kind == kind::STRUCT && self.is_named(it.name, name)).copied()
+    }
+
+    /// In bytes. Looks into members without a name: kernels that shuffle their structures wrap them in such.
+    fn member_offset(&self, structure: Type<'a>, name: &[u8], depth: u32) -> Option<u32> {
+        const MEMBER_BYTES: usize = 12;
+        structure.rest.chunks_exact(MEMBER_BYTES).find_map(|member| {
+            let (its_name, its_type, place) = (word(member, 0)?, word(member, 4)?, word(member, 8)?);
+            let (bits, width) = if structure.has_widths { (place & 0xff_ffff, place >> 24) } else { (place, 0) };
+            let whole = width == 0 && bits % 8 == 0;
+            if self.is_named(its_name, name) {
+                return whole.then_some(bits / 8);
+            }
+            let inner = usize::try_from(its_type).ok()?.checked_sub(1).and_then(|index| self.types.get(index))?;
+            let nested = matches!(inner.kind, kind::STRUCT | kind::UNION) && its_name == 0 && whole && depth > 0;
+            if nested { self.member_offset(*inner, name, depth - 1)?.checked_add(bits / 8) } else { None }
+        })
+    }
+}
+
+impl<'a> Type<'a> {
+    /// The type that begins here, and what lies after it.
+    fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        const FIXED_BYTES: usize = 12;
+        const UNKNOWN: u32 = kind::LAST + 1;
+        let (name, info) = (word(bytes, 0)?, word(bytes, 4)?);
+        let (kind, count) = (info >> 24 & 31, usize::try_from(info & 0xffff).ok()?);
+        let length = match kind {
+            0 | UNKNOWN.. => return None,
+            kind::INT | kind::VAR | kind::DECL_TAG => 4,
+            kind::ARRAY => 12,
+            kind::STRUCT | kind::UNION | kind::DATASEC | kind::ENUM64 => count * 12,
+            kind::ENUM | kind::FUNC_PROTO => count * 8,
+            _ => 0,
+        };
+        let (rest, after) = bytes.get(FIXED_BYTES..)?.split_at_checked(length)?;
+        Some((Self { name, kind, has_widths: info >> 31 == 1, rest }, after))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STRINGS: &[u8] = b"\0task_struct\0pid\0tgid\0mm\0int\0";
+    const TASK: u32 = 1;
+    const PID: u32 = 13;
+    const TGID: u32 = 17;
+    const MM: u32 = 22;
+    const INT: u32 = 25;
+
+    fn type_words(name: u32, kind: u32, flag: u32, rest: &[u32]) -> Vec<u32> {
+        let count = if kind == kind::INT { 0 } else { u32::try_from(rest.len() / 3).expect("few") };
+        [&[name, flag << 31 | kind << 24 | count, 4], rest].concat()
+    }
+
+    fn information(types: &[Vec<u32>]) -> Vec<u8> {
+        let types: Vec<u8> = types.concat().iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("short").to_ne_bytes();
+        let mut bytes = vec![];
+        bytes.extend(MAGIC.to_ne_bytes());
+        bytes.extend([1, 0]);
+        bytes.extend(24u32.to_ne_bytes());
+        bytes.extend(0u32.to_ne_bytes());
+        bytes.extend(length(&types));
+        bytes.extend(length(&types));
+        bytes.extend(length(STRINGS));
+        bytes.extend(types);
+        bytes.extend(STRINGS);
+        bytes
+    }
+
+    /// The integer is type 1, the task type 2, a structure without a name type 3.
+    fn check(flag: u32, task: &[u32], inner: &[u32], expected: Result<(u32, u32), &'static str>) {
+        let bytes = information(&[
+            type_words(INT, kind::INT, 0, &[32]),
+            type_words(TASK, kind::STRUCT, flag, task),
+            type_words(0, kind::STRUCT, 0, inner),
+        ]);
+        let expected = expected
+            .map(|(tgid, mm)| TaskLayout { tgid, mm })
+            .map_err(|member| LayoutError::NoMember { structure: "task_struct", member });
+        assert_eq!(TaskLayout::find(&bytes), expected);
+    }
+
+    #[test]
+    fn members_are_found_by_name() {
+        check(0, &[PID, 1, 32, TGID, 1, 64, MM, 1, 128], &[], Ok((8, 16)));
+        check(1, &[PID, 1, 32 | 3 << 24, TGID, 1, 64, MM, 1, 128], &[], Ok((8, 16)));
+    }
+
+    #[test]
+    fn members_are_found_in_structures_without_a_name() {
+        check(0, &[PID, 1, 0, 0, 3, 64, MM, 1, 512], &[INT, 1, 0, TGID, 1, 32], Ok((12, 64)));
+    }
+
+    #[test]
+    fn what_is_not_there_is_said() {
+        check(0, &[TGID, 1, 64], &[], Err("mm"));
+        check(0, &[MM, 1, 64], &[], Err("tgid"));
+        check(1, &[TGID, 1, 64 | 3 << 24, MM, 1, 128], &[], Err("tgid"));
+        // A structure within itself.
+        check(0, &[0, 2, 0], &[], Err("tgid"));
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        assert_eq!(TaskLayout::find(b""), Err(LayoutError::Malformed));
+        assert_eq!(TaskLayout::find(&[0x7f; 100]), Err(LayoutError::Malformed));
+        let whole = information(&[type_words(TASK, kind::STRUCT, 0, &[TGID, 1, 64, MM, 1, 128])]);
+        for length in 0..whole.len() {
+            assert_eq!(TaskLayout::find(&whole[..length]), Err(LayoutError::Malformed), "{length} bytes");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_types_panic(types in proptest::collection::vec(any::<u32>(), 0..60)) {
+            let _ = TaskLayout::find(&information(&[types]));
+        }
+    }
+
+    #[test]
+    fn this_kernel_says_where_its_members_are() {
+        let bytes = fs::read(KERNEL_BTF).expect("tests run on a kernel with type information");
+        let types = Types::parse(&bytes).expect("the kernel's own");
+        let task = types.structure(b"task_struct").expect("kernels have tasks");
+        let offset = |name: &[u8]| types.member_offset(task, name, DEPTH_MAX).expect("tasks have it");
+        let layout = TaskLayout::of_kernel().expect("the same");
+        assert_eq!((layout.tgid, layout.mm), (offset(b"tgid"), offset(b"mm")));
+        assert_eq!(layout.tgid, offset(b"pid") + 4, "declared side by side");
+        assert_eq!(offset(b"active_mm"), layout.mm + 8, "declared side by side");
+        assert_eq!(layout.mm % 8, 0, "a pointer");
+    }
+}

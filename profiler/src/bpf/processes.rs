@@ -1,0 +1,102 @@
+//! Processes as the kernel side watches them: which are targets, and the tracepoints that tell of forks, execs and ends.
+
+use aya::maps::{HashMap, MapData, MapError};
+use aya::programs::RawTracePoint;
+use profiler_common::target::FOLLOWS_FORKS;
+use thiserror::Error;
+
+use super::kernel_types::LayoutError;
+use super::load::{Kernel, LoadError};
+use crate::ids::Pid;
+
+const TARGETS: &str = "TARGETS";
+
+/// Programs, and the tracepoints that they are for.
+const FORK: (&str, &str) = ("process_fork", "sched_process_fork");
+const EXEC: (&str, &str) = ("process_exec", "sched_process_exec");
+const EXIT: (&str, &str) = ("process_exit", "sched_process_exit");
+
+/// Why processes are not watched, or not all that happens to them.
+#[derive(Debug, Error)]
+pub enum WatchError {
+    /// Execs and ends are seen, forks are not.
+    #[error("forks cannot be followed: {0}")]
+    NoForks(#[from] LayoutError),
+    /// A program cannot be loaded.
+    #[error("processes cannot be watched: {0}")]
+    Load(#[from] LoadError),
+    /// A program cannot be attached.
+    #[error(
+        "processes cannot be watched: tracepoint `{tracepoint}`: {reason}; run `uname -r` and see docs/kernel-support.md"
+    )]
+    Attach {
+        /// The tracepoint.
+        tracepoint: &'static str,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Kernel {
+    /// Watches all processes of the machine from now on: those that are targets tell when they fork or execute, and calls
+    /// that a thread's end cuts short are forgotten. To be called once, before targets are set and probes attached.
+    ///
+    /// # Errors
+    ///
+    /// See [`WatchError`]. Everything else works nevertheless.
+    pub fn watch_processes(&mut self) -> Result<(), WatchError> {
+        self.watch(EXIT)?;
+        self.watch(EXEC)?;
+        // Without the layout the fork program would read at wrong places.
+        self.task_layout()?;
+        self.watch(FORK)
+    }
+
+    fn watch(&mut self, (name, tracepoint): (&'static str, &'static str)) -> Result<(), WatchError> {
+        let program: &mut RawTracePoint = self.program(name)?;
+        program.load().map_err(|error| LoadError::program(name, &error.to_string()))?;
+        let attached = program.attach(tracepoint);
+        attached.map(drop).map_err(|error| WatchError::Attach { tracepoint, reason: error.to_string() })
+    }
+
+    /// Makes a process a target: its execs are told and, where wished, its forks, which become targets in the same way.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be written, or is full.
+    pub fn set_target(&mut self, pid: Pid, follow_forks: bool) -> Result<(), LoadError> {
+        let flags = if follow_forks { FOLLOWS_FORKS } else { 0 };
+        self.targets()?.insert(pid.0, flags, 0).map_err(failed)
+    }
+
+    /// Lets a process be. One that is no target stays none.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be written.
+    pub fn forget_target(&mut self, pid: Pid) -> Result<(), LoadError> {
+        match self.targets()?.remove(&pid.0) {
+            Err(error) if !is_missing(&error) => Err(failed(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn targets(&mut self) -> Result<HashMap<&mut MapData, u32, u32>, LoadError> {
+        HashMap::try_from(self.map_mut(TARGETS)?).map_err(failed)
+    }
+}
+
+fn failed(source: MapError) -> LoadError {
+    LoadError::Map { name: TARGETS, source }
+}
+
+fn is_missing(error: &MapError) -> bool {
+    match error {
+        MapError::KeyNotFound => true,
+        MapError::SyscallError(error) => error.io_error.raw_os_error() == Some(libc::ENOENT),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

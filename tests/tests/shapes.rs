@@ -1,0 +1,216 @@
+//! What the kernel side makes of calls of each shape and outcome. Looks inside: the calls are of functions that no
+//! allocator has, so that every outcome can be had.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Command;
+
+use heapbpf::address::TargetAddr;
+use heapbpf::bpf::counters::Counters;
+use heapbpf::bpf::load::{Kernel, KernelConfig, LinkKind};
+use heapbpf::bpf::ring::Ring;
+use heapbpf::ids::{HeapId, HookId, Pid};
+use heapbpf::ingest::decode::decode;
+use heapbpf::ingest::event::{Allocation, Event};
+use heapbpf::sys::bpf::{AttachType, MultiLink, link_multi};
+use heapbpf_tests::kernel::require_root;
+use heapbpf_tests::target::{Target, build};
+use object::{Object, ObjectSegment, ObjectSymbol};
+use profiler_common::counter::Counter;
+use profiler_common::hook::{CallShape, HookCookie, Register};
+use profiler_common::interval::Interval;
+use profiler_common::sampling::SamplingRate;
+use tokio::runtime::{Builder, Runtime};
+
+/// From this size on, `make_or_throw` is taken to throw.
+const THROW_SAFE_BYTES: u64 = 1000;
+
+const MAKE: u16 = 0;
+const MAKE_OR_THROW: u16 = 4;
+
+/// The functions of `targets/shapes.cpp`, by hook.
+fn hooks() -> Vec<(&'static str, HookCookie)> {
+    let cookie = |shape, hook| HookCookie {
+        shape,
+        size: Register::Rdi,
+        count: None,
+        pointer: None,
+        page_rounded: false,
+        delegates: false,
+        may_throw: false,
+        frees_on_failure: false,
+        heap: 0,
+        hook,
+    };
+    let with_block =
+        |shape, hook| HookCookie { size: Register::Rsi, pointer: Some(Register::Rdi), ..cookie(shape, hook) };
+    vec![
+        ("make", cookie(CallShape::Alloc, MAKE)),
+        ("remake", with_block(CallShape::Realloc, 1)),
+        ("remake_freeing", HookCookie { frees_on_failure: true, ..with_block(CallShape::Realloc, 2) }),
+        ("resize", with_block(CallShape::Resize, 3)),
+        ("make_or_throw", HookCookie { may_throw: true, delegates: true, ..cookie(CallShape::Alloc, MAKE_OR_THROW) }),
+    ]
+}
+
+/// Where functions begin in a file.
+fn offsets(program: &Path, names: &[&str]) -> Vec<u64> {
+    let bytes = fs::read(program).expect("it was just built");
+    let file = object::File::parse(&*bytes).expect("it is an executable");
+    let offset = |name: &str| {
+        let symbol = file.symbol_by_name(name).unwrap_or_else(|| panic!("no `{name}`"));
+        let holds = |start: u64, size: u64| (start..start + size).contains(&symbol.address());
+        let segment = file.segments().find(|it| holds(it.address(), it.size())).expect("code is in a segment");
+        symbol.address() - segment.address() + segment.file_range().0
+    };
+    names.iter().map(|name| offset(name)).collect()
+}
+
+/// A watched target.
+struct Watched {
+    target: Target,
+    kernel: Kernel,
+    ring: Ring,
+    _links: Vec<OwnedFd>,
+    _runtime: Runtime,
+}
+
+/// An event in short; sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Short {
+    Alloc(u64, u64, u16),
+    Restore(u64, u64),
+    Free(u64),
+}
+
+impl Watched {
+    fn start(links: LinkKind) -> Self {
+        require_root();
+        let runtime = Builder::new_current_thread().enable_all().build().expect("there is memory");
+        let entered = runtime.enter();
+        let program = build("shapes.cpp");
+        let target = Target::spawn(&mut Command::new(&program));
+        let config = KernelConfig {
+            ring_bytes: 1 << 16,
+            live_blocks_max: 1000,
+            unwind_by_tables: false,
+            row_cells: 1,
+            stack_seed: 0,
+            raw_stacks: false,
+            watch_execs: false,
+            throw_safe_bytes: THROW_SAFE_BYTES,
+        };
+        let mut kernel = Kernel::load(config, links).expect("this kernel has links of this kind");
+        let ring = kernel.take_ring().expect("not taken yet");
+        let (names, cookies): (Vec<_>, Vec<_>) =
+            hooks().into_iter().map(|(name, cookie)| (name, cookie.pack())).unzip();
+        let offsets = offsets(&program, &names);
+        let link = |program: &OwnedFd, attach_type, at_return| {
+            let pid = Some(Pid(target.pid()));
+            let link = MultiLink { path: &program_path(&target), offsets: &offsets, cookies: &cookies, pid, at_return };
+            link_multi(program, attach_type, link).expect("the functions can be probed")
+        };
+        let links = match (kernel.session_program(), kernel.multi_programs()) {
+            (Some(program), _) => vec![link(program, AttachType::UprobeSession, false)],
+            (_, Some((entry, at_return))) => {
+                vec![link(at_return, AttachType::UprobeMulti, true), link(entry, AttachType::UprobeMulti, false)]
+            }
+            _ => panic!("perf links are not for here"),
+        };
+        drop(entered);
+        let mut watched = Self { target, kernel, ring, _links: links, _runtime: runtime };
+        watched.sample(true);
+        watched
+    }
+
+    /// Every call from now on, or none.
+    fn sample(&mut self, sampled: bool) {
+        let rate = if sampled { SamplingRate::new(Interval::EXACT) } else { SamplingRate::STOPPED };
+        self.kernel.set_rate(HeapId(0), rate).expect("the map is there");
+    }
+
+    /// Has the target make a call, and compares what is told of it.
+    #[track_caller]
+    fn check(&mut self, call: &str, expected: &[Short]) {
+        let _ = self.target.work(call);
+        let mut events = Vec::new();
+        self.ring.drain(usize::MAX, |bytes| events.push(decode(bytes).expect("records are events")));
+        let block = |it: &Allocation| (it.address.0, it.size_bytes);
+        let told: Vec<Short> = events
+            .iter()
+            .filter_map(|event| match event {
+                Event::Alloc(made @ Allocation { hook: HookId(hook), .. }) => {
+                    let (address, size_bytes) = block(made);
+                    Some(Short::Alloc(address, size_bytes, *hook))
+                }
+                Event::Restore(made) => Some(Short::Restore(block(made).0, block(made).1)),
+                Event::Free(free) => {
+                    let TargetAddr(address) = free.address;
+                    Some(Short::Free(address))
+                }
+                Event::Stack(..) => None,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(told, expected, "{call}");
+    }
+
+    /// What was lost so far.
+    fn losses(&self) -> Vec<(Counter, u64)> {
+        Counters::read(&self.kernel).expect("the map is there").losses().collect()
+    }
+}
+
+fn program_path(target: &Target) -> std::path::PathBuf {
+    format!("/proc/{}/exe", target.pid()).into()
+}
+
+const LINKS: [LinkKind; 2] = [LinkKind::Session, LinkKind::Multi];
+
+#[test]
+fn a_block_is_resized_where_it_is() {
+    for links in LINKS {
+        let mut watched = Watched::start(links);
+        watched.check("make 100 4096", &[Short::Alloc(4096, 100, MAKE)]);
+        watched.check("resize 4096 200 256", &[Short::Free(4096), Short::Alloc(4096, 200, 3)]);
+        watched.check("resize 4096 256 256", &[Short::Free(4096), Short::Alloc(4096, 256, 3)]);
+        // What comes back is less than what was asked for: nothing has changed.
+        watched.check("resize 4096 300 256", &[Short::Free(4096), Short::Restore(4096, 256)]);
+        watched.check("resize 8192 300 256", &[]);
+        watched.check("resize 8192 300 320", &[Short::Alloc(8192, 300, 3)]);
+        watched.sample(false);
+        watched.check("resize 4096 300 256", &[Short::Free(4096), Short::Restore(4096, 256)]);
+        watched.check("resize 4096 300 320", &[Short::Free(4096)]);
+        watched.check("resize 4096 310 320", &[]);
+        assert_eq!(watched.losses(), []);
+    }
+}
+
+#[test]
+fn a_failing_realloc_leaves_the_old_block_unless_it_frees_it() {
+    for links in LINKS {
+        let mut watched = Watched::start(links);
+        watched.check("make 100 4096", &[Short::Alloc(4096, 100, MAKE)]);
+        watched.check("remake 4096 200 0", &[Short::Free(4096), Short::Restore(4096, 100)]);
+        watched.check("remake_freeing 4096 200 8192", &[Short::Free(4096), Short::Alloc(8192, 200, 2)]);
+        watched.check("remake_freeing 8192 300 0", &[Short::Free(8192)]);
+        watched.check("remake_freeing 8192 300 0", &[]);
+        assert_eq!(watched.losses(), []);
+    }
+}
+
+#[test]
+fn a_call_that_may_throw_is_left_alone_and_what_it_calls_is_not() {
+    let mut watched = Watched::start(LinkKind::Session);
+    watched.check("make_or_throw 999 4096", &[Short::Alloc(4096, 999, MAKE_OR_THROW)]);
+    assert_eq!(watched.losses(), []);
+    watched.check("make_or_throw 1000 8192", &[Short::Alloc(8192, 1000, MAKE)]);
+    assert_eq!(watched.losses(), [(Counter::MayThrow, 1)]);
+    // It does throw, and the exception gets through.
+    watched.check("make_or_throw 1000 0", &[]);
+    watched.check("make 10 12288", &[Short::Alloc(12288, 10, MAKE)]);
+    watched.check("make_or_throw 20 16384", &[Short::Alloc(16384, 20, MAKE_OR_THROW)]);
+    assert_eq!(watched.losses(), [(Counter::MayThrow, 2)]);
+    watched.target.assert_running();
+}
