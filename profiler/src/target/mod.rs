@@ -1,4 +1,10 @@
 //! Targets: the processes that are profiled.
 
 pub mod address_space;
+pub mod cgroup;
+pub mod facts;
+pub mod filter;
+pub mod names;
+pub mod pattern;
 pub mod process;
+pub mod scan;
