@@ -6,6 +6,19 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pid(pub u32);
 
+/// When a process started, in clock ticks since boot (`sysconf(_SC_CLK_TCK)`, 100 a second). An exec does not change it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StartTime(pub u64);
+
+/// One process for good. Its number alone is given to another one after its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Identity {
+    /// Its number.
+    pub pid: Pid,
+    /// When it started.
+    pub start_ticks: StartTime,
+}
+
 /// A thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tid(pub u32);

@@ -1,6 +1,6 @@
 //! The executable mappings of a process, from `/proc/PID/maps`.
 //!
-//! The `procfs` crate is not used for this one file: it panics on a mapped file called `/SYSV`, and refuses the whole
+//! The `procfs` crate is not used for this file: it panics on a mapped file called `/SYSV`, and refuses the whole
 //! list when one path is not UTF-8, and a target chooses its file names.
 
 use std::ffi::OsString;

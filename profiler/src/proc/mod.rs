@@ -5,8 +5,10 @@ use std::io;
 
 use crate::ids::Pid;
 
+pub mod cgroups;
 pub mod maps;
 pub mod process;
+pub mod stat;
 
 /// Why a file of `/proc/PID` could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +37,9 @@ pub enum ProcError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The processes cannot be listed.
+    #[error("cannot list `/proc`: {0}; see that it is mounted with `mount -t proc proc /proc`")]
+    List(io::Error),
     /// An entry does not have the form that every kernel since 5.15 gives it.
     #[error("cannot understand `/proc/{pid}/{entry}`; `cat` it and report what is odd")]
     Malformed {

@@ -6,10 +6,9 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use procfs::FromRead;
-
 use super::ProcError;
-use crate::ids::Pid;
+use super::stat::Stat;
+use crate::ids::{Pid, StartTime};
 
 /// Inode of the initial PID namespace's entry in `/proc/PID/ns` (`PROC_PID_INIT_INO` in
 /// <https://github.com/torvalds/linux/blob/v6.12/include/linux/proc_ns.h#L42>).
@@ -17,10 +16,6 @@ const INITIAL_PID_NAMESPACE_INODE: u64 = 0xEFFF_FFFC;
 
 /// Most bytes of a command line that are read. A target may write what it likes there, up to megabytes.
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
-
-/// When a process started, in clock ticks since boot. With the PID it names a process for good: a PID alone is reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StartTime(pub u64);
 
 /// Whether the process exists (a zombie does).
 #[must_use]
@@ -57,8 +52,8 @@ pub fn comm(pid: Pid) -> Result<String, ProcError> {
 /// the right to read its memory.
 #[must_use]
 pub fn zombie_status(pid: Pid) -> Option<i32> {
-    let stat = procfs::process::Process::new(i32::try_from(pid.0).ok()?).and_then(|process| process.stat()).ok()?;
-    (stat.state == 'Z').then_some(stat.exit_code?)
+    let stat = Stat::read(pid).ok()?;
+    (stat.state == 'Z').then_some(stat.exit_status?)
 }
 
 /// When the process started.
@@ -67,10 +62,29 @@ pub fn zombie_status(pid: Pid) -> Option<i32> {
 ///
 /// If there is no such process, or it may not be read.
 pub fn start_time(pid: Pid) -> Result<StartTime, ProcError> {
-    let bytes = read(pid, "stat", 1 << 16)?;
-    let stat =
-        procfs::process::Stat::from_read(bytes.as_slice()).map_err(|_| ProcError::Malformed { pid, entry: "stat" })?;
-    Ok(StartTime(stat.starttime))
+    Stat::read(pid).map(|stat| stat.start_ticks)
+}
+
+/// The processes there are, by rising number; kernel threads and zombies are among them. Some may have ended already.
+///
+/// # Errors
+///
+/// If `/proc` cannot be listed.
+pub fn all() -> Result<Vec<Pid>, ProcError> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir("/proc").map_err(ProcError::List)? {
+        let name = entry.map_err(ProcError::List)?.file_name();
+        pids.extend(name.to_str().and_then(number));
+    }
+    pids.sort_unstable();
+    Ok(pids)
+}
+
+/// The process whose directory has this name; `None` for `/proc`'s other entries.
+fn number(name: &str) -> Option<Pid> {
+    // `parse` would take a sign.
+    let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| name.parse().ok().map(Pid)).flatten()
 }
 
 /// The program that the process runs, as the process names its path; ` (deleted)` follows it when the file is gone.
@@ -103,8 +117,9 @@ pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {
 }
 
 /// The first `bytes_max` bytes of an entry.
-fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> Result<Vec<u8>, ProcError> {
-    let mut bytes = Vec::new();
+pub(super) fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> Result<Vec<u8>, ProcError> {
+    // Room for all of an ordinary entry: the kernel puts a command line together anew for each call.
+    let mut bytes = Vec::with_capacity(4096);
     File::open(entry_path(pid, entry))
         .and_then(|file| file.take(bytes_max).read_to_end(&mut bytes))
         .map_err(|source| ProcError::from_io(pid, entry, source))?;
@@ -113,6 +128,8 @@ fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> Result<Vec<u8>, ProcEr
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::object::fixture::Running;
 
@@ -137,6 +154,36 @@ mod tests {
     fn a_later_process_starts_later() {
         let first_process = start_time(Pid(1)).expect("init is readable");
         assert!(first_process < start_time(Pid(std::process::id())).expect("readable"));
+    }
+
+    #[test]
+    fn this_process_and_its_child_are_among_all() {
+        let child = Running::sleep(Path::new("/bin/sleep"));
+        let all = all().expect("/proc is mounted");
+        assert!(all.is_sorted_by(|first, second| first < second), "{all:?}");
+        for pid in [Pid(1), Pid(std::process::id()), child.pid()] {
+            assert!(all.contains(&pid), "{pid} is not in {all:?}");
+        }
+    }
+
+    #[test]
+    fn processes_are_told_from_other_entries() {
+        for (name, pid) in [("1", Some(1)), ("4194303", Some(4_194_303)), ("self", None), ("", None), ("+5", None)] {
+            assert_eq!(number(name), pid.map(Pid), "{name}");
+        }
+        assert_eq!(number("4294967296"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_entry_is_survived(name in any::<String>()) {
+            let _ = number(&name);
+        }
+
+        #[test]
+        fn any_number_is_a_process(pid in any::<u32>()) {
+            prop_assert_eq!(number(&pid.to_string()), Some(Pid(pid)));
+        }
     }
 
     #[test]

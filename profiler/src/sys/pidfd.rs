@@ -5,6 +5,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::ids::Pid;
@@ -24,6 +25,17 @@ impl PidFd {
         let raw = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw);
         let pid = raw.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
         Ok(Self(pidfd_open(pid, PidfdFlags::NONBLOCK)?))
+    }
+
+    /// Whether the process has ended, reaped or not. While it has not, its number is its own: what was read of
+    /// `/proc/PID` between [`open`](Self::open) and a `false` of this is this very process's.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no memory for it.
+    pub fn has_ended(&self) -> io::Result<bool> {
+        let mut waited_for = [PollFd::new(&self.0, PollFlags::IN)];
+        Ok(poll(&mut waited_for, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
     }
 
     /// The wait status of the ended and reaped process, where the kernel keeps it (Linux 6.15).
@@ -82,6 +94,24 @@ mod tests {
         if let Some(status) = pidfd.wait_status() {
             assert_eq!(status, 7 << 8);
         }
+    }
+
+    #[test]
+    fn an_end_is_noticed_before_and_after_reaping() {
+        let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat starts");
+        let pidfd = PidFd::open(Pid(child.id())).expect("the child runs");
+        assert!(!pidfd.has_ended().expect("polled"));
+        drop(child.stdin.take());
+        // Waits for the end and leaves the zombie.
+        let id = || rustix::process::WaitId::PidFd(pidfd.as_fd());
+        let options = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        // The descriptor does not block, so neither does waiting for it.
+        while rustix::process::waitid(id(), options).is_err() {
+            std::thread::yield_now();
+        }
+        assert!(pidfd.has_ended().expect("polled"));
+        child.wait().expect("the child ended");
+        assert!(pidfd.has_ended().expect("polled"));
     }
 
     #[test]

@@ -1,5 +1,11 @@
 //! Targets: the processes that are profiled.
 
 pub mod address_space;
+pub mod cgroup;
+pub mod facts;
+pub mod filter;
 pub mod launch;
+pub mod names;
+pub mod pattern;
 pub mod process;
+pub mod scan;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::ids::Pid;
+use crate::ids::{Identity, Pid, StartTime};
+use crate::proc::stat::Stat;
 use crate::proc::{ProcError, process};
 use crate::sys::pidfd::PidFd;
 use crate::sys::readiness::Readiness;
@@ -15,6 +16,8 @@ use crate::sys::readiness::Readiness;
 pub struct Process {
     /// Its number.
     pub pid: Pid,
+    /// When it started: tells it from others that had its number before, or get it after its end.
+    pub started: StartTime,
     /// `argv[0]`; the kernel's name where there is none.
     pub command: String,
     /// The kernel's name (`/proc/PID/comm`).
@@ -44,6 +47,9 @@ pub enum TargetError {
     /// It has no memory of its own.
     #[error("process `{0}` is a kernel thread and has no heap of its own")]
     KernelThread(Pid),
+    /// It is over.
+    #[error("process `{0}` has ended, and only waits for its parent to ask how; choose one that runs")]
+    Ended(Pid),
     /// `/proc` does not tell.
     #[error(transparent)]
     Proc(#[from] ProcError),
@@ -71,13 +77,45 @@ impl Process {
             _ => TargetError::Watch(pid, error),
         })?;
         let ended = Readiness::of(&pidfd).map_err(|error| TargetError::Watch(pid, error))?;
-        let comm = process::comm(pid)?;
-        let arguments = process::arguments(pid)?;
-        if arguments.is_empty() && process::executable(pid).is_err() {
+        Self::read(pid, pidfd, ended)
+    }
+
+    /// Reads who the process is. It is the one that the descriptor stands for: see [`PidFd::has_ended`].
+    fn read(pid: Pid, pidfd: PidFd, ended: Readiness) -> Result<Self, TargetError> {
+        let stat = Stat::read(pid)?;
+        if stat.kernel_thread {
             return Err(TargetError::KernelThread(pid));
         }
-        let command = arguments.into_iter().next().unwrap_or_else(|| comm.clone());
-        Ok(Self { pid, command, comm, pidfd, ended })
+        let arguments = process::arguments(pid)?;
+        if pidfd.has_ended().map_err(|error| TargetError::Watch(pid, error))? || stat.has_ended() {
+            return Err(TargetError::Ended(pid));
+        }
+        let command = arguments.into_iter().next().unwrap_or_else(|| stat.comm.clone());
+        Ok(Self { pid, started: stat.start_ticks, command, comm: stat.comm, pidfd, ended })
+    }
+
+    /// Which process it is, for good.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        Identity { pid: self.pid, start_ticks: self.started }
+    }
+
+    /// Whether the number is still this process's: it runs, or it has ended and is not reaped.
+    #[must_use]
+    pub fn is_same(&self) -> bool {
+        process::start_time(self.pid).is_ok_and(|started| started == self.started)
+    }
+
+    /// The same process under the names that it has now: an exec gives it others. It keeps its [`identity`].
+    ///
+    /// # Errors
+    ///
+    /// If it has ended, or cannot be watched any more.
+    ///
+    /// [`identity`]: Self::identity
+    pub fn renamed(&self) -> Result<Self, TargetError> {
+        let renamed = Self::open(self.pid)?;
+        if renamed.identity() == self.identity() { Ok(renamed) } else { Err(TargetError::NotFound(self.pid)) }
     }
 
     /// Waits for the process's end.
@@ -149,6 +187,42 @@ mod tests {
             assert!(exit.code == Some(7) || (reap && exit.code.is_none()), "{exit:?}, reaped: {reap}");
             let _ = child.wait();
         }
+    }
+
+    #[tokio::test]
+    async fn a_process_stays_itself_until_it_is_reaped() {
+        let mut child = child_with_pipe(std::process::Command::new("sh").args(["-c", "read x"]));
+        let process = Process::open(Pid(child.id())).expect("it waits for its input");
+        assert_eq!(process.started, process::start_time(process.pid).expect("it runs"));
+        assert!(process.is_same());
+        // Who has the number with another start is somebody else.
+        let earlier = StartTime(process.started.0 - 1);
+        let other = Process { started: earlier, ..Process::open(process.pid).expect("it runs") };
+        assert!(!other.is_same());
+        assert_ne!(other.identity(), process.identity());
+        assert!(matches!(other.renamed(), Err(TargetError::NotFound(_))));
+        drop(child.stdin.take());
+        process.ended().await;
+        assert!(process.is_same());
+        assert!(matches!(Process::open(process.pid), Err(TargetError::Ended(_))));
+        child.wait().expect("it ended");
+        assert!(!process.is_same());
+    }
+
+    #[tokio::test]
+    async fn an_exec_gives_other_names_to_the_same_process() {
+        let mut child = child_with_pipe(std::process::Command::new("sh").args(["-c", "read x; exec cat"]));
+        let process = Process::open(Pid(child.id())).expect("it waits for its input");
+        assert_eq!((process.command.as_str(), process.comm.as_str()), ("sh", "sh"));
+        std::io::Write::write_all(child.stdin.as_mut().expect("a pipe"), b"\n").expect("it reads");
+        while process::arguments(process.pid).expect("it runs") != ["cat"] {
+            std::thread::yield_now();
+        }
+        let renamed = process.renamed().expect("it runs");
+        assert_eq!((renamed.command.as_str(), renamed.comm.as_str()), ("cat", "cat"));
+        assert_eq!(renamed.identity(), process.identity());
+        drop(child.stdin.take());
+        child.wait().expect("it ends");
     }
 
     fn child_with_pipe(command: &mut std::process::Command) -> std::process::Child {

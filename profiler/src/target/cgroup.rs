@@ -1,0 +1,239 @@
+//! Control groups as `--cgroup` takes them: by path, or by the id of the container they are for. Pure.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::proc::cgroups::Membership;
+
+/// Where control groups are mounted.
+const MOUNT: &str = "/sys/fs/cgroup";
+
+/// Fewest digits of a container's id that are taken: shorter ones are common in other names.
+const ID_DIGITS_MIN: usize = 6;
+/// Digits of a whole id.
+const ID_DIGITS_MAX: usize = 64;
+
+/// What container engines put before an id in a group's name.
+const ENGINES: [&str; 6] = ["docker-", "cri-containerd-", "crio-", "libpod-", "containerd-", "nerdctl-"];
+
+/// A control group with all below it, or a container's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cgroup {
+    text: String,
+    place: Place,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// Names from the root on.
+    Path(Vec<String>),
+    /// The beginning of an id, in small letters.
+    Container(String),
+}
+
+/// Why a text names no control group.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CgroupError {
+    /// There is nothing.
+    #[error("the control group `{0}` is empty; give a path as in `/proc/PID/cgroup`, or a container's id")]
+    Empty(String),
+    /// Too many groups may begin like that.
+    #[error(
+        "the container id `{0}` is too short: give at least {ID_DIGITS_MIN} digits of it, or a path that begins with `/`"
+    )]
+    TooShort(String),
+    /// No id is as long.
+    #[error(
+        "the container id `{0}` has more than {ID_DIGITS_MAX} digits; give its beginning, or a path that begins with `/`"
+    )]
+    TooLong(String),
+    /// Neither a path nor an id.
+    #[error(
+        "the control group `{0}` is neither a path that begins with `/`, as in `/proc/PID/cgroup`, nor a container's id, \
+         which is hexadecimal; `systemd-cgls` and `docker ps` show both"
+    )]
+    Unknown(String),
+}
+
+impl Cgroup {
+    /// Whether a process with these memberships is in the group, or in one below it, in any hierarchy.
+    #[must_use]
+    pub fn contains(&self, memberships: &[Membership]) -> bool {
+        memberships.iter().any(|membership| match &self.place {
+            Place::Path(names) => is_within(membership, names),
+            Place::Container(id) => is_of_container(&membership.path, id),
+        })
+    }
+}
+
+/// Whether the membership is in the group with this path or below it. Version 1 mounts each hierarchy in a directory of
+/// its own, which the path may begin with.
+fn is_within(membership: &Membership, names: &[String]) -> bool {
+    let begins_with = |names: &[String]| {
+        let mut own = components(&membership.path);
+        names.iter().all(|name| own.next() == Some(name))
+    };
+    begins_with(names)
+        || names.split_first().is_some_and(|(mount, names)| is_hierarchy(membership, mount) && begins_with(names))
+}
+
+/// Whether the hierarchy is mounted in the directory of this name, by custom.
+fn is_hierarchy(membership: &Membership, mount: &str) -> bool {
+    match membership.controllers.as_str() {
+        "" => mount == "unified",
+        controllers => {
+            controllers == mount
+                || controllers.strip_prefix("name=") == Some(mount)
+                || controllers.split(',').any(|controller| controller == mount)
+        }
+    }
+}
+
+fn is_of_container(path: &str, id: &str) -> bool {
+    // Under systemd, containerd may name a group `kubepods-….slice:cri-containerd:ID`.
+    components(path).flat_map(|name| name.split(':')).any(|name| {
+        let bare = ENGINES.iter().find_map(|engine| name.strip_prefix(engine)).unwrap_or(name);
+        bare.starts_with(id)
+    })
+}
+
+fn components(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|name| !name.is_empty())
+}
+
+impl FromStr for Cgroup {
+    type Err = CgroupError;
+
+    fn from_str(text: &str) -> Result<Self, CgroupError> {
+        let owned = || text.to_owned();
+        let place = if text.starts_with('/') {
+            let below =
+                text.strip_prefix(MOUNT).filter(|rest| rest.is_empty() || rest.starts_with('/')).unwrap_or(text);
+            Place::Path(components(below).map(str::to_owned).collect())
+        } else if text.trim().is_empty() {
+            return Err(CgroupError::Empty(owned()));
+        } else if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(CgroupError::Unknown(owned()));
+        } else if text.len() < ID_DIGITS_MIN {
+            return Err(CgroupError::TooShort(owned()));
+        } else if text.len() > ID_DIGITS_MAX {
+            return Err(CgroupError::TooLong(owned()));
+        } else {
+            Place::Container(text.to_ascii_lowercase())
+        };
+        Ok(Self { text: owned(), place })
+    }
+}
+
+impl fmt::Display for Cgroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ID: &str = "4f1ab2c9d05e7788990011223344556677889900aabbccddeeff001122334455";
+
+    fn check(cgroup: &str, controllers: &str, path: &str, expected: bool) {
+        let membership = Membership { controllers: controllers.to_owned(), path: path.to_owned() };
+        let root = Membership { controllers: "name=systemd".to_owned(), path: "/".to_owned() };
+        let parsed: Cgroup = cgroup.parse().expect("a control group");
+        assert_eq!(parsed.contains(&[root, membership]), expected, "{cgroup} against {controllers}:{path}");
+    }
+
+    #[test]
+    fn a_path_means_itself_and_all_below() {
+        let unit = "/system.slice/redis.service";
+        for cgroup in
+            ["/system.slice", "/system.slice/", unit, "/sys/fs/cgroup/system.slice//redis.service", "/", MOUNT]
+        {
+            check(cgroup, "", unit, true);
+        }
+        check(unit, "", "/system.slice/redis.service/worker", true);
+        for cgroup in
+            ["/system", "/system.slice/redis", "/redis.service", "/user.slice", "/system.slice/redis.service/x"]
+        {
+            check(cgroup, "", unit, false);
+        }
+        check("/sys/fs/cgroups/a", "", "/a", false);
+        check("/a", "", "/b:/a", false);
+        check("/../other", "", "/../other/x", true);
+    }
+
+    #[test]
+    fn version_1_has_a_directory_per_hierarchy() {
+        check("/sys/fs/cgroup/memory/job", "memory", "/job/5", true);
+        check("/sys/fs/cgroup/memory/job", "cpuset", "/job/5", false);
+        check("/sys/fs/cgroup/cpu/job", "cpu,cpuacct", "/job", true);
+        check("/sys/fs/cgroup/cpu,cpuacct/job", "cpu,cpuacct", "/job", true);
+        check("/sys/fs/cgroup/systemd/job", "name=systemd", "/job", true);
+        check("/sys/fs/cgroup/unified/job", "", "/job", true);
+        check("/sys/fs/cgroup/memory/job", "", "/job", false);
+        check("/sys/fs/cgroup/memory/job", "", "/memory/job", true);
+        check("/job", "memory", "/job/5", true);
+    }
+
+    #[test]
+    fn containers_are_found_under_every_engine() {
+        let short = &ID[..12];
+        for path in [
+            format!("/docker/{ID}"),
+            format!("/system.slice/docker-{ID}.scope"),
+            format!("/system.slice/docker-{ID}.scope/init.scope"),
+            format!(
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12_34.slice/cri-containerd-{ID}.scope"
+            ),
+            format!("/kubepods/besteffort/pod12-34/{ID}"),
+            format!("/kubepods.slice/kubepods-pod1.slice/crio-{ID}.scope"),
+            format!("/machine.slice/libpod-{ID}.scope/container"),
+            format!("/system.slice/containerd.service/kubepods-pod1.slice:cri-containerd:{ID}"),
+        ] {
+            for id in [&ID[..6], short, ID, &ID.to_uppercase()] {
+                check(id, "", &path, true);
+            }
+            check("123456789abc", "", &path, false);
+            check(&ID[1..13], "", &path, false);
+        }
+        // What watches over a container is not in it.
+        check(short, "", &format!("/machine.slice/libpod-conmon-{ID}.scope"), false);
+    }
+
+    #[test]
+    fn what_is_no_control_group_is_refused_by_name() {
+        for (text, said) in [
+            ("", "the control group `` is empty"),
+            ("abc12", "the container id `abc12` is too short: give at least 6 digits of it"),
+            ("redis.service", "the control group `redis.service` is neither a path that begins with `/`"),
+            ("system.slice/x", "the control group `system.slice/x` is neither"),
+        ] {
+            let error = text.parse::<Cgroup>().expect_err("refused").to_string();
+            assert!(error.starts_with(said), "{error}");
+        }
+        assert_eq!("a".repeat(65).parse::<Cgroup>(), Err(CgroupError::TooLong("a".repeat(65))));
+    }
+
+    proptest! {
+        #[test]
+        fn anything_is_survived(text in any::<String>(), path in any::<String>(), controllers in any::<String>()) {
+            for text in [format!("/{text}"), text] {
+                if let Ok(cgroup) = text.parse::<Cgroup>() {
+                    let _ = cgroup.contains(&[Membership { controllers: controllers.clone(), path: path.clone() }]);
+                }
+            }
+        }
+
+        #[test]
+        fn a_group_contains_itself_and_what_is_below(names in proptest::collection::vec("[a-z@:.-]{1,9}", 1..5), depth in 1usize..5) {
+            let path = format!("/{}", names.join("/"));
+            let above = format!("/{}", names[..depth.min(names.len())].join("/"));
+            check(&above, "", &path, true);
+            check(&format!("{MOUNT}{above}"), "", &path, true);
+            check(&format!("{path}/x"), "", &path, false);
+        }
+    }
+}

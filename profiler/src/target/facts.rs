@@ -1,0 +1,42 @@
+//! What is known of a process when it is decided whether it is a target. A value: nothing here reads.
+
+use std::path::PathBuf;
+
+use super::names::Names;
+use crate::ids::{Identity, Pid};
+use crate::proc::cgroups::Membership;
+
+/// A process as it was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessFacts {
+    /// Which process.
+    pub identity: Identity,
+    /// Who started it, or took it over; 0 where that is in another PID namespace.
+    pub parent: Pid,
+    /// The kernel's name for it, at most 15 bytes.
+    pub comm: String,
+    /// Its arguments, or what it made of them.
+    pub arguments: Vec<String>,
+    /// The program it runs, in its own mount namespace; ` (deleted)` follows when the file is gone. `None` where this
+    /// process may not know, or did not need to.
+    pub executable: Option<PathBuf>,
+    /// The control groups it is in; empty where they did not matter.
+    pub cgroups: Vec<Membership>,
+    /// Memory that it has in use.
+    pub resident_bytes: u64,
+}
+
+impl ProcessFacts {
+    /// Its number.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.identity.pid
+    }
+
+    /// What it may be called by.
+    #[must_use]
+    pub fn names(&self) -> Names {
+        let executable = self.executable.as_ref().map(|path| path.to_string_lossy());
+        Names::of(&self.arguments, executable.as_deref(), &self.comm)
+    }
+}
