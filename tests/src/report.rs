@@ -17,6 +17,7 @@ pub struct Report {
     pub started_unix_ns: u64,
     pub ended_unix_ns: u64,
     pub targets: Vec<Process>,
+    pub others: Others,
     pub health: Health,
 }
 
@@ -26,11 +27,44 @@ pub struct Report {
 pub struct Process {
     pub pid: u32,
     pub command: String,
+    pub beginning: Beginning,
     pub exited: bool,
     pub exit_code: Option<i32>,
+    pub replaced: bool,
     pub totals: Totals,
     pub heaps: Vec<Heap>,
     pub callsites: Vec<Callsite>,
+}
+
+/// Since when a process was watched.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Beginning {
+    pub origin: String,
+    pub parent: Option<u32>,
+    pub unix_ns: u64,
+    pub delay_ns: Option<u64>,
+    pub from_first_call: bool,
+}
+
+/// Processes that were meant and are not in the report one by one.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Others {
+    pub skipped: Vec<Skipped>,
+    pub skipped_count: u64,
+    pub short_lived_count: u64,
+    pub not_inherited_count: u64,
+    pub folded_count: u64,
+}
+
+/// A process that could not be profiled.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Skipped {
+    pub pid: u32,
+    pub command: String,
+    pub reason: String,
 }
 
 /// One heap of a process.
@@ -53,6 +87,7 @@ pub struct Hook {
     pub offset: u64,
     pub instruction: Option<String>,
     pub emulated: Option<bool>,
+    pub required: bool,
     pub attached: bool,
     pub error: Option<String>,
 }
@@ -63,6 +98,7 @@ pub struct Hook {
 pub struct Callsite {
     pub stack: Vec<Frame>,
     pub heap: String,
+    pub inherited: bool,
     #[serde(flatten)]
     pub totals: Totals,
 }
@@ -95,6 +131,8 @@ pub struct Health {
 #[derive(Clone, Debug, Deserialize)]
 #[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Totals {
+    pub inherited_count: Number,
+    pub inherited_bytes: Number,
     pub alloc_count: Number,
     pub alloc_bytes: Number,
     pub free_count: Number,
@@ -322,8 +360,8 @@ impl Totals {
             live_count: integer(&self.live_count),
             live_bytes: integer(&self.live_bytes),
         };
-        assert_eq!(counts.live_count, counts.alloc_count - counts.free_count);
-        assert_eq!(counts.live_bytes, counts.alloc_bytes - counts.free_bytes);
+        assert_eq!(counts.live_count, integer(&self.inherited_count) + counts.alloc_count - counts.free_count);
+        assert_eq!(counts.live_bytes, integer(&self.inherited_bytes) + counts.alloc_bytes - counts.free_bytes);
         counts
     }
 

@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +10,8 @@ use super::quantity;
 use crate::doctor::TARGET_COMMAND;
 use crate::probe::place::PlacementMode;
 use crate::report::{Format, View};
+use crate::target::cgroup::Cgroup;
+use crate::target::pattern::Pattern;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,6 +20,11 @@ Examples:
   sudo heapbpf --pid 1234 --interval 512KiB -o heap.svg -o heap.json -o heap.folded
   sudo heapbpf --pid 1234 --interval 1 --duration 5s every allocation, exact to the byte
   sudo heapbpf --pid 1234 --view alloc-bytes         who allocates most, freed or not
+  sudo heapbpf --cmdline 'redis*' --cmdline nginx    programs by name, also those that start later
+  sudo heapbpf --cgroup 3f2a9c01d4e5                 a container, by the beginning of its id
+  sudo heapbpf --all --duration 30s --min-rss 50MiB  every process, ranked
+  sudo heapbpf -o heap.svg -- ./server --port 80     start a program and see its first allocation
+  sudo heapbpf --pid 1234 --hook 'pool=libpool.so*:pool_get(ptr=ret,size=arg2)' --hook 'pool=libpool.so*:pool_put(old=arg2)'
   sudo heapbpf doctor --pid 1234                     whether this would work, and what it would cost
 
 Formats are chosen by the file's extension: .svg (flame graph), .folded (text), .json.
@@ -24,7 +32,7 @@ Formats are chosen by the file's extension: .svg (flame graph), .folded (text), 
 Exit codes:
   0  done                                   3    done, but the profile is incomplete: it says how
   1  failed                                 130  interrupted before anything was written
-  2  wrong usage
+  2  wrong usage                            with `-- COMMAND`: the command's own (126, 127: it did not run)
 
 Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (before Linux 6.6 CAP_SYS_ADMIN too). Only allocations made while heapbpf runs are seen.";
 
@@ -68,6 +76,59 @@ pub(super) struct RecordArgs {
     /// Process to profile. May be given several times.
     #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub(super) pid: Vec<u32>,
+
+    /// Program to profile, by its name: the last component of what it was started as (argv[0]), cut at `@`. `*`, `?` and
+    /// `[…]` match as in a shell; a pattern with a `/` matches the whole path. What starts later is profiled as well.
+    /// May be given several times.
+    #[arg(short, long, value_name = "PATTERN")]
+    pub(super) cmdline: Vec<Pattern>,
+
+    /// Control group to profile: its path, with all below it, or the beginning of a container's id (6 digits at least).
+    /// May be given several times.
+    #[arg(long, value_name = "GROUP")]
+    pub(super) cgroup: Vec<Cgroup>,
+
+    /// Profile every process that lives longer than 50 ms.
+    #[arg(short, long)]
+    pub(super) all: bool,
+
+    /// Program to leave out of those that match otherwise. May be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    pub(super) exclude: Vec<Pattern>,
+
+    /// Leave out processes whose resident memory is smaller than this when they are found.
+    #[arg(long, value_name = "BYTES", default_value = "0", hide_default_value = true, value_parser = quantity::size)]
+    pub(super) min_rss: u64,
+
+    /// Leave processes alone that targets make by fork.
+    #[arg(long)]
+    pub(super) no_follow_fork: bool,
+
+    /// Program to start and profile, with its arguments. Its streams, signals and exit code pass through.
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "cmdline", "cgroup", "all"])]
+    pub(super) command: Vec<OsString>,
+
+    /// Heap to watch: `libc`, `jemalloc`, … as reports name them. May be given several times; without it, all but `mmap`
+    /// (mmap, munmap, mremap and sbrk), which has to be named.
+    #[arg(long, value_name = "NAME")]
+    pub(super) heap: Vec<String>,
+
+    /// Heap to leave alone. May be given several times.
+    #[arg(long, value_name = "NAME")]
+    pub(super) exclude_heap: Vec<String>,
+
+    /// Mean bytes between samples of one heap, where that is not to be `--interval`: `cuda=1`.
+    #[arg(long, value_name = "NAME=BYTES")]
+    pub(super) heap_interval: Vec<String>,
+
+    /// Function of an allocator of your own: `[HEAP=]MODULE:FUNCTION(ptr=ret,size=arg1)`. May be given several times; see
+    /// docs/hooks.md.
+    #[arg(long, value_name = "SPEC")]
+    pub(super) hook: Vec<String>,
+
+    /// File with such functions in TOML, or a set that comes with heapbpf: `cuda`, `cpython`. May be given several times.
+    #[arg(long, value_name = "FILE")]
+    pub(super) hooks: Vec<String>,
 
     /// Mean bytes between samples. 1 sees every allocation and is exact; larger costs less and estimates. Units: KiB and
     /// MiB are powers of 1024, k and M of 1000.

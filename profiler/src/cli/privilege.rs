@@ -35,6 +35,15 @@ fn command_line() -> String {
     std::env::args_os().map(|argument| quote(argument.to_string_lossy().into_owned())).collect::<Vec<_>>().join(" ")
 }
 
+/// Every module and every process takes a descriptor, and so does every link.
+pub(super) fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::debug!("cannot raise RLIMIT_NOFILE: {}", io::Error::from(error));
+    }
+}
+
 /// Locked memory counted against a limit until Linux 5.11; raising it is harmless later.
 pub(super) fn raise_memory_limit() {
     use rustix::process::{Resource, Rlimit, setrlimit};

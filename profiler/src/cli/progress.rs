@@ -48,7 +48,12 @@ fn line(progress: &Progress) -> String {
         0 => "no losses".to_owned(),
         lost => format!("{lost} LOST"),
     };
-    format!("{time} · {:.0} events/s · {live} live · {losses}", progress.events_per_second)
+    let targets = match progress.targets {
+        1 => String::new(),
+        0 => " · no process yet".to_owned(),
+        targets => format!(" · {targets} processes"),
+    };
+    format!("{time}{targets} · {:.0} events/s · {live} live · {losses}", progress.events_per_second)
 }
 
 #[cfg(test)]
@@ -61,6 +66,7 @@ mod tests {
         let progress = Progress {
             elapsed: Duration::from_millis(3700),
             duration: Some(Duration::from_secs(10)),
+            targets: 1,
             events_per_second: 1234.5,
             live_bytes: EstimatedBytes::exact(3 << 20),
             lost: 2,

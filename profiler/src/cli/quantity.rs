@@ -31,7 +31,8 @@ pub(super) fn memory(text: &str) -> Result<u64, String> {
     if bytes < 1 << 20 { Err("must be at least 1MiB".to_owned()) } else { Ok(bytes) }
 }
 
-fn size(text: &str) -> Result<u64, String> {
+/// A number of bytes.
+pub(super) fn size(text: &str) -> Result<u64, String> {
     // A number with a fraction of a byte, or a sign, parses as far as it goes in the library; only digits start a size.
     if !text.trim_start().starts_with(|c: char| c.is_ascii_digit()) {
         return Err("not a size; write it like 4096, 4KiB or 1M".to_owned());

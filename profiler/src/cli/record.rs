@@ -1,5 +1,6 @@
 //! `heapbpf record`, which is also `heapbpf` alone.
 
+use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -19,7 +20,9 @@ use crate::probe::attach::BackendChoice;
 use crate::proc::process;
 use crate::report::profile::Profile;
 use crate::report::summary;
-use crate::session::{Session, SessionConfig, UnwindMode};
+use crate::session::{Launched, Session, SessionConfig, UnwindMode};
+use crate::sys::signals::InheritedSignals;
+use crate::target::filter::Selection;
 
 /// What was asked for cannot be: exit code 2.
 #[derive(Debug, Error)]
@@ -28,25 +31,29 @@ pub(super) struct UsageError(String);
 
 /// Records, reports, and returns the exit code.
 pub(super) fn run(args: &RecordArgs) -> Result<u8> {
-    if args.pid.is_empty() {
+    // Before any signal is listened for: what is started finds them as heapbpf did.
+    let signals = InheritedSignals::now();
+    let selection = selection(args);
+    if selection.pids.is_empty() && !selection.is_open() && args.command.is_empty() {
         return Err(UsageError(
-            "nothing to profile: give `--pid PID` (`pgrep -a NAME` lists processes); see `heapbpf --help`".to_owned(),
+            "nothing to profile: give `--pid PID` (`pgrep -a NAME` lists processes), `--cmdline NAME`, or a command behind `--`; see `heapbpf --help`"
+                .to_owned(),
         )
         .into());
     }
     // Before anything is attached, whatever would make the recording useless.
-    let pids = pids(&args.pid);
-    let outputs = outputs(args, &pids)?;
+    let outputs = outputs(args, &selection)?;
     privilege::check()?;
     privilege::raise_memory_limit();
+    privilege::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    runtime.block_on(record(args, pids, outputs))
+    runtime.block_on(record(args, config(args, selection), outputs, signals))
 }
 
-async fn record(args: &RecordArgs, pids: Vec<Pid>, outputs: Vec<Output>) -> Result<u8> {
-    let mut stops = Stops::new()?;
-    let config = SessionConfig {
-        pids,
+fn config(args: &RecordArgs, selection: Selection) -> SessionConfig {
+    SessionConfig {
+        selection,
+        follow_forks: !args.no_follow_fork,
         interval: Interval::nearest(args.interval),
         duration: args.duration,
         trim: args.trim,
@@ -66,20 +73,40 @@ async fn record(args: &RecordArgs, pids: Vec<Pid>, outputs: Vec<Output>) -> Resu
         },
         unwind_bytes_max: args.unwind_memory,
         raw_stacks_max: 0,
-    };
+    }
+}
+
+async fn record(
+    args: &RecordArgs,
+    config: SessionConfig,
+    outputs: Vec<Output>,
+    signals: InheritedSignals,
+) -> Result<u8> {
+    let mut stops = Stops::new(!args.command.is_empty())?;
     let mut session = Session::start(config)?;
+    if !args.command.is_empty() {
+        session.launch(&args.command, signals)?;
+    }
     if stops.pending() {
         return Ok(exit::INTERRUPTED);
     }
-    if !args.quiet {
+    // A command's own output is not written into.
+    let quiet = args.quiet || !args.command.is_empty();
+    if !quiet {
         let until = if args.duration.is_none() { "; Ctrl-C stops and writes the report" } else { "" };
         say(&format!("heapbpf: recording {}{until}", session.describe()));
     }
-    let line = ProgressLine::new(args.quiet);
-    session.run(stops.wait(), |progress| line.show(progress)).await?;
+    let line = ProgressLine::new(quiet);
+    let forward = session.launched();
+    session.run(stops.wait(forward), |progress| line.show(progress)).await?;
     line.clear();
-    let profile = session.finish()?;
-    report(args, &profile, outputs)
+    let (profile, command) = session.finish()?;
+    let code = report(args, &profile, outputs)?;
+    match command {
+        // What was started is waited for, so that its end is this program's.
+        Some(command) => Ok(command.wait().await),
+        None => Ok(code),
+    }
 }
 
 fn report(args: &RecordArgs, profile: &Profile, outputs: Vec<Output>) -> Result<u8> {
@@ -101,7 +128,7 @@ fn report(args: &RecordArgs, profile: &Profile, outputs: Vec<Output>) -> Result<
             text.push_str(&format!("\n{} ({})", path.display(), format.description()));
         }
         // A report on standard output must not have the table in it.
-        if to_stdout {
+        if to_stdout || !args.command.is_empty() {
             say(&text);
         } else {
             writeln!(std::io::stdout(), "{text}")?;
@@ -110,53 +137,88 @@ fn report(args: &RecordArgs, profile: &Profile, outputs: Vec<Output>) -> Result<
     Ok(if profile.incomplete() { exit::INCOMPLETE } else { exit::DONE })
 }
 
-/// Each process once, in the order given.
-fn pids(given: &[u32]) -> Vec<Pid> {
+/// The processes that are meant, each number once, in the order given.
+fn selection(args: &RecordArgs) -> Selection {
     let mut pids: Vec<Pid> = Vec::new();
-    for &pid in given {
+    for &pid in &args.pid {
         if !pids.contains(&Pid(pid)) {
             pids.push(Pid(pid));
         }
     }
-    pids
+    Selection {
+        pids,
+        patterns: args.cmdline.clone(),
+        cgroups: args.cgroup.clone(),
+        all: args.all,
+        exclude: args.exclude.clone(),
+        min_rss_bytes: args.min_rss,
+    }
 }
 
 /// What was asked for, or a flame graph in the current folder.
-fn outputs(args: &RecordArgs, pids: &[Pid]) -> Result<Vec<Output>> {
+fn outputs(args: &RecordArgs, selection: &Selection) -> Result<Vec<Output>> {
     if !args.output.is_empty() {
         return args.output.iter().map(|path| Output::open(path)).collect();
     }
-    Ok(vec![Output::open(&default_path(pids))?])
+    Ok(vec![Output::open(&default_path(args, selection))?])
 }
 
-fn default_path(pids: &[Pid]) -> PathBuf {
-    let name = match pids {
-        [pid] => {
-            let comm = process::comm(*pid).unwrap_or_default();
-            let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-            format!("heapbpf-{}-{pid}.svg", comm.chars().map(plain).collect::<String>())
+fn default_path(args: &RecordArgs, selection: &Selection) -> PathBuf {
+    let name = match (selection.pids.as_slice(), args.command.first()) {
+        ([pid], _) => format!("{}-{pid}", process::comm(*pid).unwrap_or_default()),
+        ([], Some(command)) => base_name(command).to_string_lossy().into_owned(),
+        ([], None) if args.all => "all".to_owned(),
+        ([], None) => {
+            let patterns = args.cmdline.iter().map(ToString::to_string);
+            patterns.chain(args.cgroup.iter().map(ToString::to_string)).collect::<Vec<_>>().join("-")
         }
-        _ => format!("heapbpf-{}-processes.svg", pids.len()),
+        (pids, _) => format!("{}-processes", pids.len()),
     };
-    Path::new(".").join(name)
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    let name: String = name.chars().map(plain).take(NAME_CHARS_MAX).collect();
+    Path::new(".").join(format!("heapbpf-{name}.svg"))
+}
+
+/// Characters of a file name that comes from what was asked for.
+const NAME_CHARS_MAX: usize = 100;
+
+fn base_name(command: &OsStr) -> &OsStr {
+    Path::new(command).file_name().unwrap_or(command)
 }
 
 /// Ctrl-C and what service managers send.
 struct Stops {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
+    /// Interrupts that are not meant for heapbpf: the first one belongs to the command that it has started, which gets it
+    /// from the terminal as well.
+    interrupts_left: u32,
 }
 
 impl Stops {
-    fn new() -> Result<Self> {
+    fn new(with_command: bool) -> Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+        let interrupts_left = u32::from(with_command);
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+            interrupts_left,
+        })
     }
 
-    async fn wait(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+    /// Waits for the signal to stop. What is sent to heapbpf alone is passed on to the command, if there is one.
+    async fn wait(&mut self, command: Option<Launched>) {
+        loop {
+            tokio::select! {
+                _ = self.interrupt.recv() => match self.interrupts_left.checked_sub(1) {
+                    Some(left) => self.interrupts_left = left,
+                    None => return,
+                },
+                _ = self.terminate.recv() => match command {
+                    Some(command) => command.terminate(),
+                    None => return,
+                },
+            }
         }
     }
 
@@ -166,6 +228,6 @@ impl Stops {
         let mut context = Context::from_waker(Waker::noop());
         let mut came =
             |signal: &mut tokio::signal::unix::Signal| matches!(signal.poll_recv(&mut context), Poll::Ready(_));
-        came(&mut self.interrupt) || came(&mut self.terminate)
+        (came(&mut self.interrupt) && self.interrupts_left == 0) || came(&mut self.terminate)
     }
 }

@@ -10,7 +10,7 @@ use crate::address::TargetAddr;
 
 /// A live sampled block. Its weight follows from size and interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LiveAllocation {
+pub(super) struct LiveBlock {
     pub(super) size_bytes: u64,
     pub(super) interval: Interval,
     pub(super) callsite: u32,
@@ -41,7 +41,7 @@ fn whole([low, high]: [u32; 2]) -> u64 {
 }
 
 impl Entry {
-    fn new(address: TargetAddr, block: LiveAllocation) -> Self {
+    fn new(address: TargetAddr, block: LiveBlock) -> Self {
         let size = block.size_bytes.min((1 << SIZE_BITS) - 1);
         Self {
             address: halves(address.0),
@@ -50,9 +50,9 @@ impl Entry {
         }
     }
 
-    fn block(self) -> LiveAllocation {
+    fn block(self) -> LiveBlock {
         let word = whole(self.size_and_interval);
-        LiveAllocation {
+        LiveBlock {
             size_bytes: word & ((1 << SIZE_BITS) - 1),
             interval: Interval::from_code((word >> SIZE_BITS) as u32),
             callsite: self.callsite,
@@ -61,7 +61,7 @@ impl Entry {
 }
 
 /// All live blocks.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct LiveBlocks {
     table: HashTable<Entry>,
 }
@@ -72,12 +72,28 @@ fn hash(address: u64) -> u64 {
 
 impl LiveBlocks {
     /// Enters a block. The address must be free: see [`remove`](Self::remove).
-    pub(super) fn insert(&mut self, address: TargetAddr, block: LiveAllocation) {
+    pub(super) fn insert(&mut self, address: TargetAddr, block: LiveBlock) {
         self.table.insert_unique(hash(address.0), Entry::new(address, block), |entry| hash(whole(entry.address)));
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// All of them, in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (TargetAddr, LiveBlock)> {
+        self.table.iter().map(|entry| (TargetAddr(whole(entry.address)), entry.block()))
+    }
+
+    /// Whether there is a block at this address.
+    pub(super) fn contains(&self, address: TargetAddr) -> bool {
+        let halves = halves(address.0);
+        self.table.find(hash(address.0), |entry| entry.address == halves).is_some()
+    }
+
     /// Takes the block at this address out.
-    pub(super) fn remove(&mut self, address: TargetAddr) -> Option<LiveAllocation> {
+    pub(super) fn remove(&mut self, address: TargetAddr) -> Option<LiveBlock> {
         let halves = halves(address.0);
         let entry = self.table.find_entry(hash(address.0), |entry| entry.address == halves).ok()?;
         Some(entry.remove().0.block())
@@ -97,7 +113,7 @@ mod tests {
             interval in 1u32..=1 << 30,
             callsite: u32,
         ) {
-            let block = LiveAllocation { size_bytes, interval: Interval::nearest(interval), callsite };
+            let block = LiveBlock { size_bytes, interval: Interval::nearest(interval), callsite };
             let mut blocks = LiveBlocks::default();
             blocks.insert(TargetAddr(address), block);
             prop_assert_eq!(blocks.remove(TargetAddr(address ^ 1)), None);

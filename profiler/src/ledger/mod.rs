@@ -14,13 +14,14 @@ mod live;
 pub mod snapshot;
 pub mod totals;
 
+use profiler_common::interval::Interval;
 use rustc_hash::FxHashMap;
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
 use crate::ingest::event::{Allocation, Event, Free};
 use crate::units::Weight;
-use live::{LiveAllocation, LiveBlocks};
+use live::{LiveBlock, LiveBlocks};
 use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use totals::Totals;
 
@@ -41,7 +42,24 @@ pub struct Ledger {
 struct Callsite {
     stack: StackId,
     heap: HeapId,
+    /// Its blocks were made by the parent, before the fork.
+    inherited: bool,
     totals: Totals,
+}
+
+/// A live block as the kernel side knows it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveAllocation {
+    /// Where it is.
+    pub address: TargetAddr,
+    /// Bytes that were asked for.
+    pub size_bytes: u64,
+    /// The interval it was sampled at.
+    pub interval: Interval,
+    /// The stack that made it.
+    pub stack: StackId,
+    /// Its heap.
+    pub heap: HeapId,
 }
 
 impl Ledger {
@@ -57,6 +75,26 @@ impl Ledger {
             totals: Totals::default(),
             heaps: FxHashMap::default(),
             frees_unknown: 0,
+        }
+    }
+
+    /// The books of a child that begins as a copy of this target: what is live here is live there, marked as inherited.
+    /// From now on the two have nothing to do with each other.
+    #[must_use]
+    pub fn fork(&self, child: Pid) -> Self {
+        let inherit = |callsite: &Callsite| Callsite {
+            stack: callsite.stack,
+            heap: callsite.heap,
+            inherited: true,
+            totals: callsite.totals.inherit(),
+        };
+        Self {
+            live: self.live.clone(),
+            callsites: self.callsites.iter().map(inherit).collect(),
+            stacks: self.stacks.clone(),
+            totals: self.totals.inherit(),
+            heaps: self.heaps.iter().map(|(&heap, totals)| (heap, totals.inherit())).collect(),
+            ..Self::new(child)
         }
     }
 
@@ -107,13 +145,13 @@ impl Ledger {
     fn insert(&mut self, allocation: &Allocation) -> (u32, Weight) {
         let callsite = self.callsite(allocation.stack, allocation.heap);
         let Allocation { size_bytes, interval, address, .. } = *allocation;
-        self.live.insert(address, LiveAllocation { size_bytes, interval, callsite });
+        self.live.insert(address, LiveBlock { size_bytes, interval, callsite });
         (callsite, Weight::of(size_bytes, interval))
     }
 
     fn callsite(&mut self, stack: StackId, heap: HeapId) -> u32 {
         *self.callsite_ids.entry((stack, heap)).or_insert_with(|| {
-            self.callsites.push(Callsite { stack, heap, totals: Totals::default() });
+            self.callsites.push(Callsite { stack, heap, inherited: false, totals: Totals::default() });
             u32::try_from(self.callsites.len() - 1).expect("four billion callsites do not fit in memory")
         })
     }
@@ -132,6 +170,38 @@ impl Ledger {
         &self.totals
     }
 
+    /// How many sampled blocks are live.
+    #[must_use]
+    pub fn live_blocks(&self) -> usize {
+        self.live.len()
+    }
+
+    /// All live blocks, in no order.
+    pub fn live(&self) -> impl Iterator<Item = LiveAllocation> {
+        self.live.iter().map(|(address, block)| {
+            let callsite = &self.callsites[block.callsite as usize];
+            LiveAllocation {
+                address,
+                size_bytes: block.size_bytes,
+                interval: block.interval,
+                stack: callsite.stack,
+                heap: callsite.heap,
+            }
+        })
+    }
+
+    /// Whether a block is live at this address.
+    #[must_use]
+    pub fn is_live(&self, address: TargetAddr) -> bool {
+        self.live.contains(address)
+    }
+
+    /// The process is gone, and no event will come: single blocks are forgotten, sums stay.
+    pub fn close(&mut self) {
+        self.live = LiveBlocks::default();
+        self.callsite_ids = FxHashMap::default();
+    }
+
     /// Frees of blocks that are not in the books: their allocation's record was lost.
     #[must_use]
     pub fn frees_unknown(&self) -> u64 {
@@ -146,9 +216,12 @@ impl Ledger {
         let callsites = self
             .callsites
             .iter()
+            // What the parent had freed is no affair of the child's.
+            .filter(|callsite| !callsite.totals.is_empty())
             .map(|callsite| CallsiteSnapshot {
                 stack: self.stacks.get(&callsite.stack).cloned(),
                 heap: callsite.heap,
+                inherited: callsite.inherited,
                 totals: callsite.totals,
             })
             .collect();

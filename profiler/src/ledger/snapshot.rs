@@ -24,6 +24,8 @@ pub struct CallsiteSnapshot {
     pub stack: Option<Stack>,
     /// The heap it allocated from.
     pub heap: HeapId,
+    /// Its blocks are copies of a parent's, made by the fork.
+    pub inherited: bool,
     /// What it did.
     pub totals: Totals,
 }

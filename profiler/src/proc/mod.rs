@@ -6,6 +6,7 @@ use std::io;
 use crate::ids::Pid;
 
 pub mod cgroups;
+pub mod executable;
 pub mod maps;
 pub mod process;
 pub mod stat;

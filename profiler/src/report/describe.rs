@@ -2,7 +2,7 @@
 //!
 //! Shared by the reports that people read.
 
-use super::profile::{HeapProfile, HookStatus, Profile, TargetProfile};
+use super::profile::{Beginning, HeapProfile, HookStatus, Origin, Profile, TargetProfile};
 use super::{View, text};
 
 /// A process: `redis-server (pid 123)`.
@@ -46,6 +46,48 @@ pub(super) fn losses(profile: &Profile) -> String {
     let unattached = (unattached > 0).then(|| format!("{} not attached", text::counted(unattached, "hook")));
     let words: Vec<String> = lost.into_iter().chain(unattached).collect();
     if words.is_empty() { "no losses".to_owned() } else { words.join(", ") }
+}
+
+/// Since when the processes were watched, and which were not: a line per fact worth telling.
+pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
+    let mut lines = Vec::new();
+    let whole = profile.targets.iter().filter(|target| target.beginning.from_first_call).count() as u64;
+    let late: Vec<u64> = profile.targets.iter().filter_map(late_ns).collect();
+    let several = profile.targets.len() > 1;
+    match (whole, late.iter().max()) {
+        (0, None) => {}
+        (_, None) if !several => lines.push("watched from its first allocation on".to_owned()),
+        (_, Some(&delay)) if !several => lines.push(format!("watched from {} after it began", text::duration(delay))),
+        (_, latest) => {
+            let whole =
+                (whole > 0).then(|| format!("{} from the first allocation on", text::counted(whole, "process")));
+            let late = latest.map(|&latest| {
+                let count = text::counted(late.len() as u64, "process");
+                format!("{count} from at most {} after the beginning", text::duration(latest))
+            });
+            let running = profile.targets.iter().filter(|target| target.beginning.origin == Origin::Running).count();
+            let running = (running > 0).then(|| format!("{} found running", text::counted(running as u64, "process")));
+            let parts: Vec<String> = whole.into_iter().chain(late).chain(running).collect();
+            lines.push(format!("watched: {}", parts.join(", ")));
+        }
+    }
+    let others = &profile.others;
+    if others.short_lived_count > 0 {
+        lines.push(format!("{} ended before being watched", text::counted(others.short_lived_count, "process")));
+    }
+    if let Some(first) = others.skipped.first() {
+        let count = text::counted(others.skipped_count, "process");
+        let command = text::printable(&first.command);
+        let reason = text::printable(&first.reason);
+        lines.push(format!("{count} could not be profiled, such as `{command}` (pid {}): {reason}", first.pid));
+    }
+    lines
+}
+
+/// How late a process was that was made while recording and not seen from its first call on.
+fn late_ns(target: &TargetProfile) -> Option<u64> {
+    let Beginning { origin, delay_ns, from_first_call, .. } = target.beginning;
+    if origin == Origin::Running || from_first_call { None } else { delay_ns }
 }
 
 /// All hooks with their heaps.

@@ -7,7 +7,9 @@ use std::io;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 
-use super::profile::{CallsiteProfile, Frame, Health, HeapProfile, HookStatus, Profile, TargetProfile};
+use super::profile::{
+    Beginning, CallsiteProfile, Frame, Health, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile,
+};
 use super::{Report, ReportError, View};
 use crate::ledger::totals::Totals;
 use crate::units::{EstimatedBytes, EstimatedCount};
@@ -35,6 +37,7 @@ struct Root<'a> {
     started_unix_ns: u64,
     ended_unix_ns: u64,
     targets: Targets<'a>,
+    others: OthersFields<'a>,
     health: HealthFields<'a>,
 }
 
@@ -46,6 +49,7 @@ impl<'a> Root<'a> {
             started_unix_ns: profile.started_unix_ns,
             ended_unix_ns: profile.ended_unix_ns,
             targets: Targets { context: Context { profile, view } },
+            others: OthersFields::new(profile),
             health: HealthFields::new(&profile.health),
         }
     }
@@ -73,8 +77,10 @@ impl Serialize for Targets<'_> {
 struct TargetFields<'a> {
     pid: u32,
     command: &'a str,
+    beginning: BeginningFields,
     exited: bool,
     exit_code: Option<i32>,
+    replaced: bool,
     totals: TotalsFields,
     heaps: Vec<HeapFields<'a>>,
     callsites: Callsites<'a>,
@@ -85,11 +91,77 @@ impl<'a> TargetFields<'a> {
         Self {
             pid: target.pid.0,
             command: &target.command,
+            beginning: BeginningFields::new(context.profile, &target.beginning),
             exited: target.exited,
             exit_code: target.exit_code,
+            replaced: target.replaced,
             totals: TotalsFields::new(context.profile, &target.totals),
             heaps: target.heaps.iter().map(|heap| HeapFields::new(context.profile, heap)).collect(),
             callsites: Callsites { context, target },
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct BeginningFields {
+    /// `running`, `fork`, `exec` or `launch`.
+    origin: &'static str,
+    parent: Option<u32>,
+    unix_ns: u64,
+    delay_ns: Option<u64>,
+    from_first_call: bool,
+}
+
+impl BeginningFields {
+    fn new(profile: &Profile, beginning: &Beginning) -> Self {
+        let (origin, parent) = match beginning.origin {
+            Origin::Running => ("running", None),
+            Origin::Forked(parent) => ("fork", Some(parent.0)),
+            Origin::Executed => ("exec", None),
+            Origin::Launched => ("launch", None),
+        };
+        Self {
+            origin,
+            parent,
+            unix_ns: profile.unix_ns(beginning.time),
+            delay_ns: beginning.delay_ns,
+            from_first_call: beginning.from_first_call,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct OthersFields<'a> {
+    skipped: Vec<SkippedFields<'a>>,
+    skipped_count: u64,
+    short_lived_count: u64,
+    not_inherited_count: u64,
+    folded_count: u64,
+    folded_totals: TotalsFields,
+}
+
+#[derive(Serialize)]
+struct SkippedFields<'a> {
+    pid: u32,
+    command: &'a str,
+    reason: &'a str,
+}
+
+impl<'a> OthersFields<'a> {
+    fn new(profile: &'a Profile) -> Self {
+        let others = &profile.others;
+        let skipped = |skipped: &'a Skipped| SkippedFields {
+            pid: skipped.pid.0,
+            command: &skipped.command,
+            reason: &skipped.reason,
+        };
+        Self {
+            skipped: others.skipped.iter().map(skipped).collect(),
+            skipped_count: others.skipped_count,
+            short_lived_count: others.short_lived_count,
+            not_inherited_count: others.not_inherited_count,
+            folded_count: others.folded_count,
+            folded_totals: TotalsFields::new(profile, &others.folded_totals),
         }
     }
 }
@@ -120,6 +192,7 @@ struct HookFields<'a> {
     offset: u64,
     instruction: Option<&'a str>,
     emulated: Option<bool>,
+    required: bool,
     attached: bool,
     error: Option<&'a str>,
 }
@@ -133,6 +206,7 @@ impl<'a> HookFields<'a> {
             offset: hook.offset,
             instruction: hook.instruction.as_deref(),
             emulated: hook.emulated,
+            required: hook.required,
             attached: hook.error.is_none(),
             error: hook.error.as_deref(),
         }
@@ -154,6 +228,7 @@ impl Serialize for Callsites<'_> {
             stack: StackFields { profile, callsite },
             end: callsite.end.map(|end| end.counter().name()),
             heap: self.target.heaps.get(callsite.heap).map(|heap| heap.name.as_str()),
+            inherited: callsite.inherited,
             totals: TotalsFields::new(profile, &callsite.totals),
         }))
     }
@@ -165,6 +240,8 @@ struct CallsiteFields<'a> {
     /// How the stack ends (`complete`, …); null when its frames were lost.
     end: Option<&'static str>,
     heap: Option<&'a str>,
+    /// Its blocks were made before the fork that made this process.
+    inherited: bool,
     #[serde(flatten)]
     totals: TotalsFields,
 }
@@ -210,6 +287,8 @@ impl<'a> FrameFields<'a> {
 
 #[derive(Serialize)]
 struct TotalsFields {
+    inherited_count: Number,
+    inherited_bytes: Number,
     alloc_count: Number,
     alloc_bytes: Number,
     free_count: Number,
@@ -234,6 +313,8 @@ impl TotalsFields {
             false => Number::Estimate(count.to_f64()),
         };
         Self {
+            inherited_count: count(totals.inherited_count),
+            inherited_bytes: bytes(totals.inherited_bytes),
             alloc_count: count(totals.alloc_count),
             alloc_bytes: bytes(totals.alloc_bytes),
             free_count: count(totals.free_count),

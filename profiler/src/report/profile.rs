@@ -22,6 +22,8 @@ pub struct Profile {
     pub started_monotonic_ns: u64,
     /// The processes.
     pub targets: Vec<TargetProfile>,
+    /// Processes that were meant and are not among them.
+    pub others: Others,
     /// All frames that occur, each once.
     pub frames: Vec<Frame>,
     /// What was lost and what it cost.
@@ -37,8 +39,12 @@ pub struct TargetProfile {
     pub command: String,
     /// The kernel's name for it (`/proc/PID/comm`), at most 15 bytes.
     pub comm: String,
+    /// Since when it was watched.
+    pub beginning: Beginning,
     /// It ended while it was profiled.
     pub exited: bool,
+    /// It became another program by exec, which is a target of its own.
+    pub replaced: bool,
     /// Its exit status, where the kernel tells.
     pub exit_code: Option<i32>,
     /// Over everything.
@@ -47,6 +53,60 @@ pub struct TargetProfile {
     pub heaps: Vec<HeapProfile>,
     /// By stack and heap.
     pub callsites: Vec<CallsiteProfile>,
+}
+
+/// How a process became a target, and from when on its calls were seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Beginning {
+    /// How.
+    pub origin: Origin,
+    /// When its probes were in place, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub time: MonotonicNanos,
+    /// How long the program, or the copy of its parent, had existed by then, where that is known.
+    pub delay_ns: Option<u64>,
+    /// No call can have been made before: the probes were there before the allocator was.
+    pub from_first_call: bool,
+}
+
+/// How a process became a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It ran already.
+    Running,
+    /// It was made by a fork of this target.
+    Forked(Pid),
+    /// It called exec.
+    Executed,
+    /// heapbpf started it.
+    Launched,
+}
+
+/// A process that was meant and is not in the profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// The process.
+    pub pid: Pid,
+    /// `argv[0]`.
+    pub command: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Processes that were meant and are not in the profile one by one.
+#[derive(Clone, Debug, Default)]
+pub struct Others {
+    /// Those that could not be profiled: the first ones. How many there were is in `skipped_count`.
+    pub skipped: Vec<Skipped>,
+    /// How many could not be profiled.
+    pub skipped_count: u64,
+    /// How many ended before they could be watched.
+    pub short_lived_count: u64,
+    /// How many began as copies of a process whose blocks the live set had no room to copy.
+    pub not_inherited_count: u64,
+    /// How many ended processes are kept as sums alone.
+    pub folded_count: u64,
+    /// What those did together.
+    pub folded_totals: Totals,
 }
 
 /// One heap of a target.
@@ -75,6 +135,8 @@ pub struct HookStatus {
     pub instruction: Option<String>,
     /// The kernel emulates it, which makes for a cheap probe; else it takes a single step.
     pub emulated: Option<bool>,
+    /// Without it the profile is not whole.
+    pub required: bool,
     /// Why it is not attached, if it is not.
     pub error: Option<String>,
 }
@@ -92,6 +154,8 @@ pub struct CallsiteProfile {
     pub end: Option<StackEnd>,
     /// Index into the target's heaps.
     pub heap: usize,
+    /// Its blocks were made by the parent, before the fork that made this process a copy of it.
+    pub inherited: bool,
     /// What it did.
     pub totals: Totals,
 }
@@ -143,7 +207,7 @@ impl Health {
 }
 
 impl Profile {
-    /// Whether something is missing from it: lost events, or a hook that could not be attached. Exit code 3.
+    /// Whether something is missing from it: lost events, or a hook that it takes and that could not be attached. Exit code 3.
     #[must_use]
     pub fn incomplete(&self) -> bool {
         self.health.lost_total() > 0
@@ -152,7 +216,7 @@ impl Profile {
                 .iter()
                 .flat_map(|target| &target.heaps)
                 .flat_map(|heap| &heap.hooks)
-                .any(|hook| hook.error.is_some())
+                .any(|hook| hook.required && hook.error.is_some())
     }
 
     /// A time of the ledger in nanoseconds since the Unix epoch.

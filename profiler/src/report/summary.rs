@@ -9,6 +9,7 @@ use anstyle::{AnsiColor, Style};
 use self::grid::Column;
 use super::profile::{Profile, TargetProfile};
 use super::{View, describe, text};
+use crate::ledger::totals::Totals;
 use crate::units::{EstimatedBytes, EstimatedCount};
 
 mod callsites;
@@ -90,6 +91,7 @@ impl Page {
             let line = format!("command: {command}{}", exit(target));
             self.line(PLAIN, &text::cut(&line, self.width.unwrap_or(usize::MAX)));
         }
+        describe::beginnings(profile).iter().for_each(|line| self.line(PLAIN, line));
         self.gap();
     }
 
@@ -111,6 +113,9 @@ impl Page {
                 when.map_or(String::new(), |nanos| format!("after {}", text::duration(nanos))),
             ),
         ];
+        let inherited = (totals.inherited_count > EstimatedCount::ZERO)
+            .then(|| row("inherited", totals.inherited_bytes, blocks(totals.inherited_count)));
+        let rows = inherited.into_iter().chain(rows).collect();
         self.table(&[Column::Left(""), Column::Right(""), Column::Right("")], rows);
     }
 
@@ -133,11 +138,19 @@ impl Page {
             let more = format!("and {} more", text::count((targets.len() - TARGETS_MAX) as u64));
             rows.push(["".into(), "".into(), "".into(), "".into(), more].into());
         }
-        let bytes = |of: fn(&TargetProfile) -> EstimatedBytes| size(targets.iter().map(|target| of(target)).sum());
+        let folded = &profile.others.folded_totals;
+        if profile.others.folded_count > 0 {
+            let sizes = [folded.alloc_bytes, folded.free_bytes, folded.live_bytes()].map(size);
+            let name = format!("{} that exited", text::counted(profile.others.folded_count, "process"));
+            rows.push(sizes.into_iter().chain([String::new(), name]).collect());
+        }
+        let bytes = |of: fn(&Totals) -> EstimatedBytes| {
+            size(of(folded) + targets.iter().map(|target| of(&target.totals)).sum())
+        };
         rows.push(vec![
-            bytes(|target| target.totals.alloc_bytes),
-            bytes(|target| target.totals.free_bytes),
-            bytes(|target| target.totals.live_bytes()),
+            bytes(|totals| totals.alloc_bytes),
+            bytes(|totals| totals.free_bytes),
+            bytes(Totals::live_bytes),
             // Peaks are of different moments: their sum means nothing.
             String::new(),
             "all together".to_owned(),
@@ -150,6 +163,7 @@ impl Page {
 /// How the target ended, if it did.
 fn exit(target: &TargetProfile) -> String {
     match (target.exited, target.exit_code) {
+        (false, _) if target.replaced => ", became another program".to_owned(),
         (false, _) => String::new(),
         (true, None) => ", exited".to_owned(),
         (true, Some(status)) => format!(", exited with {status}"),

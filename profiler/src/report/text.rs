@@ -32,7 +32,12 @@ pub(super) fn count(number: u64) -> String {
 
 /// A number with its noun: `1 block`, `12,345 blocks`.
 pub(super) fn counted(number: u64, noun: &str) -> String {
-    format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
+    let ending = match number {
+        1 => "",
+        _ if noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{} {noun}{ending}", count(number))
 }
 
 /// A duration in nanoseconds, to three digits or so: `250µs`, `120ms`, `30.5s`, `2m 5s`.

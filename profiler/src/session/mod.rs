@@ -1,106 +1,59 @@
 //! One recording, from attaching to the named profile. Only wires the stages together: what each does is its own file's.
 
+mod changes;
+mod config;
+mod discovery;
+mod hooks;
+mod launching;
+mod lifecycle;
+mod predictions;
+mod probes;
+mod profile;
 pub mod raw;
 mod target;
+mod targets;
 mod unwinding;
 
-use std::collections::BTreeMap;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use profiler_common::interval::Interval;
-use profiler_common::sampling::SamplingRate;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
-use tracing::{debug, warn};
+use profiler_common::counter::Counter;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tracing::debug;
+
+pub use config::{Progress, SessionConfig, UnwindMode};
+pub use discovery::hooks_of;
+pub use launching::{Command, Launched};
 
 use crate::bpf::counters::Counters;
-use crate::bpf::load::{Kernel, KernelConfig};
 use crate::bpf::ring::Ring;
-use crate::health;
-use crate::ids::{HeapId, Pid};
 use crate::ingest::decode::decode;
-use crate::object::module::ModuleStore;
-use crate::probe::attach::{BackendChoice, backend, choose, detach_all};
-use crate::probe::place::PlacementMode;
-use crate::probe::plan::{Plan, PlannedHook};
-use crate::report::profile::{Profile, TargetProfile};
-use crate::symbolize::names::{Unnamed, name_profile};
-use crate::symbolize::resolver::Resolver;
-use crate::symbolize::trim::trim;
+use crate::ingest::event::Event;
+use crate::report::profile::{Origin, Profile};
 use crate::sys::clock;
-use crate::units::EstimatedBytes;
+use crate::target::ends::Ends;
+use crate::target::scan;
+use discovery::{Discovery, Own};
+use lifecycle::Lifecycle;
+use probes::Probes;
 use raw::{RawSample, RawStacks};
 use target::Target;
-use unwinding::{Tables, Unwinding};
-
-/// What to record.
-#[derive(Clone, Debug)]
-pub struct SessionConfig {
-    /// The processes.
-    pub pids: Vec<Pid>,
-    /// Mean bytes between samples.
-    pub interval: Interval,
-    /// When to stop by itself, beside the end of all targets.
-    pub duration: Option<Duration>,
-    /// Leave runtime plumbing out of stacks.
-    pub trim: bool,
-    /// Bytes of the ring buffer.
-    pub ring_bytes: u32,
-    /// Room in the live set.
-    pub live_blocks_max: u32,
-    /// Where in their functions probes go.
-    pub placement: PlacementMode,
-    /// How stacks are unwound.
-    pub unwind: UnwindMode,
-    /// How probes are attached.
-    pub backend: BackendChoice,
-    /// Bytes that unwind tables may take in the kernel.
-    pub unwind_bytes_max: u64,
-    /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.
-    pub raw_stacks_max: usize,
-}
-
-/// How stacks are unwound.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnwindMode {
-    /// By tables made from the modules' unwind information; by frame pointers in code that has none.
-    Auto,
-    /// By tables alone.
-    Tables,
-    /// By frame pointers alone.
-    FramePointer,
-}
-
-/// Where a recording is.
-#[derive(Clone, Copy, Debug)]
-pub struct Progress {
-    /// Since it began.
-    pub elapsed: Duration,
-    /// When it will stop.
-    pub duration: Option<Duration>,
-    /// Over the last period.
-    pub events_per_second: f64,
-    /// Of all targets.
-    pub live_bytes: EstimatedBytes,
-    /// Events lost, all reasons.
-    pub lost: u64,
-}
+use targets::Targets;
+use unwinding::Tables;
 
 /// A running recording.
 pub struct Session {
     config: SessionConfig,
-    kernel: Kernel,
+    probes: Probes,
     ring: Ring,
-    modules: ModuleStore,
-    unwinding: Unwinding,
-    plan: Plan,
-    targets: BTreeMap<Pid, Target>,
+    targets: Targets,
+    lifecycle: Lifecycle,
+    ends: Ends,
     started: clock::Instant,
     records_unreadable: u64,
     raw: RawStacks,
-    /// Threads that wait for probes to be gone. Joined at the end.
-    detaching: Vec<JoinHandle<()>>,
+    /// What the session itself has started.
+    command: Option<Command>,
 }
 
 /// How often the ring is read when it does not fill: the longest that an event waits.
@@ -109,77 +62,108 @@ const DRAIN_PERIOD: Duration = Duration::from_millis(20);
 /// How often progress is told.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
+/// How often targets are looked at for allocators that they have mapped meanwhile.
+const LOOK_PERIOD: Duration = Duration::from_millis(250);
+
 /// Records taken before other things get a turn.
 const DRAIN_BATCH: usize = 65_536;
 
 impl Session {
-    /// Finds the targets and their allocators, loads the programs and attaches. When this returns, every allocation from
-    /// now on is drawn for.
+    /// Finds the targets and their allocators, loads the programs and attaches. When this returns, every allocation of the
+    /// processes that were found is drawn for.
     ///
     /// # Errors
     ///
-    /// When a target cannot be profiled at all; a hook that alone cannot be attached is told in the profile instead.
+    /// When a process that was asked for by its number cannot be profiled at all, or nothing can match any more. A hook
+    /// that alone cannot be attached is told in the profile instead, and so is a process that merely matched.
     pub fn start(config: SessionConfig) -> Result<Self> {
-        let mut modules = ModuleStore::new();
-        let mut plan = Plan::default();
-        let mut targets = BTreeMap::new();
-        for &pid in &config.pids {
-            targets.insert(pid, Target::find(pid, config.placement, &mut modules, &mut plan)?);
-        }
+        let mut discovery = Discovery::new(config.placement);
+        let mut targets = Targets::default();
         let mut tables = Tables::new(config.unwind);
-        targets.values().for_each(|target: &Target| tables.build_all(&target.space, &modules));
-        let row_cells = tables.cells(config.unwind_bytes_max);
-        let links = choose(config.backend)?;
-        let kernel_config = KernelConfig {
-            ring_bytes: config.ring_bytes,
-            live_blocks_max: config.live_blocks_max,
-            unwind_by_tables: config.unwind != UnwindMode::FramePointer,
-            row_cells,
-            stack_seed: health::random_seed(),
-            raw_stacks: config.raw_stacks_max > 0,
-            watch_execs: false,
-            throw_safe_bytes: u64::MAX,
-        };
-        let mut kernel = Kernel::load(kernel_config, links)?;
-        let mut unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
-        for target in targets.values() {
-            unwinding.register(&target.space, &modules)?;
+        let mut found = Vec::new();
+        for &pid in &config.selection.pids {
+            let mut target = Target::open(pid, Origin::Running, None)?;
+            target.requested = true;
+            target.refresh_space(&mut discovery.modules);
+            discovery.discover(&mut target)?;
+            found.push(target);
         }
-        let ring = kernel.take_ring()?;
-        let rate = SamplingRate::new(config.interval);
-        for (heap, _) in (0u8..).zip(plan.heaps()) {
-            kernel.set_rate(HeapId(heap), rate)?;
+        for facts in scan::scan(&config.selection)? {
+            if found.iter().any(|target: &Target| target.pid == facts.pid()) {
+                continue;
+            }
+            match changes::find(facts.pid(), &mut discovery) {
+                Ok(target) => found.push(target),
+                Err(error) => targets.skip(facts.pid(), facts.command(), format!("{error:#}")),
+            }
         }
-        let started = clock::now();
-        for target in targets.values_mut() {
-            target.attach(&mut kernel, &modules, &plan, backend(links))?;
+        let own = (config.follow_forks || config.selection.is_open()).then(|| discovery.own()).flatten();
+        for space in found.iter().map(|target| &target.space).chain(own.iter().map(|own| &own.space)) {
+            tables.build_all(space, &discovery.modules);
         }
-        let raw = RawStacks::new(config.raw_stacks_max);
-        Ok(Self {
+        let mut probes = Probes::load(&config, discovery, tables)?;
+        let ring = probes.kernel.take_ring()?;
+        let ends = Ends::new().context("cannot watch processes for their end")?;
+        let mut session = Self {
+            lifecycle: Lifecycle::new(&config),
+            raw: RawStacks::new(config.raw_stacks_max),
             config,
-            kernel,
+            probes,
             ring,
-            modules,
-            unwinding,
-            plan,
             targets,
-            started,
+            ends,
+            started: clock::now(),
             records_unreadable: 0,
-            raw,
-            detaching: Vec::new(),
-        })
+            command: None,
+        };
+        session.begin(found, own)?;
+        Ok(session)
+    }
+
+    /// Attaches to the processes that were found.
+    fn begin(&mut self, found: Vec<Target>, own: Option<Own>) -> Result<()> {
+        self.watch_processes();
+        if let Some(own) = own {
+            self.probes.learn_from(&own.hooks);
+        }
+        self.started = clock::now();
+        for mut target in found {
+            self.probes.register(&target);
+            let (pid, command) = (target.pid, target.command.clone());
+            let named = self.config.selection.pids.contains(&pid);
+            match self.probes.settle(&mut target, false) {
+                Ok(()) => self.adopt(target),
+                Err(error) if named => return Err(error),
+                Err(error) => {
+                    self.probes.release(&mut target);
+                    self.targets.skip(pid, command, format!("{error:#}"));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Processes and attached hooks, in words.
     #[must_use]
     pub fn describe(&self) -> String {
-        let names: Vec<_> =
-            self.targets.values().map(|target| format!("{} ({})", target.process.comm, target.process.pid)).collect();
-        let hooks: usize = self.targets.values().map(|target| target.attached_count()).sum();
-        format!("{}: {hooks} hooks on heap {}", names.join(", "), self.plan.heaps().join(", "))
+        const NAMED_MAX: usize = 5;
+        let mut names: Vec<_> =
+            self.targets.running().take(NAMED_MAX).map(|target| format!("{} ({})", target.comm, target.pid)).collect();
+        let more = self.targets.count().saturating_sub(NAMED_MAX);
+        if more > 0 {
+            names.push(format!("{more} more"));
+        }
+        if names.is_empty() {
+            return format!("{}, of which none runs yet", self.config.selection);
+        }
+        let hooks: usize = self.targets.running().map(|target| target.hooks.attached()).sum();
+        let heaps = self.probes.discovery.plan.heaps().join(", ");
+        let later = if self.config.selection.is_open() { "; processes that start later too" } else { "" };
+        format!("{}: {hooks} hooks on heap {heaps}{later}", names.join(", "))
     }
 
-    /// Records until `stop` resolves, the duration is over or all targets have ended. `tell` is called now and then.
+    /// Records until `stop` resolves, the duration is over or all targets have ended and none can come. `tell` is called
+    /// now and then.
     ///
     /// # Errors
     ///
@@ -188,21 +172,24 @@ impl Session {
         tokio::pin!(stop);
         let began = Instant::now();
         let deadline = self.config.duration.map(|duration| began + duration);
-        let mut drain = interval_at(began + DRAIN_PERIOD, DRAIN_PERIOD);
-        drain.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut progress = interval_at(began, PROGRESS_PERIOD);
-        progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut drain = every(DRAIN_PERIOD, began + DRAIN_PERIOD);
+        let mut look = every(LOOK_PERIOD, began + LOOK_PERIOD);
+        let mut progress = every(PROGRESS_PERIOD, began);
         let mut events_before = 0;
-        while self.targets.values().any(|target| target.exit.is_none()) {
+        while self.may_go_on() {
+            let soon = self.lifecycle.next_due();
             tokio::select! {
                 () = &mut stop => break,
                 () = sleep_until(deadline) => break,
-                pid = any_end(&self.targets) => self.end_target(pid).await,
+                pids = self.ends.next() => pids.into_iter().for_each(|pid| self.end(pid)),
                 result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; self.drain(); }
+                () = sleep_until(soon) => self.attend(),
+                () = Command::stirs(&mut self.command) => self.attend_command(),
                 _ = drain.tick() => { self.drain(); }
+                _ = look.tick() => self.look(),
                 _ = progress.tick() => {
-                    let counters = Counters::read(&self.kernel)?;
-                    let events = counters.get(profiler_common::counter::Counter::Events);
+                    let counters = Counters::read(&self.probes.kernel)?;
+                    let events = counters.get(Counter::Events);
                     tell(&self.progress(began, &counters, events - events_before));
                     events_before = events;
                 }
@@ -211,38 +198,45 @@ impl Session {
         Ok(())
     }
 
+    /// Whether there is a target, or can be one. What was started decides alone: its children may outlive it.
+    fn may_go_on(&self) -> bool {
+        if let Some(Launched(pid)) = self.launched() {
+            return self.targets.get(pid).is_some();
+        }
+        self.targets.count() > 0 || self.lifecycle.is_waiting() || self.config.selection.is_open()
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "a rate for display")]
     fn progress(&self, began: Instant, counters: &Counters, events: u64) -> Progress {
         Progress {
             elapsed: began.elapsed(),
             duration: self.config.duration,
+            targets: self.targets.count(),
             events_per_second: events as f64 / PROGRESS_PERIOD.as_secs_f64(),
-            live_bytes: self.targets.values().map(|target| target.ledger.totals().live_bytes()).sum(),
+            live_bytes: self.targets.live_bytes(),
             lost: counters.losses().map(|(_, count)| count).sum(),
         }
     }
 
-    /// Takes what is in the ring to the ledgers. Returns whether that was all.
+    /// Takes what is in the ring to the ledgers, and acts on what targets did. Returns whether that was all.
     fn drain(&mut self) -> bool {
-        let (targets, unreadable, raw) = (&mut self.targets, &mut self.records_unreadable, &mut self.raw);
-        let count = self.ring.drain(DRAIN_BATCH, |record| match decode(record) {
+        let Self { ring, targets, lifecycle, raw, records_unreadable, .. } = self;
+        let count = ring.drain(DRAIN_BATCH, |record| match decode(record) {
+            Ok(Event::Fork(fork)) => lifecycle.forked(fork, targets),
+            Ok(Event::Exec(exec)) => lifecycle.executed(exec, targets),
             Ok(event) => {
-                // Events of other processes: a vfork child shares its parent's memory and so its probes.
-                if let Some(target) = targets.get_mut(&event.pid()) {
-                    raw.enter(&event);
-                    target.enter(event);
-                }
+                raw.enter(&event);
+                targets.enter(event);
             }
             Err(error) => {
-                *unreadable += 1;
+                *records_unreadable += 1;
                 debug!("{error}");
             }
         });
-        for target in self.targets.values_mut() {
-            if target.refresh_space(&mut self.modules)
-                && let Err(error) = self.unwinding.register(&target.space, &self.modules)
-            {
-                warn!("{error:#}");
+        self.attend();
+        for target in self.targets.running_mut() {
+            if target.is_stale() && target.refresh_space(&mut self.probes.discovery.modules) {
+                self.probes.register(target);
             }
         }
         count < DRAIN_BATCH
@@ -253,118 +247,40 @@ impl Session {
         self.raw.take()
     }
 
-    /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.
-    async fn end_target(&mut self, pid: Pid) {
-        self.drain();
-        if let Some(target) = self.targets.get_mut(&pid) {
-            target.exit = Some(target.process.exit().await);
-            self.unwinding.forget(pid);
-            let links = target.take_links();
-            self.detaching.push(std::thread::spawn(|| detach_all(links)));
-        }
-    }
-
     /// Ends the recording at this instant: no call is drawn from now on, the last events are taken, and what the target
     /// does while its probes are being removed changes nothing any more.
     ///
     /// The counters are read before anything is detached: a call whose return probe goes before its entry's would be
     /// counted as left without returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
-        for (heap, _) in (0u8..).zip(self.plan.heaps()) {
-            self.kernel.set_rate(HeapId(heap), SamplingRate::STOPPED)?;
-        }
+        self.probes.stop_drawing()?;
         while !self.drain() {}
-        let ended = (clock::now(), Counters::read(&self.kernel)?);
-        let links: Vec<_> = self.targets.values_mut().flat_map(Target::take_links).collect();
-        self.detaching.push(std::thread::spawn(|| detach_all(links)));
+        let ended = (clock::now(), Counters::read(&self.probes.kernel)?);
+        for target in self.targets.running_mut() {
+            self.probes.release(target);
+        }
         Ok(ended)
     }
 
-    /// Stops, names everything and waits until no probe is left.
+    /// Stops, names everything and waits until no probe is left. Gives back what was started, which may still run.
     ///
     /// # Errors
     ///
     /// When the kernel's maps cannot be used.
-    pub fn finish(mut self) -> Result<Profile> {
+    pub fn finish(mut self) -> Result<(Profile, Option<Command>)> {
         let (ended, counters) = self.stop()?;
-        let snapshots: Vec<_> = self.targets.values().map(|target| target.ledger.snapshot()).collect();
-        let unnamed: Vec<_> = self
-            .targets
-            .values()
-            .zip(&snapshots)
-            .map(|(target, snapshot)| Unnamed { snapshot, space: &target.space })
-            .collect();
-        let mut named = name_profile(&unnamed, &self.modules, &Resolver::new());
-        if self.config.trim {
-            for callsite in named.callsites.iter_mut().flatten() {
-                callsite.stack = trim(&callsite.stack, &named.frames).to_vec();
-            }
-        }
-        let frees_unknown = self.targets.values().map(|target| target.ledger.frees_unknown()).sum();
-        let mut targets = Vec::new();
-        for ((target, snapshot), callsites) in self.targets.values().zip(&snapshots).zip(named.callsites) {
-            targets.push(TargetProfile {
-                pid: target.process.pid,
-                command: target.process.command.clone(),
-                comm: target.process.comm.clone(),
-                exited: target.exit.is_some(),
-                exit_code: target.exit.and_then(|exit| exit.code),
-                totals: snapshot.totals,
-                heaps: target.heaps(&self.plan, &snapshot.heaps),
-                callsites,
-            });
-        }
-        for thread in self.detaching {
-            let _ = thread.join();
-        }
-        Ok(Profile {
-            interval_bytes: u64::from(self.config.interval.bytes()),
-            started_unix_ns: self.started.unix_ns,
-            ended_unix_ns: ended.unix_ns,
-            started_monotonic_ns: self.started.monotonic.0,
-            targets,
-            frames: named.frames,
-            health: health::collect(
-                &counters,
-                self.records_unreadable,
-                frees_unknown,
-                self.unwinding.by_frame_pointer(),
-            ),
-        })
+        self.targets.learn_exit_codes();
+        let profile = self.profile(ended, &counters);
+        // Waits for the probes.
+        drop(self.probes);
+        Ok((profile, self.command))
     }
 }
 
-/// The hooks that a recording of this process would attach. Attaches none.
-///
-/// # Errors
-///
-/// When it cannot be profiled.
-pub fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
-    let (mut modules, mut plan) = (ModuleStore::new(), Plan::default());
-    let target = Target::find(pid, placement, &mut modules, &mut plan)?;
-    Ok(target.planned(&plan).cloned().collect())
-}
-
-/// The first target to end, of those that run.
-async fn any_end(targets: &BTreeMap<Pid, Target>) -> Pid {
-    let mut ends: Vec<_> = targets
-        .values()
-        .filter(|target| target.exit.is_none())
-        .map(|target| {
-            Box::pin(async {
-                target.process.ended().await;
-                target.process.pid
-            })
-        })
-        .collect();
-    std::future::poll_fn(|context| {
-        let ready = ends.iter_mut().find_map(|end| match end.as_mut().poll(context) {
-            std::task::Poll::Ready(pid) => Some(pid),
-            std::task::Poll::Pending => None,
-        });
-        ready.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
-    })
-    .await
+fn every(period: Duration, first: Instant) -> Interval {
+    let mut interval = interval_at(first, period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
 }
 
 /// Resolves at the deadline; never without one.

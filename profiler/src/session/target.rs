@@ -2,147 +2,125 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use tracing::{debug, warn};
+use tracing::debug;
 
-use crate::allocator::detect;
-use crate::allocator::resolve::{Candidate, resolve};
 use crate::bpf::load::Kernel;
-use crate::ids::{HeapId, HookId, ModuleId, Pid};
+use crate::ids::Pid;
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
-use crate::ledger::totals::Totals;
-use crate::object::module::{Module, ModuleStore};
-use crate::object::symbols::{Search, defined_functions};
-use crate::probe::attach::{Backend, Link, Probe};
-use crate::probe::code::Code;
-use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
-use crate::probe::plan::{Plan, PlannedHook};
-use crate::proc::process;
-use crate::report::profile::{HeapProfile, HookStatus};
+use crate::ledger::snapshot::TargetSnapshot;
+use crate::object::module::ModuleStore;
+use crate::probe::plan::Plan;
+use crate::report::profile::{Beginning, CallsiteProfile, Origin, TargetProfile};
 use crate::target::address_space::AddressSpace;
-use crate::target::process::{Exit, Process};
+use crate::target::link_map::LinkMap;
+use crate::target::process::{Exit, Process, TargetError};
+use crate::units::MonotonicNanos;
+
+use super::hooks::Hooks;
 
 /// One target: the process, its code, its books, its probes.
 pub(super) struct Target {
-    pub(super) process: Process,
+    pub(super) pid: Pid,
+    /// `argv[0]`.
+    pub(super) command: String,
+    /// `/proc/PID/comm`.
+    pub(super) comm: String,
+    /// `None` once it has ended or become another program.
+    pub(super) process: Option<Process>,
     pub(super) space: AddressSpace,
     pub(super) ledger: Ledger,
-    pub(super) exit: Option<Exit>,
-    hooks: Vec<HookState>,
-    links: Vec<Link>,
-    backend: &'static str,
+    pub(super) beginning: Beginning,
+    /// When its program, or it itself, came into being, where that was seen.
+    pub(super) born: Option<MonotonicNanos>,
+    pub(super) hooks: Hooks,
+    pub(super) end: Option<End>,
+    /// It was asked for by itself, or descends from one that was, and stays a target when it calls exec.
+    pub(super) requested: bool,
+    /// Probes were put on files before it had mapped them.
+    pub(super) foreseen: bool,
+    begun: bool,
+    opened: Instant,
+    link_map: Option<LinkMap>,
     /// A stack had code that no known mapping covers: look at the mappings again.
     space_stale: bool,
     space_read: Instant,
 }
 
-/// Mappings are read no more often than this.
-const SPACE_PERIOD: Duration = Duration::from_millis(100);
-
-struct HookState {
-    id: HookId,
-    /// Why it is not attached, if it is not.
-    error: Option<String>,
+/// How a target ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Exited(Exit),
+    /// It became another program.
+    Replaced,
 }
 
+/// A dynamic linker may be at work for so long after a process was first looked at.
+const YOUNG: Duration = Duration::from_secs(2);
+
+/// Mappings are read no more often than this because a stack asked for it.
+const SPACE_PERIOD: Duration = Duration::from_millis(100);
+
 impl Target {
-    /// Finds a process, its modules and the functions that its calls to the allocator reach.
-    pub(super) fn find(pid: Pid, mode: PlacementMode, modules: &mut ModuleStore, plan: &mut Plan) -> Result<Self> {
-        let process = Process::open(pid)?;
-        let mut space = AddressSpace::new(pid);
-        space.refresh(modules)?;
-        let candidates = candidates(&process, &space, modules);
-        let found = resolve(&candidates).with_context(|| format!("cannot profile process `{pid}`"))?;
-        let mut hooks = Vec::new();
-        for hook in &found {
-            let module = modules.get(hook.module);
-            let place = || {
-                let code = Code::read(module, hook.offset, hook.size_bytes)?;
-                place(&code.function(), &hook.spec, mode, Emulation::default())
-            };
-            hooks.push(HookState { id: plan.add(hook, place)?, error: Some("not attached".to_owned()) });
-        }
-        let ledger = Ledger::new(pid);
-        Ok(Self {
-            process,
-            space,
-            ledger,
-            exit: None,
-            hooks,
-            links: Vec::new(),
-            backend: "",
+    /// A process and its mappings; no probes yet.
+    pub(super) fn new(process: Process, origin: Origin, born: Option<MonotonicNanos>) -> Self {
+        let pid = process.pid;
+        Self {
+            pid,
+            command: process.command.clone(),
+            comm: process.comm.clone(),
+            process: Some(process),
+            space: AddressSpace::new(pid),
+            ledger: Ledger::new(pid),
+            beginning: Beginning { origin, time: MonotonicNanos(0), delay_ns: None, from_first_call: false },
+            born,
+            hooks: Hooks::default(),
+            end: None,
+            requested: false,
+            foreseen: false,
+            begun: false,
+            opened: Instant::now(),
+            link_map: None,
             space_stale: false,
             space_read: Instant::now(),
-        })
-    }
-
-    /// Attaches the hooks, those that free first: a block that is tracked can then not be freed unseen. All hooks of a
-    /// module go together; when that is refused each goes alone, so that one bad hook does not cost the others.
-    pub(super) fn attach(
-        &mut self,
-        kernel: &mut Kernel,
-        modules: &ModuleStore,
-        plan: &Plan,
-        backend: &dyn Backend,
-    ) -> Result<()> {
-        self.backend = backend.name();
-        let mut ids: Vec<ModuleId> = self.hooks.iter().map(|hook| plan.hook(hook.id).hook.module).collect();
-        ids.dedup();
-        for id in ids {
-            let module = modules.get(id);
-            let file = module.file().with_context(|| format!("module `{}` has no file", module.path()))?;
-            let (mut hooks, mut probes) = (Vec::new(), Vec::new());
-            for hook in self.hooks.iter_mut().filter(|hook| plan.hook(hook.id).hook.module == id) {
-                match probe(plan.hook(hook.id)) {
-                    Ok(probe) => {
-                        hooks.push(hook);
-                        probes.push(probe);
-                    }
-                    Err(error) => hook.error = Some(error.to_string()),
-                }
-            }
-            if let Ok(links) = backend.attach(kernel, file, &probes, self.process.pid) {
-                self.links.extend(links);
-                hooks.iter_mut().for_each(|hook| hook.error = None);
-                continue;
-            }
-            for (hook, probe) in hooks.iter_mut().zip(&probes) {
-                match backend.attach(kernel, file, std::slice::from_ref(probe), self.process.pid) {
-                    Ok(links) => {
-                        self.links.extend(links);
-                        hook.error = None;
-                    }
-                    Err(error) => {
-                        warn!("cannot watch `{}`: {error}", plan.hook(hook.id).hook.spec.function);
-                        hook.error = Some(error.to_string());
-                    }
-                }
-            }
         }
-        if self.links.is_empty() {
-            let error = self.hooks.iter().find_map(|hook| hook.error.as_ref());
-            bail!(
-                "no probe could be attached to process `{}`: {}",
-                self.process.pid,
-                error.map_or("it has no hooks", String::as_str)
-            );
-        }
-        Ok(())
     }
 
-    /// What is attached, to be detached.
-    pub(super) fn take_links(&mut self) -> Vec<Link> {
-        std::mem::take(&mut self.links)
+    /// A copy of `parent`, made by a fork: its code lies where the parent's does.
+    pub(super) fn forked(process: Process, parent: &Self, ledger: Ledger, born: MonotonicNanos) -> Self {
+        let space = parent.space.for_child(process.pid);
+        let target = Self::new(process, Origin::Forked(parent.pid), Some(born));
+        Self { space, ledger, hooks: parent.hooks.for_child(), requested: parent.requested, ..target }
     }
 
-    /// The hooks that were found.
-    pub(super) fn planned<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a PlannedHook> {
-        self.hooks.iter().map(|hook| plan.hook(hook.id))
+    /// Opens a process.
+    pub(super) fn open(pid: Pid, origin: Origin, born: Option<MonotonicNanos>) -> Result<Self, TargetError> {
+        Ok(Self::new(Process::open(pid)?, origin, born))
     }
 
-    pub(super) fn attached_count(&self) -> usize {
-        self.hooks.iter().filter(|hook| hook.error.is_none()).count()
+    /// The program is replaced by another one: what it was becomes a target of its own, which has ended, and this one
+    /// goes on as what `process` is now. Its links stay: they follow the process.
+    pub(super) fn replace(&mut self, ledger: Ledger, process: Process, born: MonotonicNanos) -> Self {
+        let mut next = Self::new(process, Origin::Executed, Some(born));
+        std::mem::swap(&mut next.ledger, &mut self.ledger);
+        next.hooks = self.hooks.succeed();
+        next.foreseen = !next.hooks.is_empty();
+        next.requested = self.requested;
+        let mut before = std::mem::replace(self, next);
+        before.ledger = ledger;
+        before.process = None;
+        before.end = Some(End::Replaced);
+        before
+    }
+
+    /// Whether its probes were in place at some time.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Whether its process has ended, seen or not.
+    pub(super) fn is_gone(&self) -> bool {
+        self.process.as_ref().is_none_or(|process| process.exit_now().is_some() || !process.is_same())
     }
 
     /// Takes an event of this target to the books.
@@ -153,97 +131,80 @@ impl Target {
         self.ledger.enter(event);
     }
 
-    /// Looks at the mappings again if a stack asked for it: the modules that it names must be opened while they are
-    /// there. True when something new is mapped.
-    pub(super) fn refresh_space(&mut self, modules: &mut ModuleStore) -> bool {
+    /// Whether a stack asks for mappings that are not known.
+    pub(super) fn is_stale(&self) -> bool {
         // A stack may hold garbage that no mapping will ever cover.
-        if !self.space_stale || self.space_read.elapsed() < SPACE_PERIOD {
-            return false;
-        }
+        self.space_stale && self.space_read.elapsed() >= SPACE_PERIOD
+    }
+
+    /// Whether something may have been mapped that was not there: the dynamic linker's list says so, or is still growing.
+    pub(super) fn may_have_mapped(&self) -> bool {
+        self.is_young() || self.link_map.as_ref().is_some_and(LinkMap::changed)
+    }
+
+    fn is_young(&self) -> bool {
+        self.opened.elapsed() < YOUNG
+    }
+
+    /// Looks at the mappings again: the modules that stacks name must be opened while they are there. True when something
+    /// new is mapped.
+    pub(super) fn refresh_space(&mut self, modules: &mut ModuleStore) -> bool {
         self.space_stale = false;
         self.space_read = Instant::now();
+        self.link_map = LinkMap::read(self.pid);
         match self.space.refresh(modules) {
             Ok(new) => !new.is_empty(),
             Err(error) => {
-                debug!("process {}: {error}", self.process.pid);
+                debug!("process {}: {error}", self.pid);
                 false
             }
         }
     }
 
-    /// The heaps of this target with their hooks and totals: those with events in the order of the snapshot, to which
-    /// callsites refer, then those without.
-    pub(super) fn heaps(&self, plan: &Plan, totals: &[(HeapId, Totals)]) -> Vec<HeapProfile> {
-        let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
-        for heap in self.hooks.iter().map(|hook| plan.hook(hook.id).heap) {
-            if !ids.contains(&heap) {
-                ids.push(heap);
-            }
-        }
-        let heap = |(index, id): (usize, HeapId)| HeapProfile {
-            name: plan.heaps()[usize::from(id.0)].clone(),
-            hooks: self
-                .hooks
-                .iter()
-                .filter(|hook| plan.hook(hook.id).heap == id)
-                .flat_map(|hook| self.statuses(hook, plan))
-                .collect(),
-            totals: totals.get(index).map(|(_, totals)| *totals).unwrap_or_default(),
-        };
-        ids.into_iter().enumerate().map(heap).collect()
+    /// The dynamic linker's list, as it was when mappings were last looked at.
+    pub(super) fn link_map(&self) -> Option<&LinkMap> {
+        self.link_map.as_ref()
     }
 
-    /// A hook under each of its names: a reader looks for `memalign`, whatever else the allocator calls it.
-    fn statuses(&self, hook: &HookState, plan: &Plan) -> Vec<HookStatus> {
-        let planned = plan.hook(hook.id);
-        let (found, placement) = (&planned.hook, planned.placement.as_ref().ok());
-        let status = |function: &str| HookStatus {
-            function: function.to_owned(),
-            module: found.path.clone(),
-            backend: self.backend.to_owned(),
-            offset: planned.offset().0,
-            instruction: placement.map(|placement| placement.instruction.clone()),
-            emulated: placement.map(|placement| placement.class == Class::Emulated),
-            error: hook.error.clone(),
-        };
-        std::iter::once(found.spec.function).chain(found.aliases.iter().copied()).map(status).collect()
+    /// Its probes are in place. `before_first_call` when its allocator was not mapped yet at that time.
+    pub(super) fn begin(&mut self, now: MonotonicNanos, before_first_call: bool) {
+        self.begun = true;
+        self.beginning.time = now;
+        self.beginning.delay_ns = self.born.map(|born| now.0.saturating_sub(born.0));
+        self.beginning.from_first_call = before_first_call;
     }
-}
 
-fn probe(planned: &PlannedHook) -> Result<Probe, &PlaceError> {
-    Ok(Probe { offset: planned.offset(), cookie: planned.cookie()? })
-}
-
-/// The process's modules with those functions of theirs that tell allocators.
-fn candidates(process: &Process, space: &AddressSpace, modules: &ModuleStore) -> Vec<Candidate> {
-    let executable = process::executable(process.pid).ok();
-    let names = detect::symbols();
-    space
-        .modules()
-        .into_iter()
-        .filter_map(|id| {
-            let module = modules.get(id);
-            let is_executable = executable.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());
-            candidate(id, module, is_executable, &names)
-        })
-        .collect()
-}
-
-fn candidate(id: ModuleId, module: &Module, is_executable: bool, names: &[&str]) -> Option<Candidate> {
-    let elf = module.elf().ok()?;
-    let functions = match defined_functions(module, names, Search::Exported) {
-        Ok(functions) => functions,
-        Err(error) => {
-            debug!("module {}: {error}", module.path());
-            Vec::new()
+    /// It has ended: forgets its single blocks, here and in the kernel's live set. Its modules stay open for their names.
+    pub(super) fn close(&mut self, kernel: &mut Kernel) {
+        let freed = kernel.forget_blocks(self.pid, self.ledger.live().map(|block| block.address));
+        if let Err(error) = freed {
+            debug!("process {}: {error}", self.pid);
         }
-    };
-    Some(Candidate {
-        module: id,
-        path: module.path().to_string(),
-        is_executable,
-        is_static: elf.is_static,
-        is_go: elf.is_go,
-        functions: functions.into_iter().filter(|function| function.global && !function.indirect).collect(),
-    })
+        self.ledger.close();
+    }
+
+    /// What reports say of it.
+    pub(super) fn profile(
+        &self,
+        snapshot: &TargetSnapshot,
+        callsites: Vec<CallsiteProfile>,
+        plan: &Plan,
+    ) -> TargetProfile {
+        let exit = match self.end {
+            Some(End::Exited(exit)) => Some(exit),
+            _ => None,
+        };
+        TargetProfile {
+            pid: self.pid,
+            command: self.command.clone(),
+            comm: self.comm.clone(),
+            beginning: self.beginning,
+            exited: exit.is_some(),
+            exit_code: exit.and_then(|exit| exit.code),
+            replaced: self.end == Some(End::Replaced),
+            totals: snapshot.totals,
+            heaps: self.hooks.heaps(plan, &snapshot.heaps),
+            callsites,
+        }
+    }
 }

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod feature;
 pub mod map_batch;
 pub mod map_memory;
+pub mod memory;
 pub mod pidfd;
 pub mod ptrace;
 pub mod readiness;

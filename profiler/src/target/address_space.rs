@@ -73,6 +73,12 @@ impl AddressSpace {
         Self { pid, current: Vec::new(), retired: Vec::new() }
     }
 
+    /// The same mappings for a process that is a copy of this one, made by a fork.
+    #[must_use]
+    pub fn for_child(&self, child: Pid) -> Self {
+        Self { pid: child, ..self.clone() }
+    }
+
     /// The process.
     #[must_use]
     pub fn pid(&self) -> Pid {

@@ -33,6 +33,12 @@ impl ProcessFacts {
         self.identity.pid
     }
 
+    /// `argv[0]`; the kernel's name where there is none.
+    #[must_use]
+    pub fn command(&self) -> String {
+        self.arguments.first().unwrap_or(&self.comm).clone()
+    }
+
     /// What it may be called by.
     #[must_use]
     pub fn names(&self) -> Names {

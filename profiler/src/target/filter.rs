@@ -34,6 +34,19 @@ pub struct Unmatched<'a> {
     pub cgroups: Vec<&'a Cgroup>,
 }
 
+impl std::fmt::Display for Selection {
+    /// As it was asked for: `redis*, nginx`, `every process`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.all {
+            return f.write_str("every process");
+        }
+        let pids = self.pids.iter().map(ToString::to_string);
+        let patterns = self.patterns.iter().map(|pattern| format!("`{pattern}`"));
+        let cgroups = self.cgroups.iter().map(|cgroup| format!("cgroup `{cgroup}`"));
+        f.write_str(&pids.chain(patterns).chain(cgroups).collect::<Vec<_>>().join(", "))
+    }
+}
+
 impl Selection {
     /// Whether the process is a target, however much memory it has.
     #[must_use]

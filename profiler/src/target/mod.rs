@@ -2,9 +2,11 @@
 
 pub mod address_space;
 pub mod cgroup;
+pub mod ends;
 pub mod facts;
 pub mod filter;
 pub mod launch;
+pub mod link_map;
 pub mod names;
 pub mod pattern;
 pub mod process;

@@ -1,7 +1,7 @@
 //! One process being profiled: who it is, and whether it still runs.
 
 use std::io;
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use thiserror::Error;
 
@@ -9,7 +9,6 @@ use crate::ids::{Identity, Pid, StartTime};
 use crate::proc::stat::Stat;
 use crate::proc::{ProcError, process};
 use crate::sys::pidfd::PidFd;
-use crate::sys::readiness::Readiness;
 
 /// A process that was found running.
 #[derive(Debug)]
@@ -23,7 +22,6 @@ pub struct Process {
     /// The kernel's name (`/proc/PID/comm`).
     pub comm: String,
     pidfd: PidFd,
-    ended: Readiness,
 }
 
 /// How a process ended.
@@ -58,9 +56,6 @@ pub enum TargetError {
     Watch(Pid, io::Error),
 }
 
-/// How long to wait for the exit status to be told once a process has ended: it has to be reaped first.
-const EXIT_STATUS_WAIT: Duration = Duration::from_millis(100);
-
 impl Process {
     /// Takes hold of a running process.
     ///
@@ -76,12 +71,11 @@ impl Process {
             Some(libc::ESRCH | libc::EINVAL | libc::ENOENT) => TargetError::NotFound(pid),
             _ => TargetError::Watch(pid, error),
         })?;
-        let ended = Readiness::of(&pidfd).map_err(|error| TargetError::Watch(pid, error))?;
-        Self::read(pid, pidfd, ended)
+        Self::read(pid, pidfd)
     }
 
     /// Reads who the process is. It is the one that the descriptor stands for: see [`PidFd::has_ended`].
-    fn read(pid: Pid, pidfd: PidFd, ended: Readiness) -> Result<Self, TargetError> {
+    fn read(pid: Pid, pidfd: PidFd) -> Result<Self, TargetError> {
         let stat = Stat::read(pid)?;
         if stat.kernel_thread {
             return Err(TargetError::KernelThread(pid));
@@ -91,7 +85,7 @@ impl Process {
             return Err(TargetError::Ended(pid));
         }
         let command = arguments.into_iter().next().unwrap_or_else(|| stat.comm.clone());
-        Ok(Self { pid, started: stat.start_ticks, command, comm: stat.comm, pidfd, ended })
+        Ok(Self { pid, started: stat.start_ticks, command, comm: stat.comm, pidfd })
     }
 
     /// Which process it is, for good.
@@ -118,25 +112,21 @@ impl Process {
         if renamed.identity() == self.identity() { Ok(renamed) } else { Err(TargetError::NotFound(self.pid)) }
     }
 
-    /// Waits for the process's end.
-    pub async fn ended(&self) {
-        if self.ended.readable().await.is_err() {
-            // The runtime is going down, and this task with it.
-            std::future::pending::<()>().await;
-        }
+    /// How the process ended, if it has and the kernel tells: at once while it is a zombie, and from Linux 6.15 on also when
+    /// it was reaped.
+    #[must_use]
+    pub fn exit_now(&self) -> Option<Exit> {
+        // A zombie's status is in its `/proc` entry, a reaped process's in the pidfd.
+        let zombie = || self.is_same().then(|| process::zombie_status(self.pid)).flatten();
+        let status = self.pidfd.wait_status().or_else(zombie)?;
+        Some(Exit { code: Some(exit_code(status)) })
     }
+}
 
-    /// How the process ended. To be asked after [`ended`](Self::ended).
-    pub async fn exit(&self) -> Exit {
-        let deadline = tokio::time::Instant::now() + EXIT_STATUS_WAIT;
-        loop {
-            // A zombie's status is in its `/proc` entry, a reaped process's in the pidfd.
-            let status = self.pidfd.wait_status().or_else(|| process::zombie_status(self.pid));
-            if status.is_some() || tokio::time::Instant::now() >= deadline {
-                return Exit { code: status.map(exit_code) };
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+impl AsFd for Process {
+    /// Its pidfd: readable once it has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
     }
 }
 
@@ -178,13 +168,13 @@ mod tests {
             let mut child = child_with_pipe(command.args(["-c", "read x; exit 7"]));
             let process = Process::open(Pid(child.id())).expect("it waits for its input");
             drop(child.stdin.take());
-            process.ended().await;
+            ended(&process).await;
             if reap {
                 child.wait().expect("it ended");
             }
-            let exit = process.exit().await;
             // Before 6.15 the status of a reaped process is not kept.
-            assert!(exit.code == Some(7) || (reap && exit.code.is_none()), "{exit:?}, reaped: {reap}");
+            let exit = process.exit_now();
+            assert!(exit == Some(Exit { code: Some(7) }) || (reap && exit.is_none()), "{exit:?}, reaped: {reap}");
             let _ = child.wait();
         }
     }
@@ -202,7 +192,7 @@ mod tests {
         assert_ne!(other.identity(), process.identity());
         assert!(matches!(other.renamed(), Err(TargetError::NotFound(_))));
         drop(child.stdin.take());
-        process.ended().await;
+        ended(&process).await;
         assert!(process.is_same());
         assert!(matches!(Process::open(process.pid), Err(TargetError::Ended(_))));
         child.wait().expect("it ended");
@@ -223,6 +213,13 @@ mod tests {
         assert_eq!(renamed.identity(), process.identity());
         drop(child.stdin.take());
         child.wait().expect("it ends");
+    }
+
+    async fn ended(process: &Process) {
+        let ends = crate::target::ends::Ends::new().expect("descriptors are to be had");
+        ends.add(process.pid, process).expect("a pidfd can be waited for");
+        assert_eq!(ends.next().await, [process.pid]);
+        assert!(process.exit_now().is_some());
     }
 
     fn child_with_pipe(command: &mut std::process::Command) -> std::process::Child {

@@ -16,6 +16,8 @@ use heapbpf::probe::attach::BackendChoice;
 use heapbpf::probe::place::PlacementMode;
 use heapbpf::session::raw::RawSample;
 use heapbpf::session::{Session, SessionConfig, UnwindMode};
+use heapbpf::target::filter::Selection;
+use heapbpf::target::filter::Selection;
 use heapbpf_tests::kernel::require_root;
 use oracle::{Oracle, Walk};
 use profiler_common::interval::Interval;
@@ -34,7 +36,8 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Records a program's stacks.
 fn record(program: &mut Program) -> Vec<RawSample> {
     let config = SessionConfig {
-        pids: vec![Pid(program.pid())],
+        selection: Selection { pids: vec![Pid(program.pid())], ..Selection::default() },
+        follow_forks: false,
         interval: Interval::nearest(program.interval_bytes),
         placement: PlacementMode::Auto,
         backend: BackendChoice::Auto,

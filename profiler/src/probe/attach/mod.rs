@@ -1,5 +1,6 @@
 //! Attaches probes. How is a backend's affair: one file each, chosen by what the kernel offers.
 
+pub mod detacher;
 pub mod multi;
 pub mod perf;
 pub mod session;

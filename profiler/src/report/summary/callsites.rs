@@ -82,7 +82,11 @@ fn places(profile: &Profile, view: View) -> Vec<(Place<'_>, Sums)> {
                 continue;
             }
             let heap = target.heaps.get(callsite.heap).map_or("", |heap| heap.name.as_str());
-            let sums = places.entry(Place { pid: target.pid, heap, chain: chain(profile, callsite) }).or_default();
+            let mut chain = chain(profile, callsite);
+            if callsite.inherited {
+                chain.push_str(" [inherited at the fork]");
+            }
+            let sums = places.entry(Place { pid: target.pid, heap, chain }).or_default();
             sums.view = sums.view.saturating_add(value);
             sums.live_bytes += callsite.totals.live_bytes();
             sums.live_count += callsite.totals.live_count();

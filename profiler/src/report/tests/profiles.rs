@@ -7,7 +7,7 @@ use profiler_common::stack::StackEnd;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::report::profile::{
-    CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Profile, TargetProfile,
+    Beginning, CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Origin, Others, Profile, TargetProfile,
 };
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos, Weight};
 
@@ -153,7 +153,7 @@ pub(super) fn taken(interval_bytes: u32, blocks: u64, size_bytes: u64, freed: u6
 }
 
 pub(super) fn callsite(stack: &[FrameId], end: Option<StackEnd>, heap: usize, totals: Totals) -> CallsiteProfile {
-    CallsiteProfile { stack: stack.to_vec(), end, heap, totals }
+    CallsiteProfile { stack: stack.to_vec(), end, heap, inherited: false, totals }
 }
 
 /// A target whose totals, and its heaps', are the sums over its callsites.
@@ -171,8 +171,15 @@ pub(super) fn target(
         pid: Pid(pid),
         command: command.to_owned(),
         comm: comm.to_owned(),
+        beginning: Beginning {
+            origin: Origin::Running,
+            time: MonotonicNanos(STARTED_MONOTONIC_NS),
+            delay_ns: None,
+            from_first_call: false,
+        },
         exited: false,
         exit_code: None,
+        replaced: false,
         totals: sum(callsites.iter()),
         heaps,
         callsites,
@@ -183,6 +190,8 @@ fn sum<'a>(callsites: impl Iterator<Item = &'a CallsiteProfile> + Clone) -> Tota
     let bytes = |of: fn(&Totals) -> EstimatedBytes| callsites.clone().map(|callsite| of(&callsite.totals)).sum();
     let count = |of: fn(&Totals) -> EstimatedCount| callsites.clone().map(|callsite| of(&callsite.totals)).sum();
     Totals {
+        inherited_count: count(|totals| totals.inherited_count),
+        inherited_bytes: bytes(|totals| totals.inherited_bytes),
         alloc_count: count(|totals| totals.alloc_count),
         alloc_bytes: bytes(|totals| totals.alloc_bytes),
         free_count: count(|totals| totals.free_count),
@@ -200,6 +209,7 @@ pub(super) fn heap(name: &str, hooks: &[(&str, Option<&str>)]) -> HeapProfile {
         offset: 0x8_0000 + 0x100 * i,
         instruction: error.is_none().then(|| "push %r12".to_owned()),
         emulated: error.is_none().then_some(true),
+        required: true,
         error: error.map(str::to_owned),
     });
     HeapProfile { name: name.to_owned(), hooks: hooks.collect(), totals: Totals::default() }
@@ -212,6 +222,7 @@ pub(super) fn profile(interval_bytes: u64, targets: Vec<TargetProfile>, frames: 
         ended_unix_ns: STARTED_UNIX_NS + 30_500_000_000,
         started_monotonic_ns: STARTED_MONOTONIC_NS,
         targets,
+        others: Others::default(),
         frames: frames.frames,
         health,
     }

@@ -54,6 +54,7 @@ fn snapshot(stacks: &[Option<&[u64]>]) -> TargetSnapshot {
     let callsites = stacks.iter().map(|frames| CallsiteSnapshot {
         stack: frames.map(stack),
         heap: HeapId(3),
+        inherited: false,
         totals: Totals::default(),
     });
     let heaps = vec![(HeapId(1), Totals::default()), (HeapId(3), Totals::default())];

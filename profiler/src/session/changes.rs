@@ -1,0 +1,193 @@
+//! Acts on what processes do: a process that begins may become a target, one that ends leaves its books.
+
+use anyhow::Result;
+use tracing::{debug, info, warn};
+
+use super::Session;
+use super::discovery::Discovery;
+use super::lifecycle::Change;
+use super::target::{End, Target};
+use crate::allocator::resolve::NoAllocator;
+use crate::ids::Pid;
+use crate::ingest::event::{Exec, Fork};
+use crate::ledger::Ledger;
+use crate::report::profile::Origin;
+use crate::sys::clock;
+use crate::target::process::{Exit, Process};
+use crate::target::scan;
+
+/// A process that runs, with its allocators.
+///
+/// # Errors
+///
+/// When it cannot be profiled.
+pub(super) fn find(pid: Pid, discovery: &mut Discovery) -> Result<Target> {
+    let mut target = Target::open(pid, Origin::Running, None)?;
+    target.refresh_space(&mut discovery.modules);
+    discovery.discover(&mut target)?;
+    Ok(target)
+}
+
+impl Session {
+    /// Has the kernel side tell of forks and execs. Without that, targets are those that run now.
+    pub(super) fn watch_processes(&mut self) {
+        if let Err(error) = self.probes.kernel.watch_processes() {
+            let missed = if self.config.selection.is_open() {
+                "processes that start later are not seen"
+            } else {
+                "forks are not followed"
+            };
+            warn!("{missed}: {error}");
+        }
+    }
+
+    /// Makes a process a target, whose probes are in place or soon will be.
+    pub(super) fn adopt(&mut self, target: Target) {
+        let pid = target.pid;
+        if let Err(error) = self.probes.kernel.set_target(pid, self.lifecycle.follows_forks()) {
+            warn!("forks of process {pid} are not followed: {error}");
+        }
+        if let Some(process) = &target.process
+            && let Err(error) = self.ends.add(pid, process)
+        {
+            warn!("the end of process {pid} will not be seen: {error}");
+        }
+        self.targets.add(target);
+    }
+
+    /// Does what is due.
+    pub(super) fn attend(&mut self) {
+        while let Some(change) = self.lifecycle.take_due() {
+            match change {
+                Change::Forked(fork, ledger) => self.follow_fork(&fork, ledger),
+                Change::Executed(exec, Some(before)) => self.follow_exec(&exec, before),
+                Change::Executed(exec, None) => self.meet(&exec),
+            }
+        }
+        for pid in self.lifecycle.take_settling(false) {
+            self.settle(pid, false);
+        }
+    }
+
+    /// Looks at all targets for allocators that they have mapped meanwhile.
+    pub(super) fn look(&mut self) {
+        let mut pids = self.lifecycle.take_settling(true);
+        pids.extend(self.targets.running().filter(|target| target.may_have_mapped()).map(|target| target.pid));
+        pids.sort_unstable();
+        pids.dedup();
+        for pid in pids {
+            self.settle(pid, false);
+        }
+        self.targets.learn_exit_codes();
+    }
+
+    /// Puts probes on what a target maps now. `stopped` says that it cannot run meanwhile.
+    pub(super) fn settle(&mut self, pid: Pid, stopped: bool) {
+        let Some(target) = self.targets.get_mut(pid) else { return self.lifecycle.settled(pid) };
+        let Err(error) = self.probes.settle(target, stopped) else { return self.lifecycle.settled(pid) };
+        let begins = matches!(error.downcast_ref(), Some(NoAllocator::None(_)));
+        if target.has_begun() {
+            debug!("{error:#}");
+            return self.lifecycle.settled(pid);
+        }
+        if begins && !self.lifecycle.is_overdue(pid) {
+            return;
+        }
+        self.lifecycle.settled(pid);
+        if let Some(mut target) = self.targets.remove(pid) {
+            self.probes.release(&mut target);
+            // Gone meanwhile: that is no reason to complain of it.
+            if target.is_gone() {
+                self.targets.others.short_lived_count += 1;
+            } else {
+                info!("{error:#}");
+                self.targets.skip(pid, target.command, format!("{error:#}"));
+            }
+        }
+    }
+
+    fn follow_fork(&mut self, fork: &Fork, ledger: Ledger) {
+        let (Some(parent), Ok(process)) = (self.targets.get(fork.parent), Process::open(fork.child)) else {
+            self.targets.others.short_lived_count += 1;
+            return self.probes.forget(fork.child);
+        };
+        let mut target = Target::forked(process, parent, ledger, fork.time);
+        self.probes.inherit(&target);
+        if let Err(error) = self.probes.attach(&mut target) {
+            warn!("process {}: {error:#}", target.pid);
+        }
+        self.probes.register(&target);
+        target.begin(clock::now().monotonic, false);
+        self.adopt(target);
+    }
+
+    /// A target runs another program: the one before has ended.
+    fn follow_exec(&mut self, exec: &Exec, before: Ledger) {
+        let Some(mut target) = self.targets.remove(exec.pid) else { return };
+        let Ok(process) = Process::open(exec.pid) else {
+            // It has ended since. What it did after the exec is not worth a target of its own.
+            target.ledger = before;
+            target.end = Some(End::Replaced);
+            self.probes.release(&mut target);
+            self.targets.others.short_lived_count += 1;
+            return self.targets.keep(target);
+        };
+        let mut ended = target.replace(before, process, exec.time);
+        let stale = ended.ledger.live().map(|block| block.address).filter(|&address| !target.ledger.is_live(address));
+        if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, stale) {
+            debug!("process {}: {error}", exec.pid);
+        }
+        ended.ledger.close();
+        self.targets.keep(ended);
+        self.probes.unwinding.forget(exec.pid);
+        let wanted = target.requested || scan::facts(exec.pid).is_ok_and(|facts| self.config.selection.matches(&facts));
+        if !wanted {
+            return self.probes.release(&mut target);
+        }
+        self.probes.foresee(&mut target);
+        self.adopt(target);
+        self.lifecycle.settle(exec.pid);
+        self.settle(exec.pid, false);
+    }
+
+    /// A process that is no target runs a program that may be meant.
+    fn meet(&mut self, exec: &Exec) {
+        if !self.config.selection.is_open() || exec.pid.0 == std::process::id() {
+            return;
+        }
+        let Ok(facts) = scan::facts(exec.pid) else {
+            // Whether it was meant cannot be told any more.
+            if self.config.selection.all {
+                self.targets.others.short_lived_count += 1;
+            }
+            return;
+        };
+        if !self.config.selection.matches(&facts) {
+            return;
+        }
+        let Ok(mut target) = Target::open(exec.pid, Origin::Executed, Some(exec.time)) else {
+            self.targets.others.short_lived_count += 1;
+            return;
+        };
+        self.probes.foresee(&mut target);
+        self.adopt(target);
+        self.lifecycle.settle(exec.pid);
+        self.settle(exec.pid, false);
+    }
+
+    /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.
+    pub(super) fn end(&mut self, pid: Pid) {
+        while !self.drain() {}
+        self.lifecycle.settled(pid);
+        let Some(mut target) = self.targets.remove(pid) else { return };
+        target.end =
+            Some(End::Exited(target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None })));
+        target.close(&mut self.probes.kernel);
+        self.probes.release(&mut target);
+        if target.has_begun() {
+            self.targets.keep(target);
+        } else {
+            self.targets.others.short_lived_count += 1;
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What a session is to do.
+
+use std::time::Duration;
+
+use profiler_common::interval::Interval;
+
+use crate::probe::attach::BackendChoice;
+use crate::probe::place::PlacementMode;
+use crate::target::filter::Selection;
+use crate::units::EstimatedBytes;
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// The processes.
+    pub selection: Selection,
+    /// Processes that targets make by fork are targets too.
+    pub follow_forks: bool,
+    /// Mean bytes between samples.
+    pub interval: Interval,
+    /// When to stop by itself, beside the end of all targets.
+    pub duration: Option<Duration>,
+    /// Leave runtime plumbing out of stacks.
+    pub trim: bool,
+    /// Bytes of the ring buffer.
+    pub ring_bytes: u32,
+    /// Room in the live set.
+    pub live_blocks_max: u32,
+    /// Where in their functions probes go.
+    pub placement: PlacementMode,
+    /// How stacks are unwound.
+    pub unwind: UnwindMode,
+    /// How probes are attached.
+    pub backend: BackendChoice,
+    /// Bytes that unwind tables may take in the kernel.
+    pub unwind_bytes_max: u64,
+    /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.
+    pub raw_stacks_max: usize,
+}
+
+/// How stacks are unwound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnwindMode {
+    /// By tables made from the modules' unwind information; by frame pointers in code that has none.
+    Auto,
+    /// By tables alone.
+    Tables,
+    /// By frame pointers alone.
+    FramePointer,
+}
+
+/// Where a recording is.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Since it began.
+    pub elapsed: Duration,
+    /// When it will stop.
+    pub duration: Option<Duration>,
+    /// Targets that run.
+    pub targets: usize,
+    /// Over the last period.
+    pub events_per_second: f64,
+    /// Of all targets.
+    pub live_bytes: EstimatedBytes,
+    /// Events lost, all reasons.
+    pub lost: u64,
+}

@@ -1,0 +1,239 @@
+//! The hooks of one target: which there are, which are attached, and why the others are not.
+
+use anyhow::{Context, Result};
+use tracing::warn;
+
+use crate::allocator::resolve::ResolvedHook;
+use crate::bpf::load::{Kernel, LinkKind};
+use crate::ids::{HeapId, HookId, ModuleId, Pid};
+use crate::ledger::totals::Totals;
+use crate::object::module::ModuleStore;
+use crate::probe::attach::{Link, Probe, backend};
+use crate::probe::code::Code;
+use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
+use crate::probe::plan::{Plan, PlannedHook};
+use crate::report::profile::{HeapProfile, HookStatus};
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Hooks {
+    states: Vec<HookState>,
+    links: Vec<Link>,
+    backend: &'static str,
+}
+
+#[derive(Clone)]
+struct HookState {
+    id: HookId,
+    state: State,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    /// To be attached.
+    Wanted,
+    Attached,
+    /// Why it is not.
+    Failed(String),
+}
+
+/// Why a hook that may throw is left alone.
+const THROWS: &str = "it may throw a C++ exception, which only session links survive (Linux 6.13)";
+
+impl Hooks {
+    /// Adds hooks that are not there yet. True when there are any.
+    pub(super) fn add(
+        &mut self,
+        found: &[ResolvedHook],
+        mode: PlacementMode,
+        modules: &ModuleStore,
+        plan: &mut Plan,
+    ) -> Result<bool> {
+        let before = self.states.len();
+        for hook in found {
+            let module = modules.get(hook.module);
+            let placed = || {
+                let code = Code::read(module, hook.offset, hook.size_bytes)?;
+                place(&code.function(), &hook.spec, mode, Emulation::default())
+            };
+            let id = plan.add(hook, placed)?;
+            self.want(id);
+        }
+        Ok(self.states.len() > before)
+    }
+
+    /// Adds a hook that the plan has already.
+    pub(super) fn want(&mut self, id: HookId) {
+        if self.states.iter().all(|hook| hook.id != id) {
+            self.states.push(HookState { id, state: State::Wanted });
+        }
+    }
+
+    /// The same hooks for another process, none of them attached.
+    pub(super) fn for_child(&self) -> Self {
+        let mut child = Self::default();
+        self.states.iter().for_each(|hook| child.want(hook.id));
+        child
+    }
+
+    /// The hooks for the program that this process becomes by exec: links follow the process, and take hold again where the
+    /// new program maps the same modules. What was attached stays written here.
+    pub(super) fn succeed(&mut self) -> Self {
+        Self { states: self.states.clone(), links: std::mem::take(&mut self.links), backend: self.backend }
+    }
+
+    /// Attaches what is wanted, hooks that free first: a block that is tracked can then not be freed unseen. All hooks of
+    /// a module go together; when that is refused each goes alone, so that one bad hook does not cost the others.
+    ///
+    /// # Errors
+    ///
+    /// When a module has no file. That a hook cannot be attached is noted with it.
+    pub(super) fn attach(
+        &mut self,
+        pid: Pid,
+        kernel: &mut Kernel,
+        modules: &ModuleStore,
+        plan: &Plan,
+        kind: LinkKind,
+    ) -> Result<()> {
+        let backend = backend(kind);
+        self.backend = backend.name();
+        let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted);
+        let mut ids: Vec<ModuleId> = wanted.map(|hook| plan.hook(hook.id).hook.module).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        for id in ids {
+            let module = modules.get(id);
+            let file = module.file().with_context(|| format!("module `{}` has no file", module.path()))?;
+            let (mut hooks, mut probes) = (Vec::new(), Vec::new());
+            let wanted = self.states.iter_mut().filter(|hook| hook.state == State::Wanted);
+            for hook in wanted.filter(|hook| plan.hook(hook.id).hook.module == id) {
+                match probe(plan.hook(hook.id), kind) {
+                    Ok(probe) => {
+                        hooks.push(hook);
+                        probes.push(probe);
+                    }
+                    Err(reason) => hook.state = State::Failed(reason),
+                }
+            }
+            if probes.is_empty() {
+                continue;
+            }
+            if let Ok(links) = backend.attach(kernel, file, &probes, pid) {
+                self.links.extend(links);
+                hooks.iter_mut().for_each(|hook| hook.state = State::Attached);
+                continue;
+            }
+            for (hook, probe) in hooks.iter_mut().zip(&probes) {
+                hook.state = match backend.attach(kernel, file, std::slice::from_ref(probe), pid) {
+                    Ok(links) => {
+                        self.links.extend(links);
+                        State::Attached
+                    }
+                    Err(error) => {
+                        warn!("cannot watch `{}` of process {pid}: {error}", plan.hook(hook.id).hook.spec.function);
+                        State::Failed(error.to_string())
+                    }
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets hooks of modules that turned out not to be mapped.
+    pub(super) fn retain_modules(&mut self, plan: &Plan, mapped: &[ModuleId]) {
+        self.states.retain(|hook| mapped.contains(&plan.hook(hook.id).hook.module));
+    }
+
+    /// The modules that these hooks are in.
+    pub(super) fn modules(&self, plan: &Plan) -> Vec<ModuleId> {
+        let mut modules: Vec<ModuleId> = self.states.iter().map(|hook| plan.hook(hook.id).hook.module).collect();
+        modules.sort_unstable();
+        modules.dedup();
+        modules
+    }
+
+    /// Their numbers.
+    pub(super) fn ids(&self) -> impl Iterator<Item = HookId> {
+        self.states.iter().map(|hook| hook.id)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// How many are attached.
+    pub(super) fn attached(&self) -> usize {
+        self.states.iter().filter(|hook| hook.state == State::Attached).count()
+    }
+
+    /// Why the first one that is not attached is not.
+    pub(super) fn first_error(&self) -> Option<&str> {
+        self.states.iter().find_map(|hook| match &hook.state {
+            State::Failed(reason) => Some(reason.as_str()),
+            _ => None,
+        })
+    }
+
+    /// What is attached, to be detached.
+    pub(super) fn take_links(&mut self) -> Vec<Link> {
+        std::mem::take(&mut self.links)
+    }
+
+    /// The hooks that were found.
+    pub(super) fn planned<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a PlannedHook> {
+        self.states.iter().map(|hook| plan.hook(hook.id))
+    }
+
+    /// The heaps with their hooks and totals: those with events in the order of the snapshot, to which callsites refer,
+    /// then those without.
+    pub(super) fn heaps(&self, plan: &Plan, totals: &[(HeapId, Totals)]) -> Vec<HeapProfile> {
+        let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
+        for heap in self.states.iter().map(|hook| plan.hook(hook.id).heap) {
+            if !ids.contains(&heap) {
+                ids.push(heap);
+            }
+        }
+        let heap = |(index, id): (usize, HeapId)| HeapProfile {
+            name: plan.heaps()[usize::from(id.0)].clone(),
+            hooks: self
+                .states
+                .iter()
+                .filter(|hook| plan.hook(hook.id).heap == id)
+                .flat_map(|hook| self.statuses(hook, plan))
+                .collect(),
+            totals: totals.get(index).map(|(_, totals)| *totals).unwrap_or_default(),
+        };
+        ids.into_iter().enumerate().map(heap).collect()
+    }
+
+    /// A hook under each of its names: a reader looks for `memalign`, whatever else the allocator calls it.
+    fn statuses(&self, hook: &HookState, plan: &Plan) -> Vec<HookStatus> {
+        let planned = plan.hook(hook.id);
+        let (found, placement) = (&planned.hook, planned.placement.as_ref().ok());
+        let error = match &hook.state {
+            State::Attached => None,
+            State::Wanted => Some("not attached".to_owned()),
+            State::Failed(reason) => Some(reason.clone()),
+        };
+        let status = |function: &str| HookStatus {
+            function: function.to_owned(),
+            module: found.path.clone(),
+            backend: self.backend.to_owned(),
+            offset: planned.offset().0,
+            instruction: placement.map(|placement| placement.instruction.clone()),
+            emulated: placement.map(|placement| placement.class == Class::Emulated),
+            required: true,
+            error: error.clone(),
+        };
+        std::iter::once(found.spec.function).chain(found.aliases.iter().copied()).map(status).collect()
+    }
+}
+
+fn probe(planned: &PlannedHook, kind: LinkKind) -> Result<Probe, String> {
+    if planned.hook.spec.may_throw && kind != LinkKind::Session {
+        return Err(THROWS.to_owned());
+    }
+    let cookie = planned.cookie().map_err(PlaceError::to_string)?;
+    Ok(Probe { offset: planned.offset(), cookie })
+}

@@ -1,0 +1,139 @@
+//! A session that starts its target itself.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::kill_process;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use super::Session;
+use super::target::Target;
+use crate::ids::Pid;
+use crate::report::profile::Origin;
+use crate::sys::signals::InheritedSignals;
+use crate::target::launch::{Launch, LaunchError, shell_code};
+
+/// A command that a session has started.
+pub struct Command {
+    launch: Launch,
+    /// Its stops and its end.
+    child: Signal,
+    /// Until when its execs are waited for.
+    followed_until: Option<Instant>,
+}
+
+/// The number of a command that a session has started.
+#[derive(Clone, Copy, Debug)]
+pub struct Launched(pub(super) Pid);
+
+/// Wrappers (`env`, `nice`, `sh -c 'exec …'`) become the program that is meant within this time.
+const FOLLOW: Duration = Duration::from_secs(1);
+
+/// How often the end of a command is asked for when no signal told of it.
+const REAP_PERIOD: Duration = Duration::from_millis(200);
+
+impl Launched {
+    /// Passes on what asks heapbpf to end.
+    pub fn terminate(self) {
+        let pid = i32::try_from(self.0.0).ok().and_then(rustix::process::Pid::from_raw);
+        if let Some(pid) = pid
+            && let Err(error) = kill_process(pid, rustix::process::Signal::TERM)
+        {
+            debug!("process {}: {error}", self.0);
+        }
+    }
+}
+
+impl Session {
+    /// Starts a command and puts probes on it before any of its code has run.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started, or has no allocator.
+    pub fn launch(&mut self, command: &[OsString], signals: InheritedSignals) -> Result<()> {
+        let child = signal(SignalKind::child()).context("cannot listen for signals")?;
+        let mut launch = Launch::start(command, signals)?;
+        let mut target = Target::open(launch.pid(), Origin::Launched, None)?;
+        target.requested = true;
+        self.adopt(target);
+        self.lifecycle.settle(launch.pid());
+        self.step(&mut launch)?;
+        launch.follow_execs()?;
+        self.command = Some(Command { launch, child, followed_until: Some(Instant::now() + FOLLOW) });
+        Ok(())
+    }
+
+    /// The command that was started.
+    #[must_use]
+    pub fn launched(&self) -> Option<Launched> {
+        self.command.as_ref().map(|command| Launched(command.launch.pid()))
+    }
+
+    /// Runs a command that is held at an exec until its code is mapped, with probes on each piece as it comes.
+    fn step(&mut self, launch: &mut Launch) -> Result<(), LaunchError> {
+        let pid = launch.pid();
+        let start_up = launch.step_until_loaded(&mut || {
+            while !self.drain() {}
+            self.settle(pid, true);
+            Ok::<(), LaunchError>(())
+        })?;
+        debug!("process {pid}: {start_up:?}");
+        Ok(())
+    }
+
+    /// A command's process has stopped or ended, or its time to be followed is over.
+    pub(super) fn attend_command(&mut self) {
+        let Some(mut command) = self.command.take() else { return };
+        let attended = self.follow(&mut command);
+        if let Err(error) = attended {
+            warn!("{error}");
+            command.followed_until = None;
+        }
+        self.command = Some(command);
+    }
+
+    fn follow(&mut self, command: &mut Command) -> Result<(), LaunchError> {
+        let Some(until) = command.followed_until else { return Ok(()) };
+        while command.launch.next_exec()? {
+            self.step(&mut command.launch)?;
+            command.launch.follow_execs()?;
+        }
+        if Instant::now() >= until {
+            command.followed_until = None;
+            command.launch.release()?;
+        }
+        Ok(())
+    }
+}
+
+impl Command {
+    /// Resolves when it is to be looked after.
+    pub(super) async fn stirs(command: &mut Option<Self>) {
+        match command {
+            Some(Self { child, followed_until: Some(until), .. }) => tokio::select! {
+                _ = child.recv() => {}
+                () = tokio::time::sleep_until(*until) => {}
+            },
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Waits for its end; its exit code as a shell tells it.
+    pub async fn wait(mut self) -> u8 {
+        if let Err(error) = self.launch.release() {
+            debug!("{error}");
+        }
+        loop {
+            if let Some(status) = self.launch.try_reap() {
+                return u8::try_from(shell_code(status)).unwrap_or(u8::MAX);
+            }
+            tokio::select! {
+                _ = self.child.recv() => {}
+                () = tokio::time::sleep(REAP_PERIOD) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What processes do while they are watched: begin, fork, call exec, end. Keeps what is to be done about it, and when;
+//! doing it is the session's.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::config::SessionConfig;
+use super::targets::Targets;
+use crate::ids::Pid;
+use crate::ingest::event::{Exec, Fork};
+use crate::ledger::Ledger;
+
+/// Something that a process did and that the session has to act on.
+#[derive(Debug)]
+pub(super) enum Change {
+    /// A target has made a process, which begins with these books.
+    Forked(Fork, Ledger),
+    /// A process runs another program; with the books of the one before, if it was a target.
+    Executed(Exec, Option<Ledger>),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Lifecycle {
+    follow_forks: bool,
+    /// Changes wait this long, so that processes which are gone by then cost nothing.
+    grace: Duration,
+    /// Live blocks of all targets up to which a fork may copy its parent's: the live set must have room for more.
+    live_max: usize,
+    changes: VecDeque<(Instant, Change)>,
+    /// Processes that have just begun, and since when: their allocator is not mapped yet.
+    settling: BTreeMap<Pid, Instant>,
+    /// When those were last looked at.
+    looked: Instant,
+}
+
+/// Where everything is watched, many processes are too short-lived to be worth it: most compilers' and shells' helpers.
+const GRACE_OF_ALL: Duration = Duration::from_millis(50);
+
+/// How often processes that have just begun are looked at, and how long. A dynamic linker takes about a millisecond.
+const SETTLE_PERIOD: Duration = Duration::from_millis(1);
+const SETTLE_OFTEN: Duration = Duration::from_millis(50);
+
+/// A process that has not mapped an allocator by then has none.
+const SETTLE_MAX: Duration = Duration::from_secs(2);
+
+impl Lifecycle {
+    pub(super) fn new(config: &SessionConfig) -> Self {
+        Self {
+            follow_forks: config.follow_forks,
+            grace: if config.selection.all { GRACE_OF_ALL } else { Duration::ZERO },
+            live_max: config.live_blocks_max as usize / 4 * 3,
+            changes: VecDeque::new(),
+            settling: BTreeMap::new(),
+            looked: Instant::now(),
+        }
+    }
+
+    /// Whether processes made by targets are targets.
+    pub(super) fn follows_forks(&self) -> bool {
+        self.follow_forks
+    }
+
+    /// A target has forked. Called in the order of events, so that the books that the child begins with are the parent's
+    /// of that moment.
+    pub(super) fn forked(&mut self, fork: Fork, targets: &mut Targets) {
+        // A vfork child runs in its parent's memory, and only until it calls exec.
+        if !self.follow_forks || fork.shares_memory {
+            return;
+        }
+        let room = self.live_max.saturating_sub(targets.live_blocks());
+        if let Some(ledger) = targets.fork(&fork, room) {
+            self.changes.push_back((Instant::now() + self.grace, Change::Forked(fork, ledger)));
+        }
+    }
+
+    /// A process has called exec.
+    pub(super) fn executed(&mut self, exec: Exec, targets: &mut Targets) {
+        let waits = |change: &Change| match change {
+            Change::Forked(fork, _) => fork.child == exec.pid,
+            Change::Executed(earlier, before) => earlier.pid == exec.pid && before.is_none(),
+        };
+        // Between fork and exec nothing of interest happens.
+        let grace = self.grace;
+        if !grace.is_zero() {
+            self.changes.retain(|(_, change)| !waits(change));
+        }
+        let before = targets.exec(&exec);
+        let wait = if before.is_some() { Duration::ZERO } else { grace };
+        self.changes.push_back((Instant::now() + wait, Change::Executed(exec, before)));
+    }
+
+    /// The next change whose time has come.
+    pub(super) fn take_due(&mut self) -> Option<Change> {
+        let now = Instant::now();
+        let at = self.changes.iter().position(|(due, _)| *due <= now)?;
+        self.changes.remove(at).map(|(_, change)| change)
+    }
+
+    /// A process has just begun.
+    pub(super) fn settle(&mut self, pid: Pid) {
+        self.settling.insert(pid, Instant::now());
+    }
+
+    /// It need not be looked at often any more.
+    pub(super) fn settled(&mut self, pid: Pid) {
+        self.settling.remove(&pid);
+    }
+
+    /// Processes to look at now. `all` includes those that are no longer looked at often.
+    pub(super) fn take_settling(&mut self, all: bool) -> Vec<Pid> {
+        let now = Instant::now();
+        if !all && now < self.looked + SETTLE_PERIOD {
+            return Vec::new();
+        }
+        self.looked = now;
+        let young = |since: &Instant| all || now.duration_since(*since) < SETTLE_OFTEN;
+        self.settling.iter().filter(|(_, since)| young(since)).map(|(&pid, _)| pid).collect()
+    }
+
+    /// Whether a process has had its time.
+    pub(super) fn is_overdue(&self, pid: Pid) -> bool {
+        self.settling.get(&pid).is_none_or(|since| since.elapsed() > SETTLE_MAX)
+    }
+
+    /// Whether something is still to be done.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.changes.is_empty() || !self.settling.is_empty()
+    }
+
+    /// When there is something to do next.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let change = self.changes.iter().map(|(due, _)| *due).min();
+        let often = self.settling.values().any(|since| since.elapsed() < SETTLE_OFTEN);
+        let look = often.then(|| self.looked + SETTLE_PERIOD);
+        change.into_iter().chain(look).min()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+use super::*;
+use crate::units::MonotonicNanos;
+
+fn lifecycle(grace: Duration) -> Lifecycle {
+    Lifecycle {
+        follow_forks: true,
+        grace,
+        live_max: 100,
+        changes: VecDeque::new(),
+        settling: BTreeMap::new(),
+        looked: Instant::now(),
+    }
+}
+
+fn exec(pid: u32, nanos: u64) -> Exec {
+    Exec { pid: Pid(pid), time: MonotonicNanos(nanos) }
+}
+
+/// Pids of the execs that are due, in order.
+fn due(lifecycle: &mut Lifecycle) -> Vec<u32> {
+    std::iter::from_fn(|| lifecycle.take_due())
+        .map(|change| match change {
+            Change::Executed(exec, None) => exec.pid.0,
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+#[test]
+fn without_grace_changes_are_due_at_once_and_in_order() {
+    let (mut lifecycle, mut targets) = (lifecycle(Duration::ZERO), Targets::default());
+    for pid in [3, 1, 2] {
+        lifecycle.executed(exec(pid, 0), &mut targets);
+    }
+    assert!(lifecycle.is_waiting());
+    assert_eq!(due(&mut lifecycle), [3, 1, 2]);
+    assert!(!lifecycle.is_waiting());
+    assert_eq!(lifecycle.next_due(), None);
+}
+
+#[test]
+fn with_grace_the_last_exec_of_a_process_is_the_one_that_counts() {
+    let (mut lifecycle, mut targets) = (lifecycle(Duration::from_secs(3600)), Targets::default());
+    for nanos in [1, 2, 3] {
+        lifecycle.executed(exec(7, nanos), &mut targets);
+    }
+    assert_eq!(due(&mut lifecycle), [0; 0]);
+    assert_eq!(lifecycle.changes.len(), 1);
+    assert!(matches!(lifecycle.changes[0].1, Change::Executed(Exec { time: MonotonicNanos(3), .. }, None)));
+    assert!(lifecycle.next_due().is_some_and(|due| due > Instant::now()));
+}
+
+#[test]
+fn forks_of_strangers_and_shared_memory_change_nothing() {
+    let (mut lifecycle, mut targets) = (lifecycle(Duration::ZERO), Targets::default());
+    for shares_memory in [true, false] {
+        let fork = Fork { parent: Pid(1), child: Pid(2), time: MonotonicNanos(0), shares_memory };
+        lifecycle.forked(fork, &mut targets);
+    }
+    assert!(!lifecycle.is_waiting());
+}
+
+#[test]
+fn who_has_just_begun_is_looked_at_until_it_is_settled() {
+    let mut lifecycle = lifecycle(Duration::ZERO);
+    lifecycle.settle(Pid(5));
+    assert!(!lifecycle.is_overdue(Pid(5)) && lifecycle.is_overdue(Pid(6)));
+    assert!(lifecycle.next_due().is_some());
+    assert_eq!(lifecycle.take_settling(true), [Pid(5)]);
+    lifecycle.settled(Pid(5));
+    assert_eq!(lifecycle.take_settling(true), []);
+    assert_eq!(lifecycle.next_due(), None);
+}

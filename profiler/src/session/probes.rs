@@ -1,0 +1,166 @@
+//! What is in the kernel for all targets together: programs, tables, rates, and the numbering of hooks. Puts probes on a
+//! target and takes them away; when to, the session decides.
+
+use anyhow::{Context, Result, bail};
+use profiler_common::interval::Interval;
+use profiler_common::live::LiveBlock;
+use profiler_common::sampling::SamplingRate;
+use tracing::{debug, warn};
+
+use super::UnwindMode;
+use super::config::SessionConfig;
+use super::discovery::Discovery;
+use super::hooks::Hooks;
+use super::predictions::Predictions;
+use super::target::Target;
+use super::unwinding::{Tables, Unwinding};
+use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+use crate::health;
+use crate::ids::{HeapId, Pid};
+use crate::probe::attach::choose;
+use crate::probe::attach::detacher::Detacher;
+use crate::proc::executable;
+use crate::sys::{clock, memory};
+
+/// See the module.
+pub(super) struct Probes {
+    pub(super) kernel: Kernel,
+    pub(super) discovery: Discovery,
+    pub(super) unwinding: Unwinding,
+    predictions: Predictions,
+    links: LinkKind,
+    interval: Interval,
+    /// Heaps whose rate is set.
+    heaps_rated: usize,
+    detacher: Detacher,
+}
+
+impl Probes {
+    /// Loads the kernel side; `tables` are those that the first targets need.
+    pub(super) fn load(config: &SessionConfig, discovery: Discovery, tables: Tables) -> Result<Self> {
+        let row_cells = tables.cells(config.unwind_bytes_max);
+        let links = choose(config.backend)?;
+        let kernel_config = KernelConfig {
+            ring_bytes: config.ring_bytes,
+            live_blocks_max: config.live_blocks_max,
+            unwind_by_tables: config.unwind != UnwindMode::FramePointer,
+            row_cells,
+            stack_seed: health::random_seed(),
+            raw_stacks: config.raw_stacks_max > 0,
+            watch_execs: config.selection.is_open(),
+            throw_safe_bytes: memory::throw_safe_bytes(),
+        };
+        let mut kernel = Kernel::load(kernel_config, links)?;
+        let unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
+        Ok(Self {
+            kernel,
+            discovery,
+            unwinding,
+            predictions: Predictions::default(),
+            links,
+            interval: config.interval,
+            heaps_rated: 0,
+            detacher: Detacher::start(),
+        })
+    }
+
+    /// Looks at what a target maps, and puts probes on what is new of its allocators. `stopped` says that it cannot run
+    /// meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be profiled as it is now.
+    pub(super) fn settle(&mut self, target: &mut Target, stopped: bool) -> Result<()> {
+        let attached_before = target.hooks.modules(&self.discovery.plan);
+        if target.refresh_space(&mut self.discovery.modules) {
+            self.register(target);
+        }
+        self.discovery.discover(target)?;
+        let needed = target.hooks.modules(&self.discovery.plan);
+        // Probes that were put on files which the process had not mapped yet.
+        let foreseen = target.foreseen && needed.iter().all(|module| attached_before.contains(module));
+        self.attach(target)?;
+        if target.hooks.attached() == 0 {
+            let error = target.hooks.first_error().unwrap_or("it has no hooks").to_owned();
+            bail!("no probe could be attached to process `{}`: {error}", target.pid);
+        }
+        if !target.has_begun() {
+            target.begin(clock::now().monotonic, stopped || foreseen);
+            let executable = executable::identity(target.pid).ok();
+            self.predictions.learn(executable, &target.hooks, &self.discovery.plan);
+        }
+        Ok(())
+    }
+
+    /// Puts probes on what a program that has just begun will probably map.
+    pub(super) fn foresee(&mut self, target: &mut Target) {
+        let executable = executable::identity(target.pid).ok();
+        let likely = self.predictions.of(executable);
+        likely.iter().for_each(|&id| target.hooks.want(id));
+        if let Err(error) = self.attach(target) {
+            debug!("process {}: {error:#}", target.pid);
+        }
+        // Only what is not mapped after the probes are there was not mapped before.
+        target.refresh_space(&mut self.discovery.modules);
+        self.register(target);
+        let mapped = target.space.modules();
+        let modules = target.hooks.modules(&self.discovery.plan);
+        target.foreseen = !modules.is_empty() && modules.iter().all(|module| !mapped.contains(module));
+    }
+
+    /// Learns of the C library that heapbpf itself uses: most programs use it too.
+    pub(super) fn learn_from(&mut self, hooks: &Hooks) {
+        self.predictions.learn(None, hooks, &self.discovery.plan);
+    }
+
+    /// Attaches a target's wanted hooks. Their heaps' rates are set before.
+    pub(super) fn attach(&mut self, target: &mut Target) -> Result<()> {
+        let Discovery { plan, modules, .. } = &self.discovery;
+        let rate = SamplingRate::new(self.interval);
+        for heap in self.heaps_rated..plan.heaps().len() {
+            self.kernel.set_rate(HeapId(u8::try_from(heap).context("too many heaps")?), rate)?;
+        }
+        self.heaps_rated = plan.heaps().len();
+        target.hooks.attach(target.pid, &mut self.kernel, modules, plan, self.links)
+    }
+
+    /// Gives the kernel side the target's unwind tables.
+    pub(super) fn register(&mut self, target: &Target) {
+        if let Err(error) = self.unwinding.register(&target.space, &self.discovery.modules) {
+            warn!("{error:#}");
+        }
+    }
+
+    /// Enters a forked target's inherited blocks into the kernel's live set, before its probes are there.
+    pub(super) fn inherit(&mut self, target: &Target) {
+        let blocks = target.ledger.live().map(|block| {
+            // When they were made does not matter to the kernel side, nor to the child's books.
+            (block.address, LiveBlock::new(block.size_bytes, 0, block.stack.0, block.interval, block.heap.0))
+        });
+        if let Err(error) = self.kernel.inherit_blocks(target.pid, blocks) {
+            warn!("process {}: frees of what it inherited will not be seen: {error}", target.pid);
+        }
+    }
+
+    /// Takes a target's probes away, soon, and forgets it in the kernel.
+    pub(super) fn release(&mut self, target: &mut Target) {
+        self.unwinding.forget(target.pid);
+        self.forget(target.pid);
+        self.detacher.detach(target.hooks.take_links());
+    }
+
+    /// The kernel side need not tell of this process's forks and execs any more.
+    pub(super) fn forget(&mut self, pid: Pid) {
+        if let Err(error) = self.kernel.forget_target(pid) {
+            debug!("process {pid}: {error}");
+        }
+    }
+
+    /// No call is drawn from now on.
+    pub(super) fn stop_drawing(&mut self) -> Result<()> {
+        for (heap, _) in (0u8..).zip(self.discovery.plan.heaps()) {
+            self.kernel.set_rate(HeapId(heap), SamplingRate::STOPPED)?;
+        }
+        Ok(())
+    }
+}

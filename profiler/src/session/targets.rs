@@ -1,0 +1,151 @@
+//! The targets of a session: those that run, by pid, and those that have ended.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use crate::ids::Pid;
+use crate::ingest::event::{Event, Exec, Fork};
+use crate::ledger::Ledger;
+use crate::report::profile::{Others, Skipped};
+use crate::target::process::Exit;
+use crate::units::EstimatedBytes;
+
+use super::target::{End, Target};
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Targets {
+    running: BTreeMap<Pid, Target>,
+    ended: Vec<Target>,
+    pub(super) others: Others,
+}
+
+/// Ended targets that are kept one by one. When there are more, those that allocated least are folded into sums.
+const ENDED_MAX: usize = 1000;
+
+/// Skipped processes that are named.
+const SKIPPED_MAX: usize = 100;
+
+impl Targets {
+    pub(super) fn get_mut(&mut self, pid: Pid) -> Option<&mut Target> {
+        self.running.get_mut(&pid)
+    }
+
+    pub(super) fn get(&self, pid: Pid) -> Option<&Target> {
+        self.running.get(&pid)
+    }
+
+    /// Those that run.
+    pub(super) fn running(&self) -> impl Iterator<Item = &Target> {
+        self.running.values()
+    }
+
+    pub(super) fn running_mut(&mut self) -> impl Iterator<Item = &mut Target> {
+        self.running.values_mut()
+    }
+
+    /// How many run.
+    pub(super) fn count(&self) -> usize {
+        self.running.len()
+    }
+
+    /// All, those that began first before the others.
+    pub(super) fn all(&self) -> Vec<&Target> {
+        let mut all: Vec<&Target> = self.ended.iter().chain(self.running.values()).collect();
+        all.sort_by_key(|target| (target.beginning.time, target.pid));
+        all
+    }
+
+    /// A new one. One of the same pid that has not been seen to end has ended.
+    pub(super) fn add(&mut self, target: Target) {
+        match self.running.entry(target.pid) {
+            Entry::Vacant(place) => {
+                place.insert(target);
+            }
+            Entry::Occupied(mut place) => {
+                let mut before = place.insert(target);
+                before.end = Some(End::Exited(Exit { code: None }));
+                self.keep(before);
+            }
+        }
+    }
+
+    /// Takes an event to its target's books. Other processes' events are nobody's: with perf events, a vfork child runs
+    /// into its parent's probes.
+    pub(super) fn enter(&mut self, event: Event) {
+        if let Some(target) = self.running.get_mut(&event.pid()) {
+            target.enter(event);
+        }
+    }
+
+    /// The books that the child of a target begins with: a copy of its parent's, if that has at most `blocks_max`.
+    pub(super) fn fork(&mut self, fork: &Fork, blocks_max: usize) -> Option<Ledger> {
+        let parent = self.running.get(&fork.parent)?;
+        if parent.ledger.live_blocks() > blocks_max {
+            self.others.not_inherited_count += 1;
+            return Some(Ledger::new(fork.child));
+        }
+        Some(parent.ledger.fork(fork.child))
+    }
+
+    /// The books of the program that a target ran until now; it goes on with empty ones.
+    pub(super) fn exec(&mut self, exec: &Exec) -> Option<Ledger> {
+        let target = self.running.get_mut(&exec.pid)?;
+        Some(std::mem::replace(&mut target.ledger, Ledger::new(exec.pid)))
+    }
+
+    /// Takes a running target out.
+    pub(super) fn remove(&mut self, pid: Pid) -> Option<Target> {
+        self.running.remove(&pid)
+    }
+
+    /// Keeps a target that has ended.
+    pub(super) fn keep(&mut self, target: Target) {
+        if target.hooks.is_empty() && target.ledger.totals().is_empty() {
+            // It was never watched.
+            return;
+        }
+        self.ended.push(target);
+        if self.ended.len() > ENDED_MAX {
+            let smallest = (0..self.ended.len()).min_by_key(|&i| self.ended[i].ledger.totals().alloc_bytes);
+            let folded = self.ended.swap_remove(smallest.unwrap_or(0));
+            self.others.folded_count += 1;
+            self.others.folded_totals.add(folded.ledger.totals());
+        }
+    }
+
+    /// A process that was meant and cannot be profiled.
+    pub(super) fn skip(&mut self, pid: Pid, command: String, reason: String) {
+        self.others.skipped_count += 1;
+        if self.others.skipped.len() < SKIPPED_MAX {
+            self.others.skipped.push(Skipped { pid, command, reason });
+        }
+    }
+
+    /// Asks again for exit codes that were not known when targets ended.
+    pub(super) fn learn_exit_codes(&mut self) {
+        for target in &mut self.ended {
+            if let (Some(End::Exited(exit @ Exit { code: None })), Some(process)) = (&mut target.end, &target.process)
+                && let Some(known) = process.exit_now()
+            {
+                *exit = known;
+                target.process = None;
+            }
+        }
+    }
+
+    /// Live bytes of all that run.
+    pub(super) fn live_bytes(&self) -> EstimatedBytes {
+        self.running.values().map(|target| target.ledger.totals().live_bytes()).sum()
+    }
+
+    /// Live sampled blocks of all that run.
+    pub(super) fn live_blocks(&self) -> usize {
+        self.running.values().map(|target| target.ledger.live_blocks()).sum()
+    }
+
+    /// Frees of blocks that no books have.
+    pub(super) fn frees_unknown(&self) -> u64 {
+        self.running.values().chain(&self.ended).map(|target| target.ledger.frees_unknown()).sum()
+    }
+}
