@@ -65,7 +65,7 @@ impl Session {
             }
         }
         for pid in self.lifecycle.take_settling(false) {
-            self.settle(pid, false);
+            self.settle(pid);
         }
     }
 
@@ -76,13 +76,14 @@ impl Session {
         pids.sort_unstable();
         pids.dedup();
         for pid in pids {
-            self.settle(pid, false);
+            self.settle(pid);
         }
         self.targets.learn_exit_codes();
     }
 
-    /// Puts probes on what a target maps now. `stopped` says that it cannot run meanwhile.
-    pub(super) fn settle(&mut self, pid: Pid, stopped: bool) {
+    /// Puts probes on what a target maps now.
+    pub(super) fn settle(&mut self, pid: Pid) {
+        let stopped = self.held == Some(pid);
         let Some(target) = self.targets.get_mut(pid) else { return self.lifecycle.settled(pid) };
         let Err(error) = self.probes.settle(target, stopped) else { return self.lifecycle.settled(pid) };
         let begins = matches!(error.downcast_ref(), Some(NoAllocator::None(_)));
@@ -147,7 +148,7 @@ impl Session {
         self.probes.foresee(&mut target);
         self.adopt(target);
         self.lifecycle.settle(exec.pid);
-        self.settle(exec.pid, false);
+        self.settle(exec.pid);
     }
 
     /// A process that is no target runs a program that may be meant.
@@ -172,7 +173,7 @@ impl Session {
         self.probes.foresee(&mut target);
         self.adopt(target);
         self.lifecycle.settle(exec.pid);
-        self.settle(exec.pid, false);
+        self.settle(exec.pid);
     }
 
     /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.

@@ -75,12 +75,14 @@ impl Session {
     /// Runs a command that is held at an exec until its code is mapped, with probes on each piece as it comes.
     fn step(&mut self, launch: &mut Launch) -> Result<(), LaunchError> {
         let pid = launch.pid();
+        self.held = Some(pid);
         let start_up = launch.step_until_loaded(&mut || {
             while !self.drain() {}
-            self.settle(pid, true);
+            self.settle(pid);
             Ok::<(), LaunchError>(())
-        })?;
-        debug!("process {pid}: {start_up:?}");
+        });
+        self.held = None;
+        debug!("process {pid}: {:?}", start_up?);
         Ok(())
     }
 

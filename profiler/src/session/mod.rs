@@ -27,6 +27,7 @@ pub use launching::{Command, Launched};
 
 use crate::bpf::counters::Counters;
 use crate::bpf::ring::Ring;
+use crate::ids::Pid;
 use crate::ingest::decode::decode;
 use crate::ingest::event::Event;
 use crate::report::profile::{Origin, Profile};
@@ -54,6 +55,8 @@ pub struct Session {
     raw: RawStacks,
     /// What the session itself has started.
     command: Option<Command>,
+    /// A process that cannot run at present.
+    held: Option<Pid>,
 }
 
 /// How often the ring is read when it does not fill: the longest that an event waits.
@@ -115,6 +118,7 @@ impl Session {
             started: clock::now(),
             records_unreadable: 0,
             command: None,
+            held: None,
         };
         session.begin(found, own)?;
         Ok(session)

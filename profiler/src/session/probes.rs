@@ -72,14 +72,16 @@ impl Probes {
     /// When it cannot be profiled as it is now.
     pub(super) fn settle(&mut self, target: &mut Target, stopped: bool) -> Result<()> {
         let attached_before = target.hooks.modules(&self.discovery.plan);
-        if target.refresh_space(&mut self.discovery.modules) {
-            self.register(target);
-        }
+        let mapped_more = target.refresh_space(&mut self.discovery.modules);
         self.discovery.discover(target)?;
         let needed = target.hooks.modules(&self.discovery.plan);
         // Probes that were put on files which the process had not mapped yet.
         let foreseen = target.foreseen && needed.iter().all(|module| attached_before.contains(module));
+        // Probes before tables: a stack that ends early is still an allocation that was seen.
         self.attach(target)?;
+        if mapped_more {
+            self.register(target);
+        }
         if target.hooks.attached() == 0 {
             let error = target.hooks.first_error().unwrap_or("it has no hooks").to_owned();
             bail!("no probe could be attached to process `{}`: {error}", target.pid);
@@ -102,7 +104,6 @@ impl Probes {
         }
         // Only what is not mapped after the probes are there was not mapped before.
         target.refresh_space(&mut self.discovery.modules);
-        self.register(target);
         let mapped = target.space.modules();
         let modules = target.hooks.modules(&self.discovery.plan);
         target.foreseen = !modules.is_empty() && modules.iter().all(|module| !mapped.contains(module));
