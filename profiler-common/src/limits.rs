@@ -17,6 +17,10 @@ pub const INFLIGHT_MAX: u32 = 65_536;
 /// Live sampled blocks that the kernel can hold, unless the user asks for another number.
 pub const LIVE_BLOCKS_DEFAULT: u32 = 1 << 20;
 
+/// Places that live blocks are counted in; a power of two. Half a megabyte in the kernel: a free of what is not live
+/// mostly ends there, without a search.
+pub const LIVE_PLACES: u32 = 1 << 16;
+
 /// Stacks whose frames have crossed the ring. The table evicts the least recently used, which only costs sending
 /// those frames again.
 pub const STACKS_SEEN: u32 = 65_536;
@@ -50,5 +54,6 @@ pub const UNWIND_RULES_MAX: u32 = 1 << 16;
 pub const PAGE_BYTES: u64 = 4096;
 
 const _: () = assert!(INTERVAL_BYTES_MAX <= u32::MAX as u64, "records carry the interval in 32 bits");
+const _: () = assert!(LIVE_PLACES.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX <= u16::MAX as usize, "records carry the depth in 16 bits");
 const _: () = assert!(HEAPS_MAX <= u8::MAX as u32 + 1, "records carry the heap in 8 bits");

@@ -1,6 +1,7 @@
 //! The live set: every sampled block that has not been freed, as the kernel holds it.
 
 use crate::interval::{INTERVAL_BITS, Interval};
+use crate::limits::LIVE_PLACES;
 
 /// Key of the live set. 16 bytes, no padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,6 +21,17 @@ impl LiveKey {
     #[must_use]
     pub const fn new(tgid: u32, address: u64) -> Self {
         Self { address, tgid, reserved: 0 }
+    }
+
+    /// Where blocks with this key are counted, below [`LIVE_PLACES`](crate::limits::LIVE_PLACES).
+    #[inline(always)]
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "the shift leaves the bits of a place")]
+    pub const fn place(&self) -> u32 {
+        // The golden ratio's bits, as in Knuth's multiplicative hashing (TAOCP 3, 6.4); processes often use the same
+        // addresses.
+        const RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
+        ((self.address ^ (self.tgid as u64) << 40).wrapping_mul(RATIO) >> (u64::BITS - LIVE_PLACES.ilog2())) as u32
     }
 }
 
@@ -127,6 +139,20 @@ mod tests {
             prop_assert_eq!(block.interval(), interval);
             prop_assert_eq!(block.heap(), heap);
         }
+    }
+
+    #[test]
+    fn blocks_of_an_allocator_are_spread_over_all_places() {
+        for (tgid, stride) in [(1, 16), (1, 4096), (4_000_000, 48), (77, 1 << 21)] {
+            let mut counts = vec![0u32; LIVE_PLACES as usize];
+            for i in 0..u64::from(LIVE_PLACES) {
+                counts[LiveKey::new(tgid, 0x7f12_3456_0010 + i * stride).place() as usize] += 1;
+            }
+            let most = counts.iter().max().copied().unwrap_or(0);
+            assert!(most <= 16, "{most} of process {tgid}, {stride} bytes apart, in one place");
+        }
+        let of = |tgid| LiveKey::new(tgid, 0x7f12_3456_0010).place();
+        assert!(of(100) != of(101) && of(100) != of(102), "neighbours with the same addresses");
     }
 
     #[test]

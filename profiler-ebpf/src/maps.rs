@@ -5,7 +5,8 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use profiler_common::counter::Counter;
 use profiler_common::limits::{
-    HEAPS_MAX, INFLIGHT_MAX, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
+    HEAPS_MAX, INFLIGHT_MAX, LIVE_PLACES, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, TARGETS_MAX, UNWIND_PAGES_MAX,
+    UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::sampling::SamplingRate;
@@ -22,6 +23,11 @@ pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(1, 0);
 /// The live set. Grows as blocks are sampled: most sessions hold far fewer than it may.
 #[map]
 pub(crate) static LIVE: HashMap<LiveKey, LiveBlock> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
+
+/// How many live blocks there are by [`LiveKey::place`], counted before they are entered and after they are taken out, so
+/// that 0 says that there is none. Whoever writes to [`LIVE`] counts here, the agent too.
+#[map]
+pub(crate) static LIVE_COUNTS: Array<u64> = Array::with_max_entries(LIVE_PLACES, BPF_F_MMAPABLE);
 
 /// Hooked calls between entry and return, by thread (`bpf_get_current_pid_tgid`).
 #[map]

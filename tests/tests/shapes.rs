@@ -201,6 +201,22 @@ fn a_failing_realloc_leaves_the_old_block_unless_it_frees_it() {
 }
 
 #[test]
+fn a_block_whose_free_was_not_seen_makes_place_for_the_next_one() {
+    for links in LINKS {
+        let mut watched = Watched::start(links);
+        watched.check("make 100 4096", &[Short::Alloc(4096, 100, MAKE)]);
+        watched.check("make 200 4096", &[Short::Alloc(4096, 200, MAKE)]);
+        watched.check("make 300 8192", &[Short::Alloc(8192, 300, MAKE)]);
+        watched.check("remake_freeing 4096 1 0", &[Short::Free(4096)]);
+        watched.check("remake_freeing 4096 1 0", &[]);
+        watched.check("remake_freeing 8192 1 0", &[Short::Free(8192)]);
+        watched.check("make 400 4096", &[Short::Alloc(4096, 400, MAKE)]);
+        watched.check("remake_freeing 4096 1 0", &[Short::Free(4096)]);
+        assert_eq!(watched.losses(), [(Counter::MissedFree, 1)]);
+    }
+}
+
+#[test]
 fn a_call_that_may_throw_is_left_alone_and_what_it_calls_is_not() {
     let mut watched = Watched::start(LinkKind::Session);
     watched.check("make_or_throw 999 4096", &[Short::Alloc(4096, 999, MAKE_OR_THROW)]);

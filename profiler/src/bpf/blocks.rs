@@ -1,15 +1,21 @@
 //! The live set from the agent's side: forgets the blocks of processes that are no more, and enters those that a fork
 //! inherits. Whatever else happens to it, the kernel side does.
+//!
+//! Blocks are counted by place, before they are entered and after they are taken out, as the kernel side does: what it
+//! finds no count for, it does not look for.
 
 use aya::maps::{Map, MapData, MapError};
+use profiler_common::limits::LIVE_PLACES;
 use profiler_common::live::{LiveBlock, LiveKey};
 
 use super::load::{Kernel, LoadError};
 use crate::address::TargetAddr;
 use crate::ids::Pid;
 use crate::sys::map_batch::{BATCH, remove_hash, write_hash};
+use crate::sys::map_memory::SharedCounts;
 
 const LIVE: &str = "LIVE";
+const COUNTS: &str = "LIVE_COUNTS";
 
 impl Kernel {
     /// Takes blocks of a process out of the live set: its program is gone. Returns how many were there.
@@ -22,7 +28,7 @@ impl Kernel {
         pid: Pid,
         addresses: impl IntoIterator<Item = TargetAddr>,
     ) -> Result<usize, LoadError> {
-        let live = self.live()?;
+        let (live, counts) = (self.live()?, self.live_counts()?);
         let mut keys = addresses.into_iter().map(|address| LiveKey::new(pid.0, address.0));
         let mut removed = 0;
         loop {
@@ -30,7 +36,11 @@ impl Kernel {
             if chunk.is_empty() {
                 return Ok(removed);
             }
-            removed += remove_hash(live.fd(), &chunk).map_err(failed)?;
+            let taken = |keys: &[LiveKey]| {
+                keys.iter().for_each(|key| counts.add(key.place(), -1));
+                removed += keys.len();
+            };
+            remove_hash(live.fd(), &chunk, taken).map_err(failed)?;
         }
     }
 
@@ -48,12 +58,15 @@ impl Kernel {
         child: Pid,
         blocks: impl IntoIterator<Item = (TargetAddr, LiveBlock)>,
     ) -> Result<usize, LoadError> {
-        let live = self.live()?;
+        let (live, counts) = (self.live()?, self.live_counts()?);
         let mut blocks = blocks.into_iter().map(|(address, block)| (LiveKey::new(child.0, address.0), block));
         let mut entered = 0;
         loop {
             let (keys, values): (Vec<LiveKey>, Vec<LiveBlock>) = blocks.by_ref().take(BATCH).unzip();
-            let written = if keys.is_empty() { 0 } else { write_hash(live.fd(), &keys, &values).map_err(failed)? };
+            keys.iter().for_each(|key| counts.add(key.place(), 1));
+            // After an error some may be there: their counts stay.
+            let written = write_hash(live.fd(), &keys, &values).map_err(failed)?;
+            keys[written..].iter().for_each(|key| counts.add(key.place(), -1));
             entered += written;
             if keys.is_empty() || written < keys.len() {
                 return Ok(entered);
@@ -67,6 +80,14 @@ impl Kernel {
             _ => Err(LoadError::Missing(LIVE)),
         }
     }
+
+    fn live_counts(&self) -> Result<SharedCounts, LoadError> {
+        let Map::Array(data) = self.map(COUNTS)? else {
+            return Err(LoadError::Missing(COUNTS));
+        };
+        let failed = |error| LoadError::Map { name: COUNTS, source: MapError::IoError(error) };
+        SharedCounts::new(data.fd(), LIVE_PLACES).map_err(failed)
+    }
 }
 
 fn failed(error: std::io::Error) -> LoadError {
@@ -75,7 +96,7 @@ fn failed(error: std::io::Error) -> LoadError {
 
 #[cfg(test)]
 mod tests {
-    use aya::maps::HashMap;
+    use aya::maps::{Array, HashMap};
     use profiler_common::interval::Interval;
 
     use super::*;
@@ -84,6 +105,11 @@ mod tests {
 
     fn block(stack_id: u64) -> LiveBlock {
         LiveBlock::new(100, 1000, stack_id, Interval::EXACT, 0)
+    }
+
+    fn counts(kernel: &Kernel) -> Vec<u64> {
+        let counts: Array<_, u64> = Array::try_from(kernel.map(COUNTS).expect("the map is there")).expect("an array");
+        counts.iter().map(|count| count.expect("it is there")).collect()
     }
 
     #[test]
@@ -101,6 +127,11 @@ mod tests {
             live.iter().flatten().map(|(key, block)| (key.tgid, key.address, block.stack_id())).collect();
         found.sort_unstable();
         assert_eq!(found, [(1, 16, 1), (1, 32, 2), (1, 48, 3), (2, 32, 2)]);
+        let mut expected = vec![0; LIVE_PLACES as usize];
+        for (tgid, address, _) in found {
+            expected[LiveKey::new(tgid, address).place() as usize] += 1;
+        }
+        assert_eq!(counts(&kernel), expected);
     }
 
     #[test]
@@ -109,5 +140,6 @@ mod tests {
         let blocks = (1..=fixture::LIVE_BLOCKS_MAX + 5).map(|number| (TargetAddr(u64::from(number)), block(1)));
         let entered = kernel.inherit_blocks(Pid(1), blocks).expect("a full map is no error");
         assert_eq!(entered, fixture::LIVE_BLOCKS_MAX as usize);
+        assert_eq!(counts(&kernel).iter().sum::<u64>(), u64::from(fixture::LIVE_BLOCKS_MAX));
     }
 }

@@ -105,30 +105,29 @@ pub fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V]) -> i
     Ok(written)
 }
 
-/// Removes elements from a hash map and returns how many of them were there.
+/// Removes elements from a hash map and hands those that were there to `removed`, stretch by stretch.
 ///
 /// # Errors
 ///
 /// The kernel's: `ENOTSUPP` (524) before Linux 5.6. Some may be removed then.
-pub fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K]) -> io::Result<usize> {
-    let mut removed = 0;
+pub fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl FnMut(&[K])) -> io::Result<()> {
     for mut chunk in keys.chunks(BATCH) {
         while !chunk.is_empty() {
             match batch::<K, u8>(BPF_MAP_DELETE_BATCH, &map, chunk, &[]) {
                 Ok(()) => {
-                    removed += chunk.len();
+                    removed(chunk);
                     break;
                 }
                 // It stops at the first that is not there.
                 Err(LeftOff { done, error }) if error.raw_os_error() == Some(libc::ENOENT) => {
-                    removed += done;
+                    removed(&chunk[..done]);
                     chunk = &chunk[done + 1..];
                 }
                 Err(LeftOff { error, .. }) => return Err(error),
             }
         }
     }
-    Ok(removed)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -156,6 +155,14 @@ mod tests {
         range.collect()
     }
 
+    /// How many of these there were.
+    fn remove_all(map: &impl AsFd, keys: &[u64]) -> usize {
+        let mut all = Vec::new();
+        remove_hash(map, keys, |removed| all.extend_from_slice(removed)).expect("a hash map");
+        assert!(all.iter().all(|key| keys.contains(key)));
+        all.len()
+    }
+
     #[test]
     fn what_is_written_is_removed_once() {
         let map = hash(200_000);
@@ -164,10 +171,14 @@ mod tests {
         assert_eq!(write_hash(&map, &all, &all).expect("over what is there"), 150_000);
         // Found and missing in turns, with a missing one at both ends.
         let some = [200_000u64, 0, 1, 200_001, 200_002, 149_999, 200_003];
-        assert_eq!(remove_hash(&map, &some).expect("a hash map"), 3);
-        assert_eq!(remove_hash(&map, &some).expect("a hash map"), 0);
-        assert_eq!(remove_hash(&map, &all).expect("a hash map"), 149_997);
-        assert_eq!(remove_hash::<u64>(&map, &[]).expect("nothing is little enough"), 0);
+        let mut removed = Vec::new();
+        remove_hash(&map, &some, |keys| removed.extend_from_slice(keys)).expect("a hash map");
+        assert_eq!(removed, [0, 1, 149_999]);
+        let mut count = 0;
+        remove_hash(&map, &some, |keys| count += keys.len()).expect("a hash map");
+        assert_eq!(count, 0);
+        remove_hash(&map, &all, |keys| count += keys.len()).expect("a hash map");
+        assert_eq!(count, 149_997);
     }
 
     #[test]
@@ -176,15 +187,15 @@ mod tests {
         let all = keys(0..3000);
         let written = write_hash(&map, &all, &all).expect("a full map is no error");
         assert_eq!(written, 1000);
-        assert_eq!(remove_hash(&map, &all[..written]).expect("a hash map"), written, "those that are told of");
-        assert_eq!(remove_hash(&map, &all).expect("a hash map"), 0, "no others");
+        assert_eq!(remove_all(&map, &all[..written]), written, "those that are told of");
+        assert_eq!(remove_all(&map, &all), 0, "no others");
     }
 
     #[test]
     fn a_command_that_is_refused_is_an_error() {
         let not_a_map = std::fs::File::open("/").expect("there is a root");
         assert!(write_hash(&not_a_map, &[1u64], &[1u64]).is_err());
-        assert!(remove_hash(&not_a_map, &[1u64]).is_err());
+        assert!(remove_hash(&not_a_map, &[1u64], |_| ()).is_err());
         assert!(write_hash(hash(1), &[1u64], &[] as &[u64]).is_err());
     }
 }

@@ -1,11 +1,13 @@
 //! Writes array maps through their memory, where the kernel lets it be mapped: half a microsecond per element less than by
-//! system calls, which adds up to a second for the tables of a compiler.
+//! system calls, which adds up to a second for the tables of a compiler. And counts together with the kernel side, which
+//! no system call can.
 
 #![expect(unsafe_code, reason = "maps memory that the kernel shares")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::Pod;
 
@@ -66,6 +68,36 @@ pub fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Res
     Ok(())
 }
 
+/// An array map of words that the kernel side counts in at the same time, by atomic instructions.
+pub struct SharedCounts {
+    mapped: Mapped,
+    count: usize,
+}
+
+impl SharedCounts {
+    /// Maps the first `count` words of an array map with `BPF_F_MMAPABLE` (Linux 5.5).
+    ///
+    /// # Errors
+    ///
+    /// As in [`write_mapped`].
+    pub fn new(map: impl AsFd, count: u32) -> io::Result<Self> {
+        let count = count as usize;
+        let length = count.checked_mul(size_of::<u64>()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        Ok(Self { mapped: Mapped::new(&map, 0, length)?, count })
+    }
+
+    /// Adds to a word, wrapping around. Words beyond the last are left alone.
+    pub fn add(&self, index: u32, change: i64) {
+        let index = index as usize;
+        if index < self.count {
+            // SAFETY: within the mapping, which lives as long as this and is aligned to a page; whoever else writes to it
+            // does so atomically.
+            let word = unsafe { AtomicU64::from_ptr(self.mapped.start.as_ptr().cast::<u64>().add(index)) };
+            word.fetch_add(change.cast_unsigned(), Ordering::SeqCst);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::{FromRawFd, OwnedFd};
@@ -111,6 +143,17 @@ mod tests {
         write_mapped::<u64>(&map, 5, &[]).expect("nothing is little enough");
         write_array(&map, 999, &[7_u64]).expect("system calls still do");
         assert_eq!(value(&map, 999), 7);
+    }
+
+    #[test]
+    fn counts_are_shared() {
+        let map = array(BPF_F_MMAPABLE);
+        let (counts, others) = (SharedCounts::new(&map, 1000).expect("mappable"), SharedCounts::new(&map, 1000));
+        counts.add(999, 5);
+        others.expect("mappable twice").add(999, -2);
+        counts.add(1000, 1);
+        assert_eq!([0, 998, 999].map(|key| value(&map, key)), [0, 0, 3]);
+        assert!(SharedCounts::new(array(0), 1000).is_err(), "no flag");
     }
 
     #[test]
