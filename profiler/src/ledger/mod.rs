@@ -7,10 +7,13 @@
 //!   0x55d0…5560 ─    24 B, T, callsite 1
 //! ```
 //!
+//! Mapped memory is kept by ranges of addresses instead (`ranges`), because it is unmapped in parts.
+//!
 //! Pure: events in, snapshots out; no clock, file or map. A callsite is a stack and a heap. Its stack's frames may come
 //! later than the first event that names it, or never, when the ring was full.
 
 mod live;
+mod ranges;
 pub mod snapshot;
 pub mod totals;
 
@@ -18,9 +21,10 @@ use rustc_hash::FxHashMap;
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
-use crate::ingest::event::{Allocation, Event, Free};
-use crate::units::Weight;
+use crate::ingest::event::{Allocation, Event, Free, Remap};
+use crate::units::{EstimatedBytes, EstimatedCount, Weight};
 use live::{LiveAllocation, LiveBlocks};
+use ranges::{Freed, Ranges};
 use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use totals::Totals;
 
@@ -29,6 +33,7 @@ use totals::Totals;
 pub struct Ledger {
     pid: Pid,
     live: LiveBlocks,
+    ranges: Ranges,
     callsites: Vec<Callsite>,
     callsite_ids: FxHashMap<(StackId, HeapId), u32>,
     stacks: FxHashMap<StackId, Stack>,
@@ -51,6 +56,7 @@ impl Ledger {
         Self {
             pid,
             live: LiveBlocks::default(),
+            ranges: Ranges::default(),
             callsites: Vec::new(),
             callsite_ids: FxHashMap::default(),
             stacks: FxHashMap::default(),
@@ -69,8 +75,9 @@ impl Ledger {
             Event::Stack(_, id, stack) => {
                 self.stacks.insert(id, stack);
             }
+            Event::Remap(remap) => self.remap(&remap),
             // The session's to act on, or kept for whoever asked for them.
-            Event::Fork(_) | Event::Exec(_) | Event::Remap(_) | Event::RawStack(..) => {}
+            Event::Fork(_) | Event::Exec(_) | Event::RawStack(..) => {}
         }
     }
 
@@ -101,6 +108,36 @@ impl Ledger {
         self.remove(allocation.address);
         let (callsite, weight) = self.insert(allocation);
         self.for_each_total(callsite, |totals| totals.restore(weight));
+    }
+
+    /// Memory whose mapping was not seen may be a file's, so what is unmapped of it changes nothing, and what it is moved to
+    /// is not entered.
+    fn remap(&mut self, remap: &Remap) {
+        let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
+        let old = addresses(remap.old_address, remap.old_bytes);
+        let new = addresses(remap.new_address, remap.new_bytes);
+        let gone = self.ranges.unmap(&old, remap.began);
+        let displaced = self.ranges.was_displaced(&old, remap.began);
+        let old_is_known = displaced || !gone.is_empty();
+        self.strike_off(gone);
+        if new.is_empty() || !(old.is_empty() || old_is_known) {
+            return;
+        }
+        let displaced = self.ranges.displace(&new, remap.ended);
+        self.strike_off(displaced);
+        let callsite = self.callsite(remap.stack, remap.heap);
+        let weight = mapped(new.end - new.start, 1);
+        self.for_each_total(callsite, |totals| totals.allocate(weight, remap.ended));
+        let covered = self.ranges.map(&new, remap.ended, callsite);
+        self.strike_off(covered);
+    }
+
+    /// Pieces of mappings are gone. A mapping is freed with the last of it.
+    fn strike_off(&mut self, pieces: impl IntoIterator<Item = Freed>) {
+        for piece in pieces {
+            let weight = mapped(piece.bytes, u64::from(piece.is_last));
+            self.for_each_total(piece.callsite, |totals| totals.free(weight));
+        }
     }
 
     /// Makes the block live; its address must be free.
@@ -154,6 +191,11 @@ impl Ledger {
             .collect();
         TargetSnapshot { pid: self.pid, totals: self.totals, heaps, callsites }
     }
+}
+
+/// Mapped memory is never sampled.
+fn mapped(bytes: u64, mappings: u64) -> Weight {
+    Weight { bytes: EstimatedBytes::exact(bytes), count: EstimatedCount::exact(mappings) }
 }
 
 #[cfg(test)]

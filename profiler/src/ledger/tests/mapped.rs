@@ -1,0 +1,95 @@
+//! Mapped memory in the books.
+
+use super::*;
+
+const PAGE: u64 = 4096;
+
+/// A change of pages, first page and number of each, by a call that took from `began` to one nanosecond later.
+fn remap(old: (u64, u64), new: (u64, u64), began: u64, stack: u64) -> Event {
+    Event::Remap(Remap {
+        pid: PID,
+        tid: Tid(1),
+        old_address: TargetAddr(old.0 * PAGE),
+        old_bytes: old.1 * PAGE,
+        new_address: TargetAddr(new.0 * PAGE),
+        new_bytes: new.1 * PAGE,
+        began: MonotonicNanos(began),
+        ended: MonotonicNanos(began + 1),
+        stack: StackId(stack),
+        hook: HookId(0),
+        heap: HeapId(0),
+    })
+}
+
+fn map(new: (u64, u64), began: u64, stack: u64) -> Event {
+    remap((0, 0), new, began, stack)
+}
+
+fn unmap(old: (u64, u64), began: u64) -> Event {
+    remap(old, (0, 0), began, 0)
+}
+
+/// Live pages and mappings, pages and mappings ever, pages at the peak.
+fn check(events: impl IntoIterator<Item = Event>, expected: [u64; 5]) {
+    let totals = *ledger(events).totals();
+    let got = [
+        totals.live_bytes().rounded() / PAGE,
+        totals.live_count().rounded(),
+        totals.alloc_bytes.rounded() / PAGE,
+        totals.alloc_count.rounded(),
+        totals.peak_bytes.rounded() / PAGE,
+    ];
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn parts_free_bytes_and_the_last_frees_the_mapping() {
+    let events = [map((10, 4), 1, 7), unmap((11, 2), 3), unmap((10, 1), 5), unmap((13, 9), 7)];
+    check(events.clone().into_iter().take(2), [2, 1, 4, 1, 4]);
+    check(events.clone().into_iter().take(3), [1, 1, 4, 1, 4]);
+    check(events, [0, 0, 4, 1, 4]);
+}
+
+#[test]
+fn a_move_is_a_new_mapping_of_whoever_moved() {
+    let events = [map((10, 4), 1, 7), remap((10, 4), (20, 6), 3, 8), unmap((10, 4), 5)];
+    check(events.clone(), [6, 1, 10, 2, 6]);
+    let live: Vec<_> = ledger(events).snapshot().callsites.iter().map(|site| site.totals.live_bytes()).collect();
+    assert_eq!(live, [EstimatedBytes::ZERO, EstimatedBytes::exact(6 * PAGE)]);
+}
+
+#[test]
+fn a_mapping_grows_and_shrinks_in_place() {
+    check([map((10, 4), 1, 7), remap((10, 4), (10, 6), 3, 8), remap((10, 6), (10, 1), 5, 8)], [1, 1, 11, 3, 6]);
+}
+
+#[test]
+fn a_part_is_moved_out_of_a_mapping() {
+    check([map((10, 4), 1, 7), remap((12, 1), (30, 1), 3, 8)], [4, 2, 5, 2, 4]);
+}
+
+#[test]
+fn a_mapping_over_another_replaces_it() {
+    check([map((10, 4), 1, 7), map((12, 4), 3, 8)], [6, 2, 8, 2, 6]);
+    check([map((10, 4), 1, 7), map((8, 10), 3, 8)], [10, 1, 14, 2, 10]);
+}
+
+#[test]
+fn what_was_not_seen_to_be_mapped_is_not_entered_when_it_moves() {
+    check([unmap((10, 4), 1), remap((10, 4), (20, 8), 3, 7)], [0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_late_record_leaves_the_range_to_its_new_owner() {
+    // Unmapped at 3; another thread has got the range at 4, and its record comes first.
+    check([map((10, 4), 1, 7), map((10, 4), 4, 8), unmap((10, 4), 3)], [4, 1, 8, 2, 4]);
+    // The same with a move: what moved is known although its place is taken.
+    check([map((10, 4), 1, 7), map((10, 4), 4, 8), remap((10, 4), (20, 4), 3, 9)], [8, 2, 12, 3, 8]);
+}
+
+#[test]
+fn blocks_and_mappings_are_freed_apart() {
+    let events = [alloc(10 * PAGE, 100, 7), map((10, 1), 1, 7), free(10 * PAGE)];
+    check(events, [1, 1, 1, 2, 1]);
+    check([alloc(10 * PAGE, PAGE, 7), unmap((10, 1), 3)], [1, 1, 1, 1, 1]);
+}
