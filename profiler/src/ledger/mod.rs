@@ -117,8 +117,8 @@ impl Ledger {
         let old = addresses(remap.old_address, remap.old_bytes);
         let new = addresses(remap.new_address, remap.new_bytes);
         let gone = self.ranges.unmap(&old, remap.began);
-        let displaced = self.ranges.was_displaced(&old, remap.began);
-        let old_is_known = displaced || !gone.is_empty();
+        // What was displaced there is another thread's, who will yet tell, if this one's own was found.
+        let old_is_known = !gone.is_empty() || self.ranges.was_displaced(&old, remap.began);
         self.strike_off(gone);
         if new.is_empty() || !(old.is_empty() || old_is_known) {
             return;

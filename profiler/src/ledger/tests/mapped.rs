@@ -85,6 +85,9 @@ fn a_late_record_leaves_the_range_to_its_new_owner() {
     check([map((10, 4), 1, 7), map((10, 4), 4, 8), unmap((10, 4), 3)], [4, 1, 8, 2, 4]);
     // The same with a move: what moved is known although its place is taken.
     check([map((10, 4), 1, 7), map((10, 4), 4, 8), remap((10, 4), (20, 4), 3, 9)], [8, 2, 12, 3, 8]);
+    // The new owner has moved on by then, too.
+    let owner = [map((10, 4), 1, 7), map((10, 4), 4, 8), remap((10, 4), (30, 4), 6, 8)];
+    check(owner.into_iter().chain([remap((10, 4), (20, 4), 3, 9)]), [8, 2, 16, 4, 8]);
 }
 
 #[test]
