@@ -35,6 +35,14 @@ pub(super) struct Freed {
     pub(super) is_last: bool,
 }
 
+/// A piece over which something else was mapped before its own unmapping was seen.
+#[derive(Clone, Debug)]
+struct Displaced {
+    addresses: Addresses,
+    time: MonotonicNanos,
+    mapping: u64,
+}
+
 /// Displaced pieces that are remembered. Only records that are late ask for them.
 const DISPLACED_MAX: usize = 64;
 
@@ -46,8 +54,8 @@ pub(super) struct Ranges {
     splits: FxHashMap<u64, u64>,
     /// Mappings so far, which numbers the next one.
     mappings: u64,
-    /// Where something was mapped over the latest pieces whose unmapping has not been seen, and when those were mapped.
-    displaced: VecDeque<(Addresses, MonotonicNanos)>,
+    /// The latest of these.
+    displaced: VecDeque<Displaced>,
 }
 
 impl Ranges {
@@ -60,21 +68,27 @@ impl Ranges {
     /// is late, or it was replaced. See [`was_displaced`](Self::was_displaced).
     pub(super) fn displace(&mut self, range: &Addresses, time: MonotonicNanos) -> Vec<Freed> {
         let mut gone = Vec::new();
-        for ((piece, mapped), freed) in self.take(range, time) {
+        for (displaced, freed) in self.take(range, time) {
             if self.displaced.len() == DISPLACED_MAX {
                 self.displaced.pop_front();
             }
-            self.displaced.push_back((piece, mapped));
+            self.displaced.push_back(displaced);
             gone.push(freed);
         }
         gone
     }
 
-    /// Whether something that had been mapped in this range by `until` was displaced lately. True once only.
+    /// Whether something that had been mapped in this range by `until` was displaced lately. True once for each mapping, the
+    /// latest first: it is the one that whoever gives up the range had.
     pub(super) fn was_displaced(&mut self, range: &Addresses, until: MonotonicNanos) -> bool {
-        let before = self.displaced.len();
-        self.displaced.retain(|(piece, time)| *time > until || !overlap(piece, range));
-        self.displaced.len() < before
+        let is_meant = |piece: &&Displaced| piece.time <= until && overlap(&piece.addresses, range);
+        let Some(mapping) =
+            self.displaced.iter().filter(is_meant).max_by_key(|piece| piece.time).map(|piece| piece.mapping)
+        else {
+            return false;
+        };
+        self.displaced.retain(|piece| piece.mapping != mapping || !overlap(&piece.addresses, range));
+        true
     }
 
     /// Enters a mapping, which may not be empty. It goes where nothing is: what is there already was mapped later (see
@@ -98,8 +112,8 @@ impl Ranges {
         (covered > 0).then_some(Freed { bytes: covered, callsite, is_last: pieces == 0 })
     }
 
-    /// Takes out what was mapped by `until`, each piece with its addresses and its time.
-    fn take(&mut self, range: &Addresses, until: MonotonicNanos) -> Vec<((Addresses, MonotonicNanos), Freed)> {
+    /// Takes out what was mapped by `until`.
+    fn take(&mut self, range: &Addresses, until: MonotonicNanos) -> Vec<(Displaced, Freed)> {
         let meant: Vec<(u64, Piece)> = self.overlapping(range).filter(|(_, piece)| piece.time <= until).collect();
         meant.into_iter().map(|(start, piece)| self.cut(start, piece, range)).collect()
     }
@@ -112,7 +126,7 @@ impl Ranges {
     }
 
     /// Cuts the range out of a piece that overlaps it.
-    fn cut(&mut self, start: u64, piece: Piece, range: &Addresses) -> ((Addresses, MonotonicNanos), Freed) {
+    fn cut(&mut self, start: u64, piece: Piece, range: &Addresses) -> (Displaced, Freed) {
         let gone = start.max(range.start)..piece.end.min(range.end);
         self.pieces.remove(&start);
         let mut rests = 0;
@@ -124,7 +138,7 @@ impl Ranges {
         }
         let is_last = self.replace_piece(piece.mapping, rests) == 0;
         let freed = Freed { bytes: gone.end - gone.start, callsite: piece.callsite, is_last };
-        ((gone, piece.time), freed)
+        (Displaced { addresses: gone, time: piece.time, mapping: piece.mapping }, freed)
     }
 
     /// One piece of a mapping has become `rests` pieces. Returns how many the mapping has now.
