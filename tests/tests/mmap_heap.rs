@@ -42,7 +42,9 @@ fn mappings_are_counted_to_the_page_and_their_parts() {
     // That the target's own books are about something.
     let maps = ledger.site("maps").counts;
     assert!(maps.live_bytes > 0 && maps.live_bytes < maps.alloc_bytes / 4, "{maps:?}");
-    assert!(ledger.site("maps_reserve").counts.alloc_bytes == 1 << 40 && ledger.site("moves_over").counts.live_count == 1);
+    assert!(
+        ledger.site("maps_reserve").counts.alloc_bytes == 1 << 40 && ledger.site("moves_over").counts.live_count == 1
+    );
 }
 
 #[test]

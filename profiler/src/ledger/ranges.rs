@@ -98,7 +98,7 @@ impl Ranges {
         let mapping = self.mappings;
         self.mappings += 1;
         let (mut at, mut pieces, mut covered) = (range.start, 0, range.end - range.start);
-        for later in taken.into_iter().chain([range.end..range.end]) {
+        for later in taken.into_iter().chain(std::iter::once(range.end..range.end)) {
             if at < later.start {
                 self.pieces.insert(at, Piece { end: later.start, time, callsite, mapping });
                 pieces += 1;

@@ -135,7 +135,7 @@ impl Machine {
                 let gives = !owned.is_empty() && wish > 0;
                 let old =
                     if gives { owned.swap_remove(usize::try_from(wish).unwrap_or(0) % owned.len()) } else { (0, 0) };
-                let new_pages = if gives && wish % 3 == 0 { 0 } else { new_pages };
+                let new_pages = if gives && wish.is_multiple_of(3) { 0 } else { new_pages };
                 self.running[thread] = Some(Running { began: self.clock, old, new_pages, done: None });
             }
             Some(call @ Running { done: None, .. }) => {
