@@ -23,7 +23,7 @@ pub enum CallShape {
     Unmap = 6,
     /// Maps a range of memory anew and returns where, or −1 (`mremap`): pointer, the new size, and as count the old size.
     Remap = 7,
-    /// Moves the end of the data segment (`brk`, `sbrk`). How far, the kernel's own books tell.
+    /// Moves the end of the data segment by a signed size, and returns where it was, or −1 (`sbrk`).
     Break = 8,
 }
 

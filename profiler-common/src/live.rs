@@ -107,9 +107,17 @@ impl LiveBlock {
     }
 
     /// The block from the three words that it is.
+    #[inline(always)]
     #[must_use]
     pub const fn from_words([stack_id, time, size]: [u64; 3]) -> Self {
         Self { stack_id, time, size }
+    }
+
+    /// The three words that the block is.
+    #[inline(always)]
+    #[must_use]
+    pub const fn words(&self) -> [u64; 3] {
+        [self.stack_id, self.time, self.size]
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Inflight {
     pub(crate) pointer: u64,
     /// The stack, when sampled.
     pub(crate) stack_id: u64,
-    /// The old block as it was in the live set, when `old_tracked`.
+    /// The old block as it was in the live set, when `old_tracked`. Calls that map memory keep other words here.
     pub(crate) old: LiveBlock,
     /// The interval that the call was sampled at, as blocks carry it, or 0 when it was not sampled.
     pub(crate) interval_code: u32,

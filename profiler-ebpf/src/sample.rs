@@ -16,3 +16,12 @@ pub(crate) fn draw(heap: u8, size_bytes: u64) -> Option<u32> {
     // SAFETY: the helper takes no arguments.
     if rate.samples(size_bytes, || unsafe { bpf_get_prandom_u32() }) { Some(rate.interval_code) } else { None }
 }
+
+/// Whether the heap is being recorded at all: for calls that are taken whatever the rate.
+#[inline(always)]
+pub(crate) fn is_on(heap: u8) -> bool {
+    match RATES.get(u32::from(heap)) {
+        Some(rate) => rate.interval_bytes != 0,
+        None => false,
+    }
+}

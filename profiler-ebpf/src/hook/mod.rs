@@ -2,6 +2,7 @@
 
 pub(crate) mod alloc;
 pub(crate) mod free;
+pub(crate) mod map;
 pub(crate) mod realloc;
 mod register;
 
@@ -106,6 +107,7 @@ pub(crate) fn entry(call: &Call) -> bool {
             false
         }
         shape @ (REALLOC | RESIZE) => realloc::entry(call, shape),
+        shape if map::is_shape(shape) => map::entry(call, shape),
         shape => alloc::entry(call, shape),
     }
 }
@@ -121,6 +123,10 @@ pub(crate) fn finish(call: &Call) {
     let Some(inflight) = inflight::leave(call) else {
         return;
     };
+    if map::is_shape(inflight.shape) {
+        map::finish(call, &inflight);
+        return;
+    }
     let Some(address) = block_address(call, &inflight) else {
         restore_old(call, &inflight);
         return;

@@ -2,5 +2,6 @@
 
 pub mod detect;
 pub mod libc;
+pub mod mmap;
 pub mod resolve;
 pub mod spec;

@@ -11,9 +11,9 @@ pub struct HookSpec {
     pub shape: CallShape,
     /// The argument that holds the size in bytes; unused for [`CallShape::Free`].
     pub size: usize,
-    /// The argument that multiplies the size.
+    /// The argument that multiplies the size; of [`CallShape::Map`] the flags, of [`CallShape::Remap`] the old size.
     pub count: Option<usize>,
-    /// The argument that holds the old block, or the address to store the new one at.
+    /// The argument that holds the old block or range, or the address to store the new one at.
     pub pointer: Option<usize>,
     /// The size is rounded up to whole pages.
     pub page_rounded: bool,
@@ -58,6 +58,30 @@ impl HookSpec {
     #[must_use]
     pub const fn free(function: &'static str, block: usize) -> Self {
         Self { shape: CallShape::Free, pointer: Some(block), delegates: false, ..Self::alloc(function, 0) }
+    }
+
+    /// `function(…, size, …, flags, …) -> start`
+    #[must_use]
+    pub const fn map(function: &'static str, size: usize, flags: usize) -> Self {
+        Self { shape: CallShape::Map, count: Some(flags), ..Self::alloc(function, size) }
+    }
+
+    /// `function(start, size) -> error`
+    #[must_use]
+    pub const fn unmap(function: &'static str, start: usize, size: usize) -> Self {
+        Self { shape: CallShape::Unmap, pointer: Some(start), ..Self::alloc(function, size) }
+    }
+
+    /// `function(start, old_size, size, …) -> start`
+    #[must_use]
+    pub const fn remap(function: &'static str, start: usize, old_size: usize, size: usize) -> Self {
+        Self { shape: CallShape::Remap, pointer: Some(start), count: Some(old_size), ..Self::alloc(function, size) }
+    }
+
+    /// `function(increment) -> end before`
+    #[must_use]
+    pub const fn break_(function: &'static str, increment: usize) -> Self {
+        Self { shape: CallShape::Break, ..Self::alloc(function, increment) }
     }
 
     /// It may throw a C++ exception instead of returning.

@@ -7,10 +7,13 @@
 //!   0x55d0…5560 ─    24 B, T, callsite 1
 //! ```
 //!
+//! Mapped memory is kept by ranges of addresses instead (`ranges`), because it is unmapped in parts.
+//!
 //! Pure: events in, snapshots out; no clock, file or map. A callsite is a stack and a heap. Its stack's frames may come
 //! later than the first event that names it, or never, when the ring was full.
 
 mod live;
+mod ranges;
 pub mod snapshot;
 pub mod totals;
 
@@ -19,9 +22,10 @@ use rustc_hash::FxHashMap;
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
-use crate::ingest::event::{Allocation, Event, Free};
-use crate::units::Weight;
+use crate::ingest::event::{Allocation, Event, Free, Remap};
+use crate::units::{EstimatedBytes, EstimatedCount, Weight};
 use live::{LiveBlock, LiveBlocks};
+use ranges::{Freed, Ranges};
 use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use totals::Totals;
 
@@ -30,6 +34,7 @@ use totals::Totals;
 pub struct Ledger {
     pid: Pid,
     live: LiveBlocks,
+    ranges: Ranges,
     callsites: Vec<Callsite>,
     callsite_ids: FxHashMap<(StackId, HeapId), u32>,
     stacks: FxHashMap<StackId, Stack>,
@@ -69,6 +74,7 @@ impl Ledger {
         Self {
             pid,
             live: LiveBlocks::default(),
+            ranges: Ranges::default(),
             callsites: Vec::new(),
             callsite_ids: FxHashMap::default(),
             stacks: FxHashMap::default(),
@@ -90,6 +96,7 @@ impl Ledger {
         };
         Self {
             live: self.live.clone(),
+            ranges: self.ranges.clone(),
             callsites: self.callsites.iter().map(inherit).collect(),
             stacks: self.stacks.clone(),
             totals: self.totals.inherit(),
@@ -107,8 +114,9 @@ impl Ledger {
             Event::Stack(_, id, stack) => {
                 self.stacks.insert(id, stack);
             }
+            Event::Remap(remap) => self.remap(&remap),
             // The session's to act on, or kept for whoever asked for them.
-            Event::Fork(_) | Event::Exec(_) | Event::Remap(_) | Event::RawStack(..) => {}
+            Event::Fork(_) | Event::Exec(_) | Event::RawStack(..) => {}
         }
     }
 
@@ -139,6 +147,36 @@ impl Ledger {
         self.remove(allocation.address);
         let (callsite, weight) = self.insert(allocation);
         self.for_each_total(callsite, |totals| totals.restore(weight));
+    }
+
+    /// Memory whose mapping was not seen may be a file's, so what is unmapped of it changes nothing, and what it is moved to
+    /// is not entered.
+    fn remap(&mut self, remap: &Remap) {
+        let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
+        let old = addresses(remap.old_address, remap.old_bytes);
+        let new = addresses(remap.new_address, remap.new_bytes);
+        let gone = self.ranges.unmap(&old, remap.began);
+        // What was displaced there is another thread's, who will yet tell, if this one's own was found.
+        let old_is_known = !gone.is_empty() || self.ranges.was_displaced(&old, remap.began);
+        self.strike_off(gone);
+        if new.is_empty() || !(old.is_empty() || old_is_known) {
+            return;
+        }
+        let displaced = self.ranges.displace(&new, remap.ended);
+        self.strike_off(displaced);
+        let callsite = self.callsite(remap.stack, remap.heap);
+        let weight = mapped(new.end - new.start, 1);
+        self.for_each_total(callsite, |totals| totals.allocate(weight, remap.ended));
+        let covered = self.ranges.map(&new, remap.ended, callsite);
+        self.strike_off(covered);
+    }
+
+    /// Pieces of mappings are gone. A mapping is freed with the last of it.
+    fn strike_off(&mut self, pieces: impl IntoIterator<Item = Freed>) {
+        for piece in pieces {
+            let weight = mapped(piece.bytes, u64::from(piece.is_last));
+            self.for_each_total(piece.callsite, |totals| totals.free(weight));
+        }
     }
 
     /// Makes the block live; its address must be free.
@@ -199,6 +237,7 @@ impl Ledger {
     /// The process is gone, and no event will come: single blocks are forgotten, sums stay.
     pub fn close(&mut self) {
         self.live = LiveBlocks::default();
+        self.ranges = Ranges::default();
         self.callsite_ids = FxHashMap::default();
     }
 
@@ -227,6 +266,11 @@ impl Ledger {
             .collect();
         TargetSnapshot { pid: self.pid, totals: self.totals, heaps, callsites }
     }
+}
+
+/// Mapped memory is never sampled.
+fn mapped(bytes: u64, mappings: u64) -> Weight {
+    Weight { bytes: EstimatedBytes::exact(bytes), count: EstimatedCount::exact(mappings) }
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! The books against what was entered.
 
+mod mapped;
+
 use std::sync::Arc;
 
 use proptest::prelude::*;

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use super::*;
 use crate::allocator::libc::FUNCTIONS;
+use crate::allocator::mmap;
 use crate::object::fixture::Workshop;
 use crate::object::module::ModuleStore;
 use crate::object::symbols::{Search, defined_functions};
@@ -42,7 +43,7 @@ fn placements(path: &Path) -> BTreeMap<String, (u64, Placement)> {
     let id = modules.intern_path(path).expect("it opens");
     let module = modules.get(id);
     let mut placements = BTreeMap::new();
-    for spec in FUNCTIONS {
+    for spec in FUNCTIONS.iter().chain(mmap::FUNCTIONS) {
         let found = defined_functions(module, &[spec.function], Search::Exported).expect("an ELF file");
         let Some(function) = found.first() else { continue };
         let code = Code::of(module, function).expect("its code can be read");

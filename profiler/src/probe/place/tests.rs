@@ -5,12 +5,13 @@ mod interpreter;
 
 use super::*;
 use crate::allocator::libc::FUNCTIONS;
+use crate::allocator::mmap;
 
 const ADDRESS: LinkAddr = LinkAddr(0x1000);
 
-/// The table's entry for a function.
+/// The tables' entry for a function.
 fn spec(function: &str) -> HookSpec {
-    *FUNCTIONS.iter().find(|spec| spec.function == function).expect("in the table")
+    *FUNCTIONS.iter().chain(mmap::FUNCTIONS).find(|spec| spec.function == function).expect("in the table")
 }
 
 fn parse(hexadecimal: &str) -> Vec<u8> {

@@ -67,6 +67,27 @@ fn musl_1_2() {
 }
 
 #[test]
+fn mapping_calls_have_three_arguments() {
+    // glibc 2.36: the flags are copied for the system call and stay where they were.
+    let map = check("mmap", "4189ca 41f7c1 ff0f0000 7514 b8 09000000 0f05 c3", 10, "jne 0x1020");
+    assert_eq!((map.size, map.count, map.pointer), (Rsi, Some(Rcx), None));
+    check_entry("munmap", "b8 0b000000 0f05 483d 01f0ffff 7301 c3 488b0d c9130d00 c3");
+    // The jump is emulated, but by then the stack pointer has moved, which the return is known by.
+    check_entry("mremap", "4883ec58 4c89442440 31c0 83f907 775a 4189ca 4531c0 f6c106 c3");
+    check("sbrk", "4154 4c8b25 a7510d00 803d be420e00 00 55 53 4889fb c3", 0, "push %r12");
+    // musl 1.2
+    let map = check("mmap", "4154 53 4883ec28 41f7c1 ff0f0000 c3", 0, "push %r12");
+    assert_eq!((map.size, map.count, map.pointer), (Rsi, Some(Rcx), None));
+    let unmap = check("munmap", "55 4889f5 53 4889fb 4883ec08 c3", 0, "push %rbp");
+    assert_eq!((unmap.size, unmap.pointer), (Rsi, Some(Rdi)));
+    let remap = check("mremap", "55 4883ec70 4c89442460 c3", 0, "push %rbp");
+    assert_eq!((remap.size, remap.count, remap.pointer), (Rdx, Some(Rsi), Some(Rdi)));
+    // All three were moved, and their registers are used for something else.
+    let moved = check("mremap", "4989f8 4889f0 4889d3 31ff 31f6 31d2 90 c3", 15, "nop");
+    assert_eq!((moved.size, moved.count, moved.pointer), (Rbx, Some(Rax), Some(R8)));
+}
+
+#[test]
 fn functions_built_for_control_flow_protection_begin_with_endbr64() {
     check("malloc", "f30f1efa 4154 55 c3", 4, "push %r12");
     check("free", "f30f1efa 4885ff 7401 c3 c3", 7, "je 0x100a");

@@ -1,0 +1,134 @@
+//! Calls that map memory, unmap it, or move it or its end. Each is taken, sampled heaps or not: they are rare, and the
+//! agent needs all of them to know which parts of a mapping are left. The live set has none of them.
+//!
+//! The record is written at the return, and says when the call began: before the return, another thread may have been
+//! given the range that this call took away.
+
+use profiler_common::hook::CallShape;
+use profiler_common::limits::PAGE_BYTES;
+use profiler_common::live::LiveBlock;
+use profiler_common::record::{RecordHeader, RecordKind, RemapRecord};
+
+use crate::hook::Call;
+use crate::inflight::{self, Inflight};
+use crate::{emit, live, sample, stack};
+
+const MAP: u8 = CallShape::Map as u8;
+const UNMAP: u8 = CallShape::Unmap as u8;
+const REMAP: u8 = CallShape::Remap as u8;
+
+/// Whether calls of this shape are this file's.
+#[inline(always)]
+pub(crate) const fn is_shape(shape: u8) -> bool {
+    shape >= MAP
+}
+
+/// Flags of mmap (`include/uapi/linux/mman.h`, `include/uapi/asm-generic/mman-common.h`).
+const MAP_FIXED: u64 = 0x10;
+const MAP_ANONYMOUS: u64 = 0x20;
+const MAP_HUGETLB: u64 = 0x4_0000;
+/// Above this bit the flags say the logarithm of the huge page's size; 0 stands for the system's own.
+const MAP_HUGE_SHIFT: u64 = 26;
+const MAP_HUGE_MASK: u64 = 0x3f;
+/// Of the huge page that x86-64 systems have unless they are told otherwise: 2 MiB.
+const HUGE_SHIFT_DEFAULT: u64 = 21;
+
+/// True when the return has to be seen: the call may change what anonymous memory is mapped.
+#[inline(always)]
+pub(crate) fn entry(call: &Call, shape: u8) -> bool {
+    if inflight::nested(call) || !sample::is_on(call.cookie.heap()) {
+        return false;
+    }
+    let size_bytes = call.register(call.cookie.size_register());
+    let argument = if call.cookie.has_count() { call.register(call.cookie.count_register()) } else { 0 };
+    let (counts, makes) = match shape {
+        MAP => (argument & (MAP_ANONYMOUS | MAP_FIXED) != 0, argument & MAP_ANONYMOUS != 0),
+        UNMAP => (true, false),
+        // An old size of 0 doubles a shared mapping.
+        REMAP => (argument != 0, true),
+        _ => (size_bytes != 0, size_bytes as i64 > 0),
+    };
+    if !counts {
+        return false;
+    }
+    let began_ns = live::now();
+    inflight::enter(
+        call,
+        &Inflight {
+            sp: call.sp(),
+            size_bytes,
+            pointer: if call.cookie.has_pointer() { call.pointer() } else { 0 },
+            stack_id: if makes { stack::take(call) } else { 0 },
+            // There is no old block, so its place has what else the return must know.
+            old: LiveBlock::from_words([began_ns, argument, 0]),
+            interval_code: 0,
+            hook: call.cookie.hook(),
+            shape,
+            old_tracked: 0,
+        },
+    )
+}
+
+/// A range of memory: its start and its length in bytes.
+type Range = (u64, u64);
+
+const NOTHING: Range = (0, 0);
+
+/// The return of a call that was noted at its entry. A call that failed has changed nothing.
+#[inline(always)]
+pub(crate) fn finish(call: &Call, inflight: &Inflight) {
+    let [began_ns, argument, _] = inflight.old.words();
+    let Some((old, new)) = ranges(call.result(), inflight, argument) else {
+        return;
+    };
+    emit::record(RemapRecord {
+        header: RecordHeader::new(RecordKind::Remap, call.tgid()),
+        old_address: old.0,
+        old_bytes: old.1,
+        new_address: new.0,
+        new_bytes: new.1,
+        began_ns,
+        ended_ns: live::now(),
+        stack_id: inflight.stack_id,
+        tid: call.tid(),
+        hook: inflight.hook,
+        heap: call.cookie.heap(),
+        reserved: 0,
+    });
+}
+
+/// The range that is gone and the one that is there, or `None` when the call has failed.
+#[inline(always)]
+fn ranges(result: u64, inflight: &Inflight, argument: u64) -> Option<(Range, Range)> {
+    let Inflight { size_bytes, pointer, shape, .. } = *inflight;
+    if shape == UNMAP {
+        let failed = result as u32 != 0;
+        return if failed { None } else { Some(((pointer, whole_pages(size_bytes)), NOTHING)) };
+    }
+    // The C library's wrappers return -1, the system calls below them the error's number with a minus.
+    if result > u64::MAX - 4095 {
+        return None;
+    }
+    Some(match shape {
+        // A file's mapping that was put over anonymous memory takes that away.
+        MAP if argument & MAP_ANONYMOUS == 0 => ((result, whole_pages(size_bytes)), NOTHING),
+        MAP if argument & MAP_HUGETLB != 0 => (NOTHING, (result, whole_huge_pages(size_bytes, argument))),
+        MAP => (NOTHING, (result, whole_pages(size_bytes))),
+        REMAP => ((pointer, whole_pages(argument)), (result, whole_pages(size_bytes))),
+        // `sbrk` returns where the data segment ended before.
+        _ if size_bytes as i64 > 0 => (NOTHING, (result, size_bytes)),
+        _ => ((result.wrapping_add(size_bytes), size_bytes.wrapping_neg()), NOTHING),
+    })
+}
+
+#[inline(always)]
+fn whole_pages(size_bytes: u64) -> u64 {
+    size_bytes.wrapping_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1)
+}
+
+#[inline(always)]
+fn whole_huge_pages(size_bytes: u64, flags: u64) -> u64 {
+    let shift = flags >> MAP_HUGE_SHIFT & MAP_HUGE_MASK;
+    let page_bytes = 1 << if shift == 0 { HUGE_SHIFT_DEFAULT } else { shift };
+    size_bytes.wrapping_add(page_bytes - 1) & !(page_bytes - 1)
+}

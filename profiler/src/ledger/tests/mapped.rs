@@ -1,0 +1,187 @@
+//! Mapped memory in the books.
+
+use super::*;
+
+const PAGE: u64 = 4096;
+
+/// A change of pages, first page and number of each, by a call that took from `began` to one nanosecond later.
+fn remap(old: (u64, u64), new: (u64, u64), began: u64, stack: u64) -> Event {
+    Event::Remap(Remap {
+        pid: PID,
+        tid: Tid(1),
+        old_address: TargetAddr(old.0 * PAGE),
+        old_bytes: old.1 * PAGE,
+        new_address: TargetAddr(new.0 * PAGE),
+        new_bytes: new.1 * PAGE,
+        began: MonotonicNanos(began),
+        ended: MonotonicNanos(began + 1),
+        stack: StackId(stack),
+        hook: HookId(0),
+        heap: HeapId(0),
+    })
+}
+
+fn map(new: (u64, u64), began: u64, stack: u64) -> Event {
+    remap((0, 0), new, began, stack)
+}
+
+fn unmap(old: (u64, u64), began: u64) -> Event {
+    remap(old, (0, 0), began, 0)
+}
+
+/// Live pages and mappings, pages and mappings ever, pages at the peak.
+fn check(events: impl IntoIterator<Item = Event>, expected: [u64; 5]) {
+    let totals = *ledger(events).totals();
+    let got = [
+        totals.live_bytes().rounded() / PAGE,
+        totals.live_count().rounded(),
+        totals.alloc_bytes.rounded() / PAGE,
+        totals.alloc_count.rounded(),
+        totals.peak_bytes.rounded() / PAGE,
+    ];
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn parts_free_bytes_and_the_last_frees_the_mapping() {
+    let events = [map((10, 4), 1, 7), unmap((11, 2), 3), unmap((10, 1), 5), unmap((13, 9), 7)];
+    check(events.clone().into_iter().take(2), [2, 1, 4, 1, 4]);
+    check(events.clone().into_iter().take(3), [1, 1, 4, 1, 4]);
+    check(events, [0, 0, 4, 1, 4]);
+}
+
+#[test]
+fn a_move_is_a_new_mapping_of_whoever_moved() {
+    let events = [map((10, 4), 1, 7), remap((10, 4), (20, 6), 3, 8), unmap((10, 4), 5)];
+    check(events.clone(), [6, 1, 10, 2, 6]);
+    let live: Vec<_> = ledger(events).snapshot().callsites.iter().map(|site| site.totals.live_bytes()).collect();
+    assert_eq!(live, [EstimatedBytes::ZERO, EstimatedBytes::exact(6 * PAGE)]);
+}
+
+#[test]
+fn a_mapping_grows_and_shrinks_in_place() {
+    check([map((10, 4), 1, 7), remap((10, 4), (10, 6), 3, 8), remap((10, 6), (10, 1), 5, 8)], [1, 1, 11, 3, 6]);
+}
+
+#[test]
+fn a_part_is_moved_out_of_a_mapping() {
+    check([map((10, 4), 1, 7), remap((12, 1), (30, 1), 3, 8)], [4, 2, 5, 2, 4]);
+}
+
+#[test]
+fn a_mapping_over_another_replaces_it() {
+    check([map((10, 4), 1, 7), map((12, 4), 3, 8)], [6, 2, 8, 2, 6]);
+    check([map((10, 4), 1, 7), map((8, 10), 3, 8)], [10, 1, 14, 2, 10]);
+}
+
+#[test]
+fn what_was_not_seen_to_be_mapped_is_not_entered_when_it_moves() {
+    check([unmap((10, 4), 1), remap((10, 4), (20, 8), 3, 7)], [0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_late_record_leaves_the_range_to_its_new_owner() {
+    // Unmapped at 3; another thread has got the range at 4, and its record comes first.
+    check([map((10, 4), 1, 7), map((10, 4), 4, 8), unmap((10, 4), 3)], [4, 1, 8, 2, 4]);
+    // The same with a move: what moved is known although its place is taken.
+    check([map((10, 4), 1, 7), map((10, 4), 4, 8), remap((10, 4), (20, 4), 3, 9)], [8, 2, 12, 3, 8]);
+    // The new owner has moved on by then, too.
+    let owners = [map((10, 4), 1, 7), map((10, 4), 4, 8), remap((10, 4), (30, 4), 6, 8)];
+    check(owners.into_iter().chain([remap((10, 4), (20, 4), 3, 9)]), [8, 2, 16, 4, 8]);
+    // And its own record is late as well.
+    let owners = [map((10, 4), 1, 7), map((10, 4), 4, 8), map((10, 4), 7, 9), remap((10, 4), (30, 4), 6, 8)];
+    check(owners.into_iter().chain([remap((10, 4), (20, 4), 3, 9)]), [12, 3, 20, 5, 12]);
+}
+
+#[test]
+fn blocks_and_mappings_are_freed_apart() {
+    let events = [alloc(10 * PAGE, 100, 7), map((10, 1), 1, 7), free(10 * PAGE)];
+    check(events, [1, 1, 1, 2, 1]);
+    check([alloc(10 * PAGE, PAGE, 7), unmap((10, 1), 3)], [1, 1, 1, 1, 1]);
+}
+
+/// A range of pages: the first and their number.
+type Pages = (u64, u64);
+
+/// A call between its beginning and its end.
+#[derive(Debug)]
+struct Running {
+    began: u64,
+    old: Pages,
+    new_pages: u64,
+    /// Where the kernel has put the new range.
+    done: Option<Pages>,
+}
+
+/// Threads that call at the same time, and a kernel that gives each the lowest addresses that are free.
+#[derive(Debug, Default)]
+struct Machine {
+    clock: u64,
+    used: std::collections::BTreeSet<u64>,
+    running: [Option<Running>; 4],
+    owned: [Vec<Pages>; 4],
+    records: Vec<Event>,
+    mapped_pages: u64,
+    mapped_count: u64,
+}
+
+impl Machine {
+    /// Takes a thread one step further: it calls, the kernel acts, the record is written.
+    fn step(&mut self, thread: usize, wish: u64, new_pages: u64) {
+        self.clock += 1;
+        match self.running[thread].take() {
+            None => {
+                let owned = &mut self.owned[thread];
+                let gives = !owned.is_empty() && wish > 0;
+                let old =
+                    if gives { owned.swap_remove(usize::try_from(wish).unwrap_or(0) % owned.len()) } else { (0, 0) };
+                let new_pages = if gives && wish.is_multiple_of(3) { 0 } else { new_pages };
+                self.running[thread] = Some(Running { began: self.clock, old, new_pages, done: None });
+            }
+            Some(call @ Running { done: None, .. }) => {
+                let is_free = |first: &u64| (*first..first + call.new_pages).all(|page| !self.used.contains(&page));
+                let first = (1..).find(is_free).expect("addresses do not end");
+                self.used.extend(first..first + call.new_pages);
+                (call.old.0..call.old.0 + call.old.1).for_each(|page| assert!(self.used.remove(&page)));
+                self.running[thread] = Some(Running { done: Some((first, call.new_pages)), ..call });
+            }
+            Some(Running { began, old, done: Some(new), .. }) => {
+                let Event::Remap(record) = remap(old, new, began, 7) else { unreachable!("it makes no other") };
+                self.records.push(Event::Remap(Remap { ended: MonotonicNanos(self.clock), ..record }));
+                if new.1 > 0 {
+                    self.owned[thread].push(new);
+                    self.mapped_pages += new.1;
+                    self.mapped_count += 1;
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Threads that map, unmap and move what is theirs, at the same time and on each other's addresses: whatever the order
+    /// in which calls end, the books come out right.
+    #[test]
+    fn threads_at_the_same_time_are_kept_apart(
+        steps in proptest::collection::vec((0usize..4, 0u64..7, 1u64..4), 0..200),
+    ) {
+        let mut machine = Machine::default();
+        for (thread, wish, new_pages) in steps {
+            machine.step(thread, wish, new_pages);
+        }
+        for thread in 0..4 {
+            while machine.running[thread].is_some() {
+                machine.step(thread, 0, 1);
+            }
+        }
+        let owned: Vec<Pages> = machine.owned.concat();
+        let pages: u64 = owned.iter().map(|range| range.1).sum();
+        let totals = *ledger(machine.records).totals();
+        prop_assert_eq!(totals.live_bytes(), EstimatedBytes::exact(pages * PAGE));
+        prop_assert_eq!(totals.live_count(), EstimatedCount::exact(owned.len() as u64));
+        prop_assert_eq!(totals.alloc_bytes, EstimatedBytes::exact(machine.mapped_pages * PAGE));
+        prop_assert_eq!(totals.alloc_count, EstimatedCount::exact(machine.mapped_count));
+    }
+}

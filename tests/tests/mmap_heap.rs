@@ -1,0 +1,94 @@
+//! Mapped memory as a heap of its own: every mapping, what is left of it, and nothing of what malloc maps for itself.
+
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::report::{Counts, Heap, Ledger, Process, Report};
+use heapbpf_tests::target::Target;
+
+const PAGE_BYTES: u64 = 4096;
+
+/// Profiles one line of work of the target that maps memory.
+fn profile(arguments: &str, line: &str) -> (Report, u32, Ledger) {
+    let mut target = Target::start("mapper.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("{arguments} -o out.json"));
+    let session = heapbpf.start();
+    let ledger = target.work(line);
+    let _ = session.interrupt().expect_code(0);
+    target.assert_running();
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    (report, target.pid(), ledger)
+}
+
+#[track_caller]
+fn heap<'a>(process: &'a Process, name: &str) -> &'a Heap {
+    process.heaps.iter().find(|heap| heap.name == name).unwrap_or_else(|| panic!("no heap `{name}`"))
+}
+
+/// The sum over the target's functions of these names.
+fn sum_of(ledger: &Ledger, is_meant: impl Fn(&str) -> bool) -> Counts {
+    let mut sum = Counts::default();
+    ledger.sites.iter().filter(|site| is_meant(&site.function)).for_each(|site| sum.add(site.counts));
+    sum
+}
+
+#[test]
+fn mappings_are_counted_to_the_page_and_their_parts() {
+    let (report, pid, ledger) = profile("--interval 1 --heap mmap", "go");
+    let process = report.process(pid);
+    process.assert_matches(&ledger);
+    // Anything more would be a file's mapping, a failed call, or a system call that did not go through the C library.
+    assert_eq!(process.totals.exact(), ledger.sum());
+    assert_eq!(process.totals.peak_bytes.as_u64(), Some(ledger.peak_bytes));
+    // That the target's own books are about something.
+    let maps = ledger.site("maps").counts;
+    assert!(maps.live_bytes > 0 && maps.live_bytes < maps.alloc_bytes / 4, "{maps:?}");
+    assert!(
+        ledger.site("maps_reserve").counts.alloc_bytes == 1 << 40 && ledger.site("moves_over").counts.live_count == 1
+    );
+}
+
+#[test]
+fn the_heap_has_the_calls_that_map_and_no_others() {
+    let (report, pid, _) = profile("--interval 1 --heap mmap", "go");
+    let process = report.process(pid);
+    let heaps: Vec<&str> = process.heaps.iter().map(|heap| heap.name.as_str()).collect();
+    assert_eq!(heaps, ["mmap"]);
+    let mut functions: Vec<&str> = process.heaps[0].hooks.iter().map(|hook| hook.function.as_str()).collect();
+    functions.sort_unstable();
+    assert_eq!(functions, ["mmap", "mmap64", "mremap", "munmap", "sbrk"]);
+    assert!(process.heaps[0].hooks.iter().all(|hook| hook.module.ends_with("/libc.so.6")));
+}
+
+#[test]
+fn threads_that_get_each_others_addresses_are_counted_to_the_page() {
+    let (report, pid, ledger) = profile("--interval 1 --heap mmap", "threads");
+    report.process(pid).assert_matches(&ledger);
+    let counts = ledger.site("maps_in_a_thread").counts;
+    assert_eq!((counts.alloc_count, ledger.site("moves_in_a_thread").counts.alloc_count), (16_000, 8_000));
+}
+
+#[test]
+fn what_malloc_maps_is_counted_where_malloc_is() {
+    let (report, pid, ledger) = profile("--interval 1 --heap libc --heap mmap", "blocks");
+    let process = report.process(pid);
+    process.assert_matches(&ledger);
+    let maps = ledger.site("maps").counts;
+    assert_eq!(heap(process, "mmap").totals.exact(), maps);
+    assert_eq!(maps.live_bytes, 2 * PAGE_BYTES);
+    assert_eq!(heap(process, "libc").totals.exact(), sum_of(&ledger, |function| function != "maps"));
+}
+
+#[test]
+fn calls_of_malloc_that_are_not_sampled_hide_what_they_map_too() {
+    let (report, pid, _) = profile("--interval 1GB --heap libc --heap mmap", "blocks");
+    let mapped = heap(report.process(pid), "mmap").totals.estimates();
+    assert_eq!((mapped.alloc_count, mapped.alloc_bytes), (1.0, 2.0 * PAGE_BYTES as f64));
+}
+
+#[test]
+fn without_malloc_what_it_maps_is_seen() {
+    let (report, pid, _) = profile("--interval 1 --heap mmap", "block");
+    let counts = report.process(pid).exact_under(|function| function == "mallocs_large");
+    // The block, and the page that its header has begun.
+    assert_eq!((counts.live_count, counts.live_bytes), (1, (1 << 20) + PAGE_BYTES));
+}
