@@ -1,5 +1,5 @@
-//! Programs to profile: starts them, talks to them, and ends them with the test. Refuses to
-//! know anything of the profiler.
+//! Programs to profile: starts them, talks to them, and ends them with the test. How they are built is `recipe`'s. Refuses
+//! to know anything of the profiler.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;

@@ -80,6 +80,8 @@ cells! {
     tcmalloc_linked: Cell::c("tcmalloc").flags("-DHAS_PVALLOC -DHAS_CFREE").libraries("-ltcmalloc_minimal"),
     tcmalloc_in_the_executable: Cell::c("tcmalloc").flags("-DHAS_PVALLOC").libraries("-l:libtcmalloc_minimal.a -lm -lstdc++"),
     mimalloc_preloaded: Cell::c("mimalloc").flags("-DHAS_PVALLOC").preload(MIMALLOC),
+    own_allocator: Cell::c("matrix").flags("-DARENA -DNO_REALLOCARRAY"),
+    own_allocator_static: Cell::c("matrix").flags("-DARENA -DNO_REALLOCARRAY -static"),
     mimalloc_linked: Cell::c("mimalloc").flags("-DHAS_PVALLOC -DHAS_CFREE").libraries("-lmimalloc"),
 }
 
@@ -156,7 +158,7 @@ fn targets_call_what_they_are_for() {
     check(&Cell::c("").flags("-DHAS_PVALLOC"), &["mallocs", "callocs", "reallocs", "vallocs", "pvallocs", "memaligns"]);
     check(&Cell::c("").flags("-DJEMALLOC").libraries("-ljemalloc"), &["mallocxs", "rallocxs", "xallocxs"]);
     check(&Cell::c("").flags(TC_FAMILY).libraries("-ltcmalloc_minimal"), &["tc_news", "tc_mallocs_skipping"]);
-    check(&Cell::c("").flags(MI_FAMILY).libraries("-lmimalloc"), &["mi_expands", "mi_heap_mallocs", "mi_strdups"]);
+    check(&Cell::c("").flags(MI_FAMILY).libraries("-lmimalloc"), &["mi_expands", "mi_heap_mallocs", "mi_reallocfs"]);
     check(&Cell::cxx(""), &["news", "news_array_aligned_nothrow"]);
     assert_eq!(Cell::cxx("").language(), Language::Cxx);
 }

@@ -9,8 +9,8 @@
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{Cursor, Read as _, Write as _};
-use std::mem::{ManuallyDrop, forget};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::mem::forget;
+use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -61,11 +61,11 @@ static FAILS: Site = Site::of("fails");
 static SITES: [&Site; 9] =
     [&MAKES, &MAKES_TO_RESIZE, &ZEROES, &BOXES, &ALIGNS, &ALIGNS_TO_PAGES, &GROWS, &SHRINKS, &FAILS];
 
-#[derive(Clone)]
+#[expect(dead_code, reason = "gives it its size")]
 #[repr(align(64))]
 struct Line([u8; 64]);
 
-#[derive(Clone)]
+#[expect(dead_code, reason = "gives it its size")]
 #[repr(align(4096))]
 struct Page([u8; 4096]);
 
@@ -175,6 +175,9 @@ fn exact() {
         end(shrinks(far, &GROWS, 3), &SHRINKS, index % 2 == 0);
         fails();
     }
+    for size in 1..=80 {
+        round(size * 13, size % 3 == 0);
+    }
 }
 
 fn share(line: [u8; 4]) {
@@ -234,8 +237,9 @@ fn read_line(input: &mut File) -> Option<[u8; 4]> {
 ///
 /// When nobody reads what it says.
 pub fn serve() {
-    let input = OwnedFd::from(std::io::stdin().as_fd().try_clone_to_owned().expect("stdin is open"));
-    let mut input = ManuallyDrop::new(File::from(input));
+    // Straight from the file: `stdin()` reads through a buffer.
+    let input = std::io::stdin().as_fd().try_clone_to_owned().expect("stdin is open");
+    let mut input = File::from(input);
     let barriers = Arc::new((Barrier::new(THREADS + 1), Barrier::new(THREADS + 1)));
     let line = Arc::new(AtomicU32::new(0));
     for _ in 0..THREADS {
