@@ -8,14 +8,6 @@ use std::sync::OnceLock;
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::{Target, build_directory, run};
 
-/// What a cell's program is written in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Language {
-    C,
-    Cxx,
-    Rust,
-}
-
 /// A program with an allocator.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
@@ -27,7 +19,7 @@ pub(crate) struct Cell {
 
 #[derive(Clone, Debug)]
 enum Program {
-    Built(Language, Recipe),
+    Built(Recipe),
     /// A binary of `rust-targets`.
     Rust(&'static str),
 }
@@ -35,7 +27,7 @@ enum Program {
 impl fmt::Display for Cell {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.program {
-            Program::Built(_, recipe) => write!(formatter, "{recipe}")?,
+            Program::Built(recipe) => write!(formatter, "{recipe}")?,
             Program::Rust(binary) => write!(formatter, "rust-targets {binary}")?,
         }
         self.preload.map_or(Ok(()), |library| write!(formatter, " with {library}"))
@@ -44,11 +36,11 @@ impl fmt::Display for Cell {
 
 impl Cell {
     pub(crate) fn c(heap: &'static str) -> Self {
-        Self { heap, program: Program::Built(Language::C, Recipe::of("matrix.c")), preload: None }
+        Self { heap, program: Program::Built(Recipe::of("matrix.c")), preload: None }
     }
 
     pub(crate) fn cxx(heap: &'static str) -> Self {
-        Self { heap, program: Program::Built(Language::Cxx, Recipe::of("matrix.cpp")), preload: None }
+        Self { heap, program: Program::Built(Recipe::of("matrix.cpp")), preload: None }
     }
 
     pub(crate) fn rust(heap: &'static str, binary: &'static str) -> Self {
@@ -76,18 +68,11 @@ impl Cell {
         Self { preload: Some(library), ..self }
     }
 
-    pub(crate) fn language(&self) -> Language {
-        match self.program {
-            Program::Built(language, _) => language,
-            Program::Rust(_) => Language::Rust,
-        }
-    }
-
     /// Builds it where that has not been done, and starts it.
     #[track_caller]
     pub(crate) fn start(&self) -> Target {
         let mut command = Command::new(match &self.program {
-            Program::Built(_, recipe) => recipe.build(),
+            Program::Built(recipe) => recipe.build(),
             Program::Rust(binary) => rust_targets().join(binary),
         });
         // Calls that fail are meant to: tcmalloc would print a line for each.
@@ -98,7 +83,7 @@ impl Cell {
 
     fn with(mut self, change: impl FnOnce(Recipe) -> Recipe) -> Self {
         self.program = match self.program {
-            Program::Built(language, recipe) => Program::Built(language, change(recipe)),
+            Program::Built(recipe) => Program::Built(change(recipe)),
             Program::Rust(binary) => panic!("`{binary}` is built by cargo"),
         };
         self

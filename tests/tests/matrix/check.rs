@@ -6,7 +6,7 @@ use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Callsite, Counts, Estimates, Ledger, Process, Report};
 use heapbpf_tests::sampling::Expected;
 
-use super::cell::{Cell, Language};
+use super::cell::Cell;
 
 /// Standard deviations that an estimate may be off, see the matrix' own notes.
 const SIGMAS: f64 = 4.0;
@@ -183,7 +183,6 @@ fn expected(counts: Counts) -> (Expected, Expected) {
 /// With `--backend multi`: the operator has a hook that says why it is not attached, and everything else is right.
 #[track_caller]
 pub(crate) fn throwing_left_alone(cell: &Cell) {
-    assert_eq!(cell.language(), Language::Cxx);
     let (report, pid, ledger) = profile(cell, "--interval 1 --backend multi", "throw", &[3]);
     let process = report.process(pid);
     let hooks = || process.heaps.iter().flat_map(|heap| &heap.hooks);
