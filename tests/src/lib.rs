@@ -37,5 +37,7 @@
 
 pub mod heapbpf;
 pub mod kernel;
+pub mod recipe;
 pub mod report;
+pub mod sampling;
 pub mod target;

@@ -256,8 +256,20 @@ impl Process {
     pub fn exact_under(&self, is_function: impl Fn(&str) -> bool) -> Counts {
         let mut sum = Counts::default();
         for callsite in &self.callsites {
-            if callsite.stack.iter().any(|frame| frame.function.as_deref().is_some_and(&is_function)) {
+            if callsite.has(&is_function) {
                 sum.add(callsite.totals.exact());
+            }
+        }
+        sum
+    }
+
+    /// Estimates of the stacks that have a frame in this function.
+    #[must_use]
+    pub fn estimates_under(&self, is_function: impl Fn(&str) -> bool) -> Estimates {
+        let mut sum = Estimates::default();
+        for callsite in &self.callsites {
+            if callsite.has(&is_function) {
+                sum.add(callsite.totals.estimates());
             }
         }
         sum
@@ -291,6 +303,14 @@ impl Process {
             .map(|(function, counts)| format!("{function}:\n  true     {counts:?}\n  reported {:?}", got[function]))
             .collect();
         assert!(differing.is_empty(), "{}\nother functions reported: {reported:#?}", differing.join("\n"));
+    }
+}
+
+impl Callsite {
+    /// Whether the stack has a frame in this function.
+    #[must_use]
+    pub fn has(&self, is_function: impl Fn(&str) -> bool) -> bool {
+        self.stack.iter().any(|frame| frame.function.as_deref().is_some_and(&is_function))
     }
 }
 

@@ -1,35 +1,19 @@
-//! Programs to profile: builds them from `targets/`, starts them, talks to them, and ends them with the test. Refuses to
-//! know anything of the profiler.
+//! Programs to profile: starts them, talks to them, and ends them with the test. How they are built is `recipe`'s. Refuses
+//! to know anything of the profiler.
 
-use std::ffi::OsStr;
-use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
+use crate::recipe::Recipe;
 use crate::report::Ledger;
 
 /// How long a target may take over one line of input. Only a hang takes this long.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-
-/// What C and C++ targets are built with. Frame pointers, and calls that stay calls: without `-fno-builtin` the compiler
-/// drops a malloc whose block is only freed.
-const C_FLAGS: [&str; 9] = [
-    "-O1",
-    "-g",
-    "-fno-omit-frame-pointer",
-    "-fno-optimize-sibling-calls",
-    "-fno-builtin",
-    "-pthread",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-];
 
 /// The build directory of this workspace, which this program was built into.
 ///
@@ -52,33 +36,7 @@ pub fn build_directory() -> PathBuf {
 #[must_use]
 #[track_caller]
 pub fn build(source: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets").join(source);
-    let name = path.file_stem().expect("sources have names").to_owned();
-    let (compiler, flags): (_, Vec<&str>) = match path.extension().and_then(OsStr::to_str) {
-        Some("rs") => ("rustc", vec!["--edition=2024", "-O", "-g", "-Cforce-frame-pointers=yes"]),
-        Some("cpp") => ("g++", C_FLAGS.to_vec()),
-        _ if source == "bare.c" => ("gcc", vec!["-O1", "-g", "-nostdlib", "-static", "-ffreestanding"]),
-        _ => ("gcc", C_FLAGS.to_vec()),
-    };
-
-    let mut hasher = DefaultHasher::new();
-    (compiler, &flags).hash(&mut hasher);
-    for input in [&path, &path.with_file_name("protocol.h")] {
-        fs::read(input).unwrap_or_else(|error| panic!("`{}`: {error}", input.display())).hash(&mut hasher);
-    }
-    let directory = build_directory().join("targets").join(format!("{:016x}", hasher.finish()));
-    let program = directory.join(&name);
-    if program.exists() {
-        return program;
-    }
-
-    // Tests run side by side: each builds for itself, and renaming makes the result appear whole.
-    fs::create_dir_all(&directory).expect("the build directory is ours");
-    let scratch = tempfile::tempdir_in(&directory).expect("the build directory is ours");
-    let built = scratch.path().join(&name);
-    run(Command::new(compiler).args(flags).arg(&path).arg("-o").arg(&built));
-    fs::rename(&built, &program).expect("both lie in one directory");
-    program
+    Recipe::of(source).build()
 }
 
 /// Runs a command to its end.

@@ -1,9 +1,6 @@
 //! Sampled profiles against the truth: within 10 %, and within five standard deviations of what sampling theory gives.
 //!
-//! A block of s < T bytes is taken with probability p = 1 − e^(−s/T), independently of all others, and then stands for
-//! s/p bytes and 1/p blocks. One block's estimate so has the variance s²·(1−p)/p in bytes and (1−p)/p in blocks, and
-//! n blocks n times that. Blocks of T or more are always taken, with no variance. (`mixed.c` has one function per size, so
-//! that its ledger says all that these sums need.)
+//! `mixed.c` has one function per size, so that its ledger says all that the theory needs (`heapbpf_tests::sampling`).
 //!
 //! A bound of 5σ fails once in two million runs where the sum is near normal. With few samples it is not (the fewer, the
 //! longer its upper tail), so single functions are held to it only where 100 or more samples are expected: there, a
@@ -11,6 +8,7 @@
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Estimates, Ledger};
+use heapbpf_tests::sampling::Expected;
 use heapbpf_tests::target::Target;
 
 /// Standard deviations that an estimate may be off.
@@ -19,45 +17,11 @@ const SIGMAS: f64 = 5.0;
 /// Samples from which on an estimate is taken to be near normal.
 const SAMPLES_MIN: f64 = 100.0;
 
-/// A sum over functions of what is true, and the variance of its estimate.
-#[derive(Clone, Copy, Debug, Default)]
-struct Expected {
-    count: f64,
-    count_variance: f64,
-    bytes: f64,
-    bytes_variance: f64,
-    samples: f64,
-}
-
-impl Expected {
-    /// `count` blocks of `size` bytes, sampled at `interval`.
-    fn blocks(count: f64, size: f64, interval: f64) -> Self {
-        let taken = if size >= interval { 1.0 } else { -(-size / interval).exp_m1() };
-        let variance = count * (1.0 - taken) / taken;
-        Self {
-            count,
-            count_variance: variance,
-            bytes: count * size,
-            bytes_variance: variance * size * size,
-            samples: count * taken,
-        }
-    }
-
-    fn add(&mut self, other: Self) {
-        self.count += other.count;
-        self.count_variance += other.count_variance;
-        self.bytes += other.bytes;
-        self.bytes_variance += other.bytes_variance;
-        self.samples += other.samples;
-    }
-
-    fn assert_near(&self, what: &str, count: f64, bytes: f64) {
-        let allowed = |variance: f64, truth: f64| SIGMAS * variance.sqrt() + 1e-6 * truth;
-        let (count_allowed, bytes_allowed) =
-            (allowed(self.count_variance, self.count), allowed(self.bytes_variance, self.bytes));
-        assert!((count - self.count).abs() <= count_allowed, "{what}: {count} blocks, not {self:?} ± {count_allowed}");
-        assert!((bytes - self.bytes).abs() <= bytes_allowed, "{what}: {bytes} bytes, not {self:?} ± {bytes_allowed}");
-    }
+#[track_caller]
+fn assert_near(expected: &Expected, what: &str, count: f64, bytes: f64) {
+    let (count_sigmas, bytes_sigmas) = expected.deviations(count, bytes);
+    assert!(count_sigmas.abs() <= SIGMAS, "{what}: {count} blocks, {count_sigmas:.1} sigma from {expected:?}");
+    assert!(bytes_sigmas.abs() <= SIGMAS, "{what}: {bytes} bytes, {bytes_sigmas:.1} sigma from {expected:?}");
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts and bytes here are far below 2^53")]
@@ -88,18 +52,18 @@ fn check(interval: &str, interval_bytes: u32) {
     for (function, expected_allocated, expected_live) in expected(&ledger, f64::from(interval_bytes)) {
         let got = functions.get(&function).copied().unwrap_or_default();
         if expected_allocated.samples >= SAMPLES_MIN {
-            expected_allocated.assert_near(&format!("{function} allocated"), got.alloc_count, got.alloc_bytes);
+            assert_near(&expected_allocated, &format!("{function} allocated"), got.alloc_count, got.alloc_bytes);
         }
         if expected_live.samples >= SAMPLES_MIN {
-            expected_live.assert_near(&format!("{function} live"), got.live_count, got.live_bytes);
+            assert_near(&expected_live, &format!("{function} live"), got.live_count, got.live_bytes);
         }
         allocated.add(expected_allocated);
         live.add(expected_live);
     }
 
     let Estimates { alloc_count, alloc_bytes, live_count, live_bytes } = process.totals.estimates();
-    allocated.assert_near("all allocated", alloc_count, alloc_bytes);
-    live.assert_near("all live", live_count, live_bytes);
+    assert_near(&allocated, "all allocated", alloc_count, alloc_bytes);
+    assert_near(&live, "all live", live_count, live_bytes);
     for (what, expected, got) in [("allocated", allocated, alloc_bytes), ("live", live, live_bytes)] {
         let tenth = expected.bytes / 10.0;
         // If 10 % were less than 5σ, the check below would fail by chance.
@@ -134,8 +98,8 @@ fn calls_inside_calls_are_drawn_for_once() {
         for (function, allocated, live) in expected(&ledger, 4096.0) {
             assert!(live.samples >= SAMPLES_MIN, "{function} is called too seldom to tell");
             let got = functions.get(&function).copied().unwrap_or_default();
-            allocated.assert_near(&format!("{backend}: {function} allocated"), got.alloc_count, got.alloc_bytes);
-            live.assert_near(&format!("{backend}: {function} live"), got.live_count, got.live_bytes);
+            assert_near(&allocated, &format!("{backend}: {function} allocated"), got.alloc_count, got.alloc_bytes);
+            assert_near(&live, &format!("{backend}: {function} live"), got.live_count, got.live_bytes);
         }
     }
 }

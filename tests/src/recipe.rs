@@ -1,0 +1,138 @@
+//! How a target is built: compiler, flags, libraries. Builds once for each source and way. Refuses to start what it
+//! built: see `target`.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::target::{build_directory, run};
+
+/// What C and C++ targets are built with. Frame pointers, and calls that stay calls: without `-fno-builtin` the compiler
+/// drops a malloc whose block is only freed.
+const C_FLAGS: &str = "-O1 -g -fno-omit-frame-pointer -fno-optimize-sibling-calls -fno-builtin -pthread -Wall -Wextra \
+                       -Werror";
+
+/// A way to build one of `targets/`.
+#[derive(Clone, Debug, Hash)]
+pub struct Recipe {
+    source: String,
+    compiler: &'static str,
+    /// Before the source.
+    flags: Vec<String>,
+    /// Behind the source.
+    libraries: Vec<String>,
+    /// An archive whose public functions are renamed, and what their names begin with then.
+    prefixed: Option<(PathBuf, &'static str, &'static [&'static str])>,
+}
+
+impl fmt::Display for Recipe {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let usual = |flag: &str| C_FLAGS.split_ascii_whitespace().any(|it| it == flag);
+        let words = self.flags.iter().filter(|flag| !usual(flag)).chain(&self.libraries);
+        write!(formatter, "{} {}", self.compiler, self.source)?;
+        words.into_iter().try_for_each(|word| write!(formatter, " {word}"))
+    }
+}
+
+impl Recipe {
+    /// The usual way for a file of `targets/`, by its extension.
+    #[must_use]
+    pub fn of(source: &str) -> Self {
+        let extension = Path::new(source).extension().and_then(OsStr::to_str);
+        let (compiler, flags) = match extension {
+            Some("rs") => ("rustc", "--edition=2024 -O -g -Cforce-frame-pointers=yes"),
+            Some("cpp") => ("g++", C_FLAGS),
+            _ if source == "bare.c" => ("gcc", "-O1 -g -nostdlib -static -ffreestanding"),
+            _ => ("gcc", C_FLAGS),
+        };
+        let recipe =
+            Self { source: source.to_owned(), compiler, flags: Vec::new(), libraries: Vec::new(), prefixed: None };
+        recipe.flags(flags)
+    }
+
+    /// With another compiler, which understands the same flags.
+    #[must_use]
+    pub fn compiler(self, compiler: &'static str) -> Self {
+        Self { compiler, ..self }
+    }
+
+    /// With further flags, parted by blanks.
+    #[must_use]
+    pub fn flags(mut self, flags: &str) -> Self {
+        self.flags.extend(flags.split_ascii_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// Linked with these too (`-lm`), parted by blanks.
+    #[must_use]
+    pub fn libraries(mut self, libraries: &str) -> Self {
+        self.libraries.extend(libraries.split_ascii_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// Linked with an archive of which these functions are renamed: `prefix` goes before their names.
+    #[must_use]
+    pub fn prefixed(
+        self,
+        archive: impl Into<PathBuf>,
+        prefix: &'static str,
+        functions: &'static [&'static str],
+    ) -> Self {
+        Self { prefixed: Some((archive.into(), prefix, functions)), ..self }
+    }
+
+    /// Builds it unless this very source was built in this way before, and returns the program. Its name is the source's
+    /// without extension.
+    ///
+    /// # Panics
+    ///
+    /// When it does not compile.
+    #[must_use]
+    #[track_caller]
+    pub fn build(&self) -> PathBuf {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets").join(&self.source);
+        let name = path.file_stem().expect("sources have names").to_owned();
+        let directory = build_directory().join("targets").join(format!("{:016x}", self.fingerprint(&path)));
+        let program = directory.join(&name);
+        if program.exists() {
+            return program;
+        }
+
+        // Tests run side by side: each builds for itself, and renaming makes the result appear whole.
+        fs::create_dir_all(&directory).expect("the build directory is ours");
+        let scratch = tempfile::tempdir_in(&directory).expect("the build directory is ours");
+        let built = scratch.path().join(&name);
+        let mut command = Command::new(self.compiler);
+        command.args(&self.flags).arg(&path);
+        if let Some((archive, prefix, functions)) = &self.prefixed {
+            let renamed = scratch.path().join("renamed.a");
+            let names = functions.iter().map(|function| format!("--redefine-sym={function}={prefix}{function}"));
+            run(Command::new("objcopy").args(names).arg(archive).arg(&renamed));
+            command.arg(renamed);
+        }
+        run(command.args(&self.libraries).arg("-o").arg(&built));
+        fs::rename(&built, &program).expect("both lie in one directory");
+        program
+    }
+
+    /// Changes with the way to build and with the source and all headers beside it.
+    fn fingerprint(&self, path: &Path) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        let folder = path.parent().expect("sources lie in a folder");
+        let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("`{}`: {error}", folder.display()));
+        let mut inputs: Vec<PathBuf> = entries
+            .map(|entry| entry.expect("the folder is ours").path())
+            .filter(|input| input.extension().is_some_and(|extension| extension == "h"))
+            .collect();
+        inputs.sort();
+        inputs.push(path.to_owned());
+        for input in inputs {
+            fs::read(&input).unwrap_or_else(|error| panic!("`{}`: {error}", input.display())).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+}

@@ -1,0 +1,54 @@
+//! What sampling theory says of estimates: how far they may be off. Knows nothing of how the profiler draws.
+//!
+//! A block of s < T bytes is taken with probability p = 1 − e^(−s/T), independently of all others, and then stands for
+//! s/p bytes and 1/p blocks. One block's estimate so has the variance s²·(1−p)/p in bytes and (1−p)/p in blocks, and
+//! n blocks n times that. Blocks of T or more are always taken, with no variance.
+
+/// A sum over functions of what is true, and the variance of its estimate.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Expected {
+    /// Blocks.
+    pub count: f64,
+    /// Variance of the estimate of the blocks.
+    pub count_variance: f64,
+    /// Bytes.
+    pub bytes: f64,
+    /// Variance of the estimate of the bytes.
+    pub bytes_variance: f64,
+    /// How many blocks are taken, on average.
+    pub samples: f64,
+}
+
+impl Expected {
+    /// `count` blocks of `size` bytes, sampled at `interval`.
+    #[must_use]
+    pub fn blocks(count: f64, size: f64, interval: f64) -> Self {
+        let taken = if size >= interval { 1.0 } else { -(-size / interval).exp_m1() };
+        let variance = count * (1.0 - taken) / taken;
+        Self {
+            count,
+            count_variance: variance,
+            bytes: count * size,
+            bytes_variance: variance * size * size,
+            samples: count * taken,
+        }
+    }
+
+    /// Adds another sum.
+    pub fn add(&mut self, other: Self) {
+        self.count += other.count;
+        self.count_variance += other.count_variance;
+        self.bytes += other.bytes;
+        self.bytes_variance += other.bytes_variance;
+        self.samples += other.samples;
+    }
+
+    /// How far estimates of blocks and bytes are off, in standard deviations. Where nothing is left to chance, one stands
+    /// for the rounding of the weights.
+    #[must_use]
+    pub fn deviations(&self, count: f64, bytes: f64) -> (f64, f64) {
+        let deviation =
+            |got: f64, truth: f64, variance: f64| (got - truth) / variance.sqrt().max(1e-6 * truth).max(1e-6);
+        (deviation(count, self.count, self.count_variance), deviation(bytes, self.bytes, self.bytes_variance))
+    }
+}

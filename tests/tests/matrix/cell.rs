@@ -1,0 +1,106 @@
+//! A cell of the matrix: a program with an allocator. Builds and starts it; knows nothing of profiles.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use heapbpf_tests::recipe::Recipe;
+use heapbpf_tests::target::{Target, build_directory, run};
+
+/// A program with an allocator.
+#[derive(Clone, Debug)]
+pub(crate) struct Cell {
+    /// The heap that its blocks are reported in; empty where that is not what the cell is about.
+    pub(crate) heap: &'static str,
+    program: Program,
+    preload: Option<&'static str>,
+}
+
+#[derive(Clone, Debug)]
+enum Program {
+    Built(Recipe),
+    /// A binary of `rust-targets`.
+    Rust(&'static str),
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.program {
+            Program::Built(recipe) => write!(formatter, "{recipe}")?,
+            Program::Rust(binary) => write!(formatter, "rust-targets {binary}")?,
+        }
+        self.preload.map_or(Ok(()), |library| write!(formatter, " with {library}"))
+    }
+}
+
+impl Cell {
+    pub(crate) fn c(heap: &'static str) -> Self {
+        Self { heap, program: Program::Built(Recipe::of("matrix.c")), preload: None }
+    }
+
+    pub(crate) fn cxx(heap: &'static str) -> Self {
+        Self { heap, program: Program::Built(Recipe::of("matrix.cpp")), preload: None }
+    }
+
+    pub(crate) fn rust(heap: &'static str, binary: &'static str) -> Self {
+        Self { heap, program: Program::Rust(binary), preload: None }
+    }
+
+    pub(crate) fn compiler(self, compiler: &'static str) -> Self {
+        self.with(|recipe| recipe.compiler(compiler))
+    }
+
+    pub(crate) fn flags(self, flags: &str) -> Self {
+        self.with(|recipe| recipe.flags(flags))
+    }
+
+    pub(crate) fn libraries(self, libraries: &str) -> Self {
+        self.with(|recipe| recipe.libraries(libraries))
+    }
+
+    pub(crate) fn prefixed(self, archive: &str, prefix: &'static str, functions: &'static [&'static str]) -> Self {
+        self.with(|recipe| recipe.prefixed(archive, prefix, functions))
+    }
+
+    pub(crate) fn preload(self, library: &'static str) -> Self {
+        assert!(Path::new(library).exists(), "`{library}` does not exist: `cargo xtask test` installs it");
+        Self { preload: Some(library), ..self }
+    }
+
+    /// Builds it where that has not been done, and starts it.
+    #[track_caller]
+    pub(crate) fn start(&self) -> Target {
+        let mut command = Command::new(match &self.program {
+            Program::Built(recipe) => recipe.build(),
+            Program::Rust(binary) => rust_targets().join(binary),
+        });
+        // Calls that fail are meant to: tcmalloc would print a line for each.
+        command.env("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", i64::MAX.to_string());
+        command.envs(self.preload.map(|library| ("LD_PRELOAD", library)));
+        Target::spawn(&mut command)
+    }
+
+    fn with(mut self, change: impl FnOnce(Recipe) -> Recipe) -> Self {
+        self.program = match self.program {
+            Program::Built(recipe) => Program::Built(change(recipe)),
+            Program::Rust(binary) => panic!("`{binary}` is built by cargo"),
+        };
+        self
+    }
+}
+
+/// Builds the package `rust-targets`, once, and returns the folder of its programs. By itself and not with the workspace,
+/// because its allocators take a minute to compile.
+fn rust_targets() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = build_directory().join("targets/rust");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--locked", "--release", "--quiet"]);
+        command.args(["--package", "heapbpf-rust-targets", "--features", "jemalloc,mimalloc", "--target-dir"]);
+        run(command.arg(&folder));
+        folder.join("release")
+    })
+}

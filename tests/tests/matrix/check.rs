@@ -1,0 +1,194 @@
+//! Profiles a cell and holds the report against the cell's own ledger.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::report::{Callsite, Counts, Estimates, Ledger, Process, Report};
+use heapbpf_tests::sampling::Expected;
+
+use super::cell::Cell;
+
+/// Standard deviations that an estimate may be off, see the matrix' own notes.
+const SIGMAS: f64 = 4.0;
+const INTERVAL_BYTES: f64 = 4096.0;
+
+/// How many calls throw for the line `throw`.
+const THROWS: u64 = 80;
+
+/// Samples from which on an estimate is taken to be near normal.
+const SAMPLES_MIN: f64 = 100.0;
+
+/// Profiles one line of work: the report, the process in it, and the ledger.
+#[track_caller]
+fn profile(cell: &Cell, arguments: &str, line: &str, exit_codes: &[i32]) -> (Report, u32, Ledger) {
+    let mut target = cell.start();
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("{arguments} -o out.json"));
+    let session = heapbpf.start();
+    let ledger = target.work(line);
+    target.assert_running();
+    let outcome = session.interrupt();
+    assert!(outcome.status.code().is_some_and(|code| exit_codes.contains(&code)), "{cell}: {outcome:?}");
+    (heapbpf.report("out.json"), target.pid(), ledger)
+}
+
+/// Whether a function of a report is a site: C++ names may come with parameters, Rust's come with their path.
+fn is(name: &str, site: &str) -> bool {
+    let last = name.rsplit("::").next().unwrap_or(name);
+    last.strip_prefix(site).is_some_and(|rest| rest.is_empty() || rest.starts_with('('))
+}
+
+/// What throwing and catching takes, whoever asks for it: the C++ runtime allocates it and gives it back.
+fn is_exception(callsite: &Callsite) -> bool {
+    callsite.has(|function| is(function, "__cxa_allocate_exception"))
+}
+
+/// Exact counts of some stacks.
+fn sum(process: &Process, which: impl Fn(&Callsite) -> bool) -> Counts {
+    let mut sum = Counts::default();
+    process.callsites.iter().filter(|it| which(it)).for_each(|callsite| sum.add(callsite.totals.exact()));
+    sum
+}
+
+/// At an interval of 1.
+#[track_caller]
+pub(crate) fn exact(cell: &Cell) {
+    let (report, pid, ledger) = profile(cell, "--interval 1", "exact", &[0]);
+    report.assert_complete();
+    assert_exact(cell, report.process(pid), &ledger);
+}
+
+/// At an interval of 1, where calls throw. A call that asks for so much that it may throw may be left alone, if that is
+/// said.
+#[track_caller]
+pub(crate) fn throwing(cell: &Cell) {
+    let (report, pid, ledger) = profile(cell, "--interval 1", "throw", &[0, 3]);
+    let mut lost = report.health.lost.clone();
+    let left_alone = lost.remove("may_throw").unwrap_or(0);
+    assert!(left_alone <= THROWS, "{cell}: {left_alone} calls were left alone, of {THROWS} that throw");
+    assert!(lost.values().all(|count| *count == 0), "{cell}: {lost:?}");
+    assert_exact(cell, report.process(pid), &ledger);
+}
+
+#[track_caller]
+fn assert_exact(cell: &Cell, process: &Process, ledger: &Ledger) {
+    assert_sites(cell, process, ledger);
+    let mut expected = ledger.sum();
+    expected.add(sum(process, is_exception));
+    assert!(expected.alloc_count >= 1000 && expected.free_count > 0, "too little was done to tell: {expected:?}");
+    let got = process.totals.exact();
+    assert_eq!(
+        got,
+        expected,
+        "{cell}: the totals (left) are not the ledger's; there are also {:?}",
+        others(process, ledger)
+    );
+    let mut of_heaps = Counts::default();
+    process.heaps.iter().for_each(|heap| of_heaps.add(heap.totals.exact()));
+    assert_eq!(of_heaps, got, "{cell}: the heaps' totals (left) are not the process'");
+    assert_heap(cell, process, ledger);
+}
+
+/// Stacks that lead through none of the target's functions.
+fn others<'a>(process: &'a Process, ledger: &Ledger) -> Vec<Vec<&'a str>> {
+    let is_site = |name: &str| ledger.sites.iter().any(|site| is(name, &site.function));
+    let others = process.callsites.iter().filter(|callsite| !callsite.has(is_site));
+    others.map(|it| it.stack.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect()).collect()
+}
+
+#[track_caller]
+fn assert_sites(cell: &Cell, process: &Process, ledger: &Ledger) {
+    let mut differing = Vec::new();
+    for site in &ledger.sites {
+        let of_site = |it: &Callsite| it.has(|function| is(function, &site.function)) && !is_exception(it);
+        let got = sum(process, of_site);
+        if got != site.counts {
+            differing.push(format!("{}:\n  true     {:?}\n  reported {got:?}", site.function, site.counts));
+        }
+    }
+    let hooked: BTreeSet<&str> =
+        process.heaps.iter().flat_map(|heap| &heap.hooks).map(|hook| hook.function.as_str()).collect();
+    assert!(differing.is_empty(), "{cell}: {}\nhooked: {hooked:?}", differing.join("\n"));
+}
+
+/// Fails unless all that the target allocated is in the cell's heap.
+#[track_caller]
+fn assert_heap(cell: &Cell, process: &Process, ledger: &Ledger) {
+    let is_site = |name: &str| ledger.sites.iter().any(|site| is(name, &site.function));
+    let of_sites = process.callsites.iter().filter(|callsite| callsite.has(is_site));
+    let heaps: BTreeSet<&str> = of_sites.map(|callsite| callsite.heap.as_str()).collect();
+    assert!(!heaps.is_empty(), "no stack leads through the target's functions");
+    if !cell.heap.is_empty() {
+        assert_eq!(heaps, BTreeSet::from([cell.heap]), "{cell}");
+    }
+}
+
+/// At an interval of 4 KiB.
+#[track_caller]
+pub(crate) fn sampled(cell: &Cell) {
+    let off = outside(cell);
+    if off.is_empty() {
+        return;
+    }
+    let again = outside(cell);
+    let both: Vec<String> = off
+        .iter()
+        .filter_map(|(what, sigmas)| Some((what, sigmas, again.get(what).filter(|it| *it * sigmas > 0.0)?)))
+        .map(|(what, first, second)| format!("{what} by {first:.1} and {second:.1}"))
+        .collect();
+    assert!(both.is_empty(), "{cell}: off by more than {SIGMAS} sigma, twice:\n{}", both.join("\n"));
+}
+
+/// The estimates of one run that are off by more than they may be, with by how many standard deviations.
+#[track_caller]
+fn outside(cell: &Cell) -> BTreeMap<String, f64> {
+    let (report, pid, ledger) = profile(cell, "--interval 4KiB", "many", &[0]);
+    report.assert_complete();
+    let process = report.process(pid);
+    let mut off = BTreeMap::new();
+    let mut note = |what: &str, expected: Expected, count: f64, bytes: f64| {
+        let (count_sigmas, bytes_sigmas) = expected.deviations(count, bytes);
+        for (unit, sigmas) in [("blocks", count_sigmas), ("bytes", bytes_sigmas)] {
+            if sigmas.abs() > SIGMAS {
+                off.insert(format!("{what} {unit}"), sigmas);
+            }
+        }
+    };
+    let (mut allocated, mut live) = (Expected::default(), Expected::default());
+    for site in ledger.sites.iter().filter(|site| site.counts.alloc_count > 0) {
+        let (of_site, live_of_site) = expected(site.counts);
+        // Blocks that a resize has taken are all gone.
+        let nothing_lives = site.counts.live_count == 0;
+        assert!(of_site.samples >= SAMPLES_MIN, "`{}` is called too seldom to tell", site.function);
+        assert!(nothing_lives || live_of_site.samples >= SAMPLES_MIN, "`{}` keeps too little", site.function);
+        let got = process.estimates_under(|function| is(function, &site.function));
+        note(&format!("{} allocated", site.function), of_site, got.alloc_count, got.alloc_bytes);
+        note(&format!("{} live", site.function), live_of_site, got.live_count, got.live_bytes);
+        allocated.add(of_site);
+        live.add(live_of_site);
+    }
+    let Estimates { alloc_count, alloc_bytes, live_count, live_bytes } = process.totals.estimates();
+    note("all allocated", allocated, alloc_count, alloc_bytes);
+    note("all live", live, live_count, live_bytes);
+    off
+}
+
+/// What was allocated and what lives of blocks of one size.
+#[expect(clippy::cast_precision_loss, reason = "counts and bytes here are far below 2^53")]
+fn expected(counts: Counts) -> (Expected, Expected) {
+    let size = counts.alloc_bytes as f64 / counts.alloc_count as f64;
+    let blocks = |count: u64| Expected::blocks(count as f64, size, INTERVAL_BYTES);
+    (blocks(counts.alloc_count), blocks(counts.live_count))
+}
+
+/// With `--backend multi`: the operator has a hook that says why it is not attached, and everything else is right.
+#[track_caller]
+pub(crate) fn throwing_left_alone(cell: &Cell) {
+    let (report, pid, ledger) = profile(cell, "--interval 1 --backend multi", "throw", &[3]);
+    let process = report.process(pid);
+    let hooks = || process.heaps.iter().flat_map(|heap| &heap.hooks);
+    let operator = hooks().find(|hook| hook.function == "_Znwm" || hook.function.starts_with("operator new(unsigned"));
+    let operator = operator.unwrap_or_else(|| panic!("no operator new among {:?}", hooks().collect::<Vec<_>>()));
+    assert!(!operator.attached && operator.error.is_some(), "{operator:?}");
+    let mallocs = sum(process, |it| it.has(|function| is(function, "mallocs")));
+    assert_eq!(mallocs, ledger.site("mallocs").counts);
+}
