@@ -237,16 +237,26 @@ impl Session {
 
     #[track_caller]
     fn wait_until_recording(&mut self) {
+        self.wait_for(READY);
+    }
+
+    /// Waits until it says a line with this text, which it has not been waited for yet.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    #[track_caller]
+    pub fn wait_for(&mut self, text: &str) {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
             match self.stderr_lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     self.keep(&line);
-                    if line.starts_with(READY) {
+                    if line.contains(text) {
                         return;
                     }
                 }
-                Err(error) => panic!("heapbpf did not say `{READY}` ({error}); its stderr:\n{}", self.stderr),
+                Err(error) => panic!("heapbpf did not say `{text}` ({error}); its stderr:\n{}", self.stderr),
             }
         }
     }

@@ -109,6 +109,17 @@ impl Target {
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error} in {answer}"))
     }
 
+    /// Has it become another program, and waits until that is ready.
+    ///
+    /// # Panics
+    ///
+    /// When it ends or hangs instead.
+    #[track_caller]
+    pub fn becomes(&mut self, line: &str) {
+        self.send(line);
+        assert_eq!(self.read_line(), "ready");
+    }
+
     /// Has it exit with this code, and reaps it.
     ///
     /// # Panics

@@ -10,6 +10,7 @@ use super::quantity;
 use crate::doctor::TARGET_COMMAND;
 use crate::probe::place::PlacementMode;
 use crate::report::{Format, View};
+use crate::session::Hold;
 use crate::target::cgroup::Cgroup;
 use crate::target::pattern::Pattern;
 
@@ -103,6 +104,11 @@ pub(super) struct RecordArgs {
     /// Leave processes alone that targets make by fork.
     #[arg(long)]
     pub(super) no_follow_fork: bool,
+
+    /// Which processes that begin while recording are stopped for the ten milliseconds that probes take: `execs` (programs
+    /// that start, so that their first allocation is seen), `forks` (copies of targets as well), `never`.
+    #[arg(long, value_name = "WHICH", default_value = "execs", hide_possible_values = true)]
+    pub(super) hold: HoldArg,
 
     /// Program to start and profile, with its arguments. Its streams, signals and exit code pass through.
     #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["pid", "cmdline", "cgroup", "all"])]
@@ -199,6 +205,23 @@ pub(super) struct DoctorArgs {
     /// Write JSON.
     #[arg(long)]
     pub(super) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum HoldArg {
+    Never,
+    Execs,
+    Forks,
+}
+
+impl From<HoldArg> for Hold {
+    fn from(hold: HoldArg) -> Self {
+        match hold {
+            HoldArg::Never => Self::Never,
+            HoldArg::Execs => Self::Execs,
+            HoldArg::Forks => Self::Forks,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -54,6 +54,7 @@ fn config(args: &RecordArgs, selection: Selection) -> SessionConfig {
     SessionConfig {
         selection,
         follow_forks: !args.no_follow_fork,
+        hold: args.hold.into(),
         interval: Interval::nearest(args.interval),
         duration: args.duration,
         trim: args.trim,

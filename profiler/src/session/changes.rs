@@ -3,16 +3,17 @@
 use anyhow::Result;
 use tracing::{debug, info, warn};
 
-use super::Session;
 use super::discovery::Discovery;
 use super::lifecycle::Change;
 use super::target::{End, Target};
+use super::{Hold, Session};
 use crate::allocator::resolve::NoAllocator;
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
 use crate::report::profile::Origin;
 use crate::sys::clock;
+use crate::target::launch::Launch;
 use crate::target::process::{Exit, Process};
 use crate::target::scan;
 
@@ -108,18 +109,24 @@ impl Session {
     }
 
     fn follow_fork(&mut self, fork: &Fork, ledger: Ledger) {
+        let held = (self.config.hold == Hold::Forks && !self.lifecycle.has_grace()).then(|| Launch::hold(fork.child));
         let (Some(parent), Ok(process)) = (self.targets.get(fork.parent), Process::open(fork.child)) else {
             self.targets.others.short_lived_count += 1;
             return self.probes.forget(fork.child);
         };
-        let mut target = Target::forked(process, parent, ledger, fork.time);
+        let stopped = held.as_ref().and_then(|held| held.as_ref().ok()).map(|_| clock::now().monotonic);
+        let born = fork.time;
+        let mut target = Target::forked(process, parent, ledger, born);
         self.probes.inherit(&target);
         if let Err(error) = self.probes.attach(&mut target) {
             warn!("process {}: {error:#}", target.pid);
         }
         self.probes.register(&target);
-        target.begin(clock::now().monotonic, false);
+        // What it did after it was held was seen by nobody, because it did nothing.
+        let seen_from = stopped.unwrap_or_else(|| clock::now().monotonic);
+        target.begin(seen_from, false);
         self.adopt(target);
+        drop(held);
     }
 
     /// A target runs another program: the one before has ended.
@@ -145,10 +152,23 @@ impl Session {
         if !wanted {
             return self.probes.release(&mut target);
         }
-        self.probes.foresee(&mut target);
+        self.welcome(target);
+    }
+
+    /// Puts probes on a program that has just begun.
+    fn welcome(&mut self, mut target: Target) {
+        let pid = target.pid;
+        // Held and telling of an exec, it stands at that exec.
+        target.held_before_mapping = self.held == Some(pid);
         self.adopt(target);
-        self.lifecycle.settle(exec.pid);
-        self.settle(exec.pid);
+        self.lifecycle.settle(pid);
+        if self.held == Some(pid) || (!self.lifecycle.has_grace() && self.hold(pid)) {
+            return;
+        }
+        if let Some(target) = self.targets.get_mut(pid).filter(|target| !target.has_begun()) {
+            self.probes.foresee(target);
+        }
+        self.settle(pid);
     }
 
     /// A process that is no target runs a program that may be meant.
@@ -166,14 +186,11 @@ impl Session {
         if !self.config.selection.matches(&facts) {
             return;
         }
-        let Ok(mut target) = Target::open(exec.pid, Origin::Executed, Some(exec.time)) else {
+        let Ok(target) = Target::open(exec.pid, Origin::Executed, Some(exec.time)) else {
             self.targets.others.short_lived_count += 1;
             return;
         };
-        self.probes.foresee(&mut target);
-        self.adopt(target);
-        self.lifecycle.settle(exec.pid);
-        self.settle(exec.pid);
+        self.welcome(target);
     }
 
     /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.

@@ -16,6 +16,8 @@ pub struct SessionConfig {
     pub selection: Selection,
     /// Processes that targets make by fork are targets too.
     pub follow_forks: bool,
+    /// Which processes that begin are held until their probes are in place.
+    pub hold: Hold,
     /// Mean bytes between samples.
     pub interval: Interval,
     /// When to stop by itself, beside the end of all targets.
@@ -36,6 +38,18 @@ pub struct SessionConfig {
     pub unwind_bytes_max: u64,
     /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.
     pub raw_stacks_max: usize,
+}
+
+/// Which processes that begin are held until their probes are in place. To hold is to stop them by ptrace, unseen by their
+/// parents, for the ten milliseconds or so that the kernel takes to place probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// None: what they allocate meanwhile is not seen.
+    Never,
+    /// Those that have called exec.
+    Execs,
+    /// Those that were made by a fork as well.
+    Forks,
 }
 
 /// How stacks are unwound.

@@ -9,8 +9,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::Session;
 use super::target::Target;
+use super::{Hold, Session};
 use crate::ids::Pid;
 use crate::report::profile::Origin;
 use crate::sys::signals::InheritedSignals;
@@ -57,7 +57,7 @@ impl Session {
         let child = signal(SignalKind::child()).context("cannot listen for signals")?;
         let mut launch = Launch::start(command, signals)?;
         let mut target = Target::open(launch.pid(), Origin::Launched, None)?;
-        target.requested = true;
+        (target.requested, target.held_before_mapping) = (true, true);
         self.adopt(target);
         self.lifecycle.settle(launch.pid());
         self.step(&mut launch)?;
@@ -84,6 +84,25 @@ impl Session {
         self.held = None;
         debug!("process {pid}: {:?}", start_up?);
         Ok(())
+    }
+
+    /// Holds a process that has just begun until it has mapped what it starts with, so that it makes no call to an allocator
+    /// before probes are there. False where that cannot be done, or it may have made some already.
+    pub(super) fn hold(&mut self, pid: Pid) -> bool {
+        if self.config.hold == Hold::Never
+            || self.held.is_some()
+            || self.launched().is_some_and(|launched| launched.0 == pid)
+        {
+            return false;
+        }
+        let held = Launch::hold(pid).and_then(|mut launch| {
+            self.step(&mut launch)?;
+            launch.release()
+        });
+        if let Err(error) = &held {
+            debug!("{error}");
+        }
+        held.is_ok()
     }
 
     /// A command's process has stopped or ended, or its time to be followed is over.

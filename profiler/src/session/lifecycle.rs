@@ -63,6 +63,11 @@ impl Lifecycle {
         self.follow_forks
     }
 
+    /// Whether processes must live for a while to be looked at.
+    pub(super) fn has_grace(&self) -> bool {
+        !self.grace.is_zero()
+    }
+
     /// A target has forked. Called in the order of events, so that the books that the child begins with are the parent's
     /// of that moment.
     pub(super) fn forked(&mut self, fork: Fork, targets: &mut Targets) {

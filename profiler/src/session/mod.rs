@@ -21,7 +21,7 @@ use profiler_common::counter::Counter;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tracing::debug;
 
-pub use config::{Progress, SessionConfig, UnwindMode};
+pub use config::{Hold, Progress, SessionConfig, UnwindMode};
 pub use discovery::hooks_of;
 pub use launching::{Command, Launched};
 

@@ -71,16 +71,13 @@ impl Probes {
     ///
     /// When it cannot be profiled as it is now.
     pub(super) fn settle(&mut self, target: &mut Target, stopped: bool) -> Result<()> {
-        let t0 = clock::now().monotonic.0;
-        let r = self.settle0(target, stopped);
-        let born = target.born.map_or(0, |b| b.0);
-        tracing::info!("SETTLE at {} took {} us ok {}", (t0 - born)/1000, (clock::now().monotonic.0 - t0)/1000, r.is_ok());
-        r
-    }
-    pub(super) fn settle0(&mut self, target: &mut Target, stopped: bool) -> Result<()> {
         let attached_before = target.hooks.modules(&self.discovery.plan);
         let mapped_more = target.refresh_space(&mut self.discovery.modules);
-        self.discovery.discover(target)?;
+        if let Err(error) = self.discovery.discover(target) {
+            // While it cannot run, what it has not mapped yet it has not called either.
+            target.held_before_mapping |= stopped;
+            return Err(error);
+        }
         let needed = target.hooks.modules(&self.discovery.plan);
         // Probes that were put on files which the process had not mapped yet.
         let foreseen = target.foreseen && needed.iter().all(|module| attached_before.contains(module));
@@ -94,7 +91,7 @@ impl Probes {
             bail!("no probe could be attached to process `{}`: {error}", target.pid);
         }
         if !target.has_begun() {
-            target.begin(clock::now().monotonic, stopped || foreseen);
+            target.begin(clock::now().monotonic, (stopped && target.held_before_mapping) || foreseen);
             let executable = executable::identity(target.pid).ok();
             self.predictions.learn(executable, &target.hooks, &self.discovery.plan);
         }
@@ -103,12 +100,6 @@ impl Probes {
 
     /// Puts probes on what a program that has just begun will probably map.
     pub(super) fn foresee(&mut self, target: &mut Target) {
-        let t0 = clock::now().monotonic.0;
-        self.foresee0(target);
-        let born = target.born.map_or(0, |b| b.0);
-        tracing::info!("FORESEE at {} took {} us", (t0 - born)/1000, (clock::now().monotonic.0 - t0)/1000);
-    }
-    pub(super) fn foresee0(&mut self, target: &mut Target) {
         let executable = executable::identity(target.pid).ok();
         let likely = self.predictions.of(executable);
         likely.iter().for_each(|&id| target.hooks.want(id));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tracing::debug;
+use tracing::{debug, info};
 
 use crate::bpf::load::Kernel;
 use crate::ids::Pid;
@@ -39,6 +39,8 @@ pub(super) struct Target {
     pub(super) requested: bool,
     /// Probes were put on files before it had mapped them.
     pub(super) foreseen: bool,
+    /// It was stopped when its allocator was not mapped yet, or at its exec.
+    pub(super) held_before_mapping: bool,
     begun: bool,
     opened: Instant,
     link_map: Option<LinkMap>,
@@ -78,6 +80,7 @@ impl Target {
             end: None,
             requested: false,
             foreseen: false,
+            held_before_mapping: false,
             begun: false,
             opened: Instant::now(),
             link_map: None,
@@ -169,6 +172,7 @@ impl Target {
     /// Its probes are in place. `before_first_call` when its allocator was not mapped yet at that time.
     pub(super) fn begin(&mut self, now: MonotonicNanos, before_first_call: bool) {
         self.begun = true;
+        info!("process {} ({}) is watched, {} hooks", self.pid, self.comm, self.hooks.attached());
         self.beginning.time = now;
         self.beginning.delay_ns = self.born.map(|born| now.0.saturating_sub(born.0));
         self.beginning.from_first_call = before_first_call;

@@ -35,6 +35,12 @@ const QUIET_MAX: Duration = Duration::from_secs(1);
 /// Longest wait for a running process to stop, so that it can be let go.
 const RELEASE_WAIT: Duration = Duration::from_secs(1);
 
+/// Longest wait for a process that has just begun to stop.
+const HOLD_WAIT: Duration = Duration::from_millis(20);
+
+/// How long such a process may go without a system call: it is likely to be past its start-up, and needs no steps then.
+const HOLD_QUIET_MAX: Duration = Duration::from_millis(20);
+
 /// Why a program was not started, or is not held.
 #[derive(Debug, Error)]
 pub enum LaunchError {
@@ -109,6 +115,8 @@ pub struct Launch {
     tracee: Tracee,
     state: State,
     program: String,
+    /// How long it may go without a system call while it is stepped.
+    quiet_max: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -137,7 +145,7 @@ impl Launch {
         child.args(arguments);
         match spawn_held(child, signals) {
             Ok((tracee, stop)) => {
-                let mut launch = Self { tracee, state: State::Held(stop), program: name };
+                let mut launch = Self { tracee, state: State::Held(stop), program: name, quiet_max: QUIET_MAX };
                 launch.stopped_at(stop);
                 Ok(launch)
             }
@@ -147,6 +155,24 @@ impl Launch {
         }
     }
 
+    /// Takes hold of a process that has just begun, and stops it wherever it is: to be stepped like a started one. Its parent
+    /// does not notice.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::Trace`] where somebody else traces it or tracing is forbidden, [`LaunchError::Unstoppable`] where it
+    /// waits in the kernel. It runs on.
+    pub fn hold(pid: Pid) -> Result<Self, LaunchError> {
+        let name = format!("process {pid}");
+        let failed = |error| LaunchError::Trace(name.clone(), error);
+        let tracee = Tracee::seize(pid).map_err(failed)?;
+        tracee.interrupt().map_err(failed)?;
+        let stop = tracee.wait(HOLD_WAIT).map_err(failed)?;
+        let mut launch = Self { tracee, state: State::Followed, program: name, quiet_max: HOLD_QUIET_MAX };
+        launch.stopped_at(stop.ok_or(LaunchError::Unstoppable(pid))?);
+        Ok(launch)
+    }
+
     /// Its number, also after its end.
     #[must_use]
     pub fn pid(&self) -> Pid {
@@ -154,7 +180,7 @@ impl Launch {
     }
 
     /// Runs a program that is held at its exec until all is mapped that it starts with, and holds it there.
-    /// `on_new_code` is called while it is stopped: at the exec, and whenever code was mapped of which nothing has run yet.
+    /// `on_new_code` is called while it is stopped: at once, and whenever code was mapped of which nothing has run yet.
     /// Signals reach the program meanwhile. Blocks, but for no more than a few seconds.
     ///
     /// # Errors
@@ -165,8 +191,14 @@ impl Launch {
         on_new_code: &mut dyn FnMut() -> Result<(), E>,
     ) -> Result<StartUp, E> {
         let mut syscalls = 0;
-        let mut loader = None;
         let mut maps = false;
+        let mut loader = None;
+        if let State::Held(stop) = self.state
+            && stop != Stop::Exec
+        {
+            on_new_code()?;
+            loader = self.loader()?;
+        }
         let end = loop {
             let stop = match self.state {
                 State::Held(stop) => stop,
@@ -305,7 +337,7 @@ impl Launch {
     fn step(&mut self, stop: Stop) -> Result<bool, LaunchError> {
         self.tracee.run_to_syscall(stop).map_err(|error| self.untraceable(error))?;
         self.state = State::Followed;
-        let next = self.tracee.wait(QUIET_MAX).map_err(|error| self.untraceable(error))?;
+        let next = self.tracee.wait(self.quiet_max).map_err(|error| self.untraceable(error))?;
         if let Some(next) = next {
             self.stopped_at(next);
             return Ok(true);

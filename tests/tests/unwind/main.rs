@@ -15,7 +15,7 @@ use heapbpf::ids::Pid;
 use heapbpf::probe::attach::BackendChoice;
 use heapbpf::probe::place::PlacementMode;
 use heapbpf::session::raw::RawSample;
-use heapbpf::session::{Session, SessionConfig, UnwindMode};
+use heapbpf::session::{Hold, Session, SessionConfig, UnwindMode};
 use heapbpf::target::filter::Selection;
 use heapbpf::target::filter::Selection;
 use heapbpf_tests::kernel::require_root;
@@ -38,6 +38,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
     let config = SessionConfig {
         selection: Selection { pids: vec![Pid(program.pid())], ..Selection::default() },
         follow_forks: false,
+        hold: Hold::Never,
         interval: Interval::nearest(program.interval_bytes),
         placement: PlacementMode::Auto,
         backend: BackendChoice::Auto,

@@ -1,0 +1,137 @@
+//! Processes that targets make, and programs that they become.
+
+use heapbpf_tests::heapbpf::{Heapbpf, Session};
+use heapbpf_tests::report::{Process, Report};
+use heapbpf_tests::target::{Target, build};
+
+/// A target that can do all of that, and heapbpf on it at an interval of 1.
+fn watched(arguments: &str) -> (Target, Heapbpf, Session) {
+    let target = Target::start("family.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("-v --interval 1 -o out.json {arguments}"));
+    let session = heapbpf.start();
+    (target, heapbpf, session)
+}
+
+fn count(process: &Process, function: &str) -> u64 {
+    process.exact_by_leaf().get(function).map_or(0, |counts| counts.alloc_count)
+}
+
+/// The only process that another one made by a fork.
+#[track_caller]
+fn child_of(report: &Report, parent: u32) -> &Process {
+    let mut children = report.targets.iter().filter(|process| process.beginning.parent == Some(parent));
+    let child = children.next().expect("the child is in the report");
+    assert!(children.next().is_none(), "it has one child");
+    assert_eq!(child.beginning.origin, "fork");
+    child
+}
+
+#[test]
+fn a_forked_child_has_books_of_its_own_that_begin_with_its_parents_blocks() {
+    let (mut target, heapbpf, mut session) = watched("");
+    target.work("keep 100 30");
+    target.work("fork");
+    session.wait_for("is watched");
+    // From here on the child answers.
+    target.work("keep 7 5");
+    target.work("drop");
+    target.work("keep 9 4");
+    target.begin_exit(0);
+    target.work("keep 11 2");
+    let _ = session.interrupt().expect_code(0);
+
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    let parent = report.process(target.pid()).totals.exact();
+    assert_eq!((parent.alloc_count, parent.free_count, parent.live_bytes), (32, 0, 30 * 100 + 2 * 11));
+
+    let child = child_of(&report, target.pid());
+    let totals = child.totals.exact();
+    assert_eq!(child.totals.inherited_count.as_u64(), Some(30));
+    assert_eq!(child.totals.inherited_bytes.as_u64(), Some(3000));
+    assert_eq!((totals.alloc_count, totals.alloc_bytes), (9, 5 * 7 + 4 * 9));
+    assert_eq!((totals.free_count, totals.free_bytes), (35, 3000 + 35), "what it inherited can be freed");
+    assert_eq!((totals.live_count, totals.live_bytes), (4, 36));
+    assert!(child.exited && child.exit_code == Some(0), "{child:?}");
+    let inherited: Vec<bool> = child.callsites.iter().map(|callsite| callsite.inherited).collect();
+    assert_eq!(inherited.iter().filter(|&&inherited| inherited).count(), 1, "{inherited:?}");
+    let names = child.callsites.iter().map(|callsite| callsite.stack[0].function.as_deref().unwrap_or("?"));
+    assert!(names.into_iter().all(|name| name == "keeps"), "named after its end");
+}
+
+#[test]
+fn forks_can_be_left_alone() {
+    let (mut target, heapbpf, session) = watched("--no-follow-fork");
+    target.work("keep 100 30");
+    target.work("fork");
+    target.work("drop");
+    target.begin_exit(0);
+    target.work("keep 11 2");
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    assert_eq!(report.targets.len(), 1);
+    assert_eq!(report.process(target.pid()).totals.exact().live_count, 32);
+}
+
+#[test]
+fn grandchildren_are_followed_and_outlive_their_parents() {
+    let (mut target, heapbpf, mut session) = watched("");
+    for _ in 0..2 {
+        target.work("keep 100 10");
+        target.work("fork");
+        session.wait_for("is watched");
+    }
+    target.work("keep 3 1");
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    let child = child_of(&report, target.pid());
+    let grandchild = child_of(&report, child.pid);
+    assert_eq!(grandchild.totals.inherited_count.as_u64(), Some(20));
+    assert_eq!(grandchild.totals.exact().alloc_count, 1);
+}
+
+#[test]
+fn vfork_children_and_threads_change_nothing_of_the_targets_books() {
+    let (mut target, heapbpf, session) = watched("");
+    target.work("keep 10 1");
+    for _ in 0..20 {
+        target.work("vfork 77");
+        target.work("thread 15");
+    }
+    target.work("keep 15 1");
+    let _ = session.interrupt().expect_code(0);
+    target.assert_running();
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    assert_eq!(report.targets.len(), 1);
+    let process = report.process(target.pid());
+    assert_eq!(count(process, "keeps"), 2);
+    assert_eq!(count(process, "thread_mallocs"), 20);
+    assert_eq!(count(process, "vfork_mallocs"), 0, "another process, in this one's memory");
+}
+
+#[test]
+fn exec_ends_the_books_and_begins_new_ones() {
+    for how in ["exec", "thread-exec"] {
+        let (mut target, heapbpf, session) = watched("");
+        target.work("keep 100 10");
+        target.becomes(&format!("{how} {}", build("family.c").display()));
+        let ledger = target.work("keep 50 3");
+        let _ = session.interrupt().expect_code(0);
+        target.assert_running();
+
+        let report = heapbpf.report("out.json");
+        report.assert_complete();
+        let [before, after] = report.targets.as_slice() else { panic!("{how}: {:?}", report.targets) };
+        assert_eq!((before.pid, after.pid), (target.pid(), target.pid()));
+        assert!(before.replaced && !before.exited && !after.replaced);
+        assert_eq!(count(before, "keeps"), 10, "{how}");
+        assert_eq!(count(after, "keeps"), ledger.site("keeps").counts.alloc_count, "{how}");
+        assert_eq!(after.beginning.origin, "exec");
+        let begins = count(after, "begins");
+        assert!(begins == 7 || !after.beginning.from_first_call, "{how}: {begins} of 7: {:?}", after.beginning);
+        assert_eq!(begins, 7, "{how}: it is held until its probes are there: {:?}", after.beginning);
+    }
+}
