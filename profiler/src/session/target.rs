@@ -5,22 +5,23 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tracing::{debug, warn};
 
-use crate::allocator::detect;
-use crate::allocator::resolve::{Candidate, resolve};
+use crate::allocator::hook_set::HookSet;
+use crate::allocator::resolve::{resolve, symbols};
+use crate::allocator::selection::HeapSelection;
 use crate::bpf::load::Kernel;
 use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::totals::Totals;
-use crate::object::module::{Module, ModuleStore};
-use crate::object::symbols::{Search, defined_functions};
+use crate::object::module::ModuleStore;
 use crate::probe::attach::{Backend, Link, Probe};
 use crate::probe::code::Code;
 use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
-use crate::proc::process;
 use crate::report::profile::{HeapProfile, HookStatus};
 use crate::target::address_space::AddressSpace;
+use crate::target::definitions::Definitions;
+use crate::target::link_map::LinkMap;
 use crate::target::process::{Exit, Process};
 
 /// One target: the process, its code, its books, its probes.
@@ -52,8 +53,11 @@ impl Target {
         let process = Process::open(pid)?;
         let mut space = AddressSpace::new(pid);
         space.refresh(modules)?;
-        let candidates = candidates(&process, &space, modules);
-        let found = resolve(&candidates).with_context(|| format!("cannot profile process `{pid}`"))?;
+        let set = HookSet::default();
+        let mut definitions = Definitions::new(symbols(&set), set.named_modules());
+        let candidates = definitions.candidates(&space, modules, LinkMap::read(pid).as_ref());
+        let found = resolve(&candidates, &set, &HeapSelection::default())
+            .with_context(|| format!("cannot profile process `{pid}`"))?;
         let mut hooks = Vec::new();
         for hook in &found {
             let module = modules.get(hook.module);
@@ -175,7 +179,9 @@ impl Target {
     /// callsites refer, then those without.
     pub(super) fn heaps(&self, plan: &Plan, totals: &[(HeapId, Totals)]) -> Vec<HeapProfile> {
         let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
-        for heap in self.hooks.iter().map(|hook| plan.hook(hook.id).heap) {
+        // A heap that calls reach in special cases only is in use if it has events.
+        let reached = self.planned(plan).filter(|planned| planned.hook.reached_by_default);
+        for heap in reached.map(|planned| planned.heap) {
             if !ids.contains(&heap) {
                 ids.push(heap);
             }
@@ -212,38 +218,4 @@ impl Target {
 
 fn probe(planned: &PlannedHook) -> Result<Probe, &PlaceError> {
     Ok(Probe { offset: planned.offset(), cookie: planned.cookie()? })
-}
-
-/// The process's modules with those functions of theirs that tell allocators.
-fn candidates(process: &Process, space: &AddressSpace, modules: &ModuleStore) -> Vec<Candidate> {
-    let executable = process::executable(process.pid).ok();
-    let names = detect::symbols();
-    space
-        .modules()
-        .into_iter()
-        .filter_map(|id| {
-            let module = modules.get(id);
-            let is_executable = executable.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());
-            candidate(id, module, is_executable, &names)
-        })
-        .collect()
-}
-
-fn candidate(id: ModuleId, module: &Module, is_executable: bool, names: &[&str]) -> Option<Candidate> {
-    let elf = module.elf().ok()?;
-    let functions = match defined_functions(module, names, Search::Exported) {
-        Ok(functions) => functions,
-        Err(error) => {
-            debug!("module {}: {error}", module.path());
-            Vec::new()
-        }
-    };
-    Some(Candidate {
-        module: id,
-        path: module.path().to_string(),
-        is_executable,
-        is_static: elf.is_static,
-        is_go: elf.is_go,
-        functions: functions.into_iter().filter(|function| function.global && !function.indirect).collect(),
-    })
 }
