@@ -27,10 +27,9 @@ const FINGERPRINTS: &[(&str, Family)] = &[
     ("TCMallocInternalMalloc", Family::Tcmalloc),
     ("mi_malloc", Family::Mimalloc),
     ("__libc_malloc_impl", Family::Musl),
-    (GLIBC_VERSION, Family::Glibc),
+    ("gnu_get_libc_version", Family::Glibc),
+    ("__libc_malloc", Family::Glibc),
 ];
-
-const GLIBC_VERSION: &str = "gnu_get_libc_version";
 
 /// What gperftools' checking variant alone defines.
 const TCMALLOC_DEBUG: &str = "_ZN11MallocBlock8AllocateEmi";
@@ -174,6 +173,8 @@ fn family(candidate: &Candidate, file: &str) -> Family {
         Family::Glibc if candidate.is_executable => {
             candidate.is_static && same_code(candidate, DEFINING_FUNCTION, "__libc_malloc")
         }
+        // Others export `__libc_malloc` too.
+        Family::Glibc => defines("gnu_get_libc_version"),
         _ => true,
     };
     let found = FINGERPRINTS.iter().find(|(symbol, family)| defines(symbol) && may_be(*family));

@@ -103,8 +103,9 @@ pub fn resolve(
     for candidate in &ordered {
         let mut found = Found::new(candidate);
         resolution.custom(&mut found, hooks);
-        resolution.plain(&mut found, winner == Some(candidate.module));
-        resolution.prefixed(&mut found);
+        let is_winner = winner == Some(candidate.module);
+        resolution.plain(&mut found, is_winner);
+        resolution.prefixed(&mut found, is_winner);
         resolution.take(found);
     }
     if !resolution.found_allocator {
@@ -290,10 +291,12 @@ impl Resolution<'_> {
     }
 
     /// Allocators under names of their own. These names are nobody's by chance, so local functions count.
-    fn prefixed(&mut self, found: &mut Found<'_>) {
+    fn prefixed(&mut self, found: &mut Found<'_>, is_winner: bool) {
         let candidate = found.candidate;
         for family in PREFIXED {
             let identity = Identity::of_family(candidate, family.family);
+            // Its malloc is another name of the same allocator.
+            let reached_by_default = is_winner && found.identity.family == family.family;
             for spec in family.tables.iter().copied().flatten() {
                 for function in candidate.functions(spec.function) {
                     self.found_allocator = true;
@@ -301,7 +304,7 @@ impl Resolution<'_> {
                         continue;
                     }
                     let required = candidate.is_executable && (family.required)(spec.function);
-                    let role = Role { heap: &identity.heap, reached_by_default: false, required, silent: false };
+                    let role = Role { heap: &identity.heap, reached_by_default, required, silent: false };
                     found.add(&told(&identity, spec), function, &role);
                 }
             }

@@ -42,10 +42,11 @@ impl Candidate {
         &self.functions[first..first + named]
     }
 
-    /// The function that other modules reach by this name.
+    /// The function that calls of this name reach. A static program has no other modules, and linkers make what is in it
+    /// local at will (`malloc` in a static-pie program with glibc).
     #[must_use]
     pub fn exported(&self, name: &str) -> Option<&DefinedFunction> {
-        self.functions(name).iter().find(|function| function.global)
+        self.functions(name).iter().find(|function| function.global || self.is_static)
     }
 }
 
