@@ -160,6 +160,10 @@ pub struct ExecRecord {
     pub header: RecordHeader,
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
+    /// The thread that called, by the number that it had before: an exec makes it the first one, if it was another.
+    pub tid: u32,
+    /// Always 0.
+    pub reserved: u32,
 }
 
 /// A change of what is mapped: `old` is gone, `new` is there. Either may be empty. Written when the call has succeeded.
@@ -193,7 +197,7 @@ pub struct RemapRecord {
 }
 
 const _: () = assert!(size_of::<ForkRecord>() == 24);
-const _: () = assert!(size_of::<ExecRecord>() == 16);
+const _: () = assert!(size_of::<ExecRecord>() == 24);
 const _: () = assert!(size_of::<RemapRecord>() == 72);
 const _: () = assert!(size_of::<RecordHeader>() == 8);
 const _: () = assert!(size_of::<AllocRecord>() == 48);

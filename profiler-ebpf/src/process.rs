@@ -109,12 +109,14 @@ fn follow(tgid: u32, flags: u32, child: u32, shares_memory: bool) {
 pub(crate) fn executed(arguments: &Arguments) {
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
     // A thread that is not the first takes over the first one's number by an exec.
-    abandon_call(u64::from(tgid) << 32 | arguments.second() & u64::from(u32::MAX));
+    let tid = arguments.second() as u32;
+    abandon_call(u64::from(tgid) << 32 | u64::from(tid));
     if TARGETS.get_ptr(&tgid).is_none() && !config::watch_execs() {
         return;
     }
     let _ = PROCESSES.remove(&tgid);
-    let record = ExecRecord { header: RecordHeader::new(RecordKind::Exec, tgid), time_ns: live::now() };
+    let header = RecordHeader::new(RecordKind::Exec, tgid);
+    let record = ExecRecord { header, time_ns: live::now(), tid, reserved: 0 };
     if !emit::urgent(record) {
         counter::raise(Counter::ExecMissed);
     }

@@ -9,10 +9,14 @@ pub const FUNCTIONS: &[HookSpec] = &[
     // C23 7.24.3.3 and 7.24.3.4; glibc 2.42.
     HookSpec::free("free_sized", 0),
     HookSpec::free("free_aligned_sized", 0),
-    HookSpec::alloc("malloc", 0).leaf(),
+    // Solaris'; mimalloc and others bring it along.
+    HookSpec::free("vfree", 0),
+    HookSpec::alloc("malloc", 0),
     HookSpec::alloc("calloc", 0).times(1),
     HookSpec::realloc("realloc", 0, 1),
     HookSpec::realloc("reallocarray", 0, 1).times(2),
+    // BSD's.
+    HookSpec::realloc("reallocf", 0, 1).frees_on_failure(),
     HookSpec::alloc_out("posix_memalign", 0, 2),
     HookSpec::alloc("aligned_alloc", 1),
     HookSpec::alloc("memalign", 1),
@@ -20,24 +24,22 @@ pub const FUNCTIONS: &[HookSpec] = &[
     HookSpec::alloc("pvalloc", 0).page_rounded(),
 ];
 
+/// Names under which glibc exports the same functions once more, and allocators that replace it do too. Nearly always
+/// they are at the addresses of [`FUNCTIONS`]; what is told of a hook does not name them then.
+pub const SECOND_NAMES: &[HookSpec] = &[
+    HookSpec::free("__libc_free", 0),
+    HookSpec::free("__libc_cfree", 0),
+    HookSpec::alloc("__libc_malloc", 0),
+    HookSpec::alloc("__libc_calloc", 0).times(1),
+    HookSpec::realloc("__libc_realloc", 0, 1),
+    HookSpec::alloc_out("__posix_memalign", 0, 2),
+    HookSpec::alloc("__libc_memalign", 1),
+    HookSpec::alloc("__libc_valloc", 0),
+    HookSpec::alloc("__libc_pvalloc", 0).page_rounded(),
+];
+
 /// The function without which a module is no allocator.
 pub const DEFINING_FUNCTION: &str = "malloc";
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use profiler_common::hook::CallShape;
-
-    #[test]
-    fn freeing_functions_come_first() {
-        let first_alloc = FUNCTIONS.iter().position(|spec| spec.shape.allocates()).expect("there are some");
-        assert!(FUNCTIONS[first_alloc..].iter().all(|spec| spec.shape.allocates()));
-    }
-
-    #[test]
-    fn shapes_have_the_arguments_they_need() {
-        for spec in FUNCTIONS {
-            assert_eq!(spec.pointer.is_some(), spec.shape != CallShape::Alloc, "{}", spec.function);
-        }
-    }
-}
+/// Without these of an allocator's the profile is not whole; the rest are called by few programs.
+pub const REQUIRED_FUNCTIONS: &[&str] = &["malloc", "free", "calloc", "realloc"];

@@ -56,6 +56,8 @@ mod tests {
             size_bytes: 0,
             heap: "libc".to_owned(),
             aliases: Vec::new(),
+            reached_by_default: true,
+            required: true,
         };
         let mut hooks: Vec<_> = libc::FUNCTIONS.iter().map(|spec| hook(spec.leaf())).collect();
         follow_all(&mut hooks);

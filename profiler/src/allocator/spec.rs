@@ -54,6 +54,12 @@ impl HookSpec {
         Self { shape: CallShape::Realloc, pointer: Some(block), ..Self::alloc(function, size) }
     }
 
+    /// `function(block, size, …) -> size it has now`
+    #[must_use]
+    pub const fn resize(function: &'static str, block: usize, size: usize) -> Self {
+        Self { shape: CallShape::Resize, pointer: Some(block), ..Self::alloc(function, size) }
+    }
+
     /// `function(block)`
     #[must_use]
     pub const fn free(function: &'static str, block: usize) -> Self {

@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::quantity;
+use crate::allocator::custom::CustomHook;
+use crate::allocator::selection::HeapInterval;
 use crate::doctor::TARGET_COMMAND;
 use crate::probe::place::PlacementMode;
 use crate::report::{Format, View};
@@ -125,12 +127,12 @@ pub(super) struct RecordArgs {
 
     /// Mean bytes between samples of one heap, where that is not to be `--interval`: `cuda=1`.
     #[arg(long, value_name = "NAME=BYTES")]
-    pub(super) heap_interval: Vec<String>,
+    pub(super) heap_interval: Vec<HeapInterval>,
 
     /// Function of an allocator of your own: `[HEAP=]MODULE:FUNCTION(ptr=ret,size=arg1)`. May be given several times; see
     /// docs/hooks.md.
     #[arg(long, value_name = "SPEC")]
-    pub(super) hook: Vec<String>,
+    pub(super) hook: Vec<CustomHook>,
 
     /// File with such functions in TOML, or a set that comes with heapbpf: `cuda`, `cpython`. May be given several times.
     #[arg(long, value_name = "FILE")]

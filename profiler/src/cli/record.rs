@@ -14,6 +14,8 @@ use super::args::{BackendArg, RecordArgs, Unwind};
 use super::output::Output;
 use super::progress::ProgressLine;
 use super::{exit, privilege, say};
+use crate::allocator::hook_set::HookSet;
+use crate::allocator::selection::HeapSelection;
 use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
 use crate::probe::attach::BackendChoice;
@@ -42,18 +44,25 @@ pub(super) fn run(args: &RecordArgs) -> Result<u8> {
         .into());
     }
     // Before anything is attached, whatever would make the recording useless.
+    let functions = functions(args)?;
     let outputs = outputs(args, &selection)?;
     privilege::check()?;
     privilege::raise_memory_limit();
     privilege::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    runtime.block_on(record(args, config(args, selection), outputs, signals))
+    runtime.block_on(record(args, config(args, selection, functions), outputs, signals))
 }
 
-fn config(args: &RecordArgs, selection: Selection) -> SessionConfig {
+fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> SessionConfig {
     SessionConfig {
         selection,
         follow_forks: !args.no_follow_fork,
+        functions,
+        heaps: HeapSelection {
+            only: args.heap.clone(),
+            excluded: args.exclude_heap.clone(),
+            intervals: args.heap_interval.clone(),
+        },
         hold: args.hold.into(),
         interval: Interval::nearest(args.interval),
         duration: args.duration,
@@ -154,6 +163,16 @@ fn selection(args: &RecordArgs) -> Selection {
         exclude: args.exclude.clone(),
         min_rss_bytes: args.min_rss,
     }
+}
+
+/// The functions that the user names, on the command line before those in files.
+fn functions(args: &RecordArgs) -> Result<HookSet> {
+    let mut functions = HookSet::default();
+    args.hook.iter().for_each(|hook| functions.add(hook.clone()));
+    for file in &args.hooks {
+        functions.load(file).map_err(|error| UsageError(format!("{error}")))?;
+    }
+    Ok(functions)
 }
 
 /// What was asked for, or a flame graph in the current folder.

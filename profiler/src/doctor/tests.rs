@@ -47,6 +47,8 @@ fn hooks() -> Vec<PlannedHook> {
             size_bytes: 16,
             heap: "libc".to_owned(),
             aliases: Vec::new(),
+            reached_by_default: true,
+            required: true,
         };
         let id = plan.add(&hook, || placement).expect("fits");
         plan.hook(id).clone()

@@ -95,8 +95,10 @@ fn fork(bytes: &[u8]) -> Result<Fork, DecodeError> {
 }
 
 fn exec(bytes: &[u8]) -> Result<Exec, DecodeError> {
+    let (pid, tid) = (field!(bytes, ExecRecord, header.tgid, u32), field!(bytes, ExecRecord, tid, u32));
     Ok(Exec {
-        pid: Pid(field!(bytes, ExecRecord, header.tgid, u32)),
+        pid: Pid(pid),
+        by_other_thread: tid != pid,
         time: MonotonicNanos(field!(bytes, ExecRecord, time_ns, u64)),
     })
 }

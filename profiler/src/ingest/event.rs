@@ -99,6 +99,9 @@ pub struct Fork {
 pub struct Exec {
     /// The process.
     pub pid: Pid,
+    /// It was another thread than the first that called. Links that are of one process alone are lost then: the kernel ties
+    /// them to the first thread, which is gone.
+    pub by_other_thread: bool,
     /// When.
     pub time: MonotonicNanos,
 }

@@ -15,6 +15,16 @@ use crate::address::{FileOffset, LinkAddr};
 /// Most bytes of a symbol table or its strings. The largest known, of a browser with all symbols, stays below.
 const TABLE_BYTES_MAX: u64 = 1 << 29;
 
+/// Most bytes of both where another table has been searched already: what may still be found is worth no more than a
+/// fraction of a second and of the agent's memory.
+const EXTRA_BYTES_MAX: u64 = 1 << 28;
+
+/// How the compiler's own functions begin since Rust 1.87, such as `_RNvCs…_7___rustc12___rust_alloc`.
+const RUSTC_CRATE: &[u8] = b"7___rustc";
+
+/// Longest name of that kind that is understood.
+const RUSTC_NAME_BYTES_MAX: usize = 96;
+
 /// Bit of a version index that says the version is not the default one (`name@VERSION`, not `name@@VERSION`).
 const VERSION_HIDDEN: u16 = 0x8000;
 
@@ -32,7 +42,7 @@ pub enum SymbolSource {
 pub enum Search {
     /// `.dynsym`; `.symtab` in a static executable only, where it is all there is.
     Exported,
-    /// `.symtab` too, for names that `.dynsym` does not define.
+    /// `.symtab` too, for names that `.dynsym` does not define, unless it is so large that this would take too long.
     Everything,
 }
 
@@ -55,6 +65,8 @@ pub struct DefinedFunction {
 
 /// Those of the named functions that the module defines, ordered by name and offset.
 ///
+/// A name `__rust_…` also stands for the same name mangled with the compiler's own crate, as Rust does since 1.87.
+///
 /// Of several versions of a function the default one is taken, and the others only where there is no default (glibc's
 /// `cfree`). A symbol that does not lead into executable code of the file is left out, and so are local functions where
 /// a global one has the name.
@@ -66,13 +78,14 @@ pub fn defined_functions(module: &Module, names: &[&str], search: Search) -> Res
     let image = module.image().map_err(Clone::clone)?;
     let elf = module.elf().map_err(Clone::clone)?;
     let mut wanted: FxHashMap<&[u8], Vec<Candidate>> = names.iter().map(|name| (name.as_bytes(), Vec::new())).collect();
-    scan(image, elf, SymbolSource::Dynamic, &mut wanted);
+    scan(image, elf, SymbolSource::Dynamic, TABLE_BYTES_MAX, &mut wanted);
     let mut functions: Vec<DefinedFunction> = wanted
         .extract_if(|_, candidates| !candidates.is_empty())
         .flat_map(|(_, candidates)| best(candidates))
         .collect();
     if !wanted.is_empty() && (search == Search::Everything || elf.is_static) {
-        scan(image, elf, SymbolSource::Static, &mut wanted);
+        let bytes_max = if elf.is_static { TABLE_BYTES_MAX } else { EXTRA_BYTES_MAX };
+        scan(image, elf, SymbolSource::Static, bytes_max, &mut wanted);
         functions.extend(wanted.into_values().flat_map(best));
     }
     functions.sort_unstable();
@@ -98,18 +111,21 @@ fn best(mut candidates: Vec<Candidate>) -> impl Iterator<Item = DefinedFunction>
 }
 
 /// Adds the table's symbols with wanted names to their candidates.
-fn scan(image: &Image, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&[u8], Vec<Candidate>>) {
-    let Some(table) = Table::read(image, elf, source) else { return };
+fn scan(image: &Image, elf: &Elf, source: SymbolSource, bytes_max: u64, wanted: &mut FxHashMap<&[u8], Vec<Candidate>>) {
+    let Some(table) = Table::read(image, elf, source, bytes_max) else { return };
     let Ok(symbols) = slice_from_all_bytes::<Sym64<LE>>(&table.symbols) else { return };
     // A name that is longer than any wanted one need not be searched for its end: that keeps a table of a million
     // symbols, all with the same long name, from costing more than a million short ones.
+    let rustc = wanted.keys().any(|name| name.starts_with(b"__rust_"));
     let longest = wanted.keys().map(|name| name.len()).max().unwrap_or(0);
+    let longest = longest.max(if rustc { RUSTC_NAME_BYTES_MAX } else { 0 });
     for (index, symbol) in symbols.iter().enumerate() {
         let indirect = symbol.st_type() == abi::STT_GNU_IFUNC;
         if symbol.st_shndx.get(LE) == abi::SHN_UNDEF || !(indirect || symbol.st_type() == abi::STT_FUNC) {
             continue;
         }
         let Some((name, named_default)) = table.name(symbol.st_name.get(LE), longest) else { continue };
+        let name = if rustc { plain_name(name).unwrap_or(name) } else { name };
         let Some(candidates) = wanted.get_mut(name) else { continue };
         let Some(offset) = elf.file_offset(LinkAddr(symbol.st_value.get(LE))) else { continue };
         candidates.push(Candidate {
@@ -126,6 +142,18 @@ fn scan(image: &Image, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&
     }
 }
 
+/// The name of one of the Rust compiler's own functions: the last part of its mangled name (an identifier is its length,
+/// a `_` when it begins with one itself, and its bytes).
+fn plain_name(mangled: &[u8]) -> Option<&[u8]> {
+    let inside = mangled.strip_prefix(b"_RNvC")?;
+    let at = inside.windows(RUSTC_CRATE.len()).position(|window| window == RUSTC_CRATE)?;
+    let identifier = &inside[at + RUSTC_CRATE.len()..];
+    let digits = identifier.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let length: usize = std::str::from_utf8(&identifier[..digits]).ok()?.parse().ok()?;
+    let name = identifier[digits..].strip_prefix(b"_").unwrap_or(&identifier[digits..]);
+    (name.len() == length).then_some(name)
+}
+
 /// The bytes of a symbol table and of what belongs to it.
 struct Table {
     symbols: Vec<u8>,
@@ -135,8 +163,8 @@ struct Table {
 }
 
 impl Table {
-    fn read(image: &Image, elf: &Elf, source: SymbolSource) -> Option<Self> {
-        let read = |section: &Section| image.read(section.offset, section.size_bytes, TABLE_BYTES_MAX).ok();
+    fn read(image: &Image, elf: &Elf, source: SymbolSource, bytes_max: u64) -> Option<Self> {
+        let read = |section: &Section| image.read(section.offset, section.size_bytes, bytes_max).ok();
         let of_kind = |kind| elf.sections.iter().find(|section| section.kind == kind);
         let (table, versions) = match source {
             SymbolSource::Dynamic => (of_kind(abi::SHT_DYNSYM)?, of_kind(abi::SHT_GNU_VERSYM)),

@@ -60,12 +60,13 @@ impl PlannedHook {
     }
 }
 
+/// Takes in the heaps for which there is no number left. A session of all processes meets programs with allocators of
+/// their own, and each has a heap by its name.
+const OTHER_HEAPS: &str = "other";
+
 /// Why a hook cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlanError {
-    /// The cookie has 8 bits for the heap.
-    #[error("heap `{0}` is one too many: a session has at most {HEAPS_MAX}")]
-    TooManyHeaps(String),
     /// The cookie has 16 bits for the hook.
     #[error("hook `{0}` is one too many: a session has at most 65,536")]
     TooManyHooks(&'static str),
@@ -86,20 +87,21 @@ impl Plan {
         let number = self.hooks.iter().position(same).unwrap_or(self.hooks.len());
         let id = HookId(u16::try_from(number).map_err(|_| PlanError::TooManyHooks(hook.spec.function))?);
         if number == self.hooks.len() {
-            let heap = self.heap(&hook.heap)?;
+            let heap = self.heap(&hook.heap);
             self.hooks.push(PlannedHook { hook: hook.clone(), heap, placement: place(), id });
         }
         Ok(id)
     }
 
-    fn heap(&mut self, name: &str) -> Result<HeapId, PlanError> {
-        let number = self.heaps.iter().position(|heap| heap == name).unwrap_or(self.heaps.len());
-        let id = u8::try_from(number).ok().filter(|&id| u32::from(id) < HEAPS_MAX);
-        let id = HeapId(id.ok_or_else(|| PlanError::TooManyHeaps(name.to_owned()))?);
-        if number == self.heaps.len() {
+    fn heap(&mut self, name: &str) -> HeapId {
+        let known = |name: &str| self.heaps.iter().position(|heap| heap == name);
+        let is_last = self.heaps.len() + 1 >= HEAPS_MAX as usize;
+        let name = if is_last && known(name).is_none() { OTHER_HEAPS } else { name };
+        let number = known(name).unwrap_or_else(|| {
             self.heaps.push(name.to_owned());
-        }
-        Ok(id)
+            self.heaps.len() - 1
+        });
+        HeapId(u8::try_from(number).unwrap_or(u8::MAX))
     }
 
     /// Names of all heaps, in the order of their ids.
@@ -138,6 +140,8 @@ mod tests {
             size_bytes: 16,
             heap: heap.to_owned(),
             aliases: Vec::new(),
+            reached_by_default: true,
+            required: false,
         }
     }
 
@@ -188,11 +192,15 @@ mod tests {
     }
 
     #[test]
-    fn heaps_are_bounded() {
+    fn heaps_beyond_the_last_number_share_it() {
         let mut plan = Plan::default();
-        for number in 0..HEAPS_MAX {
+        for number in 0..HEAPS_MAX + 5 {
             plan.add(&hook("malloc", number, &number.to_string()), placed).expect("fits");
         }
-        assert_eq!(plan.add(&hook("malloc", 99, "more"), placed), Err(PlanError::TooManyHeaps("more".into())));
+        plan.add(&hook("free", 0, "0"), placed).expect("fits");
+        assert_eq!(plan.heaps().len(), HEAPS_MAX as usize);
+        assert_eq!(plan.heaps().last().map(String::as_str), Some("other"));
+        let heap = |id: u16| u32::from(plan.hook(HookId(id)).heap.0);
+        assert_eq!((heap(62), heap(63), heap(68), heap(69)), (62, HEAPS_MAX - 1, HEAPS_MAX - 1, 0));
     }
 }

@@ -7,6 +7,7 @@ use crate::ids::Pid;
 
 pub mod cgroups;
 pub mod executable;
+pub mod limits;
 pub mod maps;
 pub mod process;
 pub mod stat;

@@ -87,7 +87,7 @@ impl Session {
         let stopped = self.held == Some(pid);
         let Some(target) = self.targets.get_mut(pid) else { return self.lifecycle.settled(pid) };
         let Err(error) = self.probes.settle(target, stopped) else { return self.lifecycle.settled(pid) };
-        let begins = matches!(error.downcast_ref(), Some(NoAllocator::None(_)));
+        let begins = matches!(error.downcast_ref(), Some(NoAllocator::None(_) | NoAllocator::NotSelected { .. }));
         if target.has_begun() {
             debug!("{error:#}");
             return self.lifecycle.settled(pid);
@@ -141,6 +141,9 @@ impl Session {
             return self.targets.keep(target);
         };
         let mut ended = target.replace(before, process, exec.time);
+        if exec.by_other_thread {
+            self.probes.lose(&mut target);
+        }
         let stale = ended.ledger.live().map(|block| block.address).filter(|&address| !target.ledger.is_live(address));
         if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, stale) {
             debug!("process {}: {error}", exec.pid);

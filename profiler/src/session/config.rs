@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use profiler_common::interval::Interval;
 
+use crate::allocator::hook_set::HookSet;
+use crate::allocator::selection::HeapSelection;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
 use crate::target::filter::Selection;
@@ -16,6 +18,10 @@ pub struct SessionConfig {
     pub selection: Selection,
     /// Processes that targets make by fork are targets too.
     pub follow_forks: bool,
+    /// Functions of allocators that the user names.
+    pub functions: HookSet,
+    /// Heaps to watch.
+    pub heaps: HeapSelection,
     /// Which processes that begin are held until their probes are in place.
     pub hold: Hold,
     /// Mean bytes between samples.

@@ -4,18 +4,16 @@ use anyhow::{Context, Result};
 
 use super::hooks::Hooks;
 use super::target::Target;
-use crate::allocator::detect;
-use crate::allocator::resolve::{Candidate, NoAllocator, ResolvedHook, resolve};
-use crate::ids::ModuleId;
+use crate::allocator::hook_set::HookSet;
+use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
+use crate::allocator::selection::HeapSelection;
 use crate::ids::Pid;
-use crate::object::module::Module;
 use crate::object::module::ModuleStore;
-use crate::object::symbols::{Search, defined_functions};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::{Plan, PlannedHook};
-use crate::proc::process;
 use crate::report::profile::Origin;
 use crate::target::address_space::AddressSpace;
+use crate::target::definitions::Definitions;
 use crate::target::link_map::LinkMap;
 
 /// Modules and hooks of all targets, each once.
@@ -23,11 +21,27 @@ pub(super) struct Discovery {
     pub(super) modules: ModuleStore,
     pub(super) plan: Plan,
     placement: PlacementMode,
+    definitions: Definitions,
+    functions: HookSet,
+    heaps: HeapSelection,
 }
 
 impl Discovery {
-    pub(super) fn new(placement: PlacementMode) -> Self {
-        Self { modules: ModuleStore::new(), plan: Plan::default(), placement }
+    /// For hooks of the known allocators and these functions, of these heaps.
+    pub(super) fn new(placement: PlacementMode, functions: HookSet, heaps: HeapSelection) -> Self {
+        Self {
+            modules: ModuleStore::new(),
+            plan: Plan::default(),
+            placement,
+            definitions: Definitions::new(symbols(&functions), functions.named_modules()),
+            functions,
+            heaps,
+        }
+    }
+
+    /// Mean bytes between samples of a heap, where it has its own.
+    pub(super) fn interval_bytes(&self, heap: &str) -> Option<u32> {
+        self.heaps.interval_bytes(heap).or_else(|| self.functions.interval_bytes(heap))
     }
 
     /// What heapbpf itself maps: most programs use the same C library.
@@ -35,7 +49,7 @@ impl Discovery {
         let pid = Pid(std::process::id());
         let mut own = Own { space: AddressSpace::new(pid), hooks: Hooks::default() };
         own.space.refresh(&mut self.modules).ok()?;
-        let found = self.find(pid, &own.space, None).ok()?;
+        let found = self.find(&own.space, LinkMap::read(pid).as_ref()).ok()?;
         own.hooks.add(&found, self.placement, &self.modules, &mut self.plan).ok()?;
         Some(own)
     }
@@ -46,15 +60,16 @@ impl Discovery {
     ///
     /// When no allocator is there, or hooks cannot be numbered.
     pub(super) fn discover(&mut self, target: &mut Target) -> Result<bool> {
-        let found = self.find(target.pid, &target.space, target.link_map());
+        let found = self.find(&target.space, target.link_map());
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
         let mapped = target.space.modules();
         target.hooks.retain_modules(&self.plan, &mapped);
         target.hooks.add(&found, self.placement, &self.modules, &mut self.plan)
     }
 
-    fn find(&self, pid: Pid, space: &AddressSpace, _order: Option<&LinkMap>) -> Result<Vec<ResolvedHook>, NoAllocator> {
-        resolve(&candidates(pid, space, &self.modules))
+    fn find(&mut self, space: &AddressSpace, links: Option<&LinkMap>) -> Result<Vec<ResolvedHook>, NoAllocator> {
+        let candidates = self.definitions.candidates(space, &self.modules, links);
+        resolve(&candidates, &self.functions, &self.heaps)
     }
 }
 
@@ -70,37 +85,9 @@ pub(super) struct Own {
 ///
 /// When it cannot be profiled.
 pub fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
-    let mut discovery = Discovery::new(placement);
+    let mut discovery = Discovery::new(placement, HookSet::default(), HeapSelection::default());
     let mut target = Target::open(pid, Origin::Running, None)?;
     target.refresh_space(&mut discovery.modules);
     discovery.discover(&mut target)?;
     Ok(target.hooks.planned(&discovery.plan).cloned().collect())
-}
-
-/// The process's modules with those functions of theirs that tell allocators.
-fn candidates(pid: Pid, space: &AddressSpace, modules: &ModuleStore) -> Vec<Candidate> {
-    let executable = process::executable(pid).ok();
-    let names = detect::symbols();
-    space
-        .modules()
-        .into_iter()
-        .filter_map(|id| {
-            let module = modules.get(id);
-            let is_executable = executable.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());
-            candidate(id, module, is_executable, &names)
-        })
-        .collect()
-}
-
-fn candidate(id: ModuleId, module: &Module, is_executable: bool, names: &[&str]) -> Option<Candidate> {
-    let elf = module.elf().ok()?;
-    let functions = defined_functions(module, names, Search::Exported).unwrap_or_default();
-    Some(Candidate {
-        module: id,
-        path: module.path().to_string(),
-        is_executable,
-        is_static: elf.is_static,
-        is_go: elf.is_go,
-        functions: functions.into_iter().filter(|function| function.global && !function.indirect).collect(),
-    })
 }

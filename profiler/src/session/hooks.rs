@@ -1,5 +1,7 @@
 //! The hooks of one target: which there are, which are attached, and why the others are not.
 
+use std::cell::OnceCell;
+
 use anyhow::{Context, Result};
 use tracing::warn;
 
@@ -12,6 +14,7 @@ use crate::probe::attach::{Link, Probe, backend};
 use crate::probe::code::Code;
 use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
+use crate::proc::limits;
 use crate::report::profile::{HeapProfile, HookStatus};
 
 /// See the module.
@@ -25,6 +28,10 @@ pub(super) struct Hooks {
 #[derive(Clone)]
 struct HookState {
     id: HookId,
+    /// In this target, calls of its name reach it unless something special is done.
+    reached: bool,
+    /// In this target, the profile is not whole without it.
+    required: bool,
     state: State,
 }
 
@@ -58,6 +65,9 @@ impl Hooks {
             };
             let id = plan.add(hook, placed)?;
             self.want(id);
+            if let Some(state) = self.states.iter_mut().find(|state| state.id == id) {
+                (state.reached, state.required) = (hook.reached_by_default, hook.required);
+            }
         }
         Ok(self.states.len() > before)
     }
@@ -65,15 +75,14 @@ impl Hooks {
     /// Adds a hook that the plan has already.
     pub(super) fn want(&mut self, id: HookId) {
         if self.states.iter().all(|hook| hook.id != id) {
-            self.states.push(HookState { id, state: State::Wanted });
+            self.states.push(HookState { id, reached: false, required: false, state: State::Wanted });
         }
     }
 
     /// The same hooks for another process, none of them attached.
     pub(super) fn for_child(&self) -> Self {
-        let mut child = Self::default();
-        self.states.iter().for_each(|hook| child.want(hook.id));
-        child
+        let unattached = |hook: &HookState| HookState { state: State::Wanted, ..hook.clone() };
+        Self { states: self.states.iter().map(unattached).collect(), ..Self::default() }
     }
 
     /// The hooks for the program that this process becomes by exec: links follow the process, and take hold again where the
@@ -98,6 +107,7 @@ impl Hooks {
     ) -> Result<()> {
         let backend = backend(kind);
         self.backend = backend.name();
+        let limits = OnceCell::new();
         let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted);
         let mut ids: Vec<ModuleId> = wanted.map(|hook| plan.hook(hook.id).hook.module).collect();
         ids.sort_unstable();
@@ -108,7 +118,7 @@ impl Hooks {
             let (mut hooks, mut probes) = (Vec::new(), Vec::new());
             let wanted = self.states.iter_mut().filter(|hook| hook.state == State::Wanted);
             for hook in wanted.filter(|hook| plan.hook(hook.id).hook.module == id) {
-                match probe(plan.hook(hook.id), kind) {
+                match probe(plan.hook(hook.id), kind, &limits, pid) {
                     Ok(probe) => {
                         hooks.push(hook);
                         probes.push(probe);
@@ -189,7 +199,8 @@ impl Hooks {
     /// then those without.
     pub(super) fn heaps(&self, plan: &Plan, totals: &[(HeapId, Totals)]) -> Vec<HeapProfile> {
         let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
-        for heap in self.states.iter().map(|hook| plan.hook(hook.id).heap) {
+        // One that calls reach in special cases only is in use if it has events.
+        for heap in self.states.iter().filter(|hook| hook.reached).map(|hook| plan.hook(hook.id).heap) {
             if !ids.contains(&heap) {
                 ids.push(heap);
             }
@@ -223,16 +234,21 @@ impl Hooks {
             offset: planned.offset().0,
             instruction: placement.map(|placement| placement.instruction.clone()),
             emulated: placement.map(|placement| placement.class == Class::Emulated),
-            required: true,
+            required: hook.required,
             error: error.clone(),
         };
         std::iter::once(found.spec.function).chain(found.aliases.iter().copied()).map(status).collect()
     }
 }
 
-fn probe(planned: &PlannedHook, kind: LinkKind) -> Result<Probe, String> {
-    if planned.hook.spec.may_throw && kind != LinkKind::Session {
-        return Err(THROWS.to_owned());
+fn probe(planned: &PlannedHook, kind: LinkKind, limits: &OnceCell<Option<String>>, pid: Pid) -> Result<Probe, String> {
+    if planned.hook.spec.may_throw {
+        if kind != LinkKind::Session {
+            return Err(THROWS.to_owned());
+        }
+        if let Some(limit) = limits.get_or_init(|| limits::of_memory(pid)) {
+            return Err(format!("it may throw a C++ exception, which a probe does not survive, and {limit}"));
+        }
     }
     let cookie = planned.cookie().map_err(PlaceError::to_string)?;
     Ok(Probe { offset: planned.offset(), cookie })

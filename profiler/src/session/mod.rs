@@ -80,7 +80,7 @@ impl Session {
     /// When a process that was asked for by its number cannot be profiled at all, or nothing can match any more. A hook
     /// that alone cannot be attached is told in the profile instead, and so is a process that merely matched.
     pub fn start(config: SessionConfig) -> Result<Self> {
-        let mut discovery = Discovery::new(config.placement);
+        let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
         let mut targets = Targets::default();
         let mut tables = Tables::new(config.unwind);
         let mut found = Vec::new();

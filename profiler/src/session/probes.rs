@@ -121,9 +121,9 @@ impl Probes {
     /// Attaches a target's wanted hooks. Their heaps' rates are set before.
     pub(super) fn attach(&mut self, target: &mut Target) -> Result<()> {
         let Discovery { plan, modules, .. } = &self.discovery;
-        let rate = SamplingRate::new(self.interval);
-        for heap in self.heaps_rated..plan.heaps().len() {
-            self.kernel.set_rate(HeapId(u8::try_from(heap).context("too many heaps")?), rate)?;
+        for (heap, name) in plan.heaps().iter().enumerate().skip(self.heaps_rated) {
+            let interval = self.discovery.interval_bytes(name).map_or(self.interval, Interval::nearest);
+            self.kernel.set_rate(HeapId(u8::try_from(heap).context("too many heaps")?), SamplingRate::new(interval))?;
         }
         self.heaps_rated = plan.heaps().len();
         target.hooks.attach(target.pid, &mut self.kernel, modules, plan, self.links)
@@ -152,6 +152,13 @@ impl Probes {
         self.unwinding.forget(target.pid);
         self.forget(target.pid);
         self.detacher.detach(target.hooks.take_links());
+    }
+
+    /// A target's probes have come to nothing: it needs new ones.
+    pub(super) fn lose(&mut self, target: &mut Target) {
+        self.detacher.detach(target.hooks.take_links());
+        target.hooks = target.hooks.for_child();
+        target.foreseen = false;
     }
 
     /// The kernel side need not tell of this process's forks and execs any more.

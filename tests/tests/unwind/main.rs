@@ -11,6 +11,10 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
+use heapbpf::allocator::hook_set::HookSet;
+use heapbpf::allocator::hook_set::HookSet;
+use heapbpf::allocator::selection::HeapSelection;
+use heapbpf::allocator::selection::HeapSelection;
 use heapbpf::ids::Pid;
 use heapbpf::probe::attach::BackendChoice;
 use heapbpf::probe::place::PlacementMode;
@@ -39,6 +43,8 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         selection: Selection { pids: vec![Pid(program.pid())], ..Selection::default() },
         follow_forks: false,
         hold: Hold::Never,
+        functions: HookSet::default(),
+        heaps: HeapSelection::default(),
         interval: Interval::nearest(program.interval_bytes),
         placement: PlacementMode::Auto,
         backend: BackendChoice::Auto,

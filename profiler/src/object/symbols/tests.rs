@@ -101,7 +101,8 @@ fn versions_in_the_full_table_are_read_too() {
     // Only the full table is left to look at.
     let bytes = std::fs::read(workshop.path("library")).expect("readable");
     let elf = Elf::read(&Image::from_bytes(&bytes).expect("memory")).expect("an ELF file");
-    let table = Table::read(&Image::from_bytes(&bytes).expect("memory"), &elf, SymbolSource::Static).expect("a table");
+    let table =
+        Table::read(&Image::from_bytes(&bytes).expect("memory"), &elf, SymbolSource::Static, 1 << 20).expect("a table");
     let symbols = slice_from_all_bytes::<Sym64<LE>>(&table.symbols).expect("whole symbols");
     let named: Vec<_> = symbols
         .iter()
@@ -133,4 +134,28 @@ fn the_c_library_defines_malloc() {
     let facts: Vec<(&str, bool)> = found.iter().map(|function| (&*function.name, function.indirect)).collect();
     assert_eq!(facts, [("free", false), ("malloc", false), ("memcpy", true)]);
     assert!(found.iter().all(|function| function.size_bytes > 0));
+}
+
+#[test]
+fn mangled_names_of_the_rust_compiler_are_recognised() {
+    let check = |mangled: &str, expected: Option<&str>| {
+        let name = plain_name(mangled.as_bytes()).map(|name| std::str::from_utf8(name).expect("ASCII"));
+        assert_eq!(name, expected, "{mangled}");
+    };
+    check("_RNvCsgl0yn9Ytt7z_7___rustc12___rust_alloc", Some("__rust_alloc"));
+    check("_RNvCs5QKde7ScR4_7___rustc19___rust_alloc_zeroed", Some("__rust_alloc_zeroed"));
+    check("_RNvCs5QKde7ScR4_7___rustc12___rust_alloc.llvm.1", None);
+    check("_RNvCs5QKde7ScR4_5other12___rust_alloc", None);
+    check("_RNvC7___rustc99999999999999999999999x", None);
+    check("__rust_alloc", None);
+}
+
+#[test]
+fn a_rust_program_defines_the_compilers_functions() {
+    let workshop = Workshop::new();
+    let source = "fn main() { println!(\"{:?}\", std::env::args().collect::<Vec<String>>()); }\n";
+    let program = workshop.compile("rustc", "program.rs", source, &["--edition=2021"]);
+    let found = facts(&program, &["__rust_alloc", "__rust_dealloc"], Search::Everything);
+    let names: Vec<&str> = found.iter().map(|facts| &*facts.0).collect();
+    assert_eq!(names, ["__rust_alloc", "__rust_dealloc"]);
 }

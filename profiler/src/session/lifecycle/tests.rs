@@ -13,7 +13,7 @@ fn lifecycle(grace: Duration) -> Lifecycle {
 }
 
 fn exec(pid: u32, nanos: u64) -> Exec {
-    Exec { pid: Pid(pid), time: MonotonicNanos(nanos) }
+    Exec { pid: Pid(pid), by_other_thread: false, time: MonotonicNanos(nanos) }
 }
 
 /// Pids of the execs that are due, in order.

@@ -1,0 +1,336 @@
+//! Functions that users name: `[HEAP=]LIB:FUNCTION(KEY=VALUE, …)[@INTERVAL]`.
+//!
+//! | written | means |
+//! |---|---|
+//! | `size=argN` | the argument that holds the size in bytes, 1 to 6 |
+//! | `count=argN` | an argument that multiplies it |
+//! | `ptr=ret` | the block is what the function returns |
+//! | `ptr=*argN` | the block is stored where this argument points, and 0 is returned |
+//! | `old=argN` | the block that the function takes |
+//! | `pages` | the size is rounded up to whole pages |
+//! | `leaf` | the function calls no other hooked one, so calls that are not sampled cost less |
+//! | `throws` | it may throw a C++ exception instead of returning |
+//! | `frees-on-failure` | when it fails it has freed the old block |
+//!
+//! Which of `size`, `ptr` and `old` are there tells the shape: a function that takes a block frees it, one that gives
+//! one allocates, one that does both reallocates.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use profiler_common::hook::{CallShape, Register};
+
+use super::selection::{ALL, MMAP, interval_bytes};
+use super::spec::HookSpec;
+use crate::target::module_pattern::ModulePattern;
+
+/// Longest name of a heap, in bytes.
+const HEAP_NAME_BYTES_MAX: usize = 64;
+
+/// The heap of functions that may be in any module, where none is named.
+const DEFAULT_HEAP: &str = "custom";
+
+/// A function that a user names, in a heap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CustomHook {
+    /// Its heap.
+    pub heap: String,
+    /// The modules that it may be in.
+    pub modules: ModulePattern,
+    /// The function. Its name is leaked, once for each that is parsed: there are as many as a user writes.
+    pub spec: HookSpec,
+    /// Mean bytes between the heap's samples, where it is not to be the recording's.
+    pub interval_bytes: Option<u32>,
+}
+
+/// What is wrong with a hook, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookError {
+    text: String,
+    /// Bytes of the text.
+    at: Range<usize>,
+    reason: String,
+}
+
+impl std::error::Error for HookError {}
+
+impl fmt::Display for HookError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = |range: Range<usize>| self.text.get(range).map_or(0, |part| part.chars().count());
+        let (before, width) = (columns(0..self.at.start), columns(self.at.clone()).max(1));
+        writeln!(f, "{}", self.reason)?;
+        writeln!(f, "  {}", self.text)?;
+        write!(f, "  {:before$}{}", "", "^".repeat(width))
+    }
+}
+
+/// A part of a text that is being read, which knows where it is.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    text: &'a str,
+    start: usize,
+    end: usize,
+}
+
+impl<'a> Part<'a> {
+    const fn whole(text: &'a str) -> Self {
+        Self { text, start: 0, end: text.len() }
+    }
+
+    fn str(self) -> &'a str {
+        self.text.get(self.start..self.end).unwrap_or_default()
+    }
+
+    fn trim(self) -> Self {
+        let front = self.str().len() - self.str().trim_start().len();
+        Self { start: self.start + front, end: self.start + front + self.str().trim().len(), ..self }
+    }
+
+    /// The parts before and behind a place in it, without the bytes between.
+    fn cut(self, at: usize, bytes: usize) -> (Self, Self) {
+        (Self { end: self.start + at, ..self }, Self { start: self.start + at + bytes, ..self })
+    }
+
+    fn error(self, reason: impl Into<String>) -> HookError {
+        HookError { text: self.text.to_owned(), at: self.start..self.end, reason: reason.into() }
+    }
+}
+
+impl FromStr for CustomHook {
+    type Err = HookError;
+
+    fn from_str(text: &str) -> Result<Self, HookError> {
+        let whole = Part::whole(text);
+        let open = whole.str().find('(').ok_or_else(|| {
+            let end = Part { start: text.len(), ..whole };
+            end.error("no `(` behind the function; write it like `libx.so:x_alloc(size=arg1, ptr=ret)`")
+        })?;
+        let (name, _) = whole.cut(open, 0);
+        let colon = name.str().rfind(':').ok_or_else(|| {
+            name.error(format!("`{}` names no module; write `LIB:FUNCTION`, or `*:FUNCTION` for any", name.str()))
+        })?;
+        let (module, _) = name.cut(colon, 1);
+        let (_, function) = whole.cut(colon, 1);
+        let (heap, module) = split_heap(module)?;
+        let module = module.trim();
+        if module.str().is_empty() {
+            return Err(module.error("the module is missing; write a file name like `libx.so*`, a whole path, or `*`"));
+        }
+        let (spec, interval) = parse_function(function)?;
+        let modules = ModulePattern::new(module.str());
+        Ok(Self { heap: heap.unwrap_or_else(|| default_heap(&modules)), modules, spec, interval_bytes: interval })
+    }
+}
+
+impl fmt::Display for CustomHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}:{}", self.heap, self.modules, function_text(&self.spec))?;
+        self.interval_bytes.map_or(Ok(()), |bytes| write!(f, "@{bytes}"))
+    }
+}
+
+/// A function as it stands in a spec file, without module and heap: `FUNCTION(KEY=VALUE, …)`.
+///
+/// # Errors
+///
+/// Says which part of the text is wrong.
+pub fn function(text: &str) -> Result<HookSpec, HookError> {
+    let part = Part::whole(text).trim();
+    let (spec, interval) = parse_function(part)?;
+    let behind = Part { start: part.str().rfind('@').map_or(part.start, |at| part.start + at), ..part };
+    if interval.is_some() { Err(behind.error("an interval is the heap's: write it as `interval`")) } else { Ok(spec) }
+}
+
+/// Whether a heap may have this name.
+///
+/// # Errors
+///
+/// Why not.
+pub fn check_heap_name(name: &str) -> Result<(), String> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'+');
+    if name.is_empty() || name.len() > HEAP_NAME_BYTES_MAX || !name.bytes().all(allowed) {
+        return Err(format!(
+            "`{name}` cannot be a heap's name; it has letters, digits, `_`, `-`, `.` and `+`, at most {HEAP_NAME_BYTES_MAX}"
+        ));
+    }
+    if matches!(name, MMAP | ALL) {
+        return Err(format!("`{name}` has a meaning of its own; give the heap another name"));
+    }
+    Ok(())
+}
+
+/// A heap's name ends at the first `=`; in a whole path that is part of a name.
+fn split_heap(module: Part<'_>) -> Result<(Option<String>, Part<'_>), HookError> {
+    let Some(equals) = module.str().find('=').filter(|_| !module.trim().str().starts_with('/')) else {
+        return Ok((None, module));
+    };
+    let (heap, module) = module.cut(equals, 1);
+    let heap = heap.trim();
+    check_heap_name(heap.str()).map_err(|reason| heap.error(reason))?;
+    Ok((Some(heap.str().to_owned()), module))
+}
+
+/// The module's file name up to what varies in it.
+fn default_heap(modules: &ModulePattern) -> String {
+    let file = modules.as_str().rsplit('/').next().unwrap_or_default();
+    let stem = file.split(".so").next().unwrap_or_default().trim_matches(['*', '?', '.']);
+    if check_heap_name(stem).is_ok() { stem.to_owned() } else { DEFAULT_HEAP.to_owned() }
+}
+
+/// `FUNCTION(…)`, and the interval behind it.
+fn parse_function(part: Part<'_>) -> Result<(HookSpec, Option<u32>), HookError> {
+    let text = part.str();
+    let open =
+        text.find('(').ok_or_else(|| part.error("no `(` behind the function; write it like `x_free(old=arg1)`"))?;
+    let (name, inside) = part.cut(open, 1);
+    let name = name.trim();
+    let symbol = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'$');
+    if name.str().is_empty() || !name.str().bytes().all(symbol) {
+        let reason = "is not a function's symbol; for C++ and Rust give the mangled name, as `nm -D` prints it";
+        return Err(name.error(format!("`{}` {reason}", name.str())));
+    }
+    let close = inside.str().find(')').ok_or_else(|| inside.error("no `)` behind the arguments"))?;
+    let (inside, behind) = inside.cut(close, 1);
+    let behind = behind.trim();
+    let interval = match behind.str().strip_prefix('@') {
+        Some(bytes) => Some(interval_bytes(bytes.trim()).map_err(|error| behind.error(error.to_string()))?),
+        None if behind.str().is_empty() => None,
+        None => return Err(behind.error(format!("`{}` follows the function; only `@INTERVAL` may", behind.str()))),
+    };
+    let mut keys = Keys::default();
+    let mut rest = inside;
+    while !rest.trim().str().is_empty() {
+        let comma = rest.str().find(',').unwrap_or(rest.str().len());
+        let (key, next) = rest.cut(comma, usize::from(comma < rest.str().len()));
+        keys.take(key.trim())?;
+        rest = next;
+    }
+    Ok((keys.spec(name.str(), inside)?, interval))
+}
+
+/// What is written between the parentheses.
+#[derive(Default)]
+struct Keys {
+    size: Option<usize>,
+    count: Option<usize>,
+    old: Option<usize>,
+    out: Option<usize>,
+    returned: bool,
+    flags: Vec<&'static str>,
+}
+
+const FLAGS: [&str; 4] = ["pages", "leaf", "throws", "frees-on-failure"];
+
+impl Keys {
+    fn take(&mut self, part: Part<'_>) -> Result<(), HookError> {
+        let Some(equals) = part.str().find('=') else { return self.take_flag(part) };
+        let (key, value) = part.cut(equals, 1);
+        let (key, value) = (key.trim(), value.trim());
+        let slot = match key.str() {
+            "size" => &mut self.size,
+            "count" => &mut self.count,
+            "old" => &mut self.old,
+            "ptr" if self.returned || self.out.is_some() => return Err(key.error("`ptr` is given twice")),
+            "ptr" if value.str() == "ret" => {
+                self.returned = true;
+                return Ok(());
+            }
+            "ptr" => {
+                let Some(argument) = value.str().strip_prefix('*') else {
+                    let reason =
+                        "is not where a block can be; `ret` is what is returned, `*arg1` what argument 1 points at";
+                    return Err(value.error(format!("`{}` {reason}", value.str())));
+                };
+                let (_, argument) = value.cut(value.str().len() - argument.len(), 0);
+                self.out = Some(argument_number(argument.trim())?);
+                return Ok(());
+            }
+            unknown => {
+                return Err(key.error(format!("`{unknown}` is no key; there are `size`, `count`, `ptr` and `old`")));
+            }
+        };
+        if slot.replace(argument_number(value)?).is_some() {
+            return Err(key.error(format!("`{}` is given twice", key.str())));
+        }
+        Ok(())
+    }
+
+    fn take_flag(&mut self, part: Part<'_>) -> Result<(), HookError> {
+        let Some(flag) = FLAGS.iter().find(|flag| **flag == part.str()) else {
+            let reason = "is neither `KEY=VALUE` nor one of `pages`, `leaf`, `throws` and `frees-on-failure`";
+            return Err(part.error(format!("`{}` {reason}", part.str())));
+        };
+        self.flags.push(flag);
+        Ok(())
+    }
+
+    fn spec(&self, name: &str, inside: Part<'_>) -> Result<HookSpec, HookError> {
+        let has = |flag: &str| self.flags.contains(&flag);
+        let need_size =
+            || self.size.ok_or_else(|| inside.error("no `size`: which argument says how large the block is?"));
+        let shaped = |function: &'static str| match (self.old, self.out, self.returned) {
+            (Some(old), None, true) => Ok(HookSpec::realloc(function, old, need_size()?)),
+            (None, None, true) => Ok(HookSpec::alloc(function, need_size()?)),
+            (None, Some(out), false) => Ok(HookSpec::alloc_out(function, out, need_size()?)),
+            (Some(old), None, false) if self.size.is_none() && self.count.is_none() => {
+                Ok(HookSpec::free(function, old))
+            }
+            (Some(_), None, false) => {
+                Err(inside.error("a function that frees has `old` alone; one that reallocates has `ptr=ret` too"))
+            }
+            (Some(_), Some(_), false) => Err(inside
+                .error("`old` goes with `ptr=ret`; a block that is stored by `ptr=*arg` cannot be a reallocated one")),
+            (None, None, false) => {
+                Err(inside.error("no block: give `ptr=ret` or `ptr=*argN`, or `old=argN` if it frees one"))
+            }
+            (_, Some(_), true) => Err(inside.error("`ptr` is given twice")),
+        };
+        let spec = shaped("")?;
+        let reallocates = spec.shape == CallShape::Realloc;
+        if has("frees-on-failure") && !reallocates {
+            return Err(inside.error("`frees-on-failure` goes with `old` and `ptr=ret`"));
+        }
+        Ok(HookSpec {
+            function: Box::leak(name.to_owned().into_boxed_str()),
+            count: self.count,
+            page_rounded: has("pages"),
+            delegates: spec.delegates && !has("leaf"),
+            may_throw: has("throws"),
+            frees_on_failure: has("frees-on-failure"),
+            ..spec
+        })
+    }
+}
+
+/// `arg1` is the first, which is number 0.
+fn argument_number(part: Part<'_>) -> Result<usize, HookError> {
+    let number = part.str().strip_prefix("arg").and_then(|digits| digits.parse::<usize>().ok());
+    let known = number.filter(|number| (1..=Register::ARGUMENTS.len()).contains(number));
+    known
+        .map(|number| number - 1)
+        .ok_or_else(|| part.error(format!("`{}` is not an argument; there are `arg1` to `arg6`", part.str())))
+}
+
+/// A function as it is written.
+fn function_text(spec: &HookSpec) -> String {
+    let argument = |key: &str, number: usize| format!("{key}arg{}", number + 1);
+    let mut keys = Vec::new();
+    match (spec.shape, spec.pointer) {
+        (CallShape::AllocOut, Some(out)) => keys.push(argument("ptr=*", out)),
+        (CallShape::Free, Some(old)) => keys.push(argument("old=", old)),
+        (_, Some(old)) => keys.extend([argument("old=", old), "ptr=ret".to_owned()]),
+        (_, None) => keys.push("ptr=ret".to_owned()),
+    }
+    if spec.shape != CallShape::Free {
+        keys.push(argument("size=", spec.size));
+    }
+    keys.extend(spec.count.map(|count| argument("count=", count)));
+    let leaf = !spec.delegates && spec.shape != CallShape::Free;
+    let flags = [spec.page_rounded, leaf, spec.may_throw, spec.frees_on_failure];
+    keys.extend(FLAGS.iter().zip(flags).filter(|(_, is_set)| *is_set).map(|(flag, _)| (*flag).to_owned()));
+    format!("{}({})", spec.function, keys.join(", "))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+//! Hooks as users write them.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn parsed(text: &str) -> CustomHook {
+    text.parse().unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn check(text: &str, heap: &str, modules: &str, spec: HookSpec) {
+    let hook = parsed(text);
+    assert_eq!((&*hook.heap, hook.modules.as_str(), hook.spec), (heap, modules, spec), "{text}");
+}
+
+#[test]
+fn what_is_given_and_taken_tells_the_shape() {
+    check("libx.so:x_alloc(size=arg1,ptr=ret)", "libx", "libx.so", HookSpec::alloc("x_alloc", 0));
+    check("libx.so.1:x_free(old=arg2)", "libx", "libx.so.1", HookSpec::free("x_free", 1));
+    check("*:x_grow(old=arg1, ptr=ret, size=arg3)", "custom", "*", HookSpec::realloc("x_grow", 0, 2));
+    check(
+        "cuda=libcudart.so*:cudaMalloc( ptr = *arg1 , size = arg2 )",
+        "cuda",
+        "libcudart.so*",
+        HookSpec::alloc_out("cudaMalloc", 0, 1),
+    );
+    check(
+        "/opt/a=b/libx.so:x_calloc(size=arg1,count=arg2,ptr=ret,pages,leaf)",
+        "libx",
+        "/opt/a=b/libx.so",
+        HookSpec::alloc("x_calloc", 0).times(1).page_rounded().leaf(),
+    );
+    let flags = HookSpec::realloc("f", 0, 1).frees_on_failure().may_throw();
+    check("h=*:f(old=arg1,size=arg2,ptr=ret,frees-on-failure,throws)", "h", "*", flags);
+}
+
+#[test]
+fn an_interval_may_follow() {
+    assert_eq!(parsed("*:f(old=arg1)@1MiB").interval_bytes, Some(1 << 20));
+    assert_eq!(parsed("*:f(old=arg1)").interval_bytes, None);
+}
+
+/// What is marked as wrong, and a part of the reason.
+fn check_error(text: &str, marked: &str, reason: &str) {
+    let error = text.parse::<CustomHook>().expect_err("refused");
+    assert_eq!(error.text.get(error.at.clone()), Some(marked), "{error}");
+    assert!(error.reason.contains(reason), "{error}");
+}
+
+#[test]
+fn errors_point_at_what_is_wrong() {
+    check_error("libx.so:f", "", "no `(`");
+    check_error("f(old=arg1)", "f", "names no module");
+    check_error(":f(old=arg1)", "", "module is missing");
+    check_error("a b=libx.so:f(old=arg1)", "a b", "cannot be a heap's name");
+    check_error("mmap=libx.so:f(old=arg1)", "mmap", "meaning of its own");
+    check_error("*:operator new(size=arg1,ptr=ret)", "operator new", "mangled name");
+    check_error("*:f(old=arg1", "old=arg1", "no `)`");
+    check_error("*:f(old=arg1)x", "x", "only `@INTERVAL` may");
+    check_error("*:f(old=arg1)@0", "@0", "not an interval");
+    check_error("*:f(old=arg7)", "arg7", "not an argument");
+    check_error("*:f(old=arg0)", "arg0", "not an argument");
+    check_error("*:f(bogus=arg1)", "bogus", "no key");
+    check_error("*:f(size=arg1,size=arg2,ptr=ret)", "size", "twice");
+    check_error("*:f(size=arg1,ptr=arg2)", "arg2", "not where a block can be");
+    check_error("*:f(size=arg1,ptr=*x)", "x", "not an argument");
+    check_error("*:f(fast)", "fast", "neither");
+    check_error("*:f(ptr=ret)", "ptr=ret", "no `size`");
+    check_error("*:f(size=arg1)", "size=arg1", "no block");
+    check_error("*:f(old=arg1,size=arg2)", "old=arg1,size=arg2", "`old` alone");
+    check_error("*:f(old=arg1,size=arg2,ptr=*arg3)", "old=arg1,size=arg2,ptr=*arg3", "goes with `ptr=ret`");
+    check_error("*:f(old=arg1,frees-on-failure)", "old=arg1,frees-on-failure", "goes with");
+}
+
+#[test]
+fn the_mark_stands_below_the_part() {
+    let error = "ü*:f(bogus=arg1)".parse::<CustomHook>().expect_err("refused").to_string();
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!(lines[1..], ["  ü*:f(bogus=arg1)", "       ^^^^^"]);
+}
+
+#[test]
+fn functions_of_spec_files_name_no_module() {
+    assert_eq!(function(" x_free(old=arg1) "), Ok(HookSpec::free("x_free", 0)));
+    assert!(function("x_free(old=arg1)@4KiB").expect_err("refused").reason.contains("`interval`"));
+    assert!(function("libx.so:x_free(old=arg1)").expect_err("refused").reason.contains("mangled name"));
+}
+
+fn spec() -> impl Strategy<Value = HookSpec> {
+    let shapes = (0usize..4, 0usize..6, 0usize..6, proptest::option::of(0usize..6), any::<[bool; 4]>());
+    ("[A-Za-z_][A-Za-z0-9_.$]{0,20}", shapes).prop_map(|(name, (shape, size, pointer, count, flags))| {
+        let name: &'static str = Box::leak(name.into_boxed_str());
+        let spec = match shape {
+            0 => return HookSpec { page_rounded: flags[0], ..HookSpec::free(name, pointer) },
+            1 => HookSpec::alloc(name, size),
+            2 => HookSpec::alloc_out(name, pointer, size),
+            _ => HookSpec { frees_on_failure: flags[3], ..HookSpec::realloc(name, pointer, size) },
+        };
+        HookSpec { count, page_rounded: flags[0], delegates: flags[1], may_throw: flags[2], ..spec }
+    })
+}
+
+proptest! {
+    #[test]
+    fn hooks_round_trip(
+        spec in spec(),
+        heap in "[a-z]{1,8}-x",
+        modules in "(/opt/)?[a-z*?.]{1,12}",
+        interval_bytes in proptest::option::of(1u32..1 << 30),
+    ) {
+        let hook = CustomHook { heap, modules: ModulePattern::new(&modules), spec, interval_bytes };
+        prop_assert_eq!(hook.to_string().parse::<CustomHook>(), Ok(hook));
+    }
+
+    #[test]
+    fn any_text_is_survived(text in "\\PC*", ascii in "[a-z*:=(),@ 0-9]{0,40}", middle in "[a-z=*,0-9é ]{0,24}") {
+        for text in [text, ascii, format!("*:f({middle})"), format!("{middle}:f(old=arg1)@{middle}")] {
+            if let Err(error) = text.parse::<CustomHook>() {
+                prop_assert!(error.to_string().contains('^'));
+            }
+            drop(function(&text));
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! All functions that users name beside those that are known, by heap: from the command line, from spec files, and from
+//! the specs that ship.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::custom::{self, CustomHook, HookError};
+use super::selection::interval_bytes;
+use super::spec::HookSpec;
+use crate::target::module_pattern::ModulePattern;
+
+/// Specs that ship, by name.
+const SHIPPED: &[(&str, &str)] =
+    &[("cpython", include_str!("../../specs/cpython.toml")), ("cuda", include_str!("../../specs/cuda.toml"))];
+
+/// Most bytes of a spec file that are read.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Functions that users name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HookSet {
+    functions: Vec<CustomFunction>,
+    /// Heaps and their intervals, in the order in which they were named.
+    heaps: Vec<(String, Option<u32>)>,
+}
+
+/// A function, its heap, and where it may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CustomFunction {
+    /// The heap.
+    pub heap: String,
+    /// The modules that are searched for it, each of them.
+    pub modules: Vec<ModulePattern>,
+    /// The function.
+    pub spec: HookSpec,
+}
+
+impl CustomFunction {
+    /// Whether it may be in the module with this path.
+    #[must_use]
+    pub fn may_be_in(&self, path: &str) -> bool {
+        self.modules.iter().any(|modules| modules.matches(path))
+    }
+}
+
+/// Why a spec cannot be used.
+#[derive(Debug, Error)]
+pub enum SpecError {
+    /// Neither one that ships nor a path.
+    #[error("`{name}` is no spec that ships ({}), and no file: {source}", shipped_names().collect::<Vec<_>>().join(", "))]
+    Missing {
+        /// What was asked for.
+        name: String,
+        /// Why it is no file.
+        source: std::io::Error,
+    },
+    /// Not a table as it should be.
+    #[error("`{0}` is not a spec of hooks: {1}")]
+    Form(String, toml::de::Error),
+    /// A heap that cannot be.
+    #[error("`{0}`: {1}")]
+    Heap(String, String),
+    /// A function that cannot be.
+    #[error("`{0}`, heap `{1}`: {2}")]
+    Function(String, String, HookError),
+}
+
+/// Names of the specs that ship.
+pub fn shipped_names() -> impl Iterator<Item = &'static str> {
+    SHIPPED.iter().map(|(name, _)| *name)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    heap: Vec<FileHeap>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileHeap {
+    name: String,
+    interval: Option<String>,
+    modules: Vec<String>,
+    functions: Vec<String>,
+}
+
+impl HookSet {
+    /// Adds a function that was named on the command line.
+    pub fn add(&mut self, hook: CustomHook) {
+        self.add_heap(&hook.heap, hook.interval_bytes);
+        self.functions.push(CustomFunction { heap: hook.heap, modules: vec![hook.modules], spec: hook.spec });
+    }
+
+    /// Adds the spec that ships under this name or, where none does, the file at this path.
+    ///
+    /// # Errors
+    ///
+    /// See [`SpecError`].
+    pub fn load(&mut self, name_or_path: &str) -> Result<(), SpecError> {
+        match SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
+            Some((name, text)) => self.parse(name, text),
+            None => {
+                let text = read(Path::new(name_or_path));
+                self.parse(
+                    name_or_path,
+                    &text.map_err(|source| SpecError::Missing { name: name_or_path.to_owned(), source })?,
+                )
+            }
+        }
+    }
+
+    /// Adds the heaps of a spec file's text. `name` is for errors.
+    ///
+    /// # Errors
+    ///
+    /// See [`SpecError`]; nothing is added then.
+    pub fn parse(&mut self, name: &str, text: &str) -> Result<(), SpecError> {
+        let file: File = toml::from_str(text).map_err(|error| SpecError::Form(name.to_owned(), error))?;
+        let mut added = self.clone();
+        for heap in &file.heap {
+            added.add_file_heap(name, heap)?;
+        }
+        *self = added;
+        Ok(())
+    }
+
+    fn add_file_heap(&mut self, name: &str, heap: &FileHeap) -> Result<(), SpecError> {
+        let bad = |reason: String| SpecError::Heap(name.to_owned(), reason);
+        custom::check_heap_name(&heap.name).map_err(bad)?;
+        if heap.modules.is_empty() || heap.functions.is_empty() {
+            return Err(bad(format!("heap `{}` needs `modules` and `functions`, at least one of each", heap.name)));
+        }
+        let interval = heap.interval.as_deref().map(interval_bytes).transpose();
+        self.add_heap(&heap.name, interval.map_err(|error| bad(error.to_string()))?);
+        let modules: Vec<ModulePattern> = heap.modules.iter().map(|text| ModulePattern::new(text)).collect();
+        for text in &heap.functions {
+            let spec = custom::function(text)
+                .map_err(|error| SpecError::Function(name.to_owned(), heap.name.clone(), error))?;
+            self.functions.push(CustomFunction { heap: heap.name.clone(), modules: modules.clone(), spec });
+        }
+        Ok(())
+    }
+
+    fn add_heap(&mut self, name: &str, interval: Option<u32>) {
+        match self.heaps.iter_mut().find(|(known, _)| known == name) {
+            Some((_, known)) => *known = interval.or(*known),
+            None => self.heaps.push((name.to_owned(), interval)),
+        }
+    }
+
+    /// The functions, in the order in which they were named.
+    #[must_use]
+    pub fn functions(&self) -> &[CustomFunction] {
+        &self.functions
+    }
+
+    /// The heaps' names, in the order in which they were named.
+    pub fn heaps(&self) -> impl Iterator<Item = &str> {
+        self.heaps.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// The heap's interval in bytes, where it was given one.
+    #[must_use]
+    pub fn interval_bytes(&self, heap: &str) -> Option<u32> {
+        self.heaps.iter().find(|(name, _)| name == heap)?.1
+    }
+
+    /// Modules that are named, so that what they do not export is worth a search.
+    #[must_use]
+    pub fn named_modules(&self) -> Vec<ModulePattern> {
+        let named = self.functions.iter().flat_map(|function| &function.modules).filter(|modules| !modules.is_any());
+        let mut modules: Vec<ModulePattern> = Vec::new();
+        for pattern in named {
+            if !modules.contains(pattern) {
+                modules.push(pattern.clone());
+            }
+        }
+        modules
+    }
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path)?;
+    std::io::Read::read_to_string(&mut std::io::Read::take(file, FILE_BYTES_MAX), &mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use profiler_common::hook::CallShape;
+
+    const ARENA: &str = r#"
+        [[heap]]
+        name = "arena"
+        interval = "64KiB"
+        modules = ["libarena.so*", "/opt/app/bin/server"]
+        functions = ["arena_alloc(size=arg2, ptr=ret)", "arena_free(old=arg2)"]
+    "#;
+
+    fn parsed(text: &str) -> Result<HookSet, String> {
+        let mut set = HookSet::default();
+        set.parse("arena.toml", text).map_err(|error| error.to_string())?;
+        Ok(set)
+    }
+
+    #[test]
+    fn a_spec_file_makes_heaps() {
+        let set = parsed(ARENA).expect("well formed");
+        assert_eq!(set.heaps().collect::<Vec<_>>(), ["arena"]);
+        assert_eq!(set.interval_bytes("arena"), Some(65_536));
+        let [alloc, free] = set.functions() else { panic!("{set:?}") };
+        assert_eq!(alloc.spec, HookSpec::alloc("arena_alloc", 1));
+        assert_eq!(free.spec, HookSpec::free("arena_free", 1));
+        assert!(alloc.may_be_in("/usr/lib/libarena.so.3") && alloc.may_be_in("/opt/app/bin/server"));
+        assert!(!alloc.may_be_in("/usr/bin/server"));
+        assert_eq!(set.named_modules().len(), 2);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_spec_is_said() {
+        let check = |from: &str, to: &str, expected: &str| {
+            let error = parsed(&ARENA.replace(from, to)).expect_err("refused");
+            assert!(error.contains(expected) && error.contains("arena.toml"), "{error}");
+        };
+        check("arena_free(old=arg2)", "arena_free(old=arg9)", "^^^^");
+        check("arena_free(old=arg2)", "arena_free(old=arg2)@1", "write it as `interval`");
+        check("\"arena\"", "\"mmap\"", "meaning of its own");
+        check("64KiB", "lots", "`lots` is not an interval");
+        check("interval", "intervall", "intervall");
+        check("[\"libarena.so*\", \"/opt/app/bin/server\"]", "[]", "at least one of each");
+        check("[[heap]]", "[heap]", "invalid type");
+    }
+
+    #[test]
+    fn a_spec_that_fails_adds_nothing() {
+        let mut set = HookSet::default();
+        let text = format!("{ARENA}\n[[heap]]\nname = \"b\"\nmodules = [\"*\"]\nfunctions = [\"f()\"]\n");
+        set.parse("two.toml", &text).expect_err("the second heap is malformed");
+        assert_eq!(set, HookSet::default());
+    }
+
+    #[test]
+    fn a_spec_that_is_not_there_names_those_that_are() {
+        let error = HookSet::default().load("/nowhere/cuda").expect_err("no such file").to_string();
+        assert!(error.contains("cpython, cuda") && error.contains("`/nowhere/cuda`"), "{error}");
+    }
+
+    #[test]
+    fn specs_that_ship_free_what_they_allocate() {
+        for name in shipped_names() {
+            let mut set = HookSet::default();
+            set.load(name).expect("well formed");
+            for heap in set.heaps() {
+                let shapes: Vec<CallShape> = set
+                    .functions()
+                    .iter()
+                    .filter(|function| function.heap == heap)
+                    .map(|function| function.spec.shape)
+                    .collect();
+                assert!(shapes.contains(&CallShape::Free), "{name} {heap}");
+                assert!(
+                    shapes.iter().any(|shape| matches!(shape, CallShape::Alloc | CallShape::AllocOut)),
+                    "{name} {heap}"
+                );
+            }
+            let mut names: Vec<&str> = set.functions().iter().map(|function| function.spec.function).collect();
+            let count = names.len();
+            names.sort_unstable();
+            names.dedup();
+            assert_eq!(names.len(), count, "{name} names a function twice");
+        }
+    }
+
+    #[test]
+    fn cpythons_spec_is_of_functions_that_python_has() {
+        let mut set = HookSet::default();
+        set.load("cpython").expect("well formed");
+        let mut modules = crate::object::module::ModuleStore::new();
+        let path = "/usr/bin/python3.11";
+        let id = modules.intern_path(path.as_ref()).expect("python is installed");
+        let names: Vec<&str> = set.functions().iter().map(|function| function.spec.function).collect();
+        let search = crate::object::symbols::Search::Exported;
+        let found = crate::object::symbols::defined_functions(modules.get(id), &names, search).expect("readable");
+        assert_eq!(found.len(), names.len());
+        assert!(set.functions().iter().all(|function| function.may_be_in(path)));
+    }
+}

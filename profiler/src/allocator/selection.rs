@@ -1,0 +1,133 @@
+//! Which heaps a recording is of, and how closely each is looked at.
+
+use std::str::FromStr;
+
+use profiler_common::limits::INTERVAL_BYTES_MAX;
+use thiserror::Error;
+
+/// The heap of mappings, which is watched when it is asked for only: most of what is mapped is given out by other heaps.
+pub const MMAP: &str = "mmap";
+
+/// Stands for all heaps that are watched when none is named.
+pub const ALL: &str = "all";
+
+/// Heaps by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeapSelection {
+    /// Only these; none means [`ALL`], which may stand beside others too (`all`, `mmap`).
+    pub only: Vec<String>,
+    /// Not these.
+    pub excluded: Vec<String>,
+    /// Intervals of heaps that are not to have the recording's.
+    pub intervals: Vec<HeapInterval>,
+}
+
+impl HeapSelection {
+    /// Whether the heap is to be watched.
+    #[must_use]
+    pub fn wants(&self, heap: &str) -> bool {
+        let named = |name: &str| self.only.iter().any(|only| only == name);
+        let default = heap != MMAP && (self.only.is_empty() || named(ALL));
+        (default || named(heap)) && !self.excluded.iter().any(|excluded| excluded == heap)
+    }
+
+    /// The heap's own interval in bytes, if it has one. The last word counts.
+    #[must_use]
+    pub fn interval_bytes(&self, heap: &str) -> Option<u32> {
+        self.intervals.iter().rev().find(|interval| interval.heap == heap).map(|interval| interval.bytes)
+    }
+}
+
+/// A heap's own interval, written `NAME=BYTES`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeapInterval {
+    /// The heap.
+    pub heap: String,
+    /// Mean bytes between its samples, at least 1.
+    pub bytes: u32,
+}
+
+/// Why an interval of a heap cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum IntervalError {
+    /// No `=`, or nothing on one side of it.
+    #[error("`{0}` is not `NAME=BYTES`; write it like `libc=64KiB`")]
+    Form(String),
+    /// Not a size.
+    #[error("`{0}` is not an interval; write a size from 1 to 1GiB like 4096, 64KiB or 1M")]
+    Size(String),
+}
+
+impl FromStr for HeapInterval {
+    type Err = IntervalError;
+
+    fn from_str(text: &str) -> Result<Self, IntervalError> {
+        let parts = text.split_once('=').filter(|(heap, bytes)| !heap.is_empty() && !bytes.is_empty());
+        let (heap, bytes) = parts.ok_or_else(|| IntervalError::Form(text.to_owned()))?;
+        Ok(Self { heap: heap.to_owned(), bytes: interval_bytes(bytes)? })
+    }
+}
+
+/// The interval that is written like this.
+///
+/// # Errors
+///
+/// If it is not a size, or none that blocks can be sampled at.
+pub fn interval_bytes(text: &str) -> Result<u32, IntervalError> {
+    let bad = || IntervalError::Size(text.to_owned());
+    // The library takes a sign and fractions of a byte too.
+    if !text.starts_with(|first: char| first.is_ascii_digit()) {
+        return Err(bad());
+    }
+    let size = text.parse::<bytesize::ByteSize>().map_err(|_| bad())?;
+    u32::try_from(size.0).ok().filter(|&bytes| (1..=INTERVAL_BYTES_MAX).contains(&u64::from(bytes))).ok_or_else(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selection(only: &[&str], excluded: &[&str]) -> HeapSelection {
+        let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        HeapSelection { only: owned(only), excluded: owned(excluded), intervals: Vec::new() }
+    }
+
+    #[test]
+    fn heaps_are_wanted_unless_others_are_named() {
+        let check = |only: &[&str], excluded: &[&str], heap: &str, expected: bool| {
+            assert_eq!(selection(only, excluded).wants(heap), expected, "{only:?} {excluded:?} {heap}");
+        };
+        check(&[], &[], "libc", true);
+        check(&[], &[], MMAP, false);
+        check(&["cuda"], &[], "libc", false);
+        check(&["cuda", "libc"], &[], "libc", true);
+        check(&["all", "mmap"], &[], "libc", true);
+        check(&["all", "mmap"], &[], MMAP, true);
+        check(&["all"], &[], MMAP, false);
+        check(&[], &["libc"], "libc", false);
+        check(&["libc"], &["libc"], "libc", false);
+    }
+
+    #[test]
+    fn intervals_are_sizes_of_at_least_a_byte() {
+        let check = |text: &str, expected: Option<(&str, u32)>| {
+            let parsed = text.parse::<HeapInterval>().ok();
+            assert_eq!(parsed.as_ref().map(|parsed| (&*parsed.heap, parsed.bytes)), expected, "{text}");
+        };
+        check("libc=64KiB", Some(("libc", 65_536)));
+        check("cuda=1", Some(("cuda", 1)));
+        for bad in ["libc", "=1", "libc=", "libc=0", "libc=-1", "libc=2GiB", "libc=many", "libc=9999999999999999999999"]
+        {
+            check(bad, None);
+        }
+    }
+
+    #[test]
+    fn the_last_interval_of_a_heap_counts() {
+        let intervals = ["libc=1", "cuda=2", "libc=3"].map(|text| text.parse().expect("well formed")).to_vec();
+        let selection = HeapSelection { intervals, ..HeapSelection::default() };
+        assert_eq!(selection.interval_bytes("libc"), Some(3));
+        assert_eq!(selection.interval_bytes("cuda"), Some(2));
+        assert_eq!(selection.interval_bytes("jemalloc"), None);
+    }
+}

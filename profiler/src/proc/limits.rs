@@ -1,0 +1,72 @@
+//! What may make a process run out of memory before the machine does.
+
+use super::process::entry_path;
+use crate::ids::Pid;
+
+/// Most bytes of a limits file; real ones have about 1,300.
+const BYTES_MAX: u64 = 1 << 16;
+
+/// Why a request for memory may fail in this process though the machine has enough: in words, behind "and". `None` where
+/// nothing speaks for it. A memory limit of a control group does not count: that ends a process and refuses nothing.
+#[must_use]
+pub fn of_memory(pid: Pid) -> Option<String> {
+    let text = read(&entry_path(pid, "limits")).unwrap_or_default();
+    let overcommit = read(std::path::Path::new("/proc/sys/vm/overcommit_memory")).unwrap_or_default();
+    reason(&text, &overcommit)
+}
+
+fn read(path: &std::path::Path) -> std::io::Result<String> {
+    use std::io::Read;
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn reason(limits: &str, overcommit: &str) -> Option<String> {
+    for (name, what) in [("Max address space", "ulimit -v"), ("Max data size", "ulimit -d")] {
+        let soft = limits.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
+        if let Some(bytes) = soft.filter(|&soft| soft != "unlimited") {
+            return Some(format!("this process may use {bytes} bytes alone (`{what}`)"));
+        }
+    }
+    // `OVERCOMMIT_NEVER` (Documentation/mm/overcommit-accounting.rst).
+    (overcommit.trim() == "2")
+        .then(|| "this machine commits no more memory than it has (`vm.overcommit_memory` is 2)".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: &str = "\
+Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max data size             unlimited            unlimited            bytes
+Max address space         unlimited            unlimited            bytes
+";
+
+    fn check(limits: &str, overcommit: &str, expected: Option<&str>) {
+        let reason = reason(limits, overcommit);
+        assert_eq!(reason.is_some(), expected.is_some(), "{reason:?}");
+        assert!(reason.unwrap_or_default().contains(expected.unwrap_or_default()));
+    }
+
+    #[test]
+    fn limits_of_memory_are_told() {
+        check(LIMITS, "0\n", None);
+        check("", "", None);
+        check(LIMITS, "2\n", Some("overcommit"));
+        check(&LIMITS.replace("address space         unlimited", "address space         1048576000"), "0", Some("-v"));
+        check(
+            &LIMITS.replace("data size             unlimited", "data size             4096"),
+            "0",
+            Some("4096 bytes"),
+        );
+    }
+
+    #[test]
+    fn this_process_is_told_of_too() {
+        let own = read(&entry_path(Pid(std::process::id()), "limits")).expect("there");
+        assert!(own.contains("Max address space"), "{own}");
+    }
+}

@@ -1,0 +1,158 @@
+//! Which of the wanted functions the modules of a process define. Reads each module's symbol tables once per session,
+//! however many processes map it; knows no allocator.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use tracing::debug;
+
+use super::address_space::AddressSpace;
+use super::link_map::{LinkMap, LinkPosition};
+use super::module_pattern::ModulePattern;
+use crate::ids::ModuleId;
+use crate::object::module::{Module, ModuleStore};
+use crate::object::symbols::{DefinedFunction, Search, defined_functions};
+use crate::proc::process;
+
+/// A module of a process, and those of the wanted functions that it defines.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The module.
+    pub module: ModuleId,
+    /// Its path, as the target names it.
+    pub path: Arc<str>,
+    /// It is the program itself, not a library.
+    pub is_executable: bool,
+    /// It has no dynamic linking: nothing outside it is reached.
+    pub is_static: bool,
+    /// It is a Go program.
+    pub is_go: bool,
+    /// When the dynamic linker searches it; `None` when that is not known.
+    pub link: Option<LinkPosition>,
+    /// The functions, by name and offset. Indirect ones, whose code is not at their address, are left out.
+    pub functions: Arc<[DefinedFunction]>,
+}
+
+impl Candidate {
+    /// The functions with this name: several where local ones share it.
+    #[must_use]
+    pub fn functions(&self, name: &str) -> &[DefinedFunction] {
+        let first = self.functions.partition_point(|function| &*function.name < name);
+        let named = self.functions[first..].partition_point(|function| function.name == name);
+        &self.functions[first..first + named]
+    }
+
+    /// The function that calls of this name reach. A static program has no other modules, and linkers make what is in it
+    /// local at will (`malloc` in a static-pie program with glibc).
+    #[must_use]
+    pub fn exported(&self, name: &str) -> Option<&DefinedFunction> {
+        self.functions(name).iter().find(|function| function.global || self.is_static)
+    }
+}
+
+/// Finds functions by name, and remembers what it found.
+#[derive(Debug)]
+pub struct Definitions {
+    names: Vec<&'static str>,
+    searched_whole: Vec<ModulePattern>,
+    /// By module and how it was searched.
+    known: FxHashMap<(ModuleId, bool), Arc<[DefinedFunction]>>,
+}
+
+impl Definitions {
+    /// Looks for functions of these names. `.dynsym` is searched in all modules, `.symtab` in programs and in the modules
+    /// that are named here: a library's internal functions are nobody else's business, and reading the tables of large
+    /// ones takes time.
+    #[must_use]
+    pub fn new(names: Vec<&'static str>, searched_whole: Vec<ModulePattern>) -> Self {
+        Self { names, searched_whole, known: FxHashMap::default() }
+    }
+
+    /// The modules of a process, in the order in which they are mapped. Modules that cannot be read are left out.
+    pub fn candidates(
+        &mut self,
+        space: &AddressSpace,
+        modules: &ModuleStore,
+        links: Option<&LinkMap>,
+    ) -> Vec<Candidate> {
+        let program = process::executable(space.pid()).ok();
+        let candidate = |id: ModuleId| {
+            let module = modules.get(id);
+            let elf = module.elf().ok()?;
+            let link = links.and_then(|links| links.position(bias(space, id, module)?));
+            let is_program = program.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());
+            let is_first = link == Some(LinkPosition { namespace: 0, index: 0 });
+            Some(Candidate {
+                module: id,
+                path: Arc::clone(module.path()),
+                is_executable: is_program || is_first,
+                is_static: elf.is_static,
+                is_go: elf.is_go,
+                link,
+                functions: self.functions(id, module, is_program || is_first),
+            })
+        };
+        space.modules().into_iter().filter_map(candidate).collect()
+    }
+
+    fn functions(&mut self, id: ModuleId, module: &Module, is_executable: bool) -> Arc<[DefinedFunction]> {
+        let whole = is_executable || self.searched_whole.iter().any(|pattern| pattern.matches(module.path()));
+        let names = &self.names;
+        let known = self.known.entry((id, whole)).or_insert_with(|| {
+            let search = if whole { Search::Everything } else { Search::Exported };
+            let functions = defined_functions(module, names, search).unwrap_or_else(|error| {
+                debug!("module {}: {error}", module.path());
+                Vec::new()
+            });
+            functions.into_iter().filter(|function| !function.indirect).collect()
+        });
+        Arc::clone(known)
+    }
+}
+
+/// What was added to the module's link addresses in this process.
+fn bias(space: &AddressSpace, id: ModuleId, module: &Module) -> Option<u64> {
+    let first = space.mappings().iter().find(|mapped| mapped.module == Some(id))?;
+    module.bias(first.mapping.start, first.mapping.offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::fixture::{Running, Workshop};
+
+    /// A program with functions of its own, of which one is local.
+    const PROGRAM: &str = r#"
+        #include <stdlib.h>
+        #include <unistd.h>
+        void *_rjem_malloc(size_t size) { return malloc(size); }
+        static __attribute__((noinline)) void *mi_malloc(size_t size) { return _rjem_malloc(size); }
+        int main(int count, char **arguments) { free(mi_malloc(count)); sleep(atoi(arguments[1])); }
+    "#;
+
+    #[test]
+    fn programs_are_searched_whole_and_libraries_for_what_they_export() {
+        let workshop = Workshop::new();
+        let running = Running::sleep(&workshop.compile("gcc", "program.c", PROGRAM, &["-O1"]));
+        let mut modules = ModuleStore::new();
+        let mut space = AddressSpace::new(running.pid());
+        space.refresh(&mut modules).expect("readable");
+        let links = LinkMap::read(running.pid());
+        let names = vec!["malloc", "_rjem_malloc", "mi_malloc", "memcpy", "__rust_alloc"];
+        let mut definitions = Definitions::new(names, Vec::new());
+        let found = definitions.candidates(&space, &modules, links.as_ref());
+        let names = |candidate: &Candidate| -> Vec<(String, bool)> {
+            candidate.functions.iter().map(|function| (function.name.clone(), function.global)).collect()
+        };
+        let program = found.iter().find(|candidate| candidate.is_executable).expect("it is mapped");
+        assert_eq!(names(program), [("_rjem_malloc".to_owned(), true), ("mi_malloc".to_owned(), false)]);
+        assert!(program.exported("mi_malloc").is_none() && program.exported("_rjem_malloc").is_some());
+        let libc = found.iter().find(|candidate| candidate.path.contains("libc.so")).expect("it is mapped");
+        // memcpy is indirect.
+        assert_eq!(names(libc), [("malloc".to_owned(), true)]);
+        assert!(program.link < libc.link);
+        let again = definitions.candidates(&space, &modules, None);
+        let same = again.iter().find(|candidate| candidate.module == libc.module).expect("it is still mapped");
+        assert!(Arc::ptr_eq(&same.functions, &libc.functions) && same.link.is_none());
+    }
+}

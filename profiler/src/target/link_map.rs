@@ -1,0 +1,186 @@
+//! The dynamic linker's list of what it loaded, in the order in which it searches: which of several definitions of a
+//! function a call reaches follows from it.
+//!
+//! Linkers keep the list for debuggers (`r_debug` and `link_map` in glibc's and musl's `<link.h>`, the System V ABI's
+//! rendezvous): the program's dynamic section has the address in `DT_DEBUG`. All of it lies in the target's memory and may
+//! be anything, so every walk is bounded, and what makes no sense counts as no list at all. Static programs have none.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use object::elf;
+
+use crate::ids::Pid;
+use crate::proc::process::entry_path;
+
+/// Most nodes that are followed in one namespace; programs have hundreds at most.
+const NODES_MAX: usize = 8192;
+/// Most namespaces (`dlmopen`); glibc has sixteen.
+const NAMESPACES_MAX: usize = 16;
+/// Most program headers, as in a file of the usual linkers' making, and most entries of a dynamic section.
+const HEADERS_MAX: u64 = 256;
+const DYNAMIC_MAX: u64 = 1024;
+
+/// Place in the search order: the namespace, then the place in its list. The program itself is the first of the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkPosition {
+    /// 0 is the program's own; each further one was made by `dlmopen`, and sees only what is in it.
+    pub namespace: u16,
+    /// Place in the namespace's list.
+    pub index: u16,
+}
+
+/// One loaded object: its node's address, and what was added to its link addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Node {
+    address: u64,
+    bias: u64,
+}
+
+/// The list as it was when it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkMap {
+    pid: Pid,
+    /// Where the linker keeps the head.
+    rendezvous: u64,
+    namespaces: Vec<Vec<Node>>,
+}
+
+impl LinkMap {
+    /// Reads the list. `None` when there is none, now: the process may be about to start, be static, be run by naming the
+    /// dynamic linker as the program, or have overwritten it.
+    #[must_use]
+    pub fn read(pid: Pid) -> Option<Self> {
+        let memory = ProcessMemory::open(pid)?;
+        let auxv = std::fs::read(entry_path(pid, "auxv")).ok()?;
+        let rendezvous = find_rendezvous(&memory, &auxv)?;
+        let namespaces = walk(&memory, rendezvous)?;
+        Some(Self { pid, rendezvous, namespaces })
+    }
+
+    /// Where in the search order the object is to whose link addresses this much was added. Of two at the same bias
+    /// (there is one that is not moved: the program) the first.
+    #[must_use]
+    pub fn position(&self, bias: u64) -> Option<LinkPosition> {
+        let in_namespace = |nodes: &Vec<Node>| nodes.iter().position(|node| node.bias == bias);
+        let (namespace, index) =
+            self.namespaces.iter().enumerate().find_map(|(number, nodes)| Some((number, in_namespace(nodes)?)))?;
+        Some(LinkPosition { namespace: u16::try_from(namespace).ok()?, index: u16::try_from(index).ok()? })
+    }
+
+    /// Whether anything was loaded or unloaded since. Costs a read of 32 bytes for each object; the symbol tables need no
+    /// look when it is false. True too when the list cannot be read any more: the process called exec, or has ended.
+    #[must_use]
+    pub fn changed(&self) -> bool {
+        let now = ProcessMemory::open(self.pid).and_then(|memory| walk(&memory, self.rendezvous));
+        now.as_ref() != Some(&self.namespaces)
+    }
+
+    /// Objects in all namespaces.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.namespaces.iter().map(Vec::len).sum()
+    }
+
+    /// Whether nothing is loaded, which is so of no running program.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Memory that can be read, all of it or an error.
+trait Memory {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Option<()>;
+
+    /// So many words of 64 bits.
+    fn words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
+        let mut bytes = [[0; 8]; N];
+        self.read(address, bytes.as_flattened_mut())?;
+        Some(bytes.map(u64::from_le_bytes))
+    }
+}
+
+struct ProcessMemory(File);
+
+impl ProcessMemory {
+    fn open(pid: Pid) -> Option<Self> {
+        File::open(entry_path(pid, "mem")).ok().map(Self)
+    }
+}
+
+impl Memory for ProcessMemory {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Option<()> {
+        self.0.read_exact_at(bytes, address).ok()
+    }
+}
+
+/// The address of `r_debug`, from the program headers that the kernel told the program of (`AT_PHDR`).
+fn find_rendezvous(memory: &impl Memory, auxv: &[u8]) -> Option<u64> {
+    let entry = |wanted: u64| {
+        let words: Vec<u64> = auxv.as_chunks().0.iter().map(|&bytes| u64::from_le_bytes(bytes)).collect();
+        words.as_chunks().0.iter().find_map(|&[kind, value]| (kind == wanted).then_some(value))
+    };
+    let (headers, count) = (entry(libc::AT_PHDR)?, entry(libc::AT_PHNUM)?.min(HEADERS_MAX));
+    let (mut bias, mut dynamic) = (None, None);
+    for number in 0..count {
+        // p_type and p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz.
+        let [kind, _, address, _, _, size_bytes] = memory.words(headers.checked_add(number * 56)?)?;
+        match u32::try_from(kind & 0xffff_ffff).ok()? {
+            elf::PT_PHDR => bias = Some(headers.wrapping_sub(address)),
+            elf::PT_DYNAMIC => dynamic = Some((address, size_bytes)),
+            _ => {}
+        }
+    }
+    let (address, size_bytes) = dynamic?;
+    let dynamic = address.wrapping_add(bias?);
+    for number in 0..(size_bytes / 16).min(DYNAMIC_MAX) {
+        let [tag, value] = memory.words(dynamic.checked_add(number * 16)?)?;
+        match i64::from_ne_bytes(tag.to_ne_bytes()) {
+            DT_NULL => return None,
+            // 0 until the linker has run.
+            DT_DEBUG => return Some(value).filter(|&value| value != 0),
+            _ => {}
+        }
+    }
+    None
+}
+
+const DT_NULL: i64 = 0;
+const DT_DEBUG: i64 = 21;
+
+/// All namespaces. `None` when a node cannot be read, a list leads into itself or is longer than any is.
+fn walk(memory: &impl Memory, rendezvous: u64) -> Option<Vec<Vec<Node>>> {
+    let mut namespaces = Vec::new();
+    let mut at = rendezvous;
+    while at != 0 && namespaces.len() < NAMESPACES_MAX {
+        // r_version, r_map, r_brk, r_state, r_ldbase.
+        let [version, head, _, _, _] = memory.words(at)?;
+        let nodes = walk_namespace(memory, head)?;
+        if !nodes.is_empty() {
+            namespaces.push(nodes);
+        }
+        // From version 2 on, glibc 2.35, r_next leads to the next namespace.
+        at = if version & 0xffff_ffff >= 2 { memory.words::<1>(at.checked_add(40)?)?[0] } else { 0 };
+    }
+    (!namespaces.is_empty()).then_some(namespaces)
+}
+
+fn walk_namespace(memory: &impl Memory, head: u64) -> Option<Vec<Node>> {
+    let mut nodes = Vec::new();
+    let mut at = head;
+    while at != 0 {
+        // A list that leads into itself has no end either.
+        if nodes.len() == NODES_MAX {
+            return None;
+        }
+        // l_addr, l_name, l_ld, l_next.
+        let [bias, _, _, next] = memory.words(at)?;
+        nodes.push(Node { address: at, bias });
+        at = next;
+    }
+    Some(nodes)
+}
+
+#[cfg(test)]
+mod tests;
