@@ -5,6 +5,9 @@
 
 use super::spec::HookSpec;
 
+/// Without these the profile of a program that uses operators is not whole.
+pub const REQUIRED_FUNCTIONS: &[&str] = &["_Znwm", "_Znam", "_ZdlPv", "_ZdaPv"];
+
 /// All forms. Those with `__hot_cold_t` are clang's and Google's tcmalloc's. A replacement that is built without
 /// exceptions ends the program where another throws, and is told apart by nothing.
 pub const FUNCTIONS: &[HookSpec] = &[

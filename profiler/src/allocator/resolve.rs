@@ -100,7 +100,12 @@ pub fn resolve(
         candidates.iter().filter(|candidate| !detect::is_dynamic_linker(candidate)).collect();
     ordered.sort_by_cached_key(|candidate| search_order(candidate));
     let winner = ordered.iter().find(|candidate| defines_malloc(candidate)).map(|candidate| candidate.module);
-    let mut resolution = Resolution { hooks: Vec::new(), selection, unselected: Vec::new(), found_allocator: false };
+    // A program links an allocator's operators in only because it calls them.
+    let uses_operator_new = candidates.iter().any(|candidate| {
+        candidate.imports_operator_new || (candidate.is_executable && candidate.exported("_Znwm").is_some())
+    });
+    let mut resolution =
+        Resolution { uses_operator_new, hooks: Vec::new(), selection, unselected: Vec::new(), found_allocator: false };
     for candidate in &ordered {
         let mut found = Found::new(candidate);
         resolution.custom(&mut found, hooks);
@@ -224,6 +229,8 @@ impl<'a> Found<'a> {
 }
 
 struct Resolution<'a> {
+    /// Something in the process calls C++'s operator new.
+    uses_operator_new: bool,
     hooks: Vec<ResolvedHook>,
     selection: &'a HeapSelection,
     /// Heaps that are there and not wanted.
@@ -288,7 +295,9 @@ impl Resolution<'_> {
             let role = Role {
                 heap: &identity.heap,
                 reached_by_default: is_winner,
-                required: is_winner && libc::REQUIRED_FUNCTIONS.contains(&spec.function),
+                required: is_winner
+                    && (libc::REQUIRED_FUNCTIONS.contains(&spec.function)
+                        || (self.uses_operator_new && cxx::REQUIRED_FUNCTIONS.contains(&spec.function))),
                 silent: second_name,
             };
             found.add(&told(&identity, spec), function, &role);

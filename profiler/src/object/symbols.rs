@@ -93,6 +93,24 @@ pub fn defined_functions(module: &Module, names: &[&str], search: Search) -> Res
     Ok(functions)
 }
 
+/// Whether the module calls one of these functions of another module.
+///
+/// # Errors
+///
+/// If the module cannot be read. A symbol table that makes no sense counts as empty.
+pub fn imports_any(module: &Module, names: &[&str]) -> Result<bool, ObjectError> {
+    let image = module.image().map_err(Clone::clone)?;
+    let elf = module.elf().map_err(Clone::clone)?;
+    let Some(table) = Table::read(image, elf, SymbolSource::Dynamic, TABLE_BYTES_MAX) else { return Ok(false) };
+    let Ok(symbols) = slice_from_all_bytes::<Sym64<LE>>(&table.symbols) else { return Ok(false) };
+    let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
+    let mut undefined = symbols.iter().filter(|symbol| symbol.st_shndx.get(LE) == abi::SHN_UNDEF);
+    Ok(undefined.any(|symbol| {
+        let name = table.name(symbol.st_name.get(LE), longest);
+        name.is_some_and(|(name, _)| names.iter().any(|wanted| wanted.as_bytes() == name))
+    }))
+}
+
 /// A symbol with a wanted name.
 struct Candidate {
     function: DefinedFunction,

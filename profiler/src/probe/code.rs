@@ -63,6 +63,20 @@ impl Code {
         Ok(Self { bytes, whole, address })
     }
 
+    /// Where the function jumps to with its first instruction, if it does.
+    #[must_use]
+    pub fn jumps_to(&self) -> Option<LinkAddr> {
+        const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+        let code = self.bytes.strip_prefix(&ENDBR64).unwrap_or(&self.bytes);
+        let (length, distance) = match *code {
+            [0xe9, a, b, c, d, ..] => (5, i64::from(i32::from_le_bytes([a, b, c, d]))),
+            [0xeb, a, ..] => (2, i64::from(a.cast_signed())),
+            _ => return None,
+        };
+        let begins = self.address.0.wrapping_add((self.bytes.len() - code.len()) as u64);
+        Some(LinkAddr(begins.wrapping_add(length).wrapping_add_signed(distance)))
+    }
+
     /// The code, to be looked at.
     #[must_use]
     pub fn function(&self) -> Function<'_> {

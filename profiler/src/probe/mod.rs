@@ -2,5 +2,6 @@
 
 pub mod attach;
 pub mod code;
+pub mod jumps;
 pub mod place;
 pub mod plan;

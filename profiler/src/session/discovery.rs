@@ -9,6 +9,7 @@ use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
 use crate::allocator::selection::HeapSelection;
 use crate::ids::Pid;
 use crate::object::module::ModuleStore;
+use crate::probe::jumps::Jumps;
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::report::profile::Origin;
@@ -22,6 +23,7 @@ pub(super) struct Discovery {
     pub(super) plan: Plan,
     placement: PlacementMode,
     definitions: Definitions,
+    jumps: Jumps,
     functions: HookSet,
     heaps: HeapSelection,
 }
@@ -34,6 +36,7 @@ impl Discovery {
             plan: Plan::default(),
             placement,
             definitions: Definitions::new(symbols(&functions), functions.named_modules()),
+            jumps: Jumps::default(),
             functions,
             heaps,
         }
@@ -69,7 +72,8 @@ impl Discovery {
 
     fn find(&mut self, space: &AddressSpace, links: Option<&LinkMap>) -> Result<Vec<ResolvedHook>, NoAllocator> {
         let candidates = self.definitions.candidates(space, &self.modules, links);
-        resolve(&candidates, &self.functions, &self.heaps)
+        let hooks = resolve(&candidates, &self.functions, &self.heaps)?;
+        Ok(self.jumps.merge(hooks, &self.modules))
     }
 }
 

@@ -11,7 +11,7 @@ use super::link_map::{LinkMap, LinkPosition};
 use super::module_pattern::ModulePattern;
 use crate::ids::ModuleId;
 use crate::object::module::{Module, ModuleStore};
-use crate::object::symbols::{DefinedFunction, Search, defined_functions};
+use crate::object::symbols::{DefinedFunction, Search, defined_functions, imports_any};
 use crate::proc::process;
 
 /// A module of a process, and those of the wanted functions that it defines.
@@ -27,6 +27,8 @@ pub struct Candidate {
     pub is_static: bool,
     /// It is a Go program.
     pub is_go: bool,
+    /// It calls C++'s operator new of another module.
+    pub imports_operator_new: bool,
     /// When the dynamic linker searches it; `None` when that is not known.
     pub link: Option<LinkPosition>,
     /// The functions, by name and offset. Indirect ones, whose code is not at their address, are left out.
@@ -57,7 +59,12 @@ pub struct Definitions {
     searched_whole: Vec<ModulePattern>,
     /// By module and how it was searched.
     known: FxHashMap<(ModuleId, bool), Arc<[DefinedFunction]>>,
+    /// Whether modules import operator new.
+    importing: FxHashMap<ModuleId, bool>,
 }
+
+/// `operator new(size_t)` and `operator new[](size_t)`.
+const OPERATORS_NEW: [&str; 2] = ["_Znwm", "_Znam"];
 
 impl Definitions {
     /// Looks for functions of these names. `.dynsym` is searched in all modules, `.symtab` in programs and in the modules
@@ -65,7 +72,7 @@ impl Definitions {
     /// ones takes time.
     #[must_use]
     pub fn new(names: Vec<&'static str>, searched_whole: Vec<ModulePattern>) -> Self {
-        Self { names, searched_whole, known: FxHashMap::default() }
+        Self { names, searched_whole, known: FxHashMap::default(), importing: FxHashMap::default() }
     }
 
     /// The modules of a process, in the order in which they are mapped. Modules that cannot be read are left out.
@@ -89,10 +96,15 @@ impl Definitions {
                 is_static: elf.is_static,
                 is_go: elf.is_go,
                 link,
+                imports_operator_new: self.imports_operator_new(id, module),
                 functions: self.functions(id, module, is_program || is_first),
             })
         };
         space.modules().into_iter().filter_map(candidate).collect()
+    }
+
+    fn imports_operator_new(&mut self, id: ModuleId, module: &Module) -> bool {
+        *self.importing.entry(id).or_insert_with(|| imports_any(module, &OPERATORS_NEW).unwrap_or(false))
     }
 
     fn functions(&mut self, id: ModuleId, module: &Module, is_executable: bool) -> Arc<[DefinedFunction]> {

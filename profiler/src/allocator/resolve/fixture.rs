@@ -16,6 +16,7 @@ pub(crate) fn candidate(module: u32, path: &str, functions: &[(&str, u64)]) -> C
         is_executable: false,
         is_static: false,
         is_go: false,
+        imports_operator_new: false,
         link: None,
         functions: functions.into(),
     }

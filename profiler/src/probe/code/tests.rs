@@ -159,3 +159,17 @@ fn code_is_read_from_executable_segments_and_not_from_linkage_tables() {
     assert_eq!(Code::read(module, last, 1).map(|code| code.bytes.len()), Ok(1));
     assert_eq!(Code::read(module, last, u64::MAX).map(|code| code.whole), Ok(false));
 }
+
+#[test]
+fn a_jump_at_the_beginning_is_followed() {
+    let check = |bytes: &[u8], expected: Option<u64>| {
+        let code = Code { bytes: bytes.to_vec(), whole: true, address: LinkAddr(0xadf10) };
+        assert_eq!(code.jumps_to(), expected.map(LinkAddr), "{bytes:x?}");
+    };
+    check(&[0xe9, 0x1b, 0xff, 0xff, 0xff, 0x66], Some(0xade30));
+    check(&[0xf3, 0x0f, 0x1e, 0xfa, 0xe9, 0x17, 0xff, 0xff, 0xff], Some(0xade30));
+    check(&[0xeb, 0x0e], Some(0xadf20));
+    check(&[0x53, 0xe9, 0, 0, 0, 0], None);
+    check(&[0xe9, 0, 0], None);
+    check(&[], None);
+}
