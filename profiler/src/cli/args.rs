@@ -58,7 +58,7 @@ pub(super) struct Cli {
 pub(super) enum Command {
     /// Profile running processes (this is what happens without a subcommand).
     #[command(after_help = EXAMPLES)]
-    Record(RecordArgs),
+    Record(Box<RecordArgs>),
     /// Tell what this kernel, this user and a process allow, and what a probe costs here. Ends with 0 if profiling would
     /// work, else with 1.
     Doctor(DoctorArgs),

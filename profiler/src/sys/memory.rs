@@ -8,7 +8,7 @@ use rustix::system::sysinfo;
 #[must_use]
 pub fn throw_safe_bytes() -> u64 {
     let info = sysinfo();
-    u64::try_from(info.totalram).unwrap_or(0).saturating_mul(u64::from(info.mem_unit)) / 2
+    info.totalram.saturating_mul(u64::from(info.mem_unit)) / 2
 }
 
 #[cfg(test)]

@@ -12,15 +12,12 @@ use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use heapbpf::allocator::hook_set::HookSet;
-use heapbpf::allocator::hook_set::HookSet;
-use heapbpf::allocator::selection::HeapSelection;
 use heapbpf::allocator::selection::HeapSelection;
 use heapbpf::ids::Pid;
 use heapbpf::probe::attach::BackendChoice;
 use heapbpf::probe::place::PlacementMode;
 use heapbpf::session::raw::RawSample;
 use heapbpf::session::{Hold, Session, SessionConfig, UnwindMode};
-use heapbpf::target::filter::Selection;
 use heapbpf::target::filter::Selection;
 use heapbpf_tests::kernel::require_root;
 use oracle::{Oracle, Walk};

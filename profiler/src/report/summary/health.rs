@@ -133,6 +133,19 @@ fn loss(reason: &str) -> (Option<&'static str>, Option<&'static str>) {
             "the result of `posix_memalign` could not be read from the process",
             "a few of these are normal; their blocks are missing",
         ),
+        Counter::MayThrow => (
+            "calls of `operator new` that asked for so much that they may throw, which a probe does not survive",
+            "their blocks are missing; `malloc` of the same size would be seen",
+        ),
+        Counter::ForkMissed => {
+            ("a forked process was not followed", "raise `--ring-size`, or give the process itself with `--pid`")
+        }
+        Counter::ExecMissed => {
+            ("an exec was not seen, so that two programs are one in the report", "raise `--ring-size`")
+        }
+        Counter::TargetsFull => {
+            ("there were too many processes to follow their forks", "choose fewer with `--cmdline` or `--exclude`")
+        }
         _ => return (None, None),
     };
     (Some(meaning), Some(remedy))

@@ -1,3 +1,5 @@
+//! Changes by the time that they are due, without processes.
+
 use super::*;
 use crate::units::MonotonicNanos;
 
