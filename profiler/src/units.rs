@@ -93,26 +93,66 @@ estimate! {
     EstimatedCount
 }
 
-/// What one sampled block stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+estimate! {
+    /// Variance of an estimate, in square bytes or square blocks; 0 where it is exact.
+    EstimatedVariance
+}
+
+impl EstimatedVariance {
+    /// The standard deviation; 0 where the variance came out negative, which a sum of variances does not.
+    #[must_use]
+    pub fn deviation(self) -> f64 {
+        self.to_f64().max(0.0).sqrt()
+    }
+}
+
+/// What one sampled block stands for, and how far off that is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weight {
     /// Bytes.
     pub bytes: EstimatedBytes,
     /// Blocks.
     pub count: EstimatedCount,
+    /// What it adds to the variance of a sum of bytes.
+    pub bytes_variance: EstimatedVariance,
+    /// What it adds to the variance of a sum of blocks.
+    pub count_variance: EstimatedVariance,
+    /// Samples: 1, or 0 of a part of a block.
+    pub samples: u64,
 }
 
 impl Weight {
     /// The weight of a block of `size_bytes` that was sampled at this interval.
+    ///
+    /// A block of value v, taken with probability p, adds w = v/p, and to the variance v²(1 − p)/p. Estimated from the blocks
+    /// that were taken, each standing for 1/p, that is v²(1 − p)/p² = w(w − v) (Horvitz and Thompson, 1952).
     #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "sizes below the interval have at most 30 bits")]
     pub fn of(size_bytes: u64, interval: Interval) -> Self {
         let interval_bytes = u64::from(interval.bytes());
         if size_bytes >= interval_bytes {
-            return Self { bytes: EstimatedBytes::exact(size_bytes), count: EstimatedCount::exact(1) };
+            return Self::exact(size_bytes, 1);
         }
+        let bytes = sampling::estimated_bytes(size_bytes, interval_bytes);
+        let count = sampling::estimated_count(size_bytes, interval_bytes);
         Self {
-            bytes: EstimatedBytes::from_f64(sampling::estimated_bytes(size_bytes, interval_bytes)),
-            count: EstimatedCount::from_f64(sampling::estimated_count(size_bytes, interval_bytes)),
+            bytes: EstimatedBytes::from_f64(bytes),
+            count: EstimatedCount::from_f64(count),
+            bytes_variance: EstimatedVariance::from_f64(bytes * (bytes - size_bytes as f64)),
+            count_variance: EstimatedVariance::from_f64(count * (count - 1.0)),
+            samples: 1,
+        }
+    }
+
+    /// The weight of what is known as it is: so many bytes in so many blocks, 0 for a part of one.
+    #[must_use]
+    pub const fn exact(bytes: u64, blocks: u64) -> Self {
+        Self {
+            bytes: EstimatedBytes::exact(bytes),
+            count: EstimatedCount::exact(blocks),
+            bytes_variance: EstimatedVariance::ZERO,
+            count_variance: EstimatedVariance::ZERO,
+            samples: blocks,
         }
     }
 }
@@ -140,6 +180,20 @@ mod tests {
         assert_eq!((weight.bytes.rounded(), weight.count.rounded()), (30_000, 1));
         let empty = Weight::of(0, Interval::EXACT);
         assert_eq!((empty.bytes, empty.count), (EstimatedBytes::ZERO, EstimatedCount::exact(1)));
+        assert_eq!(weight, Weight::exact(30_000, 1));
+    }
+
+    #[test]
+    fn blocks_of_an_interval_and_more_add_no_error() {
+        let interval = Interval::nearest(4096);
+        for (size_bytes, is_exact) in [(4096, true), (1 << 30, true), (4095, false), (1, false)] {
+            let weight = Weight::of(size_bytes, interval);
+            assert_eq!(weight.bytes_variance == EstimatedVariance::ZERO, is_exact, "{size_bytes}");
+            assert_eq!(weight.count_variance == EstimatedVariance::ZERO, is_exact, "{size_bytes}");
+        }
+        // A small block stands for T bytes, give or take T.
+        let deviation = Weight::of(16, interval).bytes_variance.deviation();
+        assert!((deviation - 4096.0).abs() < 20.0, "{deviation}");
     }
 
     #[test]

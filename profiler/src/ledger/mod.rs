@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
 use crate::ingest::event::{Allocation, Event, Free, Remap};
-use crate::units::{EstimatedBytes, EstimatedCount, Weight};
+use crate::units::Weight;
 use live::{LiveBlock, LiveBlocks};
 use ranges::{Freed, Ranges};
 use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
@@ -165,7 +165,7 @@ impl Ledger {
         let displaced = self.ranges.displace(&new, remap.ended);
         self.strike_off(displaced);
         let callsite = self.callsite(remap.stack, remap.heap);
-        let weight = mapped(new.end - new.start, 1);
+        let weight = Weight::exact(new.end - new.start, 1);
         self.for_each_total(callsite, |totals| totals.allocate(weight, remap.ended));
         let covered = self.ranges.map(&new, remap.ended, callsite);
         self.strike_off(covered);
@@ -174,7 +174,7 @@ impl Ledger {
     /// Pieces of mappings are gone. A mapping is freed with the last of it.
     fn strike_off(&mut self, pieces: impl IntoIterator<Item = Freed>) {
         for piece in pieces {
-            let weight = mapped(piece.bytes, u64::from(piece.is_last));
+            let weight = Weight::exact(piece.bytes, u64::from(piece.is_last));
             self.for_each_total(piece.callsite, |totals| totals.free(weight));
         }
     }
@@ -266,11 +266,6 @@ impl Ledger {
             .collect();
         TargetSnapshot { pid: self.pid, totals: self.totals, heaps, callsites }
     }
-}
-
-/// Mapped memory is never sampled.
-fn mapped(bytes: u64, mappings: u64) -> Weight {
-    Weight { bytes: EstimatedBytes::exact(bytes), count: EstimatedCount::exact(mappings) }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The books against what was entered.
 
+mod accuracy;
 mod mapped;
 
 use std::sync::Arc;

@@ -1,6 +1,35 @@
 //! What is counted for a target, a heap or a callsite.
 
-use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos, Weight};
+use crate::units::{EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos, Weight};
+
+/// Standard deviations to both sides that hold 95 % of a normal distribution.
+const Z_95: f64 = 1.959_963_984_540_054;
+
+/// Variances of estimated bytes and blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Variance {
+    /// Of bytes.
+    pub bytes: EstimatedVariance,
+    /// Of blocks.
+    pub count: EstimatedVariance,
+}
+
+impl Variance {
+    fn add(&mut self, weight: Weight) {
+        self.bytes += weight.bytes_variance;
+        self.count += weight.count_variance;
+    }
+
+    fn take(&mut self, weight: Weight) {
+        self.bytes -= weight.bytes_variance;
+        self.count -= weight.count_variance;
+    }
+
+    fn join(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.count += other.count;
+    }
+}
 
 /// Estimates over everything seen since the session began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +46,14 @@ pub struct Totals {
     pub free_count: EstimatedCount,
     /// Bytes freed, of those that were inherited or allocated during the session.
     pub free_bytes: EstimatedBytes,
+    /// Samples that the allocated amounts are estimated from.
+    pub alloc_samples: u64,
+    /// Samples that the live amounts are estimated from.
+    pub live_samples: u64,
+    /// How far off the allocated amounts may be.
+    pub alloc_variance: Variance,
+    /// How far off the live amounts may be.
+    pub live_variance: Variance,
     /// The most bytes that were live at once.
     pub peak_bytes: EstimatedBytes,
     /// When that was; `None` when nothing was ever live.
@@ -30,6 +67,8 @@ impl Totals {
         Self {
             inherited_count: self.live_count(),
             inherited_bytes: self.live_bytes(),
+            live_samples: self.live_samples,
+            live_variance: self.live_variance,
             peak_bytes: self.live_bytes(),
             ..Self::default()
         }
@@ -47,6 +86,21 @@ impl Totals {
         self.inherited_bytes + self.alloc_bytes - self.free_bytes
     }
 
+    /// The 95 % confidence interval of an estimate y with variance v: the truths μ from which y is at most 1.96 standard
+    /// deviations away, the variance at μ being v·μ/y, since it grows with what there is to sample (Wilson's score interval,
+    /// 1927, for a compound Poisson sum). With few samples that holds the truth more often than y ± 1.96·√v does, and it
+    /// does not reach below 0; with many it is the same. Where nothing was sampled nothing can be said: both ends are y.
+    #[must_use]
+    pub fn confidence(estimate: f64, variance: EstimatedVariance) -> [f64; 2] {
+        let variance = variance.to_f64();
+        if estimate <= 0.0 || variance <= 0.0 {
+            return [estimate; 2];
+        }
+        let half_shift = Z_95 * Z_95 * variance / estimate / 2.0;
+        let margin = (2.0 * half_shift * estimate + half_shift * half_shift).sqrt();
+        [estimate + half_shift - margin, estimate + half_shift + margin]
+    }
+
     /// Nothing was ever counted here.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -61,6 +115,10 @@ impl Totals {
         self.alloc_bytes += other.alloc_bytes;
         self.free_count += other.free_count;
         self.free_bytes += other.free_bytes;
+        self.alloc_samples += other.alloc_samples;
+        self.live_samples += other.live_samples;
+        self.alloc_variance.join(&other.alloc_variance);
+        self.live_variance.join(&other.live_variance);
         (self.peak_bytes, self.peak_time) = (EstimatedBytes::ZERO, None);
     }
 
@@ -68,6 +126,10 @@ impl Totals {
     pub fn allocate(&mut self, weight: Weight, time: MonotonicNanos) {
         self.alloc_count += weight.count;
         self.alloc_bytes += weight.bytes;
+        self.alloc_samples += weight.samples;
+        self.alloc_variance.add(weight);
+        self.live_samples += weight.samples;
+        self.live_variance.add(weight);
         if self.live_bytes() > self.peak_bytes {
             self.peak_bytes = self.live_bytes();
             self.peak_time = Some(time);
@@ -78,11 +140,15 @@ impl Totals {
     pub fn free(&mut self, weight: Weight) {
         self.free_count += weight.count;
         self.free_bytes += weight.bytes;
+        self.live_samples = self.live_samples.saturating_sub(weight.samples);
+        self.live_variance.take(weight);
     }
 
     /// A block that was thought freed was not: takes [`free`](Self::free) back.
     pub fn restore(&mut self, weight: Weight) {
         self.free_count -= weight.count;
         self.free_bytes -= weight.bytes;
+        self.live_samples += weight.samples;
+        self.live_variance.add(weight);
     }
 }

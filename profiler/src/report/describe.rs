@@ -4,6 +4,7 @@
 
 use super::profile::{Beginning, HeapProfile, HookStatus, Origin, Profile, TargetProfile};
 use super::{View, text};
+use crate::ledger::totals::Totals;
 
 /// A process: `redis-server (pid 123)`.
 pub(super) fn target(target: &TargetProfile) -> String {
@@ -31,6 +32,22 @@ pub(super) fn interval(profile: &Profile) -> String {
 /// `≈ ` where numbers are estimates.
 pub(super) fn about(profile: &Profile) -> &'static str {
     if profile.interval_bytes > 1 { "≈ " } else { "" }
+}
+
+/// Between what the view's total lies: ` (95 %: 11.1 MiB to 13.6 MiB, 812 samples)`; nothing where it is exact.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "confidence intervals do not reach below 0"
+)]
+pub(super) fn accuracy(profile: &Profile, view: View) -> String {
+    let mut totals = Totals::default();
+    profile.targets.iter().for_each(|target| totals.add(&target.totals));
+    if profile.interval_bytes <= 1 || view.samples(&totals) == 0 {
+        return String::new();
+    }
+    let [low, high] = view.confidence(&totals).map(|end| view.amount(end.round() as u64));
+    format!(" (95 %: {low} to {high}, {})", text::counted(view.samples(&totals), "sample"))
 }
 
 /// How long was watched, in nanoseconds.

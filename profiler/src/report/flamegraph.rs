@@ -79,7 +79,7 @@ fn title(profile: &Profile, view: View) -> String {
 fn subtitle(profile: &Profile, view: View) -> String {
     let total = view.amount(describe::total(profile, view));
     let parts = [
-        format!("{}{total}", describe::about(profile)),
+        format!("{}{total}{}", describe::about(profile), describe::accuracy(profile, view)),
         describe::interval(profile),
         format!("watched for {}", text::duration(describe::duration_ns(profile))),
         describe::losses(profile),

@@ -295,6 +295,10 @@ struct TotalsFields {
     free_bytes: Number,
     live_count: Number,
     live_bytes: Number,
+    alloc_samples: u64,
+    live_samples: u64,
+    #[serde(flatten)]
+    confidence: Option<ConfidenceFields>,
     peak_bytes: Number,
     peak_unix_ns: Option<u64>,
 }
@@ -321,8 +325,32 @@ impl TotalsFields {
             free_bytes: bytes(totals.free_bytes),
             live_count: count(totals.live_count()),
             live_bytes: bytes(totals.live_bytes()),
+            alloc_samples: totals.alloc_samples,
+            live_samples: totals.live_samples,
+            confidence: (!exact).then(|| ConfidenceFields::new(totals)),
             peak_bytes: bytes(totals.peak_bytes),
             peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),
+        }
+    }
+}
+
+/// 95 % confidence intervals, where numbers are estimates.
+#[derive(Serialize)]
+struct ConfidenceFields {
+    alloc_count_95: [f64; 2],
+    alloc_bytes_95: [f64; 2],
+    live_count_95: [f64; 2],
+    live_bytes_95: [f64; 2],
+}
+
+impl ConfidenceFields {
+    fn new(totals: &Totals) -> Self {
+        let interval = |view: View| view.confidence(totals);
+        Self {
+            alloc_count_95: interval(View::AllocCount),
+            alloc_bytes_95: interval(View::AllocBytes),
+            live_count_95: interval(View::LiveCount),
+            live_bytes_95: interval(View::LiveBytes),
         }
     }
 }

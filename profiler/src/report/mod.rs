@@ -199,6 +199,27 @@ impl View {
         }
     }
 
+    /// The 95 % confidence interval of what the totals say of it.
+    #[must_use]
+    pub fn confidence(self, totals: &Totals) -> [f64; 2] {
+        let (estimate, variance) = match self {
+            Self::LiveBytes => (totals.live_bytes().to_f64(), totals.live_variance.bytes),
+            Self::LiveCount => (totals.live_count().to_f64(), totals.live_variance.count),
+            Self::AllocBytes => (totals.alloc_bytes.to_f64(), totals.alloc_variance.bytes),
+            Self::AllocCount => (totals.alloc_count.to_f64(), totals.alloc_variance.count),
+        };
+        Totals::confidence(estimate, variance)
+    }
+
+    /// Samples that it is estimated from.
+    #[must_use]
+    pub fn samples(self, totals: &Totals) -> u64 {
+        match self {
+            Self::LiveBytes | Self::LiveCount => totals.live_samples,
+            Self::AllocBytes | Self::AllocCount => totals.alloc_samples,
+        }
+    }
+
     /// An amount of it, written for people.
     fn amount(self, rounded: u64) -> String {
         match self {

@@ -46,7 +46,7 @@ pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, 
         page.callsites(profile, view, top);
         page.gap();
     }
-    page.health(profile);
+    page.health(profile, view);
     page.text
 }
 

@@ -7,20 +7,24 @@ use profiler_common::limits::STACK_FRAMES_MAX;
 
 use super::{HEADING, PLAIN, Page, WARNING};
 use crate::report::profile::{Health, Profile};
-use crate::report::{describe, text};
+use crate::report::{View, describe, text};
 
 /// Hooks that are listed with why they are not attached.
 const HOOKS_MAX: usize = 5;
 
 impl Page {
     /// Says what was lost, which hooks are missing, how stacks ended, and what profiling cost.
-    pub(super) fn health(&mut self, profile: &Profile) {
+    pub(super) fn health(&mut self, profile: &Profile, view: View) {
         if profile.incomplete() {
             self.line(WARNING, "health: this profile is incomplete");
         } else {
             self.line(HEADING, "health: nothing was lost");
         }
         self.losses(&profile.health);
+        let accuracy = describe::accuracy(profile, view);
+        if !accuracy.is_empty() {
+            self.line(PLAIN, &format!("  accuracy: {}{accuracy}", view.title()));
+        }
         self.hooks(profile);
         self.stacks(&profile.health);
         self.frame_pointers(&profile.health);

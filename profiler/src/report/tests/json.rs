@@ -24,11 +24,19 @@ fn parse(profile: &Profile) -> Value {
 fn every_object_has_the_fields_of_the_contract() {
     let totals = [
         "alloc_bytes",
+        "alloc_bytes_95",
         "alloc_count",
+        "alloc_count_95",
+        "alloc_samples",
         "free_bytes",
         "free_count",
+        "inherited_bytes",
+        "inherited_count",
         "live_bytes",
+        "live_bytes_95",
         "live_count",
+        "live_count_95",
+        "live_samples",
         "peak_bytes",
         "peak_unix_ns",
     ];
@@ -39,15 +47,31 @@ fn every_object_has_the_fields_of_the_contract() {
     };
     let report = parse(&profiles::sampled());
     for (path, expected) in [
-        ("", vec!["ended_unix_ns", "health", "interval_bytes", "started_unix_ns", "targets", "version"]),
-        ("/targets/0", vec!["callsites", "command", "exit_code", "exited", "heaps", "pid", "totals"]),
+        ("", vec!["ended_unix_ns", "health", "interval_bytes", "others", "started_unix_ns", "targets", "version"]),
+        (
+            "/targets/0",
+            vec!["beginning", "callsites", "command", "exit_code", "exited", "heaps", "pid", "replaced", "totals"],
+        ),
+        ("/targets/0/beginning", vec!["delay_ns", "from_first_call", "origin", "parent", "unix_ns"]),
+        (
+            "/others",
+            vec![
+                "folded_count",
+                "folded_totals",
+                "not_inherited_count",
+                "short_lived_count",
+                "skipped",
+                "skipped_count",
+            ],
+        ),
+        ("/others/skipped/0", vec!["command", "pid", "reason"]),
         ("/targets/0/totals", with(&[])),
         ("/targets/0/heaps/0", with(&["name", "hooks"])),
         (
             "/targets/0/heaps/0/hooks/0",
-            vec!["attached", "backend", "emulated", "error", "function", "instruction", "module", "offset"],
+            vec!["attached", "backend", "emulated", "error", "function", "instruction", "module", "offset", "required"],
         ),
-        ("/targets/0/callsites/0", with(&["stack", "end", "heap"])),
+        ("/targets/0/callsites/0", with(&["stack", "end", "heap", "inherited"])),
         ("/targets/0/callsites/0/stack/0", vec!["address", "file", "function", "inlined", "line", "module"]),
         (
             "/health",
@@ -78,6 +102,7 @@ fn every_allocation_gives_integers() {
     assert_eq!(
         report["targets"][0]["totals"],
         json!({
+            "inherited_count": 0, "inherited_bytes": 0, "alloc_samples": 2504, "live_samples": 1203,
             "alloc_count": 2504, "alloc_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
             "free_count": 1301, "free_bytes": 32_400 + (1 << 20) + 4_096_000,
             "live_count": 1203, "live_bytes": 2_218_456,
@@ -100,6 +125,14 @@ fn samples_give_floats() {
     let blocks = callsite["live_count"].as_f64().expect("a number");
     assert!((blocks - 30.0 * 41.462).abs() < 0.02, "{blocks}");
     assert!(callsites.iter().all(|callsite| callsite["alloc_bytes"].is_f64()));
+    // Each of the 30 adds w (w - 1) to the variance. Both ends are 1.96 deviations of their own away.
+    let variance = 30.0 * 41.462 * 40.462;
+    for at in [0, 1] {
+        let end = callsite["live_count_95"][at].as_f64().expect("a number");
+        let deviation = (variance * end / blocks).sqrt();
+        assert!(((blocks - end).abs() / deviation - 1.96).abs() < 0.001, "{end}");
+    }
+    assert_eq!(callsite["live_samples"], 30);
 }
 
 #[test]

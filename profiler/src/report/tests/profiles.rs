@@ -7,9 +7,10 @@ use profiler_common::stack::StackEnd;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::report::profile::{
-    Beginning, CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Origin, Others, Profile, TargetProfile,
+    Beginning, CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
+    TargetProfile,
 };
-use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos, Weight};
+use crate::units::{MonotonicNanos, Weight};
 
 const STARTED_UNIX_NS: u64 = 1_795_255_200_000_000_000;
 const STARTED_MONOTONIC_NS: u64 = 5_000_000_000;
@@ -96,8 +97,18 @@ pub(super) fn sampled() -> Profile {
     };
     let mut gone = target(901, "#work;er <&>", "/opt/app/bin/app", vec![heap("libc", &[("malloc", None)])], second);
     (gone.exited, gone.exit_code) = (true, Some(137));
+    gone.beginning = Beginning {
+        origin: Origin::Forked(Pid(900)),
+        time: MonotonicNanos(STARTED_MONOTONIC_NS + 12_000_000),
+        delay_ns: Some(3_400_000),
+        from_first_call: false,
+    };
     let targets = vec![target(900, "app", "/opt/app/bin/app --flag", heaps, first), gone];
-    profile(4096, targets, frames, health)
+    let mut profile = profile(4096, targets, frames, health);
+    profile.others.skipped_count = 3;
+    profile.others.short_lived_count = 17;
+    profile.others.skipped = vec![Skipped { pid: Pid(77), command: "dockerd".into(), reason: "a Go program".into() }];
+    profile
 }
 
 /// As `exact`, of a program without any names.
@@ -187,18 +198,11 @@ pub(super) fn target(
 }
 
 fn sum<'a>(callsites: impl Iterator<Item = &'a CallsiteProfile> + Clone) -> Totals {
-    let bytes = |of: fn(&Totals) -> EstimatedBytes| callsites.clone().map(|callsite| of(&callsite.totals)).sum();
-    let count = |of: fn(&Totals) -> EstimatedCount| callsites.clone().map(|callsite| of(&callsite.totals)).sum();
-    Totals {
-        inherited_count: count(|totals| totals.inherited_count),
-        inherited_bytes: bytes(|totals| totals.inherited_bytes),
-        alloc_count: count(|totals| totals.alloc_count),
-        alloc_bytes: bytes(|totals| totals.alloc_bytes),
-        free_count: count(|totals| totals.free_count),
-        free_bytes: bytes(|totals| totals.free_bytes),
-        peak_bytes: bytes(|totals| totals.peak_bytes),
-        peak_time: callsites.filter_map(|callsite| callsite.totals.peak_time).max(),
-    }
+    let mut totals = Totals::default();
+    callsites.clone().for_each(|callsite| totals.add(&callsite.totals));
+    totals.peak_bytes = callsites.clone().map(|callsite| callsite.totals.peak_bytes).sum();
+    totals.peak_time = callsites.filter_map(|callsite| callsite.totals.peak_time).max();
+    totals
 }
 
 pub(super) fn heap(name: &str, hooks: &[(&str, Option<&str>)]) -> HeapProfile {
