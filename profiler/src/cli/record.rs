@@ -114,7 +114,16 @@ async fn record(
     let code = report(args, &profile, outputs)?;
     match command {
         // What was started is waited for, so that its end is this program's.
-        Some(command) => Ok(command.wait().await),
+        Some(command) => tokio::select! {
+            biased;
+            code = command.wait() => Ok(code),
+            () = stops.wait(forward) => {
+                if !args.quiet {
+                    say("heapbpf: the command runs on");
+                }
+                Ok(exit::INTERRUPTED)
+            }
+        },
         None => Ok(code),
     }
 }
@@ -213,6 +222,8 @@ struct Stops {
     /// Interrupts that are not meant for heapbpf: the first one belongs to the command that it has started, which gets it
     /// from the terminal as well.
     interrupts_left: u32,
+    /// The signal to stop has come.
+    came: bool,
 }
 
 impl Stops {
@@ -223,20 +234,21 @@ impl Stops {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
             interrupts_left,
+            came: false,
         })
     }
 
     /// Waits for the signal to stop. What is sent to heapbpf alone is passed on to the command, if there is one.
     async fn wait(&mut self, command: Option<Launched>) {
-        loop {
+        while !self.came {
             tokio::select! {
                 _ = self.interrupt.recv() => match self.interrupts_left.checked_sub(1) {
                     Some(left) => self.interrupts_left = left,
-                    None => return,
+                    None => self.came = true,
                 },
                 _ = self.terminate.recv() => match command {
                     Some(command) => command.terminate(),
-                    None => return,
+                    None => self.came = true,
                 },
             }
         }
