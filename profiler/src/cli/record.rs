@@ -22,7 +22,7 @@ use crate::probe::attach::BackendChoice;
 use crate::proc::process;
 use crate::report::profile::Profile;
 use crate::report::summary;
-use crate::session::{Launched, Session, SessionConfig, UnwindMode};
+use crate::session::{Command, Launched, Session, SessionConfig, UnwindMode};
 use crate::sys::signals::InheritedSignals;
 use crate::target::filter::Selection;
 
@@ -112,19 +112,26 @@ async fn record(
     line.clear();
     let (profile, command) = session.finish()?;
     let code = report(args, &profile, outputs)?;
-    match command {
+    match command.zip(forward) {
         // What was started is waited for, so that its end is this program's.
-        Some(command) => tokio::select! {
-            biased;
-            code = command.wait() => Ok(code),
-            () = stops.wait(forward) => {
-                if !args.quiet {
-                    say("heapbpf: the command runs on");
-                }
-                Ok(exit::INTERRUPTED)
-            }
-        },
+        Some((command, launched)) => Ok(see_off(command, launched, stops, args.quiet).await),
         None => Ok(code),
+    }
+}
+
+/// Waits for a command whose recording is over, or for the user to have enough of that. The exit code.
+async fn see_off(mut command: Command, launched: Launched, mut stops: Stops, quiet: bool) -> u8 {
+    let tell = |text: &str| (!quiet).then(|| say(&format!("heapbpf: {launched} {text}")));
+    if !stops.came && !command.has_ended() {
+        tell("runs on, and is waited for; two Ctrl-C stop that");
+    }
+    tokio::select! {
+        biased;
+        code = command.wait() => code,
+        () = stops.wait(Some(launched)) => {
+            tell("runs on");
+            exit::INTERRUPTED
+        }
     }
 }
 

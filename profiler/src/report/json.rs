@@ -2,13 +2,16 @@
 //!
 //! Owns names and types of its fields. Callsites and frames are written one by one, never held as JSON in memory.
 
+mod health;
+
 use std::io;
 
-use serde::ser::{SerializeMap, SerializeSeq};
+use health::HealthFields;
+use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
 use super::profile::{
-    Beginning, CallsiteProfile, Frame, Health, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile,
+    Beginning, CallsiteProfile, Frame, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile,
 };
 use super::{Report, ReportError, View};
 use crate::ledger::totals::Totals;
@@ -342,46 +345,5 @@ impl Serialize for Number {
             Self::Below(distance) => serializer.serialize_i128(-i128::from(distance)),
             Self::Estimate(number) => serializer.serialize_f64(number),
         }
-    }
-}
-
-#[derive(Serialize)]
-struct HealthFields<'a> {
-    events: u64,
-    lost: Reasons<'a>,
-    unwind: Reasons<'a>,
-    frame_pointer_modules: &'a [String],
-    resyncs: u64,
-    agent_cpu_ns: u64,
-    agent_rss_bytes_max: u64,
-    /// Times at which the interval changed. It does not yet.
-    interval_changes: [(); 0],
-}
-
-impl<'a> HealthFields<'a> {
-    fn new(health: &'a Health) -> Self {
-        Self {
-            events: health.events,
-            lost: Reasons(&health.lost),
-            unwind: Reasons(&health.unwind),
-            frame_pointer_modules: &health.frame_pointer_modules,
-            resyncs: health.resyncs,
-            agent_cpu_ns: health.agent_cpu_ns,
-            agent_rss_bytes_max: health.agent_rss_bytes_max,
-            interval_changes: [],
-        }
-    }
-}
-
-/// Counts by reason: an object, also when it is empty.
-struct Reasons<'a>(&'a [(String, u64)]);
-
-impl Serialize for Reasons<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (reason, count) in self.0 {
-            map.serialize_entry(reason, count)?;
-        }
-        map.end()
     }
 }

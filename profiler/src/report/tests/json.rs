@@ -27,6 +27,8 @@ fn every_object_has_the_fields_of_the_contract() {
         "alloc_count",
         "free_bytes",
         "free_count",
+        "inherited_bytes",
+        "inherited_count",
         "live_bytes",
         "live_count",
         "peak_bytes",
@@ -39,15 +41,31 @@ fn every_object_has_the_fields_of_the_contract() {
     };
     let report = parse(&profiles::sampled());
     for (path, expected) in [
-        ("", vec!["ended_unix_ns", "health", "interval_bytes", "started_unix_ns", "targets", "version"]),
-        ("/targets/0", vec!["callsites", "command", "exit_code", "exited", "heaps", "pid", "totals"]),
+        ("", vec!["ended_unix_ns", "health", "interval_bytes", "others", "started_unix_ns", "targets", "version"]),
+        (
+            "/targets/0",
+            vec!["beginning", "callsites", "command", "exit_code", "exited", "heaps", "pid", "replaced", "totals"],
+        ),
+        ("/targets/0/beginning", vec!["delay_ns", "from_first_call", "origin", "parent", "unix_ns"]),
+        (
+            "/others",
+            vec![
+                "folded_count",
+                "folded_totals",
+                "not_inherited_count",
+                "short_lived_count",
+                "skipped",
+                "skipped_count",
+            ],
+        ),
+        ("/health/unfound/0", vec!["function", "heap", "modules", "required"]),
         ("/targets/0/totals", with(&[])),
         ("/targets/0/heaps/0", with(&["name", "hooks"])),
         (
             "/targets/0/heaps/0/hooks/0",
-            vec!["attached", "backend", "emulated", "error", "function", "instruction", "module", "offset"],
+            vec!["attached", "backend", "emulated", "error", "function", "instruction", "module", "offset", "required"],
         ),
-        ("/targets/0/callsites/0", with(&["stack", "end", "heap"])),
+        ("/targets/0/callsites/0", with(&["stack", "end", "heap", "inherited"])),
         ("/targets/0/callsites/0/stack/0", vec!["address", "file", "function", "inlined", "line", "module"]),
         (
             "/health",
@@ -59,6 +77,7 @@ fn every_object_has_the_fields_of_the_contract() {
                 "interval_changes",
                 "lost",
                 "resyncs",
+                "unfound",
                 "unwind",
             ],
         ),
@@ -78,6 +97,7 @@ fn every_allocation_gives_integers() {
     assert_eq!(
         report["targets"][0]["totals"],
         json!({
+            "inherited_count": 0, "inherited_bytes": 0,
             "alloc_count": 2504, "alloc_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
             "free_count": 1301, "free_bytes": 32_400 + (1 << 20) + 4_096_000,
             "live_count": 1203, "live_bytes": 2_218_456,

@@ -7,7 +7,8 @@ use profiler_common::stack::StackEnd;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::report::profile::{
-    Beginning, CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Origin, Others, Profile, TargetProfile,
+    Beginning, CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Origin, Others, Profile,
+    TargetProfile, UnfoundHook,
 };
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos, Weight};
 
@@ -39,6 +40,7 @@ pub(super) fn exact() -> Profile {
         lost: vec![],
         unwind: vec![("complete".to_owned(), 5)],
         frame_pointer_modules: Vec::new(),
+        unfound: Vec::new(),
         resyncs: 0,
         agent_cpu_ns: 120_000_000,
         agent_rss_bytes_max: 23 << 20,
@@ -90,6 +92,7 @@ pub(super) fn sampled() -> Profile {
             ("no_scratch".to_owned(), 1),
         ],
         frame_pointer_modules: vec!["/usr/lib/chromium/chromium".to_owned()],
+        unfound: vec![unfound("pool", "pool_get", "libpool.so*", true), unfound("cuda", "cudaMalloc", "*", false)],
         resyncs: 1,
         agent_cpu_ns: 4_200_000_000,
         agent_rss_bytes_max: 61 << 20,
@@ -199,6 +202,10 @@ fn sum<'a>(callsites: impl Iterator<Item = &'a CallsiteProfile> + Clone) -> Tota
         peak_bytes: bytes(|totals| totals.peak_bytes),
         peak_time: callsites.filter_map(|callsite| callsite.totals.peak_time).max(),
     }
+}
+
+fn unfound(heap: &str, function: &str, modules: &str, required: bool) -> UnfoundHook {
+    UnfoundHook { heap: heap.to_owned(), function: function.to_owned(), modules: vec![modules.to_owned()], required }
 }
 
 pub(super) fn heap(name: &str, hooks: &[(&str, Option<&str>)]) -> HeapProfile {
