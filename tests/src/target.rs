@@ -142,6 +142,15 @@ impl Target {
         self.send(&format!("exit {code}"));
     }
 
+    /// How it ended, if it has.
+    ///
+    /// # Panics
+    ///
+    /// When it is somebody else's.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it is our child")
+    }
+
     /// Waits until it ends by itself.
     ///
     /// # Panics
@@ -151,7 +160,7 @@ impl Target {
     pub fn wait(&mut self) -> ExitStatus {
         let deadline = Instant::now() + ANSWER_WITHIN;
         loop {
-            if let Some(status) = self.child.try_wait().expect("it is our child") {
+            if let Some(status) = self.ended() {
                 return status;
             }
             assert!(Instant::now() < deadline, "process {} does not end", self.pid());

@@ -1,91 +1,26 @@
 //! `heapbpf -- COMMAND`: the command's first allocation is seen, and nothing of the command is changed: its streams, its
 //! signals, its exit code.
 
+#[path = "launch/launched.rs"]
+mod launched;
+#[path = "launch/signals.rs"]
+mod signals;
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary, text};
 use heapbpf_tests::kernel::require_root;
 use heapbpf_tests::recipe::Recipe;
-use heapbpf_tests::report::{Counts, Process, Report};
-use heapbpf_tests::target::{Target, build};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use heapbpf_tests::report::{Counts, Process};
+use heapbpf_tests::target::build;
+use launched::Launched;
 use tempfile::TempDir;
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
-
-/// Only a hang takes this long.
-const WITHIN: Duration = Duration::from_secs(30);
-
-/// A target that heapbpf has started. Speaks through heapbpf's streams; its `pid` is heapbpf's.
-struct Launched {
-    target: Target,
-    folder: TempDir,
-}
-
-impl Launched {
-    /// In a process group of its own, as a shell with job control does it.
-    fn start(arguments: &str, words: &[impl AsRef<std::ffi::OsStr>], environment: &[(&str, &str)]) -> Self {
-        require_root();
-        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
-        let stderr = File::create(folder.path().join("stderr")).expect("the folder is ours");
-        let mut command = Command::new(binary());
-        command.args(["--interval", "1", "-o", "out.json"]).args(arguments.split_ascii_whitespace()).arg("--");
-        command.args(words).envs(environment.iter().copied()).current_dir(folder.path());
-        let target = Target::spawn(command.stderr(stderr).process_group(0));
-        Self { target, folder }
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    #[track_caller]
-    fn report(&self) -> Report {
-        Report::read(&self.file("out.json"))
-    }
-
-    fn heapbpf(&self) -> Pid {
-        raw_pid(self.target.pid())
-    }
-
-    /// The process that heapbpf has made.
-    #[track_caller]
-    fn command(&self) -> Pid {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.target.pid())).expect("heapbpf runs");
-        let children = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
-        let children: Vec<u32> =
-            children.flat_map(|text| text.split_ascii_whitespace().map(str::parse).collect::<Vec<_>>()).flatten().collect();
-        let [child] = children.as_slice() else { panic!("heapbpf has {children:?}") };
-        raw_pid(*child)
-    }
-}
-
-fn raw_pid(pid: u32) -> Pid {
-    i32::try_from(pid).ok().and_then(Pid::from_raw).expect("pids are positive")
-}
-
-#[track_caller]
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WITHIN;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what} does not come");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// A line of `/proc/PID/status`.
-fn status(pid: Pid, key: &str) -> String {
-    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix(key)).expect("the kernel writes it");
-    line.trim_start_matches(':').trim().to_owned()
-}
 
 fn live(count: u64, bytes: u64) -> Counts {
     Counts { alloc_count: count, alloc_bytes: bytes, live_count: count, live_bytes: bytes, ..Counts::default() }
@@ -215,7 +150,8 @@ fn streams_pass_through_byte_for_byte() {
 
 #[test]
 fn the_summary_comes_at_the_end_on_stderr() {
-    let (output, folder) = run(&["--interval", "1", "--", "sh", "-c", "echo out; echo err >&2"], Path::new("/dev/null"));
+    let (output, folder) =
+        run(&["--interval", "1", "--", "sh", "-c", "echo out; echo err >&2"], Path::new("/dev/null"));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "out\n");
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     let summary = stderr.strip_prefix("err\n").unwrap_or_else(|| panic!("something before the command's:\n{stderr}"));
@@ -284,33 +220,4 @@ fn an_output_that_cannot_be_written_is_found_before_the_command_is_started() {
     let outcome = Heapbpf::new(["-o", "out.txt", "--", "sh", "-c", &touch]).run();
     assert!(outcome.expect_error(2).contains("txt"));
     assert!(!mark.exists(), "the command was started");
-}
-
-#[test]
-fn sigterm_goes_to_the_command() {
-    let mut launched = Launched::start("", &[build("launched.c")], &[]);
-    launched.target.work("keep 77 5");
-    kill_process(launched.heapbpf(), Signal::TERM).expect("it runs");
-    assert_eq!(launched.target.wait().code(), Some(143));
-    let report = launched.report();
-    report.assert_complete();
-    assert_whole(&report.targets[0], live(5, 385), "launch", "libc");
-    assert!(report.targets[0].exited);
-}
-
-#[test]
-fn ctrl_c_ends_the_command_and_the_report_has_its_end() {
-    let mut launched = Launched::start("", &[build("launched.c")], &[]);
-    launched.target.work("catch");
-    kill_process_group(launched.heapbpf(), Signal::INT).expect("it runs");
-    assert_eq!(launched.target.wait().code(), Some(0), "the command's");
-    let report = launched.report();
-    report.assert_complete();
-    assert_eq!(report.targets[0].exact_by_leaf()["ends"], live(2, 666));
-    assert!(text(&launched.file("stderr")).contains("health: nothing was lost"));
-
-    let mut launched = Launched::start("-q", &[build("launched.c")], &[]);
-    kill_process_group(launched.heapbpf(), Signal::INT).expect("it runs");
-    assert_eq!(launched.target.wait().code(), Some(130), "killed by it");
-    assert_whole(&launched.report().targets[0], Counts::default(), "launch", "libc");
 }
