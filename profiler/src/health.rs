@@ -25,6 +25,7 @@ pub fn collect(
         lost,
         unwind: counters.stack_ends().map(|(counter, count)| (counter.name().to_owned(), count)).collect(),
         frame_pointer_modules: frame_pointer_modules.to_vec(),
+        unfound: Vec::new(),
         resyncs: 0,
         agent_cpu_ns: clock::cpu_ns(),
         agent_rss_bytes_max: clock::rss_bytes_max(),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::recipe::Recipe;
 use crate::report::Ledger;
@@ -140,6 +140,32 @@ impl Target {
     #[track_caller]
     pub fn begin_exit(&mut self, code: i32) {
         self.send(&format!("exit {code}"));
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Panics
+    ///
+    /// When it is somebody else's.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it is our child")
+    }
+
+    /// Waits until it ends by itself.
+    ///
+    /// # Panics
+    ///
+    /// When it hangs.
+    #[track_caller]
+    pub fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + ANSWER_WITHIN;
+        loop {
+            if let Some(status) = self.ended() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "process {} does not end", self.pid());
+            thread::yield_now();
+        }
     }
 
     /// Fails unless it still runs and does its work.

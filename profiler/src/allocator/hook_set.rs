@@ -35,6 +35,8 @@ pub struct CustomFunction {
     pub modules: Vec<ModulePattern>,
     /// The function.
     pub spec: HookSpec,
+    /// The user has named it, and not a spec that ships, which names what other versions may have.
+    pub required: bool,
 }
 
 impl CustomFunction {
@@ -91,7 +93,12 @@ impl HookSet {
     /// Adds a function that was named on the command line.
     pub fn add(&mut self, hook: CustomHook) {
         self.add_heap(&hook.heap, hook.interval_bytes);
-        self.functions.push(CustomFunction { heap: hook.heap, modules: vec![hook.modules], spec: hook.spec });
+        self.functions.push(CustomFunction {
+            heap: hook.heap,
+            modules: vec![hook.modules],
+            spec: hook.spec,
+            required: true,
+        });
     }
 
     /// Adds the spec that ships under this name or, where none does, the file at this path.
@@ -101,7 +108,12 @@ impl HookSet {
     /// See [`SpecError`].
     pub fn load(&mut self, name_or_path: &str) -> Result<(), SpecError> {
         match SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
-            Some((name, text)) => self.parse(name, text),
+            Some((name, text)) => {
+                let named = self.functions.len();
+                self.parse(name, text)?;
+                self.functions.iter_mut().skip(named).for_each(|function| function.required = false);
+                Ok(())
+            }
             None => {
                 let text = read(Path::new(name_or_path));
                 self.parse(
@@ -139,7 +151,12 @@ impl HookSet {
         for text in &heap.functions {
             let spec = custom::function(text)
                 .map_err(|error| SpecError::Function(name.to_owned(), heap.name.clone(), error))?;
-            self.functions.push(CustomFunction { heap: heap.name.clone(), modules: modules.clone(), spec });
+            self.functions.push(CustomFunction {
+                heap: heap.name.clone(),
+                modules: modules.clone(),
+                spec,
+                required: true,
+            });
         }
         Ok(())
     }

@@ -15,6 +15,8 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
 
+use crate::target::launch::LaunchError;
+
 /// Exit codes (a contract: see `heapbpf --help`).
 mod exit {
     pub(super) const DONE: u8 = 0;
@@ -52,7 +54,8 @@ pub fn run() -> ExitCode {
             return exit::DONE;
         }
         say(&format!("heapbpf: error: {error:#}"));
-        if error.is::<record::UsageError>() { exit::USAGE } else { exit::FAILED }
+        let not_run = error.downcast_ref().and_then(LaunchError::exit_code);
+        if error.is::<record::UsageError>() { exit::USAGE } else { not_run.unwrap_or(exit::FAILED) }
     }))
 }
 

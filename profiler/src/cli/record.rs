@@ -22,7 +22,7 @@ use crate::probe::attach::BackendChoice;
 use crate::proc::process;
 use crate::report::profile::Profile;
 use crate::report::summary;
-use crate::session::{Launched, Session, SessionConfig, UnwindMode};
+use crate::session::{Command, Launched, Session, SessionConfig, UnwindMode};
 use crate::sys::signals::InheritedSignals;
 use crate::target::filter::Selection;
 
@@ -112,10 +112,26 @@ async fn record(
     line.clear();
     let (profile, command) = session.finish()?;
     let code = report(args, &profile, outputs)?;
-    match command {
+    match command.zip(forward) {
         // What was started is waited for, so that its end is this program's.
-        Some(command) => Ok(command.wait().await),
+        Some((command, launched)) => Ok(see_off(command, launched, stops, args.quiet).await),
         None => Ok(code),
+    }
+}
+
+/// Waits for a command whose recording is over, or for the user to have enough of that. The exit code.
+async fn see_off(mut command: Command, launched: Launched, mut stops: Stops, quiet: bool) -> u8 {
+    let tell = |text: &str| (!quiet).then(|| say(&format!("heapbpf: {launched} {text}")));
+    if !stops.came && !command.has_ended() {
+        tell("runs on, and is waited for; two Ctrl-C stop that");
+    }
+    tokio::select! {
+        biased;
+        code = command.wait() => code,
+        () = stops.wait(Some(launched)) => {
+            tell("runs on");
+            exit::INTERRUPTED
+        }
     }
 }
 
@@ -213,6 +229,8 @@ struct Stops {
     /// Interrupts that are not meant for heapbpf: the first one belongs to the command that it has started, which gets it
     /// from the terminal as well.
     interrupts_left: u32,
+    /// The signal to stop has come.
+    came: bool,
 }
 
 impl Stops {
@@ -223,20 +241,21 @@ impl Stops {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
             interrupts_left,
+            came: false,
         })
     }
 
     /// Waits for the signal to stop. What is sent to heapbpf alone is passed on to the command, if there is one.
     async fn wait(&mut self, command: Option<Launched>) {
-        loop {
+        while !self.came {
             tokio::select! {
                 _ = self.interrupt.recv() => match self.interrupts_left.checked_sub(1) {
                     Some(left) => self.interrupts_left = left,
-                    None => return,
+                    None => self.came = true,
                 },
                 _ = self.terminate.recv() => match command {
                     Some(command) => command.terminate(),
-                    None => return,
+                    None => self.came = true,
                 },
             }
         }

@@ -61,7 +61,9 @@ pub(super) fn losses(profile: &Profile) -> String {
     let unattached = hooks(profile).filter(|(_, hook)| hook.error.is_some()).count() as u64;
     let lost = (lost > 0).then(|| format!("{} lost", text::counted(lost, "event")));
     let unattached = (unattached > 0).then(|| format!("{} not attached", text::counted(unattached, "hook")));
-    let words: Vec<String> = lost.into_iter().chain(unattached).collect();
+    let unfound = profile.health.unfound.iter().filter(|hook| hook.required).count() as u64;
+    let unfound = (unfound > 0).then(|| format!("{} not found", text::counted(unfound, "hook")));
+    let words: Vec<String> = lost.into_iter().chain(unattached).chain(unfound).collect();
     if words.is_empty() { "no losses".to_owned() } else { words.join(", ") }
 }
 

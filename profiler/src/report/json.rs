@@ -2,17 +2,22 @@
 //!
 //! Owns names and types of its fields. Callsites and frames are written one by one, never held as JSON in memory.
 
+mod health;
+
 use std::io;
 
-use serde::ser::{SerializeMap, SerializeSeq};
+use health::HealthFields;
+use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
 use super::profile::{
-    Beginning, CallsiteProfile, Frame, Health, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile,
+    Beginning, CallsiteProfile, Frame, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile,
 };
 use super::{Report, ReportError, View};
-use crate::ledger::totals::Totals;
-use crate::units::{EstimatedBytes, EstimatedCount};
+
+mod totals;
+
+use totals::TotalsFields;
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
 pub const VERSION: u32 = 1;
@@ -282,134 +287,5 @@ impl<'a> FrameFields<'a> {
             inlined: frame.inlined,
             address: format!("{:#x}", frame.address),
         }
-    }
-}
-
-#[derive(Serialize)]
-struct TotalsFields {
-    inherited_count: Number,
-    inherited_bytes: Number,
-    alloc_count: Number,
-    alloc_bytes: Number,
-    free_count: Number,
-    free_bytes: Number,
-    live_count: Number,
-    live_bytes: Number,
-    alloc_samples: u64,
-    live_samples: u64,
-    #[serde(flatten)]
-    confidence: Option<ConfidenceFields>,
-    peak_bytes: Number,
-    peak_unix_ns: Option<u64>,
-}
-
-impl TotalsFields {
-    fn new(profile: &Profile, totals: &Totals) -> Self {
-        let exact = profile.interval_bytes <= 1;
-        let bytes = |bytes: EstimatedBytes| match exact {
-            true if bytes < EstimatedBytes::ZERO => Number::Below((EstimatedBytes::ZERO - bytes).rounded()),
-            true => Number::Exact(bytes.rounded()),
-            false => Number::Estimate(bytes.to_f64()),
-        };
-        let count = |count: EstimatedCount| match exact {
-            true if count < EstimatedCount::ZERO => Number::Below((EstimatedCount::ZERO - count).rounded()),
-            true => Number::Exact(count.rounded()),
-            false => Number::Estimate(count.to_f64()),
-        };
-        Self {
-            inherited_count: count(totals.inherited_count),
-            inherited_bytes: bytes(totals.inherited_bytes),
-            alloc_count: count(totals.alloc_count),
-            alloc_bytes: bytes(totals.alloc_bytes),
-            free_count: count(totals.free_count),
-            free_bytes: bytes(totals.free_bytes),
-            live_count: count(totals.live_count()),
-            live_bytes: bytes(totals.live_bytes()),
-            alloc_samples: totals.alloc_samples,
-            live_samples: totals.live_samples,
-            confidence: (!exact).then(|| ConfidenceFields::new(totals)),
-            peak_bytes: bytes(totals.peak_bytes),
-            peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),
-        }
-    }
-}
-
-/// 95 % confidence intervals, where numbers are estimates.
-#[derive(Serialize)]
-struct ConfidenceFields {
-    alloc_count_95: [f64; 2],
-    alloc_bytes_95: [f64; 2],
-    live_count_95: [f64; 2],
-    live_bytes_95: [f64; 2],
-}
-
-impl ConfidenceFields {
-    fn new(totals: &Totals) -> Self {
-        let interval = |view: View| view.confidence(totals);
-        Self {
-            alloc_count_95: interval(View::AllocCount),
-            alloc_bytes_95: interval(View::AllocBytes),
-            live_count_95: interval(View::LiveCount),
-            live_bytes_95: interval(View::LiveBytes),
-        }
-    }
-}
-
-/// An integer where every allocation was taken, a float where it is an estimate.
-enum Number {
-    Exact(u64),
-    /// An exact number below 0, by its distance from 0.
-    Below(u64),
-    Estimate(f64),
-}
-
-impl Serialize for Number {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match *self {
-            Self::Exact(number) => serializer.serialize_u64(number),
-            Self::Below(distance) => serializer.serialize_i128(-i128::from(distance)),
-            Self::Estimate(number) => serializer.serialize_f64(number),
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct HealthFields<'a> {
-    events: u64,
-    lost: Reasons<'a>,
-    unwind: Reasons<'a>,
-    frame_pointer_modules: &'a [String],
-    resyncs: u64,
-    agent_cpu_ns: u64,
-    agent_rss_bytes_max: u64,
-    /// Times at which the interval changed. It does not yet.
-    interval_changes: [(); 0],
-}
-
-impl<'a> HealthFields<'a> {
-    fn new(health: &'a Health) -> Self {
-        Self {
-            events: health.events,
-            lost: Reasons(&health.lost),
-            unwind: Reasons(&health.unwind),
-            frame_pointer_modules: &health.frame_pointer_modules,
-            resyncs: health.resyncs,
-            agent_cpu_ns: health.agent_cpu_ns,
-            agent_rss_bytes_max: health.agent_rss_bytes_max,
-            interval_changes: [],
-        }
-    }
-}
-
-/// Counts by reason: an object, also when it is empty.
-struct Reasons<'a>(&'a [(String, u64)]);
-
-impl Serialize for Reasons<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (reason, count) in self.0 {
-            map.serialize_entry(reason, count)?;
-        }
-        map.end()
     }
 }

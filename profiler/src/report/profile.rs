@@ -190,12 +190,27 @@ pub struct Health {
     pub unwind: Vec<(String, u64)>,
     /// Modules that were unwound by frame pointers because they have no unwind tables.
     pub frame_pointer_modules: Vec<String>,
+    /// Functions that were named, and were in no process.
+    pub unfound: Vec<UnfoundHook>,
     /// How often the ledger was put right from the kernel's live set.
     pub resyncs: u64,
     /// CPU time of the agent, in nanoseconds.
     pub agent_cpu_ns: u64,
     /// Largest resident size of the agent, in bytes.
     pub agent_rss_bytes_max: u64,
+}
+
+/// A function that was named, and was in no module that may have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnfoundHook {
+    /// Its heap.
+    pub heap: String,
+    /// Its symbol.
+    pub function: String,
+    /// The modules that it may be in, as they were named; `*` for any.
+    pub modules: Vec<String>,
+    /// Without it the profile is not whole.
+    pub required: bool,
 }
 
 impl Health {
@@ -207,10 +222,12 @@ impl Health {
 }
 
 impl Profile {
-    /// Whether something is missing from it: lost events, or a hook that it takes and that could not be attached. Exit code 3.
+    /// Whether something is missing from it: lost events, or a hook that it takes and that is not there or could not be
+    /// attached. Exit code 3.
     #[must_use]
     pub fn incomplete(&self) -> bool {
         self.health.lost_total() > 0
+            || self.health.unfound.iter().any(|hook| hook.required)
             || self
                 .targets
                 .iter()

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 
 use super::hooks::Hooks;
 use super::target::Target;
-use crate::allocator::hook_set::HookSet;
+use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
 use crate::allocator::selection::HeapSelection;
 use crate::ids::Pid;
@@ -12,7 +12,7 @@ use crate::object::module::ModuleStore;
 use crate::probe::jumps::Jumps;
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::{Plan, PlannedHook};
-use crate::report::profile::Origin;
+use crate::report::profile::{Origin, UnfoundHook};
 use crate::target::address_space::AddressSpace;
 use crate::target::definitions::Definitions;
 use crate::target::link_map::LinkMap;
@@ -25,6 +25,8 @@ pub(super) struct Discovery {
     definitions: Definitions,
     jumps: Jumps,
     functions: HookSet,
+    /// Which of those were found in some target, in their order.
+    found: Vec<bool>,
     heaps: HeapSelection,
 }
 
@@ -37,6 +39,7 @@ impl Discovery {
             placement,
             definitions: Definitions::new(symbols(&functions), functions.named_modules()),
             jumps: Jumps::default(),
+            found: vec![false; functions.functions().len()],
             functions,
             heaps,
         }
@@ -65,9 +68,27 @@ impl Discovery {
     pub(super) fn discover(&mut self, target: &mut Target) -> Result<bool> {
         let found = self.find(&target.space, target.link_map());
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
+        for (function, is_found) in self.functions.functions().iter().zip(&mut self.found).filter(|(_, found)| !**found)
+        {
+            *is_found = found.iter().any(|hook| is_named_by(hook, function));
+        }
         let mapped = target.space.modules();
         target.hooks.retain_modules(&self.plan, &mapped);
         target.hooks.add(&found, self.placement, &self.modules, &mut self.plan)
+    }
+
+    /// The functions that were named, are of a heap that is selected, and were in no target yet.
+    pub(super) fn unfound(&self) -> Vec<UnfoundHook> {
+        let functions = self.functions.functions().iter().zip(&self.found);
+        functions
+            .filter(|(function, found)| !**found && self.heaps.wants(&function.heap))
+            .map(|(function, _)| UnfoundHook {
+                heap: function.heap.clone(),
+                function: function.spec.function.to_owned(),
+                modules: function.modules.iter().map(ToString::to_string).collect(),
+                required: function.required,
+            })
+            .collect()
     }
 
     fn find(&mut self, space: &AddressSpace, links: Option<&LinkMap>) -> Result<Vec<ResolvedHook>, NoAllocator> {
@@ -75,6 +96,12 @@ impl Discovery {
         let hooks = resolve(&candidates, &self.functions, &self.heaps)?;
         Ok(self.jumps.merge(hooks, &self.modules))
     }
+}
+
+/// Whether the hook is this function that a user has named. One that was named for two heaps belongs to the first.
+fn is_named_by(hook: &ResolvedHook, function: &CustomFunction) -> bool {
+    let name = function.spec.function;
+    function.may_be_in(&hook.path) && (hook.spec.function == name || hook.aliases.contains(&name))
 }
 
 /// See [`Discovery::own`].

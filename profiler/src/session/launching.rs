@@ -1,6 +1,7 @@
 //! A session that starts its target itself.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -44,6 +45,12 @@ impl Launched {
         {
             debug!("process {}: {error}", self.0);
         }
+    }
+}
+
+impl fmt::Display for Launched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}", self.0)
     }
 }
 
@@ -140,6 +147,11 @@ impl Command {
             },
             _ => std::future::pending().await,
         }
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.launch.try_reap().is_some()
     }
 
     /// Waits for its end; its exit code as a shell tells it.

@@ -3,7 +3,7 @@
 use super::Session;
 use crate::bpf::counters::Counters;
 use crate::health;
-use crate::report::profile::Profile;
+use crate::report::profile::{Health, Profile};
 use crate::symbolize::names::{Unnamed, name_profile};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::trim::trim;
@@ -40,12 +40,15 @@ impl Session {
             targets,
             others: self.targets.others.clone(),
             frames: named.frames,
-            health: health::collect(
-                counters,
-                self.records_unreadable,
-                self.targets.frees_unknown(),
-                self.probes.unwinding.by_frame_pointer(),
-            ),
+            health: Health {
+                unfound: discovery.unfound(),
+                ..health::collect(
+                    counters,
+                    self.records_unreadable,
+                    self.targets.frees_unknown(),
+                    self.probes.unwinding.by_frame_pointer(),
+                )
+            },
         }
     }
 }

@@ -6,11 +6,14 @@ use profiler_common::counter::Counter;
 use profiler_common::limits::STACK_FRAMES_MAX;
 
 use super::{HEADING, PLAIN, Page, WARNING};
-use crate::report::profile::{Health, Profile};
+use crate::report::profile::{Health, HeapProfile, HookStatus, Profile};
 use crate::report::{View, describe, text};
 
 /// Hooks that are listed with why they are not attached.
 const HOOKS_MAX: usize = 5;
+
+/// Recordings from which on the agent's share of CPU time is told.
+const SHARE_FROM_NS: u64 = 1_000_000_000;
 
 impl Page {
     /// Says what was lost, which hooks are missing, how stacks ended, and what profiling cost.
@@ -49,21 +52,69 @@ impl Page {
     }
 
     fn hooks(&mut self, profile: &Profile) {
-        let all = describe::hooks(profile).count();
-        if all == 0 && !profile.targets.is_empty() {
-            return self.line(WARNING, "  hooks: none, as no allocator was found");
+        let hooks = each_once(profile);
+        if hooks.is_empty() && !profile.targets.is_empty() {
+            self.line(WARNING, "  hooks: none, as no allocator was found");
+        } else {
+            self.attached(&hooks);
         }
-        let missing: Vec<_> = describe::hooks(profile).filter(|(_, hook)| hook.error.is_some()).collect();
-        if missing.is_empty() {
-            return self.line(PLAIN, &format!("  hooks: {} attached", text::count(all as u64)));
+        self.unfound(profile);
+    }
+
+    /// How many functions of which heaps are watched, and why the others are not: those first that the profile takes.
+    fn attached(&mut self, hooks: &[(&HeapProfile, &HookStatus)]) {
+        let is_attached = |(_, hook): &&(&HeapProfile, &HookStatus)| hook.error.is_none();
+        let attached = hooks.iter().filter(is_attached).count();
+        let (whole, heaps) = (text::counted(hooks.len() as u64, "function"), heap_names(hooks));
+        if attached == hooks.len() {
+            return self.line(PLAIN, &format!("  hooks: {whole}{heaps}"));
         }
-        let attached = text::count((all - missing.len()) as u64);
-        self.line(WARNING, &format!("  hooks: {attached} of {} attached", text::count(all as u64)));
+        let mut missing: Vec<_> = hooks.iter().filter(|hook| !is_attached(hook)).collect();
+        missing.sort_by_key(|(_, hook)| !hook.required);
+        let style = if missing[0].1.required { WARNING } else { PLAIN };
+        self.line(style, &format!("  hooks: {} of {whole}{heaps}", text::count(attached as u64)));
         for (heap, hook) in missing.iter().take(HOOKS_MAX) {
-            self.line(PLAIN, &format!("    {}: {}", text::printable(&heap.name), describe::unattached(hook)));
+            let need = if hook.required { "" } else { " (few programs call it)" };
+            let line = format!("    {}: {}{need}", text::printable(&heap.name), describe::unattached(hook));
+            self.line(if hook.required { WARNING } else { PLAIN }, &line);
         }
-        if missing.len() > HOOKS_MAX {
-            self.line(PLAIN, &format!("    and {} more", text::count((missing.len() - HOOKS_MAX) as u64)));
+        self.and_more(missing.len());
+    }
+
+    /// Functions that the user has named and that are nowhere. Of a spec that ships a heap's are many, and few programs
+    /// have all: only where none is there it is told.
+    fn unfound(&mut self, profile: &Profile) {
+        let (required, optional): (Vec<_>, Vec<_>) = profile.health.unfound.iter().partition(|hook| hook.required);
+        let whose = match profile.targets.as_slice() {
+            [target] => format!("process {}", target.pid),
+            targets => text::counted(targets.len() as u64, "process"),
+        };
+        for hook in required.iter().take(HOOKS_MAX) {
+            let (heap, function) = (text::printable(&hook.heap), text::printable(&hook.function));
+            let modules = match hook.modules.as_slice() {
+                [any] if any == "*" => String::new(),
+                modules => format!(" `{}`", text::printable(&modules.join("` or `"))),
+            };
+            self.line(WARNING, &format!("    {heap}: no function `{function}` in any module{modules} of {whose}"));
+        }
+        self.and_more(required.len());
+        if !required.is_empty() {
+            self.line(PLAIN, "    `nm -D MODULE` lists what a library exports, `nm MODULE` what else is named in it");
+        }
+        let mut heaps: Vec<&str> = optional.iter().map(|hook| hook.heap.as_str()).collect();
+        heaps.dedup();
+        heaps.retain(|name| describe::hooks(profile).all(|(heap, _)| heap.name != *name));
+        for heap in heaps {
+            self.line(
+                PLAIN,
+                &format!("    {}: none of its functions is in any module of {whose}", text::printable(heap)),
+            );
+        }
+    }
+
+    fn and_more(&mut self, count: usize) {
+        if count > HOOKS_MAX {
+            self.line(PLAIN, &format!("    and {} more", text::count((count - HOOKS_MAX) as u64)));
         }
     }
 
@@ -96,16 +147,43 @@ impl Page {
     #[expect(clippy::cast_precision_loss, reason = "for a percentage")]
     fn cost(&mut self, profile: &Profile) {
         let Health { events, agent_cpu_ns, agent_rss_bytes_max, .. } = profile.health;
-        let share = text::share(agent_cpu_ns as f64, describe::duration_ns(profile) as f64);
+        // What it takes to begin and end says nothing of a short recording's cost.
+        let recorded_ns = describe::duration_ns(profile);
+        let share = text::share(agent_cpu_ns as f64, recorded_ns as f64);
+        let share = if recorded_ns < SHARE_FROM_NS { String::new() } else { format!(" ({share} of one CPU)") };
         self.line(
             PLAIN,
             &format!(
-                "  agent: {} of CPU time ({share} of one CPU), {} of memory, {}",
+                "  agent: {} of CPU time{share}, {} of memory, {}",
                 text::duration(agent_cpu_ns),
                 text::size(agent_rss_bytes_max),
                 text::counted(events, "event"),
             ),
         );
+    }
+}
+
+/// The hooks of all processes: what several have in common, once.
+fn each_once(profile: &Profile) -> Vec<(&HeapProfile, &HookStatus)> {
+    let mut known = std::collections::HashSet::new();
+    let is_new = |(heap, hook): &(&HeapProfile, &HookStatus)| {
+        known.insert((heap.name.clone(), hook.module.clone(), hook.function.clone(), hook.error.clone()))
+    };
+    describe::hooks(profile).filter(is_new).collect()
+}
+
+/// ` of libc`, ` of 2 heaps (libc, pool)`.
+fn heap_names(hooks: &[(&HeapProfile, &HookStatus)]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for (heap, _) in hooks {
+        if !names.contains(&heap.name.as_str()) {
+            names.push(&heap.name);
+        }
+    }
+    match names.as_slice() {
+        [] => String::new(),
+        [only] => format!(" of heap {}", text::printable(only)),
+        _ => format!(" of {} heaps ({})", text::count(names.len() as u64), text::printable(&names.join(", "))),
     }
 }
 

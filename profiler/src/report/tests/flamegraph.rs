@@ -34,7 +34,7 @@ fn titles_say_what_is_shown() {
         View::LiveCount,
         [
             "live blocks of 2 processes",
-            "≈ 1,525 blocks (95 %: 1,105 blocks to 2,103 blocks, 54 samples) · sampled every 4 KiB · watched for 30.5s · 12,348 events lost, 1 hook not attached",
+            "≈ 1,525 blocks (95 %: 1,105 blocks to 2,103 blocks, 54 samples) · sampled every 4 KiB · watched for 30.5s · 12,348 events lost, 1 hook not attached, 1 hook not found",
         ],
     );
     check_title(

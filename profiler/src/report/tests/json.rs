@@ -20,28 +20,30 @@ fn parse(profile: &Profile) -> Value {
     serde_json::from_str(&render(Format::Json, profile, View::LiveBytes)).expect("the report is JSON")
 }
 
+/// Fields of totals where numbers are estimates.
+const TOTALS: &[&str] = &[
+    "alloc_bytes",
+    "alloc_bytes_95",
+    "alloc_count",
+    "alloc_count_95",
+    "alloc_samples",
+    "free_bytes",
+    "free_count",
+    "inherited_bytes",
+    "inherited_count",
+    "live_bytes",
+    "live_bytes_95",
+    "live_count",
+    "live_count_95",
+    "live_samples",
+    "peak_bytes",
+    "peak_unix_ns",
+];
+
 #[test]
 fn every_object_has_the_fields_of_the_contract() {
-    let totals = [
-        "alloc_bytes",
-        "alloc_bytes_95",
-        "alloc_count",
-        "alloc_count_95",
-        "alloc_samples",
-        "free_bytes",
-        "free_count",
-        "inherited_bytes",
-        "inherited_count",
-        "live_bytes",
-        "live_bytes_95",
-        "live_count",
-        "live_count_95",
-        "live_samples",
-        "peak_bytes",
-        "peak_unix_ns",
-    ];
     let with = |more: &[&'static str]| -> Vec<&'static str> {
-        let mut keys = [more, &totals].concat();
+        let mut keys = [more, TOTALS].concat();
         keys.sort_unstable();
         keys
     };
@@ -65,6 +67,7 @@ fn every_object_has_the_fields_of_the_contract() {
             ],
         ),
         ("/others/skipped/0", vec!["command", "pid", "reason"]),
+        ("/health/unfound/0", vec!["function", "heap", "modules", "required"]),
         ("/targets/0/totals", with(&[])),
         ("/targets/0/heaps/0", with(&["name", "hooks"])),
         (
@@ -83,6 +86,7 @@ fn every_object_has_the_fields_of_the_contract() {
                 "interval_changes",
                 "lost",
                 "resyncs",
+                "unfound",
                 "unwind",
             ],
         ),

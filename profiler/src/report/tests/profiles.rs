@@ -8,7 +8,7 @@ use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::report::profile::{
     Beginning, CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
-    TargetProfile,
+    TargetProfile, UnfoundHook,
 };
 use crate::units::{MonotonicNanos, Weight};
 
@@ -40,6 +40,7 @@ pub(super) fn exact() -> Profile {
         lost: vec![],
         unwind: vec![("complete".to_owned(), 5)],
         frame_pointer_modules: Vec::new(),
+        unfound: Vec::new(),
         resyncs: 0,
         agent_cpu_ns: 120_000_000,
         agent_rss_bytes_max: 23 << 20,
@@ -91,6 +92,7 @@ pub(super) fn sampled() -> Profile {
             ("no_scratch".to_owned(), 1),
         ],
         frame_pointer_modules: vec!["/usr/lib/chromium/chromium".to_owned()],
+        unfound: vec![unfound("pool", "pool_get", "libpool.so*", true), unfound("cuda", "cudaMalloc", "*", false)],
         resyncs: 1,
         agent_cpu_ns: 4_200_000_000,
         agent_rss_bytes_max: 61 << 20,
@@ -203,6 +205,10 @@ fn sum<'a>(callsites: impl Iterator<Item = &'a CallsiteProfile> + Clone) -> Tota
     totals.peak_bytes = callsites.clone().map(|callsite| callsite.totals.peak_bytes).sum();
     totals.peak_time = callsites.filter_map(|callsite| callsite.totals.peak_time).max();
     totals
+}
+
+fn unfound(heap: &str, function: &str, modules: &str, required: bool) -> UnfoundHook {
+    UnfoundHook { heap: heap.to_owned(), function: function.to_owned(), modules: vec![modules.to_owned()], required }
 }
 
 pub(super) fn heap(name: &str, hooks: &[(&str, Option<&str>)]) -> HeapProfile {

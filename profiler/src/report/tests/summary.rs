@@ -71,8 +71,10 @@ fn every_loss_says_what_to_do() {
         "  12,345 lost, ring_full: the agent did not read events fast enough",
         "    raise `--interval` or `--ring-size`",
         "  2 lost, brand_new",
-        "  hooks: 5 of 6 attached",
+        "  hooks: 4 of 5 functions of 2 heaps (libc, jemalloc)",
         "    libc: `memalign` in `/usr/lib/x86_64-linux-gnu/libc.so.6` is not attached: the entry is patched; run `heapbpf doctor --pid 900`",
+        "    pool: no function `pool_get` in any module `libpool.so*` of 2 processes",
+        "    cuda: none of its functions is in any module of 2 processes",
         "  stacks: 75.4% complete, 18.5% truncated (deeper than 1024 frames), 4.6% broken_chain (code without frame pointers), 1.5% no_scratch (interrupted; only the caller is known)",
         "  agent: 4.2s of CPU time (13.8% of one CPU), 61.0 MiB of memory, 1,234,567 events",
     ] {

@@ -1,0 +1,96 @@
+//! Totals as numbers: integers where every allocation was taken; else floats, with how far off they may be.
+
+use serde::{Serialize, Serializer};
+
+use crate::ledger::totals::Totals;
+use crate::report::View;
+use crate::report::profile::Profile;
+use crate::units::{EstimatedBytes, EstimatedCount};
+
+#[derive(Serialize)]
+pub(super) struct TotalsFields {
+    inherited_count: Number,
+    inherited_bytes: Number,
+    alloc_count: Number,
+    alloc_bytes: Number,
+    free_count: Number,
+    free_bytes: Number,
+    live_count: Number,
+    live_bytes: Number,
+    alloc_samples: u64,
+    live_samples: u64,
+    #[serde(flatten)]
+    confidence: Option<ConfidenceFields>,
+    peak_bytes: Number,
+    peak_unix_ns: Option<u64>,
+}
+
+impl TotalsFields {
+    pub(super) fn new(profile: &Profile, totals: &Totals) -> Self {
+        let exact = profile.interval_bytes <= 1;
+        let bytes = |bytes: EstimatedBytes| match exact {
+            true if bytes < EstimatedBytes::ZERO => Number::Below((EstimatedBytes::ZERO - bytes).rounded()),
+            true => Number::Exact(bytes.rounded()),
+            false => Number::Estimate(bytes.to_f64()),
+        };
+        let count = |count: EstimatedCount| match exact {
+            true if count < EstimatedCount::ZERO => Number::Below((EstimatedCount::ZERO - count).rounded()),
+            true => Number::Exact(count.rounded()),
+            false => Number::Estimate(count.to_f64()),
+        };
+        Self {
+            inherited_count: count(totals.inherited_count),
+            inherited_bytes: bytes(totals.inherited_bytes),
+            alloc_count: count(totals.alloc_count),
+            alloc_bytes: bytes(totals.alloc_bytes),
+            free_count: count(totals.free_count),
+            free_bytes: bytes(totals.free_bytes),
+            live_count: count(totals.live_count()),
+            live_bytes: bytes(totals.live_bytes()),
+            alloc_samples: totals.alloc_samples,
+            live_samples: totals.live_samples,
+            confidence: (!exact).then(|| ConfidenceFields::new(totals)),
+            peak_bytes: bytes(totals.peak_bytes),
+            peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),
+        }
+    }
+}
+
+/// 95 % confidence intervals, where numbers are estimates.
+#[derive(Serialize)]
+struct ConfidenceFields {
+    alloc_count_95: [f64; 2],
+    alloc_bytes_95: [f64; 2],
+    live_count_95: [f64; 2],
+    live_bytes_95: [f64; 2],
+}
+
+impl ConfidenceFields {
+    fn new(totals: &Totals) -> Self {
+        let interval = |view: View| view.confidence(totals);
+        Self {
+            alloc_count_95: interval(View::AllocCount),
+            alloc_bytes_95: interval(View::AllocBytes),
+            live_count_95: interval(View::LiveCount),
+            live_bytes_95: interval(View::LiveBytes),
+        }
+    }
+}
+
+/// An integer where every allocation was taken, a float where it is an estimate.
+enum Number {
+    Exact(u64),
+    /// An exact number below 0, by its distance from 0.
+    Below(u64),
+    Estimate(f64),
+}
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Exact(number) => serializer.serialize_u64(number),
+            Self::Below(distance) => serializer.serialize_i128(-i128::from(distance)),
+            Self::Estimate(number) => serializer.serialize_f64(number),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! A target that heapbpf has started itself.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use heapbpf_tests::heapbpf::binary;
+use heapbpf_tests::kernel::require_root;
+use heapbpf_tests::report::Report;
+use heapbpf_tests::target::Target;
+use rustix::process::Pid;
+use tempfile::TempDir;
+
+/// Only a hang takes this long.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// A target that heapbpf has started. Speaks through heapbpf's streams; its `pid` is heapbpf's.
+pub(super) struct Launched {
+    pub(super) target: Target,
+    folder: TempDir,
+}
+
+impl Launched {
+    /// In a process group of its own, as a shell with job control does it.
+    pub(super) fn start(arguments: &str, words: &[impl AsRef<OsStr>], environment: &[(&str, &str)]) -> Self {
+        require_root();
+        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+        let stderr = File::create(folder.path().join("stderr")).expect("the folder is ours");
+        let mut command = Command::new(binary());
+        command.args(["--interval", "1", "-o", "out.json"]).args(arguments.split_ascii_whitespace()).arg("--");
+        command.args(words).envs(environment.iter().copied()).current_dir(folder.path());
+        let target = Target::spawn(command.stderr(stderr).process_group(0));
+        Self { target, folder }
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    #[track_caller]
+    pub(super) fn report(&self) -> Report {
+        Report::read(&self.file("out.json"))
+    }
+
+    pub(super) fn heapbpf(&self) -> Pid {
+        raw_pid(self.target.pid())
+    }
+
+    /// The process that heapbpf has made.
+    #[track_caller]
+    pub(super) fn command(&self) -> Pid {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.target.pid())).expect("heapbpf runs");
+        let children = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
+        let children: Vec<u32> = children
+            .flat_map(|text| text.split_ascii_whitespace().map(str::parse).collect::<Vec<_>>())
+            .flatten()
+            .collect();
+        let [child] = children.as_slice() else { panic!("heapbpf has {children:?}") };
+        raw_pid(*child)
+    }
+}
+
+fn raw_pid(pid: u32) -> Pid {
+    i32::try_from(pid).ok().and_then(Pid::from_raw).expect("pids are positive")
+}
+
+#[track_caller]
+pub(super) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WITHIN;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what} does not come");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A line of `/proc/PID/status`.
+pub(super) fn status(pid: Pid, key: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).expect("the kernel writes it");
+    line.trim_start_matches(':').trim().to_owned()
+}

@@ -1,0 +1,156 @@
+//! Signals, stops, and commands that outlive heapbpf or their first process.
+
+use heapbpf_tests::heapbpf::text;
+use heapbpf_tests::kernel::assert_no_probes;
+use heapbpf_tests::report::Counts;
+use heapbpf_tests::target::build;
+use rustix::process::{Signal, kill_process, kill_process_group, test_kill_process};
+
+use crate::launched::{Launched, status, wait_until};
+use crate::{assert_whole, live};
+
+#[test]
+fn sigterm_goes_to_the_command() {
+    let mut launched = Launched::start("", &[build("launched.c")], &[]);
+    launched.target.work("keep 77 5");
+    kill_process(launched.heapbpf(), Signal::TERM).expect("it runs");
+    assert_eq!(launched.target.wait().code(), Some(143));
+    let report = launched.report();
+    report.assert_complete();
+    assert_whole(&report.targets[0], live(5, 385), "launch", "libc");
+    assert!(report.targets[0].exited);
+}
+
+#[test]
+fn ctrl_c_ends_the_command_and_the_report_has_its_end() {
+    let mut launched = Launched::start("", &[build("launched.c")], &[]);
+    launched.target.work("catch");
+    kill_process_group(launched.heapbpf(), Signal::INT).expect("it runs");
+    assert_eq!(launched.target.wait().code(), Some(0), "the command's");
+    let report = launched.report();
+    report.assert_complete();
+    assert_eq!(report.targets[0].exact_by_leaf()["ends"], live(2, 666));
+    assert!(text(&launched.file("stderr")).contains("health: nothing was lost"));
+
+    let mut launched = Launched::start("-q", &[build("launched.c")], &[]);
+    kill_process_group(launched.heapbpf(), Signal::INT).expect("it runs");
+    assert_eq!(launched.target.wait().code(), Some(130), "killed by it");
+    assert_whole(&launched.report().targets[0], Counts::default(), "launch", "libc");
+}
+
+#[test]
+fn a_second_ctrl_c_stops_waiting_for_a_command_that_runs_on() {
+    let mut launched = Launched::start("", &[build("launched.c")], &[]);
+    launched.target.work("ignore");
+    let command = launched.command();
+    kill_process_group(launched.heapbpf(), Signal::INT).expect("it runs");
+    launched.target.work("keep 77 5");
+    launched.target.assert_running();
+    // Signals that come at once are one.
+    let mut status = None;
+    wait_until("the end of heapbpf", || {
+        let _ = kill_process_group(launched.heapbpf(), Signal::INT);
+        status = launched.target.ended();
+        status.is_some()
+    });
+    assert_eq!(status.and_then(|status| status.code()), Some(130));
+    assert_whole(&launched.report().targets[0], live(5, 385), "launch", "libc");
+    let stderr = text(&launched.file("stderr"));
+    assert!(stderr.contains("runs on"), "{stderr}");
+    // It still does what it is told, and is its own master.
+    launched.target.work("keep 77 5");
+    assert_no_probes(command.as_raw_nonzero().get().unsigned_abs());
+    assert_eq!(crate::launched::status(command, "TracerPid"), "0");
+    launched.target.begin_exit(0);
+}
+
+#[test]
+fn after_its_time_the_report_is_written_and_the_command_waited_for() {
+    let mut launched = Launched::start("--duration 1s", &[build("launched.c")], &[]);
+    launched.target.work("keep 77 5");
+    wait_until("the report", || launched.file("out.json").exists());
+    launched.target.assert_running();
+    let report = launched.report();
+    report.assert_complete();
+    assert_whole(&report.targets[0], live(5, 385), "launch", "libc");
+    assert!(!report.targets[0].exited);
+    launched.target.work("keep 77 5");
+    launched.target.exit(23);
+}
+
+#[test]
+fn signals_still_reach_the_command_after_the_report() {
+    let mut launched = Launched::start("--duration 1s", &[build("launched.c")], &[]);
+    wait_until("the report", || launched.file("out.json").exists());
+    kill_process(launched.heapbpf(), Signal::TERM).expect("it runs");
+    assert_eq!(launched.target.wait().code(), Some(143));
+
+    let mut launched = Launched::start("--duration 1s", &[build("launched.c")], &[]);
+    launched.target.work("catch");
+    wait_until("the report", || launched.file("out.json").exists());
+    kill_process_group(launched.heapbpf(), Signal::INT).expect("it runs");
+    assert_eq!(launched.target.wait().code(), Some(0));
+}
+
+#[test]
+fn children_are_recorded_and_the_command_decides_when_it_is_over() {
+    let mut launched = Launched::start("-v", &[build("family.c")], &[]);
+    launched.target.work("keep 100 30");
+    launched.target.work("fork");
+    let is_watched = |launched: &Launched| text(&launched.file("stderr")).matches("is watched").count();
+    wait_until("the child's probes", || is_watched(&launched) == 2);
+    launched.target.work("keep 64 2");
+    launched.target.begin_exit(0);
+    launched.target.work("keep 7 1");
+    launched.target.exit(3);
+    let report = launched.report();
+    report.assert_complete();
+    let [parent, child] = report.targets.as_slice() else { panic!("{:?}", report.targets) };
+    assert_eq!(parent.exact_by_leaf()["keeps"], live(31, 3007));
+    assert_eq!((parent.exit_code, child.exit_code), (Some(3), Some(0)));
+    assert_eq!(child.beginning.parent, Some(parent.pid));
+    assert_eq!(child.totals.exact().alloc_bytes, 128);
+}
+
+#[test]
+fn what_a_command_leaves_behind_is_not_waited_for() {
+    let mut launched = Launched::start("", &[build("launched.c")], &[]);
+    launched.target.work("daemonize");
+    assert_eq!(launched.target.wait().code(), Some(0));
+    let report = launched.report();
+    assert!(report.targets.iter().any(|process| process.beginning.from_first_call && process.exited));
+    // The daemon does as it is told, without heapbpf.
+    launched.target.work("keep 77 5");
+    launched.target.begin_exit(0);
+}
+
+#[test]
+fn ctrl_z_stops_the_command_and_sigcont_has_it_go_on() {
+    let mut launched = Launched::start("", &[build("launched.c")], &[]);
+    let command = launched.command();
+    let mut stop_and_go = |launched: &mut Launched| {
+        kill_process(command, Signal::TSTP).expect("it runs");
+        wait_until("the stop", || status(command, "State").to_lowercase().starts_with('t'));
+        kill_process(command, Signal::CONT).expect("it is there");
+        launched.target.work("keep 77 5")
+    };
+    stop_and_go(&mut launched);
+    wait_until("the command to be let go", || status(command, "TracerPid") == "0");
+    stop_and_go(&mut launched);
+    launched.target.exit(23);
+    assert_whole(&launched.report().targets[0], live(10, 770), "launch", "libc");
+    assert!(test_kill_process(command).is_err(), "it is reaped");
+}
+
+#[test]
+fn a_command_that_is_stopped_when_it_is_let_go_stays_stopped() {
+    let mut launched = Launched::start("", &[build("launched.c")], &[]);
+    let command = launched.command();
+    kill_process(command, Signal::STOP).expect("it runs");
+    wait_until("the command to be let go", || status(command, "TracerPid") == "0");
+    wait_until("the stop", || status(command, "State").starts_with('T'));
+    kill_process(command, Signal::CONT).expect("it is there");
+    launched.target.work("keep 77 5");
+    launched.target.exit(23);
+    assert_whole(&launched.report().targets[0], live(5, 385), "launch", "libc");
+}
