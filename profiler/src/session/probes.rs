@@ -47,7 +47,7 @@ impl Probes {
             row_cells,
             stack_seed: health::random_seed(),
             raw_stacks: config.raw_stacks_max > 0,
-            watch_execs: config.selection.is_open(),
+            watch_execs: config.selection.means_beginners(),
             throw_safe_bytes: memory::throw_safe_bytes(),
         };
         let mut kernel = Kernel::load(kernel_config, links)?;
