@@ -60,8 +60,9 @@ impl Postgres {
         let log = File::create(directory.path().join("log")).expect("the directory is ours");
         let mut server = unprivileged(&programs.join("postgres"), directory.path());
         server.arg("-D").arg(&data).arg("-k").arg(directory.path());
-        let settings = ["listen_addresses=", "fsync=off", "autovacuum=off", "log_connections=on", "log_line_prefix=%p|"];
-        settings.into_iter().for_each(|setting| drop(server.args(["-c", setting])));
+        let settings =
+            ["listen_addresses=", "fsync=off", "autovacuum=off", "log_connections=on", "log_line_prefix=%p|"];
+        server.args(settings.into_iter().flat_map(|setting| ["-c", setting]));
         let child = server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn();
         let postgres = Self { child: child.expect("setpriv starts"), programs, directory };
         let deadline = Instant::now() + WITHIN;

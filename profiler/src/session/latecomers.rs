@@ -11,6 +11,7 @@ use tracing::debug;
 use super::Session;
 use super::changes::find;
 use super::target::Target;
+use super::targets::Targets;
 use crate::ids::Identity;
 use crate::target::facts::ProcessFacts;
 use crate::target::filter::Selection;
@@ -35,9 +36,14 @@ impl Latecomers {
         Self { next: may_grow.then(|| Instant::now() + PERIOD), declined: BTreeSet::new() }
     }
 
-    /// A process that matches cannot be profiled.
-    pub(super) fn decline(&mut self, identity: Identity) {
-        self.declined.insert(identity);
+    /// A process that matches cannot be profiled; unless it is merely gone, reports name it.
+    pub(super) fn leave(&mut self, targets: &mut Targets, identity: Identity, command: String, error: &anyhow::Error) {
+        if scan::facts(identity.pid).is_ok_and(|facts| facts.identity == identity) {
+            self.declined.insert(identity);
+            targets.skip(identity.pid, command, format!("{error:#}"));
+        } else {
+            targets.others.short_lived_count += 1;
+        }
     }
 
     /// Takes those out that were declined before, and forgets of whom nothing is left.
@@ -101,14 +107,8 @@ impl Session {
         }
     }
 
-    /// A process that matches cannot be profiled.
     fn leave(&mut self, identity: Identity, command: String, error: &anyhow::Error) {
-        if scan::facts(identity.pid).is_ok_and(|facts| facts.identity == identity) {
-            self.latecomers.decline(identity);
-            self.targets.skip(identity.pid, command, format!("{error:#}"));
-        } else {
-            self.targets.others.short_lived_count += 1;
-        }
+        self.latecomers.leave(&mut self.targets, identity, command, error);
     }
 }
 
@@ -141,8 +141,7 @@ mod tests {
     #[test]
     fn who_was_declined_is_told_once_and_forgotten_when_it_is_gone() {
         let mut latecomers = Latecomers::new(&Selection::default());
-        latecomers.decline(facts(1).identity);
-        latecomers.decline(facts(2).identity);
+        latecomers.declined.extend([facts(1).identity, facts(2).identity]);
         let mut found = vec![facts(1), facts(3)];
         latecomers.sift(&mut found);
         assert_eq!(found, [facts(3)]);

@@ -101,10 +101,7 @@ impl Session {
             }
             match changes::find(facts.pid(), &mut discovery) {
                 Ok(target) => found.push(target),
-                Err(error) => {
-                    latecomers.decline(facts.identity);
-                    targets.skip(facts.pid(), facts.command(), format!("{error:#}"));
-                }
+                Err(error) => latecomers.leave(&mut targets, facts.identity, facts.command(), &error),
             }
         }
         let own = (config.follow_forks || config.selection.is_open()).then(|| discovery.own()).flatten();
