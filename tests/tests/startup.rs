@@ -88,6 +88,7 @@ fn what_is_not_held_says_from_when_on_it_was_seen() {
     let report = of_a_pattern(&name("free"), "never");
     let found = &report.targets[0];
     let delay_ns = found.beginning.delay_ns.expect("its exec was seen");
+    assert!(allocations(found, "main") > 0, "tables come with the probes: {:?}", report.health.unwind);
     println!("not held: {:?}, {} allocations", found.beginning, found.totals.exact().alloc_count);
     assert!(delay_ns > 0 && delay_ns < 60_000_000_000, "{:?}", found.beginning);
     assert!(found.beginning.unix_ns >= report.started_unix_ns && found.beginning.unix_ns <= report.ended_unix_ns);

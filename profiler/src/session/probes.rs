@@ -83,7 +83,8 @@ impl Probes {
         let foreseen = target.foreseen && needed.iter().all(|module| attached_before.contains(module));
         // Probes before tables: a stack that ends early is still an allocation that was seen.
         self.attach(target)?;
-        if mapped_more {
+        // Until it has begun, a look that came to nothing, or the one of `foresee`, may have seen the mappings first.
+        if mapped_more || !target.has_begun() {
             self.register(target);
         }
         if target.hooks.attached() == 0 {
