@@ -135,8 +135,14 @@ impl Heapbpf {
         self.spawn().wait()
     }
 
+    /// Starts it and waits for nothing.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be started.
+    #[must_use]
     #[track_caller]
-    fn spawn(&mut self) -> Session {
+    pub fn spawn(&mut self) -> Session {
         let mut child = self.command.spawn().unwrap_or_else(|error| panic!("{:?}: {error}", self.command));
         let (sender, stderr_lines) = mpsc::channel();
         let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));

@@ -80,6 +80,41 @@ pub fn assert_no_probes(pid: u32) {
     }
 }
 
+/// What a process has in use.
+#[derive(Clone, Copy, Debug)]
+pub struct Resources {
+    /// Open files.
+    pub descriptors: usize,
+    /// Memory.
+    pub resident_bytes: u64,
+}
+
+impl Resources {
+    /// Those of a process.
+    ///
+    /// # Panics
+    ///
+    /// When it has ended.
+    #[must_use]
+    #[track_caller]
+    pub fn of(pid: u32) -> Self {
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap_or_else(|error| panic!("{pid}: {error}"));
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it still runs");
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_ascii_whitespace().next());
+        let kibibytes: u64 = resident.and_then(|number| number.parse().ok()).expect("it has memory");
+        Self { descriptors: descriptors.count(), resident_bytes: kibibytes << 10 }
+    }
+
+    /// The larger of each.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            descriptors: self.descriptors.max(other.descriptors),
+            resident_bytes: self.resident_bytes.max(other.resident_bytes),
+        }
+    }
+}
+
 /// An executable mapping of a file.
 struct CodeMapping {
     start: u64,

@@ -35,9 +35,12 @@
 //! `target/debug/heapbpf` is taken), and `HEAPBPF_BPF_OBJECT` is passed on to it. Without root the tests fail and say so:
 //! a test that passes by not running would say something untrue.
 
+pub mod cgroup;
 pub mod heapbpf;
 pub mod kernel;
+pub mod postgres;
 pub mod recipe;
+pub mod redis;
 pub mod report;
 pub mod sampling;
 pub mod target;

@@ -1,88 +1,10 @@
 //! A real program under load: redis with jemalloc.
 
-use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use heapbpf_tests::heapbpf::{Heapbpf, text};
 use heapbpf_tests::kernel::{assert_no_probes, changed_code};
-use heapbpf_tests::target::run;
-use tempfile::TempDir;
-
-/// A redis-server of its own, on a socket in a directory of its own. Killed when dropped.
-struct Redis {
-    child: Child,
-    directory: TempDir,
-}
-
-impl Redis {
-    fn start() -> Self {
-        let directory = tempfile::tempdir().expect("there is a directory for temporary files");
-        let child = Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--daemonize", "no", "--unixsocket"])
-            .arg(directory.path().join("socket"))
-            .arg("--dir")
-            .arg(directory.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap_or_else(|error| panic!("redis-server: {error}: `apt-get install redis` has it"));
-        let redis = Self { child, directory };
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while UnixStream::connect(redis.socket()).is_err() {
-            assert!(Instant::now() < deadline, "redis does not listen");
-            thread::sleep(Duration::from_millis(20));
-        }
-        redis.assert_answers();
-        redis
-    }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.directory.path().join("socket")
-    }
-
-    /// Sets keys of 512 bytes each, so often.
-    fn set_keys(&self, times: u32) {
-        run(Command::new("redis-benchmark").arg("-s").arg(self.socket()).args([
-            "-t",
-            "set",
-            "-d",
-            "512",
-            "-r",
-            "10000",
-            "-c",
-            "10",
-            "-q",
-            "-n",
-            &times.to_string(),
-        ]));
-    }
-
-    fn assert_answers(&self) {
-        let mut stream = UnixStream::connect(self.socket()).expect("redis listens");
-        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("30 s is a timeout");
-        stream.write_all(b"PING\r\n").expect("redis listens");
-        let mut answer = [0; 7];
-        stream.read_exact(&mut answer).expect("redis answers");
-        assert_eq!(&answer, b"+PONG\r\n");
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        // It may have ended already; then there is nothing to do.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use heapbpf_tests::redis::Redis;
 
 #[test]
 fn redis_under_load_is_profiled_without_a_loss() {

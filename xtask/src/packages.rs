@@ -89,6 +89,7 @@ pub(crate) const TESTS: &[Package] = &[
     package("perl", Proof::Program("perl"), "a real target: an interpreter"),
     package("sqlite3", Proof::Program("sqlite3"), "a real target: a database"),
     package("git", Proof::Program("git"), "a real target: a repository's history"),
+    package("postgresql", Proof::File("/usr/lib/postgresql"), "a real target: a server that forks, and pgbench"),
     package("chromium", Proof::Program("chromium"), "opens the flame graphs"),
 ];
 

@@ -99,7 +99,8 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "PATTERN")]
     pub(super) exclude: Vec<Pattern>,
 
-    /// Leave out processes whose resident memory is smaller than this when they are found.
+    /// Leave out processes whose resident memory is smaller than this. Those that grow beyond it while recording are
+    /// profiled from then on.
     #[arg(long, value_name = "BYTES", default_value = "0", hide_default_value = true, value_parser = quantity::size)]
     pub(super) min_rss: u64,
 

@@ -4,17 +4,18 @@ use anyhow::Result;
 use tracing::{debug, info, warn};
 
 use super::discovery::Discovery;
-use super::lifecycle::Change;
+use super::lifecycle::{Change, Descent};
 use super::target::{End, Target};
 use super::{Hold, Session};
 use crate::allocator::resolve::NoAllocator;
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
+use crate::proc::stat::Stat;
 use crate::report::profile::Origin;
 use crate::sys::clock;
 use crate::target::launch::Launch;
-use crate::target::process::{Exit, Process};
+use crate::target::process::{Exit, Process, TargetError};
 use crate::target::scan;
 
 /// A process that runs, with its allocators.
@@ -61,8 +62,8 @@ impl Session {
         while let Some(change) = self.lifecycle.take_due() {
             match change {
                 Change::Forked(fork, ledger) => self.follow_fork(&fork, ledger),
-                Change::Executed(exec, Some(before)) => self.follow_exec(&exec, before),
-                Change::Executed(exec, None) => self.meet(&exec),
+                Change::Executed(exec, before) => self.follow_exec(&exec, before),
+                Change::Began(exec, descent) => self.meet(&exec, descent),
             }
         }
         for pid in self.lifecycle.take_settling(false) {
@@ -72,12 +73,16 @@ impl Session {
 
     /// Looks at all targets for allocators that they have mapped meanwhile.
     pub(super) fn look(&mut self) {
+        self.look_for_latecomers();
         let mut pids = self.lifecycle.take_settling(true);
         pids.extend(self.targets.running().filter(|target| target.may_have_mapped()).map(|target| target.pid));
         pids.sort_unstable();
         pids.dedup();
         for pid in pids {
             self.settle(pid);
+        }
+        for pid in self.lifecycle.take_ended_borrowers(|pid| Stat::read(pid).map_or(true, |stat| stat.has_ended())) {
+            self.probes.forget(pid);
         }
         self.targets.learn_exit_codes();
     }
@@ -109,6 +114,11 @@ impl Session {
     }
 
     fn follow_fork(&mut self, fork: &Fork, ledger: Ledger) {
+        if self.targets.get(fork.child).is_some() {
+            // A look at all processes found it in the moment between its birth and the word of it.
+            self.targets.others.not_inherited_count += 1;
+            return;
+        }
         let held = (self.config.hold == Hold::Forks && !self.lifecycle.has_grace()).then(|| Launch::hold(fork.child));
         let (Some(parent), Ok(process)) = (self.targets.get(fork.parent), Process::open(fork.child)) else {
             self.targets.others.short_lived_count += 1;
@@ -151,7 +161,9 @@ impl Session {
         ended.ledger.close();
         self.targets.keep(ended);
         self.probes.unwinding.forget(exec.pid);
-        let wanted = target.requested || scan::facts(exec.pid).is_ok_and(|facts| self.config.selection.matches(&facts));
+        let selection = &self.config.selection;
+        let meant = || scan::facts(exec.pid).is_ok_and(|facts| selection.matches(&facts));
+        let wanted = target.requested || selection.means_beginners() && meant();
         if !wanted {
             return self.probes.release(&mut target);
         }
@@ -175,25 +187,42 @@ impl Session {
     }
 
     /// A process that is no target runs a program that may be meant.
-    fn meet(&mut self, exec: &Exec) {
-        if !self.config.selection.is_open() || exec.pid.0 == std::process::id() {
+    fn meet(&mut self, exec: &Exec, descent: Option<Descent>) {
+        // A look at all processes may have found it first.
+        if self.targets.get(exec.pid).is_some() {
             return;
         }
-        let Ok(facts) = scan::facts(exec.pid) else {
+        match self.judge(exec, descent) {
+            Ok(Some(target)) => return self.welcome(target),
+            Ok(None) => {}
+            Err(_) => self.targets.others.short_lived_count += 1,
+        }
+        if descent.is_some() {
+            self.probes.forget(exec.pid);
+        }
+    }
+
+    /// The process if it is meant.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone and was meant, or may have been.
+    fn judge(&self, exec: &Exec, descent: Option<Descent>) -> Result<Option<Target>, TargetError> {
+        let selection = &self.config.selection;
+        let requested = descent.is_some_and(|descent| descent.requested);
+        if !(requested || selection.means_beginners()) || exec.pid.0 == std::process::id() {
+            return Ok(None);
+        }
+        match scan::facts(exec.pid) {
+            Ok(facts) if !requested && !selection.matches(&facts) => return Ok(None),
             // Whether it was meant cannot be told any more.
-            if self.config.selection.all {
-                self.targets.others.short_lived_count += 1;
-            }
-            return;
-        };
-        if !self.config.selection.matches(&facts) {
-            return;
+            Err(_) if !requested && !selection.all => return Ok(None),
+            Err(error) => return Err(error),
+            Ok(_) => {}
         }
-        let Ok(target) = Target::open(exec.pid, Origin::Executed, Some(exec.time)) else {
-            self.targets.others.short_lived_count += 1;
-            return;
-        };
-        self.welcome(target);
+        let mut target = Target::open(exec.pid, Origin::Executed, Some(exec.time))?;
+        target.requested = requested;
+        Ok(Some(target))
     }
 
     /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.

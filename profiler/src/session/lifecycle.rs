@@ -17,8 +17,17 @@ use crate::ledger::Ledger;
 pub(super) enum Change {
     /// A target has made a process, which begins with these books.
     Forked(Fork, Ledger),
-    /// A process runs another program; with the books of the one before, if it was a target.
-    Executed(Exec, Option<Ledger>),
+    /// A target runs another program; with the books of the one before.
+    Executed(Exec, Ledger),
+    /// A process that is no target runs another program.
+    Began(Exec, Option<Descent>),
+}
+
+/// How a process stands to the target that has made it, and of which it never was a copy worth its own books.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Descent {
+    /// That target was asked for by itself: its children are meant as well, whatever they run.
+    pub(super) requested: bool,
 }
 
 /// See the module.
@@ -30,6 +39,8 @@ pub(super) struct Lifecycle {
     /// Live blocks of all targets up to which a fork may copy its parent's: the live set must have room for more.
     live_max: usize,
     changes: VecDeque<(Instant, Change)>,
+    /// Children that run in targets' memory until they call exec.
+    borrowers: BTreeMap<Pid, Descent>,
     /// Processes that have just begun, and since when: their allocator is not mapped yet.
     settling: BTreeMap<Pid, Instant>,
     /// When those were last looked at.
@@ -53,6 +64,7 @@ impl Lifecycle {
             grace: if config.selection.all { GRACE_OF_ALL } else { Duration::ZERO },
             live_max: config.live_blocks_max as usize / 4 * 3,
             changes: VecDeque::new(),
+            borrowers: BTreeMap::new(),
             settling: BTreeMap::new(),
             looked: Instant::now(),
         }
@@ -71,8 +83,14 @@ impl Lifecycle {
     /// A target has forked. Called in the order of events, so that the books that the child begins with are the parent's
     /// of that moment.
     pub(super) fn forked(&mut self, fork: Fork, targets: &mut Targets) {
+        if !self.follow_forks {
+            return;
+        }
         // A vfork child runs in its parent's memory, and only until it calls exec.
-        if !self.follow_forks || fork.shares_memory {
+        if fork.shares_memory {
+            if let Some(descent) = targets.descent(fork.parent) {
+                self.borrowers.insert(fork.child, descent);
+            }
             return;
         }
         let room = self.live_max.saturating_sub(targets.live_blocks());
@@ -83,18 +101,38 @@ impl Lifecycle {
 
     /// A process has called exec.
     pub(super) fn executed(&mut self, exec: Exec, targets: &mut Targets) {
-        let waits = |change: &Change| match change {
-            Change::Forked(fork, _) => fork.child == exec.pid,
-            Change::Executed(earlier, before) => earlier.pid == exec.pid && before.is_none(),
-        };
-        // Between fork and exec nothing of interest happens.
-        let grace = self.grace;
-        if !grace.is_zero() {
-            self.changes.retain(|(_, change)| !waits(change));
+        if let Some(before) = targets.exec(&exec) {
+            return self.changes.push_back((Instant::now(), Change::Executed(exec, before)));
         }
-        let before = targets.exec(&exec);
-        let wait = if before.is_some() { Duration::ZERO } else { grace };
-        self.changes.push_back((Instant::now() + wait, Change::Executed(exec, before)));
+        // What it was before nobody has seen, and nobody will: between fork and exec nothing of interest happens.
+        let mut descent = self.borrowers.remove(&exec.pid);
+        self.changes.retain(|(_, change)| match change {
+            Change::Forked(fork, _) if fork.child == exec.pid => {
+                descent = targets.descent(fork.parent);
+                false
+            }
+            Change::Began(earlier, earlier_descent) if earlier.pid == exec.pid => {
+                descent = *earlier_descent;
+                false
+            }
+            _ => true,
+        });
+        self.changes.push_back((Instant::now() + self.grace, Change::Began(exec, descent)));
+    }
+
+    /// Whether a process has done something that is to be acted on.
+    pub(super) fn awaits(&self, pid: Pid) -> bool {
+        self.changes.iter().any(|(_, change)| match change {
+            Change::Forked(fork, _) => fork.child == pid,
+            Change::Executed(exec, _) | Change::Began(exec, _) => exec.pid == pid,
+        })
+    }
+
+    /// Takes those out that ended without an exec.
+    pub(super) fn take_ended_borrowers(&mut self, has_ended: impl Fn(Pid) -> bool) -> Vec<Pid> {
+        let ended: Vec<Pid> = self.borrowers.keys().copied().filter(|&pid| has_ended(pid)).collect();
+        self.borrowers.retain(|pid, _| !ended.contains(pid));
+        ended
     }
 
     /// The next change whose time has come.

@@ -4,6 +4,7 @@ mod changes;
 mod config;
 mod discovery;
 mod hooks;
+mod latecomers;
 mod launching;
 mod lifecycle;
 mod predictions;
@@ -35,6 +36,7 @@ use crate::sys::clock;
 use crate::target::ends::Ends;
 use crate::target::scan;
 use discovery::{Discovery, Own};
+use latecomers::Latecomers;
 use lifecycle::Lifecycle;
 use probes::Probes;
 use raw::{RawSample, RawStacks};
@@ -49,6 +51,7 @@ pub struct Session {
     ring: Ring,
     targets: Targets,
     lifecycle: Lifecycle,
+    latecomers: Latecomers,
     ends: Ends,
     started: clock::Instant,
     records_unreadable: u64,
@@ -83,6 +86,7 @@ impl Session {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
         let mut targets = Targets::default();
         let mut tables = Tables::new(config.unwind);
+        let mut latecomers = Latecomers::new(&config.selection);
         let mut found = Vec::new();
         for &pid in &config.selection.pids {
             let mut target = Target::open(pid, Origin::Running, None)?;
@@ -97,7 +101,7 @@ impl Session {
             }
             match changes::find(facts.pid(), &mut discovery) {
                 Ok(target) => found.push(target),
-                Err(error) => targets.skip(facts.pid(), facts.command(), format!("{error:#}")),
+                Err(error) => latecomers.leave(&mut targets, facts.identity, facts.command(), &error),
             }
         }
         let own = (config.follow_forks || config.selection.is_open()).then(|| discovery.own()).flatten();
@@ -109,6 +113,7 @@ impl Session {
         let ends = Ends::new().context("cannot watch processes for their end")?;
         let mut session = Self {
             lifecycle: Lifecycle::new(&config),
+            latecomers,
             raw: RawStacks::new(config.raw_stacks_max),
             config,
             probes,
@@ -131,18 +136,16 @@ impl Session {
             self.probes.learn_from(&own.hooks);
         }
         self.started = clock::now();
-        for mut target in found {
-            self.probes.register(&target);
-            let (pid, command) = (target.pid, target.command.clone());
-            let named = self.config.selection.pids.contains(&pid);
-            match self.probes.settle(&mut target, false) {
-                Ok(()) => self.adopt(target),
-                Err(error) if named => return Err(error),
-                Err(error) => {
-                    self.probes.release(&mut target);
-                    self.targets.skip(pid, command, format!("{error:#}"));
-                }
+        for target in found {
+            if target.requested {
+                self.begin_target(target)?;
+            } else if let Some(identity) = target.identity() {
+                self.take(target, identity);
             }
+        }
+        // What began before processes were watched and after they were listed.
+        if self.config.selection.is_open() {
+            self.take_latecomers();
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ impl Probes {
             row_cells,
             stack_seed: health::random_seed(),
             raw_stacks: config.raw_stacks_max > 0,
-            watch_execs: config.selection.is_open(),
+            watch_execs: config.selection.means_beginners(),
             throw_safe_bytes: memory::throw_safe_bytes(),
         };
         let mut kernel = Kernel::load(kernel_config, links)?;
@@ -83,7 +83,8 @@ impl Probes {
         let foreseen = target.foreseen && needed.iter().all(|module| attached_before.contains(module));
         // Probes before tables: a stack that ends early is still an allocation that was seen.
         self.attach(target)?;
-        if mapped_more {
+        // Until it has begun, a look that came to nothing, or the one of `foresee`, may have seen the mappings first.
+        if mapped_more || !target.has_begun() {
             self.register(target);
         }
         if target.hooks.attached() == 0 {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, info};
 
 use crate::bpf::load::Kernel;
-use crate::ids::Pid;
+use crate::ids::{Identity, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
@@ -119,6 +119,12 @@ impl Target {
     /// Whether its probes were in place at some time.
     pub(super) fn has_begun(&self) -> bool {
         self.begun
+    }
+
+    /// Which process it is, while it runs.
+    pub(super) fn identity(&self) -> Option<Identity> {
+        let start_ticks = self.process.as_ref()?.started;
+        Some(Identity { pid: self.pid, start_ticks })
     }
 
     /// Whether its process has ended, seen or not.

@@ -10,6 +10,7 @@ use crate::report::profile::{Others, Skipped};
 use crate::target::process::Exit;
 use crate::units::EstimatedBytes;
 
+use super::lifecycle::Descent;
 use super::target::{End, Target};
 
 /// See the module.
@@ -86,6 +87,11 @@ impl Targets {
             return Some(Ledger::new(fork.child));
         }
         Some(parent.ledger.fork(fork.child))
+    }
+
+    /// How what a target makes stands to it.
+    pub(super) fn descent(&self, parent: Pid) -> Option<Descent> {
+        self.running.get(&parent).map(|parent| Descent { requested: parent.requested })
     }
 
     /// The books of the program that a target ran until now; it goes on with empty ones.

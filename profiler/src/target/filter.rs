@@ -19,8 +19,8 @@ pub struct Selection {
     pub all: bool,
     /// But none that one of these matches.
     pub exclude: Vec<Pattern>,
-    /// But none that has less memory in use when it is found running. A process that starts later has next to none
-    /// then, so this says nothing about it.
+    /// But none that has less memory in use when it is looked at. A process that begins has next to none: it becomes a
+    /// target when it has grown.
     pub min_rss_bytes: u64,
 }
 
@@ -71,6 +71,12 @@ impl Selection {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.all || !self.patterns.is_empty() || !self.cgroups.is_empty()
+    }
+
+    /// Whether a process may be meant that has just called exec.
+    #[must_use]
+    pub fn means_beginners(&self) -> bool {
+        self.is_open() && self.min_rss_bytes == 0
     }
 
     /// What matched none of these processes.
@@ -156,7 +162,8 @@ mod tests {
             Selection { patterns: pattern("x"), ..closed.clone() },
             Selection { cgroups: vec!["/".parse().expect("a path")], ..closed },
         ] {
-            assert!(open.is_open(), "{open:?}");
+            assert!(open.is_open() && open.means_beginners(), "{open:?}");
+            assert!(!Selection { min_rss_bytes: 1, ..open }.means_beginners());
         }
     }
 

@@ -9,6 +9,7 @@ fn lifecycle(grace: Duration) -> Lifecycle {
         grace,
         live_max: 100,
         changes: VecDeque::new(),
+        borrowers: BTreeMap::new(),
         settling: BTreeMap::new(),
         looked: Instant::now(),
     }
@@ -22,7 +23,7 @@ fn exec(pid: u32, nanos: u64) -> Exec {
 fn due(lifecycle: &mut Lifecycle) -> Vec<u32> {
     std::iter::from_fn(|| lifecycle.take_due())
         .map(|change| match change {
-            Change::Executed(exec, None) => exec.pid.0,
+            Change::Began(exec, None) => exec.pid.0,
             other => panic!("{other:?}"),
         })
         .collect()
@@ -41,15 +42,30 @@ fn without_grace_changes_are_due_at_once_and_in_order() {
 }
 
 #[test]
-fn with_grace_the_last_exec_of_a_process_is_the_one_that_counts() {
-    let (mut lifecycle, mut targets) = (lifecycle(Duration::from_secs(3600)), Targets::default());
-    for nanos in [1, 2, 3] {
-        lifecycle.executed(exec(7, nanos), &mut targets);
+fn the_last_exec_of_a_process_is_the_one_that_counts() {
+    for grace in [Duration::ZERO, Duration::from_secs(3600)] {
+        let (mut lifecycle, mut targets) = (lifecycle(grace), Targets::default());
+        for nanos in [1, 2, 3] {
+            lifecycle.executed(exec(7, nanos), &mut targets);
+        }
+        assert!(lifecycle.awaits(Pid(7)) && !lifecycle.awaits(Pid(8)));
+        assert_eq!(lifecycle.changes.len(), 1);
+        assert!(matches!(lifecycle.changes[0].1, Change::Began(Exec { time: MonotonicNanos(3), .. }, None)));
+        assert_eq!(lifecycle.next_due().is_some_and(|due| due > Instant::now()), !grace.is_zero());
+        assert_eq!(due(&mut lifecycle), if grace.is_zero() { vec![7] } else { vec![] });
     }
-    assert_eq!(due(&mut lifecycle), [0; 0]);
-    assert_eq!(lifecycle.changes.len(), 1);
-    assert!(matches!(lifecycle.changes[0].1, Change::Executed(Exec { time: MonotonicNanos(3), .. }, None)));
-    assert!(lifecycle.next_due().is_some_and(|due| due > Instant::now()));
+}
+
+#[test]
+fn who_borrows_memory_and_ends_is_forgotten() {
+    let (mut lifecycle, mut targets) = (lifecycle(Duration::ZERO), Targets::default());
+    for pid in [4, 5, 6] {
+        lifecycle.borrowers.insert(Pid(pid), Descent { requested: pid == 5 });
+    }
+    lifecycle.executed(exec(5, 1), &mut targets);
+    assert!(matches!(lifecycle.take_due(), Some(Change::Began(_, Some(Descent { requested: true })))));
+    assert_eq!(lifecycle.take_ended_borrowers(|pid| pid == Pid(4)), [Pid(4)]);
+    assert_eq!(lifecycle.take_ended_borrowers(|pid| pid != Pid(6)), []);
 }
 
 #[test]

@@ -1,0 +1,156 @@
+//! A redis-server of the tests' own, with jemalloc: a real program. Refuses to know anything of the profiler.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::target::run;
+
+/// Until it listens. Only a hang takes this long.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// Arguments of a redis-server whose socket is in this directory.
+#[must_use]
+pub fn arguments(directory: &Path) -> Vec<String> {
+    let fixed = ["--port", "0", "--save", "", "--appendonly", "no", "--daemonize", "no"];
+    let socket = directory.join("socket").display().to_string();
+    let directory = directory.display().to_string();
+    let places = ["--unixsocket", &socket, "--dir", &directory];
+    fixed.into_iter().chain(places).map(str::to_owned).collect()
+}
+
+/// Waits until a redis-server answers on the socket in this directory.
+///
+/// # Panics
+///
+/// When it does not.
+#[track_caller]
+pub fn wait_until_ready(directory: &Path) {
+    let deadline = Instant::now() + READY_WITHIN;
+    while UnixStream::connect(directory.join("socket")).is_err() {
+        assert!(Instant::now() < deadline, "redis does not listen");
+        thread::sleep(Duration::from_millis(20));
+    }
+    ask(directory, "PING", b"+PONG\r\n");
+}
+
+/// Has it end by itself.
+///
+/// # Panics
+///
+/// When it does not listen.
+#[track_caller]
+pub fn shut_down(directory: &Path) {
+    // The answer is the end of the connection.
+    ask(directory, "SHUTDOWN NOSAVE", b"");
+}
+
+#[track_caller]
+fn ask(directory: &Path, question: &str, expected: &[u8]) {
+    let mut stream = UnixStream::connect(directory.join("socket")).expect("redis listens");
+    stream.set_read_timeout(Some(READY_WITHIN)).expect("a minute is a timeout");
+    stream.write_all(format!("{question}\r\n").as_bytes()).expect("redis listens");
+    let mut answer = vec![0; expected.len().max(1)];
+    let length = stream.read(&mut answer).expect("redis answers");
+    assert_eq!(&answer[..length], expected);
+}
+
+/// A running redis-server on a socket in a directory of its own. Killed when dropped.
+#[derive(Debug)]
+pub struct Redis {
+    child: Child,
+    directory: TempDir,
+}
+
+impl Redis {
+    /// Starts one and waits until it answers.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    #[must_use]
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::start_as("redis-server")
+    }
+
+    /// Starts one that is called so and waits until it answers.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    #[must_use]
+    #[track_caller]
+    pub fn start_as(name: &str) -> Self {
+        let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+        let child = Command::new("redis-server")
+            .arg0(name)
+            .args(arguments(directory.path()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("redis-server: {error}: `apt-get install redis` has it"));
+        wait_until_ready(directory.path());
+        Self { child, directory }
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    /// Sets keys of 512 bytes each, so often.
+    ///
+    /// # Panics
+    ///
+    /// When it does not answer.
+    #[track_caller]
+    pub fn set_keys(&self, times: u32) {
+        let times = times.to_string();
+        let fixed = ["-t", "set", "-d", "512", "-r", "10000", "-c", "10", "-q", "-n", &times];
+        run(Command::new("redis-benchmark").arg("-s").arg(self.socket()).args(fixed));
+    }
+
+    /// Fails unless it answers.
+    ///
+    /// # Panics
+    ///
+    /// When it does not.
+    #[track_caller]
+    pub fn assert_answers(&self) {
+        ask(self.directory.path(), "PING", b"+PONG\r\n");
+    }
+
+    /// Has it end by itself, and waits for that.
+    ///
+    /// # Panics
+    ///
+    /// When it does not listen or fails.
+    #[track_caller]
+    pub fn shut_down(mut self) {
+        shut_down(self.directory.path());
+        let status = self.child.wait().expect("it is our child");
+        assert!(status.success(), "redis ended with {status}");
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        // It may have ended already; then there is nothing to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,144 @@
+//! A real program of many processes: postgres, whose postmaster makes a copy of itself for each connection.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
+use heapbpf_tests::kernel::assert_no_probes;
+use heapbpf_tests::postgres::Postgres;
+use heapbpf_tests::report::{Process, Report};
+
+/// All tests mean the same program by its name.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The only target that this process was.
+#[track_caller]
+fn only(report: &Report, pid: u32) -> &Process {
+    let programs: Vec<&Process> = report.targets.iter().filter(|process| process.pid == pid).collect();
+    let [program] = programs.as_slice() else { panic!("{} targets of {pid}", programs.len()) };
+    program
+}
+
+/// What must hold of a process that answered a connection and ended.
+#[track_caller]
+fn check_backend(backend: &Process, postmaster: u32) {
+    let pid = backend.pid;
+    assert_eq!((backend.beginning.origin.as_str(), backend.beginning.parent), ("fork", Some(postmaster)));
+    assert!(backend.exited && !backend.replaced, "{pid}");
+    assert!(backend.exit_code.is_none_or(|code| code == 0), "{pid}: {:?}", backend.exit_code);
+    assert!(backend.beginning.delay_ns.is_some(), "{pid}");
+    // Debian's postgres has those names alone that its extensions may call.
+    let frames = || backend.callsites.iter().flat_map(|callsite| &callsite.stack);
+    let named = frames().filter(|frame| frame.function.is_some()).count();
+    assert!(named * 2 > frames().count(), "{pid}: {named} of {} frames have names", frames().count());
+    let inherited = backend.callsites.iter().filter(|callsite| callsite.inherited);
+    let count: u64 = inherited.map(|callsite| callsite.totals.inherited_count.as_u64().expect("exact")).sum();
+    assert_eq!(backend.totals.inherited_count.as_u64(), Some(count), "{pid}");
+}
+
+/// Fails unless the answer to `SORT` is in the books of the process that gave it.
+#[track_caller]
+fn check_sort(backend: &Process) {
+    let sorts = backend.exact_under(|name| name == "tuplesort_begin_datum" || name == "tuplesort_begin_heap");
+    assert!(sorts.alloc_count > 0 && sorts.alloc_bytes > 10_000, "{:?}: {sorts:?}", backend.beginning);
+    let plans = backend.callsites.iter().filter(|callsite| callsite.has(|name| name == "PostgresMain"));
+    assert!(plans.count() > 0, "no stack reaches the backend's main loop");
+}
+
+const SORT: &str = "select count(*) from (select x from generate_series(1, 20000) as x order by random()) as y";
+
+/// Fails unless losses were told of: the exit code says whether there were any.
+#[track_caller]
+fn check_losses(report: &Report, outcome: &Outcome) {
+    let lost: u64 = report.health.lost.values().sum();
+    let code = outcome.status.code();
+    assert_eq!(report.others.skipped_count, 0, "{:?}", report.others.skipped);
+    assert!(
+        code == Some(0) && lost == 0 || code == Some(3) && outcome.stdout.contains("incomplete"),
+        "{lost} lost: {outcome:?}"
+    );
+}
+
+fn delays_ms(report: &Report) -> Vec<f64> {
+    let forks = report.targets.iter().filter(|process| process.beginning.origin == "fork");
+    let mut delays: Vec<f64> =
+        forks.filter_map(|process| process.beginning.delay_ns).map(|ns| ns as f64 / 1e6).collect();
+    delays.sort_by(f64::total_cmp);
+    delays
+}
+
+/// Has backends come, work and go while heapbpf records; gives the report.
+fn record(hold: &str) -> Report {
+    let _alone = alone();
+    let postgres = Postgres::start();
+    let before = postgres.backends();
+    let arguments = ["-v", "--cmdline", "postgres", "--interval", "1", "--hold", hold, "-o", "out.json"];
+    let mut heapbpf = Heapbpf::new(arguments);
+    let mut session = heapbpf.start();
+    postgres.bench(&["-n", "-c", "4", "-j", "1", "-t", "50"]);
+    let mut client = postgres.connect();
+    let backend = client.backend;
+    session.wait_for(&format!("process {backend} (postgres) is watched"));
+    assert_eq!(client.ask(SORT), "20000");
+    client.close();
+    let outcome = session.interrupt();
+    let report = heapbpf.report("out.json");
+    check_losses(&report, &outcome);
+
+    let backends: Vec<u32> = postgres.backends().difference(&before).copied().collect();
+    assert!(backends.len() >= 6 && backends.contains(&backend), "{backends:?}");
+    let seen = |pid: &&u32| report.targets.iter().any(|process| process.pid == **pid);
+    let unseen = backends.iter().filter(|pid| !seen(pid)).count();
+    assert!(unseen as u64 <= report.others.short_lived_count, "{unseen} of {backends:?}");
+    backends.iter().filter(seen).for_each(|&pid| check_backend(only(&report, pid), postgres.postmaster()));
+    check_sort(only(&report, backend));
+    // Beside those, the processes that ran all the time.
+    let postmaster = only(&report, postgres.postmaster());
+    assert!(!postmaster.exited && postmaster.beginning.origin == "running");
+    assert!(postmaster.callsites.iter().any(|callsite| callsite.has(|name| name == "PostmasterMain")));
+    let stay = report.targets.iter().filter(|process| !process.exited).count();
+    assert!(stay >= 4, "{stay} processes of the server");
+    assert_no_probes(postgres.postmaster());
+    report
+}
+
+#[test]
+fn each_backend_has_books_of_its_own() {
+    let report = record("execs");
+    println!("delays, ms: {:.2?}", delays_ms(&report));
+}
+
+#[test]
+fn held_forks_are_seen_from_nearly_their_birth() {
+    let report = record("forks");
+    println!("delays of held forks, ms: {:.2?}", delays_ms(&report));
+}
+
+#[test]
+fn a_server_that_starts_later_is_seen_with_all_its_processes() {
+    let _alone = alone();
+    let mut heapbpf = Heapbpf::new(["-v", "--cmdline", "postgres", "--interval", "1", "-o", "out.json"]);
+    let mut session = heapbpf.start();
+    let postgres = Postgres::start();
+    let mut client = postgres.connect();
+    let pid = client.backend;
+    session.wait_for(&format!("process {pid} (postgres) is watched"));
+    assert_eq!(client.ask(SORT), "20000");
+    client.close();
+    let outcome = session.interrupt();
+    let report = heapbpf.report("out.json");
+    check_losses(&report, &outcome);
+    let backend = only(&report, pid);
+    check_backend(backend, postgres.postmaster());
+    check_sort(backend);
+    // It began with what the postmaster had set up, and gave most of it back.
+    let inherited = backend.totals.inherited_count.as_u64().expect("exact");
+    assert!(inherited > 0 && backend.totals.exact().free_count > 0, "{:?}", backend.totals);
+    let postmaster = only(&report, postgres.postmaster());
+    println!("inherited {inherited}; postmaster {:?}", postmaster.beginning);
+    assert_eq!(postmaster.beginning.origin, "exec");
+    assert!(postmaster.callsites.iter().any(|callsite| callsite.has(|name| name == "PostmasterMain")));
+    println!("delays, ms: {:.2?}", delays_ms(&report));
+}

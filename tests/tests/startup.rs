@@ -1,0 +1,101 @@
+//! A real program whose start is seen though somebody else started it: redis, whose allocator comes in a library.
+
+use std::collections::BTreeSet;
+
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::redis::{self, Redis};
+use heapbpf_tests::report::{Process, Report};
+
+/// Functions of redis that allocate as it starts, by way of others or directly.
+const START_UP: [&str; 4] = ["initServerConfig", "populateCommandTable", "initServer", "createSharedObjects"];
+
+/// A name that no other process has.
+fn name(word: &str) -> String {
+    format!("{word}-redis-of-{}", std::process::id())
+}
+
+/// The report of a redis that somebody else starts and that ends by itself.
+fn of_a_pattern(name: &str, hold: &str) -> Report {
+    let mut heapbpf = Heapbpf::new(["-v", "--interval", "1", "--hold", hold, "--cmdline", name, "-o", "out.json"]);
+    let mut session = heapbpf.start();
+    let redis = Redis::start_as(name);
+    let pid = redis.pid();
+    session.wait_for(&format!("process {pid} "));
+    redis.shut_down();
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    assert_eq!((report.targets.len(), report.targets[0].pid), (1, pid));
+    assert_eq!(report.targets[0].beginning.origin, "exec");
+    assert!(report.targets[0].exited);
+    report
+}
+
+/// The report of a redis that heapbpf starts and that ends by itself.
+fn of_a_launch() -> Report {
+    let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+    let mut arguments: Vec<String> =
+        ["--interval", "1", "-o", "out.json", "--", "redis-server"].map(str::to_owned).to_vec();
+    arguments.extend(redis::arguments(directory.path()));
+    let mut heapbpf = Heapbpf::new(arguments);
+    let session = heapbpf.spawn();
+    redis::wait_until_ready(directory.path());
+    redis::shut_down(directory.path());
+    let _ = session.wait().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    assert!(report.targets[0].beginning.from_first_call, "{:?}", report.targets[0].beginning);
+    report
+}
+
+fn functions(process: &Process) -> BTreeSet<&str> {
+    process
+        .callsites
+        .iter()
+        .flat_map(|callsite| &callsite.stack)
+        .filter_map(|frame| frame.function.as_deref())
+        .collect()
+}
+
+fn allocations(process: &Process, function: &str) -> u64 {
+    process.exact_under(|name| name == function).alloc_count
+}
+
+#[test]
+fn a_program_that_starts_later_is_seen_from_its_first_allocations() {
+    let launched = of_a_launch();
+    let launched = &launched.targets[0];
+    let all = launched.totals.exact().alloc_count;
+    for function in START_UP {
+        assert!(allocations(launched, function) > 0, "`{function}` is not among {:?}", functions(launched));
+    }
+    let found = of_a_pattern(&name("held"), "execs");
+    let found = &found.targets[0];
+    let seen = found.totals.exact().alloc_count;
+    println!("launched {all}, found {seen}: {:?}", found.beginning);
+    for function in START_UP {
+        println!("{function}: {} and {}", allocations(launched, function), allocations(found, function));
+    }
+    for function in START_UP {
+        assert_eq!(allocations(found, function), allocations(launched, function), "{function}: {:?}", found.beginning);
+    }
+    // What it does ten times a second depends on how long it ran.
+    assert!(seen.abs_diff(all) * 100 <= all, "{seen} of {all}: {:?}", found.beginning);
+}
+
+#[test]
+fn what_is_not_held_says_from_when_on_it_was_seen() {
+    let report = of_a_pattern(&name("free"), "never");
+    let found = &report.targets[0];
+    let delay_ns = found.beginning.delay_ns.expect("its exec was seen");
+    assert!(allocations(found, "main") > 0, "tables come with the probes: {:?}", report.health.unwind);
+    println!("not held: {:?}, {} allocations", found.beginning, found.totals.exact().alloc_count);
+    assert!(delay_ns > 0 && delay_ns < 60_000_000_000, "{:?}", found.beginning);
+    assert!(found.beginning.unix_ns >= report.started_unix_ns && found.beginning.unix_ns <= report.ended_unix_ns);
+    // Some calls may still be seen from the first on: if it says so, then all of them are.
+    if found.beginning.from_first_call {
+        let launched = of_a_launch();
+        let whole = allocations(&launched.targets[0], "createSharedObjects");
+        assert_eq!(allocations(found, "createSharedObjects"), whole);
+    }
+}
