@@ -105,6 +105,13 @@ impl Ledger {
         }
     }
 
+    /// The books of the program that this process becomes by an exec: empty, but for frames. A stack at the same addresses
+    /// has the same id, and frames are told once.
+    #[must_use]
+    pub fn succeed(&self) -> Self {
+        Self { stacks: self.stacks.clone(), ..Self::new(self.pid) }
+    }
+
     /// Enters an event of this target. Events of one address must come in the order in which they happened.
     pub fn enter(&mut self, event: Event) {
         match event {

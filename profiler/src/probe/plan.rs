@@ -3,18 +3,21 @@
 
 use profiler_common::hook::HookCookie;
 use profiler_common::limits::HEAPS_MAX;
+use rustc_hash::FxHashMap;
 use thiserror::Error;
 
 use super::place::{PlaceError, Placement};
 use crate::address::FileOffset;
 use crate::allocator::resolve::ResolvedHook;
-use crate::ids::{HeapId, HookId};
+use crate::ids::{HeapId, HookId, ModuleId};
 
 /// All hooks and heaps of a session. Targets that share a module share its hooks.
 #[derive(Debug, Default)]
 pub struct Plan {
     heaps: Vec<String>,
     hooks: Vec<PlannedHook>,
+    /// By module and function.
+    numbers: FxHashMap<(ModuleId, FileOffset), usize>,
 }
 
 /// A hook with its numbers.
@@ -83,12 +86,13 @@ impl Plan {
         hook: &ResolvedHook,
         place: impl FnOnce() -> Result<Placement, PlaceError>,
     ) -> Result<HookId, PlanError> {
-        let same = |planned: &PlannedHook| planned.hook.module == hook.module && planned.hook.offset == hook.offset;
-        let number = self.hooks.iter().position(same).unwrap_or(self.hooks.len());
+        let place_in_file = (hook.module, hook.offset);
+        let number = self.numbers.get(&place_in_file).copied().unwrap_or(self.hooks.len());
         let id = HookId(u16::try_from(number).map_err(|_| PlanError::TooManyHooks(hook.spec.function))?);
         if number == self.hooks.len() {
             let heap = self.heap(&hook.heap);
             self.hooks.push(PlannedHook { hook: hook.clone(), heap, placement: place(), id });
+            self.numbers.insert(place_in_file, number);
         }
         Ok(id)
     }

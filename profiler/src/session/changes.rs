@@ -4,7 +4,7 @@ use anyhow::Result;
 use tracing::{debug, info, warn};
 
 use super::discovery::Discovery;
-use super::lifecycle::{Change, Descent};
+use super::lifecycle::{Birth, Change, Descent};
 use super::target::{End, Target};
 use super::{Hold, Session};
 use crate::allocator::resolve::NoAllocator;
@@ -17,6 +17,9 @@ use crate::sys::clock;
 use crate::target::launch::Launch;
 use crate::target::process::{Exit, Process, TargetError};
 use crate::target::scan;
+
+/// In so many looks every target has its turn.
+const LOOK_TURNS: u32 = 4;
 
 /// A process that runs, with its allocators.
 ///
@@ -43,28 +46,40 @@ impl Session {
         }
     }
 
+    /// Tells the kernel side that a process is a target. To be done before its probes are there: what they see of others is
+    /// left out.
+    pub(super) fn mark(&mut self, pid: Pid) {
+        if let Err(error) = self.probes.kernel.set_target(pid, self.lifecycle.follows_forks()) {
+            warn!("process {pid} is not watched as a target: {error}");
+        }
+    }
+
     /// Makes a process a target, whose probes are in place or soon will be.
     pub(super) fn adopt(&mut self, target: Target) {
         let pid = target.pid;
-        if let Err(error) = self.probes.kernel.set_target(pid, self.lifecycle.follows_forks()) {
-            warn!("forks of process {pid} are not followed: {error}");
-        }
+        self.mark(pid);
         if let Some(process) = &target.process
             && let Err(error) = self.ends.add(pid, process)
         {
             warn!("the end of process {pid} will not be seen: {error}");
         }
-        self.targets.add(target);
+        if let Some(mut before) = self.targets.add(target) {
+            before.close(&mut self.probes.kernel);
+            self.probes.detach(&mut before);
+            self.targets.keep(before);
+        }
     }
 
     /// Does what is due.
     pub(super) fn attend(&mut self) {
         while let Some(change) = self.lifecycle.take_due() {
             match change {
-                Change::Forked(fork, ledger) => self.follow_fork(&fork, ledger),
+                Change::Forked(birth) => self.follow_fork(*birth),
                 Change::Executed(exec, before) => self.follow_exec(&exec, before),
-                Change::Began(exec, descent) => self.meet(&exec, descent),
+                Change::Began(exec, origin, descent) => self.meet(&exec, origin, descent),
             }
+            // To place probes takes long enough to fill a ring.
+            self.take_records();
         }
         for pid in self.lifecycle.take_settling(false) {
             self.settle(pid);
@@ -75,7 +90,12 @@ impl Session {
     pub(super) fn look(&mut self) {
         self.look_for_latecomers();
         let mut pids = self.lifecycle.take_settling(true);
-        pids.extend(self.targets.running().filter(|target| target.may_have_mapped()).map(|target| target.pid));
+        // A quarter of them each time: to ask takes some 20 µs a process.
+        self.looks = self.looks.wrapping_add(1);
+        let turn = self.looks;
+        let due = |target: &&Target| target.is_young() || target.pid.0 % LOOK_TURNS == turn % LOOK_TURNS;
+        let changed = self.targets.running().filter(due).filter(|target| target.may_have_mapped());
+        pids.extend(changed.map(|target| target.pid));
         pids.sort_unstable();
         pids.dedup();
         for pid in pids {
@@ -101,7 +121,13 @@ impl Session {
             return;
         }
         self.lifecycle.settled(pid);
+        if target.requested && !target.is_gone() {
+            // It may become, or make, a program that has an allocator: a wrapper, a shell without a heap of its own.
+            target.unprofilable = Some(format!("{error:#}"));
+            return;
+        }
         if let Some(mut target) = self.targets.remove(pid) {
+            target.close(&mut self.probes.kernel);
             self.probes.release(&mut target);
             // Gone meanwhile: that is no reason to complain of it.
             if target.is_gone() {
@@ -113,21 +139,25 @@ impl Session {
         }
     }
 
-    fn follow_fork(&mut self, fork: &Fork, ledger: Ledger) {
-        if self.targets.get(fork.child).is_some() {
+    fn follow_fork(&mut self, birth: Birth) {
+        let Fork { child, .. } = birth.fork;
+        self.close_if_gone(child);
+        if self.targets.get(child).is_some() {
             // A look at all processes found it in the moment between its birth and the word of it.
             self.targets.others.not_inherited_count += 1;
             return;
         }
-        let held = (self.config.hold == Hold::Forks && !self.lifecycle.has_grace()).then(|| Launch::hold(fork.child));
-        let (Some(parent), Ok(process)) = (self.targets.get(fork.parent), Process::open(fork.child)) else {
-            self.targets.others.short_lived_count += 1;
-            return self.probes.forget(fork.child);
+        let held = (self.config.hold == Hold::Forks && !self.lifecycle.has_grace()).then(|| Launch::hold(child));
+        let process = match Process::open(child) {
+            Ok(process) => process,
+            Err(error) => {
+                self.miss(child, &error);
+                return self.probes.forget(child);
+            }
         };
         let stopped = held.as_ref().and_then(|held| held.as_ref().ok()).map(|_| clock::now().monotonic);
-        let born = fork.time;
-        let mut target = Target::forked(process, parent, ledger, born);
-        self.probes.inherit(&target);
+        let mut target = Target::forked(process, birth);
+        self.probes.inherit(&mut target, &mut self.targets.others);
         if let Err(error) = self.probes.attach(&mut target) {
             warn!("process {}: {error:#}", target.pid);
         }
@@ -139,12 +169,24 @@ impl Session {
         drop(held);
     }
 
+    /// A process that was to become a target cannot be taken hold of.
+    fn miss(&mut self, pid: Pid, error: &TargetError) {
+        match error {
+            TargetError::NotFound(_) | TargetError::Ended(_) | TargetError::Proc(_) => {
+                self.targets.others.short_lived_count += 1;
+            }
+            error => self.targets.skip(pid, String::new(), error.to_string()),
+        }
+    }
+
     /// A target runs another program: the one before has ended.
     fn follow_exec(&mut self, exec: &Exec, before: Ledger) {
         let Some(mut target) = self.targets.remove(exec.pid) else { return };
         let Ok(process) = Process::open(exec.pid) else {
             // It has ended since. What it did after the exec is not worth a target of its own.
+            target.close(&mut self.probes.kernel);
             target.ledger = before;
+            target.close(&mut self.probes.kernel);
             target.end = Some(End::Replaced);
             self.probes.release(&mut target);
             self.targets.others.short_lived_count += 1;
@@ -165,6 +207,7 @@ impl Session {
         let meant = || scan::facts(exec.pid).is_ok_and(|facts| selection.matches(&facts));
         let wanted = target.requested || selection.means_beginners() && meant();
         if !wanted {
+            target.close(&mut self.probes.kernel);
             return self.probes.release(&mut target);
         }
         self.welcome(target);
@@ -180,24 +223,25 @@ impl Session {
         if self.held == Some(pid) || (!self.lifecycle.has_grace() && self.hold(pid)) {
             return;
         }
+        self.settle(pid);
         if let Some(target) = self.targets.get_mut(pid).filter(|target| !target.has_begun()) {
             self.probes.foresee(target);
+            self.settle(pid);
         }
-        self.settle(pid);
     }
 
     /// A process that is no target runs a program that may be meant.
-    fn meet(&mut self, exec: &Exec, descent: Option<Descent>) {
+    fn meet(&mut self, exec: &Exec, origin: Origin, descent: Option<Descent>) {
         // A look at all processes may have found it first.
         if self.targets.get(exec.pid).is_some() {
             return;
         }
-        match self.judge(exec, descent) {
+        match self.judge(exec, origin, descent) {
             Ok(Some(target)) => return self.welcome(target),
             Ok(None) => {}
-            Err(_) => self.targets.others.short_lived_count += 1,
+            Err(error) => self.miss(exec.pid, &error),
         }
-        if descent.is_some() {
+        if descent.is_some() || self.lifecycle.has_grace() {
             self.probes.forget(exec.pid);
         }
     }
@@ -207,7 +251,7 @@ impl Session {
     /// # Errors
     ///
     /// When it is gone and was meant, or may have been.
-    fn judge(&self, exec: &Exec, descent: Option<Descent>) -> Result<Option<Target>, TargetError> {
+    fn judge(&self, exec: &Exec, origin: Origin, descent: Option<Descent>) -> Result<Option<Target>, TargetError> {
         let selection = &self.config.selection;
         let requested = descent.is_some_and(|descent| descent.requested);
         if !(requested || selection.means_beginners()) || exec.pid.0 == std::process::id() {
@@ -220,7 +264,7 @@ impl Session {
             Err(error) => return Err(error),
             Ok(_) => {}
         }
-        let mut target = Target::open(exec.pid, Origin::Executed, Some(exec.time))?;
+        let mut target = Target::open(exec.pid, origin, Some(exec.time))?;
         target.requested = requested;
         Ok(Some(target))
     }
@@ -234,10 +278,10 @@ impl Session {
             Some(End::Exited(target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None })));
         target.close(&mut self.probes.kernel);
         self.probes.release(&mut target);
-        if target.has_begun() {
-            self.targets.keep(target);
-        } else {
-            self.targets.others.short_lived_count += 1;
+        match target.unprofilable.take() {
+            _ if target.has_begun() => self.targets.keep(target),
+            Some(reason) => self.targets.skip(pid, target.command, reason),
+            None => self.targets.others.short_lived_count += 1,
         }
     }
 }

@@ -7,7 +7,7 @@ use super::target::Target;
 use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
 use crate::allocator::selection::HeapSelection;
-use crate::ids::Pid;
+use crate::ids::{HookId, Pid};
 use crate::object::module::ModuleStore;
 use crate::probe::jumps::Jumps;
 use crate::probe::place::PlacementMode;
@@ -57,15 +57,16 @@ impl Discovery {
         own.space.refresh(&mut self.modules).ok()?;
         let found = self.find(&own.space, LinkMap::read(pid).as_ref()).ok()?;
         own.hooks.add(&found, self.placement, &self.modules, &mut self.plan).ok()?;
+        own.hooks.mark_mapped(&self.plan, &own.space.modules());
         Some(own)
     }
 
-    /// Adds what a target's present mappings ask for. True when that is something new.
+    /// Adds what a target's present mappings ask for. Returns the hooks that they ask for.
     ///
     /// # Errors
     ///
     /// When no allocator is there, or hooks cannot be numbered.
-    pub(super) fn discover(&mut self, target: &mut Target) -> Result<bool> {
+    pub(super) fn discover(&mut self, target: &mut Target) -> Result<Vec<HookId>> {
         let found = self.find(&target.space, target.link_map());
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
         for (function, is_found) in self.functions.functions().iter().zip(&mut self.found).filter(|(_, found)| !**found)

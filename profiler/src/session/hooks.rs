@@ -48,15 +48,15 @@ enum State {
 const THROWS: &str = "it may throw a C++ exception, which only session links survive (Linux 6.13)";
 
 impl Hooks {
-    /// Adds hooks that are not there yet. True when there are any.
+    /// Adds hooks that are not there yet. Returns the numbers of all that were found.
     pub(super) fn add(
         &mut self,
         found: &[ResolvedHook],
         mode: PlacementMode,
         modules: &ModuleStore,
         plan: &mut Plan,
-    ) -> Result<bool> {
-        let before = self.states.len();
+    ) -> Result<Vec<HookId>> {
+        let mut ids = Vec::with_capacity(found.len());
         for hook in found {
             let module = modules.get(hook.module);
             let placed = || {
@@ -65,11 +65,12 @@ impl Hooks {
             };
             let id = plan.add(hook, placed)?;
             self.want(id);
+            ids.push(id);
             if let Some(state) = self.states.iter_mut().find(|state| state.id == id) {
                 (state.reached, state.required) = (hook.reached_by_default, hook.required);
             }
         }
-        Ok(self.states.len() > before)
+        Ok(ids)
     }
 
     /// Adds a hook that the plan has already.
@@ -82,7 +83,8 @@ impl Hooks {
     /// The same hooks for another process, none of them attached.
     pub(super) fn for_child(&self) -> Self {
         let unattached = |hook: &HookState| HookState { state: State::Wanted, ..hook.clone() };
-        Self { states: self.states.iter().map(unattached).collect(), ..Self::default() }
+        let mapped = self.states.iter().filter(|hook| hook.mapped);
+        Self { states: mapped.map(unattached).collect(), ..Self::default() }
     }
 
     /// The hooks for the program that this process becomes by exec: links follow the process, and take hold again where the
@@ -150,9 +152,11 @@ impl Hooks {
         Ok(())
     }
 
-    /// Forgets hooks of modules that turned out not to be mapped.
-    pub(super) fn retain_modules(&mut self, plan: &Plan, mapped: &[ModuleId]) {
-        self.states.retain(|hook| mapped.contains(&plan.hook(hook.id).hook.module));
+    /// These modules are mapped. Of hooks in others nothing is told, but their probes stay, should those be mapped yet.
+    pub(super) fn mark_mapped(&mut self, plan: &Plan, mapped: &[ModuleId]) {
+        for hook in &mut self.states {
+            hook.mapped |= mapped.contains(&plan.hook(hook.id).hook.module);
+        }
     }
 
     /// The modules that these hooks are in.
@@ -165,21 +169,30 @@ impl Hooks {
 
     /// Their numbers.
     pub(super) fn ids(&self) -> impl Iterator<Item = HookId> {
-        self.states.iter().map(|hook| hook.id)
+        self.mapped().map(|hook| hook.id)
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.states.is_empty()
     }
 
-    /// How many are attached.
+    /// How many are attached, in modules that are mapped.
     pub(super) fn attached(&self) -> usize {
-        self.states.iter().filter(|hook| hook.state == State::Attached).count()
+        self.mapped().filter(|hook| hook.state == State::Attached).count()
+    }
+
+    /// Those that are attached, whether their modules are mapped or not.
+    pub(super) fn attached_ids(&self) -> Vec<HookId> {
+        self.states.iter().filter(|hook| hook.state == State::Attached).map(|hook| hook.id).collect()
+    }
+
+    fn mapped(&self) -> impl Iterator<Item = &HookState> {
+        self.states.iter().filter(|hook| hook.mapped)
     }
 
     /// Why the first one that is not attached is not.
     pub(super) fn first_error(&self) -> Option<&str> {
-        self.states.iter().find_map(|hook| match &hook.state {
+        self.mapped().find_map(|hook| match &hook.state {
             State::Failed(reason) => Some(reason.as_str()),
             _ => None,
         })
@@ -192,7 +205,7 @@ impl Hooks {
 
     /// The hooks that were found.
     pub(super) fn planned<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a PlannedHook> {
-        self.states.iter().map(|hook| plan.hook(hook.id))
+        self.mapped().map(|hook| plan.hook(hook.id))
     }
 
     /// The heaps with their hooks and totals: those with events in the order of the snapshot, to which callsites refer,
@@ -200,7 +213,7 @@ impl Hooks {
     pub(super) fn heaps(&self, plan: &Plan, totals: &[(HeapId, Totals)]) -> Vec<HeapProfile> {
         let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
         // One that calls reach in special cases only is in use if it has events.
-        for heap in self.states.iter().filter(|hook| hook.reached).map(|hook| plan.hook(hook.id).heap) {
+        for heap in self.mapped().filter(|hook| hook.reached).map(|hook| plan.hook(hook.id).heap) {
             if !ids.contains(&heap) {
                 ids.push(heap);
             }
@@ -208,8 +221,7 @@ impl Hooks {
         let heap = |(index, id): (usize, HeapId)| HeapProfile {
             name: plan.heaps()[usize::from(id.0)].clone(),
             hooks: self
-                .states
-                .iter()
+                .mapped()
                 .filter(|hook| plan.hook(hook.id).heap == id)
                 .flat_map(|hook| self.statuses(hook, plan))
                 .collect(),

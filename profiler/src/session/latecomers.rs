@@ -90,11 +90,15 @@ impl Session {
     ///
     /// When that cannot be done. Nothing is left of it then.
     pub(super) fn begin_target(&mut self, mut target: Target) -> Result<()> {
+        self.mark(target.pid);
         self.probes.register(&target);
         let settled = self.probes.settle(&mut target, false);
         match settled {
             Ok(()) => self.adopt(target),
-            Err(_) => self.probes.release(&mut target),
+            Err(_) => {
+                target.close(&mut self.probes.kernel);
+                self.probes.release(&mut target);
+            }
         }
         settled
     }

@@ -7,20 +7,60 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::config::SessionConfig;
+use super::hooks::Hooks;
+use super::target::Target;
 use super::targets::Targets;
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
+use crate::report::profile::Origin;
+use crate::target::address_space::AddressSpace;
 
 /// Something that a process did and that the session has to act on.
-#[derive(Debug)]
 pub(super) enum Change {
-    /// A target has made a process, which begins with these books.
-    Forked(Fork, Ledger),
+    /// A target has made a process.
+    Forked(Box<Birth>),
     /// A target runs another program; with the books of the one before.
     Executed(Exec, Ledger),
-    /// A process that is no target runs another program.
-    Began(Exec, Option<Descent>),
+    /// A process that is no target has come to be what it is, in this way.
+    Began(Exec, Origin, Option<Descent>),
+}
+
+/// What a child of a target was at its birth: a copy of its parent, whatever becomes of either since.
+pub(super) struct Birth {
+    pub(super) fork: Fork,
+    /// The books that it begins with.
+    pub(super) ledger: Ledger,
+    /// Where its code lies.
+    pub(super) space: AddressSpace,
+    /// What is to be hooked in it.
+    pub(super) hooks: Hooks,
+    /// Its parent was asked for by itself.
+    pub(super) requested: bool,
+}
+
+impl Birth {
+    /// Of a target.
+    fn of(parent: &Target, fork: Fork) -> Self {
+        Self {
+            fork,
+            ledger: parent.ledger.fork(fork.child),
+            space: parent.space.for_child(fork.child),
+            hooks: parent.hooks.for_child(),
+            requested: parent.requested,
+        }
+    }
+
+    /// Of a child that is no target yet.
+    fn fork(&self, fork: Fork) -> Self {
+        Self {
+            fork,
+            ledger: self.ledger.fork(fork.child),
+            space: self.space.for_child(fork.child),
+            hooks: self.hooks.for_child(),
+            requested: self.requested,
+        }
+    }
 }
 
 /// How a process stands to the target that has made it, and of which it never was a copy worth its own books.
@@ -31,7 +71,6 @@ pub(super) struct Descent {
 }
 
 /// See the module.
-#[derive(Debug)]
 pub(super) struct Lifecycle {
     follow_forks: bool,
     /// Changes wait this long, so that processes which are gone by then cost nothing.
@@ -41,6 +80,8 @@ pub(super) struct Lifecycle {
     changes: VecDeque<(Instant, Change)>,
     /// Children that run in targets' memory until they call exec.
     borrowers: BTreeMap<Pid, Descent>,
+    /// Processes that have begun since this was last asked, where their forks are of interest before they are targets.
+    beginners: Vec<Pid>,
     /// Processes that have just begun, and since when: their allocator is not mapped yet.
     settling: BTreeMap<Pid, Instant>,
     /// When those were last looked at.
@@ -65,6 +106,7 @@ impl Lifecycle {
             live_max: config.live_blocks_max as usize / 4 * 3,
             changes: VecDeque::new(),
             borrowers: BTreeMap::new(),
+            beginners: Vec::new(),
             settling: BTreeMap::new(),
             looked: Instant::now(),
         }
@@ -93,10 +135,43 @@ impl Lifecycle {
             }
             return;
         }
-        let room = self.live_max.saturating_sub(targets.live_blocks());
-        if let Some(ledger) = targets.fork(&fork, room) {
-            self.changes.push_back((Instant::now() + self.grace, Change::Forked(fork, ledger)));
+        let due = Instant::now() + self.grace;
+        let pending = |change: &Change| match change {
+            Change::Forked(birth) => birth.fork.child == fork.parent,
+            Change::Began(exec, ..) => exec.pid == fork.parent,
+            Change::Executed(..) => false,
+        };
+        let parent = self.changes.iter().map(|(_, change)| change).find(|change| pending(change));
+        let mut birth = match (targets.get(fork.parent), parent) {
+            (Some(parent), _) => Birth::of(parent, fork),
+            (None, Some(Change::Forked(parent))) => parent.fork(fork),
+            (None, Some(&Change::Began(_, _, descent))) => {
+                let began = Exec { pid: fork.child, by_other_thread: false, time: fork.time };
+                self.beginners.push(fork.child);
+                return self.changes.push_back((due, Change::Began(began, Origin::Forked(fork.parent), descent)));
+            }
+            // It was no target, or is none any more.
+            (None, _) => return,
+        };
+        if birth.ledger.live_blocks() > self.live_max.saturating_sub(targets.live_blocks() + self.unborn_blocks()) {
+            birth.ledger = Ledger::new(fork.child);
+            targets.others.not_inherited_count += 1;
         }
+        self.changes.push_back((due, Change::Forked(Box::new(birth))));
+    }
+
+    /// Blocks in the books of children that are no targets yet.
+    fn unborn_blocks(&self) -> usize {
+        let blocks = |(_, change): &(Instant, Change)| match change {
+            Change::Forked(birth) => birth.ledger.live_blocks(),
+            _ => 0,
+        };
+        self.changes.iter().map(blocks).sum()
+    }
+
+    /// Processes that have begun and are no targets yet.
+    pub(super) fn take_beginners(&mut self) -> Vec<Pid> {
+        std::mem::take(&mut self.beginners)
     }
 
     /// A process has called exec.
@@ -107,24 +182,27 @@ impl Lifecycle {
         // What it was before nobody has seen, and nobody will: between fork and exec nothing of interest happens.
         let mut descent = self.borrowers.remove(&exec.pid);
         self.changes.retain(|(_, change)| match change {
-            Change::Forked(fork, _) if fork.child == exec.pid => {
-                descent = targets.descent(fork.parent);
+            Change::Forked(birth) if birth.fork.child == exec.pid => {
+                descent = Some(Descent { requested: birth.requested });
                 false
             }
-            Change::Began(earlier, earlier_descent) if earlier.pid == exec.pid => {
+            Change::Began(earlier, _, earlier_descent) if earlier.pid == exec.pid => {
                 descent = *earlier_descent;
                 false
             }
             _ => true,
         });
-        self.changes.push_back((Instant::now() + self.grace, Change::Began(exec, descent)));
+        if self.has_grace() {
+            self.beginners.push(exec.pid);
+        }
+        self.changes.push_back((Instant::now() + self.grace, Change::Began(exec, Origin::Executed, descent)));
     }
 
     /// Whether a process has done something that is to be acted on.
     pub(super) fn awaits(&self, pid: Pid) -> bool {
         self.changes.iter().any(|(_, change)| match change {
-            Change::Forked(fork, _) => fork.child == pid,
-            Change::Executed(exec, _) | Change::Began(exec, _) => exec.pid == pid,
+            Change::Forked(birth) => birth.fork.child == pid,
+            Change::Executed(exec, _) | Change::Began(exec, ..) => exec.pid == pid,
         })
     }
 

@@ -60,6 +60,8 @@ pub struct Session {
     command: Option<Command>,
     /// A process that cannot run at present.
     held: Option<Pid>,
+    /// How often targets were looked at.
+    looks: u32,
 }
 
 /// How often the ring is read when it does not fill: the longest that an event waits.
@@ -124,6 +126,7 @@ impl Session {
             records_unreadable: 0,
             command: None,
             held: None,
+            looks: 0,
         };
         session.begin(found, own)?;
         Ok(session)
@@ -137,6 +140,7 @@ impl Session {
         }
         self.started = clock::now();
         for target in found {
+            self.take_records();
             if target.requested {
                 self.begin_target(target)?;
             } else if let Some(identity) = target.identity() {
@@ -227,6 +231,25 @@ impl Session {
 
     /// Takes what is in the ring to the ledgers, and acts on what targets did. Returns whether that was all.
     fn drain(&mut self) -> bool {
+        let is_all = self.take_records();
+        if self.lifecycle.follows_forks() {
+            for pid in self.lifecycle.take_beginners() {
+                // What it forks before it is a target is of interest too.
+                if let Err(error) = self.probes.kernel.set_target(pid, true) {
+                    debug!("process {pid}: {error}");
+                }
+            }
+        }
+        self.attend();
+        let stale: Vec<Pid> = self.targets.running().filter(|it| it.is_stale()).map(|it| it.pid).collect();
+        for pid in stale {
+            self.settle(pid);
+        }
+        is_all
+    }
+
+    /// Takes what is in the ring to the ledgers. Returns whether that was all.
+    fn take_records(&mut self) -> bool {
         let Self { ring, targets, lifecycle, raw, records_unreadable, .. } = self;
         let count = ring.drain(DRAIN_BATCH, |record| match decode(record) {
             Ok(Event::Fork(fork)) => lifecycle.forked(fork, targets),
@@ -240,12 +263,6 @@ impl Session {
                 debug!("{error}");
             }
         });
-        self.attend();
-        for target in self.targets.running_mut() {
-            if target.is_stale() && target.refresh_space(&mut self.probes.discovery.modules) {
-                self.probes.register(target);
-            }
-        }
         count < DRAIN_BATCH
     }
 
@@ -261,7 +278,7 @@ impl Session {
     /// counted as left without returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.probes.stop_drawing()?;
-        while !self.drain() {}
+        while !self.take_records() {}
         let ended = (clock::now(), Counters::read(&self.probes.kernel)?);
         for target in self.targets.running_mut() {
             self.probes.release(target);
@@ -277,6 +294,7 @@ impl Session {
     pub fn finish(mut self) -> Result<(Profile, Option<Command>)> {
         let (ended, counters) = self.stop()?;
         self.targets.learn_exit_codes();
+        self.targets.skip_unprofilable();
         let profile = self.profile(ended, &counters);
         // Waits for the probes.
         drop(self.probes);

@@ -12,11 +12,14 @@ use crate::proc::executable::FileIdentity;
 #[derive(Debug, Default)]
 pub(super) struct Predictions {
     by_executable: HashMap<FileIdentity, Vec<HookId>>,
-    c_libraries: Vec<HookId>,
+    c_libraries: Vec<Vec<HookId>>,
 }
 
 /// Heaps that a program has unless it brings its own.
 const C_LIBRARIES: [&str; 2] = ["libc", "musl"];
+
+/// C libraries that a program which was never seen before may have: each costs a link.
+const C_LIBRARIES_MAX: usize = 2;
 
 /// Executables that are remembered.
 const EXECUTABLES_MAX: usize = 4096;
@@ -24,10 +27,13 @@ const EXECUTABLES_MAX: usize = 4096;
 impl Predictions {
     /// A program has turned out to need these.
     pub(super) fn learn(&mut self, executable: Option<FileIdentity>, hooks: &Hooks, plan: &Plan) {
-        for id in hooks.ids().filter(|&id| C_LIBRARIES.contains(&plan.hook(id).hook.heap.as_str())) {
-            if !self.c_libraries.contains(&id) {
-                self.c_libraries.push(id);
-            }
+        let of_libraries: Vec<HookId> =
+            hooks.ids().filter(|&id| C_LIBRARIES.contains(&plan.hook(id).hook.heap.as_str())).collect();
+        if !of_libraries.is_empty() {
+            // The latest first: programs that begin one after the other mostly use the same.
+            self.c_libraries.retain(|known| *known != of_libraries);
+            self.c_libraries.insert(0, of_libraries);
+            self.c_libraries.truncate(C_LIBRARIES_MAX);
         }
         if let Some(executable) = executable {
             if self.by_executable.len() >= EXECUTABLES_MAX {
@@ -38,7 +44,8 @@ impl Predictions {
     }
 
     /// What this program will need.
-    pub(super) fn of(&self, executable: Option<FileIdentity>) -> &[HookId] {
-        executable.and_then(|executable| self.by_executable.get(&executable)).unwrap_or(&self.c_libraries)
+    pub(super) fn of(&self, executable: Option<FileIdentity>) -> Vec<HookId> {
+        let known = executable.and_then(|executable| self.by_executable.get(&executable));
+        known.cloned().unwrap_or_else(|| self.c_libraries.concat())
     }
 }

@@ -17,9 +17,11 @@ use super::unwinding::{Tables, Unwinding};
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::health;
 use crate::ids::{HeapId, Pid};
+use crate::ledger::Ledger;
 use crate::probe::attach::choose;
 use crate::probe::attach::detacher::Detacher;
 use crate::proc::executable;
+use crate::report::profile::Others;
 use crate::sys::{clock, memory};
 
 /// See the module.
@@ -71,16 +73,21 @@ impl Probes {
     ///
     /// When it cannot be profiled as it is now.
     pub(super) fn settle(&mut self, target: &mut Target, stopped: bool) -> Result<()> {
-        let attached_before = target.hooks.modules(&self.discovery.plan);
+        let attached_before = target.hooks.attached_ids();
         let mapped_more = target.refresh_space(&mut self.discovery.modules);
-        if let Err(error) = self.discovery.discover(target) {
-            // While it cannot run, what it has not mapped yet it has not called either.
-            target.held_before_mapping |= stopped;
-            return Err(error);
+        if target.has_begun() && !target.is_unsearched() {
+            return Ok(());
         }
-        let needed = target.hooks.modules(&self.discovery.plan);
+        let needed = match self.discovery.discover(target) {
+            Ok(needed) => needed,
+            Err(error) => {
+                // While it cannot run, what it has not mapped yet it has not called either.
+                target.held_before_mapping |= stopped;
+                return Err(error);
+            }
+        };
         // Probes that were put on files which the process had not mapped yet.
-        let foreseen = target.foreseen && needed.iter().all(|module| attached_before.contains(module));
+        let foreseen = target.foreseen && needed.iter().all(|hook| attached_before.contains(hook));
         // Probes before tables: a stack that ends early is still an allocation that was seen.
         let hooks_before = target.hooks.attached();
         self.attach(target)?;
@@ -143,20 +150,31 @@ impl Probes {
     }
 
     /// Enters a forked target's inherited blocks into the kernel's live set, before its probes are there.
-    pub(super) fn inherit(&mut self, target: &Target) {
+    pub(super) fn inherit(&mut self, target: &mut Target, others: &mut Others) {
         let blocks = target.ledger.live().map(|block| {
             // When they were made does not matter to the kernel side, nor to the child's books.
             (block.address, LiveBlock::new(block.size_bytes, 0, block.stack.0, block.interval, block.heap.0))
         });
-        if let Err(error) = self.kernel.inherit_blocks(target.pid, blocks) {
-            warn!("process {}: frees of what it inherited will not be seen: {error}", target.pid);
+        let count = target.ledger.live_blocks();
+        let entered = self.kernel.inherit_blocks(target.pid, blocks);
+        if entered.as_ref().is_ok_and(|&entered| entered >= count) {
+            return;
         }
+        debug!("process {}: {entered:?} of {count} inherited blocks have room", target.pid);
+        others.not_inherited_count += 1;
+        target.close(&mut self.kernel);
+        target.ledger = Ledger::new(target.pid);
     }
 
     /// Takes a target's probes away, soon, and forgets it in the kernel.
     pub(super) fn release(&mut self, target: &mut Target) {
         self.unwinding.forget(target.pid);
         self.forget(target.pid);
+        self.detacher.detach(target.hooks.take_links());
+    }
+
+    /// Takes a target's probes away, soon, where its number is another's by now.
+    pub(super) fn detach(&mut self, target: &mut Target) {
         self.detacher.detach(target.hooks.take_links());
     }
 

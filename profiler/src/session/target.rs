@@ -18,6 +18,7 @@ use crate::target::process::{Exit, Process, TargetError};
 use crate::units::MonotonicNanos;
 
 use super::hooks::Hooks;
+use super::lifecycle::Birth;
 
 /// One target: the process, its code, its books, its probes.
 pub(super) struct Target {
@@ -42,11 +43,14 @@ pub(super) struct Target {
     /// It was stopped when its allocator was not mapped yet, or at its exec.
     pub(super) held_before_mapping: bool,
     begun: bool,
+    /// Why it has no probes, where it stays a target nevertheless: it may become another program.
+    pub(super) unprofilable: Option<String>,
     opened: Instant,
     link_map: Option<LinkMap>,
     /// A stack had code that no known mapping covers: look at the mappings again.
     space_stale: bool,
     space_read: Instant,
+    space_period: Duration,
 }
 
 /// How a target ended.
@@ -60,8 +64,10 @@ pub(super) enum End {
 /// A dynamic linker may be at work for so long after a process was first looked at.
 const YOUNG: Duration = Duration::from_secs(2);
 
-/// Mappings are read no more often than this because a stack asked for it.
+/// Mappings are read no more often than this because a stack asked for it; less and less often where nothing comes of it,
+/// as with code that was never code.
 const SPACE_PERIOD: Duration = Duration::from_millis(100);
+const SPACE_PERIOD_MAX: Duration = Duration::from_secs(5);
 
 impl Target {
     /// A process and its mappings; no probes yet.
@@ -82,18 +88,20 @@ impl Target {
             foreseen: false,
             held_before_mapping: false,
             begun: false,
+            unprofilable: None,
             opened: Instant::now(),
             link_map: None,
             space_stale: false,
             space_read: Instant::now(),
+            space_period: SPACE_PERIOD,
         }
     }
 
-    /// A copy of `parent`, made by a fork: its code lies where the parent's does.
-    pub(super) fn forked(process: Process, parent: &Self, ledger: Ledger, born: MonotonicNanos) -> Self {
-        let space = parent.space.for_child(process.pid);
-        let target = Self::new(process, Origin::Forked(parent.pid), Some(born));
-        Self { space, ledger, hooks: parent.hooks.for_child(), requested: parent.requested, ..target }
+    /// A copy of its parent, made by a fork: its code lies where the parent's did then.
+    pub(super) fn forked(process: Process, birth: Birth) -> Self {
+        let Birth { fork, ledger, space, hooks, requested } = birth;
+        let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
+        Self { space, ledger, hooks, requested, ..target }
     }
 
     /// Opens a process.
@@ -143,7 +151,7 @@ impl Target {
     /// Whether a stack asks for mappings that are not known.
     pub(super) fn is_stale(&self) -> bool {
         // A stack may hold garbage that no mapping will ever cover.
-        self.space_stale && self.space_read.elapsed() >= SPACE_PERIOD
+        self.space_stale && self.space_read.elapsed() >= self.space_period
     }
 
     /// Whether something may have been mapped that was not there: the dynamic linker's list says so, or is still growing.
@@ -151,7 +159,8 @@ impl Target {
         self.is_young() || self.link_map.as_ref().is_some_and(LinkMap::changed)
     }
 
-    fn is_young(&self) -> bool {
+    /// Whether its dynamic linker may still be at work.
+    pub(super) fn is_young(&self) -> bool {
         self.opened.elapsed() < YOUNG
     }
 

@@ -1,10 +1,9 @@
 //! The targets of a session: those that run, by pid, and those that have ended.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
 use crate::ids::Pid;
-use crate::ingest::event::{Event, Exec, Fork};
+use crate::ingest::event::{Event, Exec};
 use crate::ledger::Ledger;
 use crate::report::profile::{Others, Skipped};
 use crate::target::process::Exit;
@@ -19,6 +18,8 @@ pub(super) struct Targets {
     running: BTreeMap<Pid, Target>,
     ended: Vec<Target>,
     pub(super) others: Others,
+    /// Of targets that are kept as sums alone.
+    frees_unknown_folded: u64,
 }
 
 /// Ended targets that are kept one by one. When there are more, those that allocated least are folded into sums.
@@ -52,23 +53,17 @@ impl Targets {
 
     /// All, those that began first before the others.
     pub(super) fn all(&self) -> Vec<&Target> {
-        let mut all: Vec<&Target> = self.ended.iter().chain(self.running.values()).collect();
+        let mut all: Vec<&Target> =
+            self.ended.iter().chain(self.running.values().filter(|target| target.has_begun())).collect();
         all.sort_by_key(|target| (target.beginning.time, target.pid));
         all
     }
 
-    /// A new one. One of the same pid that has not been seen to end has ended.
-    pub(super) fn add(&mut self, target: Target) {
-        match self.running.entry(target.pid) {
-            Entry::Vacant(place) => {
-                place.insert(target);
-            }
-            Entry::Occupied(mut place) => {
-                let mut before = place.insert(target);
-                before.end = Some(End::Exited(Exit { code: None }));
-                self.keep(before);
-            }
-        }
+    /// A new one. Returns the one that had its number before and was not seen to end: it has.
+    pub(super) fn add(&mut self, target: Target) -> Option<Target> {
+        let mut before = self.running.insert(target.pid, target)?;
+        before.end = Some(End::Exited(Exit { code: None }));
+        Some(before)
     }
 
     /// Takes an event to its target's books. Other processes' events are nobody's: with perf events, a vfork child runs
@@ -79,16 +74,6 @@ impl Targets {
         }
     }
 
-    /// The books that the child of a target begins with: a copy of its parent's, if that has at most `blocks_max`.
-    pub(super) fn fork(&mut self, fork: &Fork, blocks_max: usize) -> Option<Ledger> {
-        let parent = self.running.get(&fork.parent)?;
-        if parent.ledger.live_blocks() > blocks_max {
-            self.others.not_inherited_count += 1;
-            return Some(Ledger::new(fork.child));
-        }
-        Some(parent.ledger.fork(fork.child))
-    }
-
     /// How what a target makes stands to it.
     pub(super) fn descent(&self, parent: Pid) -> Option<Descent> {
         self.running.get(&parent).map(|parent| Descent { requested: parent.requested })
@@ -97,7 +82,8 @@ impl Targets {
     /// The books of the program that a target ran until now; it goes on with empty ones.
     pub(super) fn exec(&mut self, exec: &Exec) -> Option<Ledger> {
         let target = self.running.get_mut(&exec.pid)?;
-        Some(std::mem::replace(&mut target.ledger, Ledger::new(exec.pid)))
+        let next = target.ledger.succeed();
+        Some(std::mem::replace(&mut target.ledger, next))
     }
 
     /// Takes a running target out.
@@ -117,6 +103,7 @@ impl Targets {
             let folded = self.ended.swap_remove(smallest.unwrap_or(0));
             self.others.folded_count += 1;
             self.others.folded_totals.add(folded.ledger.totals());
+            self.frees_unknown_folded += folded.ledger.frees_unknown();
         }
     }
 
@@ -125,6 +112,18 @@ impl Targets {
         self.others.skipped_count += 1;
         if self.others.skipped.len() < SKIPPED_MAX {
             self.others.skipped.push(Skipped { pid, command, reason });
+        }
+    }
+
+    /// The recording is over: names those that run and never had probes.
+    pub(super) fn skip_unprofilable(&mut self) {
+        let reasons: Vec<(Pid, String, String)> = self
+            .running
+            .values_mut()
+            .filter_map(|target| Some((target.pid, target.command.clone(), target.unprofilable.take()?)))
+            .collect();
+        for (pid, command, reason) in reasons {
+            self.skip(pid, command, reason);
         }
     }
 
@@ -152,6 +151,7 @@ impl Targets {
 
     /// Frees of blocks that no books have.
     pub(super) fn frees_unknown(&self) -> u64 {
-        self.running.values().chain(&self.ended).map(|target| target.ledger.frees_unknown()).sum()
+        let kept = self.running.values().chain(&self.ended).map(|target| target.ledger.frees_unknown());
+        kept.sum::<u64>() + self.frees_unknown_folded
     }
 }

@@ -87,7 +87,10 @@ impl Tables {
             if self.mode == UnwindMode::Tables {
                 table.forget_frame_pointers();
             } else {
-                self.by_frame_pointer.push(module.path().to_string());
+                let path = module.path().to_string();
+                if !self.by_frame_pointer.contains(&path) {
+                    self.by_frame_pointer.push(path);
+                }
             }
         }
         Some(table)

@@ -114,7 +114,8 @@ fn a_mount_namespace_with_another_file_at_a_librarys_path() {
     // By path, and through an overlay: what the process has mapped is not what the path leads to here.
     let overlay = |folder: &Path| {
         let layers = ["upper", "work"].map(|name| {
-            let layer = folder.parent().expect("it lies in one").join(format!("{name}-of-overlay-{}", std::process::id()));
+            let layer =
+                folder.parent().expect("it lies in one").join(format!("{name}-of-overlay-{}", std::process::id()));
             fs::create_dir_all(&layer).expect("the folder is ours");
             layer
         });
@@ -130,11 +131,8 @@ fn a_mount_namespace_with_another_file_at_a_librarys_path() {
         layers[0].display(),
         layers[1].display()
     );
-    let script = format!(
-        "mount -t overlay overlay -o '{options}' '{}' && exec '{}'",
-        folder.path().display(),
-        host.display()
-    );
+    let script =
+        format!("mount -t overlay overlay -o '{options}' '{}' && exec '{}'", folder.path().display(), host.display());
     overlaid.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
     for mut command in [bound, overlaid] {
         let mut target = Target::spawn(&mut command);
@@ -197,7 +195,10 @@ fn files_that_were_replaced_or_deleted_before() {
         let pid = installed.target.pid();
         let report = profile(&mut installed.target);
         assert_profile(report.process(pid), "/libc.so.6");
-        assert_eq!(report.process(pid).callsites[0].stack[0].file.as_deref().map(|file| file.ends_with("service.c")), Some(true));
+        assert_eq!(
+            report.process(pid).callsites[0].stack[0].file.as_deref().map(|file| file.ends_with("service.c")),
+            Some(true)
+        );
     }
 }
 

@@ -215,7 +215,9 @@ fn of_three_one_exits_one_is_killed_and_one_lives_on() {
     report.assert_complete();
     assert_eq!(report.targets.len(), 3);
     let known = version() >= (6, 15);
-    for (pid, (count, exited, code)) in pids.into_iter().zip([(25, true, Some(5)), (7, true, Some(137)), (4, false, None)]) {
+    for (pid, (count, exited, code)) in
+        pids.into_iter().zip([(25, true, Some(5)), (7, true, Some(137)), (4, false, None)])
+    {
         let process = report.process(pid);
         assert_sites(process, &[("keeps", kept(count, 1000))]);
         assert_eq!((process.exited, process.replaced), (exited, false), "{process:?}");
