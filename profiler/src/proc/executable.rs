@@ -3,14 +3,23 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
+use super::maps::Device;
 use super::process::entry_path;
 use crate::ids::Pid;
 
 /// A file by its place in a file system, not by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
-    device: u64,
+    device: Device,
     inode: u64,
+}
+
+impl FileIdentity {
+    /// The file with this inode on this device, both as `stat` reports them.
+    #[must_use]
+    pub fn new(device: Device, inode: u64) -> Self {
+        Self { device, inode }
+    }
 }
 
 /// The process's executable.
@@ -20,7 +29,7 @@ pub struct FileIdentity {
 /// When the process has ended, has none, or may not be looked at.
 pub fn identity(pid: Pid) -> io::Result<FileIdentity> {
     let metadata = std::fs::metadata(entry_path(pid, "exe"))?;
-    Ok(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
+    Ok(FileIdentity { device: Device::from_raw(metadata.dev()), inode: metadata.ino() })
 }
 
 #[cfg(test)]

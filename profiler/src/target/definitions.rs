@@ -1,6 +1,7 @@
 //! Which of the wanted functions the modules of a process define. Reads each module's symbol tables once per session,
 //! however many processes map it; knows no allocator.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -9,9 +10,11 @@ use tracing::debug;
 use super::address_space::AddressSpace;
 use super::link_map::{LinkMap, LinkPosition};
 use super::module_pattern::ModulePattern;
-use crate::ids::ModuleId;
+use crate::ids::{ModuleId, Pid};
+use crate::object::image::Image;
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::{DefinedFunction, Search, defined_functions, imports_any};
+use crate::proc::executable::{self, FileIdentity};
 use crate::proc::process;
 
 /// A module of a process, and those of the wanted functions that it defines.
@@ -82,12 +85,12 @@ impl Definitions {
         modules: &ModuleStore,
         links: Option<&LinkMap>,
     ) -> Vec<Candidate> {
-        let program = process::executable(space.pid()).ok();
+        let program = Program::of(space.pid());
         let candidate = |id: ModuleId| {
             let module = modules.get(id);
             let elf = module.elf().ok()?;
             let link = links.and_then(|links| links.position(bias(space, id, module)?));
-            let is_program = program.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());
+            let is_program = program.is(module);
             let is_first = link == Some(LinkPosition { namespace: 0, index: 0 });
             Some(Candidate {
                 module: id,
@@ -119,6 +122,26 @@ impl Definitions {
             functions.into_iter().filter(|function| !function.indirect).collect()
         });
         Arc::clone(known)
+    }
+}
+
+/// Which of the modules a process was started from.
+struct Program {
+    path: Option<PathBuf>,
+    file: Option<FileIdentity>,
+}
+
+impl Program {
+    fn of(pid: Pid) -> Self {
+        Self { path: process::executable(pid).ok(), file: executable::identity(pid).ok() }
+    }
+
+    /// By its file, because a module has the path that the first target knew it by, and a deleted file has another one.
+    /// On some file systems `stat` says otherwise of what is mapped: then by its path.
+    fn is(&self, module: &Module) -> bool {
+        let file = module.image().ok().map(Image::identity).map(|file| FileIdentity::new(file.device, file.inode));
+        let same_path = self.path.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());
+        same_path || (file.is_some() && file == self.file)
     }
 }
 
