@@ -64,10 +64,11 @@ impl Discovery {
     /// When no allocator is there, or hooks cannot be numbered.
     pub(super) fn discover(&mut self, target: &mut Target) -> Result<bool> {
         let found = self.find(&target.space, target.link_map());
+        target.was_searched();
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
-        let mapped = target.space.modules();
-        target.hooks.retain_modules(&self.plan, &mapped);
-        target.hooks.add(&found, self.placement, &self.modules, &mut self.plan)
+        let added = target.hooks.add(&found, self.placement, &self.modules, &mut self.plan)?;
+        target.hooks.retain_modules(&self.plan, &target.space.modules());
+        Ok(added)
     }
 
     fn find(&mut self, space: &AddressSpace, links: Option<&LinkMap>) -> Result<Vec<ResolvedHook>, NoAllocator> {

@@ -32,6 +32,8 @@ struct HookState {
     reached: bool,
     /// In this target, the profile is not whole without it.
     required: bool,
+    /// The target has its module mapped, or had.
+    mapped: bool,
     state: State,
 }
 
@@ -75,7 +77,7 @@ impl Hooks {
     /// Adds a hook that the plan has already.
     pub(super) fn want(&mut self, id: HookId) {
         if self.states.iter().all(|hook| hook.id != id) {
-            self.states.push(HookState { id, reached: false, required: false, state: State::Wanted });
+            self.states.push(HookState { id, reached: false, required: false, mapped: false, state: State::Wanted });
         }
     }
 
@@ -88,7 +90,12 @@ impl Hooks {
     /// The hooks for the program that this process becomes by exec: links follow the process, and take hold again where the
     /// new program maps the same modules. What was attached stays written here.
     pub(super) fn succeed(&mut self) -> Self {
-        Self { states: self.states.clone(), links: std::mem::take(&mut self.links), backend: self.backend }
+        let unmapped = |hook: &HookState| HookState { mapped: false, ..hook.clone() };
+        Self {
+            states: self.states.iter().map(unmapped).collect(),
+            links: std::mem::take(&mut self.links),
+            backend: self.backend,
+        }
     }
 
     /// Attaches what is wanted, hooks that free first: a block that is tracked can then not be freed unseen. All hooks of
@@ -150,9 +157,13 @@ impl Hooks {
         Ok(())
     }
 
-    /// Forgets hooks of modules that turned out not to be mapped.
+    /// Forgets hooks of modules that turned out not to be mapped. One that was mapped may come back: its probes stay, and
+    /// so does what is told of it.
     pub(super) fn retain_modules(&mut self, plan: &Plan, mapped: &[ModuleId]) {
-        self.states.retain(|hook| mapped.contains(&plan.hook(hook.id).hook.module));
+        self.states.retain_mut(|hook| {
+            hook.mapped |= mapped.contains(&plan.hook(hook.id).hook.module);
+            hook.mapped
+        });
     }
 
     /// The modules that these hooks are in.

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use profiler_common::sampling::SamplingRate;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::UnwindMode;
 use super::config::SessionConfig;
@@ -82,7 +82,12 @@ impl Probes {
         // Probes that were put on files which the process had not mapped yet.
         let foreseen = target.foreseen && needed.iter().all(|module| attached_before.contains(module));
         // Probes before tables: a stack that ends early is still an allocation that was seen.
+        let hooks_before = target.hooks.attached();
         self.attach(target)?;
+        let hooks_added = target.hooks.attached().saturating_sub(hooks_before);
+        if target.has_begun() && hooks_added > 0 {
+            info!("process {} ({}) is watched with {hooks_added} more hooks", target.pid, target.comm);
+        }
         if mapped_more {
             self.register(target);
         }

@@ -47,6 +47,8 @@ pub(super) struct Target {
     /// A stack had code that no known mapping covers: look at the mappings again.
     space_stale: bool,
     space_read: Instant,
+    /// Something new was mapped, and was not searched for allocators yet.
+    unsearched: bool,
 }
 
 /// How a target ended.
@@ -86,6 +88,7 @@ impl Target {
             link_map: None,
             space_stale: false,
             space_read: Instant::now(),
+            unsearched: false,
         }
     }
 
@@ -142,7 +145,7 @@ impl Target {
 
     /// Whether something may have been mapped that was not there: the dynamic linker's list says so, or is still growing.
     pub(super) fn may_have_mapped(&self) -> bool {
-        self.is_young() || self.link_map.as_ref().is_some_and(LinkMap::changed)
+        self.is_young() || self.unsearched || self.link_map.as_ref().is_some_and(LinkMap::changed)
     }
 
     fn is_young(&self) -> bool {
@@ -156,12 +159,20 @@ impl Target {
         self.space_read = Instant::now();
         self.link_map = LinkMap::read(self.pid);
         match self.space.refresh(modules) {
-            Ok(new) => !new.is_empty(),
+            Ok(new) => {
+                self.unsearched |= !new.is_empty();
+                !new.is_empty()
+            }
             Err(error) => {
                 debug!("process {}: {error}", self.pid);
                 false
             }
         }
+    }
+
+    /// What is mapped has been searched for allocators.
+    pub(super) fn was_searched(&mut self) {
+        self.unsearched = false;
     }
 
     /// The dynamic linker's list, as it was when mappings were last looked at.
