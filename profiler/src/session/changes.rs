@@ -85,7 +85,8 @@ impl Session {
     /// Puts probes on what a target maps now.
     pub(super) fn settle(&mut self, pid: Pid) {
         let stopped = self.held == Some(pid);
-        let Some(target) = self.targets.get_mut(pid) else { return self.lifecycle.settled(pid) };
+        let running = self.targets.get_mut(pid).filter(|target| !target.is_gone());
+        let Some(target) = running else { return self.lifecycle.settled(pid) };
         let Err(error) = self.probes.settle(target, stopped) else { return self.lifecycle.settled(pid) };
         let begins = matches!(error.downcast_ref(), Some(NoAllocator::None(_) | NoAllocator::NotSelected { .. }));
         if target.has_begun() {
@@ -109,6 +110,7 @@ impl Session {
     }
 
     fn follow_fork(&mut self, fork: &Fork, ledger: Ledger) {
+        self.close_if_gone(fork.child);
         let held = (self.config.hold == Hold::Forks && !self.lifecycle.has_grace()).then(|| Launch::hold(fork.child));
         let (Some(parent), Ok(process)) = (self.targets.get(fork.parent), Process::open(fork.child)) else {
             self.targets.others.short_lived_count += 1;
@@ -151,7 +153,8 @@ impl Session {
         ended.ledger.close();
         self.targets.keep(ended);
         self.probes.unwinding.forget(exec.pid);
-        let wanted = target.requested || scan::facts(exec.pid).is_ok_and(|facts| self.config.selection.matches(&facts));
+        let wanted =
+            target.requested || scan::facts(exec.pid).is_ok_and(|facts| self.config.selection.matches_later(&facts));
         if !wanted {
             return self.probes.release(&mut target);
         }
@@ -176,7 +179,13 @@ impl Session {
 
     /// A process that is no target runs a program that may be meant.
     fn meet(&mut self, exec: &Exec) {
+        // A target may have had its number.
+        self.close_if_gone(exec.pid);
         if !self.config.selection.is_open() || exec.pid.0 == std::process::id() {
+            return;
+        }
+        // An earlier exec has told of it, and it was taken for what it is by now.
+        if self.targets.get(exec.pid).is_some() {
             return;
         }
         let Ok(facts) = scan::facts(exec.pid) else {
@@ -186,7 +195,7 @@ impl Session {
             }
             return;
         };
-        if !self.config.selection.matches(&facts) {
+        if !self.config.selection.matches_later(&facts) {
             return;
         }
         let Ok(target) = Target::open(exec.pid, Origin::Executed, Some(exec.time)) else {
@@ -199,6 +208,18 @@ impl Session {
     /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.
     pub(super) fn end(&mut self, pid: Pid) {
         while !self.drain() {}
+        // Its number may be another target's by now.
+        self.close_if_gone(pid);
+    }
+
+    /// Closes the books of a target that has ended, whether that was told yet or not.
+    fn close_if_gone(&mut self, pid: Pid) {
+        if self.targets.get(pid).is_some_and(Target::is_gone) {
+            self.close(pid);
+        }
+    }
+
+    fn close(&mut self, pid: Pid) {
         self.lifecycle.settled(pid);
         let Some(mut target) = self.targets.remove(pid) else { return };
         target.end =

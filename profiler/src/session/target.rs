@@ -124,9 +124,9 @@ impl Target {
         self.begun
     }
 
-    /// Whether its process has ended, seen or not.
+    /// Whether its process has ended, seen or not. Then its number may be another's.
     pub(super) fn is_gone(&self) -> bool {
-        self.process.as_ref().is_none_or(|process| process.exit_now().is_some() || !process.is_same())
+        self.process.as_ref().is_none_or(Process::has_ended)
     }
 
     /// Takes an event of this target to the books.
@@ -157,6 +157,9 @@ impl Target {
     pub(super) fn refresh_space(&mut self, modules: &mut ModuleStore) -> bool {
         self.space_stale = false;
         self.space_read = Instant::now();
+        if self.is_gone() {
+            return false;
+        }
         self.link_map = LinkMap::read(self.pid);
         match self.space.refresh(modules) {
             Ok(new) => {
