@@ -178,6 +178,32 @@ impl Session {
         self.child.id()
     }
 
+    /// Stops it: until [`go_on`](Self::go_on) it notices nothing.
+    ///
+    /// # Panics
+    ///
+    /// When it has ended.
+    #[track_caller]
+    pub fn halt(&self) {
+        self.signal(Signal::STOP);
+        let stopped = || kernel::state(self.pid()) == 'T';
+        let deadline = Instant::now() + READY_WITHIN;
+        while !stopped() {
+            assert!(Instant::now() < deadline, "it does not stop");
+            thread::yield_now();
+        }
+    }
+
+    /// Has it go on after [`halt`](Self::halt).
+    ///
+    /// # Panics
+    ///
+    /// When it has ended.
+    #[track_caller]
+    pub fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
     /// Sends SIGINT, as Ctrl-C does, and waits for the end.
     ///
     /// # Panics

@@ -31,6 +31,20 @@ pub fn version() -> (u32, u32) {
     numbers.next().zip(numbers.next()).unwrap_or_else(|| panic!("no version in `{release}`"))
 }
 
+/// What a process does: `R`uns, `S`leeps, is s`T`opped, … (`/proc/PID/stat`).
+///
+/// # Panics
+///
+/// When there is no such process.
+#[must_use]
+#[track_caller]
+pub fn state(pid: u32) -> char {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_else(|error| panic!("stat of {pid}: {error}"));
+    // The name before it may hold anything.
+    let behind_name = stat.rsplit_once(") ").map(|(_, behind)| behind);
+    behind_name.and_then(|behind| behind.chars().next()).unwrap_or_else(|| panic!("no state in `{stat}`"))
+}
+
 /// Bytes in the executable file mappings of a process that differ from their files: breakpoints, in effect. Each as
 /// `module+0xoffset`.
 ///

@@ -97,6 +97,19 @@ impl Target {
         self.child.id()
     }
 
+    /// The only child of what was started: the target itself, where a program was started that makes it.
+    ///
+    /// # Panics
+    ///
+    /// When it has another number of children.
+    #[must_use]
+    #[track_caller]
+    pub fn child_pid(&self) -> u32 {
+        let pid = self.pid();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
+        children.trim().parse().unwrap_or_else(|error| panic!("`{children}` is not one child: {error}"))
+    }
+
     /// Has it do the work for one line of input and returns what it did.
     ///
     /// # Panics
@@ -140,6 +153,18 @@ impl Target {
     #[track_caller]
     pub fn begin_exit(&mut self, code: i32) {
         self.send(&format!("exit {code}"));
+    }
+
+    /// Kills it, and reaps it.
+    ///
+    /// # Panics
+    ///
+    /// When it had ended by itself.
+    #[track_caller]
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it is our child");
+        let status = self.child.wait().expect("it is our child");
+        assert_eq!(status.signal(), Some(9), "the target ended with {status}");
     }
 
     /// Fails unless it still runs and does its work.

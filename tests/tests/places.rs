@@ -1,0 +1,60 @@
+//! Where targets' files and numbers are not what they seem: other roots and mount namespaces, files that were replaced,
+//! libraries that come late, and numbers that are given out again.
+
+use std::fs;
+use std::path::Path;
+
+use heapbpf_tests::report::{Counts, Process};
+
+#[path = "places/files.rs"]
+mod files;
+#[path = "places/late.rs"]
+mod late;
+#[path = "places/numbers.rs"]
+mod numbers;
+
+/// The C library and the dynamic linker that targets are run with.
+const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
+const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
+
+/// `count` blocks of `size_bytes`, kept.
+fn kept(count: u64, size_bytes: u64) -> Counts {
+    let bytes = count * size_bytes;
+    Counts {
+        alloc_count: count,
+        alloc_bytes: bytes,
+        free_count: 0,
+        free_bytes: 0,
+        live_count: count,
+        live_bytes: bytes,
+    }
+}
+
+/// Fails unless these functions, called by `main`, allocated that much and nothing else did.
+#[track_caller]
+fn assert_sites(process: &Process, sites: &[(&str, Counts)]) {
+    let reported: Vec<(String, Counts)> = process.exact_by_leaf().into_iter().collect();
+    let expected: Vec<(String, Counts)> = sites.iter().map(|&(name, counts)| (name.to_owned(), counts)).collect();
+    assert_eq!(reported, expected, "{:#?}", process.callsites);
+    for callsite in &process.callsites {
+        assert!(callsite.has(|function| function == "main"), "{:#?}", callsite.stack);
+    }
+}
+
+/// Copies a file, whatever links lead to it.
+#[track_caller]
+fn copy(from: impl AsRef<Path>, to: &Path) {
+    fs::create_dir_all(to.parent().expect("it lies in a folder")).expect("the folder is ours");
+    fs::copy(from.as_ref(), to).unwrap_or_else(|error| panic!("`{}`: {error}", from.as_ref().display()));
+}
+
+/// The modules that a heap's hooks are in, each once.
+#[track_caller]
+fn modules<'a>(process: &'a Process, heap: &str) -> Vec<&'a str> {
+    let heap = process.heaps.iter().find(|it| it.name == heap);
+    let heap = heap.unwrap_or_else(|| panic!("no such heap among {:?}", process.heaps));
+    let mut modules: Vec<&str> = heap.hooks.iter().map(|hook| hook.module.as_str()).collect();
+    modules.sort_unstable();
+    modules.dedup();
+    modules
+}

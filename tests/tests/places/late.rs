@@ -1,0 +1,202 @@
+//! Allocators that come into a target while it is recorded, and go.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use heapbpf_tests::heapbpf::{Heapbpf, Session};
+use heapbpf_tests::recipe::Recipe;
+use heapbpf_tests::report::{Counts, Process, Report};
+use heapbpf_tests::target::Target;
+
+use super::{kept, modules};
+
+/// Said once hooks were added to a target that is watched already.
+const MORE: &str = "more hooks";
+
+fn plugin(flags: &str) -> PathBuf {
+    Recipe::of("plugin.c").flags(&format!("-shared -fPIC -Wl,-Bsymbolic {flags}")).build()
+}
+
+/// A target that can load a library, and heapbpf on it.
+struct Watched {
+    target: Target,
+    heapbpf: Heapbpf,
+    session: Session,
+}
+
+impl Watched {
+    fn start() -> Self {
+        let program = Recipe::of("host.c").libraries("-ldl").build();
+        let target = Target::spawn(&mut std::process::Command::new(program));
+        let mut heapbpf = Heapbpf::of(target.pid(), "-v --interval 1 -o out.json");
+        let session = heapbpf.start();
+        Self { target, heapbpf, session }
+    }
+
+    /// Has it load a library, and waits until that is watched too.
+    fn load(&mut self, library: &std::path::Path) {
+        self.target.work(&format!("load {}", library.display()));
+        self.session.wait_for(MORE);
+    }
+
+    fn finish(self) -> Report {
+        let mut target = self.target;
+        let _ = self.session.interrupt().expect_code(0);
+        target.assert_running();
+        let report = self.heapbpf.report("out.json");
+        report.assert_complete();
+        report
+    }
+}
+
+#[track_caller]
+fn totals(process: &Process, heap: &str) -> Counts {
+    process.heaps.iter().find(|it| it.name == heap).map(|heap| heap.totals.exact()).expect("it is in the report")
+}
+
+#[test]
+fn a_library_with_its_own_malloc() {
+    let mut watched = Watched::start();
+    let library = plugin("");
+    watched.target.work("keep 1000 10");
+    watched.load(&library);
+    watched.target.work("use 100 30");
+    watched.target.work("keep 1000 15");
+    let pid = watched.target.pid();
+    let report = watched.finish();
+    let process = report.process(pid);
+    assert_sites(process, &[("keeps", kept(25, 1000)), ("plugin_keeps", kept(30, 100))]);
+    assert_eq!(modules(process, "plugin"), [library.to_str().expect("plain")]);
+    assert_eq!(totals(process, "plugin"), kept(30, 100));
+}
+
+/// Fails unless these functions allocated that much, and nothing else did but the dynamic linker for the library.
+#[track_caller]
+fn assert_sites(process: &Process, sites: &[(&str, Counts)]) {
+    let reported = process.exact_by_leaf();
+    for (function, counts) in sites {
+        assert_eq!(reported.get(*function), Some(counts), "{function} in {reported:#?}");
+    }
+    for callsite in process.callsites.iter().filter(|callsite| callsite.stack.len() > 1) {
+        let leaf = callsite.stack[0].function.as_deref().unwrap_or_default();
+        let expected = sites.iter().any(|(function, _)| *function == leaf);
+        assert!(expected || callsite.has(|function| function == "load" || function == "dlclose"), "{callsite:#?}");
+    }
+}
+
+#[test]
+fn a_library_with_prefixed_names() {
+    let names = ["malloc", "free", "calloc", "realloc", "aligned_alloc", "memalign", "valloc", "posix_memalign"];
+    let flags: Vec<String> = names.iter().map(|name| format!("-D{name}=je_{name}")).collect();
+    let mut watched = Watched::start();
+    watched.load(&plugin(&flags.join(" ")));
+    watched.target.work("use 100 30");
+    let pid = watched.target.pid();
+    let report = watched.finish();
+    let process = report.process(pid);
+    assert_sites(process, &[("plugin_keeps", kept(30, 100))]);
+    assert_eq!(totals(process, "jemalloc"), kept(30, 100));
+}
+
+#[test]
+fn calls_within_calls_count_once() {
+    for flags in ["", "-DWRAPS"] {
+        let mut watched = Watched::start();
+        watched.load(&plugin(flags));
+        watched.target.work("use 100 30");
+        let resized = watched.target.work("resize 5000").site("plugin_resizes").counts;
+        let freed = watched.target.work("free");
+        assert_eq!(freed.sum(), Counts::default(), "the ledger is of one line");
+        let pid = watched.target.pid();
+        let report = watched.finish();
+        let process = report.process(pid);
+        assert_eq!((resized.alloc_count, resized.alloc_bytes), (30, 150_000));
+        let gone = |count, bytes| Counts {
+            free_count: count,
+            free_bytes: bytes,
+            live_count: 0,
+            live_bytes: 0,
+            ..kept(count, bytes / count)
+        };
+        let sites = [("plugin_keeps", gone(30, 3000)), ("plugin_resizes", gone(30, 150_000))];
+        assert_sites(process, &sites);
+        assert_eq!(totals(process, "plugin"), gone(60, 153_000), "{flags}: in the heap of the outermost call");
+    }
+}
+
+#[test]
+fn a_library_that_is_unloaded_and_loaded_again() {
+    let mut watched = Watched::start();
+    let library = plugin("");
+    let load = format!("load {}", library.display());
+    watched.load(&library);
+    watched.target.work("use 100 30");
+    watched.target.work("unload");
+    watched.target.work("keep 1000 25");
+    // Another one comes, so it is known that the target was looked at while the first was gone.
+    watched.load(&plugin("-DSHIFT=4096"));
+    watched.target.work("use 7 3");
+    watched.target.work(&load);
+    watched.target.work("use 100 1");
+    // And that it was looked at since.
+    watched.load(&plugin("-DSHIFT=8192"));
+    watched.target.work("use 13 2");
+    watched.target.work(&load);
+    watched.target.work("use 100 4");
+    let pid = watched.target.pid();
+    let report = watched.finish();
+    let process = report.process(pid);
+    let (count, bytes) = (30 + 3 + 1 + 2 + 4, 3000 + 21 + 100 + 26 + 400);
+    assert_eq!(totals(process, "plugin"), Counts { alloc_bytes: bytes, live_bytes: bytes, ..kept(count, 0) });
+    assert_eq!(process.exact_by_leaf()["keeps"], kept(25, 1000));
+    assert_eq!(modules(process, "plugin").len(), 3, "{:#?}", process.heaps);
+}
+
+#[test]
+fn hooks_of_a_library_that_is_gone_are_told() {
+    let mut watched = Watched::start();
+    let library = plugin("");
+    watched.load(&library);
+    watched.target.work("use 100 30");
+    watched.target.work("unload");
+    watched.load(&plugin("-Dmalloc=je_malloc -Dfree=je_free -Drealloc=je_realloc"));
+    let pid = watched.target.pid();
+    let report = watched.finish();
+    let process = report.process(pid);
+    assert_eq!(totals(process, "plugin"), kept(30, 100));
+    assert!(modules(process, "plugin").contains(&library.to_str().expect("plain")), "{:#?}", process.heaps);
+}
+
+#[test]
+fn a_library_whose_first_stacks_come_by_another_heap() {
+    let mut watched = Watched::start();
+    // Targets that have just been found are looked at anyway; what comes later has to be noticed.
+    std::thread::sleep(Duration::from_millis(2500));
+    let library = plugin("");
+    watched.target.work(&format!("load {}", library.display()));
+    watched.target.work("copy 10");
+    watched.session.wait_for(MORE);
+    watched.target.work("use 100 30");
+    let pid = watched.target.pid();
+    let report = watched.finish();
+    let process = report.process(pid);
+    assert_eq!(process.exact_by_leaf()["plugin_keeps"], kept(30, 100));
+    let copies = process.exact_under(|function| function == "plugin_copies");
+    assert_eq!(copies, kept(10, 100), "{:#?}", process.callsites);
+}
+
+#[test]
+fn a_library_without_an_allocator_changes_nothing() {
+    let mut watched = Watched::start();
+    watched.target.work(&format!("load {}", plugin("-DNO_HEAP").display()));
+    watched.target.work("use 100 30");
+    watched.target.work("unload");
+    watched.target.work("keep 1000 25");
+    let pid = watched.target.pid();
+    let report = watched.finish();
+    let process = report.process(pid);
+    let heaps: Vec<&str> = process.heaps.iter().map(|heap| heap.name.as_str()).collect();
+    assert_eq!(heaps, ["libc"]);
+    let of_keeps: Vec<_> = process.exact_by_leaf().into_iter().filter(|(name, _)| name == "keeps").collect();
+    assert_eq!(of_keeps, [("keeps".to_owned(), kept(25, 1000))]);
+}
