@@ -110,7 +110,8 @@ impl Session {
     /// Puts probes on what a target maps now.
     pub(super) fn settle(&mut self, pid: Pid) {
         let stopped = self.held == Some(pid);
-        let Some(target) = self.targets.get_mut(pid) else { return self.lifecycle.settled(pid) };
+        let running = self.targets.get_mut(pid).filter(|target| !target.is_gone());
+        let Some(target) = running else { return self.lifecycle.settled(pid) };
         let Err(error) = self.probes.settle(target, stopped) else { return self.lifecycle.settled(pid) };
         let begins = matches!(error.downcast_ref(), Some(NoAllocator::None(_) | NoAllocator::NotSelected { .. }));
         if target.has_begun() {
@@ -204,7 +205,7 @@ impl Session {
         self.targets.keep(ended);
         self.probes.unwinding.forget(exec.pid);
         let selection = &self.config.selection;
-        let meant = || scan::facts(exec.pid).is_ok_and(|facts| selection.matches(&facts));
+        let meant = || scan::facts(exec.pid).is_ok_and(|facts| selection.matches_later(&facts));
         let wanted = target.requested || selection.means_beginners() && meant();
         if !wanted {
             target.close(&mut self.probes.kernel);
@@ -232,7 +233,9 @@ impl Session {
 
     /// A process that is no target runs a program that may be meant.
     fn meet(&mut self, exec: &Exec, origin: Origin, descent: Option<Descent>) {
-        // A look at all processes may have found it first.
+        // A target may have had its number.
+        self.close_if_gone(exec.pid);
+        // A look at all processes may have found it first, or an earlier exec has told of it.
         if self.targets.get(exec.pid).is_some() {
             return;
         }
@@ -258,7 +261,7 @@ impl Session {
             return Ok(None);
         }
         match scan::facts(exec.pid) {
-            Ok(facts) if !requested && !selection.matches(&facts) => return Ok(None),
+            Ok(facts) if !requested && !selection.matches_later(&facts) => return Ok(None),
             // Whether it was meant cannot be told any more.
             Err(_) if !requested && !selection.all => return Ok(None),
             Err(error) => return Err(error),
@@ -272,6 +275,18 @@ impl Session {
     /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.
     pub(super) fn end(&mut self, pid: Pid) {
         while !self.drain() {}
+        // Its number may be another target's by now.
+        self.close_if_gone(pid);
+    }
+
+    /// Closes the books of a target that has ended, whether that was told yet or not.
+    fn close_if_gone(&mut self, pid: Pid) {
+        if self.targets.get(pid).is_some_and(Target::is_gone) {
+            self.close(pid);
+        }
+    }
+
+    fn close(&mut self, pid: Pid) {
         self.lifecycle.settled(pid);
         let Some(mut target) = self.targets.remove(pid) else { return };
         target.end =

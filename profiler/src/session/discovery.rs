@@ -68,14 +68,15 @@ impl Discovery {
     /// When no allocator is there, or hooks cannot be numbered.
     pub(super) fn discover(&mut self, target: &mut Target) -> Result<Vec<HookId>> {
         let found = self.find(&target.space, target.link_map());
+        target.was_searched();
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
         for (function, is_found) in self.functions.functions().iter().zip(&mut self.found).filter(|(_, found)| !**found)
         {
             *is_found = found.iter().any(|hook| is_named_by(hook, function));
         }
-        let mapped = target.space.modules();
-        target.hooks.retain_modules(&self.plan, &mapped);
-        target.hooks.add(&found, self.placement, &self.modules, &mut self.plan)
+        let ids = target.hooks.add(&found, self.placement, &self.modules, &mut self.plan)?;
+        target.hooks.mark_mapped(&self.plan, &target.space.modules());
+        Ok(ids)
     }
 
     /// The functions that were named, are of a heap that is selected, and were in no target yet.

@@ -32,6 +32,8 @@ struct HookState {
     reached: bool,
     /// In this target, the profile is not whole without it.
     required: bool,
+    /// The target has its module mapped, or had.
+    mapped: bool,
     state: State,
 }
 
@@ -76,7 +78,7 @@ impl Hooks {
     /// Adds a hook that the plan has already.
     pub(super) fn want(&mut self, id: HookId) {
         if self.states.iter().all(|hook| hook.id != id) {
-            self.states.push(HookState { id, reached: false, required: false, state: State::Wanted });
+            self.states.push(HookState { id, reached: false, required: false, mapped: false, state: State::Wanted });
         }
     }
 
@@ -90,7 +92,12 @@ impl Hooks {
     /// The hooks for the program that this process becomes by exec: links follow the process, and take hold again where the
     /// new program maps the same modules. What was attached stays written here.
     pub(super) fn succeed(&mut self) -> Self {
-        Self { states: self.states.clone(), links: std::mem::take(&mut self.links), backend: self.backend }
+        let unmapped = |hook: &HookState| HookState { mapped: false, ..hook.clone() };
+        Self {
+            states: self.states.iter().map(unmapped).collect(),
+            links: std::mem::take(&mut self.links),
+            backend: self.backend,
+        }
     }
 
     /// Attaches what is wanted, hooks that free first: a block that is tracked can then not be freed unseen. All hooks of

@@ -51,6 +51,8 @@ pub(super) struct Target {
     space_stale: bool,
     space_read: Instant,
     space_period: Duration,
+    /// Something new was mapped, and was not searched for allocators yet.
+    unsearched: bool,
 }
 
 /// How a target ended.
@@ -94,6 +96,7 @@ impl Target {
             space_stale: false,
             space_read: Instant::now(),
             space_period: SPACE_PERIOD,
+            unsearched: false,
         }
     }
 
@@ -135,9 +138,9 @@ impl Target {
         Some(Identity { pid: self.pid, start_ticks })
     }
 
-    /// Whether its process has ended, seen or not.
+    /// Whether its process has ended, seen or not. Then its number may be another's.
     pub(super) fn is_gone(&self) -> bool {
-        self.process.as_ref().is_none_or(|process| process.exit_now().is_some() || !process.is_same())
+        self.process.as_ref().is_none_or(Process::has_ended)
     }
 
     /// Takes an event of this target to the books.
@@ -156,7 +159,7 @@ impl Target {
 
     /// Whether something may have been mapped that was not there: the dynamic linker's list says so, or is still growing.
     pub(super) fn may_have_mapped(&self) -> bool {
-        self.is_young() || self.link_map.as_ref().is_some_and(LinkMap::changed)
+        self.is_young() || self.unsearched || self.link_map.as_ref().is_some_and(LinkMap::changed)
     }
 
     /// Whether its dynamic linker may still be at work.
@@ -169,14 +172,32 @@ impl Target {
     pub(super) fn refresh_space(&mut self, modules: &mut ModuleStore) -> bool {
         self.space_stale = false;
         self.space_read = Instant::now();
+        if self.is_gone() {
+            return false;
+        }
         self.link_map = LinkMap::read(self.pid);
         match self.space.refresh(modules) {
-            Ok(new) => !new.is_empty(),
+            Ok(new) => {
+                self.unsearched |= !new.is_empty();
+                let wasted = (self.space_period * 2).min(SPACE_PERIOD_MAX);
+                self.space_period = if new.is_empty() { wasted } else { SPACE_PERIOD };
+                !new.is_empty()
+            }
             Err(error) => {
                 debug!("process {}: {error}", self.pid);
                 false
             }
         }
+    }
+
+    /// Whether there is something mapped that was not searched for allocators yet.
+    pub(super) fn is_unsearched(&self) -> bool {
+        self.unsearched
+    }
+
+    /// What is mapped has been searched for allocators.
+    pub(super) fn was_searched(&mut self) {
+        self.unsearched = false;
     }
 
     /// The dynamic linker's list, as it was when mappings were last looked at.

@@ -6,7 +6,7 @@ use crate::ids::Pid;
 use crate::ingest::event::{Event, Exec};
 use crate::ledger::Ledger;
 use crate::report::profile::{Others, Skipped};
-use crate::target::process::Exit;
+use crate::target::process::{Exit, Process};
 use crate::units::EstimatedBytes;
 
 use super::lifecycle::Descent;
@@ -79,9 +79,13 @@ impl Targets {
         self.running.get(&parent).map(|parent| Descent { requested: parent.requested })
     }
 
-    /// The books of the program that a target ran until now; it goes on with empty ones.
+    /// The books of the program that a target ran until now; it goes on with empty ones. `None` when it was another process
+    /// that called exec, which has the number of a target that ended.
     pub(super) fn exec(&mut self, exec: &Exec) -> Option<Ledger> {
         let target = self.running.get_mut(&exec.pid)?;
+        if target.process.as_ref().is_some_and(Process::is_succeeded) {
+            return None;
+        }
         let next = target.ledger.succeed();
         Some(std::mem::replace(&mut target.ledger, next))
     }

@@ -51,9 +51,13 @@ impl Selection {
     /// Whether the process is a target, however much memory it has.
     #[must_use]
     pub fn matches(&self, facts: &ProcessFacts) -> bool {
-        if self.names_pid(facts.pid()) {
-            return true;
-        }
+        self.names_pid(facts.pid()) || self.matches_later(facts)
+    }
+
+    /// Whether a process that starts later is a target, or a program that a process becomes. Numbers are those of processes
+    /// that run already: who has one of them later is somebody else.
+    #[must_use]
+    pub fn matches_later(&self, facts: &ProcessFacts) -> bool {
         let names = facts.names();
         let chosen = self.all
             || self.patterns.iter().any(|pattern| pattern.matches(&names))

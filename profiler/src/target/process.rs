@@ -94,6 +94,18 @@ impl Process {
         Identity { pid: self.pid, start_ticks: self.started }
     }
 
+    /// Whether it has ended, reaped or not.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.pidfd.has_ended().unwrap_or(true)
+    }
+
+    /// Whether its number has been given to another process.
+    #[must_use]
+    pub fn is_succeeded(&self) -> bool {
+        process::start_time(self.pid).is_ok_and(|started| started != self.started)
+    }
+
     /// Whether the number is still this process's: it runs, or it has ended and is not reaped.
     #[must_use]
     pub fn is_same(&self) -> bool {

@@ -56,7 +56,7 @@ fn a_root_of_its_own() {
     assert_other_libc(target.pid());
     let report = profile(&mut target);
     assert_profile(report.process(target.pid()), LIBC);
-    // Their debug information was read in there, too.
+    // Lines come from the program in there.
     let leaf = &report.targets[0].callsites[0].stack[0];
     assert!(leaf.line.is_some() && leaf.file.as_deref().is_some_and(|file| file.ends_with("service.c")), "{leaf:?}");
 }
@@ -65,7 +65,7 @@ fn a_root_of_its_own() {
 fn a_root_with_another_file_at_the_programs_path() {
     let program = build("service.c");
     let root = root(&program);
-    // There is a `/program`-to-be outside as well, with functions elsewhere: the path is that of another program.
+    // Outside, this path is another program's, with functions elsewhere.
     let path = build("exact.c");
     copy(&program, &root.path().join(path.strip_prefix("/").expect("it is absolute")));
     let mut target = Target::spawn(Command::new("chroot").arg(root.path()).arg(&path));
@@ -73,14 +73,59 @@ fn a_root_with_another_file_at_the_programs_path() {
     assert_profile(report.process(target.pid()), LIBC);
 }
 
-/// A command that starts a program in a mount namespace of its own, where each of the paths leads to another file.
-fn with_mounts(mounts: &[(&Path, &Path)], program: &Path) -> Command {
-    let mounts: Vec<String> =
-        mounts.iter().map(|(file, path)| format!("mount --bind '{}' '{}'", file.display(), path.display())).collect();
-    let script = format!("{} && exec '{}'", mounts.join(" && "), program.display());
+/// A command that runs a script in a mount namespace of its own.
+fn in_namespace(script: &str) -> Command {
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+    command.args(["--mount", "--propagation", "private", "sh", "-ec", script]);
     command
+}
+
+/// A command that starts a program where this path leads to another file.
+fn with_mount(file: &Path, path: &Path, program: &Path) -> Command {
+    in_namespace(&format!("mount --bind '{}' '{}'; exec '{}'", file.display(), path.display(), program.display()))
+}
+
+/// An overlay over a folder, as containers' roots are.
+struct Overlay {
+    layers: tempfile::TempDir,
+    mount: String,
+}
+
+impl Overlay {
+    /// It is mounted on `at`.
+    fn new(lower: &Path, at: &Path) -> Self {
+        let layers = tempfile::tempdir().expect("there is a directory for temporary files");
+        let [upper, work] = ["upper", "work"].map(|name| layers.path().join(name));
+        [&upper, &work].into_iter().for_each(|folder| fs::create_dir(folder).expect("the folder is ours"));
+        let (lower, upper, work) = (lower.display(), upper.display(), work.display());
+        let mount = format!(
+            "mount -t overlay overlay -o 'lowerdir={lower},upperdir={upper},workdir={work}' '{}'",
+            at.display()
+        );
+        Self { layers, mount }
+    }
+
+    /// Puts another file in the place of the lower one.
+    fn put(&self, file: &Path, name: &str) {
+        copy(file, &self.layers.path().join("upper").join(name));
+    }
+
+    /// Starts what the rest of a script says, where it is mounted.
+    fn start(&self, rest: &str) -> Target {
+        Target::spawn(&mut in_namespace(&format!("{}; {rest}", self.mount)))
+    }
+}
+
+#[test]
+fn a_root_on_an_overlay() {
+    let merged = tempfile::tempdir().expect("there is a directory for temporary files");
+    for (flags, module) in [("", LIBC), ("-static", "/program")] {
+        let root = root(&Recipe::of("service.c").flags(flags).build());
+        let overlay = Overlay::new(root.path(), merged.path());
+        let mut target = overlay.start(&format!("exec chroot '{}' /program", merged.path().display()));
+        let report = profile(&mut target);
+        assert_profile(report.process(target.pid()), module);
+    }
 }
 
 #[test]
@@ -89,7 +134,7 @@ fn a_mount_namespace_with_another_c_library() {
     let libc = folder.path().join("other-libc");
     copy(LIBC, &libc);
     let program = build("service.c");
-    let mut target = Target::spawn(&mut with_mounts(&[(&libc, Path::new(LIBC))], &program));
+    let mut target = Target::spawn(&mut with_mount(&libc, Path::new(LIBC), &program));
     assert_other_libc(target.pid());
     let report = profile(&mut target);
     assert_profile(report.process(target.pid()), LIBC);
@@ -105,50 +150,33 @@ fn plugin(shift_bytes: u32) -> PathBuf {
     Recipe::of("plugin.c").flags(&format!("-shared -fPIC -Wl,-Bsymbolic -DSHIFT={shift_bytes}")).build()
 }
 
+/// Checks a target whose library is not the one that its path leads to here.
+#[track_caller]
+fn check_library(mut target: Target, path: &Path) {
+    target.work(&format!("load {}", path.display()));
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    target.work("use 100 30");
+    target.work("keep 1000 25");
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    let process = report.process(target.pid());
+    assert_sites(process, &[("keeps", kept(25, 1000)), ("plugin_keeps", kept(30, 100))]);
+    assert_eq!(modules(process, "plugin"), [path.to_str().expect("plain")]);
+}
+
 #[test]
 fn a_mount_namespace_with_another_file_at_a_librarys_path() {
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
     let path = folder.path().join("plugin");
     copy(plugin(64), &path);
     let host = Recipe::of("host.c").libraries("-ldl").build();
-    // By path, and through an overlay: what the process has mapped is not what the path leads to here.
-    let overlay = |folder: &Path| {
-        let layers = ["upper", "work"].map(|name| {
-            let layer =
-                folder.parent().expect("it lies in one").join(format!("{name}-of-overlay-{}", std::process::id()));
-            fs::create_dir_all(&layer).expect("the folder is ours");
-            layer
-        });
-        copy(plugin(4096), &layers[0].join("plugin"));
-        layers
-    };
-    let layers = overlay(folder.path());
-    let bound = with_mounts(&[(&plugin(4096), &path)], &host);
-    let mut overlaid = Command::new("unshare");
-    let options = format!(
-        "lowerdir={},upperdir={},workdir={}",
-        folder.path().display(),
-        layers[0].display(),
-        layers[1].display()
-    );
-    let script =
-        format!("mount -t overlay overlay -o '{options}' '{}' && exec '{}'", folder.path().display(), host.display());
-    overlaid.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
-    for mut command in [bound, overlaid] {
-        let mut target = Target::spawn(&mut command);
-        target.work(&format!("load {}", path.display()));
-        let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
-        let session = heapbpf.start();
-        target.work("use 100 30");
-        target.work("keep 1000 25");
-        let _ = session.interrupt().expect_code(0);
-        let report = heapbpf.report("out.json");
-        report.assert_complete();
-        let process = report.process(target.pid());
-        assert_sites(process, &[("keeps", kept(25, 1000)), ("plugin_keeps", kept(30, 100))]);
-        assert_eq!(modules(process, "plugin"), [path.to_str().expect("plain")]);
-    }
-    layers.iter().for_each(|layer| drop(fs::remove_dir_all(layer)));
+    check_library(Target::spawn(&mut with_mount(&plugin(4096), &path, &host)), &path);
+
+    let overlay = Overlay::new(folder.path(), folder.path());
+    overlay.put(&plugin(4096), "plugin");
+    check_library(overlay.start(&format!("exec '{}'", host.display())), &path);
 }
 
 /// What a package manager does to a file: another one takes its name, or it goes.

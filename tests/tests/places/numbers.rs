@@ -168,6 +168,23 @@ fn a_number_is_given_to_another_process_before_the_end_of_the_first_is_noticed()
 }
 
 #[test]
+fn programs_that_run_others_at_once_are_one_target() {
+    let named = Named::new();
+    let mut heapbpf = Heapbpf::new(["-v", "--cmdline", &named.pattern(), "--interval", "1", "-o", "out.json"]);
+    let mut session = heapbpf.start();
+    session.halt();
+    // Each becomes the next one before anybody looks.
+    let mut target = Target::spawn(Command::new("env").arg("env").arg("env").arg(named.program()));
+    session.go_on();
+    session.wait_for("is watched");
+    target.work("keep 1000 25");
+    let report = finish(&heapbpf, session);
+    let [process] = report.targets.as_slice() else { panic!("{:#?}", report.targets) };
+    assert!(process.pid == target.pid() && !process.exited && !process.replaced, "{process:?}");
+    assert_sites(process, &[("keeps", kept(25, 1000))]);
+}
+
+#[test]
 fn a_number_that_was_asked_for_is_given_to_another_process() {
     for _ in 0..6 {
         let mut first = Target::start("service.c");

@@ -10,6 +10,7 @@ fn lifecycle(grace: Duration) -> Lifecycle {
         live_max: 100,
         changes: VecDeque::new(),
         borrowers: BTreeMap::new(),
+        beginners: Vec::new(),
         settling: BTreeMap::new(),
         looked: Instant::now(),
     }
@@ -23,8 +24,8 @@ fn exec(pid: u32, nanos: u64) -> Exec {
 fn due(lifecycle: &mut Lifecycle) -> Vec<u32> {
     std::iter::from_fn(|| lifecycle.take_due())
         .map(|change| match change {
-            Change::Began(exec, None) => exec.pid.0,
-            other => panic!("{other:?}"),
+            Change::Began(exec, Origin::Executed, None) => exec.pid.0,
+            _ => panic!("another change"),
         })
         .collect()
 }
@@ -50,7 +51,7 @@ fn the_last_exec_of_a_process_is_the_one_that_counts() {
         }
         assert!(lifecycle.awaits(Pid(7)) && !lifecycle.awaits(Pid(8)));
         assert_eq!(lifecycle.changes.len(), 1);
-        assert!(matches!(lifecycle.changes[0].1, Change::Began(Exec { time: MonotonicNanos(3), .. }, None)));
+        assert!(matches!(lifecycle.changes[0].1, Change::Began(Exec { time: MonotonicNanos(3), .. }, _, None)));
         assert_eq!(lifecycle.next_due().is_some_and(|due| due > Instant::now()), !grace.is_zero());
         assert_eq!(due(&mut lifecycle), if grace.is_zero() { vec![7] } else { vec![] });
     }
@@ -63,7 +64,7 @@ fn who_borrows_memory_and_ends_is_forgotten() {
         lifecycle.borrowers.insert(Pid(pid), Descent { requested: pid == 5 });
     }
     lifecycle.executed(exec(5, 1), &mut targets);
-    assert!(matches!(lifecycle.take_due(), Some(Change::Began(_, Some(Descent { requested: true })))));
+    assert!(matches!(lifecycle.take_due(), Some(Change::Began(_, _, Some(Descent { requested: true })))));
     assert_eq!(lifecycle.take_ended_borrowers(|pid| pid == Pid(4)), [Pid(4)]);
     assert_eq!(lifecycle.take_ended_borrowers(|pid| pid != Pid(6)), []);
 }
