@@ -15,7 +15,7 @@ const PYTHON: &str = "/usr/bin/python3";
 
 fn python(environment: &[(&str, &str)]) -> Target {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets/integers.py");
-    Target::spawn(Command::new(PYTHON).args(["-s", "-P"]).arg(script).envs(environment.iter().copied()))
+    Target::spawn(Command::new(PYTHON).arg("-s").arg(script).envs(environment.iter().copied()))
 }
 
 #[track_caller]
