@@ -67,9 +67,22 @@ fn refuse(error: &clap::Error) -> ExitCode {
         return ExitCode::from(exit::DONE);
     }
     let text = error.render().to_string();
-    let reason = text.split("\n\n").next().unwrap_or(&text).trim_start_matches("error: ").replace('\'', "`");
-    say(&format!("heapbpf: error: {}; see `heapbpf --help`", reason.trim_end()));
+    let reason = text.split("\n\n").next().unwrap_or(&text).trim_start_matches("error: ");
+    say(&format!("heapbpf: error: {}; see `heapbpf --help`", in_backticks(reason).trim_end()));
     ExitCode::from(exit::USAGE)
+}
+
+/// The library's quotes become backticks; an apostrophe stands between letters.
+fn in_backticks(text: &str) -> String {
+    let mut before = ' ';
+    let mut characters = text.chars().peekable();
+    let mut marked = String::with_capacity(text.len());
+    while let Some(character) = characters.next() {
+        let is_apostrophe = before.is_alphabetic() && characters.peek().is_some_and(|next| next.is_alphabetic());
+        marked.push(if character == '\'' && !is_apostrophe { '`' } else { character });
+        before = character;
+    }
+    marked
 }
 
 /// Writes a line to standard error.
@@ -94,4 +107,17 @@ fn start_log(verbose: u8) {
     };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_in_backticks_and_apostrophes_stay() {
+        let check = |text: &str, expected: &str| assert_eq!(in_backticks(text), expected);
+        check("invalid value 'x' for '--pid <PID>'", "invalid value `x` for `--pid <PID>`");
+        check("'a b' cannot be a heap's name", "`a b` cannot be a heap's name");
+        check("''", "``");
+    }
 }

@@ -105,6 +105,13 @@ async fn record(
     if !quiet {
         let until = if args.duration.is_none() { "; Ctrl-C stops and writes the report" } else { "" };
         say(&format!("heapbpf: recording {}{until}", session.describe()));
+        let unfound = session.unfound();
+        if !unfound.is_empty() {
+            say(&format!(
+                "heapbpf: there is no function `{}` in any module yet; libraries that are loaded later are looked through",
+                unfound.join("`, `")
+            ));
+        }
     }
     let line = ProgressLine::new(quiet);
     let forward = session.launched();

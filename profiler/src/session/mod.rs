@@ -173,6 +173,13 @@ impl Session {
         format!("{}: {hooks} hooks on heap {heaps}{later}", names.join(", "))
     }
 
+    /// Functions that the user has named and that none of the processes has, as far as there are any.
+    #[must_use]
+    pub fn unfound(&self) -> Vec<String> {
+        let all = if self.targets.count() > 0 { self.probes.discovery.unfound() } else { Vec::new() };
+        all.into_iter().filter(|hook| hook.required).map(|hook| hook.function).collect()
+    }
+
     /// Records until `stop` resolves, the duration is over or all targets have ended and none can come. `tell` is called
     /// now and then.
     ///

@@ -74,6 +74,7 @@ fn after_its_time_the_report_is_written_and_the_command_waited_for() {
     report.assert_complete();
     assert_whole(&report.targets[0], live(5, 385), "launch", "libc");
     assert!(!report.targets[0].exited);
+    wait_until("word of it", || text(&launched.file("stderr")).contains("is waited for"));
     launched.target.work("keep 77 5");
     launched.target.exit(23);
 }
@@ -128,7 +129,7 @@ fn what_a_command_leaves_behind_is_not_waited_for() {
 fn ctrl_z_stops_the_command_and_sigcont_has_it_go_on() {
     let mut launched = Launched::start("", &[build("launched.c")], &[]);
     let command = launched.command();
-    let mut stop_and_go = |launched: &mut Launched| {
+    let stop_and_go = |launched: &mut Launched| {
         kill_process(command, Signal::TSTP).expect("it runs");
         wait_until("the stop", || status(command, "State").to_lowercase().starts_with('t'));
         kill_process(command, Signal::CONT).expect("it is there");

@@ -55,6 +55,8 @@ impl Page {
         let hooks = each_once(profile);
         if hooks.is_empty() && !profile.targets.is_empty() {
             self.line(WARNING, "  hooks: none, as no allocator was found");
+        } else if hooks.is_empty() {
+            self.line(PLAIN, "  hooks: none");
         } else {
             self.attached(&hooks);
         }
