@@ -131,7 +131,11 @@ fn exec_ends_the_books_and_begins_new_ones() {
         assert_eq!(count(after, "keeps"), ledger.site("keeps").counts.alloc_count, "{how}");
         assert_eq!(after.beginning.origin, "exec");
         let begins = count(after, "begins");
+        if how == "exec" {
+            assert!(after.beginning.from_first_call, "its probes stay over an exec: {:?}", after.beginning);
+        }
+        // An exec by another thread than the first loses them, and new ones may come too late for the first calls.
         assert!(begins == 7 || !after.beginning.from_first_call, "{how}: {begins} of 7: {:?}", after.beginning);
-        assert_eq!(begins, 7, "{how}: it is held until its probes are there: {:?}", after.beginning);
+        assert!(after.beginning.delay_ns.is_some(), "{:?}", after.beginning);
     }
 }

@@ -68,8 +68,8 @@ impl Discovery {
     /// When no allocator is there, or hooks cannot be numbered.
     pub(super) fn discover(&mut self, target: &mut Target) -> Result<Vec<HookId>> {
         let found = self.find(&target.space, target.link_map());
-        target.was_searched();
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
+        target.was_searched();
         for (function, is_found) in self.functions.functions().iter().zip(&mut self.found).filter(|(_, found)| !**found)
         {
             *is_found = found.iter().any(|hook| is_named_by(hook, function));

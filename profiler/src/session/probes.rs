@@ -74,8 +74,10 @@ impl Probes {
     /// When it cannot be profiled as it is now.
     pub(super) fn settle(&mut self, target: &mut Target, stopped: bool) -> Result<()> {
         let attached_before = target.hooks.attached_ids();
-        let mapped_more = target.refresh_space(&mut self.discovery.modules);
-        if target.has_begun() && !target.is_unsearched() {
+        target.refresh_space(&mut self.discovery.modules);
+        // Also what was found mapped when something else asked.
+        let mapped_more = target.is_unsearched();
+        if target.has_begun() && !mapped_more {
             return Ok(());
         }
         let needed = match self.discovery.discover(target) {
