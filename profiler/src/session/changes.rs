@@ -59,11 +59,18 @@ impl Session {
 
     /// Does what is due.
     pub(super) fn attend(&mut self) {
+        // Probes for all before blocks for any: those take microseconds each.
+        let mut heirs = Vec::new();
         while let Some(change) = self.lifecycle.take_due() {
             match change {
-                Change::Forked(fork, ledger) => self.follow_fork(&fork, ledger),
+                Change::Forked(fork, ledger) => heirs.extend(self.follow_fork(&fork, ledger)),
                 Change::Executed(exec, before) => self.follow_exec(&exec, before),
                 Change::Began(exec, descent) => self.meet(&exec, descent),
+            }
+        }
+        for heir in heirs {
+            if let Some(target) = self.targets.get(heir) {
+                self.probes.inherit(target);
             }
         }
         for pid in self.lifecycle.take_settling(false) {
@@ -113,30 +120,35 @@ impl Session {
         }
     }
 
-    fn follow_fork(&mut self, fork: &Fork, ledger: Ledger) {
-        if self.targets.get(fork.child).is_some() {
+    /// Makes a copy of a target a target. Returns its number when it has blocks that the kernel side does not know yet.
+    fn follow_fork(&mut self, fork: &Fork, ledger: Ledger) -> Option<Pid> {
+        let child = fork.child;
+        if self.targets.get(child).is_some() {
             // A look at all processes found it in the moment between its birth and the word of it.
             self.targets.others.not_inherited_count += 1;
-            return;
+            return None;
         }
-        let held = (self.config.hold == Hold::Forks && !self.lifecycle.has_grace()).then(|| Launch::hold(fork.child));
-        let (Some(parent), Ok(process)) = (self.targets.get(fork.parent), Process::open(fork.child)) else {
+        let held = (self.config.hold == Hold::Forks && !self.lifecycle.has_grace()).then(|| Launch::hold(child));
+        let (Some(parent), Ok(process)) = (self.targets.get(fork.parent), Process::open(child)) else {
             self.targets.others.short_lived_count += 1;
-            return self.probes.forget(fork.child);
+            self.probes.forget(child);
+            return None;
         };
         let stopped = held.as_ref().and_then(|held| held.as_ref().ok()).map(|_| clock::now().monotonic);
-        let born = fork.time;
-        let mut target = Target::forked(process, parent, ledger, born);
-        self.probes.inherit(&target);
+        let mut target = Target::forked(process, parent, ledger, fork.time);
+        // While it runs, probes first: an early free of what it inherited is missed either way, its allocations are not.
         if let Err(error) = self.probes.attach(&mut target) {
-            warn!("process {}: {error:#}", target.pid);
+            warn!("process {child}: {error:#}");
         }
         self.probes.register(&target);
+        if stopped.is_some() {
+            self.probes.inherit(&target);
+        }
         // What it did after it was held was seen by nobody, because it did nothing.
-        let seen_from = stopped.unwrap_or_else(|| clock::now().monotonic);
-        target.begin(seen_from, false);
+        target.begin(stopped.unwrap_or_else(|| clock::now().monotonic), false);
         self.adopt(target);
         drop(held);
+        stopped.is_none().then_some(child)
     }
 
     /// A target runs another program: the one before has ended.

@@ -137,7 +137,7 @@ impl Probes {
         }
     }
 
-    /// Enters a forked target's inherited blocks into the kernel's live set, before its probes are there.
+    /// Enters a forked target's inherited blocks into the kernel's live set.
     pub(super) fn inherit(&mut self, target: &Target) {
         let blocks = target.ledger.live().map(|block| {
             // When they were made does not matter to the kernel side, nor to the child's books.
