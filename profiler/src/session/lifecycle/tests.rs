@@ -1,3 +1,5 @@
+//! Which changes are due when, and which make others void. No process is involved.
+
 use super::*;
 use crate::units::MonotonicNanos;
 
