@@ -1,6 +1,7 @@
 //! A machine on which programs come and go all the time, and one of them matters: redis under load.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -14,10 +15,26 @@ use heapbpf_tests::target::Target;
 const SPAWNS: u64 = 2000;
 const LOAD: &str = "spawn 200 2000";
 
+/// One of the tests records everything, the others too.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says that the load may end, also when a check fails.
+struct Finally<'a>(&'a AtomicBool);
+
+impl Drop for Finally<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Puts load on redis and starts programs until all have ended. `look` is called all the while.
 fn under_load(redis: &Redis, spawner: &mut Target, mut look: impl FnMut()) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _finally = Finally(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 redis.set_keys(20_000);
@@ -28,7 +45,6 @@ fn under_load(redis: &Redis, spawner: &mut Target, mut look: impl FnMut()) {
             look();
             thread::sleep(Duration::from_millis(100));
         }
-        done.store(true, Ordering::Relaxed);
     });
 }
 
@@ -51,6 +67,7 @@ fn assert_honest(report: &Report, code: Option<i32>, stdout: &str) {
 
 #[test]
 fn everything_is_recorded_while_programs_come_and_go() {
+    let _alone = alone();
     let redis = Redis::start();
     let mut spawner = Target::start("spawner.c");
     let mut heapbpf = Heapbpf::new(["--all", "-o", "out.json"]);
@@ -85,6 +102,7 @@ fn everything_is_recorded_while_programs_come_and_go() {
 
 #[test]
 fn who_is_not_meant_pays_no_probe() {
+    let _alone = alone();
     let name = format!("meant-redis-of-{}", std::process::id());
     let redis = Redis::start_as(&name);
     let mut spawner = Target::start("spawner.c");
