@@ -91,6 +91,9 @@ impl Redis {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
         let child = Command::new("redis-server")
             .arg0(name)
+            // As heapbpf has it: redis copies each variable when it starts.
+            .env("NO_COLOR", "1")
+            .env_remove("RUST_LOG")
             .args(arguments(directory.path()))
             .stdin(Stdio::null())
             .stdout(Stdio::null())

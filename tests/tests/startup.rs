@@ -9,6 +9,9 @@ use heapbpf_tests::report::{Process, Report};
 /// Functions of redis that allocate as it starts, by way of others or directly.
 const START_UP: [&str; 4] = ["initServerConfig", "populateCommandTable", "initServer", "createSharedObjects"];
 
+/// As many are looked at until one was held in time.
+const STARTS_MAX: u32 = 20;
+
 /// A name that no other process has.
 fn name(word: &str) -> String {
     format!("{word}-redis-of-{}", std::process::id())
@@ -69,18 +72,22 @@ fn a_program_that_starts_later_is_seen_from_its_first_allocations() {
     for function in START_UP {
         assert!(allocations(launched, function) > 0, "`{function}` is not among {:?}", functions(launched));
     }
-    let found = of_a_pattern(&name("held"), "execs");
-    let found = &found.targets[0];
-    let seen = found.totals.exact().alloc_count;
-    println!("launched {all}, found {seen}: {:?}", found.beginning);
-    for function in START_UP {
-        println!("{function}: {} and {}", allocations(launched, function), allocations(found, function));
-    }
-    for function in START_UP {
-        assert_eq!(allocations(found, function), allocations(launched, function), "{function}: {:?}", found.beginning);
-    }
-    // What it does ten times a second depends on how long it ran.
-    assert!(seen.abs_diff(all) * 100 <= all, "{seen} of {all}: {:?}", found.beginning);
+    // To be held in time takes luck on a busy machine; whether there was any is told.
+    let held = (0..STARTS_MAX).any(|start| {
+        let found = of_a_pattern(&name(&format!("held{start}")), "execs");
+        let found = &found.targets[0];
+        let seen = found.totals.exact().alloc_count;
+        let is_whole = found.beginning.from_first_call;
+        for function in START_UP.into_iter().filter(|_| is_whole) {
+            let (own, others) = (allocations(found, function), allocations(launched, function));
+            assert_eq!(own, others, "{function}: {:?}", found.beginning);
+        }
+        // What it does ten times a second depends on how long it ran.
+        assert!(!is_whole || seen.abs_diff(all) * 100 <= all, "{seen} of {all}: {:?}", found.beginning);
+        assert!(seen <= all + all / 100, "{seen} of {all}: {:?}", found.beginning);
+        is_whole
+    });
+    assert!(held, "none of {STARTS_MAX} starts was seen from its first call on");
 }
 
 #[test]
@@ -89,7 +96,6 @@ fn what_is_not_held_says_from_when_on_it_was_seen() {
     let found = &report.targets[0];
     let delay_ns = found.beginning.delay_ns.expect("its exec was seen");
     assert!(allocations(found, "main") > 0, "tables come with the probes: {:?}", report.health.unwind);
-    println!("not held: {:?}, {} allocations", found.beginning, found.totals.exact().alloc_count);
     assert!(delay_ns > 0 && delay_ns < 60_000_000_000, "{:?}", found.beginning);
     assert!(found.beginning.unix_ns >= report.started_unix_ns && found.beginning.unix_ns <= report.ended_unix_ns);
     // Some calls may still be seen from the first on: if it says so, then all of them are.

@@ -72,14 +72,23 @@ impl Session {
 
     /// Does what is due.
     pub(super) fn attend(&mut self) {
+        // Probes for all before blocks for any: those take microseconds each.
+        let mut heirs = Vec::new();
         while let Some(change) = self.lifecycle.take_due() {
             match change {
-                Change::Forked(birth) => self.follow_fork(*birth),
+                Change::Forked(birth) => heirs.extend(self.follow_fork(*birth)),
                 Change::Executed(exec, before) => self.follow_exec(&exec, before),
                 Change::Began(exec, origin, descent) => self.meet(&exec, origin, descent),
             }
             // To place probes takes long enough to fill a ring.
             self.take_records();
+        }
+        for heir in heirs {
+            if let Some(target) = self.targets.get(heir)
+                && !self.probes.inherit(target)
+            {
+                self.targets.others.not_inherited_count += 1;
+            }
         }
         for pid in self.lifecycle.take_settling(false) {
             self.settle(pid);
@@ -140,34 +149,39 @@ impl Session {
         }
     }
 
-    fn follow_fork(&mut self, birth: Birth) {
+    /// Makes a copy of a target a target. Returns its number when it has blocks that the kernel side does not know yet.
+    fn follow_fork(&mut self, birth: Birth) -> Option<Pid> {
         let Fork { child, .. } = birth.fork;
         self.close_if_gone(child);
         if self.targets.get(child).is_some() {
             // A look at all processes found it in the moment between its birth and the word of it.
             self.targets.others.not_inherited_count += 1;
-            return;
+            return None;
         }
         let held = (self.config.hold == Hold::Forks && !self.lifecycle.has_grace()).then(|| Launch::hold(child));
         let process = match Process::open(child) {
             Ok(process) => process,
             Err(error) => {
                 self.miss(child, &error);
-                return self.probes.forget(child);
+                self.probes.forget(child);
+                return None;
             }
         };
         let stopped = held.as_ref().and_then(|held| held.as_ref().ok()).map(|_| clock::now().monotonic);
         let mut target = Target::forked(process, birth);
-        self.probes.inherit(&mut target, &mut self.targets.others);
+        // While it runs, probes first: an early free of what it inherited is missed either way, its allocations are not.
         if let Err(error) = self.probes.attach(&mut target) {
-            warn!("process {}: {error:#}", target.pid);
+            warn!("process {child}: {error:#}");
         }
         self.probes.register(&target);
+        if stopped.is_some() && !self.probes.inherit(&target) {
+            self.targets.others.not_inherited_count += 1;
+        }
         // What it did after it was held was seen by nobody, because it did nothing.
-        let seen_from = stopped.unwrap_or_else(|| clock::now().monotonic);
-        target.begin(seen_from, false);
+        target.begin(stopped.unwrap_or_else(|| clock::now().monotonic), false);
         self.adopt(target);
         drop(held);
+        stopped.is_none().then_some(child)
     }
 
     /// A process that was to become a target cannot be taken hold of.

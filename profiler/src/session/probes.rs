@@ -17,11 +17,9 @@ use super::unwinding::{Tables, Unwinding};
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::health;
 use crate::ids::{HeapId, Pid};
-use crate::ledger::Ledger;
 use crate::probe::attach::choose;
 use crate::probe::attach::detacher::Detacher;
 use crate::proc::executable;
-use crate::report::profile::Others;
 use crate::sys::{clock, memory};
 
 /// See the module.
@@ -151,21 +149,17 @@ impl Probes {
         }
     }
 
-    /// Enters a forked target's inherited blocks into the kernel's live set, before its probes are there.
-    pub(super) fn inherit(&mut self, target: &mut Target, others: &mut Others) {
+    /// Enters a forked target's inherited blocks into the kernel's live set. False when not all found room: frees of the
+    /// others will not be seen.
+    pub(super) fn inherit(&mut self, target: &Target) -> bool {
         let blocks = target.ledger.live().map(|block| {
             // When they were made does not matter to the kernel side, nor to the child's books.
             (block.address, LiveBlock::new(block.size_bytes, 0, block.stack.0, block.interval, block.heap.0))
         });
         let count = target.ledger.live_blocks();
         let entered = self.kernel.inherit_blocks(target.pid, blocks);
-        if entered.as_ref().is_ok_and(|&entered| entered >= count) {
-            return;
-        }
         debug!("process {}: {entered:?} of {count} inherited blocks have room", target.pid);
-        others.not_inherited_count += 1;
-        target.close(&mut self.kernel);
-        target.ledger = Ledger::new(target.pid);
+        entered.is_ok_and(|entered| entered >= count)
     }
 
     /// Takes a target's probes away, soon, and forgets it in the kernel.

@@ -1,4 +1,4 @@
-//! Changes by the time that they are due, without processes.
+//! Which changes are due when, and which make others void. No process is involved.
 
 use super::*;
 use crate::units::MonotonicNanos;

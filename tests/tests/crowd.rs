@@ -1,0 +1,126 @@
+//! A machine on which programs come and go all the time, and one of them matters: redis under load.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::kernel::{Resources, assert_no_probes, changed_code};
+use heapbpf_tests::redis::Redis;
+use heapbpf_tests::report::{Process, Report};
+use heapbpf_tests::target::Target;
+
+/// Programs that are started, so many a second.
+const SPAWNS: u64 = 2000;
+const LOAD: &str = "spawn 200 2000";
+
+/// One of the tests records everything, the others too.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says that the load may end, also when a check fails.
+struct Finally<'a>(&'a AtomicBool);
+
+impl Drop for Finally<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Puts load on redis and starts programs until all have ended. `look` is called all the while.
+fn under_load(redis: &Redis, spawner: &mut Target, mut look: impl FnMut()) {
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _finally = Finally(&done);
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                redis.set_keys(20_000);
+            }
+        });
+        let spawning = scope.spawn(|| spawner.work(LOAD));
+        while !spawning.is_finished() {
+            look();
+            thread::sleep(Duration::from_millis(100));
+        }
+    });
+}
+
+#[track_caller]
+fn assert_names_redis(process: &Process) {
+    let frames = process.callsites.iter().flat_map(|callsite| &callsite.stack);
+    let own = frames.filter(|frame| frame.module.as_deref().is_some_and(|module| module.contains("/redis-")));
+    let named: Vec<_> = own.filter_map(|frame| frame.function.as_deref()).collect();
+    assert!(named.contains(&"processCommand"), "{named:?}");
+    assert!(process.totals.estimates().alloc_bytes > 1e6, "{:?}", process.totals);
+}
+
+/// Fails unless losses were told of: the exit code says whether there were any.
+#[track_caller]
+fn assert_honest(report: &Report, code: Option<i32>, stdout: &str) {
+    let lost: u64 = report.health.lost.values().sum();
+    let whole = code == Some(0) && lost == 0;
+    assert!(whole || code == Some(3) && stdout.contains("incomplete"), "{code:?}: {:?}\n{stdout}", report.health.lost);
+}
+
+#[test]
+fn everything_is_recorded_while_programs_come_and_go() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let mut spawner = Target::start("spawner.c");
+    let mut heapbpf = Heapbpf::new(["--all", "-o", "out.json"]);
+    let session = heapbpf.start();
+    let first = Resources::of(session.pid());
+    let (mut most, mut last) = (first, first);
+    under_load(&redis, &mut spawner, || {
+        last = Resources::of(session.pid());
+        most = most.max(last);
+    });
+    let outcome = session.interrupt();
+    let report = heapbpf.report("out.json");
+    assert_honest(&report, outcome.status.code(), &outcome.stdout);
+    assert_names_redis(report.process(redis.pid()));
+    assert!(!report.process(spawner.pid()).exited);
+
+    // None lives for a tenth of the time that it takes to become a target; and few other programs are started meanwhile.
+    let begun = report.targets.iter().filter(|process| process.command == "/bin/true").count() as u64;
+    let short_lived = report.others.short_lived_count;
+    let lost = report.health.lost.get("missed_exec").copied().unwrap_or(0);
+    assert!(short_lived + begun + lost >= SPAWNS, "{short_lived} + {begun} + {lost}");
+    assert!(short_lived < SPAWNS + SPAWNS / 2 && begun < SPAWNS / 10, "{short_lived}, {begun}");
+
+    assert!(most.descriptors < first.descriptors + 200, "{first:?}, {most:?}");
+    assert!(last.resident_bytes < first.resident_bytes + (128 << 20), "{first:?}, {last:?}");
+    assert!(report.health.agent_rss_bytes_max < 512 << 20, "{}", report.health.agent_rss_bytes_max);
+    redis.assert_answers();
+    spawner.assert_running();
+    assert_no_probes(redis.pid());
+    assert_no_probes(spawner.pid());
+}
+
+#[test]
+fn who_is_not_meant_pays_no_probe() {
+    let _alone = alone();
+    let name = format!("meant-redis-of-{}", std::process::id());
+    let redis = Redis::start_as(&name);
+    let mut spawner = Target::start("spawner.c");
+    let pid = spawner.pid();
+    let mut heapbpf = Heapbpf::new(["--cmdline", &name, "-o", "out.json"]);
+    let session = heapbpf.start();
+    let mut looks = 0;
+    under_load(&redis, &mut spawner, || {
+        assert!(!changed_code(redis.pid()).is_empty(), "it is watched");
+        let changed = changed_code(pid);
+        assert!(changed.is_empty(), "{changed:?}");
+        looks += 1;
+    });
+    assert!(looks > 10);
+    let outcome = session.interrupt();
+    let report = heapbpf.report("out.json");
+    assert_honest(&report, outcome.status.code(), &outcome.stdout);
+    assert_eq!((report.targets.len(), report.targets[0].pid), (1, redis.pid()));
+    assert_eq!((report.others.short_lived_count, report.others.skipped_count), (0, 0));
+    assert_names_redis(&report.targets[0]);
+}
