@@ -6,9 +6,11 @@
 //! be anything, so every walk is bounded, and what makes no sense counts as no list at all. Static programs have none.
 
 use std::fs::File;
+use std::hash::Hasher;
 use std::os::unix::fs::FileExt;
 
 use object::elf;
+use rustc_hash::FxHasher;
 
 use crate::ids::Pid;
 use crate::proc::process::entry_path;
@@ -30,11 +32,16 @@ pub struct LinkPosition {
     pub index: u16,
 }
 
-/// One loaded object: its node's address, and what was added to its link addresses.
+/// Most bytes of an object's path that are read; Linux takes no longer ones.
+const NAME_BYTES_MAX: u64 = 4096;
+
+/// One loaded object: its node's address, and what was added to its link addresses. Linkers reuse both for what is loaded
+/// when another object has gone, so the path belongs to it, as a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
     address: u64,
     bias: u64,
+    name_hash: u64,
 }
 
 /// The list as it was when it was read.
@@ -68,7 +75,7 @@ impl LinkMap {
         Some(LinkPosition { namespace: u16::try_from(namespace).ok()?, index: u16::try_from(index).ok()? })
     }
 
-    /// Whether anything was loaded or unloaded since. Costs a read of 32 bytes for each object; the symbol tables need no
+    /// Whether anything was loaded or unloaded since. Costs a read of 32 bytes and one of its path for each object; the symbol tables need no
     /// look when it is false. True too when the list cannot be read any more: the process called exec, or has ended.
     #[must_use]
     pub fn changed(&self) -> bool {
@@ -175,11 +182,29 @@ fn walk_namespace(memory: &impl Memory, head: u64) -> Option<Vec<Node>> {
             return None;
         }
         // l_addr, l_name, l_ld, l_next.
-        let [bias, _, _, next] = memory.words(at)?;
-        nodes.push(Node { address: at, bias });
+        let [bias, name, _, next] = memory.words(at)?;
+        nodes.push(Node { address: at, bias, name_hash: name_hash(memory, name) });
         at = next;
     }
     Some(nodes)
+}
+
+/// Tells paths apart. What cannot be read ends them.
+fn name_hash(memory: &impl Memory, name: u64) -> u64 {
+    const CHUNK: u64 = 64;
+    let mut hasher = FxHasher::default();
+    let mut at = name;
+    while at.wrapping_sub(name) < NAME_BYTES_MAX {
+        // Chunks of aligned addresses lie in one page, so that an end beside unmapped memory can be read.
+        let length = usize::try_from(CHUNK - at % CHUNK).unwrap_or_default();
+        let mut bytes = [0; CHUNK as usize];
+        let Some(()) = memory.read(at, &mut bytes[..length]) else { break };
+        let end = bytes[..length].iter().position(|&byte| byte == 0);
+        hasher.write(&bytes[..end.unwrap_or(length)]);
+        let Some(next) = at.checked_add(length as u64).filter(|_| end.is_none()) else { break };
+        at = next;
+    }
+    hasher.finish()
 }
 
 #[cfg(test)]
