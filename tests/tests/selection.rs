@@ -223,7 +223,10 @@ fn those_that_grow_become_targets_and_no_others() {
     for how in [vec!["--all"], vec!["--cmdline", &all]] {
         let [mut large, mut small] = [&names[0], &names[1]].map(|name| service(name));
         large.work(GROW);
-        let mut heapbpf = heapbpf(&[how, vec!["--min-rss", LARGE, "--exclude", "rustc"]].concat());
+        let mut heapbpf = heapbpf(
+            &[how, vec!["--min-rss", LARGE, "--exclude", "rustc", "--exclude", "clippy*", "--exclude", "cargo*"]]
+                .concat(),
+        );
         let mut session = heapbpf.start();
         let mut grows = service(&names[2]);
         for target in [&mut large, &mut small, &mut grows] {
