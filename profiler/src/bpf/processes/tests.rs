@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use aya::Pod;
 use profiler_common::record::{ExecRecord, ForkRecord, RecordKind};
-use profiler_common::unwind::ProcessMappings;
 
 use super::*;
 use crate::bpf::fixture;
