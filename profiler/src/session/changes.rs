@@ -46,15 +46,20 @@ impl Session {
     /// Makes a process a target, whose probes are in place or soon will be.
     pub(super) fn adopt(&mut self, target: Target) {
         let pid = target.pid;
-        if let Err(error) = self.probes.kernel.set_target(pid, self.lifecycle.follows_forks()) {
-            warn!("forks of process {pid} are not followed: {error}");
-        }
+        self.set_target(pid);
         if let Some(process) = &target.process
             && let Err(error) = self.ends.add(pid, process)
         {
             warn!("the end of process {pid} will not be seen: {error}");
         }
         self.targets.add(target);
+    }
+
+    /// Has the kernel side draw a process's calls.
+    pub(super) fn set_target(&mut self, pid: Pid) {
+        if let Err(error) = self.probes.kernel.set_target(pid, self.lifecycle.follows_forks()) {
+            warn!("nothing will be seen of process {pid}: {error}");
+        }
     }
 
     /// Does what is due.
@@ -128,6 +133,8 @@ impl Session {
         let born = fork.time;
         let mut target = Target::forked(process, parent, ledger, born);
         self.probes.inherit(&target);
+        // Where the kernel side had no room for it when it was made, there may be some now.
+        self.set_target(target.pid);
         if let Err(error) = self.probes.attach(&mut target) {
             warn!("process {}: {error:#}", target.pid);
         }

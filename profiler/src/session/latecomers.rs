@@ -91,6 +91,8 @@ impl Session {
     /// When that cannot be done. Nothing is left of it then.
     pub(super) fn begin_target(&mut self, mut target: Target) -> Result<()> {
         self.probes.register(&target);
+        // Calls are drawn of targets alone.
+        self.set_target(target.pid);
         let settled = self.probes.settle(&mut target, false);
         match settled {
             Ok(()) => self.adopt(target),
