@@ -45,8 +45,8 @@ impl Kernel {
     }
 
     /// Takes all blocks of a process out of the live set, those too that the agent was never told of because their records
-    /// found no room in the ring. Returns how many there were. Reads the whole live set: a million blocks take a fifth of a
-    /// second.
+    /// found no room in the ring. Returns how many there were. Reads the whole live set, whoever's
+    /// the blocks are: a million take up to a second, and taking them out a few.
     ///
     /// To be called when the process makes no more blocks that are entered: it has ended, or is no target any more.
     ///
