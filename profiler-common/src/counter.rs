@@ -46,7 +46,8 @@ counters! {
     ForkMissed = 8, "fork_missed";
     /// A process ran another program, and the agent could not be told.
     ExecMissed = 9, "exec_missed";
-    /// A forked process found no room among the targets: processes that it forks in its turn may not be watched.
+    /// A forked process found no room among the targets: its calls are not drawn, and processes that it forks in its turn are
+    /// not watched, unless the agent finds room for it.
     TargetsFull = 10, "targets_full";
     /// A stack was taken and reached the thread's first frame.
     StackComplete = 16, "complete";

@@ -30,6 +30,14 @@ static TASK_TGID_OFFSET: u32 = 0;
 #[unsafe(no_mangle)]
 static TASK_MM_OFFSET: u32 = 0;
 
+/// Where it has `signal`, what its threads share; 0 when that is not known.
+#[unsafe(no_mangle)]
+static TASK_SIGNAL_OFFSET: u32 = 0;
+
+/// Where a `struct signal_struct` has `live`, the number of threads that have not ended.
+#[unsafe(no_mangle)]
+static SIGNAL_LIVE_OFFSET: u32 = 0;
+
 /// 1 to tell of the execs of all processes, 0 of those of targets.
 #[unsafe(no_mangle)]
 static WATCH_EXECS: u32 = 0;
@@ -78,6 +86,16 @@ pub(crate) fn task_tgid_offset() -> u64 {
 #[inline(always)]
 pub(crate) fn task_mm_offset() -> u64 {
     u64::from(read(&TASK_MM_OFFSET))
+}
+
+#[inline(always)]
+pub(crate) fn task_signal_offset() -> u64 {
+    u64::from(read(&TASK_SIGNAL_OFFSET))
+}
+
+#[inline(always)]
+pub(crate) fn signal_live_offset() -> u64 {
+    u64::from(read(&SIGNAL_LIVE_OFFSET))
 }
 
 #[inline(always)]

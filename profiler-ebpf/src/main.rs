@@ -79,8 +79,8 @@ extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
 /// The raw tracepoint `sched_process_exit`.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp")]
-extern "C" fn process_exit(_ctx: *mut c_void) -> u32 {
-    process::ended();
+extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
+    process::ended(&Arguments::new(ctx));
     0
 }
 

@@ -33,7 +33,7 @@ pub(crate) static LIVE_COUNTS: Array<u64> = Array::with_max_entries(LIVE_PLACES,
 #[map]
 pub(crate) static INFLIGHT: HashMap<u64, Inflight> = HashMap::with_max_entries(INFLIGHT_MAX, 0);
 
-/// Flags of targets by process, kept by the agent; a target's forks are added here.
+/// Flags of targets by process, kept by the agent; a target's forks are added here, and who ends is taken out.
 #[map]
 pub(crate) static TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(TARGETS_MAX, BPF_F_NO_PREALLOC);
 

@@ -1,5 +1,5 @@
 //! What happens to processes: they fork, they run other programs, their threads end. Tells the agent of the first two, as
-//! far as targets are concerned, and forgets what a thread can no longer finish.
+//! far as targets are concerned, forgets what a thread can no longer finish, and a process with its last thread.
 //!
 //! The programs are raw tracepoints (Linux 4.17), which need no tracefs. In all three the running task is the one that
 //! forks, executes or ends.
@@ -10,7 +10,7 @@ use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use profiler_common::counter::Counter;
 use profiler_common::record::{ExecRecord, ForkRecord, RecordHeader, RecordKind};
-use profiler_common::target::FOLLOWS_FORKS;
+use profiler_common::target::{BORROWS_MEMORY, FOLLOWS_FORKS};
 
 use crate::maps::{INFLIGHT, PROCESSES, TARGETS};
 use crate::{config, counter, emit, live};
@@ -53,6 +53,33 @@ impl Task {
         // SAFETY: the helper checks the address.
         unsafe { bpf_probe_read_kernel((self.0 + config::task_mm_offset()) as *const u64) }.ok()
     }
+
+    /// Whether a task that ends is the last of its process. The kernel counts it off before it tells that it ends (`do_exit`
+    /// in `kernel/exit.c`; since 6.16 it tells earlier, and still after that). Of two that end at once, both may be.
+    #[inline(always)]
+    fn is_last(&self) -> bool {
+        let signal_offset = config::task_signal_offset();
+        if signal_offset == 0 {
+            return false;
+        }
+        // SAFETY: the helper checks the address.
+        let Ok(signal) = (unsafe { bpf_probe_read_kernel((self.0 + signal_offset) as *const u64) }) else {
+            return false;
+        };
+        // SAFETY: as above.
+        let live = unsafe { bpf_probe_read_kernel((signal + config::signal_live_offset()) as *const u32) };
+        live == Ok(0)
+    }
+}
+
+/// Whether the agent keeps books of the process, so that what it allocates can be entered in them.
+#[inline(always)]
+pub(crate) fn is_target(tgid: u32) -> bool {
+    match TARGETS.get_ptr(&tgid) {
+        // SAFETY: the pointer comes from a successful lookup.
+        Some(flags) => (unsafe { *flags }) & BORROWS_MEMORY == 0,
+        None => false,
+    }
 }
 
 /// `sched_process_fork(parent, child)`: the child exists and has not run yet.
@@ -81,7 +108,8 @@ pub(crate) fn forked(arguments: &Arguments) {
 #[inline(always)]
 fn follow(tgid: u32, flags: u32, child: u32, shares_memory: bool) {
     // So that the child's own forks are seen, which may come before the agent knows of it.
-    if TARGETS.insert(&child, &flags, u64::from(BPF_ANY)).is_err() {
+    let memory_flag = if shares_memory { BORROWS_MEMORY } else { 0 };
+    if TARGETS.insert(&child, &(flags & !BORROWS_MEMORY | memory_flag), u64::from(BPF_ANY)).is_err() {
         counter::raise(Counter::TargetsFull);
     }
     // A child with a copy of the memory has its parent's code at the same addresses, so its stacks unwind from the first
@@ -124,8 +152,16 @@ pub(crate) fn executed(arguments: &Arguments) {
 
 /// `sched_process_exit(task)`: a thread ends, perhaps the process's last.
 #[inline(always)]
-pub(crate) fn ended() {
-    abandon_call(bpf_get_current_pid_tgid());
+pub(crate) fn ended(arguments: &Arguments) {
+    let thread = bpf_get_current_pid_tgid();
+    abandon_call(thread);
+    let tgid = (thread >> 32) as u32;
+    // The agent does not meet all that are entered here: a child of `vfork` may end without an exec. Who is no target costs
+    // one more lookup without a lock.
+    if TARGETS.get_ptr(&tgid).is_some() && Task(arguments.first()).is_last() {
+        let _ = TARGETS.remove(&tgid);
+        let _ = PROCESSES.remove(&tgid);
+    }
 }
 
 /// Forgets the hooked call that a thread is in: it will not return, so it hands out no block and nothing is lost.

@@ -103,6 +103,7 @@ impl Watched {
         };
         let mut kernel = Kernel::load(config, links).expect("this kernel has links of this kind");
         let ring = kernel.take_ring().expect("not taken yet");
+        kernel.set_target(Pid(target.pid()), false).expect("there is room");
         let (names, cookies): (Vec<_>, Vec<_>) =
             hooks().into_iter().map(|(name, cookie)| (name, cookie.pack())).unzip();
         let offsets = offsets(&program, &names);
@@ -229,4 +230,23 @@ fn a_call_that_may_throw_is_left_alone_and_what_it_calls_is_not() {
     watched.check("make_or_throw 20 16384", &[Short::Alloc(16384, 20, MAKE_OR_THROW)]);
     assert_eq!(watched.losses(), [(Counter::MayThrow, 2)]);
     watched.target.assert_running();
+}
+
+#[test]
+fn calls_of_who_is_no_target_are_not_drawn_though_probes_are_there() {
+    for links in LINKS {
+        let mut watched = Watched::start(links);
+        let pid = Pid(watched.target.pid());
+        watched.check("make 100 4096", &[Short::Alloc(4096, 100, MAKE)]);
+        watched.kernel.forget_target(pid).expect("it is there");
+        watched.check("make 100 8192", &[]);
+        watched.check("resize 8192 200 256", &[]);
+        // What was entered is known still, and its free is seen.
+        assert_eq!(watched.kernel.live_blocks_of(pid).expect("the map is there").len(), 1);
+        watched.check("resize 4096 200 256", &[Short::Free(4096)]);
+        assert_eq!(watched.kernel.live_blocks_of(pid).expect("the map is there"), []);
+        watched.kernel.set_target(pid, false).expect("there is room");
+        watched.check("make 100 12288", &[Short::Alloc(12288, 100, MAKE)]);
+        assert_eq!(watched.losses(), []);
+    }
 }

@@ -20,7 +20,7 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
         return false;
     }
     let interval = match size_bytes {
-        Some(size_bytes) => sample::draw(call.cookie.heap(), size_bytes),
+        Some(size_bytes) => sample::draw(call, size_bytes),
         None => None,
     };
     // A function that calls other hooked functions is noted even when it is not sampled, or they would be drawn for the

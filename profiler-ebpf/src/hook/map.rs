@@ -11,7 +11,7 @@ use profiler_common::record::{RecordHeader, RecordKind, RemapRecord};
 
 use crate::hook::Call;
 use crate::inflight::{self, Inflight};
-use crate::{emit, live, sample, stack};
+use crate::{emit, live, process, sample, stack};
 
 const MAP: u8 = CallShape::Map as u8;
 const UNMAP: u8 = CallShape::Unmap as u8;
@@ -48,7 +48,8 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
         REMAP => (argument != 0, true),
         _ => (size_bytes != 0, size_bytes as i64 > 0),
     };
-    if !counts {
+    // As in [`sample::draw`].
+    if !counts || !process::is_target(call.tgid()) {
         return false;
     }
     let began_ns = live::now();

@@ -19,7 +19,7 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
     };
     let pointer = call.pointer();
     let old = if pointer == 0 { None } else { live::take(call, pointer) };
-    let interval = sample::draw(call.cookie.heap(), size_bytes);
+    let interval = sample::draw(call, size_bytes);
     if interval.is_none() && old.is_none() && !call.cookie.delegates() {
         return false;
     }

@@ -9,13 +9,17 @@ use thiserror::Error;
 /// Where the kernel puts its type information (Linux 5.4).
 const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// Offsets in `struct task_struct`, in bytes.
+/// Offsets in `struct task_struct`, and in what it points to, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskLayout {
     /// The process that the task is a thread of.
     pub tgid: u32,
     /// The memory that it runs in.
     pub mm: u32,
+    /// What it shares with the other threads of its process.
+    pub signal: u32,
+    /// In that, a `struct signal_struct`: threads that have not ended.
+    pub live: u32,
 }
 
 /// Why offsets are not known.
@@ -50,12 +54,18 @@ impl TaskLayout {
 
     fn find(bytes: &[u8]) -> Result<Self, LayoutError> {
         let types = Types::parse(bytes).ok_or(LayoutError::Malformed)?;
-        let task = types.structure(b"task_struct");
-        let offset = |member: &'static str| {
-            task.and_then(|task| types.member_offset(task, member.as_bytes(), DEPTH_MAX))
-                .ok_or(LayoutError::NoMember { structure: "task_struct", member })
+        let offset = |structure: &'static str, member: &'static str| {
+            let found = types.structure(structure.as_bytes());
+            found
+                .and_then(|found| types.member_offset(found, member.as_bytes(), DEPTH_MAX))
+                .ok_or(LayoutError::NoMember { structure, member })
         };
-        Ok(Self { tgid: offset("tgid")?, mm: offset("mm")? })
+        Ok(Self {
+            tgid: offset("task_struct", "tgid")?,
+            mm: offset("task_struct", "mm")?,
+            signal: offset("task_struct", "signal")?,
+            live: offset("signal_struct", "live")?,
+        })
     }
 }
 
@@ -173,12 +183,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const STRINGS: &[u8] = b"\0task_struct\0pid\0tgid\0mm\0int\0";
+    const STRINGS: &[u8] = b"\0task_struct\0pid\0tgid\0mm\0int\0signal\0signal_struct\0live\0";
     const TASK: u32 = 1;
     const PID: u32 = 13;
     const TGID: u32 = 17;
     const MM: u32 = 22;
     const INT: u32 = 25;
+    const SIGNAL: u32 = 29;
+    const SIGNAL_STRUCT: u32 = 36;
+    const LIVE: u32 = 50;
 
     fn type_words(name: u32, kind: u32, flag: u32, rest: &[u32]) -> Vec<u32> {
         let count = if kind == kind::INT { 0 } else { u32::try_from(rest.len() / 3).expect("few") };
@@ -201,15 +214,17 @@ mod tests {
         bytes
     }
 
-    /// The integer is type 1, the task type 2, a structure without a name type 3.
+    /// The integer is type 1, the task type 2, a structure without a name type 3. The task has its `signal` at 256, which has
+    /// `live` at 4.
     fn check(flag: u32, task: &[u32], inner: &[u32], expected: Result<(u32, u32), &'static str>) {
         let bytes = information(&[
             type_words(INT, kind::INT, 0, &[32]),
-            type_words(TASK, kind::STRUCT, flag, task),
+            type_words(TASK, kind::STRUCT, flag, &[task, &[SIGNAL, 1, 2048]].concat()),
             type_words(0, kind::STRUCT, 0, inner),
+            type_words(SIGNAL_STRUCT, kind::STRUCT, 0, &[INT, 1, 0, LIVE, 1, 32]),
         ]);
         let expected = expected
-            .map(|(tgid, mm)| TaskLayout { tgid, mm })
+            .map(|(tgid, mm)| TaskLayout { tgid, mm, signal: 256, live: 4 })
             .map_err(|member| LayoutError::NoMember { structure: "task_struct", member });
         assert_eq!(TaskLayout::find(&bytes), expected);
     }
@@ -261,6 +276,10 @@ mod tests {
         assert_eq!((layout.tgid, layout.mm), (offset(b"tgid"), offset(b"mm")));
         assert_eq!(layout.tgid, offset(b"pid") + 4, "declared side by side");
         assert_eq!(offset(b"active_mm"), layout.mm + 8, "declared side by side");
-        assert_eq!(layout.mm % 8, 0, "a pointer");
+        assert_eq!((layout.mm % 8, layout.signal % 8), (0, 0), "pointers");
+        assert_eq!(offset(b"sighand"), layout.signal + 8, "declared side by side");
+        let signal = types.structure(b"signal_struct").expect("processes have one");
+        let threads = types.member_offset(signal, b"nr_threads", DEPTH_MAX).expect("it counts them");
+        assert_eq!(threads, layout.live + 4, "declared side by side");
     }
 }

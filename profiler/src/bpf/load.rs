@@ -156,7 +156,7 @@ impl Kernel {
         let unwind_by_tables = u32::from(config.unwind_by_tables);
         let (raw_stacks, raw_areas) = if config.raw_stacks { (1u32, scratch_areas) } else { (0, 1) };
         let task_layout = TaskLayout::of_kernel();
-        let task = task_layout.clone().unwrap_or(TaskLayout { tgid: 0, mm: 0 });
+        let task = task_layout.clone().unwrap_or(TaskLayout { tgid: 0, mm: 0, signal: 0, live: 0 });
         let watch_execs = u32::from(config.watch_execs);
         let mut loader = EbpfLoader::new();
         loader
@@ -167,6 +167,8 @@ impl Kernel {
             .override_global("RAW_STACKS", &raw_stacks, true)
             .override_global("TASK_TGID_OFFSET", &task.tgid, true)
             .override_global("TASK_MM_OFFSET", &task.mm, true)
+            .override_global("TASK_SIGNAL_OFFSET", &task.signal, true)
+            .override_global("SIGNAL_LIVE_OFFSET", &task.live, true)
             .override_global("WATCH_EXECS", &watch_execs, true)
             .override_global("THROW_SAFE_BYTES", &config.throw_safe_bytes, true)
             .map_max_entries("ROWS", config.row_cells.max(1))

@@ -3,6 +3,7 @@
 use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::RawTracePoint;
 use profiler_common::target::FOLLOWS_FORKS;
+use profiler_common::unwind::ProcessMappings;
 use thiserror::Error;
 
 use super::kernel_types::LayoutError;
@@ -10,6 +11,7 @@ use super::load::{Kernel, LoadError};
 use crate::ids::Pid;
 
 const TARGETS: &str = "TARGETS";
+pub(super) const PROCESSES: &str = "PROCESSES";
 
 /// Programs, and the tracepoints that they are for.
 const FORK: (&str, &str) = ("process_fork", "sched_process_fork");
@@ -69,16 +71,25 @@ impl Kernel {
         self.targets()?.insert(pid.0, flags, 0).map_err(failed)
     }
 
-    /// Lets a process be. One that is no target stays none.
+    /// Lets a process be: none of its calls is drawn from now on, and its stacks would end at once. One that is no target
+    /// stays none.
     ///
     /// # Errors
     ///
-    /// When the map cannot be written.
+    /// When a map cannot be written.
     pub fn forget_target(&mut self, pid: Pid) -> Result<(), LoadError> {
-        match self.targets()?.remove(&pid.0) {
-            Err(error) if !is_missing(&error) => Err(failed(error)),
-            _ => Ok(()),
+        let forgotten = self.targets()?.remove(&pid.0);
+        // A fork's mappings are entered by the kernel side, so the store of tables may not know of them.
+        let processes = HashMap::<_, u32, ProcessMappings>::try_from(self.map_mut(PROCESSES)?);
+        let unmapped = processes.and_then(|mut processes| processes.remove(&pid.0));
+        for (name, removed) in [(TARGETS, forgotten), (PROCESSES, unmapped)] {
+            if let Err(source) = removed
+                && !is_missing(&source)
+            {
+                return Err(LoadError::Map { name, source });
+            }
         }
+        Ok(())
     }
 
     fn targets(&mut self) -> Result<HashMap<&mut MapData, u32, u32>, LoadError> {
@@ -90,7 +101,8 @@ fn failed(source: MapError) -> LoadError {
     LoadError::Map { name: TARGETS, source }
 }
 
-fn is_missing(error: &MapError) -> bool {
+/// Whether a map says that it has no such key.
+pub(super) fn is_missing(error: &MapError) -> bool {
     match error {
         MapError::KeyNotFound => true,
         MapError::SyscallError(error) => error.io_error.raw_os_error() == Some(libc::ENOENT),

@@ -1,11 +1,13 @@
 //! The kernel's unwind maps, as the table store writes them.
 
 use std::io;
+use std::os::fd::AsFd;
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{HashMap, Map, MapData, MapError};
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
 use super::load::{Kernel, LoadError};
+use super::processes::{PROCESSES, is_missing};
 use crate::ids::Pid;
 use crate::sys::map_batch::write_array;
 use crate::sys::map_memory::write_mapped;
@@ -28,8 +30,13 @@ impl KernelUnwindMaps {
     ///
     /// When they were taken before, or the object is of another version.
     pub fn take(kernel: &mut Kernel) -> Result<Self, LoadError> {
-        let processes = kernel.take_map("PROCESSES")?;
-        let failed = |source| LoadError::Map { name: "PROCESSES", source };
+        let failed = |source| LoadError::Map { name: PROCESSES, source };
+        // The kernel keeps its own: it forgets processes that have no tables too.
+        let Map::HashMap(data) = kernel.map(PROCESSES)? else {
+            return Err(LoadError::Missing(PROCESSES));
+        };
+        let second = data.fd().as_fd().try_clone_to_owned().map_err(|error| failed(MapError::IoError(error)))?;
+        let processes = Map::HashMap(MapData::from_fd(second).map_err(failed)?);
         Ok(Self {
             rows: array(kernel, "ROWS")?,
             pages: array(kernel, "PAGES")?,
@@ -74,6 +81,31 @@ impl UnwindMaps for KernelUnwindMaps {
     }
 
     fn remove_process(&mut self, pid: Pid) -> io::Result<()> {
-        self.processes.remove(&pid.0).map_err(io::Error::other)
+        match self.processes.remove(&pid.0) {
+            Err(error) if !is_missing(&error) => Err(io::Error::other(error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bpf::fixture;
+    use crate::bpf::load::LinkKind;
+
+    #[test]
+    fn processes_that_the_kernel_forgot_are_removed_all_the_same() {
+        let mut kernel = fixture::kernel(LinkKind::Perf);
+        let mut maps = KernelUnwindMaps::take(&mut kernel).expect("not taken yet");
+        let mappings = ProcessMappings { first: 3, count: 4 };
+        let (executed, other) = (Pid(1), Pid(2));
+        for pid in [executed, other] {
+            maps.set_process(pid, mappings).expect("there is room");
+        }
+        kernel.forget_target(executed).expect("its mappings are there");
+        maps.remove_process(executed).expect("it need not be there");
+        assert_eq!(maps.processes.get(&executed.0, 0).ok(), None);
+        assert_eq!(maps.processes.get(&other.0, 0).ok(), Some(mappings));
     }
 }

@@ -169,6 +169,8 @@ impl Session {
         };
         let stopped = held.as_ref().and_then(|held| held.as_ref().ok()).map(|_| clock::now().monotonic);
         let mut target = Target::forked(process, birth);
+        // Where the kernel side had no room for it when it was made, there may be some now.
+        self.mark(child);
         // While it runs, probes first: an early free of what it inherited is missed either way, its allocations are not.
         if let Err(error) = self.probes.attach(&mut target) {
             warn!("process {child}: {error:#}");
@@ -306,6 +308,7 @@ impl Session {
         target.end =
             Some(End::Exited(target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None })));
         target.close(&mut self.probes.kernel);
+        self.probes.sweep_after_loss(pid);
         self.probes.release(&mut target);
         match target.unprofilable.take() {
             _ if target.has_begun() => self.targets.keep(target),

@@ -92,6 +92,7 @@ impl Session {
     pub(super) fn begin_target(&mut self, mut target: Target) -> Result<()> {
         self.mark(target.pid);
         self.probes.register(&target);
+        // Calls are drawn of targets alone.
         let settled = self.probes.settle(&mut target, false);
         match settled {
             Ok(()) => self.adopt(target),

@@ -2,6 +2,7 @@
 //! target and takes them away; when to, the session decides.
 
 use anyhow::{Context, Result, bail};
+use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use profiler_common::sampling::SamplingRate;
@@ -14,6 +15,7 @@ use super::hooks::Hooks;
 use super::predictions::Predictions;
 use super::target::Target;
 use super::unwinding::{Tables, Unwinding};
+use crate::bpf::counters::Counters;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::health;
 use crate::ids::{HeapId, Pid};
@@ -156,10 +158,10 @@ impl Probes {
             // When they were made does not matter to the kernel side, nor to the child's books.
             (block.address, LiveBlock::new(block.size_bytes, 0, block.stack.0, block.interval, block.heap.0))
         });
-        let count = target.ledger.live_blocks();
-        let entered = self.kernel.inherit_blocks(target.pid, blocks);
-        debug!("process {}: {entered:?} of {count} inherited blocks have room", target.pid);
-        entered.is_ok_and(|entered| entered >= count)
+        self.kernel.inherit_blocks(target.pid, blocks).unwrap_or_else(|error| {
+            debug!("process {}: {error}", target.pid);
+            false
+        })
     }
 
     /// Takes a target's probes away, soon, and forgets it in the kernel.
@@ -172,6 +174,15 @@ impl Probes {
     /// Takes a target's probes away, soon, where its number is another's by now.
     pub(super) fn detach(&mut self, target: &mut Target) {
         self.detacher.detach(target.hooks.take_links());
+    }
+
+    /// Blocks whose record found no room in the ring are in no books: takes them out of the live set when their process is
+    /// gone. Reads the whole live set, so not for nothing.
+    pub(super) fn sweep_after_loss(&mut self, pid: Pid) {
+        let lost = Counters::read(&self.kernel).is_ok_and(|counters| counters.get(Counter::RingFull) > 0);
+        if lost && let Err(error) = self.kernel.sweep(pid) {
+            debug!("process {pid}: {error}");
+        }
     }
 
     /// A target's probes have come to nothing: it needs new ones.

@@ -1,4 +1,4 @@
-//! Writes and removes many elements of a map at once: a system call each would take seconds for large tables.
+//! Reads, writes and removes many elements of a map at once: a system call each would take seconds for large tables.
 
 #![expect(unsafe_code, reason = "aya 0.14 has no batch operations")]
 
@@ -20,6 +20,9 @@ struct BatchAttr {
     elem_flags: u64,
     flags: u64,
 }
+
+/// `BPF_MAP_LOOKUP_BATCH` (Linux 5.6).
+const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 
 /// `BPF_MAP_UPDATE_BATCH` (Linux 5.6).
 const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
@@ -130,6 +133,70 @@ pub fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl FnMut(&
     Ok(())
 }
 
+/// Elements that are read at a time: buckets are read whole, and few have more than a handful.
+const READ_BATCH: usize = 8192;
+
+/// Reads all elements of a hash map and hands them to `found`, keys and values in the same order, stretch by stretch. What
+/// is entered or removed meanwhile may be among them or not; nothing else is left out, and nothing comes twice.
+///
+/// # Errors
+///
+/// The kernel's: `ENOTSUPP` (524) before Linux 5.6.
+pub fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[K], &[V])) -> io::Result<()> {
+    let (mut keys, mut values) = (Vec::<K>::with_capacity(READ_BATCH), Vec::<V>::with_capacity(READ_BATCH));
+    // Where the kernel goes on: a bucket's number, in a place that has room for a key, as its documentation asks.
+    let mut place = [0u8; 64];
+    let mut is_first = true;
+    if size_of::<K>() > place.len() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    loop {
+        let count = u32::try_from(keys.capacity().min(values.capacity())).map_err(io::Error::other)?;
+        let mut attr = BatchAttr {
+            in_batch: if is_first { 0 } else { place.as_ptr() as u64 },
+            out_batch: place.as_mut_ptr() as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count,
+            map_fd: map.as_fd().as_raw_fd().unsigned_abs(),
+            elem_flags: 0,
+            flags: 0,
+        };
+        // SAFETY: `keys` and `values` have room for `count` elements, `place` for the kernel's mark, and all outlive the
+        // call; the callers vouch that elements have the map's sizes. The kernel reads the mark before it writes it.
+        let result = unsafe {
+            libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_BATCH, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong)
+        };
+        let error = if result == 0 { None } else { io::Error::last_os_error().raw_os_error() };
+        match error {
+            // The last elements come with an error.
+            None | Some(libc::ENOENT) => {}
+            // A bucket has more elements than there is room for. The mark says that it comes next.
+            Some(libc::ENOSPC) => {
+                keys.reserve(keys.capacity() * 2);
+                values.reserve(values.capacity() * 2);
+                if attr.count == 0 {
+                    continue;
+                }
+            }
+            Some(errno) => return Err(io::Error::from_raw_os_error(errno)),
+        }
+        let length = attr.count.min(count) as usize;
+        // SAFETY: the kernel has written so many, and `Pod` vouches that any bytes are an element.
+        unsafe {
+            keys.set_len(length);
+            values.set_len(length);
+        }
+        found(&keys, &values);
+        keys.clear();
+        values.clear();
+        if error == Some(libc::ENOENT) {
+            return Ok(());
+        }
+        is_first = false;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::{FromRawFd, OwnedFd};
@@ -192,10 +259,28 @@ mod tests {
     }
 
     #[test]
+    fn all_that_is_there_is_read_once() {
+        for (entries, written) in [(1, 0), (1, 1), (10, 3), (200_000, 150_000), (30_000, 30_000)] {
+            let map = hash(entries);
+            let all = keys(0..written);
+            let doubled: Vec<u64> = all.iter().map(|key| key * 2).collect();
+            write_hash(&map, &all, &doubled).expect("there is room");
+            let mut found = Vec::new();
+            read_hash(&map, |keys: &[u64], values: &[u64]| {
+                found.extend(keys.iter().copied().zip(values.iter().copied()))
+            })
+            .expect("a hash map");
+            found.sort_unstable();
+            assert_eq!(found, all.into_iter().zip(doubled).collect::<Vec<_>>(), "{written} of {entries}");
+        }
+    }
+
+    #[test]
     fn a_command_that_is_refused_is_an_error() {
         let not_a_map = std::fs::File::open("/").expect("there is a root");
         assert!(write_hash(&not_a_map, &[1u64], &[1u64]).is_err());
         assert!(remove_hash(&not_a_map, &[1u64], |_| ()).is_err());
+        assert!(read_hash(&not_a_map, |_: &[u64], _: &[u64]| ()).is_err());
         assert!(write_hash(hash(1), &[1u64], &[] as &[u64]).is_err());
     }
 }

@@ -51,7 +51,7 @@ pub trait UnwindMaps {
     ///
     /// The kernel's.
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()>;
-    /// Forgets a process.
+    /// Forgets a process. One that is not there is no error: the kernel side forgets processes too.
     ///
     /// # Errors
     ///
@@ -157,43 +157,34 @@ impl<M: UnwindMaps> TableStore<M> {
     ) -> io::Result<Vec<ModuleId>> {
         self.reclaim(now);
         // The new users come before the old ones go, or a table in use by both could be evicted in between.
-        let mut modules: Vec<ModuleId> = Vec::new();
-        let mut without_room = Vec::new();
-        for module in code.iter().filter_map(|mapped| mapped.module).map(|(module, _)| module) {
-            if modules.contains(&module) || without_room.contains(&module) {
-                continue;
+        let mut modules = Vec::new();
+        let written = self.acquire_all(code, &mut modules, &mut build).and_then(|without_room| {
+            let mappings = self.write_process(pid, code)?;
+            Ok((mappings, without_room))
+        });
+        let (mappings, without_room) = match written {
+            Ok(written) => written,
+            Err(error) => {
+                self.release(&modules);
+                return Err(error);
             }
-            if self.acquire(module, &mut build)? {
-                modules.push(module);
-            } else {
-                without_room.push(module);
-            }
-        }
-        let rows: Vec<ProcessMapping> = code.iter().map(|mapped| self.mapping(mapped)).collect();
-        let length = u32::try_from(rows.len()).unwrap_or(u32::MAX);
-        let Some(mappings) = self.mappings.take(length) else {
-            self.release(&modules);
-            return Err(io::Error::other("more mappings than the kernel's map holds"));
         };
-        self.maps.write_mappings(mappings.start, &rows)?;
-        self.maps.set_process(pid, ProcessMappings { first: mappings.start, count: length })?;
         if let Some(before) = self.processes.insert(pid, Registered { mappings, modules }) {
             self.retire(before, now);
         }
         Ok(without_room)
     }
 
-    /// A process has ended.
+    /// A process has ended, or is another program. What it used is given back whatever becomes of its entry in the map.
     ///
     /// # Errors
     ///
     /// When the kernel's maps cannot be written.
     pub fn remove_process(&mut self, pid: Pid, now: MonotonicNanos) -> io::Result<()> {
-        if let Some(before) = self.processes.remove(&pid) {
-            self.maps.remove_process(pid)?;
-            self.retire(before, now);
-        }
-        Ok(())
+        let Some(before) = self.processes.remove(&pid) else { return Ok(()) };
+        let removed = self.maps.remove_process(pid);
+        self.retire(before, now);
+        removed
     }
 
     /// Bytes of the row and page maps that are in use.
@@ -216,6 +207,45 @@ impl<M: UnwindMaps> TableStore<M> {
         ProcessMapping { start: mapped.start.0, end: mapped.end.0, table }
     }
 
+    /// One more user of each module's table. `modules` are those whose user it is, after an error too; returned are those
+    /// that found no room.
+    fn acquire_all(
+        &mut self,
+        code: &[MappedCode],
+        modules: &mut Vec<ModuleId>,
+        build: &mut impl FnMut(ModuleId) -> Option<Table>,
+    ) -> io::Result<Vec<ModuleId>> {
+        let mut without_room = Vec::new();
+        for module in code.iter().filter_map(|mapped| mapped.module).map(|(module, _)| module) {
+            if modules.contains(&module) || without_room.contains(&module) {
+                continue;
+            }
+            if self.acquire(module, build)? {
+                modules.push(module);
+            } else {
+                without_room.push(module);
+            }
+        }
+        Ok(without_room)
+    }
+
+    /// Writes a process's mappings and says where they lie.
+    fn write_process(&mut self, pid: Pid, code: &[MappedCode]) -> io::Result<Range<u32>> {
+        let rows: Vec<ProcessMapping> = code.iter().map(|mapped| self.mapping(mapped)).collect();
+        let length = u32::try_from(rows.len()).unwrap_or(u32::MAX);
+        let Some(mappings) = self.mappings.take(length) else {
+            return Err(io::Error::other("more mappings than the kernel's map holds"));
+        };
+        let place = ProcessMappings { first: mappings.start, count: length };
+        let written = self.maps.write_mappings(mappings.start, &rows).and_then(|()| self.maps.set_process(pid, place));
+        if let Err(error) = written {
+            // No walk has been told of them.
+            self.mappings.give_back(mappings);
+            return Err(error);
+        }
+        Ok(mappings)
+    }
+
     /// One more user of a module's table; loads it where it is not. False when there is no room.
     fn acquire(&mut self, module: ModuleId, build: &mut impl FnMut(ModuleId) -> Option<Table>) -> io::Result<bool> {
         if !self.tables.contains_key(&module) {
@@ -226,7 +256,11 @@ impl<M: UnwindMaps> TableStore<M> {
                 warn!("no room for the unwind table of module {}: {} bytes", module.0, table.kernel_bytes());
                 return Ok(false);
             };
-            self.upload(&table, &cells, &pages)?;
+            if let Err(error) = self.upload(&table, &cells, &pages) {
+                self.cells.give_back(cells);
+                self.pages.give_back(pages);
+                return Err(error);
+            }
             self.tables.insert(module, Placement { base: table.base, cells, pages, users: 0, last_use: 0 });
         }
         self.uses += 1;

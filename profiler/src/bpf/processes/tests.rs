@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use aya::Pod;
 use profiler_common::record::{ExecRecord, ForkRecord, RecordKind};
-use profiler_common::unwind::ProcessMappings;
 
 use super::*;
 use crate::bpf::fixture;
@@ -248,5 +247,59 @@ fn calls_that_a_threads_end_cuts_short_are_forgotten() {
         assert_eq!(has::<u64, [u8; 64]>(&kernel, "INFLIGHT", key), None, "that of the thread");
         assert_eq!(has(&kernel, "INFLIGHT", other), Some([1u8; 64]), "no other");
         assert_eq!(drain(&mut ring), []);
+    });
+}
+
+#[test]
+fn who_ends_is_forgotten_with_the_last_thread() {
+    runtime().block_on(async {
+        let (mut kernel, mut ring) = watching(false);
+        let me = std::process::id();
+        let (mut shell, stranger) = (Shell::start("read x; exit 0"), Shell::start("read x"));
+        let mappings = ProcessMappings { first: 3, count: 4 };
+        for pid in [me, shell.pid(), stranger.pid()] {
+            kernel.set_target(Pid(pid), false).expect("there is room");
+            put(&mut kernel, PROCESSES, pid, mappings);
+        }
+        std::thread::spawn(|| ()).join().expect("it does not panic");
+        shell.send();
+        shell.child.wait().expect("it is our child");
+        let known =
+            |pid| (has::<u32, u32>(&kernel, TARGETS, pid), has::<u32, ProcessMappings>(&kernel, PROCESSES, pid));
+        assert_eq!(known(shell.pid()), (None, None));
+        assert_eq!(known(stranger.pid()), (Some(0), Some(mappings)), "it runs");
+        assert_eq!(known(me), (Some(0), Some(mappings)), "a thread is not the process");
+        assert_eq!(drain(&mut ring), []);
+    });
+}
+
+#[test]
+fn who_runs_in_its_parents_memory_is_a_target_for_its_forks_alone_and_forgotten_when_it_ends() {
+    runtime().block_on(async {
+        let (mut kernel, mut ring) = watching(false);
+        // What is not there cannot be executed: the child ends.
+        let mut shell = Shell::start(
+            "read x; exec python3 -c '
+import os, subprocess, sys
+print(subprocess._USE_VFORK, flush=True)
+sys.stdin.readline()
+try:
+    subprocess.Popen([\"/nonexistent/program\"])
+except FileNotFoundError:
+    print(\"none\", flush=True)
+sys.stdin.readline()
+'",
+        );
+        shell.send();
+        assert_eq!(shell.answer(), "True");
+        kernel.set_target(Pid(shell.pid()), true).expect("there is room");
+        shell.send();
+        assert_eq!(shell.answer(), "none");
+        let records = drain(&mut ring);
+        let [Seen::Fork { child, shares_memory: 1, .. }] = records[..] else {
+            panic!("a vfork expected: {records:?}");
+        };
+        assert_eq!(has::<u32, u32>(&kernel, TARGETS, child), None);
+        assert_eq!(has(&kernel, TARGETS, shell.pid()), Some(FOLLOWS_FORKS));
     });
 }

@@ -17,6 +17,17 @@ struct Kernel {
     mappings: Vec<ProcessMapping>,
     processes: HashMap<u32, ProcessMappings>,
     row_writes: usize,
+    /// The map that refuses what is asked of it.
+    refuses: Option<Map>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Map {
+    Rows,
+    Pages,
+    Rules,
+    Mappings,
+    Processes,
 }
 
 #[derive(Clone, Debug)]
@@ -29,25 +40,37 @@ fn write<T: Copy>(array: &mut [T], first: u32, values: &[T]) -> io::Result<()> {
     Ok(())
 }
 
+impl Maps {
+    fn ask(&self, map: Map) -> io::Result<()> {
+        if self.0.borrow().refuses == Some(map) { Err(io::Error::other("refused")) } else { Ok(()) }
+    }
+}
+
 impl UnwindMaps for Maps {
     fn write_rows(&mut self, first: u32, cells: &[RowCell]) -> io::Result<()> {
+        self.ask(Map::Rows)?;
         self.0.borrow_mut().row_writes += 1;
         write(&mut self.0.borrow_mut().rows, first, cells)
     }
     fn write_pages(&mut self, first: u32, pages: &[PageRows]) -> io::Result<()> {
+        self.ask(Map::Pages)?;
         write(&mut self.0.borrow_mut().pages, first, pages)
     }
     fn write_rules(&mut self, first: u32, rules: &[Rule]) -> io::Result<()> {
+        self.ask(Map::Rules)?;
         write(&mut self.0.borrow_mut().rules, first, rules)
     }
     fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()> {
+        self.ask(Map::Mappings)?;
         write(&mut self.0.borrow_mut().mappings, first, mappings)
     }
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()> {
+        self.ask(Map::Processes)?;
         self.0.borrow_mut().processes.insert(pid.0, mappings);
         Ok(())
     }
     fn remove_process(&mut self, pid: Pid) -> io::Result<()> {
+        self.ask(Map::Processes)?;
         self.0.borrow_mut().processes.remove(&pid.0);
         Ok(())
     }
@@ -74,6 +97,7 @@ fn store(cells: u32) -> (TableStore<Maps>, Maps) {
         mappings: vec![ProcessMapping::NONE; 16],
         processes: HashMap::new(),
         row_writes: 0,
+        refuses: None,
     })));
     let capacity = Capacity { cells, pages: 64, mappings: 16 };
     (TableStore::new(maps.clone(), capacity, TableRef::FRAME_POINTER), maps)
@@ -193,4 +217,41 @@ fn mappings_are_used_again_only_when_no_walk_can_read_them() {
     let kept = maps.0.borrow().processes[&1];
     assert_eq!(kept.count, 6, "what was there stays");
     set(&mut store, 2 + 2 * SECOND).expect("the first six are free again");
+}
+
+/// Six mappings of one module.
+fn six() -> Vec<MappedCode> {
+    (0..6).map(|i| mapped(0, 0x10_0000 * (i + 1))).collect()
+}
+
+#[test]
+fn what_a_process_used_is_given_back_though_its_entry_cannot_be_removed() {
+    let (mut store, maps) = store(2);
+    let tables = |_| Some(table(16, 32));
+    for i in 0..10 {
+        let now = MonotonicNanos(2 * i * SECOND);
+        store.set_process(Pid(1), &six(), now, tables).expect("two sets find room, and the table");
+        maps.0.borrow_mut().refuses = Some(Map::Processes);
+        store.remove_process(Pid(1), now).expect_err("refused");
+        maps.0.borrow_mut().refuses = None;
+    }
+    let without = store.set_process(Pid(2), &[mapped(1, 0x10_0000)], MonotonicNanos(30 * SECOND), tables);
+    assert_eq!(without.expect("there is room"), [], "nobody uses the other module's table any more");
+}
+
+#[test]
+fn what_could_not_be_written_takes_no_room() {
+    let (mut store, maps) = store(2);
+    let tables = |_| Some(table(16, 32));
+    for map in [Map::Rows, Map::Pages, Map::Rules, Map::Mappings, Map::Processes].repeat(4) {
+        maps.0.borrow_mut().refuses = Some(map);
+        let refused = store.set_process(Pid(1), &six(), MonotonicNanos(0), |_| Some(table(16, 32)));
+        // A table that is there, and its rules, need not be written again.
+        assert!(refused.is_err() || matches!(map, Map::Rows | Map::Pages | Map::Rules), "{map:?}");
+        maps.0.borrow_mut().refuses = None;
+        store.remove_process(Pid(1), MonotonicNanos(0)).expect("there or not");
+    }
+    let code: Vec<_> = (0..16).map(|i| mapped(1, 0x10_0000 * (i + 1))).collect();
+    let without = store.set_process(Pid(2), &code, MonotonicNanos(2 * SECOND), tables);
+    assert_eq!(without.expect("all mappings are free"), [], "nobody uses the other module's table");
 }
