@@ -89,7 +89,7 @@ impl Session {
 
     /// Puts probes on what a target maps now.
     pub(super) fn settle(&mut self, pid: Pid) {
-        let stopped = self.held == Some(pid);
+        let stopped = self.is_stopped(pid);
         let Some(target) = self.targets.get_mut(pid) else { return self.lifecycle.settled(pid) };
         let Err(error) = self.probes.settle(target, stopped) else { return self.lifecycle.settled(pid) };
         let begins = matches!(error.downcast_ref(), Some(NoAllocator::None(_) | NoAllocator::NotSelected { .. }));
@@ -173,11 +173,10 @@ impl Session {
     /// Puts probes on a program that has just begun.
     fn welcome(&mut self, mut target: Target) {
         let pid = target.pid;
-        // Held and telling of an exec, it stands at that exec.
-        target.held_before_mapping = self.held == Some(pid);
+        target.held_before_mapping = self.is_held_since_exec(pid);
         self.adopt(target);
         self.lifecycle.settle(pid);
-        if self.held == Some(pid) || (!self.lifecycle.has_grace() && self.hold(pid)) {
+        if self.is_held(pid) || (!self.lifecycle.has_grace() && self.hold(pid)) {
             return;
         }
         if let Some(target) = self.targets.get_mut(pid).filter(|target| !target.has_begun()) {
