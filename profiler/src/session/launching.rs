@@ -76,14 +76,23 @@ impl Session {
     pub fn launch(&mut self, command: &[OsString], signals: InheritedSignals) -> Result<()> {
         let child = signal(SignalKind::child()).context("cannot listen for signals")?;
         let mut launch = Launch::start(command, signals)?;
+        let pid = launch.pid();
+        self.begin_command(&mut launch).with_context(|| {
+            format!(
+                "process `{pid}` was started, and is left to itself without being profiled (`ps {pid}`, `kill {pid}`)"
+            )
+        })?;
+        self.command = Some(Command { launch, child, followed_until: Some(Instant::now() + FOLLOW) });
+        Ok(())
+    }
+
+    fn begin_command(&mut self, launch: &mut Launch) -> Result<()> {
         let mut target = Target::open(launch.pid(), Origin::Launched, None)?;
         (target.requested, target.held_before_mapping) = (true, true);
         self.adopt(target);
         self.lifecycle.settle(launch.pid());
-        self.step(&mut launch)?;
-        launch.follow_execs()?;
-        self.command = Some(Command { launch, child, followed_until: Some(Instant::now() + FOLLOW) });
-        Ok(())
+        self.step(launch)?;
+        Ok(launch.follow_execs()?)
     }
 
     /// The command that was started.

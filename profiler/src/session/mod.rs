@@ -28,7 +28,6 @@ pub use launching::{Command, Launched};
 
 use crate::bpf::counters::Counters;
 use crate::bpf::ring::Ring;
-use crate::ids::Pid;
 use crate::ingest::decode::decode;
 use crate::ingest::event::Event;
 use crate::report::profile::{Origin, Profile};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use super::*;
-use crate::object::fixture::Workshop;
+use crate::object::fixture::{Running, Workshop};
 
 /// In the environment of another process: the command that it shall start, a word a line.
 const COMMAND: &str = "HEAPBPF_TEST_COMMAND";
@@ -199,15 +199,11 @@ fn an_exec_is_told_from_other_stops() {
     assert!(at_exec[0] && at_exec.len() > 1 && !at_exec[1..].contains(&true), "{at_exec:?}");
     assert_eq!(code(&mut launch), 0);
 
-    let mut child = Command::new("sleep").arg("1000").spawn().expect("there is one");
-    let mut launch = Launch::hold(Pid(child.id())).expect("it can be stopped");
+    let sleeps = Running::sleep("sleep".as_ref());
+    let mut launch = Launch::hold(sleeps.pid()).expect("it can be stopped");
     at_exec.clear();
     launch.step_until_loaded::<LaunchError>(&mut |exec| Ok(at_exec.push(exec))).expect("held");
-    assert!(!at_exec[0], "{at_exec:?}");
-    child.kill().expect("it lives");
-    while launch.try_reap().is_none() {
-        launch.release().expect("it can be stopped");
-    }
+    assert_eq!(at_exec, [false]);
 }
 
 #[test]
