@@ -115,7 +115,9 @@ impl Session {
             Ok::<(), LaunchError>(())
         });
         self.held = None;
-        debug!("process {pid}: {:?}", start_up?);
+        // Not within the macro, which evaluates nothing where nobody reads it.
+        let start_up = start_up?;
+        debug!("process {pid}: {start_up:?}");
         Ok(())
     }
 
