@@ -5,6 +5,8 @@
 mod launched;
 #[path = "launch/signals.rs"]
 mod signals;
+#[path = "launch/starting.rs"]
+mod starting;
 
 use std::ffi::OsString;
 use std::fs::{self, File};

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::task::{Context as TaskContext, Waker};
 
 use anyhow::{Context, Result};
 use profiler_common::interval::Interval;
@@ -92,13 +93,16 @@ async fn record(
     outputs: Vec<Output>,
     signals: InheritedSignals,
 ) -> Result<u8> {
-    let mut stops = Stops::new(!args.command.is_empty())?;
+    let mut stops = Stops::new()?;
     let mut session = Session::start(config)?;
-    if !args.command.is_empty() {
-        session.launch(&args.command, signals)?;
-    }
-    if stops.pending() {
+    if stops.pending(None).await {
         return Ok(exit::INTERRUPTED);
+    }
+    if !args.command.is_empty() {
+        stops.interrupts_left = 1;
+        session.launch(&args.command, signals)?;
+        // What came meanwhile was meant for the command too. Where it is enough to stop, there is a report of what was seen.
+        stops.pending(session.launched()).await;
     }
     // A command's own output is not written into.
     let quiet = args.quiet || !args.command.is_empty();
@@ -241,13 +245,12 @@ struct Stops {
 }
 
 impl Stops {
-    fn new(with_command: bool) -> Result<Self> {
+    fn new() -> Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
-        let interrupts_left = u32::from(with_command);
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
-            interrupts_left,
+            interrupts_left: 0,
             came: false,
         })
     }
@@ -256,24 +259,37 @@ impl Stops {
     async fn wait(&mut self, command: Option<Launched>) {
         while !self.came {
             tokio::select! {
-                _ = self.interrupt.recv() => match self.interrupts_left.checked_sub(1) {
-                    Some(left) => self.interrupts_left = left,
-                    None => self.came = true,
-                },
-                _ = self.terminate.recv() => match command {
-                    Some(command) => command.terminate(),
-                    None => self.came = true,
-                },
+                _ = self.interrupt.recv() => self.interrupted(),
+                _ = self.terminate.recv() => self.terminated(command),
             }
         }
     }
 
-    /// Whether one has come already.
-    fn pending(&mut self) -> bool {
-        use std::task::{Context, Poll, Waker};
-        let mut context = Context::from_waker(Waker::noop());
-        let mut came =
-            |signal: &mut tokio::signal::unix::Signal| matches!(signal.poll_recv(&mut context), Poll::Ready(_));
-        (came(&mut self.interrupt) && self.interrupts_left == 0) || came(&mut self.terminate)
+    /// Whether it has come already. What has come is dealt with as by [`wait`](Self::wait).
+    async fn pending(&mut self, command: Option<Launched>) -> bool {
+        // Signals are told of when the runtime gets a turn.
+        tokio::task::yield_now().await;
+        let mut context = TaskContext::from_waker(Waker::noop());
+        if self.interrupt.poll_recv(&mut context).is_ready() {
+            self.interrupted();
+        }
+        if self.terminate.poll_recv(&mut context).is_ready() {
+            self.terminated(command);
+        }
+        self.came
+    }
+
+    fn interrupted(&mut self) {
+        match self.interrupts_left.checked_sub(1) {
+            Some(left) => self.interrupts_left = left,
+            None => self.came = true,
+        }
+    }
+
+    fn terminated(&mut self, command: Option<Launched>) {
+        match command {
+            Some(command) => command.terminate(),
+            None => self.came = true,
+        }
     }
 }

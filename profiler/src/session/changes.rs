@@ -118,7 +118,7 @@ impl Session {
 
     /// Puts probes on what a target maps now.
     pub(super) fn settle(&mut self, pid: Pid) {
-        let stopped = self.held == Some(pid);
+        let stopped = self.is_stopped(pid);
         let running = self.targets.get_mut(pid).filter(|target| !target.is_gone());
         let Some(target) = running else { return self.lifecycle.settled(pid) };
         let Err(error) = self.probes.settle(target, stopped) else { return self.lifecycle.settled(pid) };
@@ -167,7 +167,9 @@ impl Session {
                 return None;
             }
         };
-        let stopped = held.as_ref().and_then(|held| held.as_ref().ok()).map(|_| clock::now().monotonic);
+        // Of several threads only one is held.
+        let alone = held.as_ref().and_then(|held| held.as_ref().ok()).filter(|held| held.is_alone());
+        let stopped = alone.map(|_| clock::now().monotonic);
         let mut target = Target::forked(process, birth);
         // Where the kernel side had no room for it when it was made, there may be some now.
         self.mark(child);
@@ -233,11 +235,10 @@ impl Session {
     /// Puts probes on a program that has just begun.
     fn welcome(&mut self, mut target: Target) {
         let pid = target.pid;
-        // Held and telling of an exec, it stands at that exec.
-        target.held_before_mapping = self.held == Some(pid);
+        target.held_before_mapping = self.is_held_since_exec(pid);
         self.adopt(target);
         self.lifecycle.settle(pid);
-        if self.held == Some(pid) || (!self.lifecycle.has_grace() && self.hold(pid)) {
+        if self.is_held(pid) || (!self.lifecycle.has_grace() && self.hold(pid)) {
             return;
         }
         self.settle(pid);

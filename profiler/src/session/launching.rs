@@ -15,15 +15,25 @@ use super::{Hold, Session};
 use crate::ids::Pid;
 use crate::report::profile::Origin;
 use crate::sys::signals::InheritedSignals;
-use crate::target::launch::{Launch, LaunchError, shell_code};
+use crate::target::launch::{Launch, LaunchError, retry_releases, shell_code};
 
 /// A command that a session has started.
 pub struct Command {
     launch: Launch,
     /// Its stops and its end.
     child: Signal,
-    /// Until when its execs are waited for.
+    /// Until when its execs are waited for; while it is held.
     followed_until: Option<Instant>,
+}
+
+/// A process that is held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pid: Pid,
+    /// It has no thread that is not held.
+    alone: bool,
+    /// It was held at its exec, and has been since.
+    since_exec: bool,
 }
 
 /// The number of a command that a session has started.
@@ -32,6 +42,9 @@ pub struct Launched(pub(super) Pid);
 
 /// Wrappers (`env`, `nice`, `sh -c 'exec …'`) become the program that is meant within this time.
 const FOLLOW: Duration = Duration::from_secs(1);
+
+/// How often a command that could not be let go is asked again.
+const RELEASE_PERIOD: Duration = Duration::from_millis(50);
 
 /// How often the end of a command is asked for when no signal told of it.
 const REAP_PERIOD: Duration = Duration::from_millis(200);
@@ -63,14 +76,23 @@ impl Session {
     pub fn launch(&mut self, command: &[OsString], signals: InheritedSignals) -> Result<()> {
         let child = signal(SignalKind::child()).context("cannot listen for signals")?;
         let mut launch = Launch::start(command, signals)?;
+        let pid = launch.pid();
+        self.begin_command(&mut launch).with_context(|| {
+            format!(
+                "process `{pid}` was started, and is left to itself without being profiled (`ps {pid}`, `kill {pid}`)"
+            )
+        })?;
+        self.command = Some(Command { launch, child, followed_until: Some(Instant::now() + FOLLOW) });
+        Ok(())
+    }
+
+    fn begin_command(&mut self, launch: &mut Launch) -> Result<()> {
         let mut target = Target::open(launch.pid(), Origin::Launched, None)?;
         (target.requested, target.held_before_mapping) = (true, true);
         self.adopt(target);
         self.lifecycle.settle(launch.pid());
-        self.step(&mut launch)?;
-        launch.follow_execs()?;
-        self.command = Some(Command { launch, child, followed_until: Some(Instant::now() + FOLLOW) });
-        Ok(())
+        self.step(launch)?;
+        Ok(launch.follow_execs()?)
     }
 
     /// The command that was started.
@@ -82,15 +104,36 @@ impl Session {
     /// Runs a command that is held at an exec until its code is mapped, with probes on each piece as it comes.
     fn step(&mut self, launch: &mut Launch) -> Result<(), LaunchError> {
         let pid = launch.pid();
-        self.held = Some(pid);
-        let start_up = launch.step_until_loaded(&mut || {
+        self.held = Some(Held { pid, alone: launch.is_alone(), since_exec: false });
+        let start_up = launch.step_until_loaded(&mut |at_exec| {
+            if at_exec {
+                // An exec ends all other threads.
+                self.held = Some(Held { pid, alone: true, since_exec: true });
+            }
             while !self.drain() {}
             self.settle(pid);
             Ok::<(), LaunchError>(())
         });
         self.held = None;
-        debug!("process {pid}: {:?}", start_up?);
+        // Not within the macro, which evaluates nothing where nobody reads it.
+        let start_up = start_up?;
+        debug!("process {pid}: {start_up:?}");
         Ok(())
+    }
+
+    /// Whether a process is held.
+    pub(super) fn is_held(&self, pid: Pid) -> bool {
+        self.held.is_some_and(|held| held.pid == pid)
+    }
+
+    /// Whether no thread of a process can run at present.
+    pub(super) fn is_stopped(&self, pid: Pid) -> bool {
+        self.held.is_some_and(|held| held.pid == pid && held.alone)
+    }
+
+    /// Whether a process is held and has been since its exec: what it has called since is known, all of it.
+    pub(super) fn is_held_since_exec(&self, pid: Pid) -> bool {
+        self.held.is_some_and(|held| held.pid == pid && held.since_exec)
     }
 
     /// Holds a process that has just begun until it has mapped what it starts with, so that it makes no call to an allocator
@@ -115,10 +158,9 @@ impl Session {
     /// A command's process has stopped or ended, or its time to be followed is over.
     pub(super) fn attend_command(&mut self) {
         let Some(mut command) = self.command.take() else { return };
-        let attended = self.follow(&mut command);
-        if let Err(error) = attended {
+        if let Err(error) = self.follow(&mut command) {
             warn!("{error}");
-            command.followed_until = None;
+            command.release();
         }
         self.command = Some(command);
     }
@@ -130,14 +172,23 @@ impl Session {
             command.launch.follow_execs()?;
         }
         if Instant::now() >= until {
-            command.followed_until = None;
-            command.launch.release()?;
+            command.release();
         }
         Ok(())
     }
 }
 
 impl Command {
+    /// Lets go of it now, or as soon as it can be stopped.
+    fn release(&mut self) {
+        self.followed_until = None;
+        if let Err(error) = self.launch.release() {
+            debug!("{error}");
+            let later = matches!(error, LaunchError::Unstoppable(_));
+            self.followed_until = later.then(|| Instant::now() + RELEASE_PERIOD);
+        }
+    }
+
     /// Resolves when it is to be looked after.
     pub(super) async fn stirs(command: &mut Option<Self>) {
         match command {
@@ -160,6 +211,8 @@ impl Command {
             debug!("{error}");
         }
         loop {
+            // Nobody else does it after the recording.
+            retry_releases();
             if let Some(status) = self.launch.try_reap() {
                 return u8::try_from(shell_code(status)).unwrap_or(u8::MAX);
             }

@@ -34,6 +34,7 @@ use crate::ingest::event::Event;
 use crate::report::profile::{Origin, Profile};
 use crate::sys::clock;
 use crate::target::ends::Ends;
+use crate::target::launch::retry_releases;
 use crate::target::scan;
 use discovery::{Discovery, Own};
 use latecomers::Latecomers;
@@ -59,7 +60,7 @@ pub struct Session {
     /// What the session itself has started.
     command: Option<Command>,
     /// A process that cannot run at present.
-    held: Option<Pid>,
+    held: Option<launching::Held>,
     /// How often targets were looked at.
     looks: u32,
 }
@@ -203,7 +204,7 @@ impl Session {
                 result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; self.drain(); }
                 () = sleep_until(soon) => self.attend(),
                 () = Command::stirs(&mut self.command) => self.attend_command(),
-                _ = drain.tick() => { self.drain(); }
+                _ = drain.tick() => { self.drain(); retry_releases(); }
                 _ = look.tick() => self.look(),
                 _ = progress.tick() => {
                     let counters = Counters::read(&self.probes.kernel)?;

@@ -87,8 +87,8 @@ pub enum SyscallPhase {
 ///
 /// A process that is killed while it is stopped is no longer there to be asked or let run; then requests succeed and do
 /// nothing, and [`wait`](Self::wait) tells its end. When the thread ends, whatever the reason, the kernel lets go of the
-/// process and it runs on.
-#[derive(Debug)]
+/// process and it runs on. A clone is the same process, held once.
+#[derive(Clone, Debug)]
 pub struct Tracee {
     pid: Pid,
     of_this_thread: PhantomData<*const ()>,

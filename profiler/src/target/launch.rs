@@ -20,9 +20,11 @@ use crate::sys::signals::InheritedSignals;
 use crate::sys::spawn::{SpawnError, spawn_held};
 
 mod error;
+mod leaving;
 mod loader;
 
 pub use error::LaunchError;
+pub use leaving::retry_releases;
 use loader::{Loader, is_of_probes, maps_code};
 
 /// Most system calls at which a program is stopped before it is let run regardless: a hundred times what the largest
@@ -33,13 +35,11 @@ const SYSCALLS_MAX: u32 = 20_000;
 /// does only where files come from afar, or computes.
 const QUIET_MAX: Duration = Duration::from_secs(1);
 
-/// Longest wait for a running process to stop, so that it can be let go.
-const RELEASE_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait for a running process to stop, which takes microseconds unless it waits in the kernel: then it may take
+/// for ever, and nothing else is done meanwhile.
+const STOP_WAIT: Duration = Duration::from_millis(20);
 
-/// Longest wait for a process that has just begun to stop.
-const HOLD_WAIT: Duration = Duration::from_millis(20);
-
-/// How long such a process may go without a system call: it is likely to be past its start-up, and needs no steps then.
+/// How long a process that has just begun may go without a system call: it is likely to be past its start-up, and needs no steps then.
 const HOLD_QUIET_MAX: Duration = Duration::from_millis(20);
 
 /// How far a program has come.
@@ -66,7 +66,8 @@ pub enum StartUpEnd {
     Ended,
 }
 
-/// A started program. Dropping it lets the program run on.
+/// A started program. Dropping it lets the program run on: at once, or where it waits in the kernel, by
+/// [`retry_releases`].
 ///
 /// The kernel takes questions about a held process from one thread alone, so this cannot be sent to another.
 #[derive(Debug)]
@@ -84,6 +85,8 @@ enum State {
     Held(Stop),
     /// Runs, and will stop at its next exec.
     Followed,
+    /// Was asked to stop, and is let go when it does.
+    Leaving,
     /// Runs as if heapbpf had never held it.
     Free,
     /// Was reaped.
@@ -110,7 +113,7 @@ impl Launch {
             }
             Err(SpawnError::Fork(error)) => Err(LaunchError::Fork(name, error)),
             Err(SpawnError::Trace(error)) => Err(LaunchError::Trace(name, error)),
-            Err(SpawnError::Exec(error)) => Err(not_run(Path::new(program), name, error)),
+            Err(SpawnError::Exec(error)) => Err(LaunchError::not_run(Path::new(program), name, error)),
         }
     }
 
@@ -120,15 +123,12 @@ impl Launch {
     /// # Errors
     ///
     /// [`LaunchError::Trace`] where somebody else traces it or tracing is forbidden, [`LaunchError::Unstoppable`] where it
-    /// waits in the kernel. It runs on.
+    /// waits in the kernel. It runs on, if [`retry_releases`] is called now and then.
     pub fn hold(pid: Pid) -> Result<Self, LaunchError> {
         let name = format!("process {pid}");
-        let failed = |error| LaunchError::Trace(name.clone(), error);
-        let tracee = Tracee::seize(pid).map_err(failed)?;
-        tracee.interrupt().map_err(failed)?;
-        let stop = tracee.wait(HOLD_WAIT).map_err(failed)?;
+        let tracee = Tracee::seize(pid).map_err(|error| LaunchError::Trace(name.clone(), error))?;
         let mut launch = Self { tracee, state: State::Followed, program: name, quiet_max: HOLD_QUIET_MAX };
-        launch.stopped_at(stop.ok_or(LaunchError::Unstoppable(pid))?);
+        launch.interrupt()?;
         Ok(launch)
     }
 
@@ -138,8 +138,15 @@ impl Launch {
         self.tracee.pid()
     }
 
-    /// Runs a program that is held at its exec until all is mapped that it starts with, and holds it there.
-    /// `on_new_code` is called while it is stopped: at once, and whenever code was mapped of which nothing has run yet.
+    /// Whether it has one thread: others are not held, and may do anything meanwhile. False if that cannot be told.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        std::fs::read_dir(format!("/proc/{}/task", self.pid())).is_ok_and(|tasks| tasks.take(2).count() == 1)
+    }
+
+    /// Runs a held program until all is mapped that it starts with, and holds it there, unless it waits in the kernel.
+    /// `on_new_code` is called while it is stopped: at once, and whenever code was mapped of which nothing has run yet. It is
+    /// told whether the program stands at an exec, so that nothing of it has run; it may have been stopped anywhere else.
     /// Signals reach the program meanwhile. Blocks, but for no more than a few seconds.
     ///
     /// # Errors
@@ -147,7 +154,7 @@ impl Launch {
     /// What `on_new_code` returns, and [`LaunchError::Trace`]. The program is still held.
     pub fn step_until_loaded<E: From<LaunchError>>(
         &mut self,
-        on_new_code: &mut dyn FnMut() -> Result<(), E>,
+        on_new_code: &mut dyn FnMut(bool) -> Result<(), E>,
     ) -> Result<StartUp, E> {
         let mut syscalls = 0;
         let mut maps = false;
@@ -155,18 +162,18 @@ impl Launch {
         if let State::Held(stop) = self.state
             && stop != Stop::Exec
         {
-            on_new_code()?;
+            on_new_code(false)?;
             loader = self.loader()?;
         }
         let end = loop {
             let stop = match self.state {
                 State::Held(stop) => stop,
                 State::Ended(_) => break StartUpEnd::Ended,
-                State::Followed | State::Free => break StartUpEnd::Loaded,
+                State::Followed | State::Leaving | State::Free => break StartUpEnd::Loaded,
             };
             match stop {
                 Stop::Exec => {
-                    on_new_code()?;
+                    on_new_code(true)?;
                     loader = self.loader()?;
                     if loader.is_none() {
                         break StartUpEnd::NoLoader;
@@ -189,7 +196,7 @@ impl Launch {
                             loader.returned(result);
                         }
                         if std::mem::take(&mut maps) && !is_error(result) {
-                            on_new_code()?;
+                            on_new_code(false)?;
                         }
                     }
                     (_, SyscallPhase::None) => {}
@@ -225,12 +232,15 @@ impl Launch {
     ///
     /// [`LaunchError::Trace`].
     pub fn next_exec(&mut self) -> Result<bool, LaunchError> {
-        while let State::Followed = self.state {
+        while let State::Followed | State::Leaving = self.state {
             let Some(stop) = self.tracee.stopped().map_err(|error| self.untraceable(error))? else {
                 break;
             };
+            let leaves = matches!(self.state, State::Leaving);
             self.stopped_at(stop);
-            if stop != Stop::Exec {
+            if leaves {
+                self.release()?;
+            } else if stop != Stop::Exec {
                 self.follow_execs()?;
             }
         }
@@ -241,13 +251,16 @@ impl Launch {
     ///
     /// # Errors
     ///
-    /// [`LaunchError::Unstoppable`] for a followed program that waits in the kernel, as `vfork` does; then it is followed
-    /// still, and may be asked for again.
+    /// [`LaunchError::Unstoppable`] for a followed program that waits in the kernel, as `vfork` does. It will stand still
+    /// when it wakes: this is to be called again then, as `SIGCHLD` tells, or every so often.
     pub fn release(&mut self) -> Result<(), LaunchError> {
-        if let State::Followed = self.state {
-            self.tracee.interrupt().map_err(|error| self.untraceable(error))?;
-            let stop = self.tracee.wait(RELEASE_WAIT).map_err(|error| self.untraceable(error))?;
-            self.stopped_at(stop.ok_or(LaunchError::Unstoppable(self.pid()))?);
+        match self.state {
+            State::Followed => self.interrupt()?,
+            State::Leaving => {
+                let stop = self.tracee.stopped().map_err(|error| self.untraceable(error))?;
+                self.stopped_at(stop.ok_or(LaunchError::Unstoppable(self.pid()))?);
+            }
+            _ => {}
         }
         if let State::Held(stop) = self.state {
             self.tracee.detach(stop).map_err(|error| self.untraceable(error))?;
@@ -261,7 +274,7 @@ impl Launch {
         match self.state {
             State::Ended(status) => return Some(status),
             State::Held(_) => {}
-            State::Followed => {
+            State::Followed | State::Leaving => {
                 let _ = self.next_exec();
             }
             State::Free => {
@@ -292,7 +305,8 @@ impl Launch {
         kill_process(number, named).map_err(|error| failed(error.into()))
     }
 
-    /// Lets it run to its next stop; false if that does not come in time, and then it is held where it is.
+    /// Lets it run to its next stop; false if that does not come in time. Then it is held where it is, or followed if it
+    /// waits in the kernel.
     fn step(&mut self, stop: Stop) -> Result<bool, LaunchError> {
         self.tracee.run_to_syscall(stop).map_err(|error| self.untraceable(error))?;
         self.state = State::Followed;
@@ -301,10 +315,21 @@ impl Launch {
             self.stopped_at(next);
             return Ok(true);
         }
-        self.tracee.interrupt().map_err(|error| self.untraceable(error))?;
-        let next = self.tracee.wait(RELEASE_WAIT).map_err(|error| self.untraceable(error))?;
-        self.stopped_at(next.ok_or(LaunchError::Unstoppable(self.pid()))?);
+        match self.interrupt() {
+            // Its stop, when it comes, is one like those that signals make.
+            Err(LaunchError::Unstoppable(_)) => self.state = State::Followed,
+            stopped => stopped?,
+        }
         Ok(false)
+    }
+
+    /// Stops a running program wherever it is.
+    fn interrupt(&mut self) -> Result<(), LaunchError> {
+        self.tracee.interrupt().map_err(|error| self.untraceable(error))?;
+        self.state = State::Leaving;
+        let stop = self.tracee.wait(STOP_WAIT).map_err(|error| self.untraceable(error))?;
+        self.stopped_at(stop.ok_or(LaunchError::Unstoppable(self.pid()))?);
+        Ok(())
     }
 
     fn stopped_at(&mut self, stop: Stop) {
@@ -332,8 +357,9 @@ impl Launch {
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        // The kernel does the rest when the thread ends.
-        let _ = self.release();
+        if self.release().is_err() {
+            leaving::add(self.tracee.clone());
+        }
     }
 }
 
@@ -346,25 +372,6 @@ pub fn shell_code(status: ExitStatus) -> i32 {
 /// The system call failed: the kernel returns errors as −4095 to −1.
 fn is_error(result: i64) -> bool {
     (-4095..0).contains(&result)
-}
-
-/// What a shell would say. `execvp` has the same error for a missing program and a missing interpreter of it.
-fn not_run(program: &Path, name: String, error: io::Error) -> LaunchError {
-    if error.kind() != io::ErrorKind::NotFound {
-        return LaunchError::NotExecutable(name, error);
-    }
-    let is_path = name.contains('/');
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let exists = match is_path {
-        true => program.exists(),
-        false => !name.is_empty() && std::env::split_paths(&folders).any(|folder| folder.join(program).is_file()),
-    };
-    let reason = match (exists, is_path) {
-        (true, _) => "its interpreter or dynamic linker is not there; `file` names it",
-        (false, true) => "no such file; see `ls` of its folder",
-        (false, false) => "not found in PATH; `command -v` looks for it",
-    };
-    LaunchError::NotFound(name, reason)
 }
 
 #[cfg(test)]

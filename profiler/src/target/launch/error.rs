@@ -1,6 +1,7 @@
 //! Why a program cannot be started or held, in words for whoever asked for it.
 
 use std::io;
+use std::path::Path;
 
 use thiserror::Error;
 
@@ -28,7 +29,9 @@ pub enum LaunchError {
     #[error("cannot start a process for `{0}`: {1}")]
     Fork(String, io::Error),
     /// It does not stop to be let go.
-    #[error("process `{0}` does not stop, so it cannot be let go yet; it runs on, and is free when heapbpf ends")]
+    #[error(
+        "process `{0}` does not stop, so it cannot be let go yet; it is free as soon as it does, or when heapbpf ends"
+    )]
     Unstoppable(Pid),
     /// A signal cannot be sent.
     #[error("cannot send signal {1} to process `{0}`: {2}")]
@@ -36,6 +39,25 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
+    /// What a shell would say. `execvp` has the same error for a missing program and a missing interpreter of it.
+    pub(super) fn not_run(program: &Path, name: String, error: io::Error) -> Self {
+        if error.kind() != io::ErrorKind::NotFound {
+            return Self::NotExecutable(name, error);
+        }
+        let is_path = name.contains('/');
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        let exists = match is_path {
+            true => program.exists(),
+            false => !name.is_empty() && std::env::split_paths(&folders).any(|folder| folder.join(program).is_file()),
+        };
+        let reason = match (exists, is_path) {
+            (true, _) => "its interpreter or dynamic linker is not there; `file` names it",
+            (false, true) => "no such file; see `ls` of its folder",
+            (false, false) => "not found in PATH; `command -v` looks for it",
+        };
+        Self::NotFound(name, reason)
+    }
+
     /// The exit code that a shell has for it: 127 where there is no program, 126 where it cannot be run; `None` for what
     /// is no fault of the command's.
     #[must_use]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use super::*;
-use crate::object::fixture::Workshop;
+use crate::object::fixture::{Running, Workshop};
 
 /// In the environment of another process: the command that it shall start, a word a line.
 const COMMAND: &str = "HEAPBPF_TEST_COMMAND";
@@ -22,7 +22,7 @@ fn start(command: &[&str]) -> Launch {
 }
 
 fn step(launch: &mut Launch, mut on_new_code: impl FnMut()) -> StartUp {
-    let step = launch.step_until_loaded::<LaunchError>(&mut || {
+    let step = launch.step_until_loaded::<LaunchError>(&mut |_| {
         on_new_code();
         Ok(())
     });
@@ -192,6 +192,39 @@ fn an_exec_is_followed() {
 }
 
 #[test]
+fn an_exec_is_told_from_other_stops() {
+    let mut launch = start(&["/bin/true"]);
+    let mut at_exec = Vec::new();
+    launch.step_until_loaded::<LaunchError>(&mut |exec| Ok(at_exec.push(exec))).expect("held");
+    assert!(at_exec[0] && at_exec.len() > 1 && !at_exec[1..].contains(&true), "{at_exec:?}");
+    assert_eq!(code(&mut launch), 0);
+
+    let sleeps = Running::sleep("sleep".as_ref());
+    let mut launch = Launch::hold(sleeps.pid()).expect("it can be stopped");
+    at_exec.clear();
+    launch.step_until_loaded::<LaunchError>(&mut |exec| Ok(at_exec.push(exec))).expect("held");
+    assert_eq!(at_exec, [false]);
+}
+
+#[test]
+fn a_process_with_two_threads_is_not_alone() {
+    let workshop = Workshop::new();
+    let text = "#include <pthread.h>\n#include <unistd.h>\n\
+         static void *wait(void *none) { pause(); return none; }\n\
+         int main(void) { pthread_t thread; pthread_create(&thread, 0, wait, 0); write(1, \".\", 1); return !wait(0); }";
+    let program = workshop.compile("gcc", "threads.c", text, &["-pthread"]);
+    let mut child = Command::new(&program).stdout(Stdio::piped()).spawn().expect("it was compiled");
+    child.stdout.take().expect("piped").read_exact(&mut [0]).expect("it writes");
+    assert!(!Launch::hold(Pid(child.id())).expect("it can be stopped").is_alone());
+    child.kill().expect("it lives");
+    child.wait().expect("it is a child");
+    let mut launch = start(&["/bin/true"]);
+    assert!(launch.is_alone());
+    assert_eq!(code(&mut launch), 0);
+    assert!(!launch.is_alone(), "it is gone");
+}
+
+#[test]
 fn a_followed_program_gets_signals_and_is_let_go() {
     for (signal, expected) in [(None, 3), (Some(libc::SIGTERM), 143)] {
         let mut launch = start(&["sh", "-c", "sleep 0.05; exit 3"]);
@@ -290,7 +323,7 @@ fn an_error_of_the_caller_leaves_the_program_held() {
         }
     }
     let mut launch = start(&["/bin/true"]);
-    launch.step_until_loaded(&mut || Err(Refused)).expect_err("refused");
+    launch.step_until_loaded(&mut |_| Err(Refused)).expect_err("refused");
     assert_eq!(code(&mut launch), 0);
 }
 
@@ -331,7 +364,7 @@ async fn starts_what_is_given() {
         Ok(launch) => launch,
         Err(error) => return tell(&error.to_string()),
     };
-    launch.step_until_loaded::<LaunchError>(&mut || Ok(())).expect("held");
+    launch.step_until_loaded::<LaunchError>(&mut |_| Ok(())).expect("held");
     tell(&format!("code {}", code(&mut launch)));
 }
 

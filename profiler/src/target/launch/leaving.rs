@@ -1,0 +1,146 @@
+//! Processes that nobody has any use for, and that did not stop to be let go: they wait in the kernel, as `vfork` or a
+//! frozen control group has them do, and would stand still for ever when they wake. Refuses to wait for any of them.
+
+use std::cell::RefCell;
+
+use tracing::debug;
+
+use crate::sys::ptrace::Tracee;
+
+thread_local! {
+    /// Of this thread, because the kernel takes requests from the thread alone that holds a process.
+    static LEAVING: RefCell<Vec<Tracee>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Has a process let go that was asked to stop.
+pub(super) fn add(tracee: Tracee) {
+    // Where the thread ends, the kernel lets go of all that it holds.
+    let _ = LEAVING.try_with(|leaving| leaving.borrow_mut().push(tracee));
+}
+
+/// Lets go of the processes that had to be left held and that have stopped since. Does not block: it costs a system call for
+/// each. To be called every so often on the thread that holds processes. Returns how many have not stopped yet.
+pub fn retry_releases() -> usize {
+    LEAVING.with(|leaving| {
+        let mut leaving = leaving.borrow_mut();
+        leaving.retain(|tracee| !let_go(tracee));
+        leaving.len()
+    })
+}
+
+/// Whether it is held no more: it was let go, has ended, or is not there to be asked.
+fn let_go(tracee: &Tracee) -> bool {
+    let stopped = tracee.stopped().and_then(|stop| stop.map(|stop| tracee.detach(stop)).transpose());
+    if let Err(error) = &stopped {
+        debug!("process {}: {error}", tracee.pid());
+    }
+    !matches!(stopped, Ok(None))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::read_to_string;
+    use std::path::Path;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+    use crate::ids::Pid;
+    use crate::object::fixture::Workshop;
+    use crate::target::launch::{Launch, LaunchError, shell_code};
+
+    /// Waits in `vfork` until its input ends.
+    const VFORKS: &str = "#include <unistd.h>\n\
+        int main(void) { char c; if (vfork() == 0) { read(0, &c, 1); _exit(0); } return 4; }";
+
+    fn vforks(workshop: &Workshop) -> std::path::PathBuf {
+        workshop.compile("gcc", "vforks.c", VFORKS, &[])
+    }
+
+    fn wait_in_kernel(pid: u32) {
+        let state = || read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+        while !state().contains(") D ") {
+            std::thread::yield_now();
+        }
+    }
+
+    fn start(program: &Path) -> Child {
+        let child = Command::new(program).stdin(Stdio::piped()).spawn().expect("it was compiled");
+        wait_in_kernel(child.id());
+        child
+    }
+
+    fn is_held(pid: u32) -> bool {
+        !read_to_string(format!("/proc/{pid}/status")).expect("it lives").contains("TracerPid:\t0")
+    }
+
+    fn retry() {
+        while retry_releases() > 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_process_that_waits_in_the_kernel_runs_on_when_it_wakes() {
+        let mut child = start(&vforks(&Workshop::new()));
+        let held = Launch::hold(Pid(child.id()));
+        assert!(matches!(held, Err(LaunchError::Unstoppable(_))), "{held:?}");
+        assert_eq!(retry_releases(), 1);
+        assert!(is_held(child.id()));
+        drop(child.stdin.take());
+        retry();
+        assert_eq!(child.wait().expect("it is a child").code(), Some(4));
+    }
+
+    #[test]
+    fn a_followed_program_is_let_go_when_it_wakes() {
+        for dropped in [false, true] {
+            let workshop = Workshop::new();
+            let script = "exec \"$0\" <\"$1\"";
+            let (program, pipe) = (vforks(&workshop), workshop.path("pipe"));
+            workshop.run("mkfifo", &["pipe"]);
+            let command = ["sh".as_ref(), "-c".as_ref(), script.as_ref(), program.as_os_str(), pipe.as_os_str()];
+            let signals = crate::sys::signals::InheritedSignals::now();
+            let mut launch = Launch::start(&command.map(Into::into), signals).expect("started");
+            let pid = launch.pid();
+            launch.follow_execs().expect("held");
+            // Opens when the shell does, which then becomes the program.
+            let input = std::fs::File::options().write(true).open(&pipe).expect("a pipe");
+            while !launch.next_exec().expect("followed") {
+                std::thread::yield_now();
+            }
+            launch.follow_execs().expect("held");
+            wait_in_kernel(pid.0);
+            assert!(matches!(launch.release(), Err(LaunchError::Unstoppable(_))));
+            assert!(matches!(launch.release(), Err(LaunchError::Unstoppable(_))), "asked again");
+            assert!(is_held(pid.0));
+            if dropped {
+                drop(launch);
+                assert_eq!(retry_releases(), 1);
+                drop(input);
+                retry();
+                let mut status = None;
+                while status.is_none() {
+                    status = crate::sys::ptrace::try_reap(pid).expect("a child");
+                }
+                assert_eq!(status.map(shell_code), Some(4));
+            } else {
+                drop(input);
+                let mut status = None;
+                while status.is_none() {
+                    status = launch.try_reap();
+                }
+                assert_eq!(status.map(shell_code), Some(4));
+                assert_eq!(retry_releases(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_killed_as_it_waits_is_gone() {
+        let mut child = start(&vforks(&Workshop::new()));
+        drop(Launch::hold(Pid(child.id())));
+        child.kill().expect("it lives");
+        drop(child.stdin.take());
+        retry();
+    }
+}

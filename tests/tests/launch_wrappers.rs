@@ -1,0 +1,51 @@
+//! `heapbpf -- WRAPPER COMMAND`, where the wrapper has no allocator of its own: what it becomes, or starts, is what is meant.
+
+#[path = "launch/launched.rs"]
+#[expect(dead_code, reason = "signals are not sent here")]
+mod launched;
+
+use std::ffi::OsString;
+
+use heapbpf_tests::recipe::Recipe;
+use heapbpf_tests::report::{Counts, Process};
+use heapbpf_tests::target::build;
+use launched::Launched;
+
+fn live(count: u64, bytes: u64) -> Counts {
+    Counts { alloc_count: count, alloc_bytes: bytes, live_count: count, live_bytes: bytes, ..Counts::default() }
+}
+
+/// Runs the target behind a wrapper that does `how`, and finds it in the report.
+#[track_caller]
+fn check(how: &str) -> Process {
+    let wrapper = Recipe::of("bare_wrapper.c").flags("-nostdlib -static -ffreestanding -fno-stack-protector").build();
+    let words: [OsString; 3] = [wrapper.into(), how.into(), build("launched.c").into()];
+    let mut launched = Launched::start("", &words, &[]);
+    launched.target.work("keep 77 5");
+    launched.target.exit(23);
+    let mut report = launched.report();
+    let found = report.targets.iter().position(|process| process.command.ends_with("/launched"));
+    let process = report.targets.remove(found.unwrap_or_else(|| panic!("{:?}", report.targets)));
+    let functions = process.exact_by_leaf();
+    for (name, counts) in [
+        ("constructs", live(3, 3 * 501)),
+        ("begins", live(7, 7 * 1001)),
+        ("keeps", live(5, 385)),
+        ("ends", live(2, 666)),
+    ] {
+        assert_eq!(functions.get(name), Some(&counts), "{name}: {functions:#?}");
+    }
+    assert!(process.beginning.from_first_call, "{:?}", process.beginning);
+    assert_eq!((process.exited, process.exit_code), (true, Some(23)));
+    process
+}
+
+#[test]
+fn a_program_without_allocator_becomes_the_program_that_is_meant() {
+    assert_eq!(check("exec").beginning.origin, "exec");
+}
+
+#[test]
+fn a_program_without_allocator_starts_the_program_that_is_meant() {
+    check("fork");
+}
