@@ -142,5 +142,7 @@ mod tests {
         child.kill().expect("it lives");
         drop(child.stdin.take());
         retry();
+        // This process is its tracer and its parent: it has been reaped.
+        child.wait().expect_err("it is gone");
     }
 }

@@ -22,8 +22,13 @@ fn start(command: &[&str]) -> Launch {
 }
 
 fn step(launch: &mut Launch, mut on_new_code: impl FnMut()) -> StartUp {
-    let step = launch.step_until_loaded::<LaunchError>(&mut |_| {
-        on_new_code();
+    step_told(launch, |_| on_new_code())
+}
+
+/// What is called is told whether the program stands at an exec.
+fn step_told(launch: &mut Launch, mut on_new_code: impl FnMut(bool)) -> StartUp {
+    let step = launch.step_until_loaded::<LaunchError>(&mut |at_exec| {
+        on_new_code(at_exec);
         Ok(())
     });
     step.expect("held")
@@ -195,14 +200,14 @@ fn an_exec_is_followed() {
 fn an_exec_is_told_from_other_stops() {
     let mut launch = start(&["/bin/true"]);
     let mut at_exec = Vec::new();
-    launch.step_until_loaded::<LaunchError>(&mut |exec| Ok(at_exec.push(exec))).expect("held");
+    step_told(&mut launch, |exec| at_exec.push(exec));
     assert!(at_exec[0] && at_exec.len() > 1 && !at_exec[1..].contains(&true), "{at_exec:?}");
     assert_eq!(code(&mut launch), 0);
 
     let sleeps = Running::sleep("sleep".as_ref());
     let mut launch = Launch::hold(sleeps.pid()).expect("it can be stopped");
     at_exec.clear();
-    launch.step_until_loaded::<LaunchError>(&mut |exec| Ok(at_exec.push(exec))).expect("held");
+    step_told(&mut launch, |exec| at_exec.push(exec));
     assert_eq!(at_exec, [false]);
 }
 
