@@ -77,7 +77,7 @@ impl Session {
         while let Some(change) = self.lifecycle.take_due() {
             match change {
                 Change::Forked(birth) => heirs.extend(self.follow_fork(*birth)),
-                Change::Executed(exec, before) => self.follow_exec(&exec, before),
+                Change::Executed(exec, before) => self.follow_exec(&exec, *before),
                 Change::Began(exec, origin, descent) => self.meet(&exec, origin, descent),
             }
             // To place probes takes long enough to fill a ring.

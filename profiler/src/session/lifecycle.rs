@@ -21,7 +21,7 @@ pub(super) enum Change {
     /// A target has made a process.
     Forked(Box<Birth>),
     /// A target runs another program; with the books of the one before.
-    Executed(Exec, Ledger),
+    Executed(Exec, Box<Ledger>),
     /// A process that is no target has come to be what it is, in this way.
     Began(Exec, Origin, Option<Descent>),
 }
@@ -177,7 +177,7 @@ impl Lifecycle {
     /// A process has called exec.
     pub(super) fn executed(&mut self, exec: Exec, targets: &mut Targets) {
         if let Some(before) = targets.exec(&exec) {
-            return self.changes.push_back((Instant::now(), Change::Executed(exec, before)));
+            return self.changes.push_back((Instant::now(), Change::Executed(exec, Box::new(before))));
         }
         // What it was before nobody has seen, and nobody will: between fork and exec nothing of interest happens.
         let mut descent = self.borrowers.remove(&exec.pid);

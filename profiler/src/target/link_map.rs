@@ -191,13 +191,13 @@ fn walk_namespace(memory: &impl Memory, head: u64) -> Option<Vec<Node>> {
 
 /// Tells paths apart. What cannot be read ends them.
 fn name_hash(memory: &impl Memory, name: u64) -> u64 {
-    const CHUNK: u64 = 64;
+    const CHUNK: usize = 64;
     let mut hasher = FxHasher::default();
     let mut at = name;
     while at.wrapping_sub(name) < NAME_BYTES_MAX {
         // Chunks of aligned addresses lie in one page, so that an end beside unmapped memory can be read.
-        let length = usize::try_from(CHUNK - at % CHUNK).unwrap_or_default();
-        let mut bytes = [0; CHUNK as usize];
+        let length = CHUNK - usize::try_from(at % CHUNK as u64).unwrap_or_default();
+        let mut bytes = [0; CHUNK];
         let Some(()) = memory.read(at, &mut bytes[..length]) else { break };
         let end = bytes[..length].iter().position(|&byte| byte == 0);
         hasher.write(&bytes[..end.unwrap_or(length)]);
