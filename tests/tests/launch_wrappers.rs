@@ -27,15 +27,19 @@ fn check(how: &str) -> Process {
     let found = report.targets.iter().position(|process| process.command.ends_with("/launched"));
     let process = report.targets.remove(found.unwrap_or_else(|| panic!("{:?}", report.targets)));
     let functions = process.exact_by_leaf();
-    for (name, counts) in [
-        ("constructs", live(3, 3 * 501)),
-        ("begins", live(7, 7 * 1001)),
-        ("keeps", live(5, 385)),
-        ("ends", live(2, 666)),
+    // A child is seized when heapbpf is told of its exec, which may be too late for its first calls; then that is said.
+    let first = process.beginning.from_first_call;
+    assert!(first || how == "fork", "{:?}", process.beginning);
+    for (name, counts, early) in [
+        ("constructs", live(3, 3 * 501), true),
+        ("begins", live(7, 7 * 1001), true),
+        ("keeps", live(5, 385), false),
+        ("ends", live(2, 666), false),
     ] {
-        assert_eq!(functions.get(name), Some(&counts), "{name}: {functions:#?}");
+        if first || !early {
+            assert_eq!(functions.get(name), Some(&counts), "{name}: {functions:#?}");
+        }
     }
-    assert!(process.beginning.from_first_call, "{:?}", process.beginning);
     assert_eq!((process.exited, process.exit_code), (true, Some(23)));
     process
 }

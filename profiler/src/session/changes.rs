@@ -177,6 +177,13 @@ impl Session {
         if let Err(error) = self.probes.attach(&mut target) {
             warn!("process {child}: {error:#}");
         }
+        if target.is_gone() && target.hooks.first_error().is_some() {
+            // It ended while probes were being placed: that is no reason to complain of those that were not.
+            target.close(&mut self.probes.kernel);
+            self.probes.release(&mut target);
+            self.targets.others.short_lived_count += 1;
+            return None;
+        }
         self.probes.register(&target);
         if stopped.is_some() && !self.probes.inherit(&target) {
             self.targets.others.not_inherited_count += 1;
@@ -200,6 +207,8 @@ impl Session {
 
     /// A target runs another program: the one before has ended.
     fn follow_exec(&mut self, exec: &Exec, before: Ledger) {
+        let requested = self.targets.get(exec.pid).is_some_and(|target| target.requested);
+        let seized = requested.then(|| self.seize(exec.pid)).flatten();
         let Some(mut target) = self.targets.remove(exec.pid) else { return };
         let Ok(process) = Process::open(exec.pid) else {
             // It has ended since. What it did after the exec is not worth a target of its own.
@@ -229,19 +238,21 @@ impl Session {
             target.close(&mut self.probes.kernel);
             return self.probes.release(&mut target);
         }
-        self.welcome(target);
+        self.welcome(target, seized);
     }
 
-    /// Puts probes on a program that has just begun.
-    fn welcome(&mut self, mut target: Target) {
+    /// Puts probes on a program that has just begun, and may be stopped already.
+    fn welcome(&mut self, mut target: Target, seized: Option<Launch>) {
         let pid = target.pid;
+        let seized = seized.or_else(|| self.seize(pid));
         target.held_before_mapping = self.is_held_since_exec(pid);
         self.adopt(target);
         self.lifecycle.settle(pid);
-        if self.is_held(pid) || (!self.lifecycle.has_grace() && self.hold(pid)) {
-            return;
+        match seized {
+            Some(seized) => return self.lead(seized),
+            None if self.is_held(pid) => return,
+            None => self.settle(pid),
         }
-        self.settle(pid);
         if let Some(target) = self.targets.get_mut(pid).filter(|target| !target.has_begun()) {
             self.probes.foresee(target);
             self.settle(pid);
@@ -256,8 +267,11 @@ impl Session {
         if self.targets.get(exec.pid).is_some() {
             return;
         }
+        // What is meant whatever it is need not be looked at first.
+        let requested = descent.is_some_and(|descent| descent.requested);
+        let seized = requested.then(|| self.seize(exec.pid)).flatten();
         match self.judge(exec, origin, descent) {
-            Ok(Some(target)) => return self.welcome(target),
+            Ok(Some(target)) => return self.welcome(target, seized),
             Ok(None) => {}
             Err(error) => self.miss(exec.pid, &error),
         }

@@ -136,23 +136,26 @@ impl Session {
         self.held.is_some_and(|held| held.pid == pid && held.since_exec)
     }
 
-    /// Holds a process that has just begun until it has mapped what it starts with, so that it makes no call to an allocator
-    /// before probes are there. False where that cannot be done, or it may have made some already.
-    pub(super) fn hold(&mut self, pid: Pid) -> bool {
+    /// Stops a process that has just begun, where it is: to be done before anything else, because each millisecond is one of
+    /// its start-up. `None` where that cannot be done or is not wished, or it is held already.
+    pub(super) fn seize(&self, pid: Pid) -> Option<Launch> {
         if self.config.hold == Hold::Never
+            || self.lifecycle.has_grace()
             || self.held.is_some()
             || self.launched().is_some_and(|launched| launched.0 == pid)
         {
-            return false;
+            return None;
         }
-        let held = Launch::hold(pid).and_then(|mut launch| {
-            self.step(&mut launch)?;
-            launch.release()
-        });
-        if let Err(error) = &held {
+        Launch::hold(pid).inspect_err(|error| debug!("{error}")).ok()
+    }
+
+    /// Leads a process that was seized until it has mapped what it starts with, so that it makes no call to an allocator
+    /// before probes are there; then lets it go.
+    pub(super) fn lead(&mut self, mut launch: Launch) {
+        let led = self.step(&mut launch).and_then(|()| launch.release());
+        if let Err(error) = led {
             debug!("{error}");
         }
-        held.is_ok()
     }
 
     /// A command's process has stopped or ended, or its time to be followed is over.

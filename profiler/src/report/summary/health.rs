@@ -228,7 +228,7 @@ fn loss(reason: &str) -> (Option<&'static str>, Option<&'static str>) {
             ("an exec was not seen, so that two programs are one in the report", "raise `--ring-size`")
         }
         Counter::TargetsFull => {
-            ("there were too many processes to follow their forks", "choose fewer with `--cmdline` or `--exclude`")
+            ("there were too many processes to watch them all", "choose fewer with `--cmdline` or `--exclude`")
         }
         _ => return (None, None),
     };
