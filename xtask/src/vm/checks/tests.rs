@@ -4,7 +4,7 @@ use super::*;
 
 const LEDGER: &str = r#"{"peak_bytes":30,"sites":[{"function":"grows","line":1,"alloc_count":2,"alloc_bytes":30,"free_count":1,"free_bytes":10,"live_count":1,"live_bytes":20}]}"#;
 
-const TOTALS: &str = r#""alloc_count":2,"alloc_bytes":30,"free_count":1,"free_bytes":10,"live_count":1,"live_bytes":20,"peak_bytes":30,"peak_unix_ns":null"#;
+const TOTALS: &str = r#""inherited_count":0,"inherited_bytes":0,"alloc_count":2,"alloc_bytes":30,"free_count":1,"free_bytes":10,"live_count":1,"live_bytes":20,"peak_bytes":30,"peak_unix_ns":null"#;
 
 /// A report of one callsite with this outermost function.
 fn report(outermost: &str, exit_code: &str) -> String {
@@ -13,11 +13,13 @@ fn report(outermost: &str, exit_code: &str) -> String {
     };
     let inner = if outermost == "thread" { String::new() } else { format!("{},", frame("work")) };
     let stack = format!("{},{inner}{}", frame("grows"), frame(outermost));
-    let hook = r#"{"function":"malloc","module":"m","backend":"perf","offset":1,"attached":true,"error":null}"#;
+    let hook = r#"{"function":"malloc","module":"m","backend":"perf","offset":1,"required":true,"attached":true,"error":null}"#;
     format!(
         r#"{{"version":1,"interval_bytes":1,"started_unix_ns":1,"ended_unix_ns":2,"targets":[{{"pid":1,"command":"c",
-        "exited":true,"exit_code":{exit_code},"totals":{{{TOTALS}}},"heaps":[{{"name":"libc","hooks":[{hook}],{TOTALS}}}],
-        "callsites":[{{"stack":[{stack}],"heap":"libc",{TOTALS}}}]}}],
+        "beginning":{{"origin":"running","parent":null,"unix_ns":1,"delay_ns":null,"from_first_call":false}},
+        "exited":true,"exit_code":{exit_code},"replaced":false,"totals":{{{TOTALS}}},"heaps":[{{"name":"libc","hooks":[{hook}],{TOTALS}}}],
+        "callsites":[{{"stack":[{stack}],"heap":"libc","inherited":false,{TOTALS}}}]}}],
+        "others":{{"skipped":[],"skipped_count":0,"short_lived_count":0,"not_inherited_count":0,"folded_count":0}},
         "health":{{"events":3,"lost":{{}},"unwind":{{"complete":2}},"resyncs":0,"agent_cpu_ns":1,"agent_rss_bytes_max":1}}}}"#
     )
 }
