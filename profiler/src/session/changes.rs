@@ -84,9 +84,10 @@ impl Session {
             self.take_records();
         }
         for heir in heirs {
-            if let Some(target) = self.targets.get(heir)
-                && !self.probes.inherit(target)
-            {
+            let Some(target) = self.targets.get(heir) else { continue };
+            let entered = self.probes.inherit(target);
+            target.announce();
+            if !entered {
                 self.targets.others.not_inherited_count += 1;
             }
         }
@@ -190,6 +191,9 @@ impl Session {
         }
         // What it did after it was held was seen by nobody, because it did nothing.
         target.begin(stopped.unwrap_or_else(|| clock::now().monotonic), false);
+        if stopped.is_some() {
+            target.announce();
+        }
         self.adopt(target);
         drop(held);
         stopped.is_none().then_some(child)

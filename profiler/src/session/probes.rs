@@ -107,6 +107,7 @@ impl Probes {
         }
         if !target.has_begun() {
             target.begin(clock::now().monotonic, (stopped && target.held_before_mapping) || foreseen);
+            target.announce();
             let executable = executable::identity(target.pid).ok();
             self.predictions.learn(executable, &target.hooks, &self.discovery.plan);
         }

@@ -208,10 +208,14 @@ impl Target {
     /// Its probes are in place. `before_first_call` when its allocator was not mapped yet at that time.
     pub(super) fn begin(&mut self, now: MonotonicNanos, before_first_call: bool) {
         self.begun = true;
-        info!("process {} ({}) is watched, {} hooks", self.pid, self.comm, self.hooks.attached());
         self.beginning.time = now;
         self.beginning.delay_ns = self.born.map(|born| now.0.saturating_sub(born.0));
         self.beginning.from_first_call = before_first_call;
+    }
+
+    /// Tells the user that from now on what it does is seen.
+    pub(super) fn announce(&self) {
+        info!("process {} ({}) is watched, {} hooks", self.pid, self.comm, self.hooks.attached());
     }
 
     /// It has ended: forgets its single blocks, here and in the kernel's live set. Its modules stay open for their names.
