@@ -1,5 +1,7 @@
 //! A machine on which programs come and go all the time, and one of them matters: redis under load.
 
+#![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "tells figures to people, with --nocapture")]
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -8,7 +10,7 @@ use std::time::Duration;
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::kernel::{Resources, assert_no_probes, changed_code};
 use heapbpf_tests::redis::Redis;
-use heapbpf_tests::report::{Process, Report};
+use heapbpf_tests::report::{Health, Process, Report};
 use heapbpf_tests::target::Target;
 
 /// Programs that are started, so many a second.
@@ -91,6 +93,11 @@ fn everything_is_recorded_while_programs_come_and_go() {
     assert!(short_lived + begun + lost >= SPAWNS, "{short_lived} + {begun} + {lost}");
     assert!(short_lived < SPAWNS + SPAWNS / 2 && begun < SPAWNS / 10, "{short_lived}, {begun}");
 
+    let Health { agent_cpu_ns, agent_rss_bytes_max, .. } = report.health;
+    eprintln!("{SPAWNS} programs in 10 s: {:.2} s of CPU", agent_cpu_ns as f64 / 1e9);
+    eprintln!("memory: at most {} MiB", agent_rss_bytes_max >> 20);
+    eprintln!("descriptors: {} at first, at most {}", first.descriptors, most.descriptors);
+    eprintln!("told of: {short_lived} short-lived, {begun} recorded, {lost} lost");
     assert!(most.descriptors < first.descriptors + 200, "{first:?}, {most:?}");
     assert!(last.resident_bytes < first.resident_bytes + (128 << 20), "{first:?}, {last:?}");
     assert!(report.health.agent_rss_bytes_max < 512 << 20, "{}", report.health.agent_rss_bytes_max);

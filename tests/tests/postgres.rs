@@ -1,5 +1,7 @@
 //! A real program of many processes: postgres, whose postmaster makes a copy of itself for each connection.
 
+#![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "tells figures to people, with --nocapture")]
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
@@ -86,6 +88,15 @@ fn record(hold: &str) {
     assert!(unseen as u64 <= report.others.short_lived_count, "{unseen} of {backends:?}");
     backends.iter().filter(seen).for_each(|&pid| check_backend(only(&report, pid), postgres.postmaster()));
     check_sort(only(&report, backend));
+    let mut late: Vec<u64> = report.targets.iter().filter_map(|process| process.beginning.delay_ns).collect();
+    late.sort_unstable();
+    let of = |at: usize| late[at] as f64 / 1e6;
+    eprintln!(
+        "--hold {hold}: seen {:.1} to {:.1} ms after the fork, median {:.1}",
+        of(0),
+        of(late.len() - 1),
+        of(late.len() / 2)
+    );
     // Beside those, the processes that ran all the time.
     let postmaster = only(&report, postgres.postmaster());
     assert!(!postmaster.exited && postmaster.beginning.origin == "running");

@@ -1,5 +1,7 @@
 //! A real program whose start is seen though somebody else started it: redis, whose allocator comes in a library.
 
+#![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "tells figures to people, with --nocapture")]
+
 use std::collections::BTreeSet;
 
 use heapbpf_tests::heapbpf::Heapbpf;
@@ -78,6 +80,7 @@ fn a_program_that_starts_later_is_seen_from_its_first_allocations() {
         let found = &found.targets[0];
         let seen = found.totals.exact().alloc_count;
         let is_whole = found.beginning.from_first_call;
+        eprintln!("start {start}: {seen} blocks of {all}, from the first call on: {is_whole}");
         for function in START_UP.into_iter().filter(|_| is_whole) {
             let (own, others) = (allocations(found, function), allocations(launched, function));
             assert_eq!(own, others, "{function}: {:?}", found.beginning);
@@ -95,6 +98,7 @@ fn what_is_not_held_says_from_when_on_it_was_seen() {
     let report = of_a_pattern(&name("free"), "never");
     let found = &report.targets[0];
     let delay_ns = found.beginning.delay_ns.expect("its exec was seen");
+    eprintln!("not held: {:.1} ms late", delay_ns as f64 / 1e6);
     assert!(allocations(found, "main") > 0, "tables come with the probes: {:?}", report.health.unwind);
     assert!(delay_ns > 0 && delay_ns < 60_000_000_000, "{:?}", found.beginning);
     assert!(found.beginning.unix_ns >= report.started_unix_ns && found.beginning.unix_ns <= report.ended_unix_ns);

@@ -25,12 +25,13 @@ pub(super) struct Launched {
 }
 
 impl Launched {
-    /// In a process group of its own, as a shell with job control does it.
+    /// In a process group of its own and with no signal ignored, as a shell with job control does it, however the tests run.
     pub(super) fn start(arguments: &str, words: &[impl AsRef<OsStr>], environment: &[(&str, &str)]) -> Self {
         require_root();
         let folder = tempfile::tempdir().expect("there is a directory for temporary files");
         let stderr = File::create(folder.path().join("stderr")).expect("the folder is ours");
-        let mut command = Command::new(binary());
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(binary());
         command.args(["--interval", "1", "-o", "out.json"]).args(arguments.split_ascii_whitespace()).arg("--");
         command.args(words).envs(environment.iter().copied()).current_dir(folder.path());
         let target = Target::spawn(command.stderr(stderr).process_group(0));
