@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::ids::Pid;
@@ -35,7 +36,9 @@ impl PidFd {
     /// When the kernel has no memory for it.
     pub fn has_ended(&self) -> io::Result<bool> {
         let mut waited_for = [PollFd::new(&self.0, PollFlags::IN)];
-        Ok(poll(&mut waited_for, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
+        // A signal interrupts this though it does not wait (`do_poll` in fs/select.c).
+        let ready = retry_on_intr(|| poll(&mut waited_for, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })))?;
+        Ok(ready > 0)
     }
 
     /// The wait status of the ended and reaped process, where the kernel keeps it (Linux 6.15).
@@ -112,6 +115,26 @@ mod tests {
         assert!(pidfd.has_ended().expect("polled"));
         child.wait().expect("the child ended");
         assert!(pidfd.has_ended().expect("polled"));
+    }
+
+    #[tokio::test]
+    async fn signals_end_nothing() {
+        let _caught = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::window_change()).expect("a handler");
+        // SAFETY: takes no arguments and cannot fail.
+        let this = unsafe { libc::pthread_self() };
+        let pidfd = PidFd::open(Pid(std::process::id())).expect("this one runs");
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    // SAFETY: the thread waits for this one's end.
+                    unsafe { libc::pthread_kill(this, libc::SIGWINCH) };
+                }
+            });
+            let answers: Vec<_> = (0..20_000).map(|_| pidfd.has_ended().ok()).collect();
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(answers.iter().all(|&ended| ended == Some(false)));
+        });
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::retry_on_intr;
 
 use crate::ids::Pid;
 use crate::sys::readiness::Readiness;
@@ -59,7 +60,8 @@ impl Ends {
     fn ended(&self) -> Vec<Pid> {
         let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; BATCH];
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        let count = epoll::wait(&self.epoll, &mut events, Some(&now)).unwrap_or(0);
+        // Whoever is told of later must not be passed over: readiness is told once.
+        let count = retry_on_intr(|| epoll::wait(&self.epoll, &mut events, Some(&now))).unwrap_or(0);
         events[..count].iter().map(|event| Pid(u32::try_from(event.data.u64()).unwrap_or(0))).collect()
     }
 }
