@@ -115,9 +115,10 @@ fn vfork_children_and_threads_change_nothing_of_the_targets_books() {
 #[test]
 fn exec_ends_the_books_and_begins_new_ones() {
     for how in ["exec", "thread-exec"] {
-        let (mut target, heapbpf, session) = watched("");
+        let (mut target, heapbpf, mut session) = watched("");
         target.work("keep 100 10");
         target.becomes(&format!("{how} {}", build("family.c").display()));
+        session.wait_for("is watched");
         let ledger = target.work("keep 50 3");
         let _ = session.interrupt().expect_code(0);
         target.assert_running();
