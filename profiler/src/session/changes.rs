@@ -3,7 +3,6 @@
 use anyhow::Result;
 use tracing::{debug, info, warn};
 
-use super::discovery::Discovery;
 use super::lifecycle::{Birth, Change, Descent};
 use super::target::{End, Target};
 use super::{Hold, Session};
@@ -20,18 +19,6 @@ use crate::target::scan;
 
 /// In so many looks every target has its turn.
 const LOOK_TURNS: u32 = 4;
-
-/// A process that runs, with its allocators.
-///
-/// # Errors
-///
-/// When it cannot be profiled.
-pub(super) fn find(pid: Pid, discovery: &mut Discovery) -> Result<Target> {
-    let mut target = Target::open(pid, Origin::Running, None)?;
-    target.refresh_space(&mut discovery.modules);
-    discovery.discover(&mut target)?;
-    Ok(target)
-}
 
 impl Session {
     /// Has the kernel side tell of forks and execs. Without that, targets are those that run now.
@@ -54,10 +41,9 @@ impl Session {
         }
     }
 
-    /// Makes a process a target, whose probes are in place or soon will be.
+    /// Makes a process a target that was [marked](Self::mark), whose probes are in place or soon will be.
     pub(super) fn adopt(&mut self, target: Target) {
         let pid = target.pid;
-        self.mark(pid);
         if let Some(process) = &target.process
             && let Err(error) = self.ends.add(pid, process)
         {
@@ -250,6 +236,7 @@ impl Session {
         let pid = target.pid;
         let seized = seized.or_else(|| self.seize(pid));
         target.held_before_mapping = self.is_held_since_exec(pid);
+        self.mark(pid);
         self.adopt(target);
         self.lifecycle.settle(pid);
         match seized {

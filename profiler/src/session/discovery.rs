@@ -61,6 +61,18 @@ impl Discovery {
         Some(own)
     }
 
+    /// A process that runs, with its allocators.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be profiled.
+    pub(super) fn open(&mut self, pid: Pid) -> Result<Target> {
+        let mut target = Target::open(pid, Origin::Running, None)?;
+        target.refresh_space(&mut self.modules);
+        self.discover(&mut target)?;
+        Ok(target)
+    }
+
     /// Adds what a target's present mappings ask for. Returns the hooks that they ask for.
     ///
     /// # Errors
@@ -119,8 +131,6 @@ pub(super) struct Own {
 /// When it cannot be profiled.
 pub fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
     let mut discovery = Discovery::new(placement, HookSet::default(), HeapSelection::default());
-    let mut target = Target::open(pid, Origin::Running, None)?;
-    target.refresh_space(&mut discovery.modules);
-    discovery.discover(&mut target)?;
+    let target = discovery.open(pid)?;
     Ok(target.hooks.planned(&discovery.plan).cloned().collect())
 }

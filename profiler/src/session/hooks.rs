@@ -118,10 +118,7 @@ impl Hooks {
         self.backend = backend.name();
         let limits = OnceCell::new();
         let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted);
-        let mut ids: Vec<ModuleId> = wanted.map(|hook| plan.hook(hook.id).hook.module).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        for id in ids {
+        for id in modules_of(wanted, plan) {
             let module = modules.get(id);
             let file = module.file().with_context(|| format!("module `{}` has no file", module.path()))?;
             let (mut hooks, mut probes) = (Vec::new(), Vec::new());
@@ -168,10 +165,7 @@ impl Hooks {
 
     /// The modules that these hooks are in.
     pub(super) fn modules(&self, plan: &Plan) -> Vec<ModuleId> {
-        let mut modules: Vec<ModuleId> = self.states.iter().map(|hook| plan.hook(hook.id).hook.module).collect();
-        modules.sort_unstable();
-        modules.dedup();
-        modules
+        modules_of(self.states.iter(), plan)
     }
 
     /// Their numbers.
@@ -258,6 +252,14 @@ impl Hooks {
         };
         std::iter::once(found.spec.function).chain(found.aliases.iter().copied()).map(status).collect()
     }
+}
+
+/// The modules that hooks are in, each once.
+fn modules_of<'a>(hooks: impl Iterator<Item = &'a HookState>, plan: &Plan) -> Vec<ModuleId> {
+    let mut modules: Vec<ModuleId> = hooks.map(|hook| plan.hook(hook.id).hook.module).collect();
+    modules.sort_unstable();
+    modules.dedup();
+    modules
 }
 
 fn probe(planned: &PlannedHook, kind: LinkKind, limits: &OnceCell<Option<String>>, pid: Pid) -> Result<Probe, String> {

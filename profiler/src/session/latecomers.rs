@@ -9,7 +9,6 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::Session;
-use super::changes::find;
 use super::target::Target;
 use super::targets::Targets;
 use crate::ids::Identity;
@@ -77,7 +76,7 @@ impl Session {
             if self.targets.get(pid).is_some() || self.lifecycle.awaits(pid) {
                 continue;
             }
-            match find(pid, &mut self.probes.discovery) {
+            match self.probes.discovery.open(pid) {
                 Ok(target) => self.take(target, facts.identity),
                 Err(error) => self.leave(facts.identity, facts.command(), &error),
             }

@@ -89,6 +89,7 @@ impl Session {
     fn begin_command(&mut self, launch: &mut Launch) -> Result<()> {
         let mut target = Target::open(launch.pid(), Origin::Launched, None)?;
         (target.requested, target.held_before_mapping) = (true, true);
+        self.mark(launch.pid());
         self.adopt(target);
         self.lifecycle.settle(launch.pid());
         self.step(launch)?;

@@ -31,7 +31,7 @@ use crate::bpf::ring::Ring;
 use crate::ids::Pid;
 use crate::ingest::decode::decode;
 use crate::ingest::event::Event;
-use crate::report::profile::{Origin, Profile};
+use crate::report::profile::Profile;
 use crate::sys::clock;
 use crate::target::ends::Ends;
 use crate::target::launch::retry_releases;
@@ -92,17 +92,15 @@ impl Session {
         let mut latecomers = Latecomers::new(&config.selection);
         let mut found = Vec::new();
         for &pid in &config.selection.pids {
-            let mut target = Target::open(pid, Origin::Running, None)?;
+            let mut target = discovery.open(pid)?;
             target.requested = true;
-            target.refresh_space(&mut discovery.modules);
-            discovery.discover(&mut target)?;
             found.push(target);
         }
         for facts in scan::scan(&config.selection)? {
             if found.iter().any(|target: &Target| target.pid == facts.pid()) {
                 continue;
             }
-            match changes::find(facts.pid(), &mut discovery) {
+            match discovery.open(facts.pid()) {
                 Ok(target) => found.push(target),
                 Err(error) => latecomers.leave(&mut targets, facts.identity, facts.command(), &error),
             }
