@@ -2,6 +2,7 @@
 
 use std::ops::{Add, AddAssign, Sub, SubAssign};
 
+use bytesize::ByteSize;
 use profiler_common::interval::Interval;
 use profiler_common::sampling;
 
@@ -155,6 +156,14 @@ impl Weight {
             samples: blocks,
         }
     }
+}
+
+/// The number of bytes that is written like this: `4096`, `4KiB`, `1M`; `None` where that is not a size.
+#[must_use]
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    // The library takes a sign and fractions of a byte too; only digits start a size.
+    let starts = text.starts_with(|first: char| first.is_ascii_digit());
+    starts.then(|| text.parse::<ByteSize>().ok()).flatten().map(|size| size.0)
 }
 
 /// A point in time on the kernel's `CLOCK_MONOTONIC`, in nanoseconds.

@@ -68,10 +68,7 @@ impl Identity {
     /// allocators' own symbols tell what is in it. It is libc where it is static and libc's own functions are in it.
     #[must_use]
     pub fn of(candidate: &Candidate) -> Self {
-        let file = file_name(&candidate.path);
-        let family = family(candidate, file);
-        let heap = family.name().map_or_else(|| file.to_owned(), str::to_owned);
-        Self { calls_known: calls_known(candidate, file, family), family, heap }
+        Self::of_family(candidate, family(candidate, file_name(&candidate.path)))
     }
 
     /// The allocator of this family that the module has under names of its own, beside whatever malloc it defines.

@@ -1,4 +1,4 @@
-//! The C library's calls that map memory, as a heap of their own: `mmap`.
+//! The C library's calls that map memory, as a heap of their own: [`MMAP`](super::selection::MMAP).
 //!
 //! Anonymous memory alone is counted, by the lengths that were asked for in whole pages (of huge pages: in whole huge
 //! pages), whether it is touched or not. Every call is taken, at any interval, with its weight as it is.
@@ -12,9 +12,6 @@
 use super::resolve::ResolvedHook;
 use super::spec::HookSpec;
 use profiler_common::hook::CallShape;
-
-/// The heap's name.
-pub const HEAP: &str = "mmap";
 
 /// Those that only unmap come first, as with every allocator: they are attached first.
 pub const FUNCTIONS: &[HookSpec] = &[

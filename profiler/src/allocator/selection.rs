@@ -5,6 +5,8 @@ use std::str::FromStr;
 use profiler_common::limits::INTERVAL_BYTES_MAX;
 use thiserror::Error;
 
+use crate::units::parse_bytes;
+
 /// The heap of mappings, which is watched when it is asked for only: most of what is mapped is given out by other heaps.
 pub const MMAP: &str = "mmap";
 
@@ -74,13 +76,8 @@ impl FromStr for HeapInterval {
 ///
 /// If it is not a size, or none that blocks can be sampled at.
 pub fn interval_bytes(text: &str) -> Result<u32, IntervalError> {
-    let bad = || IntervalError::Size(text.to_owned());
-    // The library takes a sign and fractions of a byte too.
-    if !text.starts_with(|first: char| first.is_ascii_digit()) {
-        return Err(bad());
-    }
-    let size = text.parse::<bytesize::ByteSize>().map_err(|_| bad())?;
-    u32::try_from(size.0).ok().filter(|&bytes| (1..=INTERVAL_BYTES_MAX).contains(&u64::from(bytes))).ok_or_else(bad)
+    let bytes = parse_bytes(text).filter(|bytes| (1..=INTERVAL_BYTES_MAX).contains(bytes));
+    bytes.and_then(|bytes| u32::try_from(bytes).ok()).ok_or_else(|| IntervalError::Size(text.to_owned()))
 }
 
 #[cfg(test)]

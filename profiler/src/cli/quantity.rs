@@ -5,6 +5,8 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use profiler_common::limits::INTERVAL_BYTES_MAX;
 
+use crate::units::parse_bytes;
+
 /// A sampling interval: at least 1 byte.
 pub(super) fn interval(text: &str) -> Result<u32, String> {
     let bytes = size(text)?;
@@ -33,14 +35,7 @@ pub(super) fn memory(text: &str) -> Result<u64, String> {
 
 /// A number of bytes.
 pub(super) fn size(text: &str) -> Result<u64, String> {
-    // A number with a fraction of a byte, or a sign, parses as far as it goes in the library; only digits start a size.
-    if !text.trim_start().starts_with(|c: char| c.is_ascii_digit()) {
-        return Err("not a size; write it like 4096, 4KiB or 1M".to_owned());
-    }
-    text.trim()
-        .parse::<ByteSize>()
-        .map(|size| size.0)
-        .map_err(|_| "not a size; write it like 4096, 4KiB or 1M".to_owned())
+    parse_bytes(text.trim()).ok_or_else(|| "not a size; write it like 4096, 4KiB or 1M".to_owned())
 }
 
 /// A time longer than none; a bare number is seconds.

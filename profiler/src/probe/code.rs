@@ -1,6 +1,6 @@
 //! Reads the code of a function out of its module's file, for [`place`](super::place). Bounded, whatever the file says.
 
-use super::place::{DISTANCE_BYTES_MAX, Function, PlaceError};
+use super::place::{DISTANCE_BYTES_MAX, Function, PlaceError, decode};
 use crate::address::{FileOffset, LinkAddr};
 use crate::object::ObjectError;
 use crate::object::module::Module;
@@ -66,15 +66,8 @@ impl Code {
     /// Where the function jumps to with its first instruction, if it does.
     #[must_use]
     pub fn jumps_to(&self) -> Option<LinkAddr> {
-        const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-        let code = self.bytes.strip_prefix(&ENDBR64).unwrap_or(&self.bytes);
-        let (length, distance) = match *code {
-            [0xe9, a, b, c, d, ..] => (5, i64::from(i32::from_le_bytes([a, b, c, d]))),
-            [0xeb, a, ..] => (2, i64::from(a.cast_signed())),
-            _ => return None,
-        };
-        let begins = self.address.0.wrapping_add((self.bytes.len() - code.len()) as u64);
-        Some(LinkAddr(begins.wrapping_add(length).wrapping_add_signed(distance)))
+        let first = decode(&self.function()).find(|instruction| instruction.code() != iced_x86::Code::Endbr64)?;
+        first.is_jmp_short_or_near().then(|| LinkAddr(first.near_branch_target()))
     }
 
     /// The code, to be looked at.

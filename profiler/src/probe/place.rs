@@ -211,7 +211,7 @@ fn placement(
 }
 
 /// The function's instructions, up to the first bytes that are none.
-fn decode<'a>(function: &Function<'a>) -> impl Iterator<Item = Instruction> + use<'a> {
+pub(super) fn decode<'a>(function: &Function<'a>) -> impl Iterator<Item = Instruction> + use<'a> {
     let mut decoder = Decoder::with_ip(64, function.bytes, function.address.0, DecoderOptions::NONE);
     std::iter::from_fn(move || decoder.can_decode().then(|| decoder.decode()).filter(|found| !found.is_invalid()))
 }
