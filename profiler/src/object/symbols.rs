@@ -75,40 +75,59 @@ pub struct DefinedFunction {
 ///
 /// If the module cannot be read. Symbol tables that make no sense count as empty.
 pub fn defined_functions(module: &Module, names: &[&str], search: Search) -> Result<Vec<DefinedFunction>, ObjectError> {
-    let image = module.image().map_err(Clone::clone)?;
-    let elf = module.elf().map_err(Clone::clone)?;
+    Symbols::of(module, names, &[], search).map(|symbols| symbols.functions)
+}
+
+/// What the symbol tables of a module say of the functions that were asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Symbols {
+    /// See [`defined_functions`].
+    pub functions: Vec<DefinedFunction>,
+    /// The module calls one of the second list in another module.
+    pub imports: bool,
+}
+
+impl Symbols {
+    /// Asks for functions that the module may define, and for others that it may import.
+    ///
+    /// # Errors
+    ///
+    /// As [`defined_functions`].
+    pub fn of(module: &Module, defined: &[&str], imported: &[&str], search: Search) -> Result<Self, ObjectError> {
+        let image = module.image().map_err(Clone::clone)?;
+        let elf = module.elf().map_err(Clone::clone)?;
+        let dynamic = Table::read(image, elf, SymbolSource::Dynamic, TABLE_BYTES_MAX);
+        let imports = dynamic.as_ref().is_some_and(|table| table.imports_any(imported));
+        Ok(Self { functions: functions(image, elf, dynamic.as_ref(), defined, search), imports })
+    }
+}
+
+/// See [`defined_functions`].
+fn functions(
+    image: &Image,
+    elf: &Elf,
+    dynamic: Option<&Table>,
+    names: &[&str],
+    search: Search,
+) -> Vec<DefinedFunction> {
     let mut wanted: FxHashMap<&[u8], Vec<Candidate>> = names.iter().map(|name| (name.as_bytes(), Vec::new())).collect();
-    scan(image, elf, SymbolSource::Dynamic, TABLE_BYTES_MAX, &mut wanted);
+    if let Some(table) = dynamic {
+        scan(table, elf, SymbolSource::Dynamic, &mut wanted);
+    }
     let mut functions: Vec<DefinedFunction> = wanted
         .extract_if(|_, candidates| !candidates.is_empty())
         .flat_map(|(_, candidates)| best(candidates))
         .collect();
     if !wanted.is_empty() && (search == Search::Everything || elf.is_static) {
         let bytes_max = if elf.is_static { TABLE_BYTES_MAX } else { EXTRA_BYTES_MAX };
-        scan(image, elf, SymbolSource::Static, bytes_max, &mut wanted);
+        if let Some(table) = Table::read(image, elf, SymbolSource::Static, bytes_max) {
+            scan(&table, elf, SymbolSource::Static, &mut wanted);
+        }
         functions.extend(wanted.into_values().flat_map(best));
     }
     functions.sort_unstable();
     functions.dedup();
-    Ok(functions)
-}
-
-/// Whether the module calls one of these functions of another module.
-///
-/// # Errors
-///
-/// If the module cannot be read. A symbol table that makes no sense counts as empty.
-pub fn imports_any(module: &Module, names: &[&str]) -> Result<bool, ObjectError> {
-    let image = module.image().map_err(Clone::clone)?;
-    let elf = module.elf().map_err(Clone::clone)?;
-    let Some(table) = Table::read(image, elf, SymbolSource::Dynamic, TABLE_BYTES_MAX) else { return Ok(false) };
-    let Ok(symbols) = slice_from_all_bytes::<Sym64<LE>>(&table.symbols) else { return Ok(false) };
-    let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
-    let mut undefined = symbols.iter().filter(|symbol| symbol.st_shndx.get(LE) == abi::SHN_UNDEF);
-    Ok(undefined.any(|symbol| {
-        let name = table.name(symbol.st_name.get(LE), longest);
-        name.is_some_and(|(name, _)| names.iter().any(|wanted| wanted.as_bytes() == name))
-    }))
+    functions
 }
 
 /// A symbol with a wanted name.
@@ -129,15 +148,13 @@ fn best(mut candidates: Vec<Candidate>) -> impl Iterator<Item = DefinedFunction>
 }
 
 /// Adds the table's symbols with wanted names to their candidates.
-fn scan(image: &Image, elf: &Elf, source: SymbolSource, bytes_max: u64, wanted: &mut FxHashMap<&[u8], Vec<Candidate>>) {
-    let Some(table) = Table::read(image, elf, source, bytes_max) else { return };
-    let Ok(symbols) = slice_from_all_bytes::<Sym64<LE>>(&table.symbols) else { return };
+fn scan(table: &Table, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&[u8], Vec<Candidate>>) {
     // A name that is longer than any wanted one need not be searched for its end: that keeps a table of a million
     // symbols, all with the same long name, from costing more than a million short ones.
     let rustc = wanted.keys().any(|name| name.starts_with(b"__rust_"));
     let longest = wanted.keys().map(|name| name.len()).max().unwrap_or(0);
     let longest = longest.max(if rustc { RUSTC_NAME_BYTES_MAX } else { 0 });
-    for (index, symbol) in symbols.iter().enumerate() {
+    for (index, symbol) in table.symbols().iter().enumerate() {
         let indirect = symbol.st_type() == abi::STT_GNU_IFUNC;
         if symbol.st_shndx.get(LE) == abi::SHN_UNDEF || !(indirect || symbol.st_type() == abi::STT_FUNC) {
             continue;
@@ -192,6 +209,21 @@ impl Table {
         symbols.truncate(symbols.len() / size_of::<Sym64<LE>>() * size_of::<Sym64<LE>>());
         let strings = read(elf.sections.get(table.link as usize)?)?;
         Some(Self { symbols, strings, versions: versions.and_then(read).unwrap_or_default() })
+    }
+
+    /// Its symbols; none where they cannot be any.
+    fn symbols(&self) -> &[Sym64<LE>] {
+        slice_from_all_bytes(&self.symbols).unwrap_or_default()
+    }
+
+    /// Whether one of these names is of a symbol that another module has to define.
+    fn imports_any(&self, names: &[&str]) -> bool {
+        let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
+        let mut undefined = self.symbols().iter().filter(|symbol| symbol.st_shndx.get(LE) == abi::SHN_UNDEF);
+        undefined.any(|symbol| {
+            let name = self.name(symbol.st_name.get(LE), longest);
+            name.is_some_and(|(name, _)| names.iter().any(|wanted| wanted.as_bytes() == name))
+        })
     }
 
     /// The name that begins here, unless it is longer than any wanted one; and whether it says itself that it is not the

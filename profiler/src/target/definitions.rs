@@ -13,7 +13,7 @@ use super::module_pattern::ModulePattern;
 use crate::ids::{ModuleId, Pid};
 use crate::object::image::Image;
 use crate::object::module::{Module, ModuleStore};
-use crate::object::symbols::{DefinedFunction, Search, defined_functions, imports_any};
+use crate::object::symbols::{DefinedFunction, Search, Symbols};
 use crate::proc::executable::{self, FileIdentity};
 use crate::proc::process;
 
@@ -61,9 +61,14 @@ pub struct Definitions {
     names: Vec<&'static str>,
     searched_whole: Vec<ModulePattern>,
     /// By module and how it was searched.
-    known: FxHashMap<(ModuleId, bool), Arc<[DefinedFunction]>>,
-    /// Whether modules import operator new.
-    importing: FxHashMap<ModuleId, bool>,
+    known: FxHashMap<(ModuleId, bool), Known>,
+}
+
+/// What is known of a module.
+#[derive(Clone, Debug)]
+struct Known {
+    functions: Arc<[DefinedFunction]>,
+    imports_operator_new: bool,
 }
 
 /// `operator new(size_t)` and `operator new[](size_t)`.
@@ -75,7 +80,7 @@ impl Definitions {
     /// ones takes time.
     #[must_use]
     pub fn new(names: Vec<&'static str>, searched_whole: Vec<ModulePattern>) -> Self {
-        Self { names, searched_whole, known: FxHashMap::default(), importing: FxHashMap::default() }
+        Self { names, searched_whole, known: FxHashMap::default() }
     }
 
     /// The modules of a process, in the order in which they are mapped. Modules that cannot be read are left out.
@@ -92,6 +97,7 @@ impl Definitions {
             let link = links.and_then(|links| links.position(bias(space, id, module)?));
             let is_program = program.is(module);
             let is_first = link == Some(LinkPosition { namespace: 0, index: 0 });
+            let known = self.known(id, module, is_program || is_first);
             Some(Candidate {
                 module: id,
                 path: Arc::clone(module.path()),
@@ -99,29 +105,28 @@ impl Definitions {
                 is_static: elf.is_static,
                 is_go: elf.is_go,
                 link,
-                imports_operator_new: self.imports_operator_new(id, module),
-                functions: self.functions(id, module, is_program || is_first),
+                imports_operator_new: known.imports_operator_new,
+                functions: known.functions,
             })
         };
         space.modules().into_iter().filter_map(candidate).collect()
     }
 
-    fn imports_operator_new(&mut self, id: ModuleId, module: &Module) -> bool {
-        *self.importing.entry(id).or_insert_with(|| imports_any(module, &OPERATORS_NEW).unwrap_or(false))
-    }
-
-    fn functions(&mut self, id: ModuleId, module: &Module, is_executable: bool) -> Arc<[DefinedFunction]> {
+    fn known(&mut self, id: ModuleId, module: &Module, is_executable: bool) -> Known {
         let whole = is_executable || self.searched_whole.iter().any(|pattern| pattern.matches(module.path()));
         let names = &self.names;
         let known = self.known.entry((id, whole)).or_insert_with(|| {
             let search = if whole { Search::Everything } else { Search::Exported };
-            let functions = defined_functions(module, names, search).unwrap_or_else(|error| {
+            let symbols = Symbols::of(module, names, &OPERATORS_NEW, search).unwrap_or_else(|error| {
                 debug!("module {}: {error}", module.path());
-                Vec::new()
+                Symbols::default()
             });
-            functions.into_iter().filter(|function| !function.indirect).collect()
+            Known {
+                functions: symbols.functions.into_iter().filter(|function| !function.indirect).collect(),
+                imports_operator_new: symbols.imports,
+            }
         });
-        Arc::clone(known)
+        known.clone()
     }
 }
 

@@ -116,6 +116,19 @@ fn versions_in_the_full_table_are_read_too() {
 }
 
 #[test]
+fn what_another_module_has_to_define_is_imported() {
+    let workshop = Workshop::new();
+    let source = "#include <stdio.h>\nint listed(void) { return puts(\"\"); }\nint main(void) { return listed(); }\n";
+    let program = workshop.compile("gcc", "program.c", source, &["-rdynamic"]);
+    let mut modules = ModuleStore::new();
+    let id = modules.intern_path(&program).expect("it is there");
+    for (names, expected) in [(&["gets", "puts"][..], true), (&["gets"], false), (&["listed"], false), (&[], false)] {
+        let symbols = Symbols::of(modules.get(id), &["listed"], names, Search::Exported).expect("an ELF file");
+        assert_eq!((symbols.imports, symbols.functions.len()), (expected, 1), "{names:?}");
+    }
+}
+
+#[test]
 fn a_static_program_is_searched_whole_without_being_asked() {
     let workshop = Workshop::new();
     let source = "#include <stdlib.h>\nint main(int n, char **v) { free(malloc(n)); return v == 0; }\n";
