@@ -151,7 +151,7 @@ pub fn is_dynamic_linker(candidate: &Candidate) -> bool {
 }
 
 fn file_name(path: &str) -> &str {
-    path.trim_end_matches(" (deleted)").rsplit('/').next().unwrap_or(path)
+    path.rsplit('/').next().unwrap_or(path)
 }
 
 fn family(candidate: &Candidate, file: &str) -> Family {
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn heaps_are_named_after_their_allocator() {
         check("/usr/lib/x86_64-linux-gnu/libc.so.6", false, &["__libc_malloc"], Family::Glibc, "libc");
-        check("/usr/lib/x86_64-linux-gnu/libc-2.31.so (deleted)", false, &[], Family::Glibc, "libc");
+        check("/usr/lib/x86_64-linux-gnu/libc-2.31.so", false, &[], Family::Glibc, "libc");
         check("/lib/ld-musl-x86_64.so.1", false, &[], Family::Musl, "musl");
         check("/usr/lib/x86_64-linux-musl/libc.so", false, &[], Family::Musl, "musl");
         check("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", false, &["mallocx"], Family::Jemalloc, "jemalloc");

@@ -109,6 +109,9 @@ async fn record(
     if !quiet {
         let until = if args.duration.is_none() { "; Ctrl-C stops and writes the report" } else { "" };
         say(&format!("heapbpf: recording {}{until}", session.describe()));
+        if let Some(unmatched) = session.unmatched() {
+            say(&format!("heapbpf: nothing that runs matches {unmatched}; what starts later is recorded"));
+        }
         let unfound = session.unfound();
         if !unfound.is_empty() {
             say(&format!(

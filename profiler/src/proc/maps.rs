@@ -18,7 +18,7 @@ use crate::ids::Pid;
 const MAPPINGS_MAX: usize = 1 << 20;
 
 /// What the kernel appends to the path of a file that was deleted or replaced.
-const DELETED: &[u8] = b" (deleted)";
+pub(super) const DELETED: &[u8] = b" (deleted)";
 
 /// A device number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

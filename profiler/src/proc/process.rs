@@ -1,12 +1,15 @@
 //! Who a process is: its arguments, its name, when it started, which program it runs. Read once per question; nothing is
 //! cached, because every answer may change.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::ProcError;
+use super::maps::DELETED;
 use super::stat::Stat;
 use crate::ids::{Pid, StartTime};
 
@@ -48,14 +51,6 @@ pub fn comm(pid: Pid) -> Result<String, ProcError> {
     Ok(String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned())
 }
 
-/// The wait status of a process that has ended and is not reaped yet; `None` while it runs, once it is gone, and without
-/// the right to read its memory.
-#[must_use]
-pub fn zombie_status(pid: Pid) -> Option<i32> {
-    let stat = Stat::read(pid).ok()?;
-    (stat.state == 'Z').then_some(stat.exit_status?)
-}
-
 /// When the process started.
 ///
 /// # Errors
@@ -87,13 +82,16 @@ fn number(name: &str) -> Option<Pid> {
     digits.then(|| name.parse().ok().map(Pid)).flatten()
 }
 
-/// The program that the process runs, as the process names its path; ` (deleted)` follows it when the file is gone.
+/// The program that the process runs, as the process names its path, without the ` (deleted)` that the kernel puts behind
+/// it when the file is gone. A file whose name really ends like this looks the same.
 ///
 /// # Errors
 ///
 /// If there is no such process, it may not be read, or it is a kernel thread.
 pub fn executable(pid: Pid) -> Result<PathBuf, ProcError> {
-    fs::read_link(entry_path(pid, "exe")).map_err(|source| ProcError::from_io(pid, "exe", source))
+    let path = fs::read_link(entry_path(pid, "exe")).map_err(|source| ProcError::from_io(pid, "exe", source))?;
+    let bytes = path.as_os_str().as_bytes();
+    Ok(PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes))))
 }
 
 /// Whether this process is in the initial PID namespace, so that the PIDs it sees are those that the kernel side

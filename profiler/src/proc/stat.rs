@@ -3,7 +3,7 @@
 //! The `procfs` crate is not used for it: it panics on a line that is cut short.
 
 use super::{ProcError, process};
-use crate::ids::{Pid, StartTime};
+use crate::ids::{Identity, Pid, StartTime};
 
 /// Most bytes that are read: 52 numbers of at most 20 digits and a name of at most 64 bytes.
 const LINE_BYTES_MAX: u64 = 4096;
@@ -42,6 +42,12 @@ impl Stat {
         let bytes = process::read(pid, "stat", LINE_BYTES_MAX)?;
         let page_bytes = rustix::param::page_size() as u64;
         parse(&String::from_utf8_lossy(&bytes), page_bytes).ok_or(ProcError::Malformed { pid, entry: "stat" })
+    }
+
+    /// Whether it is of this process, and not of another one that had its number before or has it now.
+    #[must_use]
+    pub fn is_of(&self, identity: Identity) -> bool {
+        self.start_ticks == identity.start_ticks
     }
 
     /// Whether the process has ended, or is about to and has given back its memory.

@@ -222,7 +222,7 @@ impl Session {
         self.targets.keep(ended);
         self.probes.unwinding.forget(exec.pid);
         let selection = &self.config.selection;
-        let meant = || scan::facts(exec.pid).is_ok_and(|facts| selection.matches_later(&facts));
+        let meant = || scan::means_beginner(exec.pid, selection).unwrap_or(false);
         let wanted = target.requested || selection.means_beginners() && meant();
         if !wanted {
             target.close(&mut self.probes.kernel);
@@ -282,12 +282,13 @@ impl Session {
         if !(requested || selection.means_beginners()) || exec.pid.0 == std::process::id() {
             return Ok(None);
         }
-        match scan::facts(exec.pid) {
-            Ok(facts) if !requested && !selection.matches_later(&facts) => return Ok(None),
-            // Whether it was meant cannot be told any more.
-            Err(_) if !requested && !selection.all => return Ok(None),
-            Err(error) => return Err(error),
-            Ok(_) => {}
+        if !requested {
+            match scan::means_beginner(exec.pid, selection) {
+                Ok(true) => {}
+                // An error: whether it was meant cannot be told any more.
+                Err(error) if selection.all => return Err(error),
+                Ok(false) | Err(_) => return Ok(None),
+            }
         }
         let mut target = Target::open(exec.pid, origin, Some(exec.time))?;
         target.requested = requested;

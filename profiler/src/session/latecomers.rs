@@ -12,6 +12,7 @@ use super::Session;
 use super::target::Target;
 use super::targets::Targets;
 use crate::ids::Identity;
+use crate::proc::stat::Stat;
 use crate::target::facts::ProcessFacts;
 use crate::target::filter::Selection;
 use crate::target::scan;
@@ -37,7 +38,7 @@ impl Latecomers {
 
     /// A process that matches cannot be profiled; unless it is merely gone, reports name it.
     pub(super) fn leave(&mut self, targets: &mut Targets, identity: Identity, command: String, error: &anyhow::Error) {
-        if scan::facts(identity.pid).is_ok_and(|facts| facts.identity == identity) {
+        if Stat::read(identity.pid).is_ok_and(|stat| stat.is_of(identity) && !stat.has_ended()) {
             self.declined.insert(identity);
             targets.skip(identity.pid, command, format!("{error:#}"));
         } else {

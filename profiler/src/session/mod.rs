@@ -34,6 +34,7 @@ use crate::ingest::event::Event;
 use crate::report::profile::Profile;
 use crate::sys::clock;
 use crate::target::ends::Ends;
+use crate::target::filter::Selection;
 use crate::target::launch::retry_releases;
 use crate::target::scan;
 use discovery::{Discovery, Own};
@@ -63,6 +64,8 @@ pub struct Session {
     held: Option<launching::Held>,
     /// How often targets were looked at.
     looks: u32,
+    /// What matched nothing at the beginning.
+    unmatched: Selection,
 }
 
 /// How often the ring is read when it does not fill: the longest that an event waits.
@@ -96,7 +99,9 @@ impl Session {
             target.requested = true;
             found.push(target);
         }
-        for facts in scan::scan(&config.selection)? {
+        let matching = scan::scan(&config.selection)?;
+        let unmatched = config.selection.unmatched(&matching);
+        for facts in matching {
             if found.iter().any(|target: &Target| target.pid == facts.pid()) {
                 continue;
             }
@@ -126,6 +131,7 @@ impl Session {
             command: None,
             held: None,
             looks: 0,
+            unmatched,
         };
         session.begin(found, own)?;
         Ok(session)
@@ -170,6 +176,12 @@ impl Session {
         let heaps = self.probes.discovery.plan.heaps().join(", ");
         let later = if self.config.selection.is_open() { "; processes that start later too" } else { "" };
         format!("{}: {hooks} hooks on heap {heaps}{later}", names.join(", "))
+    }
+
+    /// What was asked for and that no process matched at the beginning, in words, where others did.
+    #[must_use]
+    pub fn unmatched(&self) -> Option<String> {
+        (self.unmatched.is_open() && self.targets.count() > 0).then(|| self.unmatched.to_string())
     }
 
     /// Functions that the user has named and that none of the processes has, as far as there are any.

@@ -134,8 +134,7 @@ impl Target {
 
     /// Which process it is, while it runs.
     pub(super) fn identity(&self) -> Option<Identity> {
-        let start_ticks = self.process.as_ref()?.started;
-        Some(Identity { pid: self.pid, start_ticks })
+        self.process.as_ref().map(Process::identity)
     }
 
     /// Whether its process has ended, seen or not. Then its number may be another's.

@@ -17,8 +17,7 @@ pub struct ProcessFacts {
     pub comm: String,
     /// Its arguments, or what it made of them.
     pub arguments: Vec<String>,
-    /// The program it runs, in its own mount namespace; ` (deleted)` follows when the file is gone. `None` where this
-    /// process may not know, or did not need to.
+    /// The program it runs, in its own mount namespace. `None` where this process may not know, or did not need to.
     pub executable: Option<PathBuf>,
     /// The control groups it is in; empty where they did not matter.
     pub cgroups: Vec<Membership>,

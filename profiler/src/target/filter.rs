@@ -24,16 +24,6 @@ pub struct Selection {
     pub min_rss_bytes: u64,
 }
 
-/// Those parts of a selection that matched none of the processes found. No error, as a match may start later, but worth
-/// a word.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unmatched<'a> {
-    /// Patterns.
-    pub patterns: Vec<&'a Pattern>,
-    /// Control groups.
-    pub cgroups: Vec<&'a Cgroup>,
-}
-
 impl std::fmt::Display for Selection {
     /// As it was asked for: `redis*, nginx`, `every process`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -83,11 +73,11 @@ impl Selection {
         self.is_open() && self.min_rss_bytes == 0
     }
 
-    /// What matched none of these processes.
+    /// The patterns and control groups that matched none of these processes. No error, as a match may start later, but worth
+    /// a word.
     #[must_use]
-    pub fn unmatched(&self, found: &[ProcessFacts]) -> Unmatched<'_> {
-        let mut unmatched =
-            Unmatched { patterns: self.patterns.iter().collect(), cgroups: self.cgroups.iter().collect() };
+    pub fn unmatched(&self, found: &[ProcessFacts]) -> Self {
+        let mut unmatched = Self { patterns: self.patterns.clone(), cgroups: self.cgroups.clone(), ..Self::default() };
         for facts in found {
             let names = facts.names();
             unmatched.patterns.retain(|pattern| !pattern.matches(&names));
@@ -179,8 +169,8 @@ mod tests {
             ..Selection::default()
         };
         let unmatched = selection.unmatched(&[process(11, "redis-cli", "/user.slice")]);
-        let texts = |pattern: &&Pattern| pattern.to_string();
-        assert_eq!(unmatched.patterns.iter().map(texts).collect::<Vec<_>>(), ["nginx"]);
+        assert_eq!(unmatched.patterns.iter().map(ToString::to_string).collect::<Vec<_>>(), ["nginx"]);
         assert_eq!(unmatched.cgroups.iter().map(ToString::to_string).collect::<Vec<_>>(), ["/gone"]);
+        assert_eq!(unmatched.to_string(), "`nginx`, cgroup `/gone`");
     }
 }

@@ -22,7 +22,6 @@ impl ModulePattern {
     /// Whether the module with this path, as the target names it, is meant.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
-        let path = path.strip_suffix(" (deleted)").unwrap_or(path);
         let name = if self.0.starts_with('/') { path } else { path.rsplit('/').next().unwrap_or(path) };
         matches(self.0.as_bytes(), name.as_bytes())
     }
@@ -77,7 +76,6 @@ mod tests {
         };
         check("libcudart.so*", "/usr/local/cuda/lib64/libcudart.so.12.4.99", true);
         check("libcudart.so*", "/usr/lib/libcuda.so.1", false);
-        check("libarena.so", "/opt/libarena.so (deleted)", true);
         check("libarena.so", "/opt/libarena.so.1", false);
         check("/opt/*/libarena.so", "/opt/app/libarena.so", true);
         check("/opt/libarena.so", "/usr/libarena.so", false);

@@ -1,8 +1,5 @@
 //! What a process may be called by, from its arguments and its executable. Pure.
 
-/// What the kernel appends to an executable's path when its file is gone.
-const DELETED: &str = " (deleted)";
-
 /// The names of one process.
 ///
 /// A program may write over its arguments, and many show a title there: `postgres: 15/main: checkpointer`,
@@ -26,8 +23,7 @@ impl Names {
     #[must_use]
     pub fn of(arguments: &[String], executable: Option<&str>, comm: &str) -> Self {
         let first = arguments.first().map_or("", |first| first.trim());
-        let executable =
-            executable.map(|path| path.strip_suffix(DELETED).unwrap_or(path)).filter(|path| !path.is_empty());
+        let executable = executable.filter(|path| !path.is_empty());
         let mut names = Self::default();
         let has_blank = has_blank(first);
         let alone = arguments.iter().skip(1).all(String::is_empty);
@@ -146,7 +142,7 @@ mod tests {
         );
         check(
             &["/usr/bin/redis-server 127.0.0.1:6379"],
-            Some("/usr/bin/redis-check-rdb (deleted)"),
+            Some("/usr/bin/redis-check-rdb"),
             &["redis-server", "redis-server 127.0.0.1:6379", "redis-check-rdb"],
             &["/usr/bin/redis-server 127.0.0.1:6379", "/usr/bin/redis-server", "/usr/bin/redis-check-rdb"],
         );
@@ -180,7 +176,7 @@ mod tests {
     #[test]
     fn without_arguments_the_executable_names_the_program() {
         for arguments in [&[][..], &[""], &["  "], &["", "-v"]] {
-            check(arguments, Some("/usr/bin/tool (deleted)"), &["tool"], &["/usr/bin/tool"]);
+            check(arguments, Some("/usr/bin/tool"), &["tool"], &["/usr/bin/tool"]);
             check(arguments, None, &["comm"], &[]);
         }
         check(&["///"], Some("/usr/bin/tool"), &["tool"], &["///", "/usr/bin/tool"]);

@@ -63,25 +63,15 @@ impl Process {
     ///
     /// See [`TargetError`].
     pub fn open(pid: Pid) -> Result<Self, TargetError> {
-        if pid.0 == std::process::id() {
-            return Err(TargetError::Myself(pid));
-        }
         let pidfd = PidFd::open(pid).map_err(|error| match error.raw_os_error() {
             // EINVAL: the number is a thread's; ENOENT since Linux 6.15.
             Some(libc::ESRCH | libc::EINVAL | libc::ENOENT) => TargetError::NotFound(pid),
             _ => TargetError::Watch(pid, error),
         })?;
-        Self::read(pid, pidfd)
-    }
-
-    /// Reads who the process is. It is the one that the descriptor stands for: see [`PidFd::has_ended`].
-    fn read(pid: Pid, pidfd: PidFd) -> Result<Self, TargetError> {
-        let stat = Stat::read(pid)?;
-        if stat.kernel_thread {
-            return Err(TargetError::KernelThread(pid));
-        }
+        // All of this is of the process that the descriptor stands for: see `PidFd::has_ended`.
+        let stat = running(pid)?;
         let arguments = process::arguments(pid)?;
-        if pidfd.has_ended().map_err(|error| TargetError::Watch(pid, error))? || stat.has_ended() {
+        if pidfd.has_ended().map_err(|error| TargetError::Watch(pid, error))? {
             return Err(TargetError::Ended(pid));
         }
         let command = arguments.into_iter().next().unwrap_or_else(|| stat.comm.clone());
@@ -103,25 +93,7 @@ impl Process {
     /// Whether its number has been given to another process.
     #[must_use]
     pub fn is_succeeded(&self) -> bool {
-        process::start_time(self.pid).is_ok_and(|started| started != self.started)
-    }
-
-    /// Whether the number is still this process's: it runs, or it has ended and is not reaped.
-    #[must_use]
-    pub fn is_same(&self) -> bool {
-        process::start_time(self.pid).is_ok_and(|started| started == self.started)
-    }
-
-    /// The same process under the names that it has now: an exec gives it others. It keeps its [`identity`].
-    ///
-    /// # Errors
-    ///
-    /// If it has ended, or cannot be watched any more.
-    ///
-    /// [`identity`]: Self::identity
-    pub fn renamed(&self) -> Result<Self, TargetError> {
-        let renamed = Self::open(self.pid)?;
-        if renamed.identity() == self.identity() { Ok(renamed) } else { Err(TargetError::NotFound(self.pid)) }
+        Stat::read(self.pid).is_ok_and(|stat| !stat.is_of(self.identity()))
     }
 
     /// How the process ended, if it has and the kernel tells: at once while it is a zombie, and from Linux 6.15 on also when
@@ -129,10 +101,22 @@ impl Process {
     #[must_use]
     pub fn exit_now(&self) -> Option<Exit> {
         // A zombie's status is in its `/proc` entry, a reaped process's in the pidfd.
-        let zombie = || self.is_same().then(|| process::zombie_status(self.pid)).flatten();
-        let status = self.pidfd.wait_status().or_else(zombie)?;
+        let zombie = || Stat::read(self.pid).ok().filter(|stat| stat.is_of(self.identity()) && stat.state == 'Z');
+        let status = self.pidfd.wait_status().or_else(|| zombie()?.exit_status)?;
         Some(Exit { code: Some(exit_code(status)) })
     }
+}
+
+/// The first line about a process that can be a target.
+pub(super) fn running(pid: Pid) -> Result<Stat, TargetError> {
+    if pid.0 == std::process::id() {
+        return Err(TargetError::Myself(pid));
+    }
+    let stat = Stat::read(pid)?;
+    if stat.kernel_thread {
+        return Err(TargetError::KernelThread(pid));
+    }
+    if stat.has_ended() { Err(TargetError::Ended(pid)) } else { Ok(stat) }
 }
 
 impl AsFd for Process {
@@ -196,19 +180,18 @@ mod tests {
         let mut child = child_with_pipe(std::process::Command::new("sh").args(["-c", "read x"]));
         let process = Process::open(Pid(child.id())).expect("it waits for its input");
         assert_eq!(process.started, process::start_time(process.pid).expect("it runs"));
-        assert!(process.is_same());
+        assert!(is_same(&process));
         // Who has the number with another start is somebody else.
         let earlier = StartTime(process.started.0 - 1);
         let other = Process { started: earlier, ..Process::open(process.pid).expect("it runs") };
-        assert!(!other.is_same());
+        assert!(!is_same(&other) && other.is_succeeded() && !process.is_succeeded());
         assert_ne!(other.identity(), process.identity());
-        assert!(matches!(other.renamed(), Err(TargetError::NotFound(_))));
         drop(child.stdin.take());
         ended(&process).await;
-        assert!(process.is_same());
+        assert!(is_same(&process));
         assert!(matches!(Process::open(process.pid), Err(TargetError::Ended(_))));
         child.wait().expect("it ended");
-        assert!(!process.is_same());
+        assert!(!is_same(&process));
     }
 
     #[tokio::test]
@@ -220,11 +203,16 @@ mod tests {
         while process::arguments(process.pid).expect("it runs") != ["cat"] {
             std::thread::yield_now();
         }
-        let renamed = process.renamed().expect("it runs");
+        let renamed = Process::open(process.pid).expect("it runs");
         assert_eq!((renamed.command.as_str(), renamed.comm.as_str()), ("cat", "cat"));
         assert_eq!(renamed.identity(), process.identity());
         drop(child.stdin.take());
         child.wait().expect("it ends");
+    }
+
+    /// Whether the number is still this process's: it runs, or it has ended and is not reaped.
+    fn is_same(process: &Process) -> bool {
+        Stat::read(process.pid).is_ok_and(|stat| stat.is_of(process.identity()))
     }
 
     async fn ended(process: &Process) {

@@ -3,7 +3,7 @@
 use super::facts::ProcessFacts;
 use super::filter::Selection;
 use super::names::Names;
-use super::process::TargetError;
+use super::process::{TargetError, running};
 use crate::ids::{Identity, Pid};
 use crate::proc::stat::Stat;
 use crate::proc::{ProcError, cgroups, process};
@@ -12,7 +12,8 @@ use crate::proc::{ProcError, cgroups, process};
 /// what has ended and is not reaped. To be quick, it leaves out what it need not know to decide: the executable where
 /// the arguments name the program, and control groups where none are selected.
 ///
-/// Processes that are named by number and do not exist are left out: [`facts`] says of each what is wrong with it.
+/// Processes that are named by number and do not exist are left out: [`Process::open`](super::process::Process::open) says
+/// of each what is wrong with it.
 ///
 /// # Errors
 ///
@@ -24,17 +25,14 @@ pub fn scan(selection: &Selection) -> Result<Vec<ProcessFacts>, ProcError> {
     Ok(pids.into_iter().filter_map(|pid| examine(pid, selection)).collect())
 }
 
-/// All that is known of one process, and all of the same one: its number was not given to another in between.
+/// Whether the selection means a process that has just begun, or the program that it has become.
 ///
 /// # Errors
 ///
 /// If there is no such process, it may not be read, has ended, is a kernel thread or this process.
-pub fn facts(pid: Pid) -> Result<ProcessFacts, TargetError> {
-    let stat = running(pid)?;
-    let mut facts = begun(pid, stat)?;
-    facts.executable = process::executable(pid).ok();
-    facts.cgroups = cgroups::of(pid)?;
-    if is_still(&facts) { Ok(facts) } else { Err(TargetError::NotFound(pid)) }
+pub fn means_beginner(pid: Pid, selection: &Selection) -> Result<bool, TargetError> {
+    let facts = facts(pid, running(pid)?, selection)?;
+    if is_still(&facts) { Ok(selection.matches_later(&facts)) } else { Err(TargetError::NotFound(pid)) }
 }
 
 /// The facts of a process if it matches. Reads what costs little first.
@@ -43,44 +41,29 @@ fn examine(pid: Pid, selection: &Selection) -> Option<ProcessFacts> {
     if !selection.is_large_enough(pid, stat.resident_bytes) {
         return None;
     }
-    let mut facts = begun(pid, stat).ok()?;
-    if Names::need_executable(&facts.arguments) {
-        facts.executable = process::executable(pid).ok();
-    }
-    if !selection.cgroups.is_empty() {
-        facts.cgroups = cgroups::of(pid).ok()?;
-    }
+    let facts = facts(pid, stat, selection).ok()?;
     (selection.matches(&facts) && is_still(&facts)).then_some(facts)
 }
 
-/// The first line about a process that can be a target.
-fn running(pid: Pid) -> Result<Stat, TargetError> {
-    if pid.0 == std::process::id() {
-        return Err(TargetError::Myself(pid));
-    }
-    let stat = Stat::read(pid)?;
-    if stat.kernel_thread {
-        return Err(TargetError::KernelThread(pid));
-    }
-    if stat.has_ended() { Err(TargetError::Ended(pid)) } else { Ok(stat) }
-}
-
-/// What is known of every process; the executable and control groups are left empty.
-fn begun(pid: Pid, stat: Stat) -> Result<ProcessFacts, ProcError> {
+/// What the selection has to know of a process. It is the one that the first line is about if it [still](is_still) is then.
+fn facts(pid: Pid, stat: Stat, selection: &Selection) -> Result<ProcessFacts, ProcError> {
+    let arguments = process::arguments(pid)?;
+    let executable = if Names::need_executable(&arguments) { process::executable(pid).ok() } else { None };
+    let cgroups = if selection.cgroups.is_empty() { Vec::new() } else { cgroups::of(pid)? };
     Ok(ProcessFacts {
         identity: Identity { pid, start_ticks: stat.start_ticks },
         parent: stat.parent,
         comm: stat.comm,
-        arguments: process::arguments(pid)?,
-        executable: None,
-        cgroups: Vec::new(),
+        arguments,
+        executable,
+        cgroups,
         resident_bytes: stat.resident_bytes,
     })
 }
 
 /// Whether the number is still that of the process that the first line was about.
 fn is_still(facts: &ProcessFacts) -> bool {
-    process::start_time(facts.pid()).is_ok_and(|start_ticks| start_ticks == facts.identity.start_ticks)
+    Stat::read(facts.pid()).is_ok_and(|stat| stat.is_of(facts.identity))
 }
 
 #[cfg(test)]
@@ -93,6 +76,12 @@ mod tests {
 
     fn selection(pattern: &str) -> Selection {
         Selection { patterns: vec![pattern.parse().expect("a pattern")], ..Selection::default() }
+    }
+
+    /// What is known of a process where control groups matter.
+    fn known(pid: Pid) -> Result<ProcessFacts, TargetError> {
+        let cgroups = vec!["/any".parse().expect("a path")];
+        Ok(facts(pid, running(pid)?, &Selection { cgroups, ..Selection::default() })?)
     }
 
     fn found(selection: &Selection) -> Vec<Pid> {
@@ -128,22 +117,47 @@ mod tests {
     #[test]
     fn facts_of_a_child_are_whole() {
         let (workshop, mut child) = named_sleep("heapbpf-facts");
-        let known = facts(child.pid()).expect("it runs");
-        assert_eq!(known.identity.start_ticks, process::start_time(child.pid()).expect("it runs"));
-        assert_eq!((known.parent, known.comm.as_str()), (Pid(std::process::id()), "heapbpf-facts"));
+        let pid = child.pid();
+        let facts = known(pid).expect("it runs");
+        assert!(is_still(&facts));
+        assert_eq!(facts.identity.start_ticks, process::start_time(pid).expect("it runs"));
+        assert_eq!((facts.parent, facts.comm.as_str()), (Pid(std::process::id()), "heapbpf-facts"));
         let program = workshop.path("heapbpf-facts");
-        assert_eq!(known.arguments, [program.to_str().expect("plain"), "1000"]);
-        assert_eq!(known.executable, Some(program));
-        assert!(known.resident_bytes > 0 && !known.cgroups.is_empty(), "{known:?}");
+        assert_eq!(facts.arguments, [program.to_str().expect("plain"), "1000"]);
+        // Its arguments name it.
+        assert_eq!((facts.executable.as_ref(), process::executable(pid).expect("it runs")), (None, program));
+        assert!(facts.resident_bytes > 0 && !facts.cgroups.is_empty(), "{facts:?}");
         child.end();
-        let error = facts(child.pid()).expect_err("it has ended");
+        assert!(!is_still(&facts));
+        let error = known(pid).expect_err("it has ended");
         assert!(error.to_string().starts_with(&format!("no process `{}`", child.pid())), "{error}");
+    }
+
+    #[test]
+    fn the_program_of_a_deleted_file_has_its_path() {
+        let (workshop, child) = named_sleep("heapbpf-deleted");
+        let program = workshop.path("heapbpf-deleted");
+        std::fs::remove_file(&program).expect("ours");
+        assert_eq!(process::executable(child.pid()).expect("it runs"), program);
+    }
+
+    #[test]
+    fn beginners_are_meant_by_their_names() {
+        let name = format!("heapbpf-beginner-{}", std::process::id());
+        let (_workshop, mut child) = named_sleep(&name);
+        let means = |pattern: &str| means_beginner(child.pid(), &selection(pattern)).expect("it runs");
+        assert!(means(&name) && !means("heapbpf-other"));
+        // Its number says nothing of a program that it becomes.
+        let by_number = Selection { pids: vec![child.pid()], ..Selection::default() };
+        assert!(!means_beginner(child.pid(), &by_number).expect("it runs"));
+        child.end();
+        assert!(means_beginner(child.pid(), &selection(&name)).is_err());
     }
 
     #[test]
     fn a_child_is_found_by_its_control_group() {
         let child = Running::sleep(Path::new("/bin/sleep"));
-        let place = facts(child.pid()).expect("it runs").cgroups;
+        let place = known(child.pid()).expect("it runs").cgroups;
         let path = &place.first().expect("it is in one").path;
         let cgroups = vec![path.parse().expect("a path")];
         assert!(found(&Selection { cgroups, ..Selection::default() }).contains(&child.pid()));
@@ -160,7 +174,7 @@ mod tests {
             std::thread::yield_now();
         }
         let all = found(&Selection { all: true, ..Selection::default() });
-        assert!(matches!(facts(zombie), Err(TargetError::Ended(_))));
+        assert!(matches!(known(zombie), Err(TargetError::Ended(_))));
         ended.wait().expect("it ended");
         assert!(all.is_sorted_by(|first, second| first < second), "{all:?}");
         assert!(all.contains(&Pid(1)) && all.contains(&sleeping.pid()), "{all:?}");
@@ -171,11 +185,11 @@ mod tests {
     fn kernel_threads_are_no_targets() {
         // `kthreadd`, where the PID namespace is the initial one.
         if process::in_initial_pid_namespace().expect("/proc is mounted") {
-            assert!(matches!(facts(Pid(2)), Err(TargetError::KernelThread(_))));
+            assert!(matches!(known(Pid(2)), Err(TargetError::KernelThread(_))));
             let all = found(&Selection { all: true, ..Selection::default() });
             assert!(!all.contains(&Pid(2)));
         }
-        assert!(matches!(facts(Pid(std::process::id())), Err(TargetError::Myself(_))));
+        assert!(matches!(known(Pid(std::process::id())), Err(TargetError::Myself(_))));
     }
 
     #[test]
