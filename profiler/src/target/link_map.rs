@@ -82,18 +82,6 @@ impl LinkMap {
         let now = ProcessMemory::open(self.pid).and_then(|memory| walk(&memory, self.rendezvous));
         now.as_ref() != Some(&self.namespaces)
     }
-
-    /// Objects in all namespaces.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.namespaces.iter().map(Vec::len).sum()
-    }
-
-    /// Whether nothing is loaded, which is so of no running program.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 /// Memory that can be read, all of it or an error.

@@ -117,7 +117,7 @@ fn a_preloaded_allocator_comes_before_libc() {
         let found = positions(loader.pid(), &map, &["loader", "libjemalloc", "libc.so"]);
         assert_eq!(found[0], at(0), "{arguments:?}");
         assert!(found[0] < found[1] && found[1] < found[2], "{arguments:?}: {found:?}");
-        assert!(!map.changed() && !map.is_empty());
+        assert!(!map.changed() && map.namespaces.iter().any(|nodes| !nodes.is_empty()));
     }
 }
 
