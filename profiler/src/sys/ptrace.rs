@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{WaitOptions, waitpid};
 
+use super::pid;
 use crate::ids::Pid;
 
 /// Why a traced process does not run.
@@ -234,8 +235,7 @@ pub fn try_reap(pid: Pid) -> io::Result<Option<ExitStatus>> {
 
 /// What has become of a process that is traced or a child, if there is news. Does not wait for any.
 fn reap(pid: Pid) -> io::Result<Option<Stop>> {
-    let raw = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw);
-    let pid = raw.ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
+    let pid = pid::raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
     let news = rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::NOHANG))?;
     Ok(news.map(|(_, status)| Stop::from_status(status.as_raw())))
 }

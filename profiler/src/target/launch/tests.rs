@@ -48,7 +48,7 @@ fn code(launch: &mut Launch) -> i32 {
 }
 
 fn send(pid: Pid, signal: Signal) {
-    let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).expect("not 0");
+    let number = crate::sys::pid::raw(pid).expect("a process's");
     kill_process(number, signal).expect("it lives");
 }
 
