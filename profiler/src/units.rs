@@ -99,14 +99,6 @@ estimate! {
     EstimatedVariance
 }
 
-impl EstimatedVariance {
-    /// The standard deviation; 0 where the variance came out negative, which a sum of variances does not.
-    #[must_use]
-    pub fn deviation(self) -> f64 {
-        self.to_f64().max(0.0).sqrt()
-    }
-}
-
 /// What one sampled block stands for, and how far off that is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weight {
@@ -201,7 +193,7 @@ mod tests {
             assert_eq!(weight.count_variance == EstimatedVariance::ZERO, is_exact, "{size_bytes}");
         }
         // A small block stands for T bytes, give or take T.
-        let deviation = Weight::of(16, interval).bytes_variance.deviation();
+        let deviation = Weight::of(16, interval).bytes_variance.to_f64().sqrt();
         assert!((deviation - 4096.0).abs() < 20.0, "{deviation}");
     }
 

@@ -6,8 +6,7 @@ use std::fs;
 
 use thiserror::Error;
 
-/// Where the kernel puts its type information (Linux 5.4).
-const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+use crate::sys::feature::KERNEL_BTF;
 
 /// Offsets in `struct task_struct`, and in what it points to, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! What may make a process run out of memory before the machine does.
 
-use super::process::entry_path;
+use super::process;
 use crate::ids::Pid;
 
 /// Most bytes of a limits file; real ones have about 1,300.
@@ -10,16 +10,12 @@ const BYTES_MAX: u64 = 1 << 16;
 /// nothing speaks for it. A memory limit of a control group does not count: that ends a process and refuses nothing.
 #[must_use]
 pub fn of_memory(pid: Pid) -> Option<String> {
-    let text = read(&entry_path(pid, "limits")).unwrap_or_default();
-    let overcommit = read(std::path::Path::new("/proc/sys/vm/overcommit_memory")).unwrap_or_default();
-    reason(&text, &overcommit)
+    let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
+    reason(&read(pid).unwrap_or_default(), &overcommit)
 }
 
-fn read(path: &std::path::Path) -> std::io::Result<String> {
-    use std::io::Read;
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(BYTES_MAX).read_to_string(&mut text)?;
-    Ok(text)
+fn read(pid: Pid) -> Option<String> {
+    String::from_utf8(process::read(pid, "limits", BYTES_MAX).ok()?).ok()
 }
 
 fn reason(limits: &str, overcommit: &str) -> Option<String> {
@@ -66,7 +62,7 @@ Max address space         unlimited            unlimited            bytes
 
     #[test]
     fn this_process_is_told_of_too() {
-        let own = read(&entry_path(Pid(std::process::id()), "limits")).expect("there");
+        let own = read(Pid(std::process::id())).expect("there");
         assert!(own.contains("Max address space"), "{own}");
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 
 use crate::ids::Pid;
 
+pub mod auxv;
 pub mod cgroups;
 pub mod executable;
 pub mod limits;

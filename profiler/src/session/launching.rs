@@ -14,6 +14,7 @@ use super::target::Target;
 use super::{Hold, Session};
 use crate::ids::Pid;
 use crate::report::profile::Origin;
+use crate::sys::pid;
 use crate::sys::signals::InheritedSignals;
 use crate::target::launch::{Launch, LaunchError, retry_releases, shell_code};
 
@@ -52,8 +53,7 @@ const REAP_PERIOD: Duration = Duration::from_millis(200);
 impl Launched {
     /// Passes on what asks heapbpf to end.
     pub fn terminate(self) {
-        let pid = i32::try_from(self.0.0).ok().and_then(rustix::process::Pid::from_raw);
-        if let Some(pid) = pid
+        if let Some(pid) = pid::raw(self.0)
             && let Err(error) = kill_process(pid, rustix::process::Signal::TERM)
         {
             debug!("process {}: {error}", self.0);

@@ -12,8 +12,8 @@ use super::bpf::{AttachType, link_perf, load_nothing, owned, supports};
 /// Where the kernel lists the perf event source for uprobes.
 const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe/type";
 
-/// The kernel's own type information.
-const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+/// Where the kernel puts its own type information (Linux 5.4).
+pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// The answer to whether something is there.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -171,13 +171,13 @@ pub fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[K], &[V
         match error {
             // The last elements come with an error.
             None | Some(libc::ENOENT) => {}
-            // A bucket has more elements than there is room for. The mark says that it comes next.
+            // The first bucket that is not empty has more elements than there is room for, and nothing was read. Where
+            // something was, the kernel leaves such a bucket to the next call and tells no error
+            // (`__htab_map_lookup_and_delete_batch` in kernel/bpf/hashtab.c).
             Some(libc::ENOSPC) => {
                 keys.reserve(keys.capacity() * 2);
                 values.reserve(values.capacity() * 2);
-                if attr.count == 0 {
-                    continue;
-                }
+                continue;
             }
             Some(errno) => return Err(io::Error::from_raw_os_error(errno)),
         }

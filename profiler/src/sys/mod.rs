@@ -8,6 +8,7 @@ pub mod feature;
 pub mod map_batch;
 pub mod map_memory;
 pub mod memory;
+pub mod pid;
 pub mod pidfd;
 pub mod ptrace;
 pub mod readiness;

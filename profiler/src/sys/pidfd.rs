@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use super::pid;
 use crate::ids::Pid;
 
 /// A handle on a process that outlives it and is never another one's, even when its number is used again. Readable
@@ -23,8 +24,7 @@ impl PidFd {
     ///
     /// `ESRCH` when there is no such process.
     pub fn open(pid: Pid) -> io::Result<Self> {
-        let raw = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw);
-        let pid = raw.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+        let pid = pid::raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
         Ok(Self(pidfd_open(pid, PidfdFlags::NONBLOCK)?))
     }
 

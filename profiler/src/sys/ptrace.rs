@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{WaitOptions, waitpid};
 
+use super::pid;
 use crate::ids::Pid;
 
 /// Why a traced process does not run.
@@ -137,7 +138,7 @@ impl Tracee {
     ///
     /// As of [`wait`](Self::wait).
     pub fn stopped(&self) -> io::Result<Option<Stop>> {
-        reap(self.pid, WaitOptions::NOHANG)
+        reap(self.pid)
     }
 
     /// Lets it run to its next system call. What made it stop is handed back: a signal is delivered.
@@ -226,16 +227,17 @@ impl Tracee {
 ///
 /// `ECHILD` if it is no child, or was reaped before.
 pub fn try_reap(pid: Pid) -> io::Result<Option<ExitStatus>> {
-    Ok(reap(pid, WaitOptions::NOHANG)?.and_then(|stop| match stop {
+    Ok(reap(pid)?.and_then(|stop| match stop {
         Stop::Ended(status) => Some(status),
         _ => None,
     }))
 }
 
-fn reap(pid: Pid, options: WaitOptions) -> io::Result<Option<Stop>> {
-    let raw = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw);
-    let pid = raw.ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
-    Ok(rustix::io::retry_on_intr(|| waitpid(Some(pid), options))?.map(|(_, status)| Stop::from_status(status.as_raw())))
+/// What has become of a process that is traced or a child, if there is news. Does not wait for any.
+fn reap(pid: Pid) -> io::Result<Option<Stop>> {
+    let pid = pid::raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
+    let news = rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::NOHANG))?;
+    Ok(news.map(|(_, status)| Stop::from_status(status.as_raw())))
 }
 
 fn unless_gone(result: io::Result<()>) -> io::Result<()> {

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
+use super::pid;
 use super::ptrace::{Pause, Stop, Tracee};
 use super::signals::InheritedSignals;
 use crate::ids::Pid;
@@ -98,8 +99,7 @@ fn first_stop(tracee: &Tracee, spawner: JoinHandle<io::Result<Child>>) -> Result
 
 /// Whether the child has stopped, or, where that is asked for, ended.
 fn peek(pid: Pid, ended: bool) -> io::Result<bool> {
-    let raw = i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw);
-    let pid = raw.ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
+    let pid = pid::raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
     let mut options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     options.set(WaitIdOptions::EXITED, ended);
     Ok(rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), options))?.is_some())

@@ -12,8 +12,6 @@ use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-use rustix::process::{Signal, kill_process};
-
 use crate::ids::Pid;
 use crate::sys::ptrace::{self, Stop, SyscallPhase, Tracee};
 use crate::sys::signals::InheritedSignals;
@@ -287,22 +285,6 @@ impl Launch {
             State::Ended(status) => Some(status),
             _ => None,
         }
-    }
-
-    /// Sends a signal to the program; nothing where it was reaped.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Signal`], for numbers that have no name, too.
-    pub fn forward(&self, signal: i32) -> Result<(), LaunchError> {
-        if let State::Ended(_) = self.state {
-            return Ok(());
-        }
-        let failed = |error| LaunchError::Signal(self.pid(), signal, error);
-        let invalid = || failed(io::Error::from_raw_os_error(libc::EINVAL));
-        let number = i32::try_from(self.pid().0).ok().and_then(rustix::process::Pid::from_raw).ok_or_else(invalid)?;
-        let named = Signal::from_named_raw(signal).ok_or_else(invalid)?;
-        kill_process(number, named).map_err(|error| failed(error.into()))
     }
 
     /// Lets it run to its next stop; false if that does not come in time. Then it is held where it is, or followed if it

@@ -13,6 +13,7 @@ use object::elf;
 use rustc_hash::FxHasher;
 
 use crate::ids::Pid;
+use crate::proc::auxv::Auxv;
 use crate::proc::process::entry_path;
 
 /// Most nodes that are followed in one namespace; programs have hundreds at most.
@@ -59,8 +60,7 @@ impl LinkMap {
     #[must_use]
     pub fn read(pid: Pid) -> Option<Self> {
         let memory = ProcessMemory::open(pid)?;
-        let auxv = std::fs::read(entry_path(pid, "auxv")).ok()?;
-        let rendezvous = find_rendezvous(&memory, &auxv)?;
+        let rendezvous = find_rendezvous(&memory, &Auxv::read(pid)?)?;
         let namespaces = walk(&memory, rendezvous)?;
         Some(Self { pid, rendezvous, namespaces })
     }
@@ -81,18 +81,6 @@ impl LinkMap {
     pub fn changed(&self) -> bool {
         let now = ProcessMemory::open(self.pid).and_then(|memory| walk(&memory, self.rendezvous));
         now.as_ref() != Some(&self.namespaces)
-    }
-
-    /// Objects in all namespaces.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.namespaces.iter().map(Vec::len).sum()
-    }
-
-    /// Whether nothing is loaded, which is so of no running program.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -123,12 +111,8 @@ impl Memory for ProcessMemory {
 }
 
 /// The address of `r_debug`, from the program headers that the kernel told the program of (`AT_PHDR`).
-fn find_rendezvous(memory: &impl Memory, auxv: &[u8]) -> Option<u64> {
-    let entry = |wanted: u64| {
-        let words: Vec<u64> = auxv.as_chunks().0.iter().map(|&bytes| u64::from_le_bytes(bytes)).collect();
-        words.as_chunks().0.iter().find_map(|&[kind, value]| (kind == wanted).then_some(value))
-    };
-    let (headers, count) = (entry(libc::AT_PHDR)?, entry(libc::AT_PHNUM)?.min(HEADERS_MAX));
+fn find_rendezvous(memory: &impl Memory, auxv: &Auxv) -> Option<u64> {
+    let (headers, count) = (auxv.get(libc::AT_PHDR)?, auxv.get(libc::AT_PHNUM)?.min(HEADERS_MAX));
     let (mut bias, mut dynamic) = (None, None);
     for number in 0..count {
         // p_type and p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz.
@@ -144,17 +128,14 @@ fn find_rendezvous(memory: &impl Memory, auxv: &[u8]) -> Option<u64> {
     for number in 0..(size_bytes / 16).min(DYNAMIC_MAX) {
         let [tag, value] = memory.words(dynamic.checked_add(number * 16)?)?;
         match i64::from_ne_bytes(tag.to_ne_bytes()) {
-            DT_NULL => return None,
+            elf::DT_NULL => return None,
             // 0 until the linker has run.
-            DT_DEBUG => return Some(value).filter(|&value| value != 0),
+            elf::DT_DEBUG => return Some(value).filter(|&value| value != 0),
             _ => {}
         }
     }
     None
 }
-
-const DT_NULL: i64 = 0;
-const DT_DEBUG: i64 = 21;
 
 /// All namespaces. `None` when a node cannot be read, a list leads into itself or is longer than any is.
 fn walk(memory: &impl Memory, rendezvous: u64) -> Option<Vec<Vec<Node>>> {

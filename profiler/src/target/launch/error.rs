@@ -33,9 +33,6 @@ pub enum LaunchError {
         "process `{0}` does not stop, so it cannot be let go yet; it is free as soon as it does, or when heapbpf ends"
     )]
     Unstoppable(Pid),
-    /// A signal cannot be sent.
-    #[error("cannot send signal {1} to process `{0}`: {2}")]
-    Signal(Pid, i32, io::Error),
 }
 
 impl LaunchError {

@@ -3,14 +3,11 @@
 use std::ops::Range;
 
 use crate::ids::Pid;
+use crate::proc::auxv::Auxv;
 use crate::proc::maps::{MappingName, executable_mappings};
 
 /// `AUDIT_ARCH_X86_64`: the only system calls that are understood.
 pub(super) const ARCH: u32 = 0xc000_003e;
-
-/// `AT_BASE` and `AT_ENTRY`: where the dynamic linker lies, 0 if there is none, and where the program begins.
-const AT_BASE: u64 = 7;
-const AT_ENTRY: u64 = 9;
 
 /// `MAP_ANONYMOUS` and `PROT_EXEC`, as the kernel takes them.
 const MAP_ANONYMOUS: u64 = libc::MAP_ANONYMOUS.unsigned_abs() as u64;
@@ -32,12 +29,12 @@ pub(super) struct Loader {
 impl Loader {
     /// That of a process that stops at its exec; `None` for static programs, and where `/proc` does not tell.
     pub(super) fn of(pid: Pid) -> Option<Self> {
-        let process = procfs::process::Process::new(i32::try_from(pid.0).ok()?).ok()?;
-        let auxv = process.auxv().ok()?;
-        let base = auxv.get(&AT_BASE).copied().unwrap_or(0);
+        let auxv = Auxv::read(pid)?;
+        // Where the dynamic linker lies: 0 if there is none.
+        let base = auxv.get(libc::AT_BASE).unwrap_or(0);
         let mappings = executable_mappings(pid).ok()?;
         // A linker that is run as a program itself, as in `ld.so --preload X PROGRAM`, is at the entry.
-        let from = if base == 0 { *auxv.get(&AT_ENTRY)? } else { base };
+        let from = if base == 0 { auxv.get(libc::AT_ENTRY)? } else { base };
         let mapping = mappings.iter().find(|mapping| mapping.end.0 > from)?;
         let MappingName::File { path, .. } = &mapping.name else {
             return None;

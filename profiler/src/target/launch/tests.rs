@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
+use rustix::process::{Signal, kill_process};
+
 use super::*;
 use crate::object::fixture::{Running, Workshop};
 
@@ -43,6 +45,11 @@ fn code(launch: &mut Launch) -> i32 {
         }
         std::thread::yield_now();
     }
+}
+
+fn send(pid: Pid, signal: Signal) {
+    let number = crate::sys::pid::raw(pid).expect("a process's");
+    kill_process(number, signal).expect("it lives");
 }
 
 fn maps(pid: Pid) -> String {
@@ -231,18 +238,17 @@ fn a_process_with_two_threads_is_not_alone() {
 
 #[test]
 fn a_followed_program_gets_signals_and_is_let_go() {
-    for (signal, expected) in [(None, 3), (Some(libc::SIGTERM), 143)] {
+    for (signal, expected) in [(None, 3), (Some(Signal::TERM), 143)] {
         let mut launch = start(&["sh", "-c", "sleep 0.05; exit 3"]);
         step(&mut launch, || {});
         launch.follow_execs().expect("held");
         if let Some(signal) = signal {
-            launch.forward(signal).expect("it lives");
+            send(launch.pid(), signal);
             while launch.try_reap().is_none() {
                 assert!(!launch.next_exec().expect("followed"));
             }
         }
         assert_eq!(code(&mut launch), expected);
-        launch.forward(libc::SIGTERM).expect("nobody is meant any more");
     }
 }
 
@@ -279,10 +285,9 @@ fn a_stopped_program_stays_stopped_and_goes_on() {
     let mut launch = start(&["sh", "-c", "exit 5"]);
     let mut sent = false;
     let pid = launch.pid();
-    let number = rustix::process::Pid::from_raw(pid.0.cast_signed()).expect("not 0");
     let start_up = step(&mut launch, || {
         if !std::mem::replace(&mut sent, true) {
-            kill_process(number, Signal::STOP).expect("it lives");
+            send(pid, Signal::STOP);
         }
     });
     assert_eq!(start_up.end, StartUpEnd::Quiet);
@@ -293,7 +298,7 @@ fn a_stopped_program_stays_stopped_and_goes_on() {
         assert!(!status().contains("State:\tZ"), "{}", status());
     }
     assert!(status().contains("TracerPid:\t0"), "{}", status());
-    launch.forward(libc::SIGCONT).expect("it lives");
+    send(pid, Signal::CONT);
     assert_eq!(code(&mut launch), 5);
 }
 

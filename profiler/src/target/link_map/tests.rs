@@ -117,7 +117,7 @@ fn a_preloaded_allocator_comes_before_libc() {
         let found = positions(loader.pid(), &map, &["loader", "libjemalloc", "libc.so"]);
         assert_eq!(found[0], at(0), "{arguments:?}");
         assert!(found[0] < found[1] && found[1] < found[2], "{arguments:?}: {found:?}");
-        assert!(!map.changed() && !map.is_empty());
+        assert!(!map.changed() && map.namespaces.iter().any(|nodes| !nodes.is_empty()));
     }
 }
 
@@ -203,8 +203,9 @@ proptest! {
     ) {
         let memory = Words((0..).step_by(8).zip(memory.into_iter().map(|word| word * 8)).collect());
         let _ = walk(&memory, at * 8);
-        let _ = find_rendezvous(&memory, &auxv);
-        let auxv: Vec<u8> = [3, headers * 8, 5, 3].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
-        let _ = find_rendezvous(&memory, &auxv);
+        let _ = Auxv::parse(&auxv).map(|auxv| find_rendezvous(&memory, &auxv));
+        let auxv = [libc::AT_PHDR, headers * 8, libc::AT_PHNUM, 3, libc::AT_NULL, 0];
+        let auxv: Vec<u8> = auxv.iter().flat_map(|word: &u64| word.to_ne_bytes()).collect();
+        let _ = find_rendezvous(&memory, &Auxv::parse(&auxv).expect("it has an end"));
     }
 }
