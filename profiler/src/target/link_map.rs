@@ -141,7 +141,11 @@ fn find_rendezvous(memory: &impl Memory, auxv: &Auxv) -> Option<u64> {
 fn walk(memory: &impl Memory, rendezvous: u64) -> Option<Vec<Vec<Node>>> {
     let mut namespaces = Vec::new();
     let mut at = rendezvous;
-    while at != 0 && namespaces.len() < NAMESPACES_MAX {
+    // Those without objects count too: they may lead into each other.
+    for _ in 0..NAMESPACES_MAX {
+        if at == 0 {
+            break;
+        }
         // r_version, r_map, r_brk, r_state, r_ldbase.
         let [version, head, _, _, _] = memory.words(at)?;
         let nodes = walk_namespace(memory, head)?;

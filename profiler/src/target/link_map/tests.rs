@@ -190,6 +190,8 @@ fn lists_that_make_no_sense_count_as_none() {
     check(&[(0x2000, [0, 0, 0, 0x3000])], None);
     check(&[(0x2000, [0, 0, 0, u64::MAX])], None);
     assert_eq!(walk(&Words(words(0x1000, &[1, 0, 0, 0, 0]).collect()), 0x1000), None);
+    // A namespace without objects that leads into itself.
+    assert_eq!(walk(&Words(words(0x1000, &[2, 0, 0, 0, 0, 0x1000]).collect()), 0x1000), None);
 }
 
 proptest! {
