@@ -18,8 +18,6 @@ pub struct Stat {
     pub comm: String,
     /// `R`, `S`, `D`, `T`, `t`, `I`, and `Z` or `X` for one that has ended.
     pub state: char,
-    /// Who started it, or who took it over; 0 for the first process and where the parent is in another PID namespace.
-    pub parent: Pid,
     /// When it started.
     pub start_ticks: StartTime,
     /// It is a part of the kernel, without memory of its own.
@@ -67,7 +65,6 @@ fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
     Some(Stat {
         comm: comm.to_owned(),
         state: field(3)?.chars().next()?,
-        parent: Pid(field(4)?.parse().ok()?),
         start_ticks: StartTime(field(22)?.parse().ok()?),
         kernel_thread: field(9)?.parse::<u32>().ok()? & KERNEL_THREAD != 0,
         virtual_bytes: field(23)?.parse().ok()?,
@@ -93,7 +90,6 @@ mod tests {
         let expected = Stat {
             comm: comm.to_owned(),
             state: 'S',
-            parent: Pid(17483),
             start_ticks: StartTime(22_000),
             kernel_thread: false,
             virtual_bytes: 23_000,
@@ -138,10 +134,6 @@ mod tests {
     fn this_process_is_described() {
         let stat = Stat::read(Pid(std::process::id())).expect("readable");
         assert!(!stat.has_ended());
-        assert_eq!(
-            stat.parent,
-            Pid(rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs()))
-        );
         assert!(stat.virtual_bytes > stat.resident_bytes && stat.resident_bytes > 1 << 16, "{stat:?}");
     }
 
@@ -153,7 +145,7 @@ mod tests {
             std::thread::yield_now();
         }
         let stat = Stat::read(pid).expect("it is not reaped");
-        assert_eq!((stat.virtual_bytes, stat.parent), (0, Pid(std::process::id())));
+        assert_eq!(stat.virtual_bytes, 0);
         child.wait().expect("it ended");
     }
 

@@ -125,12 +125,10 @@ mod tests {
     fn facts(pid: u32) -> ProcessFacts {
         ProcessFacts {
             identity: Identity { pid: Pid(pid), start_ticks: StartTime(7) },
-            parent: Pid(1),
             comm: String::new(),
             arguments: Vec::new(),
             executable: None,
             cgroups: Vec::new(),
-            resident_bytes: 0,
         }
     }
 

@@ -11,8 +11,6 @@ use crate::proc::cgroups::Membership;
 pub struct ProcessFacts {
     /// Which process.
     pub identity: Identity,
-    /// Who started it, or took it over; 0 where that is in another PID namespace.
-    pub parent: Pid,
     /// The kernel's name for it, at most 15 bytes.
     pub comm: String,
     /// Its arguments, or what it made of them.
@@ -21,8 +19,6 @@ pub struct ProcessFacts {
     pub executable: Option<PathBuf>,
     /// The control groups it is in; empty where they did not matter.
     pub cgroups: Vec<Membership>,
-    /// Memory that it has in use.
-    pub resident_bytes: u64,
 }
 
 impl ProcessFacts {

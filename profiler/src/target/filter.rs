@@ -100,12 +100,10 @@ mod tests {
     fn process(pid: u32, command: &str, cgroup: &str) -> ProcessFacts {
         ProcessFacts {
             identity: Identity { pid: Pid(pid), start_ticks: StartTime(100) },
-            parent: Pid(1),
             comm: "comm".to_owned(),
             arguments: vec![command.to_owned(), "-v".to_owned()],
             executable: Some("/bin/tool".into()),
             cgroups: vec![Membership { controllers: String::new(), path: cgroup.to_owned() }],
-            resident_bytes: 10 << 20,
         }
     }
 

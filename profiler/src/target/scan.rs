@@ -52,12 +52,10 @@ fn facts(pid: Pid, stat: Stat, selection: &Selection) -> Result<ProcessFacts, Pr
     let cgroups = if selection.cgroups.is_empty() { Vec::new() } else { cgroups::of(pid)? };
     Ok(ProcessFacts {
         identity: Identity { pid, start_ticks: stat.start_ticks },
-        parent: stat.parent,
         comm: stat.comm,
         arguments,
         executable,
         cgroups,
-        resident_bytes: stat.resident_bytes,
     })
 }
 
@@ -121,12 +119,12 @@ mod tests {
         let facts = known(pid).expect("it runs");
         assert!(is_still(&facts));
         assert_eq!(facts.identity.start_ticks, process::start_time(pid).expect("it runs"));
-        assert_eq!((facts.parent, facts.comm.as_str()), (Pid(std::process::id()), "heapbpf-facts"));
+        assert_eq!(facts.comm, "heapbpf-facts");
         let program = workshop.path("heapbpf-facts");
         assert_eq!(facts.arguments, [program.to_str().expect("plain"), "1000"]);
         // Its arguments name it.
         assert_eq!((facts.executable.as_ref(), process::executable(pid).expect("it runs")), (None, program));
-        assert!(facts.resident_bytes > 0 && !facts.cgroups.is_empty(), "{facts:?}");
+        assert!(running(pid).expect("it runs").resident_bytes > 0 && !facts.cgroups.is_empty(), "{facts:?}");
         child.end();
         assert!(!is_still(&facts));
         let error = known(pid).expect_err("it has ended");
