@@ -15,6 +15,7 @@ use crate::probe::code::Code;
 use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::proc::limits;
+use crate::proc::stat::Stat;
 use crate::report::profile::{HeapProfile, HookStatus};
 
 /// See the module.
@@ -147,7 +148,10 @@ impl Hooks {
                         State::Attached
                     }
                     Err(error) => {
-                        warn!("cannot watch `{}` of process {pid}: {error}", plan.hook(hook.id).hook.spec.function);
+                        // Who has ended meanwhile is no reason to complain of each function.
+                        if Stat::read(pid).is_ok_and(|stat| !stat.has_ended()) {
+                            warn!("cannot watch `{}` of process {pid}: {error}", plan.hook(hook.id).hook.spec.function);
+                        }
                         State::Failed(error.to_string())
                     }
                 };
