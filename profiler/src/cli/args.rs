@@ -34,7 +34,7 @@ Formats are chosen by the file's extension: .svg (flame graph), .folded (text), 
 
 Exit codes:
   0  done                                   3    done, but the profile is incomplete: it says how
-  1  failed                                 130  interrupted before anything was written
+  1  failed                                 130  interrupted before anything was written, or not waiting for COMMAND
   2  wrong usage                            with `-- COMMAND`: the command's own (126, 127: it did not run)
 
 Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE (before Linux 6.6 CAP_SYS_ADMIN too). Only allocations made while heapbpf runs are seen.";
@@ -56,7 +56,7 @@ pub(super) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Profile running processes (this is what happens without a subcommand).
+    /// Profile processes, running or started here (this is what happens without a subcommand).
     #[command(after_help = EXAMPLES)]
     Record(Box<RecordArgs>),
     /// Tell what this kernel, this user and a process allow, and what a probe costs here. Ends with 0 if profiling would
@@ -109,7 +109,7 @@ pub(super) struct RecordArgs {
     pub(super) no_follow_fork: bool,
 
     /// Which processes that begin while recording are stopped for the ten milliseconds that probes take: `execs` (programs
-    /// that start, so that their first allocation is seen), `forks` (copies of targets as well), `never`.
+    /// that start, so that their first allocation is seen), `forks` (copies of targets as well), `never`. With `--all` none is.
     #[arg(long, value_name = "WHICH", default_value = "execs", hide_possible_values = true)]
     pub(super) hold: HoldArg,
 
@@ -118,7 +118,7 @@ pub(super) struct RecordArgs {
     pub(super) command: Vec<OsString>,
 
     /// Heap to watch: `libc`, `jemalloc`, … as reports name them. May be given several times; without it, all but `mmap`
-    /// (mmap, munmap, mremap and sbrk), which has to be named.
+    /// (mmap, munmap, mremap and sbrk), which has to be named. `all` stands for these.
     #[arg(long, value_name = "NAME")]
     pub(super) heap: Vec<String>,
 
@@ -144,7 +144,7 @@ pub(super) struct RecordArgs {
     #[arg(short, long, value_name = "BYTES", default_value = "4KiB", value_parser = quantity::interval, allow_hyphen_values = true)]
     pub(super) interval: u32,
 
-    /// Stop after this time (10s, 5m, 1h30m). Without it: until Ctrl-C or the end of all targets.
+    /// Stop after this time (10s, 5m, 1h30m). Without it: until Ctrl-C, or until all targets have ended and none can follow.
     #[arg(short, long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
     pub(super) duration: Option<Duration>,
 

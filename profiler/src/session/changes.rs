@@ -17,8 +17,8 @@ use crate::target::launch::Launch;
 use crate::target::process::{Exit, Process, TargetError};
 use crate::target::scan;
 
-/// In so many looks every target has its turn.
-const LOOK_TURNS: u32 = 4;
+/// In so many looks every target has its turn: what is mapped later is hooked within a second.
+const LOOK_TURNS: u32 = 3;
 
 impl Session {
     /// Has the kernel side tell of forks and execs. Without that, targets are those that run now.
@@ -86,7 +86,7 @@ impl Session {
     pub(super) fn look(&mut self) {
         self.look_for_latecomers();
         let mut pids = self.lifecycle.take_settling(true);
-        // A quarter of them each time: to ask takes some 20 µs a process.
+        // A third of them each time: to ask takes some 20 µs a process.
         self.looks = self.looks.wrapping_add(1);
         let turn = self.looks;
         let due = |target: &&Target| target.is_young() || target.pid.0 % LOOK_TURNS == turn % LOOK_TURNS;
