@@ -46,8 +46,8 @@ counters! {
     ForkMissed = 8, "fork_missed";
     /// A process ran another program, and the agent could not be told.
     ExecMissed = 9, "exec_missed";
-    /// A forked process found no room among the targets: its calls are not drawn, and processes that it forks in its turn are
-    /// not watched, unless the agent finds room for it.
+    /// A process found no room among the targets: its calls are not drawn, and processes that it forks are not watched. Of a
+    /// forked one that the agent then found room for, this counts too.
     TargetsFull = 10, "targets_full";
     /// A stack was taken and reached the thread's first frame.
     StackComplete = 16, "complete";

@@ -26,6 +26,11 @@ impl Counters {
         Ok(Self(counters))
     }
 
+    /// Adds what the agent has met of the same.
+    pub fn add(&mut self, counter: Counter, count: u64) {
+        self.0[counter as usize] += count;
+    }
+
     /// One of them.
     #[must_use]
     pub fn get(&self, counter: Counter) -> u64 {
@@ -44,5 +49,22 @@ impl Counters {
 
     fn nonzero(&self) -> impl Iterator<Item = (Counter, u64)> {
         Counter::ALL.iter().map(|&counter| (counter, self.get(counter))).filter(|(_, count)| *count > 0)
+    }
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bpf::fixture;
+    use crate::bpf::load::LinkKind;
+
+    #[test]
+    fn what_the_agent_met_is_a_loss_like_the_kernels() {
+        let mut counters = Counters::read(&fixture::kernel(LinkKind::Perf)).expect("the map is there");
+        assert_eq!(counters.losses().count(), 0);
+        counters.add(Counter::TargetsFull, 0);
+        assert_eq!(counters.losses().count(), 0, "nothing is no loss");
+        counters.add(Counter::TargetsFull, 2);
+        counters.add(Counter::TargetsFull, 1);
+        assert_eq!(counters.losses().collect::<Vec<_>>(), [(Counter::TargetsFull, 3)]);
     }
 }

@@ -38,6 +38,7 @@ impl Session {
     pub(super) fn mark(&mut self, pid: Pid) {
         if let Err(error) = self.probes.kernel.set_target(pid, self.lifecycle.follows_forks()) {
             warn!("process {pid} is not watched as a target: {error}");
+            self.targets_unmarked += 1;
         }
     }
 

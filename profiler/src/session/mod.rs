@@ -57,6 +57,8 @@ pub struct Session {
     ends: Ends,
     started: clock::Instant,
     records_unreadable: u64,
+    /// Targets that found no room in the kernel's map of them: their calls are not drawn.
+    targets_unmarked: u64,
     raw: RawStacks,
     /// What the session itself has started.
     command: Option<Command>,
@@ -128,6 +130,7 @@ impl Session {
             ends,
             started: clock::now(),
             records_unreadable: 0,
+            targets_unmarked: 0,
             command: None,
             held: None,
             looks: 0,
@@ -297,7 +300,9 @@ impl Session {
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.probes.stop_drawing()?;
         while !self.take_records() {}
-        let ended = (clock::now(), Counters::read(&self.probes.kernel)?);
+        let mut counters = Counters::read(&self.probes.kernel)?;
+        counters.add(Counter::TargetsFull, self.targets_unmarked);
+        let ended = (clock::now(), counters);
         for target in self.targets.running_mut() {
             self.probes.release(target);
         }
