@@ -21,17 +21,43 @@ pub(super) fn subject(profile: &Profile) -> String {
     }
 }
 
-/// How much was looked at: `every allocation`, `sampled every 4 KiB`.
+/// How much was looked at: `every allocation`, `sampled every 4 KiB`; of heaps with an interval of their own apart:
+/// `every allocation (libc: sampled every 64 KiB)`.
 pub(super) fn interval(profile: &Profile) -> String {
-    match profile.interval_bytes {
+    let words = |bytes: u64| match bytes {
         0 | 1 => "every allocation".to_owned(),
         bytes => format!("sampled every {}", text::round_size(bytes)),
+    };
+    let own = own_intervals(profile);
+    let own: Vec<String> =
+        own.into_iter().map(|(heap, bytes)| format!("{}: {}", text::printable(heap), words(bytes))).collect();
+    match (has_common_interval(profile), own.as_slice()) {
+        (_, []) => words(profile.interval_bytes),
+        (true, own) => format!("{} ({})", words(profile.interval_bytes), own.join(", ")),
+        (false, own) => own.join(", "),
     }
 }
 
-/// `≈ ` where numbers are estimates.
-pub(super) fn about(profile: &Profile) -> &'static str {
-    if profile.interval_bytes > 1 { "≈ " } else { "" }
+/// The heaps that do not have the recording's interval, each once, with theirs.
+pub(super) fn own_intervals(profile: &Profile) -> Vec<(&str, u64)> {
+    let mut own: Vec<(&str, u64)> = Vec::new();
+    for heap in profile.targets.iter().flat_map(|target| &target.heaps) {
+        if heap.interval_bytes != profile.interval_bytes && own.iter().all(|(name, _)| *name != heap.name) {
+            own.push((&heap.name, heap.interval_bytes));
+        }
+    }
+    own
+}
+
+/// Whether some heap has the recording's interval, or would have it if there were any.
+fn has_common_interval(profile: &Profile) -> bool {
+    let mut heaps = profile.targets.iter().flat_map(|target| &target.heaps).peekable();
+    heaps.peek().is_none() || heaps.any(|heap| heap.interval_bytes == profile.interval_bytes)
+}
+
+/// `≈ ` before numbers that are estimates.
+pub(super) fn about(is_exact: bool) -> &'static str {
+    if is_exact { "" } else { "≈ " }
 }
 
 /// Between what the view's total lies: ` (95 %: 11.1 MiB to 13.6 MiB, 812 samples)`; nothing where it is exact.
@@ -43,7 +69,7 @@ pub(super) fn about(profile: &Profile) -> &'static str {
 pub(super) fn accuracy(profile: &Profile, view: View) -> String {
     let mut totals = Totals::default();
     profile.targets.iter().for_each(|target| totals.add(&target.totals));
-    if profile.interval_bytes <= 1 || view.samples(&totals) == 0 {
+    if profile.is_exact() || view.samples(&totals) == 0 {
         return String::new();
     }
     let [low, high] = view.confidence(&totals).map(|end| view.amount(end.round() as u64));
@@ -137,14 +163,9 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
         ];
     }
     if total(profile, View::AllocCount) == 0 {
-        let mut lines = vec![format!("Nothing was recorded: {whose} allocated nothing while {it} watched.")];
-        if profile.interval_bytes > 1 {
-            let interval = text::round_size(profile.interval_bytes);
-            lines[0] = format!(
-                "Nothing was recorded: {whose} allocated nothing while {it} watched, or too little to be sampled."
-            );
-            lines.push(format!("One block per {interval} is sampled on average; `--interval 1` takes every one."));
-        }
+        let unsampled = if profile.is_exact() { "" } else { ", or too little to be sampled" };
+        let mut lines = vec![format!("Nothing was recorded: {whose} allocated nothing while {it} watched{unsampled}.")];
+        lines.extend(sampling(profile));
         lines.push("What was allocated before is not seen.".to_owned());
         return lines;
     }
@@ -153,10 +174,26 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
         format!(
             "There are no {}: {}{allocated} were allocated while {it} watched, all of it freed.",
             view.title(),
-            about(profile)
+            about(profile.is_exact())
         ),
         format!("The view `{}` shows what was allocated.", View::AllocBytes),
     ]
+}
+
+/// How few blocks are taken, and what takes all: a line for the recording, and one for each heap with its own interval.
+fn sampling(profile: &Profile) -> Vec<String> {
+    let line = |of: String, bytes: u64, option: String| {
+        let size = text::round_size(bytes);
+        (bytes > 1).then(|| format!("One block per {size}{of} is sampled on average; `{option}` takes every one."))
+    };
+    let common = has_common_interval(profile)
+        .then(|| line(String::new(), profile.interval_bytes, "--interval 1".to_owned()))
+        .flatten();
+    let own = own_intervals(profile).into_iter().filter_map(|(heap, bytes)| {
+        let heap = text::printable(heap);
+        line(format!(" of heap {heap}"), bytes, format!("--heap-interval {heap}=1"))
+    });
+    common.into_iter().chain(own).collect()
 }
 
 /// A hook that is not attached, and why.

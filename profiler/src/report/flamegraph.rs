@@ -79,7 +79,7 @@ fn title(profile: &Profile, view: View) -> String {
 fn subtitle(profile: &Profile, view: View) -> String {
     let total = view.amount(describe::total(profile, view));
     let parts = [
-        format!("{}{total}{}", describe::about(profile), describe::accuracy(profile, view)),
+        format!("{}{total}{}", describe::about(profile.is_exact()), describe::accuracy(profile, view)),
         describe::interval(profile),
         format!("watched for {}", text::duration(describe::duration_ns(profile))),
         describe::losses(profile),
@@ -89,12 +89,15 @@ fn subtitle(profile: &Profile, view: View) -> String {
 
 /// What the file should say of its origin; inferno puts it into a comment.
 fn notes(profile: &Profile, view: View) -> String {
+    let own = describe::own_intervals(profile).into_iter();
+    let own: String = own.map(|(heap, bytes)| format!(", of {} {bytes}", text::printable(heap))).collect();
     let mut notes = format!(
-        "heapbpf {}; view {view}; from {} to {}; interval {} bytes; {}",
+        "heapbpf {}; view {view}; from {} to {}; interval {} bytes{}; {}",
         env!("CARGO_PKG_VERSION"),
         text::moment(profile.started_unix_ns),
         text::moment(profile.ended_unix_ns),
         profile.interval_bytes,
+        own,
         describe::losses(profile),
     );
     for target in &profile.targets {

@@ -107,6 +107,8 @@ pub struct Others {
     pub folded_count: u64,
     /// What those did together.
     pub folded_totals: Totals,
+    /// The largest interval of their heaps, in bytes; `None` where they had none.
+    pub folded_interval_bytes: Option<u64>,
 }
 
 /// One heap of a target.
@@ -114,6 +116,8 @@ pub struct Others {
 pub struct HeapProfile {
     /// The heap's name (`libc`, `jemalloc`, …).
     pub name: String,
+    /// Its interval, in bytes: its own, or the recording's. 1 where every allocation is taken.
+    pub interval_bytes: u64,
     /// Functions that were to be watched.
     pub hooks: Vec<HookStatus>,
     /// Over the heap.
@@ -236,6 +240,32 @@ impl Profile {
                 .any(|hook| hook.required && hook.error.is_some())
     }
 
+    /// Whether all numbers are exact: every allocation of every heap was taken.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        let mut heaps = self.targets.iter().flat_map(|target| &target.heaps).peekable();
+        let folded = self.others.folded_interval_bytes;
+        if heaps.peek().is_none() && folded.is_none() {
+            return self.interval_bytes <= 1;
+        }
+        heaps.all(HeapProfile::is_exact) && folded.is_none_or(|bytes| bytes <= 1)
+    }
+
+    /// Whether the target's totals are exact.
+    #[must_use]
+    pub fn is_exact_of(&self, target: &TargetProfile) -> bool {
+        match target.heaps.as_slice() {
+            [] => self.interval_bytes <= 1,
+            heaps => heaps.iter().all(HeapProfile::is_exact),
+        }
+    }
+
+    /// Whether the sums over processes that are not kept one by one are exact.
+    #[must_use]
+    pub fn is_exact_of_folded(&self) -> bool {
+        self.others.folded_interval_bytes.unwrap_or(self.interval_bytes) <= 1
+    }
+
     /// A time of the ledger in nanoseconds since the Unix epoch.
     #[must_use]
     pub fn unix_ns(&self, time: MonotonicNanos) -> u64 {
@@ -254,6 +284,14 @@ impl Profile {
     #[must_use]
     pub fn frame(&self, id: FrameId) -> &Frame {
         &self.frames[id.0 as usize]
+    }
+}
+
+impl HeapProfile {
+    /// Whether its totals, and its callsites', are exact.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.interval_bytes <= 1
     }
 }
 

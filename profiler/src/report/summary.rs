@@ -96,7 +96,7 @@ impl Page {
     }
 
     fn totals_of_one(&mut self, profile: &Profile, target: &TargetProfile) {
-        let about = describe::about(profile);
+        let about = describe::about(profile.is_exact_of(target));
         let totals = &target.totals;
         let row = |name: &str, bytes: EstimatedBytes, last: String| {
             vec![name.to_owned(), format!("{about}{}", text::size(bytes.rounded())), last]
@@ -120,8 +120,9 @@ impl Page {
     }
 
     fn totals_of_several(&mut self, profile: &Profile, view: View) {
-        let about = describe::about(profile);
-        let size = |bytes: EstimatedBytes| format!("{about}{}", text::size(bytes.rounded()));
+        let size = |bytes: EstimatedBytes, is_exact: bool| {
+            format!("{}{}", describe::about(is_exact), text::size(bytes.rounded()))
+        };
         let mut targets: Vec<&TargetProfile> = profile.targets.iter().collect();
         targets.sort_by_key(|target| (Reverse(view.rounded(&target.totals)), target.pid));
         let mut rows: Vec<Vec<String>> = targets
@@ -129,7 +130,8 @@ impl Page {
             .take(TARGETS_MAX)
             .map(|target| {
                 let totals = &target.totals;
-                let sizes = [totals.alloc_bytes, totals.free_bytes, totals.live_bytes(), totals.peak_bytes].map(size);
+                let sizes = [totals.alloc_bytes, totals.free_bytes, totals.live_bytes(), totals.peak_bytes];
+                let sizes = sizes.map(|bytes| size(bytes, profile.is_exact_of(target)));
                 let name = format!("{}{}", describe::target(target), exit(target));
                 sizes.into_iter().chain([name]).collect()
             })
@@ -140,12 +142,13 @@ impl Page {
         }
         let folded = &profile.others.folded_totals;
         if profile.others.folded_count > 0 {
-            let sizes = [folded.alloc_bytes, folded.free_bytes, folded.live_bytes()].map(size);
+            let sizes = [folded.alloc_bytes, folded.free_bytes, folded.live_bytes()];
+            let sizes = sizes.map(|bytes| size(bytes, profile.is_exact_of_folded()));
             let name = format!("{} that exited", text::counted(profile.others.folded_count, "process"));
             rows.push(sizes.into_iter().chain([String::new(), name]).collect());
         }
         let bytes = |of: fn(&Totals) -> EstimatedBytes| {
-            size(of(folded) + targets.iter().map(|target| of(&target.totals)).sum())
+            size(of(folded) + targets.iter().map(|target| of(&target.totals)).sum(), profile.is_exact())
         };
         rows.push(vec![
             bytes(|totals| totals.alloc_bytes),

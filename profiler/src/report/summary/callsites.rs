@@ -39,7 +39,7 @@ impl Page {
             all if all > top => format!("largest {top} of {} callsites", text::count(all as u64)),
             all => text::counted(all as u64, "callsite"),
         };
-        let estimated = if profile.interval_bytes > 1 { " (estimates)" } else { "" };
+        let estimated = if profile.is_exact() { "" } else { " (estimates)" };
         self.line(HEADING, &format!("{which} by {}{estimated}", view.title()));
 
         let several_targets = profile.targets.len() > 1;
