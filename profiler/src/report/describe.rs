@@ -2,6 +2,8 @@
 //!
 //! Shared by the reports that people read.
 
+use std::collections::HashMap;
+
 use super::profile::{Beginning, HeapProfile, HookStatus, Origin, Profile, TargetProfile};
 use super::{View, text};
 use crate::ledger::totals::Totals;
@@ -84,12 +86,12 @@ pub(super) fn duration_ns(profile: &Profile) -> u64 {
 /// What was lost, in a few words: `no losses`, `12 events lost, 1 hook not attached`.
 pub(super) fn losses(profile: &Profile) -> String {
     let lost = profile.health.lost_total();
-    let unattached = hooks(profile).filter(|(_, hook)| hook.error.is_some()).count() as u64;
+    let missing = each_once(profile).into_iter().filter(|(_, hook)| hook.is_missing()).count() as u64;
     let lost = (lost > 0).then(|| format!("{} lost", text::counted(lost, "event")));
-    let unattached = (unattached > 0).then(|| format!("{} not attached", text::counted(unattached, "hook")));
+    let missing = (missing > 0).then(|| format!("{} not attached", text::counted(missing, "hook")));
     let unfound = profile.health.unfound.iter().filter(|hook| hook.required).count() as u64;
     let unfound = (unfound > 0).then(|| format!("{} not found", text::counted(unfound, "hook")));
-    let words: Vec<String> = lost.into_iter().chain(unattached).chain(unfound).collect();
+    let words: Vec<String> = lost.into_iter().chain(missing).chain(unfound).collect();
     if words.is_empty() { "no losses".to_owned() } else { words.join(", ") }
 }
 
@@ -135,13 +137,20 @@ fn late_ns(target: &TargetProfile) -> Option<u64> {
     if origin == Origin::Running || from_first_call { None } else { delay_ns }
 }
 
-/// All hooks with their heaps.
-pub(super) fn hooks(profile: &Profile) -> impl Iterator<Item = (&HeapProfile, &HookStatus)> {
-    profile
-        .targets
-        .iter()
-        .flat_map(|target| &target.heaps)
-        .flat_map(|heap| heap.hooks.iter().map(move |hook| (heap, hook)))
+/// The hooks of all processes: what several have in common, once, and as missing where it is missing in one of them.
+pub(super) fn each_once(profile: &Profile) -> Vec<(&HeapProfile, &HookStatus)> {
+    let mut places = HashMap::new();
+    let mut hooks = Vec::new();
+    for (heap, hook) in profile.hooks() {
+        let key = (&*heap.name, &*hook.module, &*hook.function, hook.error.as_deref());
+        let place = *places.entry(key).or_insert(hooks.len());
+        if place == hooks.len() {
+            hooks.push((heap, hook));
+        } else if hook.is_missing() {
+            hooks[place] = (heap, hook);
+        }
+    }
+    hooks
 }
 
 /// The view's quantity over all targets.
@@ -156,7 +165,7 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
         [_] => ("the process", "it was"),
         _ => ("the processes", "they were"),
     };
-    if hooks(profile).all(|(_, hook)| hook.error.is_some()) {
+    if profile.hooks().all(|(_, hook)| hook.error.is_some()) {
         return vec![
             "Nothing was recorded: no allocator function could be watched.".to_owned(),
             "`heapbpf doctor` tells what this kernel, this user and this target allow.".to_owned(),

@@ -110,8 +110,8 @@ fn notes(profile: &Profile, view: View) -> String {
 /// An image that says in words why there is no graph.
 fn draw_nothing(profile: &Profile, view: View, out: &mut dyn io::Write) -> io::Result<()> {
     let mut lines = vec![(title(profile, view), "18"), (subtitle(profile, view), "12")];
-    let missing = describe::hooks(profile).filter(|(_, hook)| hook.error.is_some()).take(HOOKS_MAX);
-    let missing = missing.map(|(_, hook)| describe::unattached(hook));
+    let missing = describe::each_once(profile).into_iter().filter(|(_, hook)| hook.is_missing());
+    let missing = missing.take(HOOKS_MAX).map(|(_, hook)| describe::unattached(hook));
     lines.extend(describe::nothing(profile, view).into_iter().chain(missing).map(|line| {
         let line = text::cut(&line, REASON_CHARS_MAX);
         (line.into_owned(), "14")

@@ -232,12 +232,15 @@ impl Profile {
     pub fn incomplete(&self) -> bool {
         self.health.lost_total() > 0
             || self.health.unfound.iter().any(|hook| hook.required)
-            || self
-                .targets
-                .iter()
-                .flat_map(|target| &target.heaps)
-                .flat_map(|heap| &heap.hooks)
-                .any(|hook| hook.required && hook.error.is_some())
+            || self.hooks().any(|(_, hook)| hook.is_missing())
+    }
+
+    /// All hooks with their heaps.
+    pub fn hooks(&self) -> impl Iterator<Item = (&HeapProfile, &HookStatus)> {
+        self.targets
+            .iter()
+            .flat_map(|target| &target.heaps)
+            .flat_map(|heap| heap.hooks.iter().map(move |hook| (heap, hook)))
     }
 
     /// Whether all numbers are exact: every allocation of every heap was taken.
@@ -284,6 +287,14 @@ impl Profile {
     #[must_use]
     pub fn frame(&self, id: FrameId) -> &Frame {
         &self.frames[id.0 as usize]
+    }
+}
+
+impl HookStatus {
+    /// Whether the profile is not whole because it is not attached.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.required && self.error.is_some()
     }
 }
 

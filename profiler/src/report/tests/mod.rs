@@ -5,6 +5,7 @@
 mod choice;
 mod flamegraph;
 mod folded;
+mod hooks;
 mod json;
 mod profiles;
 mod properties;
