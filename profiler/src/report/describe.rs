@@ -69,8 +69,7 @@ pub(super) fn about(is_exact: bool) -> &'static str {
     reason = "confidence intervals do not reach below 0"
 )]
 pub(super) fn accuracy(profile: &Profile, view: View) -> String {
-    let mut totals = Totals::default();
-    profile.targets.iter().for_each(|target| totals.add(&target.totals));
+    let totals = totals(profile);
     if profile.is_exact() || view.samples(&totals) == 0 {
         return String::new();
     }
@@ -153,13 +152,42 @@ pub(super) fn each_once(profile: &Profile) -> Vec<(&HeapProfile, &HookStatus)> {
     hooks
 }
 
-/// The view's quantity over all targets.
+/// Of all processes together, also of those that are kept as sums alone.
+pub(super) fn totals(profile: &Profile) -> Totals {
+    let mut totals = profile.others.folded_totals;
+    profile.targets.iter().for_each(|target| totals.add(&target.totals));
+    totals
+}
+
+/// The view's quantity over all processes.
 pub(super) fn total(profile: &Profile, view: View) -> u64 {
-    profile.targets.iter().fold(0, |sum, target| sum.saturating_add(view.rounded(&target.totals)))
+    view.rounded(&totals(profile))
+}
+
+/// What of the view's quantity is of processes that are kept as sums alone, and so of no stack; `None` where there is none.
+pub(super) fn folded(profile: &Profile, view: View) -> Option<String> {
+    let amount = view.rounded(&profile.others.folded_totals);
+    let about = about(profile.is_exact_of_folded());
+    (amount > 0).then(|| format!("{about}{}", view.amount(amount)))
+}
+
+/// Those that are kept as sums alone: `5 processes that exited`.
+pub(super) fn folded_processes(profile: &Profile) -> String {
+    format!("{} that exited", text::counted(profile.others.folded_count, "process"))
+}
+
+/// Whether there is a stack with something of the view's quantity.
+pub(super) fn has_stacks(profile: &Profile, view: View) -> bool {
+    profile.targets.iter().flat_map(|target| &target.callsites).any(|callsite| view.rounded(&callsite.totals) > 0)
 }
 
 /// Why there is nothing to show, and what would help; a sentence per line.
 pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
+    if let Some(amount) = folded(profile, view) {
+        let processes = folded_processes(profile);
+        let line = format!("There are no stacks of {}: of {processes}, sums alone are kept ({amount}).", view.title());
+        return vec![line];
+    }
     let (whose, it) = match profile.targets.as_slice() {
         [] => return vec!["Nothing was recorded: no process was watched.".to_owned()],
         [_] => ("the process", "it was"),

@@ -78,12 +78,15 @@ fn title(profile: &Profile, view: View) -> String {
 
 fn subtitle(profile: &Profile, view: View) -> String {
     let total = view.amount(describe::total(profile, view));
+    let folded = describe::folded(profile, view)
+        .map(|amount| format!("not drawn: {amount} of {}", describe::folded_processes(profile)));
     let parts = [
         format!("{}{total}{}", describe::about(profile.is_exact()), describe::accuracy(profile, view)),
         describe::interval(profile),
         format!("watched for {}", text::duration(describe::duration_ns(profile))),
         describe::losses(profile),
     ];
+    let parts: Vec<String> = parts.into_iter().chain(folded).collect();
     text::cut(&parts.join(" · "), SUBTITLE_CHARS_MAX).into_owned()
 }
 

@@ -9,7 +9,6 @@ use anstyle::{AnsiColor, Style};
 use self::grid::Column;
 use super::profile::{Profile, TargetProfile};
 use super::{View, describe, text};
-use crate::ledger::totals::Totals;
 use crate::units::{EstimatedBytes, EstimatedCount};
 
 mod callsites;
@@ -34,12 +33,12 @@ pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, 
     page.header(profile);
     if describe::total(profile, View::AllocCount) > 0 {
         match profile.targets.as_slice() {
-            [target] => page.totals_of_one(profile, target),
+            [target] if profile.others.folded_count == 0 => page.totals_of_one(profile, target),
             _ => page.totals_of_several(profile, view),
         }
         page.gap();
     }
-    if describe::total(profile, view) == 0 {
+    if !describe::has_stacks(profile, view) {
         describe::nothing(profile, view).iter().for_each(|line| page.line(PLAIN, line));
         page.gap();
     } else if top > 0 {
@@ -144,20 +143,13 @@ impl Page {
         if profile.others.folded_count > 0 {
             let sizes = [folded.alloc_bytes, folded.free_bytes, folded.live_bytes()];
             let sizes = sizes.map(|bytes| size(bytes, profile.is_exact_of_folded()));
-            let name = format!("{} that exited", text::counted(profile.others.folded_count, "process"));
+            let name = describe::folded_processes(profile);
             rows.push(sizes.into_iter().chain([String::new(), name]).collect());
         }
-        let bytes = |of: fn(&Totals) -> EstimatedBytes| {
-            size(of(folded) + targets.iter().map(|target| of(&target.totals)).sum(), profile.is_exact())
-        };
-        rows.push(vec![
-            bytes(|totals| totals.alloc_bytes),
-            bytes(|totals| totals.free_bytes),
-            bytes(Totals::live_bytes),
-            // Peaks are of different moments: their sum means nothing.
-            String::new(),
-            "all together".to_owned(),
-        ]);
+        let all = describe::totals(profile);
+        let sizes = [all.alloc_bytes, all.free_bytes, all.live_bytes()].map(|bytes| size(bytes, profile.is_exact()));
+        // Peaks are of different moments: their sum means nothing.
+        rows.push(sizes.into_iter().chain([String::new(), "all together".to_owned()]).collect());
         let numbers = ["allocated", "freed", "live", "peak"].map(Column::Right);
         self.table(&[numbers.as_slice(), &[Column::Left("process")]].concat(), rows);
     }

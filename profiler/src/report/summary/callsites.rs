@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::grid::Column;
-use super::{HEADING, Page};
+use super::{HEADING, PLAIN, Page};
 use crate::ids::Pid;
 use crate::report::chain::chain;
 use crate::report::profile::Profile;
@@ -69,6 +69,11 @@ impl Page {
         });
         let rows = rows.collect();
         self.table(&columns, rows);
+        if describe::folded(profile, view).is_some() {
+            let share = share(view.rounded(&profile.others.folded_totals), whole);
+            let processes = describe::folded_processes(profile);
+            self.line(PLAIN, &format!("  {share} belongs to {processes}, of which sums alone are kept"));
+        }
     }
 }
 
