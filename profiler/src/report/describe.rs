@@ -8,6 +8,9 @@ use super::profile::{Beginning, HeapProfile, HookStatus, Origin, Profile, Target
 use super::{View, text};
 use crate::ledger::totals::Totals;
 
+/// What marks a forked process's copies of its parent's blocks.
+pub(super) const INHERITED: &str = "[inherited at the fork]";
+
 /// A process: `redis-server (pid 123)`.
 pub(super) fn target(target: &TargetProfile) -> String {
     let comm = text::printable(&target.comm);
@@ -19,7 +22,7 @@ pub(super) fn subject(profile: &Profile) -> String {
     match profile.targets.as_slice() {
         [] => "no process".to_owned(),
         [only] => target(only),
-        several => format!("{} processes", text::count(several.len() as u64)),
+        several => text::counted(several.len() as u64, "process"),
     }
 }
 

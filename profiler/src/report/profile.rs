@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
 
+use super::text::base_name;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
@@ -317,9 +318,4 @@ impl Frame {
             (None, None, _) => format!("{:#x}", self.address),
         }
     }
-}
-
-/// The last component of a path.
-fn base_name(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or(path)
 }

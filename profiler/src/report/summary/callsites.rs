@@ -89,7 +89,8 @@ fn places(profile: &Profile, view: View) -> Vec<(Place<'_>, Sums)> {
             let heap = target.heaps.get(callsite.heap).map_or("", |heap| heap.name.as_str());
             let mut chain = chain(profile, callsite);
             if callsite.inherited {
-                chain.push_str(" [inherited at the fork]");
+                chain.push(' ');
+                chain.push_str(describe::INHERITED);
             }
             let sums = places.entry(Place { pid: target.pid, heap, chain }).or_default();
             sums.view = sums.view.saturating_add(value);
