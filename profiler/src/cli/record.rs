@@ -123,15 +123,16 @@ async fn record(
     line.clear();
     let (profile, command) = session.finish()?;
     let code = report(args, &profile, outputs)?;
-    match command.zip(forward) {
+    match command {
         // What was started is waited for, so that its end is this program's.
-        Some((command, launched)) => Ok(see_off(command, launched, stops, args.quiet).await),
+        Some(command) => Ok(see_off(command, stops, args.quiet).await),
         None => Ok(code),
     }
 }
 
 /// Waits for a command whose recording is over, or for the user to have enough of that. The exit code.
-async fn see_off(mut command: Command, launched: Launched, mut stops: Stops, quiet: bool) -> u8 {
+async fn see_off(mut command: Command, mut stops: Stops, quiet: bool) -> u8 {
+    let launched = command.launched();
     let tell = |text: &str| (!quiet).then(|| say(&format!("heapbpf: {launched} {text}")));
     if !stops.came && !command.has_ended() {
         tell("runs on, and is waited for; two Ctrl-C stop that");

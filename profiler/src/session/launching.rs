@@ -98,7 +98,7 @@ impl Session {
     /// The command that was started.
     #[must_use]
     pub fn launched(&self) -> Option<Launched> {
-        self.command.as_ref().map(|command| Launched(command.launch.pid()))
+        self.command.as_ref().map(Command::launched)
     }
 
     /// Runs a command that is held at an exec until its code is mapped, with probes on each piece as it comes.
@@ -182,6 +182,12 @@ impl Session {
 }
 
 impl Command {
+    /// Its number.
+    #[must_use]
+    pub fn launched(&self) -> Launched {
+        Launched(self.launch.pid())
+    }
+
     /// Lets go of it now, or as soon as it can be stopped.
     fn release(&mut self) {
         self.followed_until = None;
