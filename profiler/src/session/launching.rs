@@ -14,7 +14,7 @@ use super::target::Target;
 use super::{Hold, Session};
 use crate::ids::Pid;
 use crate::report::profile::Origin;
-use crate::sys::signals::InheritedSignals;
+use crate::sys::inherited::Inherited;
 use crate::target::launch::{Launch, LaunchError, retry_releases, shell_code};
 
 /// A command that a session has started.
@@ -73,9 +73,9 @@ impl Session {
     /// # Errors
     ///
     /// When it cannot be started, or has no allocator.
-    pub fn launch(&mut self, command: &[OsString], signals: InheritedSignals) -> Result<()> {
+    pub fn launch(&mut self, command: &[OsString], inherited: Inherited) -> Result<()> {
         let child = signal(SignalKind::child()).context("cannot listen for signals")?;
-        let mut launch = Launch::start(command, signals)?;
+        let mut launch = Launch::start(command, inherited)?;
         let pid = launch.pid();
         self.begin_command(&mut launch).with_context(|| {
             format!(
