@@ -10,7 +10,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::heapbpf::{Heapbpf, text};
 use heapbpf_tests::kernel::changed_code;
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Counts, Heap, Ledger, Process, Report};
@@ -195,4 +195,33 @@ fn a_library_that_is_loaded_later_is_hooked_then() {
     report.assert_complete();
     report.process(target.pid()).assert_matches(&ledger);
     assert!(!outcome.stdout.contains("no function"), "{}", outcome.stdout);
+}
+
+#[test]
+fn a_heap_that_is_sampled_where_all_else_is_exact_has_estimates() {
+    let mut target = Target::spawn(&mut Command::new(linked().build()));
+    let more = hooks("pool", "");
+    let mut heapbpf = heapbpf(target.pid(), "--interval 1 --heap-interval libc=4KiB -o out.svg", &more);
+    let session = heapbpf.start();
+    let ledger = target.work("go");
+    let summary = session.interrupt().expect_code(0).stdout;
+    let report = heapbpf.report("out.json");
+    let process = report.process(target.pid());
+    assert_eq!(heap(process, "pool").totals.exact(), sum_of(&ledger, |site| site != MALLOCS));
+    let json: serde_json::Value = serde_json::from_str(&text(&heapbpf.file("out.json"))).expect("the report is JSON");
+    let json = &json["targets"][0];
+    let is_estimate = |totals: &serde_json::Value| {
+        assert_eq!(totals["alloc_bytes"].is_u64(), totals["alloc_bytes_95"].is_null(), "{totals}");
+        totals["alloc_bytes"].is_f64()
+    };
+    assert!(is_estimate(&json["totals"]));
+    let heaps = json["heaps"].as_array().expect("heaps are a list");
+    assert!(heaps.iter().any(|heap| heap["interval_bytes"] == 4096), "{:?}", process.heaps);
+    heaps.iter().for_each(|heap| assert_eq!(is_estimate(heap), heap["interval_bytes"] != 1, "{}", heap["name"]));
+    let callsites = json["callsites"].as_array().expect("callsites are a list");
+    assert!(callsites.iter().all(|callsite| is_estimate(callsite) == (callsite["heap"] == "libc")));
+    for shown in [summary, text(&heapbpf.file("out.svg"))] {
+        assert!(shown.contains("every allocation (libc: sampled every 4 KiB)"), "{shown}");
+        assert!(shown.contains('≈'), "{shown}");
+    }
 }

@@ -3,6 +3,8 @@
 
 #[path = "launch/launched.rs"]
 mod launched;
+#[path = "launch/limits.rs"]
+mod limits;
 #[path = "launch/signals.rs"]
 mod signals;
 #[path = "launch/starting.rs"]

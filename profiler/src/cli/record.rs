@@ -24,7 +24,7 @@ use crate::proc::process;
 use crate::report::profile::Profile;
 use crate::report::summary;
 use crate::session::{Command, Launched, Session, SessionConfig, UnwindMode};
-use crate::sys::signals::InheritedSignals;
+use crate::sys::inherited::Inherited;
 use crate::target::filter::Selection;
 
 /// What was asked for cannot be: exit code 2.
@@ -34,8 +34,8 @@ pub(super) struct UsageError(String);
 
 /// Records, reports, and returns the exit code.
 pub(super) fn run(args: &RecordArgs) -> Result<u8> {
-    // Before any signal is listened for: what is started finds them as heapbpf did.
-    let signals = InheritedSignals::now();
+    // Before any signal is listened for and any limit is raised: what is started finds them as heapbpf did.
+    let inherited = Inherited::now();
     let selection = selection(args);
     if selection.pids.is_empty() && !selection.is_open() && args.command.is_empty() {
         return Err(UsageError(
@@ -51,7 +51,7 @@ pub(super) fn run(args: &RecordArgs) -> Result<u8> {
     privilege::raise_memory_limit();
     privilege::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    runtime.block_on(record(args, config(args, selection, functions), outputs, signals))
+    runtime.block_on(record(args, config(args, selection, functions), outputs, inherited))
 }
 
 fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> SessionConfig {
@@ -87,12 +87,7 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
     }
 }
 
-async fn record(
-    args: &RecordArgs,
-    config: SessionConfig,
-    outputs: Vec<Output>,
-    signals: InheritedSignals,
-) -> Result<u8> {
+async fn record(args: &RecordArgs, config: SessionConfig, outputs: Vec<Output>, inherited: Inherited) -> Result<u8> {
     let mut stops = Stops::new()?;
     let mut session = Session::start(config)?;
     if stops.pending(None).await {
@@ -100,7 +95,7 @@ async fn record(
     }
     if !args.command.is_empty() {
         stops.interrupts_left = 1;
-        session.launch(&args.command, signals)?;
+        session.launch(&args.command, inherited)?;
         // What came meanwhile was meant for the command too. Where it is enough to stop, there is a report of what was seen.
         stops.pending(session.launched()).await;
     }
@@ -126,15 +121,16 @@ async fn record(
     line.clear();
     let (profile, command) = session.finish()?;
     let code = report(args, &profile, outputs)?;
-    match command.zip(forward) {
+    match command {
         // What was started is waited for, so that its end is this program's.
-        Some((command, launched)) => Ok(see_off(command, launched, stops, args.quiet).await),
+        Some(command) => Ok(see_off(command, stops, args.quiet).await),
         None => Ok(code),
     }
 }
 
 /// Waits for a command whose recording is over, or for the user to have enough of that. The exit code.
-async fn see_off(mut command: Command, launched: Launched, mut stops: Stops, quiet: bool) -> u8 {
+async fn see_off(mut command: Command, mut stops: Stops, quiet: bool) -> u8 {
+    let launched = command.launched();
     let tell = |text: &str| (!quiet).then(|| say(&format!("heapbpf: {launched} {text}")));
     if !stops.came && !command.has_ended() {
         tell("runs on, and is waited for; two Ctrl-C stop that");

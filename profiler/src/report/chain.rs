@@ -74,7 +74,7 @@ fn name(frame: &Frame) -> String {
 /// `file.c:42`, without the file's folders.
 fn place(frame: &Frame) -> Option<String> {
     let file = text::printable(frame.file.as_deref()?);
-    let file = text::cut(file.rsplit('/').next().unwrap_or(&file), NAME_CHARS_MAX).into_owned();
+    let file = text::cut(text::base_name(&file), NAME_CHARS_MAX).into_owned();
     Some(match frame.line {
         Some(line) => format!("{file}:{line}"),
         None => file,

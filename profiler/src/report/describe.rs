@@ -2,9 +2,14 @@
 //!
 //! Shared by the reports that people read.
 
+use std::collections::HashMap;
+
 use super::profile::{Beginning, HeapProfile, HookStatus, Origin, Profile, TargetProfile};
 use super::{View, text};
 use crate::ledger::totals::Totals;
+
+/// What marks a forked process's copies of its parent's blocks.
+pub(super) const INHERITED: &str = "[inherited at the fork]";
 
 /// A process: `redis-server (pid 123)`.
 pub(super) fn target(target: &TargetProfile) -> String {
@@ -17,21 +22,47 @@ pub(super) fn subject(profile: &Profile) -> String {
     match profile.targets.as_slice() {
         [] => "no process".to_owned(),
         [only] => target(only),
-        several => format!("{} processes", text::count(several.len() as u64)),
+        several => text::counted(several.len() as u64, "process"),
     }
 }
 
-/// How much was looked at: `every allocation`, `sampled every 4 KiB`.
+/// How much was looked at: `every allocation`, `sampled every 4 KiB`; of heaps with an interval of their own apart:
+/// `every allocation (libc: sampled every 64 KiB)`.
 pub(super) fn interval(profile: &Profile) -> String {
-    match profile.interval_bytes {
+    let words = |bytes: u64| match bytes {
         0 | 1 => "every allocation".to_owned(),
         bytes => format!("sampled every {}", text::round_size(bytes)),
+    };
+    let own = own_intervals(profile);
+    let own: Vec<String> =
+        own.into_iter().map(|(heap, bytes)| format!("{}: {}", text::printable(heap), words(bytes))).collect();
+    match (has_common_interval(profile), own.as_slice()) {
+        (_, []) => words(profile.interval_bytes),
+        (true, own) => format!("{} ({})", words(profile.interval_bytes), own.join(", ")),
+        (false, own) => own.join(", "),
     }
 }
 
-/// `≈ ` where numbers are estimates.
-pub(super) fn about(profile: &Profile) -> &'static str {
-    if profile.interval_bytes > 1 { "≈ " } else { "" }
+/// The heaps that do not have the recording's interval, each once, with theirs.
+pub(super) fn own_intervals(profile: &Profile) -> Vec<(&str, u64)> {
+    let mut own: Vec<(&str, u64)> = Vec::new();
+    for heap in profile.targets.iter().flat_map(|target| &target.heaps) {
+        if heap.interval_bytes != profile.interval_bytes && own.iter().all(|(name, _)| *name != heap.name) {
+            own.push((&heap.name, heap.interval_bytes));
+        }
+    }
+    own
+}
+
+/// Whether some heap has the recording's interval, or would have it if there were any.
+fn has_common_interval(profile: &Profile) -> bool {
+    let mut heaps = profile.targets.iter().flat_map(|target| &target.heaps).peekable();
+    heaps.peek().is_none() || heaps.any(|heap| heap.interval_bytes == profile.interval_bytes)
+}
+
+/// `≈ ` before numbers that are estimates.
+pub(super) fn about(is_exact: bool) -> &'static str {
+    if is_exact { "" } else { "≈ " }
 }
 
 /// Between what the view's total lies: ` (95 %: 11.1 MiB to 13.6 MiB, 812 samples)`; nothing where it is exact.
@@ -41,9 +72,8 @@ pub(super) fn about(profile: &Profile) -> &'static str {
     reason = "confidence intervals do not reach below 0"
 )]
 pub(super) fn accuracy(profile: &Profile, view: View) -> String {
-    let mut totals = Totals::default();
-    profile.targets.iter().for_each(|target| totals.add(&target.totals));
-    if profile.interval_bytes <= 1 || view.samples(&totals) == 0 {
+    let totals = totals(profile);
+    if profile.is_exact() || view.samples(&totals) == 0 {
         return String::new();
     }
     let [low, high] = view.confidence(&totals).map(|end| view.amount(end.round() as u64));
@@ -58,12 +88,12 @@ pub(super) fn duration_ns(profile: &Profile) -> u64 {
 /// What was lost, in a few words: `no losses`, `12 events lost, 1 hook not attached`.
 pub(super) fn losses(profile: &Profile) -> String {
     let lost = profile.health.lost_total();
-    let unattached = hooks(profile).filter(|(_, hook)| hook.error.is_some()).count() as u64;
+    let missing = each_once(profile).into_iter().filter(|(_, hook)| hook.is_missing()).count() as u64;
     let lost = (lost > 0).then(|| format!("{} lost", text::counted(lost, "event")));
-    let unattached = (unattached > 0).then(|| format!("{} not attached", text::counted(unattached, "hook")));
+    let missing = (missing > 0).then(|| format!("{} not attached", text::counted(missing, "hook")));
     let unfound = profile.health.unfound.iter().filter(|hook| hook.required).count() as u64;
     let unfound = (unfound > 0).then(|| format!("{} not found", text::counted(unfound, "hook")));
-    let words: Vec<String> = lost.into_iter().chain(unattached).chain(unfound).collect();
+    let words: Vec<String> = lost.into_iter().chain(missing).chain(unfound).collect();
     if words.is_empty() { "no losses".to_owned() } else { words.join(", ") }
 }
 
@@ -109,42 +139,73 @@ fn late_ns(target: &TargetProfile) -> Option<u64> {
     if origin == Origin::Running || from_first_call { None } else { delay_ns }
 }
 
-/// All hooks with their heaps.
-pub(super) fn hooks(profile: &Profile) -> impl Iterator<Item = (&HeapProfile, &HookStatus)> {
-    profile
-        .targets
-        .iter()
-        .flat_map(|target| &target.heaps)
-        .flat_map(|heap| heap.hooks.iter().map(move |hook| (heap, hook)))
+/// The hooks of all processes: what several have in common, once, and as missing where it is missing in one of them.
+pub(super) fn each_once(profile: &Profile) -> Vec<(&HeapProfile, &HookStatus)> {
+    let mut places = HashMap::new();
+    let mut hooks = Vec::new();
+    for (heap, hook) in profile.hooks() {
+        let key = (&*heap.name, &*hook.module, &*hook.function, hook.error.as_deref());
+        let place = *places.entry(key).or_insert(hooks.len());
+        if place == hooks.len() {
+            hooks.push((heap, hook));
+        } else if hook.is_missing() {
+            hooks[place] = (heap, hook);
+        }
+    }
+    hooks
 }
 
-/// The view's quantity over all targets.
+/// Of all processes together, also of those that are kept as sums alone.
+pub(super) fn totals(profile: &Profile) -> Totals {
+    let mut totals = profile.others.folded_totals;
+    profile.targets.iter().for_each(|target| totals.add(&target.totals));
+    totals
+}
+
+/// The view's quantity over all processes.
 pub(super) fn total(profile: &Profile, view: View) -> u64 {
-    profile.targets.iter().fold(0, |sum, target| sum.saturating_add(view.rounded(&target.totals)))
+    view.rounded(&totals(profile))
+}
+
+/// What of the view's quantity is of processes that are kept as sums alone, and so of no stack; `None` where there is none.
+pub(super) fn folded(profile: &Profile, view: View) -> Option<String> {
+    let amount = view.rounded(&profile.others.folded_totals);
+    let about = about(profile.is_exact_of_folded());
+    (amount > 0).then(|| format!("{about}{}", view.amount(amount)))
+}
+
+/// Those that are kept as sums alone: `5 processes that exited`.
+pub(super) fn folded_processes(profile: &Profile) -> String {
+    format!("{} that exited", text::counted(profile.others.folded_count, "process"))
+}
+
+/// Whether there is a stack with something of the view's quantity.
+pub(super) fn has_stacks(profile: &Profile, view: View) -> bool {
+    profile.targets.iter().flat_map(|target| &target.callsites).any(|callsite| view.rounded(&callsite.totals) > 0)
 }
 
 /// Why there is nothing to show, and what would help; a sentence per line.
 pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
+    if let Some(amount) = folded(profile, view) {
+        let processes = folded_processes(profile);
+        let line = format!("There are no stacks of {}: of {processes}, sums alone are kept ({amount}).", view.title());
+        return vec![line];
+    }
     let (whose, it) = match profile.targets.as_slice() {
         [] => return vec!["Nothing was recorded: no process was watched.".to_owned()],
         [_] => ("the process", "it was"),
         _ => ("the processes", "they were"),
     };
-    if hooks(profile).all(|(_, hook)| hook.error.is_some()) {
+    if profile.hooks().all(|(_, hook)| hook.error.is_some()) {
         return vec![
             "Nothing was recorded: no allocator function could be watched.".to_owned(),
             "`heapbpf doctor` tells what this kernel, this user and this target allow.".to_owned(),
         ];
     }
     if total(profile, View::AllocCount) == 0 {
-        let mut lines = vec![format!("Nothing was recorded: {whose} allocated nothing while {it} watched.")];
-        if profile.interval_bytes > 1 {
-            let interval = text::round_size(profile.interval_bytes);
-            lines[0] = format!(
-                "Nothing was recorded: {whose} allocated nothing while {it} watched, or too little to be sampled."
-            );
-            lines.push(format!("One block per {interval} is sampled on average; `--interval 1` takes every one."));
-        }
+        let unsampled = if profile.is_exact() { "" } else { ", or too little to be sampled" };
+        let mut lines = vec![format!("Nothing was recorded: {whose} allocated nothing while {it} watched{unsampled}.")];
+        lines.extend(sampling(profile));
         lines.push("What was allocated before is not seen.".to_owned());
         return lines;
     }
@@ -153,10 +214,26 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
         format!(
             "There are no {}: {}{allocated} were allocated while {it} watched, all of it freed.",
             view.title(),
-            about(profile)
+            about(profile.is_exact())
         ),
         format!("The view `{}` shows what was allocated.", View::AllocBytes),
     ]
+}
+
+/// How few blocks are taken, and what takes all: a line for the recording, and one for each heap with its own interval.
+fn sampling(profile: &Profile) -> Vec<String> {
+    let line = |of: String, bytes: u64, option: String| {
+        let size = text::round_size(bytes);
+        (bytes > 1).then(|| format!("One block per {size}{of} is sampled on average; `{option}` takes every one."))
+    };
+    let common = has_common_interval(profile)
+        .then(|| line(String::new(), profile.interval_bytes, "--interval 1".to_owned()))
+        .flatten();
+    let own = own_intervals(profile).into_iter().filter_map(|(heap, bytes)| {
+        let heap = text::printable(heap);
+        line(format!(" of heap {heap}"), bytes, format!("--heap-interval {heap}=1"))
+    });
+    common.into_iter().chain(own).collect()
 }
 
 /// A hook that is not attached, and why.

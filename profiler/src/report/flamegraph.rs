@@ -78,23 +78,29 @@ fn title(profile: &Profile, view: View) -> String {
 
 fn subtitle(profile: &Profile, view: View) -> String {
     let total = view.amount(describe::total(profile, view));
+    let folded = describe::folded(profile, view)
+        .map(|amount| format!("not drawn: {amount} of {}", describe::folded_processes(profile)));
     let parts = [
-        format!("{}{total}{}", describe::about(profile), describe::accuracy(profile, view)),
+        format!("{}{total}{}", describe::about(profile.is_exact()), describe::accuracy(profile, view)),
         describe::interval(profile),
         format!("watched for {}", text::duration(describe::duration_ns(profile))),
         describe::losses(profile),
     ];
+    let parts: Vec<String> = parts.into_iter().chain(folded).collect();
     text::cut(&parts.join(" · "), SUBTITLE_CHARS_MAX).into_owned()
 }
 
 /// What the file should say of its origin; inferno puts it into a comment.
 fn notes(profile: &Profile, view: View) -> String {
+    let own = describe::own_intervals(profile).into_iter();
+    let own: String = own.map(|(heap, bytes)| format!(", of {} {bytes}", text::printable(heap))).collect();
     let mut notes = format!(
-        "heapbpf {}; view {view}; from {} to {}; interval {} bytes; {}",
+        "heapbpf {}; view {view}; from {} to {}; interval {} bytes{}; {}",
         env!("CARGO_PKG_VERSION"),
         text::moment(profile.started_unix_ns),
         text::moment(profile.ended_unix_ns),
         profile.interval_bytes,
+        own,
         describe::losses(profile),
     );
     for target in &profile.targets {
@@ -107,8 +113,8 @@ fn notes(profile: &Profile, view: View) -> String {
 /// An image that says in words why there is no graph.
 fn draw_nothing(profile: &Profile, view: View, out: &mut dyn io::Write) -> io::Result<()> {
     let mut lines = vec![(title(profile, view), "18"), (subtitle(profile, view), "12")];
-    let missing = describe::hooks(profile).filter(|(_, hook)| hook.error.is_some()).take(HOOKS_MAX);
-    let missing = missing.map(|(_, hook)| describe::unattached(hook));
+    let missing = describe::each_once(profile).into_iter().filter(|(_, hook)| hook.is_missing());
+    let missing = missing.take(HOOKS_MAX).map(|(_, hook)| describe::unattached(hook));
     lines.extend(describe::nothing(profile, view).into_iter().chain(missing).map(|line| {
         let line = text::cut(&line, REASON_CHARS_MAX);
         (line.into_owned(), "14")

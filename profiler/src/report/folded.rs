@@ -10,10 +10,7 @@ use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 
 use super::profile::{CallsiteProfile, Profile, TargetProfile};
-use super::{Report, ReportError, View, text};
-
-/// The frame below which a forked process's copies of its parent's blocks stand.
-const INHERITED: &str = "[inherited at the fork]";
+use super::{Report, ReportError, View, describe, text};
 
 /// Writes folded stacks.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +54,7 @@ impl Stacks {
                     continue;
                 }
                 let mut stack = vec![root];
-                stack.extend(callsite.inherited.then(|| labels.intern(INHERITED.to_owned())));
+                stack.extend(callsite.inherited.then(|| labels.intern(describe::INHERITED.to_owned())));
                 stack.extend(end_label(callsite).map(|end| labels.intern(end)));
                 stack.extend(callsite.stack.iter().rev().map(|id| frames[id.0 as usize]));
                 let sum = merged.entry(stack.into()).or_default();

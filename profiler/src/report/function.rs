@@ -3,6 +3,7 @@
 //! Owns guesses about names only, for text that people read. Files for programs carry full names and do not come here.
 
 use super::profile::Frame;
+use super::text::base_name;
 
 /// Modules that hold allocators and language runtimes: who called into them is what matters.
 const PLUMBING_MODULES: &[&str] = &[
@@ -63,7 +64,7 @@ const PLUMBING_PREFIXES: &[&str] = &[
 
 /// Whether the frame is an allocator's or a runtime's, as far as its name and module tell.
 pub(super) fn is_plumbing(frame: &Frame) -> bool {
-    let module = frame.module.as_deref().map_or("", |module| module.rsplit('/').next().unwrap_or(module));
+    let module = frame.module.as_deref().map_or("", base_name);
     if PLUMBING_MODULES.iter().any(|prefix| module.starts_with(prefix)) {
         return true;
     }

@@ -100,7 +100,7 @@ impl<'a> TargetFields<'a> {
             exited: target.exited,
             exit_code: target.exit_code,
             replaced: target.replaced,
-            totals: TotalsFields::new(context.profile, &target.totals),
+            totals: TotalsFields::new(context.profile, &target.totals, context.profile.is_exact_of(target)),
             heaps: target.heaps.iter().map(|heap| HeapFields::new(context.profile, heap)).collect(),
             callsites: Callsites { context, target },
         }
@@ -166,7 +166,7 @@ impl<'a> OthersFields<'a> {
             short_lived_count: others.short_lived_count,
             not_inherited_count: others.not_inherited_count,
             folded_count: others.folded_count,
-            folded_totals: TotalsFields::new(profile, &others.folded_totals),
+            folded_totals: TotalsFields::new(profile, &others.folded_totals, profile.is_exact_of_folded()),
         }
     }
 }
@@ -174,6 +174,7 @@ impl<'a> OthersFields<'a> {
 #[derive(Serialize)]
 struct HeapFields<'a> {
     name: &'a str,
+    interval_bytes: u64,
     hooks: Vec<HookFields<'a>>,
     #[serde(flatten)]
     totals: TotalsFields,
@@ -183,8 +184,9 @@ impl<'a> HeapFields<'a> {
     fn new(profile: &Profile, heap: &'a HeapProfile) -> Self {
         Self {
             name: &heap.name,
+            interval_bytes: heap.interval_bytes,
             hooks: heap.hooks.iter().map(HookFields::new).collect(),
-            totals: TotalsFields::new(profile, &heap.totals),
+            totals: TotalsFields::new(profile, &heap.totals, heap.is_exact()),
         }
     }
 }
@@ -229,12 +231,16 @@ impl Serialize for Callsites<'_> {
         let Context { profile, view } = self.context;
         let mut callsites: Vec<&CallsiteProfile> = self.target.callsites.iter().collect();
         callsites.sort_by_key(|callsite| std::cmp::Reverse(view.rounded(&callsite.totals)));
-        serializer.collect_seq(callsites.into_iter().map(|callsite| CallsiteFields {
-            stack: StackFields { profile, callsite },
-            end: callsite.end.map(|end| end.counter().name()),
-            heap: self.target.heaps.get(callsite.heap).map(|heap| heap.name.as_str()),
-            inherited: callsite.inherited,
-            totals: TotalsFields::new(profile, &callsite.totals),
+        let is_exact = profile.is_exact_of(self.target);
+        serializer.collect_seq(callsites.into_iter().map(|callsite| {
+            let heap = self.target.heaps.get(callsite.heap);
+            CallsiteFields {
+                stack: StackFields { profile, callsite },
+                end: callsite.end.map(|end| end.counter().name()),
+                heap: heap.map(|heap| heap.name.as_str()),
+                inherited: callsite.inherited,
+                totals: TotalsFields::new(profile, &callsite.totals, heap.map_or(is_exact, HeapProfile::is_exact)),
+            }
         }))
     }
 }

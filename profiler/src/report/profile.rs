@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
 
+use super::text::base_name;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
@@ -107,6 +108,8 @@ pub struct Others {
     pub folded_count: u64,
     /// What those did together.
     pub folded_totals: Totals,
+    /// The largest interval of their heaps, in bytes; `None` where they had none.
+    pub folded_interval_bytes: Option<u64>,
 }
 
 /// One heap of a target.
@@ -114,6 +117,8 @@ pub struct Others {
 pub struct HeapProfile {
     /// The heap's name (`libc`, `jemalloc`, …).
     pub name: String,
+    /// Its interval, in bytes: its own, or the recording's. 1 where every allocation is taken.
+    pub interval_bytes: u64,
     /// Functions that were to be watched.
     pub hooks: Vec<HookStatus>,
     /// Over the heap.
@@ -228,12 +233,41 @@ impl Profile {
     pub fn incomplete(&self) -> bool {
         self.health.lost_total() > 0
             || self.health.unfound.iter().any(|hook| hook.required)
-            || self
-                .targets
-                .iter()
-                .flat_map(|target| &target.heaps)
-                .flat_map(|heap| &heap.hooks)
-                .any(|hook| hook.required && hook.error.is_some())
+            || self.hooks().any(|(_, hook)| hook.is_missing())
+    }
+
+    /// All hooks with their heaps.
+    pub fn hooks(&self) -> impl Iterator<Item = (&HeapProfile, &HookStatus)> {
+        self.targets
+            .iter()
+            .flat_map(|target| &target.heaps)
+            .flat_map(|heap| heap.hooks.iter().map(move |hook| (heap, hook)))
+    }
+
+    /// Whether all numbers are exact: every allocation of every heap was taken.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        let mut heaps = self.targets.iter().flat_map(|target| &target.heaps).peekable();
+        let folded = self.others.folded_interval_bytes;
+        if heaps.peek().is_none() && folded.is_none() {
+            return self.interval_bytes <= 1;
+        }
+        heaps.all(HeapProfile::is_exact) && folded.is_none_or(|bytes| bytes <= 1)
+    }
+
+    /// Whether the target's totals are exact.
+    #[must_use]
+    pub fn is_exact_of(&self, target: &TargetProfile) -> bool {
+        match target.heaps.as_slice() {
+            [] => self.interval_bytes <= 1,
+            heaps => heaps.iter().all(HeapProfile::is_exact),
+        }
+    }
+
+    /// Whether the sums over processes that are not kept one by one are exact.
+    #[must_use]
+    pub fn is_exact_of_folded(&self) -> bool {
+        self.others.folded_interval_bytes.unwrap_or(self.interval_bytes) <= 1
     }
 
     /// A time of the ledger in nanoseconds since the Unix epoch.
@@ -257,6 +291,22 @@ impl Profile {
     }
 }
 
+impl HookStatus {
+    /// Whether the profile is not whole because it is not attached.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.required && self.error.is_some()
+    }
+}
+
+impl HeapProfile {
+    /// Whether its totals, and its callsites', are exact.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.interval_bytes <= 1
+    }
+}
+
 impl Frame {
     /// What to call the frame: its function, else `module+0x…`, else the bare address.
     #[must_use]
@@ -268,9 +318,4 @@ impl Frame {
             (None, None, _) => format!("{:#x}", self.address),
         }
     }
-}
-
-/// The last component of a path.
-fn base_name(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or(path)
 }

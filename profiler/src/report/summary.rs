@@ -9,7 +9,6 @@ use anstyle::{AnsiColor, Style};
 use self::grid::Column;
 use super::profile::{Profile, TargetProfile};
 use super::{View, describe, text};
-use crate::ledger::totals::Totals;
 use crate::units::{EstimatedBytes, EstimatedCount};
 
 mod callsites;
@@ -34,12 +33,12 @@ pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, 
     page.header(profile);
     if describe::total(profile, View::AllocCount) > 0 {
         match profile.targets.as_slice() {
-            [target] => page.totals_of_one(profile, target),
+            [target] if profile.others.folded_count == 0 => page.totals_of_one(profile, target),
             _ => page.totals_of_several(profile, view),
         }
         page.gap();
     }
-    if describe::total(profile, view) == 0 {
+    if !describe::has_stacks(profile, view) {
         describe::nothing(profile, view).iter().for_each(|line| page.line(PLAIN, line));
         page.gap();
     } else if top > 0 {
@@ -96,7 +95,7 @@ impl Page {
     }
 
     fn totals_of_one(&mut self, profile: &Profile, target: &TargetProfile) {
-        let about = describe::about(profile);
+        let about = describe::about(profile.is_exact_of(target));
         let totals = &target.totals;
         let row = |name: &str, bytes: EstimatedBytes, last: String| {
             vec![name.to_owned(), format!("{about}{}", text::size(bytes.rounded())), last]
@@ -120,8 +119,9 @@ impl Page {
     }
 
     fn totals_of_several(&mut self, profile: &Profile, view: View) {
-        let about = describe::about(profile);
-        let size = |bytes: EstimatedBytes| format!("{about}{}", text::size(bytes.rounded()));
+        let size = |bytes: EstimatedBytes, is_exact: bool| {
+            format!("{}{}", describe::about(is_exact), text::size(bytes.rounded()))
+        };
         let mut targets: Vec<&TargetProfile> = profile.targets.iter().collect();
         targets.sort_by_key(|target| (Reverse(view.rounded(&target.totals)), target.pid));
         let mut rows: Vec<Vec<String>> = targets
@@ -129,7 +129,8 @@ impl Page {
             .take(TARGETS_MAX)
             .map(|target| {
                 let totals = &target.totals;
-                let sizes = [totals.alloc_bytes, totals.free_bytes, totals.live_bytes(), totals.peak_bytes].map(size);
+                let sizes = [totals.alloc_bytes, totals.free_bytes, totals.live_bytes(), totals.peak_bytes];
+                let sizes = sizes.map(|bytes| size(bytes, profile.is_exact_of(target)));
                 let name = format!("{}{}", describe::target(target), exit(target));
                 sizes.into_iter().chain([name]).collect()
             })
@@ -140,21 +141,15 @@ impl Page {
         }
         let folded = &profile.others.folded_totals;
         if profile.others.folded_count > 0 {
-            let sizes = [folded.alloc_bytes, folded.free_bytes, folded.live_bytes()].map(size);
-            let name = format!("{} that exited", text::counted(profile.others.folded_count, "process"));
+            let sizes = [folded.alloc_bytes, folded.free_bytes, folded.live_bytes()];
+            let sizes = sizes.map(|bytes| size(bytes, profile.is_exact_of_folded()));
+            let name = describe::folded_processes(profile);
             rows.push(sizes.into_iter().chain([String::new(), name]).collect());
         }
-        let bytes = |of: fn(&Totals) -> EstimatedBytes| {
-            size(of(folded) + targets.iter().map(|target| of(&target.totals)).sum())
-        };
-        rows.push(vec![
-            bytes(|totals| totals.alloc_bytes),
-            bytes(|totals| totals.free_bytes),
-            bytes(Totals::live_bytes),
-            // Peaks are of different moments: their sum means nothing.
-            String::new(),
-            "all together".to_owned(),
-        ]);
+        let all = describe::totals(profile);
+        let sizes = [all.alloc_bytes, all.free_bytes, all.live_bytes()].map(|bytes| size(bytes, profile.is_exact()));
+        // Peaks are of different moments: their sum means nothing.
+        rows.push(sizes.into_iter().chain([String::new(), "all together".to_owned()]).collect());
         let numbers = ["allocated", "freed", "live", "peak"].map(Column::Right);
         self.table(&[numbers.as_slice(), &[Column::Left("process")]].concat(), rows);
     }

@@ -53,7 +53,7 @@ impl Session {
         if let Some(mut before) = self.targets.add(target) {
             before.close(&mut self.probes.kernel);
             self.probes.detach(&mut before);
-            self.targets.keep(before);
+            self.targets.keep(before, &self.probes.discovery.plan);
         }
     }
 
@@ -209,7 +209,7 @@ impl Session {
             target.end = Some(End::Replaced);
             self.probes.release(&mut target);
             self.targets.others.short_lived_count += 1;
-            return self.targets.keep(target);
+            return self.targets.keep(target, &self.probes.discovery.plan);
         };
         let mut ended = target.replace(before, process, exec.time);
         if exec.by_other_thread {
@@ -220,7 +220,7 @@ impl Session {
             debug!("process {}: {error}", exec.pid);
         }
         ended.ledger.close();
-        self.targets.keep(ended);
+        self.targets.keep(ended, &self.probes.discovery.plan);
         self.probes.unwinding.forget(exec.pid);
         let selection = &self.config.selection;
         let meant = || scan::means_beginner(exec.pid, selection).unwrap_or(false);
@@ -319,7 +319,7 @@ impl Session {
         self.probes.sweep_after_loss(pid);
         self.probes.release(&mut target);
         match target.unprofilable.take() {
-            _ if target.has_begun() => self.targets.keep(target),
+            _ if target.has_begun() => self.targets.keep(target, &self.probes.discovery.plan),
             Some(reason) => self.targets.skip(pid, target.command, reason),
             None => self.targets.others.short_lived_count += 1,
         }

@@ -18,6 +18,8 @@ use crate::proc::limits;
 use crate::proc::stat::Stat;
 use crate::report::profile::{HeapProfile, HookStatus};
 
+use super::probes::Probes;
+
 /// See the module.
 #[derive(Default)]
 pub(super) struct Hooks {
@@ -215,16 +217,11 @@ impl Hooks {
 
     /// The heaps with their hooks and totals: those with events in the order of the snapshot, to which callsites refer,
     /// then those without.
-    pub(super) fn heaps(&self, plan: &Plan, totals: &[(HeapId, Totals)]) -> Vec<HeapProfile> {
-        let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
-        // One that calls reach in special cases only is in use if it has events.
-        for heap in self.mapped().filter(|hook| hook.reached).map(|hook| plan.hook(hook.id).heap) {
-            if !ids.contains(&heap) {
-                ids.push(heap);
-            }
-        }
+    pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], probes: &Probes) -> Vec<HeapProfile> {
+        let plan = &probes.discovery.plan;
         let heap = |(index, id): (usize, HeapId)| HeapProfile {
             name: plan.heaps()[usize::from(id.0)].clone(),
+            interval_bytes: u64::from(probes.interval(&plan.heaps()[usize::from(id.0)]).bytes()),
             hooks: self
                 .mapped()
                 .filter(|hook| plan.hook(hook.id).heap == id)
@@ -232,7 +229,19 @@ impl Hooks {
                 .collect(),
             totals: totals.get(index).map(|(_, totals)| *totals).unwrap_or_default(),
         };
-        ids.into_iter().enumerate().map(heap).collect()
+        self.heap_ids(totals, plan).into_iter().enumerate().map(heap).collect()
+    }
+
+    /// The heaps in that order.
+    pub(super) fn heap_ids(&self, totals: &[(HeapId, Totals)], plan: &Plan) -> Vec<HeapId> {
+        let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
+        // One that calls reach in special cases only is in use if it has events.
+        for heap in self.mapped().filter(|hook| hook.reached).map(|hook| plan.hook(hook.id).heap) {
+            if !ids.contains(&heap) {
+                ids.push(heap);
+            }
+        }
+        ids
     }
 
     /// A hook under each of its names: a reader looks for `memalign`, whatever else the allocator calls it.

@@ -14,8 +14,8 @@ use super::target::Target;
 use super::{Hold, Session};
 use crate::ids::Pid;
 use crate::report::profile::Origin;
+use crate::sys::inherited::Inherited;
 use crate::sys::pid;
-use crate::sys::signals::InheritedSignals;
 use crate::target::launch::{Launch, LaunchError, retry_releases, shell_code};
 
 /// A command that a session has started.
@@ -73,9 +73,9 @@ impl Session {
     /// # Errors
     ///
     /// When it cannot be started, or has no allocator.
-    pub fn launch(&mut self, command: &[OsString], signals: InheritedSignals) -> Result<()> {
+    pub fn launch(&mut self, command: &[OsString], inherited: Inherited) -> Result<()> {
         let child = signal(SignalKind::child()).context("cannot listen for signals")?;
-        let mut launch = Launch::start(command, signals)?;
+        let mut launch = Launch::start(command, inherited)?;
         let pid = launch.pid();
         self.begin_command(&mut launch).with_context(|| {
             format!(
@@ -99,7 +99,7 @@ impl Session {
     /// The command that was started.
     #[must_use]
     pub fn launched(&self) -> Option<Launched> {
-        self.command.as_ref().map(|command| Launched(command.launch.pid()))
+        self.command.as_ref().map(Command::launched)
     }
 
     /// Runs a command that is held at an exec until its code is mapped, with probes on each piece as it comes.
@@ -183,6 +183,12 @@ impl Session {
 }
 
 impl Command {
+    /// Its number.
+    #[must_use]
+    pub fn launched(&self) -> Launched {
+        Launched(self.launch.pid())
+    }
+
     /// Lets go of it now, or as soon as it can be stopped.
     fn release(&mut self) {
         self.followed_until = None;

@@ -15,6 +15,7 @@ use super::hooks::Hooks;
 use super::predictions::Predictions;
 use super::target::Target;
 use super::unwinding::{Tables, Unwinding};
+use crate::allocator::selection::MMAP;
 use crate::bpf::counters::Counters;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::health;
@@ -138,11 +139,19 @@ impl Probes {
     pub(super) fn attach(&mut self, target: &mut Target) -> Result<()> {
         let Discovery { plan, modules, .. } = &self.discovery;
         for (heap, name) in plan.heaps().iter().enumerate().skip(self.heaps_rated) {
-            let interval = self.discovery.interval_bytes(name).map_or(self.interval, Interval::nearest);
+            let interval = self.interval(name);
             self.kernel.set_rate(HeapId(u8::try_from(heap).context("too many heaps")?), SamplingRate::new(interval))?;
         }
         self.heaps_rated = plan.heaps().len();
         target.hooks.attach(target.pid, &mut self.kernel, modules, plan, self.links)
+    }
+
+    /// A heap's interval: its own, or the recording's. Calls of the heap of mappings are all taken.
+    pub(super) fn interval(&self, heap: &str) -> Interval {
+        if heap == MMAP {
+            return Interval::EXACT;
+        }
+        self.discovery.interval_bytes(heap).map_or(self.interval, Interval::nearest)
     }
 
     /// Gives the kernel side the target's unwind tables.

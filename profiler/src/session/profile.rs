@@ -3,7 +3,8 @@
 use super::Session;
 use crate::bpf::counters::Counters;
 use crate::health;
-use crate::report::profile::{Health, Profile};
+use crate::ids::HeapId;
+use crate::report::profile::{Health, Others, Profile};
 use crate::symbolize::names::{Unnamed, name_profile};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::trim::trim;
@@ -30,15 +31,20 @@ impl Session {
             .iter()
             .zip(&snapshots)
             .zip(named.callsites)
-            .map(|((target, snapshot), callsites)| target.profile(snapshot, callsites, &discovery.plan))
+            .map(|((target, snapshot), callsites)| target.profile(snapshot, callsites, &self.probes))
             .collect();
+        let interval_bytes = |heap: &HeapId| {
+            let heap = &discovery.plan.heaps()[usize::from(heap.0)];
+            u64::from(self.probes.interval(heap).bytes())
+        };
+        let folded_interval_bytes = self.targets.heaps_folded.iter().map(interval_bytes).max();
         Profile {
             interval_bytes: u64::from(self.config.interval.bytes()),
             started_unix_ns: self.started.unix_ns,
             ended_unix_ns: ended.unix_ns,
             started_monotonic_ns: self.started.monotonic.0,
             targets,
-            others: self.targets.others.clone(),
+            others: Others { folded_interval_bytes, ..self.targets.others.clone() },
             frames: named.frames,
             health: Health {
                 unfound: discovery.unfound(),

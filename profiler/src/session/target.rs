@@ -10,7 +10,6 @@ use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::object::module::ModuleStore;
-use crate::probe::plan::Plan;
 use crate::report::profile::{Beginning, CallsiteProfile, Origin, TargetProfile};
 use crate::target::address_space::AddressSpace;
 use crate::target::link_map::LinkMap;
@@ -19,6 +18,7 @@ use crate::units::MonotonicNanos;
 
 use super::hooks::Hooks;
 use super::lifecycle::Birth;
+use super::probes::Probes;
 
 /// One target: the process, its code, its books, its probes.
 pub(super) struct Target {
@@ -231,7 +231,7 @@ impl Target {
         &self,
         snapshot: &TargetSnapshot,
         callsites: Vec<CallsiteProfile>,
-        plan: &Plan,
+        probes: &Probes,
     ) -> TargetProfile {
         let exit = match self.end {
             Some(End::Exited(exit)) => Some(exit),
@@ -246,7 +246,7 @@ impl Target {
             exit_code: exit.and_then(|exit| exit.code),
             replaced: self.end == Some(End::Replaced),
             totals: snapshot.totals,
-            heaps: self.hooks.heaps(plan, &snapshot.heaps),
+            heaps: self.hooks.heaps(&snapshot.heaps, probes),
             callsites,
         }
     }

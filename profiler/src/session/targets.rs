@@ -1,10 +1,11 @@
 //! The targets of a session: those that run, by pid, and those that have ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ids::Pid;
+use crate::ids::{HeapId, Pid};
 use crate::ingest::event::{Event, Exec};
 use crate::ledger::Ledger;
+use crate::probe::plan::Plan;
 use crate::report::profile::{Others, Skipped};
 use crate::target::process::{Exit, Process};
 use crate::units::EstimatedBytes;
@@ -20,6 +21,8 @@ pub(super) struct Targets {
     pub(super) others: Others,
     /// Of targets that are kept as sums alone.
     frees_unknown_folded: u64,
+    /// Their heaps.
+    pub(super) heaps_folded: BTreeSet<HeapId>,
 }
 
 /// Ended targets that are kept one by one. When there are more, those that allocated least are folded into sums.
@@ -96,7 +99,7 @@ impl Targets {
     }
 
     /// Keeps a target that has ended.
-    pub(super) fn keep(&mut self, target: Target) {
+    pub(super) fn keep(&mut self, target: Target, plan: &Plan) {
         if target.hooks.is_empty() && target.ledger.totals().is_empty() {
             // It was never watched.
             return;
@@ -108,6 +111,7 @@ impl Targets {
             self.others.folded_count += 1;
             self.others.folded_totals.add(folded.ledger.totals());
             self.frees_unknown_folded += folded.ledger.frees_unknown();
+            self.heaps_folded.extend(folded.hooks.heap_ids(&folded.ledger.snapshot().heaps, plan));
         }
     }
 

@@ -5,6 +5,8 @@ pub mod calibration;
 pub mod capability;
 pub mod clock;
 pub mod feature;
+pub mod inherited;
+pub mod limits;
 pub mod map_batch;
 pub mod map_memory;
 pub mod memory;

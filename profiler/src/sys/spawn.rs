@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
+use super::inherited::Inherited;
 use super::pid;
 use super::ptrace::{Pause, Stop, Tracee};
-use super::signals::InheritedSignals;
 use crate::ids::Pid;
 
 /// Why a program was not started.
@@ -33,20 +33,23 @@ pub enum SpawnError {
 }
 
 /// Starts a program and stops it at its exec, or before where it is killed: see the stop. It inherits what heapbpf has:
-/// standard streams, process group, environment, working folder, and the given signals.
+/// standard streams, process group, environment, working folder; and the given signals and limits.
 ///
 /// # Errors
 ///
 /// See [`SpawnError`]. Nothing is left behind.
-pub fn spawn_held(mut command: Command, signals: InheritedSignals) -> Result<(Tracee, Stop), SpawnError> {
+pub fn spawn_held(mut command: Command, inherited: Inherited) -> Result<(Tracee, Stop), SpawnError> {
     let (mut number, mut tell_number) = io::pipe().map_err(SpawnError::Fork)?;
     let (mut held, mut tell_held) = io::pipe().map_err(SpawnError::Fork)?;
     let parents_end = tell_held.as_raw_fd();
     let before_exec = move || {
         close(parents_end);
-        signals.restore();
+        inherited.signals.restore();
         tell_number.write_all(&std::process::id().to_ne_bytes())?;
-        wait_for_byte(&mut held)
+        wait_for_byte(&mut held)?;
+        // Last: with the limit that the program is to have, there may be no room for another descriptor.
+        inherited.limits.restore();
+        Ok(())
     };
     // SAFETY: the closure makes system calls on what it owns and on plain numbers. It allocates no memory, takes no lock,
     // and its errors are numbers.

@@ -13,8 +13,8 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use crate::ids::Pid;
+use crate::sys::inherited::Inherited;
 use crate::sys::ptrace::{self, Stop, SyscallPhase, Tracee};
-use crate::sys::signals::InheritedSignals;
 use crate::sys::spawn::{SpawnError, spawn_held};
 
 mod error;
@@ -93,17 +93,18 @@ enum State {
 
 impl Launch {
     /// Starts a command (the program, looked up in `PATH`, and its arguments) with this process's standard streams,
-    /// process group, environment and working folder. It is held at its exec: nothing of it has run.
+    /// process group, environment and working folder, and with what is to be inherited. It is held at its exec: nothing of
+    /// it has run.
     ///
     /// # Errors
     ///
     /// [`LaunchError`], also in the place of what the new process could not do. Nothing is left running.
-    pub fn start(command: &[OsString], signals: InheritedSignals) -> Result<Self, LaunchError> {
+    pub fn start(command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
         let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
         let name = program.to_string_lossy().into_owned();
         let mut child = Command::new(program);
         child.args(arguments);
-        match spawn_held(child, signals) {
+        match spawn_held(child, inherited) {
             Ok((tracee, stop)) => {
                 let mut launch = Self { tracee, state: State::Held(stop), program: name, quiet_max: QUIET_MAX };
                 launch.stopped_at(stop);

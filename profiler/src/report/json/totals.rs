@@ -26,8 +26,8 @@ pub(super) struct TotalsFields {
 }
 
 impl TotalsFields {
-    pub(super) fn new(profile: &Profile, totals: &Totals) -> Self {
-        let exact = profile.interval_bytes <= 1;
+    /// `exact` says that every allocation was taken.
+    pub(super) fn new(profile: &Profile, totals: &Totals, exact: bool) -> Self {
         let bytes = |bytes: EstimatedBytes| match exact {
             true if bytes < EstimatedBytes::ZERO => Number::Below((EstimatedBytes::ZERO - bytes).rounded()),
             true => Number::Exact(bytes.rounded()),

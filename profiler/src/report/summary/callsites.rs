@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::grid::Column;
-use super::{HEADING, Page};
+use super::{HEADING, PLAIN, Page};
 use crate::ids::Pid;
 use crate::report::chain::chain;
 use crate::report::profile::Profile;
@@ -39,7 +39,7 @@ impl Page {
             all if all > top => format!("largest {top} of {} callsites", text::count(all as u64)),
             all => text::counted(all as u64, "callsite"),
         };
-        let estimated = if profile.interval_bytes > 1 { " (estimates)" } else { "" };
+        let estimated = if profile.is_exact() { "" } else { " (estimates)" };
         self.line(HEADING, &format!("{which} by {}{estimated}", view.title()));
 
         let several_targets = profile.targets.len() > 1;
@@ -69,6 +69,11 @@ impl Page {
         });
         let rows = rows.collect();
         self.table(&columns, rows);
+        if describe::folded(profile, view).is_some() {
+            let share = share(view.rounded(&profile.others.folded_totals), whole);
+            let processes = describe::folded_processes(profile);
+            self.line(PLAIN, &format!("  {share} belongs to {processes}, of which sums alone are kept"));
+        }
     }
 }
 
@@ -84,7 +89,8 @@ fn places(profile: &Profile, view: View) -> Vec<(Place<'_>, Sums)> {
             let heap = target.heaps.get(callsite.heap).map_or("", |heap| heap.name.as_str());
             let mut chain = chain(profile, callsite);
             if callsite.inherited {
-                chain.push_str(" [inherited at the fork]");
+                chain.push(' ');
+                chain.push_str(describe::INHERITED);
             }
             let sums = places.entry(Place { pid: target.pid, heap, chain }).or_default();
             sums.view = sums.view.saturating_add(value);

@@ -52,7 +52,7 @@ impl Page {
     }
 
     fn hooks(&mut self, profile: &Profile) {
-        let hooks = each_once(profile);
+        let hooks = describe::each_once(profile);
         if hooks.is_empty() && !profile.targets.is_empty() {
             self.line(WARNING, "  hooks: none, as no allocator was found");
         } else if hooks.is_empty() {
@@ -71,16 +71,16 @@ impl Page {
         if attached == hooks.len() {
             return self.line(PLAIN, &format!("  hooks: {whole}{heaps}"));
         }
-        let mut missing: Vec<_> = hooks.iter().filter(|hook| !is_attached(hook)).collect();
-        missing.sort_by_key(|(_, hook)| !hook.required);
-        let style = if missing[0].1.required { WARNING } else { PLAIN };
+        let mut unattached: Vec<_> = hooks.iter().filter(|hook| !is_attached(hook)).collect();
+        unattached.sort_by_key(|(_, hook)| !hook.is_missing());
+        let style = if unattached[0].1.is_missing() { WARNING } else { PLAIN };
         self.line(style, &format!("  hooks: {} of {whole}{heaps}", text::count(attached as u64)));
-        for (heap, hook) in missing.iter().take(HOOKS_MAX) {
-            let need = if hook.required { "" } else { " (few programs call it)" };
+        for (heap, hook) in unattached.iter().take(HOOKS_MAX) {
+            let (need, style) = if hook.is_missing() { ("", WARNING) } else { (" (few programs call it)", PLAIN) };
             let line = format!("    {}: {}{need}", text::printable(&heap.name), describe::unattached(hook));
-            self.line(if hook.required { WARNING } else { PLAIN }, &line);
+            self.line(style, &line);
         }
-        self.and_more(missing.len());
+        self.and_more(unattached.len());
     }
 
     /// Functions that the user has named and that are nowhere. Of a spec that ships a heap's are many, and few programs
@@ -105,7 +105,7 @@ impl Page {
         }
         let mut heaps: Vec<&str> = optional.iter().map(|hook| hook.heap.as_str()).collect();
         heaps.dedup();
-        heaps.retain(|name| describe::hooks(profile).all(|(heap, _)| heap.name != *name));
+        heaps.retain(|name| profile.hooks().all(|(heap, _)| heap.name != *name));
         for heap in heaps {
             self.line(
                 PLAIN,
@@ -163,15 +163,6 @@ impl Page {
             ),
         );
     }
-}
-
-/// The hooks of all processes: what several have in common, once.
-fn each_once(profile: &Profile) -> Vec<(&HeapProfile, &HookStatus)> {
-    let mut known = std::collections::HashSet::new();
-    let is_new = |(heap, hook): &(&HeapProfile, &HookStatus)| {
-        known.insert((heap.name.clone(), hook.module.clone(), hook.function.clone(), hook.error.clone()))
-    };
-    describe::hooks(profile).filter(is_new).collect()
 }
 
 /// ` of libc`, ` of 2 heaps (libc, pool)`.

@@ -44,6 +44,25 @@ fn titles_say_what_is_shown() {
     );
 }
 
+#[test]
+fn titles_name_heaps_that_are_sampled_for_themselves() {
+    check_title(
+        &profiles::mixed(),
+        View::AllocBytes,
+        [
+            "allocated bytes of 2 processes",
+            "≈ 163.1 KiB (95 %: 120.5 KiB to 220.8 KiB, 52 samples) · every allocation (libc: sampled every 4 KiB) · watched for 30.5s · no losses",
+        ],
+    );
+    let mut profile = profiles::mixed();
+    profile.targets[1].heaps[0].interval_bytes = 1 << 20;
+    profile.targets[0].heaps.truncate(1);
+    let image = parse(&render(Format::Flamegraph, &profile, View::AllocBytes));
+    assert!(image.texts[1].contains(" · libc: sampled every 4 KiB, pool: sampled every 1 MiB · "), "{:?}", image.texts);
+    let comment = "; interval 1 bytes, of libc 4096, of pool 1048576; ";
+    assert!(image.comments.iter().any(|notes| notes.contains(comment)), "{:?}", image.comments);
+}
+
 #[track_caller]
 fn check_title(profile: &Profile, view: View, expected: [&str; 2]) {
     let image = parse(&render(Format::Flamegraph, profile, view));

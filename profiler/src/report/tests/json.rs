@@ -69,7 +69,7 @@ fn every_object_has_the_fields_of_the_contract() {
         ("/others/skipped/0", vec!["command", "pid", "reason"]),
         ("/health/unfound/0", vec!["function", "heap", "modules", "required"]),
         ("/targets/0/totals", with(&[])),
-        ("/targets/0/heaps/0", with(&["name", "hooks"])),
+        ("/targets/0/heaps/0", with(&["name", "interval_bytes", "hooks"])),
         (
             "/targets/0/heaps/0/hooks/0",
             vec!["attached", "backend", "emulated", "error", "function", "instruction", "module", "offset", "required"],
@@ -137,6 +137,40 @@ fn samples_give_floats() {
         assert!(((blocks - end).abs() / deviation - 1.96).abs() < 0.001, "{end}");
     }
     assert_eq!(callsite["live_samples"], 30);
+}
+
+#[test]
+fn what_a_heap_samples_for_itself_gives_floats() {
+    let report = parse(&profiles::mixed());
+    assert_eq!(report["interval_bytes"], 1);
+    let is_exact = |path: &str| {
+        let totals = report.pointer(path).unwrap_or_else(|| panic!("no totals at {path}"));
+        let is_exact = totals["live_bytes"].is_u64();
+        assert_eq!(totals["live_bytes_95"].is_null(), is_exact, "{totals}");
+        is_exact
+    };
+    for (target, heap, interval_bytes) in [(0, 0, 4096), (0, 1, 1), (1, 0, 1)] {
+        let path = format!("/targets/{target}/heaps/{heap}");
+        assert_eq!(report.pointer(&path).expect("the heap is there")["interval_bytes"], interval_bytes);
+        assert_eq!(is_exact(&path), interval_bytes == 1);
+    }
+    assert!(!is_exact("/targets/0/totals"));
+    assert!(is_exact("/targets/1/totals"));
+    for callsite in [0, 1] {
+        let path = format!("/targets/0/callsites/{callsite}");
+        assert_eq!(is_exact(&path), report.pointer(&path).expect("the callsite is there")["heap"] == "pool");
+    }
+}
+
+#[test]
+fn sums_of_processes_are_exact_where_their_heaps_are() {
+    for (folded, expected) in [(None, true), (Some(1), true), (Some(4096), false)] {
+        let mut profile = profiles::exact();
+        profile.others.folded_interval_bytes = folded;
+        assert_eq!(parse(&profile)["others"]["folded_totals"]["alloc_bytes"].is_u64(), expected);
+        assert_eq!(profile.is_exact(), expected);
+    }
+    assert!(!profiles::nobody().is_exact());
 }
 
 #[test]

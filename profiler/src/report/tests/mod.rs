@@ -5,6 +5,8 @@
 mod choice;
 mod flamegraph;
 mod folded;
+mod folding;
+mod hooks;
 mod json;
 mod profiles;
 mod properties;

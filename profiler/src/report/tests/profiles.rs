@@ -113,6 +113,26 @@ pub(super) fn sampled() -> Profile {
     profile
 }
 
+/// Two processes, of which one has a heap that is sampled beside one of which every allocation is taken, as all of the
+/// other's are.
+pub(super) fn mixed() -> Profile {
+    let mut frames = Frames::default();
+    let main = frames.add("main", "/usr/bin/pooled");
+    let get = frames.add("get", "/usr/bin/pooled");
+    let complete = Some(StackEnd::Complete);
+    let callsites = vec![
+        callsite(&[main], complete, 0, taken(4096, 40, 100, 10)),
+        callsite(&[get, main], complete, 1, taken(1, 10, 100, 5)),
+    ];
+    let heaps = vec![heap("libc", &[("malloc", None), ("free", None)]), heap("pool", &[("get", None)])];
+    let both = target(21, "pooled", "pooled", heaps, callsites);
+    let heaps = vec![heap("pool", &[("get", None)])];
+    let one = target(22, "pooled", "pooled", heaps, vec![callsite(&[get, main], complete, 0, taken(1, 2, 100, 0))]);
+    let mut profile = profile(1, vec![both, one], frames, Health::default());
+    profile.targets[0].heaps[0].interval_bytes = 4096;
+    profile
+}
+
 /// As `exact`, of a program without any names.
 pub(super) fn nameless() -> Profile {
     let mut profile = exact();
@@ -222,10 +242,15 @@ pub(super) fn heap(name: &str, hooks: &[(&str, Option<&str>)]) -> HeapProfile {
         required: true,
         error: error.map(str::to_owned),
     });
-    HeapProfile { name: name.to_owned(), hooks: hooks.collect(), totals: Totals::default() }
+    let hooks = hooks.collect();
+    HeapProfile { name: name.to_owned(), interval_bytes: 1, hooks, totals: Totals::default() }
 }
 
-pub(super) fn profile(interval_bytes: u64, targets: Vec<TargetProfile>, frames: Frames, health: Health) -> Profile {
+/// A profile whose heaps all have its interval.
+pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, frames: Frames, health: Health) -> Profile {
+    for heap in targets.iter_mut().flat_map(|target| &mut target.heaps) {
+        heap.interval_bytes = interval_bytes;
+    }
     Profile {
         interval_bytes,
         started_unix_ns: STARTED_UNIX_NS,

@@ -2,6 +2,7 @@
 
 use super::check_golden;
 use super::profiles;
+use crate::ledger::totals::Totals;
 use crate::report::View;
 use crate::report::summary::summary;
 
@@ -11,6 +12,7 @@ fn goldens() {
         ("exact", profiles::exact(), View::LiveBytes, None),
         ("exact.alloc-bytes", profiles::exact(), View::AllocBytes, Some(80)),
         ("sampled", profiles::sampled(), View::LiveBytes, Some(100)),
+        ("mixed", profiles::mixed(), View::LiveBytes, Some(100)),
         ("nameless", profiles::nameless(), View::LiveBytes, Some(80)),
         ("empty", profiles::empty(), View::LiveBytes, Some(80)),
         ("unwatched", profiles::unwatched(), View::LiveBytes, Some(80)),
@@ -19,6 +21,20 @@ fn goldens() {
     ] {
         check_golden(&format!("summary/{name}.txt"), &summary(&profile, view, 10, width, false));
     }
+}
+
+#[test]
+fn a_process_of_which_nothing_was_sampled_is_told_of_each_heaps_interval() {
+    let mut profile = profiles::mixed();
+    for target in &mut profile.targets {
+        target.totals = Totals::default();
+        target.callsites.clear();
+    }
+    let text = summary(&profile, View::LiveBytes, 10, None, false);
+    assert!(text.contains("or too little to be sampled"), "{text}");
+    let line = "One block per 4 KiB of heap libc is sampled on average; `--heap-interval libc=1` takes every one.";
+    assert!(text.contains(line), "{text}");
+    assert!(!text.contains("--interval 1"), "{text}");
 }
 
 #[test]

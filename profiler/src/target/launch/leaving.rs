@@ -99,8 +99,8 @@ mod tests {
             let (program, pipe) = (vforks(&workshop), workshop.path("pipe"));
             workshop.run("mkfifo", &["pipe"]);
             let command = ["sh".as_ref(), "-c".as_ref(), script.as_ref(), program.as_os_str(), pipe.as_os_str()];
-            let signals = crate::sys::signals::InheritedSignals::now();
-            let mut launch = Launch::start(&command.map(Into::into), signals).expect("started");
+            let inherited = crate::sys::inherited::Inherited::now();
+            let mut launch = Launch::start(&command.map(Into::into), inherited).expect("started");
             let pid = launch.pid();
             launch.follow_execs().expect("held");
             // Opens when the shell does, which then becomes the program.

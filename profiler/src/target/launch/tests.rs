@@ -20,7 +20,7 @@ fn words(command: &[&str]) -> Vec<OsString> {
 }
 
 fn start(command: &[&str]) -> Launch {
-    Launch::start(&words(command), InheritedSignals::now()).unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    Launch::start(&words(command), Inherited::now()).unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
 fn step(launch: &mut Launch, mut on_new_code: impl FnMut()) -> StartUp {
@@ -315,11 +315,11 @@ fn what_cannot_run_has_a_shells_code() {
         (path(&orphan), "its interpreter or dynamic linker is not there", Some(127)),
         (&folder, "Permission denied", Some(126)),
     ] {
-        let error = Launch::start(&words(&[command]), InheritedSignals::now()).expect_err("it cannot run");
+        let error = Launch::start(&words(&[command]), Inherited::now()).expect_err("it cannot run");
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(error.exit_code(), code, "{error}");
     }
-    let error = Launch::start(&[], InheritedSignals::now()).expect_err("nothing to run");
+    let error = Launch::start(&[], Inherited::now()).expect_err("nothing to run");
     assert!(error.to_string().starts_with("no command to run"), "{error}");
 }
 
@@ -368,9 +368,9 @@ fn output(mut process: Child, input: &str) -> String {
 #[tokio::test(flavor = "current_thread")]
 #[ignore = "a part of other tests"]
 async fn starts_what_is_given() {
-    let signals = InheritedSignals::now();
+    let inherited = Inherited::now();
     let _caught = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt()).expect("installed");
-    let mut launch = match Launch::start(&given(), signals) {
+    let mut launch = match Launch::start(&given(), inherited) {
         Ok(launch) => launch,
         Err(error) => return tell(&error.to_string()),
     };
@@ -383,7 +383,7 @@ async fn starts_what_is_given() {
 fn holds_what_is_given() {
     let hold_at: u32 = std::env::var(HOLD_AT).expect("set").parse().expect("a number");
     let mut calls = 0;
-    let mut launch = Launch::start(&given(), InheritedSignals::now()).expect("started");
+    let mut launch = Launch::start(&given(), Inherited::now()).expect("started");
     step(&mut launch, || {
         if calls == hold_at {
             tell("holds");

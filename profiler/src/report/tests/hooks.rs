@@ -1,0 +1,38 @@
+//! Hooks that are not attached: whether the profile is whole without them, all reports and the exit code say alike.
+
+use super::profiles;
+use super::render;
+use crate::report::profile::Profile;
+use crate::report::summary::summary;
+use crate::report::{Format, View};
+
+/// Two processes that have a hook alike, which is not attached in either and taken by the profiles of those that say so.
+fn unattached(required: [bool; 2]) -> Profile {
+    let mut profile = profiles::empty();
+    profile.targets.push(profile.targets[0].clone());
+    for (target, required) in profile.targets.iter_mut().zip(required) {
+        let hook = &mut target.heaps[0].hooks[0];
+        (hook.required, hook.error) = (required, Some("the entry is patched".to_owned()));
+    }
+    profile
+}
+
+#[test]
+fn all_reports_agree_on_which_hooks_are_missing() {
+    for (required, missing) in
+        [([false, false], false), ([true, true], true), ([true, false], true), ([false, true], true)]
+    {
+        let profile = unattached(required);
+        assert_eq!(profile.incomplete(), missing, "{required:?}");
+        let image = render(Format::Flamegraph, &profile, View::LiveBytes);
+        let losses = if missing { "1 hook not attached" } else { "no losses" };
+        assert!(image.contains(&format!(" · {losses}<")), "{required:?}: {image}");
+        let reason = "`malloc` in `/usr/lib/x86_64-linux-gnu/libc.so.6` is not attached: the entry is patched";
+        assert_eq!(image.matches(reason).count(), usize::from(missing), "{required:?}: {image}");
+        let text = summary(&profile, View::LiveBytes, 10, None, false);
+        assert_eq!(text.contains("health: this profile is incomplete"), missing, "{required:?}: {text}");
+        assert!(text.contains("  hooks: 1 of 2 functions of heap libc\n"), "{required:?}: {text}");
+        let need = if missing { "" } else { " (few programs call it)" };
+        assert_eq!(text.matches(&format!("    libc: {reason}{need}\n")).count(), 1, "{required:?}: {text}");
+    }
+}
