@@ -113,9 +113,12 @@ fn notes(profile: &Profile, view: View) -> String {
 /// An image that says in words why there is no graph.
 fn draw_nothing(profile: &Profile, view: View, out: &mut dyn io::Write) -> io::Result<()> {
     let mut lines = vec![(title(profile, view), "18"), (subtitle(profile, view), "12")];
-    let missing = describe::each_once(profile).into_iter().filter(|(_, hook)| hook.is_missing());
-    let missing = missing.take(HOOKS_MAX).map(|(_, hook)| describe::unattached(hook));
-    lines.extend(describe::nothing(profile, view).into_iter().chain(missing).map(|line| {
+    let mut unattached = describe::each_once(profile);
+    unattached.retain(|(_, hook)| hook.error.is_some());
+    // Those first without which the profile is not whole.
+    unattached.sort_by_key(|(_, hook)| !hook.is_missing());
+    let reasons = unattached.into_iter().take(HOOKS_MAX).map(|(_, hook)| describe::unattached(hook));
+    lines.extend(describe::nothing(profile, view).into_iter().chain(reasons).map(|line| {
         let line = text::cut(&line, REASON_CHARS_MAX);
         (line.into_owned(), "14")
     }));
