@@ -45,6 +45,23 @@ pub fn state(pid: u32) -> char {
     behind_name.and_then(|behind| behind.chars().next()).unwrap_or_else(|| panic!("no state in `{stat}`"))
 }
 
+/// The processes that a process has made, by all of its threads, and that have not been waited for.
+///
+/// # Panics
+///
+/// When there is no such process.
+#[must_use]
+#[track_caller]
+pub fn children(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap_or_else(|error| panic!("tasks of {pid}: {error}"));
+    // A thread may end meanwhile.
+    let children = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
+    let numbers = |text: String| -> Vec<u32> {
+        text.split_ascii_whitespace().map(|number| number.parse().expect("the kernel writes numbers")).collect()
+    };
+    children.flat_map(numbers).collect()
+}
+
 /// Bytes in the executable file mappings of a process that differ from their files: breakpoints, in effect. Each as
 /// `module+0xoffset`.
 ///

@@ -1,7 +1,7 @@
 //! Processes that targets make, and programs that they become.
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
-use heapbpf_tests::report::{Process, Report};
+use heapbpf_tests::report::Process;
 use heapbpf_tests::target::{Target, build};
 
 /// A target that can do all of that, and heapbpf on it at an interval of 1.
@@ -14,16 +14,6 @@ fn watched(arguments: &str) -> (Target, Heapbpf, Session) {
 
 fn count(process: &Process, function: &str) -> u64 {
     process.exact_by_leaf().get(function).map_or(0, |counts| counts.alloc_count)
-}
-
-/// The only process that another one made by a fork.
-#[track_caller]
-fn child_of(report: &Report, parent: u32) -> &Process {
-    let mut children = report.targets.iter().filter(|process| process.beginning.parent == Some(parent));
-    let child = children.next().expect("the child is in the report");
-    assert!(children.next().is_none(), "it has one child");
-    assert_eq!(child.beginning.origin, "fork");
-    child
 }
 
 #[test]
@@ -45,7 +35,7 @@ fn a_forked_child_has_books_of_its_own_that_begin_with_its_parents_blocks() {
     let parent = report.process(target.pid()).totals.exact();
     assert_eq!((parent.alloc_count, parent.free_count, parent.live_bytes), (32, 0, 30 * 100 + 2 * 11));
 
-    let child = child_of(&report, target.pid());
+    let child = report.child_of(target.pid());
     let totals = child.totals.exact();
     assert_eq!(child.totals.inherited_count.as_u64(), Some(30));
     assert_eq!(child.totals.inherited_bytes.as_u64(), Some(3000));
@@ -86,8 +76,8 @@ fn grandchildren_are_followed_and_outlive_their_parents() {
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
     report.assert_complete();
-    let child = child_of(&report, target.pid());
-    let grandchild = child_of(&report, child.pid);
+    let child = report.child_of(target.pid());
+    let grandchild = report.child_of(child.pid);
     assert_eq!(grandchild.totals.inherited_count.as_u64(), Some(20));
     assert_eq!(grandchild.totals.exact().alloc_count, 1);
 }

@@ -8,8 +8,6 @@ use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::Report;
 use heapbpf_tests::target::Target;
 
-use crate::{heap, sum_of};
-
 /// The system's own, which exports its functions and was built with optimisations of all kinds.
 const PYTHON: &str = "/usr/bin/python3";
 
@@ -34,7 +32,7 @@ fn pythons_small_objects_are_counted_where_malloc_sees_none() {
     let mut target = python(&[]);
     let (report, summary) = profile(&mut target, "", &["keep"]);
     let process = report.process(target.pid());
-    let cpython = heap(process, "cpython").totals.estimates();
+    let cpython = process.heap("cpython").totals.estimates();
     assert!((0.88 * 250e3..1.12 * 250e3).contains(&cpython.live_count), "{cpython:?}");
     // Of 28 bytes at least, and 32 in some versions. Five percent are more than two sigma of 2000 samples, ten four.
     assert!((0.9 * 7e6..1.1 * 8e6 + 3e6).contains(&cpython.live_bytes), "{cpython:?}");
@@ -45,7 +43,7 @@ fn pythons_small_objects_are_counted_where_malloc_sees_none() {
     let both = cpython.live_bytes + libc;
     assert!((0.9 * 9e6..1.1 * (8e6 + 2.25e6)).contains(&both), "{both}");
     assert!(libc < 3e6, "arenas are mapped, not taken from malloc: {libc}");
-    assert!(heap(process, "cpython").hooks.iter().any(|hook| hook.function == "PyObject_Malloc" && hook.attached));
+    assert!(process.heap("cpython").hooks.iter().any(|hook| hook.function == "PyObject_Malloc" && hook.attached));
     assert!(summary.contains("(cpython, libc)") || summary.contains("(libc, cpython)"), "{summary}");
 
     target.exit(0);
@@ -79,7 +77,7 @@ fn what_python_takes_from_malloc_counts_once() {
     assert!(live("libc") < 1 << 20, "{}", live("libc"));
 
     let (report, _) = profile(&mut target, "--interval 1", &["free", "large", "free"]);
-    let totals = heap(report.process(target.pid()), "cpython").totals.exact();
+    let totals = report.process(target.pid()).heap("cpython").totals.exact();
     assert!(totals.alloc_bytes >= 50 << 20 && totals.live_bytes < 1 << 20, "{totals:?}");
     target.exit(0);
 }
@@ -97,8 +95,8 @@ fn memory_of_a_device_is_counted_to_the_byte() {
     report.assert_complete();
     let process = report.process(target.pid());
     process.assert_matches(&ledger);
-    assert_eq!(heap(process, "cuda").totals.exact(), sum_of(&ledger, |site| site == "uploads"));
-    assert_eq!(heap(process, "libc").totals.exact(), sum_of(&ledger, |site| site == "mallocs"));
+    assert_eq!(process.heap("cuda").totals.exact(), ledger.sum_of(|site| site == "uploads"));
+    assert_eq!(process.heap("libc").totals.exact(), ledger.sum_of(|site| site == "mallocs"));
     assert_eq!(ledger.site("uploads").counts.live_count, 125);
     // What this version does not have is no fault, and that a whole heap is not there is told.
     let summary = outcome.stdout;

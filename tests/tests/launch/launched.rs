@@ -54,14 +54,7 @@ impl Launched {
     /// The process that heapbpf has made.
     #[track_caller]
     pub(super) fn command(&self) -> Pid {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.target.pid())).expect("heapbpf runs");
-        let children = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
-        let children: Vec<u32> = children
-            .flat_map(|text| text.split_ascii_whitespace().map(str::parse).collect::<Vec<_>>())
-            .flatten()
-            .collect();
-        let [child] = children.as_slice() else { panic!("heapbpf has {children:?}") };
-        raw_pid(*child)
+        raw_pid(self.target.child_pid())
     }
 }
 

@@ -290,7 +290,7 @@ fn a_process_namespace() {
     let report = heapbpf.report("out.json");
     report.assert_complete();
     assert_profile(report.process(pid), LIBC);
-    let child = report.targets.iter().find(|process| process.beginning.parent == Some(pid)).expect("it is followed");
+    let child = report.child_of(pid);
     assert!(child.pid > 2, "its number is the one outside: {}", child.pid);
     assert_eq!(child.totals.exact().alloc_count, 3);
 }

@@ -49,11 +49,6 @@ impl Watched {
     }
 }
 
-#[track_caller]
-fn totals(process: &Process, heap: &str) -> Counts {
-    process.heaps.iter().find(|it| it.name == heap).map(|heap| heap.totals.exact()).expect("it is in the report")
-}
-
 #[test]
 fn a_library_with_its_own_malloc() {
     let mut watched = Watched::start();
@@ -67,7 +62,7 @@ fn a_library_with_its_own_malloc() {
     let process = report.process(pid);
     assert_sites(process, &[("keeps", kept(25, 1000)), ("plugin_keeps", kept(30, 100))]);
     assert_eq!(modules(process, "plugin"), [library.to_str().expect("plain")]);
-    assert_eq!(totals(process, "plugin"), kept(30, 100));
+    assert_eq!(process.heap("plugin").totals.exact(), kept(30, 100));
 }
 
 /// Fails unless these functions allocated that much, and nothing else did but the dynamic linker for the library.
@@ -95,7 +90,7 @@ fn a_library_with_prefixed_names() {
     let report = watched.finish();
     let process = report.process(pid);
     assert_sites(process, &[("plugin_keeps", kept(30, 100))]);
-    assert_eq!(totals(process, "jemalloc"), kept(30, 100));
+    assert_eq!(process.heap("jemalloc").totals.exact(), kept(30, 100));
 }
 
 #[test]
@@ -120,7 +115,11 @@ fn calls_within_calls_count_once() {
         };
         let sites = [("plugin_keeps", gone(30, 3000)), ("plugin_resizes", gone(30, 150_000))];
         assert_sites(process, &sites);
-        assert_eq!(totals(process, "plugin"), gone(60, 153_000), "{flags}: in the heap of the outermost call");
+        assert_eq!(
+            process.heap("plugin").totals.exact(),
+            gone(60, 153_000),
+            "{flags}: in the heap of the outermost call"
+        );
     }
 }
 
@@ -147,7 +146,10 @@ fn a_library_that_is_unloaded_and_loaded_again() {
     let report = watched.finish();
     let process = report.process(pid);
     let (count, bytes) = (30 + 3 + 1 + 2 + 4, 3000 + 21 + 100 + 26 + 400);
-    assert_eq!(totals(process, "plugin"), Counts { alloc_bytes: bytes, live_bytes: bytes, ..kept(count, 0) });
+    assert_eq!(
+        process.heap("plugin").totals.exact(),
+        Counts { alloc_bytes: bytes, live_bytes: bytes, ..kept(count, 0) }
+    );
     assert_eq!(process.exact_by_leaf()["keeps"], kept(25, 1000));
     assert_eq!(modules(process, "plugin").len(), 3, "{:#?}", process.heaps);
 }
@@ -163,7 +165,7 @@ fn hooks_of_a_library_that_is_gone_are_told() {
     let pid = watched.target.pid();
     let report = watched.finish();
     let process = report.process(pid);
-    assert_eq!(totals(process, "plugin"), kept(30, 100));
+    assert_eq!(process.heap("plugin").totals.exact(), kept(30, 100));
     assert!(modules(process, "plugin").contains(&library.to_str().expect("plain")), "{:#?}", process.heaps);
 }
 
@@ -195,8 +197,7 @@ fn a_library_without_an_allocator_changes_nothing() {
     let pid = watched.target.pid();
     let report = watched.finish();
     let process = report.process(pid);
-    let heaps: Vec<&str> = process.heaps.iter().map(|heap| heap.name.as_str()).collect();
-    assert_eq!(heaps, ["libc"]);
+    assert_eq!(process.heap_names(), ["libc"]);
     let of_keeps: Vec<_> = process.exact_by_leaf().into_iter().filter(|(name, _)| name == "keeps").collect();
     assert_eq!(of_keeps, [("keeps".to_owned(), kept(25, 1000))]);
 }

@@ -1,19 +1,12 @@
 //! `heapbpf -- WRAPPER COMMAND`, where the wrapper has no allocator of its own: what it becomes, or starts, is what is meant.
 
-#[path = "launch/launched.rs"]
-#[expect(dead_code, reason = "signals are not sent here")]
-mod launched;
-
 use std::ffi::OsString;
 
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::build;
-use launched::Launched;
 
-fn live(count: u64, bytes: u64) -> Counts {
-    Counts { alloc_count: count, alloc_bytes: bytes, live_count: count, live_bytes: bytes, ..Counts::default() }
-}
+use crate::launched::Launched;
 
 /// Runs the target behind a wrapper that does `how`, and finds it in the report.
 #[track_caller]
@@ -31,10 +24,10 @@ fn check(how: &str) -> Process {
     let first = process.beginning.from_first_call;
     assert!(first || how == "fork", "{:?}", process.beginning);
     for (name, counts, early) in [
-        ("constructs", live(3, 3 * 501), true),
-        ("begins", live(7, 7 * 1001), true),
-        ("keeps", live(5, 385), false),
-        ("ends", live(2, 666), false),
+        ("constructs", Counts::kept(3, 3 * 501), true),
+        ("begins", Counts::kept(7, 7 * 1001), true),
+        ("keeps", Counts::kept(5, 385), false),
+        ("ends", Counts::kept(2, 666), false),
     ] {
         if first || !early {
             assert_eq!(functions.get(name), Some(&counts), "{name}: {functions:#?}");
