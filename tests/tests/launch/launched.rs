@@ -63,12 +63,19 @@ fn raw_pid(pid: u32) -> Pid {
 }
 
 #[track_caller]
-pub(super) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WITHIN;
+pub(super) fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
+    assert!(comes_within(WITHIN, is_so), "{what} does not come");
+}
+
+pub(super) fn comes_within(time: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + time;
     while !is_so() {
-        assert!(Instant::now() < deadline, "{what} does not come");
+        if Instant::now() >= deadline {
+            return false;
+        }
         thread::sleep(Duration::from_millis(5));
     }
+    true
 }
 
 /// A line of `/proc/PID/status`.

@@ -1,11 +1,13 @@
 //! Allocators that come into a target while it is recorded, and go.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
 use heapbpf_tests::recipe::Recipe;
-use heapbpf_tests::report::{Counts, Process, Report};
+use heapbpf_tests::report::{Callsite, Counts, Process, Report};
 use heapbpf_tests::target::Target;
 
 use super::{kept, modules};
@@ -34,9 +36,23 @@ impl Watched {
     }
 
     /// Has it load a library, and waits until that is watched too.
-    fn load(&mut self, library: &std::path::Path) {
+    fn load(&mut self, library: &Path) {
         self.target.work(&format!("load {}", library.display()));
         self.session.wait_for(MORE);
+    }
+
+    /// Waits until heapbpf has looked at a library that the target has loaded.
+    fn wait_until_opened(&self, library: &Path) {
+        let descriptors = format!("/proc/{}/fd", self.session.pid());
+        let is_open = || {
+            let mut files = fs::read_dir(&descriptors).expect("heapbpf runs").flatten();
+            files.any(|file| fs::read_link(file.path()).is_ok_and(|path| path == library))
+        };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !is_open() {
+            assert!(Instant::now() < deadline, "`{}` is not looked at", library.display());
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     fn finish(self) -> Report {
@@ -173,7 +189,7 @@ fn hooks_of_a_library_that_is_gone_are_told() {
 fn a_library_whose_first_stacks_come_by_another_heap() {
     let mut watched = Watched::start();
     // Targets that have just been found are looked at anyway; what comes later has to be noticed.
-    std::thread::sleep(Duration::from_millis(2500));
+    thread::sleep(Duration::from_millis(2500));
     let library = plugin("");
     watched.target.work(&format!("load {}", library.display()));
     watched.target.work("copy 10");
@@ -190,7 +206,9 @@ fn a_library_whose_first_stacks_come_by_another_heap() {
 #[test]
 fn a_library_without_an_allocator_changes_nothing() {
     let mut watched = Watched::start();
-    watched.target.work(&format!("load {}", plugin("-DNO_HEAP").display()));
+    let library = plugin("-DNO_HEAP");
+    watched.target.work(&format!("load {}", library.display()));
+    watched.wait_until_opened(&library);
     watched.target.work("use 100 30");
     watched.target.work("unload");
     watched.target.work("keep 1000 25");
@@ -200,4 +218,11 @@ fn a_library_without_an_allocator_changes_nothing() {
     assert_eq!(process.heap_names(), ["libc"]);
     let of_keeps: Vec<_> = process.exact_by_leaf().into_iter().filter(|(name, _)| name == "keeps").collect();
     assert_eq!(of_keeps, [("keeps".to_owned(), kept(25, 1000))]);
+    // The library's functions have no names any more; who called them has.
+    assert_eq!(process.exact_under(|function| function == "plugin_keeps"), kept(30, 100));
+    let mut of_work = Counts::default();
+    let is_linker = |function: &str| function == "load" || function == "dlclose";
+    let of_blocks = |it: &&Callsite| it.has(|function| function == "work") && !it.has(is_linker);
+    process.callsites.iter().filter(of_blocks).for_each(|callsite| of_work.add(callsite.totals.exact()));
+    assert_eq!(of_work, Counts::kept(25 + 30, 25_000 + 3000), "{:#?}", process.callsites);
 }
