@@ -69,7 +69,7 @@ fn assert_whole_redis(report: &Report, pid: u32, rounds: u32) {
     assert!(allocated > 1e6, "{:?}", process.totals);
     assert!(rounds > 0);
     let values = f64::from(rounds) * f64::from(ROUND_KEYS) * 512.0;
-    eprintln!("{rounds} rounds: {:.2} bytes for each of the values", allocated / values);
+    eprintln!("{rounds} rounds: {:.2} bytes allocated for each byte of its values", allocated / values);
     assert!(report.health.lost.values().any(|count| *count > 0) || allocated > 0.9 * values, "{allocated} of {values}");
 }
 

@@ -1,18 +1,42 @@
 //! Processes that targets make, and programs that they become.
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use heapbpf_tests::heapbpf::{Heapbpf, Session};
-use heapbpf_tests::kernel;
+use heapbpf_tests::heapbpf::{Heapbpf, Session, binary};
+use heapbpf_tests::kernel::{self, require_root};
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::{Target, build};
+
+/// What comes after the target's number.
+const ARGUMENTS: &str = "-v --interval 1 -o out.json";
 
 /// A target that can do all of that, and heapbpf on it at an interval of 1.
 fn watched(arguments: &str) -> (Target, Heapbpf, Session) {
     let target = Target::start("family.c");
-    let mut heapbpf = Heapbpf::of(target.pid(), &format!("-v --interval 1 -o out.json {arguments}"));
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("{ARGUMENTS} {arguments}"));
+    let session = heapbpf.start();
+    (target, heapbpf, session)
+}
+
+/// The same where a busy machine keeps neither waiting: what has not come to a stop after 20 ms is not held.
+fn watched_at_once(arguments: &str) -> (Target, Heapbpf, Session) {
+    require_root();
+    let at_once = |program: &Path| {
+        let mut command = Command::new("chrt");
+        command.args(["--fifo", "1"]).arg(program);
+        command
+    };
+    let target = Target::spawn(&mut at_once(&build("family.c")));
+    let mut command = at_once(&binary());
+    command
+        .args(["--pid", &target.pid().to_string()])
+        .args(ARGUMENTS.split(' '))
+        .args(arguments.split_ascii_whitespace());
+    let mut heapbpf = Heapbpf::with_command(command);
     let session = heapbpf.start();
     (target, heapbpf, session)
 }
@@ -55,7 +79,7 @@ fn a_forked_child_has_books_of_its_own_that_begin_with_its_parents_blocks() {
 }
 
 /// How often a target forks so that its child is seen while it is held, which takes some milliseconds.
-const FORKS: u32 = 20;
+const FORKS: u32 = 40;
 
 /// What was seen of a forked child before it was watched.
 struct Look {
@@ -106,12 +130,11 @@ fn assert_dropped(child: &Process, inherited: u64) {
     let totals = child.totals.exact();
     assert_eq!((totals.free_count, totals.live_bytes), (inherited, 4 * 9), "{totals:?}");
     assert_eq!(count(child, "keeps"), 4);
-    assert!(child.exited && child.exit_code == Some(0), "{child:?}");
 }
 
 #[test]
 fn held_forks_are_stopped_until_all_that_they_free_is_seen() {
-    let (mut target, heapbpf, mut session) = watched("--hold forks");
+    let (mut target, heapbpf, mut session) = watched_at_once("--hold forks");
     target.work("keep 100 1000");
     let looks: Vec<_> = (0..FORKS).map(|_| fork_and_look(&mut target, &mut session)).collect();
     let tasks: Vec<u32> = kernel::tasks(session.pid());
@@ -128,7 +151,7 @@ fn held_forks_are_stopped_until_all_that_they_free_is_seen() {
 
 #[test]
 fn forks_are_not_held_unless_that_is_asked_for() {
-    let (mut target, heapbpf, mut session) = watched("");
+    let (mut target, heapbpf, mut session) = watched_at_once("");
     target.work("keep 100 1000");
     let looks: Vec<_> = (0..FORKS).map(|_| fork_and_look(&mut target, &mut session)).collect();
     let _ = session.interrupt().expect_code(0);
