@@ -2,23 +2,28 @@
 
 use std::ffi::OsString;
 
+use heapbpf_tests::heapbpf::text;
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::build;
 
-use crate::launched::Launched;
+use crate::launched::{Launched, wait_until};
 
 /// Runs the target behind a wrapper that does `how`, and finds it in the report.
 #[track_caller]
 fn check(how: &str) -> Process {
     let wrapper = Recipe::of("bare_wrapper.c").flags("-nostdlib -static -ffreestanding -fno-stack-protector").build();
     let words: [OsString; 3] = [wrapper.into(), how.into(), build("launched.c").into()];
-    let mut launched = Launched::start("", &words, &[]);
+    let mut launched = Launched::start("-v", &words, &[]);
+    // On a busy machine what the wrapper starts may be ready before it is watched.
+    wait_until("the target's probes", || text(&launched.file("stderr")).contains("(launched) is watched"));
     launched.target.work("keep 77 5");
     launched.target.exit(23);
     let mut report = launched.report();
     let found = report.targets.iter().position(|process| process.command.ends_with("/launched"));
-    let process = report.targets.remove(found.unwrap_or_else(|| panic!("{:?}", report.targets)));
+    let process = report
+        .targets
+        .remove(found.unwrap_or_else(|| panic!("{:?}\n{}", report.targets, text(&launched.file("stderr")))));
     let functions = process.exact_by_leaf();
     // A child is seized when heapbpf is told of its exec, which may be too late for its first calls; then that is said.
     let first = process.beginning.from_first_call;
