@@ -269,7 +269,7 @@ impl Session {
 
     #[track_caller]
     fn wait_until_recording(&mut self) {
-        self.wait_for(READY);
+        self.wait_for_line(READY, |line| line.starts_with(READY));
     }
 
     /// Waits until it says a line with this text, which it has not been waited for yet.
@@ -279,16 +279,21 @@ impl Session {
     /// When it does not.
     #[track_caller]
     pub fn wait_for(&mut self, text: &str) {
+        self.wait_for_line(text, |line| line.contains(text));
+    }
+
+    #[track_caller]
+    fn wait_for_line(&mut self, what: &str, is_it: impl Fn(&str) -> bool) {
         let deadline = Instant::now() + READY_WITHIN;
         loop {
             match self.stderr_lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
                     self.keep(&line);
-                    if line.contains(text) {
+                    if is_it(&line) {
                         return;
                     }
                 }
-                Err(error) => panic!("heapbpf did not say `{text}` ({error}); its stderr:\n{}", self.stderr),
+                Err(error) => panic!("heapbpf did not say `{what}` ({error}); its stderr:\n{}", self.stderr),
             }
         }
     }

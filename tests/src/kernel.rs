@@ -45,6 +45,48 @@ pub fn state(pid: u32) -> char {
     behind_name.and_then(|behind| behind.chars().next()).unwrap_or_else(|| panic!("no state in `{stat}`"))
 }
 
+/// A process's threads, by number.
+///
+/// # Panics
+///
+/// When there is no such process.
+#[must_use]
+#[track_caller]
+pub fn tasks(pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap_or_else(|error| panic!("tasks of {pid}: {error}"));
+    tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The thread that traces a process.
+///
+/// # Panics
+///
+/// When there is no such process.
+#[must_use]
+#[track_caller]
+pub fn tracer(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_else(|error| panic!("{pid}: {error}"));
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).expect("the kernel writes it");
+    Some(tracer.trim().parse().expect("a number")).filter(|&tracer| tracer != 0)
+}
+
+/// The processes that a process has made, by all of its threads, and that have not been waited for.
+///
+/// # Panics
+///
+/// When there is no such process.
+#[must_use]
+#[track_caller]
+pub fn children(pid: u32) -> Vec<u32> {
+    // A thread may end meanwhile.
+    let path = |task: u32| format!("/proc/{pid}/task/{task}/children");
+    let children = tasks(pid).into_iter().filter_map(|task| fs::read_to_string(path(task)).ok());
+    let numbers = |text: String| -> Vec<u32> {
+        text.split_ascii_whitespace().map(|number| number.parse().expect("the kernel writes numbers")).collect()
+    };
+    children.flat_map(numbers).collect()
+}
+
 /// Bytes in the executable file mappings of a process that differ from their files: breakpoints, in effect. Each as
 /// `module+0xoffset`.
 ///

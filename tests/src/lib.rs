@@ -1,8 +1,9 @@
 //! Integration tests of heapbpf, through the built binary and on the kernel of this machine.
 //!
 //! Owns the programs under `targets/`, what starts and stops them and the profiler, and the reading of JSON reports.
-//! Uses nothing of the crates under test: what they promise is written down here a second time, from the outside. (One
-//! test, `tests/unwind`, looks inside: it needs stacks in a form that the binary does not give out.)
+//! Uses nothing of the crates under test: what they promise is written down here a second time, from the outside. (Two
+//! tests look inside: `tests/unwind` needs stacks in a form that the binary does not give out, and `tests/shapes.rs` calls
+//! that no allocator can be made to answer so.)
 //!
 //! # What the binary promises
 //!

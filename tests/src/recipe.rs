@@ -1,6 +1,7 @@
 //! How a target is built: compiler, flags, libraries. Builds once for each source and way. Refuses to start what it
 //! built: see `target`.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
@@ -118,21 +119,54 @@ impl Recipe {
         program
     }
 
-    /// Changes with the way to build and with the source and all headers beside it.
+    /// Changes with the way to build, with the source and with all that it includes.
     fn fingerprint(&self, path: &Path) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
-        let folder = path.parent().expect("sources lie in a folder");
-        let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("`{}`: {error}", folder.display()));
-        let mut inputs: Vec<PathBuf> = entries
-            .map(|entry| entry.expect("the folder is ours").path())
-            .filter(|input| input.extension().is_some_and(|extension| extension == "h"))
-            .collect();
-        inputs.sort();
-        inputs.push(path.to_owned());
-        for input in inputs {
-            fs::read(&input).unwrap_or_else(|error| panic!("`{}`: {error}", input.display())).hash(&mut hasher);
-        }
+        inputs(path).hash(&mut hasher);
         hasher.finish()
+    }
+}
+
+/// A source and what it includes from beside it, and so on: what the compiler may read of ours.
+fn inputs(source: &Path) -> BTreeMap<PathBuf, String> {
+    let mut inputs = BTreeMap::new();
+    let mut unread = vec![source.to_owned()];
+    while let Some(path) = unread.pop() {
+        if inputs.contains_key(&path) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
+        unread.extend(text.lines().filter_map(included).map(|name| path.with_file_name(name)));
+        inputs.insert(path, text);
+    }
+    inputs
+}
+
+/// The file that a line includes from beside it.
+fn included(line: &str) -> Option<&str> {
+    let directive = line.trim_start().strip_prefix('#')?.trim_start();
+    let quoted = directive.strip_prefix("include")?.trim_start().strip_prefix('"')?;
+    quoted.split_once('"').map(|(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_included_is_read_wherever_it_is_included() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets");
+        let names = |source: &str| -> Vec<String> {
+            inputs(&folder.join(source))
+                .keys()
+                .map(|path| path.strip_prefix(&folder).expect("beside it").display().to_string())
+                .collect()
+        };
+        assert_eq!(names("pooled.c"), ["pool.c", "pool.h", "pooled.c", "protocol.h"]);
+        assert_eq!(names("matrix.cpp"), ["crew.h", "matrix.cpp", "protocol.h"]);
+        assert_eq!(names("silent.c"), ["silent.c"]);
+        assert_eq!(included("#include <stdio.h>"), None);
+        assert_eq!(included("  # include \"x.h\" // that"), Some("x.h"));
     }
 }

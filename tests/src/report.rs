@@ -1,12 +1,16 @@
 //! The JSON report as its readers know it, and the ledgers that targets print. Refuses to know more of the report than
 //! DESIGN.md promises; fields it does not name are let through.
 
+mod counts;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Number;
+
+pub use counts::{Counts, Estimates, Ledger, Site};
 
 /// A report.
 #[derive(Debug, Deserialize)]
@@ -143,49 +147,6 @@ pub struct Totals {
     pub peak_unix_ns: Option<u64>,
 }
 
-/// Exact counts of blocks and bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
-pub struct Counts {
-    pub alloc_count: u64,
-    pub alloc_bytes: u64,
-    pub free_count: u64,
-    pub free_bytes: u64,
-    pub live_count: u64,
-    pub live_bytes: u64,
-}
-
-/// Estimated counts of blocks and bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "the names are the format's own")]
-pub struct Estimates {
-    pub alloc_count: f64,
-    pub alloc_bytes: f64,
-    pub live_count: f64,
-    pub live_bytes: f64,
-}
-
-/// What a target says that it did for one line of input.
-#[derive(Debug, Deserialize)]
-pub struct Ledger {
-    /// The most bytes that were live at once, of those allocated for this line.
-    pub peak_bytes: u64,
-    /// Its functions that allocate.
-    pub sites: Vec<Site>,
-}
-
-/// One function of a target that allocates.
-#[derive(Debug, Deserialize)]
-pub struct Site {
-    /// Its name.
-    pub function: String,
-    /// The line of its call to the allocator; 0 where that is not known.
-    pub line: u32,
-    /// What it did.
-    #[serde(flatten)]
-    pub counts: Counts,
-}
-
 impl Report {
     /// Reads a file.
     ///
@@ -214,6 +175,21 @@ impl Report {
         self.targets.iter().find(|target| target.pid == pid).unwrap_or_else(|| panic!("no {pid} among {pids:?}"))
     }
 
+    /// The only process that another one made by a fork.
+    ///
+    /// # Panics
+    ///
+    /// When the report has another number of those.
+    #[must_use]
+    #[track_caller]
+    pub fn child_of(&self, parent: u32) -> &Process {
+        let children = self.targets.iter().filter(|process| process.beginning.parent == Some(parent));
+        let children: Vec<&Process> = children.collect();
+        let [child] = children.as_slice() else { panic!("{parent} has children {children:?}") };
+        assert_eq!(child.beginning.origin, "fork");
+        child
+    }
+
     /// Fails unless nothing was lost and every hook was attached.
     ///
     /// # Panics
@@ -232,6 +208,24 @@ impl Report {
 }
 
 impl Process {
+    /// The heap of this name.
+    ///
+    /// # Panics
+    ///
+    /// When the process does not have it.
+    #[must_use]
+    #[track_caller]
+    pub fn heap(&self, name: &str) -> &Heap {
+        let heap = self.heaps.iter().find(|heap| heap.name == name);
+        heap.unwrap_or_else(|| panic!("no heap `{name}` among {:?}", self.heap_names()))
+    }
+
+    /// The names of all heaps.
+    #[must_use]
+    pub fn heap_names(&self) -> Vec<&str> {
+        self.heaps.iter().map(|heap| heap.name.as_str()).collect()
+    }
+
     /// Exact counts by the function that a stack's leaf is in.
     ///
     /// # Panics
@@ -311,54 +305,6 @@ impl Callsite {
     #[must_use]
     pub fn has(&self, is_function: impl Fn(&str) -> bool) -> bool {
         self.stack.iter().any(|frame| frame.function.as_deref().is_some_and(&is_function))
-    }
-}
-
-impl Ledger {
-    /// What each function did.
-    #[must_use]
-    pub fn by_function(&self) -> BTreeMap<String, Counts> {
-        self.sites.iter().map(|site| (site.function.clone(), site.counts)).collect()
-    }
-
-    /// The site of this name.
-    ///
-    /// # Panics
-    ///
-    /// When there is none.
-    #[must_use]
-    #[track_caller]
-    pub fn site(&self, function: &str) -> &Site {
-        self.sites.iter().find(|site| site.function == function).unwrap_or_else(|| panic!("no site `{function}`"))
-    }
-
-    /// Over all functions.
-    #[must_use]
-    pub fn sum(&self) -> Counts {
-        let mut sum = Counts::default();
-        self.sites.iter().for_each(|site| sum.add(site.counts));
-        sum
-    }
-}
-
-impl Counts {
-    /// Adds another's counts.
-    pub fn add(&mut self, other: Self) {
-        self.alloc_count += other.alloc_count;
-        self.alloc_bytes += other.alloc_bytes;
-        self.free_count += other.free_count;
-        self.free_bytes += other.free_bytes;
-        self.live_count += other.live_count;
-        self.live_bytes += other.live_bytes;
-    }
-}
-
-impl Estimates {
-    fn add(&mut self, other: Self) {
-        self.alloc_count += other.alloc_count;
-        self.alloc_bytes += other.alloc_bytes;
-        self.live_count += other.live_count;
-        self.live_bytes += other.live_bytes;
     }
 }
 

@@ -43,12 +43,25 @@ impl Expected {
         self.samples += other.samples;
     }
 
-    /// How far estimates of blocks and bytes are off, in standard deviations. Where nothing is left to chance, one stands
-    /// for the rounding of the weights.
+    /// How far estimates of blocks and bytes are off, in standard deviations. Where nothing is left to chance, five are the
+    /// rounding of the weights, a millionth.
     #[must_use]
     pub fn deviations(&self, count: f64, bytes: f64) -> (f64, f64) {
-        let deviation =
-            |got: f64, truth: f64, variance: f64| (got - truth) / variance.sqrt().max(1e-6 * truth).max(1e-6);
+        let rounding = |truth: f64| 1e-6 * truth.max(1.0) / 5.0;
+        let deviation = |got: f64, truth: f64, variance: f64| (got - truth) / variance.sqrt().max(rounding(truth));
         (deviation(count, self.count, self.count_variance), deviation(bytes, self.bytes, self.bytes_variance))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_left_to_chance_may_be_off_by_a_millionth() {
+        let expected = Expected::blocks(1000.0, 5000.0, 4096.0);
+        let is_near = |part: f64| expected.deviations(1000.0, 5e6 * (1.0 + part)).1.abs() <= 5.0;
+        assert!(is_near(0.9e-6) && is_near(-0.9e-6) && !is_near(1.1e-6) && !is_near(-1.1e-6));
+        assert!(Expected::default().deviations(0.0, 0.1).1 > 5.0);
     }
 }

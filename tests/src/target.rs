@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::kernel;
 use crate::recipe::Recipe;
 use crate::report::Ledger;
 
@@ -105,9 +106,9 @@ impl Target {
     #[must_use]
     #[track_caller]
     pub fn child_pid(&self) -> u32 {
-        let pid = self.pid();
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
-        children.trim().parse().unwrap_or_else(|error| panic!("`{children}` is not one child: {error}"))
+        let children = kernel::children(self.pid());
+        let [child] = children.as_slice() else { panic!("{} has children {children:?}", self.pid()) };
+        *child
     }
 
     /// Has it do the work for one line of input and returns what it did.

@@ -2,7 +2,7 @@
 
 #![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "tells figures to people, with --nocapture")]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::kernel::{Resources, assert_no_probes, changed_code};
 use heapbpf_tests::redis::Redis;
-use heapbpf_tests::report::{Health, Process, Report};
+use heapbpf_tests::report::{Health, Report};
 use heapbpf_tests::target::Target;
 
 /// Programs that are started, so many a second.
@@ -32,14 +32,20 @@ impl Drop for Finally<'_> {
     }
 }
 
-/// Puts load on redis and starts programs until all have ended. `look` is called all the while.
-fn under_load(redis: &Redis, spawner: &mut Target, mut look: impl FnMut()) {
+/// Keys that redis sets in one round, each to a value of 512 bytes of its own.
+const ROUND_KEYS: u32 = 20_000;
+
+/// Puts load on redis and starts programs until all have ended. `look` is called all the while. Returns the rounds that
+/// redis was put through.
+fn under_load(redis: &Redis, spawner: &mut Target, mut look: impl FnMut()) -> u32 {
     let done = AtomicBool::new(false);
+    let rounds = AtomicU32::new(0);
     thread::scope(|scope| {
         let _finally = Finally(&done);
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                redis.set_keys(20_000);
+                redis.set_keys(ROUND_KEYS);
+                rounds.fetch_add(1, Ordering::Relaxed);
             }
         });
         let spawning = scope.spawn(|| spawner.work(LOAD));
@@ -48,15 +54,23 @@ fn under_load(redis: &Redis, spawner: &mut Target, mut look: impl FnMut()) {
             thread::sleep(Duration::from_millis(100));
         }
     });
+    rounds.into_inner()
 }
 
+/// Fails unless redis's functions have names, and all of its values are there if nothing was lost that would have been one.
 #[track_caller]
-fn assert_names_redis(process: &Process) {
+fn assert_whole_redis(report: &Report, pid: u32, rounds: u32) {
+    let process = report.process(pid);
     let frames = process.callsites.iter().flat_map(|callsite| &callsite.stack);
     let own = frames.filter(|frame| frame.module.as_deref().is_some_and(|module| module.contains("/redis-")));
     let named: Vec<_> = own.filter_map(|frame| frame.function.as_deref()).collect();
     assert!(named.contains(&"processCommand"), "{named:?}");
-    assert!(process.totals.estimates().alloc_bytes > 1e6, "{:?}", process.totals);
+    let allocated = process.totals.estimates().alloc_bytes;
+    assert!(allocated > 1e6, "{:?}", process.totals);
+    assert!(rounds > 0);
+    let values = f64::from(rounds) * f64::from(ROUND_KEYS) * 512.0;
+    eprintln!("{rounds} rounds: {:.2} bytes allocated for each byte of its values", allocated / values);
+    assert!(report.health.lost.values().any(|count| *count > 0) || allocated > 0.9 * values, "{allocated} of {values}");
 }
 
 /// Fails unless losses were told of: the exit code says whether there were any.
@@ -76,14 +90,14 @@ fn everything_is_recorded_while_programs_come_and_go() {
     let session = heapbpf.start();
     let first = Resources::of(session.pid());
     let (mut most, mut last) = (first, first);
-    under_load(&redis, &mut spawner, || {
+    let rounds = under_load(&redis, &mut spawner, || {
         last = Resources::of(session.pid());
         most = most.max(last);
     });
     let outcome = session.interrupt();
     let report = heapbpf.report("out.json");
     assert_honest(&report, outcome.status.code(), &outcome.stdout);
-    assert_names_redis(report.process(redis.pid()));
+    assert_whole_redis(&report, redis.pid(), rounds);
     assert!(!report.process(spawner.pid()).exited);
 
     // None lives for a tenth of the time that it takes to become a target; and few other programs are started meanwhile.
@@ -117,7 +131,7 @@ fn who_is_not_meant_pays_no_probe() {
     let mut heapbpf = Heapbpf::new(["--cmdline", &name, "-o", "out.json"]);
     let session = heapbpf.start();
     let mut looks = 0;
-    under_load(&redis, &mut spawner, || {
+    let rounds = under_load(&redis, &mut spawner, || {
         assert!(!changed_code(redis.pid()).is_empty(), "it is watched");
         let changed = changed_code(pid);
         assert!(changed.is_empty(), "{changed:?}");
@@ -129,5 +143,5 @@ fn who_is_not_meant_pays_no_probe() {
     assert_honest(&report, outcome.status.code(), &outcome.stdout);
     assert_eq!((report.targets.len(), report.targets[0].pid), (1, redis.pid()));
     assert_eq!((report.others.short_lived_count, report.others.skipped_count), (0, 0));
-    assert_names_redis(&report.targets[0]);
+    assert_whole_redis(&report, redis.pid(), rounds);
 }

@@ -24,10 +24,7 @@ fn every_allocation_function_is_counted_to_the_byte() {
     let process = report.process(pid);
     process.assert_matches(&ledger);
 
-    let leaked = process.exact_by_leaf()["leaks_30000"];
-    let expected =
-        Counts { alloc_count: 1, alloc_bytes: 30_000, live_count: 1, live_bytes: 30_000, ..Counts::default() };
-    assert_eq!(leaked, expected);
+    assert_eq!(process.exact_by_leaf()["leaks_30000"], Counts::kept(1, 30_000));
 
     // glibc itself allocates nothing here, so anything more is a call inside a call that was counted a second time, a
     // failed call, or the forked child's.
@@ -41,8 +38,7 @@ fn every_allocation_function_is_counted_to_the_byte() {
 fn the_only_heap_is_that_of_libc_with_all_its_functions() {
     let (report, pid, ledger) = profile("exact.c");
     let process = report.process(pid);
-    let heaps: Vec<&str> = process.heaps.iter().map(|heap| heap.name.as_str()).collect();
-    assert_eq!(heaps, ["libc"]);
+    assert_eq!(process.heap_names(), ["libc"]);
     let heap = &process.heaps[0];
     assert_eq!(heap.totals.exact(), ledger.sum());
     assert!(process.callsites.iter().all(|callsite| callsite.heap == "libc"));

@@ -1,29 +1,48 @@
 //! Processes that targets make, and programs that they become.
 
-use heapbpf_tests::heapbpf::{Heapbpf, Session};
-use heapbpf_tests::report::{Process, Report};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use heapbpf_tests::heapbpf::{Heapbpf, Session, binary};
+use heapbpf_tests::kernel::{self, require_root};
+use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::{Target, build};
+
+/// What comes after the target's number.
+const ARGUMENTS: &str = "-v --interval 1 -o out.json";
 
 /// A target that can do all of that, and heapbpf on it at an interval of 1.
 fn watched(arguments: &str) -> (Target, Heapbpf, Session) {
     let target = Target::start("family.c");
-    let mut heapbpf = Heapbpf::of(target.pid(), &format!("-v --interval 1 -o out.json {arguments}"));
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("{ARGUMENTS} {arguments}"));
+    let session = heapbpf.start();
+    (target, heapbpf, session)
+}
+
+/// The same where a busy machine keeps neither waiting: what has not come to a stop after 20 ms is not held.
+fn watched_at_once(arguments: &str) -> (Target, Heapbpf, Session) {
+    require_root();
+    let at_once = |program: &Path| {
+        let mut command = Command::new("chrt");
+        command.args(["--fifo", "1"]).arg(program);
+        command
+    };
+    let target = Target::spawn(&mut at_once(&build("family.c")));
+    let mut command = at_once(&binary());
+    command
+        .args(["--pid", &target.pid().to_string()])
+        .args(ARGUMENTS.split(' '))
+        .args(arguments.split_ascii_whitespace());
+    let mut heapbpf = Heapbpf::with_command(command);
     let session = heapbpf.start();
     (target, heapbpf, session)
 }
 
 fn count(process: &Process, function: &str) -> u64 {
     process.exact_by_leaf().get(function).map_or(0, |counts| counts.alloc_count)
-}
-
-/// The only process that another one made by a fork.
-#[track_caller]
-fn child_of(report: &Report, parent: u32) -> &Process {
-    let mut children = report.targets.iter().filter(|process| process.beginning.parent == Some(parent));
-    let child = children.next().expect("the child is in the report");
-    assert!(children.next().is_none(), "it has one child");
-    assert_eq!(child.beginning.origin, "fork");
-    child
 }
 
 #[test]
@@ -45,7 +64,7 @@ fn a_forked_child_has_books_of_its_own_that_begin_with_its_parents_blocks() {
     let parent = report.process(target.pid()).totals.exact();
     assert_eq!((parent.alloc_count, parent.free_count, parent.live_bytes), (32, 0, 30 * 100 + 2 * 11));
 
-    let child = child_of(&report, target.pid());
+    let child = report.child_of(target.pid());
     let totals = child.totals.exact();
     assert_eq!(child.totals.inherited_count.as_u64(), Some(30));
     assert_eq!(child.totals.inherited_bytes.as_u64(), Some(3000));
@@ -57,6 +76,91 @@ fn a_forked_child_has_books_of_its_own_that_begin_with_its_parents_blocks() {
     assert_eq!(inherited.iter().filter(|&&inherited| inherited).count(), 1, "{inherited:?}");
     let names = child.callsites.iter().map(|callsite| callsite.stack[0].function.as_deref().unwrap_or("?"));
     assert!(names.into_iter().all(|name| name == "keeps"), "named after its end");
+}
+
+/// How often a target forks so that its child is seen while it is held, which takes some milliseconds.
+const FORKS: u32 = 40;
+
+/// What was seen of a forked child before it was watched.
+struct Look {
+    child: u32,
+    /// The thread that traced it.
+    tracer: Option<u32>,
+    was_held: bool,
+}
+
+/// Has a target fork and its child drop what it has inherited: while it is held, if it is found so, else when it is watched.
+#[track_caller]
+fn fork_and_look(target: &mut Target, session: &mut Session) -> Look {
+    // So that nothing is missed of what becomes of the child.
+    session.halt();
+    target.work("fork");
+    let child = target.child_pid();
+    let is_watched = AtomicBool::new(false);
+    let (mut tracer, mut was_held) = (None, false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while !was_held && !is_watched.load(Ordering::Relaxed) && Instant::now() < deadline {
+                tracer = tracer.or(kernel::tracer(child));
+                if kernel::state(child) == 't' {
+                    target.work("drop");
+                    was_held = true;
+                }
+            }
+        });
+        session.go_on();
+        session.wait_for(&format!("process {child} (family) is watched"));
+        is_watched.store(true, Ordering::Relaxed);
+    });
+    if !was_held {
+        target.work("drop");
+    }
+    target.work("keep 9 4");
+    target.begin_exit(0);
+    target.work("keep 11 2");
+    Look { child, tracer, was_held }
+}
+
+/// Fails unless a child has dropped what it was born with, seen from the first block to the last, and worked on.
+#[track_caller]
+fn assert_dropped(child: &Process, inherited: u64) {
+    assert_eq!(child.beginning.origin, "fork");
+    assert_eq!(child.totals.inherited_count.as_u64(), Some(inherited));
+    let totals = child.totals.exact();
+    assert_eq!((totals.free_count, totals.live_bytes), (inherited, 4 * 9), "{totals:?}");
+    assert_eq!(count(child, "keeps"), 4);
+}
+
+#[test]
+fn held_forks_are_stopped_until_all_that_they_free_is_seen() {
+    let (mut target, heapbpf, mut session) = watched_at_once("--hold forks");
+    target.work("keep 100 1000");
+    let looks: Vec<_> = (0..FORKS).map(|_| fork_and_look(&mut target, &mut session)).collect();
+    let tasks: Vec<u32> = kernel::tasks(session.pid());
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    for (inherited, look) in (1000..).step_by(2).zip(&looks) {
+        assert_dropped(report.process(look.child), inherited);
+        assert!(look.tracer.is_none_or(|it| tasks.contains(&it)), "{:?} is not among {tasks:?}", look.tracer);
+    }
+    let held = looks.iter().filter(|look| look.was_held && look.tracer.is_some()).count();
+    assert!(held > 0, "none of {FORKS} children was held");
+}
+
+#[test]
+fn forks_are_not_held_unless_that_is_asked_for() {
+    let (mut target, heapbpf, mut session) = watched_at_once("");
+    target.work("keep 100 1000");
+    let looks: Vec<_> = (0..FORKS).map(|_| fork_and_look(&mut target, &mut session)).collect();
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    for (inherited, Look { child, tracer, was_held }) in (1000..).step_by(2).zip(looks) {
+        assert_dropped(report.process(child), inherited);
+        assert_eq!((tracer, was_held), (None, false));
+    }
 }
 
 #[test]
@@ -86,8 +190,8 @@ fn grandchildren_are_followed_and_outlive_their_parents() {
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
     report.assert_complete();
-    let child = child_of(&report, target.pid());
-    let grandchild = child_of(&report, child.pid);
+    let child = report.child_of(target.pid());
+    let grandchild = report.child_of(child.pid);
     assert_eq!(grandchild.totals.inherited_count.as_u64(), Some(20));
     assert_eq!(grandchild.totals.exact().alloc_count, 1);
 }
@@ -110,6 +214,8 @@ fn vfork_children_and_threads_change_nothing_of_the_targets_books() {
     assert_eq!(count(process, "keeps"), 2);
     assert_eq!(count(process, "thread_mallocs"), 20);
     assert_eq!(count(process, "vfork_mallocs"), 0, "another process, in this one's memory");
+    // Nobody was to be watched beside it.
+    assert_eq!((report.others.short_lived_count, report.others.skipped_count), (0, 0), "{:?}", report.others);
 }
 
 #[test]
@@ -128,14 +234,19 @@ fn exec_ends_the_books_and_begins_new_ones() {
         let [before, after] = report.targets.as_slice() else { panic!("{how}: {:?}", report.targets) };
         assert_eq!((before.pid, after.pid), (target.pid(), target.pid()));
         assert!(before.replaced && !before.exited && !after.replaced);
-        assert_eq!(count(before, "keeps"), 10, "{how}");
-        assert_eq!(count(after, "keeps"), ledger.site("keeps").counts.alloc_count, "{how}");
+        assert_eq!(before.exact_by_leaf().get("keeps"), Some(&Counts::kept(10, 1000)), "{how}");
+        let totals = before.totals.exact();
+        assert!(totals.free_count == 0 && (how != "exec" || totals.live_bytes == 1000), "{how}: {totals:?}");
+        assert_eq!(after.exact_by_leaf().get("keeps"), Some(&ledger.site("keeps").counts), "{how}");
+        assert_eq!(after.totals.inherited_count.as_u64(), Some(0), "{how}: its memory is new");
         assert_eq!(after.beginning.origin, "exec");
+        assert!(!after.exited, "{how}");
         let begins = count(after, "begins");
         if how == "exec" {
             assert!(after.beginning.from_first_call, "its probes stay over an exec: {:?}", after.beginning);
         }
         // An exec by another thread than the first loses them, and new ones may come too late for the first calls.
+        assert!(begins <= 7, "{how}: {begins} of 7");
         assert!(begins == 7 || !after.beginning.from_first_call, "{how}: {begins} of 7: {:?}", after.beginning);
         assert!(after.beginning.delay_ns.is_some(), "{:?}", after.beginning);
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use heapbpf_tests::heapbpf::{Heapbpf, text};
 use heapbpf_tests::kernel::changed_code;
 use heapbpf_tests::recipe::Recipe;
-use heapbpf_tests::report::{Counts, Heap, Ledger, Process, Report};
+use heapbpf_tests::report::{Ledger, Process, Report};
 use heapbpf_tests::target::Target;
 
 /// The pool's functions, in a module that is to be written before them.
@@ -61,27 +61,15 @@ fn profile(target: &mut Target, arguments: &str, more: &[String]) -> (Report, Le
     (report, ledger, outcome.stdout)
 }
 
-#[track_caller]
-fn heap<'a>(process: &'a Process, name: &str) -> &'a Heap {
-    let names: Vec<&str> = process.heaps.iter().map(|heap| heap.name.as_str()).collect();
-    process.heaps.iter().find(|heap| heap.name == name).unwrap_or_else(|| panic!("no heap `{name}`: {names:?}"))
-}
-
-fn sum_of(ledger: &Ledger, is_meant: impl Fn(&str) -> bool) -> Counts {
-    let mut sum = Counts::default();
-    ledger.sites.iter().filter(|site| is_meant(&site.function)).for_each(|site| sum.add(site.counts));
-    sum
-}
-
 /// Fails unless pool and libc have exactly what is theirs: what the pool takes from malloc is not counted twice.
 #[track_caller]
 fn assert_exact(process: &Process, ledger: &Ledger) {
     process.assert_matches(ledger);
-    assert_eq!(heap(process, "pool").totals.exact(), sum_of(ledger, |site| site != MALLOCS));
-    assert_eq!(heap(process, "libc").totals.exact(), ledger.site(MALLOCS).counts);
+    assert_eq!(process.heap("pool").totals.exact(), ledger.sum_of(|site| site != MALLOCS));
+    assert_eq!(process.heap("libc").totals.exact(), ledger.site(MALLOCS).counts);
     // That the target's own books are about something, and blocks of the pool did come from malloc.
     assert!(ledger.site("gets").counts.live_count > 0 && ledger.site("regrows").counts.free_count > 0);
-    assert!(sum_of(ledger, |site| site != MALLOCS).alloc_bytes > 10 * (64 << 10));
+    assert!(ledger.sum_of(|site| site != MALLOCS).alloc_bytes > 10 * (64 << 10));
     for callsite in &process.callsites {
         let expected = if callsite.has(|function| function == MALLOCS) { "libc" } else { "pool" };
         assert_eq!(callsite.heap, expected, "{:?}", callsite.stack[0]);
@@ -94,7 +82,7 @@ fn a_librarys_allocator_is_counted_to_the_byte_and_what_it_takes_from_malloc_onc
     let (report, ledger, summary) = profile(&mut target, "--interval 1", &hooks("pool", ""));
     let process = report.process(target.pid());
     assert_exact(process, &ledger);
-    let mut functions: Vec<&str> = heap(process, "pool").hooks.iter().map(|hook| hook.function.as_str()).collect();
+    let mut functions: Vec<&str> = process.heap("pool").hooks.iter().map(|hook| hook.function.as_str()).collect();
     functions.sort_unstable();
     assert_eq!(functions, ["pool_get", "pool_make", "pool_put", "pool_regrow"]);
     let all = process.heaps.iter().map(|heap| heap.hooks.len()).sum::<usize>();
@@ -107,9 +95,8 @@ fn a_heap_that_is_not_selected_is_left_alone() {
         let mut target = Target::spawn(&mut Command::new(linked().build()));
         let (report, ledger, _) = profile(&mut target, arguments, &hooks("pool", ""));
         let process = report.process(target.pid());
-        let heaps: Vec<&str> = process.heaps.iter().map(|heap| heap.name.as_str()).collect();
-        assert_eq!(heaps, ["pool"]);
-        assert_eq!(process.totals.exact(), sum_of(&ledger, |site| site != MALLOCS));
+        assert_eq!(process.heap_names(), ["pool"]);
+        assert_eq!(process.totals.exact(), ledger.sum_of(|site| site != MALLOCS));
         assert!(changed_code(target.pid()).is_empty(), "probes are left");
     }
     let mut target = Target::spawn(&mut Command::new(linked().build()));

@@ -9,6 +9,8 @@ mod limits;
 mod signals;
 #[path = "launch/starting.rs"]
 mod starting;
+#[path = "launch/wrappers.rs"]
+mod wrappers;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -26,17 +28,13 @@ use tempfile::TempDir;
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 
-fn live(count: u64, bytes: u64) -> Counts {
-    Counts { alloc_count: count, alloc_bytes: bytes, live_count: count, live_bytes: bytes, ..Counts::default() }
-}
-
 /// Fails unless everything of the target is there that comes before `ready`, and this of `keeps`.
 #[track_caller]
 fn assert_whole(process: &Process, keeps: Counts, origin: &str, heap: &str) {
     let functions = process.exact_by_leaf();
     let counts = |name: &str| functions.get(name).copied().unwrap_or_default();
-    assert_eq!(counts("constructs"), live(3, 3 * 501), "{functions:#?}");
-    assert_eq!(counts("begins"), live(7, 7 * 1001), "{functions:#?}");
+    assert_eq!(counts("constructs"), Counts::kept(3, 3 * 501), "{functions:#?}");
+    assert_eq!(counts("begins"), Counts::kept(7, 7 * 1001), "{functions:#?}");
     assert_eq!(counts("keeps"), keeps);
     assert!(process.beginning.from_first_call, "{:?}", process.beginning);
     assert_eq!(process.beginning.origin, origin);
@@ -55,7 +53,7 @@ fn check(words: &[impl AsRef<std::ffi::OsStr>], environment: &[(&str, &str)], or
     let process = report.targets.last().expect("there is a target");
     assert_eq!(process.command.rsplit('/').next(), Some("launched"), "{:?}", report.targets);
     assert_whole(process, ledger.site("keeps").counts, origin, heap);
-    assert_eq!(process.exact_by_leaf()["ends"], live(2, 666), "its destructor");
+    assert_eq!(process.exact_by_leaf()["ends"], Counts::kept(2, 666), "its destructor");
     assert_eq!((process.exited, process.exit_code), (true, Some(23)));
     launched
 }

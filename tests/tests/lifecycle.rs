@@ -8,8 +8,7 @@ use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::Target;
 
 /// 25 blocks of 1000 bytes, kept.
-const KEPT: Counts =
-    Counts { alloc_count: 25, alloc_bytes: 25_000, free_count: 0, free_bytes: 0, live_count: 25, live_bytes: 25_000 };
+const KEPT: Counts = Counts::kept(25, 25_000);
 
 fn assert_keeps(process: &Process) {
     assert_eq!(process.exact_by_leaf().get("keeps"), Some(&KEPT), "{:#?}", process.callsites);

@@ -1,7 +1,7 @@
 //! Mapped memory as a heap of its own: every mapping, what is left of it, and nothing of what malloc maps for itself.
 
 use heapbpf_tests::heapbpf::Heapbpf;
-use heapbpf_tests::report::{Counts, Heap, Ledger, Process, Report};
+use heapbpf_tests::report::{Ledger, Report};
 use heapbpf_tests::target::Target;
 
 const PAGE_BYTES: u64 = 4096;
@@ -17,18 +17,6 @@ fn profile(arguments: &str, line: &str) -> (Report, u32, Ledger) {
     let report = heapbpf.report("out.json");
     report.assert_complete();
     (report, target.pid(), ledger)
-}
-
-#[track_caller]
-fn heap<'a>(process: &'a Process, name: &str) -> &'a Heap {
-    process.heaps.iter().find(|heap| heap.name == name).unwrap_or_else(|| panic!("no heap `{name}`"))
-}
-
-/// The sum over the target's functions of these names.
-fn sum_of(ledger: &Ledger, is_meant: impl Fn(&str) -> bool) -> Counts {
-    let mut sum = Counts::default();
-    ledger.sites.iter().filter(|site| is_meant(&site.function)).for_each(|site| sum.add(site.counts));
-    sum
 }
 
 #[test]
@@ -51,8 +39,7 @@ fn mappings_are_counted_to_the_page_and_their_parts() {
 fn the_heap_has_the_calls_that_map_and_no_others() {
     let (report, pid, _) = profile("--interval 1 --heap mmap", "go");
     let process = report.process(pid);
-    let heaps: Vec<&str> = process.heaps.iter().map(|heap| heap.name.as_str()).collect();
-    assert_eq!(heaps, ["mmap"]);
+    assert_eq!(process.heap_names(), ["mmap"]);
     let mut functions: Vec<&str> = process.heaps[0].hooks.iter().map(|hook| hook.function.as_str()).collect();
     functions.sort_unstable();
     assert_eq!(functions, ["mmap", "mmap64", "mremap", "munmap", "sbrk"]);
@@ -73,15 +60,15 @@ fn what_malloc_maps_is_counted_where_malloc_is() {
     let process = report.process(pid);
     process.assert_matches(&ledger);
     let maps = ledger.site("maps").counts;
-    assert_eq!(heap(process, "mmap").totals.exact(), maps);
+    assert_eq!(process.heap("mmap").totals.exact(), maps);
     assert_eq!(maps.live_bytes, 2 * PAGE_BYTES);
-    assert_eq!(heap(process, "libc").totals.exact(), sum_of(&ledger, |function| function != "maps"));
+    assert_eq!(process.heap("libc").totals.exact(), ledger.sum_of(|function| function != "maps"));
 }
 
 #[test]
 fn calls_of_malloc_that_are_not_sampled_hide_what_they_map_too() {
     let (report, pid, _) = profile("--interval 1GB --heap libc --heap mmap", "blocks");
-    let mapped = heap(report.process(pid), "mmap").totals.estimates();
+    let mapped = report.process(pid).heap("mmap").totals.estimates();
     assert_eq!((mapped.alloc_count, mapped.alloc_bytes), (1.0, 2.0 * PAGE_BYTES as f64));
 }
 

@@ -22,7 +22,7 @@ fn profile(command: &mut Command, heap: &str, placement: &str) -> Vec<Hook> {
     let process = report.process(target.pid());
     process.assert_matches(&ledger);
     assert_eq!(process.totals.exact(), ledger.sum(), "{heap}, {placement}");
-    assert_eq!(process.heaps.iter().map(|heap| heap.name.as_str()).collect::<Vec<_>>(), [heap]);
+    assert_eq!(process.heap_names(), [heap]);
     report.targets.remove(0).heaps.remove(0).hooks
 }
 

@@ -19,15 +19,7 @@ const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
 
 /// `count` blocks of `size_bytes`, kept.
 fn kept(count: u64, size_bytes: u64) -> Counts {
-    let bytes = count * size_bytes;
-    Counts {
-        alloc_count: count,
-        alloc_bytes: bytes,
-        free_count: 0,
-        free_bytes: 0,
-        live_count: count,
-        live_bytes: bytes,
-    }
+    Counts::kept(count, count * size_bytes)
 }
 
 /// Fails unless these functions, called by `main`, allocated that much and nothing else did.
@@ -51,9 +43,7 @@ fn copy(from: impl AsRef<Path>, to: &Path) {
 /// The modules that a heap's hooks are in, each once.
 #[track_caller]
 fn modules<'a>(process: &'a Process, heap: &str) -> Vec<&'a str> {
-    let heap = process.heaps.iter().find(|it| it.name == heap);
-    let heap = heap.unwrap_or_else(|| panic!("no such heap among {:?}", process.heaps));
-    let mut modules: Vec<&str> = heap.hooks.iter().map(|hook| hook.module.as_str()).collect();
+    let mut modules: Vec<&str> = process.heap(heap).hooks.iter().map(|hook| hook.module.as_str()).collect();
     modules.sort_unstable();
     modules.dedup();
     modules

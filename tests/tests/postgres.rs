@@ -112,7 +112,7 @@ fn each_backend_has_books_of_its_own() {
 }
 
 #[test]
-fn held_forks_are_seen_from_nearly_their_birth() {
+fn backends_are_recorded_when_forks_are_held_too() {
     record("forks");
 }
 

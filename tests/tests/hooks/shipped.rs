@@ -5,10 +5,8 @@ use std::process::Command;
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::recipe::Recipe;
-use heapbpf_tests::report::Report;
+use heapbpf_tests::report::{Heap, Hook, Process, Report};
 use heapbpf_tests::target::Target;
-
-use crate::{heap, sum_of};
 
 /// The system's own, which exports its functions and was built with optimisations of all kinds.
 const PYTHON: &str = "/usr/bin/python3";
@@ -29,23 +27,31 @@ fn profile(target: &mut Target, arguments: &str, lines: &[&str]) -> (Report, Str
     (report, outcome.stdout)
 }
 
+/// The heap of the C library, whose malloc is watched.
+#[track_caller]
+fn libc(process: &Process) -> &Heap {
+    let libc = process.heap("libc");
+    let is_malloc = |hook: &Hook| hook.function == "malloc" && hook.attached;
+    assert!(libc.hooks.iter().any(is_malloc), "{:#?}", libc.hooks);
+    libc
+}
+
 #[test]
 fn pythons_small_objects_are_counted_where_malloc_sees_none() {
     let mut target = python(&[]);
     let (report, summary) = profile(&mut target, "", &["keep"]);
     let process = report.process(target.pid());
-    let cpython = heap(process, "cpython").totals.estimates();
+    let cpython = process.heap("cpython").totals.estimates();
     assert!((0.88 * 250e3..1.12 * 250e3).contains(&cpython.live_count), "{cpython:?}");
     // Of 28 bytes at least, and 32 in some versions. Five percent are more than two sigma of 2000 samples, ten four.
     assert!((0.9 * 7e6..1.1 * 8e6 + 3e6).contains(&cpython.live_bytes), "{cpython:?}");
     // The list's array of pointers, which has up to an eighth more room, is asked for by inlined calls in optimised builds:
     // then it is libc's. It is somewhere, once.
-    let libc = process.heaps.iter().find(|heap| heap.name == "libc");
-    let libc = libc.map_or(0.0, |heap| heap.totals.estimates().live_bytes);
+    let libc = libc(process).totals.estimates().live_bytes;
     let both = cpython.live_bytes + libc;
     assert!((0.9 * 9e6..1.1 * (8e6 + 2.25e6)).contains(&both), "{both}");
     assert!(libc < 3e6, "arenas are mapped, not taken from malloc: {libc}");
-    assert!(heap(process, "cpython").hooks.iter().any(|hook| hook.function == "PyObject_Malloc" && hook.attached));
+    assert!(process.heap("cpython").hooks.iter().any(|hook| hook.function == "PyObject_Malloc" && hook.attached));
     assert!(summary.contains("(cpython, libc)") || summary.contains("(libc, cpython)"), "{summary}");
 
     target.exit(0);
@@ -71,15 +77,13 @@ fn what_python_takes_from_malloc_counts_once() {
     let mut target = python(&[]);
     let (report, _) = profile(&mut target, "--interval 1", &["large"]);
     let process = report.process(target.pid());
-    let live = |name: &str| {
-        process.heaps.iter().find(|heap| heap.name == name).map_or(0, |heap| heap.totals.exact().live_bytes)
-    };
+    let (cpython, libc) = (process.heap("cpython").totals.exact(), libc(process).totals.exact());
     let expected = 50 << 20;
-    assert!((expected..expected + (1 << 20)).contains(&live("cpython")), "{}", live("cpython"));
-    assert!(live("libc") < 1 << 20, "{}", live("libc"));
+    assert!((expected..expected + (1 << 20)).contains(&cpython.live_bytes), "{cpython:?}");
+    assert!(libc.live_bytes < 1 << 20, "{libc:?}");
 
     let (report, _) = profile(&mut target, "--interval 1", &["free", "large", "free"]);
-    let totals = heap(report.process(target.pid()), "cpython").totals.exact();
+    let totals = report.process(target.pid()).heap("cpython").totals.exact();
     assert!(totals.alloc_bytes >= 50 << 20 && totals.live_bytes < 1 << 20, "{totals:?}");
     target.exit(0);
 }
@@ -97,8 +101,8 @@ fn memory_of_a_device_is_counted_to_the_byte() {
     report.assert_complete();
     let process = report.process(target.pid());
     process.assert_matches(&ledger);
-    assert_eq!(heap(process, "cuda").totals.exact(), sum_of(&ledger, |site| site == "uploads"));
-    assert_eq!(heap(process, "libc").totals.exact(), sum_of(&ledger, |site| site == "mallocs"));
+    assert_eq!(process.heap("cuda").totals.exact(), ledger.sum_of(|site| site == "uploads"));
+    assert_eq!(process.heap("libc").totals.exact(), ledger.sum_of(|site| site == "mallocs"));
     assert_eq!(ledger.site("uploads").counts.live_count, 125);
     // What this version does not have is no fault, and that a whole heap is not there is told.
     let summary = outcome.stdout;

@@ -54,14 +54,7 @@ impl Launched {
     /// The process that heapbpf has made.
     #[track_caller]
     pub(super) fn command(&self) -> Pid {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.target.pid())).expect("heapbpf runs");
-        let children = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("children")).ok());
-        let children: Vec<u32> = children
-            .flat_map(|text| text.split_ascii_whitespace().map(str::parse).collect::<Vec<_>>())
-            .flatten()
-            .collect();
-        let [child] = children.as_slice() else { panic!("heapbpf has {children:?}") };
-        raw_pid(*child)
+        raw_pid(self.target.child_pid())
     }
 }
 
@@ -70,12 +63,19 @@ fn raw_pid(pid: u32) -> Pid {
 }
 
 #[track_caller]
-pub(super) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WITHIN;
+pub(super) fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
+    assert!(comes_within(WITHIN, is_so), "{what} does not come");
+}
+
+pub(super) fn comes_within(time: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + time;
     while !is_so() {
-        assert!(Instant::now() < deadline, "{what} does not come");
+        if Instant::now() >= deadline {
+            return false;
+        }
         thread::sleep(Duration::from_millis(5));
     }
+    true
 }
 
 /// A line of `/proc/PID/status`.

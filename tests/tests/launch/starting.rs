@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
+use heapbpf_tests::kernel::children;
 use heapbpf_tests::target::build;
 use rustix::process::{Pid, Signal};
 
@@ -14,9 +15,7 @@ fn pid_of(number: u32) -> Pid {
 }
 
 fn has_child(heapbpf: u32) -> bool {
-    let Ok(tasks) = fs::read_dir(format!("/proc/{heapbpf}/task")) else { return false };
-    let children = |path: std::path::PathBuf| fs::read_to_string(path).is_ok_and(|text| !text.trim().is_empty());
-    tasks.filter_map(Result::ok).any(|task| children(task.path().join("children")))
+    !children(heapbpf).is_empty()
 }
 
 fn listens_for_sigterm(heapbpf: u32) -> bool {

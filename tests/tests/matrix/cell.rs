@@ -11,7 +11,7 @@ use heapbpf_tests::target::{Target, build_directory, run};
 /// A program with an allocator.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
-    /// The heap that its blocks are reported in; empty where that is not what the cell is about.
+    /// The heap that its blocks are reported in.
     pub(crate) heap: &'static str,
     program: Program,
     preload: Option<&'static str>,

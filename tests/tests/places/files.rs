@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::kernel::changed_code;
 use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Process, Report};
 use heapbpf_tests::target::{Target, build, run};
@@ -23,9 +24,15 @@ fn root(program: &Path) -> tempfile::TempDir {
 
 /// Profiles a target while it keeps 25 blocks of 1000 bytes.
 fn profile(target: &mut Target) -> Report {
+    profile_and_look(target, || {})
+}
+
+/// The same; `look` is called while probes are in place.
+fn profile_and_look(target: &mut Target, look: impl FnOnce()) -> Report {
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
     target.work("keep 1000 25");
+    look();
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
     report.assert_complete();
@@ -134,13 +141,17 @@ fn a_mount_namespace_with_another_c_library() {
     let libc = folder.path().join("other-libc");
     copy(LIBC, &libc);
     let program = build("service.c");
-    let mut target = Target::spawn(&mut with_mount(&libc, Path::new(LIBC), &program));
-    assert_other_libc(target.pid());
-    let report = profile(&mut target);
-    assert_profile(report.process(target.pid()), LIBC);
-
-    // Who has the machine's libc is not touched by the other one's probes.
     let mut neighbour = Target::start("service.c");
+    let mut target = Target::spawn(&mut with_mount(&libc, Path::new(LIBC), &program));
+    let pid = target.pid();
+    assert_other_libc(pid);
+    let report = profile_and_look(&mut target, || {
+        // Who has the machine's libc is not touched by the other one's probes.
+        assert_eq!(changed_code(neighbour.pid()), Vec::<String>::new());
+        // Both have the same bytes.
+        assert!(!changed_code(pid).is_empty(), "no probes are in place");
+    });
+    assert_profile(report.process(pid), LIBC);
     let report = profile(&mut neighbour);
     assert_profile(report.process(neighbour.pid()), LIBC);
 }
@@ -290,7 +301,7 @@ fn a_process_namespace() {
     let report = heapbpf.report("out.json");
     report.assert_complete();
     assert_profile(report.process(pid), LIBC);
-    let child = report.targets.iter().find(|process| process.beginning.parent == Some(pid)).expect("it is followed");
+    let child = report.child_of(pid);
     assert!(child.pid > 2, "its number is the one outside: {}", child.pid);
     assert_eq!(child.totals.exact().alloc_count, 3);
 }

@@ -1,11 +1,13 @@
 //! Allocators that come into a target while it is recorded, and go.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
 use heapbpf_tests::recipe::Recipe;
-use heapbpf_tests::report::{Counts, Process, Report};
+use heapbpf_tests::report::{Callsite, Counts, Process, Report};
 use heapbpf_tests::target::Target;
 
 use super::{kept, modules};
@@ -34,9 +36,23 @@ impl Watched {
     }
 
     /// Has it load a library, and waits until that is watched too.
-    fn load(&mut self, library: &std::path::Path) {
+    fn load(&mut self, library: &Path) {
         self.target.work(&format!("load {}", library.display()));
         self.session.wait_for(MORE);
+    }
+
+    /// Waits until heapbpf has looked at a library that the target has loaded.
+    fn wait_until_opened(&self, library: &Path) {
+        let descriptors = format!("/proc/{}/fd", self.session.pid());
+        let is_open = || {
+            let mut files = fs::read_dir(&descriptors).expect("heapbpf runs").flatten();
+            files.any(|file| fs::read_link(file.path()).is_ok_and(|path| path == library))
+        };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !is_open() {
+            assert!(Instant::now() < deadline, "`{}` is not looked at", library.display());
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     fn finish(self) -> Report {
@@ -47,11 +63,6 @@ impl Watched {
         report.assert_complete();
         report
     }
-}
-
-#[track_caller]
-fn totals(process: &Process, heap: &str) -> Counts {
-    process.heaps.iter().find(|it| it.name == heap).map(|heap| heap.totals.exact()).expect("it is in the report")
 }
 
 #[test]
@@ -67,7 +78,7 @@ fn a_library_with_its_own_malloc() {
     let process = report.process(pid);
     assert_sites(process, &[("keeps", kept(25, 1000)), ("plugin_keeps", kept(30, 100))]);
     assert_eq!(modules(process, "plugin"), [library.to_str().expect("plain")]);
-    assert_eq!(totals(process, "plugin"), kept(30, 100));
+    assert_eq!(process.heap("plugin").totals.exact(), kept(30, 100));
 }
 
 /// Fails unless these functions allocated that much, and nothing else did but the dynamic linker for the library.
@@ -95,7 +106,7 @@ fn a_library_with_prefixed_names() {
     let report = watched.finish();
     let process = report.process(pid);
     assert_sites(process, &[("plugin_keeps", kept(30, 100))]);
-    assert_eq!(totals(process, "jemalloc"), kept(30, 100));
+    assert_eq!(process.heap("jemalloc").totals.exact(), kept(30, 100));
 }
 
 #[test]
@@ -120,7 +131,11 @@ fn calls_within_calls_count_once() {
         };
         let sites = [("plugin_keeps", gone(30, 3000)), ("plugin_resizes", gone(30, 150_000))];
         assert_sites(process, &sites);
-        assert_eq!(totals(process, "plugin"), gone(60, 153_000), "{flags}: in the heap of the outermost call");
+        assert_eq!(
+            process.heap("plugin").totals.exact(),
+            gone(60, 153_000),
+            "{flags}: in the heap of the outermost call"
+        );
     }
 }
 
@@ -147,7 +162,10 @@ fn a_library_that_is_unloaded_and_loaded_again() {
     let report = watched.finish();
     let process = report.process(pid);
     let (count, bytes) = (30 + 3 + 1 + 2 + 4, 3000 + 21 + 100 + 26 + 400);
-    assert_eq!(totals(process, "plugin"), Counts { alloc_bytes: bytes, live_bytes: bytes, ..kept(count, 0) });
+    assert_eq!(
+        process.heap("plugin").totals.exact(),
+        Counts { alloc_bytes: bytes, live_bytes: bytes, ..kept(count, 0) }
+    );
     assert_eq!(process.exact_by_leaf()["keeps"], kept(25, 1000));
     assert_eq!(modules(process, "plugin").len(), 3, "{:#?}", process.heaps);
 }
@@ -163,7 +181,7 @@ fn hooks_of_a_library_that_is_gone_are_told() {
     let pid = watched.target.pid();
     let report = watched.finish();
     let process = report.process(pid);
-    assert_eq!(totals(process, "plugin"), kept(30, 100));
+    assert_eq!(process.heap("plugin").totals.exact(), kept(30, 100));
     assert!(modules(process, "plugin").contains(&library.to_str().expect("plain")), "{:#?}", process.heaps);
 }
 
@@ -171,7 +189,7 @@ fn hooks_of_a_library_that_is_gone_are_told() {
 fn a_library_whose_first_stacks_come_by_another_heap() {
     let mut watched = Watched::start();
     // Targets that have just been found are looked at anyway; what comes later has to be noticed.
-    std::thread::sleep(Duration::from_millis(2500));
+    thread::sleep(Duration::from_millis(2500));
     let library = plugin("");
     watched.target.work(&format!("load {}", library.display()));
     watched.target.work("copy 10");
@@ -188,15 +206,23 @@ fn a_library_whose_first_stacks_come_by_another_heap() {
 #[test]
 fn a_library_without_an_allocator_changes_nothing() {
     let mut watched = Watched::start();
-    watched.target.work(&format!("load {}", plugin("-DNO_HEAP").display()));
+    let library = plugin("-DNO_HEAP");
+    watched.target.work(&format!("load {}", library.display()));
+    watched.wait_until_opened(&library);
     watched.target.work("use 100 30");
     watched.target.work("unload");
     watched.target.work("keep 1000 25");
     let pid = watched.target.pid();
     let report = watched.finish();
     let process = report.process(pid);
-    let heaps: Vec<&str> = process.heaps.iter().map(|heap| heap.name.as_str()).collect();
-    assert_eq!(heaps, ["libc"]);
+    assert_eq!(process.heap_names(), ["libc"]);
     let of_keeps: Vec<_> = process.exact_by_leaf().into_iter().filter(|(name, _)| name == "keeps").collect();
     assert_eq!(of_keeps, [("keeps".to_owned(), kept(25, 1000))]);
+    // The library's functions have no names any more; who called them has.
+    assert_eq!(process.exact_under(|function| function == "plugin_keeps"), kept(30, 100));
+    let mut of_work = Counts::default();
+    let is_linker = |function: &str| function == "load" || function == "dlclose";
+    let of_blocks = |it: &&Callsite| it.has(|function| function == "work") && !it.has(is_linker);
+    process.callsites.iter().filter(of_blocks).for_each(|callsite| of_work.add(callsite.totals.exact()));
+    assert_eq!(of_work, Counts::kept(25 + 30, 25_000 + 3000), "{:#?}", process.callsites);
 }

@@ -1,4 +1,6 @@
-//! Which changes are due when, and which make others void. No process is involved.
+//! Which changes are due when, and which make others void. No process is involved, but for one that is a target.
+
+use std::process::Command;
 
 use super::*;
 use crate::units::MonotonicNanos;
@@ -70,13 +72,37 @@ fn who_borrows_memory_and_ends_is_forgotten() {
 }
 
 #[test]
-fn forks_of_strangers_and_shared_memory_change_nothing() {
+fn forks_of_strangers_change_nothing() {
     let (mut lifecycle, mut targets) = (lifecycle(Duration::ZERO), Targets::default());
     for shares_memory in [true, false] {
         let fork = Fork { parent: Pid(1), child: Pid(2), time: MonotonicNanos(0), shares_memory };
         lifecycle.forked(fork, &mut targets);
     }
     assert!(!lifecycle.is_waiting());
+    assert_eq!(lifecycle.borrowers, BTreeMap::new());
+}
+
+#[test]
+fn a_targets_child_that_shares_its_memory_is_kept_until_it_is_another_program() {
+    let mut child = Command::new("sleep").arg("100").spawn().expect("sleep starts");
+    let target = Target::open(Pid(child.id()), Origin::Running, None);
+    child.kill().expect("it is our child");
+    child.wait().expect("it is our child");
+    let mut target = target.expect("it can be read");
+    target.requested = true;
+    let (mut lifecycle, mut targets) = (lifecycle(Duration::ZERO), Targets::default());
+    let fork = Fork { parent: target.pid, child: Pid(2), time: MonotonicNanos(0), shares_memory: true };
+    targets.add(target);
+    lifecycle.follow_forks = false;
+    lifecycle.forked(fork, &mut targets);
+    assert_eq!(lifecycle.borrowers, BTreeMap::new());
+    lifecycle.follow_forks = true;
+    lifecycle.forked(fork, &mut targets);
+    assert_eq!(lifecycle.borrowers, BTreeMap::from([(Pid(2), Descent { requested: true })]));
+    assert!(!lifecycle.is_waiting());
+    lifecycle.executed(exec(2, 1), &mut targets);
+    assert_eq!(lifecycle.borrowers, BTreeMap::new());
+    assert!(matches!(lifecycle.take_due(), Some(Change::Began(_, _, Some(Descent { requested: true })))));
 }
 
 #[test]
