@@ -194,7 +194,7 @@ fn a_heap_that_is_sampled_where_all_else_is_exact_has_estimates() {
     let summary = session.interrupt().expect_code(0).stdout;
     let report = heapbpf.report("out.json");
     let process = report.process(target.pid());
-    assert_eq!(heap(process, "pool").totals.exact(), sum_of(&ledger, |site| site != MALLOCS));
+    assert_eq!(process.heap("pool").totals.exact(), ledger.sum_of(|site| site != MALLOCS));
     let json: serde_json::Value = serde_json::from_str(&text(&heapbpf.file("out.json"))).expect("the report is JSON");
     let json = &json["targets"][0];
     let is_estimate = |totals: &serde_json::Value| {

@@ -146,7 +146,9 @@ impl Session {
             self.targets.others.not_inherited_count += 1;
             return None;
         }
-        let held = (self.config.hold == Hold::Forks && !self.lifecycle.has_grace()).then(|| Launch::hold(child));
+        let is_to_be_held = self.config.hold == Hold::Forks && !self.lifecycle.has_grace();
+        let hold = || Launch::hold(child).inspect_err(|error| info!("process {child} is not held: {error}")).ok();
+        let held = is_to_be_held.then(hold).flatten();
         let process = match Process::open(child) {
             Ok(process) => process,
             Err(error) => {
@@ -156,7 +158,7 @@ impl Session {
             }
         };
         // Of several threads only one is held.
-        let alone = held.as_ref().and_then(|held| held.as_ref().ok()).filter(|held| held.is_alone());
+        let alone = held.as_ref().filter(|held| held.is_alone());
         let stopped = alone.map(|_| clock::now().monotonic);
         let mut target = Target::forked(process, birth);
         // Where the kernel side had no room for it when it was made, there may be some now.
@@ -310,7 +312,8 @@ impl Session {
         }
     }
 
-    fn close(&mut self, pid: Pid) {
+    /// Closes the books of a target that has ended, or is taken to have.
+    pub(super) fn close(&mut self, pid: Pid) {
         self.lifecycle.settled(pid);
         let Some(mut target) = self.targets.remove(pid) else { return };
         target.end =

@@ -303,6 +303,10 @@ impl Session {
         let mut counters = Counters::read(&self.probes.kernel)?;
         counters.add(Counter::TargetsFull, self.targets_unmarked);
         let ended = (clock::now(), counters);
+        // Who has ended and was not seen to yet has ended all the same.
+        let gone: Vec<Pid> =
+            self.targets.running().filter(|target| target.is_gone()).map(|target| target.pid).collect();
+        gone.into_iter().for_each(|pid| self.close(pid));
         for target in self.targets.running_mut() {
             self.probes.release(target);
         }

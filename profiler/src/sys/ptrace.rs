@@ -126,8 +126,12 @@ impl Tracee {
         let mut pause = Pause::new(limit);
         loop {
             let stop = self.stopped()?;
-            if stop.is_some() || !pause.wait() {
+            if stop.is_some() {
                 return Ok(stop);
+            }
+            if !pause.wait() {
+                // On a busy machine the pause may have been long, and the stop has come meanwhile.
+                return self.stopped();
             }
         }
     }
