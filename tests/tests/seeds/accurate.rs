@@ -172,4 +172,10 @@ fn a_heap_that_is_not_selected_has_no_samples() {
             "three blocks, their stacks and two frees; nothing else has got that far"
         );
     }
+    // heapprofd takes a heap that nobody has and gives an empty profile.
+    let mut target = Target::start("accurate.c");
+    let error = heapbpf(&target, "--interval 1 --heap invalid").run().expect_error(2);
+    assert!(error.contains("`invalid`"), "{error}");
+    target.work("run malloc 1 plain");
+    target.assert_running();
 }
