@@ -5,6 +5,9 @@
  * `run HEAP SCALE HOW`: from `malloc`, or `first` or `second`, two allocators of its own with memory that no other allocator
  * knows; with sizes that many times as large; `plain`, with a `vfork` and exec in the middle, or wholly on a thread that does so
  * (`vfork-thread`). The vfork child also allocates, in this process's memory: that is nobody's.
+ *
+ * `misuse` frees what it has freed already, what never was a block, and the middle of one, of the first allocator; `repeat` has
+ * that give out the same address twice.
  */
 #include "protocol.h"
 
@@ -80,7 +83,26 @@ static void *run(void *argument) {
     return argument;
 }
 
+/* 10 and 15 bytes are allocated, 10 freed. */
+NOINLINE static void misuses(void) {
+    char *freed = first_get(10), *kept = first_get(15);
+    first_put(freed);
+    first_put(freed);
+    first_put(&task);
+    first_put(kept + 1);
+    first_put(NULL);
+}
+
+/* Twice in one place: of 10 and 15 bytes the latter live. */
+NOINLINE static void repeats(void) {
+    void *once = first_get(10);
+    first_used -= 16;
+    if (first_get(15) != once) give_up("another address");
+}
+
 static void work(const char *line) {
+    if (strcmp(line, "misuse") == 0) return misuses();
+    if (strcmp(line, "repeat") == 0) return repeats();
     static char heap[16], how[16];
     if (sscanf(line, "run %15s %zu %15s", heap, &task.scale, how) != 3) give_up("unknown: %s", line);
     task.heap = NULL;

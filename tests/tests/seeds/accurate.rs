@@ -174,8 +174,38 @@ fn a_heap_that_is_not_selected_has_no_samples() {
     }
     // heapprofd takes a heap that nobody has and gives an empty profile.
     let mut target = Target::start("accurate.c");
-    let error = heapbpf(&target, "--interval 1 --heap invalid").run().expect_error(2);
-    assert!(error.contains("`invalid`"), "{error}");
+    let error = heapbpf(&target, "--interval 1 --heap invalid").run().expect_error(1);
+    for part in ["has none of the heaps that are selected", "`libc`", "`first`", "`second`"] {
+        assert!(error.contains(part), "{error}");
+    }
     target.work("run malloc 1 plain");
     target.assert_running();
+}
+
+/// Chrome's register of allocations ignores what is freed twice or was never allocated.
+#[test]
+fn frees_of_what_is_no_block_are_ignored() {
+    let mut target = Target::start("accurate.c");
+    let mut heapbpf = heapbpf(&target, "--interval 1");
+    let session = heapbpf.start();
+    target.work("misuse");
+    let _ = session.interrupt().expect_code(0);
+    target.assert_running();
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    assert_eq!(report.process(target.pid()).totals.exact(), counts((2, 25), (1, 10)));
+}
+
+/// And of two blocks in one place the second counts: the profile says that a free was missed.
+#[test]
+fn a_second_block_in_one_place_takes_the_firsts() {
+    let mut target = Target::start("accurate.c");
+    let mut heapbpf = heapbpf(&target, "--interval 1");
+    let session = heapbpf.start();
+    target.work("repeat");
+    let _ = session.interrupt().expect_code(3);
+    target.assert_running();
+    let report = heapbpf.report("out.json");
+    assert_eq!(report.health.lost.get("missed_free"), Some(&1));
+    assert_eq!(report.process(target.pid()).totals.exact(), counts((2, 25), (1, 10)));
 }
