@@ -20,6 +20,7 @@ pub mod unwind;
 pub mod ledger;
 pub mod symbolize;
 
+pub mod guardrail;
 pub mod health;
 pub mod report;
 

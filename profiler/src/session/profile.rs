@@ -47,6 +47,7 @@ impl Session {
             others: Others { folded_interval_bytes, ..self.targets.others.clone() },
             frames: named.frames,
             health: Health {
+                guardrails: self.guard.report(),
                 unfound: discovery.unfound(),
                 ..health::collect(
                     counters,
