@@ -8,6 +8,7 @@ mod privilege;
 mod progress;
 mod quantity;
 mod record;
+mod writing;
 
 use std::process::ExitCode;
 

@@ -76,5 +76,5 @@ fn describe_reached(profile: &Profile, reached: &Reached) -> String {
 
 /// A percentage without more digits than it is worth.
 fn percent(percent: f64) -> String {
-    if percent < 10.0 { format!("{percent:.1} %") } else { format!("{percent:.0} %") }
+    if percent < 10.0 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
