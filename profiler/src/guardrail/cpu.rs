@@ -42,6 +42,14 @@ impl CpuWatch {
     }
 }
 
+/// How often intervals are to be doubled at once when the share is this much: half the interval is about twice the events,
+/// as long as it is larger than most blocks.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and 8")]
+pub fn doublings(percent: f64, percent_max: f64) -> u32 {
+    (percent / percent_max).log2().ceil().clamp(1.0, 8.0) as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,6 +75,13 @@ mod tests {
         // 400 ms of 3 s are 13 %.
         check(13.0, &[0, 400, 0, 0, 0, 0, 0, 0], &[None, None, None, None, None, None, Some(13), None]);
         check(14.0, &[0, 400, 0, 0, 0, 0, 0, 0], &[None; 8]);
+    }
+
+    #[test]
+    fn intervals_grow_by_what_is_missing() {
+        for (percent, expected) in [(1.01, 1), (2.0, 1), (2.1, 2), (40.0, 6), (5000.0, 8)] {
+            assert_eq!(doublings(percent, 1.0), expected, "{percent}");
+        }
     }
 
     #[test]

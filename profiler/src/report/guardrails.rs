@@ -73,8 +73,8 @@ impl Excess {
 pub enum Action {
     /// The recording was ended.
     Stopped,
-    /// The intervals of all heaps were doubled.
-    IntervalsDoubled,
+    /// The intervals of all heaps were doubled, once or several times.
+    IntervalsRaised,
     /// The target was left alone from then on.
     Detached,
 }
@@ -85,7 +85,7 @@ impl Action {
     pub fn name(self) -> &'static str {
         match self {
             Self::Stopped => "stopped",
-            Self::IntervalsDoubled => "intervals_doubled",
+            Self::IntervalsRaised => "intervals_raised",
             Self::Detached => "detached",
         }
     }
@@ -95,7 +95,7 @@ impl Guardrails {
     /// Whether there is less in the profile than was asked for because of them.
     #[must_use]
     pub fn cut_short(&self) -> bool {
-        self.reached.iter().any(|reached| reached.action != Action::IntervalsDoubled)
+        self.reached.iter().any(|reached| reached.action != Action::IntervalsRaised)
     }
 
     /// Whether the recording was ended by one of them.

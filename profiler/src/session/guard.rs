@@ -11,7 +11,7 @@ use super::Session;
 use super::probes::Probes;
 use super::target::{End, Target};
 use crate::guardrail::Limits;
-use crate::guardrail::cpu::CpuWatch;
+use crate::guardrail::cpu::{CpuWatch, doublings};
 use crate::guardrail::maps::KernelMaps;
 use crate::guardrail::overhead::OverheadWatch;
 use crate::ids::Pid;
@@ -149,9 +149,9 @@ impl Session {
         let Some(percent) = cpu.look(clock::now().monotonic, clock::cpu_ns()) else { return Ok(true) };
         let limit = self.guard.limits.cpu_percent_max.unwrap_or_default();
         let too_much = format!("heapbpf takes {percent:.1} % of a core, more than `--max-cpu {limit}%`");
-        if self.probes.double_intervals()? {
-            warn!("all intervals are doubled: {too_much}");
-            self.guard.note(Excess::Cpu(percent), Action::IntervalsDoubled);
+        if self.probes.double_intervals(doublings(percent, limit))? {
+            warn!("all intervals grow: {too_much}");
+            self.guard.note(Excess::Cpu(percent), Action::IntervalsRaised);
             return Ok(true);
         }
         warn!("recording ends: {too_much}, and intervals cannot grow any more");

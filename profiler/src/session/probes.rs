@@ -171,14 +171,14 @@ impl Probes {
         doubled(interval, self.doublings)
     }
 
-    /// Doubles the intervals of all heaps, as far as they may grow. False when none may any more.
-    pub(super) fn double_intervals(&mut self) -> Result<bool> {
+    /// Doubles the intervals of all heaps so many times, as far as they may grow. False when none may any more.
+    pub(super) fn double_intervals(&mut self, times: u32) -> Result<bool> {
         let intervals = |probes: &Self| {
             let heaps = probes.discovery.plan.heaps().iter();
             heaps.map(|heap| probes.interval(heap)).collect::<Vec<_>>()
         };
         let before = intervals(self);
-        self.doublings += 1;
+        self.doublings += times;
         let after = intervals(self);
         for ((heap, interval), _) in (0u8..).zip(&after).zip(&before).filter(|((_, after), before)| after != before) {
             self.kernel.set_rate(HeapId(heap), SamplingRate::new(*interval))?;

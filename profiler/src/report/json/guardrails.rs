@@ -50,7 +50,7 @@ struct ReachedFields {
     unix_ns: u64,
     /// `memory`, `cpu` or `overhead`.
     limit: &'static str,
-    /// `stopped`, `intervals_doubled` or `detached`.
+    /// `stopped`, `intervals_raised` or `detached`.
     action: &'static str,
     /// The target, where it is one target's limit.
     pid: Option<u32>,

@@ -13,7 +13,7 @@ impl Page {
     pub(super) fn guardrails(&mut self, profile: &Profile) {
         let guardrails = &profile.health.guardrails;
         for reached in guardrails.reached.iter().take(REACHED_MAX) {
-            let style = if reached.action == Action::IntervalsDoubled { PLAIN } else { WARNING };
+            let style = if reached.action == Action::IntervalsRaised { PLAIN } else { WARNING };
             self.line(style, &format!("  {}", describe_reached(profile, reached)));
         }
         self.and_more_reached(guardrails.reached.len());
@@ -67,7 +67,7 @@ fn describe_reached(profile: &Profile, reached: &Reached) -> String {
     };
     match reached.action {
         Action::Stopped => format!("stopped after {after}: {cause}"),
-        Action::IntervalsDoubled => format!("intervals doubled after {after}: {cause}"),
+        Action::IntervalsRaised => format!("intervals raised after {after}: {cause}"),
         Action::Detached => {
             format!("let go after {after}: {cause}; what is said of it is of the time until then, live bytes too")
         }

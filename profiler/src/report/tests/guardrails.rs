@@ -23,7 +23,7 @@ fn limited() -> Profile {
         overhead_percent_max: Some(5.0),
         costs: None,
         reached: vec![
-            Reached { unix_ns: after(2), what: Excess::Cpu(3.25), action: Action::IntervalsDoubled },
+            Reached { unix_ns: after(2), what: Excess::Cpu(3.25), action: Action::IntervalsRaised },
             Reached { unix_ns: after(4), what: Excess::Overhead(pid, 61.0), action: Action::Detached },
         ],
     };
@@ -44,7 +44,7 @@ fn the_summary_says_what_was_too_much_and_what_was_done() {
     for expected in [
         "command: /usr/bin/cached, let go",
         "health: this profile is incomplete",
-        "intervals doubled after 2s: heapbpf took 3.2% of a core, more than the 2.5% allowed",
+        "intervals raised after 2s: heapbpf took 3.2% of a core, more than the 2.5% allowed",
         "let go after 4s: probes took ≈ 61% of the CPU time of cached (pid 4711), more than the 5.0% allowed; what is said of it is of the time until then, live bytes too",
         "memory: at most 150.0 MiB, kernel maps and agent, of the 200.0 MiB allowed",
         "overhead: probes took ≈ 60% of the CPU time of cached (pid 4711) (5.0% allowed)",
