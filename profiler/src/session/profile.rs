@@ -14,7 +14,7 @@ impl Session {
     /// What was recorded, with names.
     pub(super) fn profile(&self, ended: clock::Instant, counters: &Counters) -> Profile {
         let targets = self.targets.all();
-        let snapshots: Vec<_> = targets.iter().map(|target| target.ledger.snapshot()).collect();
+        let snapshots: Vec<_> = targets.iter().map(|target| target.ledger.snapshot(ended.monotonic)).collect();
         let unnamed: Vec<_> = targets
             .iter()
             .zip(&snapshots)
