@@ -15,6 +15,7 @@
 mod callsite;
 mod live;
 mod ranges;
+mod reconcile;
 pub mod snapshot;
 pub mod totals;
 
@@ -28,6 +29,7 @@ use crate::units::{MonotonicNanos, Weight};
 use callsite::{Callsite, PeakEpoch};
 use live::{LiveBlock, LiveBlocks};
 use ranges::{Freed, Ranges};
+pub use reconcile::Reconciled;
 use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use totals::{Amounts, Totals};
 
@@ -64,6 +66,8 @@ pub struct LiveAllocation {
     pub stack: StackId,
     /// Its heap.
     pub heap: HeapId,
+    /// When it was made. The ledger knows that to a tick of 16.8 ms, and tells the middle of it.
+    pub time: MonotonicNanos,
 }
 
 impl Ledger {
@@ -127,7 +131,7 @@ impl Ledger {
         self.latest = self.latest.max(allocation.time);
         // Two live blocks cannot share an address: the old one's free was lost.
         self.remove(allocation.address);
-        let (callsite, weight) = self.insert(allocation);
+        let (callsite, weight) = self.insert(&allocation.into());
         self.for_each_total(callsite, |totals| totals.allocate(weight, allocation.time));
     }
 
@@ -150,7 +154,7 @@ impl Ledger {
 
     fn restore(&mut self, allocation: &Allocation) {
         self.remove(allocation.address);
-        let (callsite, weight) = self.insert(allocation);
+        let (callsite, weight) = self.insert(&allocation.into());
         // The time of its allocation is long past.
         let now = self.latest;
         self.for_each_total(callsite, |totals| totals.restore(weight, now));
@@ -188,10 +192,10 @@ impl Ledger {
     }
 
     /// Makes the block live; its address must be free.
-    fn insert(&mut self, allocation: &Allocation) -> (u32, Weight) {
-        let callsite = self.callsite(allocation.stack, allocation.heap);
-        let Allocation { size_bytes, interval, address, .. } = *allocation;
-        self.live.insert(address, LiveBlock { size_bytes, interval, callsite });
+    fn insert(&mut self, block: &LiveAllocation) -> (u32, Weight) {
+        let LiveAllocation { address, size_bytes, interval, stack, heap, time } = *block;
+        let callsite = self.callsite(stack, heap);
+        self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time });
         (callsite, Weight::of(size_bytes, interval))
     }
 
@@ -226,22 +230,19 @@ impl Ledger {
 
     /// All live blocks, in no order.
     pub fn live(&self) -> impl Iterator<Item = LiveAllocation> {
-        self.live.iter().map(|(address, block)| {
-            let callsite = &self.callsites[block.callsite as usize];
-            LiveAllocation {
-                address,
-                size_bytes: block.size_bytes,
-                interval: block.interval,
-                stack: callsite.stack,
-                heap: callsite.heap,
-            }
-        })
+        self.live.iter().map(|(address, block)| self.allocation(address, block))
+    }
+
+    fn allocation(&self, address: TargetAddr, block: LiveBlock) -> LiveAllocation {
+        let LiveBlock { size_bytes, interval, time, callsite } = block;
+        let Callsite { stack, heap, .. } = self.callsites[callsite as usize];
+        LiveAllocation { address, size_bytes, interval, stack, heap, time }
     }
 
     /// Whether a block is live at this address.
     #[must_use]
     pub fn is_live(&self, address: TargetAddr) -> bool {
-        self.live.contains(address)
+        self.live.get(address).is_some()
     }
 
     /// The process is gone, and no event will come: single blocks are forgotten, sums stay.

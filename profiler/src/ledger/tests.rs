@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod mapped;
+mod reconciling;
 mod windows;
 
 use std::sync::Arc;
