@@ -36,7 +36,7 @@ fn alloc(address: u64, size_bytes: u64, stack: u64) -> Event {
 }
 
 fn free(address: u64) -> Event {
-    Event::Free(Free { pid: PID, tid: Tid(1), address: TargetAddr(address), time: MonotonicNanos(0) })
+    Event::Free(Free { pid: PID, tid: Tid(1), address: TargetAddr(address), time: MonotonicNanos(0), age_us: 0 })
 }
 
 fn ledger(events: impl IntoIterator<Item = Event>) -> Ledger {
