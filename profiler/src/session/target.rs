@@ -235,13 +235,13 @@ impl Target {
         self.ledger.close();
     }
 
-    /// What there is to report of it.
-    pub(super) fn state(&self, probes: &Probes) -> TargetState {
+    /// What there is to report of it at this time.
+    pub(super) fn state(&self, now: MonotonicNanos, probes: &Probes) -> TargetState {
         let exit = match self.end {
             Some(End::Exited(exit)) => Some(exit),
             _ => None,
         };
-        let books = self.ledger.snapshot();
+        let books = self.ledger.snapshot(now);
         TargetState {
             facts: TargetFacts {
                 pid: self.pid,
