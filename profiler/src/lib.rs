@@ -18,8 +18,10 @@ pub mod ingest;
 pub mod unwind;
 
 pub mod ledger;
+pub mod snapshot;
 pub mod symbolize;
 
+pub mod guardrail;
 pub mod health;
 pub mod report;
 

@@ -13,6 +13,7 @@ use crate::units::{EstimatedBytes, EstimatedCount};
 
 mod callsites;
 pub(crate) mod grid;
+mod guardrails;
 mod health;
 
 /// Targets that are listed.
@@ -112,8 +113,8 @@ impl Page {
                 when.map_or(String::new(), |nanos| format!("after {}", text::duration(nanos))),
             ),
         ];
-        let inherited = (totals.inherited_count > EstimatedCount::ZERO)
-            .then(|| row("inherited", totals.inherited_bytes, blocks(totals.inherited_count)));
+        let inherited = (totals.opening_count > EstimatedCount::ZERO)
+            .then(|| row("inherited", totals.opening_bytes, blocks(totals.opening_count)));
         let rows = inherited.into_iter().chain(rows).collect();
         self.table(&[Column::Left(""), Column::Right(""), Column::Right("")], rows);
     }
@@ -158,6 +159,7 @@ impl Page {
 /// How the target ended, if it did.
 fn exit(target: &TargetProfile) -> String {
     match (target.exited, target.exit_code) {
+        (false, _) if target.detached.is_some() => ", let go".to_owned(),
         (false, _) if target.replaced => ", became another program".to_owned(),
         (false, _) => String::new(),
         (true, None) => ", exited".to_owned(),

@@ -7,16 +7,19 @@ use tracing::warn;
 
 use crate::allocator::resolve::ResolvedHook;
 use crate::bpf::load::{Kernel, LinkKind};
+use crate::guardrail::overhead::CallCosts;
 use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::ledger::totals::Totals;
 use crate::object::module::ModuleStore;
 use crate::probe::attach::{Link, Probe, backend};
 use crate::probe::code::Code;
+use crate::probe::cost::Costs;
 use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::proc::limits;
 use crate::proc::stat::Stat;
-use crate::report::profile::{HeapProfile, HookStatus};
+use crate::report::profile::HookStatus;
+use crate::snapshot::HeapFacts;
 
 use super::probes::Probes;
 
@@ -215,11 +218,36 @@ impl Hooks {
         self.mapped().map(|hook| plan.hook(hook.id))
     }
 
-    /// The heaps with their hooks and totals: those with events in the order of the snapshot, to which callsites refer,
-    /// then those without.
-    pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], probes: &Probes) -> Vec<HeapProfile> {
+    /// What calls of its functions cost, allocating and freeing: the mean over those that are attached, of those that few
+    /// programs call only where there are no others. `None` when nothing is attached.
+    pub(super) fn call_costs(&self, plan: &Plan, costs: &Costs) -> Option<CallCosts> {
+        let attached: Vec<&HookState> = self.mapped().filter(|hook| hook.state == State::Attached).collect();
+        let mean = |allocates: bool| {
+            let all = attached.iter().filter(|hook| plan.hook(hook.id).hook.spec.shape.allocates() == allocates);
+            let (required, others): (Vec<&HookState>, Vec<&HookState>) = all.partition(|hook| hook.required);
+            let used = if required.is_empty() { others } else { required };
+            let each: Vec<f64> = used
+                .iter()
+                .filter_map(|hook| {
+                    let planned = plan.hook(hook.id);
+                    let class = planned.placement.as_ref().ok()?.class;
+                    Some(costs.expected_ns(class, planned.hook.spec.shape))
+                })
+                .collect();
+            #[expect(clippy::cast_precision_loss, reason = "hooks count by the dozen")]
+            let count = each.len() as f64;
+            (count > 0.0).then(|| each.iter().sum::<f64>() / count)
+        };
+        let (alloc_ns, free_ns) = (mean(true), mean(false));
+        (alloc_ns.is_some() || free_ns.is_some())
+            .then(|| CallCosts { alloc_ns: alloc_ns.unwrap_or(0.0), free_ns: free_ns.unwrap_or(0.0) })
+    }
+
+    /// The heaps with their hooks: those with events, then those without.
+    pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], probes: &Probes) -> Vec<HeapFacts> {
         let plan = &probes.discovery.plan;
-        let heap = |(index, id): (usize, HeapId)| HeapProfile {
+        let heap = |id: HeapId| HeapFacts {
+            id,
             name: plan.heaps()[usize::from(id.0)].clone(),
             interval_bytes: u64::from(probes.interval(&plan.heaps()[usize::from(id.0)]).bytes()),
             hooks: self
@@ -227,9 +255,8 @@ impl Hooks {
                 .filter(|hook| plan.hook(hook.id).heap == id)
                 .flat_map(|hook| self.statuses(hook, plan))
                 .collect(),
-            totals: totals.get(index).map(|(_, totals)| *totals).unwrap_or_default(),
         };
-        self.heap_ids(totals, plan).into_iter().enumerate().map(heap).collect()
+        self.heap_ids(totals, plan).into_iter().map(heap).collect()
     }
 
     /// The heaps in that order.

@@ -1,21 +1,24 @@
 //! All that a session keeps of one target.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info};
 
 use crate::bpf::load::Kernel;
+use crate::guardrail::overhead::OverheadWatch;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
-use crate::ledger::snapshot::TargetSnapshot;
 use crate::object::module::ModuleStore;
-use crate::report::profile::{Beginning, CallsiteProfile, Origin, TargetProfile};
+use crate::report::profile::{Beginning, Origin};
+use crate::snapshot::{TargetFacts, TargetState};
 use crate::target::address_space::AddressSpace;
 use crate::target::link_map::LinkMap;
 use crate::target::process::{Exit, Process, TargetError};
 use crate::units::MonotonicNanos;
 
+use super::guard;
 use super::hooks::Hooks;
 use super::lifecycle::Birth;
 use super::probes::Probes;
@@ -29,13 +32,16 @@ pub(super) struct Target {
     pub(super) comm: String,
     /// `None` once it has ended or become another program.
     pub(super) process: Option<Process>,
-    pub(super) space: AddressSpace,
+    /// Shared with the snapshots that were made.
+    pub(super) space: Arc<AddressSpace>,
     pub(super) ledger: Ledger,
     pub(super) beginning: Beginning,
     /// When its program, or it itself, came into being, where that was seen.
     pub(super) born: Option<MonotonicNanos>,
     pub(super) hooks: Hooks,
     pub(super) end: Option<End>,
+    /// What its probes cost it, where that is looked at.
+    pub(super) overhead: OverheadWatch,
     /// It was asked for by itself, or descends from one that was, and stays a target when it calls exec.
     pub(super) requested: bool,
     /// Probes were put on files before it had mapped them.
@@ -61,6 +67,8 @@ pub(super) enum End {
     Exited(Exit),
     /// It became another program.
     Replaced,
+    /// It goes on without probes since then: they cost it too much.
+    Detached(MonotonicNanos),
 }
 
 /// A dynamic linker may be at work for so long after a process was first looked at.
@@ -80,12 +88,13 @@ impl Target {
             command: process.command.clone(),
             comm: process.comm.clone(),
             process: Some(process),
-            space: AddressSpace::new(pid),
+            space: Arc::new(AddressSpace::new(pid)),
             ledger: Ledger::new(pid),
             beginning: Beginning { origin, time: MonotonicNanos(0), delay_ns: None, from_first_call: false },
             born,
             hooks: Hooks::default(),
             end: None,
+            overhead: OverheadWatch::default(),
             requested: false,
             foreseen: false,
             held_before_mapping: false,
@@ -104,7 +113,7 @@ impl Target {
     pub(super) fn forked(process: Process, birth: Birth) -> Self {
         let Birth { fork, ledger, space, hooks, requested } = birth;
         let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
-        Self { space, ledger, hooks, requested, ..target }
+        Self { space: Arc::new(space), ledger, hooks, requested, ..target }
     }
 
     /// Opens a process.
@@ -175,7 +184,7 @@ impl Target {
             return false;
         }
         self.link_map = LinkMap::read(self.pid);
-        match self.space.refresh(modules) {
+        match Arc::make_mut(&mut self.space).refresh(modules) {
             Ok(new) => {
                 self.unsearched |= !new.is_empty();
                 let wasted = (self.space_period * 2).min(SPACE_PERIOD_MAX);
@@ -226,28 +235,31 @@ impl Target {
         self.ledger.close();
     }
 
-    /// What reports say of it.
-    pub(super) fn profile(
-        &self,
-        snapshot: &TargetSnapshot,
-        callsites: Vec<CallsiteProfile>,
-        probes: &Probes,
-    ) -> TargetProfile {
+    /// What there is to report of it at this time.
+    pub(super) fn state(&self, now: MonotonicNanos, probes: &Probes) -> TargetState {
         let exit = match self.end {
             Some(End::Exited(exit)) => Some(exit),
             _ => None,
         };
-        TargetProfile {
-            pid: self.pid,
-            command: self.command.clone(),
-            comm: self.comm.clone(),
-            beginning: self.beginning,
-            exited: exit.is_some(),
-            exit_code: exit.and_then(|exit| exit.code),
-            replaced: self.end == Some(End::Replaced),
-            totals: snapshot.totals,
-            heaps: self.hooks.heaps(&snapshot.heaps, probes),
-            callsites,
+        let books = self.ledger.snapshot(now);
+        TargetState {
+            facts: TargetFacts {
+                pid: self.pid,
+                command: self.command.clone(),
+                comm: self.comm.clone(),
+                beginning: self.beginning,
+                exited: exit.is_some(),
+                exit_code: exit.and_then(|exit| exit.code),
+                replaced: self.end == Some(End::Replaced),
+                detached: match self.end {
+                    Some(End::Detached(time)) => Some(time),
+                    _ => None,
+                },
+                overhead: guard::overhead(&self.overhead),
+            },
+            space: Arc::clone(&self.space),
+            heaps: self.hooks.heaps(&books.heaps, probes),
+            books: Arc::new(books),
         }
     }
 }

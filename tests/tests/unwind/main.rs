@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf::allocator::hook_set::HookSet;
 use heapbpf::allocator::selection::HeapSelection;
+use heapbpf::guardrail::Limits;
 use heapbpf::ids::Pid;
 use heapbpf::probe::attach::BackendChoice;
 use heapbpf::probe::place::PlacementMode;
@@ -46,11 +47,11 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         placement: PlacementMode::Auto,
         backend: BackendChoice::Auto,
         duration: None,
-        trim: false,
         ring_bytes: 64 << 20,
         live_blocks_max: 1 << 20,
         unwind: UnwindMode::Auto,
         unwind_bytes_max: 1 << 30,
+        limits: Limits::default(),
         raw_stacks_max: STACKS,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
