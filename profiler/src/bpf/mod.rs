@@ -1,5 +1,7 @@
 //! The kernel side as the agent holds it: programs, maps and the ring. Only this folder and `probe::attach` know aya.
 
+#[cfg(test)]
+mod accounting;
 mod blocks;
 pub mod counters;
 #[cfg(test)]
