@@ -1,11 +1,10 @@
 //! The kernel side as the agent holds it: programs, maps and the ring. Only this folder and `probe::attach` know aya.
 
-#[cfg(test)]
-mod accounting;
 mod blocks;
 pub mod counters;
 #[cfg(test)]
 mod fixture;
+pub mod footprint;
 pub mod kernel_types;
 pub mod load;
 pub mod processes;
