@@ -47,6 +47,8 @@ pub struct Window {
     pub since_mark: bool,
     /// Its end, in nanoseconds since the Unix epoch.
     pub end_unix_ns: u64,
+    /// Periodic dumps that were left out in it, because an earlier one was still being written.
+    pub merged_count: u32,
 }
 
 /// Why a window ends.
@@ -269,6 +271,25 @@ pub struct UnfoundHook {
 }
 
 impl Health {
+    /// What has happened since `base`, the health of the same recording earlier. What has no time stays what it is: the
+    /// modules, the functions, the largest size.
+    #[must_use]
+    pub fn since(&self, base: &Self) -> Self {
+        let since = |now: &[(String, u64)], base: &[(String, u64)]| {
+            let before = |name: &String| base.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
+            let rest = now.iter().map(|(name, count)| (name.clone(), count.saturating_sub(before(name))));
+            rest.filter(|(_, count)| *count > 0).collect()
+        };
+        Self {
+            events: self.events.saturating_sub(base.events),
+            lost: since(&self.lost, &base.lost),
+            unwind: since(&self.unwind, &base.unwind),
+            resyncs: self.resyncs.saturating_sub(base.resyncs),
+            agent_cpu_ns: self.agent_cpu_ns.saturating_sub(base.agent_cpu_ns),
+            ..self.clone()
+        }
+    }
+
     /// Everything lost, over all reasons.
     #[must_use]
     pub fn lost_total(&self) -> u64 {
