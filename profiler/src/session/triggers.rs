@@ -202,8 +202,7 @@ mod tests {
 
     #[test]
     fn a_mark_is_due_once() {
-        let mut triggers =
-            Triggers::new(DumpPlan { mark_after: Some(Duration::from_secs(2)), ..DumpPlan::default() });
+        let mut triggers = Triggers::new(DumpPlan { mark_after: Some(Duration::from_secs(2)), ..DumpPlan::default() });
         let due = [1999, 2005, 2010].map(|ms| triggers.is_mark_due(Duration::from_millis(ms)));
         assert_eq!(due, [false, true, false]);
     }

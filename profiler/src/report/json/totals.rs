@@ -39,8 +39,8 @@ impl TotalsFields {
             false => Number::Estimate(count.to_f64()),
         };
         Self {
-            inherited_count: count(totals.inherited_count),
-            inherited_bytes: bytes(totals.inherited_bytes),
+            inherited_count: count(totals.opening_count),
+            inherited_bytes: bytes(totals.opening_bytes),
             alloc_count: count(totals.alloc_count),
             alloc_bytes: bytes(totals.alloc_bytes),
             free_count: count(totals.free_count),

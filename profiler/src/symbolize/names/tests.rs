@@ -51,7 +51,8 @@ fn snapshot(stacks: &[Option<&[u64]>]) -> TargetSnapshot {
         frames: frames.iter().map(|&address| TargetAddr(address)).collect(),
         end: StackEnd::Complete,
     };
-    let callsites = stacks.iter().map(|frames| CallsiteSnapshot {
+    let callsites = (0..).zip(stacks).map(|(index, frames)| CallsiteSnapshot {
+        index,
         stack: frames.map(stack),
         heap: HeapId(3),
         inherited: false,
