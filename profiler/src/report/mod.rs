@@ -15,6 +15,7 @@ use profile::Profile;
 
 pub mod profile;
 pub mod summary;
+pub mod window;
 
 pub mod flamegraph;
 pub mod folded;

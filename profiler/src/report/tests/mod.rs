@@ -8,7 +8,7 @@ mod folded;
 mod folding;
 mod hooks;
 mod json;
-mod profiles;
+pub(super) mod profiles;
 mod properties;
 mod summary;
 
