@@ -20,9 +20,22 @@ pub struct Report {
     pub interval_bytes: u64,
     pub started_unix_ns: u64,
     pub ended_unix_ns: u64,
+    pub window: Option<Window>,
     pub targets: Vec<Process>,
     pub others: Others,
     pub health: Health,
+}
+
+/// The part of a recording that a report is about.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Window {
+    pub number: Option<u32>,
+    pub reason: String,
+    pub start_unix_ns: u64,
+    pub since_mark: bool,
+    pub end_unix_ns: u64,
+    pub merged_count: u32,
 }
 
 /// One process of a report.
@@ -35,6 +48,8 @@ pub struct Process {
     pub exited: bool,
     pub exit_code: Option<i32>,
     pub replaced: bool,
+    pub detached_unix_ns: Option<u64>,
+    pub overhead: Option<Overhead>,
     pub totals: Totals,
     pub heaps: Vec<Heap>,
     pub callsites: Vec<Callsite>,
@@ -129,6 +144,40 @@ pub struct Health {
     pub resyncs: u64,
     pub agent_cpu_ns: u64,
     pub agent_rss_bytes_max: u64,
+    pub guardrails: Guardrails,
+}
+
+/// What probes cost a process.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Overhead {
+    pub percent: f64,
+    pub percent_highest: Option<f64>,
+    pub probe_ns: f64,
+    pub cpu_ns: u64,
+}
+
+/// Limits and when they were reached.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Guardrails {
+    pub memory_bytes_max: Option<u64>,
+    pub memory_bytes_highest: Option<u64>,
+    pub cpu_percent_max: Option<f64>,
+    pub overhead_percent_max: Option<f64>,
+    pub reached: Vec<Reached>,
+}
+
+/// A limit that was reached.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Reached {
+    pub unix_ns: u64,
+    pub limit: String,
+    pub action: String,
+    pub pid: Option<u32>,
+    pub bytes: Option<u64>,
+    pub percent: Option<f64>,
 }
 
 /// Totals as they stand in the file: integers when exact, floats when estimated.
@@ -145,6 +194,10 @@ pub struct Totals {
     pub live_bytes: Number,
     pub peak_bytes: Number,
     pub peak_unix_ns: Option<u64>,
+    pub live_start_bytes: Option<Number>,
+    pub live_start_count: Option<Number>,
+    pub delta_bytes: Option<Number>,
+    pub delta_count: Option<Number>,
 }
 
 impl Report {

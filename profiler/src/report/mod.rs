@@ -13,6 +13,7 @@ use thiserror::Error;
 use crate::ledger::totals::Totals;
 use profile::Profile;
 
+pub mod guardrails;
 pub mod profile;
 pub mod summary;
 pub mod window;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
 
+use super::guardrails::{Guardrails, Overhead};
 use super::text::base_name;
+pub use super::window::{Window, WindowReason};
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
@@ -33,56 +35,6 @@ pub struct Profile {
     pub health: Health,
 }
 
-/// A part of a recording. Allocated and freed are of this part; inherited is what was live at its start, live what is live
-/// at its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Its number, from 1; `None` for the state at the peak.
-    pub number: Option<u32>,
-    /// Why it ends.
-    pub reason: WindowReason,
-    /// Its start, in nanoseconds since the Unix epoch: the end of the window before, or the mark.
-    pub start_unix_ns: u64,
-    /// It starts at a mark.
-    pub since_mark: bool,
-    /// Its end, in nanoseconds since the Unix epoch.
-    pub end_unix_ns: u64,
-    /// Periodic dumps that were left out in it, because an earlier one was still being written.
-    pub merged_count: u32,
-}
-
-/// Why a window ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WindowReason {
-    /// Its time was over.
-    Time,
-    /// Live bytes had grown so much.
-    Growth,
-    /// So much was allocated.
-    Alloc,
-    /// A signal asked for it.
-    Signal,
-    /// The recording ended.
-    End,
-    /// Not a window: every target as it was when its live bytes were highest.
-    Peak,
-}
-
-impl WindowReason {
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Time => "time",
-            Self::Growth => "growth",
-            Self::Alloc => "alloc",
-            Self::Signal => "signal",
-            Self::End => "end",
-            Self::Peak => "peak",
-        }
-    }
-}
-
 /// One process of a profile.
 #[derive(Clone, Debug)]
 pub struct TargetProfile {
@@ -100,6 +52,10 @@ pub struct TargetProfile {
     pub replaced: bool,
     /// Its exit status, where the kernel tells.
     pub exit_code: Option<i32>,
+    /// When its probes were taken away because they cost too much: what else is said is as of then.
+    pub detached: Option<MonotonicNanos>,
+    /// What its probes cost it, where that is known.
+    pub overhead: Option<Overhead>,
     /// Over everything.
     pub totals: Totals,
     /// By heap.
@@ -255,6 +211,8 @@ pub struct Health {
     pub agent_cpu_ns: u64,
     /// Largest resident size of the agent, in bytes.
     pub agent_rss_bytes_max: u64,
+    /// Limits on what profiling may cost.
+    pub guardrails: Guardrails,
 }
 
 /// A function that was named, and was in no module that may have it.
@@ -299,10 +257,11 @@ impl Health {
 
 impl Profile {
     /// Whether something is missing from it: lost events, or a hook that it takes and that is not there or could not be
-    /// attached. Exit code 3.
+    /// attached, or time that was cut off by a limit. Exit code 3.
     #[must_use]
     pub fn incomplete(&self) -> bool {
         self.health.lost_total() > 0
+            || self.health.guardrails.cut_short()
             || self.health.unfound.iter().any(|hook| hook.required)
             || self.hooks().any(|(_, hook)| hook.is_missing())
     }

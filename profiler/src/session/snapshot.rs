@@ -49,6 +49,7 @@ impl Session {
     /// What was lost and what it cost.
     pub(super) fn health(&self, counters: &Counters) -> Health {
         Health {
+            guardrails: self.guard.report(),
             unfound: self.probes.discovery.unfound(),
             ..health::collect(
                 counters,

@@ -64,7 +64,19 @@ fn every_object_has_the_fields_of_the_contract() {
         ),
         (
             "/targets/0",
-            vec!["beginning", "callsites", "command", "exit_code", "exited", "heaps", "pid", "replaced", "totals"],
+            vec![
+                "beginning",
+                "callsites",
+                "command",
+                "detached_unix_ns",
+                "exit_code",
+                "exited",
+                "heaps",
+                "overhead",
+                "pid",
+                "replaced",
+                "totals",
+            ],
         ),
         ("/targets/0/beginning", vec!["delay_ns", "from_first_call", "origin", "parent", "unix_ns"]),
         (
@@ -95,6 +107,7 @@ fn every_object_has_the_fields_of_the_contract() {
                 "agent_rss_bytes_max",
                 "events",
                 "frame_pointer_modules",
+                "guardrails",
                 "interval_changes",
                 "lost",
                 "resyncs",

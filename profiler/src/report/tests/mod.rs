@@ -6,6 +6,7 @@ mod choice;
 mod flamegraph;
 mod folded;
 mod folding;
+mod guardrails;
 mod hooks;
 mod json;
 pub(super) mod profiles;
