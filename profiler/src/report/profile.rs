@@ -7,6 +7,7 @@ use profiler_common::stack::StackEnd;
 
 use super::text::base_name;
 use crate::ids::Pid;
+use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
 
@@ -163,6 +164,8 @@ pub struct CallsiteProfile {
     pub inherited: bool,
     /// What it did.
     pub totals: Totals,
+    /// What is known of its blocks besides. Those of a heap or a process are the sum of their callsites'.
+    pub details: Details,
 }
 
 /// One frame with what is known of it.
