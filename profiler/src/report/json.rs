@@ -3,6 +3,7 @@
 //! Owns names and types of its fields. Callsites and frames are written one by one, never held as JSON in memory.
 
 mod health;
+pub mod read;
 
 use std::io;
 
@@ -15,7 +16,7 @@ use super::profile::{
 };
 use super::{Report, ReportError, View};
 
-mod totals;
+pub(super) mod totals;
 
 use totals::TotalsFields;
 
@@ -82,6 +83,7 @@ impl Serialize for Targets<'_> {
 struct TargetFields<'a> {
     pid: u32,
     command: &'a str,
+    comm: &'a str,
     beginning: BeginningFields,
     exited: bool,
     exit_code: Option<i32>,
@@ -96,6 +98,7 @@ impl<'a> TargetFields<'a> {
         Self {
             pid: target.pid.0,
             command: &target.command,
+            comm: &target.comm,
             beginning: BeginningFields::new(context.profile, &target.beginning),
             exited: target.exited,
             exit_code: target.exit_code,
@@ -142,6 +145,7 @@ struct OthersFields<'a> {
     short_lived_count: u64,
     not_inherited_count: u64,
     folded_count: u64,
+    folded_interval_bytes: Option<u64>,
     folded_totals: TotalsFields,
 }
 
@@ -166,6 +170,7 @@ impl<'a> OthersFields<'a> {
             short_lived_count: others.short_lived_count,
             not_inherited_count: others.not_inherited_count,
             folded_count: others.folded_count,
+            folded_interval_bytes: others.folded_interval_bytes,
             folded_totals: TotalsFields::new(profile, &others.folded_totals, profile.is_exact_of_folded()),
         }
     }
@@ -281,6 +286,8 @@ struct FrameFields<'a> {
     inlined: bool,
     /// In hexadecimal: 64 bits do not survive readers that hold numbers in floats.
     address: String,
+    /// In the module's file; in hexadecimal for the same reason.
+    module_offset: Option<String>,
 }
 
 impl<'a> FrameFields<'a> {
@@ -292,6 +299,7 @@ impl<'a> FrameFields<'a> {
             line: frame.line,
             inlined: frame.inlined,
             address: format!("{:#x}", frame.address),
+            module_offset: frame.module_offset.map(|offset| format!("{offset:#x}")),
         }
     }
 }

@@ -28,16 +28,8 @@ pub(super) struct TotalsFields {
 impl TotalsFields {
     /// `exact` says that every allocation was taken.
     pub(super) fn new(profile: &Profile, totals: &Totals, exact: bool) -> Self {
-        let bytes = |bytes: EstimatedBytes| match exact {
-            true if bytes < EstimatedBytes::ZERO => Number::Below((EstimatedBytes::ZERO - bytes).rounded()),
-            true => Number::Exact(bytes.rounded()),
-            false => Number::Estimate(bytes.to_f64()),
-        };
-        let count = |count: EstimatedCount| match exact {
-            true if count < EstimatedCount::ZERO => Number::Below((EstimatedCount::ZERO - count).rounded()),
-            true => Number::Exact(count.rounded()),
-            false => Number::Estimate(count.to_f64()),
-        };
+        let bytes = |bytes: EstimatedBytes| Number::bytes(bytes, exact);
+        let count = |count: EstimatedCount| Number::count(count, exact);
         Self {
             inherited_count: count(totals.inherited_count),
             inherited_bytes: bytes(totals.inherited_bytes),
@@ -56,13 +48,18 @@ impl TotalsFields {
     }
 }
 
-/// 95 % confidence intervals, where numbers are estimates.
+/// 95 % confidence intervals, where numbers are estimates, and what they are made from: variances can be added up over
+/// callsites, intervals cannot.
 #[derive(Serialize)]
 struct ConfidenceFields {
     alloc_count_95: [f64; 2],
     alloc_bytes_95: [f64; 2],
     live_count_95: [f64; 2],
     live_bytes_95: [f64; 2],
+    alloc_count_variance: f64,
+    alloc_bytes_variance: f64,
+    live_count_variance: f64,
+    live_bytes_variance: f64,
 }
 
 impl ConfidenceFields {
@@ -73,16 +70,38 @@ impl ConfidenceFields {
             alloc_bytes_95: interval(View::AllocBytes),
             live_count_95: interval(View::LiveCount),
             live_bytes_95: interval(View::LiveBytes),
+            alloc_count_variance: totals.alloc_variance.count.to_f64(),
+            alloc_bytes_variance: totals.alloc_variance.bytes.to_f64(),
+            live_count_variance: totals.live_variance.count.to_f64(),
+            live_bytes_variance: totals.live_variance.bytes.to_f64(),
         }
     }
 }
 
 /// An integer where every allocation was taken, a float where it is an estimate.
-enum Number {
+pub(in crate::report) enum Number {
     Exact(u64),
     /// An exact number below 0, by its distance from 0.
     Below(u64),
     Estimate(f64),
+}
+
+impl Number {
+    pub(in crate::report) fn bytes(bytes: EstimatedBytes, exact: bool) -> Self {
+        match exact {
+            true if bytes < EstimatedBytes::ZERO => Self::Below((EstimatedBytes::ZERO - bytes).rounded()),
+            true => Self::Exact(bytes.rounded()),
+            false => Self::Estimate(bytes.to_f64()),
+        }
+    }
+
+    pub(in crate::report) fn count(count: EstimatedCount, exact: bool) -> Self {
+        match exact {
+            true if count < EstimatedCount::ZERO => Self::Below((EstimatedCount::ZERO - count).rounded()),
+            true => Self::Exact(count.rounded()),
+            false => Self::Estimate(count.to_f64()),
+        }
+    }
 }
 
 impl Serialize for Number {
