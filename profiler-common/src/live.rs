@@ -82,7 +82,14 @@ impl LiveBlock {
     #[inline(always)]
     #[must_use]
     pub const fn time_ns(&self) -> u64 {
-        (self.time & ((1 << TIME_BITS) - 1)).saturating_mul(1000)
+        self.time_us().saturating_mul(1000)
+    }
+
+    /// When the call returned, in microseconds of `CLOCK_MONOTONIC`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn time_us(&self) -> u64 {
+        self.time & ((1 << TIME_BITS) - 1)
     }
 
     /// The stack that made it: see [`StackHasher`](crate::stack::StackHasher).

@@ -100,8 +100,19 @@ pub struct FreeRecord {
     pub time_ns: u64,
     /// The thread that frees.
     pub tid: u32,
-    /// Always 0.
-    pub reserved: u32,
+    /// How long the block has lived, in microseconds; `u32::MAX` (71 minutes) for that and more.
+    pub age_us: u32,
+}
+
+impl FreeRecord {
+    /// How long a block has lived that was made at `born_us` and is freed at `now_us`, as a record has it.
+    #[inline(always)]
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "what does not fit is cut before")]
+    pub const fn age_us(born_us: u64, now_us: u64) -> u32 {
+        let age_us = now_us.saturating_sub(born_us);
+        if age_us > u32::MAX as u64 { u32::MAX } else { age_us as u32 }
+    }
 }
 
 /// The fixed part of a stack record.
@@ -204,3 +215,22 @@ const _: () = assert!(size_of::<AllocRecord>() == 48);
 const _: () = assert!(size_of::<FreeRecord>() == 32);
 const _: () = assert!(size_of::<StackHeader>() == 24);
 const _: () = assert!(size_of::<RawStackHeader>() == 48);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_saturate_at_both_ends() {
+        for (born_us, now_us, age_us) in [
+            (5, 5, 0),
+            (5, 1_005, 1000),
+            (5, 4, 0),
+            (0, 4_294_967_294, u32::MAX - 1),
+            (0, 4_294_967_295, u32::MAX),
+            (0, u64::MAX, u32::MAX),
+        ] {
+            assert_eq!(FreeRecord::age_us(born_us, now_us), age_us, "{born_us} to {now_us}");
+        }
+    }
+}

@@ -54,12 +54,13 @@ pub(crate) fn take(call: &Call, address: u64) -> Option<LiveBlock> {
     let block = unsafe { *block };
     // Two threads freeing one block is the target's bug; only one of them gets it.
     remove(&key).ok()?;
+    let now_ns = now();
     emit::record(FreeRecord {
         header: RecordHeader::new(RecordKind::Free, call.tgid()),
         address,
-        time_ns: now(),
+        time_ns: now_ns,
         tid: call.tid(),
-        reserved: 0,
+        age_us: FreeRecord::age_us(block.time_us(), now_ns / 1000),
     });
     Some(block)
 }

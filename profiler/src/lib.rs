@@ -18,6 +18,7 @@ pub mod ingest;
 pub mod unwind;
 
 pub mod ledger;
+pub mod snapshot;
 pub mod symbolize;
 
 pub mod health;

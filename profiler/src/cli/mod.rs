@@ -10,6 +10,7 @@ mod profile_file;
 mod progress;
 mod quantity;
 mod record;
+mod writing;
 
 use std::process::ExitCode;
 

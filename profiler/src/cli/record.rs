@@ -14,6 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::args::{BackendArg, RecordArgs, Unwind};
 use super::output::Output;
 use super::progress::ProgressLine;
+use super::writing::{Style, Writing, Written};
 use super::{exit, privilege, say};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
@@ -21,7 +22,6 @@ use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
 use crate::probe::attach::BackendChoice;
 use crate::proc::process;
-use crate::report::profile::Profile;
 use crate::report::summary;
 use crate::session::{Command, Launched, Session, SessionConfig, UnwindMode};
 use crate::sys::inherited::Inherited;
@@ -67,7 +67,6 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
         hold: args.hold.into(),
         interval: Interval::nearest(args.interval),
         duration: args.duration,
-        trim: args.trim,
         ring_bytes: args.ring_size,
         live_blocks_max: args.live_blocks,
         placement: args.placement.into(),
@@ -119,8 +118,10 @@ async fn record(args: &RecordArgs, config: SessionConfig, outputs: Vec<Output>, 
     let forward = session.launched();
     session.run(stops.wait(forward), |progress| line.show(progress)).await?;
     line.clear();
-    let (profile, command) = session.finish()?;
-    let code = report(args, &profile, outputs)?;
+    let (snapshot, command) = session.finish()?;
+    let style = Style { view: args.view, trims: args.trim };
+    let written = Writing::start(snapshot, outputs, style)?.finish()?;
+    let code = summarise(args, &written)?;
     match command {
         // What was started is waited for, so that its end is this program's.
         Some(command) => Ok(see_off(command, stops, args.quiet).await),
@@ -145,26 +146,19 @@ async fn see_off(mut command: Command, mut stops: Stops, quiet: bool) -> u8 {
     }
 }
 
-fn report(args: &RecordArgs, profile: &Profile, outputs: Vec<Output>) -> Result<u8> {
-    let mut to_stdout = false;
-    let mut written = Vec::new();
-    for output in outputs {
-        let format = output.format();
-        match output.write(|out| Ok(format.report().write(profile, args.view, out)?))? {
-            Some(path) => written.push((path, format)),
-            None => to_stdout = true,
-        }
-    }
+/// Shows what was written. The exit code.
+fn summarise(args: &RecordArgs, written: &Written) -> Result<u8> {
+    let Written { profile, files, to_stdout } = written;
     if !args.quiet {
         let terminal = std::io::stdout().is_terminal();
         let width = terminal.then(|| terminal_size().map(|(width, _)| usize::from(width.0))).flatten();
         let colour = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let mut text = summary::summary(profile, args.view, args.top, width, colour);
-        for (path, format) in &written {
+        for (path, format) in files {
             text.push_str(&format!("\n{} ({})", path.display(), format.description()));
         }
         // A report on standard output must not have the table in it.
-        if to_stdout || !args.command.is_empty() {
+        if *to_stdout || !args.command.is_empty() {
             say(&text);
         } else {
             writeln!(std::io::stdout(), "{text}")?;

@@ -82,6 +82,7 @@ fn free(bytes: &[u8]) -> Result<Free, DecodeError> {
         tid: Tid(field!(bytes, FreeRecord, tid, u32)),
         address: TargetAddr(field!(bytes, FreeRecord, address, u64)),
         time: MonotonicNanos(field!(bytes, FreeRecord, time_ns, u64)),
+        age_us: field!(bytes, FreeRecord, age_us, u32),
     })
 }
 
@@ -193,8 +194,9 @@ mod tests {
         bytes.extend(0x10u64.to_ne_bytes());
         bytes.extend(88u64.to_ne_bytes());
         bytes.extend(44u32.to_ne_bytes());
-        bytes.extend(0u32.to_ne_bytes());
-        let free = Free { pid: Pid(42), tid: Tid(44), address: TargetAddr(0x10), time: MonotonicNanos(88) };
+        bytes.extend(1_000_000u32.to_ne_bytes());
+        let address = TargetAddr(0x10);
+        let free = Free { pid: Pid(42), tid: Tid(44), address, time: MonotonicNanos(88), age_us: 1_000_000 };
         assert_eq!(decode(&bytes), Ok(Event::Free(free)));
     }
 

@@ -79,6 +79,8 @@ pub struct Free {
     pub address: TargetAddr,
     /// When the free was entered.
     pub time: MonotonicNanos,
+    /// How long the block has lived, in microseconds, as the kernel side knows it; `u32::MAX` (71 minutes) for that and more.
+    pub age_us: u32,
 }
 
 /// A fork.

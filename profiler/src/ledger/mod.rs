@@ -12,8 +12,10 @@
 //! Pure: events in, snapshots out; no clock, file or map. A callsite is a stack and a heap. Its stack's frames may come
 //! later than the first event that names it, or never, when the ring was full.
 
+mod callsite;
 mod live;
 mod ranges;
+mod reconcile;
 pub mod snapshot;
 pub mod totals;
 
@@ -23,11 +25,13 @@ use rustc_hash::FxHashMap;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
 use crate::ingest::event::{Allocation, Event, Free, Remap};
-use crate::units::Weight;
+use crate::units::{MonotonicNanos, Weight};
+use callsite::{Callsite, PeakEpoch};
 use live::{LiveBlock, LiveBlocks};
 use ranges::{Freed, Ranges};
+pub use reconcile::Reconciled;
 use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
-use totals::Totals;
+use totals::{Amounts, Totals};
 
 /// The books of one target.
 #[derive(Debug)]
@@ -41,16 +45,13 @@ pub struct Ledger {
     totals: Totals,
     heaps: FxHashMap<HeapId, Totals>,
     frees_unknown: u64,
+    peak: PeakEpoch,
+    /// The latest time that an event told.
+    latest: MonotonicNanos,
 }
 
-#[derive(Debug)]
-struct Callsite {
-    stack: StackId,
-    heap: HeapId,
-    /// Its blocks were made by the parent, before the fork.
-    inherited: bool,
-    totals: Totals,
-}
+/// What no peak has as its number: before anything was live, nothing was, and that is the first peak.
+const BEFORE_PEAKS: PeakEpoch = 0;
 
 /// A live block as the kernel side knows it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,8 @@ pub struct LiveAllocation {
     pub stack: StackId,
     /// Its heap.
     pub heap: HeapId,
+    /// When it was made. The ledger knows that to a tick of 16.8 ms, and tells the middle of it.
+    pub time: MonotonicNanos,
 }
 
 impl Ledger {
@@ -81,26 +84,23 @@ impl Ledger {
             totals: Totals::default(),
             heaps: FxHashMap::default(),
             frees_unknown: 0,
+            peak: BEFORE_PEAKS + 1,
+            latest: MonotonicNanos(0),
         }
     }
 
     /// The books of a child that begins as a copy of this target: what is live here is live there, marked as inherited.
-    /// From now on the two have nothing to do with each other.
+    /// From now on the two have nothing to do with each other. The child's first peak is what it begins with.
     #[must_use]
     pub fn fork(&self, child: Pid) -> Self {
-        let inherit = |callsite: &Callsite| Callsite {
-            stack: callsite.stack,
-            heap: callsite.heap,
-            inherited: true,
-            totals: callsite.totals.inherit(),
-        };
         Self {
             live: self.live.clone(),
             ranges: self.ranges.clone(),
-            callsites: self.callsites.iter().map(inherit).collect(),
+            callsites: self.callsites.iter().map(|callsite| callsite.inherit(BEFORE_PEAKS)).collect(),
             stacks: self.stacks.clone(),
             totals: self.totals.inherit(),
             heaps: self.heaps.iter().map(|(&heap, totals)| (heap, totals.inherit())).collect(),
+            latest: self.latest,
             ..Self::new(child)
         }
     }
@@ -128,13 +128,15 @@ impl Ledger {
     }
 
     fn allocate(&mut self, allocation: &Allocation) {
+        self.latest = self.latest.max(allocation.time);
         // Two live blocks cannot share an address: the old one's free was lost.
         self.remove(allocation.address);
-        let (callsite, weight) = self.insert(allocation);
+        let (callsite, weight) = self.insert(&allocation.into());
         self.for_each_total(callsite, |totals| totals.allocate(weight, allocation.time));
     }
 
     fn free(&mut self, free: &Free) {
+        self.latest = self.latest.max(free.time);
         if !self.remove(free.address) {
             self.frees_unknown += 1;
         }
@@ -152,13 +154,16 @@ impl Ledger {
 
     fn restore(&mut self, allocation: &Allocation) {
         self.remove(allocation.address);
-        let (callsite, weight) = self.insert(allocation);
-        self.for_each_total(callsite, |totals| totals.restore(weight));
+        let (callsite, weight) = self.insert(&allocation.into());
+        // The time of its allocation is long past.
+        let now = self.latest;
+        self.for_each_total(callsite, |totals| totals.restore(weight, now));
     }
 
     /// Memory whose mapping was not seen may be a file's, so what is unmapped of it changes nothing, and what it is moved to
     /// is not entered.
     fn remap(&mut self, remap: &Remap) {
+        self.latest = self.latest.max(remap.ended);
         let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
         let old = addresses(remap.old_address, remap.old_bytes);
         let new = addresses(remap.new_address, remap.new_bytes);
@@ -187,16 +192,16 @@ impl Ledger {
     }
 
     /// Makes the block live; its address must be free.
-    fn insert(&mut self, allocation: &Allocation) -> (u32, Weight) {
-        let callsite = self.callsite(allocation.stack, allocation.heap);
-        let Allocation { size_bytes, interval, address, .. } = *allocation;
-        self.live.insert(address, LiveBlock { size_bytes, interval, callsite });
+    fn insert(&mut self, block: &LiveAllocation) -> (u32, Weight) {
+        let LiveAllocation { address, size_bytes, interval, stack, heap, time } = *block;
+        let callsite = self.callsite(stack, heap);
+        self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time });
         (callsite, Weight::of(size_bytes, interval))
     }
 
     fn callsite(&mut self, stack: StackId, heap: HeapId) -> u32 {
         *self.callsite_ids.entry((stack, heap)).or_insert_with(|| {
-            self.callsites.push(Callsite { stack, heap, inherited: false, totals: Totals::default() });
+            self.callsites.push(Callsite::new(stack, heap, BEFORE_PEAKS));
             u32::try_from(self.callsites.len() - 1).expect("four billion callsites do not fit in memory")
         })
     }
@@ -204,12 +209,14 @@ impl Ledger {
     /// Changes the totals of a callsite, of its heap and of the target alike.
     fn for_each_total(&mut self, callsite: u32, change: impl Fn(&mut Totals)) {
         let callsite = &mut self.callsites[callsite as usize];
-        change(&mut callsite.totals);
+        change(callsite.change(self.peak));
         change(self.heaps.entry(callsite.heap).or_default());
+        let peak_bytes = self.totals.peak_bytes;
         change(&mut self.totals);
+        self.peak += PeakEpoch::from(self.totals.peak_bytes > peak_bytes);
     }
 
-    /// Totals over everything, for the progress line.
+    /// Totals over everything, for the progress line. What was live at the peak is in snapshots only.
     #[must_use]
     pub fn totals(&self) -> &Totals {
         &self.totals
@@ -223,22 +230,19 @@ impl Ledger {
 
     /// All live blocks, in no order.
     pub fn live(&self) -> impl Iterator<Item = LiveAllocation> {
-        self.live.iter().map(|(address, block)| {
-            let callsite = &self.callsites[block.callsite as usize];
-            LiveAllocation {
-                address,
-                size_bytes: block.size_bytes,
-                interval: block.interval,
-                stack: callsite.stack,
-                heap: callsite.heap,
-            }
-        })
+        self.live.iter().map(|(address, block)| self.allocation(address, block))
+    }
+
+    fn allocation(&self, address: TargetAddr, block: LiveBlock) -> LiveAllocation {
+        let LiveBlock { size_bytes, interval, time, callsite } = block;
+        let Callsite { stack, heap, .. } = self.callsites[callsite as usize];
+        LiveAllocation { address, size_bytes, interval, stack, heap, time }
     }
 
     /// Whether a block is live at this address.
     #[must_use]
     pub fn is_live(&self, address: TargetAddr) -> bool {
-        self.live.contains(address)
+        self.live.get(address).is_some()
     }
 
     /// The process is gone, and no event will come: single blocks are forgotten, sums stay.
@@ -254,24 +258,27 @@ impl Ledger {
         self.frees_unknown
     }
 
-    /// The state now. Callsites come in the order in which they were first seen.
+    /// The state at `now`. Callsites come in the order in which they were first seen.
     #[must_use]
-    pub fn snapshot(&self) -> TargetSnapshot {
-        let mut heaps: Vec<_> = self.heaps.iter().map(|(&heap, &totals)| (heap, totals)).collect();
-        heaps.sort_unstable_by_key(|(heap, _)| *heap);
-        let callsites = self
-            .callsites
-            .iter()
+    pub fn snapshot(&self, _now: MonotonicNanos) -> TargetSnapshot {
+        let mut totals = Totals { at_peak: Amounts::default(), ..self.totals };
+        let mut heaps: FxHashMap<HeapId, Totals> = self.heaps.clone();
+        let mut callsites = Vec::new();
+        for (index, callsite) in (0..).zip(&self.callsites) {
+            let own = callsite.totals(self.peak);
             // What the parent had freed is no affair of the child's.
-            .filter(|callsite| !callsite.totals.is_empty())
-            .map(|callsite| CallsiteSnapshot {
-                stack: self.stacks.get(&callsite.stack).cloned(),
-                heap: callsite.heap,
-                inherited: callsite.inherited,
-                totals: callsite.totals,
-            })
-            .collect();
-        TargetSnapshot { pid: self.pid, totals: self.totals, heaps, callsites }
+            if own.is_empty() {
+                continue;
+            }
+            totals.at_peak.add(&own.at_peak);
+            heaps.entry(callsite.heap).or_default().at_peak.add(&own.at_peak);
+            let stack = self.stacks.get(&callsite.stack).cloned();
+            let (heap, inherited) = (callsite.heap, callsite.inherited);
+            callsites.push(CallsiteSnapshot { index, stack, heap, inherited, totals: own });
+        }
+        let mut heaps: Vec<_> = heaps.into_iter().collect();
+        heaps.sort_unstable_by_key(|(heap, _)| *heap);
+        TargetSnapshot { pid: self.pid, totals, heaps, callsites }
     }
 }
 

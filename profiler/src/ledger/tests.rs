@@ -2,6 +2,8 @@
 
 mod accuracy;
 mod mapped;
+mod reconciling;
+mod windows;
 
 use std::sync::Arc;
 
@@ -34,7 +36,7 @@ fn alloc(address: u64, size_bytes: u64, stack: u64) -> Event {
 }
 
 fn free(address: u64) -> Event {
-    Event::Free(Free { pid: PID, tid: Tid(1), address: TargetAddr(address), time: MonotonicNanos(0) })
+    Event::Free(Free { pid: PID, tid: Tid(1), address: TargetAddr(address), time: MonotonicNanos(0), age_us: 0 })
 }
 
 fn ledger(events: impl IntoIterator<Item = Event>) -> Ledger {
@@ -93,7 +95,7 @@ fn empty_blocks_count_as_blocks() {
 #[test]
 fn callsites_are_kept_apart_by_stack_and_heap() {
     let other_heap = Event::Alloc(Allocation { heap: HeapId(1), ..allocation(3, 5, 7, 1) });
-    let snapshot = ledger([alloc(1, 100, 7), alloc(2, 10, 8), other_heap]).snapshot();
+    let snapshot = ledger([alloc(1, 100, 7), alloc(2, 10, 8), other_heap]).snapshot(MonotonicNanos(1 << 40));
     let bytes: Vec<_> = snapshot.callsites.iter().map(|site| site.totals.alloc_bytes.rounded()).collect();
     assert_eq!(bytes, [100, 10, 5]);
     let heaps: Vec<_> = snapshot.heaps.iter().map(|(heap, totals)| (heap.0, totals.alloc_bytes.rounded())).collect();
@@ -103,7 +105,8 @@ fn callsites_are_kept_apart_by_stack_and_heap() {
 #[test]
 fn frames_may_come_after_the_first_event_with_their_stack() {
     let stack = Stack { frames: Arc::from([TargetAddr(0x1000)]), end: StackEnd::Complete };
-    let snapshot = ledger([alloc(1, 1, 7), alloc(2, 1, 8), Event::Stack(PID, StackId(7), stack.clone())]).snapshot();
+    let snapshot = ledger([alloc(1, 1, 7), alloc(2, 1, 8), Event::Stack(PID, StackId(7), stack.clone())])
+        .snapshot(MonotonicNanos(1 << 40));
     assert_eq!(snapshot.callsites[0].stack, Some(stack));
     assert_eq!(snapshot.callsites[1].stack, None, "frames that never came are not made up");
 }
@@ -135,7 +138,7 @@ proptest! {
         }
         let live: EstimatedBytes = blocks.values().map(|&size| Weight::of(size, Interval::nearest(interval_bytes)).bytes).sum();
         prop_assert_eq!(ledger.totals().live_bytes(), live);
-        let snapshot = ledger.snapshot();
+        let snapshot = ledger.snapshot(MonotonicNanos(1 << 40));
         let sites: EstimatedBytes = snapshot.callsites.iter().map(|site| site.totals.live_bytes()).sum();
         prop_assert_eq!(sites, live);
         blocks.keys().for_each(|&address| ledger.enter(free(address)));

@@ -25,26 +25,55 @@ impl Variance {
         self.count -= weight.count_variance;
     }
 
+    /// What has been added since `base`.
+    fn since(&self, base: &Self) -> Self {
+        Self { bytes: self.bytes - base.bytes, count: self.count - base.count }
+    }
+
     fn join(&mut self, other: &Self) {
         self.bytes += other.bytes;
         self.count += other.count;
     }
 }
 
-/// Estimates over everything seen since the session began.
+/// What is live at an instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// Blocks.
+    pub count: EstimatedCount,
+    /// Bytes.
+    pub bytes: EstimatedBytes,
+    /// Samples that these are estimated from.
+    pub samples: u64,
+    /// How far off they may be.
+    pub variance: Variance,
+}
+
+impl Amounts {
+    /// Adds what is live elsewhere at the same instant.
+    pub fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.bytes += other.bytes;
+        self.samples += other.samples;
+        self.variance.join(&other.variance);
+    }
+}
+
+/// Estimates over a span of time: all since the recording began, or a window (see [`since`](Self::since)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Blocks that a forked process began with: copies of what was live in its parent.
-    pub inherited_count: EstimatedCount,
+    /// Blocks that were live at the beginning: for a recording, what a forked process began with, copies of what was live in
+    /// its parent.
+    pub opening_count: EstimatedCount,
     /// Their bytes.
-    pub inherited_bytes: EstimatedBytes,
+    pub opening_bytes: EstimatedBytes,
     /// Blocks allocated.
     pub alloc_count: EstimatedCount,
     /// Bytes allocated.
     pub alloc_bytes: EstimatedBytes,
-    /// Blocks freed, of those that were inherited or allocated during the session.
+    /// Blocks freed, of those that were live at the beginning or allocated since.
     pub free_count: EstimatedCount,
-    /// Bytes freed, of those that were inherited or allocated during the session.
+    /// Bytes freed, of those that were live at the beginning or allocated since.
     pub free_bytes: EstimatedBytes,
     /// Samples that the allocated amounts are estimated from.
     pub alloc_samples: u64,
@@ -54,10 +83,13 @@ pub struct Totals {
     pub alloc_variance: Variance,
     /// How far off the live amounts may be.
     pub live_variance: Variance,
-    /// The most bytes that were live at once.
+    /// The most bytes that were live at once since the recording began, also in a window.
     pub peak_bytes: EstimatedBytes,
     /// When that was; `None` when nothing was ever live.
     pub peak_time: Option<MonotonicNanos>,
+    /// What was live here when the *target's* live bytes were at their highest since the recording began. Known in
+    /// snapshots only.
+    pub at_peak: Amounts,
 }
 
 impl Totals {
@@ -65,8 +97,8 @@ impl Totals {
     #[must_use]
     pub fn inherit(&self) -> Self {
         Self {
-            inherited_count: self.live_count(),
-            inherited_bytes: self.live_bytes(),
+            opening_count: self.live_count(),
+            opening_bytes: self.live_bytes(),
             live_samples: self.live_samples,
             live_variance: self.live_variance,
             peak_bytes: self.live_bytes(),
@@ -74,16 +106,86 @@ impl Totals {
         }
     }
 
-    /// Blocks inherited or allocated, and not freed.
+    /// What has happened since `base`, an earlier state of the same books: what was live then is the opening balance,
+    /// allocated and freed are differences, live is what it is now. Variances of what was allocated are differences too: each
+    /// block adds its own, whenever it comes. Peaks stay those of the whole recording: the highest within a part of it cannot
+    /// be told from its ends.
     #[must_use]
-    pub fn live_count(&self) -> EstimatedCount {
-        self.inherited_count + self.alloc_count - self.free_count
+    pub fn since(&self, base: &Self) -> Self {
+        let opening = base.live();
+        Self {
+            // A base that these books did not have yet is empty, and they begin with what they were born with.
+            opening_count: self.opening_count - base.opening_count + opening.count,
+            opening_bytes: self.opening_bytes - base.opening_bytes + opening.bytes,
+            alloc_count: self.alloc_count - base.alloc_count,
+            alloc_bytes: self.alloc_bytes - base.alloc_bytes,
+            free_count: self.free_count - base.free_count,
+            free_bytes: self.free_bytes - base.free_bytes,
+            alloc_samples: self.alloc_samples.saturating_sub(base.alloc_samples),
+            alloc_variance: self.alloc_variance.since(&base.alloc_variance),
+            ..*self
+        }
     }
 
-    /// Bytes inherited or allocated, and not freed.
+    /// Nothing was allocated or freed in this span, and nothing is live at its end.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let bytes = [self.alloc_bytes, self.free_bytes, self.live_bytes()];
+        let counts = [self.alloc_count, self.free_count, self.live_count()];
+        bytes == [EstimatedBytes::ZERO; 3] && counts == [EstimatedCount::ZERO; 3]
+    }
+
+    /// Only what was live at the peak is known: it counts as allocated and not freed, or, of blocks that were there before
+    /// (`inherited`), as the opening balance.
+    pub(super) fn of_peak(&self, inherited: bool) -> Self {
+        let Amounts { count, bytes, samples, variance } = self.at_peak;
+        let held = Self { live_samples: samples, live_variance: variance, ..self.only_peak() };
+        if inherited {
+            Self { opening_count: count, opening_bytes: bytes, ..held }
+        } else {
+            Self { alloc_count: count, alloc_bytes: bytes, alloc_samples: samples, alloc_variance: variance, ..held }
+        }
+    }
+
+    /// Nothing but the peak's fields.
+    pub(super) fn only_peak(&self) -> Self {
+        let Self { peak_bytes, peak_time, at_peak, .. } = *self;
+        Self { peak_bytes, peak_time, at_peak, ..Self::default() }
+    }
+
+    /// What is live.
+    #[must_use]
+    pub fn live(&self) -> Amounts {
+        Amounts {
+            count: self.live_count(),
+            bytes: self.live_bytes(),
+            samples: self.live_samples,
+            variance: self.live_variance,
+        }
+    }
+
+    /// Blocks more live at the end than at the beginning.
+    #[must_use]
+    pub fn delta_count(&self) -> EstimatedCount {
+        self.alloc_count - self.free_count
+    }
+
+    /// Bytes more live at the end than at the beginning.
+    #[must_use]
+    pub fn delta_bytes(&self) -> EstimatedBytes {
+        self.alloc_bytes - self.free_bytes
+    }
+
+    /// Blocks of the opening balance or allocated, and not freed.
+    #[must_use]
+    pub fn live_count(&self) -> EstimatedCount {
+        self.opening_count + self.alloc_count - self.free_count
+    }
+
+    /// Bytes of the opening balance or allocated, and not freed.
     #[must_use]
     pub fn live_bytes(&self) -> EstimatedBytes {
-        self.inherited_bytes + self.alloc_bytes - self.free_bytes
+        self.opening_bytes + self.alloc_bytes - self.free_bytes
     }
 
     /// The 95 % confidence interval of an estimate y with variance v: the truths μ from which y is at most 1.96 standard
@@ -121,8 +223,8 @@ impl Totals {
 
     /// What two have done together. Peaks are of different moments: theirs is not known.
     pub fn add(&mut self, other: &Self) {
-        self.inherited_count += other.inherited_count;
-        self.inherited_bytes += other.inherited_bytes;
+        self.opening_count += other.opening_count;
+        self.opening_bytes += other.opening_bytes;
         self.alloc_count += other.alloc_count;
         self.alloc_bytes += other.alloc_bytes;
         self.free_count += other.free_count;
@@ -132,7 +234,7 @@ impl Totals {
         self.live_samples = self.live_samples.saturating_add(other.live_samples);
         self.alloc_variance.join(&other.alloc_variance);
         self.live_variance.join(&other.live_variance);
-        (self.peak_bytes, self.peak_time) = (EstimatedBytes::ZERO, None);
+        (self.peak_bytes, self.peak_time, self.at_peak) = (EstimatedBytes::ZERO, None, Amounts::default());
     }
 
     /// A block was allocated.
@@ -143,6 +245,10 @@ impl Totals {
         self.alloc_variance.add(weight);
         self.live_samples += weight.samples;
         self.live_variance.add(weight);
+        self.raise_peak(time);
+    }
+
+    fn raise_peak(&mut self, time: MonotonicNanos) {
         if self.live_bytes() > self.peak_bytes {
             self.peak_bytes = self.live_bytes();
             self.peak_time = Some(time);
@@ -157,11 +263,12 @@ impl Totals {
         self.live_variance.take(weight);
     }
 
-    /// A block that was thought freed was not: takes [`free`](Self::free) back.
-    pub fn restore(&mut self, weight: Weight) {
+    /// A block that was thought freed was not, as is learned at `time`: takes [`free`](Self::free) back.
+    pub fn restore(&mut self, weight: Weight, time: MonotonicNanos) {
         self.free_count -= weight.count;
         self.free_bytes -= weight.bytes;
         self.live_samples += weight.samples;
         self.live_variance.add(weight);
+        self.raise_peak(time);
     }
 }

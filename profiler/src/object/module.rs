@@ -107,10 +107,33 @@ enum Key {
     Special(String),
 }
 
+/// Modules by their ids, shared with whoever names them: their files stay open as long as anyone has them.
+#[derive(Clone, Debug, Default)]
+pub struct Modules(Vec<Arc<Module>>);
+
+impl Modules {
+    /// The module with this id.
+    ///
+    /// # Panics
+    ///
+    /// If the id is of another session.
+    #[must_use]
+    pub fn get(&self, id: ModuleId) -> &Arc<Module> {
+        &self.0[id.0 as usize]
+    }
+}
+
+impl FromIterator<Arc<Module>> for Modules {
+    /// Modules in the order of their ids, from 0.
+    fn from_iter<I: IntoIterator<Item = Arc<Module>>>(modules: I) -> Self {
+        Self(modules.into_iter().collect())
+    }
+}
+
 /// All modules of a session.
 #[derive(Debug, Default)]
 pub struct ModuleStore {
-    modules: Vec<Module>,
+    modules: Modules,
     by_key: HashMap<Key, ModuleId>,
 }
 
@@ -163,21 +186,27 @@ impl ModuleStore {
     ///
     /// If the id is of another store.
     #[must_use]
-    pub fn get(&self, id: ModuleId) -> &Module {
-        &self.modules[id.0 as usize]
+    pub fn get(&self, id: ModuleId) -> &Arc<Module> {
+        self.modules.get(id)
     }
 
     /// All modules, in the order in which they were first seen.
-    pub fn iter(&self) -> impl Iterator<Item = (ModuleId, &Module)> {
-        (0..).map(ModuleId).zip(&self.modules)
+    pub fn iter(&self) -> impl Iterator<Item = (ModuleId, &Arc<Module>)> {
+        (0..).map(ModuleId).zip(&self.modules.0)
+    }
+
+    /// All modules of this moment, for another thread.
+    #[must_use]
+    pub fn share(&self) -> Modules {
+        self.modules.clone()
     }
 
     fn intern(&mut self, key: Key, path: &str, open: impl FnOnce() -> Result<Image, ObjectError>) -> ModuleId {
-        let modules = &mut self.modules;
+        let modules = &mut self.modules.0;
         *self.by_key.entry(key).or_insert_with(|| {
             // A module has a mapping or a path of its own, so memory ends long before the numbers do.
             let id = ModuleId(u32::try_from(modules.len()).unwrap_or(u32::MAX));
-            modules.push(Module::new(path, open()));
+            modules.push(Arc::new(Module::new(path, open())));
             id
         })
     }

@@ -117,8 +117,8 @@ impl Page {
                 when.map_or(String::new(), |nanos| format!("after {}", text::duration(nanos))),
             ),
         ];
-        let inherited = (totals.inherited_count > EstimatedCount::ZERO)
-            .then(|| row("inherited", totals.inherited_bytes, blocks(totals.inherited_count)));
+        let inherited = (totals.opening_count > EstimatedCount::ZERO)
+            .then(|| row("inherited", totals.opening_bytes, blocks(totals.opening_count)));
         let rows = inherited.into_iter().chain(rows).collect();
         self.table(&[Column::Left(""), Column::Right(""), Column::Right("")], rows);
     }

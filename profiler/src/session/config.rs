@@ -28,8 +28,6 @@ pub struct SessionConfig {
     pub interval: Interval,
     /// When to stop by itself, beside the end of all targets.
     pub duration: Option<Duration>,
-    /// Leave runtime plumbing out of stacks.
-    pub trim: bool,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
     /// Room in the live set.

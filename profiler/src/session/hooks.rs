@@ -16,7 +16,8 @@ use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::proc::limits;
 use crate::proc::stat::Stat;
-use crate::report::profile::{HeapProfile, HookStatus};
+use crate::report::profile::HookStatus;
+use crate::snapshot::HeapFacts;
 
 use super::probes::Probes;
 
@@ -215,11 +216,11 @@ impl Hooks {
         self.mapped().map(|hook| plan.hook(hook.id))
     }
 
-    /// The heaps with their hooks and totals: those with events in the order of the snapshot, to which callsites refer,
-    /// then those without.
-    pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], probes: &Probes) -> Vec<HeapProfile> {
+    /// The heaps with their hooks: those with events, then those without.
+    pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], probes: &Probes) -> Vec<HeapFacts> {
         let plan = &probes.discovery.plan;
-        let heap = |(index, id): (usize, HeapId)| HeapProfile {
+        let heap = |id: HeapId| HeapFacts {
+            id,
             name: plan.heaps()[usize::from(id.0)].clone(),
             interval_bytes: u64::from(probes.interval(&plan.heaps()[usize::from(id.0)]).bytes()),
             hooks: self
@@ -227,9 +228,8 @@ impl Hooks {
                 .filter(|hook| plan.hook(hook.id).heap == id)
                 .flat_map(|hook| self.statuses(hook, plan))
                 .collect(),
-            totals: totals.get(index).map(|(_, totals)| *totals).unwrap_or_default(),
         };
-        self.heap_ids(totals, plan).into_iter().enumerate().map(heap).collect()
+        self.heap_ids(totals, plan).into_iter().map(heap).collect()
     }
 
     /// The heaps in that order.

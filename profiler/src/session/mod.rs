@@ -1,4 +1,4 @@
-//! One recording, from attaching to the named profile. Only wires the stages together: what each does is its own file's.
+//! One recording, from attaching to the last snapshot. Only wires the stages together: what each does is its own file's.
 
 mod changes;
 mod config;
@@ -9,8 +9,8 @@ mod launching;
 mod lifecycle;
 mod predictions;
 mod probes;
-mod profile;
 pub mod raw;
+mod snapshot;
 mod target;
 mod targets;
 mod unwinding;
@@ -31,7 +31,7 @@ use crate::bpf::ring::Ring;
 use crate::ids::Pid;
 use crate::ingest::decode::decode;
 use crate::ingest::event::Event;
-use crate::report::profile::Profile;
+use crate::snapshot::Snapshot;
 use crate::sys::clock;
 use crate::target::ends::Ends;
 use crate::target::filter::Selection;
@@ -113,7 +113,7 @@ impl Session {
             }
         }
         let own = (config.follow_forks || config.selection.is_open()).then(|| discovery.own()).flatten();
-        for space in found.iter().map(|target| &target.space).chain(own.iter().map(|own| &own.space)) {
+        for space in found.iter().map(|target| &*target.space).chain(own.iter().map(|own| &own.space)) {
             tables.build_all(space, &discovery.modules);
         }
         let mut probes = Probes::load(&config, discovery, tables)?;
@@ -313,19 +313,19 @@ impl Session {
         Ok(ended)
     }
 
-    /// Stops, names everything and waits until no probe is left. Gives back what was started, which may still run.
+    /// Stops and waits until no probe is left. Gives back what was started, which may still run.
     ///
     /// # Errors
     ///
     /// When the kernel's maps cannot be used.
-    pub fn finish(mut self) -> Result<(Profile, Option<Command>)> {
+    pub fn finish(mut self) -> Result<(Snapshot, Option<Command>)> {
         let (ended, counters) = self.stop()?;
         self.targets.learn_exit_codes();
         self.targets.skip_unprofilable();
-        let profile = self.profile(ended, &counters);
+        let snapshot = self.snapshot(ended, &counters);
         // Waits for the probes.
         drop(self.probes);
-        Ok((profile, self.command))
+        Ok((snapshot, self.command))
     }
 }
 

@@ -20,6 +20,7 @@ use crate::bpf::counters::Counters;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::health;
 use crate::ids::{HeapId, Pid};
+use crate::ledger::LiveAllocation;
 use crate::probe::attach::choose;
 use crate::probe::attach::detacher::Detacher;
 use crate::proc::executable;
@@ -165,8 +166,8 @@ impl Probes {
     /// others will not be seen.
     pub(super) fn inherit(&mut self, target: &Target) -> bool {
         let blocks = target.ledger.live().map(|block| {
-            // When they were made does not matter to the kernel side, nor to the child's books.
-            (block.address, LiveBlock::new(block.size_bytes, 0, block.stack.0, block.interval, block.heap.0))
+            let LiveAllocation { address, size_bytes, interval, stack, heap, time } = block;
+            (address, LiveBlock::new(size_bytes, time.0, stack.0, interval, heap.0))
         });
         self.kernel.inherit_blocks(target.pid, blocks).unwrap_or_else(|error| {
             debug!("process {}: {error}", target.pid);

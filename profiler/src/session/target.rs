@@ -1,5 +1,6 @@
 //! All that a session keeps of one target.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info};
@@ -8,9 +9,9 @@ use crate::bpf::load::Kernel;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
-use crate::ledger::snapshot::TargetSnapshot;
 use crate::object::module::ModuleStore;
-use crate::report::profile::{Beginning, CallsiteProfile, Origin, TargetProfile};
+use crate::report::profile::{Beginning, Origin};
+use crate::snapshot::{TargetFacts, TargetState};
 use crate::target::address_space::AddressSpace;
 use crate::target::link_map::LinkMap;
 use crate::target::process::{Exit, Process, TargetError};
@@ -29,7 +30,8 @@ pub(super) struct Target {
     pub(super) comm: String,
     /// `None` once it has ended or become another program.
     pub(super) process: Option<Process>,
-    pub(super) space: AddressSpace,
+    /// Shared with the snapshots that were made.
+    pub(super) space: Arc<AddressSpace>,
     pub(super) ledger: Ledger,
     pub(super) beginning: Beginning,
     /// When its program, or it itself, came into being, where that was seen.
@@ -80,7 +82,7 @@ impl Target {
             command: process.command.clone(),
             comm: process.comm.clone(),
             process: Some(process),
-            space: AddressSpace::new(pid),
+            space: Arc::new(AddressSpace::new(pid)),
             ledger: Ledger::new(pid),
             beginning: Beginning { origin, time: MonotonicNanos(0), delay_ns: None, from_first_call: false },
             born,
@@ -104,7 +106,7 @@ impl Target {
     pub(super) fn forked(process: Process, birth: Birth) -> Self {
         let Birth { fork, ledger, space, hooks, requested } = birth;
         let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
-        Self { space, ledger, hooks, requested, ..target }
+        Self { space: Arc::new(space), ledger, hooks, requested, ..target }
     }
 
     /// Opens a process.
@@ -175,7 +177,7 @@ impl Target {
             return false;
         }
         self.link_map = LinkMap::read(self.pid);
-        match self.space.refresh(modules) {
+        match Arc::make_mut(&mut self.space).refresh(modules) {
             Ok(new) => {
                 self.unsearched |= !new.is_empty();
                 let wasted = (self.space_period * 2).min(SPACE_PERIOD_MAX);
@@ -226,28 +228,26 @@ impl Target {
         self.ledger.close();
     }
 
-    /// What reports say of it.
-    pub(super) fn profile(
-        &self,
-        snapshot: &TargetSnapshot,
-        callsites: Vec<CallsiteProfile>,
-        probes: &Probes,
-    ) -> TargetProfile {
+    /// What there is to report of it at this time.
+    pub(super) fn state(&self, now: MonotonicNanos, probes: &Probes) -> TargetState {
         let exit = match self.end {
             Some(End::Exited(exit)) => Some(exit),
             _ => None,
         };
-        TargetProfile {
-            pid: self.pid,
-            command: self.command.clone(),
-            comm: self.comm.clone(),
-            beginning: self.beginning,
-            exited: exit.is_some(),
-            exit_code: exit.and_then(|exit| exit.code),
-            replaced: self.end == Some(End::Replaced),
-            totals: snapshot.totals,
-            heaps: self.hooks.heaps(&snapshot.heaps, probes),
-            callsites,
+        let books = self.ledger.snapshot(now);
+        TargetState {
+            facts: TargetFacts {
+                pid: self.pid,
+                command: self.command.clone(),
+                comm: self.comm.clone(),
+                beginning: self.beginning,
+                exited: exit.is_some(),
+                exit_code: exit.and_then(|exit| exit.code),
+                replaced: self.end == Some(End::Replaced),
+            },
+            space: Arc::clone(&self.space),
+            heaps: self.hooks.heaps(&books.heaps, probes),
+            books: Arc::new(books),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::ledger::Ledger;
 use crate::probe::plan::Plan;
 use crate::report::profile::{Others, Skipped};
 use crate::target::process::{Exit, Process};
-use crate::units::EstimatedBytes;
+use crate::units::{EstimatedBytes, MonotonicNanos};
 
 use super::lifecycle::Descent;
 use super::target::{End, Target};
@@ -111,7 +111,7 @@ impl Targets {
             self.others.folded_count += 1;
             self.others.folded_totals.add(folded.ledger.totals());
             self.frees_unknown_folded += folded.ledger.frees_unknown();
-            self.heaps_folded.extend(folded.hooks.heap_ids(&folded.ledger.snapshot().heaps, plan));
+            self.heaps_folded.extend(folded.hooks.heap_ids(&folded.ledger.snapshot(MonotonicNanos(0)).heaps, plan));
         }
     }
 

@@ -14,6 +14,7 @@ pub mod debug_file;
 pub mod demangle;
 mod inflate;
 pub mod names;
+pub mod profile;
 pub mod resolver;
 pub mod trim;
 

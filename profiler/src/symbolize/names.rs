@@ -11,7 +11,7 @@ use super::{Resolve, ResolvedFrame};
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{HeapId, ModuleId};
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
-use crate::object::module::ModuleStore;
+use crate::object::module::Modules;
 use crate::report::profile::{CallsiteProfile, Frame, FrameId};
 use crate::target::address_space::{AddressSpace, Location, Place};
 
@@ -42,7 +42,7 @@ pub struct Named {
 /// A callsite's heap becomes its index in the snapshot's list of heaps; a heap that is not in that list would be a
 /// broken snapshot, and its callsites are left out with a warning.
 #[must_use]
-pub fn name_profile(targets: &[Unnamed<'_>], modules: &ModuleStore, resolver: &dyn Resolve) -> Named {
+pub fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver: &dyn Resolve) -> Named {
     let places: Vec<Places> = targets.iter().map(Places::of).collect();
     let answers = ask(&places, modules, resolver);
     let mut named = Named::default();
@@ -97,7 +97,7 @@ impl Places {
 type Answers = FxHashMap<Location, Arc<[ResolvedFrame]>>;
 
 /// Asks for all places of all targets, module by module.
-fn ask(places: &[Places], modules: &ModuleStore, resolver: &dyn Resolve) -> Answers {
+fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers {
     let mut by_module: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
     for place in places.iter().flat_map(|places| places.by_address.values()) {
         if let Some(Place::Module(location)) = place {
@@ -118,7 +118,7 @@ fn ask(places: &[Places], modules: &ModuleStore, resolver: &dyn Resolve) -> Answ
 /// Writes the stacks of one target.
 struct Writer<'a> {
     places: &'a Places,
-    modules: &'a ModuleStore,
+    modules: &'a Modules,
     answers: &'a Answers,
     /// The frames of an address, which follow each other.
     chains: FxHashMap<TargetAddr, Range<u32>>,

@@ -46,7 +46,6 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         placement: PlacementMode::Auto,
         backend: BackendChoice::Auto,
         duration: None,
-        trim: false,
         ring_bytes: 64 << 20,
         live_blocks_max: 1 << 20,
         unwind: UnwindMode::Auto,

@@ -54,7 +54,12 @@ fn parts_free_bytes_and_the_last_frees_the_mapping() {
 fn a_move_is_a_new_mapping_of_whoever_moved() {
     let events = [map((10, 4), 1, 7), remap((10, 4), (20, 6), 3, 8), unmap((10, 4), 5)];
     check(events.clone(), [6, 1, 10, 2, 6]);
-    let live: Vec<_> = ledger(events).snapshot().callsites.iter().map(|site| site.totals.live_bytes()).collect();
+    let live: Vec<_> = ledger(events)
+        .snapshot(MonotonicNanos(1 << 40))
+        .callsites
+        .iter()
+        .map(|site| site.totals.live_bytes())
+        .collect();
     assert_eq!(live, [EstimatedBytes::ZERO, EstimatedBytes::exact(6 * PAGE)]);
 }
 

@@ -31,8 +31,8 @@ impl TotalsFields {
         let bytes = |bytes: EstimatedBytes| Number::bytes(bytes, exact);
         let count = |count: EstimatedCount| Number::count(count, exact);
         Self {
-            inherited_count: count(totals.inherited_count),
-            inherited_bytes: bytes(totals.inherited_bytes),
+            inherited_count: count(totals.opening_count),
+            inherited_bytes: bytes(totals.opening_bytes),
             alloc_count: count(totals.alloc_count),
             alloc_bytes: bytes(totals.alloc_bytes),
             free_count: count(totals.free_count),

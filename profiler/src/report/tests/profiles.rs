@@ -256,6 +256,7 @@ pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, fram
         started_unix_ns: STARTED_UNIX_NS,
         ended_unix_ns: STARTED_UNIX_NS + 30_500_000_000,
         started_monotonic_ns: STARTED_MONOTONIC_NS,
+        window: None,
         targets,
         others: Others::default(),
         frames: frames.frames,

@@ -51,7 +51,8 @@ fn snapshot(stacks: &[Option<&[u64]>]) -> TargetSnapshot {
         frames: frames.iter().map(|&address| TargetAddr(address)).collect(),
         end: StackEnd::Complete,
     };
-    let callsites = stacks.iter().map(|frames| CallsiteSnapshot {
+    let callsites = (0..).zip(stacks).map(|(index, frames)| CallsiteSnapshot {
+        index,
         stack: frames.map(stack),
         heap: HeapId(3),
         inherited: false,
@@ -96,7 +97,7 @@ fn scene() -> Scene {
 impl Scene {
     fn name(&self, stacks: &[Option<&[u64]>]) -> Named {
         let snapshot = snapshot(stacks);
-        name_profile(&[Unnamed { snapshot: &snapshot, space: &self.space }], &self.modules, &self.table)
+        name_profile(&[Unnamed { snapshot: &snapshot, space: &self.space }], &self.modules.share(), &self.table)
     }
 }
 
@@ -130,7 +131,7 @@ fn the_kernels_word_on_why_a_stack_ends_is_kept() {
     for end in [StackEnd::MissingModule, StackEnd::NoRow] {
         snapshot.callsites[0].stack.as_mut().expect("it has one").end = end;
         let unnamed = Unnamed { snapshot: &snapshot, space: &scene.space };
-        let named = name_profile(&[unnamed], &scene.modules, &scene.table);
+        let named = name_profile(&[unnamed], &scene.modules.share(), &scene.table);
         assert_eq!(named.callsites[0][0].end, Some(end));
     }
 }
@@ -171,7 +172,7 @@ fn two_targets_with_the_same_module_ask_once() {
     let (first, second) = (snapshot(&[Some(&[0x1020])]), snapshot(&[Some(&[0x9020])]));
     let other = AddressSpace::with(Pid(2), vec![moved]);
     let targets = [Unnamed { snapshot: &first, space: &scene.space }, Unnamed { snapshot: &second, space: &other }];
-    let named = name_profile(&targets, &scene.modules, &scene.table);
+    let named = name_profile(&targets, &scene.modules.share(), &scene.table);
     assert_eq!(named.frames.iter().map(|frame| frame.address).collect::<Vec<_>>(), [0x1020, 0x9020]);
     assert_eq!(render(&named, &named.callsites[1][0]), ["main:20"]);
     assert_eq!(*scene.table.asked.borrow(), [[0x11f]]);
@@ -207,7 +208,7 @@ fn label_after_the_end(arguments: &[&str], prepare: impl Fn(&Workshop)) -> (Stri
     let clock = defined_functions(modules.get(vdso.module.expect("a module")), &["__vdso_getcpu"], Search::Exported);
     let clock = vdso.mapping.start.0 + clock.expect("readable").remove(0).offset.0 + 1;
     let snapshot = snapshot(&[Some(&[address, clock])]);
-    let named = name_profile(&[Unnamed { snapshot: &snapshot, space: &space }], &modules, &Resolver::new());
+    let named = name_profile(&[Unnamed { snapshot: &snapshot, space: &space }], &modules.share(), &Resolver::new());
     let frame = |at: usize| &named.frames[named.callsites[0][0].stack[at].0 as usize];
     assert_eq!(frame(1).function.as_deref(), Some("__vdso_getcpu"));
     assert_eq!(frame(1).module.as_deref(), Some("[vdso]"));

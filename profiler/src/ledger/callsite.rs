@@ -1,0 +1,50 @@
+//! One callsite in the books: a stack and a heap, what they did, and what they held at the target's peak.
+//!
+//! The state at the peak costs nothing when the peak is reached: the target's peaks are numbered, and a callsite saves what
+//! it holds before it changes for the first time after the latest. One that has not changed since holds now what it held
+//! then.
+
+use super::totals::{Amounts, Totals};
+use crate::ids::{HeapId, StackId};
+
+/// Number of the target's latest peak: it is raised by one whenever more is live than ever before.
+pub(super) type PeakEpoch = u64;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Callsite {
+    pub(super) stack: StackId,
+    pub(super) heap: HeapId,
+    /// Its blocks were made by the parent, before the fork.
+    pub(super) inherited: bool,
+    /// What it held at peak `saved` is in here.
+    totals: Totals,
+    saved: PeakEpoch,
+}
+
+impl Callsite {
+    /// Has done nothing yet. `before_peaks` is a number that no peak of these books has.
+    pub(super) fn new(stack: StackId, heap: HeapId, before_peaks: PeakEpoch) -> Self {
+        Self { stack, heap, inherited: false, totals: Totals::default(), saved: before_peaks }
+    }
+
+    /// What a child made by a fork has of it.
+    pub(super) fn inherit(&self, before_peaks: PeakEpoch) -> Self {
+        Self { inherited: true, totals: self.totals.inherit(), ..Self::new(self.stack, self.heap, before_peaks) }
+    }
+
+    /// The totals, to be changed. `peak` is the target's latest.
+    pub(super) fn change(&mut self, peak: PeakEpoch) -> &mut Totals {
+        if self.saved != peak {
+            self.totals.at_peak = self.totals.live();
+            self.saved = peak;
+        }
+        &mut self.totals
+    }
+
+    /// The totals, with what was held at the target's latest peak.
+    pub(super) fn totals(&self, peak: PeakEpoch) -> Totals {
+        let at_peak: Amounts = if self.saved == peak { self.totals.at_peak } else { self.totals.live() };
+        Totals { at_peak, ..self.totals }
+    }
+}

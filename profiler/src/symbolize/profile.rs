@@ -1,0 +1,63 @@
+//! Makes a profile of a snapshot: everything in it, with names.
+
+use super::Resolve;
+use super::names::{Unnamed, name_profile};
+use super::trim::trim;
+use crate::ledger::snapshot::TargetSnapshot;
+use crate::report::profile::{CallsiteProfile, HeapProfile, Profile, TargetProfile};
+use crate::snapshot::{HeapFacts, Snapshot, TargetState};
+
+/// The snapshot with names. `trims` leaves the runtime's plumbing out of stacks.
+#[must_use]
+pub fn profile(snapshot: &Snapshot, resolver: &dyn Resolve, trims: bool) -> Profile {
+    let unnamed: Vec<_> =
+        snapshot.targets.iter().map(|target| Unnamed { snapshot: &target.books, space: &target.space }).collect();
+    let mut named = name_profile(&unnamed, &snapshot.modules, resolver);
+    if trims {
+        for callsite in named.callsites.iter_mut().flatten() {
+            callsite.stack = trim(&callsite.stack, &named.frames).to_vec();
+        }
+    }
+    let targets = snapshot.targets.iter().zip(named.callsites);
+    Profile {
+        interval_bytes: snapshot.interval_bytes,
+        started_unix_ns: snapshot.started_unix_ns,
+        ended_unix_ns: snapshot.ended_unix_ns,
+        started_monotonic_ns: snapshot.started_monotonic_ns,
+        window: snapshot.window,
+        targets: targets.map(|(target, callsites)| of_target(target, &target.books, callsites)).collect(),
+        others: snapshot.others.clone(),
+        frames: named.frames,
+        health: snapshot.health.clone(),
+    }
+}
+
+fn of_target(target: &TargetState, books: &TargetSnapshot, callsites: Vec<CallsiteProfile>) -> TargetProfile {
+    let facts = target.facts.clone();
+    TargetProfile {
+        pid: facts.pid,
+        command: facts.command,
+        comm: facts.comm,
+        beginning: facts.beginning,
+        exited: facts.exited,
+        replaced: facts.replaced,
+        exit_code: facts.exit_code,
+        totals: books.totals,
+        heaps: heaps(target, books),
+        callsites,
+    }
+}
+
+/// Those of the books in their order, to which callsites refer, then those without events.
+fn heaps(target: &TargetState, books: &TargetSnapshot) -> Vec<HeapProfile> {
+    let totals = |id| books.heaps.iter().position(|(with, _)| *with == id);
+    let mut heaps: Vec<_> = target.heaps.iter().map(|heap| (totals(heap.id), heap)).collect();
+    heaps.sort_by_key(|(at, _)| at.unwrap_or(usize::MAX));
+    let profile = |(at, heap): (Option<usize>, &HeapFacts)| HeapProfile {
+        name: heap.name.clone(),
+        interval_bytes: heap.interval_bytes,
+        hooks: heap.hooks.clone(),
+        totals: at.map(|at| books.heaps[at].1).unwrap_or_default(),
+    };
+    heaps.into_iter().map(profile).collect()
+}
