@@ -86,7 +86,9 @@ fn subtitle(diff: &Diff<'_>, view: View, widths: Widths) -> String {
         widths.to_owned(),
         intervals,
     ];
-    parts.extend(words::losses(diff));
+    let incomplete = [("before", diff.before), ("after", diff.after)];
+    let incomplete = incomplete.into_iter().filter(|(_, side)| side.profile.incomplete());
+    parts.extend(incomplete.map(|(when, _)| format!("{when} is incomplete")));
     text::cut(&parts.join(" · "), SUBTITLE_CHARS_MAX).into_owned()
 }
 

@@ -4,8 +4,9 @@ use std::io;
 
 use rustc_hash::FxHashMap;
 
-use super::{Change, Diff, Place, words};
+use super::{Change, Diff, Place, Stack, words};
 use crate::report::folded::{Labels, Stacks, end_label, label};
+use crate::report::profile::Frame;
 use crate::report::{ReportError, View, describe};
 
 pub(super) fn write(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
@@ -41,11 +42,19 @@ pub(super) fn merge(diff: &Diff<'_>, view: View) -> Stacks<Change> {
                 let mut frames = vec![programs[stack.program]];
                 frames.extend(stack.inherited.then(|| labels.intern(describe::INHERITED.to_owned())));
                 frames.extend(end_label(stack.end, stack.frames).map(|end| labels.intern(end)));
-                frames.extend(stack.frames().rev().map(|frame| labels.intern(label(&frame.label()))));
+                frames.extend(stack.frames().rev().map(|frame| labels.intern(frame_label(stack, frame))));
                 frames.into()
             }
         };
         merged.entry(frames).and_modify(|merged| merged.add(change)).or_insert(*change);
     }
     Stacks { labels: labels.labels, stacks: merged.into_iter().collect() }
+}
+
+/// A frame's name. An address alone stands for any where it may be another process's.
+fn frame_label(stack: &Stack<'_>, frame: &Frame) -> String {
+    if frame.function.is_none() && frame.module.is_none() && !stack.of_same_process {
+        return "[no module]".to_owned();
+    }
+    label(&frame.label())
 }

@@ -165,8 +165,15 @@ impl<'a> Matching<'a> {
         let frames = frames.collect();
         let end = callsite.end.map(|end| end.counter().name());
         let key = StackKey { program, heap, inherited: callsite.inherited, end, frames };
-        let stack =
-            Stack { program, heap, inherited: callsite.inherited, end: callsite.end, profile, frames: &callsite.stack };
+        let stack = Stack {
+            program,
+            heap,
+            inherited: callsite.inherited,
+            end: callsite.end,
+            of_same_process: self.same.contains(&target.pid),
+            profile,
+            frames: &callsite.stack,
+        };
         let next = self.callsites.len();
         let place = *self.places.entry(key).or_insert(next);
         if place == next {

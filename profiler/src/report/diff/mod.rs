@@ -95,6 +95,8 @@ pub struct Stack<'a> {
     pub inherited: bool,
     /// Why the stack ends where it does.
     pub end: Option<StackEnd>,
+    /// It is of a process that both profiles are of.
+    pub of_same_process: bool,
     /// The profile that `frames` are of.
     pub profile: &'a Profile,
     /// Its frames, leaf first.

@@ -89,11 +89,11 @@ impl Growth {
             return "250,250,250".to_owned();
         }
         if self.is_noise {
-            return "215,215,215".to_owned();
+            return "205,205,205".to_owned();
         }
         let part = (self.growth.abs() / self.before.max(self.after)).clamp(0.0, 1.0);
         // From a tint that can be told from white to a full colour.
-        let pale = (215.0 - 135.0 * part) as u8;
+        let pale = (215.0 - 105.0 * part) as u8;
         if self.growth > 0.0 { format!("255,{pale},{pale}") } else { format!("{pale},{pale},255") }
     }
 

@@ -90,11 +90,17 @@ impl Page {
         let (grew, shrank): (Vec<_>, Vec<_>) = listed().partition(|(_, change)| change.growth(view) > 0.0);
         for (verb, rows) in [("grew", &grew), ("shrank", &shrank)] {
             if !rows.is_empty() {
+                if verb == "shrank" && !grew.is_empty() {
+                    self.gap();
+                }
                 self.listed(diff, view, verb, rows, top);
             }
         }
         if grew.is_empty() && shrank.is_empty() && small == 0 {
             self.line(PLAIN, "No callsite changed by more than the noise of sampling.");
+        }
+        if !(grew.is_empty() && shrank.is_empty()) && (small > 0 || !noise.is_empty()) {
+            self.gap();
         }
         if !noise.is_empty() {
             let sum: f64 = noise.iter().map(|(_, change)| change.growth(view)).sum();
@@ -140,7 +146,6 @@ impl Page {
         if top > 0 {
             self.table(&columns, cells);
         }
-        self.gap();
     }
 }
 

@@ -1,7 +1,7 @@
 //! A difference in words: what was compared, how, and what must be known to read it.
 
 use super::{Change, Diff, Program, Side, is_same_recording};
-use crate::report::profile::Profile;
+use crate::report::profile::{Profile, Window, WindowReason};
 use crate::report::{View, describe, text};
 
 /// Programs of one profile that are named.
@@ -56,11 +56,30 @@ pub(super) fn side(profile: &Profile) -> String {
     [
         describe::subject(profile),
         format!("from {}", text::moment(profile.started_unix_ns)),
-        format!("watched for {}", text::duration(describe::duration_ns(profile))),
+        span(profile),
         describe::interval(profile),
         describe::losses(profile),
     ]
     .join(" · ")
+}
+
+/// How long a profile is about: `watched for 30.5s`, `window of 10s`.
+fn span(profile: &Profile) -> String {
+    let length = text::duration(length_ns(profile));
+    match profile.window {
+        Some(Window { reason: WindowReason::Peak, .. }) => "at its peak".to_owned(),
+        Some(Window { number: Some(number), .. }) => format!("window {number} of {length}"),
+        Some(_) => format!("window of {length}"),
+        None => format!("watched for {length}"),
+    }
+}
+
+/// In nanoseconds.
+fn length_ns(profile: &Profile) -> u64 {
+    match &profile.window {
+        Some(window) => window.end_unix_ns.saturating_sub(window.start_unix_ns),
+        None => describe::duration_ns(profile),
+    }
 }
 
 /// What must be known to read the difference, a line per fact.
@@ -86,10 +105,22 @@ pub(super) fn notes(diff: &Diff<'_>, view: View) -> Vec<String> {
     let allocated = matches!(view, View::AllocBytes | View::AllocCount);
     if allocated && differ_in_length(before, after) {
         notes.push(format!(
-            "watched for {} and {}: in the longer one more was allocated for that alone",
-            text::duration(describe::duration_ns(before)),
-            text::duration(describe::duration_ns(after))
+            "before: {}, after: {}; in the longer one more was allocated for that alone",
+            span(before),
+            span(after)
         ));
+    }
+    if before.window.is_some() != after.window.is_some() {
+        notes.push(
+            "one is a window, the other a whole recording: allocated is of each one's own span, live is at its end"
+                .to_owned(),
+        );
+    }
+    if let [Program { names: [Some(before), Some(after)], .. }] = diff.programs.as_slice()
+        && before != after
+    {
+        let (before, after) = (text::printable(before), text::printable(after));
+        notes.push(format!("compared as one program: {before} before, {after} after"));
     }
     notes.extend(alone(&diff.programs, 0, "before"));
     notes.extend(alone(&diff.programs, 1, "after"));
@@ -101,7 +132,7 @@ pub(super) fn notes(diff: &Diff<'_>, view: View) -> Vec<String> {
 
 #[expect(clippy::cast_precision_loss, reason = "for a comparison")]
 fn differ_in_length(before: &Profile, after: &Profile) -> bool {
-    let [a, b] = [before, after].map(|profile| describe::duration_ns(profile) as f64);
+    let [a, b] = [before, after].map(|profile| length_ns(profile) as f64);
     (a - b).abs() > LENGTH_TOLERANCE * a.max(b)
 }
 

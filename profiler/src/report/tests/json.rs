@@ -24,8 +24,10 @@ fn parse(profile: &Profile) -> Value {
 const TOTALS: &[&str] = &[
     "alloc_bytes",
     "alloc_bytes_95",
+    "alloc_bytes_variance",
     "alloc_count",
     "alloc_count_95",
+    "alloc_count_variance",
     "alloc_samples",
     "free_bytes",
     "free_count",
@@ -33,8 +35,10 @@ const TOTALS: &[&str] = &[
     "inherited_count",
     "live_bytes",
     "live_bytes_95",
+    "live_bytes_variance",
     "live_count",
     "live_count_95",
+    "live_count_variance",
     "live_samples",
     "peak_bytes",
     "peak_unix_ns",
@@ -52,13 +56,25 @@ fn every_object_has_the_fields_of_the_contract() {
         ("", vec!["ended_unix_ns", "health", "interval_bytes", "others", "started_unix_ns", "targets", "version"]),
         (
             "/targets/0",
-            vec!["beginning", "callsites", "command", "exit_code", "exited", "heaps", "pid", "replaced", "totals"],
+            vec![
+                "beginning",
+                "callsites",
+                "comm",
+                "command",
+                "exit_code",
+                "exited",
+                "heaps",
+                "pid",
+                "replaced",
+                "totals",
+            ],
         ),
         ("/targets/0/beginning", vec!["delay_ns", "from_first_call", "origin", "parent", "unix_ns"]),
         (
             "/others",
             vec![
                 "folded_count",
+                "folded_interval_bytes",
                 "folded_totals",
                 "not_inherited_count",
                 "short_lived_count",
@@ -75,7 +91,10 @@ fn every_object_has_the_fields_of_the_contract() {
             vec!["attached", "backend", "emulated", "error", "function", "instruction", "module", "offset", "required"],
         ),
         ("/targets/0/callsites/0", with(&["stack", "end", "heap", "inherited"])),
-        ("/targets/0/callsites/0/stack/0", vec!["address", "file", "function", "inlined", "line", "module"]),
+        (
+            "/targets/0/callsites/0/stack/0",
+            vec!["address", "file", "function", "inlined", "line", "module", "module_offset"],
+        ),
         (
             "/health",
             vec![
@@ -184,7 +203,7 @@ fn stacks_are_leaf_first_with_all_that_is_known() {
         callsite["stack"][0],
         json!({
             "function": "main", "module": "/usr/bin/cached", "file": "/src/main.c", "line": 12,
-            "inlined": false, "address": "0x555555554000",
+            "inlined": false, "address": "0x555555554000", "module_offset": "0x4000",
         })
     );
 }

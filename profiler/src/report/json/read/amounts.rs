@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::ledger::totals::{Totals, Variance};
+use crate::ledger::totals::{Amounts, Totals, Variance};
 use crate::units::{EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos};
 
 /// No heap has seen more bytes or blocks.
@@ -66,14 +66,14 @@ impl TotalsFields {
     pub(super) fn into_totals(self) -> Result<Totals, String> {
         let (alloc_count, alloc_bytes) = (self.alloc_count.count()?, self.alloc_bytes.bytes()?);
         let (live_count, live_bytes) = (self.live_count.count()?, self.live_bytes.bytes()?);
-        let (inherited_count, inherited_bytes) = (self.inherited_count.count()?, self.inherited_bytes.bytes()?);
+        let (opening_count, opening_bytes) = (self.inherited_count.count()?, self.inherited_bytes.bytes()?);
         Ok(Totals {
-            inherited_count,
-            inherited_bytes,
+            opening_count,
+            opening_bytes,
             alloc_count,
             alloc_bytes,
-            free_count: inherited_count + alloc_count - live_count,
-            free_bytes: inherited_bytes + alloc_bytes - live_bytes,
+            free_count: opening_count + alloc_count - live_count,
+            free_bytes: opening_bytes + alloc_bytes - live_bytes,
             alloc_samples: self.alloc_samples,
             live_samples: self.live_samples,
             alloc_variance: Variance {
@@ -86,6 +86,7 @@ impl TotalsFields {
             },
             peak_bytes: self.peak_bytes.bytes()?,
             peak_time: self.peak_unix_ns.map(MonotonicNanos),
+            at_peak: Amounts::default(),
         })
     }
 }

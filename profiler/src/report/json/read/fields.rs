@@ -40,6 +40,7 @@ impl Root<'_> {
             started_unix_ns: self.started_unix_ns,
             ended_unix_ns: self.ended_unix_ns,
             started_monotonic_ns: self.started_unix_ns,
+            window: None,
             targets: targets.collect::<Result<_, _>>()?,
             others: self.others.into_others()?,
             health: self.health.into(),
