@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use bytesize::ByteSize;
 
 use crate::report::json::read::read;
@@ -39,13 +39,16 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>> {
 
 fn parse(bytes: &[u8]) -> Result<Profile> {
     let first = bytes.iter().copied().find(|byte| !byte.is_ascii_whitespace());
-    match first {
-        None => bail!("it is empty; was the recording killed before it wrote its report?"),
-        Some(b'{') => Ok(read(bytes)?),
-        Some(b'<') => Err(anyhow!("it is an image")),
-        Some(_) => Err(anyhow!("it is not one of heapbpf's JSON reports")),
-    }
-    .context("only JSON has all of a profile: `heapbpf --pid PID -o heap.json` writes one")
+    let why = match first {
+        None => "it is empty, as where a recording was killed before its end".to_owned(),
+        Some(b'{') => match read(bytes) {
+            Ok(profile) => return Ok(profile),
+            Err(error) => error.to_string(),
+        },
+        Some(b'<') => "it is an image".to_owned(),
+        Some(_) => "it is not one of heapbpf's JSON reports".to_owned(),
+    };
+    bail!("{why}; profiles to compare are made with `heapbpf --pid PID -o heap.json`")
 }
 
 #[cfg(test)]

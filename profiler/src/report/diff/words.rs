@@ -91,7 +91,7 @@ pub(super) fn notes(diff: &Diff<'_>, view: View) -> Vec<String> {
     }
     if is_same_recording(before, after) {
         notes.push(
-            "both are of one recording: what is in both was drawn once, so the growth is surer than its 95 % say"
+            "both are of one recording: what is in both was drawn once, so the growth is surer than its 95 % interval says"
                 .to_owned(),
         );
     }

@@ -239,7 +239,7 @@ fn different_intervals_and_spans_and_orders_are_said() {
         &after,
         &after,
         View::LiveBytes,
-        "both are of one recording: what is in both was drawn once, so the growth is surer than its 95 % say",
+        "both are of one recording: what is in both was drawn once, so the growth is surer than its 95 % interval says",
     );
 }
 
@@ -382,5 +382,47 @@ proptest! {
         prop_assert_eq!(!image.frames.is_empty(), some);
         let text = table(&diff, view, 10, 0, Some(80), false);
         prop_assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{:?}", text);
+    }
+}
+
+/// Numbers that look random and are the same each time (Marsaglia's xorshift, 2003), from 0 to 1.
+struct Draws(u64);
+
+impl Draws {
+    #[expect(clippy::cast_precision_loss, reason = "53 bits")]
+    fn next(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// How many of so many blocks of 100 bytes are sampled at an interval of 4096.
+    fn sampled(&mut self, blocks: u64) -> u64 {
+        let probability = 1.0 - (-100.0 / 4096.0_f64).exp();
+        (0..blocks).map(|_| u64::from(self.next() < probability)).sum()
+    }
+}
+
+#[test]
+fn intervals_hold_the_true_growth_as_often_as_they_say() {
+    let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
+    // From two samples a side to two hundred.
+    for (before, after) in [(80, 80), (0, 200), (400, 900), (2000, 2000), (8000, 7000)] {
+        let runs = 500;
+        let holds = (0..runs).filter(|_| {
+            let change = Change {
+                before: taken(4096, draws.sampled(before), 100, 0),
+                after: taken(4096, draws.sampled(after), 100, 0),
+                interval_bytes: [4096, 4096],
+            };
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            let truth = (after as f64 - before as f64) * 100.0;
+            let [low, high] = change.confidence(View::LiveBytes);
+            (low..=high).contains(&truth)
+        });
+        // 95 % of 500 runs, less three standard deviations.
+        let holds = holds.count();
+        assert!(holds >= 460, "{holds} of {runs} from {before} to {after} blocks");
     }
 }
