@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use profiler_common::counter::Counter;
 
 use crate::bpf::counters::Counters;
+use crate::report::guardrails::Guardrails;
 use crate::report::profile::Health;
 use crate::sys::clock;
 
@@ -29,6 +30,7 @@ pub fn collect(
         resyncs: 0,
         agent_cpu_ns: clock::cpu_ns(),
         agent_rss_bytes_max: clock::rss_bytes_max(),
+        guardrails: Guardrails::default(),
     }
 }
 

@@ -21,6 +21,7 @@ pub mod ledger;
 pub mod snapshot;
 pub mod symbolize;
 
+pub mod guardrail;
 pub mod health;
 pub mod report;
 

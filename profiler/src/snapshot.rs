@@ -6,8 +6,10 @@ use std::sync::Arc;
 use crate::ids::{HeapId, Pid};
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::object::module::Modules;
+use crate::report::guardrails::Overhead;
 use crate::report::profile::{Beginning, Health, HookStatus, Others, Window};
 use crate::target::address_space::AddressSpace;
+use crate::units::MonotonicNanos;
 
 /// A session at an instant.
 #[derive(Clone, Debug)]
@@ -62,6 +64,10 @@ pub struct TargetFacts {
     pub replaced: bool,
     /// Its exit status, where the kernel tells.
     pub exit_code: Option<i32>,
+    /// When its probes were taken away because they cost too much.
+    pub detached: Option<MonotonicNanos>,
+    /// What its probes cost it, where that is known.
+    pub overhead: Option<Overhead>,
 }
 
 /// What is known of a heap beside its totals.

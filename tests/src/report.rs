@@ -35,6 +35,8 @@ pub struct Process {
     pub exited: bool,
     pub exit_code: Option<i32>,
     pub replaced: bool,
+    pub detached_unix_ns: Option<u64>,
+    pub overhead: Option<Overhead>,
     pub totals: Totals,
     pub heaps: Vec<Heap>,
     pub callsites: Vec<Callsite>,
@@ -129,6 +131,40 @@ pub struct Health {
     pub resyncs: u64,
     pub agent_cpu_ns: u64,
     pub agent_rss_bytes_max: u64,
+    pub guardrails: Guardrails,
+}
+
+/// What probes cost a process.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Overhead {
+    pub percent: f64,
+    pub percent_highest: Option<f64>,
+    pub probe_ns: f64,
+    pub cpu_ns: u64,
+}
+
+/// Limits and when they were reached.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Guardrails {
+    pub memory_bytes_max: Option<u64>,
+    pub memory_bytes_highest: Option<u64>,
+    pub cpu_percent_max: Option<f64>,
+    pub overhead_percent_max: Option<f64>,
+    pub reached: Vec<Reached>,
+}
+
+/// A limit that was reached.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Reached {
+    pub unix_ns: u64,
+    pub limit: String,
+    pub action: String,
+    pub pid: Option<u32>,
+    pub bytes: Option<u64>,
+    pub percent: Option<f64>,
 }
 
 /// Totals as they stand in the file: integers when exact, floats when estimated.

@@ -194,6 +194,20 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = quantity::memory)]
     pub(super) unwind_memory: u64,
 
+    /// Memory that heapbpf may take, its kernel maps included: beyond it, the recording ends with a report.
+    #[arg(long, value_name = "BYTES", value_parser = quantity::memory)]
+    pub(super) max_memory: Option<u64>,
+
+    /// CPU time that heapbpf may take, in percent of one core: beyond it, it samples less, and if that does not help the
+    /// recording ends with a report.
+    #[arg(long, value_name = "PERCENT", value_parser = quantity::percent)]
+    pub(super) max_cpu: Option<f64>,
+
+    /// CPU time that probes may take, in percent of the target's: a target of which they take more is let go, and the
+    /// report says what was seen until then. See docs/overhead.md.
+    #[arg(long, value_name = "PERCENT", value_parser = quantity::percent)]
+    pub(super) max_overhead: Option<f64>,
+
     /// Sampled blocks that can be live at once. Memory is used only for those that are.
     #[arg(long, value_name = "BLOCKS", default_value_t = profiler_common::limits::LIVE_BLOCKS_DEFAULT)]
     pub(super) live_blocks: u32,

@@ -18,6 +18,7 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command};
 
+use crate::session::TooSmall;
 use crate::target::launch::LaunchError;
 
 /// Exit codes (a contract: see `heapbpf --help`).
@@ -59,7 +60,8 @@ pub fn run() -> ExitCode {
         }
         say(&format!("heapbpf: error: {error:#}"));
         let not_run = error.downcast_ref().and_then(LaunchError::exit_code);
-        if error.is::<record::UsageError>() { exit::USAGE } else { not_run.unwrap_or(exit::FAILED) }
+        let is_usage = error.is::<record::UsageError>() || error.is::<TooSmall>();
+        if is_usage { exit::USAGE } else { not_run.unwrap_or(exit::FAILED) }
     }))
 }
 

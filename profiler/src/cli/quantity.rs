@@ -33,6 +33,13 @@ pub(super) fn memory(text: &str) -> Result<u64, String> {
     if bytes < 1 << 20 { Err("must be at least 1MiB".to_owned()) } else { Ok(bytes) }
 }
 
+/// A share, more than nothing: `5%`, or `5`.
+pub(super) fn percent(text: &str) -> Result<f64, String> {
+    let number = text.trim().trim_end_matches('%').trim_end();
+    let percent = number.parse::<f64>().ok().filter(|percent| percent.is_finite() && *percent > 0.0);
+    percent.ok_or_else(|| "not a share above 0; write it like 5% or 0.5%".to_owned())
+}
+
 /// A number of bytes.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text.trim()).ok_or_else(|| "not a size; write it like 4096, 4KiB or 1M".to_owned())
@@ -81,6 +88,16 @@ mod tests {
     fn what_is_no_time_is_refused() {
         for text in ["0", "0s", "-3s", "soon", ""] {
             assert!(duration(text).is_err(), "`{text}` was taken");
+        }
+    }
+
+    #[test]
+    fn shares_are_in_percent() {
+        for (text, share) in [("5%", 5.0), ("5", 5.0), ("0.5 %", 0.5), ("1000%", 1000.0)] {
+            assert_eq!(percent(text), Ok(share), "{text}");
+        }
+        for text in ["0", "0%", "-1%", "many", "", "%", "inf", "NaN"] {
+            assert!(percent(text).is_err(), "`{text}` was taken");
         }
     }
 

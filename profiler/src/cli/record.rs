@@ -19,6 +19,7 @@ use super::{exit, privilege, say};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::bpf::load::LinkKind;
+use crate::guardrail::Limits;
 use crate::ids::Pid;
 use crate::probe::attach::BackendChoice;
 use crate::proc::process;
@@ -82,6 +83,11 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
             BackendArg::Perf => BackendChoice::Only(LinkKind::Perf),
         },
         unwind_bytes_max: args.unwind_memory,
+        limits: Limits {
+            memory_bytes_max: args.max_memory,
+            cpu_percent_max: args.max_cpu,
+            overhead_percent_max: args.max_overhead,
+        },
         raw_stacks_max: 0,
     }
 }

@@ -1,22 +1,20 @@
 //! What this kernel, this user and a target allow, and what a probe costs here. Changes nothing: what is attached is
 //! attached to a process of its own, and taken back.
 
-mod cost;
 mod json;
 mod limits;
-mod subject;
 mod text;
 mod trials;
 
 use std::fs;
 
-pub use self::cost::{Costs, TARGET_COMMAND, serve};
 pub use self::json::write_json;
 pub use self::limits::Limit;
 pub use self::text::text;
 pub use self::trials::{Trial, TrialKind};
 
 use crate::ids::Pid;
+pub use crate::probe::cost::{Costs, TARGET_COMMAND, serve};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::PlannedHook;
 use crate::proc::process;

@@ -2,10 +2,10 @@
 
 use profiler_common::limits::PAGE_BYTES;
 
-use super::cost::{self, CostError, Costs};
-use super::subject::Subject;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::probe::attach::{BackendChoice, choose};
+use crate::probe::cost::{self, CostError, Costs};
+use crate::probe::subject::Subject;
 use crate::proc::process;
 use crate::sys::capability::{self, Capability};
 use crate::sys::feature::{Feature, Support};

@@ -2,6 +2,8 @@
 
 pub mod attach;
 pub mod code;
+pub mod cost;
 pub mod jumps;
 pub mod place;
 pub mod plan;
+pub(crate) mod subject;

@@ -93,7 +93,10 @@ pub(super) fn losses(profile: &Profile) -> String {
     let missing = (missing > 0).then(|| format!("{} not attached", text::counted(missing, "hook")));
     let unfound = profile.health.unfound.iter().filter(|hook| hook.required).count() as u64;
     let unfound = (unfound > 0).then(|| format!("{} not found", text::counted(unfound, "hook")));
-    let words: Vec<String> = lost.into_iter().chain(missing).chain(unfound).collect();
+    let stopped = profile.health.guardrails.stopped().then(|| "stopped by a limit".to_owned());
+    let let_go = profile.targets.iter().filter(|target| target.detached.is_some()).count() as u64;
+    let let_go = (let_go > 0).then(|| format!("{} let go by a limit", text::counted(let_go, "process")));
+    let words: Vec<String> = lost.into_iter().chain(missing).chain(unfound).chain(stopped).chain(let_go).collect();
     if words.is_empty() { "no losses".to_owned() } else { words.join(", ") }
 }
 

@@ -2,11 +2,13 @@
 //!
 //! Owns names and types of its fields. Callsites and frames are written one by one, never held as JSON in memory.
 
+mod guardrails;
 mod health;
 pub mod read;
 
 use std::io;
 
+use guardrails::OverheadFields;
 use health::HealthFields;
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
@@ -88,6 +90,10 @@ struct TargetFields<'a> {
     exited: bool,
     exit_code: Option<i32>,
     replaced: bool,
+    /// When its probes were taken away because they cost too much.
+    detached_unix_ns: Option<u64>,
+    /// What they cost, where that is known.
+    overhead: Option<OverheadFields>,
     totals: TotalsFields,
     heaps: Vec<HeapFields<'a>>,
     callsites: Callsites<'a>,
@@ -103,6 +109,8 @@ impl<'a> TargetFields<'a> {
             exited: target.exited,
             exit_code: target.exit_code,
             replaced: target.replaced,
+            detached_unix_ns: target.detached.map(|time| context.profile.unix_ns(time)),
+            overhead: target.overhead.as_ref().map(OverheadFields::new),
             totals: TotalsFields::new(context.profile, &target.totals, context.profile.is_exact_of(target)),
             heaps: target.heaps.iter().map(|heap| HeapFields::new(context.profile, heap)).collect(),
             callsites: Callsites { context, target },

@@ -15,6 +15,7 @@ use crate::units::EstimatedVariance;
 use profile::Profile;
 
 pub mod diff;
+pub mod guardrails;
 pub mod profile;
 pub mod summary;
 

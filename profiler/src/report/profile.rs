@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
 
+use super::guardrails::{Guardrails, Overhead};
 use super::text::base_name;
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
@@ -98,6 +99,10 @@ pub struct TargetProfile {
     pub replaced: bool,
     /// Its exit status, where the kernel tells.
     pub exit_code: Option<i32>,
+    /// When its probes were taken away because they cost too much: what else is said is as of then.
+    pub detached: Option<MonotonicNanos>,
+    /// What its probes cost it, where that is known.
+    pub overhead: Option<Overhead>,
     /// Over everything.
     pub totals: Totals,
     /// By heap.
@@ -253,6 +258,8 @@ pub struct Health {
     pub agent_cpu_ns: u64,
     /// Largest resident size of the agent, in bytes.
     pub agent_rss_bytes_max: u64,
+    /// Limits on what profiling may cost.
+    pub guardrails: Guardrails,
 }
 
 /// A function that was named, and was in no module that may have it.
@@ -278,10 +285,11 @@ impl Health {
 
 impl Profile {
     /// Whether something is missing from it: lost events, or a hook that it takes and that is not there or could not be
-    /// attached. Exit code 3.
+    /// attached, or time that was cut off by a limit. Exit code 3.
     #[must_use]
     pub fn incomplete(&self) -> bool {
         self.health.lost_total() > 0
+            || self.health.guardrails.cut_short()
             || self.health.unfound.iter().any(|hook| hook.required)
             || self.hooks().any(|(_, hook)| hook.is_missing())
     }

@@ -13,6 +13,7 @@ use crate::units::{EstimatedBytes, EstimatedCount};
 
 mod callsites;
 pub(crate) mod grid;
+mod guardrails;
 mod health;
 
 /// Targets that are listed.
@@ -163,6 +164,7 @@ impl Page {
 /// How the target ended, if it did.
 fn exit(target: &TargetProfile) -> String {
     match (target.exited, target.exit_code) {
+        (false, _) if target.detached.is_some() => ", let go".to_owned(),
         (false, _) if target.replaced => ", became another program".to_owned(),
         (false, _) => String::new(),
         (true, None) => ", exited".to_owned(),

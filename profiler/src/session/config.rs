@@ -6,6 +6,7 @@ use profiler_common::interval::Interval;
 
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
+use crate::guardrail::Limits;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
 use crate::target::filter::Selection;
@@ -40,6 +41,8 @@ pub struct SessionConfig {
     pub backend: BackendChoice,
     /// Bytes that unwind tables may take in the kernel.
     pub unwind_bytes_max: u64,
+    /// What it may cost.
+    pub limits: Limits,
     /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.
     pub raw_stacks_max: usize,
 }

@@ -7,11 +7,13 @@ use tracing::warn;
 
 use crate::allocator::resolve::ResolvedHook;
 use crate::bpf::load::{Kernel, LinkKind};
+use crate::guardrail::overhead::CallCosts;
 use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::ledger::totals::Totals;
 use crate::object::module::ModuleStore;
 use crate::probe::attach::{Link, Probe, backend};
 use crate::probe::code::Code;
+use crate::probe::cost::Costs;
 use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::proc::limits;
@@ -214,6 +216,31 @@ impl Hooks {
     /// The hooks that were found.
     pub(super) fn planned<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a PlannedHook> {
         self.mapped().map(|hook| plan.hook(hook.id))
+    }
+
+    /// What calls of its functions cost, allocating and freeing: the mean over those that are attached, of those that few
+    /// programs call only where there are no others. `None` when nothing is attached.
+    pub(super) fn call_costs(&self, plan: &Plan, costs: &Costs) -> Option<CallCosts> {
+        let attached: Vec<&HookState> = self.mapped().filter(|hook| hook.state == State::Attached).collect();
+        let mean = |allocates: bool| {
+            let all = attached.iter().filter(|hook| plan.hook(hook.id).hook.spec.shape.allocates() == allocates);
+            let (required, others): (Vec<&HookState>, Vec<&HookState>) = all.partition(|hook| hook.required);
+            let used = if required.is_empty() { others } else { required };
+            let each: Vec<f64> = used
+                .iter()
+                .filter_map(|hook| {
+                    let planned = plan.hook(hook.id);
+                    let class = planned.placement.as_ref().ok()?.class;
+                    Some(costs.expected_ns(class, planned.hook.spec.shape))
+                })
+                .collect();
+            #[expect(clippy::cast_precision_loss, reason = "hooks count by the dozen")]
+            let count = each.len() as f64;
+            (count > 0.0).then(|| each.iter().sum::<f64>() / count)
+        };
+        let (alloc_ns, free_ns) = (mean(true), mean(false));
+        (alloc_ns.is_some() || free_ns.is_some())
+            .then(|| CallCosts { alloc_ns: alloc_ns.unwrap_or(0.0), free_ns: free_ns.unwrap_or(0.0) })
     }
 
     /// The heaps with their hooks: those with events, then those without.

@@ -46,6 +46,11 @@ impl Latecomers {
         }
     }
 
+    /// It matches, and is not to become a target again.
+    pub(super) fn decline(&mut self, identity: Identity) {
+        self.declined.insert(identity);
+    }
+
     /// Takes those out that were declined before, and forgets of whom nothing is left.
     fn sift(&mut self, found: &mut Vec<ProcessFacts>) {
         let running: BTreeSet<Identity> = found.iter().map(|facts| facts.identity).collect();

@@ -3,6 +3,7 @@
 mod changes;
 mod config;
 mod discovery;
+mod guard;
 mod hooks;
 mod latecomers;
 mod launching;
@@ -24,6 +25,7 @@ use tracing::debug;
 
 pub use config::{Hold, Progress, SessionConfig, UnwindMode};
 pub use discovery::hooks_of;
+pub use guard::TooSmall;
 pub use launching::{Command, Launched};
 
 use crate::bpf::counters::Counters;
@@ -38,6 +40,7 @@ use crate::target::filter::Selection;
 use crate::target::launch::retry_releases;
 use crate::target::scan;
 use discovery::{Discovery, Own};
+use guard::{GUARD_PERIOD, Guard};
 use latecomers::Latecomers;
 use lifecycle::Lifecycle;
 use probes::Probes;
@@ -68,6 +71,7 @@ pub struct Session {
     looks: u32,
     /// What matched nothing at the beginning.
     unmatched: Selection,
+    guard: Guard,
 }
 
 /// How often the ring is read when it does not fill: the longest that an event waits.
@@ -117,6 +121,7 @@ impl Session {
             tables.build_all(space, &discovery.modules);
         }
         let mut probes = Probes::load(&config, discovery, tables)?;
+        let guard = Guard::new(config.limits, &mut probes)?;
         let ring = probes.kernel.take_ring()?;
         let ends = Ends::new().context("cannot watch processes for their end")?;
         let mut session = Self {
@@ -135,6 +140,7 @@ impl Session {
             held: None,
             looks: 0,
             unmatched,
+            guard,
         };
         session.begin(found, own)?;
         Ok(session)
@@ -206,6 +212,7 @@ impl Session {
         let deadline = self.config.duration.map(|duration| began + duration);
         let mut drain = every(DRAIN_PERIOD, began + DRAIN_PERIOD);
         let mut look = every(LOOK_PERIOD, began + LOOK_PERIOD);
+        let mut guard = every(GUARD_PERIOD, began);
         let mut progress = every(PROGRESS_PERIOD, began);
         let mut events_before = 0;
         while self.may_go_on() {
@@ -218,6 +225,7 @@ impl Session {
                 () = sleep_until(soon) => self.attend(),
                 () = Command::stirs(&mut self.command) => self.attend_command(),
                 _ = drain.tick() => { self.drain(); retry_releases(); }
+                _ = guard.tick(), if self.guard.is_needed() => if !self.keep_limits()? { break },
                 _ = look.tick() => self.look(),
                 _ = progress.tick() => {
                     let counters = Counters::read(&self.probes.kernel)?;

@@ -11,18 +11,21 @@ use tracing::{debug, info, warn};
 use super::UnwindMode;
 use super::config::SessionConfig;
 use super::discovery::Discovery;
+use super::guard;
 use super::hooks::Hooks;
 use super::predictions::Predictions;
 use super::target::Target;
 use super::unwinding::{Tables, Unwinding};
 use crate::allocator::selection::MMAP;
 use crate::bpf::counters::Counters;
+use crate::bpf::footprint::KernelMaps;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::health;
 use crate::ids::{HeapId, Pid};
 use crate::ledger::LiveAllocation;
 use crate::probe::attach::choose;
 use crate::probe::attach::detacher::Detacher;
+use crate::probe::cost::{self, CostError, Costs};
 use crate::proc::executable;
 use crate::sys::{clock, memory};
 
@@ -34,6 +37,10 @@ pub(super) struct Probes {
     predictions: Predictions,
     links: LinkKind,
     interval: Interval,
+    /// How often all intervals were doubled since the beginning.
+    doublings: u32,
+    /// What its maps take.
+    pub(super) maps: KernelMaps,
     /// Heaps whose rate is set.
     heaps_rated: usize,
     detacher: Detacher,
@@ -54,6 +61,13 @@ impl Probes {
             watch_execs: config.selection.means_beginners(),
             throw_safe_bytes: memory::throw_safe_bytes(),
         };
+        let maps = KernelMaps {
+            ring_bytes: u64::from(config.ring_bytes),
+            live_blocks_max: u64::from(config.live_blocks_max),
+            row_cells: u64::from(row_cells),
+            cpus: aya::util::nr_cpus().map_or(1, |cpus| cpus as u64),
+        };
+        guard::check_memory(&config.limits, &maps)?;
         let mut kernel = Kernel::load(kernel_config, links)?;
         let unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
         Ok(Self {
@@ -63,6 +77,8 @@ impl Probes {
             predictions: Predictions::default(),
             links,
             interval: config.interval,
+            doublings: 0,
+            maps,
             heaps_rated: 0,
             detacher: Detacher::start(),
         })
@@ -152,7 +168,28 @@ impl Probes {
         if heap == MMAP {
             return Interval::EXACT;
         }
-        self.discovery.interval_bytes(heap).map_or(self.interval, Interval::nearest)
+        let interval = self.discovery.interval_bytes(heap).map_or(self.interval, Interval::nearest);
+        doubled(interval, self.doublings)
+    }
+
+    /// Doubles the intervals of all heaps so many times, as far as they may grow. False when none may any more.
+    pub(super) fn double_intervals(&mut self, times: u32) -> Result<bool> {
+        let intervals = |probes: &Self| {
+            let heaps = probes.discovery.plan.heaps().iter();
+            heaps.map(|heap| probes.interval(heap)).collect::<Vec<_>>()
+        };
+        let before = intervals(self);
+        self.doublings += times;
+        let after = intervals(self);
+        for ((heap, interval), _) in (0u8..).zip(&after).zip(&before).filter(|((_, after), before)| after != before) {
+            self.kernel.set_rate(HeapId(heap), SamplingRate::new(*interval))?;
+        }
+        Ok(after != before)
+    }
+
+    /// What a call through a probe costs. To be asked before anything is attached.
+    pub(super) fn calibrate(&mut self) -> Result<Costs, CostError> {
+        cost::calibrate(&mut self.kernel, self.links)
     }
 
     /// Gives the kernel side the target's unwind tables.
@@ -218,3 +255,15 @@ impl Probes {
         Ok(())
     }
 }
+
+/// An interval that was doubled this often: it grows to [`INTERVAL_BYTES_RAISED_MAX`] at most. One that began beyond stays.
+fn doubled(interval: Interval, times: u32) -> Interval {
+    if interval.bytes() >= INTERVAL_BYTES_RAISED_MAX {
+        return interval;
+    }
+    let bytes = u64::from(interval.bytes()) << times.min(u32::BITS);
+    Interval::nearest(u32::try_from(bytes).unwrap_or(u32::MAX).min(INTERVAL_BYTES_RAISED_MAX))
+}
+
+/// Up to here intervals are raised: beyond it so little is sampled that sampling costs nothing.
+const INTERVAL_BYTES_RAISED_MAX: u32 = 16 << 20;

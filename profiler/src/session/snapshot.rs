@@ -27,6 +27,7 @@ impl Session {
             others: Others { folded_interval_bytes, ..self.targets.others.clone() },
             modules: discovery.modules.share(),
             health: Health {
+                guardrails: self.guard.report(),
                 unfound: discovery.unfound(),
                 ..health::collect(
                     counters,

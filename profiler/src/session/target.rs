@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, info};
 
 use crate::bpf::load::Kernel;
+use crate::guardrail::overhead::OverheadWatch;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
@@ -17,6 +18,7 @@ use crate::target::link_map::LinkMap;
 use crate::target::process::{Exit, Process, TargetError};
 use crate::units::MonotonicNanos;
 
+use super::guard;
 use super::hooks::Hooks;
 use super::lifecycle::Birth;
 use super::probes::Probes;
@@ -38,6 +40,8 @@ pub(super) struct Target {
     pub(super) born: Option<MonotonicNanos>,
     pub(super) hooks: Hooks,
     pub(super) end: Option<End>,
+    /// What its probes cost it, where that is looked at.
+    pub(super) overhead: OverheadWatch,
     /// It was asked for by itself, or descends from one that was, and stays a target when it calls exec.
     pub(super) requested: bool,
     /// Probes were put on files before it had mapped them.
@@ -63,6 +67,8 @@ pub(super) enum End {
     Exited(Exit),
     /// It became another program.
     Replaced,
+    /// It goes on without probes since then: they cost it too much.
+    Detached(MonotonicNanos),
 }
 
 /// A dynamic linker may be at work for so long after a process was first looked at.
@@ -88,6 +94,7 @@ impl Target {
             born,
             hooks: Hooks::default(),
             end: None,
+            overhead: OverheadWatch::default(),
             requested: false,
             foreseen: false,
             held_before_mapping: false,
@@ -244,6 +251,11 @@ impl Target {
                 exited: exit.is_some(),
                 exit_code: exit.and_then(|exit| exit.code),
                 replaced: self.end == Some(End::Replaced),
+                detached: match self.end {
+                    Some(End::Detached(time)) => Some(time),
+                    _ => None,
+                },
+                overhead: guard::overhead(&self.overhead),
             },
             space: Arc::clone(&self.space),
             heaps: self.hooks.heaps(&books.heaps, probes),

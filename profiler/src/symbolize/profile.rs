@@ -42,6 +42,8 @@ fn of_target(target: &TargetState, books: &TargetSnapshot, callsites: Vec<Callsi
         exited: facts.exited,
         replaced: facts.replaced,
         exit_code: facts.exit_code,
+        detached: facts.detached,
+        overhead: facts.overhead,
         totals: books.totals,
         heaps: heaps(target, books),
         callsites,

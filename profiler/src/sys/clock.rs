@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
+use crate::ids::Pid;
 use crate::units::MonotonicNanos;
 
 /// An instant on both clocks, so that the kernel's times can be placed in the world's.
@@ -31,6 +32,24 @@ pub fn cpu_ns() -> u64 {
     nanos(clock_gettime(ClockId::ProcessCPUTime))
 }
 
+/// CPU time that a process has used, all its threads together, in nanoseconds; `None` when there is no such process.
+#[must_use]
+#[expect(unsafe_code, reason = "the C library alone knows how a process's clock is numbered")]
+pub fn process_cpu_ns(pid: Pid) -> Option<u64> {
+    let pid = libc::pid_t::try_from(pid.0).ok().filter(|pid| *pid > 0)?;
+    let mut clock = 0;
+    // SAFETY: the pointer is to a place for a clock's number.
+    if unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } != 0 {
+        return None;
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a place for a time.
+    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
+        return None;
+    }
+    Some(nanos(Timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec }))
+}
+
 /// Largest resident size that this process has had, in bytes; 0 when `/proc` does not tell.
 #[must_use]
 pub fn rss_bytes_max() -> u64 {
@@ -40,4 +59,18 @@ pub fn rss_bytes_max() -> u64 {
 
 fn nanos(time: Timespec) -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_its_own_clock() {
+        let me = Pid(std::process::id());
+        let (before, own, after) = (process_cpu_ns(me), cpu_ns(), process_cpu_ns(me));
+        assert!(before <= Some(own) && Some(own) <= after, "{before:?} {own} {after:?}");
+        assert_eq!(process_cpu_ns(Pid(0)), None);
+        assert_eq!(process_cpu_ns(Pid(u32::MAX)), None);
+    }
 }

@@ -1,5 +1,6 @@
-//! How much memory this machine has.
+//! How much memory this machine has, and this process takes.
 
+use procfs::process::{MMapPath, Process};
 use rustix::system::sysinfo;
 
 /// Requests below this many bytes succeed in a process without limits of its own: half of what the machine has, which not
@@ -10,6 +11,19 @@ pub fn throw_safe_bytes() -> u64 {
     let info = sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit)) / 2
 }
+
+/// Resident memory of this process, in bytes, without what of it are the kernel's maps: those are mapped as files that have
+/// no name. 0 when `/proc` does not tell.
+#[must_use]
+pub fn resident_bytes() -> u64 {
+    let read = |process: Process| process.smaps();
+    let Ok(maps) = Process::myself().and_then(read) else { return 0 };
+    let own = maps.iter().filter(|map| !matches!(&map.pathname, MMapPath::Other(name) if name == BPF_MAP));
+    own.filter_map(|map| map.extension.map.get("Rss")).sum()
+}
+
+/// What a BPF map is called that is mapped into a process.
+const BPF_MAP: &str = "anon_inode:bpf-map";
 
 #[cfg(test)]
 mod tests {

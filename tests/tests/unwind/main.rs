@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf::allocator::hook_set::HookSet;
 use heapbpf::allocator::selection::HeapSelection;
+use heapbpf::guardrail::Limits;
 use heapbpf::ids::Pid;
 use heapbpf::probe::attach::BackendChoice;
 use heapbpf::probe::place::PlacementMode;
@@ -50,6 +51,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         live_blocks_max: 1 << 20,
         unwind: UnwindMode::Auto,
         unwind_bytes_max: 1 << 30,
+        limits: Limits::default(),
         raw_stacks_max: STACKS,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -3,6 +3,7 @@
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use super::guardrails::GuardrailsFields;
 use crate::report::profile::{Health, UnfoundHook};
 
 #[derive(Serialize)]
@@ -17,6 +18,7 @@ pub(super) struct HealthFields<'a> {
     agent_rss_bytes_max: u64,
     /// Times at which the interval changed. It does not yet.
     interval_changes: [(); 0],
+    guardrails: GuardrailsFields,
 }
 
 impl<'a> HealthFields<'a> {
@@ -31,6 +33,7 @@ impl<'a> HealthFields<'a> {
             agent_cpu_ns: health.agent_cpu_ns,
             agent_rss_bytes_max: health.agent_rss_bytes_max,
             interval_changes: [],
+            guardrails: GuardrailsFields::new(&health.guardrails),
         }
     }
 }

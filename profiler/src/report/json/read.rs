@@ -6,6 +6,7 @@
 
 mod amounts;
 mod fields;
+mod guardrails;
 
 use rustc_hash::FxHashMap;
 use serde::Deserialize;

@@ -24,6 +24,7 @@ impl Page {
             self.line(HEADING, "health: nothing was lost");
         }
         self.losses(&profile.health);
+        self.guardrails(profile);
         let accuracy = describe::accuracy(profile, view);
         if !accuracy.is_empty() {
             self.line(PLAIN, &format!("  accuracy: {}{accuracy}", view.title()));

@@ -7,6 +7,7 @@ mod diff;
 mod flamegraph;
 mod folded;
 mod folding;
+mod guardrails;
 mod hooks;
 mod json;
 mod profiles;

@@ -6,6 +6,7 @@ use profiler_common::stack::StackEnd;
 
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
+use crate::report::guardrails::Guardrails;
 use crate::report::profile::{
     Beginning, CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
     TargetProfile, UnfoundHook,
@@ -44,6 +45,7 @@ pub(super) fn exact() -> Profile {
         resyncs: 0,
         agent_cpu_ns: 120_000_000,
         agent_rss_bytes_max: 23 << 20,
+        guardrails: Guardrails::default(),
     };
     let target = target(4711, "cached", "/usr/bin/cached", heaps, callsites);
     profile(1, vec![target], frames, health)
@@ -96,6 +98,7 @@ pub(super) fn sampled() -> Profile {
         resyncs: 1,
         agent_cpu_ns: 4_200_000_000,
         agent_rss_bytes_max: 61 << 20,
+        guardrails: Guardrails::default(),
     };
     let mut gone = target(901, "#work;er <&>", "/opt/app/bin/app", vec![heap("libc", &[("malloc", None)])], second);
     (gone.exited, gone.exit_code) = (true, Some(137));
@@ -213,6 +216,8 @@ pub(super) fn target(
         exited: false,
         exit_code: None,
         replaced: false,
+        detached: None,
+        overhead: None,
         totals: sum(callsites.iter()),
         heaps,
         callsites,

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{profiles, properties, render};
+use super::{guardrails, profiles, properties, render};
 use crate::ledger::totals::Totals;
 use crate::report::json::read::{ReadError, read};
 use crate::report::profile::Profile;
@@ -27,6 +27,7 @@ fn what_is_read_back_is_written_the_same() {
         ("unwatched", profiles::unwatched()),
         ("freed", profiles::freed()),
         ("nobody", profiles::nobody()),
+        ("limited", guardrails::limited()),
     ] {
         let again = read_back(&profile);
         for format in Format::ALL {

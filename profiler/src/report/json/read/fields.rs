@@ -9,7 +9,9 @@ use serde::{Deserialize, Deserializer};
 
 use super::Interner;
 use super::amounts::TotalsFields;
+use super::guardrails::{GuardrailsFields, OverheadFields};
 use crate::ids::Pid;
+use crate::report::guardrails::Overhead;
 use crate::report::profile::{
     Beginning, CallsiteProfile, Frame, Health, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
     TargetProfile, UnfoundHook,
@@ -43,7 +45,7 @@ impl Root<'_> {
             window: None,
             targets: targets.collect::<Result<_, _>>()?,
             others: self.others.into_others()?,
-            health: self.health.into(),
+            health: self.health.into_health()?,
             frames: interner.frames,
         })
     }
@@ -59,6 +61,8 @@ struct TargetFields<'a> {
     exit_code: Option<i32>,
     #[serde(default)]
     replaced: bool,
+    detached_unix_ns: Option<u64>,
+    overhead: Option<OverheadFields>,
     totals: TotalsFields,
     heaps: Vec<HeapFields>,
     #[serde(borrow)]
@@ -77,6 +81,8 @@ impl TargetFields<'_> {
             exited: self.exited,
             replaced: self.replaced,
             exit_code: self.exit_code,
+            detached: self.detached_unix_ns.map(MonotonicNanos),
+            overhead: self.overhead.map(Overhead::from),
             totals: self.totals.into_totals()?,
             callsites: callsites.collect::<Result<_, _>>()?,
             heaps,
@@ -284,6 +290,8 @@ struct HealthFields {
     resyncs: u64,
     agent_cpu_ns: u64,
     agent_rss_bytes_max: u64,
+    #[serde(default)]
+    guardrails: GuardrailsFields,
 }
 
 #[derive(Deserialize)]
@@ -294,15 +302,16 @@ struct UnfoundFields {
     required: bool,
 }
 
-impl From<HealthFields> for Health {
-    fn from(health: HealthFields) -> Self {
+impl HealthFields {
+    fn into_health(self) -> Result<Health, String> {
+        let health = self;
         let unfound = |hook: UnfoundFields| UnfoundHook {
             heap: hook.heap,
             function: hook.function,
             modules: hook.modules,
             required: hook.required,
         };
-        Self {
+        Ok(Health {
             events: health.events,
             lost: health.lost.0,
             unwind: health.unwind.0,
@@ -311,7 +320,8 @@ impl From<HealthFields> for Health {
             resyncs: health.resyncs,
             agent_cpu_ns: health.agent_cpu_ns,
             agent_rss_bytes_max: health.agent_rss_bytes_max,
-        }
+            guardrails: health.guardrails.into_guardrails()?,
+        })
     }
 }
 

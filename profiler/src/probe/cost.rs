@@ -12,11 +12,11 @@ use profiler_common::hook::{CallShape, HookCookie, Register};
 use profiler_common::sampling::SamplingRate;
 use thiserror::Error;
 
+use super::attach::{AttachError, Probe, backend, detach_all};
+use super::place::Class;
 use super::subject::{PROGRAM, Subject};
 use crate::bpf::load::{Kernel, LinkKind, LoadError};
 use crate::ids::{HeapId, Pid};
-use crate::probe::attach::{AttachError, Probe, backend, detach_all};
-use crate::probe::place::Class;
 use crate::sys::calibration::Spot;
 use crate::sys::clock;
 
@@ -58,7 +58,7 @@ impl Costs {
 
 /// Why costs are not known.
 #[derive(Debug, Error)]
-pub(super) enum CostError {
+pub enum CostError {
     /// The kernel does not let a probe be attached.
     #[error("{0}")]
     Refused(String),
@@ -79,8 +79,19 @@ impl From<AttachError> for CostError {
     }
 }
 
+/// What a probe costs with these programs and links, measured on a process of heapbpf's own. Takes about a third of a
+/// second. The rate of the first heap is 0 afterwards.
+///
+/// # Errors
+///
+/// When no probe can be attached, or that process does not do its part.
+pub fn calibrate(kernel: &mut Kernel, links: LinkKind) -> Result<Costs, CostError> {
+    let subject = Subject::find().map_err(CostError::Refused)?;
+    measure(kernel, links, &subject)
+}
+
 /// Attaches, measures, detaches.
-pub(super) fn measure(kernel: &mut Kernel, links: LinkKind, subject: &Subject) -> Result<Costs, CostError> {
+pub(crate) fn measure(kernel: &mut Kernel, links: LinkKind, subject: &Subject) -> Result<Costs, CostError> {
     kernel.set_rate(HeapId(0), SamplingRate::STOPPED)?;
     let mut target = Target::start()?;
     let unprobed = target.times()?;

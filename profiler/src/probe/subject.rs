@@ -9,17 +9,17 @@ use crate::proc::maps::{self, Mapping};
 use crate::sys::calibration::Spot;
 
 /// The file that this process runs, whatever became of its name.
-pub(super) const PROGRAM: &str = "/proc/self/exe";
+pub(crate) const PROGRAM: &str = "/proc/self/exe";
 
 /// This program's file and the mapping of its functions.
-pub(super) struct Subject {
+pub(crate) struct Subject {
     file: File,
     mapping: Mapping,
 }
 
 impl Subject {
     /// Finds the functions.
-    pub(super) fn find() -> Result<Self, String> {
+    pub(crate) fn find() -> Result<Self, String> {
         let address = TargetAddr(Spot::Emulated.address());
         let mappings = maps::executable_mappings(Pid(std::process::id())).map_err(|error| error.to_string())?;
         let mapping = mappings.into_iter().find(|mapping| (mapping.start..mapping.end).contains(&address));
@@ -29,17 +29,17 @@ impl Subject {
     }
 
     /// The file, open.
-    pub(super) fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
     /// A function's first instruction in the file.
-    pub(super) fn offset_of(&self, spot: Spot) -> FileOffset {
+    pub(crate) fn offset_of(&self, spot: Spot) -> FileOffset {
         FileOffset(spot.address().wrapping_sub(self.mapping.start.0).wrapping_add(self.mapping.offset.0))
     }
 
     /// Any instruction in the file that can be probed.
-    pub(super) fn offset(&self) -> u64 {
+    pub(crate) fn offset(&self) -> u64 {
         self.offset_of(Spot::Emulated).0
     }
 }

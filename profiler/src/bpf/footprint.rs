@@ -1,0 +1,176 @@
+//! What the kernel's maps take, by their sizes: known before there are any.
+//!
+//! Kernel memory is not in the agent's resident size, and before Linux 6.4 the kernel itself gives what a map may take at
+//! most, not what it takes. So it is added up here, and tested against what a newer kernel says.
+
+use profiler_common::counter::Counter;
+use profiler_common::limits::{
+    INFLIGHT_MAX, LIVE_PLACES, MAPPINGS_MAX, PAGE_BYTES, PROCESSES_MAX, RAW_STACK_PAGES_MAX, SCRATCH_PER_CPU,
+    STACK_FRAMES_MAX, STACKS_SEEN, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
+};
+use profiler_common::live::LiveBlock;
+use profiler_common::unwind::{PageRows, ProcessMapping, RowCell, Rule};
+
+/// Bytes of a live block: key, value and the kernel's own, in a slab of this size.
+pub const LIVE_BLOCK_BYTES: u64 = 96;
+
+/// Bytes of a hash map's place (`struct bucket`), and the kernel's own of an element (`struct htab_elem`), in
+/// [kernel/bpf/hashtab.c](https://github.com/torvalds/linux/blob/v6.12/kernel/bpf/hashtab.c).
+const BUCKET_BYTES: u64 = 16;
+const ELEMENT_BYTES: u64 = 48;
+
+/// A word of a map's key or value.
+const WORD_BYTES: u64 = 8;
+
+/// Bytes of a call between entry and return, as the kernel side keeps them.
+const INFLIGHT_BYTES: u64 = 40 + size_of::<LiveBlock>() as u64;
+
+/// Bytes of a scratch area beside two pages of stack and the frames.
+const SCRATCH_REST_BYTES: u64 = 136;
+
+/// Sizes that are chosen when the maps are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelMaps {
+    /// Bytes of the ring buffer.
+    pub ring_bytes: u64,
+    /// Blocks that the live set can hold.
+    pub live_blocks_max: u64,
+    /// Cells of unwind rows.
+    pub row_cells: u64,
+    /// Processors that the machine can have.
+    pub cpus: u64,
+}
+
+/// A map whose size is an option's, and what it takes while it is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adjustable {
+    /// What it is for.
+    pub name: &'static str,
+    /// The option.
+    pub option: &'static str,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl KernelMaps {
+    /// What they take before there is a live block.
+    #[must_use]
+    pub fn empty_bytes(&self) -> u64 {
+        self.adjustable().iter().map(|map| map.bytes).sum::<u64>() + self.fixed_bytes()
+    }
+
+    /// What they take with this many live blocks.
+    #[must_use]
+    pub fn bytes(&self, live_blocks: u64) -> u64 {
+        self.empty_bytes() + live_blocks * LIVE_BLOCK_BYTES
+    }
+
+    /// Those whose sizes can be chosen, the largest first.
+    #[must_use]
+    pub fn adjustable(&self) -> [Adjustable; 3] {
+        let mut maps = [
+            Adjustable { name: "the ring buffer", option: "--ring-size", bytes: self.ring_bytes },
+            Adjustable { name: "the live set", option: "--live-blocks", bytes: buckets(self.live_blocks_max) },
+            Adjustable {
+                name: "unwind tables",
+                option: "--unwind-memory",
+                bytes: self.row_cells * size_of::<RowCell>() as u64,
+            },
+        ];
+        maps.sort_by_key(|map| std::cmp::Reverse(map.bytes));
+        maps
+    }
+
+    fn fixed_bytes(&self) -> u64 {
+        let counts = u64::from(LIVE_PLACES) * WORD_BYTES;
+        let inflight = preallocated(INFLIGHT_MAX, WORD_BYTES + INFLIGHT_BYTES);
+        let stacks = preallocated(STACKS_SEEN, 2 * WORD_BYTES);
+        let processes = buckets(u64::from(TARGETS_MAX)) + buckets(u64::from(PROCESSES_MAX));
+        let unwinding = u64::from(UNWIND_PAGES_MAX) * size_of::<PageRows>() as u64
+            + u64::from(UNWIND_RULES_MAX) * size_of::<Rule>() as u64
+            + u64::from(MAPPINGS_MAX) * size_of::<ProcessMapping>() as u64;
+        let area = 2 * STACK_FRAMES_MAX as u64 * WORD_BYTES + SCRATCH_REST_BYTES;
+        let per_cpu = u64::from(SCRATCH_PER_CPU) * area + u64::from(Counter::COUNT) * WORD_BYTES;
+        let raw = RAW_STACK_PAGES_MAX as u64 * PAGE_BYTES;
+        counts + inflight + stacks + processes + unwinding + raw + self.cpus * per_cpu
+    }
+}
+
+/// A hash map without elements: its places.
+fn buckets(entries_max: u64) -> u64 {
+    entries_max.next_power_of_two() * BUCKET_BYTES
+}
+
+/// A hash map whose elements are all there from the start. `bytes` are of a key and a value.
+fn preallocated(entries_max: u32, bytes: u64) -> u64 {
+    buckets(u64::from(entries_max)) + u64::from(entries_max) * (ELEMENT_BYTES + bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use aya::maps::Map;
+
+    use super::*;
+    use crate::bpf::fixture;
+    use crate::bpf::load::{Kernel, LinkKind};
+
+    #[test]
+    fn the_options_decide_the_rest_is_small() {
+        let maps = KernelMaps { ring_bytes: 16 << 20, live_blocks_max: 1 << 20, row_cells: 4 << 20, cpus: 2 };
+        let options = maps.adjustable().map(|map| (map.option, map.bytes >> 20));
+        assert_eq!(options, [("--unwind-memory", 32), ("--ring-size", 16), ("--live-blocks", 16)]);
+        assert_eq!(maps.bytes(1_000_000) - maps.empty_bytes(), 96_000_000);
+        let rest = maps.fixed_bytes();
+        assert!((8 << 20..24 << 20).contains(&rest), "{rest}");
+    }
+
+    /// Bytes of this map by the kernel's account (`/proc/self/fdinfo`).
+    fn accounted(kernel: &Kernel, name: &'static str) -> u64 {
+        let data = match kernel.map(name).expect("the map is there") {
+            Map::Array(data)
+            | Map::HashMap(data)
+            | Map::LruHashMap(data)
+            | Map::PerCpuArray(data)
+            | Map::RingBuf(data) => data,
+            other => panic!("{name} is {other:?}"),
+        };
+        let facts =
+            fs::read_to_string(format!("/proc/self/fdinfo/{}", data.fd().as_fd().as_raw_fd())).expect("it is open");
+        let bytes = facts.lines().find_map(|line| line.strip_prefix("memlock:")).expect("it is a map");
+        bytes.trim().parse().expect("a number")
+    }
+
+    #[test]
+    fn maps_take_what_they_are_thought_to() {
+        let kernel = fixture::kernel_that(LinkKind::Perf, |config| config.row_cells = 1 << 20);
+        let maps = KernelMaps {
+            ring_bytes: 1 << 16,
+            live_blocks_max: u64::from(fixture::LIVE_BLOCKS_MAX),
+            row_cells: 1 << 20,
+            cpus: aya::util::nr_cpus().expect("the kernel tells") as u64,
+        };
+        let names = [
+            "EVENTS",
+            "LIVE",
+            "LIVE_COUNTS",
+            "INFLIGHT",
+            "TARGETS",
+            "STACKS",
+            "RATES",
+            "COUNTERS",
+            "SCRATCH",
+            "RAW",
+            "ROWS",
+            "PAGES",
+            "RULES",
+            "MAPPINGS",
+            "PROCESSES",
+        ];
+        let accounted: u64 = names.iter().map(|name| accounted(&kernel, name)).sum();
+        let added_up = maps.empty_bytes();
+        assert!(added_up.abs_diff(accounted) < accounted / 50, "{added_up} of {accounted}");
+    }
+}

@@ -1,0 +1,94 @@
+//! What reports say of limits that were reached.
+
+use serde_json::{Value, json};
+
+use super::profiles;
+use crate::ids::Pid;
+use crate::report::guardrails::{Action, Excess, Guardrails, Overhead, Reached};
+use crate::report::json::Json;
+use crate::report::profile::Profile;
+use crate::report::{Report, View, describe, summary};
+use crate::units::MonotonicNanos;
+
+/// A recording with all limits, two of which were reached.
+pub(super) fn limited() -> Profile {
+    let mut profile = profiles::exact();
+    let after = |seconds: u64| profile.started_unix_ns + seconds * 1_000_000_000;
+    let pid = Pid(4711);
+    let guardrails = Guardrails {
+        memory_bytes_max: Some(200 << 20),
+        memory_bytes_highest: Some(150 << 20),
+        cpu_percent_max: Some(2.5),
+        cpu_percent_highest: Some(3.25),
+        overhead_percent_max: Some(5.0),
+        costs: None,
+        reached: vec![
+            Reached { unix_ns: after(2), what: Excess::Cpu(3.25), action: Action::IntervalsRaised },
+            Reached { unix_ns: after(4), what: Excess::Overhead(pid, 61.0), action: Action::Detached },
+        ],
+    };
+    profile.health.guardrails = guardrails;
+    profile.targets[0].detached = Some(MonotonicNanos(profile.started_monotonic_ns + 4_000_000_000));
+    let overhead = Overhead { percent: 60.0, percent_highest: Some(61.0), probe_ns: 2.4e9, cpu_ns: 4_000_000_000 };
+    profile.targets[0].overhead = Some(overhead);
+    profile
+}
+
+fn text(profile: &Profile) -> String {
+    summary::summary(profile, View::LiveBytes, 0, None, false)
+}
+
+#[test]
+fn the_summary_says_what_was_too_much_and_what_was_done() {
+    let text = text(&limited());
+    for expected in [
+        "command: /usr/bin/cached, let go",
+        "health: this profile is incomplete",
+        "intervals raised after 2s: heapbpf took 3.2% of a core, more than the 2.5% allowed",
+        "let go after 4s: probes took ≈ 61% of the CPU time of cached (pid 4711), more than the 5.0% allowed; what is said of it is of the time until then, live bytes too",
+        "memory: at most 150.0 MiB, kernel maps and agent, of the 200.0 MiB allowed",
+        "overhead: probes took ≈ 60% of the CPU time of cached (pid 4711) (5.0% allowed)",
+    ] {
+        assert!(text.contains(expected), "no `{expected}` in:\n{text}");
+    }
+}
+
+#[test]
+fn the_end_of_a_recording_has_its_reason() {
+    let mut profile = limited();
+    let unix_ns = profile.started_unix_ns + 9_000_000_000;
+    profile.health.guardrails.reached =
+        vec![Reached { unix_ns, what: Excess::Memory(201 << 20), action: Action::Stopped }];
+    let text = text(&profile);
+    let expected = "stopped after 9s: heapbpf and its kernel maps took 201.0 MiB, more than the 200.0 MiB allowed";
+    assert!(text.contains(expected), "{text}");
+    assert_eq!(describe::losses(&profile), "stopped by a limit, 1 process let go by a limit");
+}
+
+#[test]
+fn a_profile_is_incomplete_when_time_was_cut_off() {
+    let mut profile = limited();
+    assert!(profile.incomplete());
+    profile.health.guardrails.reached.truncate(1);
+    assert!(!profile.incomplete(), "larger intervals leave nothing out");
+    profile.health.guardrails.reached.clear();
+    assert!(!profile.incomplete());
+}
+
+#[test]
+fn json_has_limits_and_when_they_were_reached() {
+    let mut bytes = Vec::new();
+    Json.write(&limited(), View::LiveBytes, &mut bytes).expect("memory can be written");
+    let report: Value = serde_json::from_slice(&bytes).expect("it is JSON");
+    let guardrails = &report["health"]["guardrails"];
+    assert_eq!(guardrails["cpu_percent_max"], json!(2.5));
+    assert_eq!(guardrails["probe_costs"], Value::Null);
+    let started = report["started_unix_ns"].as_u64().expect("a number");
+    let expected = json!({
+        "unix_ns": started + 4_000_000_000, "limit": "overhead", "action": "detached",
+        "pid": 4711, "bytes": null, "percent": 61.0,
+    });
+    assert_eq!(guardrails["reached"][1], expected);
+    assert_eq!(report["targets"][0]["detached_unix_ns"], json!(started + 4_000_000_000));
+    assert_eq!(report["targets"][0]["overhead"]["percent_highest"], json!(61.0));
+}

@@ -1,0 +1,158 @@
+//! Limits on what profiling may cost: they are kept, and reports say when and how.
+
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::kernel::assert_no_probes;
+use heapbpf_tests::report::{Reached, Report};
+use heapbpf_tests::target::Target;
+
+/// A target that allocates flat out from now on.
+fn flat_out() -> Target {
+    let mut target = Target::start("flatout.c");
+    let _ = target.work("start");
+    target
+}
+
+/// Pairs of allocation and free that it makes in a millisecond of CPU time now.
+fn rate(target: &mut Target) -> u64 {
+    target.work("rate").by_function()["rate"].alloc_bytes
+}
+
+/// The only limit that was reached.
+#[track_caller]
+fn reached(report: &Report) -> &Reached {
+    let [reached] = report.health.guardrails.reached.as_slice() else { panic!("{:?}", report.health.guardrails) };
+    assert!((report.started_unix_ns..=report.ended_unix_ns).contains(&reached.unix_ns), "{reached:?}");
+    reached
+}
+
+#[test]
+fn a_target_whose_probes_cost_too_much_is_let_go() {
+    let mut target = flat_out();
+    let before = rate(&mut target);
+    let mut heapbpf = Heapbpf::of(target.pid(), "--max-overhead 1% --duration 50s -o out.json");
+    let outcome = heapbpf.start().wait().expect_code(3);
+    assert_no_probes(target.pid());
+    let after = rate(&mut target);
+    assert!(after > before / 2, "it makes {after} pairs in a millisecond, before it was {before}");
+
+    let report = heapbpf.report("out.json");
+    let process = report.process(target.pid());
+    let reached = reached(&report);
+    assert_eq!((reached.limit.as_str(), reached.action.as_str()), ("overhead", "detached"));
+    assert_eq!(reached.pid, Some(target.pid()));
+    assert!(reached.percent.is_some_and(|percent| percent > 30.0), "{reached:?}");
+    assert!(!process.exited && process.detached_unix_ns.is_some_and(|time| time <= reached.unix_ns), "{process:?}");
+    // Nothing is left to record: it ends long before the time is over.
+    let seconds = (report.ended_unix_ns - report.started_unix_ns) / 1_000_000_000;
+    assert!(seconds < 30, "{seconds}");
+
+    // What was seen until then, and no more: a pair takes a microsecond at the least.
+    let overhead = process.overhead.as_ref().expect("it was measured");
+    let estimates = process.estimates_under(|function| function == "churns");
+    assert!(estimates.alloc_count > 1000.0, "{estimates:?}");
+    #[expect(clippy::cast_precision_loss, reason = "seconds in nanoseconds")]
+    let pairs_max = (overhead.cpu_ns as f64 + 1e9) / 100.0;
+    assert!(estimates.alloc_count < pairs_max, "{estimates:?} in {overhead:?}");
+    assert!(estimates.live_count < 0.01 * estimates.alloc_count + 5000.0, "{estimates:?}");
+    for text in ["let go after", "this profile is incomplete"] {
+        assert!(outcome.stdout.contains(text), "{}", outcome.stdout);
+    }
+    assert!(outcome.stderr.contains("is let go: probes take"), "{}", outcome.stderr);
+}
+
+#[test]
+fn a_limit_that_is_not_reached_changes_nothing() {
+    let target = flat_out();
+    let mut heapbpf = Heapbpf::of(
+        target.pid(),
+        "--max-overhead 1000% --max-memory 2GiB --max-cpu 1000% --interval 512KiB --duration 6s -o out.json",
+    );
+    let _ = heapbpf.run().expect_code(0);
+    let report = heapbpf.report("out.json");
+    let guardrails = &report.health.guardrails;
+    assert!(guardrails.reached.is_empty(), "{guardrails:?}");
+    let highest = guardrails.memory_bytes_highest.expect("it was looked at");
+    assert!((32 << 20..1 << 30).contains(&highest), "{highest}");
+    let process = report.process(target.pid());
+    assert_eq!(process.detached_unix_ns, None);
+    let overhead = process.overhead.as_ref().expect("it was measured");
+    // All but a hundredth of what it does are traps; what one costs was measured at another moment.
+    assert!((40.0..250.0).contains(&overhead.percent), "{overhead:?}");
+    assert!(overhead.cpu_ns > 1_000_000_000, "{overhead:?}");
+}
+
+#[test]
+fn others_go_on_when_one_is_let_go() {
+    let dear = flat_out();
+    let mut cheap = Target::start("service.c");
+    let (one, other) = (dear.pid().to_string(), cheap.pid().to_string());
+    let mut heapbpf =
+        Heapbpf::new(["--pid", &one, "--pid", &other, "--max-overhead", "10", "--interval", "1", "-o", "out.json"]);
+    let mut session = heapbpf.start();
+    session.wait_for("is let go");
+    let ledger = cheap.work("keep 100 50");
+    let _ = session.interrupt().expect_code(3);
+    let report = heapbpf.report("out.json");
+    report.process(cheap.pid()).assert_matches(&ledger);
+    assert_eq!(reached(&report).pid, Some(dear.pid()));
+    assert_eq!(report.process(cheap.pid()).detached_unix_ns, None);
+    assert!(report.process(dear.pid()).detached_unix_ns.is_some());
+}
+
+#[test]
+fn maps_that_are_larger_than_the_limit_are_wrong_usage() {
+    let target = Target::start("service.c");
+    let check = |arguments: &str, option: &str| {
+        let error = Heapbpf::of(target.pid(), arguments).run().expect_error(2);
+        assert!(error.contains(option) && error.contains("--max-memory"), "{error}");
+    };
+    check("--max-memory 20MiB --unwind fp --live-blocks 1000000 --ring-size 64KiB", "`--live-blocks`");
+    check("--max-memory 200MiB --ring-size 256MiB", "`--ring-size`");
+}
+
+#[test]
+fn a_recording_that_takes_too_much_memory_ends_with_what_it_has() {
+    const BLOCKS: u64 = 900_000;
+    let mut target = Target::start("flatout.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--max-memory 150MiB --unwind fp --interval 1 -o out.json");
+    let session = heapbpf.start();
+    let _ = target.work(&format!("keep {BLOCKS}"));
+    let outcome = session.wait().expect_code(3);
+    target.assert_running();
+    let report = heapbpf.report("out.json");
+    let reached = reached(&report);
+    assert_eq!((reached.limit.as_str(), reached.action.as_str()), ("memory", "stopped"));
+    assert!(reached.bytes.is_some_and(|bytes| bytes > 150 << 20), "{reached:?}");
+    assert_eq!(report.health.guardrails.memory_bytes_highest, reached.bytes);
+    assert!(report.health.lost.is_empty(), "{:?}", report.health.lost);
+    let counts = report.process(target.pid()).exact_under(|function| function == "keeps");
+    assert!((100_000..=BLOCKS).contains(&counts.live_count), "{counts:?}");
+    assert_eq!((counts.live_bytes, counts.free_count), (100 * counts.live_count, 0));
+    assert!(outcome.stderr.contains("recording ends: heapbpf and its kernel maps take"), "{}", outcome.stderr);
+}
+
+#[test]
+fn an_agent_that_takes_too_much_time_samples_less() {
+    let target = flat_out();
+    let mut heapbpf = Heapbpf::of(target.pid(), "--max-cpu 2% --interval 1 -o out.json");
+    let mut session = heapbpf.start();
+    session.wait_for("all intervals grow");
+    let _ = session.interrupt();
+    let report = heapbpf.report("out.json");
+    let first = &report.health.guardrails.reached[0];
+    assert_eq!((first.limit.as_str(), first.action.as_str()), ("cpu", "intervals_raised"));
+    assert!(first.percent.is_some_and(|percent| percent > 2.0), "{first:?}");
+}
+
+#[test]
+fn an_agent_that_takes_too_much_time_whatever_it_does_ends() {
+    let target = Target::start("service.c");
+    // To wake up now and then takes more than that.
+    let mut heapbpf = Heapbpf::of(target.pid(), "--max-cpu 0.001% -o out.json");
+    let _ = heapbpf.run().expect_code(3);
+    let report = heapbpf.report("out.json");
+    let actions: Vec<&str> = report.health.guardrails.reached.iter().map(|reached| reached.action.as_str()).collect();
+    assert!(actions.len() > 1, "{actions:?}");
+    assert_eq!(actions.last(), Some(&"stopped"));
+    assert!(actions.iter().rev().skip(1).all(|action| *action == "intervals_raised"), "{actions:?}");
+}
