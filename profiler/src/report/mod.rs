@@ -16,6 +16,7 @@ use profile::Profile;
 pub mod guardrails;
 pub mod profile;
 pub mod summary;
+pub mod window;
 
 pub mod flamegraph;
 pub mod folded;
