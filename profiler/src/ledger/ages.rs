@@ -68,18 +68,20 @@ struct Counts {
 }
 
 impl Counts {
-    const PLACES: u64 = 1024;
+    const PLACES: u16 = 1024;
 
     fn new() -> Self {
         let empty = (0, Interval::EXACT, EstimatedCount::exact(1));
-        Self { known: vec![empty; Self::PLACES as usize] }
+        Self { known: vec![empty; usize::from(Self::PLACES)] }
     }
 
     fn of(&mut self, size_bytes: u64, interval: Interval) -> EstimatedCount {
         if size_bytes >= u64::from(interval.bytes()) {
             return EstimatedCount::exact(1);
         }
-        let known = &mut self.known[((size_bytes ^ size_bytes >> 10) % Self::PLACES) as usize];
+        let place = (size_bytes ^ size_bytes >> 10) % u64::from(Self::PLACES);
+        // It always fits.
+        let known = &mut self.known[usize::try_from(place).unwrap_or(0)];
         if (known.0, known.1) != (size_bytes, interval) {
             *known = (size_bytes, interval, Weight::of(size_bytes, interval).count);
         }
