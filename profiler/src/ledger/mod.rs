@@ -13,6 +13,7 @@
 //! later than the first event that names it, or never, when the ring was full.
 
 mod callsite;
+mod elders;
 mod live;
 mod ranges;
 mod reconcile;
@@ -220,6 +221,11 @@ impl Ledger {
     #[must_use]
     pub fn totals(&self) -> &Totals {
         &self.totals
+    }
+
+    /// Totals of all callsites, in the order of their indices. What they held at the peak is in snapshots only.
+    pub fn callsite_totals(&self) -> impl Iterator<Item = &Totals> {
+        self.callsites.iter().map(Callsite::totals_now)
     }
 
     /// How many sampled blocks are live.

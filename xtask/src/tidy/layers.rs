@@ -23,7 +23,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("ingest", &[]),
     ("recording", &["ingest"]),
     ("ledger", &["ingest"]),
-    ("leak", &["ledger", "object", "proc", "sys", "target"]),
+    ("leak", &["ledger"]),
     ("snapshot", &["ledger", "object", "target", "report::guardrails", "report::profile"]),
     ("symbolize", &["ledger", "object", "proc", "target", "report::profile", "snapshot"]),
     ("report", &["ledger"]),
