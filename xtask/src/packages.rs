@@ -117,6 +117,12 @@ pub(crate) const VM: &[Package] = &[
     package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the targets in C"),
 ];
 
+/// What the soak runs.
+pub(crate) const BENCH_SOAK: &[Package] = &[
+    package("gcc", Proof::Program("gcc"), "compiles a target in C"),
+    package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the target in C"),
+];
+
 /// What `cargo xtask bench overhead` measures with.
 pub(crate) const BENCH_OVERHEAD: &[Package] = &[
     package("gcc", Proof::Program("gcc"), "compiles targets in C"),

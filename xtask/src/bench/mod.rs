@@ -6,6 +6,7 @@ mod machine;
 mod overhead;
 mod process;
 mod recording;
+mod soak;
 mod spread;
 mod unwind;
 
@@ -27,6 +28,7 @@ pub(crate) struct Arguments {
 enum Subject {
     Unwind(unwind::Arguments),
     Overhead(overhead::Arguments),
+    Soak(soak::Arguments),
 }
 
 /// Runs the verb.
@@ -34,9 +36,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.subject {
         Some(Subject::Unwind(arguments)) => unwind::run(arguments),
         Some(Subject::Overhead(arguments)) => overhead::run(arguments),
+        Some(Subject::Soak(arguments)) => soak::run(arguments),
         None => {
             unwind::run(&unwind::Arguments::parse_from([""]))?;
-            overhead::run(&overhead::Arguments::parse_from([""]))
+            overhead::run(&overhead::Arguments::parse_from([""]))?;
+            soak::run(&soak::Arguments::parse_from([""]))
         }
     }
 }

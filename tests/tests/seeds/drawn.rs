@@ -1,0 +1,133 @@
+//! Samplers' own cases: gperftools' 8000 blocks, its large and small ones mixed, Chrome's test driver and its count of points.
+//!
+//! gperftools asks for at most four standard deviations, which right numbers exceed once in 16,000 times, and so do these tests.
+//! There are a dozen of such checks.
+
+use std::ops::RangeInclusive;
+
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::kernel::changed_code;
+use heapbpf_tests::report::Report;
+use heapbpf_tests::sampling::Expected;
+use heapbpf_tests::target::Target;
+use serde_json::Value;
+
+use crate::json;
+
+/// gperftools' `kSigmas`.
+const SIGMAS: f64 = 4.0;
+
+/// Standard deviations in half a 95 % interval.
+const HALF_95: f64 = 1.96;
+
+/// One line of work, sampled: the report, and the same as it stands in the file.
+#[track_caller]
+fn profile(source: &str, line: &str, interval_bytes: u64) -> (Report, Value, Target) {
+    let mut target = Target::start(source);
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval {interval_bytes} -o out.json"));
+    let session = heapbpf.start();
+    target.work(line);
+    let _ = session.interrupt().expect_code(0);
+    target.assert_running();
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    assert_eq!(report.interval_bytes, interval_bytes);
+    (report, json(&heapbpf, "out.json"), target)
+}
+
+/// Fails unless an estimate of blocks and bytes is within four standard deviations of the truth.
+#[track_caller]
+fn assert_within(what: &str, expected: &Expected, count: f64, bytes: f64) {
+    let (count_sigmas, bytes_sigmas) = expected.deviations(count, bytes);
+    assert!(count_sigmas.abs() <= SIGMAS, "{what}: {count} blocks, {count_sigmas:.1} sigma from {expected:?}");
+    assert!(bytes_sigmas.abs() <= SIGMAS, "{what}: {bytes} bytes, {bytes_sigmas:.1} sigma from {expected:?}");
+}
+
+/// Both ends of an interval in the report.
+#[track_caller]
+fn ends(interval: &Value) -> RangeInclusive<f64> {
+    let end = |place: usize| interval[place].as_f64().unwrap_or_else(|| panic!("`{interval}` is no interval"));
+    end(0)..=end(1)
+}
+
+#[test]
+fn eight_thousand_blocks_of_ten_thousand_bytes_at_512_kib() {
+    const INTERVAL: f64 = 524_288.0;
+    const TRUTH: f64 = 80e6;
+    let (report, json, target) = profile("service.c", "keep 10000 8000", 512 << 10);
+    let totals = report.process(target.pid()).totals.estimates();
+    for (what, bytes) in [("alloc_bytes", totals.alloc_bytes), ("live_bytes", totals.live_bytes)] {
+        // What gperftools asks for.
+        assert!((50e6..110e6).contains(&bytes), "{what}: {bytes}");
+        let interval = ends(&json["targets"][0]["totals"][format!("{what}_95")]);
+        let half = (interval.end() - interval.start()) / 2.0;
+        let sigma = half / HALF_95;
+        assert!((bytes - TRUTH).abs() <= SIGMAS * sigma, "{what}: {bytes} is more than 4 times {sigma} from the truth");
+        assert!(interval.contains(&bytes), "{what}: {bytes} is not in {interval:?}");
+        let in_theory = HALF_95 * (INTERVAL * TRUTH).sqrt();
+        assert!((half / in_theory - 1.0).abs() <= 0.25, "{what}: {half} to either side, in theory {in_theory}");
+    }
+    let expected = Expected::blocks(8000.0, 10_000.0, INTERVAL);
+    assert_within("allocated", &expected, totals.alloc_count, totals.alloc_bytes);
+    assert_within("live", &expected, totals.live_count, totals.live_bytes);
+}
+
+/// gperftools counts samples of the large ones, too; here all of them are taken, because they are larger than the interval.
+#[test]
+fn large_and_small_blocks_are_each_near_their_truth_when_mixed() {
+    const INTERVAL: f64 = 524_288.0;
+    const LARGE: f64 = 128.0 * 4.0 * 8.0;
+    let (report, _, target) = profile("drawn.c", "mixed 4096", 512 << 10);
+    let functions = report.process(target.pid()).estimates_by_leaf();
+    let (large, small) = (functions["draws_large"], functions["draws_small"]);
+    assert_eq!((large.alloc_count, large.alloc_bytes), (LARGE, LARGE * 1_056_769.0));
+    let expected = Expected::blocks(LARGE * 129.0, 8192.0, INTERVAL);
+    assert_within("small", &expected, small.alloc_count, small.alloc_bytes);
+    let totals = report.process(target.pid()).totals.estimates();
+    assert_eq!((totals.live_count, totals.live_bytes), (0.0, 0.0), "what is freed is taken away to the last bit");
+}
+
+#[test]
+fn chromes_test_driver_at_777_bytes() {
+    const INTERVAL: f64 = 777.0;
+    let mut bystander = Target::start("drawn.c");
+    let (report, _, target) = profile("drawn.c", "driver", 777);
+    let functions = report.process(target.pid()).estimates_by_leaf();
+    let mut variadic = Expected::default();
+    (700..1700).for_each(|size| variadic.add(Expected::blocks(1.0, f64::from(size), INTERVAL)));
+    for (function, expected) in [
+        ("draws_700", Expected::blocks(1570.0, 700.0, INTERVAL)),
+        ("draws_variadic", variadic),
+        ("draws_200", Expected::blocks(2000.0, 200.0, INTERVAL)),
+    ] {
+        let got = functions[function];
+        // What Chrome asks for.
+        assert!((0.5..=2.0).contains(&(got.alloc_count / expected.count)), "{function}: {} blocks", got.alloc_count);
+        assert!((0.5..=2.0).contains(&(got.alloc_bytes / expected.bytes)), "{function}: {} bytes", got.alloc_bytes);
+        assert_within(function, &expected, got.alloc_count, got.alloc_bytes);
+        assert_within(function, &expected, got.live_count, got.live_bytes);
+    }
+
+    assert_eq!(report.targets.len(), 1, "{:?}", report.targets);
+    assert_eq!(report.targets[0].pid, target.pid());
+    assert!(changed_code(bystander.pid()).is_empty());
+    bystander.work("driver");
+    bystander.assert_running();
+}
+
+/// Chrome lays 10,000,000 bytes out fifty times and counts samples at an interval of 10,000: a thousand on average, 10 % more or
+/// less. A block that two points fall on is one sample, so of blocks that are not tiny there are a few less.
+#[test]
+fn a_thousand_samples_in_a_thousand_intervals() {
+    const INTERVAL: f64 = 10_000.0;
+    const ROUNDS: f64 = 50.0;
+    const BLOCKS: f64 = 40_000.0 * ROUNDS;
+    let (_, json, _) = profile("drawn.c", "points 2000000", 10_000);
+    let samples = json["targets"][0]["totals"]["alloc_samples"].as_f64().expect("a number");
+    let per_round = samples / ROUNDS;
+    assert!((900.0..=1100.0).contains(&per_round), "{per_round} samples");
+    let taken = 1.0 - (-250.0 / INTERVAL).exp();
+    let sigma = (BLOCKS * taken * (1.0 - taken)).sqrt();
+    let off = (samples - BLOCKS * taken) / sigma;
+    assert!(off.abs() <= SIGMAS, "{samples} samples, {off:.1} sigma from {}", BLOCKS * taken);
+}
