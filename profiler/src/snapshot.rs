@@ -2,9 +2,12 @@
 //! session goes on meanwhile. Owns no clock, file or map of its own; the modules in it are the session's, shared.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::ids::{HeapId, Pid};
+use crate::leak::growth::Growths;
 use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::totals::Amounts;
 use crate::object::module::Modules;
 use crate::report::guardrails::Overhead;
 use crate::report::profile::{Beginning, Health, HookStatus, Others, Window};
@@ -24,6 +27,8 @@ pub struct Snapshot {
     pub ended_unix_ns: u64,
     /// The part of the recording that the books are about; `None` where they are about all of it.
     pub window: Option<Window>,
+    /// How old live blocks are that are counted apart.
+    pub older_than: Option<Duration>,
     /// The processes, those that began first before the others.
     pub targets: Vec<TargetState>,
     /// Processes that were meant and are not among them.
@@ -45,6 +50,10 @@ pub struct TargetState {
     pub heaps: Vec<HeapFacts>,
     /// Its books.
     pub books: Arc<TargetSnapshot>,
+    /// How its callsites have grown.
+    pub growths: Growths,
+    /// What of their blocks is older than was asked, by the callsites' indices; `None` where nothing was.
+    pub older: Option<Vec<Amounts>>,
 }
 
 /// What is known of a process beside its books.

@@ -24,6 +24,7 @@ use crate::ids::Pid;
 use crate::probe::attach::BackendChoice;
 use crate::proc::process;
 use crate::report::summary;
+use crate::report::suppressions::Suppressions;
 use crate::session::{Command, Launched, Session, SessionConfig, UnwindMode};
 use crate::sys::inherited::Inherited;
 use crate::target::filter::Selection;
@@ -47,12 +48,13 @@ pub(super) fn run(args: &RecordArgs) -> Result<u8> {
     }
     // Before anything is attached, whatever would make the recording useless.
     let functions = functions(args)?;
+    let suppressions = suppressions(args)?;
     let outputs = outputs(args, &selection)?;
     privilege::check()?;
     privilege::raise_memory_limit();
     privilege::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    runtime.block_on(record(args, config(args, selection, functions), outputs, inherited))
+    runtime.block_on(record(args, config(args, selection, functions), outputs, suppressions, inherited))
 }
 
 fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> SessionConfig {
@@ -83,6 +85,7 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
             BackendArg::Perf => BackendChoice::Only(LinkKind::Perf),
         },
         unwind_bytes_max: args.unwind_memory,
+        older_than: args.older_than,
         limits: Limits {
             memory_bytes_max: args.max_memory,
             cpu_percent_max: args.max_cpu,
@@ -92,7 +95,13 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
     }
 }
 
-async fn record(args: &RecordArgs, config: SessionConfig, outputs: Vec<Output>, inherited: Inherited) -> Result<u8> {
+async fn record(
+    args: &RecordArgs,
+    config: SessionConfig,
+    outputs: Vec<Output>,
+    suppressions: Suppressions,
+    inherited: Inherited,
+) -> Result<u8> {
     let mut stops = Stops::new()?;
     let mut session = Session::start(config)?;
     if stops.pending(None).await {
@@ -125,7 +134,7 @@ async fn record(args: &RecordArgs, config: SessionConfig, outputs: Vec<Output>, 
     session.run(stops.wait(forward), |progress| line.show(progress)).await?;
     line.clear();
     let (snapshot, command) = session.finish()?;
-    let style = Style { view: args.view, trims: args.trim };
+    let style = Style { view: args.view, trims: args.trim, suppressions };
     let written = Writing::start(snapshot, outputs, style)?.finish()?;
     let code = summarise(args, &written)?;
     match command {
@@ -199,6 +208,18 @@ fn functions(args: &RecordArgs) -> Result<HookSet> {
         functions.load(file).map_err(|error| UsageError(format!("{error}")))?;
     }
     Ok(functions)
+}
+
+/// Leaks that are known.
+fn suppressions(args: &RecordArgs) -> Result<Suppressions> {
+    let mut suppressions = Suppressions::default();
+    for path in &args.suppressions {
+        let shown = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| UsageError(format!("cannot read suppressions from `{shown}`: {error}")))?;
+        suppressions.extend(Suppressions::parse(&text).map_err(|error| UsageError(format!("`{shown}`, {error}")))?);
+    }
+    Ok(suppressions)
 }
 
 /// What was asked for, or a flame graph in the current folder.

@@ -8,18 +8,21 @@ use anyhow::{Context, Result, anyhow};
 
 use super::output::Output;
 use crate::report::profile::Profile;
+use crate::report::suppressions::Suppressions;
 use crate::report::{Format, View};
 use crate::snapshot::Snapshot;
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
 
 /// How to write.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Style {
     /// What reports show that show one quantity only.
     pub(super) view: View,
     /// Leave runtime plumbing out of stacks.
     pub(super) trims: bool,
+    /// Growing callsites that are not told of.
+    pub(super) suppressions: Suppressions,
 }
 
 /// The end of a recording, written.
@@ -59,7 +62,8 @@ impl Writing {
 }
 
 fn write(snapshot: &Snapshot, outputs: Vec<Output>, style: Style) -> Result<Written> {
-    let profile = profile(snapshot, &Resolver::new(), style.trims);
+    let mut profile = profile(snapshot, &Resolver::new(), style.trims);
+    profile.suppress(&style.suppressions);
     let mut written = Written { profile, files: Vec::new(), to_stdout: false };
     for output in outputs {
         let format = output.format();

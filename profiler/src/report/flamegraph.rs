@@ -73,7 +73,8 @@ fn line(stacks: &Stacks, i: usize, shift: u32) -> String {
 }
 
 fn title(profile: &Profile, view: View) -> String {
-    text::cut(&format!("{} of {}", view.title(), describe::subject(profile)), TITLE_CHARS_MAX).into_owned()
+    text::cut(&format!("{} of {}", describe::title(profile, view), describe::subject(profile)), TITLE_CHARS_MAX)
+        .into_owned()
 }
 
 fn subtitle(profile: &Profile, view: View) -> String {

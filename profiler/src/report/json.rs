@@ -4,11 +4,13 @@
 
 mod guardrails;
 mod health;
+mod leaks;
 
 use std::io;
 
 use guardrails::OverheadFields;
 use health::HealthFields;
+use leaks::LeaksFields;
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
@@ -19,7 +21,7 @@ use super::{Report, ReportError, View};
 
 mod totals;
 
-use totals::TotalsFields;
+use totals::{OlderFields, TotalsFields};
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
 pub const VERSION: u32 = 1;
@@ -43,6 +45,9 @@ struct Root<'a> {
     interval_bytes: u64,
     started_unix_ns: u64,
     ended_unix_ns: u64,
+    /// How old the blocks are that callsites' `older_…` count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    older_than_ns: Option<u64>,
     targets: Targets<'a>,
     others: OthersFields<'a>,
     health: HealthFields<'a>,
@@ -55,6 +60,7 @@ impl<'a> Root<'a> {
             interval_bytes: profile.interval_bytes,
             started_unix_ns: profile.started_unix_ns,
             ended_unix_ns: profile.ended_unix_ns,
+            older_than_ns: profile.older_than_ns,
             targets: Targets { context: Context { profile, view } },
             others: OthersFields::new(profile),
             health: HealthFields::new(&profile.health),
@@ -94,6 +100,7 @@ struct TargetFields<'a> {
     overhead: Option<OverheadFields>,
     totals: TotalsFields,
     heaps: Vec<HeapFields<'a>>,
+    leak_candidates: Option<LeaksFields<'a>>,
     callsites: Callsites<'a>,
 }
 
@@ -110,6 +117,7 @@ impl<'a> TargetFields<'a> {
             overhead: target.overhead.as_ref().map(OverheadFields::new),
             totals: TotalsFields::new(context.profile, &target.totals, context.profile.is_exact_of(target)),
             heaps: target.heaps.iter().map(|heap| HeapFields::new(context.profile, heap)).collect(),
+            leak_candidates: LeaksFields::new(context.profile, target),
             callsites: Callsites { context, target },
         }
     }
@@ -238,7 +246,7 @@ impl Serialize for Callsites<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Context { profile, view } = self.context;
         let mut callsites: Vec<&CallsiteProfile> = self.target.callsites.iter().collect();
-        callsites.sort_by_key(|callsite| std::cmp::Reverse(view.rounded(&callsite.totals)));
+        callsites.sort_by_key(|callsite| std::cmp::Reverse(view.of_callsite(callsite)));
         let is_exact = profile.is_exact_of(self.target);
         serializer.collect_seq(callsites.into_iter().map(|callsite| {
             let heap = self.target.heaps.get(callsite.heap);
@@ -248,6 +256,9 @@ impl Serialize for Callsites<'_> {
                 heap: heap.map(|heap| heap.name.as_str()),
                 inherited: callsite.inherited,
                 totals: TotalsFields::new(profile, &callsite.totals, heap.map_or(is_exact, HeapProfile::is_exact)),
+                older: callsite
+                    .older
+                    .map(|older| OlderFields::new(&older, heap.map_or(is_exact, HeapProfile::is_exact))),
             }
         }))
     }
@@ -263,6 +274,8 @@ struct CallsiteFields<'a> {
     inherited: bool,
     #[serde(flatten)]
     totals: TotalsFields,
+    #[serde(flatten)]
+    older: Option<OlderFields>,
 }
 
 struct StackFields<'a> {

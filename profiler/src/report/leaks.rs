@@ -2,7 +2,6 @@
 
 use super::profile::{CallsiteProfile, Profile};
 use super::suppressions::Suppressions;
-use crate::ledger::totals::Amounts;
 use crate::units::EstimatedBytes;
 
 /// What is known of a target's growth.
@@ -38,10 +37,6 @@ pub struct LeakCandidate {
     /// What it is ranked by, in bytes a second.
     pub score: f64,
 }
-
-/// What of a callsite's live blocks has lived for some time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Older(pub Amounts);
 
 impl Profile {
     /// Leaves callsites out of the candidates that a suppression matches, and counts them.

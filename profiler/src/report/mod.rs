@@ -11,11 +11,13 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::ledger::totals::Totals;
-use profile::Profile;
+use profile::{CallsiteProfile, Profile};
 
 pub mod guardrails;
+pub mod leaks;
 pub mod profile;
 pub mod summary;
+pub mod suppressions;
 
 pub mod flamegraph;
 pub mod folded;
@@ -197,6 +199,16 @@ impl View {
             Self::LiveCount => totals.live_count().rounded(),
             Self::AllocBytes => totals.alloc_bytes.rounded(),
             Self::AllocCount => totals.alloc_count.rounded(),
+        }
+    }
+
+    /// The quantity of a callsite that is to be shown: of live blocks, those alone that are old enough.
+    #[must_use]
+    pub fn of_callsite(self, callsite: &CallsiteProfile) -> u64 {
+        match (self, callsite.older) {
+            (Self::LiveBytes, Some(older)) => older.bytes.rounded(),
+            (Self::LiveCount, Some(older)) => older.count.rounded(),
+            _ => self.rounded(&callsite.totals),
         }
     }
 

@@ -3,6 +3,7 @@
 mod changes;
 mod config;
 mod discovery;
+mod elders;
 mod guard;
 mod hooks;
 mod latecomers;

@@ -23,6 +23,7 @@ impl Session {
             started_monotonic_ns: self.started.monotonic.0,
             ended_unix_ns: ended.unix_ns,
             window: None,
+            older_than: self.config.older_than,
             targets: self.targets.all().into_iter().map(|target| target.state(ended.monotonic, &self.probes)).collect(),
             others: Others { folded_interval_bytes, ..self.targets.others.clone() },
             modules: discovery.modules.share(),

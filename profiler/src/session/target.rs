@@ -9,15 +9,18 @@ use crate::bpf::load::Kernel;
 use crate::guardrail::overhead::OverheadWatch;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Event;
+use crate::leak::timeline::Timeline;
 use crate::ledger::Ledger;
 use crate::object::module::ModuleStore;
 use crate::report::profile::{Beginning, Origin};
 use crate::snapshot::{TargetFacts, TargetState};
+use crate::sys::clock;
 use crate::target::address_space::AddressSpace;
 use crate::target::link_map::LinkMap;
 use crate::target::process::{Exit, Process, TargetError};
 use crate::units::MonotonicNanos;
 
+use super::elders::Elders;
 use super::guard;
 use super::hooks::Hooks;
 use super::lifecycle::Birth;
@@ -48,6 +51,12 @@ pub(super) struct Target {
     pub(super) foreseen: bool,
     /// It was stopped when its allocator was not mapped yet, or at its exec.
     pub(super) held_before_mapping: bool,
+    /// How old blocks must be that are counted apart.
+    pub(super) older_than: Option<Duration>,
+    /// What its callsites held in the course of time.
+    pub(super) timeline: Timeline,
+    /// Of its live blocks, when its books were closed.
+    pub(super) elders_at_end: Option<Elders>,
     begun: bool,
     /// Why it has no probes, where it stays a target nevertheless: it may become another program.
     pub(super) unprofilable: Option<String>,
@@ -98,6 +107,9 @@ impl Target {
             requested: false,
             foreseen: false,
             held_before_mapping: false,
+            older_than: None,
+            timeline: Timeline::default(),
+            elders_at_end: None,
             begun: false,
             unprofilable: None,
             opened: Instant::now(),
@@ -232,6 +244,9 @@ impl Target {
         if let Err(error) = freed {
             debug!("process {}: {error}", self.pid);
         }
+        if self.has_begun() && self.elders_at_end.is_none() {
+            self.elders_at_end = Some(self.count_elders(clock::now().monotonic));
+        }
         self.ledger.close();
     }
 
@@ -242,6 +257,7 @@ impl Target {
             _ => None,
         };
         let books = self.ledger.snapshot(now);
+        let Elders { growths, older } = self.elders(now);
         TargetState {
             facts: TargetFacts {
                 pid: self.pid,
@@ -260,6 +276,8 @@ impl Target {
             space: Arc::clone(&self.space),
             heaps: self.hooks.heaps(&books.heaps, probes),
             books: Arc::new(books),
+            growths,
+            older,
         }
     }
 }

@@ -133,7 +133,7 @@ impl Writer<'_> {
                 (ids, Some(end))
             }
         };
-        CallsiteProfile { stack, end, heap, inherited: callsite.inherited, totals: callsite.totals }
+        CallsiteProfile { stack, end, heap, inherited: callsite.inherited, totals: callsite.totals, older: None }
     }
 
     fn stack(&mut self, stack: &Stack, frames: &mut Vec<Frame>) -> (Vec<FrameId>, StackEnd) {

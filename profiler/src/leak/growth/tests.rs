@@ -143,7 +143,8 @@ fn a_leak_is_found_among_caches_churn_and_what_was_there_from_the_beginning() {
             let leak = growths.growing[0];
             let truth = 200.0 * 1024.0;
             assert!((leak.bytes_per_second - truth).abs() <= leak.margin + 0.03 * truth, "{interval}: {leak:?}");
-            assert!((leak.old_share - 0.5).abs() < 0.2, "{leak:?}");
+            // Half of what it made, and the first block.
+            assert!((0.35..0.8).contains(&leak.old_share), "{leak:?}");
             assert!(leak.survival.is_some_and(|survival| survival > 0.99), "{leak:?}");
         }
     }

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::ledger::totals::Totals;
+use crate::ledger::totals::{Amounts, Totals};
 use crate::report::View;
 use crate::report::profile::Profile;
 use crate::units::{EstimatedBytes, EstimatedCount};
@@ -53,6 +53,25 @@ impl TotalsFields {
             peak_bytes: bytes(totals.peak_bytes),
             peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),
         }
+    }
+}
+
+/// What of live blocks is old.
+#[derive(Serialize)]
+pub(super) struct OlderFields {
+    older_count: Number,
+    older_bytes: Number,
+}
+
+impl OlderFields {
+    /// `exact` says that every allocation was taken.
+    pub(super) fn new(older: &Amounts, exact: bool) -> Self {
+        if exact {
+            let (count, bytes) = (older.count.rounded(), older.bytes.rounded());
+            return Self { older_count: Number::Exact(count), older_bytes: Number::Exact(bytes) };
+        }
+        let (count, bytes) = (older.count.to_f64(), older.bytes.to_f64());
+        Self { older_count: Number::Estimate(count), older_bytes: Number::Estimate(bytes) }
     }
 }
 

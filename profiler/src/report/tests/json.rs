@@ -60,6 +60,7 @@ fn every_object_has_the_fields_of_the_contract() {
                 "exit_code",
                 "exited",
                 "heaps",
+                "leak_candidates",
                 "overhead",
                 "pid",
                 "replaced",

@@ -189,7 +189,7 @@ pub(super) fn taken(interval_bytes: u32, blocks: u64, size_bytes: u64, freed: u6
 }
 
 pub(super) fn callsite(stack: &[FrameId], end: Option<StackEnd>, heap: usize, totals: Totals) -> CallsiteProfile {
-    CallsiteProfile { stack: stack.to_vec(), end, heap, inherited: false, totals }
+    CallsiteProfile { stack: stack.to_vec(), end, heap, inherited: false, totals, older: None }
 }
 
 /// A target whose totals, and its heaps', are the sums over its callsites.
@@ -218,6 +218,7 @@ pub(super) fn target(
         replaced: false,
         detached: None,
         overhead: None,
+        leaks: None,
         totals: sum(callsites.iter()),
         heaps,
         callsites,
@@ -257,6 +258,7 @@ pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, fram
         heap.interval_bytes = interval_bytes;
     }
     Profile {
+        older_than_ns: None,
         interval_bytes,
         started_unix_ns: STARTED_UNIX_NS,
         ended_unix_ns: STARTED_UNIX_NS + 30_500_000_000,
