@@ -3,11 +3,13 @@
 
 mod args;
 mod doctor;
+mod numbered;
 mod output;
 mod privilege;
 mod progress;
 mod quantity;
 mod record;
+mod stops;
 mod writing;
 
 use std::process::ExitCode;

@@ -15,7 +15,7 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
 use super::profile::{
-    Beginning, CallsiteProfile, Frame, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile,
+    Beginning, CallsiteProfile, Frame, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window,
 };
 use super::{Report, ReportError, View};
 
@@ -48,6 +48,7 @@ struct Root<'a> {
     /// How old the blocks are that callsites' `older_…` count.
     #[serde(skip_serializing_if = "Option::is_none")]
     older_than_ns: Option<u64>,
+    window: Option<WindowFields>,
     targets: Targets<'a>,
     others: OthersFields<'a>,
     health: HealthFields<'a>,
@@ -61,9 +62,36 @@ impl<'a> Root<'a> {
             started_unix_ns: profile.started_unix_ns,
             ended_unix_ns: profile.ended_unix_ns,
             older_than_ns: profile.older_than_ns,
+            window: profile.window.as_ref().map(WindowFields::new),
             targets: Targets { context: Context { profile, view } },
             others: OthersFields::new(profile),
             health: HealthFields::new(&profile.health),
+        }
+    }
+}
+
+/// The part of the recording that the profile is about.
+#[derive(Serialize)]
+struct WindowFields {
+    /// Null for the state at the peak.
+    number: Option<u32>,
+    /// `time`, `growth`, `alloc`, `signal`, `end` or `peak`.
+    reason: &'static str,
+    start_unix_ns: u64,
+    since_mark: bool,
+    end_unix_ns: u64,
+    merged_count: u32,
+}
+
+impl WindowFields {
+    fn new(window: &Window) -> Self {
+        Self {
+            number: window.number,
+            reason: window.reason.name(),
+            start_unix_ns: window.start_unix_ns,
+            since_mark: window.since_mark,
+            end_unix_ns: window.end_unix_ns,
+            merged_count: window.merged_count,
         }
     }
 }

@@ -18,6 +18,7 @@ pub mod leaks;
 pub mod profile;
 pub mod summary;
 pub mod suppressions;
+pub mod window;
 
 pub mod flamegraph;
 pub mod folded;

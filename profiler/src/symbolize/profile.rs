@@ -1,5 +1,7 @@
 //! Makes a profile of a snapshot: everything in it, with names.
 
+use std::borrow::Cow;
+
 use super::Resolve;
 use super::names::{Unnamed, name_profile};
 use super::trim::trim;
@@ -8,35 +10,51 @@ use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Amounts;
 use crate::report::leaks::{LeakCandidate, Leaks};
 use crate::report::profile::{CallsiteProfile, HeapProfile, Profile, TargetProfile};
-use crate::snapshot::{HeapFacts, Snapshot, TargetState};
+use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 
-/// The snapshot with names. `trims` leaves the runtime's plumbing out of stacks.
+/// What a snapshot says of a scope, with names. `trims` leaves the runtime's plumbing out of stacks.
 #[must_use]
-pub fn profile(snapshot: &Snapshot, resolver: &dyn Resolve, trims: bool) -> Profile {
+pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims: bool) -> Profile {
+    let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> =
+        snapshot.targets.iter().filter_map(|target| Some((target, target.books_of(scope)?))).collect();
     let unnamed: Vec<_> =
-        snapshot.targets.iter().map(|target| Unnamed { snapshot: &target.books, space: &target.space }).collect();
+        targets.iter().map(|(target, books)| Unnamed { snapshot: books, space: &target.space }).collect();
     let mut named = name_profile(&unnamed, &snapshot.modules, resolver);
     if trims {
         for callsite in named.callsites.iter_mut().flatten() {
             callsite.stack = trim(&callsite.stack, &named.frames).to_vec();
         }
     }
-    let targets = snapshot.targets.iter().zip(named.callsites);
+    let window = snapshot.window.as_ref().filter(|_| scope == Scope::Window);
     Profile {
         interval_bytes: snapshot.interval_bytes,
         started_unix_ns: snapshot.started_unix_ns,
         ended_unix_ns: snapshot.ended_unix_ns,
         started_monotonic_ns: snapshot.started_monotonic_ns,
-        window: snapshot.window,
-        older_than_ns: snapshot.older_than.map(|age| u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
-        targets: targets.map(|(target, callsites)| of_target(target, &target.books, callsites)).collect(),
-        others: snapshot.others.clone(),
+        older_than_ns: snapshot
+            .older_than
+            .filter(|_| scope != Scope::Peak)
+            .map(|age| u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
+        window: snapshot.window_of(scope),
+        targets: targets
+            .iter()
+            .zip(named.callsites)
+            .map(|((target, books), callsites)| of_target(target, books, callsites, scope))
+            .collect(),
+        others: window.map_or(&snapshot.others, |window| &window.others).clone(),
         frames: named.frames,
-        health: snapshot.health.clone(),
+        health: window.map_or(&snapshot.health, |window| &window.health).clone(),
     }
 }
 
-fn of_target(target: &TargetState, books: &TargetSnapshot, callsites: Vec<CallsiteProfile>) -> TargetProfile {
+fn of_target(
+    target: &TargetState,
+    books: &TargetSnapshot,
+    callsites: Vec<CallsiteProfile>,
+    scope: Scope,
+) -> TargetProfile {
+    // Of the peak nobody knows what was old then.
+    let is_now = scope != Scope::Peak;
     let facts = target.facts.clone();
     TargetProfile {
         pid: facts.pid,
@@ -50,8 +68,8 @@ fn of_target(target: &TargetState, books: &TargetSnapshot, callsites: Vec<Callsi
         overhead: facts.overhead,
         totals: books.totals,
         heaps: heaps(target, books),
-        leaks: Some(leaks(&target.growths, books)),
-        callsites: with_older(callsites, target.older.as_deref(), books),
+        leaks: is_now.then(|| leaks(&target.growths, books)),
+        callsites: with_older(callsites, target.older.as_deref().filter(|_| is_now), books),
     }
 }
 

@@ -3,8 +3,8 @@
 use serde::{Serialize, Serializer};
 
 use crate::ledger::totals::{Amounts, Totals};
-use crate::report::View;
 use crate::report::profile::Profile;
+use crate::report::{View, window};
 use crate::units::{EstimatedBytes, EstimatedCount};
 
 #[derive(Serialize)]
@@ -23,6 +23,8 @@ pub(super) struct TotalsFields {
     confidence: Option<ConfidenceFields>,
     peak_bytes: Number,
     peak_unix_ns: Option<u64>,
+    #[serde(flatten)]
+    window: Option<ChangeFields>,
 }
 
 impl TotalsFields {
@@ -52,6 +54,12 @@ impl TotalsFields {
             confidence: (!exact).then(|| ConfidenceFields::new(totals)),
             peak_bytes: bytes(totals.peak_bytes),
             peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),
+            window: profile.window.is_some().then(|| ChangeFields {
+                live_start_count: count(totals.opening_count),
+                live_start_bytes: bytes(totals.opening_bytes),
+                delta_count: count(totals.alloc_count - totals.free_count),
+                delta_bytes: bytes(window::delta_bytes(totals)),
+            }),
         }
     }
 }
@@ -73,6 +81,15 @@ impl OlderFields {
         let (count, bytes) = (older.count.to_f64(), older.bytes.to_f64());
         Self { older_count: Number::Estimate(count), older_bytes: Number::Estimate(bytes) }
     }
+}
+
+/// How a window changed what is live.
+#[derive(Serialize)]
+struct ChangeFields {
+    live_start_count: Number,
+    live_start_bytes: Number,
+    delta_count: Number,
+    delta_bytes: Number,
 }
 
 /// 95 % confidence intervals, where numbers are estimates.

@@ -49,7 +49,19 @@ fn every_object_has_the_fields_of_the_contract() {
     };
     let report = parse(&profiles::sampled());
     for (path, expected) in [
-        ("", vec!["ended_unix_ns", "health", "interval_bytes", "others", "started_unix_ns", "targets", "version"]),
+        (
+            "",
+            vec![
+                "ended_unix_ns",
+                "health",
+                "interval_bytes",
+                "others",
+                "started_unix_ns",
+                "targets",
+                "version",
+                "window",
+            ],
+        ),
         (
             "/targets/0",
             vec![

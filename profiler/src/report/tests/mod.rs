@@ -9,7 +9,7 @@ mod folding;
 mod guardrails;
 mod hooks;
 mod json;
-mod profiles;
+pub(super) mod profiles;
 mod properties;
 mod summary;
 

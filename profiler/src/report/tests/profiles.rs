@@ -17,7 +17,7 @@ const STARTED_UNIX_NS: u64 = 1_795_255_200_000_000_000;
 const STARTED_MONOTONIC_NS: u64 = 5_000_000_000;
 
 /// A server in C, every allocation taken, nothing lost, all frames named.
-pub(super) fn exact() -> Profile {
+pub(in crate::report) fn exact() -> Profile {
     let mut frames = Frames::default();
     let main = frames.placed("main", "/usr/bin/cached", "/src/main.c", 12);
     let handle = frames.placed("handle_request", "/usr/bin/cached", "/src/server.c", 88);
