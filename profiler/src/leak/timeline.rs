@@ -197,8 +197,8 @@ mod tests {
                 let series: Vec<Held> = timeline.series(callsite).collect();
                 prop_assert_eq!(series.len(), timeline.times.len());
                 for (time, held_then) in timeline.times.iter().zip(series) {
-                    let step = usize::try_from(time.0 / SECOND).expect("small");
-                    prop_assert_eq!(held_then, held(steps[step][callsite]), "at {}", step);
+                    let step = &steps[usize::try_from(time.0 / SECOND).expect("small")];
+                    prop_assert_eq!(held_then, held(step[callsite]), "at {:?}", time);
                 }
             }
         }

@@ -10,6 +10,7 @@ use super::leaks::Leaks;
 use super::text::base_name;
 pub use super::window::{Window, WindowReason};
 use crate::ids::Pid;
+use crate::ledger::details::Details;
 use crate::ledger::totals::{Amounts, Totals};
 use crate::units::MonotonicNanos;
 
@@ -178,6 +179,8 @@ pub struct CallsiteProfile {
     pub totals: Totals,
     /// What of its live blocks is older than was asked; `None` where nothing was.
     pub older: Option<Amounts>,
+    /// What is known of its blocks besides. Those of a heap or a process are the sum of their callsites'.
+    pub details: Details,
 }
 
 /// One frame with what is known of it.

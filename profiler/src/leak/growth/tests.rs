@@ -44,6 +44,12 @@ impl Program {
         (self.random >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// A whole number below a limit.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small and positive")]
+    fn below(&mut self, limit: u32) -> usize {
+        (self.draw() * f64::from(limit)) as usize
+    }
+
     /// Allocates, and says where if the block was sampled.
     #[expect(clippy::cast_precision_loss, reason = "small")]
     fn allocate(&mut self, stack: u64, size_bytes: u64) -> Option<TargetAddr> {
@@ -119,7 +125,7 @@ fn typical(program: &mut Program, seconds: u64) {
         for _ in 0..fills {
             program.allocate(CACHE, 1024);
         }
-        let requests = 500 + (program.draw() * 500.0) as u64;
+        let requests = 500 + program.below(500);
         for _ in 0..requests {
             churning.push_back((second, program.allocate(CHURN, 2048)));
         }
@@ -223,7 +229,7 @@ proptest! {
         (0..400).for_each(|_| live.push(program.allocate(CHURN, 1000)));
         program.run(seconds, |program, _| {
             for _ in 0..200 {
-                let at = (program.draw() * 400.0) as usize;
+                let at = program.below(400);
                 program.free(live[at]);
                 live[at] = program.allocate(CHURN, 1000);
             }

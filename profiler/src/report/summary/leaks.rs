@@ -6,6 +6,7 @@ use crate::report::chain::chain;
 use crate::report::leaks::{LeakCandidate, Leaks};
 use crate::report::profile::{Profile, TargetProfile};
 use crate::report::text;
+use crate::units::EstimatedBytes;
 
 /// Rows of the table.
 const ROWS_MAX: usize = 5;
@@ -32,7 +33,7 @@ impl Page {
             .collect();
         rows.sort_by(|(_, a), (_, b)| b.score.total_cmp(&a.score));
         let suppressed: u64 = looked_at.iter().map(|(_, leaks)| leaks.suppressed_count).sum();
-        let bytes = looked_at.iter().map(|(_, leaks)| leaks.suppressed_bytes).sum::<crate::units::EstimatedBytes>();
+        let bytes = looked_at.iter().map(|(_, leaks)| leaks.suppressed_bytes).sum::<EstimatedBytes>();
         let suppressed = match suppressed {
             0 => String::new(),
             count => format!(" ({} suppressed, {})", text::count(count), text::size(bytes.rounded())),
@@ -45,7 +46,7 @@ impl Page {
         let which = if count > ROWS_MAX { format!("first {ROWS_MAX} of {count} ") } else { String::new() };
         self.line(HEADING, &format!("{which}growing callsites, suspected of leaking{suppressed}"));
         let several = profile.targets.len() > 1;
-        let mut columns: Vec<Column> = ["grows/s", "±", "live", "old", "survive"].map(Column::Right).into();
+        let mut columns: Vec<Column> = ["grows/s", "±", "live", "oldest", "old", "survive"].map(Column::Right).into();
         columns.extend(several.then_some(Column::Right("pid")));
         columns.push(Column::Left("where"));
         let rows = rows.into_iter().take(ROWS_MAX).filter_map(|(target, candidate)| {
@@ -54,6 +55,7 @@ impl Page {
                 size(candidate.bytes_per_second),
                 size(candidate.margin),
                 text::size(callsite.totals.live_bytes().rounded()),
+                callsite.details.ages.oldest_ns.map_or_else(|| "-".to_owned(), text::duration),
                 text::share(candidate.old_share, 1.0),
                 candidate.survival.map_or_else(|| "-".to_owned(), |survival| text::share(survival, 1.0)),
             ];

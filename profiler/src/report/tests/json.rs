@@ -27,6 +27,8 @@ const TOTALS: &[&str] = &[
     "alloc_count",
     "alloc_count_95",
     "alloc_samples",
+    "at_peak_bytes",
+    "at_peak_count",
     "free_bytes",
     "free_count",
     "inherited_bytes",
@@ -40,10 +42,43 @@ const TOTALS: &[&str] = &[
     "peak_unix_ns",
 ];
 
+/// Fields of a target.
+const TARGET: &[&str] = &[
+    "beginning",
+    "callsites",
+    "command",
+    "detached_unix_ns",
+    "exit_code",
+    "exited",
+    "heaps",
+    "leak_candidates",
+    "overhead",
+    "pid",
+    "replaced",
+    "totals",
+];
+
+/// Fields of what was lost.
+const HEALTH: &[&str] = &[
+    "agent_cpu_ns",
+    "agent_rss_bytes_max",
+    "events",
+    "frame_pointer_modules",
+    "guardrails",
+    "interval_changes",
+    "lost",
+    "resyncs",
+    "unfound",
+    "unwind",
+];
+
+/// Fields of details, beside totals where callsites are known.
+const DETAILS: &[&str] = &["age_ns_median", "age_ns_oldest", "lifetime_histogram", "size_histogram", "temporary_count"];
+
 #[test]
 fn every_object_has_the_fields_of_the_contract() {
     let with = |more: &[&'static str]| -> Vec<&'static str> {
-        let mut keys = [more, TOTALS].concat();
+        let mut keys = [more, TOTALS, DETAILS].concat();
         keys.sort_unstable();
         keys
     };
@@ -62,23 +97,7 @@ fn every_object_has_the_fields_of_the_contract() {
                 "window",
             ],
         ),
-        (
-            "/targets/0",
-            vec![
-                "beginning",
-                "callsites",
-                "command",
-                "detached_unix_ns",
-                "exit_code",
-                "exited",
-                "heaps",
-                "leak_candidates",
-                "overhead",
-                "pid",
-                "replaced",
-                "totals",
-            ],
-        ),
+        ("/targets/0", TARGET.to_vec()),
         ("/targets/0/beginning", vec!["delay_ns", "from_first_call", "origin", "parent", "unix_ns"]),
         (
             "/others",
@@ -101,21 +120,7 @@ fn every_object_has_the_fields_of_the_contract() {
         ),
         ("/targets/0/callsites/0", with(&["stack", "end", "heap", "inherited"])),
         ("/targets/0/callsites/0/stack/0", vec!["address", "file", "function", "inlined", "line", "module"]),
-        (
-            "/health",
-            vec![
-                "agent_cpu_ns",
-                "agent_rss_bytes_max",
-                "events",
-                "frame_pointer_modules",
-                "guardrails",
-                "interval_changes",
-                "lost",
-                "resyncs",
-                "unfound",
-                "unwind",
-            ],
-        ),
+        ("/health", HEALTH.to_vec()),
     ] {
         let object = report.pointer(path).and_then(Value::as_object).unwrap_or_else(|| panic!("no object at {path}"));
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
@@ -138,6 +143,11 @@ fn every_allocation_gives_integers() {
             "live_count": 1203, "live_bytes": 2_218_456,
             "peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
             "peak_unix_ns": 1_795_255_201_000_000_000_u64,
+            "at_peak_count": 2504, "at_peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
+            "age_ns_oldest": 30_000_000_000_u64, "age_ns_median": 1_574_174_720,
+            "lifetime_histogram": [[2_048_000, 1301]],
+            "size_histogram": [[16, 1000], [64, 1000], [8192, 500], [65536, 1], [1_048_576, 3]],
+            "temporary_count": 4,
         })
     );
     assert!(report["targets"][0]["callsites"][0]["live_bytes"].is_u64());
