@@ -17,6 +17,7 @@ pub mod probe;
 pub mod ingest;
 pub mod unwind;
 
+pub mod leak;
 pub mod ledger;
 pub mod snapshot;
 pub mod symbolize;

@@ -3,9 +3,12 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::ids::{HeapId, Pid};
+use crate::leak::growth::Growths;
 use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::totals::Amounts;
 use crate::object::module::Modules;
 use crate::report::guardrails::Overhead;
 use crate::report::profile::{Beginning, Health, HookStatus, Others, Window, WindowReason};
@@ -23,6 +26,8 @@ pub struct Snapshot {
     pub started_monotonic_ns: u64,
     /// When this was taken, in nanoseconds since the Unix epoch.
     pub ended_unix_ns: u64,
+    /// How old live blocks are that are counted apart.
+    pub older_than: Option<Duration>,
     /// The window that ends here, where one does.
     pub window: Option<WindowFacts>,
     /// The processes, those that began first before the others.
@@ -68,6 +73,10 @@ pub struct TargetState {
     pub heaps: Vec<HeapFacts>,
     /// Its books since the recording began.
     pub books: Arc<TargetSnapshot>,
+    /// How its callsites have grown.
+    pub growths: Growths,
+    /// What of their blocks is older than was asked, by the callsites' indices; `None` where nothing was.
+    pub older: Option<Vec<Amounts>>,
     /// Where the window begins in them.
     pub base: Base,
 }

@@ -20,6 +20,7 @@ pub struct Report {
     pub interval_bytes: u64,
     pub started_unix_ns: u64,
     pub ended_unix_ns: u64,
+    pub older_than_ns: Option<u64>,
     pub window: Option<Window>,
     pub targets: Vec<Process>,
     pub others: Others,
@@ -50,6 +51,7 @@ pub struct Process {
     pub replaced: bool,
     pub detached_unix_ns: Option<u64>,
     pub overhead: Option<Overhead>,
+    pub leak_candidates: Option<Leaks>,
     pub totals: Totals,
     pub heaps: Vec<Heap>,
     pub callsites: Vec<Callsite>,
@@ -118,6 +120,8 @@ pub struct Callsite {
     pub stack: Vec<Frame>,
     pub heap: String,
     pub inherited: bool,
+    pub older_count: Option<Number>,
+    pub older_bytes: Option<Number>,
     #[serde(flatten)]
     pub totals: Totals,
 }
@@ -145,6 +149,33 @@ pub struct Health {
     pub agent_cpu_ns: u64,
     pub agent_rss_bytes_max: u64,
     pub guardrails: Guardrails,
+}
+
+/// Callsites that grow.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Leaks {
+    pub span_ns: u64,
+    pub too_short: bool,
+    pub growing_count: usize,
+    pub suppressed_count: u64,
+    pub suppressed_bytes: f64,
+    pub candidates: Vec<Candidate>,
+}
+
+/// A callsite that grows.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Candidate {
+    pub stack: Vec<Frame>,
+    pub heap: String,
+    pub bytes_per_second: f64,
+    pub bytes_per_second_margin_95: f64,
+    pub live_bytes: f64,
+    pub live_count: f64,
+    pub old_share: f64,
+    pub survival: Option<f64>,
+    pub score: f64,
 }
 
 /// What probes cost a process.

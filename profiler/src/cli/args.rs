@@ -200,6 +200,15 @@ pub(super) struct RecordArgs {
     #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = quantity::memory)]
     pub(super) unwind_memory: u64,
 
+    /// File of suppressions in LeakSanitizer's syntax (`leak:PATTERN`): growing callsites that have a frame whose function, module
+    /// or source file matches are not told of. May be given several times.
+    #[arg(long, value_name = "FILE")]
+    pub(super) suppressions: Vec<PathBuf>,
+
+    /// Show live blocks alone that have lived at least this long when recording stops. Totals are of all.
+    #[arg(long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
+    pub(super) older_than: Option<Duration>,
+
     /// Memory that heapbpf may take, its kernel maps included: beyond it, the recording ends with a report.
     #[arg(long, value_name = "BYTES", value_parser = quantity::memory)]
     pub(super) max_memory: Option<u64>,

@@ -24,6 +24,7 @@ use crate::ids::Pid;
 use crate::probe::attach::BackendChoice;
 use crate::proc::process;
 use crate::report::summary;
+use crate::report::suppressions::Suppressions;
 use crate::session::{Command, DumpPlan, Listener, Orders, Progress, Session, SessionConfig, UnwindMode};
 use crate::snapshot::Snapshot;
 use crate::sys::inherited::Inherited;
@@ -48,12 +49,13 @@ pub(super) fn run(args: &RecordArgs) -> Result<u8> {
     }
     // Before anything is attached, whatever would make the recording useless.
     let functions = functions(args)?;
+    let suppressions = suppressions(args)?;
     let outputs = outputs(args, &selection)?;
     privilege::check()?;
     privilege::raise_memory_limit();
     privilege::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-    runtime.block_on(record(args, config(args, selection, functions), outputs, inherited))
+    runtime.block_on(record(args, config(args, selection, functions), outputs, suppressions, inherited))
 }
 
 fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> SessionConfig {
@@ -90,6 +92,7 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
             BackendArg::Perf => BackendChoice::Only(LinkKind::Perf),
         },
         unwind_bytes_max: args.unwind_memory,
+        older_than: args.older_than,
         limits: Limits {
             memory_bytes_max: args.max_memory,
             cpu_percent_max: args.max_cpu,
@@ -99,10 +102,22 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
     }
 }
 
-async fn record(args: &RecordArgs, config: SessionConfig, outputs: Vec<Output>, inherited: Inherited) -> Result<u8> {
+async fn record(
+    args: &RecordArgs,
+    config: SessionConfig,
+    outputs: Vec<Output>,
+    suppressions: Suppressions,
+    inherited: Inherited,
+) -> Result<u8> {
     let mut stops = Stops::new()?;
     let mut orders = Orders::listen().context("cannot listen for signals")?;
-    let style = Style { view: args.view, trims: args.trim, with_peak: args.dumps.dump_at_peak, quiet: args.quiet };
+    let style = Style {
+        view: args.view,
+        trims: args.trim,
+        with_peak: args.dumps.dump_at_peak,
+        quiet: args.quiet,
+        suppressions,
+    };
     let mut session = Session::start(config)?;
     if stops.pending(None).await {
         return Ok(exit::INTERRUPTED);
@@ -258,6 +273,18 @@ fn functions(args: &RecordArgs) -> Result<HookSet> {
         functions.load(file).map_err(|error| UsageError(format!("{error}")))?;
     }
     Ok(functions)
+}
+
+/// Leaks that are known.
+fn suppressions(args: &RecordArgs) -> Result<Suppressions> {
+    let mut suppressions = Suppressions::default();
+    for path in &args.suppressions {
+        let shown = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| UsageError(format!("cannot read suppressions from `{shown}`: {error}")))?;
+        suppressions.extend(Suppressions::parse(&text).map_err(|error| UsageError(format!("`{shown}`, {error}")))?);
+    }
+    Ok(suppressions)
 }
 
 /// What was asked for, or a flame graph in the current folder.

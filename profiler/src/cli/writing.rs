@@ -13,18 +13,21 @@ use super::output::Output;
 use super::progress::ProgressLine;
 use super::{is_broken_pipe, numbered};
 use crate::report::profile::Profile;
+use crate::report::suppressions::Suppressions;
 use crate::report::{Format, View, window};
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
 
 /// How to write.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Style {
     /// What reports show that show one quantity only.
     pub(super) view: View,
     /// Leave runtime plumbing out of stacks.
     pub(super) trims: bool,
+    /// Growing callsites that are not told of.
+    pub(super) suppressions: Suppressions,
     /// Write the targets at their peaks as well, at the end.
     pub(super) with_peak: bool,
     /// Say nothing of dumps that were written.
@@ -127,7 +130,9 @@ impl Desk {
     }
 
     fn name(&self, snapshot: &Snapshot, scope: Scope) -> Profile {
-        profile(snapshot, scope, &self.resolver, self.style.trims)
+        let mut profile = profile(snapshot, scope, &self.resolver, self.style.trims);
+        profile.suppress(&self.style.suppressions);
+        profile
     }
 
     fn write_window(&mut self, snapshot: &Snapshot) {

@@ -58,6 +58,11 @@ impl Callsite {
         &mut self.totals
     }
 
+    /// The totals, without what was held at the peak.
+    pub(super) fn totals_now(&self) -> &Totals {
+        &self.totals
+    }
+
     /// The totals, with what was held at the target's latest peak.
     pub(super) fn totals(&self, peak: PeakEpoch) -> Totals {
         let at_peak: Amounts = if self.saved == peak { self.totals.at_peak } else { self.totals.live() };

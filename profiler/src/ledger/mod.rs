@@ -15,6 +15,7 @@
 pub mod ages;
 mod callsite;
 pub mod details;
+mod elders;
 pub mod histogram;
 mod live;
 mod ranges;
@@ -271,6 +272,11 @@ impl Ledger {
     #[must_use]
     pub fn totals(&self) -> &Totals {
         &self.totals
+    }
+
+    /// Totals of all callsites, in the order of their indices. What they held at the peak is in snapshots only.
+    pub fn callsite_totals(&self) -> impl Iterator<Item = &Totals> {
+        self.callsites.iter().map(Callsite::totals_now)
     }
 
     /// How many sampled blocks are live.

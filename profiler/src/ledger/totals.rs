@@ -50,6 +50,14 @@ pub struct Amounts {
 }
 
 impl Amounts {
+    /// Adds a block.
+    pub(super) fn take_in(&mut self, weight: Weight) {
+        self.count += weight.count;
+        self.bytes += weight.bytes;
+        self.samples += weight.samples;
+        self.variance.add(weight);
+    }
+
     /// Adds what is live elsewhere at the same instant.
     pub fn add(&mut self, other: &Self) {
         self.count += other.count;

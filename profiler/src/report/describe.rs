@@ -81,6 +81,16 @@ pub(super) fn accuracy(profile: &Profile, view: View) -> String {
     format!(" (95 %: {low} to {high}, {})", text::counted(view.samples(&totals), "sample"))
 }
 
+/// What the view shows: `live bytes`, or of old blocks alone `live bytes older than 30s`.
+pub(super) fn title(profile: &Profile, view: View) -> String {
+    match (view, profile.older_than_ns) {
+        (View::LiveBytes | View::LiveCount, Some(age_ns)) => {
+            format!("{} older than {}", view.title(), text::duration(age_ns))
+        }
+        _ => view.title().to_owned(),
+    }
+}
+
 /// How long was watched, in nanoseconds.
 pub(super) fn duration_ns(profile: &Profile) -> u64 {
     match &profile.window {
@@ -188,7 +198,7 @@ pub(super) fn folded_processes(profile: &Profile) -> String {
 
 /// Whether there is a stack with something of the view's quantity.
 pub(super) fn has_stacks(profile: &Profile, view: View) -> bool {
-    profile.targets.iter().flat_map(|target| &target.callsites).any(|callsite| view.rounded(&callsite.totals) > 0)
+    profile.targets.iter().flat_map(|target| &target.callsites).any(|callsite| view.of_callsite(callsite) > 0)
 }
 
 /// Why there is nothing to show, and what would help; a sentence per line.

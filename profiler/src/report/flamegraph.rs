@@ -73,7 +73,8 @@ fn line(stacks: &Stacks, i: usize, shift: u32) -> String {
 }
 
 fn title(profile: &Profile, view: View) -> String {
-    let title = format!("{} of {}{}", view.title(), describe::subject(profile), window::title(profile));
+    let title =
+        format!("{} of {}{}", describe::title(profile, view), describe::subject(profile), window::title(profile));
     text::cut(&title, TITLE_CHARS_MAX).into_owned()
 }
 

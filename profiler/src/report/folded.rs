@@ -49,7 +49,7 @@ impl Stacks {
         for target in &profile.targets {
             let root = labels.intern(root(target));
             for callsite in &target.callsites {
-                let value = view.rounded(&callsite.totals);
+                let value = view.of_callsite(callsite);
                 if value == 0 {
                     continue;
                 }

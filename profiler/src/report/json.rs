@@ -5,6 +5,7 @@
 mod details;
 mod guardrails;
 mod health;
+mod leaks;
 pub mod read;
 pub(super) mod totals;
 
@@ -13,9 +14,10 @@ use std::io;
 use details::DetailsFields;
 use guardrails::OverheadFields;
 use health::HealthFields;
+use leaks::LeaksFields;
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
-use totals::TotalsFields;
+use totals::{OlderFields, TotalsFields};
 
 use super::profile::{
     Beginning, CallsiteProfile, Frame, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window,
@@ -45,6 +47,9 @@ struct Root<'a> {
     interval_bytes: u64,
     started_unix_ns: u64,
     ended_unix_ns: u64,
+    /// How old the blocks are that callsites' `older_…` count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    older_than_ns: Option<u64>,
     window: Option<WindowFields>,
     targets: Targets<'a>,
     others: OthersFields<'a>,
@@ -58,6 +63,7 @@ impl<'a> Root<'a> {
             interval_bytes: profile.interval_bytes,
             started_unix_ns: profile.started_unix_ns,
             ended_unix_ns: profile.ended_unix_ns,
+            older_than_ns: profile.older_than_ns,
             window: profile.window.as_ref().map(WindowFields::new),
             targets: Targets { context: Context { profile, view } },
             others: OthersFields::new(profile),
@@ -125,6 +131,7 @@ struct TargetFields<'a> {
     overhead: Option<OverheadFields>,
     totals: TargetTotalsFields,
     heaps: Vec<HeapFields<'a>>,
+    leak_candidates: Option<LeaksFields<'a>>,
     callsites: Callsites<'a>,
 }
 
@@ -150,6 +157,7 @@ impl<'a> TargetFields<'a> {
                 .zip(&target.heaps)
                 .map(|(i, heap)| HeapFields::new(context.profile, target, heap, i))
                 .collect(),
+            leak_candidates: LeaksFields::new(context.profile, target),
             callsites: Callsites { context, target },
         }
     }
@@ -294,7 +302,7 @@ impl Serialize for Callsites<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Context { profile, view } = self.context;
         let mut callsites: Vec<&CallsiteProfile> = self.target.callsites.iter().collect();
-        callsites.sort_by_key(|callsite| std::cmp::Reverse(view.rounded(&callsite.totals)));
+        callsites.sort_by_key(|callsite| std::cmp::Reverse(view.of_callsite(callsite)));
         let is_exact = profile.is_exact_of(self.target);
         serializer.collect_seq(callsites.into_iter().map(|callsite| {
             let heap = self.target.heaps.get(callsite.heap);
@@ -306,6 +314,7 @@ impl Serialize for Callsites<'_> {
                 inherited: callsite.inherited,
                 totals: TotalsFields::new(profile, &callsite.totals, is_exact),
                 details: DetailsFields::new(&callsite.details, is_exact),
+                older: callsite.older.map(|older| OlderFields::new(&older, is_exact)),
             }
         }))
     }
@@ -323,6 +332,8 @@ struct CallsiteFields<'a> {
     totals: TotalsFields,
     #[serde(flatten)]
     details: DetailsFields,
+    #[serde(flatten)]
+    older: Option<OlderFields>,
 }
 
 struct StackFields<'a> {

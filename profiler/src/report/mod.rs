@@ -12,12 +12,14 @@ use thiserror::Error;
 
 use crate::ledger::totals::Totals;
 use crate::units::EstimatedVariance;
-use profile::Profile;
+use profile::{CallsiteProfile, Profile};
 
 pub mod diff;
 pub mod guardrails;
+pub mod leaks;
 pub mod profile;
 pub mod summary;
+pub mod suppressions;
 pub mod window;
 
 pub mod flamegraph;
@@ -200,6 +202,16 @@ impl View {
             Self::LiveCount => totals.live_count().rounded(),
             Self::AllocBytes => totals.alloc_bytes.rounded(),
             Self::AllocCount => totals.alloc_count.rounded(),
+        }
+    }
+
+    /// The quantity of a callsite that is to be shown: of live blocks, those alone that are old enough.
+    #[must_use]
+    pub fn of_callsite(self, callsite: &CallsiteProfile) -> u64 {
+        match (self, callsite.older) {
+            (Self::LiveBytes, Some(older)) => older.bytes.rounded(),
+            (Self::LiveCount, Some(older)) => older.count.rounded(),
+            _ => self.rounded(&callsite.totals),
         }
     }
 

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use profiler_common::stack::StackEnd;
 
 use super::guardrails::{Guardrails, Overhead};
+use super::leaks::Leaks;
 use super::text::base_name;
 pub use super::window::{Window, WindowReason};
 use crate::ids::Pid;
 use crate::ledger::details::Details;
-use crate::ledger::totals::Totals;
+use crate::ledger::totals::{Amounts, Totals};
 use crate::units::MonotonicNanos;
 
 /// One session's result.
@@ -26,6 +27,8 @@ pub struct Profile {
     pub started_monotonic_ns: u64,
     /// The part of the recording that this is about; `None` where it is about all of it.
     pub window: Option<Window>,
+    /// How old live blocks must be to be shown, in nanoseconds; `None` for all.
+    pub older_than_ns: Option<u64>,
     /// The processes.
     pub targets: Vec<TargetProfile>,
     /// Processes that were meant and are not among them.
@@ -61,6 +64,8 @@ pub struct TargetProfile {
     pub totals: Totals,
     /// By heap.
     pub heaps: Vec<HeapProfile>,
+    /// Which callsites grow; `None` where nobody has looked.
+    pub leaks: Option<Leaks>,
     /// By stack and heap.
     pub callsites: Vec<CallsiteProfile>,
 }
@@ -172,6 +177,8 @@ pub struct CallsiteProfile {
     pub inherited: bool,
     /// What it did.
     pub totals: Totals,
+    /// What of its live blocks is older than was asked; `None` where nothing was.
+    pub older: Option<Amounts>,
     /// What is known of its blocks besides. Those of a heap or a process are the sum of their callsites'.
     pub details: Details,
 }

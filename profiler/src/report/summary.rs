@@ -15,6 +15,7 @@ mod callsites;
 pub(crate) mod grid;
 mod guardrails;
 mod health;
+mod leaks;
 
 /// Targets that are listed.
 const TARGETS_MAX: usize = 10;
@@ -46,6 +47,7 @@ pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, 
         page.callsites(profile, view, top);
         page.gap();
     }
+    page.leaks(profile);
     page.health(profile, view);
     page.text
 }

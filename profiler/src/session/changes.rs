@@ -43,7 +43,8 @@ impl Session {
     }
 
     /// Makes a process a target that was [marked](Self::mark), whose probes are in place or soon will be.
-    pub(super) fn adopt(&mut self, target: Target) {
+    pub(super) fn adopt(&mut self, mut target: Target) {
+        target.older_than = self.config.older_than;
         let pid = target.pid;
         if let Some(process) = &target.process
             && let Err(error) = self.ends.add(pid, process)
@@ -86,6 +87,10 @@ impl Session {
     /// Looks at all targets for allocators that they have mapped meanwhile.
     pub(super) fn look(&mut self) {
         self.look_for_latecomers();
+        let now = clock::now().monotonic;
+        for target in self.targets.running_mut() {
+            target.timeline.note(now, &target.ledger);
+        }
         let mut pids = self.lifecycle.take_settling(true);
         // A third of them each time: to ask takes some 20 µs a process.
         self.looks = self.looks.wrapping_add(1);

@@ -44,6 +44,8 @@ pub struct SessionConfig {
     pub backend: BackendChoice,
     /// Bytes that unwind tables may take in the kernel.
     pub unwind_bytes_max: u64,
+    /// How old live blocks must be to be shown; `None` for all.
+    pub older_than: Option<Duration>,
     /// What it may cost.
     pub limits: Limits,
     /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.

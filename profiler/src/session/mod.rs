@@ -4,6 +4,7 @@ mod changes;
 mod config;
 mod discovery;
 mod dumps;
+mod elders;
 mod guard;
 mod hooks;
 mod latecomers;

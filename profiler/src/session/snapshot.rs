@@ -32,6 +32,7 @@ impl Session {
             started_unix_ns: self.started.unix_ns,
             started_monotonic_ns: self.started.monotonic.0,
             ended_unix_ns: now.unix_ns,
+            older_than: self.config.older_than,
             targets: self.states(now, !is_last),
             window,
             others: Others { folded_interval_bytes, ..self.targets.others.clone() },

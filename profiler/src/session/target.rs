@@ -9,17 +9,20 @@ use crate::bpf::load::Kernel;
 use crate::guardrail::overhead::OverheadWatch;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Event;
+use crate::leak::timeline::Timeline;
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Totals;
 use crate::object::module::ModuleStore;
 use crate::report::profile::{Beginning, Origin};
 use crate::snapshot::{Base, TargetFacts, TargetState};
+use crate::sys::clock;
 use crate::target::address_space::AddressSpace;
 use crate::target::link_map::LinkMap;
 use crate::target::process::{Exit, Process, TargetError};
 use crate::units::MonotonicNanos;
 
+use super::elders::Elders;
 use super::guard;
 use super::hooks::Hooks;
 use super::lifecycle::Birth;
@@ -50,6 +53,12 @@ pub(super) struct Target {
     pub(super) foreseen: bool,
     /// It was stopped when its allocator was not mapped yet, or at its exec.
     pub(super) held_before_mapping: bool,
+    /// How old blocks must be that are counted apart.
+    pub(super) older_than: Option<Duration>,
+    /// What its callsites held in the course of time.
+    pub(super) timeline: Timeline,
+    /// Of its live blocks, when its books were closed.
+    pub(super) elders_at_end: Option<Elders>,
     begun: bool,
     /// Where the present window begins in its books.
     base: Base,
@@ -102,6 +111,9 @@ impl Target {
             requested: false,
             foreseen: false,
             held_before_mapping: false,
+            older_than: None,
+            timeline: Timeline::default(),
+            elders_at_end: None,
             begun: false,
             base: Base::Beginning,
             unprofilable: None,
@@ -237,6 +249,9 @@ impl Target {
         if let Err(error) = freed {
             debug!("process {}: {error}", self.pid);
         }
+        if self.has_begun() && self.elders_at_end.is_none() {
+            self.elders_at_end = Some(self.count_elders(clock::now().monotonic));
+        }
         self.ledger.close();
     }
 
@@ -247,6 +262,7 @@ impl Target {
             _ => None,
         };
         let books = self.ledger.snapshot(now);
+        let Elders { growths, older } = self.elders(now);
         TargetState {
             facts: TargetFacts {
                 pid: self.pid,
@@ -265,6 +281,8 @@ impl Target {
             space: Arc::clone(&self.space),
             heaps: self.hooks.heaps(&books.heaps, probes),
             books: Arc::new(books),
+            growths,
+            older,
             base: self.base.clone(),
         }
     }

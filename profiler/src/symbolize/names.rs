@@ -134,7 +134,7 @@ impl Writer<'_> {
             }
         };
         let CallsiteSnapshot { inherited, totals, ref details, .. } = *callsite;
-        CallsiteProfile { stack, end, heap, inherited, totals, details: details.clone() }
+        CallsiteProfile { stack, end, heap, inherited, totals, older: None, details: details.clone() }
     }
 
     fn stack(&mut self, stack: &Stack, frames: &mut Vec<Frame>) -> (Vec<FrameId>, StackEnd) {

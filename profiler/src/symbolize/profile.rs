@@ -5,7 +5,10 @@ use std::borrow::Cow;
 use super::Resolve;
 use super::names::{Unnamed, name_profile};
 use super::trim::trim;
+use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::totals::Amounts;
+use crate::report::leaks::{LeakCandidate, Leaks};
 use crate::report::profile::{CallsiteProfile, HeapProfile, Profile, TargetProfile};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 
@@ -28,11 +31,15 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
         started_unix_ns: snapshot.started_unix_ns,
         ended_unix_ns: snapshot.ended_unix_ns,
         started_monotonic_ns: snapshot.started_monotonic_ns,
+        older_than_ns: snapshot
+            .older_than
+            .filter(|_| scope != Scope::Peak)
+            .map(|age| u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
         window: snapshot.window_of(scope),
         targets: targets
             .iter()
             .zip(named.callsites)
-            .map(|((target, books), callsites)| of_target(target, books, callsites))
+            .map(|((target, books), callsites)| of_target(target, books, callsites, scope))
             .collect(),
         others: window.map_or(&snapshot.others, |window| &window.others).clone(),
         frames: named.frames,
@@ -40,7 +47,14 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
     }
 }
 
-fn of_target(target: &TargetState, books: &TargetSnapshot, callsites: Vec<CallsiteProfile>) -> TargetProfile {
+fn of_target(
+    target: &TargetState,
+    books: &TargetSnapshot,
+    callsites: Vec<CallsiteProfile>,
+    scope: Scope,
+) -> TargetProfile {
+    // Of the peak nobody knows what was old then.
+    let is_now = scope != Scope::Peak;
     let facts = target.facts.clone();
     TargetProfile {
         pid: facts.pid,
@@ -54,7 +68,8 @@ fn of_target(target: &TargetState, books: &TargetSnapshot, callsites: Vec<Callsi
         overhead: facts.overhead,
         totals: books.totals,
         heaps: heaps(target, books),
-        callsites,
+        leaks: is_now.then(|| leaks(&target.growths, books)),
+        callsites: with_older(callsites, target.older.as_deref().filter(|_| is_now), books),
     }
 }
 
@@ -70,4 +85,34 @@ fn heaps(target: &TargetState, books: &TargetSnapshot) -> Vec<HeapProfile> {
         totals: at.map(|at| books.heaps[at].1).unwrap_or_default(),
     };
     heaps.into_iter().map(profile).collect()
+}
+
+/// Callsites with what of their blocks is old, where that is known. They are in the order of the books.
+fn with_older(
+    mut callsites: Vec<CallsiteProfile>,
+    older: Option<&[Amounts]>,
+    books: &TargetSnapshot,
+) -> Vec<CallsiteProfile> {
+    if let Some(older) = older {
+        for (callsite, of_books) in callsites.iter_mut().zip(&books.callsites) {
+            callsite.older = Some(older.get(of_books.index as usize).copied().unwrap_or_default());
+        }
+    }
+    callsites
+}
+
+/// Callsites that grow, by their place in the list.
+fn leaks(growths: &Growths, books: &TargetSnapshot) -> Leaks {
+    let candidate = |growth: &Growth| {
+        let callsite = books.callsites.binary_search_by_key(&growth.callsite, |callsite| callsite.index).ok()?;
+        let Growth { bytes_per_second, margin, old_share, survival, score, .. } = *growth;
+        Some(LeakCandidate { callsite, bytes_per_second, margin, old_share, survival, score })
+    };
+    Leaks {
+        span_ns: growths.span_ns,
+        too_short: growths.too_short,
+        candidates: growths.growing.iter().filter_map(candidate).collect(),
+        count: growths.count,
+        ..Leaks::default()
+    }
 }

@@ -52,6 +52,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         live_blocks_max: 1 << 20,
         unwind: UnwindMode::Auto,
         unwind_bytes_max: 1 << 30,
+        older_than: None,
         limits: Limits::default(),
         raw_stacks_max: STACKS,
     };

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::ledger::totals::Totals;
+use crate::ledger::totals::{Amounts, Totals};
 use crate::report::profile::Profile;
 use crate::report::{View, window};
 use crate::units::{EstimatedBytes, EstimatedCount};
@@ -57,6 +57,20 @@ impl TotalsFields {
                 delta_bytes: bytes(window::delta_bytes(totals)),
             }),
         }
+    }
+}
+
+/// What of live blocks is old.
+#[derive(Serialize)]
+pub(super) struct OlderFields {
+    older_count: Number,
+    older_bytes: Number,
+}
+
+impl OlderFields {
+    /// `exact` says that every allocation was taken.
+    pub(super) fn new(older: &Amounts, exact: bool) -> Self {
+        Self { older_count: Number::of_count(older.count, exact), older_bytes: Number::of_bytes(older.bytes, exact) }
     }
 }
 

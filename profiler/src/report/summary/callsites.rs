@@ -42,7 +42,7 @@ impl Page {
             all => text::counted(all as u64, "callsite"),
         };
         let estimated = if profile.is_exact() { "" } else { " (estimates)" };
-        self.line(HEADING, &format!("{which} by {}{estimated}", view.title()));
+        self.line(HEADING, &format!("{which} by {}{estimated}", describe::title(profile, view)));
 
         let several_targets = profile.targets.len() > 1;
         let several_heaps = profile.targets.iter().any(|target| target.heaps.len() > 1);
@@ -88,7 +88,7 @@ fn places(profile: &Profile, view: View) -> Vec<(Place<'_>, Sums)> {
     let mut places: BTreeMap<Place<'_>, Sums> = BTreeMap::new();
     for target in &profile.targets {
         for callsite in &target.callsites {
-            let value = view.rounded(&callsite.totals);
+            let value = view.of_callsite(callsite);
             if value == 0 {
                 continue;
             }
@@ -100,8 +100,9 @@ fn places(profile: &Profile, view: View) -> Vec<(Place<'_>, Sums)> {
             }
             let sums = places.entry(Place { pid: target.pid, heap, chain }).or_default();
             sums.view = sums.view.saturating_add(value);
-            sums.live_bytes += callsite.totals.live_bytes();
-            sums.live_count += callsite.totals.live_count();
+            let live = callsite.older.unwrap_or_else(|| callsite.totals.live());
+            sums.live_bytes += live.bytes;
+            sums.live_count += live.count;
             sums.alloc_bytes += callsite.totals.alloc_bytes;
             sums.alloc_count += callsite.totals.alloc_count;
             sums.ages.add(&callsite.details.ages);

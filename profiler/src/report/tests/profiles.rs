@@ -206,7 +206,15 @@ fn details(totals: &Totals, size_bytes: u64, age_s: u64) -> Details {
 }
 
 pub(super) fn callsite(stack: &[FrameId], end: Option<StackEnd>, heap: usize, totals: Totals) -> CallsiteProfile {
-    CallsiteProfile { stack: stack.to_vec(), end, heap, inherited: false, totals, details: Details::default() }
+    CallsiteProfile {
+        stack: stack.to_vec(),
+        end,
+        heap,
+        inherited: false,
+        totals,
+        older: None,
+        details: Details::default(),
+    }
 }
 
 /// A target whose totals, and its heaps', are the sums over its callsites.
@@ -235,6 +243,7 @@ pub(super) fn target(
         replaced: false,
         detached: None,
         overhead: None,
+        leaks: None,
         totals: sum(callsites.iter()),
         heaps,
         callsites,
@@ -275,6 +284,7 @@ pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, fram
         heap.interval_bytes = interval_bytes;
     }
     Profile {
+        older_than_ns: None,
         interval_bytes,
         started_unix_ns: STARTED_UNIX_NS,
         ended_unix_ns: STARTED_UNIX_NS + 30_500_000_000,

@@ -20,7 +20,7 @@ pub(super) enum Amount {
 }
 
 impl Amount {
-    fn bytes(self) -> Result<EstimatedBytes, String> {
+    pub(super) fn bytes(self) -> Result<EstimatedBytes, String> {
         Ok(match self {
             Self::Exact(amount) => EstimatedBytes::exact(amount),
             Self::Other(amount) => EstimatedBytes::from_f64(bounded(amount, AMOUNT_MAX)?),

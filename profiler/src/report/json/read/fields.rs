@@ -8,14 +8,16 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::Interner;
-use super::amounts::TotalsFields;
+use super::amounts::{Amount, TotalsFields};
 use super::details::DetailsFields;
 use super::guardrails::{GuardrailsFields, OverheadFields};
+use super::leaks::LeaksFields;
 use super::window::WindowFields;
 use crate::ids::Pid;
+use crate::ledger::totals::Amounts;
 use crate::report::guardrails::Overhead;
 use crate::report::profile::{
-    Beginning, CallsiteProfile, Frame, Health, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
+    Beginning, CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
     TargetProfile, UnfoundHook,
 };
 use crate::report::text;
@@ -30,6 +32,7 @@ pub(super) struct Root<'a> {
     started_unix_ns: u64,
     ended_unix_ns: u64,
     window: Option<WindowFields>,
+    older_than_ns: Option<u64>,
     #[serde(borrow)]
     targets: Vec<TargetFields<'a>>,
     others: OthersFields,
@@ -45,6 +48,7 @@ impl Root<'_> {
             started_unix_ns: self.started_unix_ns,
             ended_unix_ns: self.ended_unix_ns,
             started_monotonic_ns: self.started_unix_ns,
+            older_than_ns: self.older_than_ns,
             window: self.window.map(WindowFields::into_window).transpose()?,
             targets: targets.collect::<Result<_, _>>()?,
             others: self.others.into_others()?,
@@ -69,6 +73,8 @@ struct TargetFields<'a> {
     totals: TotalsFields,
     heaps: Vec<HeapFields>,
     #[serde(borrow)]
+    leak_candidates: Option<LeaksFields<'a>>,
+    #[serde(borrow)]
     callsites: Vec<CallsiteFields<'a>>,
 }
 
@@ -76,6 +82,8 @@ impl TargetFields<'_> {
     fn into_target(self, interner: &mut Interner) -> Result<TargetProfile, String> {
         let heaps = self.heaps.into_iter().map(HeapFields::into_heap).collect::<Result<Vec<_>, _>>()?;
         let callsites = self.callsites.into_iter().map(|callsite| callsite.into_callsite(&heaps, interner));
+        let callsites = callsites.collect::<Result<Vec<_>, _>>()?;
+        let leaks = self.leak_candidates.map(|leaks| leaks.into_leaks(&heaps, &callsites, interner));
         Ok(TargetProfile {
             pid: Pid(self.pid),
             comm: self.comm.unwrap_or_else(|| comm_of(&self.command)),
@@ -87,7 +95,8 @@ impl TargetFields<'_> {
             detached: self.detached_unix_ns.map(MonotonicNanos),
             overhead: self.overhead.map(Overhead::from),
             totals: self.totals.into_totals()?,
-            callsites: callsites.collect::<Result<_, _>>()?,
+            leaks: leaks.transpose()?,
+            callsites,
             heaps,
         })
     }
@@ -187,6 +196,8 @@ struct CallsiteFields<'a> {
     inherited: bool,
     #[serde(flatten)]
     totals: TotalsFields,
+    older_count: Option<Amount>,
+    older_bytes: Option<Amount>,
     #[serde(flatten)]
     details: DetailsFields,
 }
@@ -197,23 +208,27 @@ impl CallsiteFields<'_> {
             let end = StackEnd::ALL.iter().copied().find(|end| end.counter().name() == name);
             end.ok_or_else(|| format!("`{}` is no end of a stack", text::printable(&name)))
         });
-        let stack = self.stack.into_iter().map(|frame| {
-            let frame = frame.into_frame(interner)?;
-            interner.frame(frame)
-        });
+        let older = match (self.older_count, self.older_bytes) {
+            (Some(count), Some(bytes)) => {
+                Some(Amounts { count: count.count()?, bytes: bytes.bytes()?, ..Amounts::default() })
+            }
+            _ => None,
+        };
+        let stack = self.stack.into_iter().map(|frame| frame.into_id(interner));
         Ok(CallsiteProfile {
             stack: stack.collect::<Result<_, String>>()?,
             end: end.transpose()?,
             heap: heaps.iter().position(|heap| Some(&*heap.name) == self.heap.as_deref()).unwrap_or(heaps.len()),
             inherited: self.inherited,
             totals: self.totals.into_totals()?,
+            older,
             details: self.details.into_details()?,
         })
     }
 }
 
 #[derive(Deserialize)]
-struct FrameFields<'a> {
+pub(super) struct FrameFields<'a> {
     #[serde(borrow)]
     function: Option<Cow<'a, str>>,
     #[serde(borrow)]
@@ -229,6 +244,11 @@ struct FrameFields<'a> {
 }
 
 impl FrameFields<'_> {
+    pub(super) fn into_id(self, interner: &mut Interner) -> Result<FrameId, String> {
+        let frame = self.into_frame(interner)?;
+        interner.frame(frame)
+    }
+
     fn into_frame(self, interner: &mut Interner) -> Result<Frame, String> {
         Ok(Frame {
             function: self.function.map(|name| interner.name(&name)),

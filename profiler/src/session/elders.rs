@@ -1,0 +1,33 @@
+//! What is told of a target's live blocks by when they were made: how callsites grow, and what has lived for some time.
+
+use std::time::Duration;
+
+use super::target::Target;
+use crate::leak::growth::Growths;
+use crate::ledger::totals::Amounts;
+use crate::units::MonotonicNanos;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Elders {
+    pub(super) growths: Growths,
+    /// What was made so long before, by the callsites' indices, where that was asked for.
+    pub(super) older: Option<Vec<Amounts>>,
+}
+
+impl Target {
+    /// At `now`; of books that are closed, as it was then.
+    pub(super) fn elders(&self, now: MonotonicNanos) -> Elders {
+        self.elders_at_end.clone().unwrap_or_else(|| self.count_elders(now))
+    }
+
+    /// A pass or two over the live blocks.
+    pub(super) fn count_elders(&self, now: MonotonicNanos) -> Elders {
+        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let older = self.older_than.map(|age| {
+            let born = MonotonicNanos(now.0.saturating_sub(nanos(age)));
+            self.ledger.born_before([born]).into_iter().map(|[amounts]| amounts).collect()
+        });
+        Elders { growths: Growths::of(&self.timeline, &self.ledger, now), older }
+    }
+}

@@ -1,0 +1,115 @@
+//! Which callsites are suspected of leaking, and what is shown of old blocks alone.
+
+use std::fs;
+
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
+use heapbpf_tests::report::{Candidate, Process, Report};
+use heapbpf_tests::target::Target;
+
+/// Records a service for some seconds that leaks, caches and churns.
+fn serve(arguments: &str, seconds: u32, suppressions: &str) -> (Report, u32, Outcome, String) {
+    let mut target = Target::start("grower.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("{arguments} -o out.json -o out.folded"));
+    fs::write(heapbpf.file("known.txt"), suppressions).expect("the directory is ours");
+    let session = heapbpf.start();
+    let _ = target.work(&format!("run {seconds}"));
+    let outcome = session.interrupt().expect_code(0);
+    let folded = heapbpf_tests::heapbpf::text(&heapbpf.file("out.folded"));
+    (heapbpf.report("out.json"), target.pid(), outcome, folded)
+}
+
+/// The functions that the candidates were allocated by, in their order.
+fn suspects(process: &Process) -> Vec<&str> {
+    candidates(process).iter().filter_map(|candidate| candidate.stack[0].function.as_deref()).collect()
+}
+
+fn candidates(process: &Process) -> &[Candidate] {
+    &process.leak_candidates.as_ref().expect("it was looked at").candidates
+}
+
+/// Fails unless the growth of the leak is what it is: 100 blocks a second.
+#[track_caller]
+fn assert_grows(candidate: &Candidate, block_bytes: f64) {
+    let truth = 100.0 * block_bytes;
+    let off = (candidate.bytes_per_second - truth).abs();
+    // Requests come late where the machine is busy.
+    assert!(off < candidate.bytes_per_second_margin_95 + 0.1 * truth, "{truth}: {candidate:?}");
+    assert!(candidate.survival.is_some_and(|survival| survival > 0.95), "{candidate:?}");
+    assert!((0.25..0.75).contains(&candidate.old_share), "{candidate:?}");
+}
+
+#[test]
+fn leaks_stand_out_from_caches_churn_and_tables() {
+    let (report, pid, outcome, _) = serve("--interval 1", 15, "");
+    let process = report.process(pid);
+    assert_eq!(suspects(process), ["forgets_knowingly", "forgets"], "{:?}", process.leak_candidates);
+    assert_grows(&candidates(process)[0], 5000.0);
+    assert_grows(&candidates(process)[1], 2000.0);
+    let at = outcome.stdout.find("growing callsites, suspected of leaking").expect("the summary has them");
+    let section = outcome.stdout[at..].split("\n\n").next().expect("there is text");
+    assert!(section.contains("forgets") && !section.contains("fills_cache"), "{section}");
+}
+
+#[test]
+fn leaks_stand_out_where_blocks_are_sampled() {
+    let (report, pid, ..) = serve("--interval 16KiB", 20, "");
+    let process = report.process(pid);
+    let suspects = suspects(process);
+    assert_eq!(suspects.first(), Some(&"forgets_knowingly"), "{:?}", process.leak_candidates);
+    assert!(!["fills_cache", "loads_tables"].iter().any(|innocent| suspects.contains(innocent)), "{suspects:?}");
+    assert_grows(&candidates(process)[0], 5000.0);
+}
+
+#[test]
+fn known_leaks_are_left_out_and_counted() {
+    let (report, pid, outcome, _) =
+        serve("--interval 1 --suppressions known.txt", 12, "# We know.\nleak:^forgets_know*\n");
+    let process = report.process(pid);
+    assert_eq!(suspects(process), ["forgets"]);
+    let leaks = process.leak_candidates.as_ref().expect("it was looked at");
+    assert_eq!((leaks.suppressed_count, leaks.growing_count), (1, 2));
+    assert!((leaks.suppressed_bytes - 1200.0 * 5000.0).abs() < 1.0, "{leaks:?}");
+    assert!(outcome.stdout.contains("(1 suppressed, 5.7 MiB)"), "{}", outcome.stdout);
+}
+
+#[test]
+fn a_short_recording_says_that_it_is_too_short() {
+    let (report, pid, outcome, _) = serve("--interval 1", 2, "");
+    let leaks = report.process(pid).leak_candidates.as_ref().expect("it was looked at");
+    assert!(leaks.too_short && leaks.candidates.is_empty(), "{leaks:?}");
+    assert!(outcome.stdout.contains("are too short to tell"), "{}", outcome.stdout);
+}
+
+#[test]
+fn a_bad_suppression_is_wrong_usage() {
+    let target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--suppressions known.txt");
+    fs::write(heapbpf.file("known.txt"), "leak:a\n\nrace:b\n").expect("the directory is ours");
+    let error = heapbpf.run().expect_error(2);
+    assert!(error.contains("`known.txt`, line 3: `race` suppresses no leaks"), "{error}");
+    let error = Heapbpf::of(target.pid(), "--suppressions none.txt").run().expect_error(2);
+    assert!(error.contains("`none.txt`"), "{error}");
+}
+
+#[test]
+fn old_blocks_alone_are_shown_and_totals_are_of_all() {
+    let (report, pid, outcome, folded) = serve("--interval 1 --older-than 5s", 9, "");
+    let process = report.process(pid);
+    let counts = process.exact_by_leaf();
+    let live = |function: &str| counts[function].live_count;
+    let older = |function: &str| -> u64 {
+        let of = process.callsites.iter().filter(|callsite| callsite.stack[0].function.as_deref() == Some(function));
+        of.map(|callsite| callsite.older_count.as_ref().and_then(serde_json::Number::as_u64).expect("it is exact"))
+            .sum()
+    };
+    assert_eq!((live("loads_tables"), older("loads_tables")), (40, 40));
+    assert_eq!((live("serves"), older("serves")), (50, 0));
+    assert_eq!((live("forgets"), live("fills_cache")), (900, 180));
+    let forgotten = older("forgets");
+    assert!((300..=450).contains(&forgotten), "{forgotten}");
+    assert!(folded.contains("loads_tables") && !folded.contains("serves"), "{folded}");
+    assert!(outcome.stdout.contains("by live bytes older than 5s"), "{}", outcome.stdout);
+    assert_eq!(report.older_than_ns, Some(5_000_000_000));
+    let whole = process.totals.exact();
+    assert_eq!(whole.live_count, 40 + 50 + 900 + 900 + 180 + live("buffers"));
+}
