@@ -60,7 +60,7 @@ impl Page {
                 candidate.survival.map_or_else(|| "-".to_owned(), |survival| text::share(survival, 1.0)),
             ];
             cells.extend(several.then(|| target.pid.to_string()));
-            cells.push(chain(profile, callsite));
+            cells.push(chain(profile, &callsite.stack, callsite.end));
             Some(cells)
         });
         let rows = rows.collect();
