@@ -44,6 +44,8 @@ impl Root<'_> {
         let mut interner = Interner::default();
         let targets = self.targets.into_iter().map(|target| target.into_target(&mut interner));
         Ok(Profile {
+            // Who reads a report back compares amounts: what was old is not asked for.
+            older_than_ns: None,
             interval_bytes: self.interval_bytes,
             started_unix_ns: self.started_unix_ns,
             ended_unix_ns: self.ended_unix_ns,
@@ -85,6 +87,7 @@ impl TargetFields<'_> {
         let callsites = callsites.collect::<Result<Vec<_>, _>>()?;
         let leaks = self.leak_candidates.map(|leaks| leaks.into_leaks(&heaps, &callsites, interner));
         Ok(TargetProfile {
+            leaks: None,
             pid: Pid(self.pid),
             comm: self.comm.unwrap_or_else(|| comm_of(&self.command)),
             command: self.command,
@@ -216,6 +219,7 @@ impl CallsiteFields<'_> {
         };
         let stack = self.stack.into_iter().map(|frame| frame.into_id(interner));
         Ok(CallsiteProfile {
+            older: None,
             stack: stack.collect::<Result<_, String>>()?,
             end: end.transpose()?,
             heap: heaps.iter().position(|heap| Some(&*heap.name) == self.heap.as_deref()).unwrap_or(heaps.len()),
