@@ -98,7 +98,8 @@ fn every_object_has_the_fields_of_the_contract() {
         ("/others/skipped/0", vec!["command", "pid", "reason"]),
         ("/health/unfound/0", vec!["function", "heap", "modules", "required"]),
         ("/targets/0/totals", with(&[])),
-        ("/targets/0/heaps/0", with(&["name", "interval_bytes", "hooks"])),
+        ("/health/interval_changes/0", vec!["from_bytes", "heap", "reason", "to_bytes", "unix_ns"]),
+        ("/targets/0/heaps/0", with(&["name", "interval_bytes", "interval_bytes_max", "hooks"])),
         (
             "/targets/0/heaps/0/hooks/0",
             vec!["attached", "backend", "emulated", "error", "function", "instruction", "module", "offset", "required"],
@@ -195,6 +196,17 @@ fn what_a_heap_samples_for_itself_gives_floats() {
         let path = format!("/targets/0/callsites/{callsite}");
         assert_eq!(is_exact(&path), report.pointer(&path).expect("the callsite is there")["heap"] == "pool");
     }
+}
+
+#[test]
+fn a_heap_that_was_sampled_for_a_while_is_not_exact() {
+    let mut profile = profiles::exact();
+    profile.targets[0].heaps[0].interval_bytes_max = 64;
+    let report = parse(&profile);
+    assert_eq!(report["targets"][0]["heaps"][0]["interval_bytes"], 1);
+    assert!(report["targets"][0]["heaps"][0]["alloc_bytes"].is_f64());
+    assert!(report["targets"][0]["totals"]["live_bytes_95"].is_array());
+    assert!(!profile.is_exact());
 }
 
 #[test]
