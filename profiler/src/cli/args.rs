@@ -31,6 +31,7 @@ Examples:
   sudo heapbpf --all --duration 30s --min-rss 50MiB  every process, ranked
   sudo heapbpf -o heap.svg -- ./server --port 80     start a program and see its first allocation
   sudo heapbpf --pid 1234 --hook 'pool=libpool.so*:pool_get(ptr=ret,size=arg2)' --hook 'pool=libpool.so*:pool_put(old=arg2)'
+  heapbpf diff before.json after.json -o growth.svg  what grew between two profiles
   sudo heapbpf doctor --pid 1234                     whether this would work, and what it would cost
 
 Formats are chosen by the file's extension: .svg (flame graph), .folded (text), .json.
@@ -65,6 +66,9 @@ pub(super) enum Command {
     /// Tell what this kernel, this user and a process allow, and what a probe costs here. Ends with 0 if profiling would
     /// work, else with 1.
     Doctor(DoctorArgs),
+    /// Tell what grew between two profiles, callsite by callsite.
+    #[command(after_help = super::diff::EXAMPLES)]
+    Diff(super::diff::DiffArgs),
     /// Be the process that `doctor` probes.
     #[command(name = TARGET_COMMAND, hide = true)]
     DoctorTarget,
@@ -331,7 +335,7 @@ impl From<Placement> for PlacementMode {
 }
 
 /// A path whose extension says how to write it.
-fn output(text: &str) -> Result<PathBuf, String> {
+pub(super) fn output(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     if text != "-" {
         Format::of_path(&path).map_err(|error| error.to_string())?;
@@ -339,7 +343,7 @@ fn output(text: &str) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-fn view_help() -> String {
+pub(super) fn view_help() -> String {
     "What to show: `live-bytes` and `live-count` (not freed when recording stops), `alloc-bytes` and `alloc-count` \
      (everything allocated while recording)"
         .to_owned()

@@ -2,10 +2,12 @@
 //! code. Nothing below this folder prints or knows of arguments.
 
 mod args;
+mod diff;
 mod doctor;
 mod numbered;
 mod output;
 mod privilege;
+mod profile_file;
 mod progress;
 mod quantity;
 mod record;
@@ -42,6 +44,7 @@ pub fn run() -> ExitCode {
         None => record::run(&cli.record),
         Some(Command::Record(args)) => record::run(&args),
         Some(Command::Doctor(args)) => doctor::run(&args),
+        Some(Command::Diff(args)) => diff::run(&args),
         Some(Command::DoctorTarget) => doctor::target(),
         Some(Command::Completions { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "heapbpf", &mut std::io::stdout());

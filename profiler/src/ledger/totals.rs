@@ -3,7 +3,7 @@
 use crate::units::{EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos, Weight};
 
 /// Standard deviations to both sides that hold 95 % of a normal distribution.
-const Z_95: f64 = 1.959_963_984_540_054;
+pub(crate) const Z_95: f64 = 1.959_963_984_540_054;
 
 /// Variances of estimated bytes and blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -203,6 +203,18 @@ impl Totals {
         [estimate + half_shift - margin, estimate + half_shift + margin]
     }
 
+    /// The variance of an estimate of which [`confidence`](Self::confidence) gave this interval; 0 where it said nothing.
+    #[must_use]
+    pub fn variance_of(estimate: f64, [low, high]: [f64; 2]) -> f64 {
+        let margin = (high - low) / 2.0;
+        if estimate <= 0.0 || margin <= 0.0 {
+            return 0.0;
+        }
+        // With h for the shift of the middle, margin² = 2·h·estimate + h².
+        let shift = margin * margin / (estimate + estimate.hypot(margin));
+        2.0 * shift * estimate / (Z_95 * Z_95)
+    }
+
     /// Nothing was ever counted here.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -217,8 +229,9 @@ impl Totals {
         self.alloc_bytes += other.alloc_bytes;
         self.free_count += other.free_count;
         self.free_bytes += other.free_bytes;
-        self.alloc_samples += other.alloc_samples;
-        self.live_samples += other.live_samples;
+        // Totals can come from files.
+        self.alloc_samples = self.alloc_samples.saturating_add(other.alloc_samples);
+        self.live_samples = self.live_samples.saturating_add(other.live_samples);
         self.alloc_variance.join(&other.alloc_variance);
         self.live_variance.join(&other.live_variance);
         (self.peak_bytes, self.peak_time, self.at_peak) = (EstimatedBytes::ZERO, None, Amounts::default());

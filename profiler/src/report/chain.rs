@@ -5,7 +5,7 @@
 use profiler_common::stack::StackEnd;
 
 use super::function;
-use super::profile::{CallsiteProfile, Frame, Profile};
+use super::profile::{Frame, FrameId, Profile};
 use super::text;
 
 /// Functions in a line; terminals cut it sooner.
@@ -15,17 +15,17 @@ const FUNCTIONS_MAX: usize = 8;
 const NAME_CHARS_MAX: usize = 60;
 
 /// The stack from its leaf outwards: named functions of the program, or what there is.
-pub(super) fn chain(profile: &Profile, callsite: &CallsiteProfile) -> String {
-    if callsite.stack.is_empty() {
-        return missing(callsite.end).unwrap_or_else(|| "[no frames]".to_owned());
+pub(super) fn chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>) -> String {
+    if stack.is_empty() {
+        return missing(end).unwrap_or_else(|| "[no frames]".to_owned());
     }
-    let frames: Vec<&Frame> = callsite.stack.iter().map(|&id| profile.frame(id)).collect();
+    let frames: Vec<&Frame> = stack.iter().map(|&id| profile.frame(id)).collect();
     let mut names = collapse(&worth_naming(&frames));
     if names.len() > FUNCTIONS_MAX {
         names.truncate(FUNCTIONS_MAX);
         names.push("…".to_owned());
     }
-    names.extend(missing(callsite.end));
+    names.extend(missing(end));
     names.join(" ← ")
 }
 

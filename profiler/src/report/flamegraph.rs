@@ -19,8 +19,8 @@ use super::{Report, ReportError, View, describe, text, window};
 pub struct Flamegraph;
 
 /// Characters of a title or a line below it: what fits 1200 pixels.
-const TITLE_CHARS_MAX: usize = 110;
-const SUBTITLE_CHARS_MAX: usize = 165;
+pub(super) const TITLE_CHARS_MAX: usize = 110;
+pub(super) const SUBTITLE_CHARS_MAX: usize = 165;
 
 /// Characters of a line that says why there is no graph.
 const REASON_CHARS_MAX: usize = 140;
@@ -29,10 +29,10 @@ const REASON_CHARS_MAX: usize = 140;
 const HOOKS_MAX: usize = 5;
 
 /// Characters of a frame. All lines are in memory at once here, and their names are the target's.
-const FRAME_CHARS_MAX: usize = 1000;
+pub(super) const FRAME_CHARS_MAX: usize = 1000;
 
 /// Sums up to here are exact in inferno's and the browser's arithmetic, which is in floats.
-const SUM_MAX: u128 = 1 << 53;
+pub(super) const SUM_MAX: u128 = 1 << 53;
 
 impl Report for Flamegraph {
     fn write(&self, profile: &Profile, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
@@ -125,6 +125,11 @@ fn draw_nothing(profile: &Profile, view: View, out: &mut dyn io::Write) -> io::R
         let line = text::cut(&line, REASON_CHARS_MAX);
         (line.into_owned(), "14")
     }));
+    draw_words(&lines, &notes(profile, view), out)
+}
+
+/// An image of lines of text, each with its size.
+pub(super) fn draw_words(lines: &[(String, &str)], notes: &str, out: &mut dyn io::Write) -> io::Result<()> {
     let height = (40 + 28 * lines.len()).to_string();
     let view_box = format!("0 0 1200 {height}");
 
@@ -136,7 +141,7 @@ fn draw_nothing(profile: &Profile, view: View, out: &mut dyn io::Write) -> io::R
         .with_attribute(("viewBox", view_box.as_str()))
         .with_attribute(("xmlns", "http://www.w3.org/2000/svg"))
         .write_inner_content(|svg| {
-            svg.write_event(Event::Comment(BytesText::new(&format!(" {} ", notes(profile, view)))))?;
+            svg.write_event(Event::Comment(BytesText::new(&format!(" {notes} "))))?;
             svg.create_element("rect")
                 .with_attribute(("width", "100%"))
                 .with_attribute(("height", "100%"))

@@ -9,7 +9,7 @@ use std::io;
 use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 
-use super::profile::{CallsiteProfile, Profile, TargetProfile};
+use super::profile::{FrameId, Profile, TargetProfile};
 use super::{Report, ReportError, View, describe, text};
 
 /// Writes folded stacks.
@@ -35,9 +35,9 @@ impl Report for Folded {
 
 /// The stacks of a profile by their printed frames, each once, with what the view says of them. Frames are kept as
 /// numbers: the text of all lines can be far larger than the profile.
-pub(super) struct Stacks {
-    labels: Vec<String>,
-    stacks: Vec<(Box<[u32]>, u64)>,
+pub(super) struct Stacks<V = u64> {
+    pub(super) labels: Vec<String>,
+    pub(super) stacks: Vec<(Box<[u32]>, V)>,
 }
 
 impl Stacks {
@@ -55,7 +55,7 @@ impl Stacks {
                 }
                 let mut stack = vec![root];
                 stack.extend(callsite.inherited.then(|| labels.intern(describe::INHERITED.to_owned())));
-                stack.extend(end_label(callsite).map(|end| labels.intern(end)));
+                stack.extend(end_label(callsite.end, &callsite.stack).map(|end| labels.intern(end)));
                 stack.extend(callsite.stack.iter().rev().map(|id| frames[id.0 as usize]));
                 let sum = merged.entry(stack.into()).or_default();
                 *sum = sum.saturating_add(value);
@@ -63,7 +63,9 @@ impl Stacks {
         }
         Self { labels: labels.labels, stacks: merged.into_iter().collect() }
     }
+}
 
+impl<V: Copy> Stacks<V> {
     /// Orders the stacks as their lines would be, byte by byte.
     pub(super) fn sort_by_line(&mut self) {
         let labels = &self.labels;
@@ -96,8 +98,8 @@ impl Stacks {
         self.stacks[i].0.iter().map(|&label| self.labels[label as usize].as_str())
     }
 
-    /// What the view says of the stack. Never 0.
-    pub(super) fn value(&self, i: usize) -> u64 {
+    /// What is said of the stack.
+    pub(super) fn value(&self, i: usize) -> V {
         self.stacks[i].1
     }
 }
@@ -113,13 +115,13 @@ fn line_rest<'a>(labels: &'a [String], stack: &'a [u32], from: usize) -> impl It
 
 /// Labels by number, each once.
 #[derive(Default)]
-struct Labels {
+pub(super) struct Labels {
     numbers: FxHashMap<String, u32>,
-    labels: Vec<String>,
+    pub(super) labels: Vec<String>,
 }
 
 impl Labels {
-    fn intern(&mut self, label: String) -> u32 {
+    pub(super) fn intern(&mut self, label: String) -> u32 {
         let next = u32::try_from(self.labels.len()).expect("profiles number their frames in 32 bits");
         *self.numbers.entry(label).or_insert_with_key(|label| {
             self.labels.push(label.clone());
@@ -134,11 +136,11 @@ fn root(target: &TargetProfile) -> String {
 }
 
 /// The frame that says what is missing from a stack. It stands for all that would be further out.
-fn end_label(callsite: &CallsiteProfile) -> Option<String> {
-    match callsite.end {
-        None if callsite.stack.is_empty() => Some("[stack lost]".to_owned()),
+pub(super) fn end_label(end: Option<StackEnd>, stack: &[FrameId]) -> Option<String> {
+    match end {
+        None if stack.is_empty() => Some("[stack lost]".to_owned()),
         None => Some("[unwind: unknown]".to_owned()),
-        Some(StackEnd::Complete) if callsite.stack.is_empty() => Some("[no frames]".to_owned()),
+        Some(StackEnd::Complete) if stack.is_empty() => Some("[no frames]".to_owned()),
         Some(StackEnd::Complete) => None,
         Some(end) => Some(format!("[unwind: {}]", end.counter().name())),
     }
@@ -146,7 +148,7 @@ fn end_label(callsite: &CallsiteProfile) -> Option<String> {
 
 /// A name as a frame of a line: `;` parts frames, so it becomes `:` (as FlameGraph's collapsers do); a last word that is
 /// a number would be read as a value, so it is tied to the one before; a leading `#` would make the line a comment.
-fn label(name: &str) -> String {
+pub(super) fn label(name: &str) -> String {
     let mut label = text::printable(name).replace(';', ":");
     if label.is_empty() {
         return "[no name]".to_owned();

@@ -5,7 +5,8 @@
 mod details;
 mod guardrails;
 mod health;
-mod totals;
+pub mod read;
+pub(super) mod totals;
 
 use std::io;
 
@@ -113,6 +114,7 @@ impl Serialize for Targets<'_> {
 struct TargetFields<'a> {
     pid: u32,
     command: &'a str,
+    comm: &'a str,
     beginning: BeginningFields,
     exited: bool,
     exit_code: Option<i32>,
@@ -133,6 +135,7 @@ impl<'a> TargetFields<'a> {
         Self {
             pid: target.pid.0,
             command: &target.command,
+            comm: &target.comm,
             beginning: BeginningFields::new(context.profile, &target.beginning),
             exited: target.exited,
             exit_code: target.exit_code,
@@ -195,6 +198,7 @@ struct OthersFields<'a> {
     short_lived_count: u64,
     not_inherited_count: u64,
     folded_count: u64,
+    folded_interval_bytes: Option<u64>,
     folded_totals: TotalsFields,
 }
 
@@ -219,6 +223,7 @@ impl<'a> OthersFields<'a> {
             short_lived_count: others.short_lived_count,
             not_inherited_count: others.not_inherited_count,
             folded_count: others.folded_count,
+            folded_interval_bytes: others.folded_interval_bytes,
             folded_totals: TotalsFields::new(profile, &others.folded_totals, profile.is_exact_of_folded()),
         }
     }
@@ -346,6 +351,8 @@ struct FrameFields<'a> {
     inlined: bool,
     /// In hexadecimal: 64 bits do not survive readers that hold numbers in floats.
     address: String,
+    /// In the module's file; in hexadecimal for the same reason.
+    module_offset: Option<String>,
 }
 
 impl<'a> FrameFields<'a> {
@@ -357,6 +364,7 @@ impl<'a> FrameFields<'a> {
             line: frame.line,
             inlined: frame.inlined,
             address: format!("{:#x}", frame.address),
+            module_offset: frame.module_offset.map(|offset| format!("{offset:#x}")),
         }
     }
 }

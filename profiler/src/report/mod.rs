@@ -11,8 +11,10 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::ledger::totals::Totals;
+use crate::units::EstimatedVariance;
 use profile::Profile;
 
+pub mod diff;
 pub mod guardrails;
 pub mod profile;
 pub mod summary;
@@ -204,13 +206,29 @@ impl View {
     /// The 95 % confidence interval of what the totals say of it.
     #[must_use]
     pub fn confidence(self, totals: &Totals) -> [f64; 2] {
-        let (estimate, variance) = match self {
-            Self::LiveBytes => (totals.live_bytes().to_f64(), totals.live_variance.bytes),
-            Self::LiveCount => (totals.live_count().to_f64(), totals.live_variance.count),
-            Self::AllocBytes => (totals.alloc_bytes.to_f64(), totals.alloc_variance.bytes),
-            Self::AllocCount => (totals.alloc_count.to_f64(), totals.alloc_variance.count),
-        };
-        Totals::confidence(estimate, variance)
+        Totals::confidence(self.estimate(totals), self.variance(totals))
+    }
+
+    /// The quantity, in bytes or blocks.
+    #[must_use]
+    pub fn estimate(self, totals: &Totals) -> f64 {
+        match self {
+            Self::LiveBytes => totals.live_bytes().to_f64(),
+            Self::LiveCount => totals.live_count().to_f64(),
+            Self::AllocBytes => totals.alloc_bytes.to_f64(),
+            Self::AllocCount => totals.alloc_count.to_f64(),
+        }
+    }
+
+    /// The variance of that estimate.
+    #[must_use]
+    pub fn variance(self, totals: &Totals) -> EstimatedVariance {
+        match self {
+            Self::LiveBytes => totals.live_variance.bytes,
+            Self::LiveCount => totals.live_variance.count,
+            Self::AllocBytes => totals.alloc_variance.bytes,
+            Self::AllocCount => totals.alloc_variance.count,
+        }
     }
 
     /// Samples that it is estimated from.

@@ -22,15 +22,15 @@ const TARGETS_MAX: usize = 10;
 /// Columns below which lines stop shrinking.
 const WIDTH_MIN: usize = 80;
 
-const HEADING: Style = Style::new().bold();
-const WARNING: Style = AnsiColor::Yellow.on_default().bold();
-const PLAIN: Style = Style::new();
+pub(super) const HEADING: Style = Style::new().bold();
+pub(super) const WARNING: Style = AnsiColor::Yellow.on_default().bold();
+pub(super) const PLAIN: Style = Style::new();
 
 /// The text to print, with `\n` after each line. `top` is how many callsites are listed. `width` is the terminal's, in columns; without one, lines are as long
 /// as they need to be. `colour` lets it use ANSI escapes.
 #[must_use]
 pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, colour: bool) -> String {
-    let mut page = Page { text: String::new(), width: width.map(|width| width.max(WIDTH_MIN)), colour };
+    let mut page = Page::new(width, colour);
     page.header(profile);
     if describe::total(profile, View::AllocCount) > 0 {
         match profile.targets.as_slice() {
@@ -51,14 +51,19 @@ pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, 
 }
 
 /// Text as it grows.
-struct Page {
-    text: String,
+pub(super) struct Page {
+    pub(super) text: String,
     width: Option<usize>,
     colour: bool,
 }
 
 impl Page {
-    fn line(&mut self, style: Style, line: &str) {
+    /// An empty one. `width` is the terminal's, in columns; `colour` lets it use ANSI escapes.
+    pub(super) fn new(width: Option<usize>, colour: bool) -> Self {
+        Self { text: String::new(), width: width.map(|width| width.max(WIDTH_MIN)), colour }
+    }
+
+    pub(super) fn line(&mut self, style: Style, line: &str) {
         if self.colour && style != PLAIN {
             self.text.push_str(&format!("{style}{line}{style:#}\n"));
         } else {
@@ -67,11 +72,11 @@ impl Page {
         }
     }
 
-    fn gap(&mut self) {
+    pub(super) fn gap(&mut self) {
         self.text.push('\n');
     }
 
-    fn table(&mut self, columns: &[Column], rows: Vec<Vec<String>>) {
+    pub(super) fn table(&mut self, columns: &[Column], rows: Vec<Vec<String>>) {
         let indent = "  ";
         let width = self.width.map(|width| width - indent.len());
         for line in grid::lines(columns, rows, width) {

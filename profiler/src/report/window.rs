@@ -41,6 +41,9 @@ pub enum WindowReason {
 }
 
 impl WindowReason {
+    /// All reasons.
+    pub const ALL: [Self; 6] = [Self::Time, Self::Growth, Self::Alloc, Self::Signal, Self::End, Self::Peak];
+
     /// Its name.
     #[must_use]
     pub const fn name(self) -> &'static str {

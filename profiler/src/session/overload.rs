@@ -149,6 +149,16 @@ impl Overload {
         self.heaps.push(Heap { asked, now: asked, largest: asked, is_fixed, sizes: Sizes::default() });
     }
 
+    /// A heap is asked to be sampled at another interval than before, by whoever limits what profiling may cost, and is now. Returns
+    /// the interval that it is to be sampled at, if that is a larger one.
+    pub(super) fn ask(&mut self, id: HeapId, asked: Interval) -> Option<Interval> {
+        let heap = self.heaps.get_mut(usize::from(id.0)).filter(|heap| heap.asked != asked)?;
+        heap.asked = asked;
+        heap.now = heap.now.max(asked);
+        heap.largest = heap.largest.max(heap.now);
+        (heap.now != asked).then_some(heap.now)
+    }
+
     /// The largest interval that a heap has had; `None` for one that is not known.
     pub(super) fn largest(&self, heap: HeapId) -> Option<Interval> {
         self.heaps.get(usize::from(heap.0)).map(|heap| heap.largest)

@@ -139,7 +139,20 @@ impl Session {
         }
     }
 
+    /// Intervals that were raised for another reason are those to fall back to.
+    fn follow_limits(&mut self) -> Result<(), LoadError> {
+        for index in 0..self.relief.overload.heaps() {
+            let Ok(heap) = u8::try_from(index).map(HeapId) else { continue };
+            let asked = self.probes.interval(&self.probes.discovery.plan.heaps()[index]);
+            if let Some(interval) = self.relief.overload.ask(heap, asked) {
+                self.probes.kernel.set_rate(heap, SamplingRate::new(interval))?;
+            }
+        }
+        Ok(())
+    }
+
     fn adapt(&mut self, now: MonotonicNanos, fill_bytes: u64) -> Result<(), LoadError> {
+        self.follow_limits()?;
         let heaps = self.probes.discovery.plan.heaps();
         for name in &heaps[self.relief.overload.heaps().min(heaps.len())..] {
             self.relief.overload.add_heap(self.probes.interval(name), name == MMAP);

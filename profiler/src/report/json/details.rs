@@ -11,6 +11,7 @@ use crate::units::EstimatedCount;
 pub(super) struct DetailsFields {
     age_ns_oldest: Option<u64>,
     age_ns_median: Option<u64>,
+    age_histogram: Vec<Bucket>,
     lifetime_histogram: Vec<Bucket>,
     size_histogram: Vec<Bucket>,
     temporary_count: Option<u64>,
@@ -32,6 +33,7 @@ impl DetailsFields {
         Self {
             age_ns_oldest: details.ages.oldest_ns,
             age_ns_median: details.ages.median_ns(),
+            age_histogram: buckets(&details.ages.histogram, 1000),
             lifetime_histogram: buckets(&details.lifetimes, 1000),
             size_histogram: buckets(&details.sizes, 1),
             temporary_count: details.temporary_count,

@@ -69,13 +69,18 @@ struct ChangeFields {
     delta_bytes: Number,
 }
 
-/// 95 % confidence intervals, where numbers are estimates.
+/// 95 % confidence intervals, where numbers are estimates, and what they are made from: variances can be added up over
+/// callsites, intervals cannot.
 #[derive(Serialize)]
 struct ConfidenceFields {
     alloc_count_95: [f64; 2],
     alloc_bytes_95: [f64; 2],
     live_count_95: [f64; 2],
     live_bytes_95: [f64; 2],
+    alloc_count_variance: f64,
+    alloc_bytes_variance: f64,
+    live_count_variance: f64,
+    live_bytes_variance: f64,
 }
 
 impl ConfidenceFields {
@@ -86,12 +91,16 @@ impl ConfidenceFields {
             alloc_bytes_95: interval(View::AllocBytes),
             live_count_95: interval(View::LiveCount),
             live_bytes_95: interval(View::LiveBytes),
+            alloc_count_variance: totals.alloc_variance.count.to_f64(),
+            alloc_bytes_variance: totals.alloc_variance.bytes.to_f64(),
+            live_count_variance: totals.live_variance.count.to_f64(),
+            live_bytes_variance: totals.live_variance.bytes.to_f64(),
         }
     }
 }
 
 /// An integer where every allocation was taken, a float where it is an estimate.
-pub(super) enum Number {
+pub(in crate::report) enum Number {
     Exact(u64),
     /// An exact number below 0, by its distance from 0.
     Below(u64),
@@ -99,7 +108,7 @@ pub(super) enum Number {
 }
 
 impl Number {
-    pub(super) fn of_bytes(bytes: EstimatedBytes, exact: bool) -> Self {
+    pub(in crate::report) fn of_bytes(bytes: EstimatedBytes, exact: bool) -> Self {
         match exact {
             true if bytes < EstimatedBytes::ZERO => Self::Below((EstimatedBytes::ZERO - bytes).rounded()),
             true => Self::Exact(bytes.rounded()),
@@ -107,7 +116,7 @@ impl Number {
         }
     }
 
-    pub(super) fn of_count(count: EstimatedCount, exact: bool) -> Self {
+    pub(in crate::report) fn of_count(count: EstimatedCount, exact: bool) -> Self {
         match exact {
             true if count < EstimatedCount::ZERO => Self::Below((EstimatedCount::ZERO - count).rounded()),
             true => Self::Exact(count.rounded()),

@@ -29,6 +29,9 @@ pub enum ChangeReason {
 }
 
 impl ChangeReason {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::RingFull, Self::RingFilling, Self::LiveSetFilling, Self::Quiet];
+
     /// The name used in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -93,7 +93,7 @@ fn places(profile: &Profile, view: View) -> Vec<(Place<'_>, Sums)> {
                 continue;
             }
             let heap = target.heaps.get(callsite.heap).map_or("", |heap| heap.name.as_str());
-            let mut chain = chain(profile, callsite);
+            let mut chain = chain(profile, &callsite.stack, callsite.end);
             if callsite.inherited {
                 chain.push(' ');
                 chain.push_str(describe::INHERITED);

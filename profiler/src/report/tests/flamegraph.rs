@@ -160,12 +160,12 @@ fn sums_beyond_floats_are_drawn_in_proportion() {
 
 /// What an image shows.
 #[derive(Default)]
-struct Image {
+pub(super) struct Image {
     /// Texts in their order; the title and the line below it come first.
-    texts: Vec<String>,
+    pub(super) texts: Vec<String>,
     /// What a frame shows when pointed at.
-    frames: Vec<String>,
-    comments: Vec<String>,
+    pub(super) frames: Vec<String>,
+    pub(super) comments: Vec<String>,
 }
 
 /// Reads an image as XML; panics where it is not.
@@ -175,7 +175,7 @@ pub(super) fn parse_any(svg: &str) -> usize {
 }
 
 #[track_caller]
-fn parse(svg: &str) -> Image {
+pub(super) fn parse(svg: &str) -> Image {
     let forbidden =
         |c: char| c.is_control() && !matches!(c, '\n' | '\t' | '\r') || matches!(c, '\u{fffe}' | '\u{ffff}');
     assert!(!svg.contains(forbidden), "XML 1.0 has no such characters");

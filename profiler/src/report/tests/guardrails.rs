@@ -11,7 +11,7 @@ use crate::report::{Report, View, describe, summary};
 use crate::units::MonotonicNanos;
 
 /// A recording with all limits, two of which were reached.
-fn limited() -> Profile {
+pub(super) fn limited() -> Profile {
     let mut profile = profiles::exact();
     let after = |seconds: u64| profile.started_unix_ns + seconds * 1_000_000_000;
     let pid = Pid(4711);

@@ -24,8 +24,10 @@ fn parse(profile: &Profile) -> Value {
 const TOTALS: &[&str] = &[
     "alloc_bytes",
     "alloc_bytes_95",
+    "alloc_bytes_variance",
     "alloc_count",
     "alloc_count_95",
+    "alloc_count_variance",
     "alloc_samples",
     "at_peak_bytes",
     "at_peak_count",
@@ -35,93 +37,55 @@ const TOTALS: &[&str] = &[
     "inherited_count",
     "live_bytes",
     "live_bytes_95",
+    "live_bytes_variance",
     "live_count",
     "live_count_95",
+    "live_count_variance",
     "live_samples",
     "peak_bytes",
     "peak_unix_ns",
 ];
 
 /// Fields of details, beside totals where callsites are known.
-const DETAILS: &[&str] = &["age_ns_median", "age_ns_oldest", "lifetime_histogram", "size_histogram", "temporary_count"];
+const DETAILS: &[&str] =
+    &["age_histogram", "age_ns_median", "age_ns_oldest", "lifetime_histogram", "size_histogram", "temporary_count"];
+
+/// Fields of objects, by where they stand. Those named `+` have totals and details beside.
+const OBJECTS: &[(&str, &str)] = &[
+    ("", "ended_unix_ns health interval_bytes others started_unix_ns targets version window"),
+    (
+        "/targets/0",
+        "beginning callsites comm command detached_unix_ns exit_code exited heaps overhead pid replaced totals",
+    ),
+    ("/targets/0/beginning", "delay_ns from_first_call origin parent unix_ns"),
+    (
+        "/others",
+        "folded_count folded_interval_bytes folded_totals not_inherited_count short_lived_count skipped skipped_count",
+    ),
+    ("/others/skipped/0", "command pid reason"),
+    ("/health/interval_changes/0", "from_bytes heap reason to_bytes unix_ns"),
+    ("/health/unfound/0", "function heap modules required"),
+    ("/targets/0/totals", "+"),
+    ("/targets/0/heaps/0", "+ hooks interval_bytes interval_bytes_max name"),
+    ("/targets/0/heaps/0/hooks/0", "attached backend emulated error function instruction module offset required"),
+    ("/targets/0/callsites/0", "+ end heap inherited stack"),
+    ("/targets/0/callsites/0/stack/0", "address file function inlined line module module_offset"),
+    (
+        "/health",
+        "agent_cpu_ns agent_rss_bytes_max events frame_pointer_modules guardrails interval_changes lost resyncs unfound unwind",
+    ),
+];
 
 #[test]
 fn every_object_has_the_fields_of_the_contract() {
-    let with = |more: &[&'static str]| -> Vec<&'static str> {
-        let mut keys = [more, TOTALS, DETAILS].concat();
-        keys.sort_unstable();
-        keys
-    };
     let report = parse(&profiles::sampled());
-    for (path, expected) in [
-        (
-            "",
-            vec![
-                "ended_unix_ns",
-                "health",
-                "interval_bytes",
-                "others",
-                "started_unix_ns",
-                "targets",
-                "version",
-                "window",
-            ],
-        ),
-        (
-            "/targets/0",
-            vec![
-                "beginning",
-                "callsites",
-                "command",
-                "detached_unix_ns",
-                "exit_code",
-                "exited",
-                "heaps",
-                "overhead",
-                "pid",
-                "replaced",
-                "totals",
-            ],
-        ),
-        ("/targets/0/beginning", vec!["delay_ns", "from_first_call", "origin", "parent", "unix_ns"]),
-        (
-            "/others",
-            vec![
-                "folded_count",
-                "folded_totals",
-                "not_inherited_count",
-                "short_lived_count",
-                "skipped",
-                "skipped_count",
-            ],
-        ),
-        ("/others/skipped/0", vec!["command", "pid", "reason"]),
-        ("/health/unfound/0", vec!["function", "heap", "modules", "required"]),
-        ("/targets/0/totals", with(&[])),
-        ("/health/interval_changes/0", vec!["from_bytes", "heap", "reason", "to_bytes", "unix_ns"]),
-        ("/targets/0/heaps/0", with(&["name", "interval_bytes", "interval_bytes_max", "hooks"])),
-        (
-            "/targets/0/heaps/0/hooks/0",
-            vec!["attached", "backend", "emulated", "error", "function", "instruction", "module", "offset", "required"],
-        ),
-        ("/targets/0/callsites/0", with(&["stack", "end", "heap", "inherited"])),
-        ("/targets/0/callsites/0/stack/0", vec!["address", "file", "function", "inlined", "line", "module"]),
-        (
-            "/health",
-            vec![
-                "agent_cpu_ns",
-                "agent_rss_bytes_max",
-                "events",
-                "frame_pointer_modules",
-                "guardrails",
-                "interval_changes",
-                "lost",
-                "resyncs",
-                "unfound",
-                "unwind",
-            ],
-        ),
-    ] {
+    for (path, fields) in OBJECTS {
+        let (more, fields) = fields.strip_prefix('+').map_or((false, *fields), |fields| (true, fields));
+        let mut expected: Vec<&str> = fields.split_whitespace().collect();
+        if more {
+            expected.extend(TOTALS.iter().chain(DETAILS));
+        }
+        expected.sort_unstable();
         let object = report.pointer(path).and_then(Value::as_object).unwrap_or_else(|| panic!("no object at {path}"));
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
         keys.sort_unstable();
@@ -145,6 +109,7 @@ fn every_allocation_gives_integers() {
             "peak_unix_ns": 1_795_255_201_000_000_000_u64,
             "at_peak_count": 2504, "at_peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
             "age_ns_oldest": 30_000_000_000_u64, "age_ns_median": 1_574_174_720,
+            "age_histogram": [[1_048_576_000, 1200], [16_777_216_000_u64, 3]],
             "lifetime_histogram": [[2_048_000, 1301]],
             "size_histogram": [[16, 1000], [64, 1000], [8192, 500], [65536, 1], [1_048_576, 3]],
             "temporary_count": 4,
@@ -231,7 +196,7 @@ fn stacks_are_leaf_first_with_all_that_is_known() {
         callsite["stack"][0],
         json!({
             "function": "main", "module": "/usr/bin/cached", "file": "/src/main.c", "line": 12,
-            "inlined": false, "address": "0x555555554000",
+            "inlined": false, "address": "0x555555554000", "module_offset": "0x4000",
         })
     );
 }

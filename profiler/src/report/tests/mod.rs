@@ -3,6 +3,7 @@
 //! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
 
 mod choice;
+mod diff;
 mod flamegraph;
 mod folded;
 mod folding;
@@ -11,6 +12,7 @@ mod hooks;
 mod json;
 pub(super) mod profiles;
 mod properties;
+mod read;
 mod summary;
 
 use std::path::Path;

@@ -49,7 +49,7 @@ fn callsites(frames: u32, interval_bytes: u32) -> impl Strategy<Value = Vec<Call
     })
 }
 
-fn profile() -> impl Strategy<Value = Profile> {
+pub(super) fn profile() -> impl Strategy<Value = Profile> {
     let names = proptest::collection::vec(name(), 1..6);
     (names, name(), proptest::sample::select(vec![1_u32, 4096])).prop_flat_map(|(names, comm, interval_bytes)| {
         let count = u32::try_from(names.len()).expect("a handful");

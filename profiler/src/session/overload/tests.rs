@@ -165,6 +165,20 @@ fn drop_changes_nothing() {
 }
 
 #[test]
+fn an_interval_that_others_raise_is_what_it_falls_back_to() {
+    let mut overload = Overload::new(ADAPT, 1 << 20, 1 << 20, MonotonicNanos(0));
+    overload.add_heap(Interval::EXACT, false);
+    let [small, large] = [64, 4096].map(Interval::nearest);
+    assert_eq!(overload.ask(HeapId(0), Interval::EXACT), None);
+    assert_eq!(overload.ask(HeapId(0), small), None, "it is sampled at that already");
+    assert_eq!(overload.largest(HeapId(0)), Some(small));
+    overload.heaps[0].now = large;
+    let asked = Interval::nearest(128);
+    assert_eq!(overload.ask(HeapId(0), asked), Some(large), "it stays at what it was raised to");
+    assert_eq!(overload.ask(HeapId(0), asked), None);
+}
+
+#[test]
 fn a_ring_that_has_room_is_let_be() {
     let mut ring = Ring::new(16 << 20, ADAPT, 1, vec![FLOOD]);
     ring.run(10_000);

@@ -1,0 +1,60 @@
+//! Folded stacks with two values, before and after, as `difffolded.pl` and `inferno-diff-folded` write them.
+
+use std::io;
+
+use rustc_hash::FxHashMap;
+
+use super::{Change, Diff, Place, Stack, words};
+use crate::report::folded::{Labels, Stacks, end_label, label};
+use crate::report::profile::Frame;
+use crate::report::{ReportError, View, describe};
+
+pub(super) fn write(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
+    let mut stacks = merge(diff, view);
+    stacks.sort_by_line();
+    for i in 0..stacks.len() {
+        for (depth, frame) in stacks.frames(i).enumerate() {
+            if depth > 0 {
+                out.write_all(b";")?;
+            }
+            out.write_all(frame.as_bytes())?;
+        }
+        let change = stacks.value(i);
+        writeln!(out, " {} {}", view.rounded(&change.before), view.rounded(&change.after))?;
+    }
+    Ok(())
+}
+
+/// The stacks of both profiles by their printed frames, each once. Stacks of which the view says nothing are left out, and
+/// what is kept of ended processes, which have none.
+pub(super) fn merge(diff: &Diff<'_>, view: View) -> Stacks<Change> {
+    let mut labels = Labels::default();
+    let programs: Vec<u32> = diff.programs.iter().map(|program| labels.intern(label(&program.name()))).collect();
+    let mut merged: FxHashMap<Box<[u32]>, Change> = FxHashMap::default();
+    for callsite in &diff.callsites {
+        let change = &callsite.change;
+        if view.rounded(&change.before) == 0 && view.rounded(&change.after) == 0 {
+            continue;
+        }
+        let frames: Box<[u32]> = match &callsite.place {
+            Place::Folded => [labels.intern(words::FOLDED.to_owned())].into(),
+            Place::Stack(stack) => {
+                let mut frames = vec![programs[stack.program]];
+                frames.extend(stack.inherited.then(|| labels.intern(describe::INHERITED.to_owned())));
+                frames.extend(end_label(stack.end, stack.frames).map(|end| labels.intern(end)));
+                frames.extend(stack.frames().rev().map(|frame| labels.intern(frame_label(stack, frame))));
+                frames.into()
+            }
+        };
+        merged.entry(frames).and_modify(|merged| merged.add(change)).or_insert(*change);
+    }
+    Stacks { labels: labels.labels, stacks: merged.into_iter().collect() }
+}
+
+/// A frame's name. An address alone stands for any where it may be another process's.
+fn frame_label(stack: &Stack<'_>, frame: &Frame) -> String {
+    if frame.function.is_none() && frame.module.is_none() && !stack.of_same_process {
+        return "[no module]".to_owned();
+    }
+    label(&frame.label())
+}

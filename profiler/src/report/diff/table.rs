@@ -1,0 +1,172 @@
+//! The text that is printed: totals, and the callsites that grew and shrank most.
+//!
+//! Callsites that look the same in one line are one row, as in the summary of one profile.
+
+use std::collections::BTreeMap;
+
+use super::{Callsite, Change, Diff, Place, words};
+use crate::report::chain::chain;
+use crate::report::summary::grid::Column;
+use crate::report::summary::{HEADING, PLAIN, Page, WARNING};
+use crate::report::{View, describe, text};
+
+/// What callsites are one row by.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Row<'a> {
+    program: Option<usize>,
+    heap: Option<&'a str>,
+    chain: String,
+}
+
+/// The text to print, with `\n` after each line. Of the callsites that grew, and of those that shrank, `top` are listed;
+/// those that changed by less than `threshold` (bytes, or blocks) are not. `width` is the terminal's, in columns; without
+/// one, lines are as long as they need to be. `colour` lets it use ANSI escapes.
+#[must_use]
+pub fn table(diff: &Diff<'_>, view: View, top: usize, threshold: u64, width: Option<usize>, colour: bool) -> String {
+    let mut page = Page::new(width, colour);
+    page.compared(diff, view);
+    page.gap();
+    page.change_of_all(diff);
+    page.gap();
+    page.changed(diff, view, top, threshold);
+    page.gap();
+    if diff.incomplete() {
+        page.line(WARNING, "health: what is compared is incomplete");
+        words::losses(diff).iter().for_each(|line| page.line(WARNING, &format!("  {line}")));
+    } else {
+        page.line(HEADING, "health: nothing was lost in either");
+    }
+    page.text
+}
+
+impl Page {
+    fn compared(&mut self, diff: &Diff<'_>, view: View) {
+        let [before, after] = [diff.before, diff.after].map(words::name);
+        let subject = words::subject(diff);
+        self.line(HEADING, &format!("growth of {} of {subject} · {before} → {after}", view.title()));
+        self.line(PLAIN, &format!("before: {}", words::side(diff.before.profile)));
+        self.line(PLAIN, &format!("after:  {}", words::side(diff.after.profile)));
+        words::notes(diff, view).iter().for_each(|line| self.line(PLAIN, line));
+    }
+
+    /// All quantities, whichever is looked at.
+    fn change_of_all(&mut self, diff: &Diff<'_>) {
+        let total = diff.total();
+        let about = describe::about(diff.is_exact());
+        let rows = View::ALL.map(|view| {
+            let [before, after] = [&total.before, &total.after].map(|side| view.amount(view.rounded(side)));
+            let growth = words::signed(view, total.growth(view));
+            let range = words::range(view, &total).unwrap_or_default();
+            vec![
+                view.title().to_owned(),
+                format!("{about}{before}"),
+                format!("{about}{after}"),
+                format!("{about}{growth}"),
+                range,
+            ]
+        });
+        let mut columns =
+            vec![Column::Left(""), Column::Right("before"), Column::Right("after"), Column::Right("growth")];
+        let mut rows = rows.to_vec();
+        if diff.is_exact() {
+            rows.iter_mut().for_each(|row| row.truncate(columns.len()));
+        } else {
+            columns.push(Column::Left("95 %"));
+        }
+        self.table(&columns, rows);
+    }
+
+    /// Those that grew, those that shrank, and how many are not worth a row.
+    fn changed(&mut self, diff: &Diff<'_>, view: View, top: usize, threshold: u64) {
+        let rows = rows(diff, view);
+        let changed = || rows.iter().filter(|(_, change)| change.growth(view) != 0.0);
+        if changed().next().is_none() {
+            return self.line(PLAIN, &words::nothing(diff, view));
+        }
+        let is_small = |change: &Change| change.growth(view).abs() < threshold as f64;
+        let noise: Vec<_> = changed().filter(|(_, change)| change.is_noise(view)).collect();
+        let small = changed().filter(|(_, change)| !change.is_noise(view) && is_small(change)).count();
+        let listed = || changed().filter(|(_, change)| !change.is_noise(view) && !is_small(change));
+        let (grew, shrank): (Vec<_>, Vec<_>) = listed().partition(|(_, change)| change.growth(view) > 0.0);
+        for (verb, rows) in [("grew", &grew), ("shrank", &shrank)] {
+            if !rows.is_empty() {
+                if verb == "shrank" && !grew.is_empty() {
+                    self.gap();
+                }
+                self.listed(diff, view, verb, rows, top);
+            }
+        }
+        if grew.is_empty() && shrank.is_empty() && small == 0 {
+            self.line(PLAIN, "No callsite changed by more than the noise of sampling.");
+        }
+        if !(grew.is_empty() && shrank.is_empty()) && (small > 0 || !noise.is_empty()) {
+            self.gap();
+        }
+        if !noise.is_empty() {
+            let sum: f64 = noise.iter().map(|(_, change)| change.growth(view)).sum();
+            let (count, sum) = (text::counted(noise.len() as u64, "callsite"), words::signed(view, sum));
+            self.line(PLAIN, &format!("within the noise of sampling: {count}, {sum} together"));
+        }
+        if small > 0 {
+            let (count, limit) = (text::counted(small as u64, "callsite"), view.amount(threshold));
+            self.line(PLAIN, &format!("below the threshold of {limit}: {count}"));
+        }
+    }
+
+    fn listed(&mut self, diff: &Diff<'_>, view: View, verb: &str, rows: &[&(Row<'_>, Change)], top: usize) {
+        let which = match rows.len() {
+            all if all > top => format!("largest {top} of {} callsites that {verb}", text::count(all as u64)),
+            all => format!("{} that {verb}", text::counted(all as u64, "callsite")),
+        };
+        let estimated = if diff.is_exact() { "" } else { " (estimates)" };
+        self.line(HEADING, &format!("{which}, by {}{estimated}", view.title()));
+        let several_programs = diff.programs.len() > 1;
+        let several_heaps = rows.iter().any(|(row, _)| row.heap != rows[0].0.heap);
+        let mut columns = vec![Column::Right("growth")];
+        columns.extend((!diff.is_exact()).then_some(Column::Left("95 %")));
+        columns.extend(["before", "after", "share"].map(Column::Right));
+        columns.extend(several_programs.then_some(Column::Left("program")));
+        columns.extend(several_heaps.then_some(Column::Left("heap")));
+        columns.push(Column::Left("where"));
+        let whole: f64 = rows.iter().map(|(_, change)| change.growth(view)).sum();
+        let cells = rows.iter().take(top).map(|(row, change)| {
+            let mut cells = vec![words::signed(view, change.growth(view))];
+            cells.extend((!diff.is_exact()).then(|| words::range(view, change).unwrap_or_else(|| "exact".to_owned())));
+            cells.extend([&change.before, &change.after].map(|side| view.amount(view.rounded(side))));
+            cells.push(text::share(change.growth(view).abs(), whole.abs()));
+            cells.extend(several_programs.then(|| {
+                let name = row.program.map(|program| diff.programs[program].name()).unwrap_or_default();
+                text::printable(&name).into_owned()
+            }));
+            cells.extend(several_heaps.then(|| text::printable(row.heap.unwrap_or_default()).into_owned()));
+            cells.push(row.chain.clone());
+            cells
+        });
+        let cells = cells.collect();
+        if top > 0 {
+            self.table(&columns, cells);
+        }
+    }
+}
+
+/// The callsites by what a row can show, those that changed most first.
+fn rows<'a>(diff: &'a Diff<'_>, view: View) -> Vec<(Row<'a>, Change)> {
+    let mut rows: BTreeMap<Row<'a>, Change> = BTreeMap::new();
+    for Callsite { place, change } in diff.by_growth(view) {
+        let row = match place {
+            Place::Folded => Row { program: None, heap: None, chain: words::FOLDED.to_owned() },
+            Place::Stack(stack) => {
+                let mut chain = chain(stack.profile, stack.frames, stack.end);
+                if stack.inherited {
+                    chain.push(' ');
+                    chain.push_str(describe::INHERITED);
+                }
+                Row { program: Some(stack.program), heap: stack.heap, chain }
+            }
+        };
+        rows.entry(row).and_modify(|merged| merged.add(change)).or_insert(*change);
+    }
+    let mut rows: Vec<_> = rows.into_iter().collect();
+    rows.sort_by(|(_, a), (_, b)| b.growth(view).abs().total_cmp(&a.growth(view).abs()));
+    rows
+}

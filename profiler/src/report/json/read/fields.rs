@@ -1,0 +1,393 @@
+//! The fields of a report, and what they become.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use profiler_common::stack::StackEnd;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::Interner;
+use super::amounts::TotalsFields;
+use super::details::DetailsFields;
+use super::guardrails::{GuardrailsFields, OverheadFields};
+use super::window::WindowFields;
+use crate::ids::Pid;
+use crate::report::guardrails::Overhead;
+use crate::report::profile::{
+    Beginning, CallsiteProfile, ChangeReason, Frame, Health, HeapProfile, HookStatus, IntervalChange, Origin, Others,
+    Profile, Skipped, TargetProfile, UnfoundHook,
+};
+use crate::report::text;
+use crate::units::MonotonicNanos;
+
+/// Bytes of the kernel's name for a process.
+const COMM_BYTES_MAX: usize = 15;
+
+#[derive(Deserialize)]
+pub(super) struct Root<'a> {
+    interval_bytes: u64,
+    started_unix_ns: u64,
+    ended_unix_ns: u64,
+    window: Option<WindowFields>,
+    #[serde(borrow)]
+    targets: Vec<TargetFields<'a>>,
+    others: OthersFields,
+    health: HealthFields,
+}
+
+impl Root<'_> {
+    pub(super) fn into_profile(self) -> Result<Profile, String> {
+        let mut interner = Interner::default();
+        let targets = self.targets.into_iter().map(|target| target.into_target(&mut interner));
+        Ok(Profile {
+            interval_bytes: self.interval_bytes,
+            started_unix_ns: self.started_unix_ns,
+            ended_unix_ns: self.ended_unix_ns,
+            started_monotonic_ns: self.started_unix_ns,
+            window: self.window.map(WindowFields::into_window).transpose()?,
+            targets: targets.collect::<Result<_, _>>()?,
+            others: self.others.into_others()?,
+            health: self.health.into_health()?,
+            frames: interner.frames,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct TargetFields<'a> {
+    pid: u32,
+    command: String,
+    comm: Option<String>,
+    beginning: BeginningFields,
+    exited: bool,
+    exit_code: Option<i32>,
+    #[serde(default)]
+    replaced: bool,
+    detached_unix_ns: Option<u64>,
+    overhead: Option<OverheadFields>,
+    totals: TotalsFields,
+    heaps: Vec<HeapFields>,
+    #[serde(borrow)]
+    callsites: Vec<CallsiteFields<'a>>,
+}
+
+impl TargetFields<'_> {
+    fn into_target(self, interner: &mut Interner) -> Result<TargetProfile, String> {
+        let heaps = self.heaps.into_iter().map(HeapFields::into_heap).collect::<Result<Vec<_>, _>>()?;
+        let callsites = self.callsites.into_iter().map(|callsite| callsite.into_callsite(&heaps, interner));
+        Ok(TargetProfile {
+            pid: Pid(self.pid),
+            comm: self.comm.unwrap_or_else(|| comm_of(&self.command)),
+            command: self.command,
+            beginning: self.beginning.into_beginning()?,
+            exited: self.exited,
+            replaced: self.replaced,
+            exit_code: self.exit_code,
+            detached: self.detached_unix_ns.map(MonotonicNanos),
+            overhead: self.overhead.map(Overhead::from),
+            totals: self.totals.into_totals()?,
+            callsites: callsites.collect::<Result<_, _>>()?,
+            heaps,
+        })
+    }
+}
+
+/// What the kernel calls a program that was started as this.
+fn comm_of(command: &str) -> String {
+    let name = text::base_name(command);
+    name[..name.floor_char_boundary(COMM_BYTES_MAX)].to_owned()
+}
+
+#[derive(Deserialize)]
+struct BeginningFields {
+    origin: String,
+    parent: Option<u32>,
+    unix_ns: u64,
+    delay_ns: Option<u64>,
+    from_first_call: bool,
+}
+
+impl BeginningFields {
+    fn into_beginning(self) -> Result<Beginning, String> {
+        let origin = match (self.origin.as_str(), self.parent) {
+            ("running", _) => Origin::Running,
+            ("fork", Some(parent)) => Origin::Forked(Pid(parent)),
+            ("exec", _) => Origin::Executed,
+            ("launch", _) => Origin::Launched,
+            (other, _) => return Err(format!("`{}` is no way to begin", text::printable(other))),
+        };
+        Ok(Beginning {
+            origin,
+            time: MonotonicNanos(self.unix_ns),
+            delay_ns: self.delay_ns,
+            from_first_call: self.from_first_call,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct HeapFields {
+    name: String,
+    interval_bytes: u64,
+    /// Missing from reports of versions that did not change intervals.
+    #[serde(default)]
+    interval_bytes_max: u64,
+    hooks: Vec<HookFields>,
+    #[serde(flatten)]
+    totals: TotalsFields,
+}
+
+impl HeapFields {
+    fn into_heap(self) -> Result<HeapProfile, String> {
+        Ok(HeapProfile {
+            name: self.name,
+            interval_bytes: self.interval_bytes,
+            interval_bytes_max: self.interval_bytes_max.max(self.interval_bytes),
+            hooks: self.hooks.into_iter().map(HookStatus::from).collect(),
+            totals: self.totals.into_totals()?,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct HookFields {
+    function: String,
+    module: String,
+    backend: String,
+    offset: u64,
+    instruction: Option<String>,
+    emulated: Option<bool>,
+    required: bool,
+    attached: bool,
+    error: Option<String>,
+}
+
+impl From<HookFields> for HookStatus {
+    fn from(hook: HookFields) -> Self {
+        let unknown = (!hook.attached).then(|| "the reason is not known".to_owned());
+        Self {
+            function: hook.function,
+            module: hook.module,
+            backend: hook.backend,
+            offset: hook.offset,
+            instruction: hook.instruction,
+            emulated: hook.emulated,
+            required: hook.required,
+            error: hook.error.or(unknown),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct CallsiteFields<'a> {
+    #[serde(borrow)]
+    stack: Vec<FrameFields<'a>>,
+    #[serde(borrow)]
+    end: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    heap: Option<Cow<'a, str>>,
+    #[serde(default)]
+    inherited: bool,
+    #[serde(flatten)]
+    totals: TotalsFields,
+    #[serde(flatten)]
+    details: DetailsFields,
+}
+
+impl CallsiteFields<'_> {
+    fn into_callsite(self, heaps: &[HeapProfile], interner: &mut Interner) -> Result<CallsiteProfile, String> {
+        let end = self.end.map(|name| {
+            let end = StackEnd::ALL.iter().copied().find(|end| end.counter().name() == name);
+            end.ok_or_else(|| format!("`{}` is no end of a stack", text::printable(&name)))
+        });
+        let stack = self.stack.into_iter().map(|frame| {
+            let frame = frame.into_frame(interner)?;
+            interner.frame(frame)
+        });
+        Ok(CallsiteProfile {
+            stack: stack.collect::<Result<_, String>>()?,
+            end: end.transpose()?,
+            heap: heaps.iter().position(|heap| Some(&*heap.name) == self.heap.as_deref()).unwrap_or(heaps.len()),
+            inherited: self.inherited,
+            totals: self.totals.into_totals()?,
+            details: self.details.into_details()?,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct FrameFields<'a> {
+    #[serde(borrow)]
+    function: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    module: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    file: Option<Cow<'a, str>>,
+    line: Option<u32>,
+    inlined: bool,
+    #[serde(borrow)]
+    address: Cow<'a, str>,
+    #[serde(borrow)]
+    module_offset: Option<Cow<'a, str>>,
+}
+
+impl FrameFields<'_> {
+    fn into_frame(self, interner: &mut Interner) -> Result<Frame, String> {
+        Ok(Frame {
+            function: self.function.map(|name| interner.name(&name)),
+            module: self.module.map(|name| interner.name(&name)),
+            file: self.file.map(|name| interner.name(&name)),
+            line: self.line,
+            inlined: self.inlined,
+            address: hexadecimal(&self.address)?,
+            module_offset: self.module_offset.as_deref().map(hexadecimal).transpose()?,
+        })
+    }
+}
+
+fn hexadecimal(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    digits.ok_or_else(|| format!("`{}` is no address", text::printable(text)))
+}
+
+#[derive(Deserialize)]
+struct OthersFields {
+    skipped: Vec<SkippedFields>,
+    skipped_count: u64,
+    short_lived_count: u64,
+    not_inherited_count: u64,
+    folded_count: u64,
+    folded_interval_bytes: Option<u64>,
+    folded_totals: TotalsFields,
+}
+
+#[derive(Deserialize)]
+struct SkippedFields {
+    pid: u32,
+    command: String,
+    reason: String,
+}
+
+impl OthersFields {
+    fn into_others(self) -> Result<Others, String> {
+        let skipped = |skipped: SkippedFields| Skipped {
+            pid: Pid(skipped.pid),
+            command: skipped.command,
+            reason: skipped.reason,
+        };
+        Ok(Others {
+            skipped: self.skipped.into_iter().map(skipped).collect(),
+            skipped_count: self.skipped_count,
+            short_lived_count: self.short_lived_count,
+            not_inherited_count: self.not_inherited_count,
+            folded_count: self.folded_count,
+            folded_totals: self.folded_totals.into_totals()?,
+            folded_interval_bytes: self.folded_interval_bytes,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct HealthFields {
+    events: u64,
+    lost: Reasons,
+    unwind: Reasons,
+    #[serde(default)]
+    frame_pointer_modules: Vec<String>,
+    #[serde(default)]
+    unfound: Vec<UnfoundFields>,
+    resyncs: u64,
+    agent_cpu_ns: u64,
+    agent_rss_bytes_max: u64,
+    #[serde(default)]
+    interval_changes: Vec<ChangeFields>,
+    #[serde(default)]
+    guardrails: GuardrailsFields,
+}
+
+#[derive(Deserialize)]
+struct ChangeFields {
+    unix_ns: u64,
+    heap: String,
+    from_bytes: u64,
+    to_bytes: u64,
+    reason: String,
+}
+
+impl ChangeFields {
+    fn into_change(self) -> Result<IntervalChange, String> {
+        let Self { unix_ns, heap, from_bytes, to_bytes, reason } = self;
+        let reason = ChangeReason::ALL
+            .into_iter()
+            .find(|known| known.name() == reason)
+            .ok_or_else(|| format!("`{}` is no reason for another interval", text::printable(&reason)))?;
+        Ok(IntervalChange { unix_ns, heap, from_bytes, to_bytes, reason })
+    }
+}
+
+#[derive(Deserialize)]
+struct UnfoundFields {
+    heap: String,
+    function: String,
+    modules: Vec<String>,
+    required: bool,
+}
+
+impl HealthFields {
+    fn into_health(self) -> Result<Health, String> {
+        let health = self;
+        let unfound = |hook: UnfoundFields| UnfoundHook {
+            heap: hook.heap,
+            function: hook.function,
+            modules: hook.modules,
+            required: hook.required,
+        };
+        Ok(Health {
+            events: health.events,
+            lost: health.lost.0,
+            unwind: health.unwind.0,
+            frame_pointer_modules: health.frame_pointer_modules,
+            unfound: health.unfound.into_iter().map(unfound).collect(),
+            resyncs: health.resyncs,
+            agent_cpu_ns: health.agent_cpu_ns,
+            agent_rss_bytes_max: health.agent_rss_bytes_max,
+            interval_changes: health
+                .interval_changes
+                .into_iter()
+                .map(ChangeFields::into_change)
+                .collect::<Result<_, _>>()?,
+            guardrails: health.guardrails.into_guardrails()?,
+        })
+    }
+}
+
+/// Counts by reason, in the order of the report.
+struct Reasons(Vec<(String, u64)>);
+
+impl<'de> Deserialize<'de> for Reasons {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Reasons;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("counts by reason")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Reasons, A::Error> {
+                let mut reasons: Vec<(String, u64)> = Vec::new();
+                let mut sum = 0_u64;
+                while let Some((reason, count)) = map.next_entry()? {
+                    let more = sum.checked_add(count);
+                    sum = more.ok_or_else(|| serde::de::Error::custom("more was lost than can be counted"))?;
+                    reasons.push((reason, count));
+                }
+                Ok(Reasons(reasons))
+            }
+        }
+
+        deserializer.deserialize_map(InOrder)
+    }
+}

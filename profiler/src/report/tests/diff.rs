@@ -1,0 +1,340 @@
+//! Differences: what counts as the same callsite, how sure growth is, and the formats.
+
+mod properties;
+
+use serde_json::Value;
+
+use super::profiles::{self, Frames, callsite, heap, taken, target};
+use super::{check_golden, flamegraph};
+use crate::ids::Pid;
+use crate::report::diff::{Change, Diff, Side, Widths, table};
+use crate::report::profile::{Health, Profile};
+use crate::report::{Format, View};
+use crate::units::MonotonicNanos;
+use profiler_common::stack::StackEnd;
+
+fn diff<'a>(before: &'a Profile, after: &'a Profile) -> Diff<'a> {
+    Diff::new(Side { name: "before.json", profile: before }, Side { name: "after.json", profile: after })
+}
+
+fn render(diff: &Diff<'_>, format: Format, view: View, widths: Widths) -> String {
+    let mut bytes = Vec::new();
+    diff.write(format, view, widths, &mut bytes).expect("a vector takes all bytes");
+    String::from_utf8(bytes).expect("all formats are text")
+}
+
+fn json(diff: &Diff<'_>, view: View) -> Value {
+    serde_json::from_str(&render(diff, Format::Json, view, Widths::After)).expect("the difference is JSON")
+}
+
+/// `exact`, an hour later, built again and started again: other addresses and lines. One callsite grew, one shrank, one
+/// vanished, one is new.
+fn exact_later() -> Profile {
+    let mut profile = profiles::exact();
+    for frame in &mut profile.frames {
+        frame.address += 0x7_0000_1230;
+        frame.line = frame.line.map(|line| line + 3);
+        frame.module_offset = frame.module_offset.map(|offset| offset + 0x1230);
+    }
+    let target = &mut profile.targets[0];
+    (target.pid, target.beginning.time) = (Pid(815), MonotonicNanos(target.beginning.time.0 + 9));
+    target.callsites[0].totals = taken(1, 3000, 64, 400);
+    target.callsites[1].totals = taken(1, 1000, 17, 900);
+    target.callsites.remove(2);
+    let mut stack = target.callsites[0].stack.clone();
+    stack.insert(0, stack[0]);
+    target.callsites.push(callsite(&stack, Some(StackEnd::Complete), 0, taken(1, 10, 4096, 1)));
+    later(profile)
+}
+
+/// `sampled`, later: more of some, less of others, and a little more or less of those that are noise.
+fn sampled_later() -> Profile {
+    let mut profile = profiles::sampled();
+    profile.targets.truncate(1);
+    let callsites = &mut profile.targets[0].callsites;
+    callsites[0].totals = taken(4096, 90, 100, 10);
+    callsites[1].totals = taken(4096, 2, 8192, 0);
+    callsites[2].totals = taken(4096, 13, 512, 4);
+    callsites[3].totals = taken(4096, 1, 64, 0);
+    profile.health = Health { unwind: vec![("complete".to_owned(), 100)], ..Health::default() };
+    profile.targets[0].heaps[0].hooks.truncate(2);
+    later(profile)
+}
+
+fn later(mut profile: Profile) -> Profile {
+    profile.started_unix_ns += 3_600_000_000_000;
+    profile.ended_unix_ns += 3_610_000_000_000;
+    let frames = Frames { frames: std::mem::take(&mut profile.frames) };
+    let first = profile.targets.remove(0);
+    let again = target(first.pid.0, &first.comm, &first.command, first.heaps.clone(), first.callsites);
+    let interval_bytes = profile.interval_bytes;
+    profile.targets.insert(
+        0,
+        profiles::profile(interval_bytes, vec![again], Frames::default(), Health::default()).targets.remove(0),
+    );
+    profile.frames = frames.frames;
+    profile
+}
+
+#[test]
+fn goldens() {
+    for (name, before, after) in [
+        ("exact", profiles::exact(), exact_later()),
+        ("sampled", profiles::sampled(), sampled_later()),
+        ("same", profiles::exact(), profiles::exact()),
+        ("empty", profiles::empty(), profiles::freed()),
+    ] {
+        let diff = diff(&before, &after);
+        check_golden(&format!("diff/{name}.txt"), &table(&diff, View::LiveBytes, 10, 0, Some(110), false));
+        check_golden(&format!("diff/{name}.svg"), &render(&diff, Format::Flamegraph, View::LiveBytes, Widths::After));
+        check_golden(&format!("diff/{name}.folded"), &render(&diff, Format::Folded, View::LiveBytes, Widths::After));
+        check_golden(&format!("diff/{name}.json"), &render(&diff, Format::Json, View::LiveBytes, Widths::After));
+    }
+    let (before, after) = (profiles::exact(), exact_later());
+    let image = render(&diff(&before, &after), Format::Flamegraph, View::LiveBytes, Widths::Before);
+    check_golden("diff/exact.before.svg", &image);
+}
+
+#[test]
+fn growth_is_exact_to_the_byte_where_both_are() {
+    let (before, after) = (profiles::exact(), exact_later());
+    let report = json(&diff(&before, &after), View::LiveBytes);
+    let growth = |leaf: &str| {
+        let callsites = report["callsites"].as_array().expect("a list");
+        let growth = callsites
+            .iter()
+            .filter(|callsite| callsite["stack"][0]["function"] == leaf && callsite["stack"][1]["function"] != leaf);
+        growth.map(|callsite| callsite["live_bytes"]["growth"].as_i64().expect("an integer")).collect::<Vec<_>>()
+    };
+    assert_eq!(growth("cache_insert"), [2000 * 64]);
+    assert_eq!(growth("strdup"), [-500 * 17]);
+    assert_eq!(growth("cache_insert.part.0"), [-2 << 20]);
+    assert_eq!(growth("main"), [0]);
+    assert_eq!(report["totals"]["live_bytes"]["growth"], 2000 * 64 - 500 * 17 - (2 << 20) + 9 * 4096);
+}
+
+/// Two profiles of one callsite each; how many callsites there are in the difference.
+fn matched(change: impl FnOnce(&mut Profile)) -> usize {
+    let make = || {
+        let mut frames = Frames::default();
+        let main = frames.add("main", "/opt/app-1/app");
+        let nameless = frames.nameless(Some("/lib/libx.so.1.2"), Some(0x40));
+        let jit = frames.nameless(None, None);
+        let sites = vec![callsite(&[nameless, jit, main], Some(StackEnd::Complete), 0, taken(1, 5, 100, 0))];
+        profiles::profile(
+            1,
+            vec![target(5, "app", "/opt/app-1/app", vec![heap("libc", &[])], sites)],
+            frames,
+            Health::default(),
+        )
+    };
+    let (before, mut after) = (make(), make());
+    change(&mut after);
+    diff(&before, &after).callsites.len()
+}
+
+#[test]
+fn callsites_are_the_same_by_names() {
+    let other_process = |profile: &mut Profile| profile.targets[0].pid = Pid(6);
+    for (same, what, change) in [
+        (true, "nothing", (|_| ()) as fn(&mut Profile)),
+        (true, "another address of a function", |profile| profile.frames[0].address += 1),
+        (true, "another line", |profile| profile.frames[0].line = Some(7)),
+        (true, "a call that is inlined now", |profile| profile.frames[0].inlined = true),
+        (true, "another folder", |profile| profile.frames[0].module = Some("/opt/app-2/app".into())),
+        (true, "a file that was replaced", |profile| {
+            profile.frames[0].module = Some("/opt/app-1/app (deleted)".into())
+        }),
+        (false, "another function", |profile| profile.frames[0].function = Some("main2".into())),
+        (false, "another module", |profile| profile.frames[0].module = Some("/opt/lib.so".into())),
+        (false, "another place without a name", |profile| profile.frames[1].module_offset = Some(0x44)),
+        (false, "the same place of another file", |profile| profile.frames[1].module = Some("/lib/liby.so".into())),
+        (false, "another address without a module", |profile| profile.frames[2].address += 1),
+        (false, "another heap", |profile| profile.targets[0].heaps[0].name = "pool".into()),
+        (false, "inherited blocks", |profile| profile.targets[0].callsites[0].inherited = true),
+        (false, "another end", |profile| profile.targets[0].callsites[0].end = Some(StackEnd::Truncated)),
+        (false, "recursion", |profile| profile.targets[0].callsites[0].stack.push(crate::report::profile::FrameId(0))),
+    ] {
+        assert_eq!(matched(change) == 1, same, "{what}");
+    }
+    // Of another process, an address without a module says nothing: neither that it is the same nor that it is not.
+    assert_eq!(matched(|profile| (other_process(profile), profile.frames[2].address += 1).0), 1);
+}
+
+#[test]
+fn a_program_that_is_called_differently_is_compared_where_it_is_the_only_one() {
+    let rename = |profile: &mut Profile| {
+        profile.targets[0].command = "./app-2".to_owned();
+        profile.frames[0].module = Some("/opt/app-2".into());
+    };
+    // The address without a module is another process's, and the program is itself.
+    assert_eq!(matched(rename), 1);
+    let with_another = |profile: &mut Profile| {
+        rename(profile);
+        let mut other = profile.targets[0].clone();
+        (other.command, other.callsites) = ("other".to_owned(), vec![]);
+        profile.targets.push(other);
+    };
+    assert_eq!(matched(with_another), 2);
+}
+
+#[test]
+fn processes_of_one_program_are_added_up() {
+    let before = profiles::exact();
+    let mut after = profiles::exact();
+    let mut second = after.targets[0].clone();
+    second.pid = Pid(4712);
+    after.targets.push(second);
+    let diff = diff(&before, &after);
+    assert_eq!((diff.callsites.len(), diff.programs[0].targets), (5, [1, 2]));
+    assert_eq!(diff.total().growth(View::LiveBytes), View::LiveBytes.estimate(&before.targets[0].totals));
+}
+
+#[test]
+fn a_handful_of_samples_is_noise() {
+    let check = |before: u64, after: u64, size_bytes: u64, is_noise: bool| {
+        let change = Change {
+            before: taken(4096, before, size_bytes, 0),
+            after: taken(4096, after, size_bytes, 0),
+            interval_bytes: [4096, 4096],
+        };
+        for view in View::ALL {
+            assert_eq!(change.is_noise(view), is_noise, "{before} → {after} of {size_bytes} bytes, {view}");
+        }
+    };
+    // As the exact test of two Poisson counts has it: 5 of 5 are chance in one of 16 cases, 6 of 6 in one of 32.
+    check(0, 1, 100, true);
+    check(5, 0, 100, true);
+    check(0, 6, 100, false);
+    check(100, 125, 100, true);
+    check(100, 135, 100, false);
+    // A block of an interval or more is always taken.
+    check(0, 1, 4096, false);
+    check(1, 1, 4096, true);
+}
+
+#[test]
+fn different_intervals_and_spans_and_orders_are_said() {
+    let (before, mut after) = (profiles::exact(), profiles::sampled());
+    let says = |before: &Profile, after: &Profile, view: View, line: &str| {
+        let text = table(&diff(before, after), view, 10, 0, None, false);
+        assert!(text.lines().any(|actual| actual == line), "no `{line}` in\n{text}");
+    };
+    after.ended_unix_ns += 30_000_000_000;
+    says(
+        &before,
+        &after,
+        View::LiveBytes,
+        "before: every allocation, after: sampled every 4 KiB; both are unbiased, the rarer samples are less sure",
+    );
+    says(
+        &before,
+        &after,
+        View::AllocBytes,
+        "before: watched for 30.5s, after: watched for 1m 1s; in the longer one more was allocated for that alone",
+    );
+    says(&before, &after, View::LiveBytes, "compared as one program: cached before, app after");
+    says(&before, &after, View::LiveBytes, "  after: 12,348 events lost, 1 hook not attached, 1 hook not found");
+    says(&after, &before, View::LiveBytes, "`after.json` ended before `before.json` did: are they in this order?");
+    says(
+        &after,
+        &after,
+        View::LiveBytes,
+        "both are of one recording: what is in both was drawn once, so the growth is surer than its 95 % interval says",
+    );
+}
+
+#[test]
+fn programs_of_one_side_are_named() {
+    let (before, mut after) = (profiles::exact(), profiles::exact());
+    let mut other = after.targets[0].clone();
+    (other.pid, other.command) = (Pid(9), "/bin/other".to_owned());
+    after.targets.push(other);
+    let text = table(&diff(&before, &after), View::LiveBytes, 10, 0, None, false);
+    assert!(text.lines().any(|line| line == "only after: other"), "{text}");
+}
+
+#[test]
+fn small_changes_are_left_out_when_asked_to() {
+    let (before, after) = (profiles::exact(), exact_later());
+    let text = table(&diff(&before, &after), View::LiveBytes, 1, 50_000, None, false);
+    assert!(text.contains("below the threshold of 48.8 KiB: 1 callsite\n"), "{text}");
+    assert!(text.contains("1 callsite that grew"), "{text}");
+    assert!(!text.contains("strdup"), "{text}");
+    let text = table(&diff(&before, &after), View::LiveBytes, 1, 0, None, false);
+    assert!(text.contains("largest 1 of 2 callsites that grew"), "{text}");
+}
+
+#[test]
+fn every_frame_of_the_image_has_its_own_growth() {
+    let (before, after) = (profiles::exact(), exact_later());
+    let image = |widths| render(&diff(&before, &after), Format::Flamegraph, View::LiveBytes, widths);
+    let drawn = flamegraph::parse(&image(Widths::After));
+    assert!(drawn.frames.iter().all(|title| title.contains(" → ")), "{:#?}", drawn.frames);
+    for frame in
+        ["cache_insert (+152.7 KiB; 47.5 KiB → 200.2 KiB; 73.82%)", "main (-1.9 MiB; 2.1 MiB → 271.2 KiB; 100.00%)"]
+    {
+        assert!(drawn.frames.iter().any(|title| title.starts_with(frame)), "{frame} is not in {:#?}", drawn.frames);
+    }
+    assert!(drawn.frames.iter().all(|title| !title.contains(".part.0")), "it has vanished");
+    let drawn = flamegraph::parse(&image(Widths::Before));
+    let gone = "cache_insert.part.0 (-2.0 MiB; 2.0 MiB → 0 B; 94.53%)";
+    assert!(drawn.frames.iter().any(|title| title == gone), "{:#?}", drawn.frames);
+    assert!(image(Widths::Before).contains(r#"fill="rgb(110,110,255)""#), "what has vanished is blue");
+}
+
+#[test]
+fn names_are_as_harmless_as_in_a_flame_graph() {
+    let (before, after) = (profiles::sampled(), sampled_later());
+    let name = "<script>--> \u{1b}[2J.json";
+    let diff = Diff::new(Side { name, profile: &before }, Side { name, profile: &after });
+    let image = flamegraph::parse(&render(&diff, Format::Flamegraph, View::AllocBytes, Widths::Before));
+    assert!(image.texts[0].contains("<script>-->  [2J.json"), "{:?}", image.texts);
+    for frame in ["Set<\"a:b\" & 'c'>::operator<(Set const&) const (", "two lines [31m ("] {
+        assert!(image.frames.iter().any(|title| title.starts_with(frame)), "{frame} is not in {:#?}", image.frames);
+    }
+    let text = table(&diff, View::LiveBytes, 10, 0, Some(100), false);
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+}
+
+/// Numbers that look random and are the same each time (Marsaglia's xorshift, 2003), from 0 to 1.
+struct Draws(u64);
+
+impl Draws {
+    #[expect(clippy::cast_precision_loss, reason = "53 bits")]
+    fn next(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// How many of so many blocks of 100 bytes are sampled at an interval of 4096.
+    fn sampled(&mut self, blocks: u64) -> u64 {
+        let probability = 1.0 - (-100.0 / 4096.0_f64).exp();
+        (0..blocks).map(|_| u64::from(self.next() < probability)).sum()
+    }
+}
+
+#[test]
+fn intervals_hold_the_true_growth_as_often_as_they_say() {
+    let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
+    // From two samples a side to two hundred.
+    for (before, after) in [(80, 80), (0, 200), (400, 900), (2000, 2000), (8000, 7000)] {
+        let runs = 500;
+        let holds = (0..runs).filter(|_| {
+            let change = Change {
+                before: taken(4096, draws.sampled(before), 100, 0),
+                after: taken(4096, draws.sampled(after), 100, 0),
+                interval_bytes: [4096, 4096],
+            };
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            let truth = (after as f64 - before as f64) * 100.0;
+            let [low, high] = change.confidence(View::LiveBytes);
+            (low..=high).contains(&truth)
+        });
+        // 95 % of 500 runs, less three standard deviations.
+        let holds = holds.count();
+        assert!(holds >= 460, "{holds} of {runs} from {before} to {after} blocks");
+    }
+}

@@ -1,0 +1,148 @@
+//! Reports read back: the same profile, or a reason why not.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{guardrails, profiles, properties, render};
+use crate::ledger::totals::Totals;
+use crate::report::json::read::{ReadError, read};
+use crate::report::profile::Profile;
+use crate::report::summary::summary;
+use crate::report::{Format, View};
+
+/// The profile as another heapbpf reads it.
+#[track_caller]
+fn read_back(profile: &Profile) -> Profile {
+    read(render(Format::Json, profile, View::LiveBytes).as_bytes()).expect("what heapbpf writes it reads")
+}
+
+#[test]
+fn what_is_read_back_is_written_the_same() {
+    for (name, profile) in [
+        ("exact", profiles::exact()),
+        ("sampled", profiles::sampled()),
+        ("mixed", profiles::mixed()),
+        ("nameless", profiles::nameless()),
+        ("empty", profiles::empty()),
+        ("unwatched", profiles::unwatched()),
+        ("freed", profiles::freed()),
+        ("nobody", profiles::nobody()),
+        ("limited", guardrails::limited()),
+    ] {
+        let again = read_back(&profile);
+        for format in Format::ALL {
+            for view in View::ALL {
+                assert!(render(format, &again, view) == render(format, &profile, view), "{name}, {format:?}, {view}");
+            }
+        }
+        assert_eq!(
+            summary(&again, View::LiveBytes, 10, None, false),
+            summary(&profile, View::LiveBytes, 10, None, false)
+        );
+    }
+}
+
+#[test]
+fn sums_of_ended_processes_are_read_back() {
+    let mut profile = profiles::sampled();
+    profile.others.folded_count = 5;
+    profile.others.folded_totals = profiles::taken(4096, 12, 300, 4);
+    profile.others.folded_interval_bytes = Some(4096);
+    let again = read_back(&profile);
+    assert_eq!(render(Format::Json, &again, View::LiveBytes), render(Format::Json, &profile, View::LiveBytes));
+    let (again, folded) = (again.others.folded_totals, profile.others.folded_totals);
+    assert_eq!((again.live(), again.alloc_variance), (folded.live(), folded.alloc_variance));
+}
+
+/// The report of a profile, changed.
+fn changed(profile: &Profile, change: impl FnOnce(&mut Value)) -> Result<Profile, ReadError> {
+    let mut report = serde_json::from_str(&render(Format::Json, profile, View::LiveBytes)).expect("the report is JSON");
+    change(&mut report);
+    read(report.to_string().as_bytes())
+}
+
+#[test]
+fn reports_of_before_these_fields_are_read() {
+    let again = changed(&profiles::sampled(), |report| {
+        for target in report["targets"].as_array_mut().expect("a list") {
+            target.as_object_mut().expect("an object").remove("comm");
+            for callsite in target["callsites"].as_array_mut().expect("a list") {
+                callsite.as_object_mut().expect("an object").retain(|field, _| !field.ends_with("_variance"));
+            }
+        }
+    });
+    let again = again.expect("readable");
+    assert_eq!(again.targets[0].comm, "app --flag");
+    let profile = read_back(&profiles::sampled());
+    for (callsite, same) in again.targets[0].callsites.iter().zip(&profile.targets[0].callsites) {
+        for view in View::ALL {
+            let [actual, expected] = [callsite, same].map(|callsite| view.variance(&callsite.totals).to_f64());
+            assert!((actual - expected).abs() <= 1e-6 * expected.max(1.0), "{view}: {actual} is not {expected}");
+        }
+    }
+}
+
+#[test]
+fn fields_of_the_future_are_passed_over() {
+    let again = changed(&profiles::exact(), |report| {
+        report["surprise"] = json!({ "deep": [1, 2, { "er": null }] });
+        report["targets"][0]["callsites"][0]["sizes"] = json!([[1, 2], [3, 4]]);
+    });
+    assert_eq!(again.expect("readable").targets[0].callsites.len(), 5);
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let check = |path: &str, value: Value, reason: &str| {
+        let read = changed(&profiles::sampled(), |report| {
+            *report.pointer_mut(path).unwrap_or_else(|| panic!("no {path}")) = value.clone();
+        });
+        let error = read.expect_err("it cannot be").to_string();
+        assert!(error.contains(reason), "`{error}` does not say `{reason}`");
+    };
+    check("/targets/0/callsites/0/live_bytes", json!(1e300), "`1e300` is more than there can be");
+    check("/targets/0/callsites/0/live_bytes_variance", json!(-1e200), "more than there can be");
+    check("/targets/0/callsites/0/stack/0/address", json!("here\u{1b}[2J"), "`here [2J` is no address");
+    check("/targets/0/callsites/0/end", json!("soon"), "`soon` is no end of a stack");
+    check("/targets/0/beginning/origin", json!("egg"), "`egg` is no way to begin");
+    check("/targets/0/pid", json!(-1), "-1");
+    check("/health/lost", json!({ "a": u64::MAX, "b": 1 }), "more was lost than can be counted");
+    check("/version", json!(2), "version 2");
+    check("/targets", json!({}), "not a report of heapbpf");
+    let text = render(Format::Json, &profiles::exact(), View::LiveBytes);
+    let half = read(&text.as_bytes()[..text.len() / 2]).expect_err("half a report").to_string();
+    assert!(half.starts_with("it is not JSON, or not all of it"), "{half}");
+    let nested = "[".repeat(100_000);
+    assert!(read(nested.as_bytes()).is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_profile_is_read_back(profile in properties::profile(), view in proptest::sample::select(View::ALL.to_vec())) {
+        let text = render(Format::Json, &profile, view);
+        let again = read(text.as_bytes()).expect("what heapbpf writes it reads");
+        prop_assert!(render(Format::Json, &again, view) == text);
+        prop_assert_eq!(render(Format::Folded, &again, view), render(Format::Folded, &profile, view));
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused(at in 0.0..1.0_f64, bytes in proptest::collection::vec(any::<u8>(), 1..8)) {
+        let mut text = render(Format::Json, &profiles::sampled(), View::LiveBytes).into_bytes();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a place in it")]
+        let at = (at * text.len() as f64) as usize;
+        text.splice(at..(at + bytes.len()).min(text.len()), bytes);
+        if let Ok(profile) = read(&text) {
+            for format in Format::ALL {
+                render(format, &profile, View::LiveBytes);
+            }
+        }
+    }
+
+    #[test]
+    fn variances_come_back_from_intervals(estimate in 1.0..1e12_f64, samples in 1.0..1e6_f64) {
+        let variance = estimate * estimate / samples;
+        let interval = Totals::confidence(estimate, crate::units::EstimatedVariance::from_f64(variance));
+        let back = Totals::variance_of(estimate, interval);
+        prop_assert!((back - variance).abs() <= 1e-6 * variance, "{back} is not {variance}");
+    }
+}
