@@ -4,8 +4,10 @@ use serde_json::{Value, json};
 
 use super::profiles;
 use super::{check_golden, render};
-use crate::report::profile::Profile;
+use crate::ledger::totals::Totals;
+use crate::report::profile::{Profile, Window, WindowReason};
 use crate::report::{Format, View};
+use crate::units::EstimatedBytes;
 
 #[test]
 fn goldens() {
@@ -75,6 +77,33 @@ const OBJECTS: &[(&str, &str)] = &[
         "agent_cpu_ns agent_rss_bytes_max events frame_pointer_modules guardrails interval_changes lost resyncs unfound unwind",
     ),
 ];
+
+#[test]
+fn a_window_has_its_ends_and_what_changed_in_it() {
+    let mut profile = profiles::exact();
+    profile.window = Some(Window {
+        number: Some(3),
+        reason: WindowReason::Growth,
+        start_unix_ns: 17,
+        since_mark: false,
+        end_unix_ns: 18,
+        merged_count: 1,
+    });
+    profile.targets[0].totals = Totals {
+        opening_bytes: EstimatedBytes::exact(1000),
+        free_bytes: EstimatedBytes::exact(1000),
+        ..Totals::default()
+    };
+    let report = parse(&profile);
+    assert_eq!(
+        report["window"],
+        json!({"number": 3, "reason": "growth", "start_unix_ns": 17, "since_mark": false, "end_unix_ns": 18, "merged_count": 1})
+    );
+    let totals = &report["targets"][0]["totals"];
+    assert_eq!((&totals["live_start_bytes"], &totals["delta_bytes"]), (&json!(1000), &json!(-1000)));
+    assert_eq!((&totals["live_bytes"], &totals["delta_count"]), (&json!(0), &json!(0)));
+    assert_eq!(parse(&profiles::exact())["targets"][0]["totals"].get("delta_bytes"), None, "it is no window");
+}
 
 #[test]
 fn every_object_has_the_fields_of_the_contract() {
