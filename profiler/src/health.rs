@@ -28,6 +28,7 @@ pub fn collect(
         frame_pointer_modules: frame_pointer_modules.to_vec(),
         unfound: Vec::new(),
         resyncs: 0,
+        interval_changes: Vec::new(),
         agent_cpu_ns: clock::cpu_ns(),
         agent_rss_bytes_max: clock::rss_bytes_max(),
         guardrails: Guardrails::default(),

@@ -157,6 +157,8 @@ pub struct HeapFacts {
     pub name: String,
     /// Its interval, in bytes: its own, or the recording's.
     pub interval_bytes: u64,
+    /// The largest that it had meanwhile.
+    pub interval_bytes_max: u64,
     /// Functions that were to be watched.
     pub hooks: Vec<HookStatus>,
 }

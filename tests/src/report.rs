@@ -146,6 +146,7 @@ pub struct Health {
     pub lost: BTreeMap<String, u64>,
     pub unwind: BTreeMap<String, u64>,
     pub resyncs: u64,
+    pub interval_changes: Vec<IntervalChange>,
     pub agent_cpu_ns: u64,
     pub agent_rss_bytes_max: u64,
     pub guardrails: Guardrails,
@@ -211,6 +212,17 @@ pub struct Reached {
     pub percent: Option<f64>,
 }
 
+/// A change of a heap's interval.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct IntervalChange {
+    pub unix_ns: u64,
+    pub heap: String,
+    pub from_bytes: u64,
+    pub to_bytes: u64,
+    pub reason: String,
+}
+
 /// Totals as they stand in the file: integers when exact, floats when estimated.
 #[derive(Clone, Debug, Deserialize)]
 #[expect(missing_docs, reason = "the names are the format's own")]
@@ -225,6 +237,10 @@ pub struct Totals {
     pub live_bytes: Number,
     pub peak_bytes: Number,
     pub peak_unix_ns: Option<u64>,
+    /// Where numbers are estimates.
+    pub live_bytes_95: Option<[f64; 2]>,
+    /// The same of what was allocated.
+    pub alloc_bytes_95: Option<[f64; 2]>,
     pub live_start_bytes: Option<Number>,
     pub live_start_count: Option<Number>,
     pub delta_bytes: Option<Number>,

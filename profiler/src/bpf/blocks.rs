@@ -14,7 +14,7 @@ use crate::ids::Pid;
 use crate::sys::map_batch::{BATCH, read_hash, remove_hash, write_hash};
 use crate::sys::map_memory::SharedCounts;
 
-const LIVE: &str = "LIVE";
+pub(super) const LIVE: &str = "LIVE";
 const COUNTS: &str = "LIVE_COUNTS";
 
 impl Kernel {
@@ -123,14 +123,14 @@ impl Kernel {
         refused
     }
 
-    fn live(&self) -> Result<&MapData, LoadError> {
+    pub(super) fn live(&self) -> Result<&MapData, LoadError> {
         match self.map(LIVE)? {
             Map::HashMap(data) => Ok(data),
             _ => Err(LoadError::Missing(LIVE)),
         }
     }
 
-    fn live_counts(&self) -> Result<SharedCounts, LoadError> {
+    pub(super) fn live_counts(&self) -> Result<SharedCounts, LoadError> {
         let Map::Array(data) = self.map(COUNTS)? else {
             return Err(LoadError::Missing(COUNTS));
         };

@@ -26,6 +26,17 @@ impl Counters {
         Ok(Self(counters))
     }
 
+    /// Reads one of them, which takes a system call.
+    ///
+    /// # Errors
+    ///
+    /// When the map cannot be read.
+    pub fn read_one(kernel: &Kernel, counter: Counter) -> Result<u64, LoadError> {
+        let failed = |source| LoadError::Map { name: "COUNTERS", source };
+        let map: PerCpuArray<_, u64> = PerCpuArray::try_from(kernel.map("COUNTERS")?).map_err(failed)?;
+        Ok(map.get(&(counter as u32), 0).map_err(failed)?.iter().sum())
+    }
+
     /// Adds what the agent has met of the same.
     pub fn add(&mut self, counter: Counter, count: u64) {
         self.0[counter as usize] += count;

@@ -226,6 +226,11 @@ impl Kernel {
         program(&mut self.ebpf, name)
     }
 
+    /// All programs of aya's.
+    pub(super) fn own_programs(&self) -> impl Iterator<Item = &Program> {
+        self.ebpf.programs().map(|(_, program)| program)
+    }
+
     /// Where the kernel's tasks have their members, as the programs were told.
     pub(super) fn task_layout(&self) -> Result<TaskLayout, LayoutError> {
         self.task_layout.clone()

@@ -4,19 +4,28 @@ use std::io;
 
 use aya::maps::{Map, MapData, MapError, RingBuf};
 
+use crate::sys::map_memory::RingPositions;
 use crate::sys::readiness::Readiness;
 
 /// The reading end. Owned by the session's task alone.
 pub struct Ring {
     ring: RingBuf<MapData>,
     readiness: Readiness,
+    positions: RingPositions,
 }
 
 impl Ring {
     pub(super) fn new(map: Map) -> Result<Self, MapError> {
         let ring = RingBuf::try_from(map)?;
         let readiness = Readiness::of(&ring).map_err(MapError::IoError)?;
-        Ok(Self { ring, readiness })
+        let positions = RingPositions::new(&ring).map_err(MapError::IoError)?;
+        Ok(Self { ring, readiness, positions })
+    }
+
+    /// Bytes that wait to be read, of as many as the ring has.
+    #[must_use]
+    pub fn unread_bytes(&self) -> u64 {
+        self.positions.unread_bytes()
     }
 
     /// Waits until the kernel side calls for a reading: the ring has filled past its mark. A reader also has to come by

@@ -151,6 +151,15 @@ pub(super) struct RecordArgs {
     #[arg(short, long, value_name = "BYTES", default_value = "4KiB", value_parser = quantity::interval, allow_hyphen_values = true)]
     pub(super) interval: u32,
 
+    /// What to do when there is more than can be followed: `adapt` samples less, and again as asked when there is less; `drop`
+    /// keeps the interval and loses what finds no room. Both is told in reports.
+    #[arg(long, value_name = "HOW", default_value = "adapt", hide_possible_values = true)]
+    pub(super) on_overload: OverloadArg,
+
+    /// The largest interval that `--on-overload adapt` goes to.
+    #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = quantity::interval, allow_hyphen_values = true)]
+    pub(super) interval_max: u32,
+
     /// Stop after this time (10s, 5m, 1h30m). Without it: until Ctrl-C, or until all targets have ended and none can follow.
     #[arg(short, long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
     pub(super) duration: Option<Duration>,
@@ -296,6 +305,12 @@ impl From<HoldArg> for Hold {
             HoldArg::Forks => Self::Forks,
         }
     }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum OverloadArg {
+    Drop,
+    Adapt,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -10,7 +10,7 @@ use profiler_common::interval::Interval;
 use terminal_size::terminal_size;
 use thiserror::Error;
 
-use super::args::{BackendArg, RecordArgs, Unwind};
+use super::args::{BackendArg, OverloadArg, RecordArgs, Unwind};
 use super::output::Output;
 use super::progress::ProgressLine;
 use super::stops::Stops;
@@ -25,7 +25,9 @@ use crate::probe::attach::BackendChoice;
 use crate::proc::process;
 use crate::report::summary;
 use crate::report::suppressions::Suppressions;
-use crate::session::{Command, DumpPlan, Listener, Orders, Progress, Session, SessionConfig, UnwindMode};
+use crate::session::{
+    Command, DumpPlan, Listener, Orders, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode,
+};
 use crate::snapshot::Snapshot;
 use crate::sys::inherited::Inherited;
 use crate::target::filter::Selection;
@@ -79,6 +81,10 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
         },
         ring_bytes: args.ring_size,
         live_blocks_max: args.live_blocks,
+        on_overload: match args.on_overload {
+            OverloadArg::Drop => OverloadPolicy::Drop,
+            OverloadArg::Adapt => OverloadPolicy::Adapt(Interval::nearest(args.interval_max)),
+        },
         placement: args.placement.into(),
         unwind: match args.unwind {
             Unwind::Auto => UnwindMode::Auto,

@@ -21,6 +21,7 @@ mod live;
 mod ranges;
 mod reconcile;
 pub mod snapshot;
+mod thin;
 mod threads;
 pub mod totals;
 
@@ -30,7 +31,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
 use crate::ingest::event::{Allocation, Event, Free, Remap};
-use crate::units::{MonotonicNanos, Weight};
+use crate::units::{EstimatedCount, MonotonicNanos, Weight};
 use ages::AgesByCallsite;
 use callsite::{Callsite, PeakEpoch};
 use live::{LiveBlock, LiveBlocks};
@@ -300,6 +301,22 @@ impl Ledger {
     #[must_use]
     pub fn is_live(&self, address: TargetAddr) -> bool {
         self.live.get(address).is_some()
+    }
+
+    /// Callsites whose frames have not come. They may come yet.
+    #[must_use]
+    pub fn stacks_lost(&self) -> u64 {
+        let is_lost = |callsite: &&Callsite| !self.stacks.contains_key(&callsite.stack);
+        let lost = self.callsites.iter().filter(is_lost);
+        lost.filter(|callsite| !callsite.totals(self.peak).is_empty()).count() as u64
+    }
+
+    /// Stacks of blocks that are live, and whose frames have not come.
+    #[must_use]
+    pub fn stacks_missing(&self) -> Vec<StackId> {
+        let is_live = |callsite: &&Callsite| callsite.totals(self.peak).live_count() > EstimatedCount::ZERO;
+        let callsites = self.callsites.iter().filter(|callsite| !self.stacks.contains_key(&callsite.stack));
+        callsites.filter(is_live).map(|callsite| callsite.stack).collect()
     }
 
     /// The process is gone, and no event will come: single blocks are forgotten, sums stay. Ages are from now on those at the

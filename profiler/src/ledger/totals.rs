@@ -271,6 +271,24 @@ impl Totals {
         self.live_variance.take(weight);
     }
 
+    /// A live block that was taken to weigh `from` weighs `to`, whether it was there at the beginning (`inherited`) or was
+    /// allocated.
+    pub fn reweigh(&mut self, from: Weight, to: Weight, inherited: bool) {
+        if inherited {
+            self.opening_count += to.count - from.count;
+            self.opening_bytes += to.bytes - from.bytes;
+        } else {
+            self.alloc_count += to.count - from.count;
+            self.alloc_bytes += to.bytes - from.bytes;
+            self.alloc_samples = (self.alloc_samples + to.samples).saturating_sub(from.samples);
+            self.alloc_variance.take(from);
+            self.alloc_variance.add(to);
+        }
+        self.live_samples = (self.live_samples + to.samples).saturating_sub(from.samples);
+        self.live_variance.take(from);
+        self.live_variance.add(to);
+    }
+
     /// A block that was thought freed was not, as is learned at `time`: takes [`free`](Self::free) back.
     pub fn restore(&mut self, weight: Weight, time: MonotonicNanos) {
         self.free_count -= weight.count;

@@ -4,7 +4,9 @@
 
 use std::collections::HashMap;
 
-use super::profile::{Beginning, HeapProfile, HookStatus, Origin, Profile, TargetProfile};
+use super::profile::{
+    Beginning, ChangeReason, Health, HeapProfile, HookStatus, IntervalChange, Origin, Profile, TargetProfile,
+};
 use super::{View, text};
 use crate::ledger::totals::Totals;
 use crate::units::EstimatedBytes;
@@ -37,11 +39,53 @@ pub(super) fn interval(profile: &Profile) -> String {
     let own = own_intervals(profile);
     let own: Vec<String> =
         own.into_iter().map(|(heap, bytes)| format!("{}: {}", text::printable(heap), words(bytes))).collect();
-    match (has_common_interval(profile), own.as_slice()) {
+    let asked = match (has_common_interval(profile), own.as_slice()) {
         (_, []) => words(profile.interval_bytes),
         (true, own) => format!("{} ({})", words(profile.interval_bytes), own.join(", ")),
         (false, own) => own.join(", "),
+    };
+    let heaps = profile.targets.iter().flat_map(|target| &target.heaps);
+    let raised = heaps.filter(|heap| heap.interval_bytes_max > heap.interval_bytes);
+    match raised.map(|heap| heap.interval_bytes_max).max() {
+        Some(largest) => format!("{asked}, at times every {}", text::round_size(largest)),
+        None => asked,
     }
+}
+
+/// Changes of intervals by heap, heaps in the order in which theirs first changed.
+pub(super) fn interval_changes(health: &Health) -> Vec<(&str, Vec<&IntervalChange>)> {
+    let mut heaps: Vec<(&str, Vec<&IntervalChange>)> = Vec::new();
+    for change in &health.interval_changes {
+        match heaps.iter_mut().find(|(heap, _)| *heap == change.heap) {
+            Some((_, changes)) => changes.push(change),
+            None => heaps.push((&change.heap, vec![change])),
+        }
+    }
+    heaps
+}
+
+/// `heap libc was sampled every 64 KiB at most, instead of every 4 KiB: the ring was more than half full (after 3s); every 4 KiB at
+/// the end (5 changes)`.
+pub(super) fn changed_interval(profile: &Profile, heap: &str, changes: &[&IntervalChange]) -> String {
+    let every =
+        |bytes: u64| if bytes <= 1 { "every block".to_owned() } else { format!("every {}", text::round_size(bytes)) };
+    let (Some(first), Some(last)) = (changes.first(), changes.last()) else { return String::new() };
+    let largest = changes.iter().map(|change| change.to_bytes).max().unwrap_or(0);
+    let why = match first.reason {
+        ChangeReason::RingFull => "more was sampled than the ring has room for",
+        ChangeReason::RingFilling => "the ring was more than half full",
+        ChangeReason::LiveSetFilling => "the live set was nearly full",
+        ChangeReason::Quiet => "it has been quiet",
+    };
+    let after = text::duration(first.unix_ns.saturating_sub(profile.started_unix_ns));
+    format!(
+        "heap {} was sampled {} at most instead of {}: {why} (after {after}); {} at the end ({})",
+        text::printable(heap),
+        every(largest),
+        every(first.from_bytes),
+        every(last.to_bytes),
+        text::counted(changes.len() as u64, "change"),
+    )
 }
 
 /// The heaps that do not have the recording's interval, each once, with theirs.

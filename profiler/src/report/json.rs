@@ -241,6 +241,7 @@ impl<'a> OthersFields<'a> {
 struct HeapFields<'a> {
     name: &'a str,
     interval_bytes: u64,
+    interval_bytes_max: u64,
     hooks: Vec<HookFields<'a>>,
     #[serde(flatten)]
     totals: TotalsFields,
@@ -256,6 +257,7 @@ impl<'a> HeapFields<'a> {
         Self {
             name: &heap.name,
             interval_bytes: heap.interval_bytes,
+            interval_bytes_max: heap.interval_bytes_max.max(heap.interval_bytes),
             hooks: heap.hooks.iter().map(HookFields::new).collect(),
             totals: TotalsFields::new(profile, &heap.totals, heap.is_exact()),
             details: DetailsFields::new(&details, heap.is_exact()),

@@ -13,6 +13,9 @@ use crate::ids::Pid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::{Amounts, Totals};
 use crate::units::MonotonicNanos;
+pub use intervals::{ChangeReason, IntervalChange};
+
+mod intervals;
 
 /// One session's result.
 #[derive(Clone, Debug)]
@@ -133,6 +136,8 @@ pub struct HeapProfile {
     pub name: String,
     /// Its interval, in bytes: its own, or the recording's. 1 where every allocation is taken.
     pub interval_bytes: u64,
+    /// The largest that it had meanwhile, where there was more than could be followed.
+    pub interval_bytes_max: u64,
     /// Functions that were to be watched.
     pub hooks: Vec<HookStatus>,
     /// Over the heap.
@@ -217,6 +222,8 @@ pub struct Health {
     pub unfound: Vec<UnfoundHook>,
     /// How often the ledger was put right from the kernel's live set.
     pub resyncs: u64,
+    /// When heaps were sampled at another interval from then on, the first first.
+    pub interval_changes: Vec<IntervalChange>,
     /// CPU time of the agent, in nanoseconds.
     pub agent_cpu_ns: u64,
     /// Largest resident size of the agent, in bytes.
@@ -239,6 +246,13 @@ pub struct UnfoundHook {
 }
 
 impl Health {
+    /// Adds a loss, if there was one.
+    pub fn lose(&mut self, reason: &str, count: u64) {
+        if count > 0 {
+            self.lost.push((reason.to_owned(), count));
+        }
+    }
+
     /// What has happened since `base`, the health of the same recording earlier. What has no time stays what it is: the
     /// modules, the functions, the largest size.
     #[must_use]
@@ -340,10 +354,10 @@ impl HookStatus {
 }
 
 impl HeapProfile {
-    /// Whether its totals, and its callsites', are exact.
+    /// Whether its totals, and its callsites', are exact: it was never sampled at another interval than 1.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.interval_bytes <= 1
+        self.interval_bytes <= 1 && self.interval_bytes_max <= 1
     }
 }
 

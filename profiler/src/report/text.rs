@@ -17,7 +17,7 @@ pub(super) fn size(bytes: u64) -> String {
 }
 
 /// A size that was chosen by somebody, so that it is mostly round: `4 KiB` rather than `4.0 KiB`.
-pub(super) fn round_size(bytes: u64) -> String {
+pub(crate) fn round_size(bytes: u64) -> String {
     let size = size(bytes);
     let exact = size.parse::<ByteSize>().is_ok_and(|parsed| parsed.as_u64() == bytes);
     if exact { size.replace(".0 ", " ") } else { size }

@@ -36,6 +36,7 @@ impl Session {
     /// Tells the kernel side that a process is a target. To be done before its probes are there: what they see of others is
     /// left out.
     pub(super) fn mark(&mut self, pid: Pid) {
+        self.sweep_before(pid);
         if let Err(error) = self.probes.kernel.set_target(pid, self.lifecycle.follows_forks()) {
             warn!("process {pid} is not watched as a target: {error}");
             self.targets_unmarked += 1;
@@ -323,8 +324,8 @@ impl Session {
         let Some(mut target) = self.targets.remove(pid) else { return };
         target.end =
             Some(End::Exited(target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None })));
+        self.settle_losses_of(&mut target);
         target.close(&mut self.probes.kernel);
-        self.probes.sweep_after_loss(pid);
         self.probes.release(&mut target);
         match target.unprofilable.take() {
             _ if target.has_begun() => self.targets.keep(target, &self.probes.discovery.plan),

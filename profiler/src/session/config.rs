@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use profiler_common::interval::Interval;
 
+use super::overload::OverloadPolicy;
 use super::triggers::DumpPlan;
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
@@ -36,6 +37,8 @@ pub struct SessionConfig {
     pub ring_bytes: u32,
     /// Room in the live set.
     pub live_blocks_max: u32,
+    /// What to do when there is more than can be followed.
+    pub on_overload: OverloadPolicy,
     /// Where in their functions probes go.
     pub placement: PlacementMode,
     /// How stacks are unwound.

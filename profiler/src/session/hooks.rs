@@ -250,6 +250,7 @@ impl Hooks {
             id,
             name: plan.heaps()[usize::from(id.0)].clone(),
             interval_bytes: u64::from(probes.interval(&plan.heaps()[usize::from(id.0)]).bytes()),
+            interval_bytes_max: 0,
             hooks: self
                 .mapped()
                 .filter(|hook| plan.hook(hook.id).heap == id)

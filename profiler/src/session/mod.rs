@@ -12,12 +12,16 @@ mod launching;
 mod lifecycle;
 mod listener;
 mod orders;
+mod overload;
 mod predictions;
 mod probes;
 pub mod raw;
+mod relief;
+mod resync;
 mod snapshot;
 mod target;
 mod targets;
+mod thinning;
 mod triggers;
 mod unwinding;
 
@@ -34,6 +38,7 @@ pub use guard::TooSmall;
 pub use launching::{Command, Launched};
 pub use listener::Listener;
 pub use orders::{Order, Orders};
+pub use overload::OverloadPolicy;
 pub use triggers::DumpPlan;
 
 use crate::bpf::counters::Counters;
@@ -54,6 +59,7 @@ use latecomers::Latecomers;
 use lifecycle::Lifecycle;
 use probes::Probes;
 use raw::{RawSample, RawStacks};
+use relief::Relief;
 use target::Target;
 use targets::Targets;
 use unwinding::Tables;
@@ -72,6 +78,7 @@ pub struct Session {
     /// Targets that found no room in the kernel's map of them: their calls are not drawn.
     targets_unmarked: u64,
     raw: RawStacks,
+    relief: Relief,
     dumps: Dumps,
     /// What the session itself has started.
     command: Option<Command>,
@@ -138,6 +145,7 @@ impl Session {
             lifecycle: Lifecycle::new(&config),
             latecomers,
             raw: RawStacks::new(config.raw_stacks_max),
+            relief: Relief::new(&config, &probes.kernel)?,
             dumps: Dumps::new(config.dumps),
             config,
             probes,
@@ -230,13 +238,15 @@ impl Session {
         let mut guard = every(GUARD_PERIOD, began);
         let mut progress = every(PROGRESS_PERIOD, began);
         let mut events_before = 0;
+        let mut is_all = true;
         while self.may_go_on() {
             let soon = self.lifecycle.next_due();
             tokio::select! {
                 () = &mut stop => break,
                 () = sleep_until(deadline) => break,
                 pids = self.ends.next() => pids.into_iter().for_each(|pid| self.end(pid)),
-                result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; self.drain(); }
+                result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; is_all = self.drain(); }
+                () = std::future::ready(()), if !is_all => is_all = self.drain(),
                 () = sleep_until(soon) => self.attend(),
                 () = Command::stirs(&mut self.command) => self.attend_command(),
                 order = orders.next() => self.obey(order, listener)?,
@@ -283,7 +293,9 @@ impl Session {
 
     /// Takes what is in the ring to the ledgers, and acts on what targets did. Returns whether that was all.
     fn drain(&mut self) -> bool {
+        let fill_bytes = self.ring.unread_bytes();
         let is_all = self.take_records();
+        self.relieve(fill_bytes);
         if self.lifecycle.follows_forks() {
             for pid in self.lifecycle.take_beginners() {
                 // What it forks before it is a target is of interest too.
@@ -302,11 +314,12 @@ impl Session {
 
     /// Takes what is in the ring to the ledgers. Returns whether that was all.
     fn take_records(&mut self) -> bool {
-        let Self { ring, targets, lifecycle, raw, records_unreadable, .. } = self;
+        let Self { ring, targets, lifecycle, raw, relief, records_unreadable, .. } = self;
         let count = ring.drain(DRAIN_BATCH, |record| match decode(record) {
             Ok(Event::Fork(fork)) => lifecycle.forked(fork, targets),
             Ok(Event::Exec(exec)) => lifecycle.executed(exec, targets),
-            Ok(event) => {
+            Ok(mut event) => {
+                relief.take(record.len(), &mut event);
                 raw.enter(&event);
                 targets.enter(event);
             }
@@ -331,6 +344,7 @@ impl Session {
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.probes.stop_drawing()?;
         while !self.take_records() {}
+        self.resync_at_end();
         let ended = (clock::now(), self.counters()?);
         // Who has ended and was not seen to yet has ended all the same.
         let gone: Vec<Pid> =

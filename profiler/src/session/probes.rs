@@ -2,7 +2,6 @@
 //! target and takes them away; when to, the session decides.
 
 use anyhow::{Context, Result, bail};
-use profiler_common::counter::Counter;
 use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use profiler_common::sampling::SamplingRate;
@@ -17,7 +16,6 @@ use super::predictions::Predictions;
 use super::target::Target;
 use super::unwinding::{Tables, Unwinding};
 use crate::allocator::selection::MMAP;
-use crate::bpf::counters::Counters;
 use crate::bpf::footprint::KernelMaps;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
 use crate::health;
@@ -222,15 +220,6 @@ impl Probes {
     /// Takes a target's probes away, soon, where its number is another's by now.
     pub(super) fn detach(&mut self, target: &mut Target) {
         self.detacher.detach(target.hooks.take_links());
-    }
-
-    /// Blocks whose record found no room in the ring are in no books: takes them out of the live set when their process is
-    /// gone. Reads the whole live set, so not for nothing.
-    pub(super) fn sweep_after_loss(&mut self, pid: Pid) {
-        let lost = Counters::read(&self.kernel).is_ok_and(|counters| counters.get(Counter::RingFull) > 0);
-        if lost && let Err(error) = self.kernel.sweep(pid) {
-            debug!("process {pid}: {error}");
-        }
     }
 
     /// A target's probes have come to nothing: it needs new ones.

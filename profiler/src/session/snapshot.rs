@@ -4,6 +4,7 @@ use anyhow::Result;
 use profiler_common::counter::Counter;
 
 use super::Session;
+use super::target::Target;
 use crate::bpf::counters::Counters;
 use crate::health;
 use crate::ids::HeapId;
@@ -15,9 +16,9 @@ impl Session {
     /// What was recorded until `now`. Before the end, only what is in the window.
     pub(super) fn snapshot(&self, now: clock::Instant, counters: &Counters, window: Option<Window>) -> Snapshot {
         let discovery = &self.probes.discovery;
-        let interval_bytes = |heap: &HeapId| {
-            let heap = &discovery.plan.heaps()[usize::from(heap.0)];
-            u64::from(self.probes.interval(heap).bytes())
+        let interval_bytes = |id: &HeapId| {
+            let heap = &discovery.plan.heaps()[usize::from(id.0)];
+            u64::from(self.probes.interval(heap).bytes()).max(self.relief.interval_bytes_max(*id))
         };
         let folded_interval_bytes = self.targets.heaps_folded.iter().map(interval_bytes).max();
         let health = self.health(counters);
@@ -44,21 +45,34 @@ impl Session {
     /// The targets, or those alone that are in the present window.
     pub(super) fn states(&self, now: clock::Instant, of_window: bool) -> Vec<TargetState> {
         let targets = self.targets.all().into_iter().filter(|target| !(of_window && target.is_past()));
-        targets.map(|target| target.state(now.monotonic, &self.probes)).collect()
+        let state = |target: &Target| {
+            let mut state = target.state(now.monotonic, &self.probes);
+            for heap in &mut state.heaps {
+                heap.interval_bytes_max = heap.interval_bytes.max(self.relief.interval_bytes_max(heap.id));
+            }
+            state
+        };
+        targets.map(state).collect()
     }
 
     /// What was lost and what it cost.
     pub(super) fn health(&self, counters: &Counters) -> Health {
-        Health {
+        let mut health = Health {
             guardrails: self.guard.report(),
             unfound: self.probes.discovery.unfound(),
+            resyncs: self.relief.resyncs(),
+            interval_changes: self.interval_changes(),
             ..health::collect(
                 counters,
                 self.records_unreadable,
                 self.targets.frees_unknown(),
                 self.probes.unwinding.by_frame_pointer(),
             )
-        }
+        };
+        let stacks_lost = self.targets.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();
+        health.lose("stack_lost", stacks_lost);
+        health.lose("probe_missed", self.probes.kernel.probes_missed());
+        health
     }
 
     /// The kernel's counters, with what the session counts for it.

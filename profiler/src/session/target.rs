@@ -187,6 +187,11 @@ impl Target {
         self.is_young() || self.unsearched || self.link_map.as_ref().is_some_and(LinkMap::changed)
     }
 
+    /// When it was first looked at.
+    pub(super) fn opened(&self) -> Instant {
+        self.opened
+    }
+
     /// Whether its dynamic linker may still be at work.
     pub(super) fn is_young(&self) -> bool {
         self.opened.elapsed() < YOUNG

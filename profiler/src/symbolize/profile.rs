@@ -81,6 +81,7 @@ fn heaps(target: &TargetState, books: &TargetSnapshot) -> Vec<HeapProfile> {
     let profile = |(at, heap): (Option<usize>, &HeapFacts)| HeapProfile {
         name: heap.name.clone(),
         interval_bytes: heap.interval_bytes,
+        interval_bytes_max: heap.interval_bytes_max,
         hooks: heap.hooks.clone(),
         totals: at.map(|at| books.heaps[at].1).unwrap_or_default(),
     };

@@ -297,6 +297,39 @@ pub fn link_perf(program: impl AsFd, event: impl AsFd, cookie: u64) -> io::Resul
     unsafe { command(BPF_LINK_CREATE, &mut attr) }
 }
 
+/// The beginning of `struct bpf_prog_info`, up to what is wanted of it; what it says before that is of no interest
+/// (<https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/bpf.h#L6543-L6584>).
+#[repr(C)]
+struct ProgInfo {
+    skipped: [u64; 26],
+    recursion_misses: u64,
+}
+
+#[repr(C)]
+struct InfoAttr {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// How often a program was not run because it, or another one, ran on that processor already (Linux 5.12; 0 before).
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
+    const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+    let mut info = ProgInfo { skipped: [0; 26], recursion_misses: 0 };
+    let length = u32::try_from(size_of::<ProgInfo>()).map_err(io::Error::other)?;
+    let fd = program.as_fd().as_raw_fd().unsigned_abs();
+    let mut attr = InfoAttr { fd, length, info: (&raw mut info) as u64 };
+    let size = size_of::<InfoAttr>() as libc::c_ulong;
+    // SAFETY: the kernel writes at most `length` bytes to `info`, which outlives the call. All of it is 0, so it writes
+    // nowhere else: pointers in it would ask for more.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &raw mut attr, size) };
+    if result == 0 { Ok(info.recursion_misses) } else { Err(io::Error::last_os_error()) }
+}
+
 /// A program that does nothing: `r0 = 0; exit`.
 ///
 /// # Errors

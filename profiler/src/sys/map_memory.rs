@@ -22,8 +22,12 @@ struct Mapped {
 
 impl Mapped {
     fn new(map: &impl AsFd, offset: usize, length: usize) -> io::Result<Self> {
+        Self::with(libc::PROT_READ | libc::PROT_WRITE, map, offset, length)
+    }
+
+    fn with(protection: libc::c_int, map: &impl AsFd, offset: usize, length: usize) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
-        let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, map.as_fd().as_raw_fd());
+        let fd = map.as_fd().as_raw_fd();
         // SAFETY: a new mapping at a place of the kernel's choice; nothing that exists is touched.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, offset) };
         match NonNull::new(start) {
@@ -37,6 +41,39 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: the very mapping that `new` made, which nobody else knows of.
         unsafe { libc::munmap(self.start.as_ptr(), self.length) };
+    }
+}
+
+// SAFETY: the mapping belongs to no thread, and is read and written by atomic instructions alone.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+/// How far a ring buffer was written and read, as its first two pages say.
+pub struct RingPositions(Mapped);
+
+impl RingPositions {
+    /// Of this ring.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, when it cannot be mapped.
+    pub fn new(ring: impl AsFd) -> io::Result<Self> {
+        // The second page may not be written to.
+        Ok(Self(Mapped::with(libc::PROT_READ, &ring, 0, 2 * PAGE_BYTES)?))
+    }
+
+    /// Bytes that were written, headers with them, and have not been read.
+    #[must_use]
+    pub fn unread_bytes(&self) -> u64 {
+        let start = self.0.start.as_ptr();
+        // SAFETY: both pages are mapped and begin with a word that is written by atomic instructions (`struct bpf_ringbuf` in
+        // kernel/bpf/ringbuf.c: the reader's position, then the writers').
+        let (read, written) = unsafe {
+            let position = |page: usize| AtomicU64::from_ptr(start.byte_add(page * PAGE_BYTES).cast::<u64>());
+            (position(0).load(Ordering::Acquire), position(1).load(Ordering::Acquire))
+        };
+        written.saturating_sub(read)
     }
 }
 
@@ -84,6 +121,15 @@ impl SharedCounts {
         let count = count as usize;
         let length = count.checked_mul(size_of::<u64>()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         Ok(Self { mapped: Mapped::new(&map, 0, length)?, count })
+    }
+
+    /// The sum of all words. What is counted meanwhile may be in it or not.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        let words = self.mapped.start.as_ptr().cast::<u64>();
+        // SAFETY: within the mapping, as in `add`.
+        let word = |index| unsafe { AtomicU64::from_ptr(words.add(index)) }.load(Ordering::Relaxed);
+        (0..self.count).map(word).fold(0, u64::wrapping_add)
     }
 
     /// Adds to a word, wrapping around. Words beyond the last are left alone.

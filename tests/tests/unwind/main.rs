@@ -18,7 +18,7 @@ use heapbpf::ids::Pid;
 use heapbpf::probe::attach::BackendChoice;
 use heapbpf::probe::place::PlacementMode;
 use heapbpf::session::raw::RawSample;
-use heapbpf::session::{DumpPlan, Hold, Orders, Session, SessionConfig, UnwindMode};
+use heapbpf::session::{DumpPlan, Hold, Orders, OverloadPolicy, Session, SessionConfig, UnwindMode};
 use heapbpf::target::filter::Selection;
 use heapbpf_tests::kernel::require_root;
 use oracle::{Oracle, Walk};
@@ -50,6 +50,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         dumps: DumpPlan::default(),
         ring_bytes: 64 << 20,
         live_blocks_max: 1 << 20,
+        on_overload: OverloadPolicy::Drop,
         unwind: UnwindMode::Auto,
         unwind_bytes_max: 1 << 30,
         older_than: None,

@@ -4,7 +4,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use super::guardrails::GuardrailsFields;
-use crate::report::profile::{Health, UnfoundHook};
+use crate::report::profile::{Health, IntervalChange, UnfoundHook};
 
 #[derive(Serialize)]
 pub(super) struct HealthFields<'a> {
@@ -16,8 +16,7 @@ pub(super) struct HealthFields<'a> {
     resyncs: u64,
     agent_cpu_ns: u64,
     agent_rss_bytes_max: u64,
-    /// Times at which the interval changed. It does not yet.
-    interval_changes: [(); 0],
+    interval_changes: Vec<ChangeFields<'a>>,
     guardrails: GuardrailsFields,
 }
 
@@ -32,9 +31,27 @@ impl<'a> HealthFields<'a> {
             resyncs: health.resyncs,
             agent_cpu_ns: health.agent_cpu_ns,
             agent_rss_bytes_max: health.agent_rss_bytes_max,
-            interval_changes: [],
+            interval_changes: health.interval_changes.iter().map(ChangeFields::new).collect(),
             guardrails: GuardrailsFields::new(&health.guardrails),
         }
+    }
+}
+
+/// A heap's interval from some time on.
+#[derive(Serialize)]
+struct ChangeFields<'a> {
+    unix_ns: u64,
+    heap: &'a str,
+    from_bytes: u64,
+    to_bytes: u64,
+    /// `ring_full`, `ring_filling`, `live_set_filling` or `quiet`.
+    reason: &'static str,
+}
+
+impl<'a> ChangeFields<'a> {
+    fn new(change: &'a IntervalChange) -> Self {
+        let IntervalChange { unix_ns, ref heap, from_bytes, to_bytes, reason } = *change;
+        Self { unix_ns, heap, from_bytes, to_bytes, reason: reason.name() }
     }
 }
 

@@ -8,6 +8,7 @@ mod amounts;
 mod details;
 mod fields;
 mod guardrails;
+mod health;
 mod leaks;
 mod window;
 

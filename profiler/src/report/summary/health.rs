@@ -23,7 +23,7 @@ impl Page {
         } else {
             self.line(HEADING, "health: nothing was lost");
         }
-        self.losses(&profile.health);
+        self.losses(profile);
         self.guardrails(profile);
         let accuracy = describe::accuracy(profile, view);
         if !accuracy.is_empty() {
@@ -35,7 +35,8 @@ impl Page {
         self.cost(profile);
     }
 
-    fn losses(&mut self, health: &Health) {
+    fn losses(&mut self, profile: &Profile) {
+        let health = &profile.health;
         let mut lost: Vec<&(String, u64)> = health.lost.iter().filter(|(_, count)| *count > 0).collect();
         lost.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         for (reason, count) in lost {
@@ -45,6 +46,10 @@ impl Page {
             if let Some(remedy) = remedy {
                 self.line(PLAIN, &format!("    {remedy}"));
             }
+        }
+        for (heap, changes) in describe::interval_changes(health) {
+            let line = describe::changed_interval(profile, heap, &changes);
+            self.line(PLAIN, &format!("  {line}"));
         }
         if health.resyncs > 0 {
             let times = text::counted(health.resyncs, "time");
@@ -187,6 +192,18 @@ fn loss(reason: &str) -> (Option<&'static str>, Option<&'static str>) {
         "unreadable_record" => return (Some("the agent did not understand a record"), Some("please report this")),
         "unknown_free" => {
             return (Some("a block was freed whose allocation was lost"), Some("what was lost before is the cause"));
+        }
+        "probe_missed" => {
+            return (
+                Some("the kernel did not run a probe, because one ran on that processor"),
+                Some("please report this"),
+            );
+        }
+        "stack_lost" => {
+            return (
+                Some("callsites whose frames did not get through"),
+                Some("their blocks are counted, under `[stack lost]`; raise `--ring-size` or `--interval`"),
+            );
         }
         _ => {}
     }

@@ -65,9 +65,10 @@ const OBJECTS: &[(&str, &str)] = &[
         "folded_count folded_interval_bytes folded_totals not_inherited_count short_lived_count skipped skipped_count",
     ),
     ("/others/skipped/0", "command pid reason"),
+    ("/health/interval_changes/0", "from_bytes heap reason to_bytes unix_ns"),
     ("/health/unfound/0", "function heap modules required"),
     ("/targets/0/totals", "+"),
-    ("/targets/0/heaps/0", "+ hooks interval_bytes name"),
+    ("/targets/0/heaps/0", "+ hooks interval_bytes interval_bytes_max name"),
     ("/targets/0/heaps/0/hooks/0", "attached backend emulated error function instruction module offset required"),
     ("/targets/0/callsites/0", "+ end heap inherited stack"),
     ("/targets/0/callsites/0/stack/0", "address file function inlined line module module_offset"),
@@ -189,6 +190,17 @@ fn what_a_heap_samples_for_itself_gives_floats() {
         let path = format!("/targets/0/callsites/{callsite}");
         assert_eq!(is_exact(&path), report.pointer(&path).expect("the callsite is there")["heap"] == "pool");
     }
+}
+
+#[test]
+fn a_heap_that_was_sampled_for_a_while_is_not_exact() {
+    let mut profile = profiles::exact();
+    profile.targets[0].heaps[0].interval_bytes_max = 64;
+    let report = parse(&profile);
+    assert_eq!(report["targets"][0]["heaps"][0]["interval_bytes"], 1);
+    assert!(report["targets"][0]["heaps"][0]["alloc_bytes"].is_f64());
+    assert!(report["targets"][0]["totals"]["live_bytes_95"].is_array());
+    assert!(!profile.is_exact());
 }
 
 #[test]

@@ -9,8 +9,8 @@ use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::report::guardrails::Guardrails;
 use crate::report::profile::{
-    Beginning, CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
-    TargetProfile, UnfoundHook,
+    Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Health, HeapProfile, HookStatus, IntervalChange, Origin,
+    Others, Profile, Skipped, TargetProfile, UnfoundHook,
 };
 use crate::units::{MonotonicNanos, Weight};
 
@@ -49,6 +49,7 @@ pub(in crate::report) fn exact() -> Profile {
         frame_pointer_modules: Vec::new(),
         unfound: Vec::new(),
         resyncs: 0,
+        interval_changes: Vec::new(),
         agent_cpu_ns: 120_000_000,
         agent_rss_bytes_max: 23 << 20,
         guardrails: Guardrails::default(),
@@ -102,6 +103,10 @@ pub(super) fn sampled() -> Profile {
         frame_pointer_modules: vec!["/usr/lib/chromium/chromium".to_owned()],
         unfound: vec![unfound("pool", "pool_get", "libpool.so*", true), unfound("cuda", "cudaMalloc", "*", false)],
         resyncs: 1,
+        interval_changes: vec![
+            change(3, 4096, 65_536, ChangeReason::RingFull),
+            change(9, 65_536, 32_768, ChangeReason::Quiet),
+        ],
         agent_cpu_ns: 4_200_000_000,
         agent_rss_bytes_max: 61 << 20,
         guardrails: Guardrails::default(),
@@ -120,6 +125,11 @@ pub(super) fn sampled() -> Profile {
     profile.others.short_lived_count = 17;
     profile.others.skipped = vec![Skipped { pid: Pid(77), command: "dockerd".into(), reason: "a Go program".into() }];
     profile
+}
+
+fn change(seconds: u64, from_bytes: u64, to_bytes: u64, reason: ChangeReason) -> IntervalChange {
+    let unix_ns = STARTED_UNIX_NS + seconds * 1_000_000_000;
+    IntervalChange { unix_ns, heap: "libc".to_owned(), from_bytes, to_bytes, reason }
 }
 
 /// Two processes, of which one has a heap that is sampled beside one of which every allocation is taken, as all of the
@@ -275,7 +285,7 @@ pub(super) fn heap(name: &str, hooks: &[(&str, Option<&str>)]) -> HeapProfile {
         error: error.map(str::to_owned),
     });
     let hooks = hooks.collect();
-    HeapProfile { name: name.to_owned(), interval_bytes: 1, hooks, totals: Totals::default() }
+    HeapProfile { name: name.to_owned(), interval_bytes: 1, interval_bytes_max: 1, hooks, totals: Totals::default() }
 }
 
 /// A profile whose heaps all have its interval.

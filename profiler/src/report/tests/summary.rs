@@ -99,6 +99,20 @@ fn every_loss_says_what_to_do() {
 }
 
 #[test]
+fn an_interval_that_was_raised_is_told_of() {
+    let mut profile = profiles::exact();
+    profile.health.interval_changes = profiles::sampled().health.interval_changes;
+    profile.health.interval_changes[0].from_bytes = 1;
+    profile.targets[0].heaps[0].interval_bytes_max = 65_536;
+    let text = summary(&profile, View::LiveBytes, 10, None, false);
+    assert!(text.contains("every allocation, at times every 64 KiB"), "{text}");
+    let line = "heap libc was sampled every 64 KiB at most instead of every block: more was sampled than the ring has room \
+                for (after 3s); every 32 KiB at the end (2 changes)";
+    assert!(text.contains(line), "{text}");
+    assert!(text.contains("≈"), "they are estimates:\n{text}");
+}
+
+#[test]
 fn as_many_rows_as_asked_for() {
     let rows = |top| {
         let text = summary(&profiles::sampled(), View::LiveBytes, top, None, false);

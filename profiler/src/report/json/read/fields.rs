@@ -1,24 +1,23 @@
 //! The fields of a report, and what they become.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use profiler_common::stack::StackEnd;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 use super::Interner;
 use super::amounts::{Amount, TotalsFields};
 use super::details::DetailsFields;
-use super::guardrails::{GuardrailsFields, OverheadFields};
+use super::guardrails::OverheadFields;
+use super::health::HealthFields;
 use super::leaks::LeaksFields;
 use super::window::WindowFields;
 use crate::ids::Pid;
 use crate::ledger::totals::Amounts;
 use crate::report::guardrails::Overhead;
 use crate::report::profile::{
-    Beginning, CallsiteProfile, Frame, FrameId, Health, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
-    TargetProfile, UnfoundHook,
+    Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
+    TargetProfile,
 };
 use crate::report::text;
 use crate::units::MonotonicNanos;
@@ -45,7 +44,6 @@ impl Root<'_> {
         let targets = self.targets.into_iter().map(|target| target.into_target(&mut interner));
         Ok(Profile {
             // Who reads a report back compares amounts: what was old is not asked for.
-            older_than_ns: None,
             interval_bytes: self.interval_bytes,
             started_unix_ns: self.started_unix_ns,
             ended_unix_ns: self.ended_unix_ns,
@@ -87,7 +85,6 @@ impl TargetFields<'_> {
         let callsites = callsites.collect::<Result<Vec<_>, _>>()?;
         let leaks = self.leak_candidates.map(|leaks| leaks.into_leaks(&heaps, &callsites, interner));
         Ok(TargetProfile {
-            leaks: None,
             pid: Pid(self.pid),
             comm: self.comm.unwrap_or_else(|| comm_of(&self.command)),
             command: self.command,
@@ -142,6 +139,9 @@ impl BeginningFields {
 struct HeapFields {
     name: String,
     interval_bytes: u64,
+    /// Missing from reports of versions that did not change intervals.
+    #[serde(default)]
+    interval_bytes_max: u64,
     hooks: Vec<HookFields>,
     #[serde(flatten)]
     totals: TotalsFields,
@@ -152,6 +152,7 @@ impl HeapFields {
         Ok(HeapProfile {
             name: self.name,
             interval_bytes: self.interval_bytes,
+            interval_bytes_max: self.interval_bytes_max.max(self.interval_bytes),
             hooks: self.hooks.into_iter().map(HookStatus::from).collect(),
             totals: self.totals.into_totals()?,
         })
@@ -219,7 +220,6 @@ impl CallsiteFields<'_> {
         };
         let stack = self.stack.into_iter().map(|frame| frame.into_id(interner));
         Ok(CallsiteProfile {
-            older: None,
             stack: stack.collect::<Result<_, String>>()?,
             end: end.transpose()?,
             heap: heaps.iter().position(|heap| Some(&*heap.name) == self.heap.as_deref()).unwrap_or(heaps.len()),
@@ -305,82 +305,5 @@ impl OthersFields {
             folded_totals: self.folded_totals.into_totals()?,
             folded_interval_bytes: self.folded_interval_bytes,
         })
-    }
-}
-
-#[derive(Deserialize)]
-struct HealthFields {
-    events: u64,
-    lost: Reasons,
-    unwind: Reasons,
-    #[serde(default)]
-    frame_pointer_modules: Vec<String>,
-    #[serde(default)]
-    unfound: Vec<UnfoundFields>,
-    resyncs: u64,
-    agent_cpu_ns: u64,
-    agent_rss_bytes_max: u64,
-    #[serde(default)]
-    guardrails: GuardrailsFields,
-}
-
-#[derive(Deserialize)]
-struct UnfoundFields {
-    heap: String,
-    function: String,
-    modules: Vec<String>,
-    required: bool,
-}
-
-impl HealthFields {
-    fn into_health(self) -> Result<Health, String> {
-        let health = self;
-        let unfound = |hook: UnfoundFields| UnfoundHook {
-            heap: hook.heap,
-            function: hook.function,
-            modules: hook.modules,
-            required: hook.required,
-        };
-        Ok(Health {
-            events: health.events,
-            lost: health.lost.0,
-            unwind: health.unwind.0,
-            frame_pointer_modules: health.frame_pointer_modules,
-            unfound: health.unfound.into_iter().map(unfound).collect(),
-            resyncs: health.resyncs,
-            agent_cpu_ns: health.agent_cpu_ns,
-            agent_rss_bytes_max: health.agent_rss_bytes_max,
-            guardrails: health.guardrails.into_guardrails()?,
-        })
-    }
-}
-
-/// Counts by reason, in the order of the report.
-struct Reasons(Vec<(String, u64)>);
-
-impl<'de> Deserialize<'de> for Reasons {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Reasons;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("counts by reason")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Reasons, A::Error> {
-                let mut reasons: Vec<(String, u64)> = Vec::new();
-                let mut sum = 0_u64;
-                while let Some((reason, count)) = map.next_entry()? {
-                    let more = sum.checked_add(count);
-                    sum = more.ok_or_else(|| serde::de::Error::custom("more was lost than can be counted"))?;
-                    reasons.push((reason, count));
-                }
-                Ok(Reasons(reasons))
-            }
-        }
-
-        deserializer.deserialize_map(InOrder)
     }
 }

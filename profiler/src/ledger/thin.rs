@@ -1,0 +1,35 @@
+//! Thins the books out, as the kernel's live set was: fewer samples stay, and each stands for more.
+
+use profiler_common::interval::Interval;
+
+use super::{Ledger, LiveAllocation};
+use crate::units::Weight;
+
+impl Ledger {
+    /// A live block that was sampled is taken as what it would be at the larger interval `to`: as sampled at that, or, with `None`, as
+    /// not sampled. `block` is as the kernel's live set has it; where the books have another block at its address, or none, nothing
+    /// happens.
+    ///
+    /// It is what was allocated that changes, or was inherited, as if all had been sampled at that interval from the first; nothing
+    /// counts as freed. Who leaves blocks out must do so by chance alone, with what [`Weight::of`] the larger interval implies.
+    /// Peaks stay.
+    pub fn thin(&mut self, block: &LiveAllocation, to: Option<Interval>) {
+        let Some(known) = self.live.get(block.address) else { return };
+        let callsite = known.callsite;
+        let facts = |block: &LiveAllocation| (block.size_bytes, block.stack, block.heap);
+        if to.is_some_and(|to| to.bytes() <= known.interval.bytes()) {
+            return;
+        }
+        if facts(&self.allocation(block.address, known)) != facts(block) {
+            return;
+        }
+        let from = Weight::of(known.size_bytes, known.interval);
+        self.live.remove(block.address);
+        let weight = to.map(|interval| {
+            self.live.insert(block.address, super::LiveBlock { interval, ..known });
+            Weight::of(known.size_bytes, interval)
+        });
+        let inherited = self.callsites[callsite as usize].inherited;
+        self.for_each_total(callsite, |totals| totals.reweigh(from, weight.unwrap_or_default(), inherited));
+    }
+}

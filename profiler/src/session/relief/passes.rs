@@ -1,0 +1,188 @@
+//! Passes over the kernel's live set, from which the books are put right: begins them, and enters what they have read.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use profiler_common::counter::Counter;
+use tracing::{debug, info, warn};
+
+use super::super::Session;
+use super::super::resync::{Beginning, Pass, Reading, Sieve};
+use super::super::target::Target;
+use crate::bpf::counters::Counters;
+use crate::ids::Pid;
+use crate::ledger::Reconciled;
+use crate::report::profile::Origin;
+use crate::sys::clock;
+use crate::units::MonotonicNanos;
+
+/// Where the live set has no more blocks than this, what an ended process leaves in it is looked for at once.
+const SWEPT_AT_ONCE: u64 = 1 << 16;
+
+/// Passes at the end: frees go on while the last is made, and may be lost too.
+const LAST_PASSES: usize = 3;
+
+impl Session {
+    pub(super) fn begin_pass(&mut self) {
+        let now = clock::now().monotonic;
+        self.relief.schedule.begin(now);
+        let targets = self.targets.running().map(|target| (target.pid, beginning(target))).collect();
+        let sieve = Sieve { since: now, targets, thinnings: self.relief.thinnings.clone() };
+        match Pass::begin(Arc::clone(&self.relief.reader), sieve) {
+            Ok(pass) => self.relief.pass = Some(pass),
+            Err(error) => {
+                warn!("cannot read the kernel's live set: {error}");
+                self.relief.schedule.fail(PASS_AGAIN);
+            }
+        }
+    }
+
+    /// Puts the books right by what a pass has read. All events that were there when it had read the last must have been taken.
+    pub(super) fn finish_pass(&mut self) {
+        let Some(pass) = self.relief.pass.take() else { return };
+        let (began, targets) = (pass.began, pass.targets.clone());
+        let (reading, touched) = pass.finish();
+        let reading = match reading {
+            Ok(reading) => reading,
+            Err(error) => {
+                warn!("cannot read the kernel's live set: {error}");
+                return self.relief.schedule.fail(PASS_AGAIN);
+            }
+        };
+        let mut all = Reconciled::default();
+        let mut missing = Vec::new();
+        for target in self.targets.running_mut() {
+            // Another process, or program, than when it was read has books of its own.
+            if targets.get(&target.pid) != Some(&beginning(target)) {
+                continue;
+            }
+            let pid = target.pid;
+            let is_touched = |address| touched.contains(&(pid, address)) || reading.is_recent(pid, address);
+            for block in reading.thinned(pid).filter(|block| !is_touched(block.address)) {
+                target.ledger.thin(&block, None);
+            }
+            if !self.relief.thinnings.is_empty() {
+                for block in reading.live(pid).filter(|block| !is_touched(block.address)) {
+                    target.ledger.thin(&block, Some(block.interval));
+                }
+            }
+            all += target.ledger.reconcile(reading.live(pid), is_touched);
+            missing.extend(target.ledger.stacks_missing());
+        }
+        self.remove_strays(&reading, &targets);
+        if let Err(error) = self.probes.kernel.forget_stacks(&missing) {
+            debug!("{error}");
+        }
+        self.relief.schedule.end(began.elapsed());
+        self.relief.resyncs += 1;
+        let after = Duration::from_nanos(clock::now().monotonic.0.saturating_sub(self.started.monotonic.0));
+        info!(
+            "after {after:.1?}: the books were put right in {} ms: {} blocks found, {} gone, {} others; {} stacks unknown",
+            began.elapsed().as_millis(),
+            all.inserted,
+            all.removed,
+            all.replaced,
+            missing.len()
+        );
+    }
+
+    /// Takes blocks of processes out of the live set that are gone.
+    fn remove_strays(&mut self, reading: &Reading, known: &BTreeMap<Pid, Beginning>) {
+        let mut strays = BTreeMap::<Pid, Vec<_>>::new();
+        for &(pid, address) in &reading.strays {
+            strays.entry(pid).or_default().push(address);
+        }
+        for (pid, addresses) in strays {
+            // Who has become a target since, or may, has blocks of its own by now.
+            let is_another =
+                !known.contains_key(&pid) && (self.targets.get(pid).is_some() || self.lifecycle.awaits(pid));
+            if is_another {
+                continue;
+            }
+            if let Err(error) = self.probes.kernel.forget_blocks(pid, addresses) {
+                debug!("process {pid}: {error}");
+            }
+        }
+        self.relief.unswept.retain(|pid| known.contains_key(pid));
+    }
+
+    /// The recording is over: no call is drawn any more. The books are put right a last time, if that is due.
+    pub(in crate::session) fn resync_at_end(&mut self) {
+        if self.relief.pass.is_some() {
+            self.complete_pass();
+        }
+        for _ in 0..LAST_PASSES {
+            let Ok(lost) = Counters::read_one(&self.probes.kernel, Counter::RingFull) else { return };
+            self.relief.schedule.lose(lost + self.records_unreadable, clock::now().monotonic);
+            if !self.relief.schedule.is_uncovered() {
+                return;
+            }
+            self.begin_pass();
+            self.complete_pass();
+        }
+    }
+
+    /// Waits for a pass, and reads the ring meanwhile.
+    fn complete_pass(&mut self) {
+        while self.relief.pass.as_ref().is_some_and(|pass| !pass.is_read()) {
+            if self.take_records() {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        while !self.take_records() {}
+        self.finish_pass();
+    }
+
+    /// A target has ended: what the kernel's live set has of it is what was live. Takes that out.
+    pub(in crate::session) fn settle_losses_of(&mut self, target: &mut Target) {
+        let lost = Counters::read_one(&self.probes.kernel, Counter::RingFull).unwrap_or(0);
+        self.relief.schedule.lose(lost + self.records_unreadable, clock::now().monotonic);
+        if !self.relief.schedule.has_losses() {
+            return;
+        }
+        // Where reading takes long, the next pass sees to it.
+        if self.relief.reader.count() > SWEPT_AT_ONCE {
+            self.relief.unswept.push(target.pid);
+            return self.relief.schedule.ask();
+        }
+        let start = beginning(target);
+        let targets = [(target.pid, start)].into();
+        let sieve = Sieve { since: MonotonicNanos(u64::MAX), targets, thinnings: self.relief.thinnings.clone() };
+        let mut reading = Reading::default();
+        let read = self
+            .relief
+            .reader
+            .sift(|pid, address, block| pid != target.pid || reading.take(&sieve, pid, address, block));
+        match read {
+            Ok(_) if self.relief.schedule.is_uncovered() => {
+                target.ledger.reconcile(reading.live(target.pid), |_| false);
+            }
+            Ok(_) => {}
+            Err(error) => return debug!("process {}: {error}", target.pid),
+        }
+        let left = reading.live(target.pid).map(|block| block.address);
+        let strays = reading.strays.iter().map(|&(_, address)| address);
+        if let Err(error) = self.probes.kernel.forget_blocks(target.pid, left.chain(strays)) {
+            debug!("process {}: {error}", target.pid);
+        }
+    }
+
+    /// A process becomes a target that has the number of one whose blocks are still in the live set.
+    pub(in crate::session) fn sweep_before(&mut self, pid: Pid) {
+        if let Some(at) = self.relief.unswept.iter().position(|&unswept| unswept == pid) {
+            self.relief.unswept.swap_remove(at);
+            if let Err(error) = self.probes.kernel.sweep(pid) {
+                debug!("process {pid}: {error}");
+            }
+        }
+    }
+}
+
+/// Between two tries to read the live set, a tenth of it.
+const PASS_AGAIN: Duration = Duration::from_secs(1);
+
+fn beginning(target: &Target) -> Beginning {
+    let program = if target.beginning.origin == Origin::Executed { target.born } else { None };
+    Beginning { opened: target.opened(), program: program.unwrap_or_default() }
+}

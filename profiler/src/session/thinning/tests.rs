@@ -1,0 +1,137 @@
+//! Thinned samples against the truth, in the ledger.
+
+use profiler_common::sampling::SamplingRate;
+use proptest::prelude::*;
+
+use super::*;
+use crate::ids::{HookId, StackId, Tid};
+use crate::ingest::event::Event;
+use crate::ledger::totals::Totals;
+use crate::ledger::{Ledger, LiveAllocation};
+
+const PID: Pid = Pid(7);
+const HEAP: HeapId = HeapId(0);
+
+/// SplitMix64 as in the module, to draw what is sampled.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mixed(self.0)
+    }
+}
+
+fn thinned(seed: u64, intervals: &[u32]) -> Thinnings {
+    let mut thinnings = Thinnings::new(seed);
+    for (time, &interval) in (1..).zip(intervals) {
+        thinnings.thin(HEAP, MonotonicNanos(time * 1_000_000_000), Interval::nearest(interval));
+    }
+    thinnings
+}
+
+fn block(size_bytes: u64, time_ns: u64, interval: u32) -> LiveBlock {
+    LiveBlock::new(size_bytes, time_ns, 1, Interval::nearest(interval), HEAP.0)
+}
+
+/// Samples blocks at one interval and thins the books to others. Returns the totals, and the true count and bytes.
+#[expect(clippy::cast_possible_truncation, reason = "random bits")]
+fn run(seed: u64, blocks: u64, from: u32, to: &[u32]) -> (Totals, f64, f64) {
+    let (rate, thinnings) = (SamplingRate::new(Interval::nearest(from)), thinned(seed ^ 99, to));
+    let mut random = Random(seed);
+    let mut ledger = Ledger::new(PID);
+    let mut bytes = 0;
+    for number in 1..=blocks {
+        let size_bytes = (16 << (random.next() % 6)) + random.next() % 16;
+        bytes += size_bytes;
+        if !rate.samples(size_bytes, || random.next() as u32) {
+            continue;
+        }
+        let (address, time) = (TargetAddr(number * 16), MonotonicNanos(number * 1000));
+        ledger.enter(Event::Alloc(Allocation {
+            pid: PID,
+            tid: Tid(1),
+            address,
+            size_bytes,
+            time,
+            stack: StackId(1),
+            interval: Interval::nearest(from),
+            hook: HookId(0),
+            heap: HEAP,
+        }));
+        let interval = thinnings.interval(PID, address, &block(size_bytes, time.0, from));
+        let interval_before = Interval::nearest(from);
+        let live =
+            LiveAllocation { address, size_bytes, interval: interval_before, stack: StackId(1), heap: HEAP, time };
+        ledger.thin(&live, interval);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "small")]
+    (*ledger.totals(), blocks as f64, bytes as f64)
+}
+
+#[test]
+fn thinned_estimates_show_no_bias_and_stay_within_four_sigma() {
+    for (from, to) in [(1, &[512][..]), (64, &[4096]), (256, &[512, 1024, 8192]), (1024, &[256])] {
+        let (mut mean_bytes, mut mean_count, mut outside) = (0.0, 0.0, 0);
+        let runs = 100u32;
+        for seed in 0..runs {
+            let (totals, count, bytes) = run(1000 + u64::from(seed), 5000, from, to);
+            let sigmas = |estimate: f64, truth: f64, variance: f64| (estimate - truth) / variance.sqrt().max(1e-6);
+            let variance = totals.live_variance;
+            let off = [
+                sigmas(totals.live_bytes().to_f64(), bytes, variance.bytes.to_f64()),
+                sigmas(totals.live_count().to_f64(), count, variance.count.to_f64()),
+            ];
+            outside += off.iter().filter(|off| off.abs() > 4.0).count();
+            mean_bytes += (totals.live_bytes().to_f64() / bytes - 1.0) / f64::from(runs);
+            mean_count += (totals.live_count().to_f64() / count - 1.0) / f64::from(runs);
+            assert_eq!(totals.live_bytes(), totals.alloc_bytes, "nothing was freed");
+            assert_eq!(totals.live_variance, totals.alloc_variance);
+        }
+        assert!(outside <= 1, "{outside} of {runs} runs beyond 4 sigma, {from} to {to:?}");
+        assert!(mean_bytes.abs() < 0.03 && mean_count.abs() < 0.06, "{mean_bytes} {mean_count}, {from} to {to:?}");
+    }
+}
+
+#[test]
+fn the_95_percent_interval_of_a_thinned_estimate_holds_the_truth() {
+    let runs = 1000;
+    let mut held = 0;
+    for seed in 0..runs {
+        let (totals, _, bytes) = run(50_000 + seed, 2000, 64, &[1024, 4096]);
+        let [low, high] = Totals::confidence(totals.live_bytes().to_f64(), totals.live_variance.bytes);
+        held += u64::from((low..=high).contains(&bytes));
+    }
+    assert!((930..=970).contains(&held), "{held} of {runs}");
+}
+
+#[test]
+fn a_later_thinning_to_less_leaves_what_was_thinned_to_more() {
+    let thinnings = thinned(5, &[8192, 1024]);
+    let at = |seconds: u64| block(8191, seconds * 1_000_000_000 + 500_000_000, 1);
+    let interval = |block: &LiveBlock| {
+        // Nearly all of so large blocks stay.
+        (0..50).find_map(|number| thinnings.interval(PID, TargetAddr(number * 16), block)).map(Interval::bytes)
+    };
+    assert_eq!(interval(&at(0)), Some(8192), "older than both");
+    assert_eq!(interval(&at(1)), Some(1024), "made between them");
+    assert_eq!(interval(&at(2)), Some(1), "made since");
+}
+
+proptest! {
+    /// What a larger interval leaves a smaller one leaves too, and to go by way of it changes nothing.
+    #[test]
+    fn thinning_is_monotone_and_twice_is_once(
+        seed: u64, address: u64, size_bytes in 1u64..100_000, time_us in 0u64..900_000,
+        from in 0u32..10, first in 0u32..20, second in 0u32..20,
+    ) {
+        let (small, large) = (1 << first.min(second), 1 << first.max(second));
+        let block = block(size_bytes, time_us * 1000, 1 << from);
+        let interval = |to: &[u32]| thinned(seed, to).interval(PID, TargetAddr(address), &block);
+        if interval(&[large]).is_some() {
+            prop_assert!(interval(&[small]).is_some());
+        }
+        prop_assert_eq!(interval(&[small, large]), interval(&[large]));
+        prop_assert_eq!(interval(&[large, small]), interval(&[large]));
+    }
+}
