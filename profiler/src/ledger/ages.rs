@@ -68,7 +68,7 @@ struct Counts {
 }
 
 impl Counts {
-    const PLACES: u16 = 1024;
+    const PLACES: u16 = 4096;
 
     fn new() -> Self {
         let empty = (0, Interval::EXACT, EstimatedCount::exact(1));
@@ -79,7 +79,7 @@ impl Counts {
         if size_bytes >= u64::from(interval.bytes()) {
             return EstimatedCount::exact(1);
         }
-        let place = (size_bytes ^ size_bytes >> 10) % u64::from(Self::PLACES);
+        let place = (size_bytes ^ size_bytes >> 12) % u64::from(Self::PLACES);
         // It always fits.
         let known = &mut self.known[usize::try_from(place).unwrap_or(0)];
         if (known.0, known.1) != (size_bytes, interval) {
