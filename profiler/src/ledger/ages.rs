@@ -68,7 +68,7 @@ struct Counts {
 }
 
 impl Counts {
-    const PLACES: usize = 1024;
+    const PLACES: usize = 4096;
 
     fn new() -> Self {
         let empty = (0, Interval::EXACT, EstimatedCount::exact(1));
@@ -80,7 +80,7 @@ impl Counts {
             return EstimatedCount::exact(1);
         }
         // Below the interval, which has 30 bits.
-        let place = usize::try_from(size_bytes ^ size_bytes >> 10).unwrap_or(0) % Self::PLACES;
+        let place = usize::try_from(size_bytes ^ size_bytes >> 12).unwrap_or(0) % Self::PLACES;
         let known = &mut self.known[place];
         if (known.0, known.1) != (size_bytes, interval) {
             *known = (size_bytes, interval, Weight::of(size_bytes, interval).count);
