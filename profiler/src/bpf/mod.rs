@@ -4,6 +4,7 @@ mod blocks;
 pub mod counters;
 #[cfg(test)]
 mod fixture;
+pub mod footprint;
 pub mod kernel_types;
 pub mod load;
 pub mod processes;

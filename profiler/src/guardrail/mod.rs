@@ -3,7 +3,6 @@
 //! Pure: no clock, file or map. What to do about it is the session's.
 
 pub mod cpu;
-pub mod maps;
 pub mod overhead;
 mod window;
 

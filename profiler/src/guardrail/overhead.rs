@@ -63,7 +63,6 @@ impl Point {
     }
 
     /// What probes took from another point to this one.
-    #[expect(clippy::cast_precision_loss, reason = "nanoseconds below 2^53")]
     fn since(&self, before: &Self, costs: CallCosts, span_ns: u64) -> Share {
         let grown = |number: fn(&Self) -> f64| (number(self) - number(before)).max(0.0);
         let probe_ns = grown(|it| it.allocs) * costs.alloc_ns

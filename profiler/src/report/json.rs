@@ -2,24 +2,25 @@
 //!
 //! Owns names and types of its fields. Callsites and frames are written one by one, never held as JSON in memory.
 
+mod details;
 mod guardrails;
 mod health;
+mod totals;
 
 use std::io;
 
+use details::DetailsFields;
 use guardrails::OverheadFields;
 use health::HealthFields;
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
+use totals::TotalsFields;
 
 use super::profile::{
     Beginning, CallsiteProfile, Frame, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window,
 };
 use super::{Report, ReportError, View};
-
-mod totals;
-
-use totals::TotalsFields;
+use crate::ledger::details::Details;
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
 pub const VERSION: u32 = 1;
@@ -120,13 +121,15 @@ struct TargetFields<'a> {
     detached_unix_ns: Option<u64>,
     /// What they cost, where that is known.
     overhead: Option<OverheadFields>,
-    totals: TotalsFields,
+    totals: TargetTotalsFields,
     heaps: Vec<HeapFields<'a>>,
     callsites: Callsites<'a>,
 }
 
 impl<'a> TargetFields<'a> {
     fn new(context: Context<'a>, target: &'a TargetProfile) -> Self {
+        let is_exact = context.profile.is_exact_of(target);
+        let details = Details::sum(target.callsites.iter().map(|callsite| &callsite.details));
         Self {
             pid: target.pid.0,
             command: &target.command,
@@ -136,11 +139,25 @@ impl<'a> TargetFields<'a> {
             replaced: target.replaced,
             detached_unix_ns: target.detached.map(|time| context.profile.unix_ns(time)),
             overhead: target.overhead.as_ref().map(OverheadFields::new),
-            totals: TotalsFields::new(context.profile, &target.totals, context.profile.is_exact_of(target)),
-            heaps: target.heaps.iter().map(|heap| HeapFields::new(context.profile, heap)).collect(),
+            totals: TargetTotalsFields {
+                totals: TotalsFields::new(context.profile, &target.totals, is_exact),
+                details: DetailsFields::new(&details, is_exact),
+            },
+            heaps: (0..)
+                .zip(&target.heaps)
+                .map(|(i, heap)| HeapFields::new(context.profile, target, heap, i))
+                .collect(),
             callsites: Callsites { context, target },
         }
     }
+}
+
+#[derive(Serialize)]
+struct TargetTotalsFields {
+    #[serde(flatten)]
+    totals: TotalsFields,
+    #[serde(flatten)]
+    details: DetailsFields,
 }
 
 #[derive(Serialize)]
@@ -214,15 +231,21 @@ struct HeapFields<'a> {
     hooks: Vec<HookFields<'a>>,
     #[serde(flatten)]
     totals: TotalsFields,
+    #[serde(flatten)]
+    details: DetailsFields,
 }
 
 impl<'a> HeapFields<'a> {
-    fn new(profile: &Profile, heap: &'a HeapProfile) -> Self {
+    /// `index` is the heap's in the target.
+    fn new(profile: &Profile, target: &TargetProfile, heap: &'a HeapProfile, index: usize) -> Self {
+        let callsites = target.callsites.iter().filter(|callsite| callsite.heap == index);
+        let details = Details::sum(callsites.map(|callsite| &callsite.details));
         Self {
             name: &heap.name,
             interval_bytes: heap.interval_bytes,
             hooks: heap.hooks.iter().map(HookFields::new).collect(),
             totals: TotalsFields::new(profile, &heap.totals, heap.is_exact()),
+            details: DetailsFields::new(&details, heap.is_exact()),
         }
     }
 }
@@ -270,12 +293,14 @@ impl Serialize for Callsites<'_> {
         let is_exact = profile.is_exact_of(self.target);
         serializer.collect_seq(callsites.into_iter().map(|callsite| {
             let heap = self.target.heaps.get(callsite.heap);
+            let is_exact = heap.map_or(is_exact, HeapProfile::is_exact);
             CallsiteFields {
                 stack: StackFields { profile, callsite },
                 end: callsite.end.map(|end| end.counter().name()),
                 heap: heap.map(|heap| heap.name.as_str()),
                 inherited: callsite.inherited,
-                totals: TotalsFields::new(profile, &callsite.totals, heap.map_or(is_exact, HeapProfile::is_exact)),
+                totals: TotalsFields::new(profile, &callsite.totals, is_exact),
+                details: DetailsFields::new(&callsite.details, is_exact),
             }
         }))
     }
@@ -291,6 +316,8 @@ struct CallsiteFields<'a> {
     inherited: bool,
     #[serde(flatten)]
     totals: TotalsFields,
+    #[serde(flatten)]
+    details: DetailsFields,
 }
 
 struct StackFields<'a> {

@@ -9,6 +9,7 @@ use super::guardrails::{Guardrails, Overhead};
 use super::text::base_name;
 pub use super::window::{Window, WindowReason};
 use crate::ids::Pid;
+use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
 
@@ -171,6 +172,8 @@ pub struct CallsiteProfile {
     pub inherited: bool,
     /// What it did.
     pub totals: Totals,
+    /// What is known of its blocks besides. Those of a heap or a process are the sum of their callsites'.
+    pub details: Details,
 }
 
 /// One frame with what is known of it.

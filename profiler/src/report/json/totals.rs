@@ -23,6 +23,8 @@ pub(super) struct TotalsFields {
     confidence: Option<ConfidenceFields>,
     peak_bytes: Number,
     peak_unix_ns: Option<u64>,
+    at_peak_count: Number,
+    at_peak_bytes: Number,
     #[serde(flatten)]
     window: Option<ChangeFields>,
 }
@@ -30,16 +32,8 @@ pub(super) struct TotalsFields {
 impl TotalsFields {
     /// `exact` says that every allocation was taken.
     pub(super) fn new(profile: &Profile, totals: &Totals, exact: bool) -> Self {
-        let bytes = |bytes: EstimatedBytes| match exact {
-            true if bytes < EstimatedBytes::ZERO => Number::Below((EstimatedBytes::ZERO - bytes).rounded()),
-            true => Number::Exact(bytes.rounded()),
-            false => Number::Estimate(bytes.to_f64()),
-        };
-        let count = |count: EstimatedCount| match exact {
-            true if count < EstimatedCount::ZERO => Number::Below((EstimatedCount::ZERO - count).rounded()),
-            true => Number::Exact(count.rounded()),
-            false => Number::Estimate(count.to_f64()),
-        };
+        let bytes = |bytes| Number::of_bytes(bytes, exact);
+        let count = |count| Number::of_count(count, exact);
         Self {
             inherited_count: count(totals.opening_count),
             inherited_bytes: bytes(totals.opening_bytes),
@@ -54,6 +48,8 @@ impl TotalsFields {
             confidence: (!exact).then(|| ConfidenceFields::new(totals)),
             peak_bytes: bytes(totals.peak_bytes),
             peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),
+            at_peak_count: count(totals.at_peak.count),
+            at_peak_bytes: bytes(totals.at_peak.bytes),
             window: profile.window.is_some().then(|| ChangeFields {
                 live_start_count: count(totals.opening_count),
                 live_start_bytes: bytes(totals.opening_bytes),
@@ -95,11 +91,29 @@ impl ConfidenceFields {
 }
 
 /// An integer where every allocation was taken, a float where it is an estimate.
-enum Number {
+pub(super) enum Number {
     Exact(u64),
     /// An exact number below 0, by its distance from 0.
     Below(u64),
     Estimate(f64),
+}
+
+impl Number {
+    pub(super) fn of_bytes(bytes: EstimatedBytes, exact: bool) -> Self {
+        match exact {
+            true if bytes < EstimatedBytes::ZERO => Self::Below((EstimatedBytes::ZERO - bytes).rounded()),
+            true => Self::Exact(bytes.rounded()),
+            false => Self::Estimate(bytes.to_f64()),
+        }
+    }
+
+    pub(super) fn of_count(count: EstimatedCount, exact: bool) -> Self {
+        match exact {
+            true if count < EstimatedCount::ZERO => Self::Below((EstimatedCount::ZERO - count).rounded()),
+            true => Self::Exact(count.rounded()),
+            false => Self::Estimate(count.to_f64()),
+        }
+    }
 }
 
 impl Serialize for Number {

@@ -29,6 +29,8 @@ const TOTALS: &[&str] = &[
     "alloc_count",
     "alloc_count_95",
     "alloc_samples",
+    "at_peak_bytes",
+    "at_peak_count",
     "free_bytes",
     "free_count",
     "inherited_bytes",
@@ -41,6 +43,9 @@ const TOTALS: &[&str] = &[
     "peak_bytes",
     "peak_unix_ns",
 ];
+
+/// Fields of details, beside totals where callsites are known.
+const DETAILS: &[&str] = &["age_ns_median", "age_ns_oldest", "lifetime_histogram", "size_histogram", "temporary_count"];
 
 const ROOT: [&str; 8] =
     ["ended_unix_ns", "health", "interval_bytes", "others", "started_unix_ns", "targets", "version", "window"];
@@ -75,7 +80,7 @@ fn a_window_has_its_ends_and_what_changed_in_it() {
 #[test]
 fn every_object_has_the_fields_of_the_contract() {
     let with = |more: &[&'static str]| -> Vec<&'static str> {
-        let mut keys = [more, TOTALS].concat();
+        let mut keys = [more, TOTALS, DETAILS].concat();
         keys.sort_unstable();
         keys
     };
@@ -157,6 +162,11 @@ fn every_allocation_gives_integers() {
             "live_count": 1203, "live_bytes": 2_218_456,
             "peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
             "peak_unix_ns": 1_795_255_201_000_000_000_u64,
+            "at_peak_count": 2504, "at_peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
+            "age_ns_oldest": 30_000_000_000_u64, "age_ns_median": 1_574_174_720,
+            "lifetime_histogram": [[2_048_000, 1301]],
+            "size_histogram": [[16, 1000], [64, 1000], [8192, 500], [65536, 1], [1_048_576, 3]],
+            "temporary_count": 4,
         })
     );
     assert!(report["targets"][0]["callsites"][0]["live_bytes"].is_u64());

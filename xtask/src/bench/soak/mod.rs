@@ -88,19 +88,19 @@ fn measure(arguments: &Arguments, heapbpf: &Heapbpf, repository: &Repository, fo
     let mut command = heapbpf.command(&[turnover.pid()], folder)?;
     command.args(["--interval", &arguments.interval, "-o"]).arg(&json);
     let agent = Agent::start(&mut command)?;
-    turnover.begin()?;
+    let turned_before = turnover.begin()?;
 
     let (began, cpu_before) = (Instant::now(), agent.cpu_seconds()?);
     let duration = Duration::from_secs(60 * arguments.minutes);
-    let mut looks = Vec::new();
+    let (mut turned, mut looks) = (turned_before, Vec::new());
     while began.elapsed() < duration {
-        turnover.next_second()?;
+        turned = turnover.next_second()?;
         looks.push(agent.resident_bytes()?);
     }
     let (seconds, cpu) = (began.elapsed().as_secs_f64(), agent.cpu_seconds()? - cpu_before);
     // It ends with the program.
-    let (turned, held_bytes) = turnover.end()?;
+    let held_bytes = turnover.end()?;
     let report = agent.finish(&json)?;
     let thirds = Thirds::of(&looks, LOOKS_MIN).with_context(|| format!("{} looks are too few", looks.len()))?;
-    Ok(Outcome { thirds, seconds, cpu_seconds: cpu, turned, held_bytes, report })
+    Ok(Outcome { thirds, seconds, cpu_seconds: cpu, turned: turned - turned_before, held_bytes, report })
 }

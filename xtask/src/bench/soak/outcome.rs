@@ -13,7 +13,7 @@ pub(super) struct Outcome {
     pub(super) seconds: f64,
     /// What the agent took of a CPU meanwhile.
     pub(super) cpu_seconds: f64,
-    /// Blocks turned over, as the program tells it.
+    /// Blocks turned over meanwhile, as the program tells it.
     pub(super) turned: u64,
     /// What it held in the end, as it tells it.
     pub(super) held_bytes: u64,
@@ -49,7 +49,7 @@ impl Outcome {
             row("live bytes in the end, off the truth", format!("{off:+.2} %")),
         ];
         let Arguments { minutes, blocks, rate, interval, .. } = arguments;
-        let head = format!("{minutes} minutes at `--interval {interval}`");
+        let head = format!("{minutes} min at `--interval {interval}`");
         let met = if self.thirds.is_flat() { "met" } else { "**not met**" };
         let reasons: Vec<_> = self.report.health.lost.iter().filter(|(_, count)| **count > 0).collect();
         let reasons = if lost > 0 { format!(" Lost: {reasons:?}.") } else { String::new() };

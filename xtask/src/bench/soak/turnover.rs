@@ -47,33 +47,35 @@ impl Turnover {
         self.guarded.pid()
     }
 
-    /// Has it fill its blocks and turn them over for a second.
-    pub(super) fn begin(&mut self) -> Result<()> {
+    /// Has it fill its blocks and turn them over for a second. Returns how many it has turned over by then.
+    pub(super) fn begin(&mut self) -> Result<u64> {
         let input = self.input.as_mut().context("it has been ended")?;
         writeln!(input).context("the program does not listen")?;
         self.next_second()
     }
 
     /// Waits until it says that it has turned blocks over for another second. On a machine that is too busy for its rate, these
-    /// seconds are longer.
-    pub(super) fn next_second(&mut self) -> Result<()> {
-        self.line().map(drop)
+    /// seconds are longer. Returns how many it has turned over since it was full.
+    pub(super) fn next_second(&mut self) -> Result<u64> {
+        Ok(numbers(&self.line()?)?.0)
     }
 
-    /// Ends it. Returns how many blocks it has turned over since it was full, and how many bytes it held in the end.
-    pub(super) fn end(mut self) -> Result<(u64, u64)> {
+    /// Ends it. Returns how many bytes it held in the end.
+    pub(super) fn end(mut self) -> Result<u64> {
         self.input = None;
         let status = self.guarded.child().wait()?;
         ensure!(status.success(), "the program ended with {status}");
         let last = self.lines.iter().last().context("the program said nothing in the end")?;
-        let mut numbers = last.split(' ').map(str::parse);
-        let (Some(Ok(turned)), Some(Ok(held_bytes))) = (numbers.next(), numbers.next()) else {
-            anyhow::bail!("the program ends with `{last}`");
-        };
-        Ok((turned, held_bytes))
+        Ok(numbers(&last)?.1)
     }
 
     fn line(&self) -> Result<String> {
         self.lines.recv_timeout(PATIENCE).context("the program says nothing more")
     }
+}
+
+/// What a line says: blocks turned over so far, and bytes held.
+fn numbers(line: &str) -> Result<(u64, u64)> {
+    let numbers = line.split_once(' ').and_then(|(turned, held)| Some((turned.parse().ok()?, held.parse().ok()?)));
+    numbers.with_context(|| format!("the program says `{line}`"))
 }
