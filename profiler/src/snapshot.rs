@@ -1,13 +1,14 @@
 //! What a session knows at an instant, without names: a plain value that goes to whoever names and writes it, so that the
 //! session goes on meanwhile. Owns no clock, file or map of its own; the modules in it are the session's, shared.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::ids::{HeapId, Pid};
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::object::module::Modules;
 use crate::report::guardrails::Overhead;
-use crate::report::profile::{Beginning, Health, HookStatus, Others, Window};
+use crate::report::profile::{Beginning, Health, HookStatus, Others, Window, WindowReason};
 use crate::target::address_space::AddressSpace;
 use crate::units::MonotonicNanos;
 
@@ -22,16 +23,38 @@ pub struct Snapshot {
     pub started_monotonic_ns: u64,
     /// When this was taken, in nanoseconds since the Unix epoch.
     pub ended_unix_ns: u64,
-    /// The part of the recording that the books are about; `None` where they are about all of it.
-    pub window: Option<Window>,
+    /// The window that ends here, where one does.
+    pub window: Option<WindowFacts>,
     /// The processes, those that began first before the others.
     pub targets: Vec<TargetState>,
-    /// Processes that were meant and are not among them.
+    /// Processes that were meant and are not among them, over the whole recording.
     pub others: Others,
     /// What the targets execute; address spaces refer to it.
     pub modules: Modules,
-    /// What was lost and what it cost.
+    /// What was lost and what it cost, over the whole recording.
     pub health: Health,
+}
+
+/// A window beside what the books of its targets say.
+#[derive(Clone, Debug)]
+pub struct WindowFacts {
+    /// From when to when, and why.
+    pub window: Window,
+    /// Processes that were meant in it and are not among the targets.
+    pub others: Others,
+    /// What was lost in it and what it cost.
+    pub health: Health,
+}
+
+/// What of a snapshot is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All since the recording began.
+    Whole,
+    /// The window that ends with the snapshot; all, where none does.
+    Window,
+    /// Each target as it was when its live bytes were highest.
+    Peak,
 }
 
 /// One process at an instant.
@@ -43,8 +66,54 @@ pub struct TargetState {
     pub space: Arc<AddressSpace>,
     /// Its heaps; every heap of its books is among them.
     pub heaps: Vec<HeapFacts>,
-    /// Its books.
+    /// Its books since the recording began.
     pub books: Arc<TargetSnapshot>,
+    /// Where the window begins in them.
+    pub base: Base,
+}
+
+/// Where a window begins in the books of a target.
+#[derive(Clone, Debug, Default)]
+pub enum Base {
+    /// With the books: the target is newer than the window.
+    #[default]
+    Beginning,
+    /// At this state.
+    At(Arc<TargetSnapshot>),
+    /// Nowhere: the target had ended before.
+    Ended,
+}
+
+impl TargetState {
+    /// What the books say of this scope; `None` where the target is not in it.
+    #[must_use]
+    pub fn books_of(&self, scope: Scope) -> Option<Cow<'_, TargetSnapshot>> {
+        match (scope, &self.base) {
+            (Scope::Whole, _) | (Scope::Window, Base::Beginning) => Some(Cow::Borrowed(&*self.books)),
+            (Scope::Window, Base::At(base)) => Some(Cow::Owned(self.books.since(base))),
+            (Scope::Window, Base::Ended) => None,
+            (Scope::Peak, _) => Some(Cow::Owned(self.books.at_peak())),
+        }
+    }
+}
+
+impl Snapshot {
+    /// The window that a profile of this scope is about.
+    #[must_use]
+    pub fn window_of(&self, scope: Scope) -> Option<Window> {
+        match scope {
+            Scope::Whole => None,
+            Scope::Window => self.window.as_ref().map(|facts| facts.window),
+            Scope::Peak => Some(Window {
+                number: None,
+                reason: WindowReason::Peak,
+                start_unix_ns: self.started_unix_ns,
+                since_mark: false,
+                end_unix_ns: self.ended_unix_ns,
+                merged_count: 0,
+            }),
+        }
+    }
 }
 
 /// What is known of a process beside its books.

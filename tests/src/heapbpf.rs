@@ -234,6 +234,17 @@ impl Session {
         self.wait()
     }
 
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    ///
+    /// When it has ended.
+    #[track_caller]
+    pub fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("pids are positive");
+        kill_process(pid, signal).expect("it has not been waited for");
+    }
+
     /// Kills it the hard way.
     ///
     /// # Panics
@@ -301,12 +312,6 @@ impl Session {
     fn keep(&mut self, line: &str) {
         self.stderr.push_str(line);
         self.stderr.push('\n');
-    }
-
-    #[track_caller]
-    fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("pids are positive");
-        kill_process(pid, signal).expect("it has not been waited for");
     }
 }
 

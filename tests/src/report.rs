@@ -20,9 +20,22 @@ pub struct Report {
     pub interval_bytes: u64,
     pub started_unix_ns: u64,
     pub ended_unix_ns: u64,
+    pub window: Option<Window>,
     pub targets: Vec<Process>,
     pub others: Others,
     pub health: Health,
+}
+
+/// The part of a recording that a report is about.
+#[derive(Clone, Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Window {
+    pub number: Option<u32>,
+    pub reason: String,
+    pub start_unix_ns: u64,
+    pub since_mark: bool,
+    pub end_unix_ns: u64,
+    pub merged_count: u32,
 }
 
 /// One process of a report.
@@ -181,6 +194,10 @@ pub struct Totals {
     pub live_bytes: Number,
     pub peak_bytes: Number,
     pub peak_unix_ns: Option<u64>,
+    pub live_start_bytes: Option<Number>,
+    pub live_start_count: Option<Number>,
+    pub delta_bytes: Option<Number>,
+    pub delta_count: Option<Number>,
 }
 
 impl Report {

@@ -25,6 +25,9 @@ Examples:
   sudo heapbpf --pid 1234 --view alloc-bytes         who allocates most, freed or not
   sudo heapbpf --cmdline 'redis*' --cmdline nginx    programs by name, also those that start later
   sudo heapbpf --cgroup 3f2a9c01d4e5                 a container, by the beginning of its id
+  sudo heapbpf --pid 1234 --dump-every 10s -o heap.svg  and heap.0001.svg, … for what each 10 s left behind
+  sudo heapbpf --pid 1234 --mark 1m --duration 10m   what is left of the last 9 minutes, warm-up apart: heapbpf-….0001.svg
+  sudo pkill -USR1 -x heapbpf                        a dump now, while it records
   sudo heapbpf --all --duration 30s --min-rss 50MiB  every process, ranked
   sudo heapbpf -o heap.svg -- ./server --port 80     start a program and see its first allocation
   sudo heapbpf --pid 1234 --hook 'pool=libpool.so*:pool_get(ptr=ret,size=arg2)' --hook 'pool=libpool.so*:pool_put(old=arg2)'
@@ -156,6 +159,9 @@ pub(super) struct RecordArgs {
     #[arg(short, long, value_name = "FILE", value_parser = output)]
     pub(super) output: Vec<PathBuf>,
 
+    #[command(flatten)]
+    pub(super) dumps: DumpArgs,
+
     /// What flame graphs, folded text and the table show.
     #[arg(long, default_value_t = View::LiveBytes, value_name = "VIEW", help = view_help())]
     pub(super) view: View,
@@ -211,6 +217,44 @@ pub(super) struct RecordArgs {
     /// Sampled blocks that can be live at once. Memory is used only for those that are.
     #[arg(long, value_name = "BLOCKS", default_value_t = profiler_common::limits::LIVE_BLOCKS_DEFAULT)]
     pub(super) live_blocks: u32,
+}
+
+/// Dumps while recording: heap.svg is joined by heap.0001.svg, heap.0002.svg, …, each about the time since the one before.
+/// SIGUSR1 asks for one, too.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Dumps (numbered files beside those of `-o`, each about the time since the dump before)")]
+pub(super) struct DumpArgs {
+    /// Dump after each such time (10s, 5m). `kill -USR1` to heapbpf dumps at any time.
+    #[arg(long, value_name = "TIME", value_parser = quantity::period, allow_hyphen_values = true)]
+    pub(super) dump_every: Option<Duration>,
+
+    /// Dump when live bytes of all targets are so far above the most that they were at any dump.
+    #[arg(long, value_name = "BYTES", value_parser = quantity::amount)]
+    pub(super) dump_on_growth: Option<u64>,
+
+    /// Dump when so many bytes more were allocated, freed or not.
+    #[arg(long, value_name = "BYTES", value_parser = quantity::amount)]
+    pub(super) dump_on_alloc: Option<u64>,
+
+    /// At the end, also write what each target held when it held most, to `name.peak.svg` and the like.
+    #[arg(long)]
+    pub(super) dump_at_peak: bool,
+
+    /// After this time, set a mark: later dumps are about all since the mark and not since the dump before. `kill -USR2` to
+    /// heapbpf sets one at any time. The last dump is written at the end.
+    #[arg(long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
+    pub(super) mark: Option<Duration>,
+}
+
+impl DumpArgs {
+    /// Whether there is to be any file beside those of `-o`.
+    pub(super) fn any(&self) -> bool {
+        self.dump_every.is_some()
+            || self.dump_on_growth.is_some()
+            || self.dump_on_alloc.is_some()
+            || self.dump_at_peak
+            || self.mark.is_some()
+    }
 }
 
 #[derive(Args, Clone, Debug)]

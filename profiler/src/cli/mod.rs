@@ -4,12 +4,14 @@
 mod args;
 mod diff;
 mod doctor;
+mod numbered;
 mod output;
 mod privilege;
 mod profile_file;
 mod progress;
 mod quantity;
 mod record;
+mod stops;
 mod writing;
 
 use std::process::ExitCode;

@@ -43,6 +43,11 @@ impl Output {
         self.format
     }
 
+    /// The file's path; `None` for standard output.
+    pub(super) fn path(&self) -> Option<&Path> {
+        (!matches!(self.place, Place::Stdout)).then_some(&*self.path)
+    }
+
     /// Writes the report. Returns the path, unless it went to standard output.
     pub(super) fn write(self, report: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<Option<PathBuf>> {
         let context = || format!("cannot write `{}`", self.path.display());

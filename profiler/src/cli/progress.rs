@@ -6,9 +6,11 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::say;
 use crate::session::Progress;
 
 /// One line on standard error that is written over and over; nothing where that is no terminal.
+#[derive(Clone)]
 pub(super) struct ProgressLine(Option<ProgressBar>);
 
 impl ProgressLine {
@@ -27,6 +29,14 @@ impl ProgressLine {
         if let Some(bar) = &self.0 {
             bar.set_message(line(progress));
             bar.tick();
+        }
+    }
+
+    /// Writes a line of its own to standard error.
+    pub(super) fn say(&self, text: &str) {
+        match &self.0 {
+            Some(bar) => bar.suspend(|| say(text)),
+            None => say(text),
         }
     }
 

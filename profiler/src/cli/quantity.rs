@@ -45,6 +45,21 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text.trim()).ok_or_else(|| "not a size; write it like 4096, 4KiB or 1M".to_owned())
 }
 
+/// A number of bytes that is not 0.
+pub(super) fn amount(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes == 0 { Err("0 bytes would be reached all the time".to_owned()) } else { Ok(bytes) }
+}
+
+/// A time between dumps.
+pub(super) fn period(text: &str) -> Result<Duration, String> {
+    let time = duration(text)?;
+    if time < PERIOD_MIN { Err(format!("must be at least {PERIOD_MIN:?}")) } else { Ok(time) }
+}
+
+/// What is dumped more often says less than it costs.
+const PERIOD_MIN: Duration = Duration::from_millis(100);
+
 /// A time longer than none; a bare number is seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
@@ -89,6 +104,14 @@ mod tests {
         for text in ["0", "0s", "-3s", "soon", ""] {
             assert!(duration(text).is_err(), "`{text}` was taken");
         }
+    }
+
+    #[test]
+    fn dumps_have_a_shortest_period_and_a_least_amount() {
+        assert_eq!(period("100ms"), Ok(Duration::from_millis(100)));
+        assert!(period("99ms").is_err());
+        assert_eq!(amount("1GiB"), Ok(1 << 30));
+        assert!(amount("0").is_err());
     }
 
     #[test]

@@ -3,17 +3,17 @@
 use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::task::{Context as TaskContext, Waker};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use profiler_common::interval::Interval;
 use terminal_size::terminal_size;
 use thiserror::Error;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::args::{BackendArg, RecordArgs, Unwind};
 use super::output::Output;
 use super::progress::ProgressLine;
+use super::stops::Stops;
 use super::writing::{Style, Writing, Written};
 use super::{exit, privilege, say};
 use crate::allocator::hook_set::HookSet;
@@ -24,7 +24,8 @@ use crate::ids::Pid;
 use crate::probe::attach::BackendChoice;
 use crate::proc::process;
 use crate::report::summary;
-use crate::session::{Command, Launched, Session, SessionConfig, UnwindMode};
+use crate::session::{Command, DumpPlan, Listener, Orders, Progress, Session, SessionConfig, UnwindMode};
+use crate::snapshot::Snapshot;
 use crate::sys::inherited::Inherited;
 use crate::target::filter::Selection;
 
@@ -68,6 +69,12 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
         hold: args.hold.into(),
         interval: Interval::nearest(args.interval),
         duration: args.duration,
+        dumps: DumpPlan {
+            every: args.dumps.dump_every,
+            growth_bytes: args.dumps.dump_on_growth,
+            alloc_bytes: args.dumps.dump_on_alloc,
+            mark_after: args.dumps.mark,
+        },
         ring_bytes: args.ring_size,
         live_blocks_max: args.live_blocks,
         placement: args.placement.into(),
@@ -94,6 +101,8 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
 
 async fn record(args: &RecordArgs, config: SessionConfig, outputs: Vec<Output>, inherited: Inherited) -> Result<u8> {
     let mut stops = Stops::new()?;
+    let mut orders = Orders::listen().context("cannot listen for signals")?;
+    let style = Style { view: args.view, trims: args.trim, with_peak: args.dumps.dump_at_peak, quiet: args.quiet };
     let mut session = Session::start(config)?;
     if stops.pending(None).await {
         return Ok(exit::INTERRUPTED);
@@ -122,16 +131,62 @@ async fn record(args: &RecordArgs, config: SessionConfig, outputs: Vec<Output>, 
     }
     let line = ProgressLine::new(quiet);
     let forward = session.launched();
-    session.run(stops.wait(forward), |progress| line.show(progress)).await?;
-    line.clear();
+    let has_files = outputs.iter().any(|output| output.path().is_some());
+    let mut audience =
+        Audience { writing: Writing::start(outputs, style, line.clone())?, line, quiet: args.quiet, has_files };
+    session.run(stops.wait(forward), &mut orders, &mut audience).await?;
+    audience.line.clear();
     let (snapshot, command) = session.finish()?;
-    let style = Style { view: args.view, trims: args.trim };
-    let written = Writing::start(snapshot, outputs, style)?.finish()?;
+    let written = audience.writing.finish(snapshot)?;
     let code = summarise(args, &written)?;
     match command {
         // What was started is waited for, so that its end is this program's.
-        Some(command) => Ok(see_off(command, stops, args.quiet).await),
+        Some(command) => {
+            let of_command = see_off(command, stops, args.quiet).await;
+            Ok(if written.failed { exit::FAILED } else { of_command })
+        }
         None => Ok(code),
+    }
+}
+
+/// Shows what happens, and has dumps written.
+struct Audience {
+    writing: Writing,
+    line: ProgressLine,
+    quiet: bool,
+    /// There is a file that dumps can be named after.
+    has_files: bool,
+}
+
+impl Audience {
+    fn say(&self, text: &str) {
+        if !self.quiet {
+            self.line.say(&format!("heapbpf: {text}"));
+        }
+    }
+}
+
+impl Listener for Audience {
+    fn progress(&mut self, progress: &Progress) {
+        self.line.show(progress);
+    }
+
+    fn dumped(&mut self, snapshot: Snapshot) {
+        if self.has_files {
+            self.writing.dump(snapshot);
+        } else {
+            self.say(
+                "nothing was dumped: standard output takes the whole recording, at its end; `-o heap.svg` takes dumps",
+            );
+        }
+    }
+
+    fn marked(&mut self, elapsed: Duration) {
+        self.say(&format!("marked at {elapsed:.1?}; from now on dumps are relative to this moment"));
+    }
+
+    fn is_busy(&self) -> bool {
+        self.writing.is_busy()
     }
 }
 
@@ -154,7 +209,7 @@ async fn see_off(mut command: Command, mut stops: Stops, quiet: bool) -> u8 {
 
 /// Shows what was written. The exit code.
 fn summarise(args: &RecordArgs, written: &Written) -> Result<u8> {
-    let Written { profile, files, to_stdout } = written;
+    let Written { profile, files, to_stdout, failed } = written;
     if !args.quiet {
         let terminal = std::io::stdout().is_terminal();
         let width = terminal.then(|| terminal_size().map(|(width, _)| usize::from(width.0))).flatten();
@@ -170,7 +225,11 @@ fn summarise(args: &RecordArgs, written: &Written) -> Result<u8> {
             writeln!(std::io::stdout(), "{text}")?;
         }
     }
-    Ok(if profile.incomplete() { exit::INCOMPLETE } else { exit::DONE })
+    Ok(match profile.incomplete() {
+        _ if *failed => exit::FAILED,
+        true => exit::INCOMPLETE,
+        false => exit::DONE,
+    })
 }
 
 /// The processes that are meant, each number once, in the order given.
@@ -203,6 +262,11 @@ fn functions(args: &RecordArgs) -> Result<HookSet> {
 
 /// What was asked for, or a flame graph in the current folder.
 fn outputs(args: &RecordArgs, selection: &Selection) -> Result<Vec<Output>> {
+    let is_file = |path: &PathBuf| path != Path::new("-");
+    if args.dumps.any() && !args.output.is_empty() && !args.output.iter().any(is_file) {
+        let text = "dumps go to files of their own, and `-o -` is none: name one as well, as in `-o heap.svg`";
+        return Err(UsageError(text.to_owned()).into());
+    }
     if !args.output.is_empty() {
         return args.output.iter().map(|path| Output::open(path)).collect();
     }
@@ -230,65 +294,4 @@ const NAME_CHARS_MAX: usize = 100;
 
 fn base_name(command: &OsStr) -> &OsStr {
     Path::new(command).file_name().unwrap_or(command)
-}
-
-/// Ctrl-C and what service managers send.
-struct Stops {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-    /// Interrupts that are not meant for heapbpf: the first one belongs to the command that it has started, which gets it
-    /// from the terminal as well.
-    interrupts_left: u32,
-    /// The signal to stop has come.
-    came: bool,
-}
-
-impl Stops {
-    fn new() -> Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-            interrupts_left: 0,
-            came: false,
-        })
-    }
-
-    /// Waits for the signal to stop. What is sent to heapbpf alone is passed on to the command, if there is one.
-    async fn wait(&mut self, command: Option<Launched>) {
-        while !self.came {
-            tokio::select! {
-                _ = self.interrupt.recv() => self.interrupted(),
-                _ = self.terminate.recv() => self.terminated(command),
-            }
-        }
-    }
-
-    /// Whether it has come already. What has come is dealt with as by [`wait`](Self::wait).
-    async fn pending(&mut self, command: Option<Launched>) -> bool {
-        // Signals are told of when the runtime gets a turn.
-        tokio::task::yield_now().await;
-        let mut context = TaskContext::from_waker(Waker::noop());
-        if self.interrupt.poll_recv(&mut context).is_ready() {
-            self.interrupted();
-        }
-        if self.terminate.poll_recv(&mut context).is_ready() {
-            self.terminated(command);
-        }
-        self.came
-    }
-
-    fn interrupted(&mut self) {
-        match self.interrupts_left.checked_sub(1) {
-            Some(left) => self.interrupts_left = left,
-            None => self.came = true,
-        }
-    }
-
-    fn terminated(&mut self, command: Option<Launched>) {
-        match command {
-            Some(command) => command.terminate(),
-            None => self.came = true,
-        }
-    }
 }

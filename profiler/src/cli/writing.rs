@@ -1,15 +1,20 @@
 //! Names snapshots and writes them, on a thread of its own: the session goes on meanwhile. Owns the outputs and what names
-//! are known.
+//! are known. A dump that cannot be written is told at once and at the end, and costs nothing else.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow};
 
 use super::output::Output;
+use super::progress::ProgressLine;
+use super::{is_broken_pipe, numbered};
 use crate::report::profile::Profile;
-use crate::report::{Format, View};
-use crate::snapshot::Snapshot;
+use crate::report::{Format, View, window};
+use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
 
@@ -20,52 +25,177 @@ pub(super) struct Style {
     pub(super) view: View,
     /// Leave runtime plumbing out of stacks.
     pub(super) trims: bool,
+    /// Write the targets at their peaks as well, at the end.
+    pub(super) with_peak: bool,
+    /// Say nothing of dumps that were written.
+    pub(super) quiet: bool,
 }
 
 /// The end of a recording, written.
 #[derive(Debug)]
 pub(super) struct Written {
-    /// What was written.
+    /// The whole recording.
     pub(super) profile: Profile,
-    /// The files.
+    /// Its files.
     pub(super) files: Vec<(PathBuf, Format)>,
     /// Something went to standard output.
     pub(super) to_stdout: bool,
+    /// Something could not be written, which was told.
+    pub(super) failed: bool,
 }
 
 /// The thread at work.
-pub(super) struct Writing(JoinHandle<Result<Written>>);
+pub(super) struct Writing {
+    snapshots: Sender<Job>,
+    /// Dumps that are not written yet.
+    open: Arc<AtomicUsize>,
+    thread: JoinHandle<Result<Written>>,
+}
+
+enum Job {
+    Window(Snapshot),
+    /// The last one.
+    End(Snapshot),
+}
 
 impl Writing {
-    /// Writes a snapshot to all outputs.
+    /// Waits for snapshots to write to these outputs.
     ///
     /// # Errors
     ///
     /// If there can be no thread.
-    pub(super) fn start(snapshot: Snapshot, outputs: Vec<Output>, style: Style) -> Result<Self> {
+    pub(super) fn start(outputs: Vec<Output>, style: Style, line: ProgressLine) -> Result<Self> {
+        let (snapshots, jobs) = mpsc::channel();
+        let open = Arc::new(AtomicUsize::new(0));
+        let paths = outputs.iter().filter_map(Output::path).map(Into::into).collect();
+        let counter = Arc::clone(&open);
+        // The resolver cannot be sent, so it is made there.
+        let work = move || {
+            let desk = Desk { paths, style, line, resolver: Resolver::new(), failed: false };
+            desk.work(&jobs, &counter, outputs)
+        };
         let thread = thread::Builder::new().name("heapbpf-write".to_owned());
-        let thread = thread.spawn(move || write(&snapshot, outputs, style)).context("cannot start a thread")?;
-        Ok(Self(thread))
+        let thread = thread.spawn(work).context("cannot start a thread")?;
+        Ok(Self { snapshots, open, thread })
     }
 
-    /// Waits until all is written.
+    /// Has the window of a snapshot written.
+    pub(super) fn dump(&self, snapshot: Snapshot) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        // Where the thread has ended before its time, the end tells.
+        let _ = self.snapshots.send(Job::Window(snapshot));
+    }
+
+    /// Whether a dump is still being written.
+    pub(super) fn is_busy(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0
+    }
+
+    /// Has all of a recording written and waits until it is.
     ///
     /// # Errors
     ///
-    /// If an output could not be written.
-    pub(super) fn finish(self) -> Result<Written> {
-        self.0.join().map_err(|_| anyhow!("writing failed for a reason that only heapbpf's authors can tell"))?
+    /// If whoever reads standard output went away.
+    pub(super) fn finish(self, snapshot: Snapshot) -> Result<Written> {
+        let _ = self.snapshots.send(Job::End(snapshot));
+        self.thread.join().map_err(|_| anyhow!("the thread that writes reports has panicked"))?
     }
 }
 
-fn write(snapshot: &Snapshot, outputs: Vec<Output>, style: Style) -> Result<Written> {
-    let profile = profile(snapshot, &Resolver::new(), style.trims);
-    let mut written = Written { profile, files: Vec::new(), to_stdout: false };
-    for output in outputs {
-        let format = output.format();
-        let path = output.write(|out| Ok(format.report().write(&written.profile, style.view, out)?))?;
-        written.to_stdout |= path.is_none();
-        written.files.extend(path.map(|path| (path, format)));
+/// What the thread has.
+struct Desk {
+    /// Files that windows are named after.
+    paths: Vec<PathBuf>,
+    style: Style,
+    line: ProgressLine,
+    resolver: Resolver,
+    failed: bool,
+}
+
+impl Desk {
+    fn work(mut self, jobs: &Receiver<Job>, open: &AtomicUsize, outputs: Vec<Output>) -> Result<Written> {
+        for job in jobs {
+            match job {
+                Job::Window(snapshot) => {
+                    self.write_window(&snapshot);
+                    open.fetch_sub(1, Ordering::Relaxed);
+                }
+                Job::End(snapshot) => return self.write_end(&snapshot, outputs),
+            }
+        }
+        Err(anyhow!("the recording ended without a last snapshot"))
     }
-    Ok(written)
+
+    fn name(&self, snapshot: &Snapshot, scope: Scope) -> Profile {
+        profile(snapshot, scope, &self.resolver, self.style.trims)
+    }
+
+    fn write_window(&mut self, snapshot: &Snapshot) {
+        let Some(number) = snapshot.window_of(Scope::Window).and_then(|window| window.number) else { return };
+        let profile = self.name(snapshot, Scope::Window);
+        let paths = self.paths.iter().map(|path| numbered::of_window(path, number)).collect();
+        self.write_beside(&profile, self.style.view, paths);
+        // Between dumps names are kept, and not what they were read from.
+        self.resolver.release();
+    }
+
+    fn write_peak(&mut self, snapshot: &Snapshot) {
+        let profile = self.name(snapshot, Scope::Peak);
+        let paths = self.paths.iter().map(|path| numbered::of_peak(path)).collect();
+        // What was allocated until then is not known.
+        let view = match self.style.view {
+            View::LiveBytes | View::AllocBytes => View::LiveBytes,
+            View::LiveCount | View::AllocCount => View::LiveCount,
+        };
+        self.write_beside(&profile, view, paths);
+    }
+
+    /// Writes to files beside the outputs, and says so.
+    fn write_beside(&mut self, profile: &Profile, view: View, paths: Vec<PathBuf>) {
+        let mut written = Vec::new();
+        for path in paths {
+            let report = |output: Output| {
+                let format = output.format();
+                output.write(|out| Ok(format.report().write(profile, view, out)?))
+            };
+            match Output::open(&path).and_then(report) {
+                Ok(_) => written.push(path.display().to_string()),
+                Err(error) => self.fail(&error),
+            }
+        }
+        if !self.style.quiet && !written.is_empty() {
+            self.line.say(&format!("heapbpf: wrote {} ({})", written.join(", "), window::outcome(profile)));
+        }
+    }
+
+    fn write_end(mut self, snapshot: &Snapshot, outputs: Vec<Output>) -> Result<Written> {
+        if snapshot.window.is_some() {
+            self.write_window(snapshot);
+        }
+        if self.style.with_peak {
+            self.write_peak(snapshot);
+        }
+        let profile = self.name(snapshot, Scope::Whole);
+        let mut written = Written { profile, files: Vec::new(), to_stdout: false, failed: false };
+        for output in outputs {
+            let format = output.format();
+            let path = match output.write(|out| Ok(format.report().write(&written.profile, self.style.view, out)?)) {
+                Ok(path) => path,
+                Err(error) if is_broken_pipe(&error) => return Err(error),
+                Err(error) => {
+                    self.fail(&error);
+                    continue;
+                }
+            };
+            written.to_stdout |= path.is_none();
+            written.files.extend(path.map(|path| (path, format)));
+        }
+        written.failed = self.failed;
+        Ok(written)
+    }
+
+    fn fail(&mut self, error: &anyhow::Error) {
+        self.failed = true;
+        self.line.say(&format!("heapbpf: error: {error:#}"));
+    }
 }

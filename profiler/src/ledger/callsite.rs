@@ -4,6 +4,9 @@
 //! it holds before it changes for the first time after the latest. One that has not changed since holds now what it held
 //! then.
 
+use super::ages::Ages;
+use super::details::Details;
+use super::histogram::Histogram;
 use super::totals::{Amounts, Totals};
 use crate::ids::{HeapId, StackId};
 
@@ -20,12 +23,25 @@ pub(super) struct Callsite {
     /// What it held at peak `saved` is in here.
     totals: Totals,
     saved: PeakEpoch,
+    /// See [`Details`].
+    pub(super) sizes: Histogram,
+    pub(super) lifetimes: Histogram,
+    pub(super) temporary_count: u64,
 }
 
 impl Callsite {
     /// Has done nothing yet. `before_peaks` is a number that no peak of these books has.
     pub(super) fn new(stack: StackId, heap: HeapId, before_peaks: PeakEpoch) -> Self {
-        Self { stack, heap, inherited: false, totals: Totals::default(), saved: before_peaks }
+        Self {
+            stack,
+            heap,
+            inherited: false,
+            totals: Totals::default(),
+            saved: before_peaks,
+            sizes: Histogram::default(),
+            lifetimes: Histogram::default(),
+            temporary_count: 0,
+        }
     }
 
     /// What a child made by a fork has of it.
@@ -46,5 +62,15 @@ impl Callsite {
     pub(super) fn totals(&self, peak: PeakEpoch) -> Totals {
         let at_peak: Amounts = if self.saved == peak { self.totals.at_peak } else { self.totals.live() };
         Totals { at_peak, ..self.totals }
+    }
+
+    /// The details. `counts_temporary` says whether all allocations of the heap were taken.
+    pub(super) fn details(&self, ages: Option<&Ages>, counts_temporary: bool) -> Details {
+        Details {
+            sizes: self.sizes.clone(),
+            lifetimes: self.lifetimes.clone(),
+            ages: ages.cloned().unwrap_or_default(),
+            temporary_count: counts_temporary.then_some(self.temporary_count),
+        }
     }
 }

@@ -12,25 +12,31 @@
 //! Pure: events in, snapshots out; no clock, file or map. A callsite is a stack and a heap. Its stack's frames may come
 //! later than the first event that names it, or never, when the ring was full.
 
+pub mod ages;
 mod callsite;
+pub mod details;
+pub mod histogram;
 mod live;
 mod ranges;
 mod reconcile;
 pub mod snapshot;
+mod threads;
 pub mod totals;
 
 use profiler_common::interval::Interval;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
 use crate::ingest::event::{Allocation, Event, Free, Remap};
 use crate::units::{MonotonicNanos, Weight};
+use ages::AgesByCallsite;
 use callsite::{Callsite, PeakEpoch};
 use live::{LiveBlock, LiveBlocks};
 use ranges::{Freed, Ranges};
 pub use reconcile::Reconciled;
 use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
+use threads::{Lived, Threads};
 use totals::{Amounts, Totals};
 
 /// The books of one target.
@@ -48,6 +54,11 @@ pub struct Ledger {
     peak: PeakEpoch,
     /// The latest time that an event told.
     latest: MonotonicNanos,
+    threads: Threads,
+    /// Heaps of which temporary blocks cannot be told: not all allocations were taken, or they are of mapped memory.
+    sampled: FxHashSet<HeapId>,
+    /// Of what was live when the process ended.
+    ages_at_end: Option<AgesByCallsite>,
 }
 
 /// What no peak has as its number: before anything was live, nothing was, and that is the first peak.
@@ -86,6 +97,9 @@ impl Ledger {
             frees_unknown: 0,
             peak: BEFORE_PEAKS + 1,
             latest: MonotonicNanos(0),
+            threads: Threads::default(),
+            sampled: FxHashSet::default(),
+            ages_at_end: None,
         }
     }
 
@@ -101,6 +115,7 @@ impl Ledger {
             totals: self.totals.inherit(),
             heaps: self.heaps.iter().map(|(&heap, totals)| (heap, totals.inherit())).collect(),
             latest: self.latest,
+            sampled: self.sampled.clone(),
             ..Self::new(child)
         }
     }
@@ -131,30 +146,59 @@ impl Ledger {
         self.latest = self.latest.max(allocation.time);
         // Two live blocks cannot share an address: the old one's free was lost.
         self.remove(allocation.address);
-        let (callsite, weight) = self.insert(&allocation.into());
-        self.for_each_total(callsite, |totals| totals.allocate(weight, allocation.time));
+        self.enter_new(&allocation.into(), allocation.time);
+        self.threads.allocate(allocation.tid, allocation.heap, allocation.address);
+    }
+
+    /// Enters a block that was allocated; its address must be free.
+    fn enter_new(&mut self, block: &LiveAllocation, time: MonotonicNanos) {
+        let callsite = self.callsite(block.stack, block.heap);
+        let weight = self.insert(block, callsite);
+        self.callsites[callsite as usize].sizes.add(block.size_bytes, weight.count);
+        self.for_each_total(callsite, |totals| totals.allocate(weight, time));
+        if block.interval != Interval::EXACT {
+            self.sampled.insert(block.heap);
+        }
     }
 
     fn free(&mut self, free: &Free) {
         self.latest = self.latest.max(free.time);
-        if !self.remove(free.address) {
+        let Some((block, weight)) = self.remove(free.address) else {
             self.frees_unknown += 1;
-        }
+            return;
+        };
+        let callsite = &mut self.callsites[block.callsite as usize];
+        let lived = self.threads.free(free, callsite.heap, block);
+        callsite.lifetimes.add(lived.lifetime_us, weight.count);
+        callsite.temporary_count += u64::from(lived.temporary);
     }
 
-    /// Takes a live block out of the books; false when there is none at this address.
-    fn remove(&mut self, address: TargetAddr) -> bool {
-        let Some(block) = self.live.remove(address) else {
-            return false;
-        };
+    /// Takes a live block out of the books; `None` when there is none at this address.
+    fn remove(&mut self, address: TargetAddr) -> Option<(LiveBlock, Weight)> {
+        let block = self.live.remove(address)?;
         let weight = Weight::of(block.size_bytes, block.interval);
         self.for_each_total(block.callsite, |totals| totals.free(weight));
-        true
+        Some((block, weight))
     }
 
     fn restore(&mut self, allocation: &Allocation) {
         self.remove(allocation.address);
-        let (callsite, weight) = self.insert(&allocation.into());
+        let freed = self.threads.restore(allocation.tid, allocation.heap, allocation.address);
+        let (callsite, weight) = match freed {
+            // The books may have it by another interval, and as a parent's.
+            Some(Lived { block, lifetime_us, temporary }) => {
+                self.live.insert(allocation.address, block);
+                let weight = Weight::of(block.size_bytes, block.interval);
+                let callsite = &mut self.callsites[block.callsite as usize];
+                callsite.lifetimes.take(lifetime_us, weight.count);
+                callsite.temporary_count -= u64::from(temporary);
+                (block.callsite, weight)
+            }
+            None => {
+                let callsite = self.callsite(allocation.stack, allocation.heap);
+                (callsite, self.insert(&allocation.into(), callsite))
+            }
+        };
         // The time of its allocation is long past.
         let now = self.latest;
         self.for_each_total(callsite, |totals| totals.restore(weight, now));
@@ -170,33 +214,39 @@ impl Ledger {
         let gone = self.ranges.unmap(&old, remap.began);
         // What was displaced there is another thread's, who will yet tell, if this one's own was found.
         let old_is_known = !gone.is_empty() || self.ranges.was_displaced(&old, remap.began);
-        self.strike_off(gone);
+        self.strike_off(gone, remap.began);
         if new.is_empty() || !(old.is_empty() || old_is_known) {
             return;
         }
         let displaced = self.ranges.displace(&new, remap.ended);
-        self.strike_off(displaced);
+        self.strike_off(displaced, remap.ended);
         let callsite = self.callsite(remap.stack, remap.heap);
-        let weight = Weight::exact(new.end - new.start, 1);
+        let size_bytes = new.end - new.start;
+        let weight = Weight::exact(size_bytes, 1);
+        self.callsites[callsite as usize].sizes.add(size_bytes, weight.count);
+        self.sampled.insert(remap.heap);
         self.for_each_total(callsite, |totals| totals.allocate(weight, remap.ended));
         let covered = self.ranges.map(&new, remap.ended, callsite);
-        self.strike_off(covered);
+        self.strike_off(covered, remap.ended);
     }
 
     /// Pieces of mappings are gone. A mapping is freed with the last of it.
-    fn strike_off(&mut self, pieces: impl IntoIterator<Item = Freed>) {
+    fn strike_off(&mut self, pieces: impl IntoIterator<Item = Freed>, time: MonotonicNanos) {
         for piece in pieces {
             let weight = Weight::exact(piece.bytes, u64::from(piece.is_last));
+            if piece.is_last {
+                let lifetime_us = time.0.saturating_sub(piece.time.0) / 1000;
+                self.callsites[piece.callsite as usize].lifetimes.add(lifetime_us, weight.count);
+            }
             self.for_each_total(piece.callsite, |totals| totals.free(weight));
         }
     }
 
     /// Makes the block live; its address must be free.
-    fn insert(&mut self, block: &LiveAllocation) -> (u32, Weight) {
-        let LiveAllocation { address, size_bytes, interval, stack, heap, time } = *block;
-        let callsite = self.callsite(stack, heap);
+    fn insert(&mut self, block: &LiveAllocation, callsite: u32) -> Weight {
+        let LiveAllocation { address, size_bytes, interval, time, .. } = *block;
         self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time });
-        (callsite, Weight::of(size_bytes, interval))
+        Weight::of(size_bytes, interval)
     }
 
     fn callsite(&mut self, stack: StackId, heap: HeapId) -> u32 {
@@ -235,7 +285,7 @@ impl Ledger {
 
     fn allocation(&self, address: TargetAddr, block: LiveBlock) -> LiveAllocation {
         let LiveBlock { size_bytes, interval, time, callsite } = block;
-        let Callsite { stack, heap, .. } = self.callsites[callsite as usize];
+        let &Callsite { stack, heap, .. } = &self.callsites[callsite as usize];
         LiveAllocation { address, size_bytes, interval, stack, heap, time }
     }
 
@@ -245,8 +295,13 @@ impl Ledger {
         self.live.get(address).is_some()
     }
 
-    /// The process is gone, and no event will come: single blocks are forgotten, sums stay.
+    /// The process is gone, and no event will come: single blocks are forgotten, sums stay. Ages are from now on those at the
+    /// last event.
     pub fn close(&mut self) {
+        if self.ages_at_end.is_none() {
+            self.ages_at_end = Some(self.ages(self.latest));
+        }
+        self.threads = Threads::default();
         self.live = LiveBlocks::default();
         self.ranges = Ranges::default();
         self.callsite_ids = FxHashMap::default();
@@ -258,9 +313,11 @@ impl Ledger {
         self.frees_unknown
     }
 
-    /// The state at `now`. Callsites come in the order in which they were first seen.
+    /// The state at `now`, which ages are counted to. Takes one pass over all live blocks, for their ages. Callsites come in the order in which they were first seen.
     #[must_use]
-    pub fn snapshot(&self, _now: MonotonicNanos) -> TargetSnapshot {
+    pub fn snapshot(&self, now: MonotonicNanos) -> TargetSnapshot {
+        let ages = self.ages_at_end.is_none().then(|| self.ages(now));
+        let ages = ages.as_ref().or(self.ages_at_end.as_ref());
         let mut totals = Totals { at_peak: Amounts::default(), ..self.totals };
         let mut heaps: FxHashMap<HeapId, Totals> = self.heaps.clone();
         let mut callsites = Vec::new();
@@ -273,8 +330,10 @@ impl Ledger {
             totals.at_peak.add(&own.at_peak);
             heaps.entry(callsite.heap).or_default().at_peak.add(&own.at_peak);
             let stack = self.stacks.get(&callsite.stack).cloned();
+            let ages = ages.and_then(|ages| ages.get(&index));
+            let details = callsite.details(ages, !self.sampled.contains(&callsite.heap));
             let (heap, inherited) = (callsite.heap, callsite.inherited);
-            callsites.push(CallsiteSnapshot { index, stack, heap, inherited, totals: own });
+            callsites.push(CallsiteSnapshot { index, stack, heap, inherited, totals: own, details });
         }
         let mut heaps: Vec<_> = heaps.into_iter().collect();
         heaps.sort_unstable_by_key(|(heap, _)| *heap);

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::units::MonotonicNanos;
 
@@ -31,6 +31,8 @@ pub(super) struct Freed {
     pub(super) bytes: u64,
     /// Who had mapped it.
     pub(super) callsite: u32,
+    /// When that was.
+    pub(super) time: MonotonicNanos,
     /// Nothing of the mapping is left.
     pub(super) is_last: bool,
 }
@@ -109,7 +111,14 @@ impl Ranges {
         if pieces > 1 {
             self.splits.insert(mapping, pieces);
         }
-        (covered > 0).then_some(Freed { bytes: covered, callsite, is_last: pieces == 0 })
+        (covered > 0).then_some(Freed { bytes: covered, callsite, time, is_last: pieces == 0 })
+    }
+
+    /// All mappings of which something is left: who mapped them, and when.
+    pub(super) fn mappings(&self) -> impl Iterator<Item = (u32, MonotonicNanos)> {
+        let mut seen = FxHashSet::default();
+        let is_first = move |piece: &&Piece| !self.splits.contains_key(&piece.mapping) || seen.insert(piece.mapping);
+        self.pieces.values().filter(is_first).map(|piece| (piece.callsite, piece.time))
     }
 
     /// Takes out what was mapped by `until`.
@@ -137,7 +146,7 @@ impl Ranges {
             }
         }
         let is_last = self.replace_piece(piece.mapping, rests) == 0;
-        let freed = Freed { bytes: gone.end - gone.start, callsite: piece.callsite, is_last };
+        let freed = Freed { bytes: gone.end - gone.start, callsite: piece.callsite, time: piece.time, is_last };
         (Displaced { addresses: gone, time: piece.time, mapping: piece.mapping }, freed)
     }
 

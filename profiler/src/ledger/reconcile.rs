@@ -93,10 +93,8 @@ impl Ledger {
     fn find(&mut self, block: &LiveAllocation) {
         // Twice in one set would be the kernel's defect; the books stay sound.
         self.remove(block.address);
-        let (callsite, weight) = self.insert(block);
         self.latest = self.latest.max(block.time);
-        let now = self.latest;
-        self.for_each_total(callsite, |totals| totals.allocate(weight, now));
+        self.enter_new(block, self.latest);
     }
 }
 

@@ -3,6 +3,7 @@
 
 use rustc_hash::FxHashMap;
 
+use super::details::Details;
 use super::totals::Totals;
 use crate::ids::{HeapId, Pid};
 pub use crate::ingest::event::Stack;
@@ -34,6 +35,8 @@ pub struct CallsiteSnapshot {
     pub inherited: bool,
     /// What it did.
     pub totals: Totals,
+    /// What is known of its blocks besides.
+    pub details: Details,
 }
 
 impl TargetSnapshot {
@@ -67,7 +70,7 @@ impl TargetSnapshot {
     /// The state when the target's live bytes were at their highest, of a snapshot over the whole recording (a window has
     /// left callsites out). Only what was live then is known of that moment: it counts as allocated, with nothing freed; what
     /// a child made by a fork had from its parent is the opening balance. So live = opening + allocated − freed holds, and
-    /// allocated tells nothing more than live does.
+    /// allocated tells nothing more than live does. Details are not known.
     #[must_use]
     pub fn at_peak(&self) -> Self {
         let mut totals = self.totals.only_peak();
@@ -84,7 +87,12 @@ impl TargetSnapshot {
                 sum.add(&held);
                 *sum = Totals { peak_bytes: peak.peak_bytes, peak_time: peak.peak_time, at_peak: peak.at_peak, ..*sum };
             }
-            callsites.push(CallsiteSnapshot { totals: held, ..callsite.clone() });
+            callsites.push(CallsiteSnapshot {
+                totals: held,
+                details: Details::default(),
+                stack: callsite.stack.clone(),
+                ..*callsite
+            });
         }
         Self { pid: self.pid, totals, heaps, callsites }
     }
@@ -93,6 +101,11 @@ impl TargetSnapshot {
 impl CallsiteSnapshot {
     /// The window from `base`, the same callsite earlier.
     fn since(&self, base: &Self) -> Self {
-        Self { totals: self.totals.since(&base.totals), ..self.clone() }
+        Self {
+            totals: self.totals.since(&base.totals),
+            details: self.details.since(&base.details),
+            stack: self.stack.clone(),
+            ..*self
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The books against what was entered.
 
 mod accuracy;
+mod details;
 mod mapped;
 mod reconciling;
 mod windows;

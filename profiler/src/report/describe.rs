@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use super::profile::{Beginning, HeapProfile, HookStatus, Origin, Profile, TargetProfile};
 use super::{View, text};
 use crate::ledger::totals::Totals;
+use crate::units::EstimatedBytes;
 
 /// What marks a forked process's copies of its parent's blocks.
 pub(super) const INHERITED: &str = "[inherited at the fork]";
@@ -82,7 +83,10 @@ pub(super) fn accuracy(profile: &Profile, view: View) -> String {
 
 /// How long was watched, in nanoseconds.
 pub(super) fn duration_ns(profile: &Profile) -> u64 {
-    profile.ended_unix_ns.saturating_sub(profile.started_unix_ns)
+    match &profile.window {
+        Some(window) => window.end_unix_ns.saturating_sub(window.start_unix_ns),
+        None => profile.ended_unix_ns.saturating_sub(profile.started_unix_ns),
+    }
 }
 
 /// What was lost, in a few words: `no losses`, `12 events lost, 1 hook not attached`.
@@ -204,6 +208,15 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
             "Nothing was recorded: no allocator function could be watched.".to_owned(),
             "`heapbpf doctor` tells what this kernel, this user and this target allow.".to_owned(),
         ];
+    }
+    let freed = totals(profile).free_bytes;
+    if profile.window.is_some() && total(profile, View::AllocCount) == 0 && freed > EstimatedBytes::ZERO {
+        let freed = View::LiveBytes.amount(freed.rounded());
+        let about = about(profile.is_exact());
+        return vec![format!(
+            "There are no {}: {about}{freed} were freed in this window, and nothing allocated.",
+            view.title()
+        )];
     }
     if total(profile, View::AllocCount) == 0 {
         let unsampled = if profile.is_exact() { "" } else { ", or too little to be sampled" };

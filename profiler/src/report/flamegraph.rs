@@ -12,7 +12,7 @@ use quick_xml::events::{BytesText, Event};
 
 use super::folded::Stacks;
 use super::profile::Profile;
-use super::{Report, ReportError, View, describe, text};
+use super::{Report, ReportError, View, describe, text, window};
 
 /// Writes flame graphs.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,8 @@ fn line(stacks: &Stacks, i: usize, shift: u32) -> String {
 }
 
 fn title(profile: &Profile, view: View) -> String {
-    text::cut(&format!("{} of {}", view.title(), describe::subject(profile)), TITLE_CHARS_MAX).into_owned()
+    let title = format!("{} of {}{}", view.title(), describe::subject(profile), window::title(profile));
+    text::cut(&title, TITLE_CHARS_MAX).into_owned()
 }
 
 fn subtitle(profile: &Profile, view: View) -> String {
@@ -86,7 +87,9 @@ fn subtitle(profile: &Profile, view: View) -> String {
         format!("watched for {}", text::duration(describe::duration_ns(profile))),
         describe::losses(profile),
     ];
-    let parts: Vec<String> = parts.into_iter().chain(folded).collect();
+    let is_span = profile.window.as_ref().is_some_and(|window| window.number.is_some());
+    let delta = is_span.then(|| format!("live {} in the window", window::delta(profile)));
+    let parts: Vec<String> = parts.into_iter().chain(delta).chain(folded).collect();
     text::cut(&parts.join(" · "), SUBTITLE_CHARS_MAX).into_owned()
 }
 

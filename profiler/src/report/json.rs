@@ -2,25 +2,26 @@
 //!
 //! Owns names and types of its fields. Callsites and frames are written one by one, never held as JSON in memory.
 
+mod details;
 mod guardrails;
 mod health;
 pub mod read;
+pub(super) mod totals;
 
 use std::io;
 
+use details::DetailsFields;
 use guardrails::OverheadFields;
 use health::HealthFields;
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
+use totals::TotalsFields;
 
 use super::profile::{
-    Beginning, CallsiteProfile, Frame, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile,
+    Beginning, CallsiteProfile, Frame, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window,
 };
 use super::{Report, ReportError, View};
-
-pub(super) mod totals;
-
-use totals::TotalsFields;
+use crate::ledger::details::Details;
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
 pub const VERSION: u32 = 1;
@@ -44,6 +45,7 @@ struct Root<'a> {
     interval_bytes: u64,
     started_unix_ns: u64,
     ended_unix_ns: u64,
+    window: Option<WindowFields>,
     targets: Targets<'a>,
     others: OthersFields<'a>,
     health: HealthFields<'a>,
@@ -56,9 +58,36 @@ impl<'a> Root<'a> {
             interval_bytes: profile.interval_bytes,
             started_unix_ns: profile.started_unix_ns,
             ended_unix_ns: profile.ended_unix_ns,
+            window: profile.window.as_ref().map(WindowFields::new),
             targets: Targets { context: Context { profile, view } },
             others: OthersFields::new(profile),
             health: HealthFields::new(&profile.health),
+        }
+    }
+}
+
+/// The part of the recording that the profile is about.
+#[derive(Serialize)]
+struct WindowFields {
+    /// Null for the state at the peak.
+    number: Option<u32>,
+    /// `time`, `growth`, `alloc`, `signal`, `end` or `peak`.
+    reason: &'static str,
+    start_unix_ns: u64,
+    since_mark: bool,
+    end_unix_ns: u64,
+    merged_count: u32,
+}
+
+impl WindowFields {
+    fn new(window: &Window) -> Self {
+        Self {
+            number: window.number,
+            reason: window.reason.name(),
+            start_unix_ns: window.start_unix_ns,
+            since_mark: window.since_mark,
+            end_unix_ns: window.end_unix_ns,
+            merged_count: window.merged_count,
         }
     }
 }
@@ -94,13 +123,15 @@ struct TargetFields<'a> {
     detached_unix_ns: Option<u64>,
     /// What they cost, where that is known.
     overhead: Option<OverheadFields>,
-    totals: TotalsFields,
+    totals: TargetTotalsFields,
     heaps: Vec<HeapFields<'a>>,
     callsites: Callsites<'a>,
 }
 
 impl<'a> TargetFields<'a> {
     fn new(context: Context<'a>, target: &'a TargetProfile) -> Self {
+        let is_exact = context.profile.is_exact_of(target);
+        let details = Details::sum(target.callsites.iter().map(|callsite| &callsite.details));
         Self {
             pid: target.pid.0,
             command: &target.command,
@@ -111,11 +142,25 @@ impl<'a> TargetFields<'a> {
             replaced: target.replaced,
             detached_unix_ns: target.detached.map(|time| context.profile.unix_ns(time)),
             overhead: target.overhead.as_ref().map(OverheadFields::new),
-            totals: TotalsFields::new(context.profile, &target.totals, context.profile.is_exact_of(target)),
-            heaps: target.heaps.iter().map(|heap| HeapFields::new(context.profile, heap)).collect(),
+            totals: TargetTotalsFields {
+                totals: TotalsFields::new(context.profile, &target.totals, is_exact),
+                details: DetailsFields::new(&details, is_exact),
+            },
+            heaps: (0..)
+                .zip(&target.heaps)
+                .map(|(i, heap)| HeapFields::new(context.profile, target, heap, i))
+                .collect(),
             callsites: Callsites { context, target },
         }
     }
+}
+
+#[derive(Serialize)]
+struct TargetTotalsFields {
+    #[serde(flatten)]
+    totals: TotalsFields,
+    #[serde(flatten)]
+    details: DetailsFields,
 }
 
 #[derive(Serialize)]
@@ -191,15 +236,21 @@ struct HeapFields<'a> {
     hooks: Vec<HookFields<'a>>,
     #[serde(flatten)]
     totals: TotalsFields,
+    #[serde(flatten)]
+    details: DetailsFields,
 }
 
 impl<'a> HeapFields<'a> {
-    fn new(profile: &Profile, heap: &'a HeapProfile) -> Self {
+    /// `index` is the heap's in the target.
+    fn new(profile: &Profile, target: &TargetProfile, heap: &'a HeapProfile, index: usize) -> Self {
+        let callsites = target.callsites.iter().filter(|callsite| callsite.heap == index);
+        let details = Details::sum(callsites.map(|callsite| &callsite.details));
         Self {
             name: &heap.name,
             interval_bytes: heap.interval_bytes,
             hooks: heap.hooks.iter().map(HookFields::new).collect(),
             totals: TotalsFields::new(profile, &heap.totals, heap.is_exact()),
+            details: DetailsFields::new(&details, heap.is_exact()),
         }
     }
 }
@@ -247,12 +298,14 @@ impl Serialize for Callsites<'_> {
         let is_exact = profile.is_exact_of(self.target);
         serializer.collect_seq(callsites.into_iter().map(|callsite| {
             let heap = self.target.heaps.get(callsite.heap);
+            let is_exact = heap.map_or(is_exact, HeapProfile::is_exact);
             CallsiteFields {
                 stack: StackFields { profile, callsite },
                 end: callsite.end.map(|end| end.counter().name()),
                 heap: heap.map(|heap| heap.name.as_str()),
                 inherited: callsite.inherited,
-                totals: TotalsFields::new(profile, &callsite.totals, heap.map_or(is_exact, HeapProfile::is_exact)),
+                totals: TotalsFields::new(profile, &callsite.totals, is_exact),
+                details: DetailsFields::new(&callsite.details, is_exact),
             }
         }))
     }
@@ -268,6 +321,8 @@ struct CallsiteFields<'a> {
     inherited: bool,
     #[serde(flatten)]
     totals: TotalsFields,
+    #[serde(flatten)]
+    details: DetailsFields,
 }
 
 struct StackFields<'a> {

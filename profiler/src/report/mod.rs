@@ -18,6 +18,7 @@ pub mod diff;
 pub mod guardrails;
 pub mod profile;
 pub mod summary;
+pub mod window;
 
 pub mod flamegraph;
 pub mod folded;

@@ -7,7 +7,9 @@ use profiler_common::stack::StackEnd;
 
 use super::guardrails::{Guardrails, Overhead};
 use super::text::base_name;
+pub use super::window::{Window, WindowReason};
 use crate::ids::Pid;
+use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
 
@@ -32,54 +34,6 @@ pub struct Profile {
     pub frames: Vec<Frame>,
     /// What was lost and what it cost.
     pub health: Health,
-}
-
-/// A part of a recording. Allocated and freed are of this part; inherited is what was live at its start, live what is live
-/// at its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Its number, from 1; `None` for the state at the peak.
-    pub number: Option<u32>,
-    /// Why it ends.
-    pub reason: WindowReason,
-    /// Its start, in nanoseconds since the Unix epoch: the end of the window before, or the mark.
-    pub start_unix_ns: u64,
-    /// It starts at a mark.
-    pub since_mark: bool,
-    /// Its end, in nanoseconds since the Unix epoch.
-    pub end_unix_ns: u64,
-}
-
-/// Why a window ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WindowReason {
-    /// Its time was over.
-    Time,
-    /// Live bytes had grown so much.
-    Growth,
-    /// So much was allocated.
-    Alloc,
-    /// A signal asked for it.
-    Signal,
-    /// The recording ended.
-    End,
-    /// Not a window: every target as it was when its live bytes were highest.
-    Peak,
-}
-
-impl WindowReason {
-    /// Its name.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Time => "time",
-            Self::Growth => "growth",
-            Self::Alloc => "alloc",
-            Self::Signal => "signal",
-            Self::End => "end",
-            Self::Peak => "peak",
-        }
-    }
 }
 
 /// One process of a profile.
@@ -218,6 +172,8 @@ pub struct CallsiteProfile {
     pub inherited: bool,
     /// What it did.
     pub totals: Totals,
+    /// What is known of its blocks besides. Those of a heap or a process are the sum of their callsites'.
+    pub details: Details,
 }
 
 /// One frame with what is known of it.
@@ -276,6 +232,25 @@ pub struct UnfoundHook {
 }
 
 impl Health {
+    /// What has happened since `base`, the health of the same recording earlier. What has no time stays what it is: the
+    /// modules, the functions, the largest size.
+    #[must_use]
+    pub fn since(&self, base: &Self) -> Self {
+        let since = |now: &[(String, u64)], base: &[(String, u64)]| {
+            let before = |name: &String| base.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
+            let rest = now.iter().map(|(name, count)| (name.clone(), count.saturating_sub(before(name))));
+            rest.filter(|(_, count)| *count > 0).collect()
+        };
+        Self {
+            events: self.events.saturating_sub(base.events),
+            lost: since(&self.lost, &base.lost),
+            unwind: since(&self.unwind, &base.unwind),
+            resyncs: self.resyncs.saturating_sub(base.resyncs),
+            agent_cpu_ns: self.agent_cpu_ns.saturating_sub(base.agent_cpu_ns),
+            ..self.clone()
+        }
+    }
+
     /// Everything lost, over all reasons.
     #[must_use]
     pub fn lost_total(&self) -> u64 {

@@ -8,7 +8,7 @@ use anstyle::{AnsiColor, Style};
 
 use self::grid::Column;
 use super::profile::{Profile, TargetProfile};
-use super::{View, describe, text};
+use super::{View, describe, text, window};
 use crate::units::{EstimatedBytes, EstimatedCount};
 
 mod callsites;
@@ -96,6 +96,9 @@ impl Page {
             let line = format!("command: {command}{}", exit(target));
             self.line(PLAIN, &text::cut(&line, self.width.unwrap_or(usize::MAX)));
         }
+        if profile.window.is_some() {
+            self.line(PLAIN, &format!("part of the recording: {}", window::outcome(profile)));
+        }
         describe::beginnings(profile).iter().for_each(|line| self.line(PLAIN, line));
         self.gap();
     }
@@ -118,8 +121,13 @@ impl Page {
                 when.map_or(String::new(), |nanos| format!("after {}", text::duration(nanos))),
             ),
         ];
-        let inherited = (totals.opening_count > EstimatedCount::ZERO)
-            .then(|| row("inherited", totals.opening_bytes, blocks(totals.opening_count)));
+        let inherited = (totals.opening_count > EstimatedCount::ZERO).then(|| {
+            row(
+                if profile.window.is_some() { "at the start" } else { "inherited" },
+                totals.opening_bytes,
+                blocks(totals.opening_count),
+            )
+        });
         let rows = inherited.into_iter().chain(rows).collect();
         self.table(&[Column::Left(""), Column::Right(""), Column::Right("")], rows);
     }

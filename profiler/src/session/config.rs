@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use profiler_common::interval::Interval;
 
+use super::triggers::DumpPlan;
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::guardrail::Limits;
@@ -29,6 +30,8 @@ pub struct SessionConfig {
     pub interval: Interval,
     /// When to stop by itself, beside the end of all targets.
     pub duration: Option<Duration>,
+    /// When to dump by itself.
+    pub dumps: DumpPlan,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
     /// Room in the live set.

@@ -3,17 +3,21 @@
 mod changes;
 mod config;
 mod discovery;
+mod dumps;
 mod guard;
 mod hooks;
 mod latecomers;
 mod launching;
 mod lifecycle;
+mod listener;
+mod orders;
 mod predictions;
 mod probes;
 pub mod raw;
 mod snapshot;
 mod target;
 mod targets;
+mod triggers;
 mod unwinding;
 
 use std::time::Duration;
@@ -27,6 +31,9 @@ pub use config::{Hold, Progress, SessionConfig, UnwindMode};
 pub use discovery::hooks_of;
 pub use guard::TooSmall;
 pub use launching::{Command, Launched};
+pub use listener::Listener;
+pub use orders::{Order, Orders};
+pub use triggers::DumpPlan;
 
 use crate::bpf::counters::Counters;
 use crate::bpf::ring::Ring;
@@ -40,6 +47,7 @@ use crate::target::filter::Selection;
 use crate::target::launch::retry_releases;
 use crate::target::scan;
 use discovery::{Discovery, Own};
+use dumps::Dumps;
 use guard::{GUARD_PERIOD, Guard};
 use latecomers::Latecomers;
 use lifecycle::Lifecycle;
@@ -63,6 +71,7 @@ pub struct Session {
     /// Targets that found no room in the kernel's map of them: their calls are not drawn.
     targets_unmarked: u64,
     raw: RawStacks,
+    dumps: Dumps,
     /// What the session itself has started.
     command: Option<Command>,
     /// A process that cannot run at present.
@@ -128,6 +137,7 @@ impl Session {
             lifecycle: Lifecycle::new(&config),
             latecomers,
             raw: RawStacks::new(config.raw_stacks_max),
+            dumps: Dumps::new(config.dumps),
             config,
             probes,
             ring,
@@ -200,13 +210,17 @@ impl Session {
         all.into_iter().filter(|hook| hook.required).map(|hook| hook.function).collect()
     }
 
-    /// Records until `stop` resolves, the duration is over or all targets have ended and none can come. `tell` is called
-    /// now and then.
+    /// Records until `stop` resolves, the duration is over or all targets have ended and none can come.
     ///
     /// # Errors
     ///
-    /// When the ring cannot be waited for.
-    pub async fn run(&mut self, stop: impl Future<Output = ()>, mut tell: impl FnMut(&Progress)) -> Result<()> {
+    /// When the ring cannot be waited for, or the kernel's maps cannot be read.
+    pub async fn run(
+        &mut self,
+        stop: impl Future<Output = ()>,
+        orders: &mut Orders,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
         tokio::pin!(stop);
         let began = Instant::now();
         let deadline = self.config.duration.map(|duration| began + duration);
@@ -224,18 +238,26 @@ impl Session {
                 result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; self.drain(); }
                 () = sleep_until(soon) => self.attend(),
                 () = Command::stirs(&mut self.command) => self.attend_command(),
-                _ = drain.tick() => { self.drain(); retry_releases(); }
+                order = orders.next() => self.obey(order, listener)?,
+                _ = drain.tick() => self.tick(listener)?,
                 _ = guard.tick(), if self.guard.is_needed() => if !self.keep_limits()? { break },
                 _ = look.tick() => self.look(),
                 _ = progress.tick() => {
                     let counters = Counters::read(&self.probes.kernel)?;
                     let events = counters.get(Counter::Events);
-                    tell(&self.progress(began, &counters, events - events_before));
+                    listener.progress(&self.progress(began, &counters, events - events_before));
                     events_before = events;
                 }
             }
         }
         Ok(())
+    }
+
+    /// What is to be done again and again, beside the ring.
+    fn tick(&mut self, listener: &mut dyn Listener) -> Result<()> {
+        self.drain();
+        retry_releases();
+        self.dump_if_due(listener)
     }
 
     /// Whether there is a target, or can be one. What was started decides alone: its children may outlive it.
@@ -308,9 +330,7 @@ impl Session {
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.probes.stop_drawing()?;
         while !self.take_records() {}
-        let mut counters = Counters::read(&self.probes.kernel)?;
-        counters.add(Counter::TargetsFull, self.targets_unmarked);
-        let ended = (clock::now(), counters);
+        let ended = (clock::now(), self.counters()?);
         // Who has ended and was not seen to yet has ended all the same.
         let gone: Vec<Pid> =
             self.targets.running().filter(|target| target.is_gone()).map(|target| target.pid).collect();
@@ -330,7 +350,8 @@ impl Session {
         let (ended, counters) = self.stop()?;
         self.targets.learn_exit_codes();
         self.targets.skip_unprofilable();
-        let snapshot = self.snapshot(ended, &counters);
+        let window = self.last_window(ended);
+        let snapshot = self.snapshot(ended, &counters, window);
         // Waits for the probes.
         drop(self.probes);
         Ok((snapshot, self.command))

@@ -10,9 +10,11 @@ use crate::guardrail::overhead::OverheadWatch;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
+use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::totals::Totals;
 use crate::object::module::ModuleStore;
 use crate::report::profile::{Beginning, Origin};
-use crate::snapshot::{TargetFacts, TargetState};
+use crate::snapshot::{Base, TargetFacts, TargetState};
 use crate::target::address_space::AddressSpace;
 use crate::target::link_map::LinkMap;
 use crate::target::process::{Exit, Process, TargetError};
@@ -49,6 +51,8 @@ pub(super) struct Target {
     /// It was stopped when its allocator was not mapped yet, or at its exec.
     pub(super) held_before_mapping: bool,
     begun: bool,
+    /// Where the present window begins in its books.
+    base: Base,
     /// Why it has no probes, where it stays a target nevertheless: it may become another program.
     pub(super) unprofilable: Option<String>,
     opened: Instant,
@@ -99,6 +103,7 @@ impl Target {
             foreseen: false,
             held_before_mapping: false,
             begun: false,
+            base: Base::Beginning,
             unprofilable: None,
             opened: Instant::now(),
             link_map: None,
@@ -235,7 +240,7 @@ impl Target {
         self.ledger.close();
     }
 
-    /// What there is to report of it at this time.
+    /// What there is to report of it at `now`.
     pub(super) fn state(&self, now: MonotonicNanos, probes: &Probes) -> TargetState {
         let exit = match self.end {
             Some(End::Exited(exit)) => Some(exit),
@@ -260,6 +265,26 @@ impl Target {
             space: Arc::clone(&self.space),
             heaps: self.hooks.heaps(&books.heaps, probes),
             books: Arc::new(books),
+            base: self.base.clone(),
+        }
+    }
+
+    /// Whether it had ended when the present window began.
+    pub(super) fn is_past(&self) -> bool {
+        matches!(self.base, Base::Ended)
+    }
+
+    /// A window begins now, when its books are these.
+    pub(super) fn begin_window(&mut self, books: Arc<TargetSnapshot>) {
+        self.base = if self.end.is_some() { Base::Ended } else { Base::At(books) };
+    }
+
+    /// What it did in the present window, in sum; `None` when it had ended before.
+    pub(super) fn window_totals(&self) -> Option<Totals> {
+        match &self.base {
+            Base::Beginning => Some(*self.ledger.totals()),
+            Base::At(base) => Some(self.ledger.totals().since(&base.totals)),
+            Base::Ended => None,
         }
     }
 }

@@ -1,12 +1,15 @@
 //! The targets of a session: those that run, by pid, and those that have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::ids::{HeapId, Pid};
 use crate::ingest::event::{Event, Exec};
 use crate::ledger::Ledger;
+use crate::ledger::totals::Totals;
 use crate::probe::plan::Plan;
 use crate::report::profile::{Others, Skipped};
+use crate::snapshot::{Base, TargetState};
 use crate::target::process::{Exit, Process};
 use crate::units::{EstimatedBytes, MonotonicNanos};
 
@@ -19,10 +22,21 @@ pub(super) struct Targets {
     running: BTreeMap<Pid, Target>,
     ended: Vec<Target>,
     pub(super) others: Others,
+    window: OthersWindow,
     /// Of targets that are kept as sums alone.
     frees_unknown_folded: u64,
     /// Their heaps.
     pub(super) heaps_folded: BTreeSet<HeapId>,
+}
+
+/// What others have done in the present window.
+#[derive(Default)]
+struct OthersWindow {
+    /// As they stood when it began.
+    base: Others,
+    /// Targets that were in it and are kept as sums alone.
+    folded_count: u64,
+    folded_totals: Totals,
 }
 
 /// Ended targets that are kept one by one. When there are more, those that allocated least are folded into sums.
@@ -60,6 +74,23 @@ impl Targets {
             self.ended.iter().chain(self.running.values().filter(|target| target.has_begun())).collect();
         all.sort_by_key(|target| (target.beginning.time, target.pid));
         all
+    }
+
+    /// A window begins where the targets have these states, which were just taken, of all or of those that are not past.
+    pub(super) fn rebase(&mut self, states: &[TargetState]) {
+        let running = self.running.values_mut().filter(|target| target.has_begun());
+        let mut all: Vec<&mut Target> = self.ended.iter_mut().chain(running).filter(|it| !it.is_past()).collect();
+        all.sort_by_key(|target| (target.beginning.time, target.pid));
+        let states = states.iter().filter(|state| !matches!(state.base, Base::Ended));
+        for (target, state) in all.into_iter().zip(states) {
+            target.begin_window(Arc::clone(&state.books));
+        }
+    }
+
+    /// Bytes that all have allocated since the recording began.
+    pub(super) fn alloc_bytes(&self) -> EstimatedBytes {
+        let kept = self.running.values().chain(&self.ended).map(|target| target.ledger.totals().alloc_bytes);
+        kept.sum::<EstimatedBytes>() + self.others.folded_totals.alloc_bytes
     }
 
     /// A new one. Returns the one that had its number before and was not seen to end: it has.
@@ -110,6 +141,10 @@ impl Targets {
             let folded = self.ended.swap_remove(smallest.unwrap_or(0));
             self.others.folded_count += 1;
             self.others.folded_totals.add(folded.ledger.totals());
+            if let Some(totals) = folded.window_totals() {
+                self.window.folded_count += 1;
+                self.window.folded_totals.add(&totals);
+            }
             self.frees_unknown_folded += folded.ledger.frees_unknown();
             self.heaps_folded.extend(folded.hooks.heap_ids(&folded.ledger.snapshot(MonotonicNanos(0)).heaps, plan));
         }
@@ -121,6 +156,25 @@ impl Targets {
         if self.others.skipped.len() < SKIPPED_MAX {
             self.others.skipped.push(Skipped { pid, command, reason });
         }
+    }
+
+    /// Those of the present window that are not kept one by one.
+    pub(super) fn others_of_window(&self) -> Others {
+        let OthersWindow { base, folded_count, folded_totals } = &self.window;
+        Others {
+            skipped: self.others.skipped.iter().skip(base.skipped.len()).cloned().collect(),
+            skipped_count: self.others.skipped_count - base.skipped_count,
+            short_lived_count: self.others.short_lived_count - base.short_lived_count,
+            not_inherited_count: self.others.not_inherited_count - base.not_inherited_count,
+            folded_count: *folded_count,
+            folded_totals: *folded_totals,
+            folded_interval_bytes: None,
+        }
+    }
+
+    /// A window begins now.
+    pub(super) fn begin_window(&mut self) {
+        self.window = OthersWindow { base: self.others.clone(), ..OthersWindow::default() };
     }
 
     /// The recording is over: names those that run and never had probes.

@@ -133,7 +133,8 @@ impl Writer<'_> {
                 (ids, Some(end))
             }
         };
-        CallsiteProfile { stack, end, heap, inherited: callsite.inherited, totals: callsite.totals }
+        let CallsiteSnapshot { inherited, totals, ref details, .. } = *callsite;
+        CallsiteProfile { stack, end, heap, inherited, totals, details: details.clone() }
     }
 
     fn stack(&mut self, stack: &Stack, frames: &mut Vec<Frame>) -> (Vec<FrameId>, StackEnd) {

@@ -1,34 +1,42 @@
 //! Makes a profile of a snapshot: everything in it, with names.
 
+use std::borrow::Cow;
+
 use super::Resolve;
 use super::names::{Unnamed, name_profile};
 use super::trim::trim;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::report::profile::{CallsiteProfile, HeapProfile, Profile, TargetProfile};
-use crate::snapshot::{HeapFacts, Snapshot, TargetState};
+use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 
-/// The snapshot with names. `trims` leaves the runtime's plumbing out of stacks.
+/// What a snapshot says of a scope, with names. `trims` leaves the runtime's plumbing out of stacks.
 #[must_use]
-pub fn profile(snapshot: &Snapshot, resolver: &dyn Resolve, trims: bool) -> Profile {
+pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims: bool) -> Profile {
+    let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> =
+        snapshot.targets.iter().filter_map(|target| Some((target, target.books_of(scope)?))).collect();
     let unnamed: Vec<_> =
-        snapshot.targets.iter().map(|target| Unnamed { snapshot: &target.books, space: &target.space }).collect();
+        targets.iter().map(|(target, books)| Unnamed { snapshot: books, space: &target.space }).collect();
     let mut named = name_profile(&unnamed, &snapshot.modules, resolver);
     if trims {
         for callsite in named.callsites.iter_mut().flatten() {
             callsite.stack = trim(&callsite.stack, &named.frames).to_vec();
         }
     }
-    let targets = snapshot.targets.iter().zip(named.callsites);
+    let window = snapshot.window.as_ref().filter(|_| scope == Scope::Window);
     Profile {
         interval_bytes: snapshot.interval_bytes,
         started_unix_ns: snapshot.started_unix_ns,
         ended_unix_ns: snapshot.ended_unix_ns,
         started_monotonic_ns: snapshot.started_monotonic_ns,
-        window: snapshot.window,
-        targets: targets.map(|(target, callsites)| of_target(target, &target.books, callsites)).collect(),
-        others: snapshot.others.clone(),
+        window: snapshot.window_of(scope),
+        targets: targets
+            .iter()
+            .zip(named.callsites)
+            .map(|((target, books), callsites)| of_target(target, books, callsites))
+            .collect(),
+        others: window.map_or(&snapshot.others, |window| &window.others).clone(),
         frames: named.frames,
-        health: snapshot.health.clone(),
+        health: window.map_or(&snapshot.health, |window| &window.health).clone(),
     }
 }
 

@@ -18,7 +18,7 @@ use heapbpf::ids::Pid;
 use heapbpf::probe::attach::BackendChoice;
 use heapbpf::probe::place::PlacementMode;
 use heapbpf::session::raw::RawSample;
-use heapbpf::session::{Hold, Session, SessionConfig, UnwindMode};
+use heapbpf::session::{DumpPlan, Hold, Orders, Session, SessionConfig, UnwindMode};
 use heapbpf::target::filter::Selection;
 use heapbpf_tests::kernel::require_root;
 use oracle::{Oracle, Walk};
@@ -47,6 +47,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         placement: PlacementMode::Auto,
         backend: BackendChoice::Auto,
         duration: None,
+        dumps: DumpPlan::default(),
         ring_bytes: 64 << 20,
         live_blocks_max: 1 << 20,
         unwind: UnwindMode::Auto,
@@ -62,7 +63,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         let mut samples = Vec::new();
         while samples.len() < STACKS && Instant::now() < deadline {
             let ended = program.ended();
-            session.run(tokio::time::sleep(PERIOD), |_| ()).await.expect("the ring can be read");
+            session.run(tokio::time::sleep(PERIOD), &mut Orders::none(), &mut ()).await.expect("the ring can be read");
             samples.extend(session.take_raw_stacks());
             if ended {
                 break;

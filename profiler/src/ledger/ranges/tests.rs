@@ -147,7 +147,7 @@ const AT: fn(u64) -> MonotonicNanos = MonotonicNanos;
 fn a_mapping_is_gone_with_its_last_piece() {
     let mut ranges = Ranges::default();
     assert_eq!(ranges.map(&(0..30), AT(1), 7), None);
-    let freed = |bytes, is_last| vec![Freed { bytes, callsite: 7, is_last }];
+    let freed = |bytes, is_last| vec![Freed { bytes, callsite: 7, time: AT(1), is_last }];
     assert_eq!(ranges.unmap(&(10..20), AT(2)), freed(10, false));
     assert_eq!(ranges.unmap(&(10..20), AT(3)), []);
     assert_eq!(ranges.unmap(&(25..40), AT(4)), freed(5, false));
@@ -168,8 +168,8 @@ fn a_mapping_that_was_replaced_before_it_was_told_of_has_what_is_left() {
     let mut ranges = Ranges::default();
     ranges.map(&(10..20), AT(9), 1);
     assert_eq!(ranges.displace(&(0..30), AT(8)), []);
-    assert_eq!(ranges.map(&(0..30), AT(8), 2), Some(Freed { bytes: 10, callsite: 2, is_last: false }));
-    assert_eq!(ranges.map(&(12..15), AT(7), 3), Some(Freed { bytes: 3, callsite: 3, is_last: true }));
+    assert_eq!(ranges.map(&(0..30), AT(8), 2), Some(Freed { bytes: 10, callsite: 2, time: AT(8), is_last: false }));
+    assert_eq!(ranges.map(&(12..15), AT(7), 3), Some(Freed { bytes: 3, callsite: 3, time: AT(7), is_last: true }));
     assert_eq!(ranges.unmap(&(0..30), AT(8)).iter().map(|freed| freed.bytes).sum::<u64>(), 20);
 }
 
@@ -190,5 +190,8 @@ fn empty_and_endless_ranges_do_no_harm() {
     ranges.map(&(10..u64::MAX), AT(1), 1);
     assert_eq!(ranges.unmap(&(20..20), AT(2)), []);
     assert_eq!(ranges.unmap(&(u64::MAX..u64::MAX), AT(2)), []);
-    assert_eq!(ranges.unmap(&(0..u64::MAX), AT(2)), [Freed { bytes: u64::MAX - 10, callsite: 1, is_last: true }]);
+    assert_eq!(
+        ranges.unmap(&(0..u64::MAX), AT(2)),
+        [Freed { bytes: u64::MAX - 10, callsite: 1, time: AT(1), is_last: true }]
+    );
 }

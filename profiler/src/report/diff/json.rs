@@ -172,8 +172,8 @@ impl Serialize for ChangeFields {
 
 fn quantity(view: View, change: &Change, is_exact: bool) -> QuantityFields {
     let (before, after) = (&change.before, &change.after);
-    let bytes = |before, after| [before, after, after - before].map(|bytes| Number::bytes(bytes, is_exact));
-    let count = |before, after| [before, after, after - before].map(|count| Number::count(count, is_exact));
+    let bytes = |before, after| [before, after, after - before].map(|bytes| Number::of_bytes(bytes, is_exact));
+    let count = |before, after| [before, after, after - before].map(|count| Number::of_count(count, is_exact));
     let [before, after, growth] = match view {
         View::LiveBytes => bytes(before.live_bytes(), after.live_bytes()),
         View::LiveCount => count(before.live_count(), after.live_count()),

@@ -3,8 +3,8 @@
 use serde::{Serialize, Serializer};
 
 use crate::ledger::totals::Totals;
-use crate::report::View;
 use crate::report::profile::Profile;
+use crate::report::{View, window};
 use crate::units::{EstimatedBytes, EstimatedCount};
 
 #[derive(Serialize)]
@@ -23,13 +23,17 @@ pub(super) struct TotalsFields {
     confidence: Option<ConfidenceFields>,
     peak_bytes: Number,
     peak_unix_ns: Option<u64>,
+    at_peak_count: Number,
+    at_peak_bytes: Number,
+    #[serde(flatten)]
+    window: Option<ChangeFields>,
 }
 
 impl TotalsFields {
     /// `exact` says that every allocation was taken.
     pub(super) fn new(profile: &Profile, totals: &Totals, exact: bool) -> Self {
-        let bytes = |bytes: EstimatedBytes| Number::bytes(bytes, exact);
-        let count = |count: EstimatedCount| Number::count(count, exact);
+        let bytes = |bytes| Number::of_bytes(bytes, exact);
+        let count = |count| Number::of_count(count, exact);
         Self {
             inherited_count: count(totals.opening_count),
             inherited_bytes: bytes(totals.opening_bytes),
@@ -44,8 +48,25 @@ impl TotalsFields {
             confidence: (!exact).then(|| ConfidenceFields::new(totals)),
             peak_bytes: bytes(totals.peak_bytes),
             peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),
+            at_peak_count: count(totals.at_peak.count),
+            at_peak_bytes: bytes(totals.at_peak.bytes),
+            window: profile.window.is_some().then(|| ChangeFields {
+                live_start_count: count(totals.opening_count),
+                live_start_bytes: bytes(totals.opening_bytes),
+                delta_count: count(totals.alloc_count - totals.free_count),
+                delta_bytes: bytes(window::delta_bytes(totals)),
+            }),
         }
     }
+}
+
+/// How a window changed what is live.
+#[derive(Serialize)]
+struct ChangeFields {
+    live_start_count: Number,
+    live_start_bytes: Number,
+    delta_count: Number,
+    delta_bytes: Number,
 }
 
 /// 95 % confidence intervals, where numbers are estimates, and what they are made from: variances can be added up over
@@ -87,7 +108,7 @@ pub(in crate::report) enum Number {
 }
 
 impl Number {
-    pub(in crate::report) fn bytes(bytes: EstimatedBytes, exact: bool) -> Self {
+    pub(in crate::report) fn of_bytes(bytes: EstimatedBytes, exact: bool) -> Self {
         match exact {
             true if bytes < EstimatedBytes::ZERO => Self::Below((EstimatedBytes::ZERO - bytes).rounded()),
             true => Self::Exact(bytes.rounded()),
@@ -95,7 +116,7 @@ impl Number {
         }
     }
 
-    pub(in crate::report) fn count(count: EstimatedCount, exact: bool) -> Self {
+    pub(in crate::report) fn of_count(count: EstimatedCount, exact: bool) -> Self {
         match exact {
             true if count < EstimatedCount::ZERO => Self::Below((EstimatedCount::ZERO - count).rounded()),
             true => Self::Exact(count.rounded()),

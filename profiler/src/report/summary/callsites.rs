@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use super::grid::Column;
 use super::{HEADING, PLAIN, Page};
 use crate::ids::Pid;
+use crate::ledger::ages::Ages;
 use crate::report::chain::chain;
 use crate::report::profile::Profile;
 use crate::report::{View, describe, text};
@@ -29,6 +30,7 @@ struct Sums {
     live_count: EstimatedCount,
     alloc_bytes: EstimatedBytes,
     alloc_count: EstimatedCount,
+    ages: Ages,
 }
 
 impl Page {
@@ -48,6 +50,9 @@ impl Page {
         let quantities = if live { ["live", "blocks", "allocated"] } else { ["allocated", "blocks", "live"] };
         let mut columns: Vec<Column> = quantities.map(Column::Right).into();
         columns.push(Column::Right("share"));
+        // What is live for long is what does not come back; what was allocated has no age.
+        let aged = live && places.iter().any(|(_, sums)| sums.ages.median_ns().is_some());
+        columns.extend(aged.then_some(Column::Right("median age")));
         columns.extend(several_targets.then_some(Column::Right("pid")));
         columns.extend(several_heaps.then_some(Column::Left("heap")));
         columns.push(Column::Left("where"));
@@ -62,6 +67,7 @@ impl Page {
                 vec![size(sums.alloc_bytes), count(sums.alloc_count), size(sums.live_bytes)]
             };
             cells.push(share(sums.view, whole));
+            cells.extend(aged.then(|| sums.ages.median_ns().map_or(String::new(), text::duration)));
             cells.extend(several_targets.then(|| place.pid.to_string()));
             cells.extend(several_heaps.then(|| text::printable(place.heap).into_owned()));
             cells.push(place.chain);
@@ -98,6 +104,7 @@ fn places(profile: &Profile, view: View) -> Vec<(Place<'_>, Sums)> {
             sums.live_count += callsite.totals.live_count();
             sums.alloc_bytes += callsite.totals.alloc_bytes;
             sums.alloc_count += callsite.totals.alloc_count;
+            sums.ages.add(&callsite.details.ages);
         }
     }
     let mut places: Vec<_> = places.into_iter().collect();

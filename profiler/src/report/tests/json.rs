@@ -29,6 +29,8 @@ const TOTALS: &[&str] = &[
     "alloc_count_95",
     "alloc_count_variance",
     "alloc_samples",
+    "at_peak_bytes",
+    "at_peak_count",
     "free_bytes",
     "free_count",
     "inherited_bytes",
@@ -55,16 +57,32 @@ const OTHERS: &[&str] = &[
     "skipped_count",
 ];
 
+/// Fields of details, beside totals where callsites are known.
+const DETAILS: &[&str] =
+    &["age_histogram", "age_ns_median", "age_ns_oldest", "lifetime_histogram", "size_histogram", "temporary_count"];
+
 #[test]
 fn every_object_has_the_fields_of_the_contract() {
     let with = |more: &[&'static str]| -> Vec<&'static str> {
-        let mut keys = [more, TOTALS].concat();
+        let mut keys = [more, TOTALS, DETAILS].concat();
         keys.sort_unstable();
         keys
     };
     let report = parse(&profiles::sampled());
     for (path, expected) in [
-        ("", vec!["ended_unix_ns", "health", "interval_bytes", "others", "started_unix_ns", "targets", "version"]),
+        (
+            "",
+            vec![
+                "ended_unix_ns",
+                "health",
+                "interval_bytes",
+                "others",
+                "started_unix_ns",
+                "targets",
+                "version",
+                "window",
+            ],
+        ),
         (
             "/targets/0",
             vec![
@@ -134,6 +152,12 @@ fn every_allocation_gives_integers() {
             "live_count": 1203, "live_bytes": 2_218_456,
             "peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
             "peak_unix_ns": 1_795_255_201_000_000_000_u64,
+            "at_peak_count": 2504, "at_peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
+            "age_ns_oldest": 30_000_000_000_u64, "age_ns_median": 1_574_174_720,
+            "age_histogram": [[1_048_576_000_u64, 1200], [16_777_216_000_u64, 3]],
+            "lifetime_histogram": [[2_048_000, 1301]],
+            "size_histogram": [[16, 1000], [64, 1000], [8192, 500], [65536, 1], [1_048_576, 3]],
+            "temporary_count": 4,
         })
     );
     assert!(report["targets"][0]["callsites"][0]["live_bytes"].is_u64());

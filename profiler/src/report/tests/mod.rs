@@ -10,7 +10,7 @@ mod folding;
 mod guardrails;
 mod hooks;
 mod json;
-mod profiles;
+pub(super) mod profiles;
 mod properties;
 mod read;
 mod summary;

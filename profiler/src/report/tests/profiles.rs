@@ -5,6 +5,7 @@ use std::sync::Arc;
 use profiler_common::stack::StackEnd;
 
 use crate::ids::Pid;
+use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::report::guardrails::Guardrails;
 use crate::report::profile::{
@@ -17,7 +18,7 @@ const STARTED_UNIX_NS: u64 = 1_795_255_200_000_000_000;
 const STARTED_MONOTONIC_NS: u64 = 5_000_000_000;
 
 /// A server in C, every allocation taken, nothing lost, all frames named.
-pub(super) fn exact() -> Profile {
+pub(in crate::report) fn exact() -> Profile {
     let mut frames = Frames::default();
     let main = frames.placed("main", "/usr/bin/cached", "/src/main.c", 12);
     let handle = frames.placed("handle_request", "/usr/bin/cached", "/src/server.c", 88);
@@ -28,13 +29,18 @@ pub(super) fn exact() -> Profile {
     let start = frames.add("__libc_start_call_main", "/usr/lib/x86_64-linux-gnu/libc.so.6");
     let outer = [handle, main, start];
     let complete = Some(StackEnd::Complete);
-    let callsites = vec![
+    let mut callsites = vec![
         callsite(&[&[insert], &outer[..]].concat(), complete, 0, taken(1, 1000, 64, 400)),
         callsite(&[&[strdup, insert], &outer[..]].concat(), complete, 0, taken(1, 1000, 17, 400)),
         callsite(&[&[copy], &outer[..]].concat(), complete, 0, taken(1, 3, 1 << 20, 1)),
         callsite(&[main, start], complete, 0, taken(1, 1, 72_704, 0)),
         callsite(&outer, complete, 0, taken(1, 500, 8192, 500)),
     ];
+    for (callsite, (size_bytes, age_s)) in
+        callsites.iter_mut().zip([(64, 2), (17, 2), (1 << 20, 25), (72_704, 30), (8192, 0)])
+    {
+        callsite.details = details(&callsite.totals, size_bytes, age_s);
+    }
     let heaps = vec![heap("libc", &[("malloc", None), ("calloc", None), ("realloc", None), ("free", None)])];
     let health = Health {
         events: 4_012,
@@ -182,14 +188,25 @@ pub(super) fn taken(interval_bytes: u32, blocks: u64, size_bytes: u64, freed: u6
     for i in 0..blocks {
         totals.allocate(weight, MonotonicNanos(STARTED_MONOTONIC_NS + (i + 1) * 1_000_000));
     }
+    totals.at_peak = totals.live();
     for _ in 0..freed {
         totals.free(weight);
     }
     totals
 }
 
+/// Of blocks of one size that are live for so many seconds, or have lived for 3 ms, the first of them temporary.
+fn details(totals: &Totals, size_bytes: u64, age_s: u64) -> Details {
+    let mut details = Details { temporary_count: Some(totals.free_count.rounded().min(1)), ..Details::default() };
+    details.sizes.add(size_bytes, totals.alloc_count);
+    details.lifetimes.add(3000, totals.free_count);
+    details.ages.histogram.add(age_s * 1_000_000, totals.live_count());
+    details.ages.oldest_ns = (totals.live_samples > 0).then_some(age_s * 1_000_000_000);
+    details
+}
+
 pub(super) fn callsite(stack: &[FrameId], end: Option<StackEnd>, heap: usize, totals: Totals) -> CallsiteProfile {
-    CallsiteProfile { stack: stack.to_vec(), end, heap, inherited: false, totals }
+    CallsiteProfile { stack: stack.to_vec(), end, heap, inherited: false, totals, details: Details::default() }
 }
 
 /// A target whose totals, and its heaps', are the sums over its callsites.
@@ -227,6 +244,7 @@ pub(super) fn target(
 fn sum<'a>(callsites: impl Iterator<Item = &'a CallsiteProfile> + Clone) -> Totals {
     let mut totals = Totals::default();
     callsites.clone().for_each(|callsite| totals.add(&callsite.totals));
+    callsites.clone().for_each(|callsite| totals.at_peak.add(&callsite.totals.at_peak));
     totals.peak_bytes = callsites.clone().map(|callsite| callsite.totals.peak_bytes).sum();
     totals.peak_time = callsites.filter_map(|callsite| callsite.totals.peak_time).max();
     totals

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::ids::Pid;
+use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::object::fixture::{Running, Workshop};
 use crate::object::module::{Module, ModuleStore};
@@ -57,6 +58,7 @@ fn snapshot(stacks: &[Option<&[u64]>]) -> TargetSnapshot {
         heap: HeapId(3),
         inherited: false,
         totals: Totals::default(),
+        details: Details::default(),
     });
     let heaps = vec![(HeapId(1), Totals::default()), (HeapId(3), Totals::default())];
     TargetSnapshot { pid: Pid(1), totals: Totals::default(), heaps, callsites: callsites.collect() }

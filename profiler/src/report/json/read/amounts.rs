@@ -14,7 +14,7 @@ const VARIANCE_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
 /// An integer where every allocation was taken, else a float.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(untagged)]
-enum Amount {
+pub(super) enum Amount {
     Exact(u64),
     Other(f64),
 }
@@ -27,7 +27,7 @@ impl Amount {
         })
     }
 
-    fn count(self) -> Result<EstimatedCount, String> {
+    pub(super) fn count(self) -> Result<EstimatedCount, String> {
         Ok(match self {
             Self::Exact(amount) => EstimatedCount::exact(amount),
             Self::Other(amount) => EstimatedCount::from_f64(bounded(amount, AMOUNT_MAX)?),
@@ -59,6 +59,8 @@ pub(super) struct TotalsFields {
     live_bytes_variance: Option<f64>,
     peak_bytes: Amount,
     peak_unix_ns: Option<u64>,
+    at_peak_count: Option<Amount>,
+    at_peak_bytes: Option<Amount>,
 }
 
 impl TotalsFields {
@@ -86,7 +88,11 @@ impl TotalsFields {
             },
             peak_bytes: self.peak_bytes.bytes()?,
             peak_time: self.peak_unix_ns.map(MonotonicNanos),
-            at_peak: Amounts::default(),
+            at_peak: Amounts {
+                count: self.at_peak_count.map(Amount::count).transpose()?.unwrap_or_default(),
+                bytes: self.at_peak_bytes.map(Amount::bytes).transpose()?.unwrap_or_default(),
+                ..Amounts::default()
+            },
         })
     }
 }

@@ -9,12 +9,13 @@ use serde::{Deserialize, Deserializer};
 
 use super::Interner;
 use super::amounts::TotalsFields;
+use super::details::DetailsFields;
 use super::guardrails::{GuardrailsFields, OverheadFields};
 use crate::ids::Pid;
 use crate::report::guardrails::Overhead;
 use crate::report::profile::{
     Beginning, CallsiteProfile, Frame, Health, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
-    TargetProfile, UnfoundHook,
+    TargetProfile, UnfoundHook, Window, WindowReason,
 };
 use crate::report::text;
 use crate::units::MonotonicNanos;
@@ -27,6 +28,7 @@ pub(super) struct Root<'a> {
     interval_bytes: u64,
     started_unix_ns: u64,
     ended_unix_ns: u64,
+    window: Option<WindowFields>,
     #[serde(borrow)]
     targets: Vec<TargetFields<'a>>,
     others: OthersFields,
@@ -42,11 +44,36 @@ impl Root<'_> {
             started_unix_ns: self.started_unix_ns,
             ended_unix_ns: self.ended_unix_ns,
             started_monotonic_ns: self.started_unix_ns,
-            window: None,
+            window: self.window.map(WindowFields::into_window).transpose()?,
             targets: targets.collect::<Result<_, _>>()?,
             others: self.others.into_others()?,
             health: self.health.into_health()?,
             frames: interner.frames,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct WindowFields {
+    number: Option<u32>,
+    reason: String,
+    start_unix_ns: u64,
+    since_mark: bool,
+    end_unix_ns: u64,
+    #[serde(default)]
+    merged_count: u32,
+}
+
+impl WindowFields {
+    fn into_window(self) -> Result<Window, String> {
+        let reason = WindowReason::ALL.into_iter().find(|reason| reason.name() == self.reason);
+        Ok(Window {
+            number: self.number,
+            reason: reason.ok_or_else(|| format!("`{}` ends no window", text::printable(&self.reason)))?,
+            start_unix_ns: self.start_unix_ns,
+            since_mark: self.since_mark,
+            end_unix_ns: self.end_unix_ns,
+            merged_count: self.merged_count,
         })
     }
 }
@@ -184,6 +211,8 @@ struct CallsiteFields<'a> {
     inherited: bool,
     #[serde(flatten)]
     totals: TotalsFields,
+    #[serde(flatten)]
+    details: DetailsFields,
 }
 
 impl CallsiteFields<'_> {
@@ -202,6 +231,7 @@ impl CallsiteFields<'_> {
             heap: heaps.iter().position(|heap| Some(&*heap.name) == self.heap.as_deref()).unwrap_or(heaps.len()),
             inherited: self.inherited,
             totals: self.totals.into_totals()?,
+            details: self.details.into_details()?,
         })
     }
 }

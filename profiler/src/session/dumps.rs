@@ -1,0 +1,134 @@
+//! Ends windows while a recording goes on, and begins them at marks. Each dump is a snapshot that is handed over; naming and
+//! writing are another thread's.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::Session;
+use super::listener::Listener;
+use super::orders::Order;
+use super::triggers::{DumpPlan, Standing, Triggers};
+use crate::bpf::counters::Counters;
+use crate::report::profile::{Health, Window, WindowReason};
+use crate::sys::clock;
+
+/// The present window, and when it ends.
+pub(super) struct Dumps {
+    triggers: Triggers,
+    /// When the present window began; `None` for the beginning of the recording.
+    start: Option<clock::Instant>,
+    /// It began at a mark, and so will those after it.
+    pub(super) since_mark: bool,
+    /// Windows that have ended.
+    pub(super) taken: u32,
+    /// As it stood when the window began.
+    health: Health,
+}
+
+/// Times that the ring is read before a dump: it holds no more than so many batches, and a target that never pauses must not
+/// put off the dump for ever.
+const DRAINS_MAX: u32 = 16;
+
+impl Dumps {
+    pub(super) fn new(plan: DumpPlan) -> Self {
+        Self { triggers: Triggers::new(plan), start: None, since_mark: false, taken: 0, health: Health::default() }
+    }
+
+    /// The health of the window, of that of the whole recording.
+    pub(super) fn health_of_window(&self, whole: &Health) -> Health {
+        whole.since(&self.health)
+    }
+}
+
+impl Session {
+    /// Does what was asked for.
+    pub(super) fn obey(&mut self, order: Order, listener: &mut dyn Listener) -> Result<()> {
+        match order {
+            Order::Dump => self.dump(WindowReason::Signal, listener),
+            Order::Mark => self.set_mark(listener),
+        }
+    }
+
+    /// Dumps if it is time to.
+    pub(super) fn dump_if_due(&mut self, listener: &mut dyn Listener) -> Result<()> {
+        let standing = self.standing();
+        if self.dumps.triggers.is_mark_due(standing.elapsed) {
+            self.set_mark(listener)?;
+        }
+        match self.dumps.triggers.due(&standing, listener.is_busy()) {
+            Some(reason) => self.dump(reason, listener),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the window that the recording ends with, if it is to be told apart from the whole of it.
+    pub(super) fn last_window(&mut self, ended: clock::Instant) -> Option<Window> {
+        (self.dumps.taken > 0 || self.dumps.since_mark).then(|| self.end_window(WindowReason::End, ended))
+    }
+
+    fn dump(&mut self, reason: WindowReason, listener: &mut dyn Listener) -> Result<()> {
+        self.empty_ring();
+        let (now, counters) = (clock::now(), self.counters()?);
+        let window = self.end_window(reason, now);
+        let snapshot = self.snapshot(now, &counters, Some(window));
+        if !self.dumps.since_mark {
+            self.begin_window(now, &counters);
+            self.targets.rebase(&snapshot.targets);
+        }
+        listener.dumped(snapshot);
+        Ok(())
+    }
+
+    /// From now on, until the next mark, dumps are about what happened since.
+    fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
+        self.empty_ring();
+        let (now, counters) = (clock::now(), self.counters()?);
+        self.begin_window(now, &counters);
+        let states = self.states(now, true);
+        self.targets.rebase(&states);
+        self.dumps.since_mark = true;
+        listener.marked(self.elapsed(now));
+        Ok(())
+    }
+
+    fn begin_window(&mut self, now: clock::Instant, counters: &Counters) {
+        self.dumps.start = Some(now);
+        self.dumps.health = self.health(counters);
+        self.targets.begin_window();
+    }
+
+    fn end_window(&mut self, reason: WindowReason, now: clock::Instant) -> Window {
+        let standing = self.standing();
+        self.dumps.taken += 1;
+        Window {
+            number: Some(self.dumps.taken),
+            reason,
+            start_unix_ns: self.dumps.start.unwrap_or(self.started).unix_ns,
+            since_mark: self.dumps.since_mark,
+            end_unix_ns: now.unix_ns,
+            merged_count: self.dumps.triggers.dumped(&standing),
+        }
+    }
+
+    /// Takes all that was written to the ring until now.
+    fn empty_ring(&mut self) {
+        for _ in 0..DRAINS_MAX {
+            if self.drain() {
+                break;
+            }
+        }
+    }
+
+    fn standing(&self) -> Standing {
+        Standing {
+            elapsed: self.elapsed(clock::now()),
+            live_bytes: self.targets.live_bytes(),
+            alloc_bytes: self.targets.alloc_bytes(),
+        }
+    }
+
+    fn elapsed(&self, now: clock::Instant) -> Duration {
+        Duration::from_nanos(now.monotonic.0.saturating_sub(self.started.monotonic.0))
+    }
+}

@@ -1,0 +1,26 @@
+//! Whoever runs a session, as it is told what happens.
+
+use std::time::Duration;
+
+use super::config::Progress;
+use crate::snapshot::Snapshot;
+
+/// Is told what happens. Nothing is drained meanwhile, so every answer must come at once.
+pub trait Listener {
+    /// Where the recording is, now and then.
+    fn progress(&mut self, _progress: &Progress) {}
+
+    /// A window is over: it is in the snapshot.
+    fn dumped(&mut self, _snapshot: Snapshot) {}
+
+    /// A mark was set, so long after the beginning: later windows begin there.
+    fn marked(&mut self, _elapsed: Duration) {}
+
+    /// Whether earlier dumps are still being written. Dumps that are not asked for by a signal wait then.
+    fn is_busy(&self) -> bool {
+        false
+    }
+}
+
+/// Does not care.
+impl Listener for () {}

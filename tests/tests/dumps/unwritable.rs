@@ -1,0 +1,77 @@
+//! Dumps that cannot be written, on a file system of their own.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::kernel::require_root;
+use heapbpf_tests::report::Report;
+use heapbpf_tests::target::{Target, run};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+/// A small file system in memory, unmounted with this.
+struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    fn mount() -> Self {
+        require_root();
+        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"]).arg(folder.path()));
+        Self(folder)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Leaves no room.
+    fn fill(&self) {
+        let error = fs::write(self.path().join("filler"), vec![0; 1 << 20]).expect_err("it is smaller");
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.path().join("filler")).expect("it is there");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Where it does not work the folder cannot be removed, which is told.
+        let _ = Command::new("umount").arg(self.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_costs_a_dump_and_not_the_recording() {
+    let disk = SmallDisk::mount();
+    let mut target = Target::start("slots.c");
+    let out = disk.path().join("out.json");
+    let pid = target.pid().to_string();
+    let mut heapbpf =
+        Heapbpf::new(["--pid", &pid, "--interval", "1", "-o", out.to_str().expect("it is UTF-8"), "-o", "here.json"]);
+    let mut session = heapbpf.start();
+    target.work("+0:100");
+    disk.fill();
+    session.signal(Signal::USR1);
+    session.wait_for(&format!("error: cannot write `{}`", disk.path().join("out.0001.json").display()));
+    session.wait_for("wrote here.0001.json (signal, ");
+    disk.make_room();
+    target.work("+1:20");
+    session.signal(Signal::USR1);
+    session.wait_for("out.0002.json");
+    let outcome = session.interrupt().expect_code(1);
+    assert!(outcome.stderr.contains("No space left on device"), "{}", outcome.stderr);
+    let left: Vec<String> = fs::read_dir(disk.path())
+        .expect("it is mounted")
+        .map(|entry| entry.expect("it is there").file_name().to_string_lossy().into_owned())
+        .collect();
+    assert!(!left.iter().any(|name| name == "out.0001.json" || name.starts_with(".heapbpf-")), "{left:?}");
+    // The window of the dump that failed is over all the same.
+    let second = Report::read(&disk.path().join("out.0002.json"));
+    assert_eq!(second.process(target.pid()).totals.exact().alloc_bytes, 20);
+    assert_eq!(Report::read(&out).process(target.pid()).totals.exact().alloc_bytes, 120);
+    assert_eq!(heapbpf.report("here.0001.json").process(target.pid()).totals.exact().alloc_bytes, 100);
+}
