@@ -46,6 +46,22 @@ const TOTALS: &[&str] = &[
     "peak_unix_ns",
 ];
 
+/// Fields of a process.
+const TARGET: &[&str] = &[
+    "beginning",
+    "callsites",
+    "comm",
+    "command",
+    "detached_unix_ns",
+    "exit_code",
+    "exited",
+    "heaps",
+    "overhead",
+    "pid",
+    "replaced",
+    "totals",
+];
+
 /// Fields about processes that are not in the report one by one.
 const OTHERS: &[&str] = &[
     "folded_count",
@@ -83,23 +99,7 @@ fn every_object_has_the_fields_of_the_contract() {
                 "window",
             ],
         ),
-        (
-            "/targets/0",
-            vec![
-                "beginning",
-                "callsites",
-                "comm",
-                "command",
-                "detached_unix_ns",
-                "exit_code",
-                "exited",
-                "heaps",
-                "overhead",
-                "pid",
-                "replaced",
-                "totals",
-            ],
-        ),
+        ("/targets/0", TARGET.to_vec()),
         ("/targets/0/beginning", vec!["delay_ns", "from_first_call", "origin", "parent", "unix_ns"]),
         ("/others", OTHERS.to_vec()),
         ("/others/skipped/0", vec!["command", "pid", "reason"]),
