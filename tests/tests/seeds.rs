@@ -11,6 +11,8 @@ mod processes;
 mod sessions;
 #[path = "seeds/staged.rs"]
 mod staged;
+#[path = "seeds/windows.rs"]
+mod windows;
 
 use heapbpf_tests::heapbpf::{Heapbpf, text};
 use heapbpf_tests::report::Counts;

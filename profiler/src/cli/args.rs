@@ -219,30 +219,30 @@ pub(super) struct RecordArgs {
     pub(super) live_blocks: u32,
 }
 
-/// Dumps while recording: heap.svg is joined by heap.0001.svg, heap.0002.svg, …, each about the time since the one before.
-/// SIGUSR1 asks for one, too.
+const DUMPS: &str =
+    "Dumps: numbered files beside those of `-o`, each about the time since the dump before (docs/dumps.md)";
+
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Dumps (numbered files beside those of `-o`, each about the time since the dump before)")]
 pub(super) struct DumpArgs {
     /// Dump after each such time (10s, 5m). `kill -USR1` to heapbpf dumps at any time.
-    #[arg(long, value_name = "TIME", value_parser = quantity::period, allow_hyphen_values = true)]
+    #[arg(help_heading = DUMPS, long, value_name = "TIME", value_parser = quantity::period, allow_hyphen_values = true)]
     pub(super) dump_every: Option<Duration>,
 
     /// Dump when live bytes of all targets are so far above the most that they were at any dump.
-    #[arg(long, value_name = "BYTES", value_parser = quantity::amount)]
+    #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = quantity::amount)]
     pub(super) dump_on_growth: Option<u64>,
 
     /// Dump when so many bytes more were allocated, freed or not.
-    #[arg(long, value_name = "BYTES", value_parser = quantity::amount)]
+    #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = quantity::amount)]
     pub(super) dump_on_alloc: Option<u64>,
 
     /// At the end, also write what each target held when it held most, to `name.peak.svg` and the like.
-    #[arg(long)]
+    #[arg(help_heading = DUMPS, long)]
     pub(super) dump_at_peak: bool,
 
     /// After this time, set a mark: later dumps are about all since the mark and not since the dump before. `kill -USR2` to
     /// heapbpf sets one at any time. The last dump is written at the end.
-    #[arg(long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
+    #[arg(help_heading = DUMPS, long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
     pub(super) mark: Option<Duration>,
 }
 

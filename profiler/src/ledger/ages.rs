@@ -68,18 +68,20 @@ struct Counts {
 }
 
 impl Counts {
-    const PLACES: u64 = 1024;
+    const PLACES: usize = 1024;
 
     fn new() -> Self {
         let empty = (0, Interval::EXACT, EstimatedCount::exact(1));
-        Self { known: vec![empty; Self::PLACES as usize] }
+        Self { known: vec![empty; Self::PLACES] }
     }
 
     fn of(&mut self, size_bytes: u64, interval: Interval) -> EstimatedCount {
         if size_bytes >= u64::from(interval.bytes()) {
             return EstimatedCount::exact(1);
         }
-        let known = &mut self.known[((size_bytes ^ size_bytes >> 10) % Self::PLACES) as usize];
+        // Below the interval, which has 30 bits.
+        let place = usize::try_from(size_bytes ^ size_bytes >> 10).unwrap_or(0) % Self::PLACES;
+        let known = &mut self.known[place];
         if (known.0, known.1) != (size_bytes, interval) {
             *known = (size_bytes, interval, Weight::of(size_bytes, interval).count);
         }

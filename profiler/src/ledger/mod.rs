@@ -153,7 +153,9 @@ impl Ledger {
     /// Enters a block that was allocated; its address must be free.
     fn enter_new(&mut self, block: &LiveAllocation, time: MonotonicNanos) {
         let callsite = self.callsite(block.stack, block.heap);
-        let weight = self.insert(block, callsite);
+        let LiveAllocation { address, size_bytes, interval, time: made, .. } = *block;
+        self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time: made });
+        let weight = Weight::of(size_bytes, interval);
         self.callsites[callsite as usize].sizes.add(block.size_bytes, weight.count);
         self.for_each_total(callsite, |totals| totals.allocate(weight, time));
         if block.interval != Interval::EXACT {
@@ -181,27 +183,33 @@ impl Ledger {
         Some((block, weight))
     }
 
+    /// The free before was of a realloc that failed.
     fn restore(&mut self, allocation: &Allocation) {
-        self.remove(allocation.address);
-        let freed = self.threads.restore(allocation.tid, allocation.heap, allocation.address);
-        let (callsite, weight) = match freed {
-            // The books may have it by another interval, and as a parent's.
-            Some(Lived { block, lifetime_us, temporary }) => {
-                self.live.insert(allocation.address, block);
-                let weight = Weight::of(block.size_bytes, block.interval);
-                let callsite = &mut self.callsites[block.callsite as usize];
-                callsite.lifetimes.take(lifetime_us, weight.count);
-                callsite.temporary_count -= u64::from(temporary);
-                (block.callsite, weight)
-            }
-            None => {
-                let callsite = self.callsite(allocation.stack, allocation.heap);
-                (callsite, self.insert(&allocation.into(), callsite))
-            }
-        };
+        let block = LiveAllocation::from(allocation);
+        if self.live.get(block.address).is_some_and(|known| self.is_same(known, &block)) {
+            // The record of that free was lost.
+            return;
+        }
+        self.remove(block.address);
+        let freed = self.threads.restore(allocation.tid, block.heap, block.address);
+        match freed.filter(|freed| self.is_same(freed.block, &block)) {
+            Some(freed) => self.take_back(block.address, freed),
+            // It was not in the books, or so long ago that it counts as a new one.
+            None => self.enter_new(&block, self.latest),
+        }
+    }
+
+    /// Makes a block live again, as it was: the books may have it by another interval, and as a parent's.
+    fn take_back(&mut self, address: TargetAddr, freed: Lived) {
+        let Lived { block, lifetime_us, temporary } = freed;
+        let weight = Weight::of(block.size_bytes, block.interval);
+        self.live.insert(address, block);
+        let callsite = &mut self.callsites[block.callsite as usize];
+        callsite.lifetimes.take(lifetime_us, weight.count);
+        callsite.temporary_count -= u64::from(temporary);
         // The time of its allocation is long past.
         let now = self.latest;
-        self.for_each_total(callsite, |totals| totals.restore(weight, now));
+        self.for_each_total(block.callsite, |totals| totals.restore(weight, now));
     }
 
     /// Memory whose mapping was not seen may be a file's, so what is unmapped of it changes nothing, and what it is moved to
@@ -240,13 +248,6 @@ impl Ledger {
             }
             self.for_each_total(piece.callsite, |totals| totals.free(weight));
         }
-    }
-
-    /// Makes the block live; its address must be free.
-    fn insert(&mut self, block: &LiveAllocation, callsite: u32) -> Weight {
-        let LiveAllocation { address, size_bytes, interval, time, .. } = *block;
-        self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time });
-        Weight::of(size_bytes, interval)
     }
 
     fn callsite(&mut self, stack: StackId, heap: HeapId) -> u32 {

@@ -1,5 +1,6 @@
 //! Puts the books right after loss, by the kernel's live set: what is in it is live, and nothing else is.
 
+use super::live::LiveBlock;
 use super::{Ledger, LiveAllocation};
 use crate::address::TargetAddr;
 use crate::ingest::event::Allocation;
@@ -59,8 +60,8 @@ impl Ledger {
             if is_touched(block.address) {
                 continue;
             }
-            match self.live.get(block.address).map(|known| self.allocation(block.address, known)) {
-                Some(known) if self.is_same(&known, &block) => self.live.see(block.address),
+            match self.live.get(block.address) {
+                Some(known) if self.is_same(known, &block) => self.live.see(block.address),
                 Some(_) => {
                     reconciled.replaced += 1;
                     missing.push(block);
@@ -82,9 +83,10 @@ impl Ledger {
         reconciled
     }
 
-    fn is_same(&self, known: &LiveAllocation, block: &LiveAllocation) -> bool {
-        let facts = |block: &LiveAllocation| (block.size_bytes, block.stack, block.heap);
-        facts(known) == facts(block)
+    /// Whether a block of the books is one that the kernel tells of: see [`reconcile`](Self::reconcile).
+    pub(super) fn is_same(&self, known: LiveBlock, block: &LiveAllocation) -> bool {
+        let callsite = &self.callsites[known.callsite as usize];
+        (known.size_bytes, callsite.stack, callsite.heap) == (block.size_bytes, block.stack, block.heap)
             && known.interval.bytes() >= block.interval.bytes()
             && self.live.is_same_time(known.time, block.time)
     }

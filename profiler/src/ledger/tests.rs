@@ -3,6 +3,8 @@
 mod accuracy;
 mod details;
 mod mapped;
+mod model;
+mod orders;
 mod reconciling;
 mod windows;
 

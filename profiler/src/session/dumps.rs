@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use tracing::debug;
 
 use super::Session;
 use super::listener::Listener;
@@ -76,6 +77,8 @@ impl Session {
             self.begin_window(now, &counters);
             self.targets.rebase(&snapshot.targets);
         }
+        let held = self.elapsed(clock::now()).saturating_sub(self.elapsed(now));
+        debug!("window {} held the session for {held:?}", self.dumps.taken);
         listener.dumped(snapshot);
         Ok(())
     }

@@ -8,6 +8,7 @@ mod amounts;
 mod details;
 mod fields;
 mod guardrails;
+mod window;
 
 use rustc_hash::FxHashMap;
 use serde::Deserialize;

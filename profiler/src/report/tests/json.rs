@@ -4,8 +4,10 @@ use serde_json::{Value, json};
 
 use super::profiles;
 use super::{check_golden, render};
-use crate::report::profile::Profile;
+use crate::ledger::totals::Totals;
+use crate::report::profile::{Profile, Window, WindowReason};
 use crate::report::{Format, View};
+use crate::units::EstimatedBytes;
 
 #[test]
 fn goldens() {
@@ -46,91 +48,72 @@ const TOTALS: &[&str] = &[
     "peak_unix_ns",
 ];
 
-/// Fields of a process.
-const TARGET: &[&str] = &[
-    "beginning",
-    "callsites",
-    "comm",
-    "command",
-    "detached_unix_ns",
-    "exit_code",
-    "exited",
-    "heaps",
-    "overhead",
-    "pid",
-    "replaced",
-    "totals",
-];
-
-/// Fields about processes that are not in the report one by one.
-const OTHERS: &[&str] = &[
-    "folded_count",
-    "folded_interval_bytes",
-    "folded_totals",
-    "not_inherited_count",
-    "short_lived_count",
-    "skipped",
-    "skipped_count",
-];
-
 /// Fields of details, beside totals where callsites are known.
 const DETAILS: &[&str] =
     &["age_histogram", "age_ns_median", "age_ns_oldest", "lifetime_histogram", "size_histogram", "temporary_count"];
 
+/// Fields of objects, by where they stand. Those named `+` have totals and details beside.
+const OBJECTS: &[(&str, &str)] = &[
+    ("", "ended_unix_ns health interval_bytes others started_unix_ns targets version window"),
+    (
+        "/targets/0",
+        "beginning callsites comm command detached_unix_ns exit_code exited heaps overhead pid replaced totals",
+    ),
+    ("/targets/0/beginning", "delay_ns from_first_call origin parent unix_ns"),
+    (
+        "/others",
+        "folded_count folded_interval_bytes folded_totals not_inherited_count short_lived_count skipped skipped_count",
+    ),
+    ("/others/skipped/0", "command pid reason"),
+    ("/health/unfound/0", "function heap modules required"),
+    ("/targets/0/totals", "+"),
+    ("/targets/0/heaps/0", "+ hooks interval_bytes name"),
+    ("/targets/0/heaps/0/hooks/0", "attached backend emulated error function instruction module offset required"),
+    ("/targets/0/callsites/0", "+ end heap inherited stack"),
+    ("/targets/0/callsites/0/stack/0", "address file function inlined line module module_offset"),
+    (
+        "/health",
+        "agent_cpu_ns agent_rss_bytes_max events frame_pointer_modules guardrails interval_changes lost resyncs unfound unwind",
+    ),
+];
+
+#[test]
+fn a_window_has_its_ends_and_what_changed_in_it() {
+    let mut profile = profiles::exact();
+    profile.window = Some(Window {
+        number: Some(3),
+        reason: WindowReason::Growth,
+        start_unix_ns: 17,
+        since_mark: false,
+        end_unix_ns: 18,
+        merged_count: 1,
+    });
+    profile.targets[0].totals = Totals {
+        opening_bytes: EstimatedBytes::exact(1000),
+        free_bytes: EstimatedBytes::exact(1000),
+        ..Totals::default()
+    };
+    let report = parse(&profile);
+    assert_eq!(
+        report["window"],
+        json!({"number": 3, "reason": "growth", "start_unix_ns": 17, "since_mark": false, "end_unix_ns": 18, "merged_count": 1})
+    );
+    let totals = &report["targets"][0]["totals"];
+    assert_eq!((&totals["live_start_bytes"], &totals["delta_bytes"]), (&json!(1000), &json!(-1000)));
+    assert_eq!((&totals["live_bytes"], &totals["delta_count"]), (&json!(0), &json!(0)));
+    assert_eq!(parse(&profiles::exact())["targets"][0]["totals"].get("delta_bytes"), None, "it is no window");
+}
+
 #[test]
 fn every_object_has_the_fields_of_the_contract() {
-    let with = |more: &[&'static str]| -> Vec<&'static str> {
-        let mut keys = [more, TOTALS, DETAILS].concat();
-        keys.sort_unstable();
-        keys
-    };
     let report = parse(&profiles::sampled());
-    for (path, expected) in [
-        (
-            "",
-            vec![
-                "ended_unix_ns",
-                "health",
-                "interval_bytes",
-                "others",
-                "started_unix_ns",
-                "targets",
-                "version",
-                "window",
-            ],
-        ),
-        ("/targets/0", TARGET.to_vec()),
-        ("/targets/0/beginning", vec!["delay_ns", "from_first_call", "origin", "parent", "unix_ns"]),
-        ("/others", OTHERS.to_vec()),
-        ("/others/skipped/0", vec!["command", "pid", "reason"]),
-        ("/health/unfound/0", vec!["function", "heap", "modules", "required"]),
-        ("/targets/0/totals", with(&[])),
-        ("/targets/0/heaps/0", with(&["name", "interval_bytes", "hooks"])),
-        (
-            "/targets/0/heaps/0/hooks/0",
-            vec!["attached", "backend", "emulated", "error", "function", "instruction", "module", "offset", "required"],
-        ),
-        ("/targets/0/callsites/0", with(&["stack", "end", "heap", "inherited"])),
-        (
-            "/targets/0/callsites/0/stack/0",
-            vec!["address", "file", "function", "inlined", "line", "module", "module_offset"],
-        ),
-        (
-            "/health",
-            vec![
-                "agent_cpu_ns",
-                "agent_rss_bytes_max",
-                "events",
-                "frame_pointer_modules",
-                "guardrails",
-                "interval_changes",
-                "lost",
-                "resyncs",
-                "unfound",
-                "unwind",
-            ],
-        ),
-    ] {
+    for (path, fields) in OBJECTS {
+        let (more, fields) = fields.strip_prefix('+').map_or((false, *fields), |fields| (true, fields));
+        let mut expected: Vec<&str> = fields.split_whitespace().collect();
+        if more {
+            expected.extend(TOTALS.iter().chain(DETAILS));
+        }
+        expected.sort_unstable();
         let object = report.pointer(path).and_then(Value::as_object).unwrap_or_else(|| panic!("no object at {path}"));
         let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
         keys.sort_unstable();
@@ -154,7 +137,7 @@ fn every_allocation_gives_integers() {
             "peak_unix_ns": 1_795_255_201_000_000_000_u64,
             "at_peak_count": 2504, "at_peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
             "age_ns_oldest": 30_000_000_000_u64, "age_ns_median": 1_574_174_720,
-            "age_histogram": [[1_048_576_000_u64, 1200], [16_777_216_000_u64, 3]],
+            "age_histogram": [[1_048_576_000, 1200], [16_777_216_000_u64, 3]],
             "lifetime_histogram": [[2_048_000, 1301]],
             "size_histogram": [[16, 1000], [64, 1000], [8192, 500], [65536, 1], [1_048_576, 3]],
             "temporary_count": 4,

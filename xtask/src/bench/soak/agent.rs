@@ -28,6 +28,26 @@ pub(super) struct Agent {
     pid: u32,
 }
 
+/// Memory in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Memory {
+    /// With pages of files, which the kernel may take back, and with the ring that it shares with the kernel.
+    pub(super) resident_bytes: u64,
+    /// Its own alone.
+    pub(super) anonymous_bytes: u64,
+}
+
+impl Memory {
+    /// Reads `/proc/PID/status`.
+    fn parse(status: &str) -> Option<Self> {
+        let bytes = |name: &str| {
+            let kib = status.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))?;
+            kib.parse::<u64>().ok()?.checked_mul(1024)
+        };
+        Some(Self { resident_bytes: bytes("VmRSS:")?, anonymous_bytes: bytes("RssAnon:")? })
+    }
+}
+
 /// What is read of its report.
 #[derive(Debug, Deserialize)]
 pub(super) struct Report {
@@ -82,11 +102,10 @@ impl Agent {
         Ok(Self { guarded, pid })
     }
 
-    /// Memory that it has now, in bytes: with its files, and with the ring that it shares with the kernel.
-    pub(super) fn resident_bytes(&self) -> Result<u64> {
+    /// What it has in memory now.
+    pub(super) fn memory(&self) -> Result<Memory> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).context("heapbpf has ended")?;
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
-        kib.map(|kib: u64| kib * 1024).context("the kernel does not tell VmRSS")
+        Memory::parse(&status).context("the kernel does not tell VmRSS and RssAnon")
     }
 
     /// CPU time that it has taken so far, all threads together, in seconds.
@@ -116,6 +135,14 @@ fn cpu_seconds(stat: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_in_kibibytes() {
+        let status = "Name:\theapbpf\nVmRSS:\t    200 kB\nRssAnon:\t      64 kB\nRssFile:\t     136 kB\n";
+        let expected = Memory { resident_bytes: 200 << 10, anonymous_bytes: 64 << 10 };
+        assert_eq!(Memory::parse(status), Some(expected));
+        assert_eq!(Memory::parse("VmRSS:\t200 kB\n"), None);
+    }
 
     #[test]
     fn times_stand_behind_the_name() {

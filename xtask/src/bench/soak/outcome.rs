@@ -8,7 +8,9 @@ use crate::bench::document;
 /// What was measured.
 pub(super) struct Outcome {
     /// The agent's memory.
-    pub(super) thirds: Thirds,
+    pub(super) resident: Thirds,
+    /// Of that, what is its own.
+    pub(super) anonymous: Thirds,
     /// How long blocks were turned over.
     pub(super) seconds: f64,
     /// What the agent took of a CPU meanwhile.
@@ -26,9 +28,13 @@ impl Outcome {
         as_f64(self.turned) / self.seconds
     }
 
+    /// Whether the agent's memory does not grow any more.
+    pub(super) fn is_flat(&self) -> bool {
+        self.resident.is_flat() && self.anonymous.is_flat()
+    }
+
     /// The table and what it means.
     pub(super) fn text(&self, arguments: &Arguments) -> String {
-        let [first, middle, last] = self.thirds.mib();
         let recorded_ns = self.report.ended_unix_ns.saturating_sub(self.report.started_unix_ns);
         let events_per_second = as_f64(self.report.health.events) / (as_f64(recorded_ns) / 1e9);
         let lost: u64 = self.report.health.lost.values().sum();
@@ -36,11 +42,16 @@ impl Outcome {
         let samples: u64 = self.report.targets.iter().map(|target| target.totals.live_samples).sum();
         let off = 100.0 * (live / as_f64(self.held_bytes) - 1.0);
         let row = |name: &str, figure: String| vec![name.to_owned(), figure];
-        let rows = [
-            row("agent's memory (VmRSS), MiB: first third", first),
-            row("middle third", middle),
-            row("last third", last),
-            row("last ÷ middle", format!("{:.3}", self.thirds.ratio())),
+        let thirds = |name: &str, thirds: &Thirds| {
+            let [first, middle, last] = thirds.mib();
+            [
+                row(&format!("agent's {name}, MiB: first third"), first),
+                row("middle third", middle),
+                row("last third", last),
+                row("last ÷ middle", format!("{:.3}", thirds.ratio())),
+            ]
+        };
+        let figures = [
             row("blocks turned over, thousand/s", format!("{:.1}", self.rate() / 1e3)),
             row("events/s", format!("{events_per_second:.0}")),
             row("lost", lost.to_string()),
@@ -48,15 +59,17 @@ impl Outcome {
             row("sampled blocks that lived in the end", samples.to_string()),
             row("live bytes in the end, off the truth", format!("{off:+.2} %")),
         ];
+        let memory = [thirds("memory (VmRSS)", &self.resident), thirds("own memory (RssAnon)", &self.anonymous)];
+        let rows: Vec<_> = memory.into_iter().flatten().chain(figures).collect();
         let Arguments { minutes, blocks, rate, interval, .. } = arguments;
         let head = format!("{minutes} min at `--interval {interval}`");
-        let met = if self.thirds.is_flat() { "met" } else { "**not met**" };
+        let met = if self.is_flat() { "met" } else { "**not met**" };
         let reasons: Vec<_> = self.report.health.lost.iter().filter(|(_, count)| **count > 0).collect();
         let reasons = if lost > 0 { format!(" Lost: {reasons:?}.") } else { String::new() };
         format!(
-            "{}\n{blocks} blocks held, {rate}/s to be turned over. Median (extremes) of a look each second; the last third within \
-             2 % of the middle one is asked for: {met}.{reasons}",
-            document::table(&[&head, "median (extremes)"], &rows)
+            "{}\n{blocks} blocks held, {rate}/s to be turned over. Median (extremes) of a look each second; a last third \
+             at most 2 % above the middle one is asked for: {met}.{reasons}",
+            document::table(&[&head, "figure, median (extremes)"], &rows)
         )
     }
 }

@@ -89,8 +89,8 @@ impl TotalsFields {
             peak_bytes: self.peak_bytes.bytes()?,
             peak_time: self.peak_unix_ns.map(MonotonicNanos),
             at_peak: Amounts {
-                count: self.at_peak_count.map(Amount::count).transpose()?.unwrap_or_default(),
-                bytes: self.at_peak_bytes.map(Amount::bytes).transpose()?.unwrap_or_default(),
+                count: self.at_peak_count.map_or(Ok(EstimatedCount::ZERO), Amount::count)?,
+                bytes: self.at_peak_bytes.map_or(Ok(EstimatedBytes::ZERO), Amount::bytes)?,
                 ..Amounts::default()
             },
         })

@@ -11,11 +11,12 @@ use super::Interner;
 use super::amounts::TotalsFields;
 use super::details::DetailsFields;
 use super::guardrails::{GuardrailsFields, OverheadFields};
+use super::window::WindowFields;
 use crate::ids::Pid;
 use crate::report::guardrails::Overhead;
 use crate::report::profile::{
     Beginning, CallsiteProfile, Frame, Health, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
-    TargetProfile, UnfoundHook, Window, WindowReason,
+    TargetProfile, UnfoundHook,
 };
 use crate::report::text;
 use crate::units::MonotonicNanos;
@@ -49,31 +50,6 @@ impl Root<'_> {
             others: self.others.into_others()?,
             health: self.health.into_health()?,
             frames: interner.frames,
-        })
-    }
-}
-
-#[derive(Deserialize)]
-struct WindowFields {
-    number: Option<u32>,
-    reason: String,
-    start_unix_ns: u64,
-    since_mark: bool,
-    end_unix_ns: u64,
-    #[serde(default)]
-    merged_count: u32,
-}
-
-impl WindowFields {
-    fn into_window(self) -> Result<Window, String> {
-        let reason = WindowReason::ALL.into_iter().find(|reason| reason.name() == self.reason);
-        Ok(Window {
-            number: self.number,
-            reason: reason.ok_or_else(|| format!("`{}` ends no window", text::printable(&self.reason)))?,
-            start_unix_ns: self.start_unix_ns,
-            since_mark: self.since_mark,
-            end_unix_ns: self.end_unix_ns,
-            merged_count: self.merged_count,
         })
     }
 }
