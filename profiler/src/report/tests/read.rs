@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{guardrails, profiles, properties, render};
 use crate::ledger::totals::Totals;
 use crate::report::json::read::{ReadError, read};
-use crate::report::profile::Profile;
+use crate::report::profile::{Profile, Window, WindowReason};
 use crate::report::summary::summary;
 use crate::report::{Format, View};
 
@@ -52,6 +52,24 @@ fn sums_of_ended_processes_are_read_back() {
     assert_eq!(render(Format::Json, &again, View::LiveBytes), render(Format::Json, &profile, View::LiveBytes));
     let (again, folded) = (again.others.folded_totals, profile.others.folded_totals);
     assert_eq!((again.live(), again.alloc_variance), (folded.live(), folded.alloc_variance));
+}
+
+#[test]
+fn windows_are_read_back() {
+    let mut profile = profiles::sampled();
+    for (number, reason) in (1..).zip(WindowReason::ALL) {
+        profile.window = Some(Window {
+            number: (reason != WindowReason::Peak).then_some(number),
+            reason,
+            start_unix_ns: profile.started_unix_ns + 5,
+            since_mark: number == 2,
+            end_unix_ns: profile.ended_unix_ns,
+            merged_count: number - 1,
+        });
+        let again = read_back(&profile);
+        assert_eq!(again.window, profile.window);
+        assert_eq!(render(Format::Json, &again, View::LiveBytes), render(Format::Json, &profile, View::LiveBytes));
+    }
 }
 
 /// The report of a profile, changed.

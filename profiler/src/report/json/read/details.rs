@@ -21,6 +21,9 @@ pub(super) struct DetailsFields {
 #[derive(Deserialize)]
 struct Bucket(u64, Amount);
 
+/// No recording has more temporary blocks, and no sum over a report can overflow.
+const COUNT_MAX: u64 = 1 << 43;
+
 /// Nanoseconds in the unit of the ledger's histograms of times.
 const MICROSECOND_NS: u64 = 1000;
 
@@ -30,7 +33,7 @@ impl DetailsFields {
             sizes: histogram(self.size_histogram, 1)?,
             lifetimes: histogram(self.lifetime_histogram, MICROSECOND_NS)?,
             ages: Ages { oldest_ns: self.age_ns_oldest, histogram: histogram(self.age_histogram, MICROSECOND_NS)? },
-            temporary_count: self.temporary_count,
+            temporary_count: self.temporary_count.map(|count| count.min(COUNT_MAX)),
         })
     }
 }
