@@ -131,8 +131,8 @@ fn fill(session: &mut Session, target: &mut Target) -> u64 {
     let first = target.work("keep 100 18500").sum();
     session.wait_for("live blocks of heap");
     session.wait_for("the books were put right");
-    // As many again: no room for them, if all were sampled.
-    let second = target.work("keep 100 18500").sum();
+    // No room for these, if all were sampled.
+    let second = target.work("keep 100 12000").sum();
     first.live_bytes + second.live_bytes
 }
 

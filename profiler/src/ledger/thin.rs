@@ -7,8 +7,8 @@ use crate::units::Weight;
 
 impl Ledger {
     /// A live block that was sampled is taken as what it would be at the larger interval `to`: as sampled at that, or, with `None`, as
-    /// not sampled. `block` is as the kernel's live set has it; where the books have another block at its address, or none, nothing
-    /// happens.
+    /// not sampled. `block` is as the kernel's live set has it; where the books have another block at its address (of another size,
+    /// stack, heap, or tick), or none, nothing happens.
     ///
     /// It is what was allocated that changes, or was inherited, as if all had been sampled at that interval from the first; nothing
     /// counts as freed. Who leaves blocks out must do so by chance alone, with what [`Weight::of`] the larger interval implies.
@@ -20,7 +20,8 @@ impl Ledger {
         if to.is_some_and(|to| to.bytes() <= known.interval.bytes()) {
             return;
         }
-        if facts(&self.allocation(block.address, known)) != facts(block) {
+        let is_same = facts(&self.allocation(block.address, known)) == facts(block);
+        if !is_same || !self.live.is_same_time(known.time, block.time) {
             return;
         }
         let from = Weight::of(known.size_bytes, known.interval);

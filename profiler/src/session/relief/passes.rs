@@ -59,13 +59,10 @@ impl Session {
             }
             let pid = target.pid;
             let is_touched = |address| touched.contains(&(pid, address)) || reading.is_recent(pid, address);
-            for block in reading.thinned(pid).filter(|block| !is_touched(block.address)) {
-                target.ledger.thin(&block, None);
-            }
+            // Those too that events have told of meanwhile: their time tells them from others at their address.
+            reading.thinned(pid).for_each(|block| target.ledger.thin(&block, None));
             if !self.relief.thinnings.is_empty() {
-                for block in reading.live(pid).filter(|block| !is_touched(block.address)) {
-                    target.ledger.thin(&block, Some(block.interval));
-                }
+                reading.live(pid).for_each(|block| target.ledger.thin(&block, Some(block.interval)));
             }
             all += target.ledger.reconcile(reading.live(pid), is_touched);
             missing.extend(target.ledger.stacks_missing());
