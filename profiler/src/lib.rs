@@ -26,6 +26,8 @@ pub mod guardrail;
 pub mod health;
 pub mod report;
 
+pub mod recording;
+
 pub mod session;
 
 pub mod doctor;

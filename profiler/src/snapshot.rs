@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{HeapId, Pid};
 use crate::leak::growth::Growths;
 use crate::ledger::snapshot::TargetSnapshot;
@@ -126,7 +128,7 @@ impl Snapshot {
 }
 
 /// What is known of a process beside its books.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TargetFacts {
     /// The process.
     pub pid: Pid,
@@ -149,7 +151,7 @@ pub struct TargetFacts {
 }
 
 /// What is known of a heap beside its totals.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeapFacts {
     /// Its number in the books.
     pub id: HeapId,

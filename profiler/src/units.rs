@@ -5,6 +5,7 @@ use std::ops::{Add, AddAssign, Sub, SubAssign};
 use bytesize::ByteSize;
 use profiler_common::interval::Interval;
 use profiler_common::sampling;
+use serde::{Deserialize, Serialize};
 
 /// Fraction bits of an estimate.
 const FRACTION_BITS: u32 = 20;
@@ -15,7 +16,7 @@ const ONE: f64 = (1u64 << FRACTION_BITS) as f64;
 macro_rules! estimate {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub struct $name(i128);
 
         impl $name {
@@ -40,6 +41,12 @@ macro_rules! estimate {
             #[expect(clippy::cast_precision_loss, reason = "for display; 53 bits are enough")]
             pub fn to_f64(self) -> f64 {
                 self.0 as f64 / ONE
+            }
+
+            /// Whether it is one that things can be added to for ever: not near the end of the number.
+            #[must_use]
+            pub const fn is_sound(self) -> bool {
+                self.0.unsigned_abs() < 1 << 120
             }
 
             /// The amount rounded to a whole number; 0 when it is negative.
@@ -159,7 +166,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
 }
 
 /// A point in time on the kernel's `CLOCK_MONOTONIC`, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MonotonicNanos(pub u64);
 
 #[cfg(test)]

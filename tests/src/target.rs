@@ -123,6 +123,17 @@ impl Target {
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error} in {answer}"))
     }
 
+    /// Has it do what one line says, and waits until it has.
+    ///
+    /// # Panics
+    ///
+    /// When it ends or hangs instead.
+    #[track_caller]
+    pub fn order(&mut self, line: &str) {
+        self.send(line);
+        assert_eq!(self.read_line(), "done");
+    }
+
     /// Has it become another program, and waits until that is ready.
     ///
     /// # Panics

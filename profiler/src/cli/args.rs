@@ -1,10 +1,14 @@
 //! What can be typed.
 
+mod convert;
+
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(super) use convert::ConvertArgs;
 
 use super::quantity;
 use crate::allocator::custom::CustomHook;
@@ -31,10 +35,12 @@ Examples:
   sudo heapbpf --all --duration 30s --min-rss 50MiB  every process, ranked
   sudo heapbpf -o heap.svg -- ./server --port 80     start a program and see its first allocation
   sudo heapbpf --pid 1234 --hook 'pool=libpool.so*:pool_get(ptr=ret,size=arg2)' --hook 'pool=libpool.so*:pool_put(old=arg2)'
+  sudo heapbpf --pid 1234 --duration 1h -o x.heapbpf --max-size 1GiB  everything that happened, to be looked at later:
+  heapbpf convert x.heapbpf -o heap.svg --from 10m --to 20m
   heapbpf diff before.json after.json -o growth.svg  what grew between two profiles
   sudo heapbpf doctor --pid 1234                     whether this would work, and what it would cost
 
-Formats are chosen by the file's extension: .svg (flame graph), .folded (text), .json.
+Formats are chosen by the file's extension: .svg (flame graph), .folded (text), .json, .heapbpf (recording).
 
 Exit codes:
   0  done                                   3    done, but the profile is incomplete: it says how
@@ -63,6 +69,9 @@ pub(super) enum Command {
     /// Profile processes, running or started here (this is what happens without a subcommand).
     #[command(after_help = EXAMPLES)]
     Record(Box<RecordArgs>),
+    /// Make reports from a recording (`-o x.heapbpf`), of all of it or of a part.
+    #[command(after_help = convert::EXAMPLES)]
+    Convert(ConvertArgs),
     /// Tell what this kernel, this user and a process allow, and what a probe costs here. Ends with 0 if profiling would
     /// work, else with 1.
     Doctor(DoctorArgs),
@@ -164,9 +173,15 @@ pub(super) struct RecordArgs {
     #[arg(short, long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
     pub(super) duration: Option<Duration>,
 
-    /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format.
+    /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format;
+    /// `.heapbpf`, once, is a recording of all that happens, for `heapbpf convert`.
     #[arg(short, long, value_name = "FILE", value_parser = output)]
     pub(super) output: Vec<PathBuf>,
+
+    /// Most bytes that a recording (`-o x.heapbpf`) may take. When it would take more, its oldest part is folded into sums: of
+    /// that part, no time can be picked any more. Without it: as many as it takes.
+    #[arg(long, value_name = "BYTES", value_parser = quantity::recording_size)]
+    pub(super) max_size: Option<u64>,
 
     #[command(flatten)]
     pub(super) dumps: DumpArgs,
@@ -345,12 +360,28 @@ impl From<Placement> for PlacementMode {
 
 /// A path whose extension says how to write it.
 pub(super) fn output(text: &str) -> Result<PathBuf, String> {
+    if is_recording(Path::new(text)) {
+        return Ok(PathBuf::from(text));
+    }
+    report(text).map_err(|error| format!("{error}; `.{RECORDING_EXTENSION}` makes a recording"))
+}
+
+/// A path whose extension says which report goes there.
+pub(super) fn report(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     if text != "-" {
         Format::of_path(&path).map_err(|error| error.to_string())?;
     }
     Ok(path)
 }
+
+/// Whether a file that is to be written is a recording.
+pub(super) fn is_recording(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(RECORDING_EXTENSION))
+}
+
+/// The file name extension of recordings, without the dot.
+const RECORDING_EXTENSION: &str = "heapbpf";
 
 pub(super) fn view_help() -> String {
     "What to show: `live-bytes` and `live-count` (not freed when recording stops), `alloc-bytes` and `alloc-count` \

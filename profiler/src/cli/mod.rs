@@ -2,6 +2,7 @@
 //! code. Nothing below this folder prints or knows of arguments.
 
 mod args;
+mod convert;
 mod diff;
 mod doctor;
 mod numbered;
@@ -43,6 +44,7 @@ pub fn run() -> ExitCode {
     let result = match cli.command {
         None => record::run(&cli.record),
         Some(Command::Record(args)) => record::run(&args),
+        Some(Command::Convert(args)) => convert::run(&args),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Diff(args)) => diff::run(&args),
         Some(Command::DoctorTarget) => doctor::target(),

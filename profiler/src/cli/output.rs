@@ -66,6 +66,17 @@ impl Output {
     }
 }
 
+/// Makes sure that a recording can be written to `path`, and leaves what is there as it is: see [`Recorder::create`].
+///
+/// [`Recorder::create`]: crate::recording::recorder::Recorder::create
+pub(super) fn check_recording(path: &Path) -> Result<()> {
+    let place = place(path).with_context(|| format!("cannot write `{}`", path.display()))?;
+    if !matches!(place, Place::Beside(_)) {
+        bail!("cannot record to `{}`: it is a device or a pipe, and a recording takes a file", path.display());
+    }
+    Ok(())
+}
+
 fn write_all(file: impl Write, report: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
     let mut writer = io::BufWriter::new(file);
     report(&mut writer)?;

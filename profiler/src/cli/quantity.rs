@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use profiler_common::limits::INTERVAL_BYTES_MAX;
 
+use crate::recording::write::SIZE_BYTES_MIN;
 use crate::units::parse_bytes;
 
 /// A sampling interval: at least 1 byte.
@@ -43,6 +44,17 @@ pub(super) fn percent(text: &str) -> Result<f64, String> {
 /// A number of bytes.
 pub(super) fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text.trim()).ok_or_else(|| "not a size; write it like 4096, 4KiB or 1M".to_owned())
+}
+
+/// What a recording may take.
+pub(super) fn recording_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes < SIZE_BYTES_MIN { Err(format!("must be at least {}", ByteSize(SIZE_BYTES_MIN))) } else { Ok(bytes) }
+}
+
+/// A point in time since something began; a bare number is seconds.
+pub(super) fn moment(text: &str) -> Result<Duration, String> {
+    if matches!(text.trim(), "0" | "0s") { Ok(Duration::ZERO) } else { duration(text) }
 }
 
 /// A number of bytes that is not 0.

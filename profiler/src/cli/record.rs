@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bytesize::ByteSize;
 use profiler_common::interval::Interval;
 use terminal_size::terminal_size;
 use thiserror::Error;
 
-use super::args::{BackendArg, OverloadArg, RecordArgs, Unwind};
-use super::output::Output;
+use super::args::{BackendArg, OverloadArg, RecordArgs, Unwind, is_recording};
+use super::output::{self, Output};
 use super::progress::ProgressLine;
 use super::stops::Stops;
 use super::writing::{Style, Writing, Written};
@@ -23,6 +24,7 @@ use crate::guardrail::Limits;
 use crate::ids::Pid;
 use crate::probe::attach::BackendChoice;
 use crate::proc::process;
+use crate::recording::write::Written as Recorded;
 use crate::report::summary;
 use crate::report::suppressions::Suppressions;
 use crate::session::{
@@ -35,7 +37,7 @@ use crate::target::filter::Selection;
 /// What was asked for cannot be: exit code 2.
 #[derive(Debug, Error)]
 #[error("{0}")]
-pub(super) struct UsageError(String);
+pub(super) struct UsageError(pub(super) String);
 
 /// Records, reports, and returns the exit code.
 pub(super) fn run(args: &RecordArgs) -> Result<u8> {
@@ -98,6 +100,7 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
             BackendArg::Perf => BackendChoice::Only(LinkKind::Perf),
         },
         unwind_bytes_max: args.unwind_memory,
+        recording: recording(args),
         older_than: args.older_than,
         limits: Limits {
             memory_bytes_max: args.max_memory,
@@ -121,6 +124,7 @@ async fn record(
         view: args.view,
         trims: args.trim,
         with_peak: args.dumps.dump_at_peak,
+        keeps_names: recording(args).is_some(),
         quiet: args.quiet,
         suppressions,
     };
@@ -157,9 +161,16 @@ async fn record(
         Audience { writing: Writing::start(outputs, style, line.clone())?, line, quiet: args.quiet, has_files };
     session.run(stops.wait(forward), &mut orders, &mut audience).await?;
     audience.line.clear();
-    let (snapshot, command) = session.finish()?;
-    let written = audience.writing.finish(snapshot)?;
-    let code = summarise(args, &written)?;
+    let (snapshot, command, recording) = session.finish()?;
+    let mut written = audience.writing.finish(snapshot)?;
+    let recorded = recording.map(|recording| recording.finish(std::mem::take(&mut written.names))).transpose();
+    let recorded = recorded.unwrap_or_else(|error| {
+        // What was reported is whole; the recording is not.
+        say(&format!("heapbpf: error: {error}"));
+        written.failed = true;
+        None
+    });
+    let code = summarise(args, &written, recorded.as_ref())?;
     match command {
         // What was started is waited for, so that its end is this program's.
         Some(command) => {
@@ -197,7 +208,7 @@ impl Listener for Audience {
             self.writing.dump(snapshot);
         } else {
             self.say(
-                "nothing was dumped: standard output takes the whole recording, at its end; `-o heap.svg` takes dumps",
+                "nothing was dumped: no report has a file that dumps could be named after; `-o heap.svg` takes them",
             );
         }
     }
@@ -229,8 +240,8 @@ async fn see_off(mut command: Command, mut stops: Stops, quiet: bool) -> u8 {
 }
 
 /// Shows what was written. The exit code.
-fn summarise(args: &RecordArgs, written: &Written) -> Result<u8> {
-    let Written { profile, files, to_stdout, failed } = written;
+fn summarise(args: &RecordArgs, written: &Written, recorded: Option<&Recorded>) -> Result<u8> {
+    let Written { profile, files, to_stdout, failed, .. } = written;
     if !args.quiet {
         let terminal = std::io::stdout().is_terminal();
         let width = terminal.then(|| terminal_size().map(|(width, _)| usize::from(width.0))).flatten();
@@ -238,6 +249,10 @@ fn summarise(args: &RecordArgs, written: &Written) -> Result<u8> {
         let mut text = summary::summary(profile, args.view, args.top, width, colour);
         for (path, format) in files {
             text.push_str(&format!("\n{} ({})", path.display(), format.description()));
+        }
+        if let Some(recorded) = recorded {
+            let size = ByteSize(recorded.size_bytes);
+            text.push_str(&format!("\n{} (recording, {size})", recorded.path.display()));
         }
         // A report on standard output must not have the table in it.
         if *to_stdout || !args.command.is_empty() {
@@ -271,6 +286,11 @@ fn selection(args: &RecordArgs) -> Selection {
     }
 }
 
+/// Where to record to, and what that may take.
+fn recording(args: &RecordArgs) -> Option<(PathBuf, Option<u64>)> {
+    args.output.iter().find(|path| is_recording(path)).map(|path| (path.clone(), args.max_size))
+}
+
 /// The functions that the user names, on the command line before those in files.
 fn functions(args: &RecordArgs) -> Result<HookSet> {
     let mut functions = HookSet::default();
@@ -295,13 +315,26 @@ fn suppressions(args: &RecordArgs) -> Result<Suppressions> {
 
 /// What was asked for, or a flame graph in the current folder.
 fn outputs(args: &RecordArgs, selection: &Selection) -> Result<Vec<Output>> {
-    let is_file = |path: &PathBuf| path != Path::new("-");
+    let is_once = args.output.iter().filter(|path| is_recording(path)).count() <= 1;
+    if !is_once {
+        let text = "`-o` names more than one recording (`.heapbpf`), and they would be the same: name one";
+        return Err(UsageError(text.to_owned()).into());
+    }
+    if args.max_size.is_some() && recording(args).is_none() {
+        let text = "`--max-size` is about a recording: name one, as in `-o x.heapbpf`";
+        return Err(UsageError(text.to_owned()).into());
+    }
+    if let Some((path, _)) = recording(args) {
+        output::check_recording(&path)?;
+    }
+    let is_file = |path: &PathBuf| path != Path::new("-") && !is_recording(path);
     if args.dumps.any() && !args.output.is_empty() && !args.output.iter().any(is_file) {
-        let text = "dumps go to files of their own, and `-o -` is none: name one as well, as in `-o heap.svg`";
+        let text = "dumps go to files of their own, beside that of a report: name one, as in `-o heap.svg`";
         return Err(UsageError(text.to_owned()).into());
     }
     if !args.output.is_empty() {
-        return args.output.iter().map(|path| Output::open(path)).collect();
+        let reports = args.output.iter().filter(|path| !is_recording(path));
+        return reports.map(|path| Output::open(path)).collect();
     }
     Ok(vec![Output::open(&default_path(args, selection))?])
 }

@@ -12,6 +12,8 @@ use anyhow::{Context, Result, anyhow};
 use super::output::Output;
 use super::progress::ProgressLine;
 use super::{is_broken_pipe, numbered};
+use crate::recording::entry::NamedPlace;
+use crate::recording::names::names;
 use crate::report::profile::Profile;
 use crate::report::suppressions::Suppressions;
 use crate::report::{Format, View, window};
@@ -26,6 +28,8 @@ pub(super) struct Style {
     pub(super) view: View,
     /// Leave runtime plumbing out of stacks.
     pub(super) trims: bool,
+    /// Keep the names of all places.
+    pub(super) keeps_names: bool,
     /// Growing callsites that are not told of.
     pub(super) suppressions: Suppressions,
     /// Write the targets at their peaks as well, at the end.
@@ -43,6 +47,8 @@ pub(super) struct Written {
     pub(super) files: Vec<(PathBuf, Format)>,
     /// Something went to standard output.
     pub(super) to_stdout: bool,
+    /// The names of all places, where they were to be kept.
+    pub(super) names: Vec<NamedPlace>,
     /// Something could not be written, which was told.
     pub(super) failed: bool,
 }
@@ -181,7 +187,8 @@ impl Desk {
             self.write_peak(snapshot);
         }
         let profile = self.name(snapshot, Scope::Whole);
-        let mut written = Written { profile, files: Vec::new(), to_stdout: false, failed: false };
+        let names = if self.style.keeps_names { names(snapshot, &self.resolver) } else { Vec::new() };
+        let mut written = Written { profile, files: Vec::new(), to_stdout: false, failed: false, names };
         for output in outputs {
             let format = output.format();
             let path = match output.write(|out| Ok(format.report().write(&written.profile, self.style.view, out)?)) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
@@ -136,12 +137,22 @@ pub struct Remap {
 }
 
 /// A stack's frames.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stack {
     /// Return addresses, the direct caller of the hooked function first.
     pub frames: Arc<[TargetAddr]>,
     /// Why it ends where it does.
+    #[serde(serialize_with = "write_end", deserialize_with = "read_end")]
     pub end: StackEnd,
+}
+
+fn write_end<S: Serializer>(end: &StackEnd, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u8(*end as u8)
+}
+
+fn read_end<'de, D: Deserializer<'de>>(deserializer: D) -> Result<StackEnd, D::Error> {
+    let end = u8::deserialize(deserializer)?;
+    StackEnd::from_wire(end).ok_or_else(|| serde::de::Error::custom("no stack ends in this way"))
 }
 
 /// A copy of a stack, and the registers at the entry of the hooked function.

@@ -1,5 +1,7 @@
 //! Ranks callsites by how surely what they hold grows without end: see docs/leak-candidates.md.
 
+use serde::{Deserialize, Serialize};
+
 use super::timeline::{Held, Timeline};
 use crate::ledger::Ledger;
 use crate::ledger::totals::Amounts;
@@ -19,7 +21,7 @@ const Z_95: f64 = 1.96;
 const STAYS_SHARE: f64 = 0.25;
 
 /// A callsite that grows.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
     /// Its index in the books.
     pub callsite: u32,
@@ -37,7 +39,7 @@ pub struct Growth {
 }
 
 /// What can be said of a target's growth.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growths {
     /// Nanoseconds that were looked at.
     pub span_ns: u64,

@@ -8,6 +8,8 @@
 //!
 //! A callsite costs 16 bytes for each instant at which it had changed, 1 KiB at most; one that rests costs nothing more.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ledger::Ledger;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
@@ -19,7 +21,7 @@ pub const POINTS_MAX: usize = 64;
 const PERIOD_NS: u64 = 1_000_000_000;
 
 /// What a callsite held at an instant, and since.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Held {
     /// Bytes: an estimate.
     pub live_bytes: f32,
@@ -43,7 +45,7 @@ impl Held {
 }
 
 /// A change: at which instant, and what is held since.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Change {
     point: u8,
     held: Held,
@@ -52,7 +54,7 @@ struct Change {
 const _: () = assert!(size_of::<Change>() == 16 && POINTS_MAX <= u8::MAX as usize + 1);
 
 /// See the module.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Timeline {
     times: Vec<MonotonicNanos>,
     period_ns: u64,
@@ -67,11 +69,24 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Notes what is held now, if it is time for that.
-    pub fn note(&mut self, now: MonotonicNanos, ledger: &Ledger) {
-        if self.is_due(now) {
+    /// Notes what is held now, if it is time for that. Returns whether it was.
+    pub fn note(&mut self, now: MonotonicNanos, ledger: &Ledger) -> bool {
+        let is_due = self.is_due(now);
+        if is_due {
             self.enter(now, ledger.callsite_totals().map(Held::of));
         }
+        is_due
+    }
+
+    /// Whether it holds together: what was read from a file need not.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let points = self.times.len();
+        let is_known = |change: &Change| usize::from(change.point) < points;
+        points <= POINTS_MAX
+            && self.times.is_sorted()
+            && self.period_ns < u64::MAX / 4
+            && self.callsites.iter().flatten().all(is_known)
     }
 
     fn is_due(&self, now: MonotonicNanos) -> bool {

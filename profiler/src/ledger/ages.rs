@@ -2,13 +2,14 @@
 
 use profiler_common::interval::Interval;
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
 use super::Ledger;
 use super::histogram::Histogram;
 use crate::units::{EstimatedCount, MonotonicNanos, Weight};
 
 /// How old blocks are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ages {
     /// The oldest, in nanoseconds; right to half a tick of the ledger, 8.4 ms. `None` when none is live.
     pub oldest_ns: Option<u64>,

@@ -4,6 +4,8 @@
 //! it holds before it changes for the first time after the latest. One that has not changed since holds now what it held
 //! then.
 
+use serde::{Deserialize, Serialize};
+
 use super::ages::Ages;
 use super::details::Details;
 use super::histogram::Histogram;
@@ -14,7 +16,7 @@ use crate::ids::{HeapId, StackId};
 pub(super) type PeakEpoch = u64;
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Callsite {
     pub(super) stack: StackId,
     pub(super) heap: HeapId,

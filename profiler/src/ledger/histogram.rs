@@ -1,10 +1,12 @@
 //! How values are spread, in buckets that double. Pure sums: what is added can be taken away again.
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::EstimatedCount;
 
 /// Estimated counts by value: one bucket for 0, then 1, 2 to 3, 4 to 7, and so on; the last holds 2^62 and more. Only
 /// buckets that are not empty take memory, 16 bytes each, besides 32 for the whole.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
     /// One bit per bucket that is there.
     present: u64,
@@ -46,6 +48,12 @@ impl Histogram {
         let mut window = self.clone();
         base.buckets().for_each(|(bucket, count)| window.change(bucket, |sum| sum - count));
         window
+    }
+
+    /// Whether there is a count for each bucket, none near the end of its number.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        self.present.count_ones() as usize == self.counts.len() && self.counts.iter().all(|count| count.is_sound())
     }
 
     /// The buckets that are not empty: smallest value and count, in the order of values.

@@ -5,14 +5,16 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use hashbrown::HashTable;
 use profiler_common::interval::Interval;
 use rustc_hash::FxHasher;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
 use crate::units::MonotonicNanos;
 
 /// A live sampled block. Its weight follows from size and interval.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LiveBlock {
     pub(super) size_bytes: u64,
+    #[serde(serialize_with = "write_interval", deserialize_with = "read_interval")]
     pub(super) interval: Interval,
     pub(super) callsite: u32,
     /// When it was made. What comes out is the middle of the tick that it fell into: see [`TICK_BITS`].
@@ -20,7 +22,7 @@ pub(super) struct LiveBlock {
 }
 
 /// A block as it is stored: 24 bytes, where plain fields and their padding would take 40.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Entry {
     /// Low and high half.
     address: [u32; 2],
@@ -89,6 +91,35 @@ pub(super) struct LiveBlocks {
     first: Option<MonotonicNanos>,
 }
 
+pub(super) fn write_interval<S: Serializer>(interval: &Interval, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u32(interval.code())
+}
+
+pub(super) fn read_interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Interval, D::Error> {
+    u32::deserialize(deserializer).map(Interval::from_code)
+}
+
+impl Serialize for LiveBlocks {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (self.first, self.table.iter().collect::<Vec<_>>()).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for LiveBlocks {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (first, entries) = <(Option<MonotonicNanos>, Vec<Entry>)>::deserialize(deserializer)?;
+        let mut blocks = Self { first, ..Self::default() };
+        for entry in entries {
+            let entry = Entry { callsite: entry.callsite & !SEEN, ..entry };
+            let address = whole(entry.address);
+            // An address is there once, whatever is read.
+            blocks.remove(TargetAddr(address));
+            blocks.table.insert_unique(hash(address), entry, |entry| hash(whole(entry.address)));
+        }
+        Ok(blocks)
+    }
+}
+
 fn hash(address: u64) -> u64 {
     BuildHasherDefault::<FxHasher>::default().hash_one(address)
 }
@@ -99,6 +130,11 @@ impl LiveBlocks {
         self.first.get_or_insert(block.time);
         let entry = Entry::new(address, block, self.tick(block.time));
         self.table.insert_unique(hash(address.0), entry, |entry| hash(whole(entry.address)));
+    }
+
+    /// The callsites of all, in no order.
+    pub(super) fn callsites(&self) -> impl Iterator<Item = u32> {
+        self.table.iter().map(|entry| entry.callsite & !SEEN)
     }
 
     /// How many there are.
@@ -135,14 +171,14 @@ impl LiveBlocks {
     }
 
     /// Takes out all blocks that are not marked and that `keeps` does not ask for; takes the marks away.
-    pub(super) fn sweep(&mut self, keeps: impl Fn(TargetAddr) -> bool) -> Vec<LiveBlock> {
+    pub(super) fn sweep(&mut self, keeps: impl Fn(TargetAddr) -> bool) -> Vec<(TargetAddr, LiveBlock)> {
         let mut gone = Vec::new();
         let first = self.first();
         self.table.retain(|entry| {
             let stays = entry.callsite & SEEN != 0 || keeps(TargetAddr(whole(entry.address)));
             entry.callsite &= !SEEN;
             if !stays {
-                gone.push(entry.block(first));
+                gone.push((TargetAddr(whole(entry.address)), entry.block(first)));
             }
             stays
         });
@@ -189,7 +225,7 @@ mod tests {
             prop_assert_eq!(blocks.get(TargetAddr(address)), Some(block));
             blocks.see(TargetAddr(address));
             prop_assert_eq!(blocks.sweep(|_| false), []);
-            prop_assert_eq!(blocks.clone().sweep(|_| false), [block]);
+            prop_assert_eq!(blocks.clone().sweep(|_| false), [(TargetAddr(address), block)]);
             prop_assert_eq!(blocks.remove(TargetAddr(address)), Some(block));
             prop_assert_eq!(blocks.remove(TargetAddr(address)), None);
         }

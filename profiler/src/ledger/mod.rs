@@ -14,6 +14,7 @@
 
 pub mod ages;
 mod callsite;
+pub mod corrections;
 pub mod details;
 mod elders;
 pub mod histogram;
@@ -21,12 +22,14 @@ mod live;
 mod ranges;
 mod reconcile;
 pub mod snapshot;
+mod soundness;
 mod thin;
 mod threads;
 pub mod totals;
 
 use profiler_common::interval::Interval;
 use rustc_hash::{FxHashMap, FxHashSet};
+use serde::{Deserialize, Serialize};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
@@ -34,6 +37,7 @@ use crate::ingest::event::{Allocation, Event, Free, Remap};
 use crate::units::{EstimatedCount, MonotonicNanos, Weight};
 use ages::AgesByCallsite;
 use callsite::{Callsite, PeakEpoch};
+use corrections::Correction;
 use live::{LiveBlock, LiveBlocks};
 use ranges::{Freed, Ranges};
 pub use reconcile::Reconciled;
@@ -42,7 +46,7 @@ use threads::{Lived, Threads};
 use totals::{Amounts, Totals};
 
 /// The books of one target.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Ledger {
     pid: Pid,
     live: LiveBlocks,
@@ -53,6 +57,11 @@ pub struct Ledger {
     totals: Totals,
     heaps: FxHashMap<HeapId, Totals>,
     frees_unknown: u64,
+    /// See [`Ledger::number`].
+    number: u32,
+    /// What has become of it beside events, and was not told to the recording yet.
+    #[serde(skip)]
+    corrections: Vec<Correction>,
     peak: PeakEpoch,
     /// The latest time that an event told.
     latest: MonotonicNanos,
@@ -67,13 +76,14 @@ pub struct Ledger {
 const BEFORE_PEAKS: PeakEpoch = 0;
 
 /// A live block as the kernel side knows it too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveAllocation {
     /// Where it is.
     pub address: TargetAddr,
     /// Bytes that were asked for.
     pub size_bytes: u64,
     /// The interval it was sampled at.
+    #[serde(serialize_with = "live::write_interval", deserialize_with = "live::read_interval")]
     pub interval: Interval,
     /// The stack that made it.
     pub stack: StackId,
@@ -97,6 +107,8 @@ impl Ledger {
             totals: Totals::default(),
             heaps: FxHashMap::default(),
             frees_unknown: 0,
+            number: 0,
+            corrections: Vec::new(),
             peak: BEFORE_PEAKS + 1,
             latest: MonotonicNanos(0),
             threads: Threads::default(),
@@ -273,6 +285,25 @@ impl Ledger {
     #[must_use]
     pub fn totals(&self) -> &Totals {
         &self.totals
+    }
+
+    /// What a recording calls these books; 0 where there is none.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Has a recording call these books so.
+    pub fn set_number(&mut self, number: u32) {
+        self.number = number;
+    }
+
+    /// Totals by heap, in the order of their ids.
+    #[must_use]
+    pub fn heaps(&self) -> Vec<(HeapId, Totals)> {
+        let mut heaps: Vec<_> = self.heaps.iter().map(|(&heap, &totals)| (heap, totals)).collect();
+        heaps.sort_unstable_by_key(|(heap, _)| *heap);
+        heaps
     }
 
     /// Totals of all callsites, in the order of their indices. What they held at the peak is in snapshots only.

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use serde::{Deserialize, Serialize};
 
 use crate::units::MonotonicNanos;
 
@@ -15,7 +16,7 @@ use crate::units::MonotonicNanos;
 pub(super) type Addresses = Range<u64>;
 
 /// A piece of a mapping, whose start is its key.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Piece {
     end: u64,
     /// When the call that mapped it had ended.
@@ -38,7 +39,7 @@ pub(super) struct Freed {
 }
 
 /// A piece over which something else was mapped before its own unmapping was seen.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Displaced {
     addresses: Addresses,
     time: MonotonicNanos,
@@ -49,7 +50,7 @@ struct Displaced {
 const DISPLACED_MAX: usize = 64;
 
 /// All mapped pieces of one process, by address. They do not overlap.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ranges {
     pieces: BTreeMap<u64, Piece>,
     /// How many pieces are left of a mapping, of those that have been split.
@@ -119,6 +120,18 @@ impl Ranges {
         let mut seen = FxHashSet::default();
         let is_first = move |piece: &&Piece| !self.splits.contains_key(&piece.mapping) || seen.insert(piece.mapping);
         self.pieces.values().filter(is_first).map(|piece| (piece.callsite, piece.time))
+    }
+
+    /// Whether pieces are none that overlap, each with a callsite that `leads` to one, and their numbers have room to grow.
+    pub(super) fn is_sound(&self, leads: impl Fn(u32) -> bool) -> bool {
+        let mut behind = 0;
+        let in_order = self.pieces.iter().all(|(&start, piece)| {
+            let is_behind = behind <= start && start < piece.end && leads(piece.callsite);
+            behind = piece.end;
+            is_behind
+        });
+        let split = self.splits.values().all(|&pieces| (2..u64::MAX / 2).contains(&pieces));
+        in_order && split && self.mappings < u64::MAX / 2 && self.displaced.len() <= DISPLACED_MAX
     }
 
     /// Takes out what was mapped by `until`.

@@ -1,5 +1,6 @@
 //! Puts the books right after loss, by the kernel's live set: what is in it is live, and nothing else is.
 
+use super::corrections::Correction;
 use super::live::LiveBlock;
 use super::{Ledger, LiveAllocation};
 use crate::address::TargetAddr;
@@ -75,9 +76,9 @@ impl Ledger {
         // What is gone goes first, or both would make a peak that never was.
         let gone = self.live.sweep(is_touched);
         reconciled.removed = (gone.len() as u64).saturating_sub(reconciled.replaced);
-        for block in gone {
-            let weight = Weight::of(block.size_bytes, block.interval);
-            self.for_each_total(block.callsite, |totals| totals.free(weight));
+        for (address, block) in gone {
+            self.note(Correction::Gone(address));
+            self.forget(block);
         }
         missing.iter().for_each(|block| self.find(block));
         reconciled
@@ -91,8 +92,15 @@ impl Ledger {
             && self.live.is_same_time(known.time, block.time)
     }
 
+    /// A block is not live any more, and was taken out.
+    pub(super) fn forget(&mut self, block: LiveBlock) {
+        let weight = Weight::of(block.size_bytes, block.interval);
+        self.for_each_total(block.callsite, |totals| totals.free(weight));
+    }
+
     /// Enters a block whose allocation was not seen.
-    fn find(&mut self, block: &LiveAllocation) {
+    pub(super) fn find(&mut self, block: &LiveAllocation) {
+        self.note(Correction::Found(*block));
         // Twice in one set would be the kernel's defect; the books stay sound.
         self.remove(block.address);
         self.latest = self.latest.max(block.time);

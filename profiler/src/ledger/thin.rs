@@ -2,7 +2,10 @@
 
 use profiler_common::interval::Interval;
 
+use super::corrections::Correction;
+use super::live::LiveBlock;
 use super::{Ledger, LiveAllocation};
+use crate::address::TargetAddr;
 use crate::units::Weight;
 
 impl Ledger {
@@ -15,7 +18,6 @@ impl Ledger {
     /// Peaks stay.
     pub fn thin(&mut self, block: &LiveAllocation, to: Option<Interval>) {
         let Some(known) = self.live.get(block.address) else { return };
-        let callsite = known.callsite;
         let facts = |block: &LiveAllocation| (block.size_bytes, block.stack, block.heap);
         if to.is_some_and(|to| to.bytes() <= known.interval.bytes()) {
             return;
@@ -24,10 +26,17 @@ impl Ledger {
         if !is_same || !self.live.is_same_time(known.time, block.time) {
             return;
         }
+        self.note(Correction::Thinned(block.address, to.map(Interval::code)));
+        self.reweigh(block.address, known, to);
+    }
+
+    /// Has the block that is here count with another interval, or not at all.
+    pub(super) fn reweigh(&mut self, address: TargetAddr, known: LiveBlock, to: Option<Interval>) {
+        let callsite = known.callsite;
         let from = Weight::of(known.size_bytes, known.interval);
-        self.live.remove(block.address);
+        self.live.remove(address);
         let weight = to.map(|interval| {
-            self.live.insert(block.address, super::LiveBlock { interval, ..known });
+            self.live.insert(address, LiveBlock { interval, ..known });
             Weight::of(known.size_bytes, interval)
         });
         let inherited = self.callsites[callsite as usize].inherited;

@@ -1,6 +1,7 @@
 //! What each thread did last, to tell which blocks were temporary, and to take a free back that was none.
 
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
 use super::live::LiveBlock;
 use crate::address::TargetAddr;
@@ -11,12 +12,12 @@ use crate::ingest::event::Free;
 const THREADS_MAX: usize = 4096;
 
 /// The last allocation and the last free of each thread, on each heap.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Threads {
     latest: FxHashMap<(Tid, HeapId), Latest>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Latest {
     /// The last block it made, while it is live.
     made: Option<TargetAddr>,
@@ -24,7 +25,7 @@ struct Latest {
 }
 
 /// What a free tells of its block's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Lived {
     /// As it was in the books.
     pub(super) block: LiveBlock,
@@ -59,6 +60,11 @@ impl Threads {
             latest.made = Some(address);
         }
         Some(lived)
+    }
+
+    /// The callsites of all that was freed last.
+    pub(super) fn callsites(&self) -> impl Iterator<Item = u32> {
+        self.latest.values().filter_map(|latest| latest.freed.as_ref()).map(|(_, lived)| lived.block.callsite)
     }
 
     fn latest(&mut self, tid: Tid, heap: HeapId) -> &mut Latest {

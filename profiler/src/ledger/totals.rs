@@ -1,12 +1,14 @@
 //! What is counted for a target, a heap or a callsite.
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::{EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos, Weight};
 
 /// Standard deviations to both sides that hold 95 % of a normal distribution.
 pub(crate) const Z_95: f64 = 1.959_963_984_540_054;
 
 /// Variances of estimated bytes and blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variance {
     /// Of bytes.
     pub bytes: EstimatedVariance,
@@ -37,7 +39,7 @@ impl Variance {
 }
 
 /// What is live at an instant.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amounts {
     /// Blocks.
     pub count: EstimatedCount,
@@ -68,7 +70,7 @@ impl Amounts {
 }
 
 /// Estimates over a span of time: all since the recording began, or a window (see [`since`](Self::since)).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Blocks that were live at the beginning: for a recording, what a forked process began with, copies of what was live in
     /// its parent.
@@ -209,6 +211,18 @@ impl Totals {
         let half_shift = Z_95 * Z_95 * variance / estimate / 2.0;
         let margin = (2.0 * half_shift * estimate + half_shift * half_shift).sqrt();
         [estimate + half_shift - margin, estimate + half_shift + margin]
+    }
+
+    /// Whether no sum is near the end of its number.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let bytes = [self.opening_bytes, self.alloc_bytes, self.free_bytes, self.peak_bytes, self.at_peak.bytes];
+        let counts = [self.opening_count, self.alloc_count, self.free_count, self.at_peak.count];
+        let variances = [self.alloc_variance, self.live_variance, self.at_peak.variance];
+        bytes.iter().all(|sum| sum.is_sound())
+            && counts.iter().all(|sum| sum.is_sound())
+            && variances.iter().all(|sum| sum.bytes.is_sound() && sum.count.is_sound())
+            && self.alloc_samples.max(self.live_samples).max(self.at_peak.samples) < u64::MAX / 2
     }
 
     /// The variance of an estimate of which [`confidence`](Self::confidence) gave this interval; 0 where it said nothing.

@@ -32,6 +32,12 @@ impl Module {
         Self { path: path.into(), contents }
     }
 
+    /// A module that a recording tells of, with its file, where that is here.
+    #[must_use]
+    pub fn recorded(path: &str, image: Result<Image, ObjectError>) -> Self {
+        Self::new(path, image)
+    }
+
     /// Path as the first target that was seen with it names it, or `[vdso]` and the like. For people: another target
     /// may have the same file under another name.
     #[must_use]

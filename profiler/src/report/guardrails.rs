@@ -1,9 +1,12 @@
 //! Limits on what profiling may cost, and what became of them: values for reports.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::Pid;
 
 /// The limits of a recording, and when they were reached.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Guardrails {
     /// Bytes that the agent and the kernel's maps may take together.
     pub memory_bytes_max: Option<u64>,
@@ -22,7 +25,7 @@ pub struct Guardrails {
 }
 
 /// Nanoseconds that a call of a probed function takes more than one that is not probed, when it is not sampled.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeCosts {
     /// Probed at an instruction that the kernel emulates.
     pub emulated_ns: f64,
@@ -35,7 +38,7 @@ pub struct ProbeCosts {
 }
 
 /// A limit was reached.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reached {
     /// When, in nanoseconds since the Unix epoch.
     pub unix_ns: u64,
@@ -46,7 +49,7 @@ pub struct Reached {
 }
 
 /// What was too much.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Excess {
     /// Bytes of the agent and the kernel's maps.
     Memory(u64),
@@ -69,7 +72,7 @@ impl Excess {
 }
 
 /// What was done about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Action {
     /// The recording was ended.
     Stopped,
@@ -106,7 +109,7 @@ impl Guardrails {
 }
 
 /// What its probes took of a target's CPU time: estimates.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Overhead {
     /// Over the whole time that it was watched, in percent.
     pub percent: f64,

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
+use serde::{Deserialize, Serialize};
 
 use super::guardrails::{Guardrails, Overhead};
 use super::leaks::Leaks;
@@ -74,7 +75,7 @@ pub struct TargetProfile {
 }
 
 /// How a process became a target, and from when on its calls were seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Beginning {
     /// How.
     pub origin: Origin,
@@ -87,7 +88,7 @@ pub struct Beginning {
 }
 
 /// How a process became a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     /// It ran already.
     Running,
@@ -100,7 +101,7 @@ pub enum Origin {
 }
 
 /// A process that was meant and is not in the profile.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
     /// The process.
     pub pid: Pid,
@@ -111,7 +112,8 @@ pub struct Skipped {
 }
 
 /// Processes that were meant and are not in the profile one by one.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Others {
     /// Those that could not be profiled: the first ones. How many there were is in `skipped_count`.
     pub skipped: Vec<Skipped>,
@@ -145,7 +147,7 @@ pub struct HeapProfile {
 }
 
 /// What became of a hook.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HookStatus {
     /// The function.
     pub function: String,
@@ -208,7 +210,8 @@ pub struct Frame {
 }
 
 /// What was lost, and what profiling cost.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Health {
     /// Records that the kernel side wrote.
     pub events: u64,
@@ -233,7 +236,7 @@ pub struct Health {
 }
 
 /// A function that was named, and was in no module that may have it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnfoundHook {
     /// Its heap.
     pub heap: String,

@@ -24,7 +24,7 @@ pub(crate) fn round_size(bytes: u64) -> String {
 }
 
 /// A number with thousands separators: `12,345`.
-pub(super) fn count(number: u64) -> String {
+pub(crate) fn count(number: u64) -> String {
     let mut buffer = Buffer::new();
     buffer.write_formatted(&number, &Locale::en);
     buffer.as_str().to_owned()

@@ -89,9 +89,7 @@ impl Session {
     pub(super) fn look(&mut self) {
         self.look_for_latecomers();
         let now = clock::now().monotonic;
-        for target in self.targets.running_mut() {
-            target.timeline.note(now, &target.ledger);
-        }
+        self.targets.note_growth(now);
         let mut pids = self.lifecycle.take_settling(true);
         // A third of them each time: to ask takes some 20 µs a process.
         self.looks = self.looks.wrapping_add(1);

@@ -1,5 +1,6 @@
 //! What a session is to do.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use profiler_common::interval::Interval;
@@ -47,6 +48,8 @@ pub struct SessionConfig {
     pub backend: BackendChoice,
     /// Bytes that unwind tables may take in the kernel.
     pub unwind_bytes_max: u64,
+    /// File to record to, and the bytes that it may take.
+    pub recording: Option<(PathBuf, Option<u64>)>,
     /// How old live blocks must be to be shown; `None` for all.
     pub older_than: Option<Duration>,
     /// What it may cost.

@@ -72,6 +72,7 @@ impl Session {
         self.empty_ring();
         let (now, counters) = (clock::now(), self.counters()?);
         let window = self.end_window(reason, now);
+        self.record_mark(now, reason.name());
         let snapshot = self.snapshot(now, &counters, Some(window));
         if !self.dumps.since_mark {
             self.begin_window(now, &counters);
@@ -87,6 +88,7 @@ impl Session {
     fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
         self.empty_ring();
         let (now, counters) = (clock::now(), self.counters()?);
+        self.record_mark(now, "mark");
         self.begin_window(now, &counters);
         let states = self.states(now, true);
         self.targets.rebase(&states);

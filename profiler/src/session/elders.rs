@@ -10,6 +10,8 @@ use crate::units::MonotonicNanos;
 /// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Elders {
+    /// When this was counted.
+    pub(super) counted: MonotonicNanos,
     pub(super) growths: Growths,
     /// What was made so long before, by the callsites' indices, where that was asked for.
     pub(super) older: Option<Vec<Amounts>>,
@@ -28,6 +30,6 @@ impl Target {
             let born = MonotonicNanos(now.0.saturating_sub(nanos(age)));
             self.ledger.born_before([born]).into_iter().map(|[amounts]| amounts).collect()
         });
-        Elders { growths: Growths::of(&self.timeline, &self.ledger, now), older }
+        Elders { counted: now, growths: Growths::of(&self.timeline, &self.ledger, now), older }
     }
 }

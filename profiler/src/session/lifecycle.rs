@@ -142,6 +142,11 @@ impl Lifecycle {
             Change::Executed(..) => false,
         };
         let parent = self.changes.iter().map(|(_, change)| change).find(|change| pending(change));
+        let books = match (targets.get(fork.parent), parent) {
+            (Some(parent), _) => parent.ledger.number(),
+            (None, Some(Change::Forked(parent))) => parent.ledger.number(),
+            (None, _) => 0,
+        };
         let mut birth = match (targets.get(fork.parent), parent) {
             (Some(parent), _) => Birth::of(parent, fork),
             (None, Some(Change::Forked(parent))) => parent.fork(fork),
@@ -153,9 +158,14 @@ impl Lifecycle {
             // It was no target, or is none any more.
             (None, _) => return,
         };
-        if birth.ledger.live_blocks() > self.live_max.saturating_sub(targets.live_blocks() + self.unborn_blocks()) {
+        let room = self.live_max.saturating_sub(targets.live_blocks() + self.unborn_blocks());
+        let is_empty = birth.ledger.live_blocks() > room;
+        if is_empty {
             birth.ledger = Ledger::new(fork.child);
             targets.others.not_inherited_count += 1;
+        }
+        if let Some(recorder) = &mut targets.recorder {
+            recorder.fork(books, &mut birth.ledger, fork.child, is_empty);
         }
         self.changes.push_back((due, Change::Forked(Box::new(birth))));
     }

@@ -16,6 +16,7 @@ mod overload;
 mod predictions;
 mod probes;
 pub mod raw;
+mod recording;
 mod relief;
 mod resync;
 mod snapshot;
@@ -46,6 +47,7 @@ use crate::bpf::ring::Ring;
 use crate::ids::Pid;
 use crate::ingest::decode::decode;
 use crate::ingest::event::Event;
+use crate::recording::recorder::Finishing;
 use crate::snapshot::Snapshot;
 use crate::sys::clock;
 use crate::target::ends::Ends;
@@ -172,6 +174,7 @@ impl Session {
             self.probes.learn_from(&own.hooks);
         }
         self.started = clock::now();
+        self.begin_recording()?;
         for target in found {
             self.take_records();
             if target.requested {
@@ -254,7 +257,7 @@ impl Session {
                 _ = guard.tick(), if self.guard.is_needed() => if !self.keep_limits()? { break },
                 _ = look.tick() => self.look(),
                 _ = progress.tick() => {
-                    let counters = Counters::read(&self.probes.kernel)?;
+                    let counters = self.counters()?;
                     let events = counters.get(Counter::Events);
                     listener.progress(&self.progress(began, &counters, events - events_before));
                     events_before = events;
@@ -305,6 +308,7 @@ impl Session {
             }
         }
         self.attend();
+        self.record_facts();
         let stale: Vec<Pid> = self.targets.running().filter(|it| it.is_stale()).map(|it| it.pid).collect();
         for pid in stale {
             self.settle(pid);
@@ -315,6 +319,7 @@ impl Session {
     /// Takes what is in the ring to the ledgers. Returns whether that was all.
     fn take_records(&mut self) -> bool {
         let Self { ring, targets, lifecycle, raw, relief, records_unreadable, .. } = self;
+        targets.record_corrections();
         let count = ring.drain(DRAIN_BATCH, |record| match decode(record) {
             Ok(Event::Fork(fork)) => lifecycle.forked(fork, targets),
             Ok(Event::Exec(exec)) => lifecycle.executed(exec, targets),
@@ -356,20 +361,22 @@ impl Session {
         Ok(ended)
     }
 
-    /// Stops and waits until no probe is left. Gives back what was started, which may still run.
+    /// Stops and waits until no probe is left. Gives back what was started, which may still run, and the recording, which
+    /// lacks only names.
     ///
     /// # Errors
     ///
     /// When the kernel's maps cannot be used.
-    pub fn finish(mut self) -> Result<(Snapshot, Option<Command>)> {
+    pub fn finish(mut self) -> Result<(Snapshot, Option<Command>, Option<Finishing>)> {
         let (ended, counters) = self.stop()?;
         self.targets.learn_exit_codes();
         self.targets.skip_unprofilable();
         let window = self.last_window(ended);
         let snapshot = self.snapshot(ended, &counters, window);
+        let recording = self.end_recording(&snapshot, ended);
         // Waits for the probes.
         drop(self.probes);
-        Ok((snapshot, self.command))
+        Ok((snapshot, self.command, recording))
     }
 }
 

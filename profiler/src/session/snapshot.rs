@@ -8,23 +8,18 @@ use super::target::Target;
 use crate::bpf::counters::Counters;
 use crate::health;
 use crate::ids::HeapId;
+use crate::ledger::totals::Totals;
 use crate::report::profile::{Health, Others, Window, WindowReason};
-use crate::snapshot::{Snapshot, TargetState, WindowFacts};
+use crate::snapshot::{HeapFacts, Snapshot, TargetState, WindowFacts};
 use crate::sys::clock;
 
 impl Session {
     /// What was recorded until `now`. Before the end, only what is in the window.
     pub(super) fn snapshot(&self, now: clock::Instant, counters: &Counters, window: Option<Window>) -> Snapshot {
-        let discovery = &self.probes.discovery;
-        let interval_bytes = |id: &HeapId| {
-            let heap = &discovery.plan.heaps()[usize::from(id.0)];
-            u64::from(self.probes.interval(heap).bytes()).max(self.relief.interval_bytes_max(*id))
-        };
-        let folded_interval_bytes = self.targets.heaps_folded.iter().map(interval_bytes).max();
         let health = self.health(counters);
         let window = window.map(|window| WindowFacts {
             window,
-            others: Others { folded_interval_bytes, ..self.targets.others_of_window() },
+            others: self.others_of(self.targets.others_of_window()),
             health: self.dumps.health_of_window(&health),
         });
         let is_last = window.as_ref().is_none_or(|facts| facts.window.reason == WindowReason::End);
@@ -36,10 +31,24 @@ impl Session {
             older_than: self.config.older_than,
             targets: self.states(now, !is_last),
             window,
-            others: Others { folded_interval_bytes, ..self.targets.others.clone() },
-            modules: discovery.modules.share(),
+            others: self.others(),
+            modules: self.probes.discovery.modules.share(),
             health,
         }
+    }
+
+    /// Processes that are no targets of their own.
+    pub(super) fn others(&self) -> Others {
+        self.others_of(self.targets.others.clone())
+    }
+
+    fn others_of(&self, others: Others) -> Others {
+        let interval_bytes = |id: &HeapId| {
+            let heap = &self.probes.discovery.plan.heaps()[usize::from(id.0)];
+            u64::from(self.probes.interval(heap).bytes()).max(self.relief.interval_bytes_max(*id))
+        };
+        let folded_interval_bytes = self.targets.heaps_folded.iter().map(interval_bytes).max();
+        Others { folded_interval_bytes, ..others }
     }
 
     /// The targets, or those alone that are in the present window.
@@ -47,12 +56,23 @@ impl Session {
         let targets = self.targets.all().into_iter().filter(|target| !(of_window && target.is_past()));
         let state = |target: &Target| {
             let mut state = target.state(now.monotonic, &self.probes);
-            for heap in &mut state.heaps {
-                heap.interval_bytes_max = heap.interval_bytes.max(self.relief.interval_bytes_max(heap.id));
-            }
+            self.widen(&mut state.heaps);
             state
         };
         targets.map(state).collect()
+    }
+
+    /// The heaps of a target whose books have these.
+    pub(super) fn heaps(&self, target: &Target, totals: &[(HeapId, Totals)]) -> Vec<HeapFacts> {
+        let mut heaps = target.hooks.heaps(totals, &self.probes);
+        self.widen(&mut heaps);
+        heaps
+    }
+
+    fn widen(&self, heaps: &mut [HeapFacts]) {
+        for heap in heaps {
+            heap.interval_bytes_max = heap.interval_bytes.max(self.relief.interval_bytes_max(heap.id));
+        }
     }
 
     /// What was lost and what it cost.

@@ -260,29 +260,34 @@ impl Target {
         self.ledger.close();
     }
 
-    /// What there is to report of it at `now`.
-    pub(super) fn state(&self, now: MonotonicNanos, probes: &Probes) -> TargetState {
+    /// What is known of it beside its books.
+    pub(super) fn facts(&self) -> TargetFacts {
         let exit = match self.end {
             Some(End::Exited(exit)) => Some(exit),
             _ => None,
         };
-        let books = self.ledger.snapshot(now);
-        let Elders { growths, older } = self.elders(now);
-        TargetState {
-            facts: TargetFacts {
-                pid: self.pid,
-                command: self.command.clone(),
-                comm: self.comm.clone(),
-                beginning: self.beginning,
-                exited: exit.is_some(),
-                exit_code: exit.and_then(|exit| exit.code),
-                replaced: self.end == Some(End::Replaced),
-                detached: match self.end {
-                    Some(End::Detached(time)) => Some(time),
-                    _ => None,
-                },
-                overhead: guard::overhead(&self.overhead),
+        TargetFacts {
+            pid: self.pid,
+            command: self.command.clone(),
+            comm: self.comm.clone(),
+            beginning: self.beginning,
+            exited: exit.is_some(),
+            exit_code: exit.and_then(|exit| exit.code),
+            replaced: self.end == Some(End::Replaced),
+            detached: match self.end {
+                Some(End::Detached(time)) => Some(time),
+                _ => None,
             },
+            overhead: guard::overhead(&self.overhead),
+        }
+    }
+
+    /// What there is to report of it at this time.
+    pub(super) fn state(&self, now: MonotonicNanos, probes: &Probes) -> TargetState {
+        let books = self.ledger.snapshot(now);
+        let Elders { growths, older, .. } = self.elders(now);
+        TargetState {
+            facts: self.facts(),
             space: Arc::clone(&self.space),
             heaps: self.hooks.heaps(&books.heaps, probes),
             books: Arc::new(books),

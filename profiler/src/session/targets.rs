@@ -8,6 +8,7 @@ use crate::ingest::event::{Event, Exec};
 use crate::ledger::Ledger;
 use crate::ledger::totals::Totals;
 use crate::probe::plan::Plan;
+use crate::recording::recorder::Recorder;
 use crate::report::profile::{Others, Skipped};
 use crate::snapshot::{Base, TargetState};
 use crate::target::process::{Exit, Process};
@@ -22,6 +23,8 @@ pub(super) struct Targets {
     running: BTreeMap<Pid, Target>,
     ended: Vec<Target>,
     pub(super) others: Others,
+    /// Is told whatever becomes of books; `None` where nothing is recorded.
+    pub(super) recorder: Option<Recorder>,
     window: OthersWindow,
     /// Of targets that are kept as sums alone.
     frees_unknown_folded: u64,
@@ -52,6 +55,11 @@ impl Targets {
 
     pub(super) fn get(&self, pid: Pid) -> Option<&Target> {
         self.running.get(&pid)
+    }
+
+    /// Those that have ended, as far as they are kept one by one.
+    pub(super) fn ended(&self) -> &[Target] {
+        &self.ended
     }
 
     /// Those that run.
@@ -94,7 +102,13 @@ impl Targets {
     }
 
     /// A new one. Returns the one that had its number before and was not seen to end: it has.
-    pub(super) fn add(&mut self, target: Target) -> Option<Target> {
+    pub(super) fn add(&mut self, mut target: Target) -> Option<Target> {
+        if let Some(recorder) = &mut self.recorder {
+            if target.ledger.number() == 0 {
+                recorder.open(&mut target.ledger, target.pid);
+            }
+            recorder.join(target.pid, &target.ledger);
+        }
         let mut before = self.running.insert(target.pid, target)?;
         before.end = Some(End::Exited(Exit { code: None }));
         Some(before)
@@ -104,8 +118,29 @@ impl Targets {
     /// into its parent's probes.
     pub(super) fn enter(&mut self, event: Event) {
         if let Some(target) = self.running.get_mut(&event.pid()) {
+            if let Some(recorder) = &mut self.recorder {
+                recorder.event(&event);
+            }
             target.enter(event);
         }
+    }
+
+    /// Notes what callsites hold, of targets of which it is time to.
+    pub(super) fn note_growth(&mut self, now: MonotonicNanos) {
+        self.record_corrections();
+        for target in self.running.values_mut() {
+            if target.timeline.note(now, &target.ledger)
+                && let Some(recorder) = &mut self.recorder
+            {
+                recorder.note(&target.ledger, now);
+            }
+        }
+    }
+
+    /// Tells the recording how books were put right. To be done before the next event is taken.
+    pub(super) fn record_corrections(&mut self) {
+        let Some(recorder) = &mut self.recorder else { return };
+        self.running.values_mut().for_each(|target| recorder.correct(&mut target.ledger));
     }
 
     /// How what a target makes stands to it.
@@ -120,20 +155,31 @@ impl Targets {
         if target.process.as_ref().is_some_and(Process::is_succeeded) {
             return None;
         }
-        let next = target.ledger.succeed();
+        let mut next = target.ledger.succeed();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.succeed(&target.ledger, &mut next);
+        }
         Some(std::mem::replace(&mut target.ledger, next))
     }
 
     /// Takes a running target out.
     pub(super) fn remove(&mut self, pid: Pid) -> Option<Target> {
-        self.running.remove(&pid)
+        let target = self.running.remove(&pid)?;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.leave(pid);
+        }
+        Some(target)
     }
 
     /// Keeps a target that has ended.
-    pub(super) fn keep(&mut self, target: Target, plan: &Plan) {
+    pub(super) fn keep(&mut self, mut target: Target, plan: &Plan) {
         if target.hooks.is_empty() && target.ledger.totals().is_empty() {
             // It was never watched.
             return;
+        }
+        if let Some(recorder) = &mut self.recorder {
+            let closed = target.elders_at_end.as_ref().map(|elders| elders.counted);
+            recorder.keep(&mut target.ledger, closed);
         }
         self.ended.push(target);
         if self.ended.len() > ENDED_MAX {

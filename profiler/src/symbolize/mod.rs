@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::object::module::Module;
@@ -19,7 +21,7 @@ pub mod resolver;
 pub mod trim;
 
 /// One function that was active at an address.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResolvedFrame {
     /// Demangled name, if it has one.
     pub function: Option<Arc<str>>,

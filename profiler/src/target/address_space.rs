@@ -73,6 +73,13 @@ impl AddressSpace {
         Self { pid, current: Vec::new(), retired: Vec::new() }
     }
 
+    /// What was known of an address space: what was mapped at last, by rising address, and what was mapped before, the
+    /// oldest first.
+    #[must_use]
+    pub fn of(pid: Pid, current: Vec<MappedModule>, retired: Vec<MappedModule>) -> Self {
+        Self { pid, current, retired }
+    }
+
     /// The same mappings for a process that is a copy of this one, made by a fork.
     #[must_use]
     pub fn for_child(&self, child: Pid) -> Self {

@@ -55,6 +55,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         unwind_bytes_max: 1 << 30,
         older_than: None,
         limits: Limits::default(),
+        recording: None,
         raw_stacks_max: STACKS,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

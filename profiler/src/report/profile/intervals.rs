@@ -1,7 +1,9 @@
 //! When heaps were sampled at another interval than was asked for, and why.
 
+use serde::{Deserialize, Serialize};
+
 /// From some time on a heap was sampled at another interval, because there was more than could be followed, or was not any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IntervalChange {
     /// When, in nanoseconds since the Unix epoch.
     pub unix_ns: u64,
@@ -16,7 +18,7 @@ pub struct IntervalChange {
 }
 
 /// Why a heap's interval was changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeReason {
     /// Records had found no room in the ring.
     RingFull,

@@ -1,0 +1,56 @@
+//! What can be typed after `heapbpf convert`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::super::quantity;
+use super::{report, view_help};
+use crate::report::View;
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  heapbpf convert x.heapbpf                          the table, of the whole recording
+  heapbpf convert x.heapbpf -o heap.svg -o heap.json
+  heapbpf convert x.heapbpf --to 1m -o then.svg      what was live one minute after it began
+  heapbpf convert x.heapbpf --from 10m --to 20m --view alloc-bytes -o busy.svg
+
+Needs no privileges, and not the machine that it was recorded on. A file that was cut or damaged is read up to there.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done, but the recording is damaged, or events were lost while it was made.";
+
+#[derive(Args, Clone, Debug)]
+pub(in crate::cli) struct ConvertArgs {
+    /// The recording.
+    #[arg(value_name = "RECORDING")]
+    pub(in crate::cli) recording: PathBuf,
+
+    /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format.
+    #[arg(short, long, value_name = "FILE", value_parser = report)]
+    pub(in crate::cli) output: Vec<PathBuf>,
+
+    /// Begin here, a time since the recording began (10s, 1m30s): allocated and freed are what was so since.
+    #[arg(long, value_name = "TIME", value_parser = quantity::moment, allow_hyphen_values = true)]
+    pub(in crate::cli) from: Option<Duration>,
+
+    /// End here: live is what was live at that time.
+    #[arg(long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
+    pub(in crate::cli) to: Option<Duration>,
+
+    /// What flame graphs, folded text and the table show.
+    #[arg(long, default_value_t = View::LiveBytes, value_name = "VIEW", help = view_help())]
+    pub(in crate::cli) view: View,
+
+    /// Rows of the table of callsites.
+    #[arg(long, value_name = "ROWS", default_value_t = 10)]
+    pub(in crate::cli) top: usize,
+
+    /// Leave out frames of the language's runtime at both ends of stacks.
+    #[arg(long)]
+    pub(in crate::cli) trim: bool,
+
+    /// Print nothing but errors and what is damaged.
+    #[arg(short, long)]
+    pub(in crate::cli) quiet: bool,
+}

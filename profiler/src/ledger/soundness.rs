@@ -1,0 +1,36 @@
+//! Whether books that were read from a file hold together: whatever the file says, using them must not go wrong.
+
+use super::Ledger;
+use super::callsite::Callsite;
+use super::totals::Totals;
+
+/// Counters that can be added to for ever.
+const COUNT_MAX: u64 = u64::MAX / 2;
+
+impl Ledger {
+    /// Whether all that refers to a callsite leads to one, and no sum is near the end of its number. What was read from a
+    /// file need not be so, and then must not be used.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let callsites = self.callsites.len();
+        let leads = |callsite: u32| (callsite as usize) < callsites;
+        let ages = self.ages_at_end.iter().flatten();
+        self.live.callsites().all(leads)
+            && self.ranges.is_sound(leads)
+            && self.threads.callsites().all(leads)
+            && self.callsite_ids.values().copied().all(leads)
+            && self.callsites.iter().all(Callsite::is_sound)
+            && self.heaps.values().chain([&self.totals]).all(Totals::is_sound)
+            && ages.into_iter().all(|(_, ages)| ages.histogram.is_sound())
+            && self.frees_unknown.max(self.peak) < COUNT_MAX
+    }
+}
+
+impl Callsite {
+    fn is_sound(&self) -> bool {
+        self.totals_now().is_sound()
+            && self.sizes.is_sound()
+            && self.lifetimes.is_sound()
+            && self.temporary_count < COUNT_MAX
+    }
+}

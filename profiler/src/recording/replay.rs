@@ -1,0 +1,340 @@
+//! The books of a whole recording, made again from its entries: by the same ledger, in the same order. Pure.
+//!
+//! It is also what older entries are folded into, so all of it can be written.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
+use serde::{Deserialize, Serialize};
+
+use super::account::Account;
+use super::entry::{BooksId, Entry, Fact, HealthFacts, Mark, ModuleFacts, SessionFacts, Step};
+use crate::ids::{HeapId, Pid};
+use crate::ingest::event::Event;
+use crate::ledger::Ledger;
+use crate::ledger::snapshot::TargetSnapshot;
+use crate::object::module::Modules;
+use crate::report::profile::{Health, Window};
+use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, WindowFacts};
+use crate::units::MonotonicNanos;
+
+/// Ended targets that are kept one by one, as a session does. Of others the last word on losses has the sums.
+pub const ENDED_MAX: usize = 1000;
+
+/// Books of processes that never became targets are forgotten after so many nanoseconds: a session decides in less.
+const UNDECIDED_NS_MAX: u64 = 60_000_000_000;
+
+/// Modules that are believed.
+const MODULES_MAX: usize = 1 << 20;
+
+/// See the module.
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub struct Replay {
+    session: SessionFacts,
+    accounts: BTreeMap<BooksId, Account>,
+    /// Where events of a process go.
+    open: BTreeMap<Pid, BooksId>,
+    /// Targets that have ended, in that order.
+    kept: Vec<BooksId>,
+    modules: Vec<ModuleFacts>,
+    /// The last word on losses.
+    health: HealthFacts,
+    marks: Vec<Mark>,
+    /// The latest time that anything has.
+    time: MonotonicNanos,
+    events: u64,
+    /// Single events are known from here on.
+    folded_until: Option<MonotonicNanos>,
+    /// The books stay as they are; what they lack is still taken.
+    #[serde(skip)]
+    is_frozen: bool,
+}
+
+/// A recording at an instant, for windows that begin there.
+#[derive(Debug, Default)]
+pub struct Start {
+    books: BTreeMap<BooksId, Arc<TargetSnapshot>>,
+    /// Targets that had ended.
+    ended: FxHashSet<BooksId>,
+    health: Health,
+}
+
+impl Replay {
+    /// Takes the next entry.
+    pub fn enter(&mut self, entry: Entry) {
+        if self.is_frozen {
+            return self.complete(entry);
+        }
+        if let Some(time) = entry.time() {
+            self.time = self.time.max(time);
+        }
+        match entry {
+            Entry::Event(event) => self.event(event),
+            Entry::Step(step) => self.step(step),
+            Entry::Fact(fact) => self.fact(*fact),
+            Entry::Fold(before) => *self = *before,
+            Entry::Names(_) | Entry::End(_) => {}
+        }
+    }
+
+    /// Leaves the books as they are from here on.
+    pub fn freeze(&mut self) {
+        self.is_frozen = true;
+    }
+
+    /// Takes what is told late: it was known to the session when the books were frozen.
+    fn complete(&mut self, entry: Entry) {
+        match entry {
+            Entry::Fact(fact) => {
+                let is_missing = match &*fact {
+                    Fact::Target(books, _) => {
+                        let known = self.accounts.get(books).and_then(|account| account.known.as_ref());
+                        known.is_none_or(|known| !known.begun)
+                    }
+                    Fact::Health(_) => self.health.monotonic_ns == 0,
+                    Fact::Module(_) => true,
+                    Fact::Session(_) | Fact::Mark(_) => false,
+                };
+                if is_missing {
+                    self.fact(*fact);
+                }
+            }
+            Entry::Step(Step::Mapped { books, mappings }) => {
+                if let Some(account) = self.accounts.get_mut(&books).filter(|account| account.mapped.is_empty()) {
+                    account.map(mappings);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        self.events += 1;
+        if let Some(account) = self.open.get(&event.pid()).and_then(|books| self.accounts.get_mut(books)) {
+            account.ledger.enter(event);
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Opened { books, pid } => self.open_account(books, Ledger::new(pid)),
+            Step::Forked { parent, books, child, is_empty } => {
+                let parent = self.accounts.get(&parent).filter(|_| !is_empty);
+                let ledger = parent.map_or_else(|| Ledger::new(child), |parent| parent.ledger.fork(child));
+                self.open_account(books, ledger);
+            }
+            Step::Succeeded { before, books } => {
+                let Some(account) = self.accounts.get(&before) else { return };
+                let ledger = account.ledger.succeed();
+                self.open_account(books, ledger);
+                self.open.values_mut().filter(|open| **open == before).for_each(|open| *open = books);
+            }
+            Step::Joined { pid, books } => {
+                self.open.insert(pid, books);
+            }
+            Step::Left { pid } => {
+                self.open.remove(&pid);
+            }
+            Step::Kept { books, closed } => self.keep(books, closed),
+            Step::Noted { books, time } => {
+                if let Some(account) = self.accounts.get_mut(&books) {
+                    account.note(time);
+                }
+            }
+            Step::Mapped { books, mappings } => {
+                if let Some(account) = self.accounts.get_mut(&books) {
+                    account.map(mappings);
+                }
+            }
+            Step::Corrected { books, corrections } => {
+                if let Some(account) = self.accounts.get_mut(&books) {
+                    corrections.iter().for_each(|correction| account.ledger.correct(correction));
+                }
+            }
+        }
+    }
+
+    fn open_account(&mut self, books: BooksId, ledger: Ledger) {
+        self.accounts.insert(books, Account::new(ledger, self.time));
+    }
+
+    fn keep(&mut self, books: BooksId, closed: Option<MonotonicNanos>) {
+        let Some(account) = self.accounts.get_mut(&books) else { return };
+        account.close(closed);
+        self.open.retain(|_, open| *open != books);
+        self.kept.retain(|kept| *kept != books);
+        self.kept.push(books);
+        if self.kept.len() > ENDED_MAX {
+            let allocated = |books: &BooksId| self.accounts.get(books).map(|it| it.ledger.totals().alloc_bytes);
+            let smallest = (0..self.kept.len()).min_by_key(|&at| allocated(&self.kept[at])).unwrap_or(0);
+            let folded = self.kept.swap_remove(smallest);
+            self.accounts.remove(&folded);
+        }
+    }
+
+    fn fact(&mut self, fact: Fact) {
+        match fact {
+            Fact::Session(facts) => {
+                self.time = self.time.max(MonotonicNanos(facts.started_monotonic_ns));
+                self.session = facts;
+            }
+            Fact::Target(books, known) => {
+                if let Some(account) = self.accounts.get_mut(&books) {
+                    account.known = Some(known);
+                }
+            }
+            Fact::Module(module) => {
+                if module.id.0 as usize == self.modules.len() && self.modules.len() < MODULES_MAX {
+                    self.modules.push(module);
+                }
+            }
+            Fact::Health(health) => self.health = *health,
+            Fact::Mark(mark) => self.marks.push(mark),
+        }
+    }
+
+    /// Says that what was entered so far will not be told again: windows can begin here, and not before. What nobody will
+    /// ask for is forgotten.
+    pub fn fold(&mut self) {
+        self.folded_until = Some(self.time);
+        let (now, open, kept) = (self.time.0, &self.open, &self.kept);
+        self.accounts.retain(|books, account| {
+            open.values().any(|open| open == books)
+                || kept.contains(books)
+                || now.saturating_sub(account.opened.0) < UNDECIDED_NS_MAX
+        });
+    }
+
+    /// Whether it can be used: what was read from a file need not hold together.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let known = |books: &BooksId| self.accounts.contains_key(books);
+        let in_order = |(at, module): (usize, &ModuleFacts)| module.id.0 as usize == at;
+        self.accounts.values().all(Account::is_sound)
+            && self.open.values().all(known)
+            && self.kept.iter().all(known)
+            && self.modules.iter().enumerate().all(in_order)
+            && self.events < u64::MAX / 2
+    }
+
+    /// How the recording was made.
+    #[must_use]
+    pub fn session(&self) -> &SessionFacts {
+        &self.session
+    }
+
+    /// All modules, by number.
+    #[must_use]
+    pub fn modules(&self) -> &[ModuleFacts] {
+        &self.modules
+    }
+
+    /// The latest time that anything had.
+    #[must_use]
+    pub fn time(&self) -> MonotonicNanos {
+        self.time
+    }
+
+    /// Events so far, those before a fold among them.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Single events are known from here on; `None` where all are.
+    #[must_use]
+    pub fn folded_until(&self) -> Option<MonotonicNanos> {
+        self.folded_until
+    }
+
+    /// How long after the beginning something was, in nanoseconds.
+    #[must_use]
+    pub fn since_start_ns(&self, time: MonotonicNanos) -> u64 {
+        time.0.saturating_sub(self.session.started_monotonic_ns)
+    }
+
+    /// A time in nanoseconds since the Unix epoch.
+    #[must_use]
+    pub fn unix_ns(&self, time: MonotonicNanos) -> u64 {
+        if time.0 == self.health.monotonic_ns {
+            return self.health.unix_ns;
+        }
+        self.session.started_unix_ns.saturating_add(self.since_start_ns(time))
+    }
+
+    /// The state as it is, to begin a window with.
+    #[must_use]
+    pub fn start(&self) -> Start {
+        let snapshot = |(&books, account): (&BooksId, &Account)| (books, Arc::new(account.ledger.snapshot(self.time)));
+        Start {
+            books: self.accounts.iter().map(snapshot).collect(),
+            ended: self.kept.iter().copied().collect(),
+            health: self.health.health.clone(),
+        }
+    }
+
+    /// The state at `now`, and the window that ends there, if there is one. `modules` are those of
+    /// [`modules`](Self::modules), in their order, as far as this machine has them.
+    #[must_use]
+    pub fn snapshot(&self, window: Option<(&Start, Window)>, modules: Modules, now: MonotonicNanos) -> Snapshot {
+        let running = self.open.values();
+        let start = window.map(|(start, _)| start);
+        let mut targets: Vec<TargetState> =
+            self.kept.iter().chain(running).filter_map(|books| self.state(*books, start, now)).collect();
+        targets.sort_by_key(|target| (target.facts.beginning.time, target.facts.pid));
+        let health = Health { events: self.health.health.events.max(self.events), ..self.health.health.clone() };
+        Snapshot {
+            interval_bytes: self.session.interval_bytes,
+            started_unix_ns: self.session.started_unix_ns,
+            started_monotonic_ns: self.session.started_monotonic_ns,
+            ended_unix_ns: self.unix_ns(now),
+            older_than: None,
+            window: window.map(|(start, window)| WindowFacts {
+                window,
+                others: self.health.others.clone(),
+                health: health.since(&start.health),
+            }),
+            targets,
+            others: self.health.others.clone(),
+            modules,
+            health,
+        }
+    }
+
+    /// `None` where it had no probes yet.
+    fn state(&self, books: BooksId, start: Option<&Start>, now: MonotonicNanos) -> Option<TargetState> {
+        let account = self.accounts.get(&books)?;
+        let known = account.known.as_ref().filter(|known| known.begun)?;
+        let snapshot = account.ledger.snapshot(now);
+        let base = match start {
+            Some(start) if start.ended.contains(&books) => Base::Ended,
+            Some(start) => start.books.get(&books).map_or(Base::Beginning, |books| Base::At(Arc::clone(books))),
+            None => Base::Beginning,
+        };
+        let mut heaps = known.heaps.clone();
+        for &(id, _) in &snapshot.heaps {
+            if heaps.iter().all(|heap| heap.id != id) {
+                heaps.push(self.unnamed_heap(id));
+            }
+        }
+        Some(TargetState {
+            facts: known.facts.clone(),
+            space: Arc::new(account.space(known.facts.pid, self.modules.len())),
+            heaps,
+            books: Arc::new(snapshot),
+            growths: account.growths(now),
+            older: None,
+            base,
+        })
+    }
+
+    /// A heap whose name was not written before the recording broke off.
+    fn unnamed_heap(&self, id: HeapId) -> HeapFacts {
+        let known = self.accounts.values().filter_map(|account| account.known.as_ref());
+        let elsewhere = known.flat_map(|known| &known.heaps).find(|heap| heap.id == id);
+        let name = elsewhere.map_or_else(|| format!("heap-{}", id.0), |heap| heap.name.clone());
+        let interval_bytes = elsewhere.map_or(self.session.interval_bytes, |heap| heap.interval_bytes);
+        HeapFacts { id, name, interval_bytes, interval_bytes_max: interval_bytes, hooks: Vec::new() }
+    }
+}

@@ -1,0 +1,220 @@
+//! Entries and blocks.
+
+use super::*;
+use crate::ledger::corrections::Correction;
+use crate::recording::block::{HeaderError, check_header};
+use crate::recording::entry::MappedRange;
+use crate::recording::read::ReadError;
+
+#[test]
+fn a_version_that_is_not_known_is_named() {
+    let mut header = file_header();
+    header[8] = 9;
+    assert_eq!(check_header(&header), Err(HeaderError::Foreign), "the checksum is of another version");
+    let checksum = crc32fast::hash(&header[..12]);
+    header[12..].copy_from_slice(&checksum.to_le_bytes());
+    assert_eq!(check_header(&header), Err(HeaderError::Version { major: 9, minor: 0 }));
+    let text = HeaderError::Version { major: 9, minor: 0 }.to_string();
+    assert!(text.contains("format 9.0") && text.contains("reads format 1"), "{text}");
+    let error = Reading::new(&header[..5]).expect_err("too short");
+    assert!(matches!(error, ReadError::Header(HeaderError::Foreign)), "{error}");
+}
+
+#[test]
+fn what_a_later_version_adds_is_passed_over() {
+    let mut blocks = BlockWriter::new().expect("there is memory");
+    let mut bytes = recording(&[vec![free(1, 2)]]);
+    let end = bytes.len() - blocks.block(Kind::End, false, &[99]).expect("small").len();
+    let later = blocks.block(Kind::Unknown(700), false, b"from the future").expect("small");
+    bytes.splice(end..end, later);
+    // A fact of a kind that is not known, and a known one with a field more.
+    let mut packer = Packer::default();
+    packer.add(&fact(Fact::Session(SessionFacts::default())));
+    let mut raw = Vec::new();
+    packer.finish(|bytes| raw = bytes.to_vec());
+    let text = String::from_utf8_lossy(&raw).into_owned();
+    assert!(text.contains(r#"{"Session":{"#), "facts are JSON: {text}");
+    let renamed: Vec<u8> = String::from_utf8(raw).expect("small numbers").replace("Session", "Seance_").into_bytes();
+    bytes.splice(end..end, blocks.block(Kind::Entries, false, &renamed).expect("small"));
+
+    let mut reading = Reading::new(&*bytes).expect("whole");
+    assert_eq!((&mut reading).count(), 4 + 1 + 1, "the beginning, the event and the end");
+    assert!(reading.damage().is_none());
+    assert_eq!(reading.passed_over(), 2);
+}
+
+#[test]
+fn steps_come_out_as_they_went_in() {
+    let range =
+        MappedRange { start: TargetAddr(1), end: TargetAddr(2), offset: crate::address::FileOffset(3), module: None };
+    let found = (&allocation(1, 2, 3)).into();
+    let steps = [
+        Step::Opened { books: BooksId(1), pid: Pid(2) },
+        Step::Forked { parent: BooksId(1), books: BooksId(2), child: Pid(3), is_empty: true },
+        Step::Succeeded { before: BooksId(1), books: BooksId(3) },
+        Step::Joined { pid: Pid(2), books: BooksId(3) },
+        Step::Left { pid: Pid(2) },
+        Step::Kept { books: BooksId(1), closed: Some(MonotonicNanos(5)) },
+        Step::Noted { books: BooksId(1), time: MonotonicNanos(6) },
+        Step::Mapped { books: BooksId(1), mappings: vec![range; 3] },
+        Step::Corrected {
+            books: BooksId(1),
+            corrections: vec![Correction::Gone(TargetAddr(1)), Correction::Found(found)],
+        },
+    ];
+    let mut packer = Packer::default();
+    steps.iter().for_each(|step| packer.add(&Entry::Step(step.clone())));
+    let mut unpacker = Unpacker::default();
+    packer.finish(|bytes| unpacker = Unpacker::new(bytes.to_vec()));
+    for step in &steps {
+        let entry = unpacker.take().expect("whole").expect("there");
+        assert!(matches!(&entry, Entry::Step(read) if read == step), "{entry:?} for {step:?}");
+    }
+}
+
+#[test]
+fn a_block_of_millions_of_bytes_is_not_believed() {
+    // 16 bytes that promise 4 GiB, with a checksum that is right.
+    let mut header = [1u8, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+    let checksum = crc32fast::hash(&header[..12]);
+    header[12..].copy_from_slice(&checksum.to_le_bytes());
+    let bytes = [&file_header()[..], &header].concat();
+    let mut reading = Reading::new(&*bytes).expect("its first bytes are whole");
+    assert!(reading.next().is_none());
+    let damage = reading.damage().expect("noticed").to_string();
+    assert_eq!(damage, "damaged at byte 16: a block is larger than any is");
+}
+
+#[test]
+fn what_is_compressed_to_more_than_it_says_is_not_unpacked() {
+    let mut blocks = BlockWriter::new().expect("there is memory");
+    let mut block = blocks.block(Kind::Entries, false, &vec![0; 1 << 20]).expect("a block's worth");
+    // It says that it is a kilobyte.
+    block[8..12].copy_from_slice(&1024u32.to_le_bytes());
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&block[..12]);
+    hasher.update(&block[16..]);
+    let checksum = hasher.finalize();
+    block[12..16].copy_from_slice(&checksum.to_le_bytes());
+    let bytes = [&file_header()[..], &block].concat();
+    let mut reading = Reading::new(&*bytes).expect("its first bytes are whole");
+    assert!(reading.next().is_none());
+    assert!(reading.damage().expect("noticed").to_string().contains("cannot be had back"));
+}
+
+proptest! {
+    #[test]
+    fn events_come_out_as_they_went_in(events in prop::collection::vec(any_event(), 0..60)) {
+        let mut packer = Packer::default();
+        events.iter().for_each(|event| packer.add(&Entry::Event(event.clone())));
+        let mut unpacker = Unpacker::default();
+        packer.finish(|bytes| unpacker = Unpacker::new(bytes.to_vec()));
+        let mut read = Vec::new();
+        while let Some(entry) = unpacker.take().expect("whole") {
+            match entry {
+                Entry::Event(event) => read.push(event),
+                entry => prop_assert!(false, "{entry:?}"),
+            }
+        }
+        prop_assert_eq!(read, events);
+    }
+
+    #[test]
+    fn the_beginning_of_a_file_is_the_beginning_of_its_entries(
+        pieces in prop::collection::vec(prop::collection::vec(any_event(), 1..10), 1..5),
+        cut: prop::sample::Index,
+    ) {
+        let whole = recording(&pieces);
+        let (all, is_whole) = read(&whole);
+        prop_assert!(is_whole);
+        let length = file_header().len() + cut.index(whole.len() - file_header().len());
+        let (some, is_whole) = read(&whole[..length]);
+        prop_assert!(!is_whole);
+        prop_assert_eq!(&all[..some.len()], &some[..]);
+    }
+
+    #[test]
+    fn no_changed_byte_goes_unnoticed(
+        pieces in prop::collection::vec(prop::collection::vec(any_event(), 1..10), 1..5),
+        at: prop::sample::Index,
+        change in 1u8..,
+    ) {
+        let mut bytes = recording(&pieces);
+        let (all, _) = read(&bytes);
+        let at = at.index(bytes.len());
+        bytes[at] ^= change;
+        if at < file_header().len() {
+            prop_assert!(Reading::new(&*bytes).is_err());
+        } else {
+            let (some, is_whole) = read(&bytes);
+            prop_assert!(!is_whole);
+            prop_assert_eq!(&all[..some.len()], &some[..]);
+        }
+    }
+
+    /// As somebody could write it who means harm: the checksums are right.
+    #[test]
+    fn no_bytes_in_whole_blocks_panic(
+        kind in 0u16..6,
+        raw in prop::collection::vec(any::<u8>(), 0..300),
+        event in any_event(),
+    ) {
+        let mut blocks = BlockWriter::new().expect("there is memory");
+        let kind = match kind {
+            0 => Kind::Entries,
+            1 => Kind::Fold,
+            2 => Kind::Names,
+            3 => Kind::End,
+            other => Kind::Unknown(other),
+        };
+        let mut bytes = recording(&[vec![event]]);
+        bytes.truncate(bytes.len() - 1);
+        let block = blocks.block(kind, false, &raw).expect("it is small");
+        let start = file_header().len();
+        bytes.splice(start..start, block);
+        let _ = replayed(&bytes);
+    }
+
+    /// The same of packed entries and of folds, which random bytes hardly ever are.
+    #[test]
+    fn no_changed_entry_panics(
+        events in prop::collection::vec(any_event(), 1..20),
+        at: prop::sample::Index,
+        change in 1u8..,
+        is_fold: bool,
+    ) {
+        let mut blocks = BlockWriter::new().expect("there is memory");
+        let mut packer = Packer::default();
+        beginning().iter().for_each(|entry| packer.add(entry));
+        events.iter().for_each(|event| packer.add(&Entry::Event(event.clone())));
+        let mut raw = Vec::new();
+        packer.finish(|bytes| raw = bytes.to_vec());
+        if is_fold {
+            let mut replay = Replay::default();
+            beginning().into_iter().for_each(|entry| replay.enter(entry));
+            events.iter().for_each(|event| replay.enter(Entry::Event(of_seven(event.clone()))));
+            raw = postcard::to_allocvec(&replay).expect("it goes to memory");
+        }
+        let at = at.index(raw.len());
+        raw[at] ^= change;
+        let kind = if is_fold { Kind::Fold } else { Kind::Entries };
+        let mut bytes = file_header().to_vec();
+        bytes.extend(blocks.block(kind, false, &raw).expect("it is small"));
+        let after: Vec<Event> = events.into_iter().map(of_seven).collect();
+        bytes.extend(&recording(&[after])[file_header().len()..]);
+        let _ = replayed(&bytes);
+    }
+}
+
+/// The same event, of process 7.
+fn of_seven(event: Event) -> Event {
+    let pid = Pid(7);
+    match event {
+        Event::Alloc(allocation) => Event::Alloc(Allocation { pid, ..allocation }),
+        Event::Restore(allocation) => Event::Restore(Allocation { pid, ..allocation }),
+        Event::Free(free) => Event::Free(Free { pid, ..free }),
+        Event::Remap(remap) => Event::Remap(Remap { pid, ..remap }),
+        Event::Stack(_, id, stack) => Event::Stack(pid, id, stack),
+        event => event,
+    }
+}
