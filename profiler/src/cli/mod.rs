@@ -125,7 +125,7 @@ fn start_log(verbose: u8, quiet: bool) {
         _ => "heapbpf=trace",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(progress::Log::new).without_time();
     // What cannot be written cannot be complained of either.
     log.log_internal_errors(false).init();
 }
