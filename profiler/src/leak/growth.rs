@@ -8,8 +8,8 @@ use crate::units::MonotonicNanos;
 /// Instants below which nothing is said of growth.
 pub const POINTS_MIN: usize = 8;
 
-/// Callsites that are named, those first that are worst.
-pub const GROWING_MAX: usize = 100;
+/// Callsites that are kept, those first that are worst. Reports name fewer, of those that nothing suppresses.
+pub const GROWING_MAX: usize = 10_000;
 
 /// Standard deviations to both sides that hold 95 % of a normal distribution.
 const Z_95: f64 = 1.96;

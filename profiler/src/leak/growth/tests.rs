@@ -306,3 +306,15 @@ fn what_has_nothing_old_enough_is_left_out() {
     assert_eq!(growing(Some(&[Amounts::default(), old])), [1]);
     assert_eq!(growing(Some(&[])), [0_u32; 0], "of those that are not named nothing is old");
 }
+
+/// Whoever knows the worst hundred wants to see the next.
+#[test]
+fn all_that_grow_are_kept() {
+    let mut program = Program::new(1);
+    program.run(20, |program, _| {
+        for stack in 0..150 {
+            program.allocate(stack, 1000 + stack);
+        }
+    });
+    assert_eq!(program.growing(), (0..150).rev().collect::<Vec<_>>());
+}
