@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use heapbpf_tests::heapbpf::{Heapbpf, text};
 use heapbpf_tests::target::Target;
+use rustix::process::Signal;
 use serde_json::Value;
 
 const DONE: i32 = 0;
@@ -91,6 +92,36 @@ fn what_grew_is_nine_tenths_one_functions() {
     let whole = report["totals"]["live_bytes"]["growth"].as_f64().expect("a number");
     assert!(growth > 0.9 * whole, "{growth} of {whole}");
     assert!(outcome.stdout.contains(" Allocate2 (growth.c:5) ← work ← main"), "{}", outcome.stdout);
+}
+
+/// gperftools: of what grows between two dumps more than nine tenths are `Allocate2`'s.
+#[test]
+fn what_grew_between_two_dumps_of_one_recording_is_nine_tenths_one_functions() {
+    for interval in ["1", "512KiB"] {
+        let mut target = Target::start("staged.c");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval {interval} -o heap.json"));
+        let mut session = heapbpf.start();
+        let mut dump = |number: u32| {
+            session.signal(Signal::USR1);
+            session.wait_for(&format!("heap.{number:04}.json (signal, "));
+        };
+        dump(1);
+        target.work("fill");
+        dump(2);
+        let _ = session.interrupt().expect_code(DONE);
+        let mut compared = diff(&heapbpf.file("heap.0001.json"), &heapbpf.file("heap.0002.json"), "-o growth.json");
+        let outcome = compared.run().expect_code(DONE);
+        let report: Value = serde_json::from_str(&text(&compared.file("growth.json"))).expect("the difference is JSON");
+        let growth = of_leaf(&report, "Allocate2", "live_bytes", "growth");
+        let whole = report["totals"]["live_bytes"]["growth"].as_f64().expect("a number");
+        assert!(growth > 0.9 * whole && whole > 0.0, "{interval}: {growth} of {whole}");
+        if interval == "1" {
+            // 360 blocks of 4,000 bytes and 600 of 40,000; 80 of 400.
+            assert_eq!((growth, whole), (25_440_000.0, 25_472_000.0));
+        }
+        assert!(outcome.stdout.contains("Allocate2 (staged.c:"), "{}", outcome.stdout);
+        target.assert_running();
+    }
 }
 
 #[test]

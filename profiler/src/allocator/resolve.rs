@@ -63,10 +63,15 @@ pub enum NoAllocator {
     )]
     None(String),
     /// There are heaps, but they are not wanted. One that is may still be loaded.
-    #[error("`{program}` has none of the heaps that are selected, only `{}`; name one of these with `--heap`", .heaps.join("`, `"))]
+    #[error(
+        "`{program}` has none of the heaps that are selected ({selected}), only `{}`; name one of these with `--heap`",
+        .heaps.join("`, `")
+    )]
     NotSelected {
         /// The program.
         program: String,
+        /// The heaps that were to be watched, in words.
+        selected: String,
         /// The heaps that it has.
         heaps: Vec<String>,
     },
@@ -124,7 +129,7 @@ pub fn resolve(
         }
     }
     if resolution.hooks.is_empty() {
-        return Err(none(candidates, resolution.unselected));
+        return Err(none(candidates, resolution.unselected, selection));
     }
     if selection.wants(MMAP) {
         mmap::follow_all(&mut resolution.hooks);
@@ -360,11 +365,13 @@ fn told(identity: &Identity, spec: &HookSpec) -> HookSpec {
     if identity.is_leaf(spec.function) { spec.leaf() } else { *spec }
 }
 
-fn none(candidates: &[Candidate], unselected: Vec<String>) -> NoAllocator {
+fn none(candidates: &[Candidate], unselected: Vec<String>, selection: &HeapSelection) -> NoAllocator {
     let executable = candidates.iter().find(|candidate| candidate.is_executable);
     let name = executable.map_or_else(|| "the target".to_owned(), |candidate| candidate.path.to_string());
     match executable {
-        _ if !unselected.is_empty() => NoAllocator::NotSelected { program: name, heaps: unselected },
+        _ if !unselected.is_empty() => {
+            NoAllocator::NotSelected { program: name, selected: selection.to_string(), heaps: unselected }
+        }
         Some(candidate) if candidate.is_go => NoAllocator::Go(name),
         Some(candidate) if candidate.is_static => NoAllocator::Static(name),
         _ => NoAllocator::None(name),

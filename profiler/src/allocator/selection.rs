@@ -1,5 +1,6 @@
 //! Which heaps a recording is of, and how closely each is looked at.
 
+use std::fmt;
 use std::str::FromStr;
 
 use profiler_common::limits::INTERVAL_BYTES_MAX;
@@ -37,6 +38,20 @@ impl HeapSelection {
     #[must_use]
     pub fn interval_bytes(&self, heap: &str) -> Option<u32> {
         self.intervals.iter().rev().find(|interval| interval.heap == heap).map(|interval| interval.bytes)
+    }
+}
+
+/// `` `libc`, `cuda` ``, `` all but `jemalloc` ``.
+impl fmt::Display for HeapSelection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.only.as_slice() {
+            [] => f.write_str(ALL)?,
+            only => write!(f, "`{}`", only.join("`, `"))?,
+        }
+        match self.excluded.as_slice() {
+            [] => Ok(()),
+            excluded => write!(f, " but `{}`", excluded.join("`, `")),
+        }
     }
 }
 

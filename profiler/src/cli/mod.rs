@@ -15,6 +15,7 @@ mod record;
 mod stops;
 mod writing;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -40,7 +41,7 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
-    start_log(cli.verbose);
+    start_log(cli.verbose, is_quiet(&cli));
     let result = match cli.command {
         None => record::run(&cli.record),
         Some(Command::Record(args)) => record::run(&args),
@@ -95,28 +96,40 @@ fn in_backticks(text: &str) -> String {
     marked
 }
 
-/// Writes a line to standard error.
-#[expect(clippy::print_stderr, reason = "the one place that speaks to the user beside reports")]
+/// Writes a line to standard error. Nobody has to listen: where it cannot be written, the reports come all the same.
 fn say(line: &str) {
-    eprintln!("{line}");
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+/// Whether who was to read went away.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
     })
 }
 
+/// Whether nothing but errors is to be said.
+fn is_quiet(cli: &Cli) -> bool {
+    match &cli.command {
+        None => cli.record.quiet,
+        Some(Command::Record(args)) => args.quiet,
+        Some(_) => false,
+    }
+}
+
 /// Log lines are for those who look into heapbpf itself: `RUST_LOG`, or `-v` for a first look.
-fn start_log(verbose: u8) {
+fn start_log(verbose: u8, quiet: bool) {
     let default = match verbose {
+        0 if quiet => "error",
         0 => "warn",
         1 => "heapbpf=info",
         2 => "heapbpf=debug",
         _ => "heapbpf=trace",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| default.into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(progress::Log::new).without_time();
+    // What cannot be written cannot be complained of either.
+    log.log_internal_errors(false).init();
 }
 
 #[cfg(test)]

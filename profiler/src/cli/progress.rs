@@ -1,6 +1,6 @@
 //! What is shown on a terminal while recording.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -46,6 +46,37 @@ impl ProgressLine {
         }
     }
 }
+
+/// Standard error for log lines, which know of no progress line: where there may be one, they take its place. It is written anew
+/// below.
+#[derive(Debug)]
+pub(super) struct Log {
+    clears: bool,
+}
+
+impl Log {
+    pub(super) fn new() -> Self {
+        Self { clears: io::stderr().is_terminal() }
+    }
+}
+
+impl Write for Log {
+    /// A line comes as one piece.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.clears {
+            io::stderr().write_all(CLEAR_LINE)?;
+        }
+        io::stderr().write_all(line)?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// To the beginning of the line, and nothing in it.
+const CLEAR_LINE: &[u8] = b"\r\x1b[2K";
 
 fn line(progress: &Progress) -> String {
     let elapsed = Duration::from_secs(progress.elapsed.as_secs());

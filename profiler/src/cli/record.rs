@@ -1,7 +1,7 @@
 //! `heapbpf record`, which is also `heapbpf` alone.
 
 use std::ffi::OsStr;
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -220,6 +220,10 @@ impl Listener for Audience {
     fn is_busy(&self) -> bool {
         self.writing.is_busy()
     }
+
+    fn has_room(&self) -> bool {
+        self.writing.has_room()
+    }
 }
 
 /// Waits for a command whose recording is over, or for the user to have enough of that. The exit code.
@@ -257,8 +261,10 @@ fn summarise(args: &RecordArgs, written: &Written, recorded: Option<&Recorded>) 
         // A report on standard output must not have the table in it.
         if *to_stdout || !args.command.is_empty() {
             say(&text);
-        } else {
-            writeln!(std::io::stdout(), "{text}")?;
+        } else if let Err(error) = writeln!(std::io::stdout(), "{text}")
+            && error.kind() != ErrorKind::BrokenPipe
+        {
+            return Err(error.into());
         }
     }
     Ok(match profile.incomplete() {

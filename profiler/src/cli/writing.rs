@@ -61,6 +61,9 @@ pub(super) struct Writing {
     thread: JoinHandle<Result<Written>>,
 }
 
+/// Dumps that are not written yet, at most.
+const OPEN_MAX: usize = 16;
+
 enum Job {
     Window(Snapshot),
     /// The last one.
@@ -100,11 +103,16 @@ impl Writing {
         self.open.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether a further dump may wait. Each holds all callsites of its time.
+    pub(super) fn has_room(&self) -> bool {
+        self.open.load(Ordering::Relaxed) < OPEN_MAX
+    }
+
     /// Has all of a recording written and waits until it is.
     ///
     /// # Errors
     ///
-    /// If whoever reads standard output went away.
+    /// If the thread has ended before its time.
     pub(super) fn finish(self, snapshot: Snapshot) -> Result<Written> {
         let _ = self.snapshots.send(Job::End(snapshot));
         self.thread.join().map_err(|_| anyhow!("the thread that writes reports has panicked"))?
@@ -129,7 +137,7 @@ impl Desk {
                     self.write_window(&snapshot);
                     open.fetch_sub(1, Ordering::Relaxed);
                 }
-                Job::End(snapshot) => return self.write_end(&snapshot, outputs),
+                Job::End(snapshot) => return Ok(self.write_end(&snapshot, outputs)),
             }
         }
         Err(anyhow!("the recording ended without a last snapshot"))
@@ -179,7 +187,7 @@ impl Desk {
         }
     }
 
-    fn write_end(mut self, snapshot: &Snapshot, outputs: Vec<Output>) -> Result<Written> {
+    fn write_end(mut self, snapshot: &Snapshot, outputs: Vec<Output>) -> Written {
         if snapshot.window.is_some() {
             self.write_window(snapshot);
         }
@@ -191,19 +199,16 @@ impl Desk {
         let mut written = Written { profile, files: Vec::new(), to_stdout: false, failed: false, names };
         for output in outputs {
             let format = output.format();
-            let path = match output.write(|out| Ok(format.report().write(&written.profile, self.style.view, out)?)) {
-                Ok(path) => path,
-                Err(error) if is_broken_pipe(&error) => return Err(error),
-                Err(error) => {
-                    self.fail(&error);
-                    continue;
-                }
-            };
-            written.to_stdout |= path.is_none();
-            written.files.extend(path.map(|path| (path, format)));
+            written.to_stdout |= output.path().is_none();
+            match output.write(|out| Ok(format.report().write(&written.profile, self.style.view, out)?)) {
+                Ok(path) => written.files.extend(path.map(|path| (path, format))),
+                // Who reads no more has what was wanted.
+                Err(error) if is_broken_pipe(&error) => {}
+                Err(error) => self.fail(&error),
+            }
         }
         written.failed = self.failed;
-        Ok(written)
+        written
     }
 
     fn fail(&mut self, error: &anyhow::Error) {

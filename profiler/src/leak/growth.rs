@@ -10,8 +10,8 @@ use crate::units::MonotonicNanos;
 /// Instants below which nothing is said of growth.
 pub const POINTS_MIN: usize = 8;
 
-/// Callsites that are named, those first that are worst.
-pub const GROWING_MAX: usize = 100;
+/// Callsites that are kept, those first that are worst. Reports name fewer, of those that nothing suppresses.
+pub const GROWING_MAX: usize = 10_000;
 
 /// Standard deviations to both sides that hold 95 % of a normal distribution.
 const Z_95: f64 = 1.96;
@@ -52,9 +52,10 @@ pub struct Growths {
 }
 
 impl Growths {
-    /// Of a target whose books are open, at `now`. Takes a pass over its live blocks, and none where it was too short.
+    /// Of a target whose books are open, at `now`. Where there is a list of what is old enough to be shown, by the callsites'
+    /// indices, those that have nothing in it are left out. Takes a pass over its live blocks, and none where it was too short.
     #[must_use]
-    pub fn of(timeline: &Timeline, ledger: &Ledger, now: MonotonicNanos) -> Self {
+    pub fn of(timeline: &Timeline, ledger: &Ledger, now: MonotonicNanos, older: Option<&[Amounts]>) -> Self {
         let noted = timeline.times();
         let mut times: Vec<MonotonicNanos> = noted.iter().copied().filter(|time| *time < now).collect();
         let kept = times.len();
@@ -67,7 +68,8 @@ impl Growths {
         let elders = ledger.born_before([times[half]]);
         let mut growing = Vec::new();
         for (index, totals) in ledger.callsite_totals().enumerate() {
-            if totals.live_samples == 0 {
+            let is_young = older.is_some_and(|older| older.get(index).is_none_or(|old| *old == Amounts::default()));
+            if totals.live_samples == 0 || is_young {
                 continue;
             }
             let mut held: Vec<Held> = timeline.series(index).take(kept).collect();

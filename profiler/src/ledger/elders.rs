@@ -9,7 +9,7 @@ use crate::units::{MonotonicNanos, Weight};
 
 impl Ledger {
     /// For each of these instants what was made before it and is live, by the callsites' indices. Instants are right to half a
-    /// tick of the ledger, 8.4 ms. Mapped memory is not in it, and nothing is once the books are closed.
+    /// tick of the ledger, 8.4 ms. Nothing is in it once the books are closed.
     #[must_use]
     pub fn born_before<const N: usize>(&self, instants: [MonotonicNanos; N]) -> Vec<[Amounts; N]> {
         let mut elders = vec![[Amounts::default(); N]; self.callsites.len()];
@@ -19,6 +19,15 @@ impl Ledger {
             for (amounts, instant) in elders[block.callsite as usize].iter_mut().zip(instants) {
                 if block.time < instant {
                     amounts.take_in(*weight.get_or_insert_with(|| weights.of(block.size_bytes, block.interval)));
+                }
+            }
+        }
+        for piece in self.ranges.pieces() {
+            // A mapping counts once, however many pieces are left of it.
+            let weight = Weight::exact(piece.bytes, u64::from(piece.is_first));
+            for (amounts, instant) in elders[piece.callsite as usize].iter_mut().zip(instants) {
+                if piece.time < instant {
+                    amounts.take_in(weight);
                 }
             }
         }

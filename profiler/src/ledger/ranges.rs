@@ -38,6 +38,19 @@ pub(super) struct Freed {
     pub(super) is_last: bool,
 }
 
+/// A piece of a mapping that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mapped {
+    /// Its length.
+    pub(super) bytes: u64,
+    /// Who has mapped it.
+    pub(super) callsite: u32,
+    /// When that was.
+    pub(super) time: MonotonicNanos,
+    /// No piece of the mapping comes before it.
+    pub(super) is_first: bool,
+}
+
 /// A piece over which something else was mapped before its own unmapping was seen.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Displaced {
@@ -117,9 +130,18 @@ impl Ranges {
 
     /// All mappings of which something is left: who mapped them, and when.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (u32, MonotonicNanos)> {
+        self.pieces().filter(|piece| piece.is_first).map(|piece| (piece.callsite, piece.time))
+    }
+
+    /// All that is mapped, piece by piece.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Mapped> {
         let mut seen = FxHashSet::default();
-        let is_first = move |piece: &&Piece| !self.splits.contains_key(&piece.mapping) || seen.insert(piece.mapping);
-        self.pieces.values().filter(is_first).map(|piece| (piece.callsite, piece.time))
+        self.pieces.iter().map(move |(start, piece)| Mapped {
+            bytes: piece.end - start,
+            callsite: piece.callsite,
+            time: piece.time,
+            is_first: !self.splits.contains_key(&piece.mapping) || seen.insert(piece.mapping),
+        })
     }
 
     /// Whether pieces are none that overlap, each with a callsite that `leads` to one, and their numbers have room to grow.

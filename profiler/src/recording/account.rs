@@ -52,13 +52,13 @@ impl Account {
 
     /// No event will come. `closed` is when live blocks were looked at for the last time.
     pub(super) fn close(&mut self, closed: Option<MonotonicNanos>) {
-        self.growths_at_end = closed.map(|closed| Growths::of(&self.timeline, &self.ledger, closed));
+        self.growths_at_end = closed.map(|closed| Growths::of(&self.timeline, &self.ledger, closed, None));
         self.ledger.close();
     }
 
     /// How callsites have grown until `now`, or until the books were closed.
     pub(super) fn growths(&self, now: MonotonicNanos) -> Growths {
-        self.growths_at_end.clone().unwrap_or_else(|| Growths::of(&self.timeline, &self.ledger, now))
+        self.growths_at_end.clone().unwrap_or_else(|| Growths::of(&self.timeline, &self.ledger, now, None))
     }
 
     /// Whether it holds together: what was read from a file need not.

@@ -139,6 +139,7 @@ impl<'a> TargetFields<'a> {
     fn new(context: Context<'a>, target: &'a TargetProfile) -> Self {
         let is_exact = context.profile.is_exact_of(target);
         let details = Details::sum(target.callsites.iter().map(|callsite| &callsite.details));
+        let callsites = Callsites::new(context, target);
         Self {
             pid: target.pid.0,
             command: &target.command,
@@ -157,8 +158,8 @@ impl<'a> TargetFields<'a> {
                 .zip(&target.heaps)
                 .map(|(i, heap)| HeapFields::new(context.profile, target, heap, i))
                 .collect(),
-            leak_candidates: LeaksFields::new(context.profile, target),
-            callsites: Callsites { context, target },
+            leak_candidates: LeaksFields::new(context.profile, target, &callsites.order),
+            callsites,
         }
     }
 }
@@ -296,17 +297,26 @@ impl<'a> HookFields<'a> {
 
 /// A target's callsites, the largest first; equal ones stay in the profile's order.
 struct Callsites<'a> {
-    context: Context<'a>,
+    profile: &'a Profile,
     target: &'a TargetProfile,
+    /// Their places in the profile.
+    order: Vec<usize>,
+}
+
+impl<'a> Callsites<'a> {
+    fn new(Context { profile, view }: Context<'a>, target: &'a TargetProfile) -> Self {
+        let mut order: Vec<usize> = (0..target.callsites.len()).collect();
+        order.sort_by_key(|&at| std::cmp::Reverse(view.of_callsite(&target.callsites[at])));
+        Self { profile, target, order }
+    }
 }
 
 impl Serialize for Callsites<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Context { profile, view } = self.context;
-        let mut callsites: Vec<&CallsiteProfile> = self.target.callsites.iter().collect();
-        callsites.sort_by_key(|callsite| std::cmp::Reverse(view.of_callsite(callsite)));
+        let profile = self.profile;
+        let callsites = self.order.iter().map(|&at| &self.target.callsites[at]);
         let is_exact = profile.is_exact_of(self.target);
-        serializer.collect_seq(callsites.into_iter().map(|callsite| {
+        serializer.collect_seq(callsites.map(|callsite| {
             let heap = self.target.heaps.get(callsite.heap);
             let is_exact = heap.map_or(is_exact, HeapProfile::is_exact);
             CallsiteFields {

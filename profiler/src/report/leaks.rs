@@ -4,6 +4,9 @@ use super::profile::{CallsiteProfile, Profile};
 use super::suppressions::Suppressions;
 use crate::units::EstimatedBytes;
 
+/// Callsites of a target that reports name, those first that are worst.
+pub const CANDIDATES_MAX: usize = 100;
+
 /// What is known of a target's growth.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Leaks {
@@ -39,11 +42,9 @@ pub struct LeakCandidate {
 }
 
 impl Profile {
-    /// Leaves callsites out of the candidates that a suppression matches, and counts them.
+    /// Leaves callsites out of the candidates that a suppression matches, and counts them; then those beyond
+    /// [`CANDIDATES_MAX`].
     pub fn suppress(&mut self, suppressions: &Suppressions) {
-        if suppressions.is_empty() {
-            return;
-        }
         let Self { targets, frames, .. } = self;
         for target in targets {
             let Some(leaks) = &mut target.leaks else { continue };
@@ -54,10 +55,53 @@ impl Profile {
             };
             let (suppressed, kept) = leaks.candidates.iter().copied().partition(is_suppressed);
             leaks.candidates = kept;
+            leaks.candidates.truncate(CANDIDATES_MAX);
             let suppressed: Vec<LeakCandidate> = suppressed;
             leaks.suppressed_count += suppressed.len() as u64;
             let live = |candidate: &LeakCandidate| callsites[candidate.callsite].totals.live_bytes();
             leaks.suppressed_bytes += suppressed.iter().map(live).sum();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::View;
+    use crate::report::summary::summary;
+    use crate::report::tests::profiles;
+
+    fn growing(candidates: usize, count: usize) -> Profile {
+        let mut profile = profiles::exact();
+        let candidate = |at: usize| LeakCandidate {
+            // The first four are one callsite's, the others another's.
+            callsite: usize::from(at >= 4),
+            bytes_per_second: 1.0,
+            margin: 0.5,
+            old_share: 0.5,
+            survival: None,
+            score: 1.0,
+        };
+        let candidates = (0..candidates).map(candidate).collect();
+        profile.targets[0].leaks = Some(Leaks { candidates, count, ..Leaks::default() });
+        profile
+    }
+
+    fn suppressed(mut profile: Profile, suppressions: &str) -> (Leaks, String) {
+        profile.suppress(&Suppressions::parse(suppressions).expect("good lines"));
+        let said = summary(&profile, View::LiveBytes, 10, None, false);
+        (profile.targets.swap_remove(0).leaks.expect("it was looked at"), said)
+    }
+
+    #[test]
+    fn as_many_are_named_as_are_not_suppressed() {
+        let (leaks, said) = suppressed(growing(104, 120), "leak:^strdup$");
+        assert_eq!((leaks.candidates.len(), leaks.suppressed_count), (4, 100));
+        assert!(said.contains("first 4 of 20 growing callsites"), "{said}");
+        let (leaks, said) = suppressed(growing(104, 120), "");
+        assert_eq!((leaks.candidates.len(), leaks.suppressed_count), (CANDIDATES_MAX, 0));
+        assert!(said.contains("first 5 of 120 growing callsites"), "{said}");
+        let (leaks, _) = suppressed(growing(104, 104), "leak:main.c");
+        assert_eq!((leaks.candidates.len(), leaks.suppressed_count), (0, 104));
     }
 }

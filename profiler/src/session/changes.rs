@@ -206,17 +206,11 @@ impl Session {
     fn follow_exec(&mut self, exec: &Exec, before: Ledger) {
         let requested = self.targets.get(exec.pid).is_some_and(|target| target.requested);
         let seized = requested.then(|| self.seize(exec.pid)).flatten();
-        let Some(mut target) = self.targets.remove(exec.pid) else { return };
         let Ok(process) = Process::open(exec.pid) else {
-            // It has ended since. What it did after the exec is not worth a target of its own.
-            target.close(&mut self.probes.kernel);
-            target.ledger = before;
-            target.close(&mut self.probes.kernel);
-            target.end = Some(End::Replaced);
-            self.probes.release(&mut target);
             self.targets.others.short_lived_count += 1;
-            return self.targets.keep(target, &self.probes.discovery.plan);
+            return self.end_before(exec, before);
         };
+        let Some(mut target) = self.targets.remove(exec.pid) else { return };
         let mut ended = target.replace(before, process, exec.time);
         if exec.by_other_thread {
             self.probes.lose(&mut target);
@@ -225,6 +219,7 @@ impl Session {
         if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, stale) {
             debug!("process {}: {error}", exec.pid);
         }
+        ended.keep_elders(exec.time);
         ended.ledger.close();
         self.targets.keep(ended, &self.probes.discovery.plan);
         self.probes.unwinding.forget(exec.pid);
@@ -236,6 +231,28 @@ impl Session {
             return self.probes.release(&mut target);
         }
         self.welcome(target, seized);
+    }
+
+    /// A target has become another program, which has ended since, or is not looked at any more: what it did is not worth a
+    /// target of its own.
+    fn end_before(&mut self, exec: &Exec, before: Ledger) {
+        let Some(mut target) = self.targets.remove(exec.pid) else { return };
+        let after = std::mem::replace(&mut target.ledger, before);
+        if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, after.live().map(|block| block.address)) {
+            debug!("process {}: {error}", exec.pid);
+        }
+        target.keep_elders(exec.time);
+        target.close(&mut self.probes.kernel);
+        target.end = Some(End::Replaced);
+        self.probes.release(&mut target);
+        self.targets.keep(target, &self.probes.discovery.plan);
+    }
+
+    /// The recording is over: what became of targets in its last moments and was not acted on.
+    pub(super) fn end_replaced(&mut self) {
+        for (exec, before) in self.lifecycle.take_executed() {
+            self.end_before(&exec, before);
+        }
     }
 
     /// Puts probes on a program that has just begun, and may be stopped already.

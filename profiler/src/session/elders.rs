@@ -26,10 +26,18 @@ impl Target {
     /// A pass or two over the live blocks.
     pub(super) fn count_elders(&self, now: MonotonicNanos) -> Elders {
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        let older = self.older_than.map(|age| {
+        let older: Option<Vec<Amounts>> = self.older_than.map(|age| {
             let born = MonotonicNanos(now.0.saturating_sub(nanos(age)));
             self.ledger.born_before([born]).into_iter().map(|[amounts]| amounts).collect()
         });
-        Elders { counted: now, growths: Growths::of(&self.timeline, &self.ledger, now), older }
+        let growths = Growths::of(&self.timeline, &self.ledger, now, older.as_deref());
+        Elders { counted: now, growths, older }
+    }
+
+    /// Its books are about to be closed: keeps what they say of `now`.
+    pub(super) fn keep_elders(&mut self, now: MonotonicNanos) {
+        if self.has_begun() && self.elders_at_end.is_none() {
+            self.elders_at_end = Some(self.count_elders(now));
+        }
     }
 }

@@ -182,13 +182,15 @@ impl Session {
     }
 
     /// Takes a target's probes away and closes its books as they are: what it does from now on, also to blocks that it made
-    /// before, is not seen. False when it has ended.
+    /// before, is not seen. False when it has ended or is another program by now.
     fn let_go(&mut self, pid: Pid) -> bool {
         // Calls are drawn of targets alone; what was drawn by now is in the ring.
         self.probes.forget(pid);
         let now = clock::now().monotonic;
         while !self.drain() {}
-        if self.targets.get(pid).is_none_or(Target::is_gone) {
+        // A program that it became meanwhile has cost nothing yet.
+        let has_cost = |target: &Target| !target.is_gone() && target.overhead.whole().is_some();
+        if !self.targets.get(pid).is_some_and(has_cost) {
             return false;
         }
         let Some(mut target) = self.targets.remove(pid) else { return false };

@@ -230,6 +230,18 @@ impl Lifecycle {
         self.changes.remove(at).map(|(_, change)| change)
     }
 
+    /// The targets that have become other programs, with the books of those before.
+    pub(super) fn take_executed(&mut self) -> Vec<(Exec, Ledger)> {
+        let (executed, others): (VecDeque<_>, _) =
+            self.changes.drain(..).partition(|change| matches!(change.1, Change::Executed(..)));
+        self.changes = others;
+        let taken = executed.into_iter().filter_map(|(_, change)| match change {
+            Change::Executed(exec, before) => Some((exec, *before)),
+            _ => None,
+        });
+        taken.collect()
+    }
+
     /// A process has just begun.
     pub(super) fn settle(&mut self, pid: Pid) {
         self.settling.insert(pid, Instant::now());

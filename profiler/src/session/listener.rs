@@ -20,6 +20,11 @@ pub trait Listener {
     fn is_busy(&self) -> bool {
         false
     }
+
+    /// Whether a further dump may wait to be written. Orders wait where not; several of a kind are one then.
+    fn has_room(&self) -> bool {
+        true
+    }
 }
 
 /// Does not care.

@@ -252,7 +252,7 @@ impl Session {
                 () = std::future::ready(()), if !is_all => is_all = self.drain(),
                 () = sleep_until(soon) => self.attend(),
                 () = Command::stirs(&mut self.command) => self.attend_command(),
-                order = orders.next() => self.obey(order, listener)?,
+                order = orders.next(), if listener.has_room() => self.obey(order, listener)?,
                 _ = drain.tick() => self.tick(listener)?,
                 _ = guard.tick(), if self.guard.is_needed() => if !self.keep_limits()? { break },
                 _ = look.tick() => self.look(),
@@ -351,6 +351,7 @@ impl Session {
         while !self.take_records() {}
         self.resync_at_end();
         let ended = (clock::now(), self.counters()?);
+        self.end_replaced();
         // Who has ended and was not seen to yet has ended all the same.
         let gone: Vec<Pid> =
             self.targets.running().filter(|target| target.is_gone()).map(|target| target.pid).collect();

@@ -254,9 +254,7 @@ impl Target {
         if let Err(error) = freed {
             debug!("process {}: {error}", self.pid);
         }
-        if self.has_begun() && self.elders_at_end.is_none() {
-            self.elders_at_end = Some(self.count_elders(clock::now().monotonic));
-        }
+        self.keep_elders(clock::now().monotonic);
         self.ledger.close();
     }
 

@@ -1,8 +1,9 @@
 //! Windows of targets that come and go.
 
 use heapbpf_tests::heapbpf::Heapbpf;
-use heapbpf_tests::report::Report;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::report::{Process, Report};
+use heapbpf_tests::target::{Target, build};
+use rustix::process::Signal;
 
 use super::{dump, flow, name};
 
@@ -63,4 +64,54 @@ fn a_child_begins_its_window_with_what_it_inherited() {
     let child = second.child_of(parent.pid());
     assert_eq!(flow(child)[0], 5000, "copies of what was live");
     assert!(child.callsites.iter().any(|callsite| callsite.inherited));
+}
+
+/// What was live when a program became another one had an age then, as what is live at an exit has.
+#[test]
+fn who_becomes_another_program_leaves_what_was_old() {
+    let mut target = Target::start("family.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "-v --interval 1 --older-than 1ms -o out.json");
+    let mut session = heapbpf.start();
+    target.work("keep 1000 5");
+    let older = |process: &Process| -> u64 {
+        let of = process.callsites.iter().filter(|callsite| callsite.has(|function| function == "keeps"));
+        of.filter_map(|callsite| callsite.older_count.as_ref()?.as_u64()).sum()
+    };
+    let mut number = 0;
+    loop {
+        number += 1;
+        dump(&mut session, number);
+        if older(heapbpf.report(&name(number)).process(target.pid())) == 5 {
+            break;
+        }
+    }
+    target.becomes(&format!("exec {}", build("family.c").display()));
+    let again = format!("process {} (family) is watched", target.pid());
+    session.wait_for(&again);
+    dump(&mut session, number + 1);
+    let _ = session.interrupt().expect_code(0);
+    for report in [heapbpf.report(&name(number + 1)), heapbpf.report("out.json")] {
+        let before = report.targets.iter().find(|process| process.replaced).expect("it was another program");
+        assert_eq!((before.exact_by_leaf()["keeps"].live_count, older(before)), (5, 5));
+    }
+}
+
+/// The word of the exec and the order to stop are there at once.
+#[test]
+fn who_becomes_another_program_at_the_very_end_is_told_of() {
+    let mut target = Target::start("family.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let mut session = heapbpf.start();
+    target.work("keep 1000 5");
+    dump(&mut session, 1);
+    target.work("keep 10 3");
+    session.halt();
+    target.becomes(&format!("exec {}", build("family.c").display()));
+    session.signal(Signal::INT);
+    session.go_on();
+    let _ = session.wait().expect_code(0);
+    for (report, allocated) in [(heapbpf.report("out.json"), 5030), (heapbpf.report(&name(2)), 30)] {
+        let before = report.targets.iter().find(|process| process.replaced).expect("it was another program");
+        assert_eq!(before.exact_by_leaf()["keeps"].alloc_bytes, allocated);
+    }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::heapbpf::{Heapbpf, binary};
 use heapbpf_tests::kernel::require_root;
 use heapbpf_tests::report::Report;
 use heapbpf_tests::target::{Target, run};
@@ -74,4 +74,59 @@ fn a_full_disk_costs_a_dump_and_not_the_recording() {
     assert_eq!(second.process(target.pid()).totals.exact().alloc_bytes, 20);
     assert_eq!(Report::read(&out).process(target.pid()).totals.exact().alloc_bytes, 120);
     assert_eq!(heapbpf.report("here.0001.json").process(target.pid()).totals.exact().alloc_bytes, 100);
+}
+
+/// heapbpf behind a shell that does this with its streams.
+fn in_shell(script: &str, pid: u32, arguments: &str) -> Heapbpf {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).arg(binary()).args(["--pid", &pid.to_string()]).args(arguments.split_whitespace());
+    Heapbpf::with_command(shell)
+}
+
+#[test]
+fn nobody_has_to_listen_to_what_is_said() {
+    let target = Target::start("slots.c");
+    let script = r#"exec "$0" "$@" 2>/dev/full"#;
+    let mut heapbpf = in_shell(script, target.pid(), "--interval 1 --duration 1s --dump-every 200ms -o out.json");
+    let _ = heapbpf.run().expect_code(0);
+    let files = heapbpf.files();
+    assert!(["out.0001.json", "out.0002.json", "out.json"].iter().all(|name| files.contains(&(*name).to_owned())));
+}
+
+#[test]
+fn a_reader_that_goes_away_takes_no_other_report_along() {
+    let mut target = Target::start("slots.c");
+    let script = r#"{ "$0" "$@"; echo "$?" >code; } | true"#;
+    let mut heapbpf = in_shell(script, target.pid(), "--interval 1 --duration 2s -o - -o out.json");
+    let session = heapbpf.start();
+    target.work("+0:100");
+    let outcome = session.wait().expect_code(0);
+    assert_eq!(heapbpf_tests::heapbpf::text(&heapbpf.file("code")), "0\n", "{}", outcome.stderr);
+    assert_eq!(heapbpf.report("out.json").process(target.pid()).totals.exact().alloc_bytes, 100);
+}
+
+/// The first one goes to a pipe that nobody reads for now.
+#[test]
+fn dumps_that_cannot_be_written_yet_do_not_pile_up() {
+    const WAITING_MAX: u32 = 16;
+    let mut target = Target::start("slots.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "-vv --interval 1 -o out.json");
+    let pipe = heapbpf.file("out.0001.json");
+    run(Command::new("mkfifo").arg(&pipe));
+    let mut session = heapbpf.start();
+    for number in 1..=WAITING_MAX {
+        session.signal(Signal::USR1);
+        session.wait_for(&format!("window {number} held the session"));
+    }
+    for _ in 0..50 {
+        session.signal(Signal::USR1);
+        target.work("+0:100 -0");
+    }
+    let first = std::thread::spawn(move || heapbpf_tests::heapbpf::text(&pipe));
+    session.wait_for(&format!("wrote out.{:04}.json", WAITING_MAX + 1));
+    let _ = session.interrupt().expect_code(0);
+    assert!(first.join().expect("it reads").contains("\"number\":1,"));
+    let last = heapbpf.report(&format!("out.{:04}.json", WAITING_MAX + 2));
+    assert_eq!(last.window.expect("it is one").reason, "end", "one dump is for all that waited");
+    assert_eq!(heapbpf.report("out.json").process(target.pid()).totals.exact().alloc_bytes, 5000);
 }

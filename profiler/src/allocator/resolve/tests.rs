@@ -192,9 +192,13 @@ fn only_heaps_that_are_wanted_are_hooked() {
     let error = heaps(&other).expect_err("nothing is left");
     assert_eq!(
         error,
-        NoAllocator::NotSelected { program: "the target".into(), heaps: vec!["jemalloc".into(), "libc".into()] }
+        NoAllocator::NotSelected {
+            program: "the target".into(),
+            selected: "`cuda`".into(),
+            heaps: vec!["jemalloc".into(), "libc".into()]
+        }
     );
-    assert!(error.to_string().contains("only `jemalloc`, `libc`"), "{error}");
+    assert!(error.to_string().contains("selected (`cuda`), only `jemalloc`, `libc`"), "{error}");
 }
 
 #[test]

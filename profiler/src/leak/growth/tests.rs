@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
-use crate::ingest::event::{Allocation, Event, Free};
+use crate::ingest::event::{Allocation, Event, Free, Remap};
+use crate::units::EstimatedBytes;
 
 const PID: Pid = Pid(1);
 const SECOND: u64 = 1_000_000_000;
@@ -91,7 +92,7 @@ impl Program {
     }
 
     fn growths(&self) -> Growths {
-        Growths::of(&self.timeline, &self.ledger, self.now)
+        Growths::of(&self.timeline, &self.ledger, self.now, None)
     }
 
     fn growing(&self) -> Vec<u64> {
@@ -259,4 +260,61 @@ proptest! {
             prop_assert!(growth.survival.is_none_or(|survival| (0.0..=1.0).contains(&survival)), "{:?}", growth);
         }
     }
+}
+
+#[test]
+fn mappings_that_stay_are_a_leak() {
+    let mut program = Program::new(1);
+    program.run(20, |program, second| {
+        program.ledger.enter(Event::Remap(Remap {
+            pid: PID,
+            tid: Tid(1),
+            old_address: TargetAddr(0),
+            old_bytes: 0,
+            new_address: TargetAddr(1 << 40 | second << 20),
+            new_bytes: 1 << 20,
+            began: program.now,
+            ended: program.now,
+            stack: StackId(LEAK),
+            hook: HookId(0),
+            heap: HeapId(0),
+        }));
+    });
+    let growths = program.growths();
+    assert_eq!(growths.count, 1, "{growths:?}");
+    let growth = growths.growing[0];
+    assert!((growth.bytes_per_second - f64::from(1 << 20)).abs() <= growth.margin.max(20_000.0), "{growth:?}");
+    assert!((0.4..0.6).contains(&growth.old_share), "{growth:?}");
+}
+
+/// Where old blocks alone are asked for, who has none is not told of.
+#[test]
+fn what_has_nothing_old_enough_is_left_out() {
+    let mut program = Program::new(1);
+    program.run(20, |program, _| {
+        for stack in [LEAK, CACHE] {
+            program.allocate(stack, 5000);
+        }
+    });
+    let growing = |older: Option<&[Amounts]>| -> Vec<u32> {
+        let growths = Growths::of(&program.timeline, &program.ledger, program.now, older);
+        assert_eq!(growths.count, growths.growing.len());
+        growths.growing.iter().map(|growth| growth.callsite).collect()
+    };
+    let old = Amounts { bytes: EstimatedBytes::exact(1), ..Amounts::default() };
+    assert_eq!(growing(None), [0, 1]);
+    assert_eq!(growing(Some(&[Amounts::default(), old])), [1]);
+    assert_eq!(growing(Some(&[])), [0_u32; 0], "of those that are not named nothing is old");
+}
+
+/// Whoever knows the worst hundred wants to see the next.
+#[test]
+fn all_that_grow_are_kept() {
+    let mut program = Program::new(1);
+    program.run(20, |program, _| {
+        for stack in 0..150 {
+            program.allocate(stack, 1000 + stack);
+        }
+    });
+    assert_eq!(program.growing(), (0..150).rev().collect::<Vec<_>>());
 }

@@ -190,3 +190,19 @@ proptest! {
         prop_assert_eq!(totals.alloc_count, EstimatedCount::exact(machine.mapped_count));
     }
 }
+
+#[test]
+fn what_is_mapped_has_an_age_too() {
+    let second = 1_000_000_000;
+    let events = [
+        map((10, 4), second, 7),
+        // Two pieces of one mapping.
+        unmap((11, 1), 2 * second),
+        map((20, 3), 5 * second, 7),
+        map((30, 2), 6 * second, 8),
+    ];
+    let elders = ledger(events).born_before([3, 10].map(|seconds| MonotonicNanos(seconds * second)));
+    let pages = |amounts: &Amounts| (amounts.bytes.rounded() / PAGE, amounts.count.rounded());
+    let told: Vec<_> = elders.iter().map(|[old, all]| [pages(old), pages(all)]).collect();
+    assert_eq!(told, [[(3, 1), (6, 2)], [(0, 0), (2, 1)]]);
+}

@@ -17,12 +17,14 @@ pub(super) struct LeaksFields<'a> {
 }
 
 impl<'a> LeaksFields<'a> {
-    /// `None` where nobody has looked.
-    pub(super) fn new(profile: &'a Profile, target: &'a TargetProfile) -> Option<Self> {
+    /// `order` has the places of the target's callsites as the report lists them. `None` where nobody has looked.
+    pub(super) fn new(profile: &'a Profile, target: &'a TargetProfile, order: &[usize]) -> Option<Self> {
         let leaks = target.leaks.as_ref()?;
+        let listed = |callsite: usize| order.iter().position(|&at| at == callsite);
         let candidate = |candidate: &'a LeakCandidate| {
             let callsite = target.callsites.get(candidate.callsite)?;
-            Some(CandidateFields::new(profile, target, callsite, candidate))
+            let fields = CandidateFields::new(profile, target, callsite, candidate);
+            Some(CandidateFields { callsite: listed(candidate.callsite)?, ..fields })
         };
         Some(Self {
             span_ns: leaks.span_ns,
@@ -37,6 +39,8 @@ impl<'a> LeaksFields<'a> {
 
 #[derive(Serialize)]
 struct CandidateFields<'a> {
+    /// Its place in the list of callsites, of which several can look alike.
+    callsite: usize,
     stack: StackFields<'a>,
     heap: Option<&'a str>,
     bytes_per_second: f64,
@@ -58,6 +62,7 @@ impl<'a> CandidateFields<'a> {
         candidate: &LeakCandidate,
     ) -> Self {
         Self {
+            callsite: candidate.callsite,
             stack: StackFields { profile, callsite },
             heap: target.heaps.get(callsite.heap).map(|heap| heap.name.as_str()),
             bytes_per_second: candidate.bytes_per_second,

@@ -32,9 +32,10 @@ impl Page {
             .flat_map(|(target, leaks)| leaks.candidates.iter().map(move |candidate| (*target, candidate)))
             .collect();
         rows.sort_by(|(_, a), (_, b)| b.score.total_cmp(&a.score));
-        let suppressed: u64 = looked_at.iter().map(|(_, leaks)| leaks.suppressed_count).sum();
+        let suppressed_count: u64 =
+            looked_at.iter().map(|(_, leaks)| leaks.suppressed_count).fold(0, u64::saturating_add);
         let bytes = looked_at.iter().map(|(_, leaks)| leaks.suppressed_bytes).sum::<EstimatedBytes>();
-        let suppressed = match suppressed {
+        let suppressed = match suppressed_count {
             0 => String::new(),
             count => format!(" ({} suppressed, {})", text::count(count), text::size(bytes.rounded())),
         };
@@ -42,8 +43,12 @@ impl Page {
             self.line(PLAIN, &format!("growing callsites: none{suppressed}"));
             return self.gap();
         }
-        let count = rows.len();
-        let which = if count > ROWS_MAX { format!("first {ROWS_MAX} of {count} ") } else { String::new() };
+        // Of many growing callsites the worst alone are candidates.
+        let grow: u64 = looked_at.iter().map(|(_, leaks)| leaks.count as u64).fold(0, u64::saturating_add);
+        let count = grow.saturating_sub(suppressed_count).max(rows.len() as u64);
+        let shown = rows.len().min(ROWS_MAX);
+        let which =
+            if count > shown as u64 { format!("first {shown} of {} ", text::count(count)) } else { String::new() };
         self.line(HEADING, &format!("{which}growing callsites, suspected of leaking{suppressed}"));
         let several = profile.targets.len() > 1;
         let mut columns: Vec<Column> = ["grows/s", "±", "live", "oldest", "old", "survive"].map(Column::Right).into();

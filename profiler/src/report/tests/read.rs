@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{guardrails, profiles, properties, render};
 use crate::ledger::totals::Totals;
 use crate::report::json::read::{ReadError, read};
+use crate::report::leaks::{LeakCandidate, Leaks};
 use crate::report::profile::{Profile, Window, WindowReason};
 use crate::report::summary::summary;
 use crate::report::{Format, View};
@@ -69,6 +70,47 @@ fn windows_are_read_back() {
         let again = read_back(&profile);
         assert_eq!(again.window, profile.window);
         assert_eq!(render(Format::Json, &again, View::LiveBytes), render(Format::Json, &profile, View::LiveBytes));
+    }
+}
+
+/// With `--trim`, or where blocks were inherited, callsites can look alike.
+#[test]
+fn growing_callsites_and_old_blocks_are_read_back() {
+    let mut profile = profiles::sampled();
+    profile.older_than_ns = Some(5_000_000_000);
+    for callsite in profile.targets.iter_mut().flat_map(|target| &mut target.callsites) {
+        callsite.older = Some(profiles::taken(4096, 1, 77, 0).live());
+    }
+    let target = &mut profile.targets[0];
+    let mut twin = target.callsites[0].clone();
+    (twin.inherited, twin.totals) = (true, profiles::taken(4096, 3, 100, 0));
+    target.callsites.insert(0, twin.clone());
+    twin.totals = profiles::taken(4096, 99, 100, 0);
+    target.callsites.push(twin);
+    let grows = |callsite: usize, score: f64| LeakCandidate {
+        callsite,
+        bytes_per_second: 1234.5,
+        margin: 17.25,
+        old_share: 0.5,
+        survival: (callsite == 1).then_some(0.75),
+        score,
+    };
+    let last = target.callsites.len() - 1;
+    target.leaks = Some(Leaks {
+        span_ns: 30_000_000_000,
+        too_short: false,
+        candidates: vec![grows(last, 1000.0), grows(1, 99.5), grows(0, 3.0), grows(4, 1.0)],
+        count: 12,
+        suppressed_count: 2,
+        suppressed_bytes: crate::units::EstimatedBytes::exact(4096),
+    });
+    for view in View::ALL {
+        let text = render(Format::Json, &profile, view);
+        let again = read(text.as_bytes()).expect("what heapbpf writes it reads");
+        assert!(render(Format::Json, &again, view) == text, "{view}");
+        let said = |profile: &Profile| summary(profile, view, 10, None, false);
+        assert_eq!(said(&again), said(&profile), "{view}");
+        assert_eq!(render(Format::Folded, &again, view), render(Format::Folded, &profile, view));
     }
 }
 

@@ -21,6 +21,7 @@ pub(super) struct LeaksFields<'a> {
 
 #[derive(Deserialize)]
 struct CandidateFields<'a> {
+    callsite: Option<usize>,
     #[serde(borrow)]
     stack: Vec<FrameFields<'a>>,
     heap: Option<String>,
@@ -32,7 +33,7 @@ struct CandidateFields<'a> {
 }
 
 impl LeaksFields<'_> {
-    /// A candidate is the first of the callsites with its stack and heap.
+    /// A candidate is the callsite that it names, which has its stack and heap; the first of those where it names none.
     pub(super) fn into_leaks(
         self,
         heaps: &[HeapProfile],
@@ -45,7 +46,10 @@ impl LeaksFields<'_> {
                 let heap = heaps.get(callsite.heap).map(|heap| heap.name.as_str());
                 callsite.stack == stack && heap == fields.heap.as_deref()
             };
-            let callsite = callsites.iter().position(is_it);
+            let callsite = match fields.callsite {
+                Some(at) => callsites.get(at).is_some_and(is_it).then_some(at),
+                None => callsites.iter().position(is_it),
+            };
             Ok(LeakCandidate {
                 callsite: callsite.ok_or_else(|| "a growing callsite is none of the callsites".to_owned())?,
                 bytes_per_second: fields.bytes_per_second,
