@@ -2,6 +2,7 @@
 
 use profiler_common::interval::Interval;
 
+use super::callsite::Callsite;
 use super::{Ledger, LiveAllocation};
 use crate::units::Weight;
 
@@ -29,7 +30,9 @@ impl Ledger {
             self.live.insert(block.address, super::LiveBlock { interval, ..known });
             Weight::of(known.size_bytes, interval)
         });
-        let inherited = self.callsites[callsite as usize].inherited;
+        let Callsite { inherited, heap, .. } = self.callsites[callsite as usize];
+        // The frees of what is left out will not be told.
+        self.sampled.insert(heap);
         self.for_each_total(callsite, |totals| totals.reweigh(from, weight.unwrap_or_default(), inherited));
     }
 }

@@ -254,10 +254,15 @@ impl Target {
         if let Err(error) = freed {
             debug!("process {}: {error}", self.pid);
         }
+        self.close_books(clock::now().monotonic);
+    }
+
+    /// Forgets its single blocks here. What is told of their ages is as of `now`.
+    pub(super) fn close_books(&mut self, now: MonotonicNanos) {
         if self.has_begun() && self.elders_at_end.is_none() {
-            self.elders_at_end = Some(self.count_elders(clock::now().monotonic));
+            self.elders_at_end = Some(self.count_elders(now));
         }
-        self.ledger.close();
+        self.ledger.close(now);
     }
 
     /// What there is to report of it at `now`.
