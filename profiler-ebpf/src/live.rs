@@ -10,7 +10,7 @@ use profiler_common::record::{AllocRecord, FreeRecord, RecordHeader, RecordKind}
 
 use crate::hook::Call;
 use crate::maps::{LIVE, LIVE_COUNTS};
-use crate::{counter, emit};
+use crate::{counter, emit, sample};
 
 /// `EEXIST` of the kernel's errno table.
 const EEXIST: i32 = 17;
@@ -52,6 +52,11 @@ pub(crate) fn take(call: &Call, address: u64) -> Option<LiveBlock> {
     let block = LIVE.get_ptr(&key)?;
     // SAFETY: the pointer comes from a successful lookup, and the value is not changed in place.
     let block = unsafe { *block };
+    // When the recording has ended, what was live then stays: a set that is still read must not change, and records of it may be
+    // lost.
+    if !sample::is_on(block.heap()) {
+        return None;
+    }
     // Two threads freeing one block is the target's bug; only one of them gets it.
     remove(&key).ok()?;
     let now_ns = now();

@@ -169,3 +169,43 @@ fn with_drop_a_full_live_set_is_a_loss() {
     assert_eq!(process.totals.exact().live_count, LIVE_BLOCKS);
     assert!(report.health.interval_changes.is_empty());
 }
+
+#[test]
+fn what_was_live_at_its_end_is_right_of_a_process_that_ends_soon_after_losses() {
+    let mut target = Target::start("service.c");
+    let arguments = "-v --interval 1 --ring-size 64KiB --on-overload drop -o out.json";
+    let mut heapbpf = Heapbpf::of(target.pid(), arguments);
+    let session = heapbpf.start();
+    // More than are looked for at once.
+    let truth = target.work("keep 100 90000").sum();
+    target.exit(0);
+    let outcome = session.wait().expect_code(3);
+    let report = heapbpf.report("out.json");
+    assert!(report.health.lost.get("ring_full").is_some_and(|&lost| lost > 0), "{:?}", report.health.lost);
+    let live = live_bytes(report.process(target.pid()));
+    let off = share_off(live, truth.live_bytes);
+    assert!(off.abs() <= 0.01, "{live} bytes live, {:.2} % off {truth:?}\n{}", off * 100.0, outcome.stderr);
+}
+
+#[test]
+fn what_is_freed_after_the_recording_has_ended_is_live_in_it() {
+    /// Blocks that the program holds all the time, once it has made the first ones.
+    const SLOTS: u64 = 4 * 4000;
+    let mut target = Target::start("flood.c");
+    let arguments = "-v --interval 1 --ring-size 64KiB --on-overload drop -o out.json";
+    let mut heapbpf = Heapbpf::of(target.pid(), arguments);
+    let mut session = heapbpf.start();
+    let pid = target.pid();
+    let load = std::thread::spawn(move || {
+        let _ = target.work("8");
+        Instant::now()
+    });
+    session.wait_for("the books were put right");
+    std::thread::sleep(Duration::from_secs(2));
+    let interrupted = Instant::now();
+    let outcome = session.interrupt().expect_code(3);
+    assert!(load.join().expect("the load ends") > interrupted, "it went on until then");
+    let live = heapbpf.report("out.json").process(pid).totals.estimates().live_count;
+    let off = share_off(live, SLOTS);
+    assert!(off.abs() <= 0.01, "{live} blocks live, {:.2} % off {SLOTS}\n{}", off * 100.0, outcome.stderr);
+}

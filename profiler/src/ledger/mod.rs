@@ -350,11 +350,11 @@ impl Ledger {
         callsites.filter(is_live).map(|callsite| callsite.stack).collect()
     }
 
-    /// The process is gone, and no event will come: single blocks are forgotten, sums stay. Ages are from now on those at the
-    /// last event.
-    pub fn close(&mut self) {
+    /// The process is gone at `now`, and no event will come: single blocks are forgotten, sums stay. Ages are from now on those
+    /// at that time.
+    pub fn close(&mut self, now: MonotonicNanos) {
         if self.ages_at_end.is_none() {
-            self.ages_at_end = Some(self.ages(self.latest));
+            self.ages_at_end = Some(self.ages(now.max(self.latest)));
         }
         self.threads = Threads::default();
         self.live = LiveBlocks::default();

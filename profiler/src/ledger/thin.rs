@@ -2,6 +2,7 @@
 
 use profiler_common::interval::Interval;
 
+use super::callsite::Callsite;
 use super::corrections::Correction;
 use super::live::LiveBlock;
 use super::{Ledger, LiveAllocation};
@@ -39,7 +40,9 @@ impl Ledger {
             self.live.insert(address, LiveBlock { interval, ..known });
             Weight::of(known.size_bytes, interval)
         });
-        let inherited = self.callsites[callsite as usize].inherited;
+        let Callsite { inherited, heap, .. } = self.callsites[callsite as usize];
+        // The frees of what is left out will not be told.
+        self.sampled.insert(heap);
         self.for_each_total(callsite, |totals| totals.reweigh(from, weight.unwrap_or_default(), inherited));
     }
 }

@@ -53,7 +53,7 @@ impl Account {
     /// No event will come. `closed` is when live blocks were looked at for the last time.
     pub(super) fn close(&mut self, closed: Option<MonotonicNanos>) {
         self.growths_at_end = closed.map(|closed| Growths::of(&self.timeline, &self.ledger, closed, None));
-        self.ledger.close();
+        self.ledger.close(closed.unwrap_or_default());
     }
 
     /// How callsites have grown until `now`, or until the books were closed.

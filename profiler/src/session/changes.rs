@@ -219,8 +219,7 @@ impl Session {
         if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, stale) {
             debug!("process {}: {error}", exec.pid);
         }
-        ended.keep_elders(exec.time);
-        ended.ledger.close();
+        ended.close_books(exec.time);
         self.targets.keep(ended, &self.probes.discovery.plan);
         self.probes.unwinding.forget(exec.pid);
         let selection = &self.config.selection;
@@ -241,8 +240,7 @@ impl Session {
         if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, after.live().map(|block| block.address)) {
             debug!("process {}: {error}", exec.pid);
         }
-        target.keep_elders(exec.time);
-        target.close(&mut self.probes.kernel);
+        target.close_at(exec.time, &mut self.probes.kernel);
         target.end = Some(End::Replaced);
         self.probes.release(&mut target);
         self.targets.keep(target, &self.probes.discovery.plan);
@@ -322,6 +320,9 @@ impl Session {
     /// A target has ended: its last events are taken, its probes removed. Its modules stay open for their names.
     pub(super) fn end(&mut self, pid: Pid) {
         while !self.drain() {}
+        if self.targets.get(pid).is_some_and(Target::is_gone) {
+            self.catch_up();
+        }
         // Its number may be another target's by now.
         self.close_if_gone(pid);
     }
@@ -336,6 +337,7 @@ impl Session {
     /// Closes the books of a target that has ended, or is taken to have.
     pub(super) fn close(&mut self, pid: Pid) {
         self.lifecycle.settled(pid);
+        self.complete_pass_for(pid);
         let Some(mut target) = self.targets.remove(pid) else { return };
         target.end =
             Some(End::Exited(target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None })));

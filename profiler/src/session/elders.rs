@@ -33,11 +33,4 @@ impl Target {
         let growths = Growths::of(&self.timeline, &self.ledger, now, older.as_deref());
         Elders { counted: now, growths, older }
     }
-
-    /// Its books are about to be closed: keeps what they say of `now`.
-    pub(super) fn keep_elders(&mut self, now: MonotonicNanos) {
-        if self.has_begun() && self.elders_at_end.is_none() {
-            self.elders_at_end = Some(self.count_elders(now));
-        }
-    }
 }

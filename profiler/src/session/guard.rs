@@ -193,7 +193,9 @@ impl Session {
         if !self.targets.get(pid).is_some_and(has_cost) {
             return false;
         }
+        self.complete_pass_for(pid);
         let Some(mut target) = self.targets.remove(pid) else { return false };
+        self.settle_losses_of(&mut target);
         self.lifecycle.settled(pid);
         if let Some(identity) = target.identity() {
             self.latecomers.decline(identity);

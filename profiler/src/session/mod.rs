@@ -341,16 +341,17 @@ impl Session {
         self.raw.take()
     }
 
-    /// Ends the recording at this instant: no call is drawn from now on, the last events are taken, and what the target
+    /// Ends the recording at this instant: no call is drawn and no free entered from now on, the last events are taken, and what the target
     /// does while its probes are being removed changes nothing any more.
     ///
     /// The counters are read before anything is detached: a call whose return probe goes before its entry's would be
     /// counted as left without returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.probes.stop_drawing()?;
+        let now = clock::now();
         while !self.take_records() {}
+        let ended = (now, self.counters()?);
         self.resync_at_end();
-        let ended = (clock::now(), self.counters()?);
         self.end_replaced();
         // Who has ended and was not seen to yet has ended all the same.
         let gone: Vec<Pid> =

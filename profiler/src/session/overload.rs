@@ -70,6 +70,8 @@ pub(super) struct Overload {
     troubled: MonotonicNanos,
     fallen: Option<MonotonicNanos>,
     thinned: Option<MonotonicNanos>,
+    /// After which time it may be thinned again.
+    thin_period: Duration,
     patience: Duration,
 }
 
@@ -114,8 +116,10 @@ const PATIENCE_NEXT: Duration = Duration::from_secs(1);
 /// Trouble so soon after a step back is that step's doing.
 const RELAPSE: Duration = Duration::from_secs(10);
 
-/// Between two thinnings of the live set.
+/// Between two thinnings of the live set. Twice as long each time that one comes to nothing: to find that out, all live blocks are
+/// looked at, while the ring is not read.
 const THIN_PERIOD: Duration = Duration::from_millis(100);
+const THIN_PERIOD_MAX: Duration = Duration::from_secs(10);
 
 impl Overload {
     pub(super) fn new(policy: OverloadPolicy, ring_bytes: u32, live_max: u32, time: MonotonicNanos) -> Self {
@@ -135,6 +139,7 @@ impl Overload {
             troubled: time,
             fallen: None,
             thinned: None,
+            thin_period: THIN_PERIOD,
             patience: PATIENCE,
         }
     }
@@ -201,7 +206,7 @@ impl Overload {
     pub(super) fn wants_thinning(&mut self, load: &Load) -> bool {
         let lost = load.live_lost > self.live_lost;
         self.live_lost = load.live_lost;
-        let due = self.thinned.is_none_or(|thinned| since(thinned, load.time) >= THIN_PERIOD);
+        let due = self.thinned.is_none_or(|thinned| since(thinned, load.time) >= self.thin_period);
         let full = lost || load.live_blocks > self.live_max / 10 * 9;
         if full {
             self.troubled = load.time;
@@ -237,6 +242,8 @@ impl Overload {
             .zip(to)
             .filter(|(id, to)| live.keys().any(|(heap, from)| heap == id && from.bytes() < to.bytes()))
             .collect();
+        let vain = (self.thin_period * 2).min(THIN_PERIOD_MAX);
+        self.thin_period = if floors.is_empty() { vain } else { THIN_PERIOD };
         let changes = floors
             .iter()
             .filter_map(|&(heap, to)| self.change(load.time, heap, to, ChangeReason::LiveSetFilling))
@@ -276,28 +283,42 @@ impl Overload {
         if quiet < self.patience || since(self.changed, load.time) < PATIENCE_NEXT {
             return Vec::new();
         }
-        let raised = |heap: &&usize| self.heaps[**heap].now.bytes() > self.heaps[**heap].asked.bytes();
         let factor = |heap: &usize| self.heaps[*heap].now.bytes() / self.heaps[*heap].asked.bytes().max(1);
-        let candidates: Vec<usize> = (0..self.heaps.len()).collect();
-        let Some(&heap) = candidates.iter().filter(raised).max_by_key(|heap| factor(heap)) else { return Vec::new() };
-        let Heap { asked, now, ref sizes, .. } = self.heaps[heap];
-        let half = Interval::nearest((now.bytes() / 2).max(asked.bytes()));
-        let all: f64 = self.heaps.iter().map(|heap| heap.sizes.total()).sum();
-        let more = if all > 0.0 { 1.0 + (sizes.expected(now, half) - sizes.total()) / all } else { 2.0 };
-        #[expect(clippy::cast_precision_loss, reason = "a prediction")]
-        let (fill, ring) = (self.fill_max as f64 * more, self.ring_bytes as f64);
-        let bearable = self.rate_max * more <= self.rate_bearable() / 2.0
-            && fill <= ring / 4.0
-            && load.live_blocks <= self.live_max / 10 * 4;
-        let Ok(id) = u8::try_from(heap) else { return Vec::new() };
-        if !bearable {
+        let is_raised = |heap: &usize| self.heaps[*heap].now.bytes() > self.heaps[*heap].asked.bytes();
+        let mut raised: Vec<usize> = (0..self.heaps.len()).filter(is_raised).collect();
+        raised.sort_by_key(|heap| std::cmp::Reverse(factor(heap)));
+        if raised.is_empty() {
+            return Vec::new();
+        }
+        let step =
+            raised.into_iter().map(|heap| (heap, self.step_back(heap))).find(|&(heap, to)| self.bears(load, heap, to));
+        let Some((heap, half)) = step else {
             // What it was like in the meantime is no longer of interest.
             self.start_over(load.time);
             self.changed = load.time;
             return Vec::new();
-        }
+        };
+        let Ok(id) = u8::try_from(heap) else { return Vec::new() };
         self.fallen = Some(load.time);
         self.change(load.time, HeapId(id), half, ChangeReason::Quiet).into_iter().collect()
+    }
+
+    /// Half of what a heap has, as far as that was asked for.
+    fn step_back(&self, heap: usize) -> Interval {
+        let Heap { asked, now, .. } = self.heaps[heap];
+        Interval::nearest((now.bytes() / 2).max(asked.bytes()))
+    }
+
+    /// Whether there is room for what a heap would come to at this interval.
+    fn bears(&self, load: &Load, heap: usize, to: Interval) -> bool {
+        let Heap { now, ref sizes, .. } = self.heaps[heap];
+        let all: f64 = self.heaps.iter().map(|heap| heap.sizes.total()).sum();
+        let more = if all > 0.0 { 1.0 + (sizes.expected(now, to) - sizes.total()) / all } else { 2.0 };
+        #[expect(clippy::cast_precision_loss, reason = "a prediction")]
+        let (fill, ring) = (self.fill_max as f64 * more, self.ring_bytes as f64);
+        self.rate_max * more <= self.rate_bearable() / 2.0
+            && fill <= ring / 4.0
+            && load.live_blocks <= self.live_max / 10 * 4
     }
 
     /// Sets a heap's interval, if it is another one.

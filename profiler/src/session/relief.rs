@@ -53,6 +53,9 @@ const LOOK_PERIOD: Duration = Duration::from_millis(5);
 const COUNT_PERIOD: Duration = Duration::from_millis(100);
 const COUNT_PERIOD_MIN: Duration = Duration::from_millis(10);
 
+/// Changes of intervals that are kept for reports: the first and the last of them. All are told when they are made.
+const CHANGES_MAX: usize = 1000;
+
 mod passes;
 
 impl Relief {
@@ -211,6 +214,9 @@ impl Session {
                 warn!("{told}; it falls back when there is less (`--on-overload drop` keeps the interval)");
             } else {
                 info!("{told}");
+            }
+            if self.relief.changes.len() >= CHANGES_MAX {
+                self.relief.changes.remove(CHANGES_MAX / 2);
             }
             self.relief.changes.push(change);
         }

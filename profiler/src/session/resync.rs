@@ -183,13 +183,16 @@ fn allocation(&(address, block): &(TargetAddr, LiveBlock)) -> LiveAllocation {
     }
 }
 
+/// Addresses of which events came.
+pub(super) type Touched = FxHashSet<(Pid, TargetAddr)>;
+
 /// A pass that is being made.
 pub(super) struct Pass {
     pub(super) began: Instant,
     /// The targets that it is about.
     pub(super) targets: BTreeMap<Pid, Beginning>,
     /// Addresses of which events came since it began.
-    touched: FxHashSet<(Pid, TargetAddr)>,
+    touched: Touched,
     reader: JoinHandle<io::Result<Reading>>,
 }
 
@@ -203,7 +206,7 @@ impl Pass {
             Ok(reading)
         };
         let reader = std::thread::Builder::new().name("resync".to_owned()).spawn(read)?;
-        Ok(Self { began: Instant::now(), targets, touched: FxHashSet::default(), reader })
+        Ok(Self { began: Instant::now(), targets, touched: Touched::default(), reader })
     }
 
     /// An event tells of this address.
@@ -217,7 +220,7 @@ impl Pass {
     }
 
     /// What was read, and of which addresses events came meanwhile. Waits until it is.
-    pub(super) fn finish(self) -> (io::Result<Reading>, FxHashSet<(Pid, TargetAddr)>) {
+    pub(super) fn finish(self) -> (io::Result<Reading>, Touched) {
         let panicked = |_| Err(io::Error::other("the reader of the live set has panicked"));
         (self.reader.join().unwrap_or_else(panicked), self.touched)
     }

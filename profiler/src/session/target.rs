@@ -250,12 +250,24 @@ impl Target {
 
     /// It has ended: forgets its single blocks, here and in the kernel's live set. Its modules stay open for their names.
     pub(super) fn close(&mut self, kernel: &mut Kernel) {
+        self.close_at(clock::now().monotonic, kernel);
+    }
+
+    /// It had ended at `now`.
+    pub(super) fn close_at(&mut self, now: MonotonicNanos, kernel: &mut Kernel) {
         let freed = kernel.forget_blocks(self.pid, self.ledger.live().map(|block| block.address));
         if let Err(error) = freed {
             debug!("process {}: {error}", self.pid);
         }
-        self.keep_elders(clock::now().monotonic);
-        self.ledger.close();
+        self.close_books(now);
+    }
+
+    /// Forgets its single blocks here. What is told of their ages is as of `now`.
+    pub(super) fn close_books(&mut self, now: MonotonicNanos) {
+        if self.has_begun() && self.elders_at_end.is_none() {
+            self.elders_at_end = Some(self.count_elders(now));
+        }
+        self.ledger.close(now);
     }
 
     /// What is known of it beside its books.

@@ -42,9 +42,19 @@ fn ages_are_told_to_a_tick() {
 #[test]
 fn what_was_live_at_the_end_keeps_its_age() {
     let mut ledger = ledger([alloc_at(1, 10, SECOND_NS, 1), alloc_at(2, 10, 11 * SECOND_NS, 1)]);
-    ledger.close();
+    // It did nothing in its last nine seconds.
+    ledger.close(MonotonicNanos(20 * SECOND_NS));
     let oldest = details(&ledger, 1000 * SECOND_NS).ages.oldest_ns;
-    assert!(oldest.is_some_and(|oldest| oldest.abs_diff(10 * SECOND_NS) <= HALF_TICK_NS), "{oldest:?}");
+    assert!(oldest.is_some_and(|oldest| oldest.abs_diff(19 * SECOND_NS) <= HALF_TICK_NS), "{oldest:?}");
+}
+
+#[test]
+fn which_blocks_were_temporary_is_not_known_of_a_heap_that_was_thinned() {
+    let mut ledger = ledger([alloc(1, 100, 1), alloc(2, 100, 1)]);
+    assert_eq!(details(&ledger, 0).temporary_count, Some(0));
+    let blocks: Vec<_> = ledger.live().collect();
+    ledger.thin(&blocks[0], None);
+    assert_eq!(details(&ledger, 0).temporary_count, None, "its free will not be told");
 }
 
 #[test]

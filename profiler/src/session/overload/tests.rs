@@ -276,3 +276,38 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_heap_that_must_stay_does_not_keep_others_from_falling_back() {
+    // Of blocks that are sampled at any of these intervals, half as large a one brings nothing more; of small ones, twice as many.
+    let mut overload = Overload::new(ADAPT, 64 << 10, 1 << 20, MonotonicNanos(0));
+    overload.add_heap(Interval::EXACT, false);
+    overload.add_heap(Interval::EXACT, false);
+    (overload.heaps[0].now, overload.heaps[1].now) = (Interval::nearest(1 << 20), Interval::nearest(4));
+    let mut changes = Vec::new();
+    for ms in 0..10_000 {
+        // A third of what is bearable, nearly all of it small blocks of the first heap.
+        overload.take_record(80);
+        overload.take_block(HeapId(u8::from(ms % 100 == 0)), 64);
+        let load = Load { time: MonotonicNanos(ms * MS), fill_bytes: 0, ring_lost: 0, live_blocks: 0, live_lost: 0 };
+        changes.extend(overload.observe(&load));
+    }
+    let intervals: Vec<u32> = overload.heaps.iter().map(|heap| heap.now.bytes()).collect();
+    assert_eq!(intervals, [1 << 20, 1], "{changes:?}");
+}
+
+#[test]
+fn thinning_that_comes_to_nothing_is_tried_less_and_less_often() {
+    let mut overload = Overload::new(ADAPT, 16 << 20, 1000, MonotonicNanos(0));
+    overload.add_heap(MAX, false);
+    let mut looks = 0;
+    for ms in 0..60_000 {
+        let time = MonotonicNanos(ms * MS);
+        let load = Load { time, fill_bytes: 0, ring_lost: 0, live_blocks: 1000, live_lost: ms };
+        if overload.wants_thinning(&load) {
+            looks += 1;
+            assert_eq!(overload.thin(&load, &live(0, 16 << 20, &[(64 << 20, 1000)])), (vec![], vec![]));
+        }
+    }
+    assert!((5..=20).contains(&looks), "all live blocks were looked at {looks} times in a minute");
+}

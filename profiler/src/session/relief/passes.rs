@@ -8,8 +8,9 @@ use profiler_common::counter::Counter;
 use tracing::{debug, info, warn};
 
 use super::super::Session;
-use super::super::resync::{Beginning, Pass, Reading, Sieve};
+use super::super::resync::{Beginning, Pass, Reading, Sieve, Touched};
 use super::super::target::Target;
+use crate::address::TargetAddr;
 use crate::bpf::counters::Counters;
 use crate::ids::Pid;
 use crate::ledger::Reconciled;
@@ -19,9 +20,6 @@ use crate::units::MonotonicNanos;
 
 /// Where the live set has no more blocks than this, what an ended process leaves in it is looked for at once.
 const SWEPT_AT_ONCE: u64 = 1 << 16;
-
-/// Passes at the end: frees go on while the last is made, and may be lost too.
-const LAST_PASSES: usize = 3;
 
 impl Session {
     pub(super) fn begin_pass(&mut self) {
@@ -54,20 +52,15 @@ impl Session {
         let mut missing = Vec::new();
         for target in self.targets.running_mut() {
             // Another process, or program, than when it was read has books of its own.
-            if targets.get(&target.pid) != Some(&beginning(target)) {
+            if targets.get(&target.pid) != Some(&beginning(target)) || self.lifecycle.awaits(target.pid) {
                 continue;
             }
             let pid = target.pid;
             let is_touched = |address| touched.contains(&(pid, address)) || reading.is_recent(pid, address);
-            // Those too that events have told of meanwhile: their time tells them from others at their address.
-            reading.thinned(pid).for_each(|block| target.ledger.thin(&block, None));
-            if !self.relief.thinnings.is_empty() {
-                reading.live(pid).for_each(|block| target.ledger.thin(&block, Some(block.interval)));
-            }
-            all += target.ledger.reconcile(reading.live(pid), is_touched);
+            all += put_right(target, &reading, is_touched, !self.relief.thinnings.is_empty());
             missing.extend(target.ledger.stacks_missing());
         }
-        self.remove_strays(&reading, &targets);
+        self.remove_strays(&reading, &targets, &touched);
         if let Err(error) = self.probes.kernel.forget_stacks(&missing) {
             debug!("{error}");
         }
@@ -85,9 +78,10 @@ impl Session {
     }
 
     /// Takes blocks of processes out of the live set that are gone.
-    fn remove_strays(&mut self, reading: &Reading, known: &BTreeMap<Pid, Beginning>) {
+    fn remove_strays(&mut self, reading: &Reading, known: &BTreeMap<Pid, Beginning>, touched: &Touched) {
         let mut strays = BTreeMap::<Pid, Vec<_>>::new();
-        for &(pid, address) in &reading.strays {
+        // A program may have made a block by now where one of the program before was.
+        for &(pid, address) in reading.strays.iter().filter(|&stray| !touched.contains(stray)) {
             strays.entry(pid).or_default().push(address);
         }
         for (pid, addresses) in strays {
@@ -109,12 +103,33 @@ impl Session {
         if self.relief.pass.is_some() {
             self.complete_pass();
         }
-        for _ in 0..LAST_PASSES {
-            let Ok(lost) = Counters::read_one(&self.probes.kernel, Counter::RingFull) else { return };
-            self.relief.schedule.lose(lost + self.records_unreadable, clock::now().monotonic);
-            if !self.relief.schedule.is_uncovered() {
-                return;
-            }
+        let Ok(lost) = Counters::read_one(&self.probes.kernel, Counter::RingFull) else { return };
+        self.relief.schedule.lose(lost + self.records_unreadable, clock::now().monotonic);
+        // One is enough: nothing is made any more, and no free is entered.
+        if self.relief.schedule.is_uncovered() {
+            self.begin_pass();
+            self.complete_pass();
+        }
+    }
+
+    /// The books of a target are about to be closed: a pass that is being made, and may have thinned the live set already, is of no
+    /// use to them afterwards.
+    pub(in crate::session) fn complete_pass_for(&mut self, pid: Pid) {
+        if self.relief.pass.as_ref().is_some_and(|pass| pass.targets.contains_key(&pid)) {
+            self.complete_pass();
+        }
+    }
+
+    /// A target has ended, whose books are wrong after losses. Puts them right where that takes long; the ring is read meanwhile. Of
+    /// one of many that is done only if a pass is due: they may end one after the other.
+    pub(in crate::session) fn catch_up(&mut self) {
+        let now = clock::now().monotonic;
+        let lost = Counters::read_one(&self.probes.kernel, Counter::RingFull).unwrap_or(0);
+        self.relief.schedule.lose(lost + self.records_unreadable, now);
+        let schedule = &self.relief.schedule;
+        let is_meant = schedule.is_uncovered() && (self.targets.count() == 1 || schedule.is_due(now));
+        if is_meant && self.relief.reader.count() > SWEPT_AT_ONCE {
+            self.complete_pass();
             self.begin_pass();
             self.complete_pass();
         }
@@ -153,7 +168,7 @@ impl Session {
             .sift(|pid, address, block| pid != target.pid || reading.take(&sieve, pid, address, block));
         match read {
             Ok(_) if self.relief.schedule.is_uncovered() => {
-                target.ledger.reconcile(reading.live(target.pid), |_| false);
+                put_right(target, &reading, |_| false, !self.relief.thinnings.is_empty());
             }
             Ok(_) => {}
             Err(error) => return debug!("process {}: {error}", target.pid),
@@ -178,6 +193,22 @@ impl Session {
 
 /// Between two tries to read the live set, a tenth of it.
 const PASS_AGAIN: Duration = Duration::from_secs(1);
+
+/// Puts a target's books right by what was read, thinned as that is.
+fn put_right(
+    target: &mut Target,
+    reading: &Reading,
+    is_touched: impl Fn(TargetAddr) -> bool + Copy,
+    is_thinned: bool,
+) -> Reconciled {
+    let (pid, ledger) = (target.pid, &mut target.ledger);
+    // Those too that events have told of meanwhile: their time tells them from others at their address.
+    reading.thinned(pid).for_each(|block| ledger.thin(&block, None));
+    if is_thinned {
+        reading.live(pid).for_each(|block| ledger.thin(&block, Some(block.interval)));
+    }
+    ledger.reconcile(reading.live(pid), is_touched)
+}
 
 fn beginning(target: &Target) -> Beginning {
     let program = if target.beginning.origin == Origin::Executed { target.born } else { None };
