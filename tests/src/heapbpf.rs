@@ -16,10 +16,10 @@ use crate::kernel;
 use crate::report::Report;
 use crate::target::build_directory;
 
-/// Until probes are in place.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+/// Until probes are in place. Only a hang takes this long, also on a machine that does much else.
+const READY_WITHIN: Duration = Duration::from_secs(120);
 /// Until it has ended and written its reports. Only a hang takes this long.
-const DONE_WITHIN: Duration = Duration::from_secs(60);
+const DONE_WITHIN: Duration = Duration::from_secs(300);
 /// What it says once probes are in place.
 const READY: &str = "heapbpf: recording";
 

@@ -14,7 +14,7 @@ use crate::recipe::Recipe;
 use crate::report::Ledger;
 
 /// How long a target may take over one line of input. Only a hang takes this long.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+const ANSWER_WITHIN: Duration = Duration::from_secs(300);
 
 /// The build directory of this workspace, which this program was built into.
 ///

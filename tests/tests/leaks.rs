@@ -106,7 +106,9 @@ fn old_blocks_alone_are_shown_and_totals_are_of_all() {
     assert_eq!((live("serves"), older("serves")), (50, 0));
     assert_eq!((live("forgets"), live("fills_cache")), (900, 180));
     let forgotten = older("forgets");
-    assert!((300..=450).contains(&forgotten), "{forgotten}");
+    // No request is served before its time, but some may be late, and so may the end. Times of blocks are right to 8.4 ms.
+    let most = (report.ended_unix_ns - report.started_unix_ns - 5_000_000_000) / 10_000_000 + 2;
+    assert!((200..=most).contains(&forgotten), "{forgotten}, at most {most}");
     assert!(folded.contains("loads_tables") && !folded.contains("serves"), "{folded}");
     assert!(outcome.stdout.contains("by live bytes older than 5s"), "{}", outcome.stdout);
     assert_eq!(report.older_than_ns, Some(5_000_000_000));

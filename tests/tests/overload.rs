@@ -2,30 +2,35 @@
 //!
 //! `HEAPBPF_OVERLOAD_SECONDS=60` makes the floods as long as docs/overhead.md reports them.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome, Session};
-use heapbpf_tests::report::{Ledger, Process, Report};
+use heapbpf_tests::report::{Ledger, Process};
 use heapbpf_tests::target::Target;
+use rustix::process::Signal;
 
 /// After the load has stopped, what is live is to be right within this.
 const RIGHT_WITHIN: Duration = Duration::from_secs(1);
 
+/// Only where it is never put right does it take this long, also on a machine that does much else.
+const RIGHT_WITHIN_MAX: Duration = Duration::from_secs(60);
+
 /// With `adapt`, losses are to have ended within this. Losses are told of five times a second.
 const MET_WITHIN_SECONDS: f64 = 1.2;
 
-fn seconds() -> String {
-    std::env::var("HEAPBPF_OVERLOAD_SECONDS").unwrap_or_else(|_| "6".to_owned())
+/// How long a flood is, in seconds, where times are measured; else they may be anything, because the machine may do much else.
+fn measured() -> Option<String> {
+    std::env::var("HEAPBPF_OVERLOAD_SECONDS").ok()
 }
 
-/// A flood that was recorded.
+/// A flood that is over, of which the recording goes on.
 struct Flood {
-    report: Report,
+    target: Target,
+    heapbpf: Heapbpf,
+    session: Session,
     ledger: Ledger,
-    pid: u32,
-    outcome: Outcome,
-    /// When the load stopped, since the recording began.
-    stopped_seconds: f64,
+    /// When the load had stopped.
+    stopped_unix_ns: u64,
 }
 
 /// Four threads allocate and free as fast as they can, every allocation is to be recorded, and there is hardly any room for that.
@@ -34,14 +39,10 @@ fn flood(policy: &str) -> Flood {
     let arguments = format!("-v --interval 1 --ring-size 64KiB --on-overload {policy} -o out.json");
     let mut heapbpf = Heapbpf::of(target.pid(), &arguments);
     let session = heapbpf.start();
-    let started = Instant::now();
-    let ledger = target.work(&seconds());
-    let stopped_seconds = started.elapsed().as_secs_f64();
-    // What is claimed is of this moment.
-    std::thread::sleep(RIGHT_WITHIN);
-    let outcome = session.interrupt().expect_code(3);
-    target.assert_running();
-    Flood { report: heapbpf.report("out.json"), ledger, pid: target.pid(), outcome, stopped_seconds }
+    let ledger = target.work(measured().as_deref().unwrap_or("6"));
+    let since_1970 = SystemTime::UNIX_EPOCH.elapsed().expect("it is later than 1970");
+    let stopped_unix_ns = u64::try_from(since_1970.as_nanos()).expect("it is before 2554");
+    Flood { target, heapbpf, session, ledger, stopped_unix_ns }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts and bytes here are far below 2^53")]
@@ -81,45 +82,74 @@ fn told_seconds(outcome: &Outcome, what: &str) -> Vec<f64> {
     outcome.stderr.lines().filter_map(told).collect()
 }
 
-#[test]
-fn with_drop_losses_are_counted_and_what_is_live_is_right_within_a_second() {
-    let Flood { report, ledger, pid, outcome, stopped_seconds } = flood("drop");
-    let health = &report.health;
-    assert!(health.lost.get("ring_full").is_some_and(|&lost| lost > 0), "{:?}", health.lost);
-    assert!(health.interval_changes.is_empty(), "{:?}", health.interval_changes);
-    assert!(health.resyncs > 0);
-    let live = live_bytes(report.process(pid));
-    let off = share_off(live, ledger.sum().live_bytes);
-    assert!(off.abs() <= 0.01, "{live} bytes live, {:.2} % off {:?}\n{}", off * 100.0, ledger.sum(), outcome.stderr);
-    // Not only when it ended: the books were right by then.
-    let resyncs = told_seconds(&outcome, "the books were put right");
-    let right_within = stopped_seconds + RIGHT_WITHIN.as_secs_f64();
-    assert!(resyncs.iter().all(|&at| at <= right_within), "{resyncs:?}, load until {stopped_seconds}");
-    // Of what was allocated, losses are missing.
-    assert!(report.process(pid).totals.estimates().alloc_bytes < ledger.sum().alloc_bytes as f64);
+/// How long after the load a dump has what is live right, to a hundredth. Dumps themselves put nothing right.
+#[track_caller]
+fn right_after(flood: &mut Flood) -> Duration {
+    let deadline = Instant::now() + RIGHT_WITHIN_MAX;
+    for number in 1.. {
+        let name = format!("out.{number:04}.json");
+        flood.session.signal(Signal::USR1);
+        flood.session.wait_for(&name);
+        let report = flood.heapbpf.report(&name);
+        let live = live_bytes(report.process(flood.target.pid()));
+        if share_off(live, flood.ledger.sum().live_bytes).abs() <= 0.01 {
+            return Duration::from_nanos(report.ended_unix_ns.saturating_sub(flood.stopped_unix_ns));
+        }
+        assert!(Instant::now() < deadline, "{live} bytes live, in truth {:?}", flood.ledger.sum());
+    }
+    unreachable!("dumps have numbers without end")
 }
 
 #[test]
-fn with_adapt_nothing_is_lost_after_the_first_second() {
-    let Flood { report, ledger, pid, outcome, .. } = flood("adapt");
+fn with_drop_losses_are_counted_and_what_is_live_is_right_soon_after() {
+    let mut flood = flood("drop");
+    let took = right_after(&mut flood);
+    assert!(measured().is_none() || took <= RIGHT_WITHIN, "what is live is right after {took:?}");
+    let Flood { mut target, heapbpf, session, ledger, .. } = flood;
+    let outcome = session.interrupt().expect_code(3);
+    target.assert_running();
+    let report = heapbpf.report("out.json");
+    let (health, truth) = (&report.health, ledger.sum());
+    assert!(health.lost.get("ring_full").is_some_and(|&lost| lost > 0), "{:?}", health.lost);
+    assert!(health.interval_changes.is_empty(), "{:?}", health.interval_changes);
+    assert!(health.resyncs > 0);
+    let live = live_bytes(report.process(target.pid()));
+    let off = share_off(live, truth.live_bytes);
+    assert!(off.abs() <= 0.01, "{live} bytes live, {:.2} % off {truth:?}\n{}", off * 100.0, outcome.stderr);
+    // Of what was allocated, losses are missing.
+    assert!(share_off(report.process(target.pid()).totals.estimates().alloc_bytes, truth.alloc_bytes) < 0.0);
+}
+
+#[test]
+fn with_adapt_hardly_anything_is_lost_and_that_in_the_beginning() {
+    let Flood { mut target, heapbpf, session, ledger, .. } = flood("adapt");
+    let outcome = session.interrupt();
+    target.assert_running();
+    let (report, truth) = (heapbpf.report("out.json"), ledger.sum());
+    // Where the ring was found half full before it was full, nothing was lost.
+    let outcome = outcome.expect_code(if report.health.lost.is_empty() { 0 } else { 3 });
     let changes = &report.health.interval_changes;
     let first = changes.first().unwrap_or_else(|| panic!("T did not rise\n{}", outcome.stderr));
     assert_eq!((first.heap.as_str(), first.from_bytes), ("libc", 1));
     assert!(
         changes.iter().all(|change| change.unix_ns >= report.started_unix_ns && change.from_bytes != change.to_bytes)
     );
-    let told = told_seconds(&outcome, "have found no room in the ring");
-    let (Some(began), Some(ended)) = (told.first(), told.last()) else {
-        // The ring was found half full before it was full.
-        return assert!(report.health.lost.is_empty(), "{:?}", report.health.lost);
-    };
-    assert!(ended - began <= MET_WITHIN_SECONDS, "losses at {told:?}\n{}", outcome.stderr);
-    let totals = &report.process(pid).totals;
+    if let (true, [began, .., ended]) =
+        (measured().is_some(), told_seconds(&outcome, "have found no room in the ring").as_slice())
+    {
+        assert!(ended - began <= MET_WITHIN_SECONDS, "losses from {began} to {ended}\n{}", outcome.stderr);
+    }
+    // With `drop` it is most of them.
+    let lost = report.health.lost.get("ring_full").copied().unwrap_or_default();
+    assert!(lost <= (truth.alloc_count + truth.free_count) / 10, "{lost} of {truth:?}\n{}", outcome.stderr);
+    let totals = &report.process(target.pid()).totals;
     let estimates = totals.estimates();
-    assert_within_4_sigma("live bytes", estimates.live_bytes, totals.live_bytes_95, ledger.sum().live_bytes);
+    assert_within_4_sigma("live bytes", estimates.live_bytes, totals.live_bytes_95, truth.live_bytes);
     // What was lost in the beginning is missing.
-    let off = share_off(estimates.alloc_bytes, ledger.sum().alloc_bytes);
-    assert!((-0.1..0.05).contains(&off), "{off}");
+    let off = share_off(estimates.alloc_bytes, truth.alloc_bytes);
+    let [low, high] = totals.alloc_bytes_95.expect("it is an estimate");
+    let four_sigma = share_off(estimates.alloc_bytes + 4.0 * (high - low) / 2.0 / 1.96, truth.alloc_bytes) - off;
+    assert!((-0.2 - four_sigma..four_sigma).contains(&off), "{off}, four sigma are {four_sigma}");
     assert!(outcome.stderr.contains("heap libc is sampled every"), "{}", outcome.stderr);
     assert!(outcome.stdout.contains("heap libc was sampled every"), "{}", outcome.stdout);
 }

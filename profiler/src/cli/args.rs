@@ -90,43 +90,51 @@ pub(super) enum Command {
     Man,
 }
 
+/// Groups of options, in the order in which help and manual page show them: that of each one's first option below.
+const TARGETS: &str = "What to profile";
+const SAMPLING: &str = "Sampling";
+const OUTPUT: &str = "Output";
+const DUMPS: &str = "Dumps";
+const LIMITS: &str = "Limits";
+const KERNEL: &str = "Kernel side";
+
 #[derive(Args, Clone, Debug)]
 pub(super) struct RecordArgs {
     /// Process to profile. May be given several times.
-    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    #[arg(help_heading = TARGETS, short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub(super) pid: Vec<u32>,
 
     /// Program to profile, by its name: the last component of what it was started as (argv[0]), cut at `@`. `*`, `?` and
     /// `[…]` match as in a shell; a pattern with a `/` matches the whole path. What starts later is profiled as well.
     /// May be given several times.
-    #[arg(short, long, value_name = "PATTERN")]
+    #[arg(help_heading = TARGETS, short, long, value_name = "PATTERN")]
     pub(super) cmdline: Vec<Pattern>,
 
     /// Control group to profile: its path, with all below it, or the beginning of a container's id (6 digits at least).
     /// May be given several times.
-    #[arg(long, value_name = "GROUP")]
+    #[arg(help_heading = TARGETS, long, value_name = "GROUP")]
     pub(super) cgroup: Vec<Cgroup>,
 
     /// Profile every process that lives longer than 50 ms.
-    #[arg(short, long)]
+    #[arg(help_heading = TARGETS, short, long)]
     pub(super) all: bool,
 
     /// Program to leave out of those that match otherwise. May be given several times.
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(help_heading = TARGETS, long, value_name = "PATTERN")]
     pub(super) exclude: Vec<Pattern>,
 
     /// Leave out processes whose resident memory is smaller than this. Those that grow beyond it while recording are
     /// profiled from then on.
-    #[arg(long, value_name = "BYTES", default_value = "0", hide_default_value = true, value_parser = quantity::size)]
+    #[arg(help_heading = TARGETS, long, value_name = "BYTES", default_value = "0", hide_default_value = true, value_parser = quantity::size)]
     pub(super) min_rss: u64,
 
     /// Leave processes alone that targets make by fork.
-    #[arg(long)]
+    #[arg(help_heading = TARGETS, long)]
     pub(super) no_follow_fork: bool,
 
     /// Which processes that begin while recording are stopped for the ten milliseconds that probes take: `execs` (programs
     /// that start, so that their first allocation is seen), `forks` (copies of targets as well), `never`. With `--all` none is.
-    #[arg(long, value_name = "WHICH", default_value = "execs", hide_possible_values = true)]
+    #[arg(help_heading = TARGETS, long, value_name = "WHICH", default_value = "execs", hide_possible_values = true)]
     pub(super) hold: HoldArg,
 
     /// Program to start and profile, with its arguments. Its streams, signals and exit code pass through.
@@ -135,129 +143,127 @@ pub(super) struct RecordArgs {
 
     /// Heap to watch: `libc`, `jemalloc`, … as reports name them. May be given several times; without it, all but `mmap`
     /// (mmap, munmap, mremap and sbrk), which has to be named. `all` stands for these.
-    #[arg(long, value_name = "NAME")]
+    #[arg(help_heading = TARGETS, long, value_name = "NAME")]
     pub(super) heap: Vec<String>,
 
     /// Heap to leave alone. May be given several times.
-    #[arg(long, value_name = "NAME")]
+    #[arg(help_heading = TARGETS, long, value_name = "NAME")]
     pub(super) exclude_heap: Vec<String>,
-
-    /// Mean bytes between samples of one heap, where that is not to be `--interval`: `cuda=1`.
-    #[arg(long, value_name = "NAME=BYTES")]
-    pub(super) heap_interval: Vec<HeapInterval>,
 
     /// Function of an allocator of your own: `[HEAP=]MODULE:FUNCTION(ptr=ret,size=arg1)`. May be given several times; see
     /// docs/hooks.md.
-    #[arg(long, value_name = "SPEC")]
+    #[arg(help_heading = TARGETS, long, value_name = "SPEC")]
     pub(super) hook: Vec<CustomHook>,
 
     /// File with such functions in TOML, or a set that comes with heapbpf: `cuda`, `cpython`. May be given several times.
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = TARGETS, long, value_name = "FILE")]
     pub(super) hooks: Vec<String>,
 
     /// Mean bytes between samples. 1 sees every allocation and is exact; larger costs less and estimates. Units: KiB and
     /// MiB are powers of 1024, k and M of 1000.
-    #[arg(short, long, value_name = "BYTES", default_value = "4KiB", value_parser = quantity::interval, allow_hyphen_values = true)]
+    #[arg(help_heading = SAMPLING, short, long, value_name = "BYTES", default_value = "4KiB", value_parser = quantity::interval, allow_hyphen_values = true)]
     pub(super) interval: u32,
+
+    /// Mean bytes between samples of one heap, where that is not to be `--interval`: `cuda=1`.
+    #[arg(help_heading = SAMPLING, long, value_name = "NAME=BYTES")]
+    pub(super) heap_interval: Vec<HeapInterval>,
 
     /// What to do when there is more than can be followed: `adapt` samples less, and again as asked when there is less; `drop`
     /// keeps the interval and loses what finds no room. Both is told in reports.
-    #[arg(long, value_name = "HOW", default_value = "adapt", hide_possible_values = true)]
+    #[arg(help_heading = SAMPLING, long, value_name = "HOW", default_value = "adapt", hide_possible_values = true)]
     pub(super) on_overload: OverloadArg,
 
     /// The largest interval that `--on-overload adapt` goes to.
-    #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = quantity::interval, allow_hyphen_values = true)]
+    #[arg(help_heading = SAMPLING, long, value_name = "BYTES", default_value = "16MiB", value_parser = quantity::interval, allow_hyphen_values = true)]
     pub(super) interval_max: u32,
-
-    /// Stop after this time (10s, 5m, 1h30m). Without it: until Ctrl-C, or until all targets have ended and none can follow.
-    #[arg(short, long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
-    pub(super) duration: Option<Duration>,
 
     /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format;
     /// `.heapbpf`, once, is a recording of all that happens, for `heapbpf convert`.
-    #[arg(short, long, value_name = "FILE", value_parser = output)]
+    #[arg(help_heading = OUTPUT, short, long, value_name = "FILE", value_parser = output)]
     pub(super) output: Vec<PathBuf>,
 
     /// Most bytes that a recording (`-o x.heapbpf`) may take. When it would take more, its oldest part is folded into sums: of
     /// that part, no time can be picked any more. Without it: as many as it takes.
-    #[arg(long, value_name = "BYTES", value_parser = quantity::recording_size)]
+    #[arg(help_heading = OUTPUT, long, value_name = "BYTES", value_parser = quantity::recording_size)]
     pub(super) max_size: Option<u64>,
 
     #[command(flatten)]
     pub(super) dumps: DumpArgs,
 
+    /// Stop after this time (10s, 5m, 1h30m). Without it: until Ctrl-C, or until all targets have ended and none can follow.
+    #[arg(help_heading = LIMITS, short, long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
+    pub(super) duration: Option<Duration>,
+
     /// What flame graphs, folded text and the table show.
-    #[arg(long, default_value_t = View::LiveBytes, value_name = "VIEW", help = view_help())]
+    #[arg(help_heading = OUTPUT, long, default_value_t = View::LiveBytes, value_name = "VIEW", help = view_help())]
     pub(super) view: View,
 
     /// Rows of the table of callsites.
-    #[arg(long, value_name = "ROWS", default_value_t = 10)]
+    #[arg(help_heading = OUTPUT, long, value_name = "ROWS", default_value_t = 10)]
     pub(super) top: usize,
 
     /// Leave out frames of the language's runtime at both ends of stacks (`operator new`, `alloc::…`, `__libc_start_main`).
-    #[arg(long)]
+    #[arg(help_heading = OUTPUT, long)]
     pub(super) trim: bool,
 
     /// How stacks are unwound: `auto` goes by the modules' unwind tables (.eh_frame), and by frame pointers in code that
     /// has none; `dwarf` and `fp` use one alone.
-    #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
+    #[arg(help_heading = KERNEL, long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
     pub(super) unwind: Unwind,
 
     /// How probes are attached: `session`, `multi` or `perf`; `auto` takes the first that the kernel has.
-    #[arg(long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
+    #[arg(help_heading = KERNEL, long, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
     pub(super) backend: BackendArg,
 
     /// Where in the allocator's functions probes go: `auto` takes the first instruction that the kernel emulates, which
     /// costs least; `entry` takes the first one.
-    #[arg(long, value_name = "WHERE", default_value = "auto", hide_possible_values = true)]
+    #[arg(help_heading = KERNEL, long, value_name = "WHERE", default_value = "auto", hide_possible_values = true)]
     pub(super) placement: Placement,
 
     /// Print nothing but errors.
-    #[arg(short, long)]
+    #[arg(help_heading = OUTPUT, short, long)]
     pub(super) quiet: bool,
 
     /// Room for events on their way from the kernel. A power of two; more of it survives longer bursts.
-    #[arg(long, value_name = "BYTES", default_value = "16MiB", value_parser = quantity::ring_size)]
+    #[arg(help_heading = KERNEL, long, value_name = "BYTES", default_value = "16MiB", value_parser = quantity::ring_size)]
     pub(super) ring_size: u32,
 
     /// Kernel memory that unwind tables may take. Tables of modules that no target uses go first.
-    #[arg(long, value_name = "BYTES", default_value = "256MiB", value_parser = quantity::memory)]
+    #[arg(help_heading = KERNEL, long, value_name = "BYTES", default_value = "256MiB", value_parser = quantity::memory)]
     pub(super) unwind_memory: u64,
 
     /// File of suppressions in LeakSanitizer's syntax (`leak:PATTERN`): growing callsites that have a frame whose function, module
     /// or source file matches are not told of. May be given several times.
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = OUTPUT, long, value_name = "FILE")]
     pub(super) suppressions: Vec<PathBuf>,
 
     /// Show live blocks alone that have lived at least this long when recording stops. Totals are of all.
-    #[arg(long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
+    #[arg(help_heading = OUTPUT, long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
     pub(super) older_than: Option<Duration>,
 
     /// Memory that heapbpf may take, its kernel maps included: beyond it, the recording ends with a report.
-    #[arg(long, value_name = "BYTES", value_parser = quantity::memory)]
+    #[arg(help_heading = LIMITS, long, value_name = "BYTES", value_parser = quantity::memory)]
     pub(super) max_memory: Option<u64>,
 
     /// CPU time that heapbpf may take, in percent of one core: beyond it, it samples less, and if that does not help the
     /// recording ends with a report.
-    #[arg(long, value_name = "PERCENT", value_parser = quantity::percent)]
+    #[arg(help_heading = LIMITS, long, value_name = "PERCENT", value_parser = quantity::percent)]
     pub(super) max_cpu: Option<f64>,
 
     /// CPU time that probes may take, in percent of the target's: a target of which they take more is let go, and the
     /// report says what was seen until then. See docs/overhead.md.
-    #[arg(long, value_name = "PERCENT", value_parser = quantity::percent)]
+    #[arg(help_heading = LIMITS, long, value_name = "PERCENT", value_parser = quantity::percent)]
     pub(super) max_overhead: Option<f64>,
 
     /// Sampled blocks that can be live at once. Memory is used only for those that are.
-    #[arg(long, value_name = "BLOCKS", default_value_t = profiler_common::limits::LIVE_BLOCKS_DEFAULT)]
+    #[arg(help_heading = KERNEL, long, value_name = "BLOCKS", default_value_t = profiler_common::limits::LIVE_BLOCKS_DEFAULT)]
     pub(super) live_blocks: u32,
 }
 
-const DUMPS: &str =
-    "Dumps: numbered files beside those of `-o`, each about the time since the dump before (docs/dumps.md)";
-
 #[derive(Args, Clone, Debug)]
 pub(super) struct DumpArgs {
-    /// Dump after each such time (10s, 5m). `kill -USR1` to heapbpf dumps at any time.
+    /// Dump after each such time (10s, 5m): numbered files beside those of `-o`, each about the time since the dump before. See
+    /// docs/dumps.md. `kill -USR1` to heapbpf dumps at any time.
     #[arg(help_heading = DUMPS, long, value_name = "TIME", value_parser = quantity::period, allow_hyphen_values = true)]
     pub(super) dump_every: Option<Duration>,
 

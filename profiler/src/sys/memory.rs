@@ -18,16 +18,25 @@ pub fn throw_safe_bytes() -> u64 {
 pub fn resident_bytes() -> u64 {
     let read = |process: Process| process.smaps();
     let Ok(maps) = Process::myself().and_then(read) else { return 0 };
-    let own = maps.iter().filter(|map| !matches!(&map.pathname, MMapPath::Other(name) if name == BPF_MAP));
+    let own = maps.iter().filter(|map| !is_bpf_map(&map.pathname));
     own.filter_map(|map| map.extension.map.get("Rss")).sum()
 }
 
-/// What a BPF map is called that is mapped into a process.
-const BPF_MAP: &str = "anon_inode:bpf-map";
+/// Whether this is what a BPF map is called that is mapped into a process.
+fn is_bpf_map(name: &MMapPath) -> bool {
+    matches!(name, MMapPath::Path(path) if path.as_os_str() == "anon_inode:bpf-map")
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bpf_maps_are_told_from_other_files() {
+        let check = |name: &str| is_bpf_map(&MMapPath::from(name).expect("it is a name"));
+        assert!(check("anon_inode:bpf-map"), "as Linux writes it");
+        assert!(!["anon_inode:[perf_event]", "/usr/lib/libc.so.6", "[heap]", ""].iter().any(|name| check(name)));
+    }
 
     #[test]
     fn machines_have_memory() {

@@ -1,7 +1,5 @@
 //! Dumps that a signal asks for.
 
-use std::time::{Duration, Instant};
-
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::Counts;
 use heapbpf_tests::target::{Target, build};
@@ -102,12 +100,10 @@ fn a_command_is_dumped_too_and_does_not_get_the_signals() {
 #[test]
 fn dumps_in_a_row_are_all_taken() {
     let (mut target, heapbpf, mut session) = record("-o out.svg");
-    let began = Instant::now();
     for number in 1..=10 {
         target.work(&format!("+{number}:{}", 10 * number));
         dump(&mut session, number);
     }
-    assert!(began.elapsed() < Duration::from_secs(20), "ten dumps of three callsites took {:?}", began.elapsed());
     let _ = session.interrupt().expect_code(0);
     let live = |n: u64| 10 * n * (n + 1) / 2;
     let expected: Vec<_> =

@@ -1,5 +1,7 @@
 //! Marks: later windows begin there.
 
+use std::time::SystemTime;
+
 use rustix::process::Signal;
 
 use super::{dump, flow, name, record, window};
@@ -37,6 +39,7 @@ fn later_dumps_are_relative_to_the_last_mark() {
 fn a_mark_after_a_time_gives_a_window_to_the_end() {
     let (mut target, heapbpf, mut session) = record("--mark 1500ms");
     target.work("+0:500");
+    let taken_unix_ns = unix_ns();
     session.wait_for("marked at ");
     target.work("+1:7");
     let outcome = session.interrupt().expect_code(0);
@@ -44,7 +47,14 @@ fn a_mark_after_a_time_gives_a_window_to_the_end() {
     let window = window(&report);
     assert!(window.since_mark && window.reason == "end", "{window:?}");
     assert!(window.start_unix_ns - report.started_unix_ns >= 1_500_000_000, "{window:?}");
-    // That 500 bytes were taken before the mark is the test's way of saying that it was in time.
-    assert_eq!(flow(report.process(target.pid())), [500, 7, 0, 507]);
+    let flow = flow(report.process(target.pid()));
+    // On a machine that does much else, the mark may come before the first block.
+    let is_before = flow == [500, 7, 0, 507];
+    assert!(is_before || (taken_unix_ns > window.start_unix_ns && flow == [0, 507, 0, 507]), "{flow:?}");
     assert!(outcome.stderr.contains("(end, from the mark at "), "{}", outcome.stderr);
+}
+
+fn unix_ns() -> u64 {
+    let since = SystemTime::UNIX_EPOCH.elapsed().expect("it is later than 1970");
+    u64::try_from(since.as_nanos()).expect("it is before 2554")
 }

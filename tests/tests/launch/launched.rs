@@ -16,7 +16,7 @@ use rustix::process::Pid;
 use tempfile::TempDir;
 
 /// Only a hang takes this long.
-const WITHIN: Duration = Duration::from_secs(30);
+const WITHIN: Duration = Duration::from_secs(120);
 
 /// A target that heapbpf has started. Speaks through heapbpf's streams; its `pid` is heapbpf's.
 pub(super) struct Launched {
