@@ -38,6 +38,24 @@ fn of_leaf(report: &Value, function: &str, quantity: &str, field: &str) -> f64 {
 }
 
 #[test]
+fn growth_between_recordings_is_that_between_their_reports() {
+    let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+    let before = record("growth.c", "30 5", "1", directory.path(), "before.heapbpf");
+    let after = record("growth.c", "20 12", "1", directory.path(), "after.heapbpf");
+    let mut heapbpf = diff(&before, &after, "-o growth.json");
+    let _ = heapbpf.run().expect_code(DONE);
+    let report: Value = serde_json::from_str(&text(&heapbpf.file("growth.json"))).expect("the difference is JSON");
+    for (function, growth) in [("Allocate", -100_000.0), ("Allocate2", 70_000.0)] {
+        assert_eq!(of_leaf(&report, function, "live_bytes", "growth"), growth, "{function}");
+    }
+    // What was cut off is told of, and misses something.
+    let whole = fs::read(&after).expect("it is there");
+    fs::write(&after, &whole[..whole.len() - 1]).expect("it can be written");
+    let outcome = diff(&before, &after, "").run().expect_code(INCOMPLETE);
+    assert!(outcome.stderr.contains("damaged at byte"), "{}", outcome.stderr);
+}
+
+#[test]
 fn growth_between_two_processes_is_exact_to_the_byte() {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let before = record("growth.c", "30 5", "1", directory.path(), "before.json");

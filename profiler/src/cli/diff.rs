@@ -23,6 +23,7 @@ Examples:
   heapbpf diff v1.json v2.json --view alloc-bytes           two builds of a program: what the new one allocates more
   heapbpf diff before.json after.json --top 50 --threshold 100KiB
   heapbpf diff before.json after.json -q -o -               folded, two values a line: before, after
+  heapbpf diff monday.heapbpf tuesday.heapbpf               recordings, each as a whole
   heapbpf diff before.json after.json -o growth.json        everything, for programs
 
 Callsites are the same where program, heap and all functions with their modules have the same names; pids, addresses and lines
@@ -33,7 +34,7 @@ Exit codes:
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct DiffArgs {
-    /// Profile from which on growth is counted: a JSON report.
+    /// Profile from which on growth is counted: a JSON report, or a recording (`.heapbpf`).
     #[arg(value_name = "BEFORE")]
     before: PathBuf,
 
@@ -86,7 +87,9 @@ impl From<WidthsArg> for diff::Widths {
 pub(super) fn run(args: &DiffArgs) -> Result<u8> {
     // What cannot be written is said before what takes time is done.
     let outputs = args.output.iter().map(|path| Output::open(path)).collect::<Result<Vec<_>>>()?;
-    let (before, after) = (profile_of(&args.before)?, profile_of(&args.after)?);
+    let (before, after) = (profile_of(&args.before, args.quiet)?, profile_of(&args.after, args.quiet)?);
+    let is_damaged = before.is_damaged || after.is_damaged;
+    let (before, after) = (before.profile, after.profile);
     let [before_name, after_name] = [&args.before, &args.after].map(|path| path.display().to_string());
     let diff = Diff::new(Side { name: &before_name, profile: &before }, Side { name: &after_name, profile: &after });
     let mut to_stdout = false;
@@ -113,5 +116,5 @@ pub(super) fn run(args: &DiffArgs) -> Result<u8> {
             write!(std::io::stdout(), "{text}")?;
         }
     }
-    Ok(if diff.incomplete() { exit::INCOMPLETE } else { exit::DONE })
+    Ok(if diff.incomplete() || is_damaged { exit::INCOMPLETE } else { exit::DONE })
 }

@@ -12,6 +12,7 @@ mod profile_file;
 mod progress;
 mod quantity;
 mod record;
+mod recorded;
 mod stops;
 mod writing;
 

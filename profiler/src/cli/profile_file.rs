@@ -7,30 +7,50 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use bytesize::ByteSize;
 
+use super::recorded::Recorded;
+use crate::recording::block::MAGIC;
+use crate::recording::span::Span;
 use crate::report::json::read::read;
 use crate::report::profile::Profile;
 
 /// A report of 10,000 callsites with 40 frames each has a sixth of it.
 const SIZE_BYTES_MAX: u64 = 512 << 20;
 
-/// The profile that is in this file.
+/// A profile, and whether it lacks what a damaged file had of it.
+pub(super) struct Found {
+    /// What was read.
+    pub(super) profile: Profile,
+    /// The file was not read to its end.
+    pub(super) is_damaged: bool,
+}
+
+/// The profile that is in this file: a JSON report, or a recording, of which the whole is meant.
 ///
 /// # Errors
 ///
 /// If the file cannot be read, or there is no profile in it.
-pub(super) fn profile_of(path: &Path) -> Result<Profile> {
+pub(super) fn profile_of(path: &Path, quiet: bool) -> Result<Found> {
     let context = || format!("cannot read a profile from `{}`", path.display());
     let bytes = bytes_of(path).with_context(context)?;
-    parse(&bytes).with_context(context)
+    if bytes.starts_with(&MAGIC) {
+        let Recorded { profile, is_damaged, .. } = Recorded::read(path, Span::default(), false, quiet)?;
+        return Ok(Found { profile, is_damaged });
+    }
+    Ok(Found { profile: parse(&bytes).with_context(context)?, is_damaged: false })
 }
 
+/// What is in a file; of a recording, which can be large, its beginning alone. A pipe is read once.
 fn bytes_of(path: &Path) -> Result<Vec<u8>> {
-    let file = File::open(path)?;
+    let mut file = File::open(path)?;
     if file.metadata()?.is_dir() {
         bail!("it is a directory; name a file in it");
     }
     let mut bytes = Vec::new();
-    file.take(SIZE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut bytes)?;
+    if bytes == MAGIC {
+        return Ok(bytes);
+    }
+    file.take(SIZE_BYTES_MAX).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > SIZE_BYTES_MAX {
         bail!("it is larger than {}, which no report is", ByteSize(SIZE_BYTES_MAX));
     }
@@ -46,9 +66,9 @@ fn parse(bytes: &[u8]) -> Result<Profile> {
             Err(error) => error.to_string(),
         },
         Some(b'<') => "it is an image".to_owned(),
-        Some(_) => "it is not one of heapbpf's JSON reports".to_owned(),
+        Some(_) => "it is neither one of heapbpf's JSON reports nor a recording".to_owned(),
     };
-    bail!("{why}; profiles to compare are made with `heapbpf --pid PID -o heap.json`")
+    bail!("{why}; profiles to compare are made with `heapbpf --pid PID -o heap.json`, or `-o heap.heapbpf`")
 }
 
 #[cfg(test)]
@@ -61,7 +81,7 @@ mod tests {
         for (text, reason) in [
             ("", "it is empty"),
             ("<svg/>", "it is an image"),
-            ("main;f 12", "not one of heapbpf's JSON reports"),
+            ("main;f 12", "neither one of heapbpf's JSON reports nor a recording"),
             ("{\"version\": 1", "not JSON, or not all of it"),
             ("{\"version\": 2}", "has version 2 of the report"),
             ("{\"version\": 1, \"kind\": \"diff\"}", "the difference of two profiles"),
@@ -70,11 +90,11 @@ mod tests {
         ] {
             let path = folder.path().join("x.json");
             std::fs::write(&path, text).expect("written");
-            let error = format!("{:#}", profile_of(&path).expect_err("no profile"));
+            let error = format!("{:#}", profile_of(&path, true).err().expect("no profile"));
             assert!(error.contains(reason), "`{error}` does not say `{reason}`");
             assert!(error.contains(&format!("`{}`", path.display())), "{error}");
         }
-        let error = format!("{:#}", profile_of(folder.path()).expect_err("no file"));
+        let error = format!("{:#}", profile_of(folder.path(), true).err().expect("no file"));
         assert!(error.contains("is a directory"), "{error}");
     }
 }

@@ -1,0 +1,90 @@
+//! The profile that is in a recording, and what has to be said of it while it is read.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::record::UsageError;
+use super::say;
+use crate::recording::modules::{self, Found};
+use crate::recording::names::RecordedNames;
+use crate::recording::read::{self, Damage};
+use crate::recording::span::{Span, Spanned};
+use crate::report::profile::Profile;
+use crate::report::text::count;
+use crate::snapshot::Scope;
+use crate::symbolize::profile::profile;
+use crate::symbolize::resolver::Resolver;
+
+/// Modules that are named one by one where they are not found.
+const MISSING_NAMED_MAX: usize = 5;
+
+/// What was read of a recording.
+pub(super) struct Recorded {
+    /// What happened in the span.
+    pub(super) profile: Profile,
+    /// Until when the recording holds sums alone, in nanoseconds since its beginning.
+    pub(super) folded_until_ns: Option<u64>,
+    /// The file was not read to its end.
+    pub(super) is_damaged: bool,
+}
+
+impl Recorded {
+    /// Reads what happened in `span`. Where the file is damaged, up to there, and says so; `quiet` leaves out what is only of
+    /// interest.
+    ///
+    /// # Errors
+    ///
+    /// When it is no recording, or the span cannot be had of it.
+    pub(super) fn read(path: &Path, span: Span, trims: bool, quiet: bool) -> Result<Self> {
+        let name = path.display();
+        let mut reading = read::read(path).with_context(|| format!("`{name}`"))?;
+        let mut names = RecordedNames::new(Resolver::new());
+        let spanned = Spanned::read(&mut reading, span, |places| names.add(places))
+            .map_err(|error| UsageError(format!("`{name}`: {error}")))?;
+        if let Some(damage) = reading.damage() {
+            tell_damage(path, damage, &spanned);
+        }
+        if reading.passed_over() > 0 {
+            let passed_over = count(reading.passed_over());
+            say(&format!("heapbpf: `{name}`: {passed_over} entries of a later version of heapbpf were passed over"));
+        }
+        let Found { modules, missing } = modules::find(spanned.modules(), names.is_empty());
+        if !quiet {
+            tell_missing(&missing);
+        }
+        Ok(Self {
+            profile: profile(&spanned.snapshot(modules), Scope::Window, &names, trims),
+            folded_until_ns: spanned.folded_until_ns(),
+            is_damaged: reading.damage().is_some(),
+        })
+    }
+}
+
+fn tell_damage(path: &Path, damage: &Damage, spanned: &Spanned) {
+    let read = Duration::from_nanos(spanned.length_ns());
+    say(&format!(
+        "heapbpf: warning: `{}`: damaged at byte {}: {}; read up to {:.1} s, {} events",
+        path.display(),
+        count(damage.position),
+        damage.reason,
+        read.as_secs_f64(),
+        count(spanned.events()),
+    ));
+}
+
+fn tell_missing(missing: &[(String, &'static str)]) {
+    if missing.is_empty() {
+        return;
+    }
+    let named: Vec<_> = missing.iter().take(MISSING_NAMED_MAX).map(|(path, why)| format!("`{path}` ({why})")).collect();
+    let more = match missing.len().saturating_sub(MISSING_NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    say(&format!(
+        "heapbpf: the recording has no names, and these modules are not on this machine as they were: {}{more}; their frames are told as module+offset",
+        named.join(", ")
+    ));
+}
