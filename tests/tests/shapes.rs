@@ -125,10 +125,15 @@ impl Watched {
         watched
     }
 
-    /// Every call from now on, or none.
+    /// Every call from now on, or none: one of a billion.
     fn sample(&mut self, sampled: bool) {
-        let rate = if sampled { SamplingRate::new(Interval::EXACT) } else { SamplingRate::STOPPED };
-        self.kernel.set_rate(HeapId(0), rate).expect("the map is there");
+        let interval = if sampled { Interval::EXACT } else { Interval::nearest(1 << 30) };
+        self.kernel.set_rate(HeapId(0), SamplingRate::new(interval)).expect("the map is there");
+    }
+
+    /// As at the end of a recording.
+    fn stop(&mut self) {
+        self.kernel.set_rate(HeapId(0), SamplingRate::STOPPED).expect("the map is there");
     }
 
     /// Has the target make a call, and compares what is told of it.
@@ -184,6 +189,20 @@ fn a_block_is_resized_where_it_is() {
         watched.check("resize 4096 300 256", &[Short::Free(4096), Short::Restore(4096, 256)]);
         watched.check("resize 4096 300 320", &[Short::Free(4096)]);
         watched.check("resize 4096 310 320", &[]);
+        assert_eq!(watched.losses(), []);
+    }
+}
+
+#[test]
+fn when_the_recording_has_ended_what_was_live_stays_so() {
+    for links in LINKS {
+        let mut watched = Watched::start(links);
+        watched.check("make 100 4096", &[Short::Alloc(4096, 100, MAKE)]);
+        watched.stop();
+        watched.check("resize 4096 300 320", &[]);
+        watched.check("remake_freeing 4096 200 8192", &[]);
+        watched.sample(true);
+        watched.check("resize 4096 300 320", &[Short::Free(4096), Short::Alloc(4096, 300, 3)]);
         assert_eq!(watched.losses(), []);
     }
 }

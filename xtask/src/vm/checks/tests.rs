@@ -20,7 +20,8 @@ fn report(outermost: &str, exit_code: &str) -> String {
         "exited":true,"exit_code":{exit_code},"replaced":false,"totals":{{{TOTALS}}},"heaps":[{{"name":"libc","hooks":[{hook}],{TOTALS}}}],
         "callsites":[{{"stack":[{stack}],"heap":"libc","inherited":false,{TOTALS}}}]}}],
         "others":{{"skipped":[],"skipped_count":0,"short_lived_count":0,"not_inherited_count":0,"folded_count":0}},
-        "health":{{"events":3,"lost":{{}},"unwind":{{"complete":2}},"resyncs":0,"agent_cpu_ns":1,"agent_rss_bytes_max":1}}}}"#
+        "health":{{"events":3,"lost":{{}},"unwind":{{"complete":2}},"resyncs":0,"interval_changes":[],"agent_cpu_ns":1,"agent_rss_bytes_max":1,
+        "guardrails":{{"memory_bytes_max":null,"memory_bytes_highest":null,"cpu_percent_max":null,"cpu_percent_highest":null,"overhead_percent_max":null,"probe_costs":null,"reached":[]}}}}}}"#
     )
 }
 
