@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome, Session};
-use heapbpf_tests::report::{Ledger, Process};
+use heapbpf_tests::report::{Counts, Ledger, Process, Report};
 use heapbpf_tests::target::Target;
 use rustix::process::Signal;
 
@@ -100,6 +100,24 @@ fn right_after(flood: &mut Flood) -> Duration {
     unreachable!("dumps have numbers without end")
 }
 
+/// Prints the row of docs/overhead.md, where it is measured.
+#[expect(clippy::print_stdout, reason = "figures are for people")]
+fn tell(policy: &str, report: &Report, truth: &Counts, pid: u32) {
+    if measured().is_none() {
+        return;
+    }
+    let totals = &report.process(pid).totals;
+    let off = |estimate: f64, truth: u64| format!("{:+.1} %", 100.0 * share_off(estimate, truth));
+    let largest = report.health.interval_changes.iter().map(|change| change.to_bytes).max().unwrap_or(1);
+    println!(
+        "| `--on-overload {policy}` | {} | {:?} | live {} | allocated {} | T at most {largest} |",
+        truth.alloc_count,
+        report.health.lost,
+        off(live_bytes(report.process(pid)), truth.live_bytes),
+        off(totals.estimates().alloc_bytes, truth.alloc_bytes),
+    );
+}
+
 #[test]
 fn with_drop_losses_are_counted_and_what_is_live_is_right_soon_after() {
     let mut flood = flood("drop");
@@ -116,6 +134,7 @@ fn with_drop_losses_are_counted_and_what_is_live_is_right_soon_after() {
     let live = live_bytes(report.process(target.pid()));
     let off = share_off(live, truth.live_bytes);
     assert!(off.abs() <= 0.01, "{live} bytes live, {:.2} % off {truth:?}\n{}", off * 100.0, outcome.stderr);
+    tell("drop", &report, &truth, target.pid());
     // Of what was allocated, losses are missing.
     assert!(share_off(report.process(target.pid()).totals.estimates().alloc_bytes, truth.alloc_bytes) < 0.0);
 }
@@ -145,6 +164,7 @@ fn with_adapt_hardly_anything_is_lost_and_that_in_the_beginning() {
     let totals = &report.process(target.pid()).totals;
     let estimates = totals.estimates();
     assert_within_4_sigma("live bytes", estimates.live_bytes, totals.live_bytes_95, truth.live_bytes);
+    tell("adapt", &report, &truth, target.pid());
     // What was lost in the beginning is missing.
     let off = share_off(estimates.alloc_bytes, truth.alloc_bytes);
     let [low, high] = totals.alloc_bytes_95.expect("it is an estimate");
