@@ -1,6 +1,6 @@
 //! The profiler as its users have it: a program that is started, signalled and waited for. Refuses to look inside.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -46,6 +46,17 @@ pub struct Heapbpf {
     directory: TempDir,
 }
 
+/// Who asks for every call means every call, however slow the machine is: unless a test says otherwise, too much is lost and
+/// counted instead of sampled.
+fn with_every_call(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let every = arguments.windows(2).position(|pair| pair[0] == "--interval" && pair[1] == "1");
+    let says = arguments.iter().any(|argument| argument == "--on-overload");
+    if let (Some(at), false) = (every, says) {
+        arguments.splice(at..at, ["--on-overload", "drop"].map(OsString::from));
+    }
+    arguments
+}
+
 impl Heapbpf {
     /// heapbpf with these arguments.
     ///
@@ -55,7 +66,7 @@ impl Heapbpf {
     pub fn new<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
         kernel::require_root();
         let mut command = Command::new(binary());
-        command.args(arguments);
+        command.args(with_every_call(arguments.into_iter().map(|argument| argument.as_ref().to_owned()).collect()));
         Self::with_command(command)
     }
 

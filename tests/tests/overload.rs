@@ -189,7 +189,7 @@ fn fill(session: &mut Session, target: &mut Target) -> u64 {
 #[test]
 fn with_adapt_a_live_set_that_fills_is_thinned_and_nothing_is_lost() {
     let mut target = Target::start("service.c");
-    let arguments = format!("-v --interval 1 --live-blocks {LIVE_BLOCKS} -o out.json");
+    let arguments = format!("-v --interval 1 --live-blocks {LIVE_BLOCKS} --on-overload adapt -o out.json");
     let mut heapbpf = Heapbpf::of(target.pid(), &arguments);
     let mut session = heapbpf.start();
     let truth = fill(&mut session, &mut target);

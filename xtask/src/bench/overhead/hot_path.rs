@@ -18,9 +18,13 @@ const CASES: [(&str, &str, &[&str]); 3] = [
     (
         "malloc, sampled, 5 frames by frame pointers, entry and return",
         "free, in the live set",
-        &["--interval", "1", "--unwind", "fp"],
+        &["--interval", "1", "--on-overload", "drop", "--unwind", "fp"],
     ),
-    ("malloc, sampled, 5 frames by tables, entry and return", "free, in the live set", &["--interval", "1"]),
+    (
+        "malloc, sampled, 5 frames by tables, entry and return",
+        "free, in the live set",
+        &["--interval", "1", "--on-overload", "drop"],
+    ),
 ];
 
 /// Measures all cases by turns.

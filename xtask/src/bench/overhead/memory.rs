@@ -23,7 +23,7 @@ const LIVE_SET: (u64, u64) = (16, 24);
 /// Measures once: memory does not depend on what else the machine does.
 pub(super) fn measure(bench: &Bench) -> Result<String> {
     let mut target = Steps::start(bench)?;
-    let attached = Tool::Heapbpf(&["--interval", "1"]).attach(bench, target.pid(), &[])?;
+    let attached = Tool::Heapbpf(&["--interval", "1", "--on-overload", "drop"]).attach(bench, target.pid(), &[])?;
     let before = bytes(&attached)?;
     target.allocate(BLOCKS)?;
     let held = bytes_settled(&attached)?;

@@ -13,8 +13,8 @@ const THREADS: u32 = 2;
 
 /// How stacks are unwound.
 const WAYS: [(&str, &[&str]); 2] = [
-    ("5 frames by frame pointers (`--unwind fp`)", &["--interval", "1", "--unwind", "fp"]),
-    ("5 frames by tables (default)", &["--interval", "1"]),
+    ("5 frames by frame pointers (`--unwind fp`)", &["--interval", "1", "--on-overload", "drop", "--unwind", "fp"]),
+    ("5 frames by tables (default)", &["--interval", "1", "--on-overload", "drop"]),
 ];
 
 /// Records each way for as long as was asked.

@@ -20,7 +20,7 @@ const WAYS: [(&str, Tool); 4] = [
     ("unwatched", Tool::Nothing),
     ("`512KiB`", Tool::Heapbpf(&["--interval", "512KiB"])),
     ("default", Tool::Heapbpf(&[])),
-    ("`1`", Tool::Heapbpf(&["--interval", "1"])),
+    ("`1`", Tool::Heapbpf(&["--interval", "1", "--on-overload", "drop"])),
 ];
 
 /// What redis-benchmark does, with its name in the table.
