@@ -1,16 +1,15 @@
 //! `heapbpf convert`: reports made from a recording.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
-use terminal_size::terminal_size;
 
 use super::args::ConvertArgs;
 use super::output::Output;
 use super::record::UsageError;
 use super::recorded::Recorded;
-use super::{exit, say};
+use super::{exit, say, terminal};
 use crate::recording::span::Span;
 use crate::report::profile::Profile;
 use crate::report::summary;
@@ -44,9 +43,7 @@ fn report(args: &ConvertArgs, profile: &Profile, outputs: Vec<Output>, folded_un
     if args.quiet {
         return Ok(());
     }
-    let terminal = std::io::stdout().is_terminal();
-    let width = terminal.then(|| terminal_size().map(|(width, _)| usize::from(width.0))).flatten();
-    let colour = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let (width, colour) = terminal();
     let mut text = summary::summary(profile, args.view, args.top, width, colour);
     if let Some(folded_ns) = folded_until_ns {
         text.push_str(&format!("\nfolded until {}: `--from` and `--to` can be that and later", clock(folded_ns)));

@@ -1,15 +1,14 @@
 //! `heapbpf diff`: two profiles in, what grew out.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use terminal_size::terminal_size;
 
 use super::output::Output;
 use super::profile_file::profile_of;
-use super::{args, exit, quantity, say};
+use super::{args, exit, quantity, say, terminal};
 use crate::report::View;
 use crate::report::diff::{self, Diff, Side};
 
@@ -102,9 +101,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<u8> {
         }
     }
     if !args.quiet {
-        let terminal = std::io::stdout().is_terminal();
-        let width = terminal.then(|| terminal_size().map(|(width, _)| usize::from(width.0))).flatten();
-        let colour = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let (width, colour) = terminal();
         let mut text = diff::table(&diff, args.view, args.top, args.threshold, width, colour);
         for (path, format) in &written {
             text.push_str(&format!("\n{} (growth, {})\n", path.display(), format.description()));

@@ -1,11 +1,11 @@
 //! `heapbpf doctor`, and the process that it probes.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 use anyhow::{Context, Result};
 
 use super::args::DoctorArgs;
-use super::{exit, privilege};
+use super::{exit, privilege, terminal};
 use crate::doctor::{Diagnosis, serve, text, write_json};
 use crate::ids::Pid;
 
@@ -19,7 +19,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<u8> {
     if args.json {
         write_json(&diagnosis, &mut out)?;
     } else {
-        let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let (_, colour) = terminal();
         out.write_all(text(&diagnosis, colour).as_bytes())?;
     }
     Ok(if diagnosis.works() { exit::DONE } else { exit::FAILED })

@@ -16,10 +16,12 @@ mod recorded;
 mod stops;
 mod writing;
 
+use std::io::IsTerminal;
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use terminal_size::terminal_size;
 
 use args::{Cli, Command};
 
@@ -95,6 +97,15 @@ fn in_backticks(text: &str) -> String {
         before = character;
     }
     marked
+}
+
+/// The columns of the terminal that standard output is, if it is one, and whether it is to be coloured.
+fn terminal() -> (Option<usize>, bool) {
+    if !std::io::stdout().is_terminal() {
+        return (None, false);
+    }
+    let width = terminal_size().map(|(width, _)| usize::from(width.0));
+    (width, std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()))
 }
 
 /// Writes a line to standard error. Nobody has to listen: where it cannot be written, the reports come all the same.

@@ -1,14 +1,13 @@
 //! `heapbpf record`, which is also `heapbpf` alone.
 
 use std::ffi::OsStr;
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bytesize::ByteSize;
 use profiler_common::interval::Interval;
-use terminal_size::terminal_size;
 use thiserror::Error;
 
 use super::args::{BackendArg, OverloadArg, RecordArgs, Unwind, is_recording};
@@ -16,7 +15,7 @@ use super::output::{self, Output};
 use super::progress::ProgressLine;
 use super::stops::Stops;
 use super::writing::{Style, Writing, Written};
-use super::{exit, privilege, say};
+use super::{exit, privilege, say, terminal};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::bpf::load::LinkKind;
@@ -247,9 +246,7 @@ async fn see_off(mut command: Command, mut stops: Stops, quiet: bool) -> u8 {
 fn summarise(args: &RecordArgs, written: &Written, recorded: Option<&Recorded>) -> Result<u8> {
     let Written { profile, files, to_stdout, failed, .. } = written;
     if !args.quiet {
-        let terminal = std::io::stdout().is_terminal();
-        let width = terminal.then(|| terminal_size().map(|(width, _)| usize::from(width.0))).flatten();
-        let colour = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let (width, colour) = terminal();
         let mut text = summary::summary(profile, args.view, args.top, width, colour);
         for (path, format) in files {
             text.push_str(&format!("\n{} ({})", path.display(), format.description()));
