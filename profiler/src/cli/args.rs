@@ -1,6 +1,7 @@
 //! What can be typed.
 
 mod convert;
+mod presentation;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,13 +10,13 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(super) use convert::ConvertArgs;
+pub(super) use presentation::PresentationArgs;
 
 use super::quantity;
 use crate::allocator::custom::CustomHook;
 use crate::allocator::selection::HeapInterval;
 use crate::doctor::TARGET_COMMAND;
 use crate::probe::place::PlacementMode;
-use crate::report::{Format, View};
 use crate::session::Hold;
 use crate::target::cgroup::Cgroup;
 use crate::target::pattern::Pattern;
@@ -179,7 +180,7 @@ pub(super) struct RecordArgs {
 
     /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format;
     /// `.heapbpf`, once, is a recording of all that happens, for `heapbpf convert`.
-    #[arg(help_heading = OUTPUT, short, long, value_name = "FILE", value_parser = output)]
+    #[arg(help_heading = OUTPUT, short, long, value_name = "FILE")]
     pub(super) output: Vec<PathBuf>,
 
     /// Most bytes that a recording (`-o x.heapbpf`) may take. When it would take more, its oldest part is folded into sums: of
@@ -194,9 +195,8 @@ pub(super) struct RecordArgs {
     #[arg(help_heading = LIMITS, short, long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
     pub(super) duration: Option<Duration>,
 
-    /// What flame graphs, folded text and the table show.
-    #[arg(help_heading = OUTPUT, long, default_value_t = View::LiveBytes, value_name = "VIEW", help = view_help())]
-    pub(super) view: View,
+    #[command(flatten)]
+    pub(super) presentation: PresentationArgs,
 
     /// Rows of the table of callsites.
     #[arg(help_heading = OUTPUT, long, value_name = "ROWS", default_value_t = 10)]
@@ -362,23 +362,6 @@ impl From<Placement> for PlacementMode {
             Placement::Entry => Self::Entry,
         }
     }
-}
-
-/// A path whose extension says how to write it.
-pub(super) fn output(text: &str) -> Result<PathBuf, String> {
-    if is_recording(Path::new(text)) {
-        return Ok(PathBuf::from(text));
-    }
-    report(text).map_err(|error| format!("{error}; `.{RECORDING_EXTENSION}` makes a recording"))
-}
-
-/// A path whose extension says which report goes there.
-pub(super) fn report(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    if text != "-" {
-        Format::of_path(&path).map_err(|error| error.to_string())?;
-    }
-    Ok(path)
 }
 
 /// Whether a file that is to be written is a recording.

@@ -1,6 +1,7 @@
 //! `heapbpf convert`: reports made from a recording.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -24,7 +25,10 @@ pub(super) fn run(args: &ConvertArgs) -> Result<u8> {
         return Err(UsageError(format!("`--from {from:?}` must be before `--to {to:?}`")).into());
     }
     // A mistyped path costs nothing.
-    let outputs = args.output.iter().map(|path| Output::open(path)).collect::<Result<Vec<_>>>()?;
+    let outputs = {
+        let open = |path: &PathBuf| Output::open(path, args.presentation.format);
+        args.output.iter().map(open).collect::<Result<Vec<_>>>()?
+    };
     let recorded = Recorded::read(&args.recording, span, args.trim, args.quiet)?;
     report(args, &recorded.profile, outputs, recorded.folded_until_ns)?;
     let whole = !recorded.profile.incomplete() && !recorded.is_damaged;
@@ -32,10 +36,11 @@ pub(super) fn run(args: &ConvertArgs) -> Result<u8> {
 }
 
 fn report(args: &ConvertArgs, profile: &Profile, outputs: Vec<Output>, folded_until_ns: Option<u64>) -> Result<()> {
+    let presentation = args.presentation.presentation();
     let (mut to_stdout, mut files) = (false, String::new());
     for output in outputs {
         let format = output.format();
-        match output.write(|out| Ok(format.report().write(profile, args.view, out)?))? {
+        match output.write(|out| Ok(format.report().write(profile, &presentation, out)?))? {
             Some(path) => files.push_str(&format!("\n{} ({})", path.display(), format.description())),
             None => to_stdout = true,
         }
@@ -44,7 +49,7 @@ fn report(args: &ConvertArgs, profile: &Profile, outputs: Vec<Output>, folded_un
         return Ok(());
     }
     let (width, colour) = terminal();
-    let mut text = summary::summary(profile, args.view, args.top, width, colour);
+    let mut text = summary::summary(profile, presentation.view, args.top, width, colour);
     if let Some(folded_ns) = folded_until_ns {
         text.push_str(&format!("\nfolded until {}: `--from` and `--to` can be that and later", clock(folded_ns)));
     }

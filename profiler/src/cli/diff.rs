@@ -1,16 +1,17 @@
 //! `heapbpf diff`: two profiles in, what grew out.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use super::output::Output;
 use super::profile_file::profile_of;
+use super::record::UsageError;
 use super::{args, exit, quantity, say, terminal};
-use crate::report::View;
 use crate::report::diff::{self, Diff, Side};
+use crate::report::{ReportError, View};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -46,7 +47,7 @@ pub(super) struct DiffArgs {
     view: View,
 
     /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format.
-    #[arg(short, long, value_name = "FILE", value_parser = args::output)]
+    #[arg(short, long, value_name = "FILE")]
     output: Vec<PathBuf>,
 
     /// Which profile gives the frames of a flame graph their widths. What is not in it is not drawn: `after` shows what is new,
@@ -82,10 +83,20 @@ impl From<WidthsArg> for diff::Widths {
     }
 }
 
+/// The file, of a format that can hold a difference.
+fn open(path: &Path) -> Result<Output> {
+    let output = Output::open(path, None)?;
+    if !diff::FORMATS.contains(&output.format()) {
+        let refused = ReportError::NoDifference(output.format());
+        return Err(UsageError(format!("cannot write `{}`: {refused}", path.display())).into());
+    }
+    Ok(output)
+}
+
 /// Reads both, compares them, tells, and returns the exit code.
 pub(super) fn run(args: &DiffArgs) -> Result<u8> {
     // What cannot be written is said before what takes time is done.
-    let outputs = args.output.iter().map(|path| Output::open(path)).collect::<Result<Vec<_>>>()?;
+    let outputs = args.output.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
     let (before, after) = (profile_of(&args.before, args.quiet)?, profile_of(&args.after, args.quiet)?);
     let is_damaged = before.is_damaged || after.is_damaged;
     let (before, after) = (before.profile, after.profile);

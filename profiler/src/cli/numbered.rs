@@ -1,7 +1,10 @@
 //! Names of files that belong to one output: those of its windows and of the peak.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+
+use crate::report::Format;
 
 /// `heap.svg`'s window 3: `heap.0003.svg`.
 pub(super) fn of_window(path: &Path, number: u32) -> PathBuf {
@@ -15,13 +18,14 @@ pub(super) fn of_peak(path: &Path) -> PathBuf {
 
 /// Between the name and its extension.
 fn between(path: &Path, word: &str) -> PathBuf {
-    let mut name = OsString::from(path.file_stem().unwrap_or(OsStr::new("heapbpf")));
+    let whole = path.file_name().unwrap_or(OsStr::new("heapbpf"));
+    let stem_bytes = Format::split(path).map(|(stem_bytes, _)| stem_bytes);
+    let stem_bytes = stem_bytes.or_else(|| Some(path.file_stem()?.len())).unwrap_or(whole.len());
+    let (stem, extension) = whole.as_bytes().split_at(stem_bytes);
+    let mut name = OsString::from(OsStr::from_bytes(stem));
     name.push(".");
     name.push(word);
-    if let Some(extension) = path.extension() {
-        name.push(".");
-        name.push(extension);
-    }
+    name.push(OsStr::from_bytes(extension));
     path.with_file_name(name)
 }
 
@@ -40,6 +44,10 @@ mod tests {
         check("./heapbpf-redis-12.folded", 9999, "./heapbpf-redis-12.9999.folded");
         check("a.SVG", 12_345, "a.12345.SVG");
         check("b.d/heap.svg", 7, "b.d/heap.0007.svg");
+        check("heap.pb.gz", 7, "heap.0007.pb.gz");
+        check("my.heap.Perfetto-Trace", 7, "my.heap.0007.Perfetto-Trace");
+        check("x.dhat.json", 7, "x.0007.dhat.json");
+        check("forced", 7, "forced.0007");
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Files to write. They are opened before anything is attached, so that a mistyped path costs nothing.
 
 use std::fs::{self, File, Permissions};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use tempfile::NamedTempFile;
 
-use crate::report::Format;
+use super::args::is_recording;
+use super::record::UsageError;
+use crate::report::{Format, FormatError};
 
 /// A file that will hold a report. Until it is written, what was there before stays.
 #[derive(Debug)]
@@ -28,12 +30,24 @@ enum Place {
 }
 
 impl Output {
-    /// Makes sure that `path` can be written.
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    /// Makes sure that `path` can be written. Its end says in which format, unless one is `forced`.
+    pub(super) fn open(path: &Path, forced: Option<Format>) -> Result<Self> {
         if path == Path::new("-") {
-            return Ok(Self { path: path.to_owned(), format: Format::Folded, place: Place::Stdout });
+            let format = forced.unwrap_or(Format::Folded);
+            if !format.is_text() && io::stdout().is_terminal() {
+                let what = format.description();
+                return Err(UsageError(format!(
+                    "a {what} is no text, so it does not go to a terminal: `-o heap.{}`",
+                    format.extension()
+                ))
+                .into());
+            }
+            return Ok(Self { path: path.to_owned(), format, place: Place::Stdout });
         }
-        let format = Format::of_path(path)?;
+        let format = match forced {
+            Some(format) => format,
+            None => Format::of_path(path).map_err(|error| UsageError(explain_format(path, &error)))?,
+        };
         let place = place(path).with_context(|| format!("cannot write `{}`", path.display()))?;
         Ok(Self { path: path.to_owned(), format, place })
     }
@@ -102,6 +116,14 @@ fn place(path: &Path) -> Result<Place> {
     Ok(Place::Beside(file))
 }
 
+/// A mistyped extension may have meant a recording.
+fn explain_format(path: &Path, error: &FormatError) -> String {
+    if is_recording(path) {
+        return format!("`{}` names a recording, which is made while recording alone", path.display());
+    }
+    format!("{error}; `.heapbpf` makes a recording")
+}
+
 fn explain(error: &io::Error, folder: &Path) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => format!("the directory `{0}` does not exist; `mkdir -p {0}`", folder.display()),
@@ -115,7 +137,7 @@ mod tests {
     use super::*;
 
     fn written(path: &Path) -> String {
-        let output = Output::open(path).expect("writable");
+        let output = Output::open(path, None).expect("writable");
         output.write(|out| Ok(out.write_all(b"report")?)).expect("written");
         fs::read_to_string(path).expect("there")
     }
@@ -125,7 +147,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("heap.svg");
         assert_eq!(written(&path), "report");
-        let output = Output::open(&path).expect("writable");
+        let output = Output::open(&path, None).expect("writable");
         output
             .write(|out| {
                 out.write_all(b"half")?;
@@ -145,7 +167,7 @@ mod tests {
         {
             let path = folder.path().join(path);
             let _ = fs::create_dir(folder.path().join("folder.svg"));
-            let error = format!("{:#}", Output::open(&path).expect_err("not writable"));
+            let error = format!("{:#}", Output::open(&path, None).expect_err("not writable"));
             assert!(error.contains(reason), "`{error}` does not say `{reason}`");
         }
     }

@@ -24,8 +24,8 @@ use crate::ids::Pid;
 use crate::probe::attach::BackendChoice;
 use crate::proc::process;
 use crate::recording::write::Written as Recorded;
-use crate::report::summary;
 use crate::report::suppressions::Suppressions;
+use crate::report::{Format, ReportError, summary};
 use crate::session::{
     Command, DumpPlan, Listener, Orders, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode,
 };
@@ -120,7 +120,8 @@ async fn record(
     let mut stops = Stops::new()?;
     let mut orders = Orders::listen().context("cannot listen for signals")?;
     let style = Style {
-        view: args.view,
+        presentation: args.presentation.presentation(),
+        format: args.presentation.format,
         trims: args.trim,
         with_peak: args.dumps.dump_at_peak,
         keeps_names: recording(args).is_some(),
@@ -247,7 +248,7 @@ fn summarise(args: &RecordArgs, written: &Written, recorded: Option<&Recorded>) 
     let Written { profile, files, to_stdout, failed, .. } = written;
     if !args.quiet {
         let (width, colour) = terminal();
-        let mut text = summary::summary(profile, args.view, args.top, width, colour);
+        let mut text = summary::summary(profile, args.presentation.view, args.top, width, colour);
         for (path, format) in files {
             text.push_str(&format!("\n{} ({})", path.display(), format.description()));
         }
@@ -337,9 +338,19 @@ fn outputs(args: &RecordArgs, selection: &Selection) -> Result<Vec<Output>> {
     }
     if !args.output.is_empty() {
         let reports = args.output.iter().filter(|path| !is_recording(path));
-        return reports.map(|path| Output::open(path)).collect();
+        return reports.map(|path| open(path, args)).collect();
     }
-    Ok(vec![Output::open(&default_path(args, selection))?])
+    Ok(vec![open(&default_path(args, selection), args)?])
+}
+
+/// A file for a report that a profile is enough for.
+fn open(path: &Path, args: &RecordArgs) -> Result<Output> {
+    let output = Output::open(path, args.presentation.format)?;
+    if output.format().needs_recording() {
+        let refused = ReportError::NeedsRecording(output.format());
+        return Err(UsageError(format!("cannot write `{}`: {refused}", path.display())).into());
+    }
+    Ok(output)
 }
 
 fn default_path(args: &RecordArgs, selection: &Selection) -> PathBuf {
@@ -355,7 +366,8 @@ fn default_path(args: &RecordArgs, selection: &Selection) -> PathBuf {
     };
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let name: String = name.chars().map(plain).take(NAME_CHARS_MAX).collect();
-    Path::new(".").join(format!("heapbpf-{name}.svg"))
+    Path::new(".")
+        .join(format!("heapbpf-{name}.{}", args.presentation.format.unwrap_or(Format::Flamegraph).extension()))
 }
 
 /// Characters of a file name that comes from what was asked for.

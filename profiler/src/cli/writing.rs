@@ -16,7 +16,7 @@ use crate::recording::entry::NamedPlace;
 use crate::recording::names::names;
 use crate::report::profile::Profile;
 use crate::report::suppressions::Suppressions;
-use crate::report::{Format, View, window};
+use crate::report::{Format, Presentation, View, window};
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
@@ -24,8 +24,10 @@ use crate::symbolize::resolver::Resolver;
 /// How to write.
 #[derive(Clone, Debug)]
 pub(super) struct Style {
-    /// What reports show that show one quantity only.
-    pub(super) view: View,
+    /// How reports are presented.
+    pub(super) presentation: Presentation,
+    /// The format of all of them, whatever their files are called.
+    pub(super) format: Option<Format>,
     /// Leave runtime plumbing out of stacks.
     pub(super) trims: bool,
     /// Keep the names of all places.
@@ -153,7 +155,8 @@ impl Desk {
         let Some(number) = snapshot.window_of(Scope::Window).and_then(|window| window.number) else { return };
         let profile = self.name(snapshot, Scope::Window);
         let paths = self.paths.iter().map(|path| numbered::of_window(path, number)).collect();
-        self.write_beside(&profile, self.style.view, paths);
+        let presentation = self.style.presentation.clone();
+        self.write_beside(&profile, &presentation, paths);
         // Between dumps names are kept, and not what they were read from.
         self.resolver.release();
     }
@@ -162,22 +165,23 @@ impl Desk {
         let profile = self.name(snapshot, Scope::Peak);
         let paths = self.paths.iter().map(|path| numbered::of_peak(path)).collect();
         // What was allocated until then is not known.
-        let view = match self.style.view {
+        let view = match self.style.presentation.view {
             View::LiveBytes | View::AllocBytes => View::LiveBytes,
             View::LiveCount | View::AllocCount => View::LiveCount,
         };
-        self.write_beside(&profile, view, paths);
+        let presentation = Presentation { view, ..self.style.presentation.clone() };
+        self.write_beside(&profile, &presentation, paths);
     }
 
     /// Writes to files beside the outputs, and says so.
-    fn write_beside(&mut self, profile: &Profile, view: View, paths: Vec<PathBuf>) {
+    fn write_beside(&mut self, profile: &Profile, presentation: &Presentation, paths: Vec<PathBuf>) {
         let mut written = Vec::new();
         for path in paths {
             let report = |output: Output| {
                 let format = output.format();
-                output.write(|out| Ok(format.report().write(profile, view, out)?))
+                output.write(|out| Ok(format.report().write(profile, presentation, out)?))
             };
-            match Output::open(&path).and_then(report) {
+            match Output::open(&path, self.style.format).and_then(report) {
                 Ok(_) => written.push(path.display().to_string()),
                 Err(error) => self.fail(&error),
             }
@@ -200,7 +204,7 @@ impl Desk {
         for output in outputs {
             let format = output.format();
             written.to_stdout |= output.path().is_none();
-            match output.write(|out| Ok(format.report().write(&written.profile, self.style.view, out)?)) {
+            match output.write(|out| Ok(format.report().write(&written.profile, &self.style.presentation, out)?)) {
                 Ok(path) => written.files.extend(path.map(|path| (path, format))),
                 // Who reads no more has what was wanted.
                 Err(error) if is_broken_pipe(&error) => {}

@@ -12,7 +12,7 @@ use quick_xml::events::{BytesText, Event};
 
 use super::folded::Stacks;
 use super::profile::Profile;
-use super::{Report, ReportError, View, describe, text, window};
+use super::{Presentation, Report, ReportError, View, describe, text, window};
 
 /// Writes flame graphs.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +35,14 @@ pub(super) const FRAME_CHARS_MAX: usize = 1000;
 pub(super) const SUM_MAX: u128 = 1 << 53;
 
 impl Report for Flamegraph {
-    fn write(&self, profile: &Profile, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
-        let mut stacks = Stacks::merge(profile, view);
+    fn write(
+        &self,
+        profile: &Profile,
+        presentation: &Presentation,
+        out: &mut dyn io::Write,
+    ) -> Result<(), ReportError> {
+        let view = presentation.view;
+        let mut stacks = Stacks::merge(profile, presentation);
         if stacks.len() == 0 {
             return Ok(draw_nothing(profile, view, out)?);
         }

@@ -6,19 +6,24 @@
 use std::cmp::Ordering;
 use std::io;
 
-use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 
-use super::profile::{FrameId, Profile, TargetProfile};
-use super::{Report, ReportError, View, describe, text};
+use super::profile::Profile;
+use super::roots::roots;
+use super::{Presentation, Report, ReportError, text};
 
 /// Writes folded stacks.
 #[derive(Clone, Copy, Debug)]
 pub struct Folded;
 
 impl Report for Folded {
-    fn write(&self, profile: &Profile, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
-        let mut stacks = Stacks::merge(profile, view);
+    fn write(
+        &self,
+        profile: &Profile,
+        presentation: &Presentation,
+        out: &mut dyn io::Write,
+    ) -> Result<(), ReportError> {
+        let mut stacks = Stacks::merge(profile, presentation);
         stacks.sort_by_line();
         for i in 0..stacks.len() {
             for (depth, frame) in stacks.frames(i).enumerate() {
@@ -42,20 +47,18 @@ pub(super) struct Stacks<V = u64> {
 
 impl Stacks {
     /// Merges what prints the same. Stacks of which nothing is left are left out. Sums stop at the largest number.
-    pub(super) fn merge(profile: &Profile, view: View) -> Self {
+    pub(super) fn merge(profile: &Profile, presentation: &Presentation) -> Self {
         let mut labels = Labels::default();
         let frames: Vec<u32> = profile.frames.iter().map(|frame| labels.intern(label(&frame.label()))).collect();
         let mut merged: FxHashMap<Box<[u32]>, u64> = FxHashMap::default();
         for target in &profile.targets {
-            let root = labels.intern(root(target));
             for callsite in &target.callsites {
-                let value = view.of_callsite(callsite);
+                let value = presentation.view.of_callsite(callsite);
                 if value == 0 {
                     continue;
                 }
-                let mut stack = vec![root];
-                stack.extend(callsite.inherited.then(|| labels.intern(describe::INHERITED.to_owned())));
-                stack.extend(end_label(callsite.end, &callsite.stack).map(|end| labels.intern(end)));
+                let roots = roots(target, callsite, presentation);
+                let mut stack: Vec<u32> = roots.iter().map(|root| labels.intern(label(root))).collect();
                 stack.extend(callsite.stack.iter().rev().map(|id| frames[id.0 as usize]));
                 let sum = merged.entry(stack.into()).or_default();
                 *sum = sum.saturating_add(value);
@@ -127,22 +130,6 @@ impl Labels {
             self.labels.push(label.clone());
             next
         })
-    }
-}
-
-/// The process as a frame.
-fn root(target: &TargetProfile) -> String {
-    label(&format!("{} ({})", target.comm, target.pid))
-}
-
-/// The frame that says what is missing from a stack. It stands for all that would be further out.
-pub(super) fn end_label(end: Option<StackEnd>, stack: &[FrameId]) -> Option<String> {
-    match end {
-        None if stack.is_empty() => Some("[stack lost]".to_owned()),
-        None => Some("[unwind: unknown]".to_owned()),
-        Some(StackEnd::Complete) if stack.is_empty() => Some("[no frames]".to_owned()),
-        Some(StackEnd::Complete) => None,
-        Some(end) => Some(format!("[unwind: {}]", end.counter().name())),
     }
 }
 

@@ -22,7 +22,7 @@ use totals::{OlderFields, TotalsFields};
 use super::profile::{
     Beginning, CallsiteProfile, Frame, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window,
 };
-use super::{Report, ReportError, View};
+use super::{Presentation, Report, ReportError, View};
 use crate::ledger::details::Details;
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
@@ -34,8 +34,13 @@ pub struct Json;
 
 impl Report for Json {
     /// The view only decides the order of callsites: the largest come first.
-    fn write(&self, profile: &Profile, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
-        serde_json::to_writer(&mut *out, &Root::new(profile, view)).map_err(io::Error::from)?;
+    fn write(
+        &self,
+        profile: &Profile,
+        presentation: &Presentation,
+        out: &mut dyn io::Write,
+    ) -> Result<(), ReportError> {
+        serde_json::to_writer(&mut *out, &Root::new(profile, presentation.view)).map_err(io::Error::from)?;
         out.write_all(b"\n")?;
         Ok(())
     }

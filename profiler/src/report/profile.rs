@@ -7,6 +7,7 @@ use profiler_common::stack::StackEnd;
 use serde::{Deserialize, Serialize};
 
 use super::guardrails::{Guardrails, Overhead};
+use super::history::{Change, History};
 use super::leaks::Leaks;
 use super::text::base_name;
 pub use super::window::{Window, WindowReason};
@@ -14,8 +15,10 @@ use crate::ids::Pid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::{Amounts, Totals};
 use crate::units::MonotonicNanos;
+pub use code::{MappingProfile, ModuleProfile, ThreadProfile};
 pub use intervals::{ChangeReason, IntervalChange};
 
+mod code;
 mod intervals;
 
 /// One session's result.
@@ -39,6 +42,8 @@ pub struct Profile {
     pub others: Others,
     /// All frames that occur, each once.
     pub frames: Vec<Frame>,
+    /// Files whose code the targets ran, each once.
+    pub modules: Vec<ModuleProfile>,
     /// What was lost and what it cost.
     pub health: Health,
 }
@@ -52,6 +57,8 @@ pub struct TargetProfile {
     pub command: String,
     /// The kernel's name for it (`/proc/PID/comm`), at most 15 bytes.
     pub comm: String,
+    /// Its control group, as a path from the hierarchy's root; `None` where the kernel did not tell.
+    pub cgroup: Option<Arc<str>>,
     /// Since when it was watched.
     pub beginning: Beginning,
     /// It ended while it was profiled.
@@ -68,6 +75,12 @@ pub struct TargetProfile {
     pub totals: Totals,
     /// By heap.
     pub heaps: Vec<HeapProfile>,
+    /// Where its modules' code was mapped, in the order of addresses. What was unmapped meanwhile is in it, so ranges can overlap.
+    pub mappings: Vec<MappingProfile>,
+    /// Threads that callsites name.
+    pub threads: Vec<ThreadProfile>,
+    /// How its heap came to be what it is; empty where that is not known.
+    pub history: History,
     /// Which callsites grow; `None` where nobody has looked.
     pub leaks: Option<Leaks>,
     /// By stack and heap.
@@ -180,6 +193,8 @@ pub struct CallsiteProfile {
     pub end: Option<StackEnd>,
     /// Index into the target's heaps.
     pub heap: usize,
+    /// Index into the target's threads, where callsites are told apart by thread.
+    pub thread: Option<usize>,
     /// Its blocks were made by the parent, before the fork that made this process a copy of it.
     pub inherited: bool,
     /// What it did.
@@ -188,6 +203,8 @@ pub struct CallsiteProfile {
     pub older: Option<Amounts>,
     /// What is known of its blocks besides. Those of a heap or a process are the sum of their callsites'.
     pub details: Details,
+    /// What it held at the instants of the target's history at which that had changed.
+    pub history: Vec<Change>,
 }
 
 /// One frame with what is known of it.

@@ -134,7 +134,17 @@ impl Writer<'_> {
             }
         };
         let CallsiteSnapshot { inherited, totals, ref details, .. } = *callsite;
-        CallsiteProfile { stack, end, heap, inherited, totals, older: None, details: details.clone() }
+        CallsiteProfile {
+            stack,
+            end,
+            heap,
+            inherited,
+            totals,
+            thread: None,
+            older: None,
+            details: details.clone(),
+            history: Vec::new(),
+        }
     }
 
     fn stack(&mut self, stack: &Stack, frames: &mut Vec<Frame>) -> (Vec<FrameId>, StackEnd) {

@@ -8,6 +8,7 @@ use super::trim::trim;
 use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Amounts;
+use crate::report::history::History;
 use crate::report::leaks::{LeakCandidate, Leaks};
 use crate::report::profile::{CallsiteProfile, HeapProfile, Profile, TargetProfile};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
@@ -43,6 +44,7 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
             .collect(),
         others: window.map_or(&snapshot.others, |window| &window.others).clone(),
         frames: named.frames,
+        modules: Vec::new(),
         health: window.map_or(&snapshot.health, |window| &window.health).clone(),
     }
 }
@@ -60,6 +62,10 @@ fn of_target(
         pid: facts.pid,
         command: facts.command,
         comm: facts.comm,
+        cgroup: None,
+        mappings: Vec::new(),
+        threads: Vec::new(),
+        history: History::default(),
         beginning: facts.beginning,
         exited: facts.exited,
         replaced: facts.replaced,

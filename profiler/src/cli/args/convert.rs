@@ -6,8 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::super::quantity;
-use super::{report, view_help};
-use crate::report::View;
+use super::PresentationArgs;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -27,7 +26,7 @@ pub(in crate::cli) struct ConvertArgs {
     pub(in crate::cli) recording: PathBuf,
 
     /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format.
-    #[arg(short, long, value_name = "FILE", value_parser = report)]
+    #[arg(short, long, value_name = "FILE")]
     pub(in crate::cli) output: Vec<PathBuf>,
 
     /// Begin here, a time since the recording began (10s, 1m30s): allocated and freed are what was so since.
@@ -38,9 +37,8 @@ pub(in crate::cli) struct ConvertArgs {
     #[arg(long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
     pub(in crate::cli) to: Option<Duration>,
 
-    /// What flame graphs, folded text and the table show.
-    #[arg(long, default_value_t = View::LiveBytes, value_name = "VIEW", help = view_help())]
-    pub(in crate::cli) view: View,
+    #[command(flatten)]
+    pub(in crate::cli) presentation: PresentationArgs,
 
     /// Rows of the table of callsites.
     #[arg(long, value_name = "ROWS", default_value_t = 10)]

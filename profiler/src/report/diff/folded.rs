@@ -5,8 +5,9 @@ use std::io;
 use rustc_hash::FxHashMap;
 
 use super::{Change, Diff, Place, Stack, words};
-use crate::report::folded::{Labels, Stacks, end_label, label};
+use crate::report::folded::{Labels, Stacks, label};
 use crate::report::profile::Frame;
+use crate::report::roots;
 use crate::report::{ReportError, View, describe};
 
 pub(super) fn write(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
@@ -41,7 +42,7 @@ pub(super) fn merge(diff: &Diff<'_>, view: View) -> Stacks<Change> {
             Place::Stack(stack) => {
                 let mut frames = vec![programs[stack.program]];
                 frames.extend(stack.inherited.then(|| labels.intern(describe::INHERITED.to_owned())));
-                frames.extend(end_label(stack.end, stack.frames).map(|end| labels.intern(end)));
+                frames.extend(roots::end(stack.end, stack.frames).map(|end| labels.intern(end)));
                 frames.extend(stack.frames().rev().map(|frame| labels.intern(frame_label(stack, frame))));
                 frames.into()
             }

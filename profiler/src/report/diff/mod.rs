@@ -57,6 +57,9 @@ pub struct Diff<'a> {
     pub callsites: Vec<Callsite<'a>>,
 }
 
+/// Formats that can hold a difference.
+pub const FORMATS: [Format; 3] = [Format::Flamegraph, Format::Folded, Format::Json];
+
 /// All targets of a command, added up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
@@ -167,6 +170,7 @@ impl<'a> Diff<'a> {
             Format::Flamegraph => flamegraph::write(self, view, widths, out),
             Format::Folded => folded::write(self, view, out),
             Format::Json => json::write(self, view, out),
+            _ => Err(ReportError::NoDifference(format)),
         }
     }
 }

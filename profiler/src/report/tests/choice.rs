@@ -13,6 +13,10 @@ fn the_extension_chooses_the_format() {
         ("out/a.b.folded", Format::Folded),
         ("HEAP.JSON", Format::Json),
         ("/tmp/x.json/heap.svg", Format::Flamegraph),
+        ("heap.pb.gz", Format::Pprof),
+        ("heap.DHAT.json", Format::Dhat),
+        ("dhat.json", Format::Json),
+        ("my.heap.heap", Format::Gperftools),
     ] {
         assert_eq!(Format::of_path(Path::new(path)), Ok(expected), "{path}");
     }
@@ -20,13 +24,19 @@ fn the_extension_chooses_the_format() {
 
 #[test]
 fn other_extensions_are_named_with_what_there_is() {
-    let supported = "`.svg` (flame graph), `.folded` (folded stacks), `.json` (JSON)";
+    let supported = "`.svg` (flame graph), `.html` (interactive report), `.folded` (folded stacks), `.json` (JSON), `.pb.gz` (pprof), \
+                     `.speedscope.json` (speedscope), `.fxprofile.json` (Firefox Profiler), `.perfetto-trace` (Perfetto trace), \
+                     `.memory-infra.json` (Chrome memory-infra), `.dhat.json` (DHAT), `.massif.out` (massif), `.heaptrack.zst` (heaptrack), \
+                     `.heap` (gperftools heap profile), `.otlp` (OpenTelemetry profile)";
     for (path, expected) in [
-        ("heap.png", format!("`heap.png` has the extension `.png`, which no format has; use one of {supported}")),
+        (
+            "heap.png",
+            format!("`heap.png` has the extension `.png`, which no format has; use one of {supported}, or `--format`"),
+        ),
         (
             "out.d/heap",
             format!(
-                "`out.d/heap` has no extension, which chooses the format; use one of {supported}, as in `-o heap.svg`"
+                "`out.d/heap` has no extension, which chooses the format; use one of {supported}, as in `-o heap.svg`, or `--format`"
             ),
         ),
     ] {
@@ -60,9 +70,9 @@ impl io::Write for Closed {
 
 #[test]
 fn what_the_writer_says_reaches_the_caller() {
-    for format in Format::ALL {
+    for format in super::formats() {
         for profile in [super::profiles::exact(), super::profiles::empty()] {
-            let written = format.report().write(&profile, View::LiveBytes, &mut Closed);
+            let written = format.report().write(&profile, &View::LiveBytes.into(), &mut Closed);
             if format == Format::Folded && profile.targets[0].callsites.is_empty() {
                 assert!(written.is_ok(), "there was nothing to write");
                 continue;

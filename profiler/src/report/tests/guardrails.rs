@@ -78,7 +78,7 @@ fn a_profile_is_incomplete_when_time_was_cut_off() {
 #[test]
 fn json_has_limits_and_when_they_were_reached() {
     let mut bytes = Vec::new();
-    Json.write(&limited(), View::LiveBytes, &mut bytes).expect("memory can be written");
+    Json.write(&limited(), &View::LiveBytes.into(), &mut bytes).expect("memory can be written");
     let report: Value = serde_json::from_slice(&bytes).expect("it is JSON");
     let guardrails = &report["health"]["guardrails"];
     assert_eq!(guardrails["cpu_percent_max"], json!(2.5));

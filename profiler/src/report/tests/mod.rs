@@ -22,9 +22,19 @@ use super::{Format, View};
 
 /// The profile as bytes of the format.
 fn render(format: Format, profile: &Profile, view: View) -> String {
+    String::from_utf8(written(format, profile, view)).expect("it is a format of text")
+}
+
+/// The same, of any format.
+fn written(format: Format, profile: &Profile, view: View) -> Vec<u8> {
     let mut bytes = Vec::new();
-    format.report().write(profile, view, &mut bytes).expect("a vector takes all bytes");
-    String::from_utf8(bytes).expect("all formats so far are text")
+    format.report().write(profile, &view.into(), &mut bytes).expect("a vector takes all bytes");
+    bytes
+}
+
+/// Formats that a profile is enough for.
+fn formats() -> impl Iterator<Item = Format> {
+    Format::ALL.into_iter().filter(|format| !format.needs_recording())
 }
 
 /// Compares with `testdata/{path}`, byte for byte.

@@ -1,5 +1,7 @@
 //! Profiles made by hand, for all formats.
 
+mod code;
+
 use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
@@ -8,6 +10,7 @@ use crate::ids::Pid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::report::guardrails::Guardrails;
+use crate::report::history::History;
 use crate::report::profile::{
     Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Health, HeapProfile, HookStatus, IntervalChange, Origin,
     Others, Profile, Skipped, TargetProfile, UnfoundHook,
@@ -54,7 +57,9 @@ pub(in crate::report) fn exact() -> Profile {
         agent_rss_bytes_max: 23 << 20,
         guardrails: Guardrails::default(),
     };
-    let target = target(4711, "cached", "/usr/bin/cached", heaps, callsites);
+    let mut target = target(4711, "cached", "/usr/bin/cached", heaps, callsites);
+    code::group(&mut target);
+    code::grow(&mut target);
     profile(1, vec![target], frames, health)
 }
 
@@ -220,6 +225,8 @@ pub(super) fn callsite(stack: &[FrameId], end: Option<StackEnd>, heap: usize, to
         stack: stack.to_vec(),
         end,
         heap,
+        thread: None,
+        history: Vec::new(),
         inherited: false,
         totals,
         older: None,
@@ -242,6 +249,10 @@ pub(super) fn target(
         pid: Pid(pid),
         command: command.to_owned(),
         comm: comm.to_owned(),
+        cgroup: None,
+        mappings: Vec::new(),
+        threads: Vec::new(),
+        history: History::default(),
         beginning: Beginning {
             origin: Origin::Running,
             time: MonotonicNanos(STARTED_MONOTONIC_NS),
@@ -293,7 +304,7 @@ pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, fram
     for heap in targets.iter_mut().flat_map(|target| &mut target.heaps) {
         heap.interval_bytes = interval_bytes;
     }
-    Profile {
+    let mut profile = Profile {
         older_than_ns: None,
         interval_bytes,
         started_unix_ns: STARTED_UNIX_NS,
@@ -303,8 +314,11 @@ pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, fram
         targets,
         others: Others::default(),
         frames: frames.frames,
+        modules: Vec::new(),
         health,
-    }
+    };
+    code::place(&mut profile);
+    profile
 }
 
 /// Frames as they are made up.

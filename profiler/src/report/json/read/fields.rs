@@ -15,6 +15,7 @@ use super::window::WindowFields;
 use crate::ids::Pid;
 use crate::ledger::totals::Amounts;
 use crate::report::guardrails::Overhead;
+use crate::report::history::History;
 use crate::report::profile::{
     Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
     TargetProfile,
@@ -54,6 +55,7 @@ impl Root<'_> {
             others: self.others.into_others()?,
             health: self.health.into_health()?,
             frames: interner.frames,
+            modules: Vec::new(),
         })
     }
 }
@@ -88,6 +90,10 @@ impl TargetFields<'_> {
             pid: Pid(self.pid),
             comm: self.comm.unwrap_or_else(|| comm_of(&self.command)),
             command: self.command,
+            cgroup: None,
+            mappings: Vec::new(),
+            threads: Vec::new(),
+            history: History::default(),
             beginning: self.beginning.into_beginning()?,
             exited: self.exited,
             replaced: self.replaced,
@@ -223,6 +229,8 @@ impl CallsiteFields<'_> {
             stack: stack.collect::<Result<_, String>>()?,
             end: end.transpose()?,
             heap: heaps.iter().position(|heap| Some(&*heap.name) == self.heap.as_deref()).unwrap_or(heaps.len()),
+            thread: None,
+            history: Vec::new(),
             inherited: self.inherited,
             totals: self.totals.into_totals()?,
             older,

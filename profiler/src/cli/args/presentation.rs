@@ -1,0 +1,37 @@
+//! What can be typed about how reports look, wherever reports are made.
+
+use clap::Args;
+
+use super::{OUTPUT, view_help};
+use crate::report::{Format, Group, Presentation, View};
+
+#[derive(Args, Clone, Debug)]
+pub(in crate::cli) struct PresentationArgs {
+    /// What flame graphs, folded text and the table show.
+    #[arg(help_heading = OUTPUT, long, default_value_t = View::LiveBytes, value_name = "VIEW", help = view_help())]
+    pub(in crate::cli) view: View,
+
+    /// Group stacks by `thread`, `command`, `cgroup` or `heap`, or several of these with commas, the outermost first: frames
+    /// above the process's, or labels in formats that have them. By `thread` has to be said when recording starts, or when a
+    /// recording is converted.
+    #[arg(help_heading = OUTPUT, long, value_name = "WHAT", value_delimiter = ',')]
+    pub(in crate::cli) by: Vec<Group>,
+
+    /// Format of all reports, whatever their files are called: `svg`, `html`, `folded`, `json`, `pprof`, `speedscope`, `firefox`,
+    /// `perfetto`, `memory-infra`, `dhat`, `massif`, `heaptrack`, `gperftools` or `otlp`.
+    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT")]
+    pub(in crate::cli) format: Option<Format>,
+}
+
+impl PresentationArgs {
+    /// How reports are to be presented.
+    pub(in crate::cli) fn presentation(&self) -> Presentation {
+        let mut by: Vec<Group> = Vec::new();
+        for &group in &self.by {
+            if !by.contains(&group) {
+                by.push(group);
+            }
+        }
+        Presentation { view: self.view, by }
+    }
+}

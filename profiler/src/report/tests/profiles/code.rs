@@ -1,0 +1,108 @@
+//! Where the code of made-up profiles lies, which threads ran it, and how their heaps grew.
+
+use std::sync::Arc;
+
+use super::STARTED_MONOTONIC_NS;
+use crate::ids::Tid;
+use crate::report::history::{Change, Held, History, Instant, Moment, Occasion};
+use crate::report::profile::{CallsiteProfile, MappingProfile, ModuleProfile, Profile, TargetProfile, ThreadProfile};
+use crate::units::MonotonicNanos;
+
+/// Bytes of each module's one mapping.
+const MODULE_BYTES: u64 = 0x1000_0000;
+
+/// Puts every module of the frames at an address of its own, the same in all targets.
+pub(super) fn place(profile: &mut Profile) {
+    let Profile { frames, modules, targets, .. } = profile;
+    for frame in frames.iter_mut() {
+        let Some(path) = &frame.module else { continue };
+        let known = modules.iter().position(|module| module.path == *path);
+        let module = known.unwrap_or_else(|| {
+            // A vDSO's id is as long as a file's; one module has none.
+            let build_id =
+                (!path.contains("stdc++")).then(|| vec![u8::try_from(modules.len()).expect("few") + 0xa0; 20]);
+            modules.push(ModuleProfile { path: Arc::clone(path), build_id });
+            modules.len() - 1
+        });
+        if let Some(offset) = frame.module_offset {
+            frame.address = base(module) + offset;
+        }
+    }
+    for target in targets {
+        target.mappings = (0..modules.len())
+            .map(|module| MappingProfile {
+                start: base(module) + 0x1000,
+                end: base(module) + MODULE_BYTES,
+                offset: 0x1000,
+                bias: Some(base(module)),
+                module,
+            })
+            .collect();
+    }
+}
+
+fn base(module: usize) -> u64 {
+    0x5555_0000_0000 + MODULE_BYTES * module as u64
+}
+
+/// Gives each callsite of a target one of two threads, and the target a control group.
+pub(super) fn group(target: &mut TargetProfile) {
+    target.cgroup = Some("/system.slice/cached.service".into());
+    target.threads = vec![
+        ThreadProfile { tid: Tid(target.pid.0), name: Some(target.comm.as_str().into()) },
+        ThreadProfile { tid: Tid(target.pid.0 + 1), name: None },
+    ];
+    for (at, callsite) in target.callsites.iter_mut().enumerate() {
+        callsite.thread = Some(at % 2);
+    }
+}
+
+/// Has a target's heap grow: half of it came in the first 10 s, at which there was a dump, the rest by 20 s.
+pub(super) fn grow(target: &mut TargetProfile) {
+    let time = |seconds: u64| MonotonicNanos(STARTED_MONOTONIC_NS + seconds * 1_000_000_000);
+    target.history = History {
+        curve: (0..=30_u32)
+            .map(|second| Moment { time: time(second.into()), held: share(&target_held(target), second) })
+            .collect(),
+        instants: vec![
+            Instant { time: time(0), occasion: None },
+            Instant { time: time(10), occasion: Some(Occasion::Dump(1)) },
+            Instant { time: time(20), occasion: Some(Occasion::Mark) },
+        ],
+    };
+    for callsite in &mut target.callsites {
+        let held = held(callsite);
+        let change = |instant, second| Change { instant, held: share(&held, second) };
+        callsite.history = vec![change(1, 10), change(2, 20)];
+    }
+}
+
+fn held(callsite: &CallsiteProfile) -> Held {
+    let totals = &callsite.totals;
+    Held {
+        live_bytes: totals.live_bytes().to_f64(),
+        live_count: totals.live_count().to_f64(),
+        alloc_bytes: totals.alloc_bytes.to_f64(),
+        alloc_count: totals.alloc_count.to_f64(),
+    }
+}
+
+fn target_held(target: &TargetProfile) -> Held {
+    target.callsites.iter().map(held).fold(Held::default(), |sum, held| Held {
+        live_bytes: sum.live_bytes + held.live_bytes,
+        live_count: sum.live_count + held.live_count,
+        alloc_bytes: sum.alloc_bytes + held.alloc_bytes,
+        alloc_count: sum.alloc_count + held.alloc_count,
+    })
+}
+
+/// What of it there was after so many seconds: a twentieth for each, to the whole.
+fn share(held: &Held, seconds: u32) -> Held {
+    let share = |amount: f64| (amount * f64::from(seconds.min(20)) / 20.0).floor();
+    Held {
+        live_bytes: share(held.live_bytes),
+        live_count: share(held.live_count),
+        alloc_bytes: share(held.alloc_bytes),
+        alloc_count: share(held.alloc_count),
+    }
+}
