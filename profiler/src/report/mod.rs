@@ -44,6 +44,7 @@ mod function;
 mod presentation;
 mod roots;
 pub(crate) mod text;
+mod valgrind;
 mod view;
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
 
 mod choice;
+mod dhat;
 mod diff;
 mod flamegraph;
 mod folded;
@@ -10,6 +11,7 @@ mod folding;
 mod guardrails;
 mod hooks;
 mod json;
+mod massif;
 pub(super) mod profiles;
 mod properties;
 mod read;
