@@ -37,6 +37,7 @@ pub mod perfetto;
 pub mod pprof;
 pub mod speedscope;
 
+mod calls;
 mod chain;
 mod describe;
 mod format;
