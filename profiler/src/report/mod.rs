@@ -42,6 +42,7 @@ mod chain;
 mod describe;
 mod format;
 mod function;
+mod places;
 mod presentation;
 mod roots;
 pub(crate) mod text;
