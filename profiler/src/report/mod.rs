@@ -39,6 +39,7 @@ pub mod speedscope;
 
 mod chain;
 mod describe;
+mod dumps;
 mod format;
 mod function;
 mod presentation;
