@@ -40,6 +40,7 @@ pub mod speedscope;
 mod calls;
 mod chain;
 mod describe;
+mod dumps;
 mod format;
 mod function;
 mod places;
