@@ -5,6 +5,7 @@
 mod choice;
 mod dhat;
 mod diff;
+mod firefox;
 mod flamegraph;
 mod folded;
 mod folding;
@@ -12,9 +13,12 @@ mod guardrails;
 mod hooks;
 mod json;
 mod massif;
+mod otlp;
+mod out_of_range;
 pub(super) mod profiles;
 mod properties;
 mod read;
+mod speedscope;
 mod summary;
 
 use std::path::Path;
