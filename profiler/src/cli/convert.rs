@@ -9,10 +9,9 @@ use anyhow::Result;
 use super::args::ConvertArgs;
 use super::output::Output;
 use super::record::UsageError;
-use super::recorded::Recorded;
+use super::recorded::{How, Recorded};
 use super::{exit, say, terminal};
 use crate::recording::span::Span;
-use crate::report::profile::Profile;
 use crate::report::summary;
 
 /// Reads, reports, and returns the exit code.
@@ -29,18 +28,25 @@ pub(super) fn run(args: &ConvertArgs) -> Result<u8> {
         let open = |path: &PathBuf| Output::open(path, args.presentation.format);
         args.output.iter().map(open).collect::<Result<Vec<_>>>()?
     };
-    let recorded = Recorded::read(&args.recording, span, args.trim, args.quiet)?;
-    report(args, &recorded.profile, outputs, recorded.folded_until_ns)?;
+    let events = outputs.iter().any(|output| output.format().needs_recording());
+    let recorded = Recorded::read(&args.recording, span, How { trims: args.trim, quiet: args.quiet, events })?;
+    report(args, span, &recorded, outputs)?;
     let whole = !recorded.profile.incomplete() && !recorded.is_damaged;
     Ok(if whole { exit::DONE } else { exit::INCOMPLETE })
 }
 
-fn report(args: &ConvertArgs, profile: &Profile, outputs: Vec<Output>, folded_until_ns: Option<u64>) -> Result<()> {
+fn report(args: &ConvertArgs, span: Span, recorded: &Recorded, outputs: Vec<Output>) -> Result<()> {
+    let profile = &recorded.profile;
     let presentation = args.presentation.presentation();
     let (mut to_stdout, mut files) = (false, String::new());
     for output in outputs {
         let format = output.format();
-        match output.write(|out| Ok(format.report().write(profile, &presentation, out)?))? {
+        let events = recorded.events.as_ref().filter(|_| format.needs_recording());
+        let written = output.write(|out| match events {
+            Some(events) => events.write(&args.recording, span, &presentation, out),
+            None => Ok(format.report().write(profile, &presentation, out)?),
+        })?;
+        match written {
             Some(path) => files.push_str(&format!("\n{} ({})", path.display(), format.description())),
             None => to_stdout = true,
         }
@@ -50,7 +56,7 @@ fn report(args: &ConvertArgs, profile: &Profile, outputs: Vec<Output>, folded_un
     }
     let (width, colour) = terminal();
     let mut text = summary::summary(profile, presentation.view, args.top, width, colour);
-    if let Some(folded_ns) = folded_until_ns {
+    if let Some(folded_ns) = recorded.folded_until_ns {
         text.push_str(&format!("\nfolded until {}: `--from` and `--to` can be that and later", clock(folded_ns)));
     }
     text.push_str(&files);

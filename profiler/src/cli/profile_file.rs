@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use bytesize::ByteSize;
 
-use super::recorded::Recorded;
+use super::recorded::{How, Recorded};
 use crate::recording::block::MAGIC;
 use crate::recording::span::Span;
 use crate::report::json::read::read;
@@ -33,7 +33,8 @@ pub(super) fn profile_of(path: &Path, quiet: bool) -> Result<Found> {
     let context = || format!("cannot read a profile from `{}`", path.display());
     let bytes = bytes_of(path).with_context(context)?;
     if bytes.starts_with(&MAGIC) {
-        let Recorded { profile, is_damaged, .. } = Recorded::read(path, Span::default(), false, quiet)?;
+        let Recorded { profile, is_damaged, .. } =
+            Recorded::read(path, Span::default(), How { quiet, ..How::default() })?;
         return Ok(Found { profile, is_damaged });
     }
     Ok(Found { profile: parse(&bytes).with_context(context)?, is_damaged: false })
