@@ -68,7 +68,7 @@ fn of_target(
         pid: facts.pid,
         command: facts.command,
         comm: facts.comm,
-        cgroup: None,
+        cgroup: facts.cgroup,
         mappings: Vec::new(),
         threads: Vec::new(),
         history: History::default(),
