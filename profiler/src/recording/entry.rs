@@ -9,6 +9,7 @@ use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::corrections::Correction;
+use crate::ledger::timeline::Instant;
 use crate::object::elf::Segment;
 use crate::object::module::Module;
 use crate::proc::maps::Mapping;
@@ -85,12 +86,12 @@ pub enum Step {
         /// When its live blocks were looked at for the last time; `None` where they were not.
         closed: Option<MonotonicNanos>,
     },
-    /// What callsites hold now was noted, to tell later how they have grown.
+    /// What callsites hold now was noted, to tell later what it was and how it has grown.
     Noted {
         /// The books.
         books: BooksId,
-        /// When.
-        time: MonotonicNanos,
+        /// When, and why.
+        instant: Instant,
     },
     /// Where a target's code lies now.
     Mapped {

@@ -15,6 +15,7 @@ use crate::object::module::Module;
 pub mod code;
 pub mod debug_file;
 pub mod demangle;
+mod history;
 mod inflate;
 pub mod names;
 pub mod profile;
