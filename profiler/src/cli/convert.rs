@@ -37,10 +37,11 @@ pub(super) fn run(args: &ConvertArgs) -> Result<u8> {
 
 fn report(args: &ConvertArgs, profile: &Profile, outputs: Vec<Output>, folded_until_ns: Option<u64>) -> Result<()> {
     let presentation = args.presentation.presentation();
+    let shown = presentation.thinned(profile);
     let (mut to_stdout, mut files) = (false, String::new());
     for output in outputs {
         let format = output.format();
-        match output.write(|out| Ok(format.report().write(profile, &presentation, out)?))? {
+        match output.write(|out| Ok(format.report().write(&shown, &presentation, out)?))? {
             Some(path) => files.push_str(&format!("\n{} ({})", path.display(), format.description())),
             None => to_stdout = true,
         }

@@ -14,6 +14,7 @@ pub(super) mod profiles;
 mod properties;
 mod read;
 mod summary;
+mod tail;
 
 use std::path::Path;
 
