@@ -15,6 +15,7 @@
 pub mod ages;
 mod callsite;
 pub mod corrections;
+pub mod curve;
 pub mod details;
 mod elders;
 pub mod held;
@@ -24,6 +25,7 @@ mod ranges;
 mod reconcile;
 pub mod snapshot;
 mod soundness;
+mod stacks;
 mod thin;
 mod threads;
 pub mod timeline;
@@ -36,10 +38,11 @@ use serde::{Deserialize, Serialize};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
 use crate::ingest::event::{Allocation, Event, Free, Remap};
-use crate::units::{EstimatedCount, MonotonicNanos, Weight};
+use crate::units::{MonotonicNanos, Weight};
 use ages::AgesByCallsite;
 use callsite::{Callsite, PeakEpoch};
 use corrections::Correction;
+use curve::{Curve, Highest};
 use live::{LiveBlock, LiveBlocks};
 use ranges::{Freed, Ranges};
 pub use reconcile::Reconciled;
@@ -67,6 +70,9 @@ pub struct Ledger {
     peak: PeakEpoch,
     /// The latest time that an event told.
     latest: MonotonicNanos,
+    curve: Curve,
+    /// What else there was at the peak.
+    highest: Highest,
     threads: Threads,
     /// Heaps of which temporary blocks cannot be told: not all allocations were taken, or they are of mapped memory.
     sampled: FxHashSet<HeapId>,
@@ -113,6 +119,8 @@ impl Ledger {
             corrections: Vec::new(),
             peak: BEFORE_PEAKS + 1,
             latest: MonotonicNanos(0),
+            curve: Curve::default(),
+            highest: Highest::default(),
             threads: Threads::default(),
             sampled: FxHashSet::default(),
             ages_at_end: None,
@@ -159,7 +167,7 @@ impl Ledger {
     }
 
     fn allocate(&mut self, allocation: &Allocation) {
-        self.latest = self.latest.max(allocation.time);
+        self.pass(allocation.time);
         // Two live blocks cannot share an address: the old one's free was lost.
         self.remove(allocation.address);
         self.enter_new(&allocation.into(), allocation.time);
@@ -180,7 +188,7 @@ impl Ledger {
     }
 
     fn free(&mut self, free: &Free) {
-        self.latest = self.latest.max(free.time);
+        self.pass(free.time);
         let Some((block, weight)) = self.remove(free.address) else {
             self.frees_unknown += 1;
             return;
@@ -231,7 +239,7 @@ impl Ledger {
     /// Memory whose mapping was not seen may be a file's, so what is unmapped of it changes nothing, and what it is moved to
     /// is not entered.
     fn remap(&mut self, remap: &Remap) {
-        self.latest = self.latest.max(remap.ended);
+        self.pass(remap.ended);
         let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
         let old = addresses(remap.old_address, remap.old_bytes);
         let new = addresses(remap.new_address, remap.new_bytes);
@@ -280,7 +288,10 @@ impl Ledger {
         change(self.heaps.entry(callsite.heap).or_default());
         let peak_bytes = self.totals.peak_bytes;
         change(&mut self.totals);
-        self.peak += PeakEpoch::from(self.totals.peak_bytes > peak_bytes);
+        if self.totals.peak_bytes > peak_bytes {
+            self.peak += 1;
+            self.highest = Highest::of(&self.totals);
+        }
     }
 
     /// Totals over everything, for the progress line. What was live at the peak is in snapshots only.
@@ -334,22 +345,6 @@ impl Ledger {
     #[must_use]
     pub fn is_live(&self, address: TargetAddr) -> bool {
         self.live.get(address).is_some()
-    }
-
-    /// Callsites whose frames have not come. They may come yet.
-    #[must_use]
-    pub fn stacks_lost(&self) -> u64 {
-        let is_lost = |callsite: &&Callsite| !self.stacks.contains_key(&callsite.stack);
-        let lost = self.callsites.iter().filter(is_lost);
-        lost.filter(|callsite| !callsite.totals(self.peak).is_empty()).count() as u64
-    }
-
-    /// Stacks of blocks that are live, and whose frames have not come.
-    #[must_use]
-    pub fn stacks_missing(&self) -> Vec<StackId> {
-        let is_live = |callsite: &&Callsite| callsite.totals(self.peak).live_count() > EstimatedCount::ZERO;
-        let callsites = self.callsites.iter().filter(|callsite| !self.stacks.contains_key(&callsite.stack));
-        callsites.filter(is_live).map(|callsite| callsite.stack).collect()
     }
 
     /// The process is gone at `now`, and no event will come: single blocks are forgotten, sums stay. Ages are from now on those

@@ -21,6 +21,8 @@ impl Ledger {
             && self.callsite_ids.values().copied().all(leads)
             && self.callsites.iter().all(Callsite::is_sound)
             && self.heaps.values().chain([&self.totals]).all(Totals::is_sound)
+            && self.curve.is_sound()
+            && self.highest.is_sound()
             && ages.into_iter().all(|(_, ages)| ages.histogram.is_sound())
             && self.frees_unknown.max(self.peak) < COUNT_MAX
     }

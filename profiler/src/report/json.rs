@@ -2,6 +2,7 @@
 //!
 //! Owns names and types of its fields. Callsites and frames are written one by one, never held as JSON in memory.
 
+mod curve;
 mod details;
 mod guardrails;
 mod health;
@@ -11,6 +12,7 @@ pub(super) mod totals;
 
 use std::io;
 
+use curve::CurveFields;
 use details::DetailsFields;
 use guardrails::OverheadFields;
 use health::HealthFields;
@@ -136,6 +138,7 @@ struct TargetFields<'a> {
     overhead: Option<OverheadFields>,
     totals: TargetTotalsFields,
     heaps: Vec<HeapFields<'a>>,
+    curve: CurveFields<'a>,
     leak_candidates: Option<LeaksFields<'a>>,
     callsites: Callsites<'a>,
 }
@@ -163,6 +166,7 @@ impl<'a> TargetFields<'a> {
                 .zip(&target.heaps)
                 .map(|(i, heap)| HeapFields::new(context.profile, target, heap, i))
                 .collect(),
+            curve: CurveFields::new(context.profile, target),
             leak_candidates: LeaksFields::new(context.profile, target, &callsites.order),
             callsites,
         }

@@ -57,7 +57,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ("", "ended_unix_ns health interval_bytes others started_unix_ns targets version window"),
     (
         "/targets/0",
-        "beginning callsites comm command detached_unix_ns exit_code exited heaps leak_candidates overhead pid replaced totals",
+        "beginning callsites comm command curve detached_unix_ns exit_code exited heaps leak_candidates overhead pid replaced totals",
     ),
     ("/targets/0/beginning", "delay_ns from_first_call origin parent unix_ns"),
     (

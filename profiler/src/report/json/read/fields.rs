@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::Interner;
 use super::amounts::{Amount, TotalsFields};
+use super::curve::CurveFields;
 use super::details::DetailsFields;
 use super::guardrails::OverheadFields;
 use super::health::HealthFields;
@@ -15,7 +16,6 @@ use super::window::WindowFields;
 use crate::ids::Pid;
 use crate::ledger::totals::Amounts;
 use crate::report::guardrails::Overhead;
-use crate::report::history::History;
 use crate::report::profile::{
     Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
     TargetProfile,
@@ -74,6 +74,8 @@ struct TargetFields<'a> {
     overhead: Option<OverheadFields>,
     totals: TotalsFields,
     heaps: Vec<HeapFields>,
+    #[serde(default)]
+    curve: CurveFields,
     #[serde(borrow)]
     leak_candidates: Option<LeaksFields<'a>>,
     #[serde(borrow)]
@@ -93,7 +95,7 @@ impl TargetFields<'_> {
             cgroup: None,
             mappings: Vec::new(),
             threads: Vec::new(),
-            history: History::default(),
+            history: self.curve.into_history()?,
             beginning: self.beginning.into_beginning()?,
             exited: self.exited,
             replaced: self.replaced,
