@@ -10,6 +10,7 @@ use crate::ids::{ModuleId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::corrections::Correction;
 use crate::ledger::timeline::Instant;
+use crate::object::elf::Segment;
 use crate::object::module::Module;
 use crate::proc::maps::Mapping;
 use crate::report::profile::{Health, Others};
@@ -175,7 +176,13 @@ pub struct ModuleFacts {
     /// Size of its file in bytes and when that was last changed (seconds and nanoseconds since the Unix epoch): where there
     /// is no build id they have to do.
     pub file: Option<(u64, i64, i64)>,
+    /// The segments that hold its code, the first ones: where it was mapped tells then what its addresses were linked as.
+    #[serde(default)]
+    pub code: Vec<Segment>,
 }
+
+/// Segments of code that are told of a module; linked files have one.
+const CODE_SEGMENTS_MAX: usize = 64;
 
 /// What a recording says of its own gaps.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -227,7 +234,8 @@ impl ModuleFacts {
             (identity.size_bytes, identity.modified.0, identity.modified.1)
         });
         let build_id = module.build_id().map(|build_id| build_id.as_bytes().to_vec());
-        Self { id, path: module.path().to_string(), build_id, file }
+        let code = module.elf().map(|elf| elf.code().take(CODE_SEGMENTS_MAX).copied().collect());
+        Self { id, path: module.path().to_string(), build_id, file, code: code.unwrap_or_default() }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::object::module::Module;
 
+pub mod code;
 pub mod debug_file;
 pub mod demangle;
 mod history;

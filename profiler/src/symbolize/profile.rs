@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::Resolve;
+use super::code::Code;
 use super::history::Clip;
 use super::names::{Unnamed, name_profile};
 use super::trim::trim;
@@ -27,6 +28,7 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
             callsite.stack = trim(&callsite.stack, &named.frames).to_vec();
         }
     }
+    let code = Code::of(&unnamed, &snapshot.modules);
     let window = snapshot.window.as_ref().filter(|_| scope == Scope::Window);
     let start = window.map(|window| window.start);
     Profile {
@@ -42,11 +44,15 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
         targets: targets
             .iter()
             .zip(named.callsites)
-            .map(|((target, books), callsites)| of_target(target, books, callsites, scope, start))
+            .zip(code.mappings)
+            .map(|(((target, books), callsites), mappings)| TargetProfile {
+                mappings,
+                ..of_target(target, books, callsites, scope, start)
+            })
             .collect(),
         others: window.map_or(&snapshot.others, |window| &window.others).clone(),
         frames: named.frames,
-        modules: Vec::new(),
+        modules: code.modules,
         health: window.map_or(&snapshot.health, |window| &window.health).clone(),
     }
 }

@@ -4,15 +4,19 @@
 
 mod choice;
 mod diff;
+mod firefox;
 mod flamegraph;
 mod folded;
 mod folding;
 mod guardrails;
 mod hooks;
 mod json;
+mod otlp;
+mod out_of_range;
 pub(super) mod profiles;
 mod properties;
 mod read;
+mod speedscope;
 mod summary;
 
 use std::path::Path;
