@@ -41,6 +41,7 @@ mod chain;
 mod describe;
 mod format;
 mod function;
+mod loss;
 mod presentation;
 mod roots;
 pub(crate) mod text;

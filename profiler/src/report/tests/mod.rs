@@ -9,6 +9,7 @@ mod folded;
 mod folding;
 mod guardrails;
 mod hooks;
+mod html;
 mod json;
 pub(super) mod profiles;
 mod properties;
