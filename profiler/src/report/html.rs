@@ -1,6 +1,6 @@
 //! A page with everything, for people: one file that needs no network and opens from disk.
 //!
-//! Owns how the page is put together: the parts that never change (`html/page.html`, `html/page.css`, `html/page/*.js` and
+//! Owns how the page is put together: the parts that never change (`html/page.html`, `html/style/*.css`, `html/page/*.js` and
 //! the time chart's library in `html/vendor`), a policy that lets these parts run and nothing else, and the profile's data,
 //! compressed and in base64, so that no name of a target is ever a part of the page's text. What the page makes of the
 //! data is the scripts' business.
@@ -30,7 +30,12 @@ mod stacks;
 const PAGE: &str = include_str!("html/page.html");
 
 /// Styles: the chart's, then the page's.
-const STYLE: &str = concat!(include_str!("html/vendor/uplot/uPlot.min.css"), include_str!("html/page.css"));
+const STYLE: &str = concat!(
+    include_str!("html/vendor/uplot/uPlot.min.css"),
+    include_str!("html/style/ground.css"),
+    include_str!("html/style/charts.css"),
+    include_str!("html/style/lists.css"),
+);
 
 /// The chart's library, as it is published.
 const CHART: &str = include_str!("html/vendor/uplot/uPlot.iife.min.js");

@@ -26,8 +26,10 @@ class Colours {
     return this.dark ? "#f2f2f4" : "#17181c";
   }
 
-  hue(hue, saturation) {
-    return this.dark ? `hsl(${hue} ${saturation * 0.6}% 30%)` : `hsl(${hue} ${saturation}% 78%)`;
+  // `shade` is from 0 to 1, to tell neighbours apart.
+  hue(hue, saturation, shade = 0.5) {
+    const light = this.dark ? 26 + 9 * shade : 73 + 10 * shade;
+    return `hsl(${hue} ${this.dark ? saturation * 0.6 : saturation}% ${light}%)`;
   }
 
   grey(step = 0) {
@@ -43,18 +45,23 @@ class Colours {
       return this.grey();
     }
     const key = tree.key[node];
-    if (colour === "kind") {
-      return this.kind(tree.profile.functions.kind[key]);
+    if (!this.known.has(key)) {
+      this.known.set(key, this.ofFunction(tree, node, colour));
     }
-    const module = tree.module(node);
-    if (!this.known.has(module)) {
-      this.known.set(module, module === "" ? this.grey(1) : this.hue(hueOf(baseName(module)), 62));
-    }
-    return this.known.get(module);
+    return this.known.get(key);
   }
 
-  kind(kind) {
-    return kind >= 3 ? this.grey(kind === 3 ? 1 : 0) : this.hue(KIND_HUES[kind], kind === 0 ? 85 : 60);
+  ofFunction(tree, node, colour) {
+    const shade = (Math.imul(tree.key[node] + 1, 0x9e3779b1) >>> 24) / 255;
+    if (colour === "kind") {
+      return this.kind(tree.profile.functions.kind[tree.key[node]], shade);
+    }
+    const module = tree.module(node);
+    return module === "" ? this.grey(1) : this.hue(hueOf(baseName(module)), 62, shade);
+  }
+
+  kind(kind, shade) {
+    return kind >= 3 ? this.grey(kind === 3 ? 1 : 0) : this.hue(KIND_HUES[kind], kind === 0 ? 85 : 60, shade);
   }
 
   // Red for what grew, blue for what shrank, the stronger the larger a share of it.

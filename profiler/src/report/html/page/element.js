@@ -44,3 +44,8 @@ function fillSelect(select, options, chosen) {
 function nameElement(name, charsMax) {
   return element("span", { class: "name", title: cut(name, 2000) }, cut(name, charsMax));
 }
+
+// Text in which backticks part off what is typed or named in code.
+function marked(text) {
+  return text.split("`").map((part, at) => (at % 2 === 1 ? element("code", {}, part) : part));
+}

@@ -60,7 +60,7 @@ class FlamePanel {
     const nothing = profile.header.nothing.find(({ view }) => view === selection.view);
     const isEmpty = !(tree.width[0] > 0);
     byId("flame-empty").hidden = !isEmpty;
-    byId("flame-empty").textContent = nothing ? nothing.lines.join(" ") : `There are no ${what} of what is selected.`;
+    fill(byId("flame-empty"), marked(nothing ? nothing.lines.join(" ") : `There are no ${what} of what is selected.`));
     byId("flame-frame").hidden = isEmpty;
     const legend = byId("flame-legend");
     if (selection.base !== null) {

@@ -3,18 +3,6 @@
 const GROUPS = [["", "nothing"], ["thread", "thread"], ["command", "command"], ["cgroup", "control group"], ["heap", "heap"]];
 const THEMES = ["auto", "light", "dark"];
 
-// What the browser keeps, where it keeps anything for a file.
-function remembered(name, value) {
-  try {
-    if (value !== undefined) {
-      localStorage.setItem(name, value);
-    }
-    return localStorage.getItem(name);
-  } catch {
-    return null;
-  }
-}
-
 class Header {
   constructor(profile, points, amounts, selection) {
     Object.assign(this, { profile, points, amounts, selection });
@@ -48,7 +36,7 @@ class Header {
           onclick: () => this.selection.change({ view }),
           onkeydown: (event) => this.moveView(event, at),
         },
-        element("span", { class: "view-name" }, VIEW_TITLES[view]),
+        element("span", { class: "view-name" }, capital(VIEW_TITLES[view])),
         element("strong", {}),
         element("span", { class: "view-note" }),
       );
@@ -103,11 +91,9 @@ class Header {
       document.documentElement.dataset.theme = theme;
       button.textContent = `Theme: ${theme}`;
     };
-    apply(THEMES.includes(remembered("heapbpf-theme")) ? remembered("heapbpf-theme") : "auto");
+    apply("auto");
     button.addEventListener("click", () => {
-      const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
-      remembered("heapbpf-theme", next);
-      apply(next);
+      apply(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
       this.selection.change({});
     });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.selection.change({}));

@@ -10,7 +10,7 @@ function lossCard({ lost }) {
   }
   const rows = lost.map(({ reason, count, meaning, remedy }) => [
     element("dt", {}, `${countText(count)} × ${cut(reason, 60)}`),
-    element("dd", {}, meaning ? `${meaning}. ` : "", remedy ? element("span", { class: "remedy" }, `What to do: ${remedy}.`) : null),
+    element("dd", {}, marked(meaning ? `${meaning}. ` : ""), remedy ? element("span", { class: "remedy" }, marked(`What to do: ${remedy}.`)) : null),
   ]);
   return healthCard("Losses", "bad", element("dl", {}, rows.flat()));
 }
@@ -44,7 +44,7 @@ function accuracyCard(profile) {
     "plain",
     element("p", {}, `Estimates: ${header.interval}.`),
     element("dl", {}, rows.flat()),
-    health.interval_changes.map((line) => element("p", {}, line)),
+    health.interval_changes.map((line) => element("p", {}, marked(line))),
   );
 }
 
@@ -61,7 +61,7 @@ function hookCard({ hooks, hooks_count: count, unfound }) {
       ` in ${cut(baseName(hook.module), 60)} (${cut(hook.heap, 40)})`,
       hook.error === null
         ? element("span", { class: "quiet" }, ` ${cut(hook.backend, 40)}${hook.emulated === null ? "" : hook.emulated ? ", emulated" : ", single-stepped"}${hook.instruction === null ? "" : `: ${cut(hook.instruction, 60)}`}`)
-        : element("span", { class: hook.required ? "warning" : "quiet" }, ` not attached: ${cut(hook.error, 300)}${hook.required ? "" : " (few programs call it)"}`),
+        : element("span", { class: hook.required ? "warning" : "quiet" }, marked(` not attached: ${cut(hook.error, 300)}${hook.required ? "" : " (few programs call it)"}`)),
     )),
   );
   const attached = hooks.filter(({ error }) => error === null);
@@ -86,7 +86,7 @@ function costCard(profile) {
   if (health.resyncs > 0) {
     lines.push(`The books were put right from the kernel's live set ${plural(health.resyncs, "time")}.`);
   }
-  return healthCard("Cost", "plain", lines.map((line) => element("p", {}, line)));
+  return healthCard("Cost", "plain", lines.map((line) => element("p", {}, marked(line))));
 }
 
 function guardrailCard({ reached, memory_bytes_max: most, memory_bytes_highest: highest, cpu_percent_max: cpu, overhead_percent_max: overhead }) {
@@ -106,8 +106,8 @@ function guardrailCard({ reached, memory_bytes_max: most, memory_bytes_highest: 
   return healthCard(
     "Limits",
     reached.length > 0 ? "poor" : "good",
-    lines.map((line) => element("p", {}, line)),
-    reached.length > 0 ? element("ul", {}, reached.slice(0, 50).map((line) => element("li", { class: "warning" }, line))) : element("p", {}, "None was reached."),
+    lines.map((line) => element("p", {}, marked(line))),
+    reached.length > 0 ? element("ul", {}, reached.slice(0, 50).map((line) => element("li", { class: "warning" }, marked(line)))) : element("p", {}, "None was reached."),
   );
 }
 
@@ -118,7 +118,7 @@ function coverageCard({ header, health }) {
   return healthCard(
     "Coverage",
     health.skipped.length > 0 ? "poor" : "plain",
-    header.beginnings.map((line) => element("p", {}, line)),
+    header.beginnings.map((line) => element("p", {}, marked(line))),
     health.skipped.length > 1 ? element("ul", {}, health.skipped.map((line) => element("li", {}, cut(line, 300)))) : null,
   );
 }

@@ -48,8 +48,8 @@ class CallsiteTable {
       { id: "live_bytes", label: "Live", ...size("live_bytes"), wide: !isLive },
       { id: "live_count", label: "Blocks", ...number("live_count"), wide: true },
       { id: "alloc_bytes", label: "Allocated", ...size("alloc_bytes"), wide: isLive },
-      { id: "alloc_count", label: "Alloc. blocks", ...number("alloc_count"), wide: true },
-      { id: "free_bytes", label: "Freed", ...size("free_bytes"), wide: true },
+      { id: "alloc_count", label: "Alloc. blocks", ...number("alloc_count"), wide: true, wider: true },
+      { id: "free_bytes", label: "Freed", ...size("free_bytes"), wide: true, wider: true },
       {
         id: "mean",
         label: "Mean size",
@@ -157,11 +157,11 @@ class CallsiteTable {
     const values = new Map(this.rows.map((at) => [at, by.value(at)]));
     const sign = this.isDown ? -1 : 1;
     this.rows.sort((one, other) => sign * (values.get(one) - values.get(other)) || one - other);
-    const heads = columns.map(({ id, label, wide }) => {
+    const heads = columns.map(({ id, label, wide, wider }) => {
       const isSorted = id === this.sort;
       const button = element("button", { type: "button", "data-column": id, onclick: () => this.sortBy(id) }, label, element("i", { "aria-hidden": "true" }, isSorted ? (this.isDown ? "▾" : "▴") : ""));
       const direction = isSorted ? (this.isDown ? "descending" : "ascending") : "none";
-      return element("th", { scope: "col", class: `number${wide ? " wide" : ""}`, "aria-sort": direction }, button);
+      return element("th", { scope: "col", class: `number${wide ? " wide" : ""}${wider ? " wider" : ""}`, "aria-sort": direction }, button);
     });
     fill(byId("table-head"), element("tr", {}, heads, element("th", { scope: "col" }, "Where")));
     fill(byId("table-body"), this.rows.slice(0, this.shown).flatMap((at) => this.row(at, columns)));
@@ -182,10 +182,10 @@ class CallsiteTable {
       place === "" ? null : element("span", { class: "quiet place" }, ` ${cut(place, 60)}`),
       profile.targets.length > 1 ? element("span", { class: "quiet" }, ` ${cut(profile.targets[profile.callsites.target[at]].name, 40)}`) : null,
     );
-    const cells = columns.map(({ value, text, wide, id }) => {
+    const cells = columns.map(({ value, text, wide, wider, id }) => {
       const number = value(at);
       const growth = id === "growth" && number !== 0 ? (number > 0 ? " grew" : " shrank") : "";
-      return element("td", { class: `number${wide ? " wide" : ""}${growth}` }, text(number));
+      return element("td", { class: `number${wide ? " wide" : ""}${wider ? " wider" : ""}${growth}` }, text(number));
     });
     const row = element("tr", { class: isOpen ? "open" : null }, cells, element("td", { class: "where-cell" }, where));
     return isOpen ? [row, element("tr", { class: "details" }, element("td", { colspan: columns.length + 1 }, this.details(at)))] : [row];

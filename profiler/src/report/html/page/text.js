@@ -101,3 +101,8 @@ function plural(number, noun) {
   const ending = noun.endsWith("s") ? "es" : "s";
   return `${countText(number)} ${noun}${Math.round(number) === 1 ? "" : ending}`;
 }
+
+// A sentence's or a title's first letter.
+function capital(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}

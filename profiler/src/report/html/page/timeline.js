@@ -97,7 +97,7 @@ class Timeline {
   update() {
     const { selection, points, profile } = this;
     const key = JSON.stringify([selection.view, selection.target, selection.heap, isDark()]);
-    byId("timeline-subject").textContent = `${VIEW_TITLES[selection.view]} over time${selection.heap === "" ? "" : `, heap ${cut(selection.heap, 40)}`}`;
+    byId("timeline-subject").textContent = `${capital(VIEW_TITLES[selection.view])} over time${selection.heap === "" ? "" : `, heap ${cut(selection.heap, 40)}`}`;
     if (this.key !== key) {
       this.key = key;
       this.build();
@@ -237,6 +237,7 @@ class Timeline {
     ctx.save();
     ctx.font = `${11 * ratio}px system-ui, sans-serif`;
     ctx.textBaseline = "top";
+    ctx.textAlign = "left";
     let free = -Infinity;
     for (const { time, occasion } of this.points.list) {
       if (occasion === 0) {
@@ -272,6 +273,7 @@ class Timeline {
     const [x, y] = [chart.valToPos(times[at], "x", true), chart.valToPos(values[at], "y", true)];
     const { ctx, bbox } = chart;
     ctx.fillStyle = colour("--peak");
+    ctx.setLineDash([]);
     ctx.beginPath();
     ctx.arc(x, y, 4 * ratio, 0, 2 * Math.PI);
     ctx.fill();

@@ -9,11 +9,12 @@ class Tree {
     this.words = [];
     this.wordKeys = new Map();
     this.size = 1;
-    this.parent = new Int32Array(1024);
-    this.key = new Int32Array(1024);
-    this.depth = new Uint16Array(1024);
+    // As much room as whole stacks need; reversed ones can need more.
+    const room = profile.nodeParent.length + 1024;
+    this.parent = new Int32Array(room);
+    this.key = new Int32Array(room);
     this.key[0] = -1;
-    this.slots = new Int32Array(4096);
+    this.slots = new Int32Array(2 ** Math.ceil(Math.log2(room * 2)));
     // The node at which each callsite ends; -1 where it is not in the tree.
     this.end = new Int32Array(profile.count).fill(-1);
     for (let callsite = 0; callsite < profile.count; callsite += 1) {
@@ -98,7 +99,6 @@ class Tree {
     this.grow();
     this.parent[node] = parent;
     this.key[node] = key;
-    this.depth[node] = this.depth[parent] + 1;
     this.slots[slot] = node;
     if (this.size * 2 > this.slots.length) {
       this.rehash();
@@ -109,7 +109,7 @@ class Tree {
   grow() {
     this.size += 1;
     if (this.size > this.parent.length) {
-      for (const name of ["parent", "key", "depth"]) {
+      for (const name of ["parent", "key"]) {
         const larger = new this[name].constructor(this[name].length * 2);
         larger.set(this[name]);
         this[name] = larger;
