@@ -4,6 +4,7 @@
 
 mod choice;
 mod diff;
+mod firefox;
 mod flamegraph;
 mod folded;
 mod folding;
@@ -11,9 +12,12 @@ mod guardrails;
 mod hooks;
 mod html;
 mod json;
+mod otlp;
+mod out_of_range;
 pub(super) mod profiles;
 mod properties;
 mod read;
+mod speedscope;
 mod summary;
 
 use std::path::Path;

@@ -65,7 +65,7 @@ pub(in crate::report) fn exact() -> Profile {
 
 /// Two processes, sampled, with everything that can be wrong: names that would break formats, frames without names,
 /// lost and incomplete stacks, lost events, a hook that is not attached.
-pub(super) fn sampled() -> Profile {
+pub(in crate::report) fn sampled() -> Profile {
     let mut frames = Frames::default();
     let app = "/opt/app/bin/app";
     let main = frames.placed("main", app, "/src/main.cc", 5);
@@ -189,6 +189,11 @@ pub(super) fn freed() -> Profile {
     let callsites = vec![callsite(&[main], Some(StackEnd::Complete), 0, taken(1, 10, 100, 10))];
     let heaps = vec![heap("libc", &[("malloc", None), ("free", None)])];
     profile(1, vec![target(8, "tidy", "tidy", heaps, callsites)], frames, Health::default())
+}
+
+/// All of them.
+pub(super) fn all() -> [Profile; 8] {
+    [exact(), sampled(), mixed(), nameless(), empty(), unwatched(), freed(), nobody()]
 }
 
 /// A session that found no process.
