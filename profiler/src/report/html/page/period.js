@@ -1,37 +1,52 @@
 // Moments at which callsites were looked at, and spans between them.
 
+// Instants that can be chosen, besides dumps and marks.
+const POINTS_MAX = 120;
+// What is this near to an end is the end.
+const END_MILLIS = 20;
+
 // What callsites held at every instant of the history, with the beginning and the end of the recording. A period is
 // `{ from, to }`, numbers of points.
 class Points {
   constructor(profile) {
     this.profile = profile;
-    this.list = [];
-    const isWhole = profile.header.window === null;
-    const end = profile.header.span;
+    // Whether the profile is about all of a recording, not a window of it.
+    this.isWhole = profile.header.window === null;
+    this.held = new Map();
     const byTime = new Map();
     for (const { history } of profile.targets) {
       const { time, occasion } = history.instants;
-      const count = Math.max(time.length, occasion.length, 0);
-      for (let at = 0; at < count; at += 1) {
-        const known = byTime.get(time[at] ?? 0);
-        const kind = occasion[at] ?? 0;
-        if (known === undefined || known === 0) {
-          byTime.set(time[at] ?? 0, kind);
-        }
+      for (let at = 0; at < Math.max(time.length, occasion.length); at += 1) {
+        byTime.set(time[at] ?? 0, byTime.get(time[at] ?? 0) || (occasion[at] ?? 0));
       }
     }
-    for (const [time, kind] of byTime) {
-      this.list.push({ time, occasion: kind });
+    this.list = [...byTime].map(([time, occasion]) => ({ time, occasion })).sort((one, other) => one.time - other.time);
+    this.thin();
+    if (this.list.length > 0 && this.isWhole) {
+      this.addEnds(profile.header.span);
     }
-    this.list.sort((one, other) => one.time - other.time);
-    if (this.list.length > 0 && isWhole) {
-      // What was there from the beginning is the opening balance, and the end is what totals say.
-      this.list = this.list.filter(({ time, occasion }) => occasion !== 0 || (time > 0 && time < end));
-      this.list.unshift({ time: Math.min(0, this.list[0]?.time ?? 0), occasion: 0, is: "start" });
-      this.list.push({ time: Math.max(end, this.list.at(-1).time), occasion: 0, is: "end" });
+    if (this.any) {
+      this.list[0].is = "start";
+      this.list[this.last].is = "end";
     }
-    this.isWhole = isWhole;
-    this.held = new Map();
+  }
+
+  // Of very many instants without an occasion, every so manieth: a list is to be chosen from.
+  thin() {
+    const plain = this.list.filter(({ occasion }) => occasion === 0).length;
+    const every = Math.ceil(plain / POINTS_MAX);
+    this.list = this.list.filter(({ occasion }, at) => occasion !== 0 || at % every === 0 || at === this.list.length - 1);
+  }
+
+  // The beginning and the end of the recording, where no instant is there.
+  addEnds(span) {
+    const [first, last] = [this.list[0], this.list[this.last]];
+    if (first.occasion !== 0 || first.time > END_MILLIS) {
+      this.list.unshift({ time: 0, occasion: 0 });
+    }
+    if (last.occasion !== 0 ? last.time < span : last.time < span - END_MILLIS) {
+      this.list.push({ time: span, occasion: 0 });
+    }
   }
 
   get last() {
@@ -46,11 +61,8 @@ class Points {
   label(at) {
     const { time, occasion, is } = this.list[at];
     const when = durationText(time);
-    if (is === "start") {
-      return "start";
-    }
-    if (is === "end") {
-      return `end (${when})`;
+    if (is !== undefined && occasion === 0) {
+      return is === "start" && time <= END_MILLIS ? "start" : `${is} (${when})`;
     }
     if (occasion > 0) {
       return `dump ${occasion} (${when})`;
@@ -76,14 +88,14 @@ class Points {
   gather(point) {
     const { callsites, count, targets } = this.profile;
     const { is, time } = this.list[point];
-    if (is === "end") {
+    if (is === "end" && this.isWhole) {
       return callsites;
     }
     const held = {};
     for (const view of VIEWS) {
       held[field(view)] = new Float64Array(count);
     }
-    if (is === "start") {
+    if (is === "start" && this.isWhole) {
       held.live_bytes.set(callsites.opening_bytes);
       held.live_count.set(callsites.opening_count);
       return held;
@@ -128,21 +140,19 @@ class Points {
     return this.all();
   }
 
-  // All that the profile is about. Where that is a window of a recording, it is no period between points.
+  // All that the profile is about.
   all() {
-    return this.isWhole && this.any ? { from: 0, to: this.last } : { from: -1, to: -1 };
+    return this.any ? { from: 0, to: this.last } : { from: -1, to: -1 };
   }
 
   isAll({ from, to }) {
-    return from < 0 || (this.isWhole && from === 0 && to === this.last);
+    return from < 0 || (from === 0 && to === this.last);
   }
 
   periodText(period) {
-    if (period.from < 0) {
-      return this.isWhole ? "the whole recording" : "this window";
-    }
     if (this.isAll(period)) {
-      return `the whole recording (${durationText(this.list[this.last].time)})`;
+      const span = this.any ? ` (${durationText(this.list[this.last].time - this.list[0].time)})` : "";
+      return `${this.isWhole ? "the whole recording" : "the whole window"}${span}`;
     }
     return `${this.label(period.from)} to ${this.label(period.to)}`;
   }

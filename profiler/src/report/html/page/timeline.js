@@ -8,7 +8,7 @@ function curveOf(profile, points, amounts, selection) {
     // Of a heap only the instants are known at which callsites were looked at.
     const mask = amounts.mask(selection);
     const sum = (at) => points.at(at)[name].reduce((all, amount, callsite) => all + (mask[callsite] ? amount : 0), 0);
-    return [points.list.map(({ time }) => time / 1000), points.list.map((_, at) => sum(at))];
+    return { isCoarse: true, data: [points.list.map(({ time }) => time / 1000), points.list.map((_, at) => sum(at))] };
   }
   const steps = chosen.flatMap((target) => {
     const { time } = target.history.curve;
@@ -28,11 +28,11 @@ function curveOf(profile, points, amounts, selection) {
     }
   }
   const end = profile.header.span / 1000;
-  if (end > times.at(-1)) {
+  if (points.isWhole && end > times.at(-1)) {
     times.push(end);
     values.push(held);
   }
-  return [times, values];
+  return { isCoarse: false, data: [times, values] };
 }
 
 class Timeline {
@@ -147,7 +147,7 @@ class Timeline {
   build() {
     const { selection } = this;
     this.chart?.destroy();
-    const data = curveOf(this.profile, this.points, this.amounts, selection);
+    const { data, isCoarse } = curveOf(this.profile, this.points, this.amounts, selection);
     this.data = data;
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
@@ -164,7 +164,7 @@ class Timeline {
           { ...axis, values: (_, splits) => splits.map((split) => durationText(split * 1000)), space: 80 },
           { ...axis, size: 78, values: (_, splits) => splits.map((split) => amountText(selection.view, split)), incrs: isSize ? this.steps() : undefined },
         ],
-        series: [{}, { stroke: colour("--accent"), width: 2, fill: colour("--accent-weak"), paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }],
+        series: [{}, { stroke: colour("--accent"), width: 2, fill: colour("--accent-weak"), paths: isCoarse ? uPlot.paths.linear() : uPlot.paths.stepped({ align: 1 }), points: { show: isCoarse } }],
         hooks: {
           drawClear: [(chart) => this.shade(chart, colour)],
           draw: [(chart) => this.mark(chart, colour)],
