@@ -11,6 +11,7 @@ mod folded;
 mod folding;
 mod guardrails;
 mod hooks;
+mod html;
 mod json;
 mod massif;
 mod otlp;
