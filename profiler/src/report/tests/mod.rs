@@ -4,6 +4,7 @@
 
 mod choice;
 mod diff;
+mod firefox;
 mod flamegraph;
 mod folded;
 mod folding;
@@ -11,10 +12,13 @@ mod gperftools;
 mod guardrails;
 mod hooks;
 mod json;
+mod otlp;
+mod out_of_range;
 mod pprof;
 pub(super) mod profiles;
 mod properties;
 mod read;
+mod speedscope;
 mod summary;
 
 use std::path::Path;
