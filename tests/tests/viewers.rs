@@ -9,3 +9,7 @@ mod fixture;
 mod flamegraph;
 #[path = "viewers/folded.rs"]
 mod folded;
+#[path = "viewers/gperftools.rs"]
+mod gperftools;
+#[path = "viewers/pprof.rs"]
+mod pprof;
