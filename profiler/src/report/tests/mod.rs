@@ -3,6 +3,7 @@
 //! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
 
 mod choice;
+mod dhat;
 mod diff;
 mod firefox;
 mod flamegraph;
@@ -12,6 +13,7 @@ mod gperftools;
 mod guardrails;
 mod hooks;
 mod json;
+mod massif;
 mod otlp;
 mod out_of_range;
 mod pprof;
@@ -20,6 +22,7 @@ mod properties;
 mod read;
 mod speedscope;
 mod summary;
+mod tail;
 
 use std::path::Path;
 
