@@ -11,3 +11,7 @@ mod flamegraph;
 mod folded;
 #[path = "viewers/html.rs"]
 mod html;
+#[path = "viewers/gperftools.rs"]
+mod gperftools;
+#[path = "viewers/pprof.rs"]
+mod pprof;
