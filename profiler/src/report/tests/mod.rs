@@ -10,6 +10,7 @@ mod folding;
 mod guardrails;
 mod hooks;
 mod json;
+mod perfetto;
 pub(super) mod profiles;
 mod properties;
 mod read;
