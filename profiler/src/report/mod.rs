@@ -37,11 +37,13 @@ pub mod perfetto;
 pub mod pprof;
 pub mod speedscope;
 
+mod calls;
 mod chain;
 mod describe;
 mod dumps;
 mod format;
 mod function;
+mod places;
 mod presentation;
 mod roots;
 pub(crate) mod text;

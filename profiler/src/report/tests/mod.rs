@@ -4,16 +4,21 @@
 
 mod choice;
 mod diff;
+mod firefox;
 mod flamegraph;
 mod folded;
 mod folding;
 mod guardrails;
 mod hooks;
 mod json;
+mod memory_infra;
+mod otlp;
+mod out_of_range;
 mod perfetto;
 pub(super) mod profiles;
 mod properties;
 mod read;
+mod speedscope;
 mod summary;
 
 use std::path::Path;

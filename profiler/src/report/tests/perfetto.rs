@@ -6,9 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::profiles;
-use super::properties;
-use super::{check_golden, written};
+use super::{check_golden, out_of_range, profiles, properties, written};
 use crate::report::history::{Change, Held, Instant, Occasion};
 use crate::report::profile::{CallsiteProfile, FrameId, Profile};
 use crate::report::{Format, Group, Presentation, View};
@@ -110,6 +108,7 @@ fn any_profile_keeps_the_rules() {
         profiles::nobody(),
         shared(),
         absurd(),
+        out_of_range::profile(),
     ] {
         check(&profile);
     }

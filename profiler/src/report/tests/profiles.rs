@@ -191,6 +191,11 @@ pub(super) fn freed() -> Profile {
     profile(1, vec![target(8, "tidy", "tidy", heaps, callsites)], frames, Health::default())
 }
 
+/// All of them.
+pub(super) fn all() -> [Profile; 8] {
+    [exact(), sampled(), mixed(), nameless(), empty(), unwatched(), freed(), nobody()]
+}
+
 /// A session that found no process.
 pub(super) fn nobody() -> Profile {
     profile(4096, vec![], Frames::default(), Health::default())
