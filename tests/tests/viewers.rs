@@ -3,9 +3,15 @@
 
 #[path = "viewers/fixture.rs"]
 mod fixture;
+#[path = "viewers/stacks.rs"]
+mod stacks;
 
 // One per format, in the order of the alphabet.
 #[path = "viewers/flamegraph.rs"]
 mod flamegraph;
 #[path = "viewers/folded.rs"]
 mod folded;
+#[path = "viewers/memory_infra.rs"]
+mod memory_infra;
+#[path = "viewers/perfetto.rs"]
+mod perfetto;
