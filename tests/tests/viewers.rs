@@ -3,6 +3,8 @@
 
 #[path = "viewers/fixture.rs"]
 mod fixture;
+#[path = "viewers/stacks.rs"]
+mod stacks;
 
 // One per format, in the order of the alphabet.
 #[path = "viewers/flamegraph.rs"]
@@ -15,3 +17,7 @@ mod html;
 mod gperftools;
 #[path = "viewers/pprof.rs"]
 mod pprof;
+#[path = "viewers/memory_infra.rs"]
+mod memory_infra;
+#[path = "viewers/perfetto.rs"]
+mod perfetto;

@@ -25,7 +25,7 @@ pub(super) fn profile() -> Profile {
 
 #[test]
 fn numbers_that_point_nowhere_are_no_failure() {
-    for format in [Format::Firefox, Format::Gperftools, Format::Otlp, Format::Pprof, Format::Speedscope] {
+    for format in formats() {
         for view in View::ALL {
             assert!(!written(format, &profile(), view).is_empty(), "{format}");
         }
