@@ -16,6 +16,7 @@ mod out_of_range;
 pub(super) mod profiles;
 mod properties;
 mod read;
+mod schema;
 mod speedscope;
 mod summary;
 
