@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{HeapId, Pid};
 use crate::leak::growth::Growths;
 use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::timeline::Timeline;
 use crate::ledger::totals::Amounts;
 use crate::object::module::Modules;
 use crate::report::guardrails::Overhead;
@@ -47,6 +48,8 @@ pub struct Snapshot {
 pub struct WindowFacts {
     /// From when to when, and why.
     pub window: Window,
+    /// When it began, by the clock of events.
+    pub start: MonotonicNanos,
     /// Processes that were meant in it and are not among the targets.
     pub others: Others,
     /// What was lost in it and what it cost.
@@ -77,6 +80,10 @@ pub struct TargetState {
     pub books: Arc<TargetSnapshot>,
     /// How its callsites have grown.
     pub growths: Growths,
+    /// What its callsites held in the course of time.
+    pub timeline: Arc<Timeline>,
+    /// When that ends: with the target, or now.
+    pub until: MonotonicNanos,
     /// What of their blocks is older than was asked, by the callsites' indices; `None` where nothing was.
     pub older: Option<Vec<Amounts>>,
     /// Where the window begins in them.

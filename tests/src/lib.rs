@@ -33,7 +33,8 @@
 //! # Running
 //!
 //! `cargo xtask test` builds the binary and runs these as root. By hand: `HEAPBPF_BIN` names the binary (otherwise
-//! `target/debug/heapbpf` is taken), and `HEAPBPF_BPF_OBJECT` is passed on to it. Without root the tests fail and say so:
+//! `target/debug/heapbpf` is taken), and `HEAPBPF_BPF_OBJECT` is passed on to it; `cargo xtask viewers` installs what
+//! `tests/viewers.rs` opens profiles with (`HEAPBPF_VIEWERS` names another place for it). Without root the tests fail and say so:
 //! a test that passes by not running would say something untrue.
 
 pub mod cgroup;
@@ -45,3 +46,4 @@ pub mod redis;
 pub mod report;
 pub mod sampling;
 pub mod target;
+pub mod viewers;

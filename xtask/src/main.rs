@@ -13,6 +13,7 @@ mod privilege;
 mod repository;
 mod test;
 mod tidy;
+mod viewers;
 mod vm;
 
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ enum Verb {
     Demo(demo::Arguments),
     Test(test::Arguments),
     Tidy(tidy::Arguments),
+    Viewers(viewers::Arguments),
     Vm(vm::Arguments),
 }
 
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Verb::Demo(arguments) => demo::run(&arguments),
         Verb::Test(arguments) => test::run(&arguments),
         Verb::Tidy(arguments) => tidy::run(&arguments),
+        Verb::Viewers(arguments) => viewers::run(&arguments),
         Verb::Vm(arguments) => vm::run(&arguments),
     };
     match outcome {

@@ -90,7 +90,22 @@ pub(crate) const TESTS: &[Package] = &[
     package("sqlite3", Proof::Program("sqlite3"), "a real target: a database"),
     package("git", Proof::Program("git"), "a real target: a repository's history"),
     package("postgresql", Proof::File("/usr/lib/postgresql"), "a real target: a server that forks, and pgbench"),
-    package("chromium", Proof::Program("chromium"), "opens the flame graphs"),
+];
+
+/// Programs that read what heapbpf writes.
+pub(crate) const VIEWERS: &[Package] = &[
+    package("chromium", Proof::Program("chromium"), "opens what is drawn by scripts"),
+    package("golang-go", Proof::Program("go"), "reads profiles with `go tool pprof`"),
+    package(
+        "golang-1.19-src",
+        Proof::File("/usr/share/go-1.19/src/cmd/trace/static/trace_viewer_full.html"),
+        "brings catapult, which reads Chrome's traces",
+    ),
+    package("google-perftools", Proof::Program("google-pprof"), "reads gperftools' heap profiles"),
+    package("graphviz", Proof::Program("dot"), "draws the graphs of `go tool pprof`"),
+    package("heaptrack", Proof::Program("heaptrack_print"), "reads heaptrack's data"),
+    package("python3-venv", Proof::File("/usr/lib/python3.11/ensurepip"), "makes room for readers from PyPI"),
+    package("valgrind", Proof::File("/usr/libexec/valgrind/dh_view.html"), "reads DHAT's and massif's files"),
 ];
 
 /// Programs whose stacks `cargo xtask bench unwind` looks at, and what puts load on them.

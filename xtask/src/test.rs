@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use crate::privilege::Privilege;
 use crate::repository::{self, Repository};
-use crate::{apt, command, packages};
+use crate::{apt, command, packages, viewers};
 
 /// How cargo starts a test as root.
 const RUNNER: (&str, &str) = ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
@@ -16,7 +16,8 @@ const RUNNER: (&str, &str) = ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "s
 ///
 /// Builds heapbpf first, because integration tests run the binary that HEAPBPF_BIN names. They attach to other
 /// processes, which takes root: another user's tests are started through sudo, what is built stays that user's. Programs
-/// that the tests profile are installed where they are missing (Debian: with apt-get).
+/// that the tests profile, or open profiles with, are installed where they are missing (Debian: with apt-get; see also
+/// `cargo xtask viewers`).
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask test                          everything
@@ -35,7 +36,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if privilege == Privilege::Missing {
         bail!("the tests attach to processes, which takes root, and sudo is not to be had here: run it as root");
     }
-    apt::install(&packages::missing(&[packages::TESTS], packages::Proof::present))?;
+    apt::install(&packages::missing(&[packages::TESTS, packages::VIEWERS], packages::Proof::present))?;
     let repository = Repository::find()?;
     let cargo = || {
         let mut cargo = Command::new(repository::cargo());
@@ -43,8 +44,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         cargo
     };
     command::run(cargo().args(["build", "--package", "heapbpf"]))?;
+    let viewers = viewers::install(&repository)?;
     let mut test = cargo();
     test.args(words(&arguments.arguments)).env("HEAPBPF_BIN", repository.target.join("debug/heapbpf"));
+    test.env("HEAPBPF_VIEWERS", viewers);
     absolute_object(&mut test)?;
     if privilege == Privilege::Sudo {
         eprintln!("the tests attach to processes, which takes root: cargo starts them through `{}`", RUNNER.1);

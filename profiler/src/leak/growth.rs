@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::timeline::{Held, Timeline};
 use crate::ledger::Ledger;
+use crate::ledger::timeline::{Noted, Timeline};
 use crate::ledger::totals::Amounts;
 use crate::units::MonotonicNanos;
 
@@ -56,9 +56,10 @@ impl Growths {
     /// indices, those that have nothing in it are left out. Takes a pass over its live blocks, and none where it was too short.
     #[must_use]
     pub fn of(timeline: &Timeline, ledger: &Ledger, now: MonotonicNanos, older: Option<&[Amounts]>) -> Self {
-        let noted = timeline.times();
-        let mut times: Vec<MonotonicNanos> = noted.iter().copied().filter(|time| *time < now).collect();
-        let kept = times.len();
+        // Instants evenly apart: dumps may come close together, and would weigh more than what lies between.
+        let is_even: Vec<bool> = timeline.instants().iter().map(|it| it.occasion.is_none() && it.time < now).collect();
+        let even = timeline.instants().iter().zip(&is_even).filter(|(_, is_even)| **is_even);
+        let mut times: Vec<MonotonicNanos> = even.map(|(instant, _)| instant.time).collect();
         times.push(now);
         let span_ns = now.0 - times[0].0;
         if times.len() < POINTS_MIN {
@@ -72,12 +73,13 @@ impl Growths {
             if totals.live_samples == 0 || is_young {
                 continue;
             }
-            let mut held: Vec<Held> = timeline.series(index).take(kept).collect();
-            held.push(Held::of(totals));
+            let even = timeline.series(index).zip(&is_even).filter(|(_, is_even)| **is_even);
+            let mut noted: Vec<Noted> = even.map(|(noted, _)| noted).collect();
+            noted.push(Noted::of(totals));
             let [old] = elders[index];
             let opening = totals.opening_count.to_f64();
             let callsite = u32::try_from(index).unwrap_or(u32::MAX);
-            growing.extend(judge(callsite, &times, &held, half, old, opening));
+            growing.extend(judge(callsite, &times, &noted, half, old, opening));
         }
         growing.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.callsite.cmp(&b.callsite)));
         let count = growing.len();
@@ -97,14 +99,14 @@ fn half_of(times: &[MonotonicNanos]) -> usize {
 fn judge(
     callsite: u32,
     times: &[MonotonicNanos],
-    held: &[Held],
+    noted: &[Noted],
     half: usize,
     old: Amounts,
     opening: f64,
 ) -> Option<Growth> {
-    let (first, middle, last) = (held[0], held[half], held[held.len() - 1]);
+    let (first, middle, last) = (noted[0], noted[half], noted[noted.len() - 1]);
     let points: Vec<(f64, f64)> =
-        times.iter().zip(held).map(|(time, held)| (seconds(time.0 - times[0].0), f64::from(held.live_bytes))).collect();
+        times.iter().zip(noted).map(|(time, noted)| (seconds(time.0 - times[0].0), noted.held.live_bytes)).collect();
     // Blocks that are live at both instants are in both estimates alike: only the others make the difference uncertain.
     let stayed = old.variance.bytes.to_f64();
     let fresh = (f64::from(last.live_variance) - stayed).max(0.0);
@@ -113,12 +115,12 @@ fn judge(
     let whole = slope(&points, whole_variance);
     let late = slope(&points[half..], late_variance);
     let Slope { per_second, margin } = if late.at_least() < whole.at_least() { late } else { whole };
-    let old_share = share(old.bytes.to_f64(), f64::from(last.live_bytes));
+    let old_share = share(old.bytes.to_f64(), last.held.live_bytes);
     // What has come since the first instant and was there already at half time: blocks that stay.
-    let grown = |bytes: f64| (bytes - f64::from(first.live_bytes)).max(0.0);
-    let stays = share(grown(old.bytes.to_f64()), grown(f64::from(last.live_bytes)));
+    let grown = |bytes: f64| (bytes - first.held.live_bytes).max(0.0);
+    let stays = share(grown(old.bytes.to_f64()), grown(last.held.live_bytes));
     let score = (per_second - margin) * (stays / STAYS_SHARE).min(1.0);
-    let born = opening + f64::from(middle.alloc_count);
+    let born = opening + middle.held.alloc_count;
     let survival = (born > 0.0).then(|| share(old.count.to_f64(), born));
     (score > 0.0).then_some(Growth { callsite, bytes_per_second: per_second, margin, old_share, survival, score })
 }

@@ -17,6 +17,7 @@ mod callsite;
 pub mod corrections;
 pub mod details;
 mod elders;
+pub mod held;
 pub mod histogram;
 mod live;
 mod ranges;
@@ -25,6 +26,7 @@ pub mod snapshot;
 mod soundness;
 mod thin;
 mod threads;
+pub mod timeline;
 pub mod totals;
 
 use profiler_common::interval::Interval;

@@ -5,6 +5,7 @@ use object::LittleEndian as LE;
 use object::elf::{self, Dyn64, FileHeader64, ProgramHeader64, SectionHeader64};
 use object::pod::{from_bytes, slice_from_all_bytes};
 use object::read::elf::NoteIterator;
+use serde::{Deserialize, Serialize};
 
 use super::ObjectError;
 use super::image::Image;
@@ -26,7 +27,7 @@ const BUILD_ID_BYTES_MAX: usize = 64;
 const PAGE_BYTES: u64 = profiler_common::limits::PAGE_BYTES;
 
 /// A loadable segment (`PT_LOAD`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     /// Where it begins in the file.
     pub offset: FileOffset,
@@ -82,6 +83,12 @@ pub struct Section {
 pub struct BuildId(Box<[u8]>);
 
 impl BuildId {
+    /// A build id of these bytes, which a recording tells; `None` where they cannot be one.
+    #[must_use]
+    pub fn recorded(bytes: &[u8]) -> Option<Self> {
+        (1..=BUILD_ID_BYTES_MAX).contains(&bytes.len()).then(|| Self(bytes.into()))
+    }
+
     /// Its bytes; at least one.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
@@ -159,18 +166,24 @@ impl Elf {
         self.code().find_map(|segment| segment.file_offset(address))
     }
 
-    /// What must be added (wrapping) to a link address to get the address in a target that mapped the code from
-    /// `offset` to `start`. `None` when no segment holds that mapping.
+    /// See [`bias`].
     #[must_use]
     pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {
-        let segment = self.code().find(|segment| segment.mapped_from(offset))?;
-        let linked = segment.address.0.wrapping_add(offset.0).wrapping_sub(segment.offset.0);
-        Some(start.0.wrapping_sub(linked))
+        bias(self.code(), start, offset)
     }
 
-    fn code(&self) -> impl Iterator<Item = &Segment> {
+    /// The segments that hold code.
+    pub fn code(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().filter(|segment| segment.executable)
     }
+}
+
+/// What must be added (wrapping) to a link address to get the address in a target that mapped the code from `offset` to
+/// `start`. `None` when no segment of code holds that mapping.
+pub fn bias<'a>(code: impl IntoIterator<Item = &'a Segment>, start: TargetAddr, offset: FileOffset) -> Option<u64> {
+    let segment = code.into_iter().find(|segment| segment.mapped_from(offset))?;
+    let linked = segment.address.0.wrapping_add(offset.0).wrapping_sub(segment.offset.0);
+    Some(start.0.wrapping_sub(linked))
 }
 
 fn segment(program: &ProgramHeader64<LE>) -> Option<Segment> {

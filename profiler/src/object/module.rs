@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::elf::{BuildId, Elf};
+use super::elf::{self, BuildId, Elf, Segment};
 use super::image::{Identity, Image};
 use super::{ObjectError, open};
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
@@ -18,6 +18,16 @@ use crate::proc::maps::{Device, Mapping, MappingName};
 pub struct Module {
     path: Arc<str>,
     contents: Result<Contents, ObjectError>,
+    recorded: Recorded,
+}
+
+/// What a recording tells of a module, whose file need not be here.
+#[derive(Clone, Debug, Default)]
+pub struct Recorded {
+    /// Its GNU build id, if it has one.
+    pub build_id: Option<BuildId>,
+    /// The segments that hold its code.
+    pub code: Vec<Segment>,
 }
 
 #[derive(Debug)]
@@ -29,13 +39,13 @@ struct Contents {
 impl Module {
     fn new(path: &str, image: Result<Image, ObjectError>) -> Self {
         let contents = image.map(|image| Contents { elf: Elf::read(&image), image });
-        Self { path: path.into(), contents }
+        Self { path: path.into(), contents, recorded: Recorded::default() }
     }
 
     /// A module that a recording tells of, with its file, where that is here.
     #[must_use]
-    pub fn recorded(path: &str, image: Result<Image, ObjectError>) -> Self {
-        Self::new(path, image)
+    pub fn recorded(path: &str, image: Result<Image, ObjectError>, recorded: Recorded) -> Self {
+        Self { recorded, ..Self::new(path, image) }
     }
 
     /// Path as the first target that was seen with it names it, or `[vdso]` and the like. For people: another target
@@ -78,7 +88,7 @@ impl Module {
     /// GNU build id, if it has one.
     #[must_use]
     pub fn build_id(&self) -> Option<&BuildId> {
-        self.elf().ok()?.build_id.as_ref()
+        self.elf().map_or(self.recorded.build_id.as_ref(), |elf| elf.build_id.as_ref())
     }
 
     /// See [`Elf::link_addr`].
@@ -93,10 +103,13 @@ impl Module {
         self.elf().ok()?.file_offset(address)
     }
 
-    /// See [`Elf::bias`].
+    /// See [`elf::bias`].
     #[must_use]
     pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {
-        self.elf().ok()?.bias(start, offset)
+        match self.elf() {
+            Ok(elf) => elf.bias(start, offset),
+            Err(_) => elf::bias(&self.recorded.code, start, offset),
+        }
     }
 }
 

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::entry::{Known, MappedRange};
 use crate::ids::Pid;
 use crate::leak::growth::Growths;
-use crate::leak::timeline::Timeline;
 use crate::ledger::Ledger;
+use crate::ledger::timeline::{Instant, Timeline};
 use crate::proc::maps::{Device, Mapping, MappingName};
 use crate::target::address_space::{AddressSpace, MappedModule};
 use crate::units::MonotonicNanos;
@@ -25,8 +25,10 @@ pub(super) struct Account {
     pub(super) mapped: Vec<MappedRange>,
     retired: Vec<MappedRange>,
     /// What callsites held in the course of time, and how they had grown at the end.
-    timeline: Timeline,
+    pub(super) timeline: Timeline,
     growths_at_end: Option<Growths>,
+    /// When live blocks were looked at for the last time, where no event comes any more.
+    closed: Option<MonotonicNanos>,
     /// When these books were opened.
     pub(super) opened: MonotonicNanos,
 }
@@ -41,24 +43,31 @@ impl Account {
             retired: Vec::new(),
             timeline: Timeline::default(),
             growths_at_end: None,
+            closed: None,
             opened,
         }
     }
 
     /// Notes what callsites hold.
-    pub(super) fn note(&mut self, time: MonotonicNanos) {
-        self.timeline.note(time, &self.ledger);
+    pub(super) fn note(&mut self, instant: Instant) {
+        self.timeline.note(instant, &self.ledger);
     }
 
     /// No event will come. `closed` is when live blocks were looked at for the last time.
     pub(super) fn close(&mut self, closed: Option<MonotonicNanos>) {
         self.growths_at_end = closed.map(|closed| Growths::of(&self.timeline, &self.ledger, closed, None));
         self.ledger.close(closed.unwrap_or_default());
+        self.closed = closed;
     }
 
     /// How callsites have grown until `now`, or until the books were closed.
     pub(super) fn growths(&self, now: MonotonicNanos) -> Growths {
         self.growths_at_end.clone().unwrap_or_else(|| Growths::of(&self.timeline, &self.ledger, now, None))
+    }
+
+    /// Until when its books tell something, at `now`.
+    pub(super) fn until(&self, now: MonotonicNanos) -> MonotonicNanos {
+        self.closed.unwrap_or(now)
     }
 
     /// Whether it holds together: what was read from a file need not.

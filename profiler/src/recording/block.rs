@@ -14,7 +14,7 @@ use thiserror::Error;
 /// How every recording begins. The first byte is no text, so that nothing takes it for some.
 pub const MAGIC: [u8; 8] = *b"\x89HEAPBPF";
 /// A reader refuses another one.
-pub const VERSION_MAJOR: u16 = 1;
+pub const VERSION_MAJOR: u16 = 2;
 /// Raised when something was added that a reader may pass over.
 pub const VERSION_MINOR: u16 = 0;
 

@@ -9,6 +9,8 @@ use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::corrections::Correction;
+use crate::ledger::timeline::Instant;
+use crate::object::elf::Segment;
 use crate::object::module::Module;
 use crate::proc::maps::Mapping;
 use crate::report::profile::{Health, Others};
@@ -84,12 +86,12 @@ pub enum Step {
         /// When its live blocks were looked at for the last time; `None` where they were not.
         closed: Option<MonotonicNanos>,
     },
-    /// What callsites hold now was noted, to tell later how they have grown.
+    /// What callsites hold now was noted, to tell later what it was and how it has grown.
     Noted {
         /// The books.
         books: BooksId,
-        /// When.
-        time: MonotonicNanos,
+        /// When, and why.
+        instant: Instant,
     },
     /// Where a target's code lies now.
     Mapped {
@@ -174,7 +176,13 @@ pub struct ModuleFacts {
     /// Size of its file in bytes and when that was last changed (seconds and nanoseconds since the Unix epoch): where there
     /// is no build id they have to do.
     pub file: Option<(u64, i64, i64)>,
+    /// The segments that hold its code, the first ones: where it was mapped tells then what its addresses were linked as.
+    #[serde(default)]
+    pub code: Vec<Segment>,
 }
+
+/// Segments of code that are told of a module; linked files have one.
+const CODE_SEGMENTS_MAX: usize = 64;
 
 /// What a recording says of its own gaps.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -226,7 +234,8 @@ impl ModuleFacts {
             (identity.size_bytes, identity.modified.0, identity.modified.1)
         });
         let build_id = module.build_id().map(|build_id| build_id.as_bytes().to_vec());
-        Self { id, path: module.path().to_string(), build_id, file }
+        let code = module.elf().map(|elf| elf.code().take(CODE_SEGMENTS_MAX).copied().collect());
+        Self { id, path: module.path().to_string(), build_id, file, code: code.unwrap_or_default() }
     }
 }
 

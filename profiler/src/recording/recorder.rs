@@ -16,7 +16,7 @@ use super::entry::{
 use super::write::{WriteError, WriteReason, Writer, Written};
 use crate::ids::Pid;
 use crate::ingest::event::Event;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, timeline};
 use crate::object::module::ModuleStore;
 use crate::target::address_space::AddressSpace;
 use crate::units::MonotonicNanos;
@@ -145,9 +145,9 @@ impl Recorder {
         self.push(Entry::Step(Step::Kept { books: BooksId(ledger.number()), closed }));
     }
 
-    /// What callsites hold was noted at this time.
-    pub fn note(&mut self, ledger: &Ledger, time: MonotonicNanos) {
-        self.push(Entry::Step(Step::Noted { books: BooksId(ledger.number()), time }));
+    /// What callsites hold was noted at this instant.
+    pub fn note(&mut self, ledger: &Ledger, instant: timeline::Instant) {
+        self.push(Entry::Step(Step::Noted { books: BooksId(ledger.number()), instant }));
     }
 
     fn number(&mut self, ledger: &mut Ledger) -> BooksId {

@@ -137,9 +137,9 @@ impl Replay {
                 self.open.remove(&pid);
             }
             Step::Kept { books, closed } => self.keep(books, closed),
-            Step::Noted { books, time } => {
+            Step::Noted { books, instant } => {
                 if let Some(account) = self.accounts.get_mut(&books) {
-                    account.note(time);
+                    account.note(instant);
                 }
             }
             Step::Mapped { books, mappings } => {
@@ -263,6 +263,12 @@ impl Replay {
         self.session.started_unix_ns.saturating_add(self.since_start_ns(time))
     }
 
+    /// The clock of events at a time since the Unix epoch that was told from the recording's beginning.
+    fn monotonic(&self, unix_ns: u64) -> MonotonicNanos {
+        let since_start_ns = unix_ns.saturating_sub(self.session.started_unix_ns);
+        MonotonicNanos(self.session.started_monotonic_ns.saturating_add(since_start_ns))
+    }
+
     /// The state as it is, to begin a window with.
     #[must_use]
     pub fn start(&self) -> Start {
@@ -292,6 +298,7 @@ impl Replay {
             older_than: None,
             window: window.map(|(start, window)| WindowFacts {
                 window,
+                start: self.monotonic(window.start_unix_ns),
                 others: self.health.others.clone(),
                 health: health.since(&start.health),
             }),
@@ -324,6 +331,8 @@ impl Replay {
             heaps,
             books: Arc::new(snapshot),
             growths: account.growths(now),
+            timeline: Arc::new(account.timeline.clone()),
+            until: account.until(now),
             older: None,
             base,
         })

@@ -1,5 +1,7 @@
 //! How a target's heap came to be what it is: its totals at many instants, its callsites' at few.
 
+pub use crate::ledger::held::Held;
+pub use crate::ledger::timeline::{Instant, Occasion};
 use crate::units::MonotonicNanos;
 
 /// See the module. Times are of the recording; estimates are as exact as a float of 64 bits holds them.
@@ -18,37 +20,6 @@ pub struct Moment {
     pub time: MonotonicNanos,
     /// What there was.
     pub held: Held,
-}
-
-/// What was live at an instant, and what had been allocated until then since the recording began.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Held {
-    /// Bytes live.
-    pub live_bytes: f64,
-    /// Blocks live.
-    pub live_count: f64,
-    /// Bytes allocated.
-    pub alloc_bytes: f64,
-    /// Blocks allocated.
-    pub alloc_count: f64,
-}
-
-/// An instant at which callsites were looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Instant {
-    /// When.
-    pub time: MonotonicNanos,
-    /// What happened then, if it is not of the periodic ones.
-    pub occasion: Option<Occasion>,
-}
-
-/// Why callsites were looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Occasion {
-    /// The window with this number ended.
-    Dump(u32),
-    /// A mark was set.
-    Mark,
 }
 
 /// What a callsite holds since an instant.

@@ -2,6 +2,8 @@
 //!
 //! Owns names and types of its fields. Callsites and frames are written one by one, never held as JSON in memory.
 
+mod callsites;
+mod code;
 mod details;
 mod guardrails;
 mod health;
@@ -11,17 +13,16 @@ pub(super) mod totals;
 
 use std::io;
 
+use callsites::Callsites;
+use code::{MappingFields, ModuleFields, ThreadFields};
 use details::DetailsFields;
 use guardrails::OverheadFields;
 use health::HealthFields;
 use leaks::LeaksFields;
-use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
-use totals::{OlderFields, TotalsFields};
+use totals::TotalsFields;
 
-use super::profile::{
-    Beginning, CallsiteProfile, Frame, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window,
-};
+use super::profile::{Beginning, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window};
 use super::{Presentation, Report, ReportError, View};
 use crate::ledger::details::Details;
 
@@ -58,6 +59,7 @@ struct Root<'a> {
     window: Option<WindowFields>,
     targets: Targets<'a>,
     others: OthersFields<'a>,
+    modules: Vec<ModuleFields<'a>>,
     health: HealthFields<'a>,
 }
 
@@ -72,6 +74,7 @@ impl<'a> Root<'a> {
             window: profile.window.as_ref().map(WindowFields::new),
             targets: Targets { context: Context { profile, view } },
             others: OthersFields::new(profile),
+            modules: profile.modules.iter().map(ModuleFields::new).collect(),
             health: HealthFields::new(&profile.health),
         }
     }
@@ -126,6 +129,7 @@ struct TargetFields<'a> {
     pid: u32,
     command: &'a str,
     comm: &'a str,
+    cgroup: Option<&'a str>,
     beginning: BeginningFields,
     exited: bool,
     exit_code: Option<i32>,
@@ -136,6 +140,8 @@ struct TargetFields<'a> {
     overhead: Option<OverheadFields>,
     totals: TargetTotalsFields,
     heaps: Vec<HeapFields<'a>>,
+    mappings: Vec<MappingFields>,
+    threads: Vec<ThreadFields<'a>>,
     leak_candidates: Option<LeaksFields<'a>>,
     callsites: Callsites<'a>,
 }
@@ -149,6 +155,7 @@ impl<'a> TargetFields<'a> {
             pid: target.pid.0,
             command: &target.command,
             comm: &target.comm,
+            cgroup: target.cgroup.as_deref(),
             beginning: BeginningFields::new(context.profile, &target.beginning),
             exited: target.exited,
             exit_code: target.exit_code,
@@ -163,6 +170,8 @@ impl<'a> TargetFields<'a> {
                 .zip(&target.heaps)
                 .map(|(i, heap)| HeapFields::new(context.profile, target, heap, i))
                 .collect(),
+            mappings: MappingFields::of(context.profile, target),
+            threads: target.threads.iter().map(ThreadFields::new).collect(),
             leak_candidates: LeaksFields::new(context.profile, target, &callsites.order),
             callsites,
         }
@@ -296,101 +305,6 @@ impl<'a> HookFields<'a> {
             required: hook.required,
             attached: hook.error.is_none(),
             error: hook.error.as_deref(),
-        }
-    }
-}
-
-/// A target's callsites, the largest first; equal ones stay in the profile's order.
-struct Callsites<'a> {
-    profile: &'a Profile,
-    target: &'a TargetProfile,
-    /// Their places in the profile.
-    order: Vec<usize>,
-}
-
-impl<'a> Callsites<'a> {
-    fn new(Context { profile, view }: Context<'a>, target: &'a TargetProfile) -> Self {
-        let mut order: Vec<usize> = (0..target.callsites.len()).collect();
-        order.sort_by_key(|&at| std::cmp::Reverse(view.of_callsite(&target.callsites[at])));
-        Self { profile, target, order }
-    }
-}
-
-impl Serialize for Callsites<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let profile = self.profile;
-        let callsites = self.order.iter().map(|&at| &self.target.callsites[at]);
-        let is_exact = profile.is_exact_of(self.target);
-        serializer.collect_seq(callsites.map(|callsite| {
-            let heap = self.target.heaps.get(callsite.heap);
-            let is_exact = heap.map_or(is_exact, HeapProfile::is_exact);
-            CallsiteFields {
-                stack: StackFields { profile, callsite },
-                end: callsite.end.map(|end| end.counter().name()),
-                heap: heap.map(|heap| heap.name.as_str()),
-                inherited: callsite.inherited,
-                totals: TotalsFields::new(profile, &callsite.totals, is_exact),
-                details: DetailsFields::new(&callsite.details, is_exact),
-                older: callsite.older.map(|older| OlderFields::new(&older, is_exact)),
-            }
-        }))
-    }
-}
-
-#[derive(Serialize)]
-struct CallsiteFields<'a> {
-    stack: StackFields<'a>,
-    /// How the stack ends (`complete`, …); null when its frames were lost.
-    end: Option<&'static str>,
-    heap: Option<&'a str>,
-    /// Its blocks were made before the fork that made this process.
-    inherited: bool,
-    #[serde(flatten)]
-    totals: TotalsFields,
-    #[serde(flatten)]
-    details: DetailsFields,
-    #[serde(flatten)]
-    older: Option<OlderFields>,
-}
-
-struct StackFields<'a> {
-    profile: &'a Profile,
-    callsite: &'a CallsiteProfile,
-}
-
-impl Serialize for StackFields<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut frames = serializer.serialize_seq(Some(self.callsite.stack.len()))?;
-        for &id in &self.callsite.stack {
-            frames.serialize_element(&FrameFields::new(self.profile.frame(id)))?;
-        }
-        frames.end()
-    }
-}
-
-#[derive(Serialize)]
-struct FrameFields<'a> {
-    function: Option<&'a str>,
-    module: Option<&'a str>,
-    file: Option<&'a str>,
-    line: Option<u32>,
-    inlined: bool,
-    /// In hexadecimal: 64 bits do not survive readers that hold numbers in floats.
-    address: String,
-    /// In the module's file; in hexadecimal for the same reason.
-    module_offset: Option<String>,
-}
-
-impl<'a> FrameFields<'a> {
-    fn new(frame: &'a Frame) -> Self {
-        Self {
-            function: frame.function.as_deref(),
-            module: frame.module.as_deref(),
-            file: frame.file.as_deref(),
-            line: frame.line,
-            inlined: frame.inlined,
-            address: format!("{:#x}", frame.address),
-            module_offset: frame.module_offset.map(|offset| format!("{offset:#x}")),
         }
     }
 }

@@ -37,8 +37,10 @@ pub mod perfetto;
 pub mod pprof;
 pub mod speedscope;
 
+mod calls;
 mod chain;
 mod describe;
+mod dumps;
 mod format;
 mod function;
 mod places;

@@ -11,6 +11,7 @@ use super::listener::Listener;
 use super::orders::Order;
 use super::triggers::{DumpPlan, Standing, Triggers};
 use crate::bpf::counters::Counters;
+use crate::ledger::timeline::Occasion;
 use crate::report::profile::{Health, Window, WindowReason};
 use crate::sys::clock;
 
@@ -34,6 +35,11 @@ const DRAINS_MAX: u32 = 16;
 impl Dumps {
     pub(super) fn new(plan: DumpPlan) -> Self {
         Self { triggers: Triggers::new(plan), start: None, since_mark: false, taken: 0, health: Health::default() }
+    }
+
+    /// When the present window began; `None` for the beginning of the recording.
+    pub(super) fn start(&self) -> Option<clock::Instant> {
+        self.start
     }
 
     /// The health of the window, of that of the whole recording.
@@ -65,13 +71,17 @@ impl Session {
 
     /// Ends the window that the recording ends with, if it is to be told apart from the whole of it.
     pub(super) fn last_window(&mut self, ended: clock::Instant) -> Option<Window> {
-        (self.dumps.taken > 0 || self.dumps.since_mark).then(|| self.end_window(WindowReason::End, ended))
+        let window =
+            (self.dumps.taken > 0 || self.dumps.since_mark).then(|| self.end_window(WindowReason::End, ended))?;
+        self.targets.note_occasion(ended.monotonic, Occasion::Dump(self.dumps.taken));
+        Some(window)
     }
 
     fn dump(&mut self, reason: WindowReason, listener: &mut dyn Listener) -> Result<()> {
         self.empty_ring();
         let (now, counters) = (clock::now(), self.counters()?);
         let window = self.end_window(reason, now);
+        self.targets.note_occasion(now.monotonic, Occasion::Dump(self.dumps.taken));
         self.record_mark(now, reason.name());
         let snapshot = self.snapshot(now, &counters, Some(window));
         if !self.dumps.since_mark {
@@ -88,6 +98,7 @@ impl Session {
     fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
         self.empty_ring();
         let (now, counters) = (clock::now(), self.counters()?);
+        self.targets.note_occasion(now.monotonic, Occasion::Mark);
         self.record_mark(now, "mark");
         self.begin_window(now, &counters);
         let states = self.states(now, true);

@@ -19,6 +19,7 @@ impl Session {
         let health = self.health(counters);
         let window = window.map(|window| WindowFacts {
             window,
+            start: self.dumps.start().unwrap_or(self.started).monotonic,
             others: self.others_of(self.targets.others_of_window()),
             health: self.dumps.health_of_window(&health),
         });

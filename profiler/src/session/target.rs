@@ -9,11 +9,12 @@ use crate::bpf::load::Kernel;
 use crate::guardrail::overhead::OverheadWatch;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Event;
-use crate::leak::timeline::Timeline;
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::timeline::{self, Timeline};
 use crate::ledger::totals::Totals;
 use crate::object::module::ModuleStore;
+use crate::recording::recorder::Recorder;
 use crate::report::profile::{Beginning, Origin};
 use crate::snapshot::{Base, TargetFacts, TargetState};
 use crate::sys::clock;
@@ -55,8 +56,8 @@ pub(super) struct Target {
     pub(super) held_before_mapping: bool,
     /// How old blocks must be that are counted apart.
     pub(super) older_than: Option<Duration>,
-    /// What its callsites held in the course of time.
-    pub(super) timeline: Timeline,
+    /// What its callsites held in the course of time. Shared with the snapshots that were made.
+    pub(super) timeline: Arc<Timeline>,
     /// Of its live blocks, when its books were closed.
     pub(super) elders_at_end: Option<Elders>,
     begun: bool,
@@ -112,7 +113,7 @@ impl Target {
             foreseen: false,
             held_before_mapping: false,
             older_than: None,
-            timeline: Timeline::default(),
+            timeline: Arc::default(),
             elders_at_end: None,
             begun: false,
             base: Base::Beginning,
@@ -174,6 +175,14 @@ impl Target {
             self.space_stale |= stack.frames.iter().any(|&frame| !self.space.covers(frame.inside_call()));
         }
         self.ledger.enter(event);
+    }
+
+    /// Notes what its callsites hold at this instant, which is now, and tells the recording, if there is one.
+    pub(super) fn note(&mut self, instant: timeline::Instant, recorder: Option<&mut Recorder>) {
+        Arc::make_mut(&mut self.timeline).note(instant, &self.ledger);
+        if let Some(recorder) = recorder {
+            recorder.note(&self.ledger, instant);
+        }
     }
 
     /// Whether a stack asks for mappings that are not known.
@@ -295,13 +304,15 @@ impl Target {
     /// What there is to report of it at this time.
     pub(super) fn state(&self, now: MonotonicNanos, probes: &Probes) -> TargetState {
         let books = self.ledger.snapshot(now);
-        let Elders { growths, older, .. } = self.elders(now);
+        let Elders { counted, growths, older } = self.elders(now);
         TargetState {
             facts: self.facts(),
             space: Arc::clone(&self.space),
             heaps: self.hooks.heaps(&books.heaps, probes),
             books: Arc::new(books),
             growths,
+            timeline: Arc::clone(&self.timeline),
+            until: counted,
             older,
             base: self.base.clone(),
         }

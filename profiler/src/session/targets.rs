@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::ids::{HeapId, Pid};
 use crate::ingest::event::{Event, Exec};
 use crate::ledger::Ledger;
+use crate::ledger::timeline::{Instant, Occasion};
 use crate::ledger::totals::Totals;
 use crate::probe::plan::Plan;
 use crate::recording::recorder::Recorder;
@@ -129,11 +130,17 @@ impl Targets {
     pub(super) fn note_growth(&mut self, now: MonotonicNanos) {
         self.record_corrections();
         for target in self.running.values_mut() {
-            if target.timeline.note(now, &target.ledger)
-                && let Some(recorder) = &mut self.recorder
-            {
-                recorder.note(&target.ledger, now);
+            if target.timeline.is_due(now) {
+                target.note(Instant { time: now, occasion: None }, self.recorder.as_mut());
             }
+        }
+    }
+
+    /// Notes what callsites hold now that something happens.
+    pub(super) fn note_occasion(&mut self, now: MonotonicNanos, occasion: Occasion) {
+        self.record_corrections();
+        for target in self.running.values_mut() {
+            target.note(Instant { time: now, occasion: Some(occasion) }, self.recorder.as_mut());
         }
     }
 

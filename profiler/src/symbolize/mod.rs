@@ -12,8 +12,10 @@ use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::object::module::Module;
 
+pub mod code;
 pub mod debug_file;
 pub mod demangle;
+mod history;
 mod inflate;
 pub mod names;
 pub mod profile;

@@ -3,15 +3,17 @@
 use std::borrow::Cow;
 
 use super::Resolve;
+use super::code::Code;
+use super::history::Clip;
 use super::names::{Unnamed, name_profile};
 use super::trim::trim;
 use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Amounts;
-use crate::report::history::History;
 use crate::report::leaks::{LeakCandidate, Leaks};
 use crate::report::profile::{CallsiteProfile, HeapProfile, Profile, TargetProfile};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
+use crate::units::MonotonicNanos;
 
 /// What a snapshot says of a scope, with names. `trims` leaves the runtime's plumbing out of stacks.
 #[must_use]
@@ -26,7 +28,9 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
             callsite.stack = trim(&callsite.stack, &named.frames).to_vec();
         }
     }
+    let code = Code::of(&unnamed, &snapshot.modules);
     let window = snapshot.window.as_ref().filter(|_| scope == Scope::Window);
+    let start = window.map(|window| window.start);
     Profile {
         interval_bytes: snapshot.interval_bytes,
         started_unix_ns: snapshot.started_unix_ns,
@@ -40,11 +44,15 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
         targets: targets
             .iter()
             .zip(named.callsites)
-            .map(|((target, books), callsites)| of_target(target, books, callsites, scope))
+            .zip(code.mappings)
+            .map(|(((target, books), callsites), mappings)| TargetProfile {
+                mappings,
+                ..of_target(target, books, callsites, scope, start)
+            })
             .collect(),
         others: window.map_or(&snapshot.others, |window| &window.others).clone(),
         frames: named.frames,
-        modules: Vec::new(),
+        modules: code.modules,
         health: window.map_or(&snapshot.health, |window| &window.health).clone(),
     }
 }
@@ -54,10 +62,16 @@ fn of_target(
     books: &TargetSnapshot,
     callsites: Vec<CallsiteProfile>,
     scope: Scope,
+    start: Option<MonotonicNanos>,
 ) -> TargetProfile {
     // Of the peak nobody knows what was old then.
     let is_now = scope != Scope::Peak;
     let facts = target.facts.clone();
+    let mut callsites = with_older(callsites, target.older.as_deref().filter(|_| is_now), books);
+    let clip = is_now.then(|| Clip::new(target, start));
+    for (callsite, of_books) in callsites.iter_mut().zip(&books.callsites) {
+        callsite.history = clip.as_ref().map(|clip| clip.changes(of_books.index)).unwrap_or_default();
+    }
     TargetProfile {
         pid: facts.pid,
         command: facts.command,
@@ -65,7 +79,7 @@ fn of_target(
         cgroup: None,
         mappings: Vec::new(),
         threads: Vec::new(),
-        history: History::default(),
+        history: clip.map(Clip::history).unwrap_or_default(),
         beginning: facts.beginning,
         exited: facts.exited,
         replaced: facts.replaced,
@@ -75,7 +89,7 @@ fn of_target(
         totals: books.totals,
         heaps: heaps(target, books),
         leaks: is_now.then(|| leaks(&target.growths, books)),
-        callsites: with_older(callsites, target.older.as_deref().filter(|_| is_now), books),
+        callsites,
     }
 }
 

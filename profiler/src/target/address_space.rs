@@ -156,6 +156,12 @@ impl AddressSpace {
         &self.current
     }
 
+    /// Executable mappings that went meanwhile, the oldest first.
+    #[must_use]
+    pub fn retired(&self) -> &[MappedModule] {
+        &self.retired
+    }
+
     /// The modules mapped now, each once, in the order of their first mapping.
     #[must_use]
     pub fn modules(&self) -> Vec<ModuleId> {

@@ -24,7 +24,20 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("ledger", &["ingest"]),
     ("leak", &["ledger"]),
     ("snapshot", &["leak", "ledger", "object", "target", "report::guardrails", "report::profile"]),
-    ("symbolize", &["leak", "ledger", "object", "proc", "target", "report::leaks", "report::profile", "snapshot"]),
+    (
+        "symbolize",
+        &[
+            "leak",
+            "ledger",
+            "object",
+            "proc",
+            "target",
+            "report::history",
+            "report::leaks",
+            "report::profile",
+            "snapshot",
+        ],
+    ),
     ("report", &["ledger"]),
     (
         "recording",

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ledger::corrections::Correction;
+use crate::ledger::timeline::{Instant, Occasion};
 use crate::recording::block::{HeaderError, check_header};
 use crate::recording::entry::MappedRange;
 use crate::recording::read::ReadError;
@@ -15,7 +16,7 @@ fn a_version_that_is_not_known_is_named() {
     header[12..].copy_from_slice(&checksum.to_le_bytes());
     assert_eq!(check_header(&header), Err(HeaderError::Version { major: 9, minor: 0 }));
     let text = HeaderError::Version { major: 9, minor: 0 }.to_string();
-    assert!(text.contains("format 9.0") && text.contains("reads format 1"), "{text}");
+    assert!(text.contains("format 9.0") && text.contains("reads format 2"), "{text}");
     let error = Reading::new(&header[..5]).expect_err("too short");
     assert!(matches!(error, ReadError::Header(HeaderError::Foreign)), "{error}");
 }
@@ -55,7 +56,11 @@ fn steps_come_out_as_they_went_in() {
         Step::Joined { pid: Pid(2), books: BooksId(3) },
         Step::Left { pid: Pid(2) },
         Step::Kept { books: BooksId(1), closed: Some(MonotonicNanos(5)) },
-        Step::Noted { books: BooksId(1), time: MonotonicNanos(6) },
+        Step::Noted { books: BooksId(1), instant: Instant { time: MonotonicNanos(6), occasion: None } },
+        Step::Noted {
+            books: BooksId(1),
+            instant: Instant { time: MonotonicNanos(7), occasion: Some(Occasion::Dump(8)) },
+        },
         Step::Mapped { books: BooksId(1), mappings: vec![range; 3] },
         Step::Corrected {
             books: BooksId(1),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::StackFields;
+use super::callsites::StackFields;
 use crate::report::leaks::LeakCandidate;
 use crate::report::profile::{CallsiteProfile, Profile, TargetProfile};
 

@@ -5,6 +5,7 @@
 //! have, text that is no report, and reports of another version are refused.
 
 mod amounts;
+mod code;
 mod details;
 mod fields;
 mod guardrails;

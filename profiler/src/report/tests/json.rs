@@ -54,11 +54,13 @@ const DETAILS: &[&str] =
 
 /// Fields of objects, by where they stand. Those named `+` have totals and details beside.
 const OBJECTS: &[(&str, &str)] = &[
-    ("", "ended_unix_ns health interval_bytes others started_unix_ns targets version window"),
+    ("", "ended_unix_ns health interval_bytes modules others started_unix_ns targets version window"),
     (
         "/targets/0",
-        "beginning callsites comm command detached_unix_ns exit_code exited heaps leak_candidates overhead pid replaced totals",
+        "beginning callsites cgroup comm command detached_unix_ns exit_code exited heaps leak_candidates mappings overhead pid replaced threads totals",
     ),
+    ("/modules/0", "build_id path"),
+    ("/targets/0/mappings/0", "bias end module offset start"),
     ("/targets/0/beginning", "delay_ns from_first_call origin parent unix_ns"),
     (
         "/others",
@@ -70,7 +72,7 @@ const OBJECTS: &[(&str, &str)] = &[
     ("/targets/0/totals", "+"),
     ("/targets/0/heaps/0", "+ hooks interval_bytes interval_bytes_max name"),
     ("/targets/0/heaps/0/hooks/0", "attached backend emulated error function instruction module offset required"),
-    ("/targets/0/callsites/0", "+ end heap inherited stack"),
+    ("/targets/0/callsites/0", "+ end heap inherited stack thread"),
     ("/targets/0/callsites/0/stack/0", "address file function inlined line module module_offset"),
     (
         "/health",
@@ -225,9 +227,42 @@ fn stacks_are_leaf_first_with_all_that_is_known() {
         callsite["stack"][0],
         json!({
             "function": "main", "module": "/usr/bin/cached", "file": "/src/main.c", "line": 12,
-            "inlined": false, "address": "0x555555554000", "module_offset": "0x4000",
+            "inlined": false, "address": "0x555500004000", "module_offset": "0x4000",
         })
     );
+}
+
+#[test]
+fn what_ran_is_told_once_and_referred_to() {
+    let report = parse(&profiles::exact());
+    assert_eq!(report["modules"][0], json!({ "path": "/usr/bin/cached", "build_id": "a0".repeat(20) }));
+    let target = &report["targets"][0];
+    assert_eq!(
+        target["mappings"][1],
+        json!({
+            "start": "0x555510001000", "end": "0x555520000000", "offset": "0x1000", "bias": "0x555510000000", "module": 1,
+        })
+    );
+    assert_eq!(target["cgroup"], "/system.slice/cached.service");
+    assert_eq!(target["threads"], json!([{ "tid": 4711, "name": "cached" }, { "tid": 4712, "name": null }]));
+    let threads: Vec<&Value> =
+        target["callsites"].as_array().expect("a list").iter().map(|callsite| &callsite["thread"]).collect();
+    assert_eq!(threads, [0, 1, 0, 1, 0]);
+    let unknown = &parse(&profiles::sampled())["targets"][0];
+    assert_eq!((&unknown["cgroup"], &unknown["threads"]), (&Value::Null, &json!([])));
+    assert_eq!(unknown["callsites"][0]["thread"], Value::Null);
+}
+
+/// What a profile refers to and does not have is not told.
+#[test]
+fn places_that_there_are_not_are_left_out() {
+    let mut profile = profiles::exact();
+    profile.modules.truncate(1);
+    profile.targets[0].threads.truncate(1);
+    let report = parse(&profile);
+    assert_eq!(report["targets"][0]["mappings"].as_array().map(Vec::len), Some(1));
+    let threads = report["targets"][0]["callsites"].as_array().expect("a list").iter().map(|it| &it["thread"]);
+    assert!(threads.into_iter().all(|thread| thread.is_null() || thread == 0));
 }
 
 #[test]

@@ -65,7 +65,7 @@ pub(in crate::report) fn exact() -> Profile {
 
 /// Two processes, sampled, with everything that can be wrong: names that would break formats, frames without names,
 /// lost and incomplete stacks, lost events, a hook that is not attached.
-pub(super) fn sampled() -> Profile {
+pub(in crate::report) fn sampled() -> Profile {
     let mut frames = Frames::default();
     let app = "/opt/app/bin/app";
     let main = frames.placed("main", app, "/src/main.cc", 5);

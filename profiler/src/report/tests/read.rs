@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::{formats, guardrails, profiles, properties, render, written};
 use crate::ledger::totals::Totals;
+use crate::report::history::History;
 use crate::report::json::read::{ReadError, read};
 use crate::report::leaks::{LeakCandidate, Leaks};
 use crate::report::profile::{Profile, Window, WindowReason};
@@ -15,6 +16,15 @@ use crate::report::{Format, View};
 #[track_caller]
 fn read_back(profile: &Profile) -> Profile {
     read(render(Format::Json, profile, View::LiveBytes).as_bytes()).expect("what heapbpf writes it reads")
+}
+
+/// A report does not tell how a heap came to be what it is.
+fn without_history(mut profile: Profile) -> Profile {
+    for target in &mut profile.targets {
+        target.history = History::default();
+        target.callsites.iter_mut().for_each(|callsite| callsite.history.clear());
+    }
+    profile
 }
 
 #[test]
@@ -30,7 +40,13 @@ fn what_is_read_back_is_written_the_same() {
         ("nobody", profiles::nobody()),
         ("limited", guardrails::limited()),
     ] {
+        let profile = without_history(profile);
         let again = read_back(&profile);
+        assert_eq!(again.modules, profile.modules, "{name}");
+        for (again, target) in again.targets.iter().zip(&profile.targets) {
+            assert_eq!(again.mappings, target.mappings, "{name}");
+            assert_eq!((&again.threads, &again.cgroup), (&target.threads, &target.cgroup), "{name}");
+        }
         for format in formats() {
             for view in View::ALL {
                 assert!(written(format, &again, view) == written(format, &profile, view), "{name}, {format:?}, {view}");
@@ -124,10 +140,14 @@ fn changed(profile: &Profile, change: impl FnOnce(&mut Value)) -> Result<Profile
 #[test]
 fn reports_of_before_these_fields_are_read() {
     let again = changed(&profiles::sampled(), |report| {
+        report.as_object_mut().expect("an object").remove("modules");
         for target in report["targets"].as_array_mut().expect("a list") {
-            target.as_object_mut().expect("an object").remove("comm");
+            for field in ["comm", "cgroup", "mappings", "threads"] {
+                target.as_object_mut().expect("an object").remove(field);
+            }
             for callsite in target["callsites"].as_array_mut().expect("a list") {
-                callsite.as_object_mut().expect("an object").retain(|field, _| !field.ends_with("_variance"));
+                let fields = callsite.as_object_mut().expect("an object");
+                fields.retain(|field, _| !field.ends_with("_variance") && field != "thread");
             }
         }
     });
@@ -165,10 +185,17 @@ fn what_cannot_be_is_refused() {
     check("/targets/0/callsites/0/stack/0/address", json!("here\u{1b}[2J"), "`here [2J` is no address");
     check("/targets/0/callsites/0/end", json!("soon"), "`soon` is no end of a stack");
     check("/targets/0/beginning/origin", json!("egg"), "`egg` is no way to begin");
+    check("/targets/0/mappings/0/module", json!(17), "a mapping is of module `17`, and there are");
+    check("/targets/0/mappings/0/start", json!("0xffffffffffffffff"), "and ends at `0x555510000000`, which is before");
+    check("/targets/0/mappings/0/bias", json!("x"), "`x` is no address");
+    check("/targets/0/callsites/0/thread", json!(0), "a callsite is of thread `0`, and there are 0");
     check("/targets/0/pid", json!(-1), "-1");
     check("/health/lost", json!({ "a": u64::MAX, "b": 1 }), "more was lost than can be counted");
     check("/version", json!(2), "version 2");
     check("/targets", json!({}), "not a report of heapbpf");
+    for id in ["", "abc", "0g", "é0"] {
+        check("/modules/0/build_id", json!(id), &format!("`{id}` is no build id"));
+    }
     let text = render(Format::Json, &profiles::exact(), View::LiveBytes);
     let half = read(&text.as_bytes()[..text.len() / 2]).expect_err("half a report").to_string();
     assert!(half.starts_with("it is not JSON, or not all of it"), "{half}");

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::Interner;
 use super::amounts::{Amount, TotalsFields};
+use super::code::{MappingFields, ModuleFields, ThreadFields, thread_at};
 use super::details::DetailsFields;
 use super::guardrails::OverheadFields;
 use super::health::HealthFields;
@@ -18,7 +19,7 @@ use crate::report::guardrails::Overhead;
 use crate::report::history::History;
 use crate::report::profile::{
     Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
-    TargetProfile,
+    TargetProfile, ThreadProfile,
 };
 use crate::report::text;
 use crate::units::MonotonicNanos;
@@ -36,13 +37,18 @@ pub(super) struct Root<'a> {
     #[serde(borrow)]
     targets: Vec<TargetFields<'a>>,
     others: OthersFields,
+    /// Missing, as all that stands with it, from reports of versions that did not tell.
+    #[serde(borrow, default)]
+    modules: Vec<ModuleFields<'a>>,
     health: HealthFields,
 }
 
 impl Root<'_> {
     pub(super) fn into_profile(self) -> Result<Profile, String> {
         let mut interner = Interner::default();
-        let targets = self.targets.into_iter().map(|target| target.into_target(&mut interner));
+        let modules = self.modules.into_iter().map(|module| module.into_module(&mut interner));
+        let modules = modules.collect::<Result<Vec<_>, _>>()?;
+        let targets = self.targets.into_iter().map(|target| target.into_target(modules.len(), &mut interner));
         Ok(Profile {
             // Who reads a report back compares amounts: what was old is not asked for.
             interval_bytes: self.interval_bytes,
@@ -55,7 +61,7 @@ impl Root<'_> {
             others: self.others.into_others()?,
             health: self.health.into_health()?,
             frames: interner.frames,
-            modules: Vec::new(),
+            modules,
         })
     }
 }
@@ -65,6 +71,7 @@ struct TargetFields<'a> {
     pid: u32,
     command: String,
     comm: Option<String>,
+    cgroup: Option<String>,
     beginning: BeginningFields,
     exited: bool,
     exit_code: Option<i32>,
@@ -74,6 +81,10 @@ struct TargetFields<'a> {
     overhead: Option<OverheadFields>,
     totals: TotalsFields,
     heaps: Vec<HeapFields>,
+    #[serde(borrow, default)]
+    mappings: Vec<MappingFields<'a>>,
+    #[serde(default)]
+    threads: Vec<ThreadFields>,
     #[serde(borrow)]
     leak_candidates: Option<LeaksFields<'a>>,
     #[serde(borrow)]
@@ -81,18 +92,21 @@ struct TargetFields<'a> {
 }
 
 impl TargetFields<'_> {
-    fn into_target(self, interner: &mut Interner) -> Result<TargetProfile, String> {
+    /// `modules` is how many there are.
+    fn into_target(self, modules: usize, interner: &mut Interner) -> Result<TargetProfile, String> {
         let heaps = self.heaps.into_iter().map(HeapFields::into_heap).collect::<Result<Vec<_>, _>>()?;
-        let callsites = self.callsites.into_iter().map(|callsite| callsite.into_callsite(&heaps, interner));
+        let mappings = self.mappings.into_iter().map(|mapping| mapping.into_mapping(modules));
+        let threads = self.threads.len();
+        let callsites = self.callsites.into_iter().map(|callsite| callsite.into_callsite(&heaps, threads, interner));
         let callsites = callsites.collect::<Result<Vec<_>, _>>()?;
         let leaks = self.leak_candidates.map(|leaks| leaks.into_leaks(&heaps, &callsites, interner));
         Ok(TargetProfile {
             pid: Pid(self.pid),
             comm: self.comm.unwrap_or_else(|| comm_of(&self.command)),
             command: self.command,
-            cgroup: None,
-            mappings: Vec::new(),
-            threads: Vec::new(),
+            cgroup: self.cgroup.map(Into::into),
+            mappings: mappings.collect::<Result<_, _>>()?,
+            threads: self.threads.into_iter().map(ThreadProfile::from).collect(),
             history: History::default(),
             beginning: self.beginning.into_beginning()?,
             exited: self.exited,
@@ -202,6 +216,7 @@ struct CallsiteFields<'a> {
     end: Option<Cow<'a, str>>,
     #[serde(borrow)]
     heap: Option<Cow<'a, str>>,
+    thread: Option<usize>,
     #[serde(default)]
     inherited: bool,
     #[serde(flatten)]
@@ -213,7 +228,13 @@ struct CallsiteFields<'a> {
 }
 
 impl CallsiteFields<'_> {
-    fn into_callsite(self, heaps: &[HeapProfile], interner: &mut Interner) -> Result<CallsiteProfile, String> {
+    /// `threads` is how many the target has.
+    fn into_callsite(
+        self,
+        heaps: &[HeapProfile],
+        threads: usize,
+        interner: &mut Interner,
+    ) -> Result<CallsiteProfile, String> {
         let end = self.end.map(|name| {
             let end = StackEnd::ALL.iter().copied().find(|end| end.counter().name() == name);
             end.ok_or_else(|| format!("`{}` is no end of a stack", text::printable(&name)))
@@ -229,7 +250,7 @@ impl CallsiteFields<'_> {
             stack: stack.collect::<Result<_, String>>()?,
             end: end.transpose()?,
             heap: heaps.iter().position(|heap| Some(&*heap.name) == self.heap.as_deref()).unwrap_or(heaps.len()),
-            thread: None,
+            thread: thread_at(self.thread, threads)?,
             history: Vec::new(),
             inherited: self.inherited,
             totals: self.totals.into_totals()?,
@@ -274,7 +295,7 @@ impl FrameFields<'_> {
     }
 }
 
-fn hexadecimal(text: &str) -> Result<u64, String> {
+pub(super) fn hexadecimal(text: &str) -> Result<u64, String> {
     let digits = text.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
     digits.ok_or_else(|| format!("`{}` is no address", text::printable(text)))
 }

@@ -1,0 +1,228 @@
+//! Instants against what was held then.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::address::TargetAddr;
+use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::ingest::event::{Allocation, Event, Free};
+use profiler_common::interval::Interval;
+
+const SECOND: u64 = 1_000_000_000;
+const PID: Pid = Pid(1);
+
+#[expect(clippy::cast_precision_loss, reason = "small")]
+fn holding(bytes: u64) -> Noted {
+    let held = Held { live_bytes: bytes as f64, ..Held::default() };
+    Noted { held, ..Noted::default() }
+}
+
+fn periodic(second: u64) -> Instant {
+    Instant { time: MonotonicNanos(second * SECOND), occasion: None }
+}
+
+fn dump(second: u64, number: u32) -> Instant {
+    Instant { time: MonotonicNanos(second * SECOND), occasion: Some(Occasion::Dump(number)) }
+}
+
+/// Has the timeline look at each instant, as a session does.
+fn noted(steps: &[Vec<u64>]) -> Timeline {
+    let mut timeline = Timeline::default();
+    for (second, bytes) in (0..).zip(steps) {
+        let instant = periodic(second);
+        if timeline.is_due(instant.time) {
+            timeline.enter(instant, bytes.iter().map(|&bytes| holding(bytes)));
+        }
+    }
+    timeline
+}
+
+fn occasions(timeline: &Timeline) -> Vec<Occasion> {
+    timeline.instants.iter().filter_map(|instant| instant.occasion).collect()
+}
+
+#[test]
+fn what_does_not_change_takes_no_memory() {
+    let timeline = noted(&vec![vec![7; 1000]; 50]);
+    let before = timeline.memory_bytes();
+    assert!(before < 1000 * (24 + 4 * 40) + 8192, "{before}");
+    assert!(timeline.callsites.iter().all(|changes| changes.len() == 1));
+}
+
+#[test]
+fn a_callsite_that_never_rests_takes_no_more_than_is_said() {
+    let mut timeline = Timeline::default();
+    for step in 0..10_000u32 {
+        let second = u64::from(step);
+        timeline.enter(dump(second, step), std::iter::once(holding(second + 1)));
+        if timeline.is_due(periodic(second).time) {
+            timeline.enter(periodic(second), std::iter::once(holding(second + 2)));
+        }
+    }
+    assert!(timeline.callsites[0].len() <= 2 * POINTS_MAX);
+    assert!(timeline.memory_bytes() <= 5 * 1024 + 4096, "{}", timeline.memory_bytes());
+    assert!(timeline.is_sound());
+}
+
+#[test]
+fn a_long_recording_has_few_instants_evenly_apart() {
+    for seconds in [63, 64, 65, 128, 129, 1000, 86_400] {
+        let timeline = noted(&(0..=seconds).map(|second| vec![second]).collect::<Vec<_>>());
+        let apart: Vec<u64> = timeline.instants.windows(2).map(|pair| pair[1].time.0 - pair[0].time.0).collect();
+        assert!(apart.iter().all(|span| *span == apart[0]), "{apart:?}");
+        let count = timeline.instants.len();
+        assert!(seconds < 64 || (32..=64).contains(&count), "{count} of {seconds}");
+    }
+}
+
+#[test]
+fn occasions_stay_when_periodic_instants_go() {
+    let mut timeline = Timeline::default();
+    for second in 0..10_000u32 {
+        let time = u64::from(second);
+        if timeline.is_due(periodic(time).time) {
+            timeline.enter(periodic(time), std::iter::once(holding(time)));
+        }
+        if second % 200 == 7 {
+            timeline.enter(dump(time, second / 200), std::iter::once(holding(time)));
+        }
+    }
+    let expected: Vec<_> = (0..50).map(Occasion::Dump).collect();
+    assert_eq!(occasions(&timeline), expected);
+    let periodic = timeline.instants.len() - expected.len();
+    assert!((32..=64).contains(&periodic), "{periodic}");
+}
+
+#[test]
+fn too_many_occasions_are_thinned_evenly_and_the_last_one_stays() {
+    let mut timeline = Timeline::default();
+    for number in 0..1000 {
+        timeline.enter(dump(u64::from(number), number), std::iter::empty());
+        let kept = occasions(&timeline);
+        assert!(kept.len() <= POINTS_MAX);
+        assert_eq!(kept.last(), Some(&Occasion::Dump(number)));
+        let numbers: Vec<u32> =
+            kept.iter().map(|it| if let Occasion::Dump(number) = it { *number } else { 0 }).collect();
+        let even: Vec<u32> = numbers[..numbers.len() - 1].windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(even.iter().all(|apart| *apart == even[0]), "{numbers:?}");
+        assert!(number < 64 || numbers.len() >= POINTS_MAX / 2, "{numbers:?}");
+    }
+}
+
+/// What happens next, with where.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Allocate { stack: u64, address: u64, size_bytes: u64 },
+    Free { address: u64 },
+    Look,
+    Dump,
+    Mark,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        4 => (0..4u64, 0..12u64, 1..1000u64)
+            .prop_map(|(stack, address, size_bytes)| Act::Allocate { stack, address, size_bytes }),
+        2 => (0..12u64).prop_map(|address| Act::Free { address }),
+        3 => Just(Act::Look),
+        1 => Just(Act::Dump),
+        1 => Just(Act::Mark),
+    ]
+}
+
+/// What callsites hold, by their stacks, kept without books.
+#[derive(Clone, Debug, Default)]
+struct Naive {
+    live: BTreeMap<u64, (u64, u64)>,
+    made: BTreeMap<u64, (u64, u64)>,
+}
+
+impl Naive {
+    #[expect(clippy::cast_precision_loss, reason = "small")]
+    fn held(&self, stack: u64) -> Held {
+        let live = self.live.values().filter(|(of, _)| *of == stack);
+        let (made_count, made_bytes) = self.made.get(&stack).copied().unwrap_or_default();
+        Held {
+            live_bytes: live.clone().map(|(_, size_bytes)| size_bytes).sum::<u64>() as f64,
+            live_count: live.count() as f64,
+            alloc_bytes: made_bytes as f64,
+            alloc_count: made_count as f64,
+        }
+    }
+}
+
+/// Lets all that happen, one second after the other. Gives the books, and the naive state at each instant that was noted.
+fn played(acts: &[Act]) -> (Timeline, Vec<u64>, Vec<(Instant, Naive)>) {
+    let (mut ledger, mut timeline) = (Ledger::new(PID), Timeline::default());
+    let (mut naive, mut order, mut all) = (Naive::default(), Vec::new(), Vec::new());
+    for (second, act) in (1..).zip(acts) {
+        let time = MonotonicNanos(second * SECOND);
+        let occasion = match *act {
+            Act::Allocate { stack, address, size_bytes } => {
+                let interval = Interval::EXACT;
+                ledger.enter(Event::Alloc(Allocation {
+                    pid: PID,
+                    tid: Tid(1),
+                    address: TargetAddr(address),
+                    size_bytes,
+                    time,
+                    stack: StackId(stack),
+                    interval,
+                    hook: HookId(0),
+                    heap: HeapId(0),
+                }));
+                naive.live.insert(address, (stack, size_bytes));
+                let made = naive.made.entry(stack).or_default();
+                *made = (made.0 + 1, made.1 + size_bytes);
+                if !order.contains(&stack) {
+                    order.push(stack);
+                }
+                continue;
+            }
+            Act::Free { address } => {
+                ledger.enter(Event::Free(Free {
+                    pid: PID,
+                    tid: Tid(1),
+                    address: TargetAddr(address),
+                    time,
+                    age_us: 0,
+                }));
+                naive.live.remove(&address);
+                continue;
+            }
+            Act::Look => None,
+            Act::Dump => Some(Occasion::Dump(u32::try_from(second).expect("small"))),
+            Act::Mark => Some(Occasion::Mark),
+        };
+        let instant = Instant { time, occasion };
+        timeline.note(instant, &ledger);
+        all.push((instant, naive.clone()));
+    }
+    (timeline, order, all)
+}
+
+proptest! {
+    #[test]
+    fn each_instant_tells_what_was_held_then(acts in prop::collection::vec(act(), 1..600)) {
+        let (timeline, order, all) = played(&acts);
+        prop_assert!(timeline.is_sound());
+        let naive_at = |instant: &Instant| all.iter().find(|(known, _)| known == instant).map(|(_, naive)| naive);
+        for (index, stack) in order.iter().enumerate() {
+            let series: Vec<Noted> = timeline.series(index).collect();
+            prop_assert_eq!(series.len(), timeline.instants.len());
+            for (instant, noted) in timeline.instants.iter().zip(series) {
+                prop_assert_eq!(noted.held, naive_at(instant).expect("it was noted").held(*stack), "at {:?}", instant);
+            }
+        }
+        let there_were: Vec<Instant> = all.iter().map(|(it, _)| *it).filter(|it| it.occasion.is_some()).collect();
+        let kept: Vec<Instant> = timeline.instants.iter().copied().filter(|it| it.occasion.is_some()).collect();
+        if there_were.len() <= POINTS_MAX {
+            prop_assert_eq!(kept, there_were);
+        } else {
+            prop_assert_eq!(kept.last(), there_were.last());
+        }
+        prop_assert!(timeline.instants.len() <= 2 * POINTS_MAX);
+    }
+}

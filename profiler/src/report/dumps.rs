@@ -1,0 +1,120 @@
+//! What a profile knows of its processes at the dumps of the recording, for formats that hold several.
+//!
+//! Owns which dumps those are, and under which number a process can be shown beside others. Made for any profile: what
+//! its history says is not trusted to be in order.
+
+use rustc_hash::FxHashSet;
+
+use super::history::{Held, Occasion};
+use super::profile::{CallsiteProfile, Profile, TargetProfile};
+use crate::units::MonotonicNanos;
+
+/// How far apart the numbers are of programs that have had the same pid. Linux has none above 4,194,304.
+const PID_STEP: u32 = 10_000_000;
+
+/// A dump before the end of the profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dump {
+    /// The number of the window that ended with it.
+    pub(super) number: u32,
+    /// When.
+    pub(super) time: MonotonicNanos,
+    instant: u32,
+}
+
+/// The dumps of a target, each later than the one before and earlier than the end. None where the profile is of one window,
+/// or of old blocks alone: its history is of the whole recording, and tells no ages.
+pub(super) fn dumps(profile: &Profile, target: &TargetProfile) -> Vec<Dump> {
+    let mut dumps: Vec<Dump> = Vec::new();
+    if profile.window.is_some() || profile.older_than_ns.is_some() {
+        return dumps;
+    }
+    let end = end(profile);
+    for (instant, known) in (0_u32..).zip(&target.history.instants) {
+        let Some(Occasion::Dump(number)) = known.occasion else { continue };
+        if known.time < end && dumps.last().is_none_or(|last| last.time < known.time) {
+            dumps.push(Dump { number, time: known.time, instant });
+        }
+    }
+    dumps
+}
+
+/// What a callsite held at a dump; nothing where nothing had changed by then.
+pub(super) fn held(callsite: &CallsiteProfile, dump: &Dump) -> Held {
+    let later = callsite.history.partition_point(|change| change.instant <= dump.instant);
+    later.checked_sub(1).map_or_else(Held::default, |last| callsite.history[last].held)
+}
+
+/// When the profile, or its window, began.
+pub(super) fn start(profile: &Profile) -> MonotonicNanos {
+    monotonic(profile, profile.window.map_or(profile.started_unix_ns, |window| window.start_unix_ns))
+}
+
+/// When the profile, or its window, ended.
+pub(super) fn end(profile: &Profile) -> MonotonicNanos {
+    monotonic(profile, profile.window.map_or(profile.ended_unix_ns, |window| window.end_unix_ns))
+}
+
+fn monotonic(profile: &Profile, unix_ns: u64) -> MonotonicNanos {
+    let after = unix_ns.saturating_sub(profile.started_unix_ns);
+    MonotonicNanos(profile.started_monotonic_ns.saturating_add(after))
+}
+
+/// The targets' pids, each number once: where several had the same (programs of one process, one after the other), the
+/// later ones get numbers that no process has.
+pub(super) fn distinct_pids(profile: &Profile) -> Vec<u32> {
+    let mut taken: FxHashSet<u32> = FxHashSet::default();
+    let mut free = |pid: u32| {
+        let numbers = std::iter::successors(Some(pid), |number| Some(number.wrapping_add(PID_STEP)));
+        // A reader takes it for a signed number.
+        let mut numbers = numbers.map(|number| number & 0x7fff_ffff);
+        numbers.find(|&number| taken.insert(number)).unwrap_or(pid)
+    };
+    profile.targets.iter().map(|target| free(target.pid.0)).collect()
+}
+
+/// An estimate of the history as a whole number.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
+pub(super) fn rounded(estimate: f64) -> u64 {
+    estimate.round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::history::Instant;
+    use super::super::tests::profiles;
+    use super::*;
+
+    #[test]
+    fn dumps_are_those_before_the_end_in_the_order_of_time() {
+        let mut profile = profiles::exact();
+        let second = |after: u64| MonotonicNanos(profile.started_monotonic_ns + after * 1_000_000_000);
+        let instants = [(1, Some(Occasion::Mark)), (10, Some(Occasion::Dump(1))), (20, Some(Occasion::Dump(2)))];
+        let wrong = [(15, Some(Occasion::Dump(3))), (25, None), (31, Some(Occasion::Dump(4)))];
+        let instants = instants.into_iter().chain(wrong);
+        profile.targets[0].history.instants =
+            instants.map(|(after, occasion)| Instant { time: second(after), occasion }).collect();
+        let found = dumps(&profile, &profile.targets[0]);
+        assert_eq!(found.iter().map(|dump| (dump.number, dump.instant)).collect::<Vec<_>>(), [(1, 1), (2, 2)]);
+        profile.older_than_ns = Some(1);
+        assert_eq!(dumps(&profile, &profile.targets[0]), []);
+    }
+
+    #[test]
+    fn a_callsite_holds_what_it_held_at_its_last_change() {
+        let profile = profiles::exact();
+        let callsite = &profile.targets[0].callsites[0];
+        let dump = |instant| Dump { number: 1, time: MonotonicNanos(0), instant };
+        assert_eq!(held(callsite, &dump(0)), Held::default());
+        assert_eq!(held(callsite, &dump(1)), callsite.history[0].held);
+        assert_eq!(held(callsite, &dump(7)), callsite.history[1].held);
+    }
+
+    #[test]
+    fn programs_of_one_process_are_told_apart() {
+        let mut profile = profiles::sampled();
+        profile.targets.push(profile.targets[0].clone());
+        profile.targets.push(profile.targets[0].clone());
+        assert_eq!(distinct_pids(&profile), [900, 901, 10_000_900, 20_000_900]);
+    }
+}

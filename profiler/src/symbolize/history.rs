@@ -1,0 +1,90 @@
+//! The part of a target's past that a profile is about: clipped to its window, told by the callsites of its books. Sums stay
+//! those since the recording began; what was held when the window began is its first instant.
+
+use crate::ledger::held::Held;
+use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::totals::Totals;
+use crate::report::history::{Change, History, Instant};
+use crate::snapshot::{Base, TargetState};
+use crate::units::MonotonicNanos;
+
+/// See the module.
+pub(super) struct Clip<'state> {
+    target: &'state TargetState,
+    /// The books where the window begins; `None` where that is the target's own beginning.
+    base: Option<&'state TargetSnapshot>,
+    /// Of the timeline's instants, the first that is later than the beginning, and the first that is too late.
+    kept: [usize; 2],
+    /// What was held at the beginning is an instant before those, and what is held at the end one behind them.
+    has_ends: [bool; 2],
+    instants: Vec<Instant>,
+}
+
+impl<'state> Clip<'state> {
+    /// Of a target; `window_start` is when the window began that is told, where it is one.
+    pub(super) fn new(target: &'state TargetState, window_start: Option<MonotonicNanos>) -> Self {
+        let noted = target.timeline.instants();
+        let window = match &target.base {
+            Base::At(base) => window_start.map(|start| (start, &**base)),
+            Base::Beginning | Base::Ended => None,
+        };
+        let begun = match window {
+            Some((start, _)) => Some(start.min(target.until)),
+            // Its probes were placed a moment before it was said to begin; that may have been noted.
+            None => Some(target.facts.beginning.time.min(target.until))
+                .filter(|time| noted.first().is_none_or(|first| first.time > *time)),
+        };
+        let first = begun.map_or(0, |begun| noted.partition_point(|instant| instant.time <= begun));
+        let behind = noted.partition_point(|instant| instant.time <= target.until).max(first);
+        let mut instants = Vec::with_capacity(behind - first + 2);
+        if let Some(time) = begun {
+            let same = noted[..first].last().filter(|instant| instant.time == time);
+            instants.push(Instant { time, occasion: same.and_then(|instant| instant.occasion) });
+        }
+        instants.extend(&noted[first..behind]);
+        let has_end = instants.last().is_none_or(|last| last.time < target.until);
+        if has_end {
+            instants.push(Instant { time: target.until, occasion: None });
+        }
+        let has_ends = [begun.is_some(), has_end];
+        Self { target, base: window.map(|(_, base)| base), kept: [first, behind], has_ends, instants }
+    }
+
+    /// What a callsite of the books held at those instants at which that had changed.
+    pub(super) fn changes(&self, index: u32) -> Vec<Change> {
+        let ([first, behind], [has_beginning, has_end]) = (self.kept, self.has_ends);
+        let totals = totals_of(&self.target.books, index);
+        let at_first = match self.base {
+            Some(base) => totals_of(base, index).map(Held::of),
+            None => totals.map(Held::at_first),
+        };
+        let at_first = has_beginning.then_some((0, at_first.unwrap_or_default()));
+        // What had changed before the first instant that is told may have changed back until then.
+        let timeline = &self.target.timeline;
+        let at_noted = timeline.changes(index as usize).take_while(|(point, _)| *point <= first).last();
+        let at_noted = (first < behind).then(|| (first, at_noted.map(|(_, held)| held).unwrap_or_default()));
+        let later = timeline.changes(index as usize).filter(|(point, _)| *point > first && *point < behind);
+        let noted =
+            at_noted.into_iter().chain(later).map(|(point, held)| (point - first + usize::from(has_beginning), held));
+        let at_last = has_end.then_some((self.instants.len() - 1, totals.map(Held::of).unwrap_or_default()));
+        let (mut changes, mut last) = (Vec::new(), Held::default());
+        for (place, held) in at_first.into_iter().chain(noted).chain(at_last) {
+            if held != last {
+                changes.push(Change { instant: u32::try_from(place).unwrap_or(u32::MAX), held });
+                last = held;
+            }
+        }
+        changes
+    }
+
+    /// The instants.
+    pub(super) fn history(self) -> History {
+        History { curve: Vec::new(), instants: self.instants }
+    }
+}
+
+/// What a callsite has done, by its index; `None` where that was nothing.
+fn totals_of(books: &TargetSnapshot, index: u32) -> Option<&Totals> {
+    let place = books.callsites.binary_search_by_key(&index, |callsite| callsite.index).ok()?;
+    Some(&books.callsites[place].totals)
+}

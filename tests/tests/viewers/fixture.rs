@@ -1,0 +1,177 @@
+//! One run of `orchard.cpp`, recorded at an interval of 1 and another one at 4 KiB, for whoever asks first. What is made stays
+//! in `target/recorded`, to be looked at.
+
+#![allow(dead_code, reason = "for the formats: not every one needs all of it")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use heapbpf_tests::heapbpf::{Heapbpf, binary};
+use heapbpf_tests::recipe::Recipe;
+use heapbpf_tests::report::{Ledger, Report};
+use heapbpf_tests::target::{Target, build_directory};
+use heapbpf_tests::viewers;
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// What was recorded: `plant`, a dump, and the rest of it; see `orchard.cpp`.
+#[derive(Debug)]
+pub(crate) struct Fixture {
+    directory: PathBuf,
+    /// The process that was recorded. It has made a child, which has ended.
+    pub(crate) pid: u32,
+    /// What the process did until the dump, and for each line thereafter, by the functions that called the allocator.
+    pub(crate) ledgers: Vec<Ledger>,
+    /// The JSON report that the recording session wrote.
+    pub(crate) report: Report,
+    /// The same, with all that it holds.
+    pub(crate) json: Value,
+}
+
+/// A quantity, as `--view` names it, and its field in the JSON report.
+pub(crate) const VIEWS: [(&str, &str); 4] = [
+    ("live-bytes", "live_bytes"),
+    ("live-count", "live_count"),
+    ("alloc-bytes", "alloc_bytes"),
+    ("alloc-count", "alloc_count"),
+];
+
+impl Fixture {
+    /// Recorded at an interval of 1: all numbers are integers and exact.
+    #[track_caller]
+    pub(crate) fn exact() -> &'static Self {
+        static FIXTURE: OnceLock<Fixture> = OnceLock::new();
+        FIXTURE.get_or_init(|| Self::record("exact", "1"))
+    }
+
+    /// Recorded at an interval of 4 KiB: numbers are estimates.
+    #[track_caller]
+    pub(crate) fn sampled() -> &'static Self {
+        static FIXTURE: OnceLock<Fixture> = OnceLock::new();
+        FIXTURE.get_or_init(|| Self::record("sampled", "4KiB"))
+    }
+
+    #[track_caller]
+    fn record(name: &str, interval: &str) -> Self {
+        let directory = build_directory().join("recorded").join(name);
+        match fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("`{}`: {error}", directory.display()),
+            _ => fs::create_dir_all(&directory).expect("the build directory is ours"),
+        }
+        let plugin = Recipe::of("plugin.c").flags("-shared -fPIC -Wl,-Bsymbolic -DNO_HEAP").build();
+        let program = Recipe::of("orchard.cpp").libraries("-ldl").build();
+        let mut target = Target::spawn(Command::new(program).env("HEAPBPF_PLUGIN", plugin));
+        let pid = target.pid();
+        let file = |name: &str| format!("-o {}", directory.join(name).display());
+        let (recording, json) = (file("out.heapbpf"), file("out.json"));
+        let arguments = format!("-v --interval {interval} {recording} {json}");
+        let mut heapbpf = Heapbpf::of(pid, &arguments);
+        let mut session = heapbpf.start();
+
+        let mut ledgers = vec![target.work("plant")];
+        session.signal(Signal::USR1);
+        session.wait_for("out.0001.json");
+        ledgers.extend(["grow", "swell", "load"].map(|line| target.work(line)));
+        target.work("fork");
+        session.wait_for("is watched");
+        target.work("keep");
+        target.begin_exit(0);
+        ledgers.push(target.work("keep"));
+        let _ = session.interrupt().expect_code(0);
+
+        let json = read(&directory.join("out.json"));
+        let report = Report::read(&directory.join("out.json"));
+        report.assert_complete();
+        Self { directory, pid, ledgers, report, json }
+    }
+
+    /// The recording.
+    pub(crate) fn recording(&self) -> PathBuf {
+        self.directory.join("out.heapbpf")
+    }
+
+    /// The whole recording in the format whose files end so (`pb.gz`), made with further arguments, parted by blanks.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be converted.
+    #[track_caller]
+    pub(crate) fn converted(&self, extension: &str, arguments: &str) -> PathBuf {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory.join(format!("{number}.{extension}"));
+        let mut convert = Command::new(binary());
+        convert.env("NO_COLOR", "1").arg("convert").arg(self.recording()).arg("-o").arg(&path);
+        let _ = viewers::text(convert.args(arguments.split_ascii_whitespace()));
+        path
+    }
+
+    /// The recording until the dump, and since then, in such a format.
+    #[track_caller]
+    pub(crate) fn windows(&self, extension: &str) -> [PathBuf; 2] {
+        let end_ns = self.window(1)["window"]["end_unix_ns"].as_u64().expect("windows end");
+        let dumped_ns = end_ns - self.report.started_unix_ns;
+        [format!("--to {dumped_ns}ns"), String::new()].map(|arguments| self.converted(extension, &arguments))
+    }
+
+    /// The JSON report of the window with this number: 1 until the dump, 2 since then.
+    #[track_caller]
+    pub(crate) fn window(&self, number: u32) -> Value {
+        read(&self.directory.join(format!("out.{number:04}.json")))
+    }
+
+    /// The sum over all processes of a field of their totals (`live_bytes`).
+    ///
+    /// # Panics
+    ///
+    /// When there is no such field.
+    #[track_caller]
+    pub(crate) fn total(&self, field: &str) -> f64 {
+        let targets = self.json["targets"].as_array().expect("a report has targets");
+        targets.iter().map(|target| number(&target["totals"], field)).sum()
+    }
+
+    /// All callsites of all processes.
+    pub(crate) fn callsites(&self) -> impl Iterator<Item = &Value> {
+        let targets = self.json["targets"].as_array().expect("a report has targets");
+        targets.iter().flat_map(|target| target["callsites"].as_array().expect("targets have callsites"))
+    }
+}
+
+/// A number among the fields of an object.
+#[track_caller]
+pub(crate) fn number(object: &Value, field: &str) -> f64 {
+    object[field].as_f64().unwrap_or_else(|| panic!("no number `{field}` in {object:.200}"))
+}
+
+/// A JSON file.
+#[track_caller]
+pub(crate) fn read(path: &Path) -> Value {
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()))
+}
+
+#[test]
+fn the_recording_has_what_readers_may_trip_over() {
+    let exact = Fixture::exact();
+    let process = exact.report.process(exact.pid);
+    // What is freed was mostly made for an earlier line, which ledgers leave out.
+    let made: u64 = exact.ledgers.iter().flat_map(|ledger| &ledger.sites).map(|site| site.counts.alloc_bytes).sum();
+    let ours = |name: &str| matches!(name, "picks" | "presses" | "stores" | "plugin_keeps");
+    assert_eq!(process.exact_under(ours).alloc_bytes, made);
+    let totals = &process.totals;
+    assert!(totals.peak_bytes.as_f64() > totals.live_bytes.as_f64().map(|live| live * 1.3), "{totals:?}");
+    assert!(process.callsites.len() > 500, "{} callsites", process.callsites.len());
+    let frames = || process.callsites.iter().flat_map(|callsite| &callsite.stack);
+    assert!(process.callsites.iter().filter(|callsite| callsite.stack.len() > 12).count() > 500);
+    assert!(frames().any(|frame| frame.inlined));
+    let mut names = frames().filter_map(|frame| frame.function.as_deref());
+    assert!(names.any(|name| name.contains("orchard::Branch<orchard::Season<std::pair<")));
+    assert_eq!(exact.report.child_of(exact.pid).exact_by_leaf()["stores"].alloc_bytes, 40 * 500);
+    let grown = exact.window(2);
+    assert_eq!(grown["window"]["number"], 2);
+    assert!(Fixture::sampled().total("live_bytes") > 0.0);
+}

@@ -1,0 +1,143 @@
+//! `cargo xtask viewers`: other people's readers of the formats that heapbpf writes, from PyPI and npm, in exact versions.
+//! Where packages come from is for pip's and npm's own configuration to say. Debian's are `packages`'.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::repository::Repository;
+use crate::{apt, command, packages};
+
+/// What is installed, below `tests/viewers`.
+const PYTHON_LIST: &str = "requirements.txt";
+const NODE_LIST: &str = "package.json";
+
+/// Written last, with the lists' fingerprint: what has none was broken off.
+const STAMP: &str = "installed";
+
+/// Installs the programs that tests open profiles with.
+///
+/// `target/viewers/venv` is a Python environment with what `tests/viewers/requirements.txt` names, node and npm among it;
+/// `target/viewers/node_modules` has what `tests/viewers/package.json` names. Nothing is done where both are there and the
+/// lists have not changed. `cargo xtask test` does this by itself.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask viewers             installs what is missing
+  cargo xtask viewers --again     installs everything anew")]
+pub(crate) struct Arguments {
+    /// Install everything anew.
+    #[arg(long)]
+    again: bool,
+}
+
+/// Runs the verb.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    apt::install(&packages::missing(&[packages::VIEWERS], packages::Proof::present))?;
+    let repository = Repository::find()?;
+    if arguments.again {
+        remove(&folder(&repository))?;
+    }
+    let viewers = install(&repository)?;
+    println!("{}", viewers.display());
+    Ok(())
+}
+
+/// Has everything installed, and says where: what tests are given as `HEAPBPF_VIEWERS`.
+pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
+    let viewers = folder(repository);
+    let lists = repository.root.join("tests/viewers");
+    let wanted = fingerprint(&lists)?;
+    if fs::read_to_string(viewers.join(STAMP)).is_ok_and(|found| found == wanted) {
+        return Ok(viewers);
+    }
+    eprintln!("installing readers of profiles into {}", viewers.display());
+    remove(&viewers)?;
+    fs::create_dir_all(&viewers).with_context(|| format!("could not create `{}`", viewers.display()))?;
+    install_python(&lists, &viewers)?;
+    install_node(&lists, &viewers)?;
+    fs::write(viewers.join(STAMP), wanted)?;
+    Ok(viewers)
+}
+
+fn folder(repository: &Repository) -> PathBuf {
+    repository.target.join("viewers")
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("could not remove `{}`", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn install_python(lists: &Path, viewers: &Path) -> Result<()> {
+    let environment = viewers.join("venv");
+    command::run(Command::new("/usr/bin/python3").args(["-m", "venv"]).arg(&environment))?;
+    let mut pip = Command::new(environment.join("bin/python"));
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]);
+    command::run(pip.arg(lists.join(PYTHON_LIST)))
+}
+
+/// With the node and the npm of the Python environment: a distribution's can be too old.
+fn install_node(lists: &Path, viewers: &Path) -> Result<()> {
+    fs::copy(lists.join(NODE_LIST), viewers.join(NODE_LIST))?;
+    let programs = viewers.join("venv/bin");
+    let inherited = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(std::iter::once(programs.clone()).chain(std::env::split_paths(&inherited)))?;
+    let mut npm = Command::new(programs.join("npm"));
+    npm.current_dir(viewers).env("PATH", path).args(["install", "--no-package-lock", "--ignore-scripts"]);
+    command::run(npm.args(["--no-audit", "--no-fund", "--loglevel=error"]))
+}
+
+/// Changes with the lists.
+fn fingerprint(lists: &Path) -> Result<String> {
+    let mut hasher = DefaultHasher::new();
+    for name in [PYTHON_LIST, NODE_LIST] {
+        let path = lists.join(name);
+        let text = fs::read(&path).with_context(|| format!("could not read `{}`", path.display()))?;
+        (name, text).hash(&mut hasher);
+    }
+    Ok(format!("{:016x}\n", hasher.finish()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_of_either_list_is_a_change() {
+        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("it is ours");
+        write(PYTHON_LIST, "a==1\n");
+        assert!(fingerprint(folder.path()).is_err(), "without the other list");
+        write(NODE_LIST, "{}");
+        let first = fingerprint(folder.path()).expect("both are there");
+        assert_eq!(first, fingerprint(folder.path()).expect("both are there"));
+        write(NODE_LIST, "{ }");
+        assert_ne!(first, fingerprint(folder.path()).expect("both are there"));
+        write(NODE_LIST, "{}");
+        write(PYTHON_LIST, "a==2\n");
+        assert_ne!(first, fingerprint(folder.path()).expect("both are there"));
+    }
+
+    #[test]
+    fn lists_name_exact_versions_and_no_places() {
+        let lists = crate::repository::root().expect("it has not moved").join("tests/viewers");
+        let python = fs::read_to_string(lists.join(PYTHON_LIST)).expect("it is there");
+        for line in python.lines().filter(|line| !line.starts_with('#')) {
+            assert!(line.contains("=="), "{line}");
+        }
+        let node = fs::read_to_string(lists.join(NODE_LIST)).expect("it is there");
+        assert!(!python.contains("://") && !node.contains("://"));
+        let node: serde_json::Value = serde_json::from_str(&node).expect("it is JSON");
+        for (name, version) in node["dependencies"].as_object().expect("it has dependencies") {
+            let version = version.as_str().expect("versions are text");
+            assert!(version.chars().all(|c| c.is_ascii_digit() || c == '.'), "{name} {version}");
+        }
+    }
+}
