@@ -5,7 +5,15 @@
 mod fixture;
 
 // One per format, in the order of the alphabet.
+#[path = "viewers/firefox.rs"]
+mod firefox;
 #[path = "viewers/flamegraph.rs"]
 mod flamegraph;
 #[path = "viewers/folded.rs"]
 mod folded;
+#[path = "viewers/json_schema.rs"]
+mod json_schema;
+#[path = "viewers/otlp.rs"]
+mod otlp;
+#[path = "viewers/speedscope.rs"]
+mod speedscope;
