@@ -7,6 +7,8 @@ mod fixture;
 mod stacks;
 
 // One per format, in the order of the alphabet.
+#[path = "viewers/firefox.rs"]
+mod firefox;
 #[path = "viewers/flamegraph.rs"]
 mod flamegraph;
 #[path = "viewers/folded.rs"]
@@ -21,3 +23,9 @@ mod pprof;
 mod memory_infra;
 #[path = "viewers/perfetto.rs"]
 mod perfetto;
+#[path = "viewers/json_schema.rs"]
+mod json_schema;
+#[path = "viewers/otlp.rs"]
+mod otlp;
+#[path = "viewers/speedscope.rs"]
+mod speedscope;

@@ -23,6 +23,7 @@ mod perfetto;
 pub(super) mod profiles;
 mod properties;
 mod read;
+mod schema;
 mod speedscope;
 mod summary;
 mod tail;
