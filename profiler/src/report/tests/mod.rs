@@ -20,6 +20,7 @@ mod properties;
 mod read;
 mod speedscope;
 mod summary;
+mod tail;
 
 use std::path::Path;
 
