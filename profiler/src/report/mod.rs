@@ -48,6 +48,7 @@ mod places;
 mod presentation;
 mod roots;
 pub(crate) mod text;
+mod valgrind;
 mod view;
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
 
 mod choice;
+mod dhat;
 mod diff;
 mod firefox;
 mod flamegraph;
@@ -11,6 +12,7 @@ mod folding;
 mod guardrails;
 mod hooks;
 mod json;
+mod massif;
 mod otlp;
 mod out_of_range;
 pub(super) mod profiles;
