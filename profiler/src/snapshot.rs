@@ -146,6 +146,9 @@ pub struct TargetFacts {
     pub command: String,
     /// The kernel's name for it (`/proc/PID/comm`), at most 15 bytes.
     pub comm: String,
+    /// Its control group, as a path from the hierarchy's root; `None` where the kernel did not tell.
+    #[serde(default)]
+    pub cgroup: Option<Arc<str>>,
     /// Since when it was watched.
     pub beginning: Beginning,
     /// It ended while it was profiled.

@@ -70,6 +70,7 @@ impl Running {
             facts: TargetFacts {
                 pid: PID,
                 command: "app".to_owned(),
+                cgroup: None,
                 comm: "app".to_owned(),
                 beginning: Beginning { origin: Origin::Running, time: at(100), delay_ns: None, from_first_call: false },
                 exited: false,
