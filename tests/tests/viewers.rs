@@ -3,6 +3,8 @@
 
 #[path = "viewers/fixture.rs"]
 mod fixture;
+#[path = "viewers/stacks.rs"]
+mod stacks;
 
 // One per format, in the order of the alphabet.
 #[path = "viewers/firefox.rs"]
@@ -11,6 +13,16 @@ mod firefox;
 mod flamegraph;
 #[path = "viewers/folded.rs"]
 mod folded;
+#[path = "viewers/html.rs"]
+mod html;
+#[path = "viewers/gperftools.rs"]
+mod gperftools;
+#[path = "viewers/pprof.rs"]
+mod pprof;
+#[path = "viewers/memory_infra.rs"]
+mod memory_infra;
+#[path = "viewers/perfetto.rs"]
+mod perfetto;
 #[path = "viewers/json_schema.rs"]
 mod json_schema;
 #[path = "viewers/otlp.rs"]
