@@ -76,13 +76,14 @@ fn of_report(args: &ConvertArgs, mut profile: Profile, outputs: &[Output]) -> Re
 fn report(args: &ConvertArgs, span: Span, recorded: &Recorded, outputs: Vec<Output>) -> Result<()> {
     let profile = &recorded.profile;
     let presentation = args.presentation.presentation();
+    let shown = presentation.thinned(profile);
     let (mut to_stdout, mut files) = (false, String::new());
     for output in outputs {
         let format = output.format();
         let events = recorded.events.as_ref().filter(|_| format.needs_recording());
         let written = output.write(|out| match events {
             Some(events) => events.write(&args.recording, span, &presentation, out),
-            None => Ok(format.report().write(profile, &presentation, out)?),
+            None => Ok(format.report().write(&shown, &presentation, out)?),
         })?;
         match written {
             Some(path) => files.push_str(&format!("\n{} ({})", path.display(), format.description())),

@@ -11,7 +11,7 @@ impl Ledger {
     /// Memory whose mapping was not seen may be a file's, so what is unmapped of it changes nothing, and what it is moved to
     /// is not entered.
     pub(super) fn remap(&mut self, remap: &Remap) {
-        self.latest = self.latest.max(remap.ended);
+        self.pass(remap.ended);
         let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
         let old = addresses(remap.old_address, remap.old_bytes);
         let new = addresses(remap.new_address, remap.new_bytes);

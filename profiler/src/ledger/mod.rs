@@ -15,6 +15,7 @@
 pub mod ages;
 mod callsite;
 pub mod corrections;
+pub mod curve;
 pub mod details;
 mod elders;
 pub mod held;
@@ -26,6 +27,7 @@ mod ranges;
 mod reconcile;
 pub mod snapshot;
 mod soundness;
+mod stacks;
 mod thin;
 mod threads;
 pub mod timeline;
@@ -38,10 +40,11 @@ use serde::{Deserialize, Serialize};
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
 use crate::ingest::event::{Allocation, Event, Free};
-use crate::units::{EstimatedCount, MonotonicNanos, Weight};
+use crate::units::{MonotonicNanos, Weight};
 use ages::AgesByCallsite;
 use callsite::{Callsite, PeakEpoch};
 use corrections::Correction;
+use curve::{Curve, Highest};
 use journal::{Journal, Movement};
 use live::{LiveBlock, LiveBlocks};
 use ranges::Ranges;
@@ -72,6 +75,9 @@ pub struct Ledger {
     peak: PeakEpoch,
     /// The latest time that an event told.
     latest: MonotonicNanos,
+    curve: Curve,
+    /// What else there was at the peak.
+    highest: Highest,
     threads: Threads,
     /// Heaps of which temporary blocks cannot be told: not all allocations were taken, or they are of mapped memory.
     sampled: FxHashSet<HeapId>,
@@ -119,6 +125,8 @@ impl Ledger {
             journal: Journal::default(),
             peak: BEFORE_PEAKS + 1,
             latest: MonotonicNanos(0),
+            curve: Curve::default(),
+            highest: Highest::default(),
             threads: Threads::default(),
             sampled: FxHashSet::default(),
             ages_at_end: None,
@@ -165,7 +173,7 @@ impl Ledger {
     }
 
     fn allocate(&mut self, allocation: &Allocation) {
-        self.latest = self.latest.max(allocation.time);
+        self.pass(allocation.time);
         // Two live blocks cannot share an address: the old one's free was lost.
         self.remove(allocation.address);
         self.enter_new(&allocation.into(), allocation.time);
@@ -186,7 +194,7 @@ impl Ledger {
     }
 
     fn free(&mut self, free: &Free) {
-        self.latest = self.latest.max(free.time);
+        self.pass(free.time);
         let Some((block, weight)) = self.remove(free.address) else {
             self.frees_unknown += 1;
             return;
@@ -255,7 +263,10 @@ impl Ledger {
         change(self.heaps.entry(callsite.heap).or_default());
         let peak_bytes = self.totals.peak_bytes;
         change(&mut self.totals);
-        self.peak += PeakEpoch::from(self.totals.peak_bytes > peak_bytes);
+        if self.totals.peak_bytes > peak_bytes {
+            self.peak += 1;
+            self.highest = Highest::of(&self.totals);
+        }
     }
 
     /// Totals over everything, for the progress line. What was live at the peak is in snapshots only.
@@ -309,22 +320,6 @@ impl Ledger {
     #[must_use]
     pub fn is_live(&self, address: TargetAddr) -> bool {
         self.live.get(address).is_some()
-    }
-
-    /// Callsites whose frames have not come. They may come yet.
-    #[must_use]
-    pub fn stacks_lost(&self) -> u64 {
-        let is_lost = |callsite: &&Callsite| !self.stacks.contains_key(&callsite.stack);
-        let lost = self.callsites.iter().filter(is_lost);
-        lost.filter(|callsite| !callsite.totals(self.peak).is_empty()).count() as u64
-    }
-
-    /// Stacks of blocks that are live, and whose frames have not come.
-    #[must_use]
-    pub fn stacks_missing(&self) -> Vec<StackId> {
-        let is_live = |callsite: &&Callsite| callsite.totals(self.peak).live_count() > EstimatedCount::ZERO;
-        let callsites = self.callsites.iter().filter(|callsite| !self.stacks.contains_key(&callsite.stack));
-        callsites.filter(is_live).map(|callsite| callsite.stack).collect()
     }
 
     /// The process is gone at `now`, and no event will come: single blocks are forgotten, sums stay. Ages are from now on those

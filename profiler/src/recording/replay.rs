@@ -353,7 +353,7 @@ impl Replay {
     fn state(&self, books: BooksId, start: Option<&Start>, now: MonotonicNanos) -> Option<TargetState> {
         let account = self.accounts.get(&books)?;
         let known = account.known.as_ref().filter(|known| known.begun)?;
-        let snapshot = account.ledger.snapshot(now);
+        let (snapshot, until) = (account.ledger.snapshot(now), account.until(now));
         let base = match start {
             Some(start) if start.ended.contains(&books) => Base::Ended,
             Some(start) => start.books.get(&books).map_or(Base::Beginning, |books| Base::At(Arc::clone(books))),
@@ -371,8 +371,9 @@ impl Replay {
             heaps,
             books: Arc::new(snapshot),
             growths: account.growths(now),
+            curve: account.ledger.moments(until),
             timeline: Arc::new(account.timeline.clone()),
-            until: account.until(now),
+            until,
             older: None,
             base,
         })

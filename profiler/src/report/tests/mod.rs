@@ -9,19 +9,24 @@ mod firefox;
 mod flamegraph;
 mod folded;
 mod folding;
+mod gperftools;
 mod guardrails;
 mod hooks;
+mod html;
 mod json;
 mod massif;
 mod memory_infra;
 mod otlp;
 mod out_of_range;
+mod pprof;
 mod perfetto;
 pub(super) mod profiles;
 mod properties;
 mod read;
+mod schema;
 mod speedscope;
 mod summary;
+mod tail;
 
 use std::path::Path;
 
