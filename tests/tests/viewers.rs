@@ -13,19 +13,19 @@ mod firefox;
 mod flamegraph;
 #[path = "viewers/folded.rs"]
 mod folded;
-#[path = "viewers/html.rs"]
-mod html;
 #[path = "viewers/gperftools.rs"]
 mod gperftools;
-#[path = "viewers/pprof.rs"]
-mod pprof;
-#[path = "viewers/memory_infra.rs"]
-mod memory_infra;
-#[path = "viewers/perfetto.rs"]
-mod perfetto;
+#[path = "viewers/html.rs"]
+mod html;
 #[path = "viewers/json_schema.rs"]
 mod json_schema;
+#[path = "viewers/memory_infra.rs"]
+mod memory_infra;
 #[path = "viewers/otlp.rs"]
 mod otlp;
+#[path = "viewers/perfetto.rs"]
+mod perfetto;
+#[path = "viewers/pprof.rs"]
+mod pprof;
 #[path = "viewers/speedscope.rs"]
 mod speedscope;
