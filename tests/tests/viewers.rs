@@ -5,7 +5,13 @@
 mod fixture;
 
 // One per format, in the order of the alphabet.
+#[path = "viewers/dhat.rs"]
+mod dhat;
 #[path = "viewers/flamegraph.rs"]
 mod flamegraph;
 #[path = "viewers/folded.rs"]
 mod folded;
+#[path = "viewers/heaptrack.rs"]
+mod heaptrack;
+#[path = "viewers/massif.rs"]
+mod massif;

@@ -10,6 +10,7 @@ mod flamegraph;
 mod folded;
 mod folding;
 mod guardrails;
+mod heaptrack;
 mod hooks;
 mod json;
 mod massif;

@@ -25,7 +25,7 @@ pub(super) fn profile() -> Profile {
 
 #[test]
 fn numbers_that_point_nowhere_are_no_failure() {
-    for format in [Format::Firefox, Format::Otlp, Format::Speedscope] {
+    for format in [Format::Dhat, Format::Firefox, Format::Massif, Format::Otlp, Format::Speedscope] {
         for view in View::ALL {
             assert!(!written(format, &profile(), view).is_empty(), "{format}");
         }
