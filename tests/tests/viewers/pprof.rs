@@ -50,9 +50,7 @@ fn top(text: &str) -> (f64, BTreeMap<String, [f64; 2]>) {
         let cum = plain(fields.nth(2).expect("a number"));
         // After its share and two blanks comes the name, with what it has of blanks.
         let share = fields.next().expect("a share");
-        let name = line
-            .split_once(&format!("{share}  "))
-            .map_or(line, |_| line.rsplitn(2, &format!("{share}  ")).next().expect("a name"));
+        let name = line.rsplit_once(&format!("{share}  ")).expect("two blanks part them").1;
         let name = name.trim_end_matches(" (inline)").trim_end_matches(" (partial-inline)");
         let sums = functions.entry(name.to_owned()).or_default();
         sums[0] += flat;
@@ -167,7 +165,7 @@ fn another_decoder_has_every_callsite() {
         let known = (labels["pid"].as_u64().expect("a pid"), text(labels, "heap"), frames);
         let values = sample["values"].as_array().expect("a list").iter().map(|value| value.as_f64().expect("a number"));
         add(found.entry(known).or_default(), values.collect());
-        assert_eq!(text(labels, "cgroup").is_empty(), false);
+        assert!(!text(labels, "cgroup").is_empty());
     }
     let mut expected = BTreeMap::<Known, Vec<f64>>::new();
     for target in fixture.json["targets"].as_array().expect("a list") {

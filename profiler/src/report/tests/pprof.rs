@@ -175,7 +175,7 @@ fn broken(profile: &mut Profile, by: u32) {
             callsite.stack.push(FrameId(frame_count + by % 2));
         }
     }
-    if by % 2 == 0 {
+    if by.is_multiple_of(2) {
         profile.frames.iter_mut().for_each(|frame| (frame.address, frame.module) = (0, Some(Arc::from(""))));
     }
 }
