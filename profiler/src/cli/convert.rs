@@ -14,7 +14,7 @@ use super::recorded::Recorded;
 use super::{exit, say, terminal};
 use crate::recording::span::Span;
 use crate::report::profile::Profile;
-use crate::report::{Group, summary};
+use crate::report::summary;
 use crate::symbolize::trim::trim;
 
 /// Reads, reports, and returns the exit code.
@@ -31,8 +31,9 @@ pub(super) fn run(args: &ConvertArgs) -> Result<u8> {
         let open = |path: &PathBuf| Output::open(path, args.presentation.format);
         args.output.iter().map(open).collect::<Result<Vec<_>>>()?
     };
+    let by_thread = args.presentation.by_thread();
     let recorded = match contents_of(&args.recording)? {
-        Contents::Recording => Recorded::read(&args.recording, span, args.trim, args.quiet)?,
+        Contents::Recording => Recorded::read(&args.recording, span, by_thread, args.trim, args.quiet)?,
         Contents::Report(profile) => of_report(args, *profile, &outputs)?,
     };
     report(args, &recorded.profile, outputs, recorded.folded_until_ns)?;
@@ -57,7 +58,7 @@ fn of_report(args: &ConvertArgs, mut profile: Profile, outputs: &[Output]) -> Re
     }
     let mut callsites = profile.targets.iter().flat_map(|target| &target.callsites).peekable();
     let has_none = callsites.peek().is_some() && callsites.all(|callsite| callsite.thread.is_none());
-    if args.presentation.presentation().by.contains(&Group::Thread) && has_none {
+    if args.presentation.by_thread() && has_none {
         return refuse(
             "made without `--by thread`, and does not tell threads apart; convert a recording (`-o x.heapbpf`), or profile with `--by thread`"
                 .to_owned(),

@@ -54,7 +54,7 @@ pub(super) fn contents_of(path: &Path) -> Result<Contents> {
 pub(super) fn profile_of(path: &Path, quiet: bool) -> Result<Found> {
     match contents_of(path)? {
         Contents::Recording => {
-            let Recorded { profile, is_damaged, .. } = Recorded::read(path, Span::default(), false, quiet)?;
+            let Recorded { profile, is_damaged, .. } = Recorded::read(path, Span::default(), false, false, quiet)?;
             Ok(Found { profile, is_damaged })
         }
         Contents::Report(profile) => Ok(Found { profile: *profile, is_damaged: false }),

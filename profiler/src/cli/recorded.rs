@@ -31,17 +31,17 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    /// Reads what happened in `span`. Where the file is damaged, up to there, and says so; `quiet` leaves out what is only of
-    /// interest.
+    /// Reads what happened in `span`. Where the file is damaged, up to there, and says so; Threads are told apart
+    /// `by_thread`. `quiet` leaves out what is only of interest.
     ///
     /// # Errors
     ///
     /// When it is no recording, or the span cannot be had of it.
-    pub(super) fn read(path: &Path, span: Span, trims: bool, quiet: bool) -> Result<Self> {
+    pub(super) fn read(path: &Path, span: Span, by_thread: bool, trims: bool, quiet: bool) -> Result<Self> {
         let name = path.display();
         let mut reading = read::read(path).with_context(|| format!("`{name}`"))?;
         let mut names = RecordedNames::new(Resolver::new());
-        let spanned = Spanned::read(&mut reading, span, |places| names.add(places))
+        let spanned = Spanned::read(&mut reading, span, by_thread, |places| names.add(places))
             .map_err(|error| UsageError(format!("`{name}`: {error}")))?;
         if let Some(damage) = reading.damage() {
             tell_damage(path, damage, &spanned);

@@ -25,6 +25,10 @@ pub(in crate::cli) struct PresentationArgs {
 
 impl PresentationArgs {
     /// How reports are to be presented.
+    pub(in crate::cli) fn by_thread(&self) -> bool {
+        self.by.contains(&Group::Thread)
+    }
+
     pub(in crate::cli) fn presentation(&self) -> Presentation {
         let mut by: Vec<Group> = Vec::new();
         for &group in &self.by {
