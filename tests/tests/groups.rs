@@ -68,7 +68,8 @@ fn assert_by_thread(target: &Target, folded: &str) {
     // What parts frames in folded text becomes a colon there.
     let expected = [("baker", "baker", BAKED), ("smith; <1>", "smith: <1>", FORGED)]
         .map(|(name, frame, bytes)| (format!("{frame} ({})", tids[name]), bytes));
-    let actual: BTreeMap<String, u64> = roots(folded).into_iter().map(|(root, bytes)| (root.to_owned(), bytes)).collect();
+    let actual: BTreeMap<String, u64> =
+        roots(folded).into_iter().map(|(root, bytes)| (root.to_owned(), bytes)).collect();
     assert_eq!(actual, expected.into(), "{folded}");
     let process = format!(";crew ({});", target.pid());
     assert!(folded.lines().all(|line| line.contains(&process)), "{folded}");

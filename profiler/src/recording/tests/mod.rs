@@ -3,6 +3,7 @@
 mod corrections;
 mod entries;
 mod folding;
+mod layout;
 
 use std::io::Write as _;
 use std::path::Path;
