@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{HeapId, Pid, Tid};
 use crate::leak::growth::Growths;
+use crate::ledger::curve::Moment;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
 use crate::ledger::totals::Amounts;
@@ -86,9 +87,11 @@ pub struct TargetState {
     pub books: Arc<TargetSnapshot>,
     /// How its callsites have grown.
     pub growths: Growths,
-    /// What its callsites held in the course of time.
+    /// What it held in the course of time, in the order of that.
+    pub curve: Vec<Moment>,
+    /// What its callsites held at few instants.
     pub timeline: Arc<Timeline>,
-    /// When that ends: with the target, or now.
+    /// When both end: with the target, or now.
     pub until: MonotonicNanos,
     /// What of their blocks is older than was asked, by the callsites' indices; `None` where nothing was.
     pub older: Option<Vec<Amounts>>,

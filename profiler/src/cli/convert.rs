@@ -10,7 +10,7 @@ use super::args::ConvertArgs;
 use super::output::Output;
 use super::profile_file::{Contents, contents_of};
 use super::record::UsageError;
-use super::recorded::Recorded;
+use super::recorded::{How, Recorded};
 use super::{exit, say, terminal};
 use crate::recording::span::Span;
 use crate::report::profile::Profile;
@@ -31,12 +31,14 @@ pub(super) fn run(args: &ConvertArgs) -> Result<u8> {
         let open = |path: &PathBuf| Output::open(path, args.presentation.format);
         args.output.iter().map(open).collect::<Result<Vec<_>>>()?
     };
+    let events = outputs.iter().any(|output| output.format().needs_recording());
     let by_thread = args.presentation.by_thread();
+    let how = How { trims: args.trim, quiet: args.quiet, events, by_thread };
     let recorded = match contents_of(&args.recording)? {
-        Contents::Recording => Recorded::read(&args.recording, span, by_thread, args.trim, args.quiet)?,
+        Contents::Recording => Recorded::read(&args.recording, span, how)?,
         Contents::Report(profile) => of_report(args, *profile, &outputs)?,
     };
-    report(args, &recorded.profile, outputs, recorded.folded_until_ns)?;
+    report(args, span, &recorded, outputs)?;
     let whole = !recorded.profile.incomplete() && !recorded.is_damaged;
     Ok(if whole { exit::DONE } else { exit::INCOMPLETE })
 }
@@ -69,15 +71,22 @@ fn of_report(args: &ConvertArgs, mut profile: Profile, outputs: &[Output]) -> Re
             callsite.stack = trim(&callsite.stack, &profile.frames).to_vec();
         }
     }
-    Ok(Recorded { profile, folded_until_ns: None, is_damaged: false })
+    Ok(Recorded { profile, folded_until_ns: None, is_damaged: false, events: None })
 }
 
-fn report(args: &ConvertArgs, profile: &Profile, outputs: Vec<Output>, folded_until_ns: Option<u64>) -> Result<()> {
+fn report(args: &ConvertArgs, span: Span, recorded: &Recorded, outputs: Vec<Output>) -> Result<()> {
+    let profile = &recorded.profile;
     let presentation = args.presentation.presentation();
+    let shown = presentation.thinned(profile);
     let (mut to_stdout, mut files) = (false, String::new());
     for output in outputs {
         let format = output.format();
-        match output.write(|out| Ok(format.report().write(profile, &presentation, out)?))? {
+        let events = recorded.events.as_ref().filter(|_| format.needs_recording());
+        let written = output.write(|out| match events {
+            Some(events) => events.write(&args.recording, span, &presentation, out),
+            None => Ok(format.report().write(&shown, &presentation, out)?),
+        })?;
+        match written {
             Some(path) => files.push_str(&format!("\n{} ({})", path.display(), format.description())),
             None => to_stdout = true,
         }
@@ -87,7 +96,7 @@ fn report(args: &ConvertArgs, profile: &Profile, outputs: Vec<Output>, folded_un
     }
     let (width, colour) = terminal();
     let mut text = summary::summary(profile, presentation.view, args.top, width, colour);
-    if let Some(folded_ns) = folded_until_ns {
+    if let Some(folded_ns) = recorded.folded_until_ns {
         text.push_str(&format!("\nfolded until {}: `--from` and `--to` can be that and later", clock(folded_ns)));
     }
     text.push_str(&files);

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use bytesize::ByteSize;
 
-use super::recorded::Recorded;
+use super::recorded::{How, Recorded};
 use crate::recording::block::MAGIC;
 use crate::recording::span::Span;
 use crate::report::json::read::read;
@@ -54,7 +54,8 @@ pub(super) fn contents_of(path: &Path) -> Result<Contents> {
 pub(super) fn profile_of(path: &Path, quiet: bool) -> Result<Found> {
     match contents_of(path)? {
         Contents::Recording => {
-            let Recorded { profile, is_damaged, .. } = Recorded::read(path, Span::default(), false, false, quiet)?;
+            let Recorded { profile, is_damaged, .. } =
+                Recorded::read(path, Span::default(), How { quiet, ..How::default() })?;
             Ok(Found { profile, is_damaged })
         }
         Contents::Report(profile) => Ok(Found { profile: *profile, is_damaged: false }),

@@ -334,6 +334,7 @@ impl Target {
             heaps: self.hooks.heaps(&books.heaps, probes),
             books: Arc::new(books),
             growths,
+            curve: self.ledger.moments(counted),
             timeline: Arc::clone(&self.timeline),
             until: counted,
             older,
