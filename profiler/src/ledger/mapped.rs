@@ -24,7 +24,7 @@ impl Ledger {
         }
         let displaced = self.ranges.displace(&new, remap.ended);
         self.strike_off(displaced, remap.ended);
-        let callsite = self.callsite(remap.stack, remap.heap);
+        let callsite = self.callsite(remap.stack, remap.heap, Some(remap.tid));
         let size_bytes = new.end - new.start;
         let weight = Weight::exact(size_bytes, 1);
         self.callsites[callsite as usize].sizes.add(size_bytes, weight.count);

@@ -67,6 +67,7 @@ impl Running {
 
     fn state(&self, until: MonotonicNanos, base: Base) -> TargetState {
         TargetState {
+            threads: Arc::default(),
             facts: TargetFacts {
                 pid: PID,
                 command: "app".to_owned(),
