@@ -9,3 +9,5 @@ mod fixture;
 mod flamegraph;
 #[path = "viewers/folded.rs"]
 mod folded;
+#[path = "viewers/names.rs"]
+mod names;
