@@ -27,6 +27,8 @@ mod json_schema;
 mod massif;
 #[path = "viewers/memory_infra.rs"]
 mod memory_infra;
+#[path = "viewers/names.rs"]
+mod names;
 #[path = "viewers/otlp.rs"]
 mod otlp;
 #[path = "viewers/perfetto.rs"]
