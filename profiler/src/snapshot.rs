@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{HeapId, Pid};
 use crate::leak::growth::Growths;
+use crate::ledger::curve::Moment;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
 use crate::ledger::totals::Amounts;
@@ -80,9 +81,11 @@ pub struct TargetState {
     pub books: Arc<TargetSnapshot>,
     /// How its callsites have grown.
     pub growths: Growths,
-    /// What its callsites held in the course of time.
+    /// What it held in the course of time, in the order of that.
+    pub curve: Vec<Moment>,
+    /// What its callsites held at few instants.
     pub timeline: Arc<Timeline>,
-    /// When that ends: with the target, or now.
+    /// When both end: with the target, or now.
     pub until: MonotonicNanos,
     /// What of their blocks is older than was asked, by the callsites' indices; `None` where nothing was.
     pub older: Option<Vec<Amounts>>,
@@ -143,6 +146,9 @@ pub struct TargetFacts {
     pub command: String,
     /// The kernel's name for it (`/proc/PID/comm`), at most 15 bytes.
     pub comm: String,
+    /// Its control group, as a path from the hierarchy's root; `None` where the kernel did not tell.
+    #[serde(default)]
+    pub cgroup: Option<Arc<str>>,
     /// Since when it was watched.
     pub beginning: Beginning,
     /// It ended while it was profiled.

@@ -106,6 +106,21 @@ estimate! {
     EstimatedVariance
 }
 
+estimate! {
+    /// Microseconds that blocks have lived, added up over them.
+    EstimatedMicros
+}
+
+impl EstimatedCount {
+    /// The times of so many blocks together, each of which has lived for `micros`; of longer than 8.9 years, as of so many.
+    #[must_use]
+    pub const fn lasting(self, micros: u64) -> EstimatedMicros {
+        const MICROS_MAX: u64 = 1 << 48;
+        let micros = if micros < MICROS_MAX { micros } else { MICROS_MAX };
+        EstimatedMicros(self.0.saturating_mul(micros as i128))
+    }
+}
+
 /// What one sampled block stands for, and how far off that is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weight {

@@ -72,6 +72,28 @@ fn no_target_at_all() {
 }
 
 #[test]
+fn what_a_json_report_does_not_hold() {
+    let target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--duration 1s -o heap.json");
+    let _ = heapbpf.run().expect_code(0);
+    let report = heapbpf.file("heap.json");
+    let check = |arguments: &str, parts: &[&str]| {
+        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+        let mut command = Command::new(binary());
+        command.arg("convert").arg(&report).args(arguments.split_ascii_whitespace()).current_dir(folder.path());
+        let output = command.output().expect("it can be started");
+        let stderr = String::from_utf8(output.stderr).expect("messages are text");
+        assert_eq!(output.status.code(), Some(WRONG_USAGE), "{stderr}");
+        assert_says(&stderr, &["heap.json` is a JSON report, ", "convert a recording (`-o x.heapbpf`)"]);
+        assert_says(&stderr, parts);
+        assert_eq!(fs::read_dir(folder.path()).expect("it is a folder").count(), 0, "nothing is written");
+    };
+    check("--from 1s -o x.svg", &["sums without the times that `--from` picks from"]);
+    check("--to 1s -o x.svg", &["sums without the times that `--to` picks from"]);
+    check("-o x.heaptrack.zst", &["`heaptrack` is made of single events"]);
+}
+
+#[test]
 fn heapbpf_itself() {
     heapbpf_tests::kernel::require_root();
     let mut shell = Command::new("sh");

@@ -3,11 +3,29 @@
 
 #[path = "viewers/fixture.rs"]
 mod fixture;
+#[path = "viewers/stacks.rs"]
+mod stacks;
 
 // One per format, in the order of the alphabet.
+#[path = "viewers/firefox.rs"]
+mod firefox;
 #[path = "viewers/flamegraph.rs"]
 mod flamegraph;
 #[path = "viewers/folded.rs"]
 mod folded;
 #[path = "viewers/html.rs"]
 mod html;
+#[path = "viewers/gperftools.rs"]
+mod gperftools;
+#[path = "viewers/pprof.rs"]
+mod pprof;
+#[path = "viewers/memory_infra.rs"]
+mod memory_infra;
+#[path = "viewers/perfetto.rs"]
+mod perfetto;
+#[path = "viewers/json_schema.rs"]
+mod json_schema;
+#[path = "viewers/otlp.rs"]
+mod otlp;
+#[path = "viewers/speedscope.rs"]
+mod speedscope;

@@ -70,7 +70,7 @@ pub(super) enum Command {
     /// Profile processes, running or started here (this is what happens without a subcommand).
     #[command(after_help = EXAMPLES)]
     Record(Box<RecordArgs>),
-    /// Make reports from a recording (`-o x.heapbpf`), of all of it or of a part.
+    /// Make reports from a recording (`-o x.heapbpf`), of all of it or of a part, or from a JSON report.
     #[command(after_help = convert::EXAMPLES)]
     Convert(ConvertArgs),
     /// Tell what this kernel, this user and a process allow, and what a probe costs here. Ends with 0 if profiling would

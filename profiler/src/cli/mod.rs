@@ -5,6 +5,7 @@ mod args;
 mod convert;
 mod diff;
 mod doctor;
+mod events;
 mod numbered;
 mod output;
 mod privilege;

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use bytesize::ByteSize;
 
-use super::recorded::Recorded;
+use super::recorded::{How, Recorded};
 use crate::recording::block::MAGIC;
 use crate::recording::span::Span;
 use crate::report::json::read::read;
@@ -24,19 +24,42 @@ pub(super) struct Found {
     pub(super) is_damaged: bool,
 }
 
+/// What a file is.
+pub(super) enum Contents {
+    /// A recording, of which nothing was read.
+    Recording,
+    /// A JSON report.
+    Report(Box<Profile>),
+}
+
+/// Tells what this file is, and reads it where it is a report.
+///
+/// # Errors
+///
+/// If it cannot be read, or is neither.
+pub(super) fn contents_of(path: &Path) -> Result<Contents> {
+    let context = || format!("cannot read a profile from `{}`", path.display());
+    let bytes = bytes_of(path).with_context(context)?;
+    if bytes.starts_with(&MAGIC) {
+        return Ok(Contents::Recording);
+    }
+    Ok(Contents::Report(Box::new(parse(&bytes).with_context(context)?)))
+}
+
 /// The profile that is in this file: a JSON report, or a recording, of which the whole is meant.
 ///
 /// # Errors
 ///
 /// If the file cannot be read, or there is no profile in it.
 pub(super) fn profile_of(path: &Path, quiet: bool) -> Result<Found> {
-    let context = || format!("cannot read a profile from `{}`", path.display());
-    let bytes = bytes_of(path).with_context(context)?;
-    if bytes.starts_with(&MAGIC) {
-        let Recorded { profile, is_damaged, .. } = Recorded::read(path, Span::default(), false, quiet)?;
-        return Ok(Found { profile, is_damaged });
+    match contents_of(path)? {
+        Contents::Recording => {
+            let Recorded { profile, is_damaged, .. } =
+                Recorded::read(path, Span::default(), How { quiet, ..How::default() })?;
+            Ok(Found { profile, is_damaged })
+        }
+        Contents::Report(profile) => Ok(Found { profile: *profile, is_damaged: false }),
     }
-    Ok(Found { profile: parse(&bytes).with_context(context)?, is_damaged: false })
 }
 
 /// What is in a file; of a recording, which can be large, its beginning alone. A pipe is read once.
@@ -66,9 +89,11 @@ fn parse(bytes: &[u8]) -> Result<Profile> {
             Err(error) => error.to_string(),
         },
         Some(b'<') => "it is an image".to_owned(),
-        Some(_) => "it is neither one of heapbpf's JSON reports nor a recording".to_owned(),
+        Some(_) => {
+            "it is neither one of heapbpf's JSON reports nor a recording, or its first bytes are damaged".to_owned()
+        }
     };
-    bail!("{why}; profiles to compare are made with `heapbpf --pid PID -o heap.json`, or `-o heap.heapbpf`")
+    bail!("{why}; profiles are made with `heapbpf --pid PID -o heap.json`, or `-o heap.heapbpf`")
 }
 
 #[cfg(test)]

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::events::Names;
 use super::record::UsageError;
 use super::say;
 use crate::recording::modules::{self, Found};
 use crate::recording::names::RecordedNames;
 use crate::recording::read::{self, Damage};
-use crate::recording::span::{Span, Spanned};
+use crate::recording::span::{Span, SpanError, Spanned};
 use crate::report::profile::Profile;
 use crate::report::text::count;
 use crate::snapshot::Scope;
@@ -28,21 +29,38 @@ pub(super) struct Recorded {
     pub(super) folded_until_ns: Option<u64>,
     /// The file was not read to its end.
     pub(super) is_damaged: bool,
+    /// The names of what happened event by event, where that was asked for.
+    pub(super) events: Option<Names>,
+}
+
+/// How to read a recording.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct How {
+    /// The runtime's plumbing is left out of stacks.
+    pub(super) trims: bool,
+    /// Nothing is said that is of interest only.
+    pub(super) quiet: bool,
+    /// What happened is to be told event by event.
+    pub(super) events: bool,
 }
 
 impl Recorded {
-    /// Reads what happened in `span`. Where the file is damaged, up to there, and says so; `quiet` leaves out what is only of
-    /// interest.
+    /// Reads what happened in `span`. Where the file is damaged, up to there, and says so.
     ///
     /// # Errors
     ///
     /// When it is no recording, or the span cannot be had of it.
-    pub(super) fn read(path: &Path, span: Span, trims: bool, quiet: bool) -> Result<Self> {
+    pub(super) fn read(path: &Path, span: Span, how: How) -> Result<Self> {
         let name = path.display();
         let mut reading = read::read(path).with_context(|| format!("`{name}`"))?;
         let mut names = RecordedNames::new(Resolver::new());
-        let spanned = Spanned::read(&mut reading, span, |places| names.add(places))
-            .map_err(|error| UsageError(format!("`{name}`: {error}")))?;
+        let refused = |error: SpanError| UsageError(format!("`{name}`: {error}"));
+        let mut entries = 0;
+        let counted = (&mut reading).inspect(|_| entries += 1);
+        let spanned = Spanned::read(counted, span, |places| names.add(places)).map_err(refused)?;
+        if how.events {
+            spanned.check_whole().map_err(refused)?;
+        }
         if let Some(damage) = reading.damage() {
             tell_damage(path, damage, &spanned);
         }
@@ -51,11 +69,13 @@ impl Recorded {
             say(&format!("heapbpf: `{name}`: {passed_over} entries of a later version of heapbpf were passed over"));
         }
         let Found { modules, missing } = modules::find(spanned.modules(), names.is_empty());
-        if !quiet {
+        if !how.quiet {
             tell_missing(&missing);
         }
+        let snapshot = spanned.snapshot(modules);
         Ok(Self {
-            profile: profile(&spanned.snapshot(modules), Scope::Window, &names, trims),
+            profile: profile(&snapshot, Scope::Window, &names, how.trims),
+            events: how.events.then(|| Names::new(&snapshot, spanned.targets(), &names, how.trims, entries)),
             folded_until_ns: spanned.folded_until_ns(),
             is_damaged: reading.damage().is_some(),
         })

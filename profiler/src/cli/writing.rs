@@ -176,10 +176,11 @@ impl Desk {
     /// Writes to files beside the outputs, and says so.
     fn write_beside(&mut self, profile: &Profile, presentation: &Presentation, paths: Vec<PathBuf>) {
         let mut written = Vec::new();
+        let shown = presentation.thinned(profile);
         for path in paths {
             let report = |output: Output| {
                 let format = output.format();
-                output.write(|out| Ok(format.report().write(profile, presentation, out)?))
+                output.write(|out| Ok(format.report().write(&shown, presentation, out)?))
             };
             match Output::open(&path, self.style.format).and_then(report) {
                 Ok(_) => written.push(path.display().to_string()),
@@ -200,19 +201,21 @@ impl Desk {
         }
         let profile = self.name(snapshot, Scope::Whole);
         let names = if self.style.keeps_names { names(snapshot, &self.resolver) } else { Vec::new() };
-        let mut written = Written { profile, files: Vec::new(), to_stdout: false, failed: false, names };
+        let presentation = &self.style.presentation.clone();
+        let shown = presentation.thinned(&profile);
+        let (mut files, mut to_stdout) = (Vec::new(), false);
         for output in outputs {
             let format = output.format();
-            written.to_stdout |= output.path().is_none();
-            match output.write(|out| Ok(format.report().write(&written.profile, &self.style.presentation, out)?)) {
-                Ok(path) => written.files.extend(path.map(|path| (path, format))),
+            to_stdout |= output.path().is_none();
+            match output.write(|out| Ok(format.report().write(&shown, presentation, out)?)) {
+                Ok(path) => files.extend(path.map(|path| (path, format))),
                 // Who reads no more has what was wanted.
                 Err(error) if is_broken_pipe(&error) => {}
                 Err(error) => self.fail(&error),
             }
         }
-        written.failed = self.failed;
-        written
+        drop(shown);
+        Written { profile, files, to_stdout, failed: self.failed, names }
     }
 
     fn fail(&mut self, error: &anyhow::Error) {

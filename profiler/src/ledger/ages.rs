@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Ledger;
 use super::histogram::Histogram;
-use crate::units::{EstimatedCount, MonotonicNanos, Weight};
+use crate::units::{EstimatedCount, EstimatedMicros, MonotonicNanos, Weight};
 
 /// How old blocks are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,6 +15,8 @@ pub struct Ages {
     pub oldest_ns: Option<u64>,
     /// All, in microseconds.
     pub histogram: Histogram,
+    /// All added up.
+    pub total: EstimatedMicros,
 }
 
 impl Ages {
@@ -23,12 +25,14 @@ impl Ages {
         let age_ns = now.0.saturating_sub(born.0);
         self.oldest_ns = self.oldest_ns.max(Some(age_ns));
         self.histogram.add(age_ns / 1000, count);
+        self.total += count.lasting(age_ns / 1000);
     }
 
     /// Adds others.
     pub fn add(&mut self, other: &Self) {
         self.oldest_ns = self.oldest_ns.max(other.oldest_ns);
         self.histogram.join(&other.histogram);
+        self.total += other.total;
     }
 
     /// The age that half of the blocks are below, in nanoseconds: see [`Histogram::median`]. `None` when none is live.

@@ -11,9 +11,13 @@ use super::details::Details;
 use super::histogram::Histogram;
 use super::totals::{Amounts, Totals};
 use crate::ids::{HeapId, StackId};
+use crate::units::{EstimatedCount, EstimatedMicros};
 
 /// Number of the target's latest peak: it is raised by one whenever more is live than ever before.
 pub(super) type PeakEpoch = u64;
+
+/// Counters that can be added to for ever.
+pub(super) const COUNT_MAX: u64 = u64::MAX / 2;
 
 /// See the module.
 #[derive(Debug, Serialize, Deserialize)]
@@ -27,7 +31,8 @@ pub(super) struct Callsite {
     saved: PeakEpoch,
     /// See [`Details`].
     pub(super) sizes: Histogram,
-    pub(super) lifetimes: Histogram,
+    lifetimes: Histogram,
+    lifetime_total: EstimatedMicros,
     pub(super) temporary_count: u64,
 }
 
@@ -42,6 +47,7 @@ impl Callsite {
             saved: before_peaks,
             sizes: Histogram::default(),
             lifetimes: Histogram::default(),
+            lifetime_total: EstimatedMicros::ZERO,
             temporary_count: 0,
         }
     }
@@ -71,11 +77,33 @@ impl Callsite {
         Totals { at_peak, ..self.totals }
     }
 
+    /// So many blocks have lived for so long.
+    pub(super) fn lived(&mut self, lifetime_us: u64, count: EstimatedCount) {
+        self.lifetimes.add(lifetime_us, count);
+        self.lifetime_total += count.lasting(lifetime_us);
+    }
+
+    /// Takes back what was said of blocks that live on.
+    pub(super) fn lives_on(&mut self, lifetime_us: u64, count: EstimatedCount) {
+        self.lifetimes.take(lifetime_us, count);
+        self.lifetime_total -= count.lasting(lifetime_us);
+    }
+
+    /// Whether no sum is near the end of its number.
+    pub(super) fn is_sound(&self) -> bool {
+        self.totals.is_sound()
+            && self.sizes.is_sound()
+            && self.lifetimes.is_sound()
+            && self.lifetime_total.is_sound()
+            && self.temporary_count < COUNT_MAX
+    }
+
     /// The details. `counts_temporary` says whether all allocations of the heap were taken.
     pub(super) fn details(&self, ages: Option<&Ages>, counts_temporary: bool) -> Details {
         Details {
             sizes: self.sizes.clone(),
             lifetimes: self.lifetimes.clone(),
+            lifetime_total: self.lifetime_total,
             ages: ages.cloned().unwrap_or_default(),
             temporary_count: counts_temporary.then_some(self.temporary_count),
         }

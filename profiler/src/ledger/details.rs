@@ -2,6 +2,7 @@
 
 use super::ages::Ages;
 use super::histogram::Histogram;
+use crate::units::EstimatedMicros;
 
 /// Details of a callsite; sums of them are those of a heap or a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -10,6 +11,8 @@ pub struct Details {
     pub sizes: Histogram,
     /// How long freed blocks and mappings have lived, in microseconds. Not in it are those whose free was lost.
     pub lifetimes: Histogram,
+    /// The same added up.
+    pub lifetime_total: EstimatedMicros,
     /// How old those are that are live.
     pub ages: Ages,
     /// Temporary blocks: freed by the thread that made them, before it made the next one on the same heap. Only known where
@@ -23,6 +26,7 @@ impl Details {
     pub fn add(&mut self, other: &Self) {
         self.sizes.join(&other.sizes);
         self.lifetimes.join(&other.lifetimes);
+        self.lifetime_total += other.lifetime_total;
         self.ages.add(&other.ages);
         let both = self.temporary_count.zip(other.temporary_count);
         self.temporary_count = both.map(|(one, other)| one + other);
@@ -43,6 +47,7 @@ impl Details {
         Self {
             sizes: self.sizes.since(&base.sizes),
             lifetimes: self.lifetimes.since(&base.lifetimes),
+            lifetime_total: self.lifetime_total - base.lifetime_total,
             ages: self.ages.clone(),
             temporary_count: both.map(|(now, before)| now.saturating_sub(before)),
         }

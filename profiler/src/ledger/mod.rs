@@ -15,15 +15,19 @@
 pub mod ages;
 mod callsite;
 pub mod corrections;
+pub mod curve;
 pub mod details;
 mod elders;
 pub mod held;
 pub mod histogram;
+pub mod journal;
 mod live;
+mod mapped;
 mod ranges;
 mod reconcile;
 pub mod snapshot;
 mod soundness;
+mod stacks;
 mod thin;
 mod threads;
 pub mod timeline;
@@ -35,13 +39,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, Pid, StackId};
-use crate::ingest::event::{Allocation, Event, Free, Remap};
-use crate::units::{EstimatedCount, MonotonicNanos, Weight};
+use crate::ingest::event::{Allocation, Event, Free};
+use crate::units::{MonotonicNanos, Weight};
 use ages::AgesByCallsite;
 use callsite::{Callsite, PeakEpoch};
 use corrections::Correction;
+use curve::{Curve, Highest};
+use journal::{Journal, Movement};
 use live::{LiveBlock, LiveBlocks};
-use ranges::{Freed, Ranges};
+use ranges::Ranges;
 pub use reconcile::Reconciled;
 use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use threads::{Lived, Threads};
@@ -64,9 +70,14 @@ pub struct Ledger {
     /// What has become of it beside events, and was not told to the recording yet.
     #[serde(skip)]
     corrections: Vec<Correction>,
+    #[serde(skip)]
+    journal: Journal,
     peak: PeakEpoch,
     /// The latest time that an event told.
     latest: MonotonicNanos,
+    curve: Curve,
+    /// What else there was at the peak.
+    highest: Highest,
     threads: Threads,
     /// Heaps of which temporary blocks cannot be told: not all allocations were taken, or they are of mapped memory.
     sampled: FxHashSet<HeapId>,
@@ -111,8 +122,11 @@ impl Ledger {
             frees_unknown: 0,
             number: 0,
             corrections: Vec::new(),
+            journal: Journal::default(),
             peak: BEFORE_PEAKS + 1,
             latest: MonotonicNanos(0),
+            curve: Curve::default(),
+            highest: Highest::default(),
             threads: Threads::default(),
             sampled: FxHashSet::default(),
             ages_at_end: None,
@@ -159,7 +173,7 @@ impl Ledger {
     }
 
     fn allocate(&mut self, allocation: &Allocation) {
-        self.latest = self.latest.max(allocation.time);
+        self.pass(allocation.time);
         // Two live blocks cannot share an address: the old one's free was lost.
         self.remove(allocation.address);
         self.enter_new(&allocation.into(), allocation.time);
@@ -173,21 +187,21 @@ impl Ledger {
         self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time: made });
         let weight = Weight::of(size_bytes, interval);
         self.callsites[callsite as usize].sizes.add(block.size_bytes, weight.count);
-        self.for_each_total(callsite, |totals| totals.allocate(weight, time));
+        self.change(callsite, Movement::In(weight), time);
         if block.interval != Interval::EXACT {
             self.sampled.insert(block.heap);
         }
     }
 
     fn free(&mut self, free: &Free) {
-        self.latest = self.latest.max(free.time);
+        self.pass(free.time);
         let Some((block, weight)) = self.remove(free.address) else {
             self.frees_unknown += 1;
             return;
         };
         let callsite = &mut self.callsites[block.callsite as usize];
         let lived = self.threads.free(free, callsite.heap, block);
-        callsite.lifetimes.add(lived.lifetime_us, weight.count);
+        callsite.lived(lived.lifetime_us, weight.count);
         callsite.temporary_count += u64::from(lived.temporary);
     }
 
@@ -195,7 +209,7 @@ impl Ledger {
     fn remove(&mut self, address: TargetAddr) -> Option<(LiveBlock, Weight)> {
         let block = self.live.remove(address)?;
         let weight = Weight::of(block.size_bytes, block.interval);
-        self.for_each_total(block.callsite, |totals| totals.free(weight));
+        self.change(block.callsite, Movement::Out(weight), self.latest);
         Some((block, weight))
     }
 
@@ -221,49 +235,10 @@ impl Ledger {
         let weight = Weight::of(block.size_bytes, block.interval);
         self.live.insert(address, block);
         let callsite = &mut self.callsites[block.callsite as usize];
-        callsite.lifetimes.take(lifetime_us, weight.count);
+        callsite.lives_on(lifetime_us, weight.count);
         callsite.temporary_count -= u64::from(temporary);
         // The time of its allocation is long past.
-        let now = self.latest;
-        self.for_each_total(block.callsite, |totals| totals.restore(weight, now));
-    }
-
-    /// Memory whose mapping was not seen may be a file's, so what is unmapped of it changes nothing, and what it is moved to
-    /// is not entered.
-    fn remap(&mut self, remap: &Remap) {
-        self.latest = self.latest.max(remap.ended);
-        let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
-        let old = addresses(remap.old_address, remap.old_bytes);
-        let new = addresses(remap.new_address, remap.new_bytes);
-        let gone = self.ranges.unmap(&old, remap.began);
-        // What was displaced there is another thread's, who will yet tell, if this one's own was found.
-        let old_is_known = !gone.is_empty() || self.ranges.was_displaced(&old, remap.began);
-        self.strike_off(gone, remap.began);
-        if new.is_empty() || !(old.is_empty() || old_is_known) {
-            return;
-        }
-        let displaced = self.ranges.displace(&new, remap.ended);
-        self.strike_off(displaced, remap.ended);
-        let callsite = self.callsite(remap.stack, remap.heap);
-        let size_bytes = new.end - new.start;
-        let weight = Weight::exact(size_bytes, 1);
-        self.callsites[callsite as usize].sizes.add(size_bytes, weight.count);
-        self.sampled.insert(remap.heap);
-        self.for_each_total(callsite, |totals| totals.allocate(weight, remap.ended));
-        let covered = self.ranges.map(&new, remap.ended, callsite);
-        self.strike_off(covered, remap.ended);
-    }
-
-    /// Pieces of mappings are gone. A mapping is freed with the last of it.
-    fn strike_off(&mut self, pieces: impl IntoIterator<Item = Freed>, time: MonotonicNanos) {
-        for piece in pieces {
-            let weight = Weight::exact(piece.bytes, u64::from(piece.is_last));
-            if piece.is_last {
-                let lifetime_us = time.0.saturating_sub(piece.time.0) / 1000;
-                self.callsites[piece.callsite as usize].lifetimes.add(lifetime_us, weight.count);
-            }
-            self.for_each_total(piece.callsite, |totals| totals.free(weight));
-        }
+        self.change(block.callsite, Movement::Back(weight), self.latest);
     }
 
     fn callsite(&mut self, stack: StackId, heap: HeapId) -> u32 {
@@ -273,14 +248,25 @@ impl Ledger {
         })
     }
 
-    /// Changes the totals of a callsite, of its heap and of the target alike.
-    fn for_each_total(&mut self, callsite: u32, change: impl Fn(&mut Totals)) {
+    /// Changes the totals of a callsite, of its heap and of the target alike. `time` is that of a peak that is reached by it.
+    fn change(&mut self, callsite: u32, movement: Movement, time: MonotonicNanos) {
+        self.journal.note(callsite, movement);
         let callsite = &mut self.callsites[callsite as usize];
+        let inherited = callsite.inherited;
+        let change = |totals: &mut Totals| match movement {
+            Movement::In(weight) => totals.allocate(weight, time),
+            Movement::Out(weight) => totals.free(weight),
+            Movement::Back(weight) => totals.restore(weight, time),
+            Movement::Reweighed { from, to } => totals.reweigh(from, to, inherited),
+        };
         change(callsite.change(self.peak));
         change(self.heaps.entry(callsite.heap).or_default());
         let peak_bytes = self.totals.peak_bytes;
         change(&mut self.totals);
-        self.peak += PeakEpoch::from(self.totals.peak_bytes > peak_bytes);
+        if self.totals.peak_bytes > peak_bytes {
+            self.peak += 1;
+            self.highest = Highest::of(&self.totals);
+        }
     }
 
     /// Totals over everything, for the progress line. What was live at the peak is in snapshots only.
@@ -334,22 +320,6 @@ impl Ledger {
     #[must_use]
     pub fn is_live(&self, address: TargetAddr) -> bool {
         self.live.get(address).is_some()
-    }
-
-    /// Callsites whose frames have not come. They may come yet.
-    #[must_use]
-    pub fn stacks_lost(&self) -> u64 {
-        let is_lost = |callsite: &&Callsite| !self.stacks.contains_key(&callsite.stack);
-        let lost = self.callsites.iter().filter(is_lost);
-        lost.filter(|callsite| !callsite.totals(self.peak).is_empty()).count() as u64
-    }
-
-    /// Stacks of blocks that are live, and whose frames have not come.
-    #[must_use]
-    pub fn stacks_missing(&self) -> Vec<StackId> {
-        let is_live = |callsite: &&Callsite| callsite.totals(self.peak).live_count() > EstimatedCount::ZERO;
-        let callsites = self.callsites.iter().filter(|callsite| !self.stacks.contains_key(&callsite.stack));
-        callsites.filter(is_live).map(|callsite| callsite.stack).collect()
     }
 
     /// The process is gone at `now`, and no event will come: single blocks are forgotten, sums stay. Ages are from now on those

@@ -133,6 +133,16 @@ impl Ranges {
         self.pieces().filter(|piece| piece.is_first).map(|piece| (piece.callsite, piece.time))
     }
 
+    /// All mappings of which something is left: who mapped them, and how much of them that is. In the order in which they were
+    /// mapped.
+    pub(super) fn whole(&self) -> impl Iterator<Item = (u32, u64)> {
+        let mut bytes: BTreeMap<u64, (u32, u64)> = BTreeMap::new();
+        for (start, piece) in &self.pieces {
+            bytes.entry(piece.mapping).or_insert((piece.callsite, 0)).1 += piece.end - start;
+        }
+        bytes.into_values()
+    }
+
     /// All that is mapped, piece by piece.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Mapped> {
         let mut seen = FxHashSet::default();

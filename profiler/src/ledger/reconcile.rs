@@ -1,6 +1,7 @@
 //! Puts the books right after loss, by the kernel's live set: what is in it is live, and nothing else is.
 
 use super::corrections::Correction;
+use super::journal::Movement;
 use super::live::LiveBlock;
 use super::{Ledger, LiveAllocation};
 use crate::address::TargetAddr;
@@ -95,7 +96,7 @@ impl Ledger {
     /// A block is not live any more, and was taken out.
     pub(super) fn forget(&mut self, block: LiveBlock) {
         let weight = Weight::of(block.size_bytes, block.interval);
-        self.for_each_total(block.callsite, |totals| totals.free(weight));
+        self.change(block.callsite, Movement::Out(weight), self.latest);
     }
 
     /// Enters a block whose allocation was not seen.

@@ -85,7 +85,8 @@ impl TargetSnapshot {
             for sum in heap.chain([&mut totals]) {
                 let peak = sum.only_peak();
                 sum.add(&held);
-                *sum = Totals { peak_bytes: peak.peak_bytes, peak_time: peak.peak_time, at_peak: peak.at_peak, ..*sum };
+                let Totals { peak_bytes, peak_count, peak_time, at_peak, .. } = peak;
+                *sum = Totals { peak_bytes, peak_count, peak_time, at_peak, ..*sum };
             }
             callsites.push(CallsiteSnapshot {
                 totals: held,

@@ -1,11 +1,8 @@
 //! Whether books that were read from a file hold together: whatever the file says, using them must not go wrong.
 
 use super::Ledger;
-use super::callsite::Callsite;
+use super::callsite::{COUNT_MAX, Callsite};
 use super::totals::Totals;
-
-/// Counters that can be added to for ever.
-const COUNT_MAX: u64 = u64::MAX / 2;
 
 impl Ledger {
     /// Whether all that refers to a callsite leads to one, and no sum is near the end of its number. What was read from a
@@ -21,16 +18,9 @@ impl Ledger {
             && self.callsite_ids.values().copied().all(leads)
             && self.callsites.iter().all(Callsite::is_sound)
             && self.heaps.values().chain([&self.totals]).all(Totals::is_sound)
-            && ages.into_iter().all(|(_, ages)| ages.histogram.is_sound())
+            && ages.into_iter().all(|(_, ages)| ages.histogram.is_sound() && ages.total.is_sound())
+            && self.curve.is_sound()
+            && self.highest.is_sound()
             && self.frees_unknown.max(self.peak) < COUNT_MAX
-    }
-}
-
-impl Callsite {
-    fn is_sound(&self) -> bool {
-        self.totals_now().is_sound()
-            && self.sizes.is_sound()
-            && self.lifetimes.is_sound()
-            && self.temporary_count < COUNT_MAX
     }
 }

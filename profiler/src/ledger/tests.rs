@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod details;
+mod journal;
 mod mapped;
 mod model;
 mod orders;
@@ -14,7 +15,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ids::{HookId, Tid};
-use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
+use crate::ingest::event::Remap;
+use crate::units::{EstimatedBytes, EstimatedCount, EstimatedMicros, MonotonicNanos};
 use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
 
@@ -118,6 +120,7 @@ fn frames_may_come_after_the_first_event_with_their_stack() {
 fn the_peak_has_its_time() {
     let totals = *ledger([alloc(10, 100, 7), alloc(20, 50, 7), free(10), alloc(30, 60, 7)]).totals();
     assert_eq!((totals.peak_bytes.rounded(), totals.peak_time), (150, Some(MonotonicNanos(20))));
+    assert_eq!(totals.peak_count, EstimatedCount::exact(2));
 }
 
 proptest! {

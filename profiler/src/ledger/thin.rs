@@ -2,8 +2,8 @@
 
 use profiler_common::interval::Interval;
 
-use super::callsite::Callsite;
 use super::corrections::Correction;
+use super::journal::Movement;
 use super::live::LiveBlock;
 use super::{Ledger, LiveAllocation};
 use crate::address::TargetAddr;
@@ -40,9 +40,9 @@ impl Ledger {
             self.live.insert(address, LiveBlock { interval, ..known });
             Weight::of(known.size_bytes, interval)
         });
-        let Callsite { inherited, heap, .. } = self.callsites[callsite as usize];
         // The frees of what is left out will not be told.
-        self.sampled.insert(heap);
-        self.for_each_total(callsite, |totals| totals.reweigh(from, weight.unwrap_or_default(), inherited));
+        self.sampled.insert(self.callsites[callsite as usize].heap);
+        let to = weight.unwrap_or_default();
+        self.change(callsite, Movement::Reweighed { from, to }, self.latest);
     }
 }

@@ -95,6 +95,8 @@ pub struct Totals {
     pub live_variance: Variance,
     /// The most bytes that were live at once since the recording began, also in a window.
     pub peak_bytes: EstimatedBytes,
+    /// Blocks that were live then.
+    pub peak_count: EstimatedCount,
     /// When that was; `None` when nothing was ever live.
     pub peak_time: Option<MonotonicNanos>,
     /// What was live here when the *target's* live bytes were at their highest since the recording began. Known in
@@ -112,6 +114,7 @@ impl Totals {
             live_samples: self.live_samples,
             live_variance: self.live_variance,
             peak_bytes: self.live_bytes(),
+            peak_count: self.live_count(),
             ..Self::default()
         }
     }
@@ -159,8 +162,8 @@ impl Totals {
 
     /// Nothing but the peak's fields.
     pub(super) fn only_peak(&self) -> Self {
-        let Self { peak_bytes, peak_time, at_peak, .. } = *self;
-        Self { peak_bytes, peak_time, at_peak, ..Self::default() }
+        let Self { peak_bytes, peak_count, peak_time, at_peak, .. } = *self;
+        Self { peak_bytes, peak_count, peak_time, at_peak, ..Self::default() }
     }
 
     /// What is live.
@@ -217,7 +220,7 @@ impl Totals {
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let bytes = [self.opening_bytes, self.alloc_bytes, self.free_bytes, self.peak_bytes, self.at_peak.bytes];
-        let counts = [self.opening_count, self.alloc_count, self.free_count, self.at_peak.count];
+        let counts = [self.opening_count, self.alloc_count, self.free_count, self.peak_count, self.at_peak.count];
         let variances = [self.alloc_variance, self.live_variance, self.at_peak.variance];
         bytes.iter().all(|sum| sum.is_sound())
             && counts.iter().all(|sum| sum.is_sound())
@@ -256,7 +259,8 @@ impl Totals {
         self.live_samples = self.live_samples.saturating_add(other.live_samples);
         self.alloc_variance.join(&other.alloc_variance);
         self.live_variance.join(&other.live_variance);
-        (self.peak_bytes, self.peak_time, self.at_peak) = (EstimatedBytes::ZERO, None, Amounts::default());
+        let Self { peak_bytes, peak_count, peak_time, at_peak, .. } = Self::default();
+        *self = Self { peak_bytes, peak_count, peak_time, at_peak, ..*self };
     }
 
     /// A block was allocated.
@@ -273,6 +277,7 @@ impl Totals {
     fn raise_peak(&mut self, time: MonotonicNanos) {
         if self.live_bytes() > self.peak_bytes {
             self.peak_bytes = self.live_bytes();
+            self.peak_count = self.live_count();
             self.peak_time = Some(time);
         }
     }

@@ -13,6 +13,7 @@ use super::entry::{BooksId, Entry, Fact, HealthFacts, Mark, ModuleFacts, Session
 use crate::ids::{HeapId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
+use crate::ledger::journal::Flow;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::object::module::Modules;
 use crate::report::profile::{Health, Window};
@@ -49,6 +50,9 @@ pub struct Replay {
     /// The books stay as they are; what they lack is still taken.
     #[serde(skip)]
     is_frozen: bool,
+    /// What came into books and went out of them, and nobody has asked for yet; `None` where nobody will.
+    #[serde(skip)]
+    flows: Option<Vec<(BooksId, Flow)>>,
 }
 
 /// A recording at an instant, for windows that begin there.
@@ -73,7 +77,13 @@ impl Replay {
             Entry::Event(event) => self.event(event),
             Entry::Step(step) => self.step(step),
             Entry::Fact(fact) => self.fact(*fact),
-            Entry::Fold(before) => *self = *before,
+            Entry::Fold(before) => {
+                let follows = self.flows.is_some();
+                *self = *before;
+                if follows {
+                    self.follow();
+                }
+            }
             Entry::Names(_) | Entry::End(_) => {}
         }
     }
@@ -81,6 +91,21 @@ impl Replay {
     /// Leaves the books as they are from here on.
     pub fn freeze(&mut self) {
         self.is_frozen = true;
+    }
+
+    /// Keeps what comes into books and goes out of them from now on, beginning with what is live.
+    pub fn follow(&mut self) {
+        let mut flows = Vec::new();
+        for (&books, account) in &mut self.accounts {
+            account.ledger.keep_journal();
+            flows.extend(account.ledger.take_flows().into_iter().map(|flow| (books, flow)));
+        }
+        self.flows = Some(flows);
+    }
+
+    /// What came and went since this was last asked, in that order.
+    pub fn take_flows(&mut self) -> Vec<(BooksId, Flow)> {
+        self.flows.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Takes what is told late: it was known to the session when the books were frozen.
@@ -111,8 +136,10 @@ impl Replay {
 
     fn event(&mut self, event: Event) {
         self.events += 1;
-        if let Some(account) = self.open.get(&event.pid()).and_then(|books| self.accounts.get_mut(books)) {
+        let Some(&books) = self.open.get(&event.pid()) else { return };
+        if let Some(account) = self.accounts.get_mut(&books) {
             account.ledger.enter(event);
+            note(&mut self.flows, books, account);
         }
     }
 
@@ -150,13 +177,19 @@ impl Replay {
             Step::Corrected { books, corrections } => {
                 if let Some(account) = self.accounts.get_mut(&books) {
                     corrections.iter().for_each(|correction| account.ledger.correct(correction));
+                    note(&mut self.flows, books, account);
                 }
             }
         }
     }
 
     fn open_account(&mut self, books: BooksId, ledger: Ledger) {
-        self.accounts.insert(books, Account::new(ledger, self.time));
+        let mut account = Account::new(ledger, self.time);
+        if self.flows.is_some() {
+            account.ledger.keep_journal();
+            note(&mut self.flows, books, &mut account);
+        }
+        self.accounts.insert(books, account);
     }
 
     fn keep(&mut self, books: BooksId, closed: Option<MonotonicNanos>) {
@@ -284,11 +317,8 @@ impl Replay {
     /// [`modules`](Self::modules), in their order, as far as this machine has them.
     #[must_use]
     pub fn snapshot(&self, window: Option<(&Start, Window)>, modules: Modules, now: MonotonicNanos) -> Snapshot {
-        let running = self.open.values();
         let start = window.map(|(start, _)| start);
-        let mut targets: Vec<TargetState> =
-            self.kept.iter().chain(running).filter_map(|books| self.state(*books, start, now)).collect();
-        targets.sort_by_key(|target| (target.facts.beginning.time, target.facts.pid));
+        let targets = self.targets().into_iter().filter_map(|books| self.state(books, start, now)).collect();
         let health = Health { events: self.health.health.events.max(self.events), ..self.health.health.clone() };
         Snapshot {
             interval_bytes: self.session.interval_bytes,
@@ -309,11 +339,21 @@ impl Replay {
         }
     }
 
+    /// The books of the targets of a snapshot, in their order there.
+    #[must_use]
+    pub fn targets(&self) -> Vec<BooksId> {
+        let known = |books: &BooksId| self.accounts.get(books)?.known.as_ref().filter(|known| known.begun);
+        let named = self.kept.iter().chain(self.open.values());
+        let mut targets: Vec<_> = named.filter_map(|books| Some((known(books)?, *books))).collect();
+        targets.sort_by_key(|(known, _)| (known.facts.beginning.time, known.facts.pid));
+        targets.into_iter().map(|(_, books)| books).collect()
+    }
+
     /// `None` where it had no probes yet.
     fn state(&self, books: BooksId, start: Option<&Start>, now: MonotonicNanos) -> Option<TargetState> {
         let account = self.accounts.get(&books)?;
         let known = account.known.as_ref().filter(|known| known.begun)?;
-        let snapshot = account.ledger.snapshot(now);
+        let (snapshot, until) = (account.ledger.snapshot(now), account.until(now));
         let base = match start {
             Some(start) if start.ended.contains(&books) => Base::Ended,
             Some(start) => start.books.get(&books).map_or(Base::Beginning, |books| Base::At(Arc::clone(books))),
@@ -331,8 +371,9 @@ impl Replay {
             heaps,
             books: Arc::new(snapshot),
             growths: account.growths(now),
+            curve: account.ledger.moments(until),
             timeline: Arc::new(account.timeline.clone()),
-            until: account.until(now),
+            until,
             older: None,
             base,
         })
@@ -345,5 +386,12 @@ impl Replay {
         let name = elsewhere.map_or_else(|| format!("heap-{}", id.0), |heap| heap.name.clone());
         let interval_bytes = elsewhere.map_or(self.session.interval_bytes, |heap| heap.interval_bytes);
         HeapFacts { id, name, interval_bytes, interval_bytes_max: interval_bytes, hooks: Vec::new() }
+    }
+}
+
+/// Takes from a journal what nobody has asked for yet.
+fn note(flows: &mut Option<Vec<(BooksId, Flow)>>, books: BooksId, account: &mut Account) {
+    if let Some(flows) = flows {
+        flows.extend(account.ledger.take_flows().into_iter().map(|flow| (books, flow)));
     }
 }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::entry::{Entry, ModuleFacts, NamedPlace};
+use super::entry::{BooksId, Entry, ModuleFacts, NamedPlace};
 use super::replay::{Replay, Start};
+use crate::ledger::journal::Flow;
 use crate::object::module::Modules;
 use crate::report::profile::{Window, WindowReason};
 use crate::snapshot::Snapshot;
@@ -54,6 +55,8 @@ pub struct Spanned {
     /// When the last entry was that was read, asked for or not.
     last: MonotonicNanos,
     events: u64,
+    /// What comes and goes is asked for, from the span's beginning on.
+    follows: bool,
 }
 
 impl Spanned {
@@ -67,7 +70,7 @@ impl Spanned {
         span: Span,
         mut name: impl FnMut(Vec<NamedPlace>),
     ) -> Result<Self, SpanError> {
-        let mut spanned = Self { replay: Replay::default(), span, start: None, last: MonotonicNanos(0), events: 0 };
+        let mut spanned = Self::new(span);
         for entry in entries {
             match entry {
                 Entry::Names(places) => name(places),
@@ -82,6 +85,50 @@ impl Spanned {
         }
     }
 
+    /// Tells what came into books and went out of them in the span, in that order, each with the nanoseconds since the span
+    /// began: first what was live then, block by block. Returns how long the span is.
+    ///
+    /// # Errors
+    ///
+    /// If the recording does not have it, and what `tell` says.
+    pub fn flows<E: From<SpanError>>(
+        entries: impl Iterator<Item = Entry>,
+        span: Span,
+        mut tell: impl FnMut(u64, BooksId, Flow) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let mut spanned = Self { follows: true, ..Self::new(span) };
+        let from_ns = span.from_ns.unwrap_or(0);
+        if from_ns == 0 {
+            spanned.replay.follow();
+        }
+        for entry in entries.filter(|entry| !matches!(entry, Entry::Names(_))) {
+            spanned.enter(entry)?;
+            let at_ns = spanned.replay.since_start_ns(spanned.replay.time()).saturating_sub(from_ns);
+            for (books, flow) in spanned.replay.take_flows() {
+                tell(at_ns, books, flow)?;
+            }
+        }
+        Ok(spanned.replay.since_start_ns(spanned.replay.time()).saturating_sub(from_ns))
+    }
+
+    fn new(span: Span) -> Self {
+        Self { replay: Replay::default(), span, start: None, last: MonotonicNanos(0), events: 0, follows: false }
+    }
+
+    /// Makes sure that there are single events of all of the span.
+    ///
+    /// # Errors
+    ///
+    /// If its beginning was folded.
+    pub fn check_whole(&self) -> Result<(), SpanError> {
+        match self.folded_until_ns() {
+            Some(earliest_ns) if self.span.from_ns.is_none_or(|from_ns| from_ns == 0) => {
+                Err(SpanError::Folded { earliest_ns })
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn enter(&mut self, entry: Entry) -> Result<(), SpanError> {
         if let Some(time) = entry.time() {
             self.last = self.last.max(time);
@@ -89,6 +136,9 @@ impl Spanned {
             // Books are those of a moment: what comes in the file before the first later event has happened.
             if self.start.is_none() && self.span.from_ns.is_some_and(|from_ns| from_ns > 0 && at_ns > from_ns) {
                 self.start = Some(self.replay.start());
+                if self.follows {
+                    self.replay.follow();
+                }
             }
             if self.span.to_ns.is_some_and(|to_ns| at_ns > to_ns) {
                 self.replay.freeze();
@@ -136,6 +186,12 @@ impl Spanned {
     #[must_use]
     pub fn modules(&self) -> &[ModuleFacts] {
         self.replay.modules()
+    }
+
+    /// The books of the snapshot's targets, in their order there.
+    #[must_use]
+    pub fn targets(&self) -> Vec<BooksId> {
+        self.replay.targets()
     }
 
     /// What was asked for. `modules` are those of [`modules`](Self::modules), in their order.

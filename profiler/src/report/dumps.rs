@@ -112,9 +112,9 @@ mod tests {
 
     #[test]
     fn programs_of_one_process_are_told_apart() {
-        let mut profile = profiles::sampled();
+        let mut profile = profiles::exact();
         profile.targets.push(profile.targets[0].clone());
         profile.targets.push(profile.targets[0].clone());
-        assert_eq!(distinct_pids(&profile), [900, 901, 10_000_900, 20_000_900]);
+        assert_eq!(distinct_pids(&profile), [4711, 10_004_711, 20_004_711]);
     }
 }

@@ -6,7 +6,7 @@
 use std::io;
 
 use inferno::flamegraph::color::{BasicPalette, Palette};
-use inferno::flamegraph::{Options, TextTruncateDirection};
+use inferno::flamegraph::{Direction, Options, TextTruncateDirection};
 use quick_xml::Writer;
 use quick_xml::events::{BytesText, Event};
 
@@ -57,6 +57,9 @@ impl Report for Flamegraph {
         options.notes = notes(profile, view);
         options.count_name = view.unit().to_owned();
         options.colors = Palette::Basic(BasicPalette::Mem);
+        if presentation.icicle {
+            options.direction = Direction::Inverted;
+        }
         // A long name's beginning says more than its end, which is parameters.
         options.text_truncate_direction = TextTruncateDirection::Right;
         // Colours by name and not by chance: the same profile gives the same bytes.

@@ -8,7 +8,7 @@ use std::io;
 use thiserror::Error;
 
 pub use format::{Format, FormatError};
-pub use presentation::{Group, Presentation};
+pub use presentation::{Group, Presentation, Share};
 pub use view::{View, ViewError};
 
 use profile::Profile;
@@ -20,6 +20,7 @@ pub mod leaks;
 pub mod profile;
 pub mod summary;
 pub mod suppressions;
+pub mod tail;
 pub mod window;
 
 pub mod dhat;
@@ -48,6 +49,7 @@ mod places;
 mod presentation;
 mod roots;
 pub(crate) mod text;
+mod valgrind;
 mod view;
 
 #[cfg(test)]

@@ -36,6 +36,8 @@ pub(super) struct Target {
     pub(super) command: String,
     /// `/proc/PID/comm`.
     pub(super) comm: String,
+    /// Its control group, as it was when the program was first looked at.
+    cgroup: Option<Arc<str>>,
     /// `None` once it has ended or become another program.
     pub(super) process: Option<Process>,
     /// Shared with the snapshots that were made.
@@ -101,6 +103,7 @@ impl Target {
             pid,
             command: process.command.clone(),
             comm: process.comm.clone(),
+            cgroup: process.cgroup.clone(),
             process: Some(process),
             space: Arc::new(AddressSpace::new(pid)),
             ledger: Ledger::new(pid),
@@ -289,6 +292,7 @@ impl Target {
             pid: self.pid,
             command: self.command.clone(),
             comm: self.comm.clone(),
+            cgroup: self.cgroup.clone(),
             beginning: self.beginning,
             exited: exit.is_some(),
             exit_code: exit.and_then(|exit| exit.code),
@@ -311,6 +315,7 @@ impl Target {
             heaps: self.hooks.heaps(&books.heaps, probes),
             books: Arc::new(books),
             growths,
+            curve: self.ledger.moments(counted),
             timeline: Arc::clone(&self.timeline),
             until: counted,
             older,

@@ -76,7 +76,7 @@ fn of_target(
         pid: facts.pid,
         command: facts.command,
         comm: facts.comm,
-        cgroup: None,
+        cgroup: facts.cgroup,
         mappings: Vec::new(),
         threads: Vec::new(),
         history: clip.map(Clip::history).unwrap_or_default(),

@@ -1,4 +1,5 @@
-//! Control groups as `--cgroup` takes them: by path, or by the id of the container they are for. Pure.
+//! Control groups as `--cgroup` takes them: by path, or by the id of the container they are for; and which of the groups of a
+//! process reports tell. Pure.
 
 use std::fmt;
 use std::str::FromStr;
@@ -64,6 +65,16 @@ impl Cgroup {
             Place::Container(id) => is_of_container(&membership.path, id),
         })
     }
+}
+
+/// The group of those that a process is in that reports tell: the one that its memory is charged to. With both versions, the
+/// memory controller is in one of the two. Where nothing accounts for memory, the one of version 2, or of the system's services.
+#[must_use]
+pub fn of_memory(memberships: &[Membership]) -> Option<&str> {
+    let of = |is_it: fn(&str) -> bool| memberships.iter().find(|membership| is_it(&membership.controllers));
+    let memory = of(|controllers| controllers.split(',').any(|controller| controller == "memory"));
+    let group = memory.or_else(|| of(str::is_empty)).or_else(|| of(|controllers| controllers == "name=systemd"));
+    group.map(|membership| membership.path.as_str())
 }
 
 /// Whether the membership is in the group with this path or below it. Version 1 mounts each hierarchy in a directory of
@@ -176,6 +187,23 @@ mod tests {
         check("/sys/fs/cgroup/memory/job", "", "/job", false);
         check("/sys/fs/cgroup/memory/job", "", "/memory/job", true);
         check("/job", "memory", "/job/5", true);
+    }
+
+    #[test]
+    fn the_group_that_memory_is_charged_to_is_told() {
+        let check = |memberships: &[(&str, &str)], expected: Option<&str>| {
+            let memberships: Vec<Membership> = memberships
+                .iter()
+                .map(|&(controllers, path)| Membership { controllers: controllers.to_owned(), path: path.to_owned() })
+                .collect();
+            assert_eq!(of_memory(&memberships), expected, "{memberships:?}");
+        };
+        check(&[("", "/system.slice/x.service")], Some("/system.slice/x.service"));
+        check(&[("name=systemd", "/s"), ("cpu,memory", "/docker/abc"), ("", "/u")], Some("/docker/abc"));
+        check(&[("name=systemd", "/s"), ("cpu", "/docker/abc"), ("", "/u")], Some("/u"));
+        check(&[("cpu", "/c"), ("name=systemd", "/s")], Some("/s"));
+        check(&[("memory_recursiveprot", "/c")], None);
+        check(&[], None);
     }
 
     #[test]

@@ -2,12 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use thiserror::Error;
 
+use super::cgroup;
 use crate::ids::{Identity, Pid, StartTime};
 use crate::proc::stat::Stat;
-use crate::proc::{ProcError, process};
+use crate::proc::{ProcError, cgroups, process};
 use crate::sys::pidfd::PidFd;
 
 /// A process that was found running.
@@ -21,6 +23,8 @@ pub struct Process {
     pub command: String,
     /// The kernel's name (`/proc/PID/comm`).
     pub comm: String,
+    /// Its control group as this process sees it: see [`of_memory`](cgroup::of_memory).
+    pub cgroup: Option<Arc<str>>,
     pidfd: PidFd,
 }
 
@@ -71,11 +75,13 @@ impl Process {
         // All of this is of the process that the descriptor stands for: see `PidFd::has_ended`.
         let stat = running(pid)?;
         let arguments = process::arguments(pid)?;
+        let cgroups = cgroups::of(pid).unwrap_or_default();
         if pidfd.has_ended().map_err(|error| TargetError::Watch(pid, error))? {
             return Err(TargetError::Ended(pid));
         }
         let command = arguments.into_iter().next().unwrap_or_else(|| stat.comm.clone());
-        Ok(Self { pid, started: stat.start_ticks, command, comm: stat.comm, pidfd })
+        let cgroup = cgroup::of_memory(&cgroups).map(Arc::from);
+        Ok(Self { pid, started: stat.start_ticks, command, comm: stat.comm, cgroup, pidfd })
     }
 
     /// Which process it is, for good.

@@ -14,6 +14,7 @@ Examples:
   heapbpf convert x.heapbpf -o heap.svg -o heap.json
   heapbpf convert x.heapbpf --to 1m -o then.svg      what was live one minute after it began
   heapbpf convert x.heapbpf --from 10m --to 20m --view alloc-bytes -o busy.svg
+  heapbpf convert heap.json -o heap.pb.gz            another format of a report, as a whole
 
 Needs no privileges, and not the machine that it was recorded on. A file that was cut or damaged is read up to there.
 
@@ -21,19 +22,19 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done, but the recording is damage
 
 #[derive(Args, Clone, Debug)]
 pub(in crate::cli) struct ConvertArgs {
-    /// The recording.
-    #[arg(value_name = "RECORDING")]
+    /// The recording (`.heapbpf`), or a JSON report.
+    #[arg(value_name = "FILE")]
     pub(in crate::cli) recording: PathBuf,
 
     /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format.
     #[arg(short, long, value_name = "FILE")]
     pub(in crate::cli) output: Vec<PathBuf>,
 
-    /// Begin here, a time since the recording began (10s, 1m30s): allocated and freed are what was so since.
+    /// Of a recording, begin here, a time since the recording began (10s, 1m30s): allocated and freed are what was so since.
     #[arg(long, value_name = "TIME", value_parser = quantity::moment, allow_hyphen_values = true)]
     pub(in crate::cli) from: Option<Duration>,
 
-    /// End here: live is what was live at that time.
+    /// Of a recording, end here: live is what was live at that time.
     #[arg(long, value_name = "TIME", value_parser = quantity::duration, allow_hyphen_values = true)]
     pub(in crate::cli) to: Option<Duration>,
 

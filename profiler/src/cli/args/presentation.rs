@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{OUTPUT, view_help};
-use crate::report::{Format, Group, Presentation, View};
+use crate::report::{Format, Group, Presentation, Share, View};
 
 #[derive(Args, Clone, Debug)]
 pub(in crate::cli) struct PresentationArgs {
@@ -16,6 +16,15 @@ pub(in crate::cli) struct PresentationArgs {
     /// recording is converted.
     #[arg(help_heading = OUTPUT, long, value_name = "WHAT", value_delimiter = ',')]
     pub(in crate::cli) by: Vec<Group>,
+
+    /// Fold what makes less than this share of the view's total (0.8%) into frames called `<other>`, level by level; totals
+    /// stay what they are.
+    #[arg(help_heading = OUTPUT, long, value_name = "SHARE")]
+    pub(in crate::cli) threshold: Option<Share>,
+
+    /// Draw flame graphs upside down, the outermost frames at the top.
+    #[arg(help_heading = OUTPUT, long)]
+    pub(in crate::cli) icicle: bool,
 
     /// Format of all reports, whatever their files are called: `svg`, `html`, `folded`, `json`, `pprof`, `speedscope`, `firefox`,
     /// `perfetto`, `memory-infra`, `dhat`, `massif`, `heaptrack`, `gperftools` or `otlp`.
@@ -32,6 +41,6 @@ impl PresentationArgs {
                 by.push(group);
             }
         }
-        Presentation { view: self.view, by }
+        Presentation { view: self.view, by, threshold: self.threshold, icicle: self.icicle }
     }
 }

@@ -125,6 +125,7 @@ fn beginning() -> Vec<Entry> {
         pid: Pid(7),
         command: "seven".to_owned(),
         comm: "seven".to_owned(),
+        cgroup: None,
         beginning: Beginning {
             origin: Origin::Running,
             time: MonotonicNanos(1),

@@ -11,7 +11,9 @@ use crate::units::EstimatedCount;
 pub(super) struct DetailsFields {
     age_ns_oldest: Option<u64>,
     age_ns_median: Option<u64>,
+    age_ns_total: Number,
     age_histogram: Vec<Bucket>,
+    lifetime_ns_total: Number,
     lifetime_histogram: Vec<Bucket>,
     size_histogram: Vec<Bucket>,
     temporary_count: Option<u64>,
@@ -33,7 +35,9 @@ impl DetailsFields {
         Self {
             age_ns_oldest: details.ages.oldest_ns,
             age_ns_median: details.ages.median_ns(),
+            age_ns_total: Number::of_nanos(details.ages.total, exact),
             age_histogram: buckets(&details.ages.histogram, 1000),
+            lifetime_ns_total: Number::of_nanos(details.lifetime_total, exact),
             lifetime_histogram: buckets(&details.lifetimes, 1000),
             size_histogram: buckets(&details.sizes, 1),
             temporary_count: details.temporary_count,

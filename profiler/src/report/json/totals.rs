@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 use crate::ledger::totals::{Amounts, Totals};
 use crate::report::profile::Profile;
 use crate::report::{View, window};
-use crate::units::{EstimatedBytes, EstimatedCount};
+use crate::units::{EstimatedBytes, EstimatedCount, EstimatedMicros};
 
 #[derive(Serialize)]
 pub(super) struct TotalsFields {
@@ -22,6 +22,7 @@ pub(super) struct TotalsFields {
     #[serde(flatten)]
     confidence: Option<ConfidenceFields>,
     peak_bytes: Number,
+    peak_count: Number,
     peak_unix_ns: Option<u64>,
     at_peak_count: Number,
     at_peak_bytes: Number,
@@ -47,6 +48,7 @@ impl TotalsFields {
             live_samples: totals.live_samples,
             confidence: (!exact).then(|| ConfidenceFields::new(totals)),
             peak_bytes: bytes(totals.peak_bytes),
+            peak_count: count(totals.peak_count),
             peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),
             at_peak_count: count(totals.at_peak.count),
             at_peak_bytes: bytes(totals.at_peak.bytes),
@@ -127,6 +129,14 @@ impl Number {
             true if bytes < EstimatedBytes::ZERO => Self::Below((EstimatedBytes::ZERO - bytes).rounded()),
             true => Self::Exact(bytes.rounded()),
             false => Self::Estimate(bytes.to_f64()),
+        }
+    }
+
+    /// In nanoseconds; as a float where an integer has no room for it.
+    pub(in crate::report) fn of_nanos(micros: EstimatedMicros, exact: bool) -> Self {
+        match micros.rounded().checked_mul(1000) {
+            Some(nanos) if exact => Self::Exact(nanos),
+            _ => Self::Estimate(micros.to_f64() * 1000.0),
         }
     }
 

@@ -206,7 +206,7 @@ fn threads_are_told_apart_and_modules_have_their_build_ids() {
 
 #[test]
 fn groups_are_frames_and_threads_are_not() {
-    let presentation = Presentation { view: View::LiveBytes, by: vec![Group::Thread, Group::Heap] };
+    let presentation = Presentation { by: vec![Group::Thread, Group::Heap], ..View::LiveBytes.into() };
     let mut bytes = Vec::new();
     Format::Firefox.report().write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let file: Value = serde_json::from_slice(&bytes).expect("the file is JSON");

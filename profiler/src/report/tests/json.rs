@@ -45,19 +45,28 @@ const TOTALS: &[&str] = &[
     "live_count_variance",
     "live_samples",
     "peak_bytes",
+    "peak_count",
     "peak_unix_ns",
 ];
 
 /// Fields of details, beside totals where callsites are known.
-const DETAILS: &[&str] =
-    &["age_histogram", "age_ns_median", "age_ns_oldest", "lifetime_histogram", "size_histogram", "temporary_count"];
+const DETAILS: &[&str] = &[
+    "age_histogram",
+    "age_ns_median",
+    "age_ns_oldest",
+    "age_ns_total",
+    "lifetime_histogram",
+    "lifetime_ns_total",
+    "size_histogram",
+    "temporary_count",
+];
 
 /// Fields of objects, by where they stand. Those named `+` have totals and details beside.
 const OBJECTS: &[(&str, &str)] = &[
     ("", "ended_unix_ns health interval_bytes modules others started_unix_ns targets version window"),
     (
         "/targets/0",
-        "beginning callsites cgroup comm command detached_unix_ns exit_code exited heaps leak_candidates mappings overhead pid replaced threads totals",
+        "beginning callsites cgroup comm command curve detached_unix_ns exit_code exited heaps leak_candidates mappings overhead pid replaced threads totals",
     ),
     ("/modules/0", "build_id path"),
     ("/targets/0/mappings/0", "bias end module offset start"),
@@ -137,9 +146,10 @@ fn every_allocation_gives_integers() {
             "free_count": 1301, "free_bytes": 32_400 + (1 << 20) + 4_096_000,
             "live_count": 1203, "live_bytes": 2_218_456,
             "peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
-            "peak_unix_ns": 1_795_255_201_000_000_000_u64,
+            "peak_count": 2504, "peak_unix_ns": 1_795_255_201_000_000_000_u64,
             "at_peak_count": 2504, "at_peak_bytes": 81_000 + (3 << 20) + 72_704 + 4_096_000,
             "age_ns_oldest": 30_000_000_000_u64, "age_ns_median": 1_574_174_720,
+            "age_ns_total": 2_480_000_000_000_u64, "lifetime_ns_total": 3_903_000_000_u64,
             "age_histogram": [[1_048_576_000, 1200], [16_777_216_000_u64, 3]],
             "lifetime_histogram": [[2_048_000, 1301]],
             "size_histogram": [[16, 1000], [64, 1000], [8192, 500], [65536, 1], [1_048_576, 3]],

@@ -3,22 +3,30 @@
 //! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
 
 mod choice;
+mod dhat;
 mod diff;
 mod firefox;
 mod flamegraph;
 mod folded;
 mod folding;
+mod gperftools;
 mod guardrails;
 mod hooks;
 mod html;
 mod json;
+mod massif;
+mod memory_infra;
 mod otlp;
 mod out_of_range;
+mod pprof;
+mod perfetto;
 pub(super) mod profiles;
 mod properties;
 mod read;
+mod schema;
 mod speedscope;
 mod summary;
+mod tail;
 
 use std::path::Path;
 

@@ -220,6 +220,8 @@ fn details(totals: &Totals, size_bytes: u64, age_s: u64) -> Details {
     let mut details = Details { temporary_count: Some(totals.free_count.rounded().min(1)), ..Details::default() };
     details.sizes.add(size_bytes, totals.alloc_count);
     details.lifetimes.add(3000, totals.free_count);
+    details.lifetime_total = totals.free_count.lasting(3000);
+    details.ages.total = totals.live_count().lasting(age_s * 1_000_000);
     details.ages.histogram.add(age_s * 1_000_000, totals.live_count());
     details.ages.oldest_ns = (totals.live_samples > 0).then_some(age_s * 1_000_000_000);
     details
@@ -281,6 +283,7 @@ fn sum<'a>(callsites: impl Iterator<Item = &'a CallsiteProfile> + Clone) -> Tota
     callsites.clone().for_each(|callsite| totals.add(&callsite.totals));
     callsites.clone().for_each(|callsite| totals.at_peak.add(&callsite.totals.at_peak));
     totals.peak_bytes = callsites.clone().map(|callsite| callsite.totals.peak_bytes).sum();
+    totals.peak_count = callsites.clone().map(|callsite| callsite.totals.peak_count).sum();
     totals.peak_time = callsites.filter_map(|callsite| callsite.totals.peak_time).max();
     totals
 }

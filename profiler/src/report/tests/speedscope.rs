@@ -85,7 +85,7 @@ fn names(file: &Value, profile: usize, sample: usize) -> Vec<&str> {
 #[test]
 fn stacks_begin_with_groups_and_the_process() {
     let mut bytes = Vec::new();
-    let presentation = Presentation { view: View::AllocBytes, by: vec![Group::Heap] };
+    let presentation = Presentation { by: vec![Group::Heap], ..View::AllocBytes.into() };
     Format::Speedscope
         .report()
         .write(&profiles::sampled(), &presentation, &mut bytes)

@@ -3,10 +3,13 @@
 use serde::Deserialize;
 
 use crate::ledger::totals::{Amounts, Totals, Variance};
-use crate::units::{EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos};
+use crate::units::{EstimatedBytes, EstimatedCount, EstimatedMicros, EstimatedVariance, MonotonicNanos};
 
 /// No heap has seen more bytes or blocks.
 const AMOUNT_MAX: f64 = 18_446_744_073_709_551_616.0;
+
+/// All the blocks that there can be have not lived longer together.
+const NANOS_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
 
 /// Nor does an estimate's standard deviation reach 4 TiB. A million of these can be added up.
 const VARIANCE_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
@@ -20,6 +23,15 @@ pub(super) enum Amount {
 }
 
 impl Amount {
+    /// Of nanoseconds.
+    pub(super) fn nanos(self) -> Result<EstimatedMicros, String> {
+        Ok(match self {
+            // All that an exact report says is whole microseconds.
+            Self::Exact(nanos) => EstimatedMicros::exact(nanos / 1000),
+            Self::Other(nanos) => EstimatedMicros::from_f64(bounded(nanos, NANOS_MAX)? / 1000.0),
+        })
+    }
+
     pub(super) fn bytes(self) -> Result<EstimatedBytes, String> {
         Ok(match self {
             Self::Exact(amount) => EstimatedBytes::exact(amount),
@@ -58,6 +70,7 @@ pub(super) struct TotalsFields {
     live_count_variance: Option<f64>,
     live_bytes_variance: Option<f64>,
     peak_bytes: Amount,
+    peak_count: Option<Amount>,
     peak_unix_ns: Option<u64>,
     at_peak_count: Option<Amount>,
     at_peak_bytes: Option<Amount>,
@@ -87,6 +100,7 @@ impl TotalsFields {
                 count: variance(self.live_count_variance, live_count.to_f64(), self.live_count_95)?,
             },
             peak_bytes: self.peak_bytes.bytes()?,
+            peak_count: self.peak_count.map_or(Ok(EstimatedCount::ZERO), Amount::count)?,
             peak_time: self.peak_unix_ns.map(MonotonicNanos),
             at_peak: Amounts {
                 count: self.at_peak_count.map_or(Ok(EstimatedCount::ZERO), Amount::count)?,

@@ -6,12 +6,15 @@ use super::amounts::Amount;
 use crate::ledger::ages::Ages;
 use crate::ledger::details::Details;
 use crate::ledger::histogram::Histogram;
+use crate::units::EstimatedMicros;
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct DetailsFields {
     age_ns_oldest: Option<u64>,
+    age_ns_total: Option<Amount>,
     age_histogram: Vec<Bucket>,
+    lifetime_ns_total: Option<Amount>,
     lifetime_histogram: Vec<Bucket>,
     size_histogram: Vec<Bucket>,
     temporary_count: Option<u64>,
@@ -32,10 +35,19 @@ impl DetailsFields {
         Ok(Details {
             sizes: histogram(self.size_histogram, 1)?,
             lifetimes: histogram(self.lifetime_histogram, MICROSECOND_NS)?,
-            ages: Ages { oldest_ns: self.age_ns_oldest, histogram: histogram(self.age_histogram, MICROSECOND_NS)? },
+            lifetime_total: total(self.lifetime_ns_total)?,
+            ages: Ages {
+                oldest_ns: self.age_ns_oldest,
+                histogram: histogram(self.age_histogram, MICROSECOND_NS)?,
+                total: total(self.age_ns_total)?,
+            },
             temporary_count: self.temporary_count.map(|count| count.min(COUNT_MAX)),
         })
     }
+}
+
+fn total(total: Option<Amount>) -> Result<EstimatedMicros, String> {
+    total.map_or(Ok(EstimatedMicros::ZERO), Amount::nanos)
 }
 
 /// Values are told in `unit`s of the histogram's.

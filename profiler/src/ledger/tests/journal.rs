@@ -1,0 +1,138 @@
+//! The journal against the totals.
+
+use super::*;
+use crate::ledger::corrections::Correction;
+use crate::ledger::journal::{Flow, Movement};
+
+/// Bytes and blocks that are live, and samples that came, by the journal alone.
+#[derive(Debug, Default, PartialEq)]
+struct Sums {
+    live_bytes: EstimatedBytes,
+    live_count: EstimatedCount,
+    came: u64,
+    peak_bytes: EstimatedBytes,
+}
+
+impl Sums {
+    fn enter(&mut self, flows: Vec<Flow>) {
+        for flow in flows {
+            let (came, went) = match flow.movement {
+                Movement::In(weight) => {
+                    self.came += weight.samples;
+                    (weight, Weight::default())
+                }
+                Movement::Out(weight) => (Weight::default(), weight),
+                Movement::Back(weight) => (weight, Weight::default()),
+                Movement::Reweighed { from, to } => (to, from),
+            };
+            self.live_bytes += came.bytes - went.bytes;
+            self.live_count += came.count - went.count;
+            self.peak_bytes = self.peak_bytes.max(self.live_bytes);
+        }
+    }
+}
+
+fn map(old: std::ops::Range<u64>, new: std::ops::Range<u64>, time: u64) -> Event {
+    Event::Remap(Remap {
+        pid: PID,
+        tid: Tid(1),
+        began: MonotonicNanos(time),
+        ended: MonotonicNanos(time),
+        old_address: TargetAddr(old.start),
+        old_bytes: old.end - old.start,
+        new_address: TargetAddr(new.start),
+        new_bytes: new.end - new.start,
+        stack: StackId(1),
+        hook: HookId(0),
+        heap: HeapId(1),
+    })
+}
+
+#[test]
+fn nothing_is_kept_where_nobody_asks() {
+    assert_eq!(ledger([alloc(1, 100, 7)]).take_flows(), []);
+}
+
+#[test]
+fn it_begins_with_what_is_live() {
+    let mut books = ledger([alloc(1, 100, 7), alloc(2, 50, 8), alloc(3, 7, 7), free(2), map(0..0, 0..4096, 5)]);
+    books.enter(map(1024..2048, 0..0, 6));
+    books.keep_journal();
+    let flow = |callsite, bytes| Flow { callsite, movement: Movement::In(Weight::exact(bytes, 1)) };
+    assert_eq!(books.take_flows(), [flow(0, 7), flow(0, 100), flow(2, 3072)]);
+    assert_eq!(books.take_flows(), []);
+    let mut child = books.fork(Pid(2));
+    assert_eq!(child.take_flows(), []);
+    child.keep_journal();
+    assert_eq!(child.take_flows(), [flow(0, 7), flow(0, 100), flow(2, 3072)]);
+}
+
+#[test]
+fn a_failed_realloc_goes_and_comes_back() {
+    let mut books = ledger([]);
+    books.keep_journal();
+    for event in [alloc(1, 100, 7), free(1), Event::Restore(allocation(1, 100, 7, 1))] {
+        books.enter(event);
+    }
+    let weight = Weight::exact(100, 1);
+    let movements: Vec<Movement> = books.take_flows().iter().map(|flow| flow.movement).collect();
+    assert_eq!(movements, [Movement::In(weight), Movement::Out(weight), Movement::Back(weight)]);
+}
+
+proptest! {
+    /// Whatever happens to books: what the journal says adds up to their totals, at any time.
+    #[test]
+    fn it_adds_up(
+        operations in proptest::collection::vec((0u64..12, 0u64..5000, 0u64..3, 0u8..9), 0..200),
+        interval_bytes in prop_oneof![Just(1u32), 2u32..100_000],
+        asked_at in 0usize..20,
+    ) {
+        let mut books = Ledger::new(PID);
+        let mut sums = Sums::default();
+        let mut came_before = 0;
+        for (at, (address, size, stack, operation)) in operations.into_iter().enumerate() {
+            if at == asked_at {
+                came_before = books.totals().alloc_samples - books.totals().live_samples;
+                books.keep_journal();
+            }
+            let block = Allocation { time: MonotonicNanos(1), ..allocation(address, size, stack, interval_bytes) };
+            let time = 10 + at as u64;
+            match operation {
+                0..=2 => books.enter(Event::Alloc(block)),
+                3 | 4 => books.enter(free(address)),
+                5 => books.enter(Event::Restore(block)),
+                6 => books.enter(map(0..0, address * 10..address * 10 + size, time)),
+                7 => books.enter(map(address * 10..address * 10 + size, 0..0, time)),
+                _ => books.correct(&Correction::Gone(TargetAddr(address))),
+            }
+            sums.enter(books.take_flows());
+            if at >= asked_at {
+                prop_assert_eq!(sums.live_bytes, books.totals().live_bytes());
+                prop_assert_eq!(sums.live_count, books.totals().live_count());
+                prop_assert_eq!(sums.came, books.totals().alloc_samples - came_before);
+                prop_assert!(sums.peak_bytes <= books.totals().peak_bytes);
+                if asked_at == 0 {
+                    prop_assert_eq!(sums.peak_bytes, books.totals().peak_bytes);
+                }
+            }
+        }
+    }
+
+    /// Thinning moves what is live and nothing else.
+    #[test]
+    fn thinning_adds_up(sizes in proptest::collection::vec((1u64..5000, any::<bool>()), 1..20)) {
+        let mut books = Ledger::new(PID);
+        books.keep_journal();
+        let mut sums = Sums::default();
+        for (address, (size, _)) in (0..).zip(&sizes) {
+            books.enter(Event::Alloc(allocation(address, *size, 1, 64)));
+        }
+        for block in books.live().collect::<Vec<_>>() {
+            let stays = sizes[usize::try_from(block.address.0).expect("few")].1;
+            books.thin(&block, stays.then(|| Interval::nearest(4096)));
+        }
+        sums.enter(books.take_flows());
+        prop_assert_eq!(sums.live_bytes, books.totals().live_bytes());
+        prop_assert_eq!(sums.live_count, books.totals().live_count());
+    }
+}

@@ -1,0 +1,133 @@
+//! The Firefox Profiler's own reader, on its command line.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::viewers;
+use serde_json::Value;
+
+use crate::fixture::{Fixture, VIEWS, number, read};
+
+/// A profile that is held open.
+struct Session {
+    directory: PathBuf,
+}
+
+impl Session {
+    #[track_caller]
+    fn open(path: &Path) -> Self {
+        // Sessions are sockets, whose paths must be short.
+        let directory = std::env::temp_dir().join(format!("fx-{}-{}", std::process::id(), stem(path)));
+        std::fs::create_dir_all(&directory).expect("the temporary directory is ours");
+        let session = Self { directory };
+        let _ = viewers::text(session.cli("load").arg(path));
+        session
+    }
+
+    fn cli(&self, verb: &str) -> Command {
+        let mut command = viewers::program("profiler-cli");
+        command.env("PROFILER_CLI_SESSION_DIR", &self.directory).env("PROFILER_CLI_NO_SYMBOLICATE", "1");
+        command.args(verb.split(' '));
+        command
+    }
+
+    #[track_caller]
+    fn ask(&self, words: &str) -> Value {
+        viewers::json(self.cli(words).arg("--json"))
+    }
+
+    /// What the profiler counts over all threads of a process.
+    #[track_caller]
+    fn total(&self, pid: &str, strategy: &str) -> f64 {
+        let threads = self.ask("thread list --limit 1000");
+        let threads = threads["threads"].as_array().expect("there are threads").iter();
+        let of_process = threads.filter(|thread| thread["pid"].to_string().trim_matches('"') == pid);
+        let totals = of_process.map(|thread| {
+            let handle = thread["threadHandle"].as_str().expect("threads have handles");
+            let samples = self.ask(&format!("thread samples --include-idle --thread {handle} --strategy {strategy}"));
+            assert_eq!(samples["callTreeSummaryStrategy"], strategy, "what is summed up is there");
+            number(&samples["categoryBreakdown"], "totalSamples")
+        });
+        totals.sum()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.cli("stop --all").output();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn stem(path: &Path) -> String {
+    let name = path.file_name().expect("it is a file").to_string_lossy();
+    name.chars().take_while(char::is_ascii_digit).collect()
+}
+
+#[track_caller]
+fn check(actual: f64, expected: f64, what: &str) {
+    assert!((actual.abs() - expected).abs() < 0.5, "{what}: {actual}, not {expected}");
+}
+
+#[test]
+fn retained_allocated_and_freed_bytes_are_the_reports() {
+    let fixture = Fixture::exact();
+    let session = Session::open(&fixture.converted("fxprofile.json", ""));
+    for target in fixture.json["targets"].as_array().expect("a report has targets") {
+        let pid = target["pid"].to_string();
+        let of = |field| number(&target["totals"], field);
+        check(session.total(&pid, "native-retained-allocations"), of("live_bytes"), "retained");
+        check(session.total(&pid, "native-deallocations-sites"), of("free_bytes"), "freed");
+        // What a child was born with and still has is retained, and so has to be among what is allocated.
+        let kept = (of("inherited_bytes") - of("free_bytes")).max(0.0);
+        let allocated = session.total(&pid, "native-allocations");
+        let (least, most) = (of("alloc_bytes") + kept, of("alloc_bytes") + of("inherited_bytes"));
+        assert!((least..=most).contains(&allocated), "{allocated} of {least} to {most}");
+        if of("inherited_bytes") == 0.0 {
+            check(allocated, of("alloc_bytes"), "allocated");
+        }
+    }
+}
+
+#[test]
+fn samples_weigh_what_the_view_says() {
+    let fixture = Fixture::exact();
+    for (view, field) in VIEWS {
+        let session = Session::open(&fixture.converted("fxprofile.json", &format!("--view {view}")));
+        for target in fixture.json["targets"].as_array().expect("a report has targets") {
+            let expected = number(&target["totals"], field);
+            check(session.total(&target["pid"].to_string(), "timing"), expected, view);
+        }
+    }
+}
+
+#[test]
+fn what_is_retained_of_samples_is_the_estimate() {
+    let fixture = Fixture::sampled();
+    let session = Session::open(&fixture.converted("fxprofile.json", ""));
+    for target in fixture.json["targets"].as_array().expect("a report has targets") {
+        let callsites = target["callsites"].as_array().expect("targets have callsites");
+        let expected: f64 = callsites.iter().map(|callsite| number(callsite, "live_bytes").round()).sum();
+        let retained = session.total(&target["pid"].to_string(), "native-retained-allocations");
+        assert!((retained - expected).abs() <= 1.0, "{retained}, not {expected}");
+    }
+}
+
+#[test]
+fn functions_have_their_names_modules_and_lines() {
+    let fixture = Fixture::exact();
+    let path = fixture.converted("fxprofile.json", "");
+    let session = Session::open(&path);
+    let functions = session.ask("thread functions --thread t-0 --search stores --strategy native-allocations");
+    let names = functions["functions"].to_string();
+    assert!(names.contains("orchard!stores") || names.contains("\"stores\""), "{names:.2000}");
+    let file = read(&path);
+    let threads = file["threads"].as_array().expect("there are threads");
+    assert!(threads.iter().any(|thread| {
+        let lines = thread["frameTable"]["line"].as_array().expect("a column");
+        let depths = thread["frameTable"]["inlineDepth"].as_array().expect("a column");
+        lines.iter().any(Value::is_u64) && depths.iter().any(|depth| depth == 1)
+    }));
+    let program = file["libs"].as_array().expect("there are libraries").iter().find(|lib| lib["name"] == "orchard");
+    assert!(program.is_some_and(|lib| lib["codeId"].as_str().is_some_and(|id| id.len() == 40)), "{program:?}");
+}
