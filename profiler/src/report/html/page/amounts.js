@@ -47,12 +47,17 @@ class Amounts {
 
   // 1 for each callsite of the chosen target and heap.
   mask(selection) {
+    const key = JSON.stringify([selection.target, selection.heap]);
+    if (this.maskKey === key) {
+      return this.lastMask;
+    }
     const { callsites, count } = this.profile;
     const mask = new Uint8Array(count);
     for (let at = 0; at < count; at += 1) {
       const isOfTarget = selection.target < 0 || callsites.target[at] === selection.target;
       mask[at] = isOfTarget && (selection.heap === "" || this.profile.heapName(at) === selection.heap) ? 1 : 0;
     }
+    [this.maskKey, this.lastMask] = [key, mask];
     return mask;
   }
 
