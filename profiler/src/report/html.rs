@@ -7,9 +7,9 @@
 
 use std::io::{self, Write};
 
+use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use base64::write::EncoderWriter;
-use base64::Engine as _;
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
@@ -20,8 +20,8 @@ use document::Document;
 mod callsites;
 mod column;
 mod document;
-mod health;
 mod header;
+mod health;
 mod history;
 mod names;
 mod stacks;

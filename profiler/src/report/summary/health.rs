@@ -5,8 +5,8 @@
 use profiler_common::counter::Counter;
 
 use super::{HEADING, PLAIN, Page, WARNING};
-use crate::report::profile::{Health, HeapProfile, HookStatus, Profile};
 use crate::report::loss::{loss, stack_end};
+use crate::report::profile::{Health, HeapProfile, HookStatus, Profile};
 use crate::report::{View, describe, text};
 
 /// Hooks that are listed with why they are not attached.

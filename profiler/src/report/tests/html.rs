@@ -76,7 +76,8 @@ fn every_profile_has_a_page() {
 
 #[test]
 fn what_is_shown_first_is_what_was_asked_for() {
-    let presentation = Presentation { view: View::AllocCount, by: vec![Group::Thread, Group::Heap] };
+    let presentation =
+        Presentation { view: View::AllocCount, by: vec![Group::Thread, Group::Heap], ..Presentation::default() };
     let mut bytes = Vec::new();
     Format::Html.report().write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let data = data(&String::from_utf8(bytes).expect("it is text"));
@@ -191,11 +192,13 @@ fn large(callsites: u32, depth: u32) -> Profile {
     let mut frames = Frames::default();
     for at in 0..20_000 {
         let module = format!("/usr/lib/x86_64-linux-gnu/libpart{}.so.1", at % 37);
-        let id = frames.add(&format!("app::part{}::Widget<T{at}>::make_thing_{at}(int, char const*)", at % 97), &module);
+        let id =
+            frames.add(&format!("app::part{}::Widget<T{at}>::make_thing_{at}(int, char const*)", at % 97), &module);
         assert_eq!(id, FrameId(at));
     }
     let callsites = (0..callsites).map(|_| {
-        let stack: Vec<FrameId> = (0..depth).rev().map(|at| FrameId(draw(1 + (3 * (at + 1).pow(2)).min(19_999)))).collect();
+        let stack: Vec<FrameId> =
+            (0..depth).rev().map(|at| FrameId(draw(1 + (3 * (at + 1).pow(2)).min(19_999)))).collect();
         let blocks = u64::from(1 + draw(20));
         let size = u64::from(8 + draw(5000));
         let mut made = callsite(&stack, Some(StackEnd::Complete), 0, taken(1, blocks, size, u64::from(draw(2))));
@@ -206,7 +209,8 @@ fn large(callsites: u32, depth: u32) -> Profile {
         made
     });
     let callsites = callsites.collect();
-    let target = profiles::target(1, "large", "/usr/bin/large", vec![profiles::heap("libc", &[("malloc", None)])], callsites);
+    let target =
+        profiles::target(1, "large", "/usr/bin/large", vec![profiles::heap("libc", &[("malloc", None)])], callsites);
     let mut profile = profiles::profile(1, vec![target], frames, Health::default());
     grow(&mut profile);
     profile
@@ -223,7 +227,8 @@ fn grow(profile: &mut Profile) {
             .map(|tenth| {
                 let wave = 0.1 * (f64::from(tenth) / 9.0).sin().abs();
                 let share = (f64::from(tenth) / 300.0).powf(0.7) * 0.9 + wave * f64::from(tenth) / 300.0;
-                let held = Held { live_bytes: (whole * share).floor(), live_count: f64::from(tenth), ..Held::default() };
+                let held =
+                    Held { live_bytes: (whole * share).floor(), live_count: f64::from(tenth), ..Held::default() };
                 Moment { time: MonotonicNanos(begun + u64::from(tenth) * 100_000_000), held }
             })
             .collect(),

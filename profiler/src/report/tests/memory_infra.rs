@@ -29,7 +29,8 @@ fn goldens() {
 
 #[test]
 fn groups_are_types() {
-    let presentation = Presentation { view: View::LiveBytes, by: vec![Group::Thread, Group::Heap] };
+    let presentation =
+        Presentation { view: View::LiveBytes, by: vec![Group::Thread, Group::Heap], ..Presentation::default() };
     let mut bytes = Vec::new();
     Format::MemoryInfra
         .report()

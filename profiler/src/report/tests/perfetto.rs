@@ -43,7 +43,8 @@ fn goldens() {
 
 #[test]
 fn groups_are_frames_above_the_stack() {
-    let presentation = Presentation { view: View::LiveBytes, by: vec![Group::Thread, Group::Heap] };
+    let presentation =
+        Presentation { view: View::LiveBytes, by: vec![Group::Thread, Group::Heap], ..Presentation::default() };
     let mut bytes = Vec::new();
     Format::Perfetto.report().write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let stacks = Names::of(&Message::trace(&bytes)).stacks;
