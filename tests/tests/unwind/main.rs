@@ -38,6 +38,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Records a program's stacks.
 fn record(program: &mut Program) -> Vec<RawSample> {
     let config = SessionConfig {
+        by_thread: false,
         selection: Selection { pids: vec![Pid(program.pid())], ..Selection::default() },
         follow_forks: false,
         hold: Hold::Never,
