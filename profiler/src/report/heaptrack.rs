@@ -72,6 +72,8 @@ impl<'a, W: io::Write> Events<'a, W> {
         writeln!(out, "X {}", printable(&command(profile)))?;
         // Of the machine's memory a recording says nothing.
         writeln!(out, "I 1000 0")?;
+        // Readers take the first one for the latest where there is none, and so its frees for those of temporary allocations.
+        writeln!(out, "a 0 0")?;
         Ok(Self {
             out,
             profile,
@@ -84,7 +86,7 @@ impl<'a, W: io::Write> Events<'a, W> {
             traces: FxHashMap::default(),
             known: FxHashMap::default(),
             infos: FxHashMap::default(),
-            info_count: 0,
+            info_count: 1,
         })
     }
 

@@ -2,7 +2,9 @@
 
 mod corrections;
 mod entries;
+mod flows;
 mod folding;
+mod layout;
 
 use std::io::Write as _;
 use std::path::Path;
