@@ -1,10 +1,10 @@
 /*
  * A heap whose profile has a bit of everything that a reader of profiles may trip over: 512 callsites a dozen frames deep
- * with templates in their names, inlined calls, a library that is loaded while it runs, two named threads, frees, a peak
+ * with templates in their names, inlined calls, a library that it has loaded itself, two named threads, frees, a peak
  * that is higher than the end, and growth between two lines of input.
  *
  * `plant` makes two blocks at each of 512 callsites; `grow` makes one more at every other one and frees one at every fourth;
- * `swell` has two threads make blocks and frees most of them, which is the peak; `load` makes blocks in the library that
+ * `swell` has two threads make blocks and frees most of them, which is the peak; `borrow` has the library make blocks that
  * HEAPBPF_PLUGIN names; `fork` makes a copy, which answers until it exits.
  */
 #include <cstdlib>
@@ -92,7 +92,18 @@ static void *hand(void *number) {
     }
 }
 
+static void *(*keeps)(size_t);
+
+static void load() {
+    const char *path = getenv("HEAPBPF_PLUGIN");
+    void *library = path == nullptr ? nullptr : dlopen(path, RTLD_NOW);
+    if (library == nullptr) give_up("%s", path == nullptr ? "HEAPBPF_PLUGIN is not set" : dlerror());
+    keeps = reinterpret_cast<void *(*)(size_t)>(dlsym(library, "plugin_keeps"));
+    if (keeps == nullptr) give_up("no plugin_keeps");
+}
+
 void prepare(void) {
+    load();
     pthread_barrier_init(&begins, nullptr, HANDS + 1);
     pthread_barrier_init(&is_full, nullptr, HANDS);
     pthread_barrier_init(&is_done, nullptr, HANDS + 1);
@@ -101,15 +112,6 @@ void prepare(void) {
         if (pthread_create(&thread, nullptr, hand, reinterpret_cast<void *>(number)) != 0) give_up("no thread");
         pthread_detach(thread);
     }
-}
-
-static void load() {
-    const char *path = getenv("HEAPBPF_PLUGIN");
-    void *library = path == nullptr ? nullptr : dlopen(path, RTLD_NOW);
-    if (library == nullptr) give_up("%s", path == nullptr ? "HEAPBPF_PLUGIN is not set" : dlerror());
-    auto keeps = reinterpret_cast<void *(*)(size_t)>(dlsym(library, "plugin_keeps"));
-    if (keeps == nullptr) give_up("no plugin_keeps");
-    for (int i = 0; i < 30; i++) allocated(&library_site, keeps(3000), 3000);
 }
 
 static void work(const char *line) {
@@ -123,8 +125,8 @@ static void work(const char *line) {
     } else if (strcmp(line, "swell") == 0) {
         pthread_barrier_wait(&begins);
         pthread_barrier_wait(&is_done);
-    } else if (strcmp(line, "load") == 0) {
-        load();
+    } else if (strcmp(line, "borrow") == 0) {
+        for (int i = 0; i < 30; i++) allocated(&library_site, keeps(3000), 3000);
     } else if (strcmp(line, "fork") == 0) {
         pid_t child = fork();
         if (child < 0) give_up("fork");

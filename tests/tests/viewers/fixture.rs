@@ -74,7 +74,7 @@ impl Fixture {
         let mut ledgers = vec![target.work("plant")];
         session.signal(Signal::USR1);
         session.wait_for("out.0001.json");
-        ledgers.extend(["grow", "swell", "load"].map(|line| target.work(line)));
+        ledgers.extend(["grow", "swell", "borrow"].map(|line| target.work(line)));
         target.work("fork");
         session.wait_for("is watched");
         target.work("keep");
