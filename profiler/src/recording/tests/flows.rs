@@ -48,8 +48,8 @@ fn a_span_begins_with_what_is_live() {
 #[test]
 fn times_count_from_the_spans_beginning() {
     let (_, _, times) = told(&blocks(), Span { from_ns: Some(9_500), to_ns: None });
-    // Those that were live came with the first event.
-    assert_eq!(times, [vec![500; 10], vec![1500, 2500, 3500, 4500, 5500]].concat());
+    // Those that were live came with the first event. The session began at 1 ns.
+    assert_eq!(times, [vec![499; 10], vec![1499, 2499, 3499, 4499, 5499]].concat());
 }
 
 proptest! {
