@@ -2,13 +2,15 @@
 //! session goes on meanwhile. Owns no clock, file or map of its own; the modules in it are the session's, shared.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{HeapId, Pid};
+use crate::ids::{HeapId, Pid, Tid};
 use crate::leak::growth::Growths;
+use crate::ledger::curve::Moment;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
 use crate::ledger::totals::Amounts;
@@ -67,6 +69,9 @@ pub enum Scope {
     Peak,
 }
 
+/// Names of threads, as far as they are known.
+pub type ThreadNames = BTreeMap<Tid, Arc<str>>;
+
 /// One process at an instant.
 #[derive(Clone, Debug)]
 pub struct TargetState {
@@ -74,15 +79,19 @@ pub struct TargetState {
     pub facts: TargetFacts,
     /// Where its code lies.
     pub space: Arc<AddressSpace>,
+    /// What its threads are called, those of its parent among them whose blocks it has inherited.
+    pub threads: Arc<ThreadNames>,
     /// Its heaps; every heap of its books is among them.
     pub heaps: Vec<HeapFacts>,
     /// Its books since the recording began.
     pub books: Arc<TargetSnapshot>,
     /// How its callsites have grown.
     pub growths: Growths,
-    /// What its callsites held in the course of time.
+    /// What it held in the course of time, in the order of that.
+    pub curve: Vec<Moment>,
+    /// What its callsites held at few instants.
     pub timeline: Arc<Timeline>,
-    /// When that ends: with the target, or now.
+    /// When both end: with the target, or now.
     pub until: MonotonicNanos,
     /// What of their blocks is older than was asked, by the callsites' indices; `None` where nothing was.
     pub older: Option<Vec<Amounts>>,

@@ -78,7 +78,7 @@ NOINLINE void falls() {
 enum { HANDS = 2, CRATES = 200, KEPT = 20 };
 
 static struct block crates[HANDS][CRATES];
-static pthread_barrier_t begins, is_done;
+static pthread_barrier_t begins, is_full, is_done;
 
 static void *hand(void *number) {
     int own = static_cast<int>(reinterpret_cast<intptr_t>(number));
@@ -86,6 +86,7 @@ static void *hand(void *number) {
     for (;;) {
         pthread_barrier_wait(&begins);
         for (int i = 0; i < CRATES; i++) crates[own][i] = stores(20000 + static_cast<size_t>(own) * 1000);
+        pthread_barrier_wait(&is_full);
         for (int i = KEPT; i < CRATES; i++) release(crates[own][i]);
         pthread_barrier_wait(&is_done);
     }
@@ -93,6 +94,7 @@ static void *hand(void *number) {
 
 void prepare(void) {
     pthread_barrier_init(&begins, nullptr, HANDS + 1);
+    pthread_barrier_init(&is_full, nullptr, HANDS);
     pthread_barrier_init(&is_done, nullptr, HANDS + 1);
     for (intptr_t number = 0; number < HANDS; number++) {
         pthread_t thread;

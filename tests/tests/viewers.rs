@@ -3,15 +3,37 @@
 
 #[path = "viewers/fixture.rs"]
 mod fixture;
+#[path = "viewers/stacks.rs"]
+mod stacks;
 
 // One per format, in the order of the alphabet.
 #[path = "viewers/dhat.rs"]
 mod dhat;
+#[path = "viewers/firefox.rs"]
+mod firefox;
 #[path = "viewers/flamegraph.rs"]
 mod flamegraph;
 #[path = "viewers/folded.rs"]
 mod folded;
+#[path = "viewers/gperftools.rs"]
+mod gperftools;
 #[path = "viewers/heaptrack.rs"]
 mod heaptrack;
+#[path = "viewers/html.rs"]
+mod html;
+#[path = "viewers/json_schema.rs"]
+mod json_schema;
 #[path = "viewers/massif.rs"]
 mod massif;
+#[path = "viewers/memory_infra.rs"]
+mod memory_infra;
+#[path = "viewers/names.rs"]
+mod names;
+#[path = "viewers/otlp.rs"]
+mod otlp;
+#[path = "viewers/perfetto.rs"]
+mod perfetto;
+#[path = "viewers/pprof.rs"]
+mod pprof;
+#[path = "viewers/speedscope.rs"]
+mod speedscope;

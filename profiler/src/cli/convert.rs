@@ -14,7 +14,7 @@ use super::recorded::{How, Recorded};
 use super::{exit, say, terminal};
 use crate::recording::span::Span;
 use crate::report::profile::Profile;
-use crate::report::{Group, summary};
+use crate::report::summary;
 use crate::symbolize::trim::trim;
 
 /// Reads, reports, and returns the exit code.
@@ -32,7 +32,8 @@ pub(super) fn run(args: &ConvertArgs) -> Result<u8> {
         args.output.iter().map(open).collect::<Result<Vec<_>>>()?
     };
     let events = outputs.iter().any(|output| output.format().needs_recording());
-    let how = How { trims: args.trim, quiet: args.quiet, events };
+    let by_thread = args.presentation.by_thread();
+    let how = How { trims: args.trim, quiet: args.quiet, events, by_thread };
     let recorded = match contents_of(&args.recording)? {
         Contents::Recording => Recorded::read(&args.recording, span, how)?,
         Contents::Report(profile) => of_report(args, *profile, &outputs)?,
@@ -59,7 +60,7 @@ fn of_report(args: &ConvertArgs, mut profile: Profile, outputs: &[Output]) -> Re
     }
     let mut callsites = profile.targets.iter().flat_map(|target| &target.callsites).peekable();
     let has_none = callsites.peek().is_some() && callsites.all(|callsite| callsite.thread.is_none());
-    if args.presentation.presentation().by.contains(&Group::Thread) && has_none {
+    if args.presentation.by_thread() && has_none {
         return refuse(
             "made without `--by thread`, and does not tell threads apart; convert a recording (`-o x.heapbpf`), or profile with `--by thread`"
                 .to_owned(),

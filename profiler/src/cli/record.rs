@@ -99,6 +99,7 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
             BackendArg::Perf => BackendChoice::Only(LinkKind::Perf),
         },
         unwind_bytes_max: args.unwind_memory,
+        by_thread: args.presentation.by_thread(),
         recording: recording(args),
         older_than: args.older_than,
         limits: Limits {

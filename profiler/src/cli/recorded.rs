@@ -36,6 +36,8 @@ pub(super) struct Recorded {
 /// How to read a recording.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct How {
+    /// Callsites are told apart by thread, also where the recording was not made so.
+    pub(super) by_thread: bool,
     /// The runtime's plumbing is left out of stacks.
     pub(super) trims: bool,
     /// Nothing is said that is of interest only.
@@ -57,7 +59,7 @@ impl Recorded {
         let refused = |error: SpanError| UsageError(format!("`{name}`: {error}"));
         let mut entries = 0;
         let counted = (&mut reading).inspect(|_| entries += 1);
-        let spanned = Spanned::read(counted, span, |places| names.add(places)).map_err(refused)?;
+        let spanned = Spanned::read(counted, span, how.by_thread, |places| names.add(places)).map_err(refused)?;
         if how.events {
             spanned.check_whole().map_err(refused)?;
         }

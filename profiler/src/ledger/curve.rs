@@ -6,12 +6,15 @@
 //! ```
 //!
 //! A moment tells what was held after all events that were entered before the first later one. Moments in which nothing
-//! happened are entered with the next event. A target takes 32 bytes for each moment, 16 KiB at most.
+//! happened are entered with the next event. A target takes 32 bytes for each moment, 16 KiB at most. The highest moment is
+//! kept by itself, so that it is there whatever is forgotten.
 
 use serde::{Deserialize, Serialize};
 
+use super::Ledger;
 use super::held::Held;
-use crate::units::MonotonicNanos;
+use super::totals::Totals;
+use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 
 /// Moments that are kept at most.
 pub const MOMENTS_MAX: usize = 512;
@@ -31,7 +34,7 @@ pub struct Moment {
 /// See the module.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Curve {
-    /// When the first event was.
+    /// Just before the first event.
     origin: MonotonicNanos,
     period_ns: u64,
     /// What there was at the origin, and each period later.
@@ -56,18 +59,23 @@ impl Curve {
     /// Time goes on to `time`, and until then this is held.
     pub fn pass(&mut self, time: MonotonicNanos, held: Held) {
         if self.held.is_empty() {
-            self.origin = time;
+            self.origin = MonotonicNanos(time.0.saturating_sub(1));
             self.held.push(held);
         }
         // The grid is never behind: either moments are entered up to this time, or there is no room for so many.
         while self.index_of(time) >= MOMENTS_MAX {
             self.halve();
         }
-        self.held.resize(self.index_of(time).max(self.held.len() - 1) + 1, held);
+        let count = self.index_of(time).max(self.held.len() - 1) + 1;
+        if count > self.held.capacity() {
+            let room = count.next_power_of_two().min(MOMENTS_MAX);
+            self.held.reserve_exact(room - self.held.len());
+        }
+        self.held.resize(count, held);
         self.due = self.time_of(self.held.len());
     }
 
-    /// The place of the latest moment that is not behind a time, and earlier than it if an event has that.
+    /// The place of the latest moment that is earlier than a time.
     fn index_of(&self, time: MonotonicNanos) -> usize {
         let since_ns = time.0.saturating_sub(self.origin.0).saturating_sub(1);
         usize::try_from(since_ns / self.period_ns).unwrap_or(usize::MAX)
@@ -85,13 +93,11 @@ impl Curve {
 
     /// The moments, of which those within a time without change are left out, up to `until`, when `held` is what there is.
     /// The last one is that.
-    #[must_use]
-    pub fn moments(&self, until: MonotonicNanos, held: Held) -> Vec<Moment> {
+    fn moments(&self, until: MonotonicNanos, held: Held) -> Vec<Moment> {
         let mut moments: Vec<Moment> = Vec::new();
         let noted = (0..).zip(&self.held).map(|(index, &held)| Moment { time: self.time_of(index), held });
-        let due = Moment { time: self.due, held };
+        let due = (!self.held.is_empty()).then(|| Moment { time: self.time_of(self.held.len()), held });
         let last = Moment { time: until, held };
-        let due = (!self.held.is_empty()).then_some(due);
         for moment in noted.chain(due).filter(|moment| moment.time < until).chain([last]) {
             match moments.as_mut_slice() {
                 [.., before, last] if before.held == moment.held && last.held == moment.held => *last = moment,
@@ -113,6 +119,62 @@ impl Curve {
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.held.capacity() * size_of::<Held>()
+    }
+}
+
+/// What there was beside live bytes when those were at their highest.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Highest {
+    live_count: EstimatedCount,
+    alloc_bytes: EstimatedBytes,
+    alloc_count: EstimatedCount,
+}
+
+impl Highest {
+    /// Now that these totals are higher than ever.
+    pub(super) fn of(totals: &Totals) -> Self {
+        Self { live_count: totals.live_count(), alloc_bytes: totals.alloc_bytes, alloc_count: totals.alloc_count }
+    }
+
+    /// Whether no sum is near the end of its number.
+    pub(super) fn is_sound(&self) -> bool {
+        self.live_count.is_sound() && self.alloc_bytes.is_sound() && self.alloc_count.is_sound()
+    }
+}
+
+impl Ledger {
+    /// Time goes on to that of the next event.
+    #[inline]
+    pub(super) fn pass(&mut self, time: MonotonicNanos) {
+        if self.curve.is_due(time) {
+            self.curve.pass(time, Held::of(&self.totals));
+        }
+        self.latest = self.latest.max(time);
+    }
+
+    /// What there was at evenly spaced moments since the first event, and at the peak, up to `until`, which is now, or when the
+    /// books were closed. In the order of time, at most [`MOMENTS_MAX`] and 3; within a time without change there are none.
+    #[must_use]
+    pub fn moments(&self, until: MonotonicNanos) -> Vec<Moment> {
+        let mut moments = self.curve.moments(until, Held::of(&self.totals));
+        if let Some(peak) = self.highest_moment().filter(|peak| peak.time <= until) {
+            let behind = moments.partition_point(|moment| moment.time < peak.time);
+            if moments[behind..].first() != Some(&peak) {
+                moments.insert(behind, peak);
+            }
+        }
+        moments
+    }
+
+    /// The moment at which live bytes were at their highest; `None` when that was the beginning.
+    fn highest_moment(&self) -> Option<Moment> {
+        let held = Held {
+            live_bytes: self.totals.peak_bytes.to_f64(),
+            live_count: self.highest.live_count.to_f64(),
+            alloc_bytes: self.highest.alloc_bytes.to_f64(),
+            alloc_count: self.highest.alloc_count.to_f64(),
+        };
+        self.totals.peak_time.map(|time| Moment { time, held })
     }
 }
 

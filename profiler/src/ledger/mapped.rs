@@ -11,7 +11,7 @@ impl Ledger {
     /// Memory whose mapping was not seen may be a file's, so what is unmapped of it changes nothing, and what it is moved to
     /// is not entered.
     pub(super) fn remap(&mut self, remap: &Remap) {
-        self.latest = self.latest.max(remap.ended);
+        self.pass(remap.ended);
         let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
         let old = addresses(remap.old_address, remap.old_bytes);
         let new = addresses(remap.new_address, remap.new_bytes);
@@ -24,7 +24,7 @@ impl Ledger {
         }
         let displaced = self.ranges.displace(&new, remap.ended);
         self.strike_off(displaced, remap.ended);
-        let callsite = self.callsite(remap.stack, remap.heap);
+        let callsite = self.callsite(remap.stack, remap.heap, Some(remap.tid));
         let size_bytes = new.end - new.start;
         let weight = Weight::exact(size_bytes, 1);
         self.callsites[callsite as usize].sizes.add(size_bytes, weight.count);

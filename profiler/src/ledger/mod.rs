@@ -9,12 +9,14 @@
 //!
 //! Mapped memory is kept by ranges of addresses instead (`ranges`), because it is unmapped in parts.
 //!
-//! Pure: events in, snapshots out; no clock, file or map. A callsite is a stack and a heap. Its stack's frames may come
+//! Pure: events in, snapshots out; no clock, file or map. A callsite is a stack and a heap, and where
+//! that is asked for a thread. Its stack's frames may come
 //! later than the first event that names it, or never, when the ring was full.
 
 pub mod ages;
 mod callsite;
 pub mod corrections;
+pub mod curve;
 pub mod details;
 mod elders;
 pub mod held;
@@ -26,6 +28,7 @@ mod ranges;
 mod reconcile;
 pub mod snapshot;
 mod soundness;
+mod stacks;
 mod thin;
 mod threads;
 pub mod timeline;
@@ -36,12 +39,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 
 use crate::address::TargetAddr;
-use crate::ids::{HeapId, Pid, StackId};
+use crate::ids::{HeapId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free};
-use crate::units::{EstimatedCount, MonotonicNanos, Weight};
+use crate::units::{MonotonicNanos, Weight};
 use ages::AgesByCallsite;
 use callsite::{Callsite, PeakEpoch};
 use corrections::Correction;
+use curve::{Curve, Highest};
 use journal::{Journal, Movement};
 use live::{LiveBlock, LiveBlocks};
 use ranges::Ranges;
@@ -57,7 +61,9 @@ pub struct Ledger {
     live: LiveBlocks,
     ranges: Ranges,
     callsites: Vec<Callsite>,
-    callsite_ids: FxHashMap<(StackId, HeapId), u32>,
+    callsite_ids: FxHashMap<(StackId, HeapId, Option<Tid>), u32>,
+    /// Threads that callsites are told apart by; `None` where they are not.
+    apart: Option<FxHashSet<Tid>>,
     stacks: FxHashMap<StackId, Stack>,
     totals: Totals,
     heaps: FxHashMap<HeapId, Totals>,
@@ -72,6 +78,9 @@ pub struct Ledger {
     peak: PeakEpoch,
     /// The latest time that an event told.
     latest: MonotonicNanos,
+    curve: Curve,
+    /// What else there was at the peak.
+    highest: Highest,
     threads: Threads,
     /// Heaps of which temporary blocks cannot be told: not all allocations were taken, or they are of mapped memory.
     sampled: FxHashSet<HeapId>,
@@ -110,6 +119,7 @@ impl Ledger {
             ranges: Ranges::default(),
             callsites: Vec::new(),
             callsite_ids: FxHashMap::default(),
+            apart: None,
             stacks: FxHashMap::default(),
             totals: Totals::default(),
             heaps: FxHashMap::default(),
@@ -119,6 +129,8 @@ impl Ledger {
             journal: Journal::default(),
             peak: BEFORE_PEAKS + 1,
             latest: MonotonicNanos(0),
+            curve: Curve::default(),
+            highest: Highest::default(),
             threads: Threads::default(),
             sampled: FxHashSet::default(),
             ages_at_end: None,
@@ -138,7 +150,7 @@ impl Ledger {
             heaps: self.heaps.iter().map(|(&heap, totals)| (heap, totals.inherit())).collect(),
             latest: self.latest,
             sampled: self.sampled.clone(),
-            ..Self::new(child)
+            ..self.empty(child)
         }
     }
 
@@ -146,7 +158,7 @@ impl Ledger {
     /// has the same id, and frames are told once.
     #[must_use]
     pub fn succeed(&self) -> Self {
-        Self { stacks: self.stacks.clone(), ..Self::new(self.pid) }
+        Self { stacks: self.stacks.clone(), ..self.empty(self.pid) }
     }
 
     /// Enters an event of this target. Events of one address must come in the order in which they happened.
@@ -165,16 +177,16 @@ impl Ledger {
     }
 
     fn allocate(&mut self, allocation: &Allocation) {
-        self.latest = self.latest.max(allocation.time);
+        self.pass(allocation.time);
         // Two live blocks cannot share an address: the old one's free was lost.
         self.remove(allocation.address);
-        self.enter_new(&allocation.into(), allocation.time);
+        self.enter_new(&allocation.into(), allocation.time, Some(allocation.tid));
         self.threads.allocate(allocation.tid, allocation.heap, allocation.address);
     }
 
-    /// Enters a block that was allocated; its address must be free.
-    fn enter_new(&mut self, block: &LiveAllocation, time: MonotonicNanos) {
-        let callsite = self.callsite(block.stack, block.heap);
+    /// Enters a block that was allocated, by this thread if that is known; its address must be free.
+    fn enter_new(&mut self, block: &LiveAllocation, time: MonotonicNanos, thread: Option<Tid>) {
+        let callsite = self.callsite(block.stack, block.heap, thread);
         let LiveAllocation { address, size_bytes, interval, time: made, .. } = *block;
         self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time: made });
         let weight = Weight::of(size_bytes, interval);
@@ -186,7 +198,7 @@ impl Ledger {
     }
 
     fn free(&mut self, free: &Free) {
-        self.latest = self.latest.max(free.time);
+        self.pass(free.time);
         let Some((block, weight)) = self.remove(free.address) else {
             self.frees_unknown += 1;
             return;
@@ -217,7 +229,7 @@ impl Ledger {
         match freed.filter(|freed| self.is_same(freed.block, &block)) {
             Some(freed) => self.take_back(block.address, freed),
             // It was not in the books, or so long ago that it counts as a new one.
-            None => self.enter_new(&block, self.latest),
+            None => self.enter_new(&block, self.latest, Some(allocation.tid)),
         }
     }
 
@@ -231,13 +243,6 @@ impl Ledger {
         callsite.temporary_count -= u64::from(temporary);
         // The time of its allocation is long past.
         self.change(block.callsite, Movement::Back(weight), self.latest);
-    }
-
-    fn callsite(&mut self, stack: StackId, heap: HeapId) -> u32 {
-        *self.callsite_ids.entry((stack, heap)).or_insert_with(|| {
-            self.callsites.push(Callsite::new(stack, heap, BEFORE_PEAKS));
-            u32::try_from(self.callsites.len() - 1).expect("four billion callsites do not fit in memory")
-        })
     }
 
     /// Changes the totals of a callsite, of its heap and of the target alike. `time` is that of a peak that is reached by it.
@@ -255,7 +260,10 @@ impl Ledger {
         change(self.heaps.entry(callsite.heap).or_default());
         let peak_bytes = self.totals.peak_bytes;
         change(&mut self.totals);
-        self.peak += PeakEpoch::from(self.totals.peak_bytes > peak_bytes);
+        if self.totals.peak_bytes > peak_bytes {
+            self.peak += 1;
+            self.highest = Highest::of(&self.totals);
+        }
     }
 
     /// Totals over everything, for the progress line. What was live at the peak is in snapshots only.
@@ -311,22 +319,6 @@ impl Ledger {
         self.live.get(address).is_some()
     }
 
-    /// Callsites whose frames have not come. They may come yet.
-    #[must_use]
-    pub fn stacks_lost(&self) -> u64 {
-        let is_lost = |callsite: &&Callsite| !self.stacks.contains_key(&callsite.stack);
-        let lost = self.callsites.iter().filter(is_lost);
-        lost.filter(|callsite| !callsite.totals(self.peak).is_empty()).count() as u64
-    }
-
-    /// Stacks of blocks that are live, and whose frames have not come.
-    #[must_use]
-    pub fn stacks_missing(&self) -> Vec<StackId> {
-        let is_live = |callsite: &&Callsite| callsite.totals(self.peak).live_count() > EstimatedCount::ZERO;
-        let callsites = self.callsites.iter().filter(|callsite| !self.stacks.contains_key(&callsite.stack));
-        callsites.filter(is_live).map(|callsite| callsite.stack).collect()
-    }
-
     /// The process is gone at `now`, and no event will come: single blocks are forgotten, sums stay. Ages are from now on those
     /// at that time.
     pub fn close(&mut self, now: MonotonicNanos) {
@@ -364,8 +356,8 @@ impl Ledger {
             let stack = self.stacks.get(&callsite.stack).cloned();
             let ages = ages.and_then(|ages| ages.get(&index));
             let details = callsite.details(ages, !self.sampled.contains(&callsite.heap));
-            let (heap, inherited) = (callsite.heap, callsite.inherited);
-            callsites.push(CallsiteSnapshot { index, stack, heap, inherited, totals: own, details });
+            let &Callsite { heap, thread, inherited, .. } = callsite;
+            callsites.push(CallsiteSnapshot { index, stack, heap, thread, inherited, totals: own, details });
         }
         let mut heaps: Vec<_> = heaps.into_iter().collect();
         heaps.sort_unstable_by_key(|(heap, _)| *heap);

@@ -105,7 +105,8 @@ impl Ledger {
         // Twice in one set would be the kernel's defect; the books stay sound.
         self.remove(block.address);
         self.latest = self.latest.max(block.time);
-        self.enter_new(block, self.latest);
+        // The kernel's live set does not tell which thread it was.
+        self.enter_new(block, self.latest, None);
     }
 }
 

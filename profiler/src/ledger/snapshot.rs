@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 
 use super::details::Details;
 use super::totals::Totals;
-use crate::ids::{HeapId, Pid};
+use crate::ids::{HeapId, Pid, Tid};
 pub use crate::ingest::event::Stack;
 
 /// One target at an instant, or over a window that ends there. Immutable.
@@ -17,7 +17,7 @@ pub struct TargetSnapshot {
     pub totals: Totals,
     /// By heap, in the order of their ids.
     pub heaps: Vec<(HeapId, Totals)>,
-    /// By stack and heap, in the order of their index.
+    /// By stack, heap and, where that was asked for, thread, in the order of their index.
     pub callsites: Vec<CallsiteSnapshot>,
 }
 
@@ -31,6 +31,8 @@ pub struct CallsiteSnapshot {
     pub stack: Option<Stack>,
     /// The heap it allocated from.
     pub heap: HeapId,
+    /// The thread that allocated, where threads are told apart and it is known.
+    pub thread: Option<Tid>,
     /// Its blocks are copies of a parent's, made by the fork.
     pub inherited: bool,
     /// What it did.

@@ -19,6 +19,8 @@ impl Ledger {
             && self.callsites.iter().all(Callsite::is_sound)
             && self.heaps.values().chain([&self.totals]).all(Totals::is_sound)
             && ages.into_iter().all(|(_, ages)| ages.histogram.is_sound() && ages.total.is_sound())
+            && self.curve.is_sound()
+            && self.highest.is_sound()
             && self.frees_unknown.max(self.peak) < COUNT_MAX
     }
 }

@@ -1,6 +1,7 @@
 //! The books against what was entered.
 
 mod accuracy;
+mod apart;
 mod details;
 mod journal;
 mod mapped;

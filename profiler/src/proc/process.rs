@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::ProcError;
 use super::maps::DELETED;
 use super::stat::Stat;
-use crate::ids::{Pid, StartTime};
+use crate::ids::{Pid, StartTime, Tid};
 
 /// Inode of the initial PID namespace's entry in `/proc/PID/ns` (`PROC_PID_INIT_INO` in
 /// <https://github.com/torvalds/linux/blob/v6.12/include/linux/proc_ns.h#L42>).
@@ -112,6 +112,22 @@ pub fn in_initial_pid_namespace() -> Result<bool, ProcError> {
 /// Path of an entry of the process's directory.
 pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{entry}"))
+}
+
+/// The kernel's name for a thread of the process (`/proc/PID/task/TID/comm`), at most 15 bytes. Bytes that are not UTF-8 become
+/// `U+FFFD`.
+///
+/// # Errors
+///
+/// If the process has no such thread, or it may not be read.
+pub fn thread_name(pid: Pid, tid: Tid) -> Result<String, ProcError> {
+    const NAME_BYTES_MAX: u64 = 64;
+    let mut bytes = Vec::new();
+    File::open(format!("/proc/{pid}/task/{}/comm", tid.0))
+        .and_then(|file| file.take(NAME_BYTES_MAX).read_to_end(&mut bytes))
+        .map_err(|source| ProcError::from_io(pid, "task", source))?;
+    let name = String::from_utf8_lossy(&bytes);
+    Ok(name.strip_suffix('\n').unwrap_or(&name).to_owned())
 }
 
 /// The first `bytes_max` bytes of an entry.

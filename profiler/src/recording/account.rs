@@ -1,19 +1,26 @@
 //! All that a replay keeps of one target.
 
+use std::sync::Arc;
+
 use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Known, MappedRange};
+use super::entry::{Known, MappedRange, ThreadFacts};
 use crate::ids::Pid;
 use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{Instant, Timeline};
 use crate::proc::maps::{Device, Mapping, MappingName};
+use crate::snapshot::ThreadNames;
 use crate::target::address_space::{AddressSpace, MappedModule};
 use crate::units::MonotonicNanos;
 
 /// Mappings that are remembered after they went, as a session does.
 const RETIRED_MAX: usize = 4096;
+
+/// Names of threads that are believed, and the bytes of one.
+const THREADS_MAX: usize = 4096;
+const THREAD_NAME_BYTES_MAX: usize = 64;
 
 /// The books of one target, and what is known of it.
 #[derive(Debug, Deserialize, Serialize)]
@@ -24,6 +31,8 @@ pub(super) struct Account {
     /// Where its code lies, and where it was, the oldest first.
     pub(super) mapped: Vec<MappedRange>,
     retired: Vec<MappedRange>,
+    /// What its threads are called.
+    pub(super) threads: Arc<ThreadNames>,
     /// What callsites held in the course of time, and how they had grown at the end.
     pub(super) timeline: Timeline,
     growths_at_end: Option<Growths>,
@@ -41,6 +50,7 @@ impl Account {
             known: None,
             mapped: Vec::new(),
             retired: Vec::new(),
+            threads: Arc::default(),
             timeline: Timeline::default(),
             growths_at_end: None,
             closed: None,
@@ -51,6 +61,14 @@ impl Account {
     /// Notes what callsites hold.
     pub(super) fn note(&mut self, instant: Instant) {
         self.timeline.note(instant, &self.ledger);
+    }
+
+    /// A thread is called so.
+    pub(super) fn call(&mut self, ThreadFacts { tid, name }: ThreadFacts) {
+        let is_known = self.threads.contains_key(&tid);
+        if name.len() <= THREAD_NAME_BYTES_MAX && (is_known || self.threads.len() < THREADS_MAX) {
+            Arc::make_mut(&mut self.threads).insert(tid, name);
+        }
     }
 
     /// No event will come. `closed` is when live blocks were looked at for the last time.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::replay::Replay;
 use crate::address::{FileOffset, TargetAddr};
-use crate::ids::{ModuleId, Pid};
+use crate::ids::{ModuleId, Pid, Tid};
 use crate::ingest::event::Event;
 use crate::ledger::corrections::Correction;
 use crate::ledger::timeline::Instant;
@@ -135,6 +135,8 @@ pub enum Fact {
     Health(Box<HealthFacts>),
     /// A snapshot was taken.
     Mark(Mark),
+    /// What a thread is called; later ones take the place of earlier ones.
+    Thread(BooksId, ThreadFacts),
 }
 
 /// How a recording was made.
@@ -147,10 +149,21 @@ pub struct SessionFacts {
     pub started_monotonic_ns: u64,
     /// The interval asked for, in bytes.
     pub interval_bytes: u64,
+    /// Callsites are told apart by the threads that allocated.
+    pub by_thread: bool,
     /// The arguments of heapbpf.
     pub arguments: Vec<String>,
     /// heapbpf's version.
     pub version: String,
+}
+
+/// A thread of a target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadFacts {
+    /// Its number.
+    pub tid: Tid,
+    /// The kernel's name for it.
+    pub name: Arc<str>,
 }
 
 /// What is known of a target beside its books.
@@ -249,7 +262,7 @@ impl Entry {
                 Fact::Health(health) => Some(MonotonicNanos(health.monotonic_ns)),
                 Fact::Mark(mark) => Some(MonotonicNanos(mark.monotonic_ns)),
                 // Times are told from the session's beginning, so that comes before all.
-                Fact::Session(_) | Fact::Target(..) | Fact::Module(_) => None,
+                Fact::Session(_) | Fact::Target(..) | Fact::Module(_) | Fact::Thread(..) => None,
             },
             Self::End(time) => Some(*time),
             Self::Step(_) | Self::Fold(_) | Self::Names(_) => None,

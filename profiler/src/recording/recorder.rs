@@ -12,12 +12,14 @@ use tracing::warn;
 
 use super::entry::{
     BooksId, Entry, Fact, HealthFacts, Known, MappedRange, Mark, ModuleFacts, NamedPlace, SessionFacts, Step,
+    ThreadFacts,
 };
 use super::write::{WriteError, WriteReason, Writer, Written};
 use crate::ids::Pid;
 use crate::ingest::event::Event;
 use crate::ledger::{Ledger, timeline};
 use crate::object::module::ModuleStore;
+use crate::snapshot::ThreadNames;
 use crate::target::address_space::AddressSpace;
 use crate::units::MonotonicNanos;
 
@@ -61,6 +63,7 @@ struct Said {
     known: Known,
     /// Held, so that it is not changed in place.
     space: Option<Arc<AddressSpace>>,
+    threads: Arc<ThreadNames>,
 }
 
 impl Recorder {
@@ -176,7 +179,7 @@ impl Recorder {
     }
 
     /// What is known of a target, where that has changed.
-    pub fn target(&mut self, books: u32, known: Known, space: &Arc<AddressSpace>) {
+    pub fn target(&mut self, books: u32, known: Known, space: &Arc<AddressSpace>, threads: &Arc<ThreadNames>) {
         let books = BooksId(books);
         let said = self.said.remove(&books);
         let is_same = |said: &Said| {
@@ -189,7 +192,20 @@ impl Recorder {
         if said.as_ref().is_none_or(|said| said.known != known) {
             self.fact(Fact::Target(books, known.clone()));
         }
-        self.said.insert(books, Said { known, space: Some(Arc::clone(space)) });
+        self.threads(books, said.as_ref().map(|said| &said.threads), threads);
+        self.said.insert(books, Said { known, space: Some(Arc::clone(space)), threads: Arc::clone(threads) });
+    }
+
+    /// Names of threads that were not said.
+    fn threads(&mut self, books: BooksId, said: Option<&Arc<ThreadNames>>, threads: &Arc<ThreadNames>) {
+        if said.is_some_and(|said| Arc::ptr_eq(said, threads)) {
+            return;
+        }
+        for (&tid, name) in &**threads {
+            if said.is_none_or(|said| said.get(&tid) != Some(name)) {
+                self.fact(Fact::Thread(books, ThreadFacts { tid, name: Arc::clone(name) }));
+            }
+        }
     }
 
     /// Whether nothing more can be learned of a target that has ended.

@@ -47,6 +47,9 @@ pub struct Replay {
     events: u64,
     /// Single events are known from here on.
     folded_until: Option<MonotonicNanos>,
+    /// Callsites are told apart by thread, whether the recording was made so or not.
+    #[serde(skip)]
+    by_thread: bool,
     /// The books stay as they are; what they lack is still taken.
     #[serde(skip)]
     is_frozen: bool,
@@ -65,6 +68,12 @@ pub struct Start {
 }
 
 impl Replay {
+    /// Has callsites told apart by thread. To be called before the first entry; what was folded before is as it was folded.
+    #[must_use]
+    pub fn by_thread(self, by_thread: bool) -> Self {
+        Self { by_thread, ..self }
+    }
+
     /// Takes the next entry.
     pub fn enter(&mut self, entry: Entry) {
         if self.is_frozen {
@@ -77,14 +86,19 @@ impl Replay {
             Entry::Event(event) => self.event(event),
             Entry::Step(step) => self.step(step),
             Entry::Fact(fact) => self.fact(*fact),
-            Entry::Fold(before) => {
-                let follows = self.flows.is_some();
-                *self = *before;
-                if follows {
-                    self.follow();
-                }
-            }
+            Entry::Fold(before) => self.begin_with(*before),
             Entry::Names(_) | Entry::End(_) => {}
+        }
+    }
+
+    fn begin_with(&mut self, before: Self) {
+        let follows = self.flows.is_some();
+        *self = Self { by_thread: self.by_thread, ..before };
+        if self.by_thread {
+            self.accounts.values_mut().for_each(|account| account.ledger.tell_threads_apart());
+        }
+        if follows {
+            self.follow();
         }
     }
 
@@ -119,6 +133,9 @@ impl Replay {
                     }
                     Fact::Health(_) => self.health.monotonic_ns == 0,
                     Fact::Module(_) => true,
+                    Fact::Thread(books, thread) => {
+                        self.accounts.get(books).is_some_and(|account| !account.threads.contains_key(&thread.tid))
+                    }
                     Fact::Session(_) | Fact::Mark(_) => false,
                 };
                 if is_missing {
@@ -183,7 +200,10 @@ impl Replay {
         }
     }
 
-    fn open_account(&mut self, books: BooksId, ledger: Ledger) {
+    fn open_account(&mut self, books: BooksId, mut ledger: Ledger) {
+        if self.by_thread || self.session.by_thread {
+            ledger.tell_threads_apart();
+        }
         let mut account = Account::new(ledger, self.time);
         if self.flows.is_some() {
             account.ledger.keep_journal();
@@ -224,6 +244,11 @@ impl Replay {
             }
             Fact::Health(health) => self.health = *health,
             Fact::Mark(mark) => self.marks.push(mark),
+            Fact::Thread(books, thread) => {
+                if let Some(account) = self.accounts.get_mut(&books) {
+                    account.call(thread);
+                }
+            }
         }
     }
 
@@ -353,7 +378,7 @@ impl Replay {
     fn state(&self, books: BooksId, start: Option<&Start>, now: MonotonicNanos) -> Option<TargetState> {
         let account = self.accounts.get(&books)?;
         let known = account.known.as_ref().filter(|known| known.begun)?;
-        let snapshot = account.ledger.snapshot(now);
+        let (snapshot, until) = (account.ledger.snapshot(now), account.until(now));
         let base = match start {
             Some(start) if start.ended.contains(&books) => Base::Ended,
             Some(start) => start.books.get(&books).map_or(Base::Beginning, |books| Base::At(Arc::clone(books))),
@@ -367,12 +392,14 @@ impl Replay {
         }
         Some(TargetState {
             facts: known.facts.clone(),
+            threads: Arc::clone(&account.threads),
             space: Arc::new(account.space(known.facts.pid, self.modules.len())),
             heaps,
             books: Arc::new(snapshot),
             growths: account.growths(now),
+            curve: account.ledger.moments(until),
             timeline: Arc::new(account.timeline.clone()),
-            until: account.until(now),
+            until,
             older: None,
             base,
         })

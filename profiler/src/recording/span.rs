@@ -60,7 +60,8 @@ pub struct Spanned {
 }
 
 impl Spanned {
-    /// Replays what is asked for, and reads all of the rest for the sake of names, which `name` is given.
+    /// Replays what is asked for, and reads all of the rest for the sake of names, which `name` is given. Callsites are told
+    /// apart `by_thread` where that is asked for, or was when the recording was made.
     ///
     /// # Errors
     ///
@@ -68,9 +69,11 @@ impl Spanned {
     pub fn read(
         entries: impl Iterator<Item = Entry>,
         span: Span,
+        by_thread: bool,
         mut name: impl FnMut(Vec<NamedPlace>),
     ) -> Result<Self, SpanError> {
         let mut spanned = Self::new(span);
+        spanned.replay = spanned.replay.by_thread(by_thread);
         for entry in entries {
             match entry {
                 Entry::Names(places) => name(places),

@@ -1,8 +1,8 @@
 //! How a target's heap came to be what it is: its totals at many instants, its callsites' at few.
 
+pub use crate::ledger::curve::Moment;
 pub use crate::ledger::held::Held;
 pub use crate::ledger::timeline::{Instant, Occasion};
-use crate::units::MonotonicNanos;
 
 /// See the module. Times are of the recording; estimates are as exact as a float of 64 bits holds them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -11,15 +11,6 @@ pub struct History {
     pub curve: Vec<Moment>,
     /// When [`CallsiteProfile::history`](super::profile::CallsiteProfile::history) is known, in the order of time.
     pub instants: Vec<Instant>,
-}
-
-/// The totals of a target at a moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Moment {
-    /// When.
-    pub time: MonotonicNanos,
-    /// What there was.
-    pub held: Held,
 }
 
 /// What a callsite holds since an instant.

@@ -1,16 +1,117 @@
-//! A page with everything, for people.
+//! A page with everything, for people: one file that needs no network and opens from disk.
+//!
+//! Owns how the page is put together: the parts that never change (`html/page.html`, `html/style/*.css`, `html/page/*.js` and
+//! the time chart's library in `html/vendor`), a policy that lets these parts run and nothing else, and the profile's data,
+//! compressed and in base64, so that no name of a target is ever a part of the page's text. What the page makes of the
+//! data is the scripts' business.
 
-use std::io;
+use std::io::{self, Write};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use base64::write::EncoderWriter;
+use flate2::{Compression, GzBuilder};
+use sha2::{Digest as _, Sha256};
 
 use super::profile::Profile;
 use super::{Presentation, Report, ReportError};
+use document::Document;
+
+mod callsites;
+mod column;
+mod document;
+mod header;
+mod health;
+mod history;
+mod names;
+mod stacks;
+
+/// The page, with `{{…}}` where parts go.
+const PAGE: &str = include_str!("html/page.html");
+
+/// Styles: the chart's, then the page's.
+const STYLE: &str = concat!(
+    include_str!("html/vendor/uplot/uPlot.min.css"),
+    include_str!("html/style/ground.css"),
+    include_str!("html/style/charts.css"),
+    include_str!("html/style/lists.css"),
+);
+
+/// The chart's library, as it is published.
+const CHART: &str = include_str!("html/vendor/uplot/uPlot.iife.min.js");
+
+/// Its licence.
+const LICENCE: &str = include_str!("html/vendor/uplot/LICENSE");
+
+/// The page's own script: one function, so that its modules see each other and nothing else sees them.
+const SCRIPT: &str = concat!(
+    "(() => {\n\"use strict\";\n",
+    include_str!("html/page/text.js"),
+    include_str!("html/page/element.js"),
+    include_str!("html/page/data.js"),
+    include_str!("html/page/period.js"),
+    include_str!("html/page/selection.js"),
+    include_str!("html/page/amounts.js"),
+    include_str!("html/page/tree.js"),
+    include_str!("html/page/colour.js"),
+    include_str!("html/page/flame.js"),
+    include_str!("html/page/flame_panel.js"),
+    include_str!("html/page/timeline.js"),
+    include_str!("html/page/histogram.js"),
+    include_str!("html/page/callsite.js"),
+    include_str!("html/page/table.js"),
+    include_str!("html/page/leaks.js"),
+    include_str!("html/page/health.js"),
+    include_str!("html/page/header.js"),
+    include_str!("html/page/main.js"),
+    "})();\n",
+);
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
 pub struct Html;
 
 impl Report for Html {
-    fn write(&self, _: &Profile, _: &Presentation, _: &mut dyn io::Write) -> Result<(), ReportError> {
-        Err(std::io::Error::other("html is not written yet").into())
+    fn write(&self, profile: &Profile, presentation: &Presentation, out: &mut dyn Write) -> Result<(), ReportError> {
+        let mut rest = PAGE;
+        while let Some((before, (part, after))) =
+            rest.split_once("{{").and_then(|(before, rest)| Some((before, rest.split_once("}}")?)))
+        {
+            out.write_all(before.as_bytes())?;
+            match part {
+                "policy" => out.write_all(policy().as_bytes())?,
+                "style" => out.write_all(STYLE.as_bytes())?,
+                "licence" => out.write_all(LICENCE.as_bytes())?,
+                "chart" => out.write_all(CHART.as_bytes())?,
+                "script" => out.write_all(SCRIPT.as_bytes())?,
+                "profile" => write_data(profile, presentation, out)?,
+                _ => return Err(io::Error::other(format!("the page has no part `{part}`")).into()),
+            }
+            rest = after;
+        }
+        out.write_all(rest.as_bytes())?;
+        Ok(())
     }
+}
+
+/// What the page may do: run its own two scripts, named by their hashes, and apply its one style. It can load nothing, and
+/// so tell nobody anything.
+fn policy() -> String {
+    let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text.as_bytes())));
+    format!(
+        "default-src 'none'; script-src {} {}; style-src {}; base-uri 'none'; form-action 'none'",
+        hash(CHART),
+        hash(SCRIPT),
+        hash(STYLE)
+    )
+}
+
+/// The profile's data: JSON, compressed with gzip, in base64. The same data gives the same bytes: there is no time in it.
+fn write_data(profile: &Profile, presentation: &Presentation, out: &mut dyn Write) -> io::Result<()> {
+    let encoder = EncoderWriter::new(out, &STANDARD);
+    let mut packer = io::BufWriter::with_capacity(1 << 16, GzBuilder::new().write(encoder, Compression::new(7)));
+    serde_json::to_writer(&mut packer, &Document::new(profile, presentation))?;
+    let mut encoder = packer.into_inner().map_err(io::IntoInnerError::into_error)?.finish()?;
+    encoder.finish()?;
+    Ok(())
 }

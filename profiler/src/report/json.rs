@@ -4,6 +4,7 @@
 
 mod callsites;
 mod code;
+mod curve;
 mod details;
 mod guardrails;
 mod health;
@@ -15,6 +16,7 @@ use std::io;
 
 use callsites::Callsites;
 use code::{MappingFields, ModuleFields, ThreadFields};
+use curve::CurveFields;
 use details::DetailsFields;
 use guardrails::OverheadFields;
 use health::HealthFields;
@@ -140,6 +142,7 @@ struct TargetFields<'a> {
     overhead: Option<OverheadFields>,
     totals: TargetTotalsFields,
     heaps: Vec<HeapFields<'a>>,
+    curve: CurveFields<'a>,
     mappings: Vec<MappingFields>,
     threads: Vec<ThreadFields<'a>>,
     leak_candidates: Option<LeaksFields<'a>>,
@@ -170,6 +173,7 @@ impl<'a> TargetFields<'a> {
                 .zip(&target.heaps)
                 .map(|(i, heap)| HeapFields::new(context.profile, target, heap, i))
                 .collect(),
+            curve: CurveFields::new(context.profile, target),
             mappings: MappingFields::of(context.profile, target),
             threads: target.threads.iter().map(ThreadFields::new).collect(),
             leak_candidates: LeaksFields::new(context.profile, target, &callsites.order),

@@ -69,9 +69,11 @@ fn words(profile: &Profile) -> Value {
 fn metadata(profile: &Profile, target: &TargetProfile, pid: u32) -> [Value; 2] {
     let event = |name: &str, args: Value| json!({ "ph": "M", "cat": "__metadata", "pid": pid, "tid": 0, "ts": 0, "name": name, "args": args });
     let labels = [target.command.clone(), describe::interval(profile), describe::losses(profile)];
+    // Commas part labels.
+    let labels = labels.map(|label| label.replace(", ", " · ").replace(',', "\u{2009}"));
     [
         event("process_name", json!({ "name": target.comm })),
-        event("process_labels", json!({ "labels": labels.join(", ") })),
+        event("process_labels", json!({ "labels": labels.join(",") })),
     ]
 }
 

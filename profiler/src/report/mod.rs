@@ -44,6 +44,7 @@ mod describe;
 mod dumps;
 mod format;
 mod function;
+mod loss;
 mod places;
 mod presentation;
 mod roots;

@@ -13,7 +13,7 @@ use crate::units::{EstimatedBytes, EstimatedCount};
 
 mod callsites;
 pub(crate) mod grid;
-mod guardrails;
+pub(super) mod guardrails;
 mod health;
 mod leaks;
 

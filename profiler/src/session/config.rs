@@ -50,6 +50,8 @@ pub struct SessionConfig {
     pub unwind_bytes_max: u64,
     /// File to record to, and the bytes that it may take.
     pub recording: Option<(PathBuf, Option<u64>)>,
+    /// Callsites are told apart by the threads that allocate.
+    pub by_thread: bool,
     /// How old live blocks must be to be shown; `None` for all.
     pub older_than: Option<Duration>,
     /// What it may cost.

@@ -80,6 +80,7 @@ impl Session {
     fn dump(&mut self, reason: WindowReason, listener: &mut dyn Listener) -> Result<()> {
         self.empty_ring();
         let (now, counters) = (clock::now(), self.counters()?);
+        self.targets.refresh_thread_names();
         let window = self.end_window(reason, now);
         self.targets.note_occasion(now.monotonic, Occasion::Dump(self.dumps.taken));
         self.record_mark(now, reason.name());

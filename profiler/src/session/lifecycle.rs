@@ -2,6 +2,7 @@
 //! doing it is the session's.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,6 +15,7 @@ use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
 use crate::report::profile::Origin;
+use crate::snapshot::ThreadNames;
 use crate::target::address_space::AddressSpace;
 
 /// Something that a process did and that the session has to act on.
@@ -35,6 +37,8 @@ pub(super) struct Birth {
     pub(super) space: AddressSpace,
     /// What is to be hooked in it.
     pub(super) hooks: Hooks,
+    /// What the threads are called whose blocks it begins with.
+    pub(super) threads: Arc<ThreadNames>,
     /// Its parent was asked for by itself.
     pub(super) requested: bool,
 }
@@ -47,6 +51,7 @@ impl Birth {
             ledger: parent.ledger.fork(fork.child),
             space: parent.space.for_child(fork.child),
             hooks: parent.hooks.for_child(),
+            threads: Arc::clone(parent.threads.names()),
             requested: parent.requested,
         }
     }
@@ -58,6 +63,7 @@ impl Birth {
             ledger: self.ledger.fork(fork.child),
             space: self.space.for_child(fork.child),
             hooks: self.hooks.for_child(),
+            threads: Arc::clone(&self.threads),
             requested: self.requested,
         }
     }
@@ -161,7 +167,7 @@ impl Lifecycle {
         let room = self.live_max.saturating_sub(targets.live_blocks() + self.unborn_blocks());
         let is_empty = birth.ledger.live_blocks() > room;
         if is_empty {
-            birth.ledger = Ledger::new(fork.child);
+            birth.ledger = birth.ledger.empty(fork.child);
             targets.others.not_inherited_count += 1;
         }
         if let Some(recorder) = &mut targets.recorder {

@@ -23,6 +23,7 @@ mod snapshot;
 mod target;
 mod targets;
 mod thinning;
+mod threads;
 mod triggers;
 mod unwinding;
 
@@ -115,7 +116,7 @@ impl Session {
     /// that alone cannot be attached is told in the profile instead, and so is a process that merely matched.
     pub fn start(config: SessionConfig) -> Result<Self> {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
-        let mut targets = Targets::default();
+        let mut targets = Targets::new(config.by_thread, config.recording.is_some());
         let mut tables = Tables::new(config.unwind);
         let mut latecomers = Latecomers::new(&config.selection);
         let mut found = Vec::new();
@@ -271,6 +272,7 @@ impl Session {
     fn tick(&mut self, listener: &mut dyn Listener) -> Result<()> {
         self.drain();
         retry_releases();
+        self.targets.read_thread_names(std::time::Instant::now());
         self.dump_if_due(listener)
     }
 
@@ -373,6 +375,7 @@ impl Session {
         let (ended, counters) = self.stop()?;
         self.targets.learn_exit_codes();
         self.targets.skip_unprofilable();
+        self.targets.refresh_thread_names();
         let window = self.last_window(ended);
         let snapshot = self.snapshot(ended, &counters, window);
         let recording = self.end_recording(&snapshot, ended);

@@ -21,6 +21,7 @@ impl Session {
             started_unix_ns: self.started.unix_ns,
             started_monotonic_ns: self.started.monotonic.0,
             interval_bytes: u64::from(self.config.interval.bytes()),
+            by_thread: self.config.by_thread,
             arguments: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         });
@@ -76,7 +77,7 @@ impl Session {
         let ended = self.targets.ended().iter().filter(|target| is_last || !recorder.has_all(target.ledger.number()));
         let told: Vec<&Target> = ended.chain(self.targets.running()).collect();
         for target in told {
-            recorder.target(target.ledger.number(), self.known(target), &target.space);
+            recorder.target(target.ledger.number(), self.known(target), &target.space, target.threads.names());
         }
         if recorder.is_crowded() {
             let kept = self.targets.ended().iter().chain(self.targets.running());

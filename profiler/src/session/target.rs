@@ -28,6 +28,7 @@ use super::guard;
 use super::hooks::Hooks;
 use super::lifecycle::Birth;
 use super::probes::Probes;
+use super::threads::Threads;
 
 /// One target: the process, its code, its books, its probes.
 pub(super) struct Target {
@@ -40,6 +41,8 @@ pub(super) struct Target {
     cgroup: Option<Arc<str>>,
     /// `None` once it has ended or become another program.
     pub(super) process: Option<Process>,
+    /// What its threads are called.
+    pub(super) threads: Threads,
     /// Shared with the snapshots that were made.
     pub(super) space: Arc<AddressSpace>,
     pub(super) ledger: Ledger,
@@ -105,6 +108,7 @@ impl Target {
             comm: process.comm.clone(),
             cgroup: process.cgroup.clone(),
             process: Some(process),
+            threads: Threads::default(),
             space: Arc::new(AddressSpace::new(pid)),
             ledger: Ledger::new(pid),
             beginning: Beginning { origin, time: MonotonicNanos(0), delay_ns: None, from_first_call: false },
@@ -132,9 +136,9 @@ impl Target {
 
     /// A copy of its parent, made by a fork: its code lies where the parent's did then.
     pub(super) fn forked(process: Process, birth: Birth) -> Self {
-        let Birth { fork, ledger, space, hooks, requested } = birth;
+        let Birth { fork, ledger, space, hooks, threads, requested } = birth;
         let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
-        Self { space: Arc::new(space), ledger, hooks, requested, ..target }
+        Self { threads: Threads::of_child(&threads), space: Arc::new(space), ledger, hooks, requested, ..target }
     }
 
     /// Opens a process.
@@ -177,7 +181,21 @@ impl Target {
         if let Event::Stack(_, _, stack) = &event {
             self.space_stale |= stack.frames.iter().any(|&frame| !self.space.covers(frame.inside_call()));
         }
+        self.threads.meet(&event);
         self.ledger.enter(event);
+    }
+
+    /// Reads names of threads that are due, at most so many. Returns how many it read.
+    pub(super) fn read_thread_names(&mut self, now: Instant, reads_max: usize) -> usize {
+        if reads_max == 0 || !self.threads.is_due(now) || self.is_gone() {
+            return 0;
+        }
+        self.threads.read(self.pid, now, reads_max)
+    }
+
+    /// Reads names of threads again, at most so many. Returns how many it read.
+    pub(super) fn refresh_thread_names(&mut self, reads_max: usize) -> usize {
+        if self.is_gone() { 0 } else { self.threads.refresh(self.pid, reads_max) }
     }
 
     /// Notes what its callsites hold at this instant, which is now, and tells the recording, if there is one.
@@ -312,9 +330,11 @@ impl Target {
         TargetState {
             facts: self.facts(),
             space: Arc::clone(&self.space),
+            threads: Arc::clone(self.threads.names()),
             heaps: self.hooks.heaps(&books.heaps, probes),
             books: Arc::new(books),
             growths,
+            curve: self.ledger.moments(counted),
             timeline: Arc::clone(&self.timeline),
             until: counted,
             older,

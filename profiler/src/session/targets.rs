@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time;
 
 use crate::ids::{HeapId, Pid};
 use crate::ingest::event::{Event, Exec};
@@ -27,6 +28,10 @@ pub(super) struct Targets {
     /// Is told whatever becomes of books; `None` where nothing is recorded.
     pub(super) recorder: Option<Recorder>,
     window: OthersWindow,
+    /// Callsites are told apart by thread.
+    by_thread: bool,
+    /// It is to be known what threads are called.
+    names_threads: bool,
     /// Of targets that are kept as sums alone.
     frees_unknown_folded: u64,
     /// Their heaps.
@@ -49,7 +54,32 @@ const ENDED_MAX: usize = 1000;
 /// Skipped processes that are named.
 const SKIPPED_MAX: usize = 100;
 
+/// Names of threads that are read in one go, so that it takes a millisecond, and when a profile is made.
+const NAMES_READ_MAX: usize = 128;
+const NAMES_REFRESHED_MAX: usize = 10_000;
+
 impl Targets {
+    /// None yet. `is_recorded` says that whoever reads the recording may ask for threads later.
+    pub(super) fn new(by_thread: bool, is_recorded: bool) -> Self {
+        Self { by_thread, names_threads: by_thread || is_recorded, ..Self::default() }
+    }
+
+    /// Reads names of threads that are due.
+    pub(super) fn read_thread_names(&mut self, now: time::Instant) {
+        let mut left = NAMES_READ_MAX;
+        for target in self.running.values_mut() {
+            left -= target.read_thread_names(now, left);
+        }
+    }
+
+    /// Reads names of threads again: they may have changed.
+    pub(super) fn refresh_thread_names(&mut self) {
+        let mut left = NAMES_REFRESHED_MAX;
+        for target in self.running.values_mut() {
+            left -= target.refresh_thread_names(left);
+        }
+    }
+
     pub(super) fn get_mut(&mut self, pid: Pid) -> Option<&mut Target> {
         self.running.get_mut(&pid)
     }
@@ -104,6 +134,12 @@ impl Targets {
 
     /// A new one. Returns the one that had its number before and was not seen to end: it has.
     pub(super) fn add(&mut self, mut target: Target) -> Option<Target> {
+        if self.by_thread {
+            target.ledger.tell_threads_apart();
+        }
+        if self.names_threads {
+            target.threads.ask();
+        }
         if let Some(recorder) = &mut self.recorder {
             if target.ledger.number() == 0 {
                 recorder.open(&mut target.ledger, target.pid);

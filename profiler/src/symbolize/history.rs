@@ -4,15 +4,15 @@
 use crate::ledger::held::Held;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Totals;
-use crate::report::history::{Change, History, Instant};
+use crate::report::history::{Change, History, Instant, Moment};
 use crate::snapshot::{Base, TargetState};
 use crate::units::MonotonicNanos;
 
 /// See the module.
 pub(super) struct Clip<'state> {
     target: &'state TargetState,
-    /// The books where the window begins; `None` where that is the target's own beginning.
-    base: Option<&'state TargetSnapshot>,
+    /// When the window began, and what the books were; `None` where that is the target's own beginning.
+    window: Option<(MonotonicNanos, &'state TargetSnapshot)>,
     /// Of the timeline's instants, the first that is later than the beginning, and the first that is too late.
     kept: [usize; 2],
     /// What was held at the beginning is an instant before those, and what is held at the end one behind them.
@@ -47,15 +47,15 @@ impl<'state> Clip<'state> {
             instants.push(Instant { time: target.until, occasion: None });
         }
         let has_ends = [begun.is_some(), has_end];
-        Self { target, base: window.map(|(_, base)| base), kept: [first, behind], has_ends, instants }
+        Self { target, window, kept: [first, behind], has_ends, instants }
     }
 
     /// What a callsite of the books held at those instants at which that had changed.
     pub(super) fn changes(&self, index: u32) -> Vec<Change> {
         let ([first, behind], [has_beginning, has_end]) = (self.kept, self.has_ends);
         let totals = totals_of(&self.target.books, index);
-        let at_first = match self.base {
-            Some(base) => totals_of(base, index).map(Held::of),
+        let at_first = match self.window {
+            Some((_, base)) => totals_of(base, index).map(Held::of),
             None => totals.map(Held::at_first),
         };
         let at_first = has_beginning.then_some((0, at_first.unwrap_or_default()));
@@ -77,9 +77,32 @@ impl<'state> Clip<'state> {
         changes
     }
 
-    /// The instants.
+    /// The moments and the instants.
     pub(super) fn history(self) -> History {
-        History { curve: Vec::new(), instants: self.instants }
+        History { curve: self.curve(), instants: self.instants }
+    }
+
+    fn curve(&self) -> Vec<Moment> {
+        let TargetState { curve, books, until, facts, .. } = self.target;
+        let (beginning, later) = match self.window {
+            Some((start, base)) => {
+                let later = curve.partition_point(|moment| moment.time <= start);
+                (Moment { time: start.min(*until), held: Held::of(&base.totals) }, later)
+            }
+            None => {
+                let first = curve.first().map_or(*until, |first| first.time);
+                (Moment { time: facts.beginning.time.min(first), held: Held::at_first(&books.totals) }, 0)
+            }
+        };
+        let last = Moment { time: *until, held: Held::of(&books.totals) };
+        let mut moments = vec![beginning];
+        moments.extend(&curve[later..]);
+        // Where nothing has come since, the beginning is the end as well.
+        if moments.last() != Some(&last) {
+            moments.push(last);
+        }
+        moments.dedup();
+        moments
     }
 }
 
@@ -88,3 +111,6 @@ fn totals_of(books: &TargetSnapshot, index: u32) -> Option<&Totals> {
     let place = books.callsites.binary_search_by_key(&index, |callsite| callsite.index).ok()?;
     Some(&books.callsites[place].totals)
 }
+
+#[cfg(test)]
+mod tests;

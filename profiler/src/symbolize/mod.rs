@@ -20,6 +20,7 @@ mod inflate;
 pub mod names;
 pub mod profile;
 pub mod resolver;
+mod threads;
 pub mod trim;
 
 /// One function that was active at an address.

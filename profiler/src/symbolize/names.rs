@@ -7,6 +7,7 @@ use std::sync::Arc;
 use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 
+use super::threads::Threads;
 use super::{Resolve, ResolvedFrame};
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{HeapId, ModuleId};
@@ -47,7 +48,8 @@ pub fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver: &dyn R
     let answers = ask(&places, modules, resolver);
     let mut named = Named::default();
     for (target, places) in targets.iter().zip(&places) {
-        let mut writer = Writer { places, modules, answers: &answers, chains: FxHashMap::default() };
+        let threads = Threads::of(target.snapshot);
+        let mut writer = Writer { places, modules, answers: &answers, threads, chains: FxHashMap::default() };
         let heaps: FxHashMap<HeapId, usize> =
             target.snapshot.heaps.iter().enumerate().map(|(index, &(id, _))| (id, index)).collect();
         let callsites = target.snapshot.callsites.iter().filter_map(|callsite| {
@@ -120,6 +122,7 @@ struct Writer<'a> {
     places: &'a Places,
     modules: &'a Modules,
     answers: &'a Answers,
+    threads: Threads,
     /// The frames of an address, which follow each other.
     chains: FxHashMap<TargetAddr, Range<u32>>,
 }
@@ -140,7 +143,7 @@ impl Writer<'_> {
             heap,
             inherited,
             totals,
-            thread: None,
+            thread: self.threads.place(callsite.thread),
             older: None,
             details: details.clone(),
             history: Vec::new(),

@@ -6,6 +6,7 @@ use super::Resolve;
 use super::code::Code;
 use super::history::Clip;
 use super::names::{Unnamed, name_profile};
+use super::threads::Threads;
 use super::trim::trim;
 use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
@@ -78,7 +79,7 @@ fn of_target(
         comm: facts.comm,
         cgroup: facts.cgroup,
         mappings: Vec::new(),
-        threads: Vec::new(),
+        threads: Threads::of(books).named(&target.threads),
         history: clip.map(Clip::history).unwrap_or_default(),
         beginning: facts.beginning,
         exited: facts.exited,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use heapbpf_tests::heapbpf::text;
 use heapbpf_tests::viewers;
 
-use crate::fixture::{Fixture, VIEWS};
+use crate::fixture::{Fixture, VIEWS, read};
 
 /// Stacks by their line, from a file of ours.
 fn stacks(lines: &str) -> BTreeMap<String, u64> {
@@ -41,4 +41,35 @@ fn speedscope_reads_every_stack() {
         *found.entry(frames.join(";")).or_default() += stack[1].as_u64().expect("weights are whole");
     }
     assert!(found == expected, "{} stacks, not {}", found.len(), expected.len());
+}
+
+#[test]
+fn inferno_draws_all_of_it() {
+    let folded = text(&Fixture::exact().converted("folded", ""));
+    let mut options = inferno::flamegraph::Options::default();
+    let mut image = Vec::new();
+    inferno::flamegraph::from_lines(&mut options, folded.lines(), &mut image).expect("it reads every line");
+    let image = String::from_utf8(image).expect("images are text");
+    let sum: u64 = stacks(&folded).values().sum();
+    let digits = |title: &str| title.chars().filter(char::is_ascii_digit).collect::<String>();
+    let all =
+        image.split("<title>all (").nth(1).and_then(|rest| rest.split_once(' ')).expect("everything is a frame").0;
+    assert_eq!(digits(all), sum.to_string());
+}
+
+#[test]
+fn what_is_below_a_threshold_is_folded_and_no_total_changes() {
+    let fixture = Fixture::exact();
+    let whole = stacks(&text(&fixture.converted("folded", "")));
+    let thinned = stacks(&text(&fixture.converted("folded", "--threshold 1%")));
+    assert!(thinned.len() * 5 < whole.len(), "{} stacks of {}", thinned.len(), whole.len());
+    assert_eq!(thinned.values().sum::<u64>(), whole.values().sum::<u64>());
+    assert!(thinned.keys().any(|stack| stack.ends_with("climb(int, int);<other>")));
+    let report = read(&fixture.converted("json", "--threshold 1%"));
+    for (target, before) in report["targets"].as_array().into_iter().flatten().zip(&fixture.report.targets) {
+        assert_eq!(target["totals"]["alloc_bytes"].as_u64(), before.totals.alloc_bytes.as_u64());
+        let callsites = target["callsites"].as_array().expect("targets have callsites");
+        let sum: u64 = callsites.iter().filter_map(|callsite| callsite["alloc_bytes"].as_u64()).sum();
+        assert_eq!(Some(sum), before.totals.alloc_bytes.as_u64());
+    }
 }

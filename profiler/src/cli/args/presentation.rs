@@ -33,6 +33,11 @@ pub(in crate::cli) struct PresentationArgs {
 }
 
 impl PresentationArgs {
+    /// Whether threads are to be told apart.
+    pub(in crate::cli) fn by_thread(&self) -> bool {
+        self.by.contains(&Group::Thread)
+    }
+
     /// How reports are to be presented.
     pub(in crate::cli) fn presentation(&self) -> Presentation {
         let mut by: Vec<Group> = Vec::new();

@@ -48,7 +48,7 @@ fn what_is_folded_is_in_the_sums_and_no_window_begins_before() {
 
     let read = |bytes: &[u8], from_ns: u64| {
         let span = Span { from_ns: Some(from_ns), to_ns: None };
-        Spanned::read(Reading::new(bytes).expect("whole"), span, |_| {})
+        Spanned::read(Reading::new(bytes).expect("whole"), span, false, |_| {})
     };
     let without_beginning = read(&limited, 0).expect("the sums are there").check_whole();
     assert!(matches!(without_beginning, Err(SpanError::Folded { .. })));

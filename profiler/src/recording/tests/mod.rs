@@ -4,6 +4,7 @@ mod corrections;
 mod entries;
 mod flows;
 mod folding;
+mod layout;
 
 use std::io::Write as _;
 use std::path::Path;

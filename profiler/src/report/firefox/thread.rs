@@ -138,6 +138,11 @@ impl ThreadFields {
             }
         }
         let markers = if is_first { Markers::of(&span, target, &mut tables) } else { Markers::default() };
+        samples.retain(|(_, _, weight)| *weight > 0);
+        if is_first {
+            // The profiler shows the time from the first sample to the last one, and counters and allocations only within it.
+            samples.extend([(0, None, 0), (span.duration_ns, None, 0)]);
+        }
         let end = target.exited.then(|| millis(span.duration_ns));
         let [pid, tid] = ids;
         Self {
@@ -193,7 +198,6 @@ fn stack(
 
 impl Samples {
     fn new(mut samples: Vec<(u64, Option<usize>, u64)>, view: View) -> Self {
-        samples.retain(|(_, _, weight)| *weight > 0);
         samples.sort_by_key(|(time_ns, _, _)| *time_ns);
         let weight_type = match view {
             View::LiveBytes | View::AllocBytes => "bytes",

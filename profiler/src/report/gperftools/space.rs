@@ -7,6 +7,7 @@ use std::io;
 use rustc_hash::FxHashMap;
 
 use crate::report::calls::calls;
+use crate::report::places::Place;
 use crate::report::profile::{FrameId, Profile, TargetProfile};
 
 /// Where mappings go whose own place is taken: programs have nothing there, in practice.
@@ -101,15 +102,11 @@ impl<'a> Scope<'a> {
 
     fn look_up(&self, id: FrameId, space: &mut Space) -> u64 {
         let Some(frame) = self.profile.frames.get(id.0 as usize) else { return super::NO_STACK };
-        let call = frame.address.saturating_sub(1);
-        let found = self.target.mappings.iter().find_map(|mapping| {
-            let path = &self.profile.modules.get(mapping.module)?.path;
-            let holds = (mapping.start..mapping.end).contains(&call) && frame.module.as_ref() == Some(path);
-            holds.then_some((mapping, path))
-        });
-        let Some((mapping, path)) = found else { return frame.address };
+        let Place { module: Some(module), mapping: Some(mapping) } = Place::of(self.profile, self.target, frame) else {
+            return frame.address;
+        };
         let size_bytes = mapping.end - mapping.start;
-        let mapped = Mapped { path: (**path).into(), offset: mapping.offset, size_bytes };
+        let mapped = Mapped { path: (*module.path).into(), offset: mapping.offset, size_bytes };
         space.place(mapped, mapping.start).saturating_add(frame.address - mapping.start)
     }
 }

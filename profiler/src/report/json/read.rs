@@ -6,6 +6,7 @@
 
 mod amounts;
 mod code;
+mod curve;
 mod details;
 mod fields;
 mod guardrails;

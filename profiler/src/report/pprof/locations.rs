@@ -10,7 +10,8 @@ use rustc_hash::FxHashMap;
 use super::messages::{Function, Line, Location, Mapping};
 use super::strings::Strings;
 use crate::report::calls::calls;
-use crate::report::profile::{Frame, FrameId, MappingProfile, ModuleProfile, Profile, TargetProfile};
+use crate::report::places::{Place, call_address, hex};
+use crate::report::profile::{Frame, FrameId, MappingProfile, Profile, TargetProfile};
 
 /// In the place of a mapping's number in keys: the location is no code.
 const NO_CODE: u32 = u32::MAX;
@@ -27,7 +28,7 @@ pub(super) struct Locations<'a> {
     functions: Vec<FunctionKey>,
     /// By a mapping and the frames of a call; or by [`NO_CODE`] and the number of a text.
     location_numbers: FxHashMap<Box<[u32]>, u32>,
-    locations: Vec<Place>,
+    locations: Vec<Known>,
 }
 
 /// A mapping; without a range where it is not known where in memory the file was.
@@ -47,7 +48,7 @@ struct FunctionKey {
     file: i64,
 }
 
-struct Place {
+struct Known {
     mapping: u32,
     address: u64,
     lines: Box<[Line]>,
@@ -107,18 +108,18 @@ impl<'a> Locations<'a> {
             return number;
         }
         let line = Line { function_id: self.function(FunctionKey { name, file: 0 }), line: 0 };
-        self.add(&key, Place { mapping: 0, address: 0, lines: [line].into() })
+        self.add(&key, Known { mapping: 0, address: 0, lines: [line].into() })
     }
 
     fn add_call(&mut self, key: &[u32], call: &[FrameId], strings: &mut Strings<'a>) -> u32 {
         let lines = call.iter().map(|&id| self.line(id, strings)).collect();
         let frame = call.last().and_then(|&id| frame(self.profile, id));
-        let address = frame.map_or(0, |frame| frame.address.saturating_sub(1));
-        self.add(key, Place { mapping: key[0], address, lines })
+        let address = frame.map_or(0, call_address);
+        self.add(key, Known { mapping: key[0], address, lines })
     }
 
-    fn add(&mut self, key: &[u32], place: Place) -> u32 {
-        self.locations.push(place);
+    fn add(&mut self, key: &[u32], known: Known) -> u32 {
+        self.locations.push(known);
         let number = u32::try_from(self.locations.len()).expect("locations are numbered as frames are");
         self.location_numbers.insert(key.into(), number);
         number
@@ -223,23 +224,10 @@ fn frame(profile: &Profile, id: FrameId) -> Option<&Frame> {
 /// The mapping that a frame's call is in. Where only the file is known, that without a range.
 fn mapping<'a>(profile: &'a Profile, target: &'a TargetProfile, frame: &'a Frame) -> Option<MappingKey<'a>> {
     let path = frame.module.as_deref()?;
-    let module = |mapping: &MappingProfile| profile.modules.get(mapping.module);
-    let holds = |mapping: &&MappingProfile| {
-        (mapping.start..mapping.end).contains(&frame.address.saturating_sub(1))
-            && module(mapping).is_some_and(|module| *module.path == *path)
-    };
-    let found = target.mappings.iter().find(holds);
-    let module: Option<&ModuleProfile> = match found {
-        Some(mapping) => module(mapping),
-        None => profile.modules.iter().find(|module| *module.path == *path),
-    };
-    let build_id = module.and_then(|module| module.build_id.as_deref());
-    Some(match found {
+    let place = Place::of(profile, target, frame);
+    let build_id = place.module.and_then(|module| module.build_id.as_deref());
+    Some(match place.mapping {
         Some(&MappingProfile { start, end, offset, .. }) => MappingKey { start, end, offset, path, build_id },
         None => MappingKey { start: 0, end: 0, offset: 0, path, build_id },
     })
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

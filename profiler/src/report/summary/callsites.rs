@@ -11,7 +11,8 @@ use crate::ids::Pid;
 use crate::ledger::ages::Ages;
 use crate::report::chain::chain;
 use crate::report::profile::Profile;
-use crate::report::{View, describe, text};
+use crate::report::roots::group_of;
+use crate::report::{Group, View, describe, text};
 use crate::units::{EstimatedBytes, EstimatedCount};
 
 /// Where memory comes from, as a row can show it.
@@ -19,6 +20,8 @@ use crate::units::{EstimatedBytes, EstimatedCount};
 struct Place<'a> {
     pid: Pid,
     heap: &'a str,
+    /// Empty where threads are not told apart.
+    thread: String,
     chain: String,
 }
 
@@ -55,6 +58,8 @@ impl Page {
         columns.extend(aged.then_some(Column::Right("median age")));
         columns.extend(several_targets.then_some(Column::Right("pid")));
         columns.extend(several_heaps.then_some(Column::Left("heap")));
+        let by_thread = places.iter().any(|(place, _)| !place.thread.is_empty());
+        columns.extend(by_thread.then_some(Column::Left("thread")));
         columns.push(Column::Left("where"));
 
         let whole = describe::total(profile, view);
@@ -70,6 +75,7 @@ impl Page {
             cells.extend(aged.then(|| sums.ages.median_ns().map_or(String::new(), text::duration)));
             cells.extend(several_targets.then(|| place.pid.to_string()));
             cells.extend(several_heaps.then(|| text::printable(place.heap).into_owned()));
+            cells.extend(by_thread.then(|| text::printable(&place.thread).into_owned()));
             cells.push(place.chain);
             cells
         });
@@ -98,7 +104,8 @@ fn places(profile: &Profile, view: View) -> Vec<(Place<'_>, Sums)> {
                 chain.push(' ');
                 chain.push_str(describe::INHERITED);
             }
-            let sums = places.entry(Place { pid: target.pid, heap, chain }).or_default();
+            let thread = callsite.thread.map(|_| group_of(Group::Thread, target, callsite)).unwrap_or_default();
+            let sums = places.entry(Place { pid: target.pid, heap, thread, chain }).or_default();
             sums.view = sums.view.saturating_add(value);
             let live = callsite.older.unwrap_or_else(|| callsite.totals.live());
             sums.live_bytes += live.bytes;

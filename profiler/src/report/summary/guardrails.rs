@@ -46,7 +46,7 @@ impl Page {
 }
 
 /// What was reached when, and what was done.
-fn describe_reached(profile: &Profile, reached: &Reached) -> String {
+pub(in crate::report) fn describe_reached(profile: &Profile, reached: &Reached) -> String {
     let guardrails = &profile.health.guardrails;
     let after = text::duration(reached.unix_ns.saturating_sub(profile.started_unix_ns));
     let limit = |max: Option<f64>| max.map_or(String::new(), |max| format!(", more than the {} allowed", percent(max)));

@@ -1,9 +1,9 @@
 //! Reports that are read back can hold any numbers: formats leave out what those point at, and do not fail.
 
-use super::{profiles, written};
+use super::{formats, profiles, written};
+use crate::report::View;
 use crate::report::history::{Change, Held};
 use crate::report::profile::{FrameId, MappingProfile, Profile};
-use crate::report::{Format, View};
 
 /// Every index of it that there is points nowhere in some place.
 pub(super) fn profile() -> Profile {
@@ -25,7 +25,7 @@ pub(super) fn profile() -> Profile {
 
 #[test]
 fn numbers_that_point_nowhere_are_no_failure() {
-    for format in [Format::Dhat, Format::Firefox, Format::Massif, Format::Otlp, Format::Speedscope] {
+    for format in formats() {
         for view in View::ALL {
             assert!(!written(format, &profile(), view).is_empty(), "{format}");
         }

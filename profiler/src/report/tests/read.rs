@@ -72,6 +72,30 @@ fn sums_of_ended_processes_are_read_back() {
 }
 
 #[test]
+fn curves_are_read_back_and_nonsense_in_them_is_refused() {
+    for profile in [profiles::exact(), profiles::sampled(), profiles::mixed()] {
+        let again = read_back(&profile);
+        let json = |profile| render(Format::Json, profile, View::LiveBytes);
+        assert!(json(&again) == json(&profile));
+        for (again, target) in again.targets.iter().zip(&profile.targets) {
+            let (again, curve) = (&again.history.curve, &target.history.curve);
+            assert!(again.len() == curve.len() && again.is_sorted_by_key(|moment| moment.time));
+        }
+    }
+    let check = |curve: Value, expected: &str| {
+        let mut report: Value =
+            serde_json::from_str(&render(Format::Json, &profiles::exact(), View::LiveBytes)).expect("JSON");
+        report["targets"][0]["curve"] = curve;
+        let error = read(report.to_string().as_bytes()).expect_err("it cannot be").to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    check(json!([[7, 1, 1, 1, 1], [6, 1, 1, 1, 1]]), "`6` comes too late");
+    check(json!(vec![[7, 1, 1, 1, 1]; 5000]), "`5000` moments");
+    check(json!([[7, 1e40, 1, 1, 1]]), "more than there can be");
+    check(json!([[7, 1]]), "it is not a report");
+}
+
+#[test]
 fn windows_are_read_back() {
     let mut profile = profiles::sampled();
     for (number, reason) in (1..).zip(WindowReason::ALL) {

@@ -39,6 +39,7 @@ fn books(frames: &[u64]) -> TargetSnapshot {
         index: 0,
         stack: Some(Stack { frames, end: StackEnd::Complete }),
         heap: HeapId(0),
+        thread: None,
         inherited: false,
         totals: Totals::default(),
         details: Details::default(),

@@ -56,6 +56,7 @@ fn snapshot(stacks: &[Option<&[u64]>]) -> TargetSnapshot {
         index,
         stack: frames.map(stack),
         heap: HeapId(3),
+        thread: None,
         inherited: false,
         totals: Totals::default(),
         details: Details::default(),

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::Interner;
 use super::amounts::{Amount, TotalsFields};
 use super::code::{MappingFields, ModuleFields, ThreadFields, thread_at};
+use super::curve::CurveFields;
 use super::details::DetailsFields;
 use super::guardrails::OverheadFields;
 use super::health::HealthFields;
@@ -16,7 +17,6 @@ use super::window::WindowFields;
 use crate::ids::Pid;
 use crate::ledger::totals::Amounts;
 use crate::report::guardrails::Overhead;
-use crate::report::history::History;
 use crate::report::profile::{
     Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
     TargetProfile, ThreadProfile,
@@ -81,6 +81,8 @@ struct TargetFields<'a> {
     overhead: Option<OverheadFields>,
     totals: TotalsFields,
     heaps: Vec<HeapFields>,
+    #[serde(default)]
+    curve: CurveFields,
     #[serde(borrow, default)]
     mappings: Vec<MappingFields<'a>>,
     #[serde(default)]
@@ -107,7 +109,7 @@ impl TargetFields<'_> {
             cgroup: self.cgroup.map(Into::into),
             mappings: mappings.collect::<Result<_, _>>()?,
             threads: self.threads.into_iter().map(ThreadProfile::from).collect(),
-            history: History::default(),
+            history: self.curve.into_history()?,
             beginning: self.beginning.into_beginning()?,
             exited: self.exited,
             replaced: self.replaced,

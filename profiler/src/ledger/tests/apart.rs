@@ -1,0 +1,56 @@
+//! Callsites by thread.
+
+use super::*;
+
+fn made(address: u64, size_bytes: u64, tid: u32) -> Event {
+    Event::Alloc(Allocation { tid: Tid(tid), ..allocation(address, size_bytes, 1, 1) })
+}
+
+/// Thread, live bytes, allocated bytes and whether inherited, of each callsite.
+fn told(ledger: &Ledger) -> Vec<(Option<u32>, u64, u64, bool)> {
+    let callsites = ledger.snapshot(MonotonicNanos(0)).callsites;
+    let told = callsites.iter().map(|callsite| {
+        let totals = &callsite.totals;
+        let (live, alloc) = (totals.live_bytes().rounded(), totals.alloc_bytes.rounded());
+        (callsite.thread.map(|tid| tid.0), live, alloc, callsite.inherited)
+    });
+    told.collect()
+}
+
+#[test]
+fn what_threads_do_is_kept_apart_only_where_that_is_asked() {
+    let events = [made(1, 10, 5), made(2, 20, 6), made(3, 30, 5), free(1), free(2)];
+    let together = ledger(events.clone());
+    assert_eq!(told(&together), [(None, 30, 60, false)]);
+    let mut apart = Ledger::new(PID);
+    apart.tell_threads_apart();
+    events.into_iter().for_each(|event| apart.enter(event));
+    assert_eq!(told(&apart), [(Some(5), 30, 40, false), (Some(6), 0, 20, false)]);
+    assert_eq!(apart.totals(), together.totals());
+
+    // A child's blocks are still of the thread that made them.
+    let mut child = apart.fork(Pid(2));
+    child.enter(made(4, 7, 8));
+    assert_eq!(told(&child), [(Some(5), 30, 0, true), (Some(8), 7, 7, false)]);
+    let mut next = apart.succeed();
+    next.enter(made(4, 7, 5));
+    assert_eq!(told(&next), [(Some(5), 7, 7, false)]);
+}
+
+#[test]
+fn what_was_there_before_it_was_asked_is_of_no_thread() {
+    let mut books = ledger([made(1, 10, 5)]);
+    books.tell_threads_apart();
+    [made(2, 20, 5), free(1)].into_iter().for_each(|event| books.enter(event));
+    assert_eq!(told(&books), [(None, 0, 10, false), (Some(5), 20, 20, false)]);
+}
+
+#[test]
+fn a_target_can_make_as_many_threads_as_it_likes() {
+    let mut books = Ledger::new(PID);
+    books.tell_threads_apart();
+    (1..=10_000).for_each(|tid| books.enter(made(tid, 1, u32::try_from(tid).expect("small"))));
+    let told = told(&books);
+    assert_eq!(told.len(), 2049);
+    assert_eq!(told.last(), Some(&(None, 10_000 - 2048, 10_000 - 2048, false)));
+}

@@ -1,0 +1,73 @@
+//! What a fold looks like in the file. A reader of the same major version must understand it.
+
+use super::*;
+use crate::address::FileOffset;
+use crate::ids::ModuleId;
+use crate::ledger::timeline::Instant;
+use crate::recording::block::VERSION_MAJOR;
+use crate::recording::entry::{MappedRange, ModuleFacts, ThreadFacts};
+
+/// Something of everything that a fold can hold.
+fn replay() -> Replay {
+    let mut replay = Replay::default().by_thread(true);
+    let books = BooksId(1);
+    let frames = [TargetAddr(0x1010), TargetAddr(0x1020)].into();
+    let module = ModuleFacts {
+        id: ModuleId(0),
+        path: "/bin/seven".to_owned(),
+        build_id: Some(vec![7; 20]),
+        file: None,
+        code: Vec::new(),
+    };
+    let mapped = MappedRange {
+        start: TargetAddr(0x1000),
+        end: TargetAddr(0x2000),
+        offset: FileOffset(0),
+        module: Some(ModuleId(0)),
+    };
+    let mapping = Remap {
+        pid: Pid(7),
+        tid: Tid(8),
+        old_address: TargetAddr(0),
+        old_bytes: 0,
+        new_address: TargetAddr(0x9000),
+        new_bytes: 4096,
+        began: MonotonicNanos(3000),
+        ended: MonotonicNanos(4000),
+        stack: StackId(2),
+        hook: HookId(3),
+        heap: HeapId(2),
+    };
+    let entries = [
+        fact(Fact::Module(module)),
+        Entry::Step(Step::Mapped { books, mappings: vec![mapped] }),
+        fact(Fact::Thread(books, ThreadFacts { tid: Tid(8), name: "eight".into() })),
+        Entry::Event(Event::Stack(Pid(7), StackId(1), Stack { frames, end: StackEnd::Complete })),
+        Entry::Event(Event::Alloc(allocation(0x4001, 100, 1000))),
+        Entry::Event(Event::Alloc(allocation(0x4006, 200, 2000))),
+        Entry::Event(Event::Remap(mapping)),
+        Entry::Step(Step::Noted { books, instant: Instant { time: MonotonicNanos(5000), occasion: None } }),
+        Entry::Event(free(0x4001, 6000)),
+    ];
+    beginning().into_iter().chain(entries).for_each(|entry| replay.enter(entry));
+    replay.fold();
+    replay
+}
+
+/// Where this fails, readers of this major version would take what is written now for something else, and what was written
+/// before for damage: raise `VERSION_MAJOR`, once for all that changes before it is given away, and make the golden anew.
+#[test]
+fn a_fold_is_laid_out_as_its_version_says() {
+    let bytes = postcard::to_allocvec(&replay()).expect("it can be written");
+    let name = format!("src/recording/testdata/fold.{VERSION_MAJOR}.bin");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        std::fs::write(&path, &bytes).expect("testdata can be written to");
+    }
+    let golden = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    assert!(bytes == golden, "folds are laid out otherwise: see this test's comment");
+    let again: Replay = postcard::from_bytes(&golden).expect("it is of this version");
+    let told =
+        |replay: &Replay| format!("{:?}", replay.snapshot(None, Modules::default(), MonotonicNanos(9000)).targets);
+    assert_eq!(told(&again), told(&replay()));
+}

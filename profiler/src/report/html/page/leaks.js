@@ -1,0 +1,58 @@
+// Callsites that grow, as far as the profile says.
+
+function leakRow(profile, target, candidate, showCallsite) {
+  const at = target.first + candidate.callsite;
+  const { callsites } = profile;
+  const margin = candidate.margin > 0 ? ` ± ${sizeText(candidate.margin)}` : "";
+  const where = element(
+    "button",
+    { type: "button", class: "where", onclick: () => showCallsite(at) },
+    chainElement(profile, at),
+  );
+  return element(
+    "tr",
+    {},
+    element("td", { class: "number" }, `${sizeText(candidate.bytes_per_second)}/s${margin}`),
+    element("td", { class: "number" }, sizeText(callsites.live_bytes[at])),
+    element("td", { class: "number wide" }, candidate.old_share === null ? "–" : shareText(candidate.old_share, 1)),
+    element("td", { class: "number wide" }, candidate.survival === null ? "–" : shareText(candidate.survival, 1)),
+    element("td", { class: "where-cell" }, where),
+  );
+}
+
+function leakElement(profile, target, showCallsite) {
+  const { leaks } = target;
+  const title = profile.targets.length > 1 ? element("h3", {}, cut(target.name)) : null;
+  const suppressed = leaks.suppressed_count > 0 ? `${plural(leaks.suppressed_count, "growing callsite")} (${sizeText(leaks.suppressed_bytes)}) left out by suppressions.` : "";
+  if (leaks.too_short) {
+    return [title, element("p", {}, `The recording was too short (${durationText(leaks.span)}) to say what grows.`)];
+  }
+  if (leaks.candidates.length === 0) {
+    return [title, element("p", {}, `Nothing grows steadily. ${suppressed}`)];
+  }
+  const heads = [["Growth", "number"], ["Live", "number"], ["Old", "number wide"], ["Survive", "number wide"], ["Where", ""]];
+  return [
+    title,
+    element("p", { class: "quiet" }, `${plural(leaks.count, "callsite")} grew in ${durationText(leaks.span)}; the most suspect first. “Old”: of its live bytes, those older than half of the recording. “Survive”: of the blocks of the first half, those still live. ${suppressed}`),
+    element(
+      "div",
+      { class: "scroll" },
+      element(
+        "table",
+        { class: "rows" },
+        element("thead", {}, element("tr", {}, heads.map(([label, kind]) => element("th", { scope: "col", class: kind }, label)))),
+        element("tbody", {}, leaks.candidates.map((candidate) => leakRow(profile, target, candidate, showCallsite))),
+      ),
+    ),
+  ];
+}
+
+// Fills the section, for the chosen target or for all.
+function showLeaks(profile, selection, showCallsite) {
+  const targets = profile.targets.filter((target, at) => target.leaks !== null && (selection.target < 0 || selection.target === at));
+  if (targets.length === 0) {
+    fill(byId("leaks-body"), element("p", { class: "quiet" }, "Nobody has looked for growing callsites in this profile."));
+    return;
+  }
+  fill(byId("leaks-body"), targets.flatMap((target) => leakElement(profile, target, showCallsite)));
+}

@@ -1,0 +1,55 @@
+// Opens the profile and puts the page together.
+
+function show(json) {
+  const profile = new Profile(json);
+  const points = new Points(profile);
+  const amounts = new Amounts(profile, points);
+  const selection = new Selection(profile, points);
+  byId("page").hidden = false;
+  new Header(profile, points, amounts, selection);
+  new Timeline(profile, points, amounts, selection);
+  const flame = new FlamePanel(profile, points, amounts, selection);
+  const table = new CallsiteTable(profile, points, amounts, selection);
+  flame.onCallsites = (key) => {
+    table.ofFunction(key);
+    byId("callsites").scrollIntoView();
+    byId("table-filter").focus({ preventScroll: true });
+  };
+  const showCallsite = (at) => {
+    selection.change({ target: selection.target < 0 ? -1 : profile.callsites.target[at], heap: "", period: points.all(), base: null });
+    table.reveal(at);
+  };
+  selection.listen((changes) => {
+    if (Object.keys(changes).length === 0 || "target" in changes) {
+      showLeaks(profile, selection, showCallsite);
+    }
+  });
+  showHealth(profile);
+  selection.change({});
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target instanceof Element && event.target.closest("input, select, textarea") !== null;
+    if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey) {
+      event.preventDefault();
+      byId("flame-search").focus();
+    }
+  });
+}
+
+async function main() {
+  const began = performance.now();
+  try {
+    const json = JSON.parse(await unpack(byId("profile").textContent));
+    show(json);
+    byId("opening").hidden = true;
+    // What has been laid out is drawn with the next frame.
+    requestAnimationFrame(() => setTimeout(() => {
+      document.documentElement.dataset.drawnMillis = String(Math.round(performance.now() - began));
+    }));
+  } catch (error) {
+    byId("opening").textContent = `This profile could not be shown. ${error.message}`;
+    byId("opening").setAttribute("role", "alert");
+    throw error;
+  }
+}
+
+main();

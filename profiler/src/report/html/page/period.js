@@ -1,0 +1,179 @@
+// Moments at which callsites were looked at, and spans between them.
+
+// Instants that can be chosen, besides dumps and marks.
+const POINTS_MAX = 120;
+// What is this near to an end is the end.
+const END_MILLIS = 20;
+
+// What callsites held at every instant of the history, with the beginning and the end of the recording. A period is
+// `{ from, to }`, numbers of points.
+class Points {
+  constructor(profile) {
+    this.profile = profile;
+    // Whether the profile is about all of a recording, not a window of it.
+    this.isWhole = profile.header.window === null;
+    this.held = new Map();
+    const byTime = new Map();
+    for (const { history } of profile.targets) {
+      const { time, occasion } = history.instants;
+      for (let at = 0; at < Math.max(time.length, occasion.length); at += 1) {
+        byTime.set(time[at] ?? 0, byTime.get(time[at] ?? 0) || (occasion[at] ?? 0));
+      }
+    }
+    this.list = [...byTime].map(([time, occasion]) => ({ time, occasion })).sort((one, other) => one.time - other.time);
+    this.thin();
+    if (this.list.length > 0 && this.isWhole) {
+      this.addEnds(profile.header.span);
+    }
+    if (this.any) {
+      this.list[0].is = "start";
+      this.list[this.last].is = "end";
+    }
+  }
+
+  // Without instants that are as good as one with an occasion; of very many others, every so manieth: a list is to be chosen
+  // from.
+  thin() {
+    const told = this.list.filter(({ occasion }) => occasion !== 0);
+    const near = ({ time }) => told.some((other) => Math.abs(other.time - time) < END_MILLIS);
+    this.list = this.list.filter((point) => point.occasion !== 0 || !near(point));
+    const every = Math.ceil((this.list.length - told.length) / POINTS_MAX);
+    this.list = this.list.filter(({ occasion }, at) => occasion !== 0 || at % every === 0 || at === this.list.length - 1);
+  }
+
+  // The beginning and the end of the recording, where no instant is there.
+  addEnds(span) {
+    const first = this.list[0];
+    if (first.occasion !== 0 || first.time > END_MILLIS) {
+      this.list.unshift({ time: Math.min(0, first.time), occasion: 0 });
+    }
+    const last = this.list[this.last];
+    if (last.time < span - END_MILLIS || (last.occasion !== 0 && !this.isFinal(this.last))) {
+      this.list.push({ time: Math.max(span, last.time), occasion: 0 });
+    }
+  }
+
+  // Whether nothing has happened after a point.
+  isFinal(point) {
+    const { live_bytes: live, alloc_bytes: allocated } = this.gather(point);
+    const { callsites } = this.profile;
+    return live.every((bytes, at) => bytes === callsites.live_bytes[at] && allocated[at] === callsites.alloc_bytes[at]);
+  }
+
+  get last() {
+    return this.list.length - 1;
+  }
+
+  // Whether there is anything to choose from.
+  get any() {
+    return this.list.length > 1;
+  }
+
+  label(at) {
+    const { time, occasion, is } = this.list[at];
+    const when = durationText(time);
+    if (is !== undefined && occasion === 0) {
+      return is === "start" && time <= END_MILLIS ? "start" : `${is} (${when})`;
+    }
+    if (occasion > 0) {
+      return `dump ${occasion} (${when})`;
+    }
+    return occasion < 0 ? `mark (${when})` : when;
+  }
+
+  // The points that windows lie between: dumps, marks and both ends; all of them where there are no dumps.
+  boundaries() {
+    const all = this.list.map((_, at) => at);
+    const chosen = all.filter((at) => at === 0 || at === this.last || this.list[at].occasion !== 0);
+    return chosen.length > 2 ? chosen : all;
+  }
+
+  // Four columns of what callsites held at a point: live, and allocated since the recording began.
+  at(point) {
+    if (!this.held.has(point)) {
+      this.held.set(point, this.gather(point));
+    }
+    return this.held.get(point);
+  }
+
+  gather(point) {
+    const { callsites, count, targets } = this.profile;
+    const { is, time } = this.list[point];
+    if (is === "end" && this.isWhole) {
+      return callsites;
+    }
+    const held = {};
+    for (const view of VIEWS) {
+      held[field(view)] = new Float64Array(count);
+    }
+    for (const { history, callsites: columns, first, begun } of targets) {
+      if (is === "start" && this.isWhole) {
+        // What is inherited is there from when its process is.
+        for (let at = first; at < first + columns.count && begun <= time + END_MILLIS; at += 1) {
+          held.live_bytes[at] = callsites.opening_bytes[at];
+          held.live_count[at] = callsites.opening_count[at];
+        }
+        continue;
+      }
+      const { changes, instants } = history;
+      changes.from ??= starts(column(changes.count, columns.count));
+      for (let at = 0; at < columns.count; at += 1) {
+        let change = -1;
+        for (let next = changes.from[at]; next < changes.from[at + 1]; next += 1) {
+          if ((instants.time[changes.instant[next] ?? 0] ?? 0) <= time) {
+            change = next;
+          }
+        }
+        for (const view of change < 0 ? [] : VIEWS) {
+          held[field(view)][first + at] = changes[field(view)][change] ?? 0;
+        }
+      }
+    }
+    return held;
+  }
+
+  // Whether a process began in a period, and so came with what it inherited.
+  beganIn(target, { from, to }) {
+    const begun = this.profile.targets[target].begun;
+    return this.isWhole && begun > this.list[from].time + (from === 0 ? END_MILLIS : 0) && begun <= this.list[to].time;
+  }
+
+  // The point nearest to a time.
+  nearest(time) {
+    let best = 0;
+    for (let at = 1; at < this.list.length; at += 1) {
+      if (Math.abs(this.list[at].time - time) < Math.abs(this.list[best].time - time)) {
+        best = at;
+      }
+    }
+    return best;
+  }
+
+  // The window that a time lies in.
+  windowAt(time) {
+    const boundaries = this.boundaries();
+    for (let at = 1; at < boundaries.length; at += 1) {
+      if (time <= this.list[boundaries[at]].time || at === boundaries.length - 1) {
+        return { from: boundaries[at - 1], to: boundaries[at] };
+      }
+    }
+    return this.all();
+  }
+
+  // All that the profile is about.
+  all() {
+    return this.any ? { from: 0, to: this.last } : { from: -1, to: -1 };
+  }
+
+  isAll({ from, to }) {
+    return from < 0 || (from === 0 && to === this.last);
+  }
+
+  periodText(period) {
+    if (this.isAll(period)) {
+      const span = this.any ? ` (${durationText(this.list[this.last].time - this.list[0].time)})` : "";
+      return `${this.isWhole ? "the whole recording" : "the whole window"}${span}`;
+    }
+    return `${this.label(period.from)} to ${this.label(period.to)}`;
+  }
+}

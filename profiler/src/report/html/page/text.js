@@ -1,0 +1,108 @@
+// How quantities and names are written. Nothing here makes markup: what comes out is put into text nodes.
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+const NAME_CHARS_MAX = 160;
+
+// A size in binary units: `17.3 MiB`, `512 B`.
+function sizeText(bytes) {
+  const sign = bytes < 0 ? "−" : "";
+  let amount = Math.abs(bytes);
+  let unit = 0;
+  while (amount >= 1023.95 && unit < UNITS.length - 1) {
+    amount /= 1024;
+    unit += 1;
+  }
+  return `${sign}${unit === 0 ? Math.round(amount) : amount.toFixed(1)} ${UNITS[unit]}`;
+}
+
+// A whole number with separators: `12,345`.
+function countText(number) {
+  return Math.round(number).toLocaleString("en-US").replace("-", "−");
+}
+
+// An amount of a view's quantity, as short as it can be compared.
+function amountText(view, number) {
+  return view.endsWith("bytes") ? sizeText(number) : countText(number);
+}
+
+// The same to the last digit.
+function wholeText(view, number) {
+  const whole = countText(number);
+  return view.endsWith("bytes") ? `${whole} bytes` : `${whole} ${whole === "1" ? "block" : "blocks"}`;
+}
+
+// With a sign, also where it grew.
+function changeText(view, number) {
+  return `${number > 0 ? "+" : ""}${amountText(view, number)}`;
+}
+
+// A share of a whole: what is something is never `0.0%`.
+function shareText(part, whole) {
+  if (!(whole > 0)) {
+    return "–";
+  }
+  const percent = (part / whole) * 100;
+  if (percent > 0 && percent < 0.05) {
+    return "<0.1%";
+  }
+  if (percent >= 99.95 && percent < 100) {
+    return ">99.9%";
+  }
+  return `${percent.toFixed(1)}%`;
+}
+
+// Milliseconds: `250 µs`, `12 ms`, `30.5 s`, `2m 5s`, `3h 12m`.
+function durationText(millis) {
+  const distance = Math.abs(millis);
+  const sign = millis < 0 ? "−" : "";
+  const seconds = Math.round(distance / 1000);
+  if (distance === 0) {
+    return "0 s";
+  }
+  if (distance < 1) {
+    return `${sign}${Math.round(distance * 1000)} µs`;
+  }
+  if (distance < 999.5) {
+    return `${sign}${Math.round(distance)} ms`;
+  }
+  if (distance < 59_950) {
+    return `${sign}${(distance / 1000).toFixed(1).replace(/\.0$/, "")} s`;
+  }
+  if (seconds < 3600) {
+    return `${sign}${Math.floor(seconds / 60)}m ${seconds % 60}s`;
+  }
+  if (seconds < 86_400) {
+    return `${sign}${Math.floor(seconds / 3600)}h ${Math.floor((seconds % 3600) / 60)}m`;
+  }
+  return `${sign}${Math.floor(seconds / 86_400)}d ${Math.floor((seconds % 86_400) / 3600)}h`;
+}
+
+// A name in one line: characters that break it, or turn its direction around, are replaced.
+function printable(name) {
+  return name
+    .replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]+/g, " ")
+    .replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]/g, "\ufffd")
+    .trim();
+}
+
+// The same, not longer than that.
+function cut(name, charsMax = NAME_CHARS_MAX) {
+  // What is monstrous is cut before it is looked at.
+  const line = printable(name.length > charsMax * 4 ? name.slice(0, charsMax * 4) : name);
+  return line.length > charsMax ? `${line.slice(0, charsMax - 1)}…` : line;
+}
+
+// The last part of a path.
+function baseName(path) {
+  return path.slice(path.lastIndexOf("/") + 1);
+}
+
+function plural(number, noun) {
+  const ending = noun.endsWith("s") ? "es" : "s";
+  return `${countText(number)} ${noun}${Math.round(number) === 1 ? "" : ending}`;
+}
+
+// A sentence's or a title's first letter.
+function capital(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}

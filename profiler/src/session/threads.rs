@@ -1,0 +1,177 @@
+//! What the threads of a target are called. Read from `/proc` by and by, never while events are taken: each thread some
+//! milliseconds after it was first seen to allocate, and again, because a new thread has its parent's name until it, or who made it,
+//! gives it another one; and once more whenever a profile is made.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashSet;
+
+use crate::ids::{Pid, Tid};
+use crate::ingest::event::Event;
+use crate::proc::process::thread_name;
+use crate::snapshot::ThreadNames;
+
+/// Threads of a target whose names are read; more have a number alone.
+const THREADS_MAX: usize = 2048;
+
+/// When names are read again.
+const AGAIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Threads {
+    /// Somebody wants to know.
+    is_asked: bool,
+    names: Arc<ThreadNames>,
+    met: FxHashSet<Tid>,
+    /// The last one met: most events are of the same thread as the one before.
+    latest: Option<Tid>,
+    /// Never read.
+    new: VecDeque<Tid>,
+    /// To be read again, by how often that was done.
+    again: [VecDeque<(Instant, Tid)>; AGAIN.len()],
+}
+
+impl Threads {
+    /// Those of a child that has inherited blocks of threads with these names.
+    pub(super) fn of_child(names: &Arc<ThreadNames>) -> Self {
+        Self { names: Arc::clone(names), ..Self::default() }
+    }
+
+    /// From now on, somebody wants to know.
+    pub(super) fn ask(&mut self) {
+        self.is_asked = true;
+    }
+
+    /// All that are known.
+    pub(super) fn names(&self) -> &Arc<ThreadNames> {
+        &self.names
+    }
+
+    /// Meets the thread that did this.
+    pub(super) fn meet(&mut self, event: &Event) {
+        if !self.is_asked {
+            return;
+        }
+        let tid = match event {
+            Event::Alloc(allocation) => allocation.tid,
+            Event::Remap(remap) => remap.tid,
+            _ => return,
+        };
+        if self.latest.replace(tid) != Some(tid) && self.met.len() < THREADS_MAX && self.met.insert(tid) {
+            self.new.push_back(tid);
+        }
+    }
+
+    /// Whether there is a name to be read at this time.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        !self.new.is_empty() || self.again.iter().any(|queue| is_due(queue, now))
+    }
+
+    /// Reads names that are due, at most so many. Returns how many it read. The process must be the target still.
+    pub(super) fn read(&mut self, pid: Pid, now: Instant, reads_max: usize) -> usize {
+        let mut reads = 0;
+        while reads < reads_max
+            && let Some((tid, times)) = self.next(now)
+        {
+            self.learn(pid, tid);
+            if let (Some(queue), Some(&after)) = (self.again.get_mut(times), AGAIN.get(times)) {
+                queue.push_back((now + after, tid));
+            }
+            reads += 1;
+        }
+        reads
+    }
+
+    /// Reads the names of all, at most so many. Returns how many it read. The process must be the target still.
+    pub(super) fn refresh(&mut self, pid: Pid, reads_max: usize) -> usize {
+        let mut met: Vec<Tid> = self.met.iter().copied().collect();
+        // Where not all can be read, those that were made last: the others have the names that they had.
+        met.sort_unstable_by_key(|&tid| std::cmp::Reverse(tid));
+        met.truncate(reads_max);
+        met.iter().for_each(|&tid| self.learn(pid, tid));
+        met.len()
+    }
+
+    /// The next one to be read, and how often it was.
+    fn next(&mut self, now: Instant) -> Option<(Tid, usize)> {
+        if let Some(tid) = self.new.pop_front() {
+            return Some((tid, 0));
+        }
+        let (at, queue) = self.again.iter_mut().enumerate().find(|(_, queue)| is_due(queue, now))?;
+        queue.pop_front().map(|(_, tid)| (tid, at + 1))
+    }
+
+    /// A thread that has ended keeps the name that it had.
+    fn learn(&mut self, pid: Pid, tid: Tid) {
+        if let Ok(name) = thread_name(pid, tid)
+            && self.names.get(&tid).is_none_or(|known| **known != *name)
+        {
+            Arc::make_mut(&mut self.names).insert(tid, name.into());
+        }
+    }
+}
+
+fn is_due(queue: &VecDeque<(Instant, Tid)>, now: Instant) -> bool {
+    queue.front().is_some_and(|(due, _)| *due <= now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::TargetAddr;
+    use crate::ids::{HeapId, HookId, StackId};
+    use crate::ingest::event::Allocation;
+    use crate::units::MonotonicNanos;
+    use profiler_common::interval::Interval;
+
+    fn allocates(tid: u32) -> Event {
+        Event::Alloc(Allocation {
+            pid: Pid(1),
+            tid: Tid(tid),
+            address: TargetAddr(1),
+            size_bytes: 1,
+            interval: Interval::EXACT,
+            stack: StackId(1),
+            hook: HookId(0),
+            heap: HeapId(0),
+            time: MonotonicNanos(0),
+        })
+    }
+
+    #[test]
+    fn a_name_is_read_at_once_and_twice_again() {
+        let (me, now) = (Pid(std::process::id()), Instant::now());
+        let mut threads = Threads { is_asked: true, ..Threads::default() };
+        assert!(!threads.is_due(now));
+        threads.meet(&allocates(me.0));
+        threads.meet(&allocates(me.0));
+        let comm = std::fs::read_to_string(format!("/proc/{me}/comm")).expect("this process has a name");
+        assert_eq!(threads.read(me, now, 10), 1);
+        assert_eq!(threads.names().get(&Tid(me.0)).map(|name| &**name), Some(comm.trim_end()));
+        let named = Arc::clone(threads.names());
+        for after in AGAIN {
+            assert!(!threads.is_due(now + after / 2) && threads.is_due(now + 2 * after));
+            assert_eq!(threads.read(me, now + 2 * after, 10), 1);
+        }
+        assert!(!threads.is_due(now + Duration::from_secs(3600)));
+        assert_eq!(threads.refresh(me, 10), 1);
+        assert!(Arc::ptr_eq(&named, threads.names()), "what has not changed is not copied");
+    }
+
+    #[test]
+    fn reads_and_threads_are_bounded() {
+        let (me, now) = (Pid(std::process::id()), Instant::now());
+        let mut threads = Threads { is_asked: true, ..Threads::default() };
+        for tid in 0..100_000 {
+            threads.meet(&allocates(u32::MAX - tid));
+        }
+        assert_eq!(threads.met.len(), THREADS_MAX);
+        assert_eq!(threads.read(me, now, 100), 100);
+        assert_eq!((threads.new.len(), threads.again[0].len()), (THREADS_MAX - 100, 100));
+        assert!(threads.names().is_empty(), "this process has no such threads");
+        assert_eq!(threads.refresh(me, 50), 50);
+    }
+}

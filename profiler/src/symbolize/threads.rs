@@ -1,0 +1,32 @@
+//! Threads of a target's callsites, by their place in the list that a profile has of them.
+
+use std::sync::Arc;
+
+use crate::ids::Tid;
+use crate::ledger::snapshot::TargetSnapshot;
+use crate::report::profile::ThreadProfile;
+use crate::snapshot::ThreadNames;
+
+/// Threads that callsites name, by number.
+#[derive(Clone, Debug)]
+pub(super) struct Threads(Vec<Tid>);
+
+impl Threads {
+    pub(super) fn of(books: &TargetSnapshot) -> Self {
+        let mut threads: Vec<Tid> = books.callsites.iter().filter_map(|callsite| callsite.thread).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        Self(threads)
+    }
+
+    /// Its place among them.
+    pub(super) fn place(&self, thread: Option<Tid>) -> Option<usize> {
+        self.0.binary_search(&thread?).ok()
+    }
+
+    /// All of them with their names.
+    pub(super) fn named(self, names: &ThreadNames) -> Vec<ThreadProfile> {
+        let named = |tid: Tid| ThreadProfile { tid, name: names.get(&tid).map(Arc::clone) };
+        self.0.into_iter().map(named).collect()
+    }
+}

@@ -1,0 +1,219 @@
+//! The page in Chromium: its numbers are the report's, what people do with it works, and no name gets out of its data.
+
+use std::path::PathBuf;
+
+use heapbpf_tests::viewers;
+use serde_json::Value;
+
+use crate::fixture::{Fixture, VIEWS, number};
+
+/// What a scene of `html.py` saw on the recording's page; nothing went wrong, was loaded or ran that is not the page's.
+#[track_caller]
+fn scene(name: &str, fixture: &Fixture) -> Value {
+    let page = fixture.converted("html", "");
+    let folder = page.with_extension("");
+    std::fs::create_dir_all(&folder).expect("the build directory is ours");
+    let mut arguments = vec![PathBuf::from(name), page];
+    arguments.extend((name != "keys").then_some(folder));
+    let seen = viewers::python("html.py", &arguments);
+    assert_eq!(seen["complaints"], serde_json::json!([]), "there were errors");
+    assert_eq!(seen["requests"], serde_json::json!([]), "something was loaded");
+    assert_eq!(seen["owned"], Value::Null, "a script ran that is not the page's");
+    seen
+}
+
+#[track_caller]
+fn text<'a>(seen: &'a Value, pointer: &str) -> &'a str {
+    seen.pointer(pointer).and_then(Value::as_str).unwrap_or_else(|| panic!("no text at {pointer} in {seen:.2000}"))
+}
+
+#[track_caller]
+fn amount(seen: &Value, pointer: &str) -> f64 {
+    seen.pointer(pointer).and_then(Value::as_f64).unwrap_or_else(|| panic!("no number at {pointer} in {seen:.2000}"))
+}
+
+#[track_caller]
+fn texts(seen: &Value, pointer: &str) -> Vec<String> {
+    let list = seen.pointer(pointer).and_then(Value::as_array).unwrap_or_else(|| panic!("no list at {pointer}"));
+    list.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// `17.3 MiB` in bytes, `12.5%` in percent, and the like.
+fn size(text: &str) -> f64 {
+    let (digits, unit) = text.split_once(' ').unwrap_or((text, ""));
+    let scale = match unit {
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        _ => 1.0,
+    };
+    let digits = digits.replace('−', "-").replace([',', '+'], "");
+    digits.parse::<f64>().map_or(-1.0, |number| number * scale)
+}
+
+#[track_caller]
+fn total(report: &Value, field: &str) -> f64 {
+    report["targets"].as_array().expect("targets").iter().map(|target| number(&target["totals"], field)).sum()
+}
+
+#[test]
+fn what_people_do_with_it() {
+    let fixture = Fixture::exact();
+    let seen = scene("walk", fixture);
+    println!("drawn in {} ms", seen["drawn_ms"]);
+    assert!(text(&seen, "/title").ends_with("– heapbpf"));
+    for (view, field) in VIEWS {
+        assert!((amount(&seen, &format!("/views/{view}/whole")) - fixture.total(field)).abs() < 1e-6, "{view}");
+    }
+
+    // Zoom, by mouse and by keys; search; reversal; focus.
+    assert!(text(&seen, "/tip").contains("of all"), "{}", seen["tip"]);
+    assert_ne!(text(&seen, "/zoomed/name"), "all");
+    assert!(amount(&seen, "/zoomed/whole") < amount(&seen, "/reset/whole"));
+    assert_eq!(text(&seen, "/reset/name"), "all");
+    assert_ne!(text(&seen, "/by_keys"), "all");
+    assert_eq!(seen["reset_is_offered"], true);
+    assert!(text(&seen, "/matched").contains('%') && !text(&seen, "/matched").contains(" 0.0%"), "{}", seen["matched"]);
+    assert!(text(&seen, "/unmatched").contains("0.0%"), "{}", seen["unmatched"]);
+    assert_eq!(text(&seen, "/reversed/pressed"), "true");
+    let ours = ["picks", "presses", "stores", "plugin_keeps"];
+    let innermost = text(&seen, "/reversed/first");
+    assert!(ours.iter().any(|name| innermost.starts_with(name)), "{innermost}");
+    assert!(text(&seen, "/focus/told").contains(innermost), "{}", seen["focus"]);
+    let under = |callsite: &&Value| {
+        let stack = callsite["stack"].as_array().expect("stacks are lists");
+        stack.iter().any(|frame| frame["function"] == innermost)
+    };
+    let held: f64 = fixture.callsites().filter(under).map(|callsite| number(callsite, "live_bytes")).sum();
+    assert!((amount(&seen, "/focus/whole") - held).abs() < 1e-6, "{} is not {held}", seen["focus"]);
+    assert!(text(&seen, "/legend").contains("program"));
+
+    // The table.
+    assert_eq!(text(&seen, "/sorted/state"), "descending");
+    assert_eq!(text(&seen, "/sorted/focus"), "mean");
+    let sizes = |pointer| texts(&seen, pointer).iter().map(|text| size(text)).collect::<Vec<_>>();
+    assert!(sizes("/sorted/down").is_sorted_by(|one, other| one >= other), "{}", seen["sorted"]);
+    assert!(sizes("/sorted/up").is_sorted(), "{}", seen["sorted"]);
+    assert_eq!(text(&seen, "/opened/expanded"), "true");
+    assert!(texts(&seen, "/opened/stack").iter().any(|frame| frame.contains("orchard.cpp:")), "{}", seen["opened"]);
+    assert_eq!(texts(&seen, "/opened/histograms").len(), 3);
+    assert!(amount(&seen, "/opened/bars") >= 2.0);
+    assert!(text(&seen, "/health").contains("Nothing was lost"), "{}", seen["health"]);
+    assert_eq!(texts(&seen, "/theme"), ["light", "Theme: light"]);
+}
+
+#[test]
+fn windows_can_be_chosen_and_compared() {
+    let fixture = Fixture::exact();
+    let seen = scene("walk", fixture);
+    let [first, last] = [1, 2].map(|number| fixture.window(number));
+    assert!(texts(&seen, "/points").iter().any(|point| point.starts_with("dump 1 (")), "{}", seen["points"]);
+    assert!(text(&seen, "/value").contains(" bytes)"), "{}", seen["value"]);
+    let close = |pointer: &str, expected: f64| {
+        let actual = amount(&seen, pointer);
+        assert!((actual - expected).abs() < 1e-6, "{pointer}: {actual} is not {expected}");
+    };
+    close("/last_window/whole", total(&last, "alloc_bytes"));
+    close("/window_before/whole", total(&first, "alloc_bytes"));
+    close("/all_again", fixture.total("alloc_bytes"));
+    assert!(text(&seen, "/window_before/told").contains("start to dump 1"), "{}", seen["window_before"]);
+    assert_ne!(seen["dragged"][0], seen["dragged"][1]);
+
+    // What grew since the dump, in all and callsite by callsite.
+    let grown = total(&last, "live_bytes") - total(&first, "live_bytes");
+    let told = text(&seen, "/compared/detail");
+    assert!(told.starts_with(if grown > 0.0 { '+' } else { '−' }), "{told}, grown by {grown}");
+    let named = size(told.split(" (").next().expect("a growth"));
+    assert!((named - grown).abs() <= grown.abs() * 0.06 + 1.0, "{told}, grown by {grown}");
+    assert!(text(&seen, "/compared/legend").contains("grew"));
+    assert_eq!(text(&seen, "/compared/head").trim_end_matches(['▾', ' ']), "Growth");
+    let growth: Vec<f64> = texts(&seen, "/compared/growth").iter().map(|text| size(text)).collect();
+    assert!(growth.is_sorted_by(|one, other| one >= other) && growth[0] > 0.0, "{growth:?}");
+    assert!(text(&seen, "/compared/told").contains("compared with"));
+}
+
+#[test]
+fn processes_and_groups_can_be_chosen() {
+    let fixture = Fixture::exact();
+    let seen = scene("walk", fixture);
+    assert_eq!(texts(&seen, "/targets").len(), 3, "all, the process, its child");
+    let mut live: Vec<f64> = fixture.json["targets"]
+        .as_array()
+        .expect("targets")
+        .iter()
+        .map(|target| number(&target["totals"], "live_bytes"))
+        .collect();
+    let mut shown = [0, 1].map(|at| amount(&seen, &format!("/by_target/{at}/whole")));
+    live.sort_by(f64::total_cmp);
+    shown.sort_by(f64::total_cmp);
+    assert_eq!(live, shown);
+    assert!(texts(&seen, "/groups").contains(&"command".to_owned()));
+    assert!(text(&seen, "/group").contains("orchard"), "{}", seen["group"]);
+}
+
+#[test]
+fn everything_is_reached_by_keys() {
+    let seen = scene("keys", Fixture::exact());
+    let reached = texts(&seen, "/reached");
+    let wanted = [
+        "theme",
+        "view-live-bytes",
+        "target",
+        "period-from",
+        "period-to",
+        "compare",
+        "flame-search",
+        "flame-reverse",
+        "flame-colour",
+        "flame-scroller",
+        "table-filter",
+        "share",
+        "where",
+    ];
+    let places: Vec<Option<usize>> = wanted.iter().map(|name| reached.iter().position(|one| one == name)).collect();
+    assert!(places.iter().all(Option::is_some), "{wanted:?} at {places:?} in {reached:?}");
+    assert!(places.is_sorted(), "the order is that of the page: {reached:?}");
+    assert_eq!(seen["unseen"], serde_json::json!([]), "they show that they have the focus, and say what they are");
+    assert_eq!(seen["arrow"], serde_json::json!(["view-live-count", "true"]));
+}
+
+#[test]
+fn hostile_names_do_nothing() {
+    let fixture = Fixture::exact();
+    let seen = scene("hostile", fixture);
+    assert_eq!(seen["made"], 0, "a name became an element");
+    assert_eq!(seen["scripts"], 3);
+    assert!(text(&seen, "/matched").contains('%'));
+    assert!(amount(&seen, "/longest") > 8_000.0, "names of 10 kB are there as a whole");
+    let by_heap: f64 = seen["by_heap"].as_array().expect("heaps").iter().filter_map(Value::as_f64).sum();
+    assert_eq!(amount(&seen, "/heaps"), 3.0);
+    assert!((by_heap - amount(&seen, "/all")).abs() < 1e-6, "{} is not {by_heap}", seen["all"]);
+}
+
+#[test]
+fn ten_thousand_callsites_of_forty_frames() {
+    let seen = scene("large", Fixture::exact());
+    println!("{} places in stacks, {} bytes, drawn in {} ms", seen["nodes"], seen["bytes"], seen["drawn_ms"]);
+    assert!(amount(&seen, "/nodes") > 300_000.0);
+    assert!(amount(&seen, "/bytes") <= f64::from(2 << 20));
+    assert!(text(&seen, "/matched").contains('%'));
+    assert_eq!((amount(&seen, "/rows"), amount(&seen, "/more_rows")), (50.0, 100.0));
+}
+
+#[test]
+fn without_a_history_all_but_the_timeline_works() {
+    let fixture = Fixture::exact();
+    let seen = scene("plain", fixture);
+    assert!(text(&seen, "/told").contains("no history"), "{}", seen["told"]);
+    assert_eq!(seen["chart"], false);
+    assert!(amount(&seen, "/whole") > 0.0);
+    assert_eq!(seen["histograms"], 3);
+}
+
+#[test]
+fn it_fits_narrow_and_wide_windows_light_and_dark() {
+    let seen = scene("pictures", Fixture::exact());
+    assert_eq!(seen["overflows"], serde_json::json!([]), "it is wider than the window");
+    for width in ["1280", "390"] {
+        assert_ne!(seen[format!("{width} light")], seen[format!("{width} dark")]);
+    }
+}

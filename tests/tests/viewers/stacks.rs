@@ -1,0 +1,29 @@
+//! The stacks of JSON reports, as formats name them that have no labels.
+
+use serde_json::Value;
+
+/// The names of a callsite's frames, the outermost first, with what stands above them where something is missing.
+pub(crate) fn names(callsite: &Value) -> Vec<String> {
+    let frames = callsite["stack"].as_array().expect("a callsite has a stack");
+    let end = match (callsite["end"].as_str(), frames.is_empty()) {
+        (None, true) => Some("[stack lost]".to_owned()),
+        (None, false) => Some("[unwind: unknown]".to_owned()),
+        (Some("complete"), true) => Some("[no frames]".to_owned()),
+        (Some("complete"), false) => None,
+        (Some(end), _) => Some(format!("[unwind: {end}]")),
+    };
+    let inherited = callsite["inherited"].as_bool().expect("callsites are inherited or not");
+    let above = inherited.then(|| "[inherited at the fork]".to_owned()).into_iter().chain(end);
+    above.chain(frames.iter().rev().map(name)).collect()
+}
+
+fn name(frame: &Value) -> String {
+    let text = |field: &str| frame[field].as_str();
+    let base = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
+    match (text("function"), text("module"), text("module_offset")) {
+        (Some(function), _, _) => function.to_owned(),
+        (None, Some(module), Some(offset)) => format!("{}+{offset}", base(module)),
+        (None, Some(module), None) => format!("{}+?", base(module)),
+        (None, None, _) => text("address").expect("frames have addresses").to_owned(),
+    }
+}
