@@ -83,7 +83,7 @@ fn report(args: &ConvertArgs, span: Span, recorded: &Recorded, outputs: Vec<Outp
         let format = output.format();
         let events = recorded.events.as_ref().filter(|_| format.needs_recording());
         let written = output.write(|out| match events {
-            Some(events) => events.write(&args.recording, span, &presentation, out),
+            Some(events) => events.write(&args.recording, span, args.presentation.by_thread(), &presentation, out),
             None => Ok(format.report().write(&shown, &presentation, out)?),
         })?;
         match written {

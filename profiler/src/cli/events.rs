@@ -52,7 +52,8 @@ impl Names {
         Self { profile: profile(snapshot, Scope::Whole, resolver, trims), places, entries }
     }
 
-    /// Writes heaptrack's format of what happened in the span of this recording.
+    /// Writes heaptrack's format of what happened in the span of this recording. Callsites are told apart `by_thread` as they
+    /// were in the first reading.
     ///
     /// # Errors
     ///
@@ -61,12 +62,13 @@ impl Names {
         &self,
         recording: &Path,
         span: Span,
+        by_thread: bool,
         presentation: &Presentation,
         out: &mut dyn Write,
     ) -> Result<()> {
         let reading = read::read(recording).with_context(|| format!("`{}`", recording.display()))?;
         let mut events = Events::new(zstd::Encoder::new(out, COMPRESSION_LEVEL)?, &self.profile, presentation)?;
-        let length_ns = Spanned::flows(reading.take(self.entries), span, |at_ns, books, flow| {
+        let length_ns = Spanned::flows(reading.take(self.entries), span, by_thread, |at_ns, books, flow| {
             events.at(at_ns)?;
             match self.place(books, flow.callsite) {
                 Some((target, callsite)) => tell(&mut events, target, callsite, &flow),

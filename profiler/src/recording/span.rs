@@ -97,9 +97,11 @@ impl Spanned {
     pub fn flows<E: From<SpanError>>(
         entries: impl Iterator<Item = Entry>,
         span: Span,
+        by_thread: bool,
         mut tell: impl FnMut(u64, BooksId, Flow) -> Result<(), E>,
     ) -> Result<u64, E> {
         let mut spanned = Self { follows: true, ..Self::new(span) };
+        spanned.replay = spanned.replay.by_thread(by_thread);
         let from_ns = span.from_ns.unwrap_or(0);
         if from_ns == 0 {
             spanned.replay.follow();

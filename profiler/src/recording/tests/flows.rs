@@ -9,7 +9,7 @@ use crate::units::{EstimatedBytes, Weight};
 fn told(bytes: &[u8], span: Span) -> (EstimatedBytes, usize, Vec<u64>) {
     let (mut live, mut came, mut times) = (EstimatedBytes::ZERO, 0, Vec::new());
     let entries = Reading::new(bytes).expect("whole");
-    let length_ns = Spanned::flows(entries, span, |at_ns, books, flow| {
+    let length_ns = Spanned::flows(entries, span, false, |at_ns, books, flow| {
         assert_eq!(books, BooksId(1));
         times.push(at_ns);
         let (more, less) = match flow.movement {
@@ -48,8 +48,8 @@ fn a_span_begins_with_what_is_live() {
 #[test]
 fn times_count_from_the_spans_beginning() {
     let (_, _, times) = told(&blocks(), Span { from_ns: Some(9_500), to_ns: None });
-    // Those that were live came with the first event.
-    assert_eq!(times, [vec![500; 10], vec![1500, 2500, 3500, 4500, 5500]].concat());
+    // Those that were live came with the first event. The session began at 1 ns.
+    assert_eq!(times, [vec![499; 10], vec![1499, 2499, 3499, 4499, 5499]].concat());
 }
 
 proptest! {
