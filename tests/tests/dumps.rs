@@ -2,6 +2,8 @@
 
 #[path = "dumps/asked.rs"]
 mod asked;
+#[path = "dumps/history.rs"]
+mod history;
 #[path = "launch/launched.rs"]
 mod launched;
 #[path = "dumps/marks.rs"]

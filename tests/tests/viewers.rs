@@ -7,6 +7,8 @@ mod fixture;
 mod stacks;
 
 // One per format, in the order of the alphabet.
+#[path = "viewers/dhat.rs"]
+mod dhat;
 #[path = "viewers/firefox.rs"]
 mod firefox;
 #[path = "viewers/flamegraph.rs"]
@@ -15,12 +17,18 @@ mod flamegraph;
 mod folded;
 #[path = "viewers/gperftools.rs"]
 mod gperftools;
+#[path = "viewers/heaptrack.rs"]
+mod heaptrack;
 #[path = "viewers/html.rs"]
 mod html;
 #[path = "viewers/json_schema.rs"]
 mod json_schema;
+#[path = "viewers/massif.rs"]
+mod massif;
 #[path = "viewers/memory_infra.rs"]
 mod memory_infra;
+#[path = "viewers/names.rs"]
+mod names;
 #[path = "viewers/otlp.rs"]
 mod otlp;
 #[path = "viewers/perfetto.rs"]

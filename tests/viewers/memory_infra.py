@@ -16,7 +16,7 @@ CATAPULT = "/usr/share/go-1.19/src/cmd/trace/static"
 ORIGIN = "http://catapult.invalid/"
 
 PAGE = """<!DOCTYPE html><meta charset="utf-8"><script src="webcomponents.min.js"></script>
-<link rel="import" href="trace_viewer_full.html"><style>html, body, tr-ui-timeline-view { height: 100%; margin: 0 }</style><body>"""
+<link rel="import" href="trace_viewer_full.html"><body>"""
 
 IMPORT = """async text => {
   const model = window.model = new tr.Model();
@@ -43,17 +43,11 @@ IMPORT = """async text => {
   return { warnings, processes, dumps: model.globalMemoryDumps.length, metadata: model.metadata };
 }"""
 
+# The last dump, as it is shown when it is chosen on the timeline.
 SHOW = """() => {
-  const container = document.createElement('track-view-container');
-  container.id = 'track_view_container';
-  const viewer = document.createElement('tr-ui-timeline-view');
-  viewer.track_view_container = container;
-  Polymer.dom(viewer).appendChild(container);
-  viewer.globalMode = true;
-  Polymer.dom(document.body).appendChild(viewer);
-  viewer.model = model;
-  const last = model.globalMemoryDumps[model.globalMemoryDumps.length - 1];
-  viewer.brushingStateController.changeSelectionFromTimeline(new tr.model.EventSet([last]));
+  const view = document.createElement('tr-ui-a-container-memory-dump-sub-view');
+  view.selection = new tr.model.EventSet(model.globalMemoryDumps.slice(-1));
+  Polymer.dom(document.body).appendChild(view);
 }"""
 
 

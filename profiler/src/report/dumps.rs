@@ -12,6 +12,9 @@ use crate::units::MonotonicNanos;
 /// How far apart the numbers are of programs that have had the same pid. Linux has none above 4,194,304.
 const PID_STEP: u32 = 10_000_000;
 
+/// How far apart the end of the profile and the dump that is its end can be: their times are of two clocks.
+const SAME_NS: u64 = 1_000_000;
+
 /// A dump before the end of the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dump {
@@ -22,7 +25,7 @@ pub(super) struct Dump {
     instant: u32,
 }
 
-/// The dumps of a target, each later than the one before and earlier than the end. None where the profile is of one window,
+/// The dumps of a target, each later than the one before and earlier than the end; the dump that ends a recording is its end. None where the profile is of one window,
 /// or of old blocks alone: its history is of the whole recording, and tells no ages.
 pub(super) fn dumps(profile: &Profile, target: &TargetProfile) -> Vec<Dump> {
     let mut dumps: Vec<Dump> = Vec::new();
@@ -32,7 +35,7 @@ pub(super) fn dumps(profile: &Profile, target: &TargetProfile) -> Vec<Dump> {
     let end = end(profile);
     for (instant, known) in (0_u32..).zip(&target.history.instants) {
         let Some(Occasion::Dump(number)) = known.occasion else { continue };
-        if known.time < end && dumps.last().is_none_or(|last| last.time < known.time) {
+        if known.time.0.saturating_add(SAME_NS) < end.0 && dumps.last().is_none_or(|last| last.time < known.time) {
             dumps.push(Dump { number, time: known.time, instant });
         }
     }

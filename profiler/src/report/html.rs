@@ -40,6 +40,9 @@ const STYLE: &str = concat!(
 /// The chart's library, as it is published.
 const CHART: &str = include_str!("html/vendor/uplot/uPlot.iife.min.js");
 
+/// Its licence.
+const LICENCE: &str = include_str!("html/vendor/uplot/LICENSE");
+
 /// The page's own script: one function, so that its modules see each other and nothing else sees them.
 const SCRIPT: &str = concat!(
     "(() => {\n\"use strict\";\n",
@@ -78,6 +81,7 @@ impl Report for Html {
             match part {
                 "policy" => out.write_all(policy().as_bytes())?,
                 "style" => out.write_all(STYLE.as_bytes())?,
+                "licence" => out.write_all(LICENCE.as_bytes())?,
                 "chart" => out.write_all(CHART.as_bytes())?,
                 "script" => out.write_all(SCRIPT.as_bytes())?,
                 "profile" => write_data(profile, presentation, out)?,

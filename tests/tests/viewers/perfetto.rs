@@ -17,7 +17,7 @@ type Sums = BTreeMap<(u64, String, Vec<String>), [f64; 4]>;
 const SAMPLE: [&str; 4] = ["alloc_bytes", "free_bytes", "alloc_count", "free_count"];
 
 fn decoded(path: &Path) -> Value {
-    viewers::python("perfetto.py", &[path])
+    viewers::python("perfetto_trace.py", &[path])
 }
 
 fn list(value: &Value) -> &[Value] {

@@ -11,7 +11,7 @@ use heapbpf_tests::heapbpf::binary;
 use heapbpf_tests::viewers;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, number, read};
+use crate::fixture::{Fixture, VIEWS, number, read};
 
 /// Sample types in their order, with the JSON report's fields.
 const SAMPLE_TYPES: [(&str, &str); 4] = [
@@ -50,9 +50,7 @@ fn top(text: &str) -> (f64, BTreeMap<String, [f64; 2]>) {
         let cum = plain(fields.nth(2).expect("a number"));
         // After its share and two blanks comes the name, with what it has of blanks.
         let share = fields.next().expect("a share");
-        let name = line
-            .split_once(&format!("{share}  "))
-            .map_or(line, |_| line.rsplitn(2, &format!("{share}  ")).next().expect("a name"));
+        let name = line.rsplit_once(&format!("{share}  ")).expect("two blanks part them").1;
         let name = name.trim_end_matches(" (inline)").trim_end_matches(" (partial-inline)");
         let sums = functions.entry(name.to_owned()).or_default();
         sums[0] += flat;
@@ -123,33 +121,27 @@ fn functions_and_what_was_lost_are_told() {
 #[test]
 fn what_samples_belong_to_is_in_tags() {
     let fixture = Fixture::exact();
-    let file = fixture.converted("pb.gz", "--by thread");
-    let tags = go(&["-tags", "-sample_index=alloc_space"], &[&file]);
-    for text in [
-        "heap: Total",
-        ": libc\n",
-        ": picker\n",
-        ": packer <&> \"2\"\n",
-        "thread_id: Total",
-        "bytes: Total",
-        "cgroup: Total",
-    ] {
+    let file = fixture.converted("pb.gz", "");
+    let tags = viewers::text(
+        viewers::program("go").args(["tool", "pprof", "-nodecount=0", "-tags", "-sample_index=alloc_space"]).arg(&file),
+    );
+    for text in ["heap: Total", ": libc\n", "bytes: Total", "cgroup: Total", ": 2.93kB\n"] {
         assert!(tags.contains(text), "no `{text}` in {tags}");
     }
-    assert!(tags.contains(&format!(": {}\n", fixture.pid)), "{tags}");
+    let process = format!("orchard ({})", fixture.pid);
+    for text in [&process, &fixture.pid.to_string()] {
+        assert!(tags.contains(&format!(": {text}\n")), "no `{text}` in {tags}");
+    }
     // Frames are made of them where that is asked for.
-    let (_, functions) = top(&go(&["-top", "-sample_index=alloc_space", "-tagroot=process,thread"], &[&file]));
-    let made = |thread: &str| functions[thread][1];
-    assert_eq!((made("picker"), made("packer <&> \"2\"")), (200.0 * 20_000.0, 200.0 * 21_000.0));
-    assert_eq!(
-        functions[&format!("orchard ({})", fixture.pid)][1],
-        number(&fixture.json["targets"][0]["totals"], "alloc_bytes")
-    );
-    // As are samples chosen by them, also by the numbers among them.
+    let (_, functions) = top(&go(&["-top", "-sample_index=alloc_space", "-tagroot=process,heap"], &[&file]));
+    let allocated = number(&fixture.json["targets"][0]["totals"], "alloc_bytes");
+    assert_eq!(functions[&process][1], allocated);
+    assert_eq!(functions["libc"][1], fixture.total("alloc_bytes"));
+    // Samples are chosen by them, also by the numbers among them.
     let focus = format!("-tagfocus=pid={}", fixture.pid);
     let (_, functions) = top(&go(&["-top", "-sample_index=alloc_space", &focus], &[&file]));
     let own: f64 = functions.values().map(|[flat, _]| flat).sum();
-    assert_eq!(own, number(&fixture.json["targets"][0]["totals"], "alloc_bytes"));
+    assert_eq!(own, allocated);
 }
 
 /// What is known of a stack: its process, its heap, and its frames with files and lines.
@@ -173,7 +165,7 @@ fn another_decoder_has_every_callsite() {
         let known = (labels["pid"].as_u64().expect("a pid"), text(labels, "heap"), frames);
         let values = sample["values"].as_array().expect("a list").iter().map(|value| value.as_f64().expect("a number"));
         add(found.entry(known).or_default(), values.collect());
-        assert_eq!(text(labels, "cgroup").is_empty(), false);
+        assert!(!text(labels, "cgroup").is_empty());
     }
     let mut expected = BTreeMap::<Known, Vec<f64>>::new();
     for target in fixture.json["targets"].as_array().expect("a list") {
@@ -284,7 +276,7 @@ fn the_web_interface_shows_it() {
         ("/ui/top", "picks"),
         ("/ui/flamegraph", "picks"),
         ("/ui/flamegraph?si=alloc_objects", "picks"),
-        ("/ui/peek?f=picks", "orchard::Branch"),
+        ("/ui/peek?f=picks", "orchard::ripen"),
     ] {
         let (status, page) = server.get(path);
         assert!(status.ends_with(" 200 OK"), "{path}: {status}\n{page:.1000}");
@@ -293,9 +285,11 @@ fn the_web_interface_shows_it() {
 }
 
 /// Growth by function, own and with callees', as `heapbpf diff` has it.
-fn growth(before: &Path, after: &Path, quantity: &str) -> BTreeMap<String, [f64; 2]> {
+fn growth(before: &Path, after: &Path, view: &str, quantity: &str) -> BTreeMap<String, [f64; 2]> {
     let report: PathBuf = after.with_extension("growth.json");
-    let _ = viewers::text(Command::new(binary()).arg("diff").args([before, after]).arg("-o").arg(&report));
+    let _ = viewers::text(
+        Command::new(binary()).arg("diff").args([before, after]).args(["--view", view]).arg("-o").arg(&report),
+    );
     let mut functions = BTreeMap::<String, [f64; 2]>::new();
     for callsite in read(&report)["callsites"].as_array().expect("a list") {
         let growth = number(&callsite[quantity], "growth");
@@ -307,7 +301,7 @@ fn growth(before: &Path, after: &Path, quantity: &str) -> BTreeMap<String, [f64;
             functions.entry(name).or_default()[1] += growth;
         }
     }
-    functions.retain(|_, growth| *growth != [0.0, 0.0]);
+    functions.retain(|name, growth| *growth != [0.0, 0.0] && !name.starts_with('['));
     functions
 }
 
@@ -319,8 +313,10 @@ fn growth_is_what_heapbpf_diff_says() {
     let base = format!("-diff_base={}", before.display());
     for (sample_type, quantity) in SAMPLE_TYPES {
         let (_, mut found) = top(&go(&["-top", &base, &format!("-sample_index={sample_type}")], &[&after]));
-        found.retain(|_, growth| *growth != [0.0, 0.0]);
-        let expected = growth(&reports[0], &reports[1], quantity);
+        // What is missing from stacks is a frame here, and a field there.
+        found.retain(|name, growth| *growth != [0.0, 0.0] && !name.starts_with('['));
+        let (view, _) = VIEWS.into_iter().find(|(_, field)| *field == quantity).expect("each is a view");
+        let expected = growth(&reports[0], &reports[1], view, quantity);
         assert!(expected.len() > 100, "{} functions", expected.len());
         let first = expected.iter().find(|(name, growth)| found.get(*name) != Some(growth));
         assert_eq!(first.map(|(name, growth)| (name, growth, found.get(name))), None, "{sample_type}");

@@ -2,6 +2,7 @@
 //! file, which only dispatches.
 
 mod document;
+mod formats;
 mod machine;
 mod overhead;
 mod process;
@@ -29,6 +30,7 @@ enum Subject {
     Unwind(unwind::Arguments),
     Overhead(overhead::Arguments),
     Soak(soak::Arguments),
+    Formats(formats::Arguments),
 }
 
 /// Runs the verb.
@@ -37,10 +39,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Some(Subject::Unwind(arguments)) => unwind::run(arguments),
         Some(Subject::Overhead(arguments)) => overhead::run(arguments),
         Some(Subject::Soak(arguments)) => soak::run(arguments),
+        Some(Subject::Formats(arguments)) => formats::run(arguments),
         None => {
             unwind::run(&unwind::Arguments::parse_from([""]))?;
             overhead::run(&overhead::Arguments::parse_from([""]))?;
-            soak::run(&soak::Arguments::parse_from([""]))
+            soak::run(&soak::Arguments::parse_from([""]))?;
+            formats::run(&formats::Arguments::parse_from([""]))
         }
     }
 }

@@ -40,6 +40,11 @@ impl Heapbpf {
         Ok(Self { binary: repository.target.join("release/heapbpf"), privilege })
     }
 
+    /// The binary.
+    pub(crate) fn binary(&self) -> &Path {
+        &self.binary
+    }
+
     /// A command that profiles these processes, with its cache of unwind tables below `cache`.
     pub(crate) fn command(&self, pids: &[u32], cache: &Path) -> Result<Command> {
         let mut command = self.privilege.command("env").context("neither root nor sudo")?;

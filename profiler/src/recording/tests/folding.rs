@@ -50,6 +50,9 @@ fn what_is_folded_is_in_the_sums_and_no_window_begins_before() {
         let span = Span { from_ns: Some(from_ns), to_ns: None };
         Spanned::read(Reading::new(bytes).expect("whole"), span, false, |_| {})
     };
+    let without_beginning = read(&limited, 0).expect("the sums are there").check_whole();
+    assert!(matches!(without_beginning, Err(SpanError::Folded { .. })));
+    assert_eq!(read(&whole, 0).expect("whole").check_whole(), Ok(()));
     let Err(SpanError::Folded { earliest_ns }) = read(&limited, 5_000) else { panic!("it was folded") };
     let [one, other] = [&whole, &limited].map(|bytes| {
         let spanned = read(bytes, earliest_ns).expect("known from here on");

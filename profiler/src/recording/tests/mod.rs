@@ -2,6 +2,7 @@
 
 mod corrections;
 mod entries;
+mod flows;
 mod folding;
 mod layout;
 

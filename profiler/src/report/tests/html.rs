@@ -261,7 +261,9 @@ fn grow(profile: &mut Profile) {
 fn a_large_page_is_small_enough() {
     const BYTES_MAX: usize = 2 << 20;
     let profile = large(10_000, 40);
+    let begun = std::time::Instant::now();
     let page = page(&profile);
+    println!("{} bytes, written in {:?}", page.len(), begun.elapsed());
     keep("large.html", &page);
     keep("exact.html", &self::page(&profiles::exact()));
     keep("sampled.html", &self::page(&profiles::sampled()));

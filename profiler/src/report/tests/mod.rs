@@ -11,6 +11,7 @@ mod folded;
 mod folding;
 mod gperftools;
 mod guardrails;
+mod heaptrack;
 mod hooks;
 mod html;
 mod json;

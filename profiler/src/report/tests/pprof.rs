@@ -86,8 +86,7 @@ fn the_view_chooses_what_is_shown_first() {
 #[test]
 fn groups_are_labels_and_a_comment_says_how_to_see_them() {
     let mut bytes = Vec::new();
-    let presentation =
-        Presentation { view: View::LiveBytes, by: vec![Group::Thread, Group::Heap], ..Presentation::default() };
+    let presentation = Presentation { by: vec![Group::Thread, Group::Heap], ..Presentation::default() };
     Format::Pprof.report().write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let file = Decoded::new(&bytes);
     assert!(file.comments.iter().any(|comment| comment == "grouped with -tagroot=thread,heap"), "{:?}", file.comments);
@@ -176,7 +175,7 @@ fn broken(profile: &mut Profile, by: u32) {
             callsite.stack.push(FrameId(frame_count + by % 2));
         }
     }
-    if by % 2 == 0 {
+    if by.is_multiple_of(2) {
         profile.frames.iter_mut().for_each(|frame| (frame.address, frame.module) = (0, Some(Arc::from(""))));
     }
 }

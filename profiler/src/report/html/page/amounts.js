@@ -1,4 +1,4 @@
-// What callsites did in a period: live at its end, allocated and freed in it.
+// What callsites did in a period: live at its end, allocated and freed in it; live at its beginning, or inherited in it.
 
 class Amounts {
   constructor(profile, points) {
@@ -21,16 +21,23 @@ class Amounts {
     const isAll = this.points.isAll(period);
     const before = isAll ? null : this.points.at(period.from);
     const after = isAll ? callsites : this.points.at(period.to);
+    const came = this.profile.targets.map((_, target) => !isAll && this.points.beganIn(target, period));
     const made = {};
     for (const unit of ["bytes", "count"]) {
       const live = isAll ? callsites[`shown_${unit}`] : after[`live_${unit}`];
       const allocated = Float64Array.from(after[`alloc_${unit}`]);
       const freed = new Float64Array(count);
-      const opening = isAll ? callsites[`opening_${unit}`] : before[`live_${unit}`];
+      const opening = Float64Array.from(isAll ? callsites[`opening_${unit}`] : before[`live_${unit}`]);
       for (let at = 0; at < count; at += 1) {
         allocated[at] -= isAll ? 0 : before[`alloc_${unit}`][at];
+        if (!isAll && came[callsites.target[at]]) {
+          opening[at] = callsites[`opening_${unit}`][at];
+        }
         freed[at] = opening[at] + allocated[at] - after[`live_${unit}`][at];
       }
+      made[`opening_${unit}`] = opening;
+      const inherits = (at) => (isAll ? this.points.isWhole : came[callsites.target[at]]);
+      made[`inherited_${unit}`] = opening.map((amount, at) => (inherits(at) ? amount : 0));
       made[`live_${unit}`] = live;
       made[`alloc_${unit}`] = allocated;
       made[`free_${unit}`] = freed;
@@ -40,12 +47,17 @@ class Amounts {
 
   // 1 for each callsite of the chosen target and heap.
   mask(selection) {
+    const key = JSON.stringify([selection.target, selection.heap]);
+    if (this.maskKey === key) {
+      return this.lastMask;
+    }
     const { callsites, count } = this.profile;
     const mask = new Uint8Array(count);
     for (let at = 0; at < count; at += 1) {
       const isOfTarget = selection.target < 0 || callsites.target[at] === selection.target;
       mask[at] = isOfTarget && (selection.heap === "" || this.profile.heapName(at) === selection.heap) ? 1 : 0;
     }
+    [this.maskKey, this.lastMask] = [key, mask];
     return mask;
   }
 

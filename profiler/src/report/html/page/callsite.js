@@ -52,7 +52,7 @@ function stackElement(profile, at) {
       { class: profile.functions.kind[number] === 0 ? "own" : null },
       wholeName(name),
       profile.frames.inlined[frame] ? element("span", { class: "tag" }, "inlined") : null,
-      element("span", { class: "quiet" }, [profile.place(frame), module].filter((part) => part !== "").map((part) => cut(part, 400)).join(" · ")),
+      element("span", { class: "quiet", title: cut(module, 1000) }, [profile.place(frame), baseName(module)].filter((part) => part !== "").map((part) => cut(part, 400)).join(" · ")),
     );
   });
   return element("ol", {}, frames, gap.map((word) => element("li", { class: "quiet" }, word)).reverse());
@@ -81,6 +81,7 @@ function growthElement(points, at) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const path = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
   svg.setAttribute("viewBox", "0 0 240 48");
+  svg.setAttribute("preserveAspectRatio", "none");
   svg.setAttribute("role", "img");
   svg.setAttribute("aria-label", `live bytes over time, at most ${sizeText(most)}`);
   path.setAttribute("points", line.join(" "));

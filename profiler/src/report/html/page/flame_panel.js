@@ -63,6 +63,7 @@ class FlamePanel {
     fill(byId("flame-empty"), marked(nothing ? nothing.lines.join(" ") : `There are no ${what} of what is selected.`));
     byId("flame-frame").hidden = isEmpty;
     const legend = byId("flame-legend");
+    byId("flame-colour-label").hidden = selection.base !== null;
     if (selection.base !== null) {
       const colours = new Colours();
       const key = (before, after, text) => this.legendKey(colours.growth(before, after), text);

@@ -3,13 +3,11 @@
 function leakRow(profile, target, candidate, showCallsite) {
   const at = target.first + candidate.callsite;
   const { callsites } = profile;
-  const { names, place } = chainText(profile, at);
   const margin = candidate.margin > 0 ? ` ± ${sizeText(candidate.margin)}` : "";
   const where = element(
     "button",
     { type: "button", class: "where", onclick: () => showCallsite(at) },
-    element("span", { class: "chain" }, names.join(" ← ") || "[no frames]"),
-    place === "" ? null : element("span", { class: "quiet place" }, ` ${cut(place, 60)}`),
+    chainElement(profile, at),
   );
   return element(
     "tr",

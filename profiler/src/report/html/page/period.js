@@ -31,22 +31,33 @@ class Points {
     }
   }
 
-  // Of very many instants without an occasion, every so manieth: a list is to be chosen from.
+  // Without instants that are as good as one with an occasion; of very many others, every so manieth: a list is to be chosen
+  // from.
   thin() {
-    const plain = this.list.filter(({ occasion }) => occasion === 0).length;
-    const every = Math.ceil(plain / POINTS_MAX);
+    const told = this.list.filter(({ occasion }) => occasion !== 0);
+    const near = ({ time }) => told.some((other) => Math.abs(other.time - time) < END_MILLIS);
+    this.list = this.list.filter((point) => point.occasion !== 0 || !near(point));
+    const every = Math.ceil((this.list.length - told.length) / POINTS_MAX);
     this.list = this.list.filter(({ occasion }, at) => occasion !== 0 || at % every === 0 || at === this.list.length - 1);
   }
 
   // The beginning and the end of the recording, where no instant is there.
   addEnds(span) {
-    const [first, last] = [this.list[0], this.list[this.last]];
+    const first = this.list[0];
     if (first.occasion !== 0 || first.time > END_MILLIS) {
-      this.list.unshift({ time: 0, occasion: 0 });
+      this.list.unshift({ time: Math.min(0, first.time), occasion: 0 });
     }
-    if (last.occasion !== 0 ? last.time < span : last.time < span - END_MILLIS) {
-      this.list.push({ time: span, occasion: 0 });
+    const last = this.list[this.last];
+    if (last.time < span - END_MILLIS || (last.occasion !== 0 && !this.isFinal(this.last))) {
+      this.list.push({ time: Math.max(span, last.time), occasion: 0 });
     }
+  }
+
+  // Whether nothing has happened after a point.
+  isFinal(point) {
+    const { live_bytes: live, alloc_bytes: allocated } = this.gather(point);
+    const { callsites } = this.profile;
+    return live.every((bytes, at) => bytes === callsites.live_bytes[at] && allocated[at] === callsites.alloc_bytes[at]);
   }
 
   get last() {
@@ -95,12 +106,15 @@ class Points {
     for (const view of VIEWS) {
       held[field(view)] = new Float64Array(count);
     }
-    if (is === "start" && this.isWhole) {
-      held.live_bytes.set(callsites.opening_bytes);
-      held.live_count.set(callsites.opening_count);
-      return held;
-    }
-    for (const { history, callsites: columns, first } of targets) {
+    for (const { history, callsites: columns, first, begun } of targets) {
+      if (is === "start" && this.isWhole) {
+        // What is inherited is there from when its process is.
+        for (let at = first; at < first + columns.count && begun <= time + END_MILLIS; at += 1) {
+          held.live_bytes[at] = callsites.opening_bytes[at];
+          held.live_count[at] = callsites.opening_count[at];
+        }
+        continue;
+      }
       const { changes, instants } = history;
       changes.from ??= starts(column(changes.count, columns.count));
       for (let at = 0; at < columns.count; at += 1) {
@@ -116,6 +130,12 @@ class Points {
       }
     }
     return held;
+  }
+
+  // Whether a process began in a period, and so came with what it inherited.
+  beganIn(target, { from, to }) {
+    const begun = this.profile.targets[target].begun;
+    return this.isWhole && begun > this.list[from].time + (from === 0 ? END_MILLIS : 0) && begun <= this.list[to].time;
   }
 
   // The point nearest to a time.

@@ -1,20 +1,33 @@
 // Callsites in rows that can be sorted, filtered and opened.
 
-const ROWS_MORE = 100;
-const CHAIN_MAX = 4;
+const ROWS_MORE = 50;
+const CHAIN_MAX = 5;
 
 // Where memory comes from, in a line: the program's own functions, the innermost first, or what there is.
-function chainText(profile, callsite) {
+function chainElement(profile, callsite) {
   const frames = profile.stack(callsite);
-  const gap = profile.gaps[profile.callsites.gap[callsite]] ?? [];
   const kind = (frame) => profile.functions.kind[profile.frames.function[frame]];
   const own = [0, 1].map((most) => frames.filter((frame) => kind(frame) <= most)).find((some) => some.length > 0) ?? frames;
-  const names = own.slice(0, CHAIN_MAX).map((frame) => cut(profile.functionShort(profile.frames.function[frame]), 70));
-  if (own.length > CHAIN_MAX) {
-    names.push("…");
+  const names = [];
+  for (const frame of own) {
+    const name = cut(profile.functionShort(profile.frames.function[frame]), 90);
+    if (names.at(-1)?.name === name) {
+      names.at(-1).times += 1;
+    } else if (names.length === CHAIN_MAX) {
+      names.push({ name: "…", times: 1 });
+      break;
+    } else {
+      names.push({ name, times: 1 });
+    }
   }
-  const place = own.length > 0 ? profile.place(own[0]) : "";
-  return { names: [...names, ...gap], place: place === "" ? "" : baseName(place) };
+  names.push(...(profile.gaps[profile.callsites.gap[callsite]] ?? []).map((name) => ({ name, times: 1 })));
+  const [first, ...rest] = names.map(({ name, times }) => (times > 1 ? `${name} ×${times}` : name));
+  const place = own.length > 0 ? cut(baseName(profile.place(own[0])), 60) : "";
+  return [
+    element("span", { class: "chain" }, first ?? "[no frames]"),
+    place === "" ? null : element("span", { class: "quiet place" }, ` ${place}`),
+    rest.length === 0 ? null : element("span", { class: "chain callers" }, ` ← ${rest.join(" ← ")}`),
+  ];
 }
 
 class CallsiteTable {
@@ -57,11 +70,12 @@ class CallsiteTable {
         text: unknown(sizeText),
         wide: true,
       },
-      { id: "oldest", label: "Oldest", value: (at) => callsites.oldest[at], text: unknown(durationText), wide: true },
-      { id: "median", label: "Median age", value: (at) => callsites.median[at], text: unknown(durationText), wide: true },
+      { id: "oldest", label: "Oldest", title: "Age of the oldest live block", value: (at) => callsites.oldest[at], text: unknown(durationText), wide: true },
+      { id: "median", label: "Median", title: "Median age of live blocks", value: (at) => callsites.median[at], text: unknown(durationText), wide: true },
       {
         id: "temporary",
-        label: "Temporary",
+        label: "Temp.",
+        title: "Blocks that were freed before the same thread made the next one",
         value: (at) => (callsites.temporary[at] > 0 && callsites.alloc_count[at] > 0 ? (callsites.temporary[at] - 1) / callsites.alloc_count[at] : -1),
         text: unknown((share) => shareText(share, 1)),
         wide: true,
@@ -157,9 +171,9 @@ class CallsiteTable {
     const values = new Map(this.rows.map((at) => [at, by.value(at)]));
     const sign = this.isDown ? -1 : 1;
     this.rows.sort((one, other) => sign * (values.get(one) - values.get(other)) || one - other);
-    const heads = columns.map(({ id, label, wide, wider }) => {
+    const heads = columns.map(({ id, label, title, wide, wider }) => {
       const isSorted = id === this.sort;
-      const button = element("button", { type: "button", "data-column": id, onclick: () => this.sortBy(id) }, label, element("i", { "aria-hidden": "true" }, isSorted ? (this.isDown ? "▾" : "▴") : ""));
+      const button = element("button", { type: "button", title, "data-column": id, onclick: () => this.sortBy(id) }, label, element("i", { "aria-hidden": "true" }, isSorted ? (this.isDown ? "▾" : "▴") : ""));
       const direction = isSorted ? (this.isDown ? "descending" : "ascending") : "none";
       return element("th", { scope: "col", class: `number${wide ? " wide" : ""}${wider ? " wider" : ""}`, "aria-sort": direction }, button);
     });
@@ -173,14 +187,12 @@ class CallsiteTable {
 
   row(at, columns) {
     const { profile } = this;
-    const { names, place } = chainText(profile, at);
     const isOpen = this.open.has(at);
     const where = element(
       "button",
       { type: "button", class: "where", "aria-expanded": String(isOpen), "data-callsite": at, onclick: () => this.toggle(at) },
-      element("span", { class: "chain" }, names.join(" ← ") || "[no frames]"),
-      place === "" ? null : element("span", { class: "quiet place" }, ` ${cut(place, 60)}`),
-      profile.targets.length > 1 ? element("span", { class: "quiet" }, ` ${cut(profile.targets[profile.callsites.target[at]].name, 40)}`) : null,
+      chainElement(profile, at),
+      profile.targets.length > 1 && this.selection.target < 0 ? element("span", { class: "quiet" }, ` ${cut(profile.targets[profile.callsites.target[at]].name, 40)}`) : null,
     );
     const cells = columns.map(({ value, text, wide, wider, id }) => {
       const number = value(at);

@@ -128,8 +128,9 @@ class Timeline {
     const { selection, points, amounts } = this;
     const line = (period) => {
       const totals = amounts.totals(selection, period);
-      const change = totals.alloc_bytes - totals.free_bytes;
-      return `${sizeText(totals.alloc_bytes)} allocated in ${plural(totals.alloc_count, "block")}, ${sizeText(totals.free_bytes)} freed, ${sizeText(totals.live_bytes)} live at its end (${changeText("live-bytes", change)})`;
+      const change = totals.live_bytes - totals.opening_bytes + totals.inherited_bytes;
+      const inherited = totals.inherited_bytes > 0 ? `${sizeText(totals.inherited_bytes)} inherited at a fork, ` : "";
+      return `${inherited}${sizeText(totals.alloc_bytes)} allocated in ${plural(totals.alloc_count, "block")}, ${sizeText(totals.free_bytes)} freed, ${sizeText(totals.live_bytes)} live at its end (${changeText("live-bytes", change)})`;
     };
     const said = [element("p", {}, element("b", {}, points.periodText(selection.period)), `: ${line(selection.period)}`)];
     if (compares) {
@@ -149,6 +150,7 @@ class Timeline {
     this.chart?.destroy();
     const { data, isCoarse } = curveOf(this.profile, this.points, this.amounts, selection);
     this.data = data;
+    this.peakAt = this.findPeak();
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
     const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
@@ -159,7 +161,7 @@ class Timeline {
         height: 210,
         legend: { show: false },
         cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
-        scales: { x: { time: false }, y: { range: (_, __, most) => [0, most > 0 ? most * 1.12 : 1] } },
+        scales: { x: { time: false }, y: { range: (_, __, most) => [0, Math.max(most, this.peakAt?.[1] ?? 0) * 1.14 || 1] } },
         axes: [
           { ...axis, values: (_, splits) => splits.map((split) => durationText(split * 1000)), space: 80 },
           { ...axis, size: 78, values: (_, splits) => splits.map((split) => amountText(selection.view, split)), incrs: isSize ? this.steps() : undefined },
@@ -264,23 +266,42 @@ class Timeline {
     ctx.restore();
   }
 
-  peak(chart, colour, ratio) {
-    const [times, values] = this.data;
-    if (!this.selection.view.startsWith("live") || values.length === 0) {
-      return;
+  // When live memory was highest, in seconds, and how high: as the books say, where they say it of what is chosen; else of what
+  // the curve has.
+  findPeak() {
+    const { selection, profile, data: [times, values] } = this;
+    if (!selection.view.startsWith("live") || values.length === 0) {
+      return null;
+    }
+    const target = profile.targets[profile.targets.length === 1 ? 0 : selection.target];
+    const isTold = selection.view === "live-bytes" && selection.heap === "" && target !== undefined && target.peak_time !== null;
+    if (isTold && target.peak_time / 1000 >= times[0] && target.peak_time / 1000 <= times.at(-1)) {
+      return [target.peak_time / 1000, target.peak_bytes];
     }
     const at = values.indexOf(values.reduce((most, value) => Math.max(most, value), -Infinity));
-    const [x, y] = [chart.valToPos(times[at], "x", true), chart.valToPos(values[at], "y", true)];
+    return [times[at], values[at]];
+  }
+
+  peak(chart, colour, ratio) {
+    if (this.peakAt === null) {
+      return;
+    }
+    const [time, value] = this.peakAt;
+    const [x, y] = [chart.valToPos(time, "x", true), chart.valToPos(value, "y", true)];
     const { ctx, bbox } = chart;
-    ctx.fillStyle = colour("--peak");
     ctx.setLineDash([]);
+    const text = `peak ${amountText(this.selection.view, value)}`;
+    const width = ctx.measureText(text).width;
+    const isLeft = x + width + 10 * ratio > bbox.left + bbox.width;
+    const left = x + (isLeft ? -7 * ratio - width : 7 * ratio);
+    ctx.fillStyle = colour("--panel");
+    ctx.fillRect(left - 2 * ratio, y - 16 * ratio, width + 4 * ratio, 14 * ratio);
+    ctx.fillStyle = colour("--peak");
     ctx.beginPath();
     ctx.arc(x, y, 4 * ratio, 0, 2 * Math.PI);
     ctx.fill();
-    const text = `peak ${amountText(this.selection.view, values[at])}`;
-    const isLeft = x + ctx.measureText(text).width + 8 * ratio > bbox.left + bbox.width;
-    ctx.textAlign = isLeft ? "right" : "left";
+    ctx.textAlign = "left";
     ctx.textBaseline = "bottom";
-    ctx.fillText(text, x + (isLeft ? -7 : 7) * ratio, y - 3 * ratio);
+    ctx.fillText(text, left, y - 3 * ratio);
   }
 }

@@ -91,25 +91,7 @@ impl Decoded {
                 }
             })
             .collect();
-        let location_count = locations.len();
-        let label = |label: &Message<'_>| {
-            let (number, unit) = (label.number(3), string(label, 4));
-            let value = if label.number(2) > 0 { string(label, 2) } else { format!("{number} {unit}") };
-            (string(label, 1), value)
-        };
-        let samples = profile
-            .messages(2)
-            .iter()
-            .map(|sample| {
-                let locations: Vec<usize> = sample.numbers(1).into_iter().map(|id| index(id) - 1).collect();
-                assert!(locations.iter().all(|&location| location < location_count));
-                let labels: Vec<_> = sample.messages(3).iter().map(label).collect();
-                let count = labels.len();
-                let labels: BTreeMap<_, _> = labels.into_iter().collect();
-                assert_eq!(labels.len(), count, "a label is there twice");
-                Sample { locations, values: sample.numbers(2), labels }
-            })
-            .collect();
+        let samples = samples(&profile, locations.len(), &strings);
         let period = profile.messages(11).iter().map(kind).collect::<String>();
         Self {
             sample_types: profile.messages(1).iter().map(kind).collect(),
@@ -162,6 +144,26 @@ impl Decoded {
         }
         text
     }
+}
+
+/// The samples, whose locations are all among so many.
+fn samples(profile: &Message<'_>, location_count: usize, strings: &[String]) -> Vec<Sample> {
+    let string = |message: &Message<'_>, field| strings[index(message.number(field))].clone();
+    let label = |label: &Message<'_>| {
+        let (number, unit) = (label.number(3), string(label, 4));
+        let value = if label.number(2) > 0 { string(label, 2) } else { format!("{number} {unit}") };
+        (string(label, 1), value)
+    };
+    let sample = |sample: &Message<'_>| {
+        let locations: Vec<usize> = sample.numbers(1).into_iter().map(|id| index(id) - 1).collect();
+        assert!(locations.iter().all(|&location| location < location_count));
+        let labels: Vec<_> = sample.messages(3).iter().map(label).collect();
+        let count = labels.len();
+        let labels: BTreeMap<_, _> = labels.into_iter().collect();
+        assert_eq!(labels.len(), count, "a label is there twice");
+        Sample { locations, values: sample.numbers(2), labels }
+    };
+    profile.messages(2).iter().map(sample).collect()
 }
 
 /// The messages, whose ids are their places from 1.

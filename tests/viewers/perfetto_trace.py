@@ -1,7 +1,7 @@
 """Decodes a trace with the descriptors of PyPI's perfetto and prints what is in it: clocks, flags of packets by sequence,
 processes, heap dumps with their samples' stacks (names, the outermost first, inlined calls among them), and counters.
 
-    perfetto.py FILE
+    perfetto_trace.py FILE
 
 Whatever refers to something that is not there is an error.
 """

@@ -1,0 +1,74 @@
+//! What came and went in a span, change by change, against the books at its end.
+
+use super::*;
+use crate::ledger::journal::Movement;
+use crate::recording::span::{Span, SpanError, Spanned};
+use crate::units::{EstimatedBytes, Weight};
+
+/// Bytes of target 1 that are live at the end, blocks that came, times, by the flows of a span.
+fn told(bytes: &[u8], span: Span) -> (EstimatedBytes, usize, Vec<u64>) {
+    let (mut live, mut came, mut times) = (EstimatedBytes::ZERO, 0, Vec::new());
+    let entries = Reading::new(bytes).expect("whole");
+    let length_ns = Spanned::flows(entries, span, |at_ns, books, flow| {
+        assert_eq!(books, BooksId(1));
+        times.push(at_ns);
+        let (more, less) = match flow.movement {
+            Movement::In(weight) => (weight, Weight::default()),
+            Movement::Out(weight) => (Weight::default(), weight),
+            Movement::Back(weight) => (weight, Weight::default()),
+            Movement::Reweighed { from, to } => (to, from),
+        };
+        came += usize::from(matches!(flow.movement, Movement::In(_)));
+        live += more.bytes - less.bytes;
+        Ok::<(), SpanError>(())
+    })
+    .expect("it has the span");
+    assert!(times.is_sorted() && times.iter().all(|&at_ns| at_ns <= length_ns));
+    (live, came, times)
+}
+
+/// Ten blocks, one a microsecond, of which the first five are freed afterwards.
+fn blocks() -> Vec<u8> {
+    let made = (0..10).map(|i| Event::Alloc(allocation(100 + i, 5000, 1000 * (i + 1))));
+    let freed = (0..5).map(|i| free(100 + i, 11_000 + 1000 * i));
+    recording(&[made.collect(), freed.collect()])
+}
+
+#[test]
+fn a_span_begins_with_what_is_live() {
+    let ns = |at| Some(at);
+    for (from_ns, to_ns, live, came) in
+        [(None, None, 5, 10), (None, ns(3_500), 3, 3), (ns(6_500), None, 5, 10), (ns(11_500), ns(13_500), 7, 9)]
+    {
+        let (bytes, blocks, _) = told(&blocks(), Span { from_ns, to_ns });
+        assert_eq!((bytes, blocks), (EstimatedBytes::exact(live * 5000), came), "{from_ns:?} {to_ns:?}");
+    }
+}
+
+#[test]
+fn times_count_from_the_spans_beginning() {
+    let (_, _, times) = told(&blocks(), Span { from_ns: Some(9_500), to_ns: None });
+    // Those that were live came with the first event.
+    assert_eq!(times, [vec![500; 10], vec![1500, 2500, 3500, 4500, 5500]].concat());
+}
+
+proptest! {
+    #[test]
+    fn flows_add_up_to_the_books(
+        calls in prop::collection::vec((1u64..20, 1u64..9000, any::<bool>()), 1..60),
+        from in 0u64..70,
+        length in 0u64..70,
+    ) {
+        let event = |(i, (address, size, is_free)): (u64, (u64, u64, bool))| {
+            let time = 1000 * (i + 1);
+            if is_free { free(address, time) } else { Event::Alloc(allocation(address, size, time)) }
+        };
+        let bytes = recording(&[(0..).zip(calls).map(event).collect()]);
+        let span = Span { from_ns: (from > 0).then_some(from * 1000), to_ns: Some((from + length) * 1000) };
+        let Ok(spanned) = Spanned::read(Reading::new(&*bytes).expect("whole"), span, |_| {}) else { return Ok(()) };
+        spanned.check_whole().expect("nothing was folded");
+        let snapshot = spanned.snapshot(Modules::default());
+        prop_assert_eq!(spanned.targets(), [BooksId(1)]);
+        prop_assert_eq!(told(&bytes, span).0, snapshot.targets[0].books.totals.live_bytes());
+    }
+}

@@ -1,0 +1,66 @@
+//! heaptrack's format, read by heaptrack_print.
+
+use std::fs;
+use std::path::Path;
+
+use heapbpf_tests::viewers;
+
+use crate::fixture::{Fixture, number};
+
+/// A cost that heaptrack_print finds, summed up over all stacks: what it prints itself is rounded.
+fn cost(path: &Path, name: &str) -> f64 {
+    let stacks = path.with_extension(format!("{name}.folded"));
+    let mut print = viewers::program("heaptrack_print");
+    print.arg("-f").arg(path).arg("--print-flamegraph").arg(&stacks).args(["--flamegraph-cost-type", name]);
+    let text = viewers::text(&mut print);
+    assert!(text.contains("calls to allocation functions"), "{text:.2000}");
+    let stacks = fs::read_to_string(&stacks).expect("it was written");
+    let cost = |line: &str| line.rsplit_once(' ').expect("a stack has a cost").1.parse::<f64>().expect("a number");
+    stacks.lines().map(cost).sum()
+}
+
+#[test]
+fn of_one_process_allocations_peak_and_leaks_are_the_reports() {
+    let fixture = Fixture::exact();
+    let [path, _] = fixture.windows("heaptrack.zst");
+    let totals = &fixture.window(1)["targets"][0]["totals"];
+    for (name, field) in [("allocations", "alloc_count"), ("peak", "peak_bytes"), ("leaked", "live_bytes")] {
+        let (got, expected) = (cost(&path, name), number(totals, field));
+        assert!((got - expected).abs() < 0.5, "{name}: {got}, not {expected}");
+    }
+}
+
+#[test]
+fn of_several_processes_what_a_child_began_with_counts_as_allocated() {
+    let fixture = Fixture::exact();
+    let path = fixture.converted("heaptrack.zst", "");
+    let (allocations, leaked) = (cost(&path, "allocations"), cost(&path, "leaked"));
+    let expected = fixture.total("alloc_count") + fixture.total("inherited_count");
+    assert!((allocations - expected).abs() < 0.5, "{allocations}, not {expected}");
+    assert!((leaked - fixture.total("live_bytes")).abs() < 0.5, "{leaked}, not {}", fixture.total("live_bytes"));
+}
+
+#[test]
+fn a_window_begins_with_what_is_live() {
+    let fixture = Fixture::exact();
+    let end_ns = fixture.window(1)["window"]["end_unix_ns"].as_u64().expect("windows end");
+    let from = format!("--from {}ns", end_ns - fixture.report.started_unix_ns);
+    let path = fixture.converted("heaptrack.zst", &from);
+    let window = heapbpf_tests::heapbpf::text(&fixture.converted("json", &from));
+    let window: serde_json::Value = serde_json::from_str(&window).expect("it is JSON");
+    let targets = window["targets"].as_array().expect("a report has targets");
+    let sum = |field: &str| targets.iter().map(|target| number(&target["totals"], field)).sum::<f64>();
+    assert!((cost(&path, "leaked") - sum("live_bytes")).abs() < 0.5);
+    assert!((cost(&path, "allocations") - sum("live_start_count") - sum("alloc_count")).abs() < 0.5);
+}
+
+#[test]
+fn samples_count_with_what_they_stand_for() {
+    let fixture = Fixture::sampled();
+    let path = fixture.converted("heaptrack.zst", "");
+    let samples: f64 = fixture.total("alloc_samples");
+    let leaked = cost(&path, "leaked");
+    // Each sample is rounded by itself.
+    assert!((leaked - fixture.total("live_bytes")).abs() <= samples / 2.0 + 1.0, "{leaked}");
+    assert!(cost(&path, "allocations") >= samples);
+}

@@ -1,0 +1,126 @@
+//! Names that no compiler makes, of functions in `named.c`: in every format they are what they were, or what docs/formats.md
+//! says, and in those that browsers open they are text and nothing else.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use heapbpf_tests::heapbpf::{Heapbpf, binary, text};
+use heapbpf_tests::recipe::Recipe;
+use heapbpf_tests::target::{Target, build_directory};
+use heapbpf_tests::viewers;
+use serde_json::{Value, json};
+
+use crate::fixture::read;
+use crate::flamegraph;
+
+/// As they stand in `named.c`, but for one that is too long to stand here.
+const NAMES: [&str; 11] = [
+    "</script><script>window.owned = 1</script>",
+    "<img src=x onerror=window.owned=2>",
+    "]]><script>window.owned = 3</script><![CDATA[",
+    "a;b c 12",
+    "it's an & and <T>",
+    "größe_日本語_🦀",
+    "{{constructor.constructor(`window.owned=8`)()}}",
+    "--></text></svg><svg onload=window.owned=9>",
+    "javascript:window.owned=10",
+    "core::ops::function::FnOnce<(T, &'a str)>::call_once",
+    "%s%n&lt;b&gt;%3Cscript%3E",
+];
+
+/// Formats that hold names as they are, by the ends of files' names.
+const WHOLE: [&str; 6] = ["json", "pb.gz", "speedscope.json", "fxprofile.json", "perfetto-trace", "otlp"];
+
+/// Of a name of 10,000 bytes, what heapbpf keeps, whatever the format: 4,096 bytes and an ellipsis.
+fn long() -> String {
+    format!("{}…", &"0123456789".repeat(1000)[..4096])
+}
+
+/// All of them.
+fn names() -> Vec<String> {
+    NAMES.into_iter().map(str::to_owned).chain([long()]).collect()
+}
+
+/// Names as a failing test should print them.
+fn brief(names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
+    names.into_iter().map(|name| if name == long() { "(the long one)".to_owned() } else { name }).collect()
+}
+
+/// A name as folded text has it: `;` parts frames there, and a number behind a blank is a value.
+fn in_folded_text(name: &str) -> String {
+    name.replace(';', ":").replace("c 12", "c_12")
+}
+
+/// Where the recording is.
+#[track_caller]
+fn recording() -> &'static Path {
+    static RECORDING: OnceLock<PathBuf> = OnceLock::new();
+    RECORDING.get_or_init(|| {
+        let directory = build_directory().join("recorded").join("named");
+        std::fs::create_dir_all(&directory).expect("the build directory is ours");
+        let recording = directory.join("named.heapbpf");
+        let mut target = Target::spawn(&mut Command::new(Recipe::of("named.c").flags("-g0").build()));
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 -o {}", recording.display()));
+        let session = heapbpf.start();
+        target.work("go");
+        let _ = session.interrupt().expect_code(0);
+        recording
+    })
+}
+
+#[track_caller]
+fn converted(extension: &str) -> PathBuf {
+    let path = recording().with_extension(extension);
+    let mut convert = Command::new(binary());
+    convert.env("NO_COLOR", "1").arg("convert").arg(recording()).arg("-o").arg(&path);
+    let _ = viewers::text(&mut convert);
+    path
+}
+
+#[test]
+fn formats_that_can_hold_every_name_do() {
+    let names = json!(names()).to_string();
+    for extension in WHOLE {
+        let path = converted(extension);
+        let missing = viewers::python("names.py", &[path.as_os_str(), names.as_ref()]);
+        let missing = missing.as_array().expect("it is a list").iter().filter_map(Value::as_str);
+        assert_eq!(brief(missing.map(str::to_owned)), BTreeSet::new(), "not in `.{extension}`");
+    }
+}
+
+#[test]
+fn json_has_each_name_once_and_as_it_is() {
+    let report = read(&converted("json"));
+    let callsites = report["targets"][0]["callsites"].as_array().expect("it has callsites");
+    let found = callsites.iter().filter_map(|it| it["stack"][0]["function"].as_str().map(str::to_owned));
+    let expected = names().into_iter().chain(["plain".to_owned()]);
+    assert_eq!(brief(found), brief(expected));
+}
+
+#[test]
+fn folded_lines_keep_their_shape() {
+    let path = converted("folded");
+    let lines = text(&path);
+    let read = viewers::python("speedscope.py", &[&path]);
+    let stacks = read["profiles"][0]["stacks"].as_array().expect("it has stacks");
+    assert_eq!(stacks.len(), lines.lines().count());
+    let leaf = |stack: &Value| stack[0].as_array().and_then(|frames| frames.last()?.as_str().map(str::to_owned));
+    let expected = names().into_iter().map(|name| in_folded_text(&name)).chain(["plain".to_owned()]);
+    assert_eq!(brief(stacks.iter().filter_map(leaf)), brief(expected));
+}
+
+#[test]
+fn a_flame_graph_shows_names_and_runs_none() {
+    let opened = flamegraph::open(&converted("svg"), "call_once", "named (");
+    let titles = flamegraph::frames(&opened["frames"]);
+    let found: BTreeSet<&str> =
+        titles.iter().map(|frame| frame.title.rsplit_once(" (").expect("titles end in numbers").0).collect();
+    // What is longer than 1,000 characters is cut.
+    let expected = NAMES.iter().map(|name| in_folded_text(name)).chain([format!("{}…", &long()[..999])]);
+    for name in expected {
+        assert!(found.contains(name.as_str()), "no `{name:.100}` among {found:.200?}");
+    }
+    assert_eq!(opened["found"].as_array().map(Vec::len), Some(1), "{}", opened["found"]);
+}
