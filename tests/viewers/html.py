@@ -185,9 +185,9 @@ def table(page, answer):
     head = lambda name: page.locator("#table-head th", has_text=name)
     button = lambda name: head(name).locator("button")
     button("Mean size").click()
-    answer["sorted"] = {"state": head("Mean size").get_attribute("aria-sort"), "down": column(page, 4)}
+    answer["sorted"] = {"state": head("Mean size").get_attribute("aria-sort"), "down": column(page, 6)}
     button("Mean size").click()
-    answer["sorted"]["up"] = column(page, 4)
+    answer["sorted"]["up"] = column(page, 6)
     answer["sorted"]["focus"] = page.evaluate("() => document.activeElement.dataset.column")
     page.locator("#table-head button[data-column=live_bytes]").click()
     page.fill("#table-filter", "stores")

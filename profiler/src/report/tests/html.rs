@@ -237,7 +237,7 @@ fn grow(profile: &mut Profile) {
                 time: time(u64::from(at) * 30 / 13),
                 occasion: match at {
                     5 => Some(Occasion::Mark),
-                    _ if at % 3 == 0 => Some(Occasion::Dump(at / 3)),
+                    _ if at.is_multiple_of(3) => Some(Occasion::Dump(at / 3)),
                     _ => None,
                 },
             })
@@ -258,6 +258,7 @@ fn grow(profile: &mut Profile) {
 
 /// Ten thousand callsites of 40 frames, 350,000 places in all, in a page that can be sent around.
 #[test]
+#[expect(clippy::print_stdout, reason = "a figure for whoever asks for it")]
 fn a_large_page_is_small_enough() {
     const BYTES_MAX: usize = 2 << 20;
     let profile = large(10_000, 40);
