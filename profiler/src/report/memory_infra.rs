@@ -38,7 +38,7 @@ impl Report for MemoryInfra {
         for (number, (target, pid)) in profile.targets.iter().zip(distinct_pids(profile)).enumerate() {
             let comma = if number == 0 { "" } else { "," };
             for (at, event) in metadata(profile, target, pid).iter().enumerate() {
-                write!(out, "{}\n", if at == 0 { comma } else { "," })?;
+                writeln!(out, "{}", if at == 0 { comma } else { "," })?;
                 serialize(out, event)?;
             }
             write_dumps(profile, target, pid, presentation, &mut next_id, out)?;

@@ -45,7 +45,7 @@ fn check(profile: &Profile, view: View) {
         assert_eq!((&sampled["type"], &sampled["startValue"]), (&"sampled".into(), &0.into()));
         assert_eq!(list(&sampled["samples"]).len(), list(&sampled["weights"]).len());
         assert_eq!(sampled["endValue"].as_u64(), Some(total(sampled)));
-        let numbers = list(&sampled["samples"]).iter().flat_map(|stack| list(stack));
+        let numbers = list(&sampled["samples"]).iter().flat_map(list);
         assert!(numbers.clone().all(|number| number.as_u64().is_some_and(|number| number < frames)));
     }
     for (sampled, view) in profiles.iter().zip(View::ALL) {

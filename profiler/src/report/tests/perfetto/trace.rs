@@ -23,7 +23,9 @@ enum Kind {
 use Kind::{Bytes as B, Message as M, Number as N};
 
 /// Messages, with the number, name and kind of their fields.
-const SCHEMA: &[(&str, &[(u64, &str, Kind)])] = &[
+type Fields = &'static [(u64, &'static str, Kind)];
+
+const SCHEMA: &[(&str, Fields)] = &[
     ("Trace", &[(1, "packet", M("TracePacket"))]),
     (
         "TracePacket",
