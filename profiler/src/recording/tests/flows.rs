@@ -65,7 +65,7 @@ proptest! {
         };
         let bytes = recording(&[(0..).zip(calls).map(event).collect()]);
         let span = Span { from_ns: (from > 0).then_some(from * 1000), to_ns: Some((from + length) * 1000) };
-        let Ok(spanned) = Spanned::read(Reading::new(&*bytes).expect("whole"), span, |_| {}) else { return Ok(()) };
+        let Ok(spanned) = Spanned::read(Reading::new(&*bytes).expect("whole"), span, false, |_| {}) else { return Ok(()) };
         spanned.check_whole().expect("nothing was folded");
         let snapshot = spanned.snapshot(Modules::default());
         prop_assert_eq!(spanned.targets(), [BooksId(1)]);
