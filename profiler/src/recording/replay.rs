@@ -2,6 +2,8 @@
 //!
 //! It is also what older entries are folded into, so all of it can be written.
 
+mod state;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -10,14 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use super::account::Account;
 use super::entry::{BooksId, Entry, Fact, HealthFacts, Mark, ModuleFacts, SessionFacts, Step};
-use crate::ids::{HeapId, Pid};
+use crate::ids::Pid;
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::journal::Flow;
 use crate::ledger::snapshot::TargetSnapshot;
-use crate::object::module::Modules;
-use crate::report::profile::{Health, Window};
-use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, WindowFacts};
+use crate::report::profile::Health;
 use crate::units::MonotonicNanos;
 
 /// Ended targets that are kept one by one, as a session does. Of others the last word on losses has the sums.
@@ -325,93 +325,6 @@ impl Replay {
     fn monotonic(&self, unix_ns: u64) -> MonotonicNanos {
         let since_start_ns = unix_ns.saturating_sub(self.session.started_unix_ns);
         MonotonicNanos(self.session.started_monotonic_ns.saturating_add(since_start_ns))
-    }
-
-    /// The state as it is, to begin a window with.
-    #[must_use]
-    pub fn start(&self) -> Start {
-        let snapshot = |(&books, account): (&BooksId, &Account)| (books, Arc::new(account.ledger.snapshot(self.time)));
-        Start {
-            books: self.accounts.iter().map(snapshot).collect(),
-            ended: self.kept.iter().copied().collect(),
-            health: self.health.health.clone(),
-        }
-    }
-
-    /// The state at `now`, and the window that ends there, if there is one. `modules` are those of
-    /// [`modules`](Self::modules), in their order, as far as this machine has them.
-    #[must_use]
-    pub fn snapshot(&self, window: Option<(&Start, Window)>, modules: Modules, now: MonotonicNanos) -> Snapshot {
-        let start = window.map(|(start, _)| start);
-        let targets = self.targets().into_iter().filter_map(|books| self.state(books, start, now)).collect();
-        let health = Health { events: self.health.health.events.max(self.events), ..self.health.health.clone() };
-        Snapshot {
-            interval_bytes: self.session.interval_bytes,
-            started_unix_ns: self.session.started_unix_ns,
-            started_monotonic_ns: self.session.started_monotonic_ns,
-            ended_unix_ns: self.unix_ns(now),
-            older_than: None,
-            window: window.map(|(start, window)| WindowFacts {
-                window,
-                start: self.monotonic(window.start_unix_ns),
-                others: self.health.others.clone(),
-                health: health.since(&start.health),
-            }),
-            targets,
-            others: self.health.others.clone(),
-            modules,
-            health,
-        }
-    }
-
-    /// The books of the targets of a snapshot, in their order there.
-    #[must_use]
-    pub fn targets(&self) -> Vec<BooksId> {
-        let known = |books: &BooksId| self.accounts.get(books)?.known.as_ref().filter(|known| known.begun);
-        let named = self.kept.iter().chain(self.open.values());
-        let mut targets: Vec<_> = named.filter_map(|books| Some((known(books)?, *books))).collect();
-        targets.sort_by_key(|(known, _)| (known.facts.beginning.time, known.facts.pid));
-        targets.into_iter().map(|(_, books)| books).collect()
-    }
-
-    /// `None` where it had no probes yet.
-    fn state(&self, books: BooksId, start: Option<&Start>, now: MonotonicNanos) -> Option<TargetState> {
-        let account = self.accounts.get(&books)?;
-        let known = account.known.as_ref().filter(|known| known.begun)?;
-        let (snapshot, until) = (account.ledger.snapshot(now), account.until(now));
-        let base = match start {
-            Some(start) if start.ended.contains(&books) => Base::Ended,
-            Some(start) => start.books.get(&books).map_or(Base::Beginning, |books| Base::At(Arc::clone(books))),
-            None => Base::Beginning,
-        };
-        let mut heaps = known.heaps.clone();
-        for &(id, _) in &snapshot.heaps {
-            if heaps.iter().all(|heap| heap.id != id) {
-                heaps.push(self.unnamed_heap(id));
-            }
-        }
-        Some(TargetState {
-            facts: known.facts.clone(),
-            threads: Arc::clone(&account.threads),
-            space: Arc::new(account.space(known.facts.pid, self.modules.len())),
-            heaps,
-            books: Arc::new(snapshot),
-            growths: account.growths(now),
-            curve: account.ledger.moments(until),
-            timeline: Arc::new(account.timeline.clone()),
-            until,
-            older: None,
-            base,
-        })
-    }
-
-    /// A heap whose name was not written before the recording broke off.
-    fn unnamed_heap(&self, id: HeapId) -> HeapFacts {
-        let known = self.accounts.values().filter_map(|account| account.known.as_ref());
-        let elsewhere = known.flat_map(|known| &known.heaps).find(|heap| heap.id == id);
-        let name = elsewhere.map_or_else(|| format!("heap-{}", id.0), |heap| heap.name.clone());
-        let interval_bytes = elsewhere.map_or(self.session.interval_bytes, |heap| heap.interval_bytes);
-        HeapFacts { id, name, interval_bytes, interval_bytes_max: interval_bytes, hooks: Vec::new() }
     }
 }
 

@@ -21,7 +21,7 @@ fn totals_are_of_all_processes_and_say_where_the_rest_is() {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     for line in [
         "8.1 MiB  4.9 MiB  3.2 MiB           all together",
-        "2.0 MiB       2    3.0 MiB  63.0%       20.9s  cache_insert.part.0 (cache.c:61) ← handle_request ← main",
+        "2.0 MiB       2    3.0 MiB  63.0%       20.9s  cached (4711)  cache_insert.part.0 (cache.c:61) ← handle_request ← main",
         "33.3% belongs to 5 processes that exited, of which sums alone are kept",
     ] {
         assert!(lines.contains(&line), "no `{line}` in\n{text}");
