@@ -59,7 +59,7 @@ impl Stacks {
                 }
                 let roots = roots(target, callsite, presentation);
                 let mut stack: Vec<u32> = roots.iter().map(|root| labels.intern(label(root))).collect();
-                stack.extend(callsite.stack.iter().rev().map(|id| frames[id.0 as usize]));
+                stack.extend(callsite.stack.iter().rev().filter_map(|id| frames.get(id.0 as usize)));
                 let sum = merged.entry(stack.into()).or_default();
                 *sum = sum.saturating_add(value);
             }

@@ -56,6 +56,7 @@ fn total(report: &Value, field: &str) -> f64 {
 }
 
 #[test]
+#[expect(clippy::print_stdout, reason = "figures are for people")]
 fn what_people_do_with_it() {
     let fixture = Fixture::exact();
     let seen = scene("walk", fixture);
@@ -190,6 +191,7 @@ fn hostile_names_do_nothing() {
 }
 
 #[test]
+#[expect(clippy::print_stdout, reason = "figures are for people")]
 fn ten_thousand_callsites_of_forty_frames() {
     let seen = scene("large", Fixture::exact());
     println!("{} places in stacks, {} bytes, drawn in {} ms", seen["nodes"], seen["bytes"], seen["drawn_ms"]);

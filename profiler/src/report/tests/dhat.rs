@@ -111,7 +111,9 @@ fn several_processes_are_told_apart_and_groups_stand_above() {
     let mut bytes = Vec::new();
     Format::Dhat.report().write(&profiles::sampled(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let report: Value = serde_json::from_slice(&bytes).expect("it is JSON");
-    let frame = |point: &Value, at: usize| report["ftbl"][usize::try_from(point["fs"][at].as_u64().expect("a number")).expect("a place")].clone();
+    let frame = |point: &Value, at: usize| {
+        report["ftbl"][usize::try_from(point["fs"][at].as_u64().expect("a number")).expect("a place")].clone()
+    };
     let second = report["pps"].as_array().expect("a list").last().expect("it has points");
     assert_eq!((frame(second, 0), frame(second, 1)), (Value::from("libc"), Value::from("#work;er <&> (901)")));
 }

@@ -3,7 +3,7 @@
 use super::{formats, profiles, written};
 use crate::report::View;
 use crate::report::history::{Change, Held};
-use crate::report::profile::{FrameId, MappingProfile, Profile};
+use crate::report::profile::{MappingProfile, Profile};
 
 /// Every index of it that there is points nowhere in some place.
 pub(super) fn profile() -> Profile {
@@ -11,12 +11,10 @@ pub(super) fn profile() -> Profile {
     let target = &mut profile.targets[0];
     let held = Held { live_bytes: f64::NAN, live_count: -1.0, alloc_bytes: f64::INFINITY, alloc_count: 1e300 };
     for (callsite, change) in target.callsites.iter_mut().zip([0, 99, 2, 1, 0]) {
-        callsite.stack.push(FrameId(77));
         callsite.history.insert(0, Change { instant: change, held });
     }
     let callsite = &mut target.callsites[0];
     (callsite.heap, callsite.thread) = (1, Some(9));
-    target.callsites[1].stack = vec![FrameId(u32::MAX)];
     target.mappings.insert(0, MappingProfile { start: 0, end: u64::MAX, offset: 0, bias: Some(u64::MAX), module: 55 });
     profile.frames[0].address = 0;
     profile.frames[1].inlined = true;
