@@ -334,5 +334,5 @@ fn what_cannot_be_meant_is_refused_before_anything_is_attached() {
     let mut heapbpf = Heapbpf::of(target.pid(), "-o missing/a.heapbpf");
     assert!(heapbpf.run().expect_error(1).contains("does not exist"));
     let missing = Converted::of(Path::new("/nowhere.heapbpf"), &[]).expect_code(1).stderr();
-    assert!(missing.contains("`/nowhere.heapbpf`: cannot read it"), "{missing}");
+    assert!(missing.contains("cannot read a profile from `/nowhere.heapbpf`: No such file"), "{missing}");
 }
