@@ -1,5 +1,5 @@
 //! `cargo xtask demo`: a first look at heapbpf in a few seconds. Builds it and a small leaking program, profiles the one
-//! with the other, and leaves the flame graph in the target directory.
+//! with the other, and leaves a page to open and the flame graph in the target directory.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -17,10 +17,10 @@ const DURATION: &str = "5s";
 /// heapbpf's exit code for a profile that lacks something and says what.
 const INCOMPLETE: i32 = 3;
 
-/// Profiles a small leaking program and says where its flame graph is.
+/// Profiles a small leaking program and says where its reports are.
 ///
 /// Builds heapbpf in release mode and the target tests/targets/leaky.rs, starts the target, attaches heapbpf to it for
-/// five seconds, prints the callsites that hold most memory and writes leaky.svg and leaky.json to target/demo. Watching
+/// five seconds, prints the callsites that hold most memory and writes leaky.html, leaky.svg and leaky.json to target/demo. Watching
 /// another process takes root: sudo is used where it can be.
 #[derive(clap::Args)]
 #[command(after_help = "The widest tower of the flame graph is `cache_insert`, which keeps a KiB of every request. \
@@ -63,8 +63,8 @@ fn build_target(repository: &Repository, folder: &Path) -> Result<PathBuf> {
 
 /// Attaches heapbpf and says where the results are.
 fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path) -> Result<()> {
-    let (svg, json) = (folder.join("leaky.svg"), folder.join("leaky.json"));
-    for old in [&svg, &json] {
+    let [page, svg, json] = ["leaky.html", "leaky.svg", "leaky.json"].map(|name| folder.join(name));
+    for old in [&page, &svg, &json] {
         if old.exists() {
             fs::remove_file(old).with_context(|| format!("could not remove `{}` of an earlier run", old.display()))?;
         }
@@ -73,11 +73,14 @@ fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path)
     if privilege == Privilege::Sudo {
         eprintln!("heapbpf watches another process, which takes root: through sudo");
     }
-    command
-        .args(["--pid", &target.pid().to_string(), "--duration", DURATION, "--trim", "-o"])
-        .arg(&svg)
-        .arg("-o")
-        .arg(&json);
+    command.args(["--pid", &target.pid().to_string(), "--duration", DURATION, "--trim"]).args([
+        "-o".as_ref(),
+        page.as_os_str(),
+        "-o".as_ref(),
+        svg.as_os_str(),
+        "-o".as_ref(),
+        json.as_os_str(),
+    ]);
     eprintln!("+ {}", command::line(&command));
     let status = command.status().with_context(|| format!("could not start `{}`", heapbpf.display()))?;
     match status.code() {
@@ -85,12 +88,17 @@ fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path)
         Some(INCOMPLETE) => eprintln!("the profile is incomplete; heapbpf says above what it lacks"),
         _ => bail!("heapbpf failed: {status}"),
     }
-    for written in [&svg, &json] {
+    for written in [&page, &svg, &json] {
         if !written.exists() {
             bail!("heapbpf ended well without writing `{}`", written.display());
         }
     }
-    println!("flame graph: {} (open it in a browser)\nreport:      {}", svg.display(), json.display());
+    println!(
+        "page:        {} (open it in a browser)\nflame graph: {}\nreport:      {}",
+        page.display(),
+        svg.display(),
+        json.display()
+    );
     Ok(())
 }
 
