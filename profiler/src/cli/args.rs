@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(super) use convert::ConvertArgs;
-pub(super) use presentation::PresentationArgs;
+pub(super) use presentation::{PresentationArgs, view};
 
 use super::quantity;
 use crate::allocator::custom::CustomHook;
@@ -25,7 +25,9 @@ const EXAMPLES: &str = "\
 Examples:
   sudo heapbpf --pid 1234                            until Ctrl-C; writes heapbpf-<name>-1234.svg
   sudo heapbpf --pid $(pidof redis-server) --duration 10s -o heap.svg
-  sudo heapbpf --pid 1234 --interval 512KiB -o heap.svg -o heap.json -o heap.folded
+  sudo heapbpf --pid 1234 --duration 1m -o heap.html  a page to look at first: over time, by callsite, what grows
+  sudo heapbpf --pid 1234 --interval 512KiB -o heap.svg -o heap.json -o heap.pb.gz
+  sudo heapbpf --pid 1234 --by thread --threshold 0.8% -o heap.svg  by thread, without the small ones
   sudo heapbpf --pid 1234 --interval 1 --duration 5s every allocation, exact to the byte
   sudo heapbpf --pid 1234 --view alloc-bytes         who allocates most, freed or not
   sudo heapbpf --cmdline 'redis*' --cmdline nginx    programs by name, also those that start later
@@ -41,7 +43,10 @@ Examples:
   heapbpf diff before.json after.json -o growth.svg  what grew between two profiles
   sudo heapbpf doctor --pid 1234                     whether this would work, and what it would cost
 
-Formats are chosen by the file's extension: .svg (flame graph), .folded (text), .json, .heapbpf (recording).
+Formats are chosen by the file's extension, or by --format: .html (interactive report), .svg (flame graph), .json (everything),
+.folded (text), .pb.gz (pprof), .heap (gperftools), .perfetto-trace, .memory-infra.json (Chrome), .dhat.json, .massif.out,
+.fxprofile.json (Firefox Profiler), .otlp (OpenTelemetry), .speedscope.json; .heapbpf is a recording, from which `heapbpf convert`
+makes all of these and .heaptrack.zst.
 
 Exit codes:
   0  done                                   3    done, but the profile is incomplete: it says how

@@ -10,7 +10,7 @@ use super::output::Output;
 use super::profile_file::profile_of;
 use super::record::UsageError;
 use super::{args, exit, quantity, say, terminal};
-use crate::report::diff::{self, Diff, Side};
+use crate::report::diff::{self, Diff, Drawing, Side};
 use crate::report::{ReportError, View};
 
 pub(super) const EXAMPLES: &str = "\
@@ -25,6 +25,8 @@ Examples:
   heapbpf diff before.json after.json -q -o -               folded, two values a line: before, after
   heapbpf diff monday.heapbpf tuesday.heapbpf               recordings, each as a whole
   heapbpf diff before.json after.json -o growth.json        everything, for programs
+
+Formats are chosen by the extension: .svg, .folded, .json. In an HTML report, two windows of one recording are compared.
 
 Callsites are the same where program, heap and all functions with their modules have the same names; pids, addresses and lines
 do not matter. See docs/diff.md.
@@ -43,7 +45,7 @@ pub(super) struct DiffArgs {
     after: PathBuf,
 
     /// What flame graphs, folded text and the table show. JSON has all four.
-    #[arg(long, default_value_t = View::LiveBytes, value_name = "VIEW", help = args::view_help())]
+    #[arg(long, default_value_t = View::LiveBytes, value_name = "VIEW", help = args::view_help(), value_parser = args::view(), hide_possible_values = true)]
     view: View,
 
     /// File to write; `-` is standard output, as folded text. May be given several times. The extension chooses the format.
@@ -54,6 +56,10 @@ pub(super) struct DiffArgs {
     /// `before` what has vanished.
     #[arg(long, value_name = "WHICH", default_value = "after", hide_possible_values = true)]
     widths: WidthsArg,
+
+    /// Draw flame graphs upside down, the outermost frames at the top.
+    #[arg(long)]
+    icicle: bool,
 
     /// Rows of each table, of what grew and of what shrank.
     #[arg(long, value_name = "ROWS", default_value_t = 10)]
@@ -102,11 +108,12 @@ pub(super) fn run(args: &DiffArgs) -> Result<u8> {
     let (before, after) = (before.profile, after.profile);
     let [before_name, after_name] = [&args.before, &args.after].map(|path| path.display().to_string());
     let diff = Diff::new(Side { name: &before_name, profile: &before }, Side { name: &after_name, profile: &after });
+    let drawing = Drawing { widths: args.widths.into(), icicle: args.icicle };
     let mut to_stdout = false;
     let mut written = Vec::new();
     for output in outputs {
         let format = output.format();
-        match output.write(|out| Ok(diff.write(format, args.view, args.widths.into(), out)?))? {
+        match output.write(|out| Ok(diff.write(format, args.view, drawing, out)?))? {
             Some(path) => written.push((path, format)),
             None => to_stdout = true,
         }

@@ -21,10 +21,10 @@ const FOLD_RATIO_MAX: usize = 200;
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// It cannot be opened, or its first bytes cannot be read.
-    #[error("cannot read it: {0}")]
+    #[error("cannot read it")]
     Io(#[from] io::Error),
     /// It is something else.
-    #[error("{0}")]
+    #[error(transparent)]
     Header(#[from] HeaderError),
 }
 

@@ -129,13 +129,14 @@ impl Key {
 fn join(sum: &mut CallsiteProfile, more: &CallsiteProfile, target: &Totals) {
     let mut at_peak = sum.totals.at_peak;
     at_peak.add(&more.totals.at_peak);
-    let peaks = [&sum.totals, &more.totals].map(|totals| (totals.peak_bytes, totals.peak_time));
+    let peak = |totals: &Totals| (totals.peak_bytes, totals.peak_count, totals.peak_time);
+    let peaks = [peak(&sum.totals), peak(&more.totals)];
     sum.totals.add(&more.totals);
     // When both together held most is not known. It was no less than either's peak, and no less than what they held together
     // at the target's.
-    let at_targets = (at_peak.bytes, target.peak_time);
-    let highest = peaks.into_iter().chain([at_targets]).max_by_key(|(bytes, _)| *bytes);
-    (sum.totals.peak_bytes, sum.totals.peak_time) = highest.unwrap_or(at_targets);
+    let at_targets = (at_peak.bytes, at_peak.count, target.peak_time);
+    let highest = peaks.into_iter().chain([at_targets]).max_by_key(|(bytes, ..)| *bytes);
+    (sum.totals.peak_bytes, sum.totals.peak_count, sum.totals.peak_time) = highest.unwrap_or(at_targets);
     sum.totals.at_peak = at_peak;
     if let (Some(sum), Some(more)) = (&mut sum.older, &more.older) {
         sum.add(more);

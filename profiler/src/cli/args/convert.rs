@@ -11,7 +11,9 @@ use super::PresentationArgs;
 pub(super) const EXAMPLES: &str = "\
 Examples:
   heapbpf convert x.heapbpf                          the table, of the whole recording
-  heapbpf convert x.heapbpf -o heap.svg -o heap.json
+  heapbpf convert x.heapbpf -o heap.html             an interactive page, to look at first
+  heapbpf convert x.heapbpf -o heap.svg -o heap.pb.gz -o heap.heaptrack.zst
+  heapbpf convert x.heapbpf --by thread -o heap.svg  by thread, whether recorded so or not
   heapbpf convert x.heapbpf --to 1m -o then.svg      what was live one minute after it began
   heapbpf convert x.heapbpf --from 10m --to 20m --view alloc-bytes -o busy.svg
   heapbpf convert heap.json -o heap.pb.gz            another format of a report, as a whole

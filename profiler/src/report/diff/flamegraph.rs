@@ -5,15 +5,16 @@
 use std::io;
 
 use inferno::flamegraph::color::BackgroundColor;
-use inferno::flamegraph::{Options, TextTruncateDirection};
+use inferno::flamegraph::{Direction, Options, TextTruncateDirection};
 
 use super::svg::{self, Tree};
-use super::{Change, Diff, Widths, folded, words};
+use super::{Change, Diff, Drawing, Widths, folded, words};
 use crate::report::flamegraph::{FRAME_CHARS_MAX, SUBTITLE_CHARS_MAX, SUM_MAX, TITLE_CHARS_MAX, draw_words};
 use crate::report::folded::Stacks;
 use crate::report::{ReportError, View, describe, text};
 
-pub(super) fn write(diff: &Diff<'_>, view: View, widths: Widths, out: &mut dyn io::Write) -> Result<(), ReportError> {
+pub(super) fn write(diff: &Diff<'_>, view: View, drawing: Drawing, out: &mut dyn io::Write) -> Result<(), ReportError> {
+    let Drawing { widths, icicle } = drawing;
     let mut stacks = folded::merge(diff, view);
     stacks.stacks.retain(|(_, change)| width(view, widths, change) > 0 || !change.is_nothing(view));
     let sum: u128 = (0..stacks.len()).map(|i| u128::from(width(view, widths, &stacks.value(i)))).sum();
@@ -37,12 +38,15 @@ pub(super) fn write(diff: &Diff<'_>, view: View, widths: Widths, out: &mut dyn i
     options.bgcolors = Some(BackgroundColor::Grey);
     options.text_truncate_direction = TextTruncateDirection::Right;
     options.deterministic = true;
+    if icicle {
+        options.direction = Direction::Inverted;
+    }
     // An order as it is, from the last line to the first: see the flame graph of one profile.
     options.flame_chart = true;
     let mut image = Vec::new();
     inferno::flamegraph::from_lines(&mut options, lines.iter().rev().map(String::as_str), &mut image)?;
     let image = String::from_utf8(image).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-    svg::coloured(&image, &tree, view, out)?;
+    svg::coloured(&image, &tree, view, icicle, out)?;
     Ok(())
 }
 

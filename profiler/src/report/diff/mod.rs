@@ -35,6 +35,15 @@ pub enum Widths {
     After,
 }
 
+/// How a flame graph is drawn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drawing {
+    /// What frames are as wide as.
+    pub widths: Widths,
+    /// It grows downwards, with the outermost frames at the top.
+    pub icicle: bool,
+}
+
 /// One of the two profiles, with the name by which the user knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
@@ -163,11 +172,11 @@ impl<'a> Diff<'a> {
         &self,
         format: Format,
         view: View,
-        widths: Widths,
+        drawing: Drawing,
         out: &mut dyn io::Write,
     ) -> Result<(), ReportError> {
         match format {
-            Format::Flamegraph => flamegraph::write(self, view, widths, out),
+            Format::Flamegraph => flamegraph::write(self, view, drawing, out),
             Format::Folded => folded::write(self, view, out),
             Format::Json => json::write(self, view, out),
             _ => Err(ReportError::NoDifference(format)),

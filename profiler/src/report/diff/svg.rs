@@ -107,12 +107,13 @@ impl Growth {
 }
 
 /// Writes the image with its frames coloured and described anew.
-pub(super) fn coloured(image: &str, tree: &Tree, view: View, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn coloured(image: &str, tree: &Tree, view: View, icicle: bool, out: &mut dyn Write) -> io::Result<()> {
     let mut pieces = image.split(FRAME);
     out.write_all(pieces.next().unwrap_or_default().as_bytes())?;
     let pieces: Vec<&str> = pieces.collect();
-    // The root is the lowest of them.
-    let root_y = pieces.iter().filter_map(|piece| number(piece, " y=\"")).max().unwrap_or_default();
+    // The root is the lowest of them, or the highest.
+    let rows = pieces.iter().filter_map(|piece| number(piece, " y=\""));
+    let root_y = if icicle { rows.min() } else { rows.max() }.unwrap_or_default();
     for piece in pieces {
         out.write_all(FRAME.as_bytes())?;
         match frame(piece, tree, root_y).and_then(|growth| redrawn(piece, &growth, view, tree.whole)) {
@@ -124,7 +125,7 @@ pub(super) fn coloured(image: &str, tree: &Tree, view: View, out: &mut dyn Write
 }
 
 fn frame(piece: &str, tree: &Tree, root_y: i64) -> Option<Growth> {
-    let depth = usize::try_from((root_y - number(piece, " y=\"")?) / ROW_HEIGHT).ok()?;
+    let depth = usize::try_from((root_y - number(piece, " y=\"")?).abs() / ROW_HEIGHT).ok()?;
     let start = u64::try_from(number(piece, "fg:x=\"")?).ok()?;
     tree.frames.get(&(start, depth)).copied()
 }

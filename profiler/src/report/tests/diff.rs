@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::profiles::{self, Frames, callsite, heap, taken, target};
 use super::{check_golden, flamegraph};
 use crate::ids::Pid;
-use crate::report::diff::{Change, Diff, Side, Widths, table};
+use crate::report::diff::{Change, Diff, Drawing, Side, Widths, table};
 use crate::report::profile::{Health, Profile};
 use crate::report::{Format, View};
 use crate::units::MonotonicNanos;
@@ -18,8 +18,12 @@ fn diff<'a>(before: &'a Profile, after: &'a Profile) -> Diff<'a> {
 }
 
 fn render(diff: &Diff<'_>, format: Format, view: View, widths: Widths) -> String {
+    draw(diff, format, view, Drawing { widths, icicle: false })
+}
+
+fn draw(diff: &Diff<'_>, format: Format, view: View, drawing: Drawing) -> String {
     let mut bytes = Vec::new();
-    diff.write(format, view, widths, &mut bytes).expect("a vector takes all bytes");
+    diff.write(format, view, drawing, &mut bytes).expect("a vector takes all bytes");
     String::from_utf8(bytes).expect("all formats are text")
 }
 
@@ -93,6 +97,33 @@ fn goldens() {
     let (before, after) = (profiles::exact(), exact_later());
     let image = render(&diff(&before, &after), Format::Flamegraph, View::LiveBytes, Widths::Before);
     check_golden("diff/exact.before.svg", &image);
+}
+
+#[test]
+fn an_icicle_has_the_same_frames_upside_down() {
+    let (before, after) = (profiles::exact(), exact_later());
+    // What is said of each frame, its colour, and its row.
+    let frames = |icicle| {
+        let drawing = Drawing { widths: Widths::After, icicle };
+        let image = draw(&diff(&before, &after), Format::Flamegraph, View::LiveBytes, drawing);
+        let frames = image.split("<g><title>").skip(1).map(|frame| {
+            let between = |from: &str, to: &str| frame.split(from).nth(1).and_then(|rest| rest.split(to).next());
+            let title = frame.split("</title>").next().expect("a title").to_owned();
+            let y: i64 = between(" y=\"", "\"").expect("a row").parse().expect("a number");
+            (title, between("fill=\"", "\"").expect("a colour").to_owned(), y)
+        });
+        let mut frames: Vec<_> = frames.collect();
+        frames.sort_by(|one, other| (&one.0, &one.1).cmp(&(&other.0, &other.1)));
+        frames
+    };
+    let (upright, icicle) = (frames(false), frames(true));
+    assert!(upright.len() > 5 && upright.iter().any(|(_, colour, _)| !colour.contains("250,250,250")));
+    assert_eq!(upright.len(), icicle.len());
+    let rows = upright[0].2 + icicle[0].2;
+    for (upright, icicle) in upright.iter().zip(&icicle) {
+        assert_eq!((&upright.0, &upright.1), (&icicle.0, &icicle.1));
+        assert_eq!(upright.2 + icicle.2, rows, "{}", upright.0);
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::report::leaks::{LeakCandidate, Leaks};
 use crate::report::profile::{Health, Profile};
 use crate::report::tail::OTHER;
 use crate::report::{Format, Presentation, Share, View};
+use crate::units::{EstimatedBytes, EstimatedCount};
 use profiler_common::stack::StackEnd;
 
 fn share(text: &str) -> Share {
@@ -124,13 +125,15 @@ fn histories_and_peaks_are_joined() {
     let callsites = &mut profile.targets[0].callsites;
     callsites[1].history = vec![change(0, 5.0), change(3, 12.0)];
     callsites[2].history = vec![change(1, 8.0), change(3, 6.0), change(4, 8.0)];
-    callsites[2].totals.peak_bytes = crate::units::EstimatedBytes::exact(30);
+    callsites[2].totals.peak_bytes = EstimatedBytes::exact(30);
+    callsites[2].totals.peak_count = EstimatedCount::exact(3);
     let folded = thinned(&profile, View::LiveBytes, "3%");
     let other =
         folded.targets[0].callsites.iter().find(|callsite| !callsite.history.is_empty()).expect("they are there");
     let live: Vec<_> = other.history.iter().map(|change| (change.instant, change.held.live_bytes)).collect();
     assert_eq!(live, [(0, 5.0), (1, 13.0), (3, 18.0), (4, 20.0)]);
-    assert_eq!(other.totals.peak_bytes.rounded(), 30);
+    let Totals { peak_bytes, peak_count, .. } = other.totals;
+    assert_eq!((peak_bytes.rounded(), peak_count.rounded()), (30, 3));
 }
 
 /// What the flame graph shows of each path.
