@@ -17,7 +17,7 @@ function field(view) {
 async function unpack(packed) {
   if (typeof DecompressionStream === "undefined") {
     throw new Error(
-      "This browser cannot open compressed data: it has no DecompressionStream. Chromium 80, Firefox 113 and Safari 16.4 and later have it.",
+      "This browser cannot open compressed data: it has no DecompressionStream. Chromium 92, Firefox 113 and Safari 16.4 and later can.",
     );
   }
   const binary = atob(packed.trim());

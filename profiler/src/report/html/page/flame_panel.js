@@ -194,7 +194,7 @@ class FlamePanel {
     fill(
       byId("flame-detail"),
       element("p", { class: "whole-name" }, tree.name(node)),
-      element("p", {}, `${this.amountsOf(node).join(" · ")} · ${wholeText(selection.view, tree.after[node])}`),
+      element("p", {}, `${this.amountsOf(node).join(" · ")} · ${tree.before === null ? "" : "in the period: "}${wholeText(selection.view, tree.after[node])}`),
       element("div", { class: "buttons" }, buttons),
     );
   }

@@ -123,8 +123,9 @@ class Header {
       card.setAttribute("aria-checked", String(isChosen));
       card.tabIndex = isChosen ? 0 : -1;
       const isExact = profile.header.exact || (estimates !== null && low === undefined);
+      const exact = profile.health.lost.length > 0 ? "exact but for what was lost" : profile.header.incomplete ? "exact for what was watched" : "exact";
       card.children[1].textContent = `${isExact ? "" : "≈ "}${amountText(view, amount)}`;
-      card.children[2].textContent = low !== undefined && high > low ? `${amountText(view, low)} – ${amountText(view, high)}` : isExact ? "exact" : "";
+      card.children[2].textContent = low !== undefined && high > low ? `95 %: ${amountText(view, low)} – ${amountText(view, high)}` : isExact ? exact : "";
     });
     const { folded } = profile.header;
     const isAll = selection.target < 0 && selection.heap === "" && this.points.isAll(selection.period);
