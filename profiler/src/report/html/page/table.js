@@ -41,8 +41,10 @@ class CallsiteTable {
     byId("table-filter").addEventListener("input", () => this.filter());
     byId("table-function").addEventListener("click", () => this.ofFunction(null));
     byId("table-more").addEventListener("click", () => {
+      const next = this.rows[this.shown];
       this.shown += ROWS_MORE;
       this.draw();
+      byId("table-body").querySelector(`[data-callsite="${next}"]`)?.focus({ preventScroll: true });
     });
     selection.listen((changes) => this.update(changes));
   }

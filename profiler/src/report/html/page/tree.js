@@ -192,6 +192,24 @@ class Tree {
     return this.isFunction(node) ? this.profile.functionModule(this.key[node]) : "";
   }
 
+  // Modules by their widest nodes, the widest first, at most so many.
+  modules(most) {
+    const widest = new Float64Array(this.profile.functions.name.length);
+    for (let node = 1; node < this.size; node += 1) {
+      if (this.key[node] < widest.length && this.width[node] > widest[this.key[node]]) {
+        widest[this.key[node]] = this.width[node];
+      }
+    }
+    const byModule = new Map();
+    for (let key = 0; key < widest.length; key += 1) {
+      const module = baseName(this.profile.functionModule(key));
+      if (module !== "" && widest[key] > (byModule.get(module) ?? 0)) {
+        byModule.set(module, widest[key]);
+      }
+    }
+    return [...byModule].sort((one, other) => other[1] - one[1]).slice(0, most).map(([module]) => module);
+  }
+
   // Which nodes' names match, by node, and the width of all that is below such.
   search(text) {
     const wanted = text.toLowerCase();
