@@ -120,10 +120,11 @@ class FlamePanel {
     this.flame.found = null;
     said.textContent = "";
     if (text !== "" && this.tree) {
-      const { found, width } = this.tree.search(text);
+      const { found, width, before, after } = this.tree.search(text);
       this.flame.found = found;
       const { view } = this.selection;
-      said.textContent = `matched: ${shareText(width, this.tree.width[0])} (${amountText(view, width)})`;
+      const amount = this.tree.before === null ? amountText(view, width) : `${amountText(view, before)} → ${amountText(view, after)}`;
+      said.textContent = `matched: ${shareText(width, this.tree.width[0])}${this.tree.before === null ? "" : " of the width"} (${amount})`;
     }
     this.flame.draw();
   }

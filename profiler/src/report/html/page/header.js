@@ -13,7 +13,7 @@ class Header {
     const command = commands.size === 1 ? cut([...commands][0], 120) : "";
     fill(
       byId("facts"),
-      [command, header.interval, `watched for ${header.duration}`, `from ${header.started.replace("T", " ").replace("Z", " UTC")}`, header.window]
+      [command, header.interval, `watched for ${header.duration}`, `from ${header.started.replace("T", " ").replace("Z", " UTC")}`, header.window, this.ending()]
         .filter((fact) => fact !== null && fact !== "")
         .map((fact) => element("li", {}, fact)),
       element("li", {}, element("a", { href: "#health", class: header.incomplete ? "warning" : "good" }, header.losses)),
@@ -22,6 +22,15 @@ class Header {
     this.buildSelects();
     this.theme();
     selection.listen(() => this.update());
+  }
+
+  // How the only process ended, if it did; of several, the list of them says it.
+  ending() {
+    const [target, other] = this.profile.targets;
+    if (target === undefined || other !== undefined || !target.exited) {
+      return "";
+    }
+    return target.exit_code === null ? "it has ended" : `it has ended with code ${target.exit_code}`;
   }
 
   buildViews() {

@@ -25,7 +25,7 @@ function leakElement(profile, target, showCallsite) {
   const title = profile.targets.length > 1 ? element("h3", {}, cut(target.name)) : null;
   const suppressed = leaks.suppressed_count > 0 ? `${plural(leaks.suppressed_count, "growing callsite")} (${sizeText(leaks.suppressed_bytes)}) left out by suppressions.` : "";
   if (leaks.too_short) {
-    return [title, element("p", {}, `The recording was too short (${durationText(leaks.span)}) to say what grows.`)];
+    return [title, element("p", {}, `The recording was too short${leaks.span > 0 ? ` (${durationText(leaks.span)})` : ""} to say what grows.`)];
   }
   if (leaks.candidates.length === 0) {
     return [title, element("p", {}, `Nothing grows steadily. ${suppressed}`)];

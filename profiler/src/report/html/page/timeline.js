@@ -41,6 +41,7 @@ class Timeline {
     byId("timeline-none").hidden = profile.hasHistory;
     byId("timeline-body").hidden = !profile.hasHistory;
     byId("period").hidden = !points.any;
+    byId("period-none").hidden = points.any;
     if (!profile.hasHistory) {
       return;
     }

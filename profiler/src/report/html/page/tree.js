@@ -210,19 +210,23 @@ class Tree {
     return [...byModule].sort((one, other) => other[1] - one[1]).slice(0, most).map(([module]) => module);
   }
 
-  // Which nodes' names match, by node, and the width of all that is below such.
+  // Which nodes' names match, by node, and how much all that is below such makes: its width, and its amounts.
   search(text) {
     const wanted = text.toLowerCase();
     const functions = this.profile.functions.name.map((_, at) => this.profile.functionName(at).toLowerCase().includes(wanted));
     const matches = functions.concat(this.words.map((word) => word.toLowerCase().includes(wanted)));
     const found = new Uint8Array(this.size);
     const inside = new Uint8Array(this.size);
-    let width = 0;
+    let [width, before, after] = [0, 0, 0];
     for (let node = 1; node < this.size; node += 1) {
       found[node] = matches[this.key[node]] ? 1 : 0;
       inside[node] = inside[this.parent[node]] | found[node];
-      width += found[node] === 1 && inside[this.parent[node]] === 0 ? this.width[node] : 0;
+      if (found[node] === 1 && inside[this.parent[node]] === 0) {
+        width += this.width[node];
+        after += this.after[node];
+        before += this.before === null ? 0 : this.before[node];
+      }
     }
-    return { found, width };
+    return { found, width, before, after };
   }
 }
