@@ -125,6 +125,7 @@ class Header {
     const { selection, profile } = this;
     const estimates = this.estimates();
     const totals = estimates === null ? this.amounts.totals(selection, selection.period) : null;
+    const isWindow = !this.points.isAll(selection.period);
     VIEWS.forEach((view, at) => {
       const [amount, low, high] = estimates === null ? [totals[field(view)]] : estimates[field(view)];
       const isChosen = view === selection.view;
@@ -134,7 +135,11 @@ class Header {
       const isExact = profile.header.exact || (estimates !== null && low === undefined);
       const exact = profile.health.lost.length > 0 ? "exact but for what was lost" : profile.header.incomplete ? "exact for what was watched" : "exact";
       card.children[1].textContent = `${isExact ? "" : "≈ "}${amountText(view, amount)}`;
-      card.children[2].textContent = low !== undefined && high > low ? `95 %: ${amountText(view, low)} – ${amountText(view, high)}` : isExact ? exact : "";
+      const notes = [low !== undefined && high > low ? `95 %: ${amountText(view, low)} – ${amountText(view, high)}` : isExact ? exact : ""];
+      if (isWindow) {
+        notes.unshift(view.startsWith("live") ? "at the window's end" : "in the window");
+      }
+      card.children[2].textContent = notes.filter((note) => note !== "").join(", ");
     });
     const { folded } = profile.header;
     const isAll = selection.target < 0 && selection.heap === "" && this.points.isAll(selection.period);
