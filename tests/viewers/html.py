@@ -5,6 +5,7 @@
     html.py hostile PAGE FOLDER      the same page with names that are markup, 10 kB long, or worse
     html.py large PAGE FOLDER        a page of 10,000 callsites of 40 frames, and how long it takes to be drawn
     html.py plain PAGE FOLDER        the same page without a history
+    html.py damaged PAGE FOLDER      the same page with other data, and in a browser that is too old: what it says then
     html.py pictures PAGE FOLDER     screenshots at two widths, light and dark
 """
 
@@ -290,6 +291,8 @@ def hostile(path, folder):
         scroller.click(position=box(page, 2))
         page.click("#flame-reset")
         answer = {"heaps": page.locator("#heap option").count(), "all": whole(page), "by_heap": []}
+        answer["note"] = text(page, "#view-live-bytes .view-note")
+        answer["accuracy"] = text(page, "#health .card:has-text('Accuracy')")
         for at in range(1, answer["heaps"]):
             page.select_option("#heap", index=at)
             answer["by_heap"].append(whole(page))
@@ -298,8 +301,9 @@ def hostile(path, folder):
         page.fill("#flame-search", "<img")
         answer["matched"] = text(page, "#flame-matched")
         page.locator("#table-body .where").first.click()
-        for more in page.locator(".callsite li button").all():
-            more.click()
+        more = page.locator(".callsite li button")
+        while more.count() > 0:
+            more.first.click()
         answer["longest"] = page.evaluate("() => Math.max(...[...document.querySelectorAll('.callsite code')].map(code => code.textContent.length))")
         page.locator("#leaks-body .where").first.click()
         answer["made"] = page.locator("img, #page svg[onload], iframe, object").count()
@@ -390,6 +394,28 @@ def plain(path, folder):
         return ended(page, answer)
 
 
+def damaged(path, folder):
+    with open(path, encoding="utf-8") as file:
+        whole_page = file.read()
+    middle = sum(DATA.search(whole_page).span(2)) // 2
+    copy = os.path.join(folder, "damaged.html")
+    with open(copy, "w", encoding="utf-8") as file:
+        file.write(whole_page[:middle] + "AAAA" + whole_page[middle + 4 :])
+    told = "() => document.querySelector('#opening').getAttribute('role') === 'alert'"
+    # What is told is thrown as well, for whoever looks at the console: that is no complaint.
+    answer = {"complaints": [], "requests": []}
+    with browser.page(1280, 900) as page:
+        page.goto(browser.address(copy))
+        page.wait_for_function(told)
+        answer["damaged"] = text(page, "#opening")
+    with browser.page(1280, 900) as page:
+        page.add_init_script("delete window.DecompressionStream")
+        page.goto(browser.address(path))
+        page.wait_for_function(told)
+        answer["old"] = text(page, "#opening")
+    return answer
+
+
 def pictures(path, folder):
     answer = {"overflows": []}
     for width in (1280, 390):
@@ -408,7 +434,7 @@ def pictures(path, folder):
 
 
 def main(what, *arguments):
-    scenes = {scene.__name__: scene for scene in (walk, keys, hostile, large, plain, pictures)}
+    scenes = {scene.__name__: scene for scene in (walk, keys, hostile, large, plain, damaged, pictures)}
     json.dump(scenes[what](*arguments), sys.stdout)
 
 

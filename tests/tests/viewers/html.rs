@@ -188,6 +188,9 @@ fn hostile_names_do_nothing() {
     let by_heap: f64 = seen["by_heap"].as_array().expect("heaps").iter().filter_map(Value::as_f64).sum();
     assert_eq!(amount(&seen, "/heaps"), 3.0);
     assert!((by_heap - amount(&seen, "/all")).abs() < 1e-6, "{} is not {by_heap}", seen["all"]);
+    // The same page says that events were lost: it calls nothing exact then.
+    assert_eq!(text(&seen, "/note"), "exact but for what was lost");
+    assert!(text(&seen, "/accuracy").contains("3 events were lost"), "{}", seen["accuracy"]);
 }
 
 #[test]
@@ -209,6 +212,13 @@ fn without_a_history_all_but_the_timeline_works() {
     assert_eq!(seen["chart"], false);
     assert!(amount(&seen, "/whole") > 0.0);
     assert_eq!(seen["histograms"], 3);
+}
+
+#[test]
+fn what_cannot_be_shown_is_told() {
+    let seen = scene("damaged", Fixture::exact());
+    assert!(text(&seen, "/damaged").contains("damaged"), "{}", seen["damaged"]);
+    assert!(text(&seen, "/old").contains("DecompressionStream"), "{}", seen["old"]);
 }
 
 #[test]

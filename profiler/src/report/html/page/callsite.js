@@ -20,7 +20,7 @@ function callsiteDetails(profile, at, points) {
     facts.push(["samples", `${countText(callsites.alloc_samples[at])} of what was allocated, ${countText(callsites.live_samples[at])} of what is live`]);
   }
   if (callsites.temporary[at] > 0) {
-    facts.push(["temporary", plural(callsites.temporary[at] - 1, "block")]);
+    facts.push(["temporary", `${plural(callsites.temporary[at] - 1, "block")}, freed before the same thread made the next one`]);
   }
   if (callsites.oldest[at] >= 0) {
     facts.push(["age", `${durationText(callsites.oldest[at])} the oldest, ${durationText(callsites.median[at])} the median`]);

@@ -57,7 +57,11 @@ class Colours {
       return this.kind(tree.profile.functions.kind[tree.key[node]], shade);
     }
     const module = tree.module(node);
-    return module === "" ? this.grey(1) : this.hue(hueOf(baseName(module)), 62, shade);
+    return module === "" ? this.grey(1) : this.ofModule(baseName(module), shade);
+  }
+
+  ofModule(name, shade) {
+    return this.hue(hueOf(name), 62, shade);
   }
 
   kind(kind, shade) {

@@ -17,16 +17,21 @@ function field(view) {
 async function unpack(packed) {
   if (typeof DecompressionStream === "undefined") {
     throw new Error(
-      "This browser cannot open compressed data: it has no DecompressionStream. Chromium 80, Firefox 113 and Safari 16.4 and later have it.",
+      "This browser cannot open compressed data: it has no DecompressionStream. Chromium 92, Firefox 113 and Safari 16.4 and later can.",
     );
   }
-  const binary = atob(packed.trim());
-  const bytes = new Uint8Array(binary.length);
-  for (let at = 0; at < binary.length; at += 1) {
-    bytes[at] = binary.charCodeAt(at);
+  try {
+    const binary = atob(packed.trim());
+    const bytes = new Uint8Array(binary.length);
+    for (let at = 0; at < binary.length; at += 1) {
+      bytes[at] = binary.charCodeAt(at);
+    }
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return await new Response(stream).text();
+  } catch (error) {
+    // What browsers say here (`Failed to fetch`) misleads.
+    throw new Error("Its data are damaged: the file was changed on its way here.", { cause: error });
   }
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).text();
 }
 
 // A column: empty stands for all 0.

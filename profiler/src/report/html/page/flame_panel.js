@@ -1,5 +1,8 @@
 // What is around the flame graph: search, zoom, focus, reversal, keys, and the words on the node that is pointed at.
 
+// Modules that are told of below the graph's title.
+const LEGEND_MAX = 6;
+
 class FlamePanel {
   constructor(profile, points, amounts, selection) {
     Object.assign(this, { profile, points, amounts, selection });
@@ -72,12 +75,13 @@ class FlamePanel {
       const colours = new Colours();
       fill(legend, KINDS.map((kind, at) => this.legendKey(colours.kind(at), kind)));
     } else {
-      fill(legend);
+      const colours = new Colours();
+      fill(legend, tree.modules(LEGEND_MAX).map((module) => this.legendKey(colours.ofModule(module), cut(module, 40))));
     }
     const focus = byId("flame-focus");
     focus.hidden = selection.focus === null;
     if (selection.focus !== null) {
-      const drop = element("button", { type: "button", onclick: () => selection.change({ focus: null }) }, "Show whole stacks");
+      const drop = element("button", { type: "button", onclick: () => this.keepFocus(() => selection.change({ focus: null })) }, "Show whole stacks");
       fill(focus, "Only stacks with ", nameElement(profile.functionName(selection.focus), 90), drop);
     }
   }
@@ -116,10 +120,11 @@ class FlamePanel {
     this.flame.found = null;
     said.textContent = "";
     if (text !== "" && this.tree) {
-      const { found, width } = this.tree.search(text);
+      const { found, width, before, after } = this.tree.search(text);
       this.flame.found = found;
       const { view } = this.selection;
-      said.textContent = `matched: ${shareText(width, this.tree.width[0])} (${amountText(view, width)})`;
+      const amount = this.tree.before === null ? amountText(view, width) : `${amountText(view, before)} → ${amountText(view, after)}`;
+      said.textContent = `matched: ${shareText(width, this.tree.width[0])}${this.tree.before === null ? "" : " of the width"} (${amount})`;
     }
     this.flame.draw();
   }
@@ -166,7 +171,7 @@ class FlamePanel {
     const { view } = selection;
     const words = [];
     if (tree.before === null) {
-      words.push(amountText(view, tree.after[node]), `${shareText(tree.after[node], tree.after[0])} of all`);
+      words.push(amountText(view, tree.after[node]), `${shareText(tree.after[node], tree.after[0])} of ${selection.focus === null ? "all" : "these stacks"}`);
       if (this.zoomed !== 0) {
         words.push(`${shareText(tree.after[node], tree.after[this.zoomed])} of what is zoomed`);
       }
@@ -178,11 +183,20 @@ class FlamePanel {
     return module === "" ? words : [...words, cut(baseName(module), 60)];
   }
 
+  // Does what a button says; if that takes the button away, keys go to the graph from then on.
+  keepFocus(act) {
+    const button = document.activeElement;
+    act();
+    if (!button.isConnected || document.activeElement === document.body) {
+      this.scroller.focus({ preventScroll: true });
+    }
+  }
+
   // The line below the graph: the chosen node with its whole name, and what can be done with it.
   tell(node) {
     const { tree, selection } = this;
     const buttons = [];
-    const button = (label, onclick) => buttons.push(element("button", { type: "button", onclick }, label));
+    const button = (label, act) => buttons.push(element("button", { type: "button", onclick: () => this.keepFocus(act) }, label));
     if (node !== this.zoomed) {
       button("Zoom in", () => this.zoom(node));
     }
@@ -194,9 +208,18 @@ class FlamePanel {
     fill(
       byId("flame-detail"),
       element("p", { class: "whole-name" }, tree.name(node)),
-      element("p", {}, `${this.amountsOf(node).join(" · ")} · ${wholeText(selection.view, tree.after[node])}`),
+      element("p", {}, `${this.amountsOf(node).join(" · ")} · ${tree.before === null ? "" : "in the period: "}${wholeText(selection.view, tree.after[node])}`),
       element("div", { class: "buttons" }, buttons),
     );
+  }
+
+  // By one; out of the function in focus, where nothing is zoomed.
+  zoomOut() {
+    if (this.zoomed === 0) {
+      this.reset();
+    } else {
+      this.zoom(this.tree.parent[this.zoomed]);
+    }
   }
 
   key(event) {
@@ -215,7 +238,7 @@ class FlamePanel {
     } else if (event.key === "Enter" || event.key === " ") {
       this.zoom(node);
     } else if (event.key === "Escape" || event.key === "Backspace") {
-      this.zoom(this.zoomed === 0 ? 0 : tree.parent[this.zoomed]);
+      this.zoomOut();
     } else if (event.key === "f" && tree.isFunction(node) && !event.ctrlKey && !event.metaKey) {
       this.selection.change({ focus: tree.key[node] });
     } else {

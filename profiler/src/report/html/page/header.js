@@ -13,7 +13,7 @@ class Header {
     const command = commands.size === 1 ? cut([...commands][0], 120) : "";
     fill(
       byId("facts"),
-      [command, header.interval, `watched for ${header.duration}`, `from ${header.started.replace("T", " ").replace("Z", " UTC")}`, header.window]
+      [command, header.interval, `watched for ${header.duration}`, `from ${header.started.replace("T", " ").replace("Z", " UTC")}`, header.window, this.ending()]
         .filter((fact) => fact !== null && fact !== "")
         .map((fact) => element("li", {}, fact)),
       element("li", {}, element("a", { href: "#health", class: header.incomplete ? "warning" : "good" }, header.losses)),
@@ -22,6 +22,15 @@ class Header {
     this.buildSelects();
     this.theme();
     selection.listen(() => this.update());
+  }
+
+  // How the only process ended, if it did; of several, the list of them says it.
+  ending() {
+    const [target, other] = this.profile.targets;
+    if (target === undefined || other !== undefined || !target.exited) {
+      return "";
+    }
+    return target.exit_code === null ? "it has ended" : `it has ended with code ${target.exit_code}`;
   }
 
   buildViews() {
@@ -116,6 +125,7 @@ class Header {
     const { selection, profile } = this;
     const estimates = this.estimates();
     const totals = estimates === null ? this.amounts.totals(selection, selection.period) : null;
+    const isWindow = !this.points.isAll(selection.period);
     VIEWS.forEach((view, at) => {
       const [amount, low, high] = estimates === null ? [totals[field(view)]] : estimates[field(view)];
       const isChosen = view === selection.view;
@@ -123,8 +133,13 @@ class Header {
       card.setAttribute("aria-checked", String(isChosen));
       card.tabIndex = isChosen ? 0 : -1;
       const isExact = profile.header.exact || (estimates !== null && low === undefined);
+      const exact = profile.health.lost.length > 0 ? "exact but for what was lost" : profile.header.incomplete ? "exact for what was watched" : "exact";
       card.children[1].textContent = `${isExact ? "" : "≈ "}${amountText(view, amount)}`;
-      card.children[2].textContent = low !== undefined && high > low ? `${amountText(view, low)} – ${amountText(view, high)}` : isExact ? "exact" : "";
+      const notes = [low !== undefined && high > low ? `95 %: ${amountText(view, low)} – ${amountText(view, high)}` : isExact ? exact : ""];
+      if (isWindow) {
+        notes.unshift(view.startsWith("live") ? "at the window's end" : "in the window");
+      }
+      card.children[2].textContent = notes.filter((note) => note !== "").join(", ");
     });
     const { folded } = profile.header;
     const isAll = selection.target < 0 && selection.heap === "" && this.points.isAll(selection.period);

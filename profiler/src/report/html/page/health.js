@@ -10,7 +10,7 @@ function lossCard({ lost }) {
   }
   const rows = lost.map(({ reason, count, meaning, remedy }) => [
     element("dt", {}, `${countText(count)} × ${cut(reason, 60)}`),
-    element("dd", {}, marked(meaning ? `${meaning}. ` : ""), remedy ? element("span", { class: "remedy" }, marked(`What to do: ${remedy}.`)) : null),
+    element("dd", {}, marked(meaning ? `${meaning}. ` : ""), remedy ? element("span", { class: "remedy" }, marked(`${capital(remedy)}.`)) : null),
   ]);
   return healthCard("Losses", "bad", element("dl", {}, rows.flat()));
 }
@@ -31,6 +31,13 @@ function unwindCard({ unwind, frame_pointer_modules: modules }) {
 
 function accuracyCard(profile) {
   const { header, health } = profile;
+  const lost = health.lost.reduce((sum, { count }) => sum + count, 0);
+  if (lost > 0 && header.exact) {
+    return healthCard("Accuracy", "poor", element("p", {}, `Every allocation was to be taken, but ${plural(lost, "event")} were lost: what the numbers tell is without them.`));
+  }
+  if (header.exact && header.incomplete) {
+    return healthCard("Accuracy", "poor", element("p", {}, "Every allocation that was watched was taken, but not everything was watched."));
+  }
   if (header.exact) {
     return healthCard("Accuracy", "good", element("p", {}, "Every allocation was taken: all numbers are exact."));
   }
@@ -41,8 +48,8 @@ function accuracyCard(profile) {
   });
   return healthCard(
     "Accuracy",
-    "plain",
-    element("p", {}, `Estimates: ${header.interval}.`),
+    lost > 0 ? "poor" : "plain",
+    element("p", {}, `Estimates: ${header.interval}.${lost > 0 ? " The intervals below know nothing of what was lost." : ""}`),
     element("dl", {}, rows.flat()),
     health.interval_changes.map((line) => element("p", {}, marked(line))),
   );

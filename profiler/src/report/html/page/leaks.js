@@ -25,7 +25,7 @@ function leakElement(profile, target, showCallsite) {
   const title = profile.targets.length > 1 ? element("h3", {}, cut(target.name)) : null;
   const suppressed = leaks.suppressed_count > 0 ? `${plural(leaks.suppressed_count, "growing callsite")} (${sizeText(leaks.suppressed_bytes)}) left out by suppressions.` : "";
   if (leaks.too_short) {
-    return [title, element("p", {}, `The recording was too short (${durationText(leaks.span)}) to say what grows.`)];
+    return [title, element("p", {}, `The recording was too short${leaks.span > 0 ? ` (${durationText(leaks.span)})` : ""} to say what grows.`)];
   }
   if (leaks.candidates.length === 0) {
     return [title, element("p", {}, `Nothing grows steadily. ${suppressed}`)];
@@ -33,7 +33,7 @@ function leakElement(profile, target, showCallsite) {
   const heads = [["Growth", "number"], ["Live", "number"], ["Old", "number wide"], ["Survive", "number wide"], ["Where", ""]];
   return [
     title,
-    element("p", { class: "quiet" }, `${plural(leaks.count, "callsite")} grew in ${durationText(leaks.span)}; the most suspect first. “Old”: of its live bytes, those older than half of the recording. “Survive”: of the blocks of the first half, those still live. ${suppressed}`),
+    element("p", { class: "quiet" }, `${plural(leaks.count, "callsite")} grew in ${durationText(leaks.span)}; the most suspect first. ${suppressed}`),
     element(
       "div",
       { class: "scroll" },
@@ -54,5 +54,7 @@ function showLeaks(profile, selection, showCallsite) {
     fill(byId("leaks-body"), element("p", { class: "quiet" }, "Nobody has looked for growing callsites in this profile."));
     return;
   }
-  fill(byId("leaks-body"), targets.flatMap((target) => leakElement(profile, target, showCallsite)));
+  const found = targets.some(({ leaks }) => !leaks.too_short && leaks.candidates.length > 0);
+  const meaning = "Growth: per second, with its 95 % margin. Old: of its live bytes, those older than half of the recording. Survive: of the blocks of the first half, those still live.";
+  fill(byId("leaks-body"), found ? element("p", { class: "quiet" }, meaning) : null, targets.flatMap((target) => leakElement(profile, target, showCallsite)));
 }

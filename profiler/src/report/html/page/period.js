@@ -71,7 +71,7 @@ class Points {
 
   label(at) {
     const { time, occasion, is } = this.list[at];
-    const when = durationText(time);
+    const when = this.timeText(at);
     if (is !== undefined && occasion === 0) {
       return is === "start" && time <= END_MILLIS ? "start" : `${is} (${when})`;
     }
@@ -79,6 +79,14 @@ class Points {
       return `dump ${occasion} (${when})`;
     }
     return occasion < 0 ? `mark (${when})` : when;
+  }
+
+  // When a point is; to the millisecond, where one beside it would be called the same.
+  timeText(at) {
+    const { time } = this.list[at];
+    const text = durationText(time);
+    const isShared = [at - 1, at + 1].some((other) => this.list[other] !== undefined && durationText(this.list[other].time) === text);
+    return isShared && time >= 1000 && time < 3_600_000 ? `${(time / 1000).toFixed(3)} s` : text;
   }
 
   // The points that windows lie between: dumps, marks and both ends; all of them where there are no dumps.
@@ -158,6 +166,16 @@ class Points {
       }
     }
     return this.all();
+  }
+
+  // The last window that is no mere rest: the recording's end often follows a dump at once.
+  lastWindow() {
+    const boundaries = this.boundaries();
+    const length = (at) => this.list[boundaries[at]].time - this.list[boundaries[at - 1]].time;
+    const lengths = boundaries.map((_, at) => (at === 0 ? 0 : length(at)));
+    const longest = Math.max(...lengths);
+    const at = lengths.reduce((last, one, next) => (one > 0 && one * 10 >= longest ? next : last), 0);
+    return at < 1 ? this.all() : { from: boundaries[at - 1], to: boundaries[at] };
   }
 
   // All that the profile is about.

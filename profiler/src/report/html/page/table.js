@@ -41,8 +41,10 @@ class CallsiteTable {
     byId("table-filter").addEventListener("input", () => this.filter());
     byId("table-function").addEventListener("click", () => this.ofFunction(null));
     byId("table-more").addEventListener("click", () => {
+      const next = this.rows[this.shown];
       this.shown += ROWS_MORE;
       this.draw();
+      byId("table-body").querySelector(`[data-callsite="${next}"]`)?.focus({ preventScroll: true });
     });
     selection.listen((changes) => this.update(changes));
   }
@@ -179,9 +181,13 @@ class CallsiteTable {
     });
     fill(byId("table-head"), element("tr", {}, heads, element("th", { scope: "col" }, "Where")));
     fill(byId("table-body"), this.rows.slice(0, this.shown).flatMap((at) => this.row(at, columns)));
+    const isFiltered = this.function !== null || byId("table-filter").value.trim() !== "";
+    byId("table-empty").hidden = this.rows.length > 0;
+    byId("table-empty").textContent = isFiltered ? "No callsite of what is selected has that in its stack." : "No callsite allocated, freed or held anything of what is selected.";
+    byId("table-note").hidden = this.points.isAll(this.selection.period);
     const left = this.rows.length - this.shown;
     byId("table-more").hidden = left <= 0;
-    byId("table-more").textContent = `Show ${countText(Math.min(left, ROWS_MORE))} more of ${countText(left)}`;
+    byId("table-more").textContent = left > ROWS_MORE ? `Show ${countText(ROWS_MORE)} more of ${countText(left)}` : `Show the other ${countText(left)}`;
     byId("table-count").textContent = plural(this.rows.length, "callsite");
   }
 

@@ -41,6 +41,7 @@ class Timeline {
     byId("timeline-none").hidden = profile.hasHistory;
     byId("timeline-body").hidden = !profile.hasHistory;
     byId("period").hidden = !points.any;
+    byId("period-none").hidden = points.any;
     if (!profile.hasHistory) {
       return;
     }
@@ -70,7 +71,7 @@ class Timeline {
     byId("compare").addEventListener("click", () => {
       const boundaries = points.boundaries();
       const first = { from: boundaries[0], to: boundaries[Math.min(1, boundaries.length - 1)] };
-      const last = { from: boundaries[Math.max(0, boundaries.length - 2)], to: points.last };
+      const last = points.lastWindow();
       const isAll = points.isAll(selection.period);
       const on = { base: first, period: isAll ? last : selection.period, picksBase: false };
       selection.change(selection.base === null ? on : { base: null, picksBase: false });
@@ -161,7 +162,7 @@ class Timeline {
         height: 210,
         legend: { show: false },
         cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
-        scales: { x: { time: false }, y: { range: (_, __, most) => [0, Math.max(most, this.peakAt?.[1] ?? 0) * 1.14 || 1] } },
+        scales: { x: { time: false }, y: { range: (_, __, most) => [0, Math.max(most, this.peakAt?.[1] ?? 0) * 1.3 || 1] } },
         axes: [
           { ...axis, values: (_, splits) => splits.map((split) => durationText(split * 1000)), space: 80 },
           { ...axis, size: 78, values: (_, splits) => splits.map((split) => amountText(selection.view, split)), incrs: isSize ? this.steps() : undefined },
@@ -254,12 +255,12 @@ class Timeline {
       ctx.stroke();
       const text = occasion < 0 ? "mark" : `${occasion}`;
       const width = ctx.measureText(text).width + 6 * ratio;
-      if (x + width > bbox.left + bbox.width) {
-        continue;
-      }
-      if (x > free) {
-        ctx.fillText(text, x + 3 * ratio, bbox.top + 2 * ratio);
-        free = x + width;
+      // The last one has no room to its right.
+      const isLeft = x + width > bbox.left + bbox.width;
+      const left = isLeft ? x - width : x;
+      if (left > free) {
+        ctx.fillText(text, left + 3 * ratio, bbox.top + 2 * ratio);
+        free = left + width;
       }
     }
     this.peak(chart, colour, ratio);

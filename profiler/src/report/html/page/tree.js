@@ -192,19 +192,41 @@ class Tree {
     return this.isFunction(node) ? this.profile.functionModule(this.key[node]) : "";
   }
 
-  // Which nodes' names match, by node, and the width of all that is below such.
+  // Modules by their widest nodes, the widest first, at most so many.
+  modules(most) {
+    const widest = new Float64Array(this.profile.functions.name.length);
+    for (let node = 1; node < this.size; node += 1) {
+      if (this.key[node] < widest.length && this.width[node] > widest[this.key[node]]) {
+        widest[this.key[node]] = this.width[node];
+      }
+    }
+    const byModule = new Map();
+    for (let key = 0; key < widest.length; key += 1) {
+      const module = baseName(this.profile.functionModule(key));
+      if (module !== "" && widest[key] > (byModule.get(module) ?? 0)) {
+        byModule.set(module, widest[key]);
+      }
+    }
+    return [...byModule].sort((one, other) => other[1] - one[1]).slice(0, most).map(([module]) => module);
+  }
+
+  // Which nodes' names match, by node, and how much all that is below such makes: its width, and its amounts.
   search(text) {
     const wanted = text.toLowerCase();
     const functions = this.profile.functions.name.map((_, at) => this.profile.functionName(at).toLowerCase().includes(wanted));
     const matches = functions.concat(this.words.map((word) => word.toLowerCase().includes(wanted)));
     const found = new Uint8Array(this.size);
     const inside = new Uint8Array(this.size);
-    let width = 0;
+    let [width, before, after] = [0, 0, 0];
     for (let node = 1; node < this.size; node += 1) {
       found[node] = matches[this.key[node]] ? 1 : 0;
       inside[node] = inside[this.parent[node]] | found[node];
-      width += found[node] === 1 && inside[this.parent[node]] === 0 ? this.width[node] : 0;
+      if (found[node] === 1 && inside[this.parent[node]] === 0) {
+        width += this.width[node];
+        after += this.after[node];
+        before += this.before === null ? 0 : this.before[node];
+      }
     }
-    return { found, width };
+    return { found, width, before, after };
   }
 }
