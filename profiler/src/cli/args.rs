@@ -41,7 +41,9 @@ Examples:
   heapbpf diff before.json after.json -o growth.svg  what grew between two profiles
   sudo heapbpf doctor --pid 1234                     whether this would work, and what it would cost
 
-Formats are chosen by the file's extension: .svg (flame graph), .folded (text), .json, .heapbpf (recording).
+Formats are chosen by the file's extension: .svg (flame graph), .html (report), .folded (text), .json, .pb.gz (pprof),
+.speedscope.json, .fxprofile.json (Firefox Profiler), .perfetto-trace, .memory-infra.json, .dhat.json, .massif.out, .heap (gperftools),
+.otlp, .heapbpf (recording). Of recordings, `heapbpf convert` makes any of these, and .heaptrack.zst.
 
 Exit codes:
   0  done                                   3    done, but the profile is incomplete: it says how
