@@ -69,9 +69,6 @@ fn a_threshold_shortens_stacks_and_changes_no_sum() {
         assert!((cost(&whole, name) - cost(&thinned, name)).abs() < 0.5, "{name}");
     }
     let stacks = |path: &Path| fs::read_to_string(path.with_extension("leaked.folded")).expect("it was written");
-    // It shortens what is between `<` and `>`.
-    let others = |text: &str| text.lines().filter(|line| line.contains(";<> ") || line.contains(";<other> ")).count();
-    assert!(others(&stacks(&whole)) == 0 && others(&stacks(&thinned)) > 0);
     assert!(2 * stacks(&thinned).lines().count() < stacks(&whole).lines().count());
 }
 
