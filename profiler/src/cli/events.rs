@@ -67,7 +67,8 @@ impl Names {
         out: &mut dyn Write,
     ) -> Result<()> {
         let reading = read::read(recording).with_context(|| format!("`{}`", recording.display()))?;
-        let mut events = Events::new(zstd::Encoder::new(out, COMPRESSION_LEVEL)?, &self.profile, presentation)?;
+        let profile = presentation.cut(&self.profile);
+        let mut events = Events::new(zstd::Encoder::new(out, COMPRESSION_LEVEL)?, &profile, presentation)?;
         let length_ns = Spanned::flows(reading.take(self.entries), span, by_thread, |at_ns, books, flow| {
             events.at(at_ns)?;
             match self.place(books, flow.callsite) {

@@ -4,7 +4,7 @@ use super::profile::{FrameId, Profile};
 
 /// The calls of a stack, leaf first. Of each the last frame is the function that the others were inlined into; only of a stack that
 /// ends in an inlined frame it is not.
-pub(super) fn calls<'a>(profile: &'a Profile, stack: &'a [FrameId]) -> impl Iterator<Item = &'a [FrameId]> {
+pub(super) fn calls<'a>(profile: &'a Profile, stack: &'a [FrameId]) -> impl DoubleEndedIterator<Item = &'a [FrameId]> {
     let inlined = |id: &FrameId| profile.frames.get(id.0 as usize).is_some_and(|frame| frame.inlined);
     stack.split_inclusive(move |id| !inlined(id))
 }

@@ -127,12 +127,30 @@ pub(super) fn accuracy(profile: &Profile, view: View) -> String {
 
 /// What the view shows: `live bytes`, or of old blocks alone `live bytes older than 30s`.
 pub(super) fn title(profile: &Profile, view: View) -> String {
-    match (view, profile.older_than_ns) {
-        (View::LiveBytes | View::LiveCount, Some(age_ns)) => {
-            format!("{} older than {}", view.title(), text::duration(age_ns))
-        }
-        _ => view.title().to_owned(),
+    match profile.older_than_ns.filter(|_| view.shows_old_blocks_only(profile)) {
+        Some(age_ns) => format!("{} older than {}", view.title(), text::duration(age_ns)),
+        None => view.title().to_owned(),
     }
+}
+
+/// What is left out of live blocks, where young ones are: `of what is live at the end, blocks older than 30s only`.
+pub(super) fn older(profile: &Profile) -> Option<String> {
+    let age = text::duration(profile.older_than_ns?);
+    Some(format!("of what is live at the end, blocks older than {age} only"))
+}
+
+/// How it was taken and what is missing, for formats with one place for words: the interval, the accuracy of live bytes, losses,
+/// and what is left out.
+pub(super) fn taken(profile: &Profile) -> String {
+    let accuracy = Some(accuracy_of_shown(profile, View::LiveBytes)).filter(|accuracy| !accuracy.is_empty());
+    let accuracy = accuracy.map(|accuracy| format!("live bytes{accuracy}"));
+    let words = [Some(interval(profile)), accuracy, Some(losses(profile)), older(profile)];
+    words.into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+/// Accuracy of what is shown and not of all: how accurate sums of old blocks are is not known, so of these nothing is said.
+pub(super) fn accuracy_of_shown(profile: &Profile, view: View) -> String {
+    if view.shows_old_blocks_only(profile) { String::new() } else { accuracy(profile, view) }
 }
 
 /// How long was watched, in nanoseconds.

@@ -38,7 +38,7 @@ impl Report for Dhat {
         let peak = largest.and_then(|target| target.totals.peak_time).map(|time| micros(profile.unix_ns(time)));
         let root = Root {
             version: VERSION,
-            mode: format!("heap; {}; {}", describe::interval(profile), describe::losses(profile)),
+            mode: format!("heap; {}", describe::taken(profile)),
             verb: "Allocated",
             has_lifetimes: true,
             has_accesses: false,

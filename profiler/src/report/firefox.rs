@@ -115,7 +115,8 @@ fn words(profile: &Profile, presentation: &Presentation) -> Vec<serde_json::Valu
         ("Interval", describe::interval(profile)),
         ("Losses", describe::losses(profile)),
         ("Samples are", describe::title(profile, view)),
-        ("Total", total),
+        // Of all, also where old blocks alone are shown.
+        (if view.shows_old_blocks_only(profile) { "Total, young blocks too" } else { "Total" }, total),
     ];
     if let Some(amount) = describe::folded(profile, view) {
         words.push(("Left out", format!("{amount} of {}", describe::folded_processes(profile))));

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::calls::calls;
 use super::describe;
 use super::profile::{FrameId, Profile};
 use super::roots::roots;
@@ -172,12 +173,11 @@ impl<'a, W: io::Write> Events<'a, W> {
             let instruction = self.word(&word)?;
             trace = self.trace(instruction, trace)?;
         }
-        let frame = |id: &FrameId| profile.frames.get(id.0 as usize);
-        let stack: Vec<FrameId> = of_callsite.stack.iter().copied().filter(|id| frame(id).is_some()).collect();
+        let is_known = |id: &FrameId| profile.frames.get(id.0 as usize).is_some();
+        let stack: Vec<FrameId> = of_callsite.stack.iter().copied().filter(is_known).collect();
         // Calls that were inlined belong to the instruction of the function that they were inlined into.
-        let runs: Vec<&[FrameId]> = stack.split_inclusive(|id| frame(id).is_none_or(|frame| !frame.inlined)).collect();
-        for run in runs.into_iter().rev() {
-            let instruction = self.instruction(run)?;
+        for call in calls(profile, &stack).rev() {
+            let instruction = self.instruction(call)?;
             trace = self.trace(instruction, trace)?;
         }
         self.known.insert((target, callsite), trace);
@@ -194,14 +194,14 @@ impl<'a, W: io::Write> Events<'a, W> {
         Ok(next)
     }
 
-    /// The instruction of some frames, of which all but the last were inlined.
-    fn instruction(&mut self, run: &[FrameId]) -> io::Result<u32> {
-        let key: Box<[u32]> = run.iter().map(|id| id.0).collect();
+    /// The instruction of a call.
+    fn instruction(&mut self, call: &[FrameId]) -> io::Result<u32> {
+        let key: Box<[u32]> = call.iter().map(|id| id.0).collect();
         if let Some(&instruction) = self.instructions.get(&key) {
             return Ok(instruction);
         }
         let profile = self.profile;
-        let frames: Vec<_> = run.iter().filter_map(|id| profile.frames.get(id.0 as usize)).collect();
+        let frames: Vec<_> = call.iter().filter_map(|id| profile.frames.get(id.0 as usize)).collect();
         let Some(outermost) = frames.last() else { return Ok(0) };
         let module = outermost.module.as_ref().map_or(Ok(0), |module| self.string(module))?;
         let mut line = format!("i {:x} {module:x}", outermost.address);

@@ -56,7 +56,7 @@ impl Report for Massif {
 
 /// What has to be said of the profile before its numbers.
 fn description(profile: &Profile) -> Vec<String> {
-    vec![format!("heapbpf; {}; {}", describe::interval(profile), describe::losses(profile))]
+    vec![format!("heapbpf; {}", describe::taken(profile))]
 }
 
 /// A text that does not change the shape of the file.

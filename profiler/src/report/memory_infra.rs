@@ -59,7 +59,7 @@ fn words(profile: &Profile) -> Value {
         "heapbpf": title,
         "targets": describe::subject(profile),
         "interval": describe::interval(profile),
-        "accuracy": describe::accuracy(profile, View::LiveBytes).trim(),
+        "accuracy": describe::accuracy_of_shown(profile, View::LiveBytes).trim(),
         "losses": describe::losses(profile),
         "started_unix_ns": profile.started_unix_ns.to_string(),
     })
@@ -68,9 +68,10 @@ fn words(profile: &Profile) -> Value {
 /// The process's name, with what it ran and how it was watched beside it.
 fn metadata(profile: &Profile, target: &TargetProfile, pid: u32) -> [Value; 2] {
     let event = |name: &str, args: Value| json!({ "ph": "M", "cat": "__metadata", "pid": pid, "tid": 0, "ts": 0, "name": name, "args": args });
-    let labels = [target.command.clone(), describe::interval(profile), describe::losses(profile)];
+    let labels = [Some(target.command.clone()), Some(describe::interval(profile)), Some(describe::losses(profile))];
+    let labels = labels.into_iter().chain([describe::older(profile)]).flatten();
     // Commas part labels.
-    let labels = labels.map(|label| label.replace(", ", " · ").replace(',', "\u{2009}"));
+    let labels: Vec<String> = labels.map(|label| label.replace(", ", " · ").replace(',', "\u{2009}")).collect();
     [
         event("process_name", json!({ "name": target.comm })),
         event("process_labels", json!({ "labels": labels.join(",") })),

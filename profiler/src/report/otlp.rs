@@ -159,7 +159,8 @@ fn of_view(
         })
     };
     let mut attribute_indices = said.to_vec();
-    if !profile.is_exact_of(target) {
+    // Of all blocks: of the old ones among them it is not known.
+    if !profile.is_exact_of(target) && !view.shows_old_blocks_only(profile) {
         let confidence = view.confidence(&target.totals);
         let [low, high] = confidence.map(|end| Attribute::Float(end.to_bits()));
         attribute_indices.push(dictionary.attribute("heapbpf.total_95.low", low));

@@ -181,9 +181,9 @@ impl<'a> Writing<'a> {
 
 /// What is kept of ended processes, of each view. How old their blocks are is not known.
 pub(super) fn folded<const N: usize>(profile: &Profile, views: [View; N]) -> [u64; N] {
-    views.map(|view| match (view, profile.older_than_ns) {
-        (View::LiveBytes | View::LiveCount, Some(_)) => 0,
-        _ => view.rounded(&profile.others.folded_totals),
+    views.map(|view| match view.shows_old_blocks_only(profile) {
+        true => 0,
+        false => view.rounded(&profile.others.folded_totals),
     })
 }
 

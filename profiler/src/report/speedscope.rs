@@ -51,7 +51,7 @@ fn name(profile: &Profile) -> String {
 fn profiles<'a>(profile: &'a Profile, stacks: &'a Stacks<'a>) -> Vec<Sampled<'a>> {
     let all = View::ALL.into_iter().map(|view| {
         let subject = describe::subject(profile);
-        let accuracy = describe::accuracy(profile, view);
+        let accuracy = describe::accuracy_of_shown(profile, view);
         let folded = describe::folded(profile, view).map(|amount| format!("; {amount} of ended processes left out"));
         let title = describe::title(profile, view);
         let name = format!("{title}, {subject}{accuracy}{}", folded.unwrap_or_default());

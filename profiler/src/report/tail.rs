@@ -33,9 +33,30 @@ impl Presentation {
             _ => Cow::Borrowed(profile),
         }
     }
+
+    /// The profile with the stacks that [`Self::thinned`] would have, but all of its callsites in their places: for formats that
+    /// tell what each of them did.
+    #[must_use]
+    pub fn cut<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
+        match self.threshold {
+            Some(threshold) if threshold > Share::NOTHING => Cow::Owned(cut(profile, self, threshold, cut_target)),
+            _ => Cow::Borrowed(profile),
+        }
+    }
 }
 
 fn fold(profile: &Profile, presentation: &Presentation, threshold: Share) -> Profile {
+    cut(profile, presentation, threshold, fold_target)
+}
+
+/// Has `each` target's stacks cut: it is handed the target, the frame that stands for the rest, and how many of the outermost
+/// frames of each callsite are to be kept.
+fn cut(
+    profile: &Profile,
+    presentation: &Presentation,
+    threshold: Share,
+    each: impl Fn(&mut TargetProfile, FrameId, &[usize]),
+) -> Profile {
     let tree = Tree::new(profile, presentation);
     let mut folded = profile.clone();
     let other = other(&mut folded.frames);
@@ -50,7 +71,8 @@ fn fold(profile: &Profile, presentation: &Presentation, threshold: Share) -> Pro
             let outwards = callsite.stack.iter().rev().zip(&nodes[at]);
             outwards.take_while(|&(id, &node)| is_kept(id, node)).count()
         };
-        fold_target(target, other, kept);
+        let kept: Vec<usize> = target.callsites.iter().enumerate().map(|(at, callsite)| kept(at, callsite)).collect();
+        each(target, other, &kept);
     }
     folded
 }
@@ -73,21 +95,37 @@ fn other(frames: &mut Vec<Frame>) -> FrameId {
     FrameId(u32::try_from(at).expect("profiles number their frames in 32 bits"))
 }
 
-/// Cuts each callsite's stack to as many of its outermost frames as `kept` says, and joins those that are the same then.
-fn fold_target(target: &mut TargetProfile, other: FrameId, kept: impl Fn(usize, &CallsiteProfile) -> usize) {
+/// Cuts each callsite's stack to as many of its outermost frames as `kept` says.
+fn cut_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
+    for (callsite, &kept) in target.callsites.iter_mut().zip(kept) {
+        cut_stack(&mut callsite.stack, other, kept);
+    }
+}
+
+/// Puts `other` in the place of what is further in than the `kept` outermost frames. Whether there was something.
+fn cut_stack(stack: &mut Vec<FrameId>, other: FrameId, kept: usize) -> bool {
+    match stack.len().saturating_sub(kept) {
+        0 => false,
+        cut => {
+            stack.drain(..cut - 1);
+            stack[0] = other;
+            true
+        }
+    }
+}
+
+/// The same, and joins callsites that are the same then.
+fn fold_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
     let callsites = std::mem::take(&mut target.callsites);
     let mut places = Vec::with_capacity(callsites.len());
     let mut joined: FxHashMap<Key, usize> = FxHashMap::default();
-    for (at, mut callsite) in callsites.into_iter().enumerate() {
-        let cut = callsite.stack.len() - kept(at, &callsite);
+    for (mut callsite, &kept) in callsites.into_iter().zip(kept) {
         let next = target.callsites.len();
-        if cut == 0 {
+        if !cut_stack(&mut callsite.stack, other, kept) {
             places.push(next);
             target.callsites.push(callsite);
             continue;
         }
-        callsite.stack.drain(..cut - 1);
-        callsite.stack[0] = other;
         let place = *joined.entry(Key::of(&callsite)).or_insert(next);
         places.push(place);
         match target.callsites.get_mut(place) {

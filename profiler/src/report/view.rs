@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use super::profile::CallsiteProfile;
+use super::profile::{CallsiteProfile, Profile};
 use super::text;
 use crate::ledger::totals::Totals;
 use crate::units::EstimatedVariance;
@@ -25,6 +25,12 @@ pub enum View {
 }
 
 impl View {
+    /// Whether the profile shows of this quantity what blocks of some age hold, and nothing of younger ones.
+    #[must_use]
+    pub const fn shows_old_blocks_only(self, profile: &Profile) -> bool {
+        matches!(self, Self::LiveBytes | Self::LiveCount) && profile.older_than_ns.is_some()
+    }
+
     /// All views, in the order in which they are offered.
     pub const ALL: [Self; 4] = [Self::LiveBytes, Self::LiveCount, Self::AllocBytes, Self::AllocCount];
 

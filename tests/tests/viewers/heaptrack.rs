@@ -62,6 +62,17 @@ fn a_window_begins_with_what_is_live() {
 }
 
 #[test]
+fn a_threshold_shortens_stacks_and_changes_no_sum() {
+    let fixture = Fixture::exact();
+    let [whole, thinned] = ["", "--threshold 5%"].map(|arguments| fixture.converted("heaptrack.zst", arguments));
+    for name in ["allocations", "peak", "leaked"] {
+        assert!((cost(&whole, name) - cost(&thinned, name)).abs() < 0.5, "{name}");
+    }
+    let stacks = |path: &Path| fs::read_to_string(path.with_extension("leaked.folded")).expect("it was written");
+    assert!(2 * stacks(&thinned).lines().count() < stacks(&whole).lines().count());
+}
+
+#[test]
 fn samples_count_with_what_they_stand_for() {
     let fixture = Fixture::sampled();
     let path = fixture.converted("heaptrack.zst", "");

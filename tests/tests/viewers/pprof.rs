@@ -144,6 +144,53 @@ fn what_samples_belong_to_is_in_tags() {
     assert_eq!(own, allocated);
 }
 
+/// Allocated bytes of the recorded process by thread: its number, and its name where that is known.
+type Threads = BTreeMap<(Option<u64>, String), f64>;
+
+#[test]
+fn threads_are_labels_where_they_are_told_apart() {
+    let fixture = Fixture::exact();
+    let file = fixture.converted("pb.gz", "--by thread");
+    let report = read(&fixture.converted("json", "--by thread"));
+    let target = report["targets"].as_array().expect("a list").iter().find(|target| target["pid"] == fixture.pid);
+    let target = target.expect("it was recorded");
+    let mut expected = Threads::new();
+    for callsite in target["callsites"].as_array().expect("a list") {
+        let thread = callsite["thread"].as_u64().and_then(|at| target["threads"].get(usize::try_from(at).ok()?));
+        let key = thread.map_or((None, String::new()), |thread| {
+            (thread["tid"].as_u64(), thread["name"].as_str().unwrap_or_default().to_owned())
+        });
+        *expected.entry(key).or_default() += number(callsite, "alloc_bytes");
+    }
+    // The kernel keeps 15 bytes of a name.
+    for (name, crate_bytes) in [("picker", 20_000.0), ("packer <&> \"2\"", 21_000.0)] {
+        let own: Vec<_> = expected.iter().filter(|((_, own), _)| own == name).collect();
+        assert!(matches!(own[..], [(_, bytes)] if *bytes >= 200.0 * crate_bytes), "{name}: {own:?}");
+    }
+    let decoded = viewers::node("pprof.cjs", &[&file]);
+    let mut found = Threads::new();
+    for sample in decoded["samples"].as_array().expect("there are samples") {
+        let labels = &sample["labels"];
+        if labels["pid"] == fixture.pid {
+            let name = labels["thread"].as_str().unwrap_or_default().to_owned();
+            *found.entry((labels["thread_id"].as_u64(), name)).or_default() +=
+                sample["values"][1].as_f64().expect("a number");
+        }
+    }
+    expected.retain(|_, bytes| *bytes > 0.0);
+    found.retain(|_, bytes| *bytes > 0.0);
+    assert_eq!(found, expected);
+    // Go makes frames of them, and chooses by them.
+    let (_, functions) = top(&go(&["-top", "-sample_index=alloc_space", "-tagroot=thread"], &[&file]));
+    for ((_, name), bytes) in expected.iter().filter(|((_, name), _)| name.starts_with('p')) {
+        assert_eq!(functions[name][1], *bytes, "{name}");
+    }
+    let (_, functions) = top(&go(&["-top", "-sample_index=alloc_space", "-tagfocus=thread=^picker$"], &[&file]));
+    let own: f64 = functions.values().map(|[flat, _]| flat).sum();
+    let picked = expected.iter().find(|((_, name), _)| name == "picker").map(|(_, bytes)| *bytes);
+    assert_eq!(Some(own), picked);
+}
+
 /// What is known of a stack: its process, its heap, and its frames with files and lines.
 type Known = (u64, String, Vec<(String, String, u64)>);
 

@@ -4,6 +4,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::{CATEGORY_GAP, CATEGORY_GROUP, CATEGORY_NATIVE, Libs};
+use crate::report::calls::calls;
 use crate::report::places::{self, Place};
 use crate::report::profile::{Frame, FrameId, Profile, TargetProfile};
 
@@ -120,10 +121,9 @@ impl<'a> Tables<'a> {
     /// A stack below `prefix`, the frames leaf first. What is no frame of the profile's is left out.
     pub(super) fn stack(&mut self, prefix: Option<usize>, frames: &[FrameId]) -> Option<usize> {
         let profile = self.profile;
-        let is_inlined = |id: FrameId| profile.frames.get(id.0 as usize).is_some_and(|frame| frame.inlined);
         let mut stack = prefix;
-        for run in frames.chunk_by(|&inner, _| is_inlined(inner)).rev() {
-            for (depth, &id) in run.iter().rev().enumerate() {
+        for call in calls(profile, frames).rev() {
+            for (depth, &id) in call.iter().rev().enumerate() {
                 let Some(frame) = self.frame(id, depth) else { continue };
                 stack = Some(self.on(stack, frame));
             }

@@ -4,6 +4,7 @@ use opentelemetry_proto::tonic::profiles::v1development::{Line, Mapping};
 use rustc_hash::FxHashMap;
 
 use super::dictionary::{Attribute, Dictionary};
+use crate::report::calls::calls;
 use crate::report::places::{self, Place};
 use crate::report::profile::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 
@@ -23,21 +24,19 @@ impl<'a> Locations<'a> {
     /// The leaf first. What is no frame of the profile's is left out.
     pub(super) fn of_stack(&mut self, callsite: &CallsiteProfile, dictionary: &mut Dictionary) -> Vec<i32> {
         let profile = self.profile;
-        let is_inlined = |id: FrameId| profile.frames.get(id.0 as usize).is_some_and(|frame| frame.inlined);
-        let runs = callsite.stack.chunk_by(|&inner, _| is_inlined(inner));
-        runs.filter_map(|run| self.of_run(run, dictionary)).collect()
+        calls(profile, &callsite.stack).filter_map(|call| self.of_call(call, dictionary)).collect()
     }
 
-    fn of_run(&mut self, run: &[FrameId], dictionary: &mut Dictionary) -> Option<i32> {
-        if let Some(&known) = self.known.get(run) {
+    fn of_call(&mut self, call: &[FrameId], dictionary: &mut Dictionary) -> Option<i32> {
+        if let Some(&known) = self.known.get(call) {
             return Some(known);
         }
-        let frames: Vec<&Frame> = run.iter().filter_map(|id| self.profile.frames.get(id.0 as usize)).collect();
+        let frames: Vec<&Frame> = call.iter().filter_map(|id| self.profile.frames.get(id.0 as usize)).collect();
         let physical = *frames.last()?;
         let mapping = self.mapping(physical, dictionary);
         let lines = lines(&frames, dictionary);
         let location = dictionary.location(mapping, places::call_address(physical), lines);
-        self.known.insert(run.into(), location);
+        self.known.insert(call.into(), location);
         Some(location)
     }
 

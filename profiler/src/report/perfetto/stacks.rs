@@ -5,6 +5,7 @@
 use rustc_hash::FxHashMap;
 
 use super::code::{Code, Place};
+use crate::report::calls::calls;
 use crate::report::dumps::{Dump, held, rounded};
 use crate::report::history::Held;
 use crate::report::profile::{CallsiteProfile, FrameId, Profile, TargetProfile};
@@ -146,8 +147,7 @@ fn places<'a>(
     let mut places: Vec<Place> = roots.into_iter().map(|root| code.made_up(root)).collect();
     let known: Vec<FrameId> =
         callsite.stack.iter().copied().filter(|id| (id.0 as usize) < profile.frames.len()).collect();
-    let runs = known.chunk_by(|inner, _| profile.frame(*inner).inlined);
-    places.extend(runs.rev().filter_map(|run| code.place(target, run)));
+    places.extend(calls(profile, &known).rev().filter_map(|call| code.place(target, call)));
     if places.is_empty() {
         places.push(code.made_up("[no frames]".to_owned()));
     }

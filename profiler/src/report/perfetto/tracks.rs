@@ -57,5 +57,6 @@ pub(super) fn write(
 fn description(profile: &Profile) -> String {
     let interval = describe::interval(profile);
     let accuracy = describe::accuracy(profile, View::LiveBytes);
-    format!("heapbpf: {interval}{accuracy}; {}", describe::losses(profile))
+    let older = describe::older(profile).map(|older| format!("; in the heap profile, {older}"));
+    format!("heapbpf: {interval}{accuracy}; {}{}", describe::losses(profile), older.unwrap_or_default())
 }

@@ -17,6 +17,7 @@ mod html;
 mod json;
 mod massif;
 mod memory_infra;
+mod old_blocks;
 mod otlp;
 mod out_of_range;
 mod perfetto;

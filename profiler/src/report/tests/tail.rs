@@ -198,6 +198,15 @@ proptest! {
             let is_small = !share(threshold).is_reached((*value).into(), total);
             prop_assert!(is_other || path.len() <= roots(path) || !is_small, "{:?} has {}", path, value);
         }
+        let presentation = Presentation { view, threshold: Some(share(threshold)), ..Presentation::default() };
+        let cut = presentation.cut(&profile);
+        prop_assert_eq!(paths(&cut, view), after.clone());
+        for (before, after) in profile.targets.iter().zip(&cut.targets) {
+            let totals = |target: &crate::report::profile::TargetProfile| -> Vec<Totals> {
+                target.callsites.iter().map(|callsite| callsite.totals).collect()
+            };
+            prop_assert_eq!(totals(before), totals(after));
+        }
         let again = thinned(&folded, view, threshold);
         prop_assert_eq!(paths(&again, view), after);
         prop_assert_eq!(again.frames.len(), folded.frames.len());
