@@ -35,12 +35,11 @@ impl Output {
         if path == Path::new("-") {
             let format = forced.unwrap_or(Format::Folded);
             if !format.is_text() && io::stdout().is_terminal() {
-                let what = format.description();
-                return Err(UsageError(format!(
-                    "a {what} is no text, so it does not go to a terminal: `-o heap.{}`",
-                    format.extension()
-                ))
-                .into());
+                let end = format.extension();
+                let text = format!(
+                    "`{format}` is no text, so it does not go to a terminal: name a file, as in `-o heap.{end}`"
+                );
+                return Err(UsageError(text).into());
             }
             return Ok(Self { path: path.to_owned(), format, place: Place::Stdout });
         }

@@ -79,6 +79,6 @@ pub enum ReportError {
     )]
     NeedsRecording(Format),
     /// The format has no way to tell two profiles' difference.
-    #[error("{} cannot hold a difference; use `.svg`, `.folded` or `.json`", .0.description())]
+    #[error("`.{}` ({}) cannot hold a difference; use `.svg`, `.folded` or `.json`", .0.extension(), .0.description())]
     NoDifference(Format),
 }
