@@ -55,17 +55,7 @@ fn data_of_made_up_profiles() {
 
 #[test]
 fn every_profile_has_a_page() {
-    for profile in [
-        profiles::exact(),
-        profiles::sampled(),
-        profiles::mixed(),
-        profiles::nameless(),
-        profiles::empty(),
-        profiles::unwatched(),
-        profiles::freed(),
-        profiles::nobody(),
-        large(10, 5),
-    ] {
+    for profile in profiles::all().into_iter().chain([large(10, 5)]) {
         let page = page(&profile);
         assert!(page.starts_with("<!doctype html>"), "it begins as one");
         assert!(page.trim_end().ends_with("</html>"), "it is whole");

@@ -33,16 +33,7 @@ fn sums(decoded: &Decoded) -> [u64; 4] {
 
 #[test]
 fn goldens() {
-    for (name, profile) in [
-        ("exact", profiles::exact()),
-        ("sampled", profiles::sampled()),
-        ("mixed", profiles::mixed()),
-        ("nameless", profiles::nameless()),
-        ("empty", profiles::empty()),
-        ("nobody", profiles::nobody()),
-        ("unwatched", profiles::unwatched()),
-        ("freed", profiles::freed()),
-    ] {
+    for (name, profile) in profiles::named() {
         check_golden(&format!("pprof/{name}.txt"), &decoded(&profile).text());
     }
 }

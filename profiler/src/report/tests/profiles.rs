@@ -193,7 +193,21 @@ pub(super) fn freed() -> Profile {
 
 /// All of them.
 pub(super) fn all() -> [Profile; 8] {
-    [exact(), sampled(), mixed(), nameless(), empty(), unwatched(), freed(), nobody()]
+    named().map(|(_, profile)| profile)
+}
+
+/// The same, with what they are called.
+pub(super) fn named() -> [(&'static str, Profile); 8] {
+    [
+        ("exact", exact()),
+        ("sampled", sampled()),
+        ("mixed", mixed()),
+        ("nameless", nameless()),
+        ("empty", empty()),
+        ("unwatched", unwatched()),
+        ("freed", freed()),
+        ("nobody", nobody()),
+    ]
 }
 
 /// A session that found no process.

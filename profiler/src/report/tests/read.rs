@@ -32,17 +32,7 @@ const SORTED: [Format; 3] = [Format::Flamegraph, Format::Folded, Format::Json];
 
 #[test]
 fn what_is_read_back_is_written_the_same() {
-    for (name, profile) in [
-        ("exact", profiles::exact()),
-        ("sampled", profiles::sampled()),
-        ("mixed", profiles::mixed()),
-        ("nameless", profiles::nameless()),
-        ("empty", profiles::empty()),
-        ("unwatched", profiles::unwatched()),
-        ("freed", profiles::freed()),
-        ("nobody", profiles::nobody()),
-        ("limited", guardrails::limited()),
-    ] {
+    for (name, profile) in profiles::named().into_iter().chain([("limited", guardrails::limited())]) {
         let profile = without_history(profile);
         let again = read_back(&profile);
         assert_eq!(again.modules, profile.modules, "{name}");
