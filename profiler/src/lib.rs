@@ -2,6 +2,7 @@
 
 pub mod address;
 pub mod ids;
+pub mod memory;
 pub mod units;
 
 pub mod sys;
@@ -17,6 +18,9 @@ pub mod probe;
 pub mod ingest;
 pub mod unwind;
 
+pub mod collect;
+pub mod walk;
+
 pub mod leak;
 pub mod ledger;
 pub mod snapshot;
@@ -27,6 +31,8 @@ pub mod health;
 pub mod report;
 
 pub mod recording;
+
+pub mod check;
 
 pub mod session;
 

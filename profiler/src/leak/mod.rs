@@ -1,5 +1,7 @@
-//! Which callsites leak, told from how what they hold has grown, without looking into the target's memory.
-//!
-//! Pure: books and times in, candidates out. `ledger/timeline.rs` notes, `growth` judges; docs/leak-candidates.md says how.
+//! Leaks: callsites that grow (`growth`), and blocks that nothing holds any more, found by mark and sweep
+//! (`blocks` ─▶ `mark` ─▶ `fold`). Pure.
 
+pub mod blocks;
+pub mod fold;
 pub mod growth;
+pub mod mark;

@@ -130,7 +130,7 @@ fn name(field: &[u8]) -> MappingName {
 }
 
 /// Undoes the one escape that the kernel makes here, that of a line feed (`seq_file_path(m, file, "\n")`).
-fn unescape(path: &[u8]) -> Vec<u8> {
+pub(super) fn unescape(path: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(path.len());
     let mut rest = path;
     while let Some((&first, tail)) = rest.split_first() {
@@ -145,12 +145,12 @@ fn unescape(path: &[u8]) -> Vec<u8> {
     plain
 }
 
-fn pair(field: &[u8], separator: u8) -> Option<(u64, u64)> {
+pub(super) fn pair(field: &[u8], separator: u8) -> Option<(u64, u64)> {
     let at = field.iter().position(|&byte| byte == separator)?;
     Some((hexadecimal(&field[..at])?, hexadecimal(&field[at + 1..])?))
 }
 
-fn hexadecimal(digits: &[u8]) -> Option<u64> {
+pub(super) fn hexadecimal(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 

@@ -11,6 +11,7 @@ pub mod executable;
 pub mod limits;
 pub mod maps;
 pub mod process;
+pub mod regions;
 pub mod stat;
 
 /// Why a file of `/proc/PID` could not be read.

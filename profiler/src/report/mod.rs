@@ -21,6 +21,7 @@ pub mod profile;
 pub mod summary;
 pub mod suppressions;
 pub mod tail;
+pub mod unreachable;
 pub mod window;
 
 pub mod dhat;

@@ -12,6 +12,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("ids", &[]),
     ("address", &[]),
+    ("memory", &[]),
     ("sys", &[]),
     ("proc", &["sys"]),
     ("object", &["proc", "sys"]),
@@ -22,7 +23,9 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("probe", &["allocator", "object", "proc", "target", "sys", "bpf"]),
     ("ingest", &[]),
     ("ledger", &["ingest"]),
-    ("leak", &["ledger"]),
+    ("collect", &["memory", "proc", "sys"]),
+    ("walk", &["collect", "memory", "object", "proc"]),
+    ("leak", &["ledger", "memory"]),
     ("snapshot", &["leak", "ledger", "object", "target", "report::guardrails", "report::profile"]),
     (
         "symbolize",
@@ -38,7 +41,8 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "snapshot",
         ],
     ),
-    ("report", &["ledger"]),
+    ("report", &["leak::fold", "ledger"]),
+    ("check", &["collect", "leak", "ledger", "memory", "object", "proc", "report", "snapshot", "symbolize", "target", "walk"]),
     (
         "recording",
         &["ingest", "leak", "ledger", "object", "proc", "target", "report::profile", "snapshot", "symbolize"],

@@ -1,0 +1,141 @@
+//! What could be read of a target's memory at one instant: words at addresses, wherever the bytes are now.
+
+use std::ops::Range;
+
+use crate::address::TargetAddr;
+
+/// Bytes of a word: a pointer.
+pub const WORD_BYTES: u64 = 8;
+
+/// Memory of a target that does not change any more. Only what the target has ever touched is there: memory that is mapped and was
+/// never written holds nothing.
+pub trait Memory: Send + Sync {
+    /// The parts of a range that are there, by rising address, without overlaps; neighbours are joined.
+    fn present(&self, range: Range<TargetAddr>) -> Vec<Range<TargetAddr>>;
+
+    /// Copies from this address on, until the buffer is full or something is not there; how many bytes that was.
+    fn read(&self, address: TargetAddr, buffer: &mut [u8]) -> usize;
+
+    /// The bytes from this address on, where they need no copying.
+    fn slice(&self, address: TargetAddr, length: usize) -> Option<&[u8]>;
+
+    /// The word at this address, which need not be aligned.
+    fn word(&self, address: TargetAddr) -> Option<u64> {
+        let mut bytes = [0; WORD_BYTES as usize];
+        (self.read(address, &mut bytes) == bytes.len()).then(|| u64::from_le_bytes(bytes))
+    }
+}
+
+/// Memory that was copied.
+#[derive(Debug, Default)]
+pub struct Copied {
+    /// By rising address, without overlaps; neighbours are not joined.
+    pieces: Vec<Piece>,
+}
+
+#[derive(Debug)]
+struct Piece {
+    start: u64,
+    bytes: Box<[u8]>,
+}
+
+impl Piece {
+    fn end(&self) -> u64 {
+        self.start.saturating_add(self.bytes.len() as u64)
+    }
+}
+
+impl Copied {
+    /// Memory of these pieces, in any order. What overlaps an earlier one is left out.
+    #[must_use]
+    pub fn new(pieces: impl IntoIterator<Item = (TargetAddr, Box<[u8]>)>) -> Self {
+        let pieces = pieces.into_iter().filter(|(_, bytes)| !bytes.is_empty());
+        let mut pieces: Vec<Piece> = pieces.map(|(start, bytes)| Piece { start: start.0, bytes }).collect();
+        pieces.sort_by_key(|piece| piece.start);
+        let mut end = 0;
+        pieces.retain(|piece| {
+            let follows = piece.start >= end;
+            end = if follows { piece.end() } else { end };
+            follows
+        });
+        Self { pieces }
+    }
+
+    /// Bytes that were copied.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum()
+    }
+
+    /// The pieces that begin before `end`, from the first that ends behind `start`.
+    fn between(&self, start: u64, end: u64) -> impl Iterator<Item = &Piece> {
+        let first = self.pieces.partition_point(|piece| piece.end() <= start);
+        self.pieces[first..].iter().take_while(move |piece| piece.start < end)
+    }
+}
+
+impl Memory for Copied {
+    fn present(&self, range: Range<TargetAddr>) -> Vec<Range<TargetAddr>> {
+        let mut parts: Vec<Range<TargetAddr>> = Vec::new();
+        for piece in self.between(range.start.0, range.end.0) {
+            let part = TargetAddr(piece.start.max(range.start.0))..TargetAddr(piece.end().min(range.end.0));
+            match parts.last_mut() {
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => parts.push(part),
+            }
+        }
+        parts
+    }
+
+    fn read(&self, address: TargetAddr, buffer: &mut [u8]) -> usize {
+        let mut done = 0;
+        for piece in self.between(address.0, address.0.saturating_add(buffer.len() as u64)) {
+            let Some(skip) = address.0.saturating_add(done as u64).checked_sub(piece.start) else { break };
+            let rest = &piece.bytes[usize::try_from(skip).unwrap_or(usize::MAX).min(piece.bytes.len())..];
+            let count = rest.len().min(buffer.len() - done);
+            buffer[done..done + count].copy_from_slice(&rest[..count]);
+            done += count;
+        }
+        done
+    }
+
+    fn slice(&self, address: TargetAddr, length: usize) -> Option<&[u8]> {
+        let piece = self.between(address.0, address.0.saturating_add(1)).next()?;
+        let skip = usize::try_from(address.0.checked_sub(piece.start)?).ok()?;
+        piece.bytes.get(skip..skip.checked_add(length)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two_neighbours_and_one_apart() -> Copied {
+        let piece = |start, byte| (TargetAddr(start), vec![byte; 16].into_boxed_slice());
+        Copied::new([piece(0x2000, 3), piece(0x1010, 2), piece(0x1000, 1), piece(0x1008, 9)])
+    }
+
+    #[test]
+    fn neighbours_are_read_as_one() {
+        let memory = two_neighbours_and_one_apart();
+        assert_eq!(memory.bytes(), 48);
+        let addr = TargetAddr;
+        assert_eq!(
+            memory.present(addr(0x1004)..addr(0x2004)),
+            [addr(0x1004)..addr(0x1020), addr(0x2000)..addr(0x2004)]
+        );
+        assert_eq!(memory.present(addr(0x1020)..addr(0x2000)), []);
+        let mut buffer = [0; 24];
+        assert_eq!(memory.read(addr(0x1008), &mut buffer), 24);
+        assert_eq!(buffer[..8], [1; 8]);
+        assert_eq!(buffer[8..], [2; 16]);
+        assert_eq!(memory.read(addr(0x1018), &mut buffer), 8);
+        assert_eq!(memory.read(addr(0x1020), &mut buffer), 0);
+        assert_eq!(memory.word(addr(0x100c)), Some(0x0202_0202_0101_0101));
+        assert_eq!(memory.word(addr(0x101c)), None);
+        assert_eq!(memory.slice(addr(0x1008), 8), Some(&[1; 8][..]));
+        assert_eq!(memory.slice(addr(0x1008), 9), None, "two pieces");
+        assert_eq!(memory.slice(addr(0xfff), 1), None);
+        assert_eq!(memory.read(addr(u64::MAX), &mut buffer), 0);
+    }
+}

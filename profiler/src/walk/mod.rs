@@ -1,0 +1,48 @@
+//! Blocks that an allocator has given out, found in its own bookkeeping: so those are known too that were made before anyone watched.
+//!
+//! Pure: reads a [`Memory`] that does not change any more. What is read there is the target's and may be anything: every walk is
+//! bounded, and one that does not add up is given up.
+
+use crate::collect::{Span, ThreadState};
+use crate::address::TargetAddr;
+use crate::memory::Memory;
+use crate::proc::regions::Region;
+
+/// What a walk looks through.
+#[derive(Clone, Copy)]
+pub struct Scene<'a> {
+    /// The memory.
+    pub memory: &'a dyn Memory,
+    /// What is mapped, by rising address.
+    pub regions: &'a [Region],
+    /// The threads.
+    pub threads: &'a [ThreadState],
+}
+
+/// What a walk has found of one allocator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Walk {
+    /// The allocator's heap, as hooks name it (`libc`, `jemalloc`, …).
+    pub heap: &'static str,
+    /// Blocks that are given out, by rising address, without overlaps.
+    pub blocks: Vec<WalkedBlock>,
+    /// Memory of which all that is given out is known: what of it is no block is free, or the allocator's own.
+    pub areas: Vec<Span>,
+    /// What could not be walked, in words, each with why. Its memory is in no area.
+    pub gaps: Vec<String>,
+}
+
+/// A block that is given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WalkedBlock {
+    /// What the program has of it.
+    pub start: TargetAddr,
+    /// Bytes that the program may use.
+    pub size_bytes: u64,
+}
+
+/// Walks every allocator that is recognised.
+#[must_use]
+pub fn walk(_scene: &Scene<'_>) -> Vec<Walk> {
+    Vec::new()
+}
