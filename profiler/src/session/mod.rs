@@ -7,6 +7,7 @@ mod dumps;
 mod elders;
 mod guard;
 mod hooks;
+mod inspection;
 mod latecomers;
 mod launching;
 mod lifecycle;
