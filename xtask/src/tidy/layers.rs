@@ -44,7 +44,20 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("report", &["leak::fold", "ledger"]),
     (
         "check",
-        &["collect", "leak", "ledger", "memory", "object", "proc", "report", "snapshot", "symbolize", "target", "walk"],
+        &[
+            "collect",
+            "leak",
+            "ledger",
+            "memory",
+            "object",
+            "proc",
+            "report",
+            "snapshot",
+            "symbolize",
+            "sys::clock",
+            "target",
+            "walk",
+        ],
     ),
     (
         "recording",
