@@ -303,18 +303,20 @@ fn unless_gone(result: io::Result<()>) -> io::Result<()> {
 
 /// Waits between two questions: not at all at first, then longer and longer.
 #[derive(Debug)]
-pub(super) struct Pause {
+pub struct Pause {
     round: u32,
     deadline: Instant,
 }
 
 impl Pause {
-    pub(super) fn new(limit: Duration) -> Self {
+    /// For no longer than this.
+    #[must_use]
+    pub fn new(limit: Duration) -> Self {
         Self { round: 0, deadline: Instant::now() + limit }
     }
 
     /// False when the time is over.
-    pub(super) fn wait(&mut self) -> bool {
+    pub fn wait(&mut self) -> bool {
         self.round = self.round.saturating_add(1);
         match self.round {
             0..200 => std::thread::yield_now(),
