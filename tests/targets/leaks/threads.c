@@ -26,6 +26,7 @@ MAKER(in_coroutine_block, 5010, "held", malloc(size))
 MAKER(lost_coroutine, 65560, "leaked", malloc(size))
 MAKER(in_lost_coroutine, 5016, "under", malloc(size))
 MAKER(by_ended_thread, 5011, "leaked", malloc(size))
+MAKER(by_ended_thread_top, 5017, "leaked", malloc(size))
 MAKER(below_the_stack, 5012, "leaked", malloc(size))
 MAKER(of_ended_thread_key, 5013, "leaked", malloc(size))
 MAKER(of_arena, 5014, "leaked", malloc(size))
@@ -190,7 +191,10 @@ NOINLINE static void hold_far_down(void) {
 }
 
 static void *ends(void *unused) {
+    void *volatile slot;
+    put((void *)&slot, by_ended_thread_top());
     hold_far_down();
+    (void)slot;
     set_key(ended_key, of_ended_thread_key());
     return unused;
 }
