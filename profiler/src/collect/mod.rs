@@ -5,6 +5,8 @@
 //!                                 └──────────────────── pause ────────────────────┘
 //! ```
 
+pub mod roots;
+
 use std::ops::Range;
 use std::time::Duration;
 
