@@ -14,7 +14,7 @@ fn folded(edges: &[Vec<u32>]) -> Folded {
 fn check(edges: &[Vec<u32>], expected: &[(&[u32], u64)]) {
     let folded = folded(edges);
     let of = |root: &RootLeak| {
-        let members: Vec<u32> = folded.members(root).iter().map(|id| id.0).collect();
+        let members: Vec<u32> = root.members.iter().map(|id| id.0).collect();
         (members, root.reached.count - 1)
     };
     let expected: Vec<(Vec<u32>, u64)> = expected.iter().map(|&(members, count)| (members.to_vec(), count)).collect();
@@ -32,7 +32,7 @@ fn check(edges: &[Vec<u32>], expected: &[(&[u32], u64)]) {
 /// How many entries the seed has, and how many blocks each of them references.
 fn check_seed(edges: &[Vec<u32>], leaks: usize, referenced_count: u64) {
     let folded = folded(edges);
-    let seeds = folded.roots.iter().flat_map(|root| folded.members(root).iter().map(|_| root.reached.count - 1));
+    let seeds = folded.roots.iter().flat_map(|root| root.members.iter().map(|_| root.reached.count - 1));
     assert_eq!(seeds.collect::<Vec<_>>(), vec![referenced_count; leaks]);
 }
 
@@ -131,7 +131,7 @@ fn reached_blocks_are_left_out() {
     let (blocks, marks, memory) = made_up.mark();
     let folded = fold(&blocks, &marks, &memory);
     assert_eq!(folded.unreached, [BlockId(2), BlockId(3)]);
-    assert_eq!(folded.members(&folded.roots[0]), [BlockId(2)]);
+    assert_eq!(folded.roots[0].members[..], [BlockId(2)]);
     assert_eq!(folded.roots[0].reached.count, 2);
     assert_eq!(folded.roots.len(), 1);
 }
@@ -157,7 +157,7 @@ proptest! {
                 roots.push((members.collect::<Vec<_>>(), reached_by_sets(&edges, first as usize).len() as u64));
             }
         }
-        let found = folded.roots.iter().map(|root| (folded.members(root).to_vec(), root.reached.count));
+        let found = folded.roots.iter().map(|root| (root.members.to_vec(), root.reached.count));
         prop_assert_eq!(found.collect::<Vec<_>>(), roots);
     }
 }
@@ -167,4 +167,12 @@ fn any_edges() -> impl Strategy<Value = Vec<Vec<u32>>> {
     (1u32..40, 1usize..6).prop_flat_map(|(count, degree)| {
         prop::collection::vec(prop::collection::vec(0..count, 0..degree), count as usize)
     })
+}
+
+#[test]
+fn a_root_leak_is_small() {
+    assert!(size_of::<RootLeak>() <= 40, "{} bytes", size_of::<RootLeak>());
+    let members = |count: u32| (0..count).map(BlockId).collect::<Members>();
+    assert_eq!([members(0).len(), members(1).len(), members(2).len(), members(9).len()], [0, 1, 2, 9]);
+    assert_eq!(members(3)[..], [BlockId(0), BlockId(1), BlockId(2)]);
 }
