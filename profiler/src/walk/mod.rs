@@ -3,8 +3,12 @@
 //! Pure: reads a [`Memory`] that does not change any more. What is read there is the target's and may be anything: every walk is
 //! bounded, and one that does not add up is given up.
 
-use crate::collect::{Span, ThreadState};
+#[cfg(test)]
+mod live;
+mod musl;
+
 use crate::address::TargetAddr;
+use crate::collect::{Span, ThreadState};
 use crate::memory::Memory;
 use crate::proc::regions::Region;
 
@@ -43,6 +47,8 @@ pub struct WalkedBlock {
 
 /// Walks every allocator that is recognised.
 #[must_use]
-pub fn walk(_scene: &Scene<'_>) -> Vec<Walk> {
-    Vec::new()
+pub fn walk(scene: &Scene<'_>) -> Vec<Walk> {
+    let mut walks = Vec::new();
+    walks.extend(musl::walk(scene));
+    walks
 }
