@@ -3,9 +3,11 @@
 //! Pure: reads a [`Memory`] that does not change any more. What is read there is the target's and may be anything: every walk is
 //! bounded, and one that does not add up is given up.
 
+mod jemalloc;
 #[cfg(test)]
 mod live;
 mod musl;
+mod spans;
 
 use crate::address::TargetAddr;
 use crate::collect::{Span, ThreadState};
@@ -50,5 +52,6 @@ pub struct WalkedBlock {
 pub fn walk(scene: &Scene<'_>) -> Vec<Walk> {
     let mut walks = Vec::new();
     walks.extend(musl::walk(scene));
+    walks.extend(jemalloc::walk(scene));
     walks
 }

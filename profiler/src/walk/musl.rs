@@ -15,6 +15,7 @@ mod slot;
 
 use rustc_hash::FxHashMap;
 
+use super::spans::{covered, joined, without};
 use super::{Scene, Walk, WalkedBlock};
 use crate::address::TargetAddr;
 use crate::collect::Span;
@@ -126,58 +127,6 @@ impl<'a> Heap<'a> {
         }
         Walk { heap: HEAP, blocks: self.blocks, areas: without(joined(self.areas), self.holes), gaps }
     }
-}
-
-/// Whether a range is mapped from end to end, and private.
-fn covered(regions: &[Region], span: &Span) -> bool {
-    let first = regions.partition_point(|region| region.end <= span.start);
-    let mut end = span.start;
-    for region in &regions[first..] {
-        if region.start > end || region.shared {
-            return false;
-        }
-        end = region.end;
-        if end >= span.end {
-            return true;
-        }
-    }
-    false
-}
-
-/// Ranges by rising address, those that touch made one.
-fn joined(mut spans: Vec<Span>) -> Vec<Span> {
-    spans.sort_unstable_by_key(|span| span.start);
-    let mut all: Vec<Span> = Vec::new();
-    for span in spans {
-        match all.last_mut() {
-            Some(last) if last.end >= span.start => last.end = last.end.max(span.end),
-            _ => all.push(span),
-        }
-    }
-    all
-}
-
-/// Ranges, by rising address and apart, without these holes.
-fn without(spans: Vec<Span>, holes: Vec<Span>) -> Vec<Span> {
-    let holes = joined(holes);
-    let mut holes = holes.iter().peekable();
-    let mut rest = Vec::new();
-    for mut span in spans {
-        while let Some(hole) = holes.next_if(|hole| hole.end <= span.end) {
-            if hole.start > span.start {
-                rest.push(span.start..hole.start);
-            }
-            span.start = span.start.max(hole.end);
-        }
-        if let Some(hole) = holes.peek().filter(|hole| hole.start < span.end) {
-            // It reaches into the next range.
-            span.end = hole.start.max(span.start);
-        }
-        if span.start < span.end {
-            rest.push(span);
-        }
-    }
-    rest
 }
 
 #[cfg(test)]

@@ -201,19 +201,6 @@ fn lists_that_go_in_circles_end() {
     made.check(&[(16, 10), (16 + 128, 60)], 1);
 }
 
-#[test]
-fn holes_are_cut_out_of_ranges() {
-    let spans = |all: &[(u64, u64)]| -> Vec<Span> { all.iter().map(|&(start, end)| span(start, end)).collect() };
-    let check = |of: &[(u64, u64)], holes: &[(u64, u64)], expected: &[(u64, u64)]| {
-        assert_eq!(without(joined(spans(of)), spans(holes)), spans(expected), "{of:?} without {holes:?}");
-    };
-    check(&[(10, 20), (20, 30), (40, 50)], &[], &[(10, 30), (40, 50)]);
-    check(&[(40, 50), (10, 30)], &[(12, 14), (20, 22)], &[(10, 12), (14, 20), (22, 30), (40, 50)]);
-    check(&[(10, 30), (40, 50)], &[(10, 12), (25, 45)], &[(12, 25), (45, 50)]);
-    check(&[(10, 30), (40, 50)], &[(5, 60)], &[]);
-    check(&[(10, 30), (40, 50)], &[(30, 40), (50, 60)], &[(10, 30), (40, 50)]);
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
     #[test]
