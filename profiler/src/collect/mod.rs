@@ -5,6 +5,8 @@
 //!                                 └──────────────────── pause ────────────────────┘
 //! ```
 
+pub mod roots;
+
 use std::ops::Range;
 use std::time::Duration;
 
@@ -67,7 +69,9 @@ pub type Span = Range<TargetAddr>;
 #[derive(Debug, thiserror::Error)]
 pub enum CollectError {
     /// It ended before all was read.
-    #[error("process `{0}` ended while it was being looked at; start it with `heapbpf leaks -- COMMAND` to have it checked at its exit")]
+    #[error(
+        "process `{0}` ended while it was being looked at; start it with `heapbpf leaks -- COMMAND` to have it checked at its exit"
+    )]
     Ended(Pid),
 }
 

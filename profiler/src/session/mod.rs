@@ -7,6 +7,7 @@ mod dumps;
 mod elders;
 mod guard;
 mod hooks;
+mod inspection;
 mod latecomers;
 mod launching;
 mod lifecycle;
@@ -96,7 +97,6 @@ pub struct Session {
 
 /// How often the ring is read when it does not fill: the longest that an event waits.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
-
 /// How often progress is told.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
