@@ -266,6 +266,10 @@ impl Truth {
     #[track_caller]
     pub fn assert_is(&self, check: &Check, known: Known) {
         self.assert_entries(check, known);
+        for leak in check.leaks.iter().filter(|_| known == Known::Watched) {
+            let leaf = self.made.iter().find(|made| made.address == leak.address()).map(|made| made.function.as_str());
+            assert_eq!(leak.functions().first().copied(), leaf, "{leak:#?}");
+        }
         assert_eq!((check.leaked, check.direct), self.sums(known), "leaked, direct of {:#?}", check.heaps);
     }
 
