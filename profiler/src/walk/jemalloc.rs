@@ -84,7 +84,7 @@ fn blocks(scene: &Scene<'_>, extents: &[Extent], sizes: &Sizes) -> Walk {
     if !scene.threads.is_empty() {
         gaps.push("blocks that threads keep in their caches are free, and count as known".to_owned());
     }
-    Walk { heap: HEAP, blocks, areas: joined(areas), gaps }
+    Walk { heap: HEAP, blocks, areas: joined(areas), gaps, busy: false }
 }
 
 #[cfg(test)]

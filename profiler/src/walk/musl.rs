@@ -125,7 +125,7 @@ impl<'a> Heap<'a> {
         if !self.holes.is_empty() {
             gaps.push(format!("{} slots do not say what is in them: their headers are overwritten", self.holes.len()));
         }
-        Walk { heap: HEAP, blocks: self.blocks, areas: without(joined(self.areas), self.holes), gaps }
+        Walk { heap: HEAP, blocks: self.blocks, areas: without(joined(self.areas), self.holes), gaps, busy: false }
     }
 }
 
