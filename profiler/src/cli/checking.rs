@@ -117,7 +117,11 @@ impl Desk {
     fn write_numbered(&self, found: &Unreachable) -> Result<()> {
         let paths: Vec<PathBuf> = self.telling.outputs.iter().filter_map(Output::path).map(Into::into).collect();
         for path in paths {
-            write(Output::open(&numbered::of_window(&path, self.count), self.telling.format)?, found, self.plan.with_contents)?;
+            write(
+                Output::open(&numbered::of_window(&path, self.count), self.telling.format)?,
+                found,
+                self.plan.with_contents,
+            )?;
         }
         Ok(())
     }

@@ -48,7 +48,8 @@ fn contiguous(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>) -> Resu
     let end = arena.top.checked_add(size).filter(|end| *end <= region.end.0).ok_or_else(missing)?;
     let start = end.checked_sub(arena.system_bytes).map(|start| start.next_multiple_of(16));
     let start = start.filter(|start| *start >= region.start.0);
-    let start = start.ok_or_else(|| format!("it says that it has {} bytes, more than are before its end", arena.system_bytes))?;
+    let start = start
+        .ok_or_else(|| format!("it says that it has {} bytes, more than are before its end", arena.system_bytes))?;
     let piece = Piece { start, limit: end, top: arena.top, of_threads: false };
     match chunks.walk(piece) {
         Ok(reached) if reached == end => Ok((start, end)),
