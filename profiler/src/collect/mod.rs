@@ -13,6 +13,8 @@ use crate::ids::{Pid, Tid};
 use crate::memory::Memory;
 use crate::proc::regions::Region;
 
+pub mod fork;
+
 /// How memory is kept from changing while it is looked through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
