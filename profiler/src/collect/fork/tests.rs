@@ -2,7 +2,6 @@
 
 use std::fs::read_to_string;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::*;
@@ -10,6 +9,7 @@ use crate::address::TargetAddr;
 use crate::memory::Memory;
 use crate::object::fixture::Workshop;
 use crate::proc::tasks;
+use crate::sys::ptrace::Registers;
 
 /// In the environment of another process: whose copy it shall make.
 const PID: &str = "HEAPBPF_TEST_PID";
@@ -206,8 +206,6 @@ impl All {
     }
 }
 
-use crate::sys::ptrace::Registers;
-
 fn fork(pid: Pid) -> Result<(Forked, Duration), ForkError> {
     let all = All::hold(pid);
     let seen = all.seen();
@@ -225,8 +223,9 @@ fn page(start: TargetAddr) -> Span {
     start..TargetAddr(start.0 + 4096)
 }
 
+/// Whoever has adopted it waits for it some time after its end.
 fn is_there(pid: Pid) -> bool {
-    Path::new(&format!("/proc/{pid}")).exists()
+    read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
 }
 
 /// The process's own, now.
@@ -354,9 +353,7 @@ fn a_copy_ends_with_heapbpf() {
     assert!(is_there(copy));
     reader.kill().expect("it lives");
     reader.wait().expect("a child");
-    // Whoever has adopted it waits for it, or does not.
-    let state = || read_to_string(format!("/proc/{copy}/status")).unwrap_or_default();
-    while !state().is_empty() && !state().contains("State:\tZ") {}
+    while is_there(copy) {}
     program.check_end();
 }
 
