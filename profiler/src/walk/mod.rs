@@ -3,8 +3,8 @@
 //! Pure: reads a [`Memory`] that does not change any more. What is read there is the target's and may be anything: every walk is
 //! bounded, and one that does not add up is given up.
 
-use crate::collect::{Span, ThreadState};
 use crate::address::TargetAddr;
+use crate::collect::{Span, ThreadState};
 use crate::memory::Memory;
 use crate::proc::regions::Region;
 

@@ -42,7 +42,10 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("report", &["leak::fold", "ledger"]),
-    ("check", &["collect", "leak", "ledger", "memory", "object", "proc", "report", "snapshot", "symbolize", "target", "walk"]),
+    (
+        "check",
+        &["collect", "leak", "ledger", "memory", "object", "proc", "report", "snapshot", "symbolize", "target", "walk"],
+    ),
     (
         "recording",
         &["ingest", "leak", "ledger", "object", "proc", "target", "report::profile", "snapshot", "symbolize"],
