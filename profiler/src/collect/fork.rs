@@ -13,8 +13,10 @@
 //! The descriptors are shared, not copied, so that a file that the process closes is closed.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use super::Span;
@@ -96,6 +98,8 @@ pub struct Forked {
     between: Pid,
     /// Which of them it is in this process.
     id: u64,
+    /// Kept while the thread has to live that traces it.
+    alive: Option<Sender<Infallible>>,
 }
 
 impl Forked {
@@ -128,6 +132,11 @@ impl Forked {
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid
+    }
+
+    /// Keeps this until it ends, by which the thread that has made it can see how long it has to live.
+    pub(super) fn needs(&mut self, alive: Option<Sender<Infallible>>) {
+        self.alive = alive;
     }
 
     /// The processes that were made: the go-between, which has ended, and the copy.
@@ -189,7 +198,7 @@ fn choose(pid: Pid, lenders: &[Lender]) -> Result<&Lender, ForkError> {
             filter = Some(found);
         } else if registers.is_in_syscall() {
             return Ok(lender);
-        } else if running.is_none() && !borrowed::is_in_restartable(pid, &lender.tracee, &registers).map_err(failed)? {
+        } else if running.is_none() && !borrowed::is_in_restartable(&lender.tracee, &registers).map_err(failed)? {
             running = Some(lender);
         }
     }
@@ -238,7 +247,7 @@ fn copy_from(pid: Pid, thread: &Borrowed, between: &Tracee) -> Result<Forked, Fo
         failed(error)
     })?;
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-    Ok(Forked { of: pid, pid: copy.pid(), pidfd, between: between.pid(), id })
+    Ok(Forked { of: pid, pid: copy.pid(), pidfd, between: between.pid(), id, alive: None })
 }
 
 /// Makes a process and waits until it stands still, before its first instruction; and its number as its maker sees it.

@@ -145,11 +145,11 @@ impl Borrowed {
 
 /// Whether a thread that makes no system call may be within instructions that are begun anew when it is interrupted by anything
 /// ([rseq(2)](https://docs.kernel.org/userspace-api/rseq.html)): were it moved elsewhere, the kernel would not do that.
-pub(super) fn is_in_restartable(pid: Pid, tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
+pub(super) fn is_in_restartable(tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
     let Some(area) = tracee.restartable_area()? else { return Ok(false) };
     let word = |address: u64| {
         let mut bytes = [0; 8];
-        let read = process_memory::read(pid, &[(address, bytes.len())], &mut bytes);
+        let read = process_memory::read(tracee.pid(), &[(address, bytes.len())], &mut bytes);
         read.ok().filter(|&count| count == bytes.len()).map(|_| u64::from_le_bytes(bytes))
     };
     let Some(section) = word(area.saturating_add(8)).filter(|&section| section != 0) else { return Ok(false) };

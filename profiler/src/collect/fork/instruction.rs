@@ -26,16 +26,18 @@ pub(super) fn find(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> Result<Optio
     let registers = tracee.registers().map_err(|error| ForkError::Trace(pid, error))?.ok_or(ForkError::Ended(pid))?;
     let (kernels, others): (Vec<&Region>, Vec<&Region>) =
         mapped.iter().filter(runs).partition(|region| region.kind == RegionKind::Kernel);
+    // The first thread may have ended, and has no memory then.
+    let living = tracee.pid();
     let mut left_bytes = BYTES_MAX;
-    if let Some(found) = kernels.iter().find_map(|region| search(pid, region, &mut left_bytes)) {
+    if let Some(found) = kernels.iter().find_map(|region| search(living, region, &mut left_bytes)) {
         return Ok(Some(found));
     }
     let last = registers.rip.saturating_sub(SYSCALL.len() as u64);
     let is_code = region_of(mapped, TargetAddr(last)).is_some_and(|region| runs(&region));
-    if registers.is_in_syscall() && is_code && read(pid, last, SYSCALL.len() as u64) == SYSCALL {
+    if registers.is_in_syscall() && is_code && read(living, last, SYSCALL.len() as u64) == SYSCALL {
         return Ok(Some(last));
     }
-    Ok(others.iter().find_map(|region| search(pid, region, &mut left_bytes)))
+    Ok(others.iter().find_map(|region| search(living, region, &mut left_bytes)))
 }
 
 fn search(pid: Pid, region: &Region, left_bytes: &mut u64) -> Option<u64> {

@@ -138,7 +138,8 @@ impl Noticing {
         let workshop = Workshop::new();
         let program = workshop.compile("gcc", "notices.c", NOTICES, &["-pthread", "-O1"]);
         let mut command = Command::new(program);
-        let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut child =
+            command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let mut output = BufReader::new(child.stdout.take().expect("piped"));
         let mut line = String::new();
         output.read_line(&mut line).expect("it writes");
@@ -225,7 +226,8 @@ fn page(start: TargetAddr) -> Span {
 
 /// Whoever has adopted it waits for it some time after its end.
 fn is_there(pid: Pid) -> bool {
-    read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
+    read_to_string(format!("/proc/{pid}/status"))
+        .is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
 }
 
 /// The process's own, now.
@@ -248,7 +250,10 @@ fn a_copy_stays_as_the_process_was() {
     // Nor does what is read anew, by a thread that keeps nothing.
     let other = std::thread::scope(|scope| scope.spawn(|| [word(1), word(2)]).join().expect("no panic"));
     assert_eq!(other, before);
-    assert_eq!(memory.present(TargetAddr(COUNTS.0 + 8)..TargetAddr(u64::MAX)), [TargetAddr(COUNTS.0 + 8)..page(COUNTS).end]);
+    assert_eq!(
+        memory.present(TargetAddr(COUNTS.0 + 8)..TargetAddr(u64::MAX)),
+        [TargetAddr(COUNTS.0 + 8)..page(COUNTS).end]
+    );
     let mut bytes = vec![1; 8192];
     assert_eq!(memory.read(TargetAddr(COUNTS.0 + 8), &mut bytes), 4088);
     assert_eq!(memory.read(page(COUNTS).end, &mut bytes), 0);
