@@ -5,10 +5,12 @@
 #define _GNU_SOURCE
 #include <malloc.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 static struct place { void *block; } *places[64];
@@ -134,6 +136,8 @@ int main(int argc, char **argv) {
     if (forks) {
         pid = fork();
         if (pid) for (;;) pause();
+        // Ends with its parent, which the test ends.
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         pid = getpid();
     }
     say("pid", 1, &pid);
