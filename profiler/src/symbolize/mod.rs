@@ -25,7 +25,7 @@ pub mod resolver;
 mod threads;
 pub mod trim;
 pub mod types;
-pub mod vtable;
+mod vtable;
 
 /// One function that was active at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
