@@ -16,6 +16,7 @@ use crate::leak::mark::{Roots, mark};
 use crate::memory::Memory;
 use crate::report::profile::{FrameId, Profile};
 use crate::report::suppressions::Suppressions;
+use crate::report::unreachable::merge;
 use crate::report::unreachable::{CONTENTS_BYTES_MAX, HeapKnowledge, Leak, Precision, Unreachable};
 use crate::symbolize::Resolve;
 use crate::walk::{Scene, Walk, walk};
@@ -49,27 +50,27 @@ pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable
     let memory = &*look.collected.memory;
     let walks = walk(&Scene { memory, regions: &look.collected.regions, threads: &look.collected.threads });
     let known = Known::of(&look.watched, &walks);
-    let mut search = Search { look: &look, memory, known: &known, roots: roots(&look, &known) };
-    let folded = search.fold();
+    let mut search = Search { memory, known: &known, roots: roots(&look, &known) };
+    let mut folded = search.fold();
     let books = Books::new(&look, &walks);
-    let (profile, indices) = books.profile(&known.blocks, &folded.unreached, resolver, plan.trims);
-    let suppressed = search.suppressed(&folded, &profile, &indices, &plan.suppressions);
-    let (folded, profile, indices, suppressed) = if suppressed.is_empty() {
-        (folded, profile, indices, Sum::default())
-    } else {
+    let mut suppressed = Sum::default();
+    if !plan.suppressions.is_empty() {
+        // Of whole stacks, whatever is shown of them.
+        let (profile, indices) = books.profile(&known.blocks, &folded.unreached, resolver, false);
+        let ids = search.suppressed(&folded, &profile, &indices, &plan.suppressions);
         // What a suppressed block holds is suppressed with it.
-        search.roots.words.extend(suppressed.iter().map(|id| known.blocks.get(*id).start.0));
+        search.roots.words.extend(ids.iter().map(|id| known.blocks.get(*id).start.0));
         let rest = search.fold();
-        let gone = Sum {
+        suppressed = Sum {
             count: folded.leaked.count.saturating_sub(rest.leaked.count),
             bytes: folded.leaked.bytes.saturating_sub(rest.leaked.bytes),
         };
-        let (profile, indices) = books.profile(&known.blocks, &rest.unreached, resolver, plan.trims);
-        (rest, profile, indices, gone)
-    };
+        folded = rest;
+    }
+    let (profile, indices) = books.profile(&known.blocks, &folded.unreached, resolver, plan.trims);
     let entries = Entries { look: &look, books: &books, blocks: &known.blocks, indices: &indices, plan };
     let leaks: Vec<Leak> = folded.roots.iter().filter_map(|root| entries.leak(root)).collect();
-    let (leaks, leak_count) = merged(leaks, plan.limit);
+    let (leaks, leak_count) = merge(leaks, plan.limit);
     Unreachable {
         taken_unix_ns: look.snapshot.ended_unix_ns,
         pause_ns: u64::try_from(look.collected.pause.as_nanos()).unwrap_or(u64::MAX),
@@ -101,7 +102,6 @@ fn roots(look: &Look, known: &Known) -> Roots {
 
 /// Blocks, and where reaching begins.
 struct Search<'a> {
-    look: &'a Look,
     memory: &'a dyn Memory,
     known: &'a Known,
     roots: Roots,
@@ -122,10 +122,7 @@ impl Search<'_> {
         indices: &[u32],
         suppressions: &Suppressions,
     ) -> Vec<BlockId> {
-        if suppressions.is_empty() || self.look.watched.is_empty() {
-            return Vec::new();
-        }
-        let matches = |stack: &[FrameId]| stack.iter().any(|&frame| suppressions.matches(profile.frame(frame)));
+        let matches = |stack: &[FrameId]| suppressions.matches_stack(stack, &profile.frames);
         let callsites = &profile.targets[0].callsites;
         let known: Vec<u32> = callsites
             .iter()
@@ -173,13 +170,6 @@ impl Entries<'_> {
             similar_referenced: Sum::default(),
         })
     }
-}
-
-fn merged(mut leaks: Vec<Leak>, limit: usize) -> (Vec<Leak>, u64) {
-    let count = leaks.len() as u64;
-    leaks.sort_by_key(|leak| std::cmp::Reverse(leak.total_bytes()));
-    leaks.truncate(limit);
-    (leaks, count)
 }
 
 fn sum_of(blocks: &Blocks) -> Sum {

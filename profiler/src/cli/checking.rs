@@ -1,6 +1,5 @@
 //! Checks looks for leaks and tells what was found, on a thread of its own: what is looked at goes on meanwhile.
 
-use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,10 +9,12 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context, Result, anyhow};
 
 use super::output::Output;
-use super::{exit, numbered, say, terminal};
+use super::{exit, is_broken_pipe, numbered, terminal};
 use crate::check::look::Look;
 use crate::check::{Plan, check};
 use crate::report::unreachable::Unreachable;
+use crate::report::unreachable::write_json;
+use crate::report::unreachable::{Style, write_text};
 use crate::report::{Format, Presentation, View};
 use crate::symbolize::resolver::Resolver;
 
@@ -108,7 +109,7 @@ impl Desk {
         }
         let Some(found) = last else { return Ok(None) };
         for output in std::mem::take(&mut self.telling.outputs) {
-            write(output, &found)?;
+            write(output, &found, self.plan.with_contents)?;
         }
         Ok(Some(found.leak_count > 0))
     }
@@ -116,7 +117,7 @@ impl Desk {
     fn write_numbered(&self, found: &Unreachable) -> Result<()> {
         let paths: Vec<PathBuf> = self.telling.outputs.iter().filter_map(Output::path).map(Into::into).collect();
         for path in paths {
-            write(Output::open(&numbered::of_window(&path, self.count), self.telling.format)?, found)?;
+            write(Output::open(&numbered::of_window(&path, self.count), self.telling.format)?, found, self.plan.with_contents)?;
         }
         Ok(())
     }
@@ -127,25 +128,28 @@ impl Desk {
         }
         let is_taken = self.telling.to_stderr || self.telling.outputs.iter().any(|output| output.path().is_none());
         let (width, colour) = terminal();
-        let text = text(found, width, colour && !is_taken);
-        if is_taken {
-            say(text.trim_end());
-        } else if let Err(error) = write!(std::io::stdout(), "{text}")
-            && error.kind() != ErrorKind::BrokenPipe
-        {
-            return Err(error.into());
+        let style = Style { width, colour: colour && !is_taken, contents: self.plan.with_contents };
+        let written = if is_taken {
+            // Nobody has to listen.
+            let _ = write_text(found, style, &mut std::io::stderr().lock());
+            Ok(())
+        } else {
+            write_text(found, style, &mut std::io::stdout().lock())
+        };
+        match written.map_err(anyhow::Error::from) {
+            // Who reads no more has what was wanted.
+            Err(error) if is_broken_pipe(&error) => Ok(()),
+            written => written,
         }
-        Ok(())
     }
 }
 
-fn text(_found: &Unreachable, _width: Option<usize>, _colour: bool) -> String {
-    String::new()
-}
-
-fn write(output: Output, found: &Unreachable) -> Result<()> {
+fn write(output: Output, found: &Unreachable, contents: bool) -> Result<()> {
     let presentation = Presentation { view: View::LiveBytes, by: Vec::new(), threshold: None, icicle: false };
     let format = output.format();
-    output.write(|out| Ok(format.report().write(&found.profile, &presentation, out)?))?;
+    output.write(|out| match format {
+        Format::Json => Ok(write_json(found, contents, out)?),
+        _ => Ok(format.report().write(&found.profile, &presentation, out)?),
+    })?;
     Ok(())
 }

@@ -3,6 +3,8 @@
 //! Pure: reads a [`Memory`] that does not change any more. What is read there is the target's and may be anything: every walk is
 //! bounded, and one that does not add up is given up.
 
+mod glibc;
+
 use crate::address::TargetAddr;
 use crate::collect::{Span, ThreadState};
 use crate::memory::Memory;
@@ -30,6 +32,8 @@ pub struct Walk {
     pub areas: Vec<Span>,
     /// What could not be walked, in words, each with why. Its memory is in no area.
     pub gaps: Vec<String>,
+    /// A thread was in the middle of the allocator's work, so some of this may be wrong: worth another try a moment later.
+    pub busy: bool,
 }
 
 /// A block that is given out.
@@ -43,6 +47,6 @@ pub struct WalkedBlock {
 
 /// Walks every allocator that is recognised.
 #[must_use]
-pub fn walk(_scene: &Scene<'_>) -> Vec<Walk> {
-    Vec::new()
+pub fn walk(scene: &Scene<'_>) -> Vec<Walk> {
+    glibc::walk(scene).into_iter().collect()
 }
