@@ -28,7 +28,7 @@ pub fn look(pid: Pid, method: Method) -> Result<Look> {
     let mut space = AddressSpace::new(pid);
     space.refresh(&mut modules).with_context(|| format!("cannot look at process `{pid}`"))?;
     let mut now = clock::now();
-    let collected = collect(pid, method, &mut || now = clock::now())?;
+    let collected = collect(pid, method, &mut |_| now = clock::now())?;
     let state = TargetState {
         facts: TargetFacts {
             pid,

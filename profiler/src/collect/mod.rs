@@ -5,15 +5,27 @@
 //!                                 └──────────────────── pause ────────────────────┘
 //! ```
 
-pub mod roots;
-
 use std::ops::Range;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::memory::Memory;
-use crate::proc::regions::Region;
+use crate::proc::regions::{Region, regions};
+
+pub mod copy;
+mod error;
+pub mod pages;
+pub mod roots;
+pub mod stop;
+
+pub use error::CollectError;
+pub use roots::root_spans;
+
+use copy::{Copy, Room};
+use pages::Touched;
+use stop::{Held, Stopped};
 
 /// How memory is kept from changing while it is looked through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -48,7 +60,7 @@ pub struct Collected {
 pub struct ThreadState {
     /// The thread.
     pub tid: Tid,
-    /// All words that its general registers hold.
+    /// All words that its general and vector registers hold.
     pub registers: Vec<u64>,
     /// Next instruction.
     pub instruction: TargetAddr,
@@ -65,22 +77,66 @@ pub const RED_ZONE_BYTES: u64 = 128;
 /// A range of addresses.
 pub type Span = Range<TargetAddr>;
 
-/// Why a process could not be collected.
-#[derive(Debug, thiserror::Error)]
-pub enum CollectError {
-    /// It ended before all was read.
-    #[error(
-        "process `{0}` ended while it was being looked at; start it with `heapbpf leaks -- COMMAND` to have it checked at its exit"
-    )]
-    Ended(Pid),
-}
-
 /// Stops a process, lets `while_stopped` do what must be done at that instant, reads it and lets it run.
 ///
 /// # Errors
 ///
-/// When it cannot be stopped, or ends.
-pub fn collect(pid: Pid, _method: Method, while_stopped: &mut dyn FnMut()) -> Result<Collected, CollectError> {
-    while_stopped();
-    Err(CollectError::Ended(pid))
+/// When it cannot be stopped or read, or ends. It runs on then too, if it is still there.
+pub fn collect(
+    pid: Pid,
+    method: Method,
+    while_stopped: &mut dyn FnMut(&[ThreadState]),
+) -> Result<Collected, CollectError> {
+    // The kernel lets go of all that a thread traces when that thread ends: so nothing that could go wrong keeps the process.
+    let (tell, told) = mpsc::channel();
+    let (answer, answered) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let tracer = std::thread::Builder::new().name("collect".to_owned()).spawn_scoped(scope, move || {
+            collect_held(pid, Vec::new(), method, &mut |threads| {
+                // The other thread has panicked if it does not answer, and this one's result goes nowhere.
+                if tell.send(threads.to_vec()).is_ok() {
+                    let _ = answered.recv();
+                }
+            })
+        });
+        let tracer = tracer.map_err(CollectError::refused(pid, "start a thread to stop"))?;
+        // Moved here, so that a panic drops it and the other thread goes on.
+        let answer = answer;
+        for threads in told {
+            while_stopped(&threads);
+            let _ = answer.send(());
+        }
+        tracer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
+
+/// As [`collect`], of a process of which some threads are held already by the calling thread.
+///
+/// # Errors
+///
+/// As of [`collect`].
+pub fn collect_held(
+    pid: Pid,
+    held: Vec<Held>,
+    method: Method,
+    while_stopped: &mut dyn FnMut(&[ThreadState]),
+) -> Result<Collected, CollectError> {
+    // What takes long and can be done before is not done while it is stopped. What it has mapped may change until then.
+    let living = stop::living(pid)?;
+    let room = Room::of(pid, Touched::of(living, &regions(living)?)?.bytes())?;
+    let stopped = Stopped::new(pid, held)?;
+    let threads = stopped.states()?;
+    while_stopped(&threads);
+    let living = stopped.living();
+    let regions = regions(living)?;
+    let touched = Touched::of(living, &regions)?;
+    let memory = Copy::take(living, &touched.spans, room)?;
+    let unread_bytes = memory.unread_bytes.saturating_add(touched.unread_bytes);
+    let pause = stopped.release();
+    Ok(Collected { pid, threads, regions, memory: Box::new(memory), pause, method, unread_bytes })
+}
+
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod tests;

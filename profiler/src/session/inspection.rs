@@ -7,18 +7,34 @@ use super::Session;
 use super::dumps::DRAINS_MAX;
 use super::listener::Listener;
 use crate::check::look::{Look, WatchedBlock, Watching};
-use crate::collect::{Method, collect};
+use crate::collect::stop::{Held, Release};
+use crate::collect::{CollectError, Collected, Method, ThreadState, collect, collect_held};
 use crate::ids::Pid;
 use crate::report::profile::HookStatus;
 use crate::sys::clock;
+use crate::sys::ptrace::Stop;
+use crate::target::launch::Launch;
 
 impl Session {
     /// Looks at all targets that run, one after the other.
     pub(super) fn inspect_all(&mut self, method: Method, listener: &mut dyn Listener) {
         let pids: Vec<Pid> = self.targets.running().map(|target| target.pid).collect();
-        for pid in pids {
+        self.inspect_command(method, listener);
+        let started = self.launched().map(|launched| launched.0);
+        for pid in pids.into_iter().filter(|pid| Some(*pid) != started) {
             listener.looked(self.inspect(pid, method));
         }
+    }
+
+    /// Looks at what was started, all threads of which are held; for the last time, if it ends.
+    pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<Look> {
+        let held = launch.held_threads().into_iter();
+        // It is asked of whoever holds them what becomes of them.
+        let held = held.map(|tracee| Held { tracee, stop: Stop::Trap, release: Release::Leave }).collect();
+        // A process that ends forks no more.
+        let method = if at_exit { Method::Read } else { method };
+        let pid = launch.pid();
+        self.inspect_by(pid, at_exit, |while_stopped| collect_held(pid, held, method, while_stopped))
     }
 
     /// Looks at a target: stops it, takes all that it has done to the books, collects it and lets it run.
@@ -27,8 +43,17 @@ impl Session {
     ///
     /// When it is no target, has ended or cannot be collected.
     pub fn inspect(&mut self, pid: Pid, method: Method) -> Result<Look> {
+        self.inspect_by(pid, false, |while_stopped| collect(pid, method, while_stopped))
+    }
+
+    fn inspect_by(
+        &mut self,
+        pid: Pid,
+        at_exit: bool,
+        collect: impl FnOnce(&mut dyn FnMut(&[ThreadState])) -> Result<Collected, CollectError>,
+    ) -> Result<Look> {
         let mut now = clock::now();
-        let collected = collect(pid, method, &mut || {
+        let collected = collect(&mut |_| {
             self.catch_up_stopped();
             now = clock::now();
         })?;
@@ -54,7 +79,7 @@ impl Session {
             now: now.monotonic,
             snapshot,
             watching: Some(watching),
-            at_exit: false,
+            at_exit,
         })
     }
 

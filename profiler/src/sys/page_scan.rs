@@ -25,9 +25,7 @@ pub enum Pages {
 pub fn scan(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
     // What the kernel does not know yet makes it refuse: Linux 6.15 tells guards, which look like swapped pages before.
     match scan_without(pagemap, range.clone(), pages, ZEROS | GUARD, found) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-            scan_without(pagemap, range, pages, ZEROS, found)
-        }
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => scan_without(pagemap, range, pages, ZEROS, found),
         result => result,
     }
 }
