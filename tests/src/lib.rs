@@ -47,4 +47,5 @@ pub mod redis;
 pub mod report;
 pub mod sampling;
 pub mod target;
+pub mod unreachable;
 pub mod viewers;
