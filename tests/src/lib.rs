@@ -40,6 +40,7 @@
 pub mod cgroup;
 pub mod heapbpf;
 pub mod kernel;
+pub mod nginx;
 pub mod postgres;
 pub mod recipe;
 pub mod redis;

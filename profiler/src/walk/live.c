@@ -1,4 +1,5 @@
-// Draws calls of the malloc family, then says which blocks it has: one `ADDRESS SIZE` a line, in hexadecimal, then `done`.
+// Draws calls of the malloc family, then says which blocks it has: one `ADDRESS SIZE` a line, in hexadecimal, then `done`. Before them, one `t ADDRESS` a line, where threads
+// have their control blocks.
 // It waits for a line before it begins, and again when it is through: nothing calls the allocator meanwhile.
 #define _GNU_SOURCE
 #include <malloc.h>
@@ -13,6 +14,7 @@ static struct { void *block; } *tables[64];
 static int threads;
 static size_t blocks;
 static pthread_barrier_t made, through;
+static pthread_t pthreads[64];
 
 static uint64_t drawn(uint64_t *state) {
     *state ^= *state << 13;
@@ -75,14 +77,15 @@ int main(int count, char **arguments) {
     pthread_barrier_init(&made, NULL, threads + 1);
     pthread_barrier_init(&through, NULL, threads + 1);
     // What the library allocates when something is done for the first time is there before the first line.
-    pthread_t last;
     printf("ready\n");
     fflush(stdout);
     char line;
     if (read(0, &line, 1) != 1) return 1;
     for (int nth = 0; nth < threads; nth++)
-        if (pthread_create(&last, NULL, thread, (void *)(size_t)nth)) return 1;
+        if (pthread_create(&pthreads[nth], NULL, thread, (void *)(size_t)nth)) return 1;
     pthread_barrier_wait(&made);
+    printf("t %lx\n", (long)pthread_self());
+    for (int nth = 0; nth < threads; nth++) printf("t %lx\n", (long)pthreads[nth]);
     for (int nth = 0; nth < threads; nth++)
         for (size_t place = 0; place < blocks / threads; place++) {
             void *block = tables[nth][place].block;

@@ -8,7 +8,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::WalkedBlock;
 use crate::address::TargetAddr;
-use crate::ids::Pid;
+use crate::collect::ThreadState;
+use crate::ids::{Pid, Tid};
 use crate::memory::Copied;
 use crate::proc::regions::{Region, RegionKind, regions};
 
@@ -19,6 +20,8 @@ pub(crate) const SOURCE: &str = include_str!("live.c");
 pub(crate) struct Live {
     child: Child,
     output: BufReader<ChildStdout>,
+    /// Its threads, once it has run; of their registers nothing is known.
+    pub(crate) threads: Vec<ThreadState>,
 }
 
 impl Live {
@@ -28,7 +31,7 @@ impl Live {
         command.args([threads.to_string(), blocks.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the program starts");
         let output = BufReader::new(child.stdout.take().expect("piped"));
-        let mut live = Self { child, output };
+        let mut live = Self { child, output, threads: Vec::new() };
         assert_eq!(live.line(), "ready");
         live
     }
@@ -50,6 +53,14 @@ impl Live {
             }
             let (start, size) = line.split_once(' ').unwrap_or_else(|| panic!("`{line}` is no block"));
             let number = |text| u64::from_str_radix(text, 16).expect("hexadecimal");
+            if start == "t" {
+                let place = TargetAddr(number(size));
+                let registers = Vec::new();
+                let (instruction, stack_pointer) = (TargetAddr(0), TargetAddr(0));
+                let thread = ThreadState { tid: Tid(0), registers, instruction, stack_pointer, thread_pointer: place };
+                self.threads.push(thread);
+                continue;
+            }
             blocks.push(WalkedBlock { start: TargetAddr(number(start)), size_bytes: number(size) });
         }
         blocks.sort_by_key(|block| block.start);

@@ -63,6 +63,8 @@ struct Heap<'a> {
     holes: Vec<Span>,
     /// Groups that do not add up.
     odd_groups: usize,
+    /// A slot was being given out or freed.
+    busy: bool,
 }
 
 impl<'a> Heap<'a> {
@@ -84,6 +86,7 @@ impl<'a> Heap<'a> {
             nested: nested.into_iter().map(|meta| (meta.memory, meta)).collect(),
             blocks: Vec::new(),
             holes: Vec::new(),
+            busy: false,
         }
     }
 
@@ -95,7 +98,7 @@ impl<'a> Heap<'a> {
                     continue;
                 }
                 match slot::read(self.scene.memory, &meta, index) {
-                    Slot::Free => {}
+                    Slot::Changing => self.busy = true,
                     Slot::Block(block) => self.blocks.push(block),
                     Slot::Group => self.enter(&meta.slot(index)),
                     Slot::Odd => self.holes.push(meta.slot(index)),
@@ -125,7 +128,8 @@ impl<'a> Heap<'a> {
         if !self.holes.is_empty() {
             gaps.push(format!("{} slots do not say what is in them: their headers are overwritten", self.holes.len()));
         }
-        Walk { heap: HEAP, blocks: self.blocks, areas: without(joined(self.areas), self.holes), gaps }
+        let areas = without(joined(self.areas), self.holes);
+        Walk { heap: HEAP, blocks: self.blocks, areas, gaps, busy: self.busy || odd_groups > 0 }
     }
 }
 

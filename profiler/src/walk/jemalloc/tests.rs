@@ -12,13 +12,17 @@ fn check_program(flags: &[&str], threads: u32, blocks: u32) {
     let mut live = Live::start(&program, threads, blocks);
     let expected = live.run();
     let (regions, memory) = live.memory();
-    let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).expect("a heap");
+    let begun = std::time::Instant::now();
+    let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &live.threads }).expect("a heap");
+    eprintln!("walked in {:?}", begun.elapsed());
     assert_eq!(walk.gaps, [""; 0]);
     let found = |block: &WalkedBlock| walk.blocks.binary_search_by_key(&block.start, |block| block.start).ok();
     let missed: Vec<_> =
         expected.iter().filter(|block| found(block).is_none_or(|at| walk.blocks[at] != **block)).collect();
     assert!(missed.is_empty(), "{missed:x?}");
     let more = walk.blocks.len() - expected.len();
+    // The tables, what starting a thread allocates, and jemalloc's own.
+    assert!(more <= 8 * threads as usize + 8, "{more} more than {}", expected.len());
     eprintln!("{} blocks, {more} more", expected.len());
     for block in &walk.blocks {
         let index = walk.areas.partition_point(|area| area.start <= block.start);

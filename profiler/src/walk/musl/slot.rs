@@ -27,7 +27,7 @@ const FREED: u8 = 0xff;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
     /// Being freed, or not given out yet.
-    Free,
+    Changing,
     /// A block.
     Block(WalkedBlock),
     /// A group of smaller slots.
@@ -76,9 +76,9 @@ impl Header {
 /// What is in a slot that its group's meta has as given out.
 pub(super) fn read(memory: &dyn Memory, meta: &Meta, index: u32) -> Slot {
     let start = meta.slot(index).start.0;
-    let Some(header) = Header::read(memory, start) else { return Slot::Free };
+    let Some(header) = Header::read(memory, start) else { return Slot::Changing };
     if header.info == FREED || (header.is_unwritten() && index > 0) {
-        return Slot::Free;
+        return Slot::Changing;
     }
     if header.kind() == ELSEWHERE {
         return displaced(memory, meta, index, u64::from(header.offset));
@@ -111,8 +111,8 @@ fn displaced(memory: &dyn Memory, meta: &Meta, index: u32, units: u64) -> Slot {
         return Slot::Odd;
     }
     match at(units) {
-        None => Slot::Free,
-        Some((_, header, _)) if header.is_unwritten() || header.info == FREED => Slot::Free,
+        None => Slot::Changing,
+        Some((_, header, _)) if header.is_unwritten() || header.info == FREED => Slot::Changing,
         Some((address, header, true)) => block(memory, meta, index, address, header),
         Some(_) => Slot::Odd,
     }
