@@ -342,7 +342,8 @@ impl Made {
     fn of(line: &str) -> Self {
         let words: Vec<&str> = line.split(' ').collect();
         let [function, address, size, usable, fate] = words[..] else { panic!("no line of truth: {line}") };
-        let number = |digits, radix| u64::from_str_radix(digits, radix).unwrap_or_else(|error| panic!("{error}: {line}"));
+        let number =
+            |digits, radix| u64::from_str_radix(digits, radix).unwrap_or_else(|error| panic!("{error}: {line}"));
         let fate = match fate {
             "held" => Fate::Held,
             "leaked" => Fate::Leaked,

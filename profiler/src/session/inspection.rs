@@ -12,7 +12,6 @@ use crate::collect::{CollectError, Collected, Method, ThreadState, collect, coll
 use crate::ids::Pid;
 use crate::report::profile::HookStatus;
 use crate::sys::clock;
-use crate::sys::ptrace::Stop;
 use crate::target::launch::Launch;
 
 impl Session {
@@ -29,7 +28,7 @@ impl Session {
     /// Looks at what was started, all threads of which are held; for the last time, if it ends.
     pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<Look> {
         // It is asked of whoever holds them what becomes of them.
-        let held = |tracee| Held { tracee, stop: Stop::Trap, release: Release::Leave };
+        let held = |(tracee, stop)| Held { tracee, stop, release: Release::Leave };
         // A process that ends forks no more.
         let method = if at_exit { Method::Read } else { method };
         let pid = launch.pid();
