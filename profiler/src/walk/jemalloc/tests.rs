@@ -2,7 +2,7 @@
 
 mod made;
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use super::*;
 use crate::ids::Pid;
@@ -42,6 +42,16 @@ fn blocks_of_a_program_with_threads_and_its_own_jemalloc_are_found() {
     check_program(&["-l:libjemalloc.a", "-lm", "-lstdc++", "-lpthread"], 8, 130_000);
 }
 
+/// Killed when the test is done, whatever its outcome.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn blocks_of_redis_are_as_many_bytes_as_it_says() {
     let directory = tempfile::tempdir().expect("a temporary directory");
@@ -49,29 +59,29 @@ fn blocks_of_redis_are_as_many_bytes_as_it_says() {
     let socket = socket.to_str().expect("UTF-8");
     let arguments =
         ["--port", "0", "--save", "", "--unixsocket", socket, "--dir", "/tmp", "--enable-debug-command", "yes"];
-    let mut server = Command::new("redis-server").args(arguments).stdout(Stdio::null()).spawn().expect("redis starts");
+    let server = Command::new("redis-server").args(arguments).stdout(Stdio::null()).spawn();
+    let mut server = Server(server.expect("redis starts"));
     let ask = |words: &[&str]| {
         let output = Command::new("redis-cli").args(["-s", socket]).args(words).output().expect("redis-cli starts");
         String::from_utf8(output.stdout).expect("UTF-8")
     };
     while ask(&["ping"]) != "PONG\n" {
-        assert_eq!(server.try_wait().expect("it is a child"), None, "it ended");
+        assert_eq!(server.0.try_wait().expect("it is a child"), None, "it ended");
     }
     assert_eq!(ask(&["debug", "populate", "100000"]), "OK\n");
     let info = ask(&["info", "memory"]);
     let used = info.lines().find_map(|line| line.trim().strip_prefix("used_memory:")).expect("it says so");
     let used: u64 = used.parse().expect("a number");
     let signal = |name: &str| {
-        assert!(Command::new("kill").args([name, &server.id().to_string()]).status().expect("kill").success())
+        assert!(Command::new("kill").args([name, &server.0.id().to_string()]).status().expect("kill").success())
     };
     signal("-STOP");
-    while !std::fs::read_to_string(format!("/proc/{}/stat", server.id())).expect("it lives").contains(") T ") {
+    while !std::fs::read_to_string(format!("/proc/{}/stat", server.0.id())).expect("it lives").contains(") T ") {
         std::thread::yield_now();
     }
-    let (regions, memory) = live::memory(Pid(server.id()));
+    let (regions, memory) = live::memory(Pid(server.0.id()));
     let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).expect("a heap");
-    signal("-KILL");
-    server.wait().expect("it is a child");
+    drop(server);
     assert_eq!(walk.gaps, [""; 0]);
     assert!(walk.blocks.len() > 200_000, "{} blocks", walk.blocks.len());
     let bytes: u64 = walk.blocks.iter().map(|block| block.size_bytes).sum();
