@@ -35,10 +35,10 @@ pub(super) struct Books<'a> {
 }
 
 impl<'a> Books<'a> {
-    pub(super) fn new(look: &'a Look, walks: &[Walk]) -> Self {
+    pub(super) fn new(look: &'a Look) -> Self {
         let mut state = look.snapshot.targets[0].clone();
         let mut with_walked = (*state.books).clone();
-        for (walk, index) in walks.iter().zip(WALKED..) {
+        for (walk, index) in look.walks.iter().zip(WALKED..) {
             let heap = heap_of(walk, &mut state.heaps);
             with_walked.callsites.push(CallsiteSnapshot {
                 index,

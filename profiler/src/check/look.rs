@@ -1,14 +1,20 @@
 //! A look at a process: what was collected of it, and what was known of its blocks at that instant.
 
+use std::thread;
+use std::time::Duration;
+
 use crate::address::TargetAddr;
 use crate::collect::Collected;
 use crate::snapshot::Snapshot;
 use crate::units::MonotonicNanos;
+use crate::walk::{Scene, Walk, walk};
 
 /// See the module. Can be sent: checking goes on while the process does.
 pub struct Look {
     /// The process.
     pub collected: Collected,
+    /// What its allocators' own bookkeeping says.
+    pub walks: Vec<Walk>,
     /// What is known of it, as its only target.
     pub snapshot: Snapshot,
     /// When it was stopped.
@@ -19,6 +25,36 @@ pub struct Look {
     pub watching: Option<Watching>,
     /// The program has ended, and only its memory is left.
     pub at_exit: bool,
+}
+
+/// Most looks at a process whose allocator is found in the middle of its work each time.
+pub const TRIES_MAX: u32 = 8;
+
+/// How long the process gets between two looks, the first time; then longer and longer.
+const BETWEEN_TRIES: Duration = Duration::from_millis(1);
+
+/// Collects a process and walks its heaps, again where that met an allocator at work: a block is then in no list for a moment, or in two. The
+/// last try counts, whatever it met.
+///
+/// # Errors
+///
+/// Those of `collect`.
+pub fn collect_at_rest<E>(
+    tries_max: u32,
+    mut collect: impl FnMut() -> Result<Collected, E>,
+) -> Result<(Collected, Vec<Walk>), E> {
+    let mut tries = 0;
+    loop {
+        let collected = collect()?;
+        let walks =
+            walk(&Scene { memory: &*collected.memory, regions: &collected.regions, threads: &collected.threads });
+        tries += 1;
+        if tries >= tries_max || !walks.iter().any(|walk| walk.busy) {
+            return Ok((collected, walks));
+        }
+        drop(collected);
+        thread::sleep(BETWEEN_TRIES * (1 << tries));
+    }
 }
 
 /// How blocks were watched.

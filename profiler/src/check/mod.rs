@@ -4,9 +4,6 @@
 //! look ─▶ walk ─▶ known blocks ─▶ mark ─▶ fold ─▶ suppress ─▶ name ─▶ report::unreachable
 //! ```
 
-use std::num::NonZero;
-use std::thread;
-
 use crate::collect::Method;
 use crate::collect::roots::root_spans;
 use crate::ids::HeapId;
@@ -19,7 +16,7 @@ use crate::report::suppressions::Suppressions;
 use crate::report::unreachable::merge;
 use crate::report::unreachable::{CONTENTS_BYTES_MAX, HeapKnowledge, Leak, Precision, Unreachable};
 use crate::symbolize::Resolve;
-use crate::walk::{Scene, Walk, walk};
+use crate::symbolize::types::TypeNames;
 
 mod books;
 mod known;
@@ -48,11 +45,10 @@ pub struct Plan {
 pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable {
     look.watched.sort_unstable_by_key(|block| block.address);
     let memory = &*look.collected.memory;
-    let walks = walk(&Scene { memory, regions: &look.collected.regions, threads: &look.collected.threads });
-    let known = Known::of(&look.watched, &walks);
+    let known = Known::of(&look.watched, &look.walks);
     let mut search = Search { memory, known: &known, roots: roots(&look, &known) };
     let mut folded = search.fold();
-    let books = Books::new(&look, &walks);
+    let books = Books::new(&look);
     let mut suppressed = Sum::default();
     if !plan.suppressions.is_empty() {
         // Of whole stacks, whatever is shown of them.
@@ -68,7 +64,16 @@ pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable
         folded = rest;
     }
     let (profile, indices) = books.profile(&known.blocks, &folded.unreached, resolver, plan.trims);
-    let entries = Entries { look: &look, books: &books, blocks: &known.blocks, indices: &indices, plan };
+    let state = &look.snapshot.targets[0];
+    let mut entries = Entries {
+        look: &look,
+        books: &books,
+        blocks: &known.blocks,
+        types: TypeNames::new(&look.collected.regions, &state.space, &look.snapshot.modules),
+        profile: &profile,
+        indices: &indices,
+        plan,
+    };
     let leaks: Vec<Leak> = folded.roots.iter().filter_map(|root| entries.leak(root)).collect();
     let (leaks, leak_count) = merge(leaks, plan.limit);
     Unreachable {
@@ -84,7 +89,7 @@ pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable
         leaked: folded.leaked,
         direct: folded.direct,
         suppressed,
-        heaps: heaps(&look, &walks, &known),
+        heaps: heaps(&look, &known),
         caveats: caveats(&look, &known),
         leaks,
         leak_count,
@@ -109,7 +114,6 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn fold(&self) -> Folded {
-        let _threads = thread::available_parallelism().map_or(1, NonZero::get);
         let marks = mark(&self.known.blocks, &self.roots, self.memory);
         fold(&self.known.blocks, &marks, self.memory)
     }
@@ -140,25 +144,29 @@ struct Entries<'a> {
     look: &'a Look,
     books: &'a Books<'a>,
     blocks: &'a Blocks,
+    types: TypeNames<'a>,
+    profile: &'a Profile,
     /// Of the profile's callsites.
     indices: &'a [u32],
     plan: &'a Plan,
 }
 
 impl Entries<'_> {
-    fn leak(&self, root: &RootLeak) -> Option<Leak> {
+    fn leak(&mut self, root: &RootLeak) -> Option<Leak> {
         let block = self.blocks.get(*root.members.first()?);
         let callsite = self.indices.binary_search(&block.origin).ok()?;
         let mut contents = vec![0; usize::try_from(block.size_bytes).unwrap_or(usize::MAX).min(CONTENTS_BYTES_MAX)];
-        let length =
-            if self.plan.with_contents { self.look.collected.memory.read(block.start, &mut contents) } else { 0 };
+        let memory = &*self.look.collected.memory;
+        let length = if self.plan.with_contents { memory.read(block.start, &mut contents) } else { 0 };
+        let stack = self.profile.targets.first().and_then(|target| target.callsites.get(callsite));
+        let stack = stack.map_or(&[][..], |callsite| &callsite.stack);
         contents.truncate(length);
         Some(Leak {
             address: block.start.0,
             size_bytes: block.size_bytes,
             callsite,
             watched: block.origin < WALKED,
-            type_name: None,
+            type_name: self.types.of(memory.word(block.start), stack, &self.profile.frames),
             age_ns: self.books.born(block.start).map(|born| self.look.now.0.saturating_sub(born.0)),
             contents,
             cycle_count: root.members.len() as u64,
@@ -174,16 +182,15 @@ impl Entries<'_> {
 
 fn sum_of(blocks: &Blocks) -> Sum {
     let mut sum = Sum::default();
-    for number in 0..blocks.len() {
+    for id in blocks.ids() {
         sum.count += 1;
-        let id = BlockId(u32::try_from(number).unwrap_or(u32::MAX));
         sum.bytes = sum.bytes.saturating_add(blocks.get(id).size_bytes);
     }
     sum
 }
 
 /// What is known of each heap's blocks, those with probes first.
-fn heaps(look: &Look, walks: &[Walk], known: &Known) -> Vec<HeapKnowledge> {
+fn heaps(look: &Look, known: &Known) -> Vec<HeapKnowledge> {
     let state = &look.snapshot.targets[0];
     let is_complete = look.watching.is_some_and(|watching| watching.is_complete);
     let of_heap = |id: HeapId| {
@@ -211,7 +218,7 @@ fn heaps(look: &Look, walks: &[Walk], known: &Known) -> Vec<HeapKnowledge> {
             gaps: Vec::new(),
         })
         .collect();
-    for (walk, unwatched) in walks.iter().zip(&known.unwatched) {
+    for (walk, unwatched) in look.walks.iter().zip(&known.unwatched) {
         let place = heaps.iter().position(|heap| heap.name == walk.heap).unwrap_or_else(|| {
             heaps.push(HeapKnowledge {
                 name: walk.heap.to_owned(),
@@ -242,6 +249,9 @@ fn caveats(look: &Look, known: &Known) -> Vec<String> {
     if known.stale_count > 0 {
         let count = known.stale_count;
         caveats.push(format!("{count} blocks were freed without that being seen, and are left out"));
+    }
+    if look.walks.iter().any(|walk| walk.busy) {
+        caveats.push("a thread was in the middle of the allocator's work at each look: a block may be told as leaked that is just being made or freed".to_owned());
     }
     if known.overlapping_count > 0 {
         caveats.push(format!("{} blocks lie in others, and are left out", known.overlapping_count));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
-use super::look::Look;
+use super::look::{Look, TRIES_MAX, collect_at_rest};
 use crate::collect::{Method, collect};
 use crate::ids::Pid;
 use crate::leak::growth::Growths;
@@ -28,7 +28,7 @@ pub fn look(pid: Pid, method: Method) -> Result<Look> {
     let mut space = AddressSpace::new(pid);
     space.refresh(&mut modules).with_context(|| format!("cannot look at process `{pid}`"))?;
     let mut now = clock::now();
-    let collected = collect(pid, method, &mut |_| now = clock::now())?;
+    let (collected, walks) = collect_at_rest(TRIES_MAX, || collect(pid, method, &mut |_| now = clock::now()))?;
     let state = TargetState {
         facts: TargetFacts {
             pid,
@@ -70,5 +70,5 @@ pub fn look(pid: Pid, method: Method) -> Result<Look> {
         modules: modules.share(),
         health: Health::default(),
     };
-    Ok(Look { collected, snapshot, now: now.monotonic, watched: Vec::new(), watching: None, at_exit: false })
+    Ok(Look { collected, walks, snapshot, now: now.monotonic, watched: Vec::new(), watching: None, at_exit: false })
 }

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 
 use super::output::Output;
 use super::{exit, is_broken_pipe, numbered, terminal};
 use crate::check::look::Look;
 use crate::check::{Plan, check};
+use crate::ids::Pid;
 use crate::report::unreachable::Unreachable;
 use crate::report::unreachable::write_json;
 use crate::report::unreachable::{Style, write_text};
@@ -102,6 +103,13 @@ impl Desk {
                 self.write_numbered(&earlier)?;
             }
             let found = check(look, &self.plan, &self.resolver);
+            if found.watched_ns.is_none() && found.known.count == 0 {
+                let pid = found.target().map_or(Pid(0), |target| target.pid);
+                bail!(
+                    "nothing is known of the heap of process `{pid}`: {}; watch what it allocates from now on: `heapbpf leaks --pid {pid} --watch 60s`",
+                    why_nothing_is_known(&found)
+                );
+            }
             self.say(&found)?;
             last = Some(found);
             open.fetch_sub(1, Ordering::Relaxed);
@@ -117,7 +125,11 @@ impl Desk {
     fn write_numbered(&self, found: &Unreachable) -> Result<()> {
         let paths: Vec<PathBuf> = self.telling.outputs.iter().filter_map(Output::path).map(Into::into).collect();
         for path in paths {
-            write(Output::open(&numbered::of_window(&path, self.count), self.telling.format)?, found, self.plan.with_contents)?;
+            write(
+                Output::open(&numbered::of_window(&path, self.count), self.telling.format)?,
+                found,
+                self.plan.with_contents,
+            )?;
         }
         Ok(())
     }
@@ -142,6 +154,15 @@ impl Desk {
             written => written,
         }
     }
+}
+
+/// Why no heap could be walked.
+fn why_nothing_is_known(found: &Unreachable) -> String {
+    let gaps: Vec<&str> = found.heaps.iter().flat_map(|heap| &heap.gaps).map(String::as_str).collect();
+    if gaps.is_empty() {
+        return "its allocator is none whose bookkeeping heapbpf reads (glibc, musl, jemalloc)".to_owned();
+    }
+    gaps.join("; ")
 }
 
 fn write(output: Output, found: &Unreachable, contents: bool) -> Result<()> {

@@ -26,7 +26,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// For a process that holds so many bytes now, and perhaps some more when it is stopped. Takes a third of a second for a
+    /// For a process that holds so many bytes now, and perhaps some more when it is stopped. Takes half a second for a
     /// GiB, which is not to be spent while the process is stopped.
     ///
     /// # Errors

@@ -73,6 +73,9 @@ pub enum CollectError {
         /// What may be copied.
         allowed_bytes: u64,
     },
+    /// No copy of it can be made.
+    #[error(transparent)]
+    Fork(#[from] super::fork::ForkError),
     /// What `/proc` tells of it cannot be read.
     #[error(transparent)]
     Proc(#[from] ProcError),

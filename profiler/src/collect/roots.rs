@@ -22,7 +22,8 @@ pub fn root_spans(threads: &[ThreadState], regions: &[Region], memory: &dyn Memo
     let live: HashSet<TargetAddr> = threads.iter().map(|thread| thread.thread_pointer).collect();
     for region in regions.iter().filter(|region| may_hold_stacks(region)) {
         for span in without(memory.present(region.start..region.end), &heap) {
-            cuts.extend(ended_stacks(&span, threads, &live, memory));
+            let stacks = ended_stacks(&span, threads, &live, memory);
+            cuts.extend(stacks.into_iter().map(|stack| stack.start.max(region.start)..stack.end.min(region.end)));
         }
     }
     without(memory.present(TargetAddr(0)..TargetAddr(u64::MAX)), &joined(cuts))
@@ -42,7 +43,9 @@ fn unused(thread: &ThreadState, threads: &[ThreadState], regions: &[Region], mem
     // Another thread may run on a part of this stack that it was given.
     let ends = threads.iter().map(|other| other.stack_pointer).filter(|end| stack.contains(end));
     let end = ends.min()?.0.saturating_sub(RED_ZONE_BYTES);
-    (stack.start.0 < end).then_some(stack.start..TargetAddr(end))
+    // Nothing of another mapping is left out, whatever the control block says.
+    let start = stack.start.max(region.start);
+    (start.0 < end).then_some(start..TargetAddr(end))
 }
 
 /// The memory of a thread's stack, its guard, thread-local storage and control block among it, as the control block tells. glibc
@@ -58,15 +61,15 @@ fn stack_of(thread_pointer: TargetAddr, memory: &dyn Memory) -> Option<Span> {
     let pairs = (0..BLOCK_BYTES / WORD_BYTES).map(|index| index * WORD_BYTES);
     pairs.map_while(|offset| Some((word(offset)?, word(offset + WORD_BYTES)?))).find_map(|(start, size)| {
         let end = start.checked_add(size)?;
-        let encloses = start < thread_pointer.0 && thread_pointer.0 < end;
-        // The block is the stack's top, and both end with a page unless the program has given the memory.
+        let encloses = 0 < start && start < thread_pointer.0 && thread_pointer.0 < end;
+        // The block is the stack's top. What is no stack of the library's own making, of whole pages, is not understood.
         let is_top = end.saturating_sub(thread_pointer.0) <= 2 * BLOCK_BYTES;
-        let is_stack = start.is_multiple_of(16) && size >= BLOCK_BYTES && size <= STACK_BYTES_MAX;
-        (encloses && is_top && is_stack).then_some(TargetAddr(start)..TargetAddr(end))
+        let is_paged = start.is_multiple_of(BLOCK_BYTES) && size.is_multiple_of(BLOCK_BYTES);
+        (encloses && is_top && is_paged && size <= STACK_BYTES_MAX).then_some(TargetAddr(start)..TargetAddr(end))
     })
 }
 
-/// No stack is larger.
+/// No stack is larger, and pointers, which may stand in such a pair too, are: but those to low addresses.
 const STACK_BYTES_MAX: u64 = 1 << 36;
 
 fn may_hold_stacks(region: &Region) -> bool {

@@ -6,13 +6,12 @@ use profiler_common::interval::Interval;
 use super::Session;
 use super::dumps::DRAINS_MAX;
 use super::listener::Listener;
-use crate::check::look::{Look, WatchedBlock, Watching};
+use crate::check::look::{Look, TRIES_MAX, WatchedBlock, Watching, collect_at_rest};
 use crate::collect::stop::{Held, Release};
 use crate::collect::{CollectError, Collected, Method, ThreadState, collect, collect_held};
 use crate::ids::Pid;
 use crate::report::profile::HookStatus;
 use crate::sys::clock;
-use crate::sys::ptrace::Stop;
 use crate::target::launch::Launch;
 
 impl Session {
@@ -28,13 +27,15 @@ impl Session {
 
     /// Looks at what was started, all threads of which are held; for the last time, if it ends.
     pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<Look> {
-        let held = launch.held_threads().into_iter();
         // It is asked of whoever holds them what becomes of them.
-        let held = held.map(|tracee| Held { tracee, stop: Stop::Trap, release: Release::Leave }).collect();
+        let held = |(tracee, stop)| Held { tracee, stop, release: Release::Leave };
         // A process that ends forks no more.
         let method = if at_exit { Method::Read } else { method };
         let pid = launch.pid();
-        self.inspect_by(pid, at_exit, |while_stopped| collect_held(pid, held, method, while_stopped))
+        // They do not run between two tries.
+        self.inspect_by(pid, at_exit, 1, |while_stopped| {
+            collect_held(pid, launch.held_threads().into_iter().map(held).collect(), method, while_stopped)
+        })
     }
 
     /// Looks at a target: stops it, takes all that it has done to the books, collects it and lets it run.
@@ -43,19 +44,22 @@ impl Session {
     ///
     /// When it is no target, has ended or cannot be collected.
     pub fn inspect(&mut self, pid: Pid, method: Method) -> Result<Look> {
-        self.inspect_by(pid, false, |while_stopped| collect(pid, method, while_stopped))
+        self.inspect_by(pid, false, TRIES_MAX, |while_stopped| collect(pid, method, while_stopped))
     }
 
     fn inspect_by(
         &mut self,
         pid: Pid,
         at_exit: bool,
-        collect: impl FnOnce(&mut dyn FnMut(&[ThreadState])) -> Result<Collected, CollectError>,
+        tries_max: u32,
+        mut collect: impl FnMut(&mut dyn FnMut(&[ThreadState])) -> Result<Collected, CollectError>,
     ) -> Result<Look> {
         let mut now = clock::now();
-        let collected = collect(&mut |_| {
-            self.catch_up_stopped();
-            now = clock::now();
+        let (collected, walks) = collect_at_rest(tries_max, || {
+            collect(&mut |_| {
+                self.catch_up_stopped();
+                now = clock::now();
+            })
         })?;
         let counters = self.counters()?;
         let mut snapshot = self.snapshot(now, &counters, None);
@@ -75,6 +79,7 @@ impl Session {
         };
         Ok(Look {
             collected,
+            walks,
             watched: watched.collect(),
             now: now.monotonic,
             snapshot,

@@ -5,6 +5,7 @@
 //! Names that Rust mangled the old way do not have it (`Vec<T,A>::push`): nothing is said of those.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::qualified::{Qualified, implemented};
 
@@ -136,36 +137,32 @@ const ALLOCATORS: &[&str] = &["aligned_alloc", "calloc", "malloc", "memalign", "
 const VECTOR_TRAITS: &[&str] = &["alloc::vec::spec_from_elem::SpecFromElem", "::to_vec_in::ConvertVec"];
 
 /// What containers allocate besides values: arrays of pointers to nodes, and blocks that may be one or the other.
-const NOT_VALUES: &[&str] = &["_Deque_base", "_M_allocate_buckets", "_M_initialize_map", "_M_rehash", "__do_rehash", "__rehash"];
+const NOT_VALUES: &[&str] = &[
+    "_Deque_base",
+    "_M_allocate_buckets",
+    "_M_allocate_map",
+    "_M_initialize_map",
+    "_M_reallocate_map",
+    "_M_rehash",
+    "__do_rehash",
+    "__rehash",
+];
 
-/// Layers of nodes around a value; there are two at most.
+/// Layers of implementations or nodes that are taken off; there are two at most.
 const LAYERS_MAX: usize = 8;
 
-/// Of those that stand for a value themselves, the longest that is shown, in bytes. Longer names are cut there.
+/// Longest name of a type, in bytes. Longer ones are cut there.
 const ELEMENT_BYTES_MAX: usize = 4096;
 
 /// What a function's name says of the blocks that it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// They hold these.
-    Holds(String),
+    Holds(Arc<str>),
     /// Nothing; its caller may know more.
     Nothing,
     /// They are no container's values, or it is the program's own function.
     Stop,
-}
-
-/// What a block holds, from the names of its stack, the leaf first. `None` stands for a function without a name.
-#[must_use]
-pub fn element<'a>(stack: impl IntoIterator<Item = Option<&'a str>>) -> Option<String> {
-    for name in stack {
-        match told(name?) {
-            Told::Holds(name) => return Some(name),
-            Told::Nothing => {}
-            Told::Stop => return None,
-        }
-    }
-    None
 }
 
 /// What one function's name says.
@@ -175,7 +172,8 @@ pub(super) fn told(name: &str) -> Told {
     }
     let mut found = Qualified::of_function(name);
     // An implementation of a type's: what matters is the type.
-    while let ("", &[inside]) = (&*found.path, &*found.arguments) {
+    for _ in 0..LAYERS_MAX {
+        let ("", &[inside]) = (&*found.path, &*found.arguments) else { break };
         let (of, by) = implemented(inside).unwrap_or((inside, ""));
         if VECTOR_TRAITS.iter().any(|known| by.contains(known)) {
             return holds(of, true);
@@ -240,7 +238,8 @@ fn holds(name: &str, is_rust: bool) -> Told {
     let value = value.filter(|_| is_rust).unwrap_or(&name);
     // An old name of Rust's has what a function's source calls its parameters.
     let is_parameter = |name: &str| name.len() == 1 && name.as_bytes()[0].is_ascii_uppercase();
-    if is_rust && (is_parameter(value) || value.starts_with('(') && value.split(['(', ',', ' ', ')']).any(is_parameter)) {
+    if is_rust && (is_parameter(value) || value.starts_with('(') && value.split(['(', ',', ' ', ')']).any(is_parameter))
+    {
         return Told::Nothing;
     }
     let is_pointer_to_node = value.ends_with('*') && value.contains("_node_base");
@@ -248,9 +247,9 @@ fn holds(name: &str, is_rust: bool) -> Told {
         return Told::Stop;
     }
     if value.len() <= ELEMENT_BYTES_MAX {
-        return Told::Holds(value.to_owned());
+        return Told::Holds(value.into());
     }
-    Told::Holds(format!("{}…", &value[..value.floor_char_boundary(ELEMENT_BYTES_MAX)]))
+    Told::Holds(format!("{}…", &value[..value.floor_char_boundary(ELEMENT_BYTES_MAX)]).into())
 }
 
 #[cfg(test)]

@@ -24,8 +24,8 @@ pub mod qualified;
 pub mod resolver;
 mod threads;
 pub mod trim;
-// pub mod types;
-// pub mod vtable;
+pub mod types;
+mod vtable;
 
 /// One function that was active at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

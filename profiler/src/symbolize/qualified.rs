@@ -5,8 +5,7 @@
 const INLINE_NAMESPACES: [&str; 7] = ["__1", "__2", "__ndk1", "__cxx11", "__cxx1998", "__debug", "_V2"];
 
 /// C++ operators with brackets in their names, longer ones before those that they begin with.
-const OPERATORS: [&str; 14] =
-    ["()", "[]", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<", ">", "new[]"];
+const OPERATORS: [&str; 14] = ["()", "[]", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<", ">", "new[]"];
 
 /// A name up to, and with, its first arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,9 +169,19 @@ mod tests {
     fn names_come_apart() {
         check("main", "main", &[], "");
         check("Cache::insert(int, Item<int> const&) const", "Cache::insert", &[], "");
-        check("std::vector<Foo, std::allocator<Foo> >::reserve(unsigned long)", "std::vector", &["Foo", "std::allocator<Foo>"], "::reserve");
+        check(
+            "std::vector<Foo, std::allocator<Foo> >::reserve(unsigned long)",
+            "std::vector",
+            &["Foo", "std::allocator<Foo>"],
+            "::reserve",
+        );
         check("std::__1::map<int, A<B, C>>::at(int)", "std::map", &["int", "A<B, C>"], "::at");
-        check("std::pair<It<Foo*>, bool> std::_Rb_tree<Foo*, Foo*>::_M_insert(Foo*&&)", "std::_Rb_tree", &["Foo*", "Foo*"], "::_M_insert");
+        check(
+            "std::pair<It<Foo*>, bool> std::_Rb_tree<Foo*, Foo*>::_M_insert(Foo*&&)",
+            "std::_Rb_tree",
+            &["Foo*", "Foo*"],
+            "::_M_insert",
+        );
         check("std::_MakeUniq<Foo>::__single_object std::make_unique<Foo>()", "std::make_unique", &["Foo"], "");
         check("alloc::vec::from_elem::<u64>", "alloc::vec::from_elem", &["u64"], "");
         check("<alloc::vec::Vec<r::Foo>>::push", "", &["alloc::vec::Vec<r::Foo>"], "::push");

@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use rustix::process::{WaitOptions, waitpid};
+use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 
 use super::pid;
 use crate::ids::{Pid, Tid};
@@ -151,6 +151,19 @@ impl Tracee {
     #[must_use]
     pub fn tid(&self) -> Tid {
         Tid(self.pid.0)
+    }
+
+    /// Kills a process. Its end comes as any stop.
+    ///
+    /// # Errors
+    ///
+    /// Should not happen.
+    pub fn kill(&self) -> io::Result<()> {
+        match pid::raw(self.pid).map(|pid| kill_process(pid, Signal::KILL)) {
+            None | Some(Ok(()) | Err(rustix::io::Errno::SRCH)) => Ok(()),
+            // One that may be traced can be killed this way.
+            Some(Err(_)) => unless_gone(self.request(libc::PTRACE_KILL, 0, 0)),
+        }
     }
 
     /// At which stops it is held from now on. Possible at a stop only.

@@ -11,6 +11,7 @@ mod lists;
 mod mapped;
 mod pieces;
 mod tcache;
+mod threads;
 mod words;
 
 use self::arena::{Arena, Circle};
@@ -22,6 +23,7 @@ use crate::collect::Span;
 
 /// The heap's name.
 const HEAP: &str = "libc";
+const PAGE_BYTES: u64 = 4096;
 
 /// What glibc's malloc has given out, if the process uses it.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
@@ -35,19 +37,20 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     let mut chunks = Chunks::new(scene.memory, mapped_bytes.sum::<u64>() / chunk::HEADER_BYTES);
     for arena in circles.iter().flat_map(Circle::arenas) {
         walk.busy |= arena.locked;
-        walk.areas.push(span(arena.address, arena.end()));
     }
     for circle in &circles {
-        pieces::walk_main(scene, &circle.main, &mut chunks, &mut walk);
+        // What points into the lists' heads, and out of them, is the allocator's own. Other arenas lie in their heaps.
+        walk.areas.push(span(circle.main.address, circle.main.end()));
         for arena in &circle.others {
             pieces::walk_other(scene, arena, &mut chunks, &mut walk);
         }
+        pieces::walk_main(scene, &circle.main, &mut chunks, &mut walk);
     }
     walk.areas.sort_by_key(|area| area.start);
     walk.blocks = chunks.blocks;
     walk.blocks.sort_unstable_by_key(|block| block.start);
     leave_out_free(scene, &circles, &mut walk);
-    mapped::walk(scene, &mut walk);
+    mapped::walk(scene, &circles, &mut walk);
     walk.areas.sort_by_key(|area| area.start);
     walk.blocks.sort_unstable_by_key(|block| block.start);
     Some(walk)
@@ -67,7 +70,7 @@ fn leave_out_free(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
             (links_of_caches(scene, &walk.blocks), Vec::new())
         }
     };
-    let mut caches = Vec::new();
+    let mut caches = threads::caches(scene, circles, &walk.blocks, links);
     for &block in walk.blocks.iter().filter(|block| tcache::has_size(block)) {
         if let Some(entries) = tcache::entries(scene.memory, links, block).filter(|entries| !entries.is_empty()) {
             caches.push(block.start);

@@ -38,6 +38,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "report::history",
             "report::leaks",
             "report::profile",
+            "report::unreachable",
             "snapshot",
         ],
     ),

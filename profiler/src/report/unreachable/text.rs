@@ -175,7 +175,10 @@ impl Text {
     fn stack(&mut self, check: &Unreachable, leak: &Leak) {
         let stack = check.callsite(leak).map_or(&[][..], |callsite| &callsite.stack);
         if !leak.watched {
-            return self.line(PLAIN, "    made before heapbpf watched: no stack");
+            // What stands for its stack says why there is none.
+            let frame = stack.first().and_then(|id| check.profile.frames.get(id.0 as usize));
+            let why = frame.and_then(|frame| frame.function.as_deref()?.strip_prefix('[')?.strip_suffix(']'));
+            return self.line(PLAIN, &format!("    {}: no stack", why.unwrap_or("made before heapbpf watched")));
         }
         if stack.is_empty() {
             return self.line(PLAIN, "    its stack was lost");

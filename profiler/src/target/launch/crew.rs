@@ -144,10 +144,14 @@ impl Crew {
         Ok(())
     }
 
-    /// The threads that are held.
-    pub(super) fn held(&self) -> Vec<Tracee> {
-        let held = self.threads.iter().filter(|thread| matches!(thread.at, At::Held(_) | At::End { .. }));
-        held.map(|thread| thread.tracee.clone()).collect()
+    /// The threads that are held, and why.
+    pub(super) fn held(&self) -> Vec<(Tracee, Stop)> {
+        let held = self.threads.iter().filter_map(|thread| match thread.at {
+            At::Held(stop) => Some((thread.tracee.clone(), stop)),
+            At::End { .. } => Some((thread.tracee.clone(), Stop::Exiting)),
+            At::Runs | At::Past => None,
+        });
+        held.collect()
     }
 
     /// Stops all threads, wherever they are; false if that does not come to pass in time, or the program calls exec or ends

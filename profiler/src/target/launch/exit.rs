@@ -81,10 +81,10 @@ impl Launch {
         }
     }
 
-    /// The threads of a program that is stopped or ends, held: their registers can be asked for. The first thread is not among
+    /// The threads of a program that is stopped or ends, held, each with the reason of its stop: their registers can be asked for. The first thread is not among
     /// them where it has ended before the others; then memory and mappings are those of `/proc/TID` of another.
     #[must_use]
-    pub fn held_threads(&self) -> Vec<Tracee> {
+    pub fn held_threads(&self) -> Vec<(Tracee, Stop)> {
         self.crew.as_ref().map(Crew::held).unwrap_or_default()
     }
 

@@ -44,7 +44,10 @@ pub(super) fn entries(memory: &dyn Memory, links: Links, block: WalkedBlock) -> 
     }
     let number = |at: u64, length: u64| {
         let at = usize::try_from(at).unwrap_or(usize::MAX);
-        bytes[at..at + usize::try_from(length).unwrap_or(0)].iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte))
+        bytes[at..at + usize::try_from(length).unwrap_or(0)]
+            .iter()
+            .rev()
+            .fold(0, |all, &byte| all << 8 | u64::from(byte))
     };
     let mut all = Vec::new();
     let mut room = None;
@@ -55,9 +58,11 @@ pub(super) fn entries(memory: &dyn Memory, links: Links, block: WalkedBlock) -> 
             return None;
         }
         let count_max = if format.counts_room { ENTRIES_MAX } else { count };
-        let entries = List { first, target: Target::Block, chunk_bytes: chunk_bytes(bin), count_max }.blocks(memory, links)?;
+        let entries =
+            List { first, target: Target::Block, chunk_bytes: chunk_bytes(bin), count_max }.blocks(memory, links)?;
         let length = entries.len() as u64;
-        let in_order = if format.counts_room { *room.get_or_insert(count + length) == count + length } else { count == length };
+        let in_order =
+            if format.counts_room { *room.get_or_insert(count + length) == count + length } else { count == length };
         if !in_order {
             return None;
         }

@@ -149,7 +149,8 @@ fn check(how: &str, threads: usize, code: i32) {
     assert_eq!(launch.try_reap(), None, "{how}");
     let held = launch.held_threads();
     assert_eq!(held.len(), threads, "{how}: {launch:?}");
-    for tracee in &held {
+    for (tracee, stop) in &held {
+        assert_eq!(*stop, Stop::Exiting, "{how}");
         assert_eq!(mark(tracee), MARK, "{how}");
         let registers = tracee.registers().expect("held").expect("it lives");
         assert!(registers.rsp != 0 && registers.fs_base != 0, "{how}: {registers:?}");
@@ -244,7 +245,7 @@ fn a_program_is_stopped_and_goes_on_undisturbed() {
         assert!(launch.stop().expect("it stops"));
         let held = launch.held_threads();
         assert_eq!(held.len(), 2);
-        assert!(held.iter().all(|tracee| mark(tracee) == MARK));
+        assert!(held.iter().all(|(tracee, _)| mark(tracee) == MARK));
         launch.follow_execs().expect("held");
         assert_eq!(launch.next_stir().expect("followed"), None);
     }

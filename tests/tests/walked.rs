@@ -1,0 +1,209 @@
+//! Blocks that are found by walking the heap of a program that stands still, against what the program says it has.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, Stdio};
+
+use heapbpf::address::TargetAddr;
+use heapbpf::collect::ThreadState;
+use heapbpf::ids::{Pid, Tid};
+use heapbpf::memory::Copied;
+use heapbpf::proc::regions::{Region, RegionKind, region_of, regions};
+use heapbpf::walk::{Scene, Walk, walk};
+use heapbpf_tests::recipe::Recipe;
+
+/// What a C library's own threads cost: the vector of a thread's modules with thread-local storage, per thread that was made.
+const THREAD_VECTOR_BYTES: u64 = 280;
+
+/// A run of `targets/walked.c`.
+#[derive(Clone, Copy)]
+struct Run {
+    threads: u32,
+    calls: u32,
+    places: u32,
+    size_max: u32,
+    mode: &'static str,
+    environment: &'static [(&'static str, &'static str)],
+    flags: &'static str,
+}
+
+const RUN: Run =
+    Run { threads: 1, calls: 50_000, places: 2_000, size_max: 1 << 20, mode: "", environment: &[], flags: "" };
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already; then there is nothing to do.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program's process, the thread pointers of its threads, and its blocks: bytes by address.
+struct Said {
+    pid: Pid,
+    threads: Vec<u64>,
+    blocks: BTreeMap<u64, u64>,
+}
+
+impl Run {
+    fn start(&self) -> (Running, Said) {
+        let mut command = Command::new(Recipe::of("walked.c").flags(self.flags).build());
+        command.args([self.threads, self.calls, self.places, self.size_max].map(|number| number.to_string()));
+        command.arg(self.mode).envs(self.environment.iter().copied()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it was built");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let running = Running(child);
+        let mut said = Said { pid: Pid(0), threads: Vec::new(), blocks: BTreeMap::new() };
+        loop {
+            let line = lines.next().expect("it says when it is done").expect("text");
+            let numbers: Vec<u64> =
+                line.split(' ').skip(1).map(|word| u64::from_str_radix(word, 16).expect("a number")).collect();
+            match (line.split(' ').next(), numbers.as_slice()) {
+                (Some("pid"), &[pid]) => said.pid = Pid(u32::try_from(pid).expect("a process")),
+                (Some("thread"), &[pointer]) => said.threads.push(pointer),
+                (Some("block"), &[start, bytes]) => assert_eq!(said.blocks.insert(start, bytes), None),
+                (Some("done"), []) => return (running, said),
+                _ => panic!("`{line}` is not what it says"),
+            }
+        }
+    }
+}
+
+fn memory(pid: Pid) -> (Vec<Region>, Copied) {
+    let regions = regions(pid).expect("it runs");
+    let file = File::open(format!("/proc/{}/mem", pid.0)).expect("our child may be read");
+    let data = regions.iter().filter(|it| it.readable && it.writable && it.kind != RegionKind::Kernel);
+    let copied = Copied::new(data.map(|region| {
+        let mut bytes = vec![0; usize::try_from(region.size_bytes()).expect("64 bits")];
+        file.read_exact_at(&mut bytes, region.start.0).expect("all of it is there");
+        (region.start, bytes.into_boxed_slice())
+    }));
+    (regions, copied)
+}
+
+fn walks(said: &Said) -> (Vec<Region>, Vec<Walk>) {
+    let (regions, memory) = memory(said.pid);
+    let state = |&pointer: &u64| ThreadState {
+        tid: Tid(0),
+        registers: Vec::new(),
+        instruction: TargetAddr(0),
+        stack_pointer: TargetAddr(0),
+        thread_pointer: TargetAddr(pointer),
+    };
+    let threads: Vec<ThreadState> = said.threads.iter().map(state).collect();
+    let walks = walk(&Scene { memory: &memory, regions: &regions, threads: &threads });
+    (regions, walks)
+}
+
+/// Fails unless exactly those blocks are found that the program has, and those that its C library has for this many threads.
+#[track_caller]
+fn check(run: Run, vectors: usize) {
+    let (_running, said) = run.start();
+    let (regions, walks) = walks(&said);
+    let [walk] = walks.as_slice() else { panic!("one allocator, and {} were walked", walks.len()) };
+    assert_eq!((walk.heap, walk.gaps.as_slice(), walk.busy), ("libc", &[][..], false));
+    assert!(walk.blocks.is_sorted_by(|a, b| a.start.0 + a.size_bytes <= b.start.0), "they overlap");
+    assert!(walk.areas.is_sorted_by(|a, b| a.end <= b.start), "{:#x?}", walk.areas);
+    let mut found: BTreeMap<u64, u64> = walk.blocks.iter().map(|it| (it.start.0, it.size_bytes)).collect();
+    let missed: Vec<(u64, u64, &Region)> = said
+        .blocks
+        .iter()
+        .filter(|&(start, bytes)| found.remove(start) != Some(*bytes))
+        .map(|(&start, &bytes)| (start, bytes, region_of(&regions, TargetAddr(start)).expect("mapped")))
+        .collect();
+    assert!(missed.is_empty(), "{} of {} were missed: {:#x?}", missed.len(), said.blocks.len(), missed.first());
+    assert!(found.values().all(|&bytes| bytes == THREAD_VECTOR_BYTES), "not the program's: {found:#x?}");
+    assert!(found.len() <= vectors, "{} vectors of {vectors} threads", found.len());
+    for block in &walk.blocks {
+        let end = block.start.0 + block.size_bytes;
+        // The last word of a chunk's block is the first of the next chunk.
+        let held = walk.areas.iter().any(|area| area.start <= block.start && end <= area.end.0 + 8);
+        assert!(held, "{block:#x?} is in no area");
+    }
+}
+
+#[test]
+fn one_thread() {
+    check(RUN, 0);
+}
+
+#[test]
+fn a_hundred_thousand_blocks() {
+    check(Run { calls: 600_000, places: 160_000, size_max: 400, ..RUN }, 0);
+}
+
+#[test]
+fn eight_threads_with_arenas_of_their_own() {
+    check(Run { threads: 8, ..RUN }, 7);
+}
+
+#[test]
+fn eight_threads_in_one_arena() {
+    check(Run { threads: 8, environment: &[("MALLOC_ARENA_MAX", "1")], ..RUN }, 7);
+}
+
+#[test]
+fn heaps_that_are_full() {
+    check(Run { threads: 3, calls: 200_000, places: 30_000, size_max: 60_000, ..RUN }, 2);
+}
+
+#[test]
+fn threads_that_have_ended() {
+    check(Run { threads: 8, mode: "ended", ..RUN }, 7);
+}
+
+#[test]
+fn without_caches() {
+    check(Run { threads: 4, environment: &[("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")], ..RUN }, 3);
+}
+
+#[test]
+fn caches_of_many() {
+    check(Run { threads: 4, environment: &[("GLIBC_TUNABLES", "glibc.malloc.tcache_count=2000")], ..RUN }, 3);
+}
+
+#[test]
+fn caches_are_never_filled() {
+    check(Run { threads: 8, calls: 0, ..RUN }, 7);
+}
+
+#[test]
+fn everything_mapped() {
+    let environment = &[("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=4096")];
+    check(Run { environment, size_max: 100_000, ..RUN }, 0);
+}
+
+#[test]
+fn nothing_mapped() {
+    let environment = &[("GLIBC_TUNABLES", "glibc.malloc.mmap_max=0")];
+    check(Run { threads: 4, environment, ..RUN }, 3);
+}
+
+#[test]
+fn static_executables() {
+    check(Run { threads: 4, flags: "-static", ..RUN }, 4);
+}
+
+#[test]
+fn a_forked_child() {
+    check(Run { mode: "fork", ..RUN }, 0);
+}
+
+#[test]
+fn a_child_forked_of_many_threads() {
+    check(Run { threads: 8, mode: "fork", ..RUN }, 7);
+}
+
+#[test]
+fn a_heap_that_cannot_grow_in_place() {
+    check(Run { mode: "brk", ..RUN }, 0);
+}
+
+#[test]
+fn a_heap_with_others_memory_in_it() {
+    check(Run { mode: "sbrk", ..RUN }, 0);
+}
