@@ -40,10 +40,12 @@
 pub mod cgroup;
 pub mod heapbpf;
 pub mod kernel;
+pub mod nginx;
 pub mod postgres;
 pub mod recipe;
 pub mod redis;
 pub mod report;
 pub mod sampling;
 pub mod target;
+pub mod unreachable;
 pub mod viewers;

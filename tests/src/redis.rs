@@ -1,6 +1,6 @@
 //! A redis-server of the tests' own, with jemalloc: a real program. Refuses to know anything of the profiler.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -125,6 +125,28 @@ impl Redis {
         let times = times.to_string();
         let fixed = ["-t", "set", "-d", "512", "-r", "10000", "-c", "10", "-q", "-n", &times];
         run(Command::new("redis-benchmark").arg("-s").arg(self.socket()).args(fixed));
+    }
+
+    /// Sets a key, gets it again and fails unless it is what was set, so often.
+    ///
+    /// # Panics
+    ///
+    /// When an answer is another, or does not come.
+    #[track_caller]
+    pub fn set_and_get(&self, times: u32) {
+        let mut stream = UnixStream::connect(self.socket()).expect("redis listens");
+        stream.set_read_timeout(Some(READY_WITHIN)).expect("a minute is a timeout");
+        let mut answers = BufReader::new(stream.try_clone().expect("it is a descriptor"));
+        let mut answer = |expected: &str| {
+            let mut line = String::new();
+            answers.read_line(&mut line).expect("redis answers");
+            assert_eq!(line.trim_end(), expected);
+        };
+        for number in 0..times {
+            let (key, value) = (number % 1000, format!("{number:0200}"));
+            write!(stream, "SET key{key} {value}\r\nGET key{key}\r\n").expect("redis listens");
+            ["+OK", "$200", &value].into_iter().for_each(&mut answer);
+        }
     }
 
     /// Fails unless it answers.

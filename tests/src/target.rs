@@ -134,6 +134,17 @@ impl Target {
         assert_eq!(self.read_line(), "done");
     }
 
+    /// Has it say what one line asks for, and returns that: the lines before `done`.
+    ///
+    /// # Panics
+    ///
+    /// When it ends or hangs instead.
+    #[track_caller]
+    pub fn ask(&mut self, line: &str) -> Vec<String> {
+        self.send(line);
+        std::iter::repeat_with(|| self.read_line()).take_while(|answer| answer != "done").collect()
+    }
+
     /// Has it become another program, and waits until that is ready.
     ///
     /// # Panics

@@ -15,7 +15,8 @@ use heapbpf::walk::{Scene, Walk, walk};
 use heapbpf_tests::recipe::Recipe;
 
 /// What a C library's own threads cost: the vector of a thread's modules with thread-local storage, per thread that was made.
-const THREAD_VECTOR_BYTES: u64 = 280;
+/// What was left of a free chunk may have been too small for another one.
+const THREAD_VECTOR_BYTES: [u64; 2] = [280, 296];
 
 /// A run of `targets/walked.c`.
 #[derive(Clone, Copy)]
@@ -29,7 +30,8 @@ struct Run {
     flags: &'static str,
 }
 
-const RUN: Run = Run { threads: 1, calls: 50_000, places: 2_000, size_max: 1 << 20, mode: "", environment: &[], flags: "" };
+const RUN: Run =
+    Run { threads: 1, calls: 50_000, places: 2_000, size_max: 1 << 20, mode: "", environment: &[], flags: "" };
 
 struct Running(Child);
 
@@ -102,7 +104,7 @@ fn walks(said: &Said) -> (Vec<Region>, Vec<Walk>) {
 #[track_caller]
 fn check(run: Run, threads: usize) {
     let library = others(run);
-    assert!(library.iter().all(|&bytes| bytes == THREAD_VECTOR_BYTES), "not the program's: {library:#x?}");
+    assert!(library.iter().all(|bytes| THREAD_VECTOR_BYTES.contains(bytes)), "not the program's: {library:#x?}");
     assert!(library.len() <= threads, "not the program's: {library:#x?}");
 }
 
@@ -197,7 +199,7 @@ fn static_executables() {
     let run = Run { threads: 4, flags: "-static", ..RUN };
     let library = others(Run { calls: 0, ..run });
     assert_eq!(others(run), library);
-    assert_eq!(library.iter().filter(|&&bytes| bytes == THREAD_VECTOR_BYTES).count(), 3, "{library:#x?}");
+    assert_eq!(library.iter().filter(|bytes| THREAD_VECTOR_BYTES.contains(bytes)).count(), 3, "{library:#x?}");
 }
 
 #[test]

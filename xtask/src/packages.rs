@@ -90,6 +90,7 @@ pub(crate) const TESTS: &[Package] = &[
     package("sqlite3", Proof::Program("sqlite3"), "a real target: a database"),
     package("git", Proof::Program("git"), "a real target: a repository's history"),
     package("postgresql", Proof::File("/usr/lib/postgresql"), "a real target: a server that forks, and pgbench"),
+    package("nginx-light", Proof::File("/usr/sbin/nginx"), "a real target: a server with pools"),
 ];
 
 /// Programs that read what heapbpf writes.
@@ -134,6 +135,12 @@ pub(crate) const VM: &[Package] = &[
 
 /// What the soak runs.
 pub(crate) const BENCH_SOAK: &[Package] = &[
+    package("gcc", Proof::Program("gcc"), "compiles a target in C"),
+    package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the target in C"),
+];
+
+/// What `cargo xtask bench leaks` looks at.
+pub(crate) const BENCH_LEAKS: &[Package] = &[
     package("gcc", Proof::Program("gcc"), "compiles a target in C"),
     package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the target in C"),
 ];

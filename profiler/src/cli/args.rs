@@ -1,6 +1,7 @@
 //! What can be typed.
 
 mod convert;
+mod leaks;
 mod presentation;
 
 use std::ffi::OsString;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(super) use convert::ConvertArgs;
+pub(super) use leaks::LeaksArgs;
 pub(super) use presentation::{PresentationArgs, view};
 
 use super::quantity;
@@ -41,6 +43,8 @@ Examples:
   sudo heapbpf --pid 1234 --duration 1h -o x.heapbpf --max-size 1GiB  everything that happened, to be looked at later:
   heapbpf convert x.heapbpf -o heap.svg --from 10m --to 20m
   heapbpf diff before.json after.json -o growth.svg  what grew between two profiles
+  sudo heapbpf leaks --pid 1234                      blocks that nothing holds any more, in a running process
+  sudo heapbpf leaks -- ./server                     the same at its exit, each with the stack that made it
   sudo heapbpf doctor --pid 1234                     whether this would work, and what it would cost
 
 Formats are chosen by the file's extension, or by --format: .html (interactive report), .svg (flame graph), .json (everything),
@@ -84,6 +88,9 @@ pub(super) enum Command {
     /// Tell what grew between two profiles, callsite by callsite.
     #[command(after_help = super::diff::EXAMPLES)]
     Diff(super::diff::DiffArgs),
+    /// Find blocks of a process that nothing holds any more, with the stacks that made them. Ends with 4 if there are any.
+    #[command(after_help = leaks::EXAMPLES)]
+    Leaks(Box<LeaksArgs>),
     /// Be the process that `doctor` probes.
     #[command(name = TARGET_COMMAND, hide = true)]
     DoctorTarget,

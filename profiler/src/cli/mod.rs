@@ -2,10 +2,12 @@
 //! code. Nothing below this folder prints or knows of arguments.
 
 mod args;
+mod checking;
 mod convert;
 mod diff;
 mod doctor;
 mod events;
+mod leaks;
 mod numbered;
 mod output;
 mod privilege;
@@ -35,6 +37,7 @@ mod exit {
     pub(super) const FAILED: u8 = 1;
     pub(super) const USAGE: u8 = 2;
     pub(super) const INCOMPLETE: u8 = 3;
+    pub(super) const LEAKS: u8 = 4;
     pub(super) const INTERRUPTED: u8 = 130;
 }
 
@@ -52,6 +55,7 @@ pub fn run() -> ExitCode {
         Some(Command::Convert(args)) => convert::run(&args),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Diff(args)) => diff::run(&args),
+        Some(Command::Leaks(args)) => leaks::run(&args),
         Some(Command::DoctorTarget) => doctor::target(),
         Some(Command::Completions { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "heapbpf", &mut std::io::stdout());
@@ -126,6 +130,7 @@ fn is_quiet(cli: &Cli) -> bool {
     match &cli.command {
         None => cli.record.quiet,
         Some(Command::Record(args)) => args.quiet,
+        Some(Command::Leaks(args)) => args.quiet,
         Some(_) => false,
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn run(args: &RecordArgs) -> Result<u8> {
     }
     // Before anything is attached, whatever would make the recording useless.
     let functions = functions(args)?;
-    let suppressions = suppressions(args)?;
+    let suppressions = suppressions(&args.suppressions)?;
     let outputs = outputs(args, &selection)?;
     privilege::check()?;
     privilege::raise_memory_limit();
@@ -107,6 +107,7 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
             cpu_percent_max: args.max_cpu,
             overhead_percent_max: args.max_overhead,
         },
+        checks: None,
         raw_stacks_max: 0,
     }
 }
@@ -307,9 +308,9 @@ fn functions(args: &RecordArgs) -> Result<HookSet> {
 }
 
 /// Leaks that are known.
-fn suppressions(args: &RecordArgs) -> Result<Suppressions> {
+pub(super) fn suppressions(paths: &[PathBuf]) -> Result<Suppressions> {
     let mut suppressions = Suppressions::default();
-    for path in &args.suppressions {
+    for path in paths {
         let shown = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| UsageError(format!("cannot read suppressions from `{shown}`: {error}")))?;

@@ -1,5 +1,9 @@
-//! Blocks in the order of their addresses, and which one an address is in.
+//! Blocks in the order of their addresses, packed, and which one an address is in. Knows nothing of what is in them.
 
+#[cfg(test)]
+mod tests;
+
+use super::index::{Index, Place};
 use crate::address::TargetAddr;
 
 /// A block that a program has been given.
@@ -13,43 +17,94 @@ pub struct Block {
     pub origin: u32,
 }
 
+impl Block {
+    /// The address behind its last byte.
+    #[must_use]
+    pub fn end(&self) -> TargetAddr {
+        TargetAddr(self.start.0.saturating_add(self.size_bytes))
+    }
+}
+
 /// A block, by its place in the order of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
 
-/// All blocks.
+/// Blocks that are kept at most: their numbers, and one more, fit into 32 bits.
+const COUNT_MAX: usize = u32::MAX as usize - 1;
+
+/// A block as it is kept: 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    pub(super) start: u64,
+    /// Bytes, or [`HUGE`].
+    size: u32,
+    origin: u32,
+}
+
+/// The size of a block whose size is in a list of its own.
+const HUGE: u32 = u32::MAX;
+
+/// All blocks: 16 bytes for each, and an index that takes at most 8 more. Those of 4 GiB and more take another 16.
 #[derive(Debug, Default)]
 pub struct Blocks {
-    blocks: Vec<Block>,
+    records: Vec<Record>,
+    /// Sizes from [`HUGE`] on, by their blocks' numbers.
+    huge: Vec<(u32, u64)>,
+    index: Index,
 }
 
 impl Blocks {
-    /// The blocks, in any order, and how many were left out because they overlap one that begins before them.
+    /// The blocks, in any order, and how many were left out because they overlap one that begins before them, or are more than
+    /// 2³² − 2. Of those that begin at the same address the largest stays.
     #[must_use]
-    pub fn new(mut blocks: Vec<Block>) -> (Self, usize) {
-        let given = blocks.len();
-        blocks.sort_by_key(|block| block.start);
-        let mut end = 0;
-        blocks.retain_mut(|block| {
-            block.size_bytes = block.size_bytes.max(1);
-            let follows = block.start.0 >= end;
-            end = if follows { block.start.0.saturating_add(block.size_bytes) } else { end };
-            follows
-        });
-        let left_out = given - blocks.len();
-        (Self { blocks }, left_out)
+    pub fn new(blocks: Vec<Block>) -> (Self, usize) {
+        Self::of_at_most(blocks, COUNT_MAX)
+    }
+
+    fn of_at_most(mut given: Vec<Block>, count_max: usize) -> (Self, usize) {
+        let order = |block: &Block| (block.start, u64::MAX - block.size_bytes, block.origin);
+        if !given.is_sorted_by_key(order) {
+            given.sort_unstable_by_key(order);
+        }
+        let mut blocks = Self { records: Vec::with_capacity(given.len().min(count_max)), ..Self::default() };
+        let mut last: Option<(u64, u64)> = None;
+        for block in &given {
+            let start = block.start.0;
+            // Sums of addresses may not fit, differences of sorted ones do.
+            let overlaps = last.is_some_and(|(first, size)| start - first < size);
+            if overlaps || blocks.records.len() == count_max {
+                continue;
+            }
+            let size = block.size_bytes.clamp(1, (u64::MAX - start).max(1));
+            last = Some((start, size));
+            blocks.push(start, size, block.origin);
+        }
+        let left_out = given.len() - blocks.records.len();
+        drop(given);
+        blocks.records.shrink_to_fit();
+        blocks.index = Index::new(&blocks.records);
+        (blocks, left_out)
+    }
+
+    fn push(&mut self, start: u64, size: u64, origin: u32) {
+        let number = number(self.records.len());
+        let small = u32::try_from(size).unwrap_or(HUGE);
+        if small == HUGE {
+            self.huge.push((number, size));
+        }
+        self.records.push(Record { start, size: small, origin });
     }
 
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.blocks.len()
+        self.records.len()
     }
 
     /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.records.is_empty()
     }
 
     /// The block with this number.
@@ -59,15 +114,69 @@ impl Blocks {
     /// If there is none.
     #[must_use]
     pub fn get(&self, id: BlockId) -> Block {
-        self.blocks[id.0 as usize]
+        let Record { start, origin, .. } = self.records[id.0 as usize];
+        Block { start: TargetAddr(start), size_bytes: self.size(id.0), origin }
+    }
+
+    /// All, by rising address.
+    pub fn ids(&self) -> impl ExactSizeIterator<Item = BlockId> + use<> {
+        (0..number(self.records.len())).map(BlockId)
     }
 
     /// The block that an address is in; one past its end is not.
     #[must_use]
     pub fn find(&self, address: TargetAddr) -> Option<BlockId> {
-        let behind = self.blocks.partition_point(|block| block.start <= address);
-        let block = self.blocks[..behind].last()?;
-        let inside = address.0 - block.start.0 < block.size_bytes;
-        inside.then(|| BlockId(u32::try_from(behind - 1).unwrap_or(u32::MAX)))
+        self.holding(address.0).map(BlockId)
     }
+
+    /// The number of the first block that ends behind an address; how many there are, where none does.
+    pub(super) fn first_behind(&self, address: u64) -> u32 {
+        match self.index.place(&self.records, address) {
+            None => 0,
+            Some(place) if self.is_in(place, address) => place.number,
+            Some(place) => place.number + 1,
+        }
+    }
+
+    /// Addresses below which, and from which on, no block is.
+    pub(super) fn bounds(&self) -> (u64, u64) {
+        let end = self.records.len().checked_sub(1).map(|last| self.get(BlockId(number(last))).end().0);
+        (self.records.first().map_or(0, |first| first.start), end.unwrap_or(0))
+    }
+
+    /// As [`Self::find`].
+    #[inline]
+    pub(super) fn holding(&self, address: u64) -> Option<u32> {
+        let place = self.index.place(&self.records, address)?;
+        (place.is_start || self.is_in(place, address)).then_some(place.number)
+    }
+
+    #[inline]
+    fn is_in(&self, place: Place, address: u64) -> bool {
+        let record = &self.records[place.number as usize];
+        let offset = address.wrapping_sub(record.start);
+        offset < u64::from(record.size) || record.size == HUGE && offset < self.size(place.number)
+    }
+
+    fn size(&self, number: u32) -> u64 {
+        let size = self.records[number as usize].size;
+        if size != HUGE {
+            return u64::from(size);
+        }
+        self.huge.binary_search_by_key(&number, |&(of, _)| of).map_or(u64::from(HUGE), |at| self.huge[at].1)
+    }
+
+    /// Bytes of memory that all of this takes.
+    #[must_use]
+    pub fn footprint_bytes(&self) -> usize {
+        self.records.capacity() * size_of::<Record>()
+            + self.huge.capacity() * size_of::<(u32, u64)>()
+            + self.index.footprint_bytes()
+    }
+}
+
+/// A count of blocks, which is at most [`COUNT_MAX`].
+#[inline]
+pub(super) fn number(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -39,7 +39,7 @@ pub struct Growth {
 }
 
 /// What can be said of a target's growth.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Growths {
     /// Nanoseconds that were looked at.
     pub span_ns: u64,

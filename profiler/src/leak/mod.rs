@@ -2,6 +2,13 @@
 //! (`blocks` ─▶ `mark` ─▶ `fold`). Pure.
 
 pub mod blocks;
+mod components;
 pub mod fold;
+mod graph;
 pub mod growth;
+mod index;
+#[cfg(test)]
+mod made_up;
 pub mod mark;
+mod reach;
+mod words;

@@ -24,6 +24,7 @@ pub mod histogram;
 pub mod journal;
 mod live;
 mod mapped;
+pub mod part;
 mod ranges;
 mod reconcile;
 pub mod snapshot;
@@ -305,6 +306,11 @@ impl Ledger {
     /// All live blocks, in no order.
     pub fn live(&self) -> impl Iterator<Item = LiveAllocation> {
         self.live.iter().map(|(address, block)| self.allocation(address, block))
+    }
+
+    /// All live blocks with the index of their callsites, in no order: address, bytes, callsite, and when each was made.
+    pub fn blocks(&self) -> impl Iterator<Item = (TargetAddr, u64, u32, MonotonicNanos)> {
+        self.live.iter().map(|(address, block)| (address, block.size_bytes, block.callsite, block.time))
     }
 
     fn allocation(&self, address: TargetAddr, block: LiveBlock) -> LiveAllocation {

@@ -10,6 +10,7 @@ pub mod image;
 pub mod module;
 pub mod open;
 pub mod symbols;
+pub mod vtables;
 
 /// Why a module cannot be looked into. It still has a path, and addresses in it can be told as offsets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

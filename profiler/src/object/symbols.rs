@@ -17,7 +17,7 @@ const TABLE_BYTES_MAX: u64 = 1 << 29;
 
 /// Most bytes of both where another table has been searched already: what may still be found is worth no more than a
 /// fraction of a second and of the agent's memory.
-const EXTRA_BYTES_MAX: u64 = 1 << 28;
+pub(super) const EXTRA_BYTES_MAX: u64 = 1 << 28;
 
 /// How the compiler's own functions begin since Rust 1.87, such as `_RNvCs…_7___rustc12___rust_alloc`.
 const RUSTC_CRATE: &[u8] = b"7___rustc";
@@ -190,7 +190,7 @@ fn plain_name(mangled: &[u8]) -> Option<&[u8]> {
 }
 
 /// The bytes of a symbol table and of what belongs to it.
-struct Table {
+pub(super) struct Table {
     symbols: Vec<u8>,
     strings: Vec<u8>,
     /// One index of 16 bits for each symbol; empty when there are no versions.
@@ -198,7 +198,7 @@ struct Table {
 }
 
 impl Table {
-    fn read(image: &Image, elf: &Elf, source: SymbolSource, bytes_max: u64) -> Option<Self> {
+    pub(super) fn read(image: &Image, elf: &Elf, source: SymbolSource, bytes_max: u64) -> Option<Self> {
         let read = |section: &Section| image.read(section.offset, section.size_bytes, bytes_max).ok();
         let of_kind = |kind| elf.sections.iter().find(|section| section.kind == kind);
         let (table, versions) = match source {
@@ -212,7 +212,7 @@ impl Table {
     }
 
     /// Its symbols; none where they cannot be any.
-    fn symbols(&self) -> &[Sym64<LE>] {
+    pub(super) fn symbols(&self) -> &[Sym64<LE>] {
         slice_from_all_bytes(&self.symbols).unwrap_or_default()
     }
 
@@ -228,12 +228,17 @@ impl Table {
 
     /// The name that begins here, unless it is longer than any wanted one; and whether it says itself that it is not the
     /// default version. Names in `.symtab` carry their version (`memcpy@GLIBC_2.2.5`, the default `memcpy@@GLIBC_2.14`).
-    fn name(&self, at: u32, longest: usize) -> Option<(&[u8], bool)> {
+    pub(super) fn name(&self, at: u32, longest: usize) -> Option<(&[u8], bool)> {
         let tail = self.strings.get(at as usize..)?;
         let tail = &tail[..tail.len().min(longest.saturating_add(1))];
         let end = tail.iter().position(|&byte| matches!(byte, 0 | b'@'))?;
         let behind = self.strings.get(at as usize + end..)?;
         Some((&tail[..end], !behind.starts_with(b"@") || behind.starts_with(b"@@")))
+    }
+
+    /// Whether the name here begins so.
+    pub(super) fn begins(&self, at: u32, prefix: &[u8]) -> bool {
+        self.strings.get(at as usize..).is_some_and(|tail| tail.starts_with(prefix))
     }
 
     fn version(&self, index: usize) -> u16 {

@@ -13,6 +13,7 @@ pub mod maps;
 pub mod process;
 pub mod regions;
 pub mod stat;
+pub mod tasks;
 
 /// Why a file of `/proc/PID` could not be read.
 #[derive(Debug, thiserror::Error)]

@@ -164,7 +164,11 @@ mod tests {
         check("7f00-8f00 rw-s 00000000 00:01 42 [anon_shmem:x]", [true, true, false, true], &anonymous(Some("x")));
         check("7f00-8f00 r-xp 00000000 00:00 0 [vdso]", [true, false, true, false], &RegionKind::Kernel);
         check("7f00-8f00 ---p 00001000 fe:01 7 /opt/a b/c", [false; 4], &file("/opt/a b/c"));
-        check("7f00-8f00 rw-s 00000000 00:01 7 /dev/zero (deleted)", [true, true, false, true], &file("/dev/zero (deleted)"));
+        check(
+            "7f00-8f00 rw-s 00000000 00:01 7 /dev/zero (deleted)",
+            [true, true, false, true],
+            &file("/dev/zero (deleted)"),
+        );
     }
 
     #[test]

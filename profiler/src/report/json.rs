@@ -7,9 +7,10 @@ mod code;
 mod curve;
 mod details;
 mod guardrails;
-mod health;
+pub(super) mod health;
 mod leaks;
 pub mod read;
+pub(super) mod stack;
 pub(super) mod totals;
 
 use std::io;

@@ -51,7 +51,7 @@ impl Profile {
             let callsites: &[CallsiteProfile] = &target.callsites;
             let is_suppressed = |candidate: &LeakCandidate| {
                 let stack = callsites.get(candidate.callsite).map_or(&[][..], |callsite| &callsite.stack);
-                stack.iter().any(|frame| suppressions.matches(&frames[frame.0 as usize]))
+                suppressions.matches_stack(stack, frames)
             };
             let (suppressed, kept) = leaks.candidates.iter().copied().partition(is_suppressed);
             leaks.candidates = kept;

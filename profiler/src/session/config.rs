@@ -9,6 +9,7 @@ use super::overload::OverloadPolicy;
 use super::triggers::DumpPlan;
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
+use crate::collect::Method;
 use crate::guardrail::Limits;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
@@ -56,6 +57,8 @@ pub struct SessionConfig {
     pub older_than: Option<Duration>,
     /// What it may cost.
     pub limits: Limits,
+    /// How targets are looked at for leaks when that is asked for; `None` where a request is for a dump.
+    pub checks: Option<Method>,
     /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.
     pub raw_stacks_max: usize,
 }

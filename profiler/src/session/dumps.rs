@@ -30,7 +30,7 @@ pub(super) struct Dumps {
 
 /// Times that the ring is read before a dump: it holds no more than so many batches, and a target that never pauses must not
 /// put off the dump for ever.
-const DRAINS_MAX: u32 = 16;
+pub(super) const DRAINS_MAX: u32 = 16;
 
 impl Dumps {
     pub(super) fn new(plan: DumpPlan) -> Self {
@@ -52,6 +52,10 @@ impl Session {
     /// Does what was asked for.
     pub(super) fn obey(&mut self, order: Order, listener: &mut dyn Listener) -> Result<()> {
         match order {
+            Order::Dump if let Some(method) = self.config.checks => {
+                self.inspect_all(method, listener);
+                Ok(())
+            }
             Order::Dump => self.dump(WindowReason::Signal, listener),
             Order::Mark => self.set_mark(listener),
         }

@@ -10,13 +10,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::listener::Listener;
 use super::target::Target;
 use super::{Hold, Session};
+use crate::collect::Method;
 use crate::ids::Pid;
 use crate::report::profile::Origin;
 use crate::sys::inherited::Inherited;
 use crate::sys::pid;
-use crate::target::launch::{Launch, LaunchError, retry_releases, shell_code};
+use crate::target::launch::{Launch, LaunchError, Stir, retry_releases, shell_code};
 
 /// A command that a session has started.
 pub struct Command {
@@ -43,6 +45,9 @@ pub struct Launched(pub(super) Pid);
 
 /// Wrappers (`env`, `nice`, `sh -c 'exec …'`) become the program that is meant within this time.
 const FOLLOW: Duration = Duration::from_secs(1);
+
+/// How often a command that is held at its end is looked after when no signal told of it.
+const FOLLOW_PERIOD: Duration = Duration::from_millis(50);
 
 /// How often a command that could not be let go is asked again.
 const RELEASE_PERIOD: Duration = Duration::from_millis(50);
@@ -76,6 +81,9 @@ impl Session {
     pub fn launch(&mut self, command: &[OsString], inherited: Inherited) -> Result<()> {
         let child = signal(SignalKind::child()).context("cannot listen for signals")?;
         let mut launch = Launch::start(command, inherited)?;
+        if self.config.checks.is_some() {
+            launch.hold_at_exit()?;
+        }
         let pid = launch.pid();
         self.begin_command(&mut launch).with_context(|| {
             format!(
@@ -160,25 +168,48 @@ impl Session {
     }
 
     /// A command's process has stopped or ended, or its time to be followed is over.
-    pub(super) fn attend_command(&mut self) {
+    pub(super) fn attend_command(&mut self, listener: &mut dyn Listener) {
         let Some(mut command) = self.command.take() else { return };
-        if let Err(error) = self.follow(&mut command) {
+        if let Err(error) = self.follow(&mut command, listener) {
             warn!("{error}");
             command.release();
         }
         self.command = Some(command);
     }
 
-    fn follow(&mut self, command: &mut Command) -> Result<(), LaunchError> {
+    fn follow(&mut self, command: &mut Command, listener: &mut dyn Listener) -> Result<(), LaunchError> {
         let Some(until) = command.followed_until else { return Ok(()) };
-        while command.launch.next_exec()? {
-            self.step(&mut command.launch)?;
+        while let Some(stir) = command.launch.next_stir()? {
+            match (stir, self.config.checks) {
+                (Stir::Exec, _) => self.step(&mut command.launch)?,
+                (Stir::Exiting, Some(method)) => {
+                    listener.looked(self.inspect_launched(&command.launch, method, true));
+                }
+                (Stir::Exiting, None) => {}
+            }
             command.launch.follow_execs()?;
         }
-        if Instant::now() >= until {
+        if self.config.checks.is_some() {
+            command.followed_until = Some(Instant::now() + FOLLOW_PERIOD);
+        } else if Instant::now() >= until {
             command.release();
         }
         Ok(())
+    }
+
+    /// Looks at what was started, if it can be stopped and does not end by itself just now.
+    pub(super) fn inspect_command(&mut self, method: Method, listener: &mut dyn Listener) {
+        let Some(mut command) = self.command.take() else { return };
+        match command.launch.stop() {
+            Ok(true) => listener.looked(self.inspect_launched(&command.launch, method, false)),
+            Ok(false) => {}
+            Err(error) => listener.looked(Err(error.into())),
+        }
+        if let Err(error) = command.launch.follow_execs() {
+            warn!("{error}");
+            command.release();
+        }
+        self.command = Some(command);
     }
 }
 

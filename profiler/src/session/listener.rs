@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use anyhow::Result;
+
 use super::config::Progress;
+use crate::check::look::Look;
 use crate::snapshot::Snapshot;
 
 /// Is told what happens. Nothing is drained meanwhile, so every answer must come at once.
@@ -12,6 +15,9 @@ pub trait Listener {
 
     /// A window is over: it is in the snapshot.
     fn dumped(&mut self, _snapshot: Snapshot) {}
+
+    /// A target was looked at for leaks, or could not be.
+    fn looked(&mut self, _look: Result<Look>) {}
 
     /// A mark was set, so long after the beginning: later windows begin there.
     fn marked(&mut self, _elapsed: Duration) {}

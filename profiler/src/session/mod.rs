@@ -7,6 +7,7 @@ mod dumps;
 mod elders;
 mod guard;
 mod hooks;
+mod inspection;
 mod latecomers;
 mod launching;
 mod lifecycle;
@@ -96,7 +97,6 @@ pub struct Session {
 
 /// How often the ring is read when it does not fill: the longest that an event waits.
 const DRAIN_PERIOD: Duration = Duration::from_millis(20);
-
 /// How often progress is told.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
@@ -252,7 +252,7 @@ impl Session {
                 result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; is_all = self.drain(); }
                 () = std::future::ready(()), if !is_all => is_all = self.drain(),
                 () = sleep_until(soon) => self.attend(),
-                () = Command::stirs(&mut self.command) => self.attend_command(),
+                () = Command::stirs(&mut self.command) => self.attend_command(listener),
                 order = orders.next(), if listener.has_room() => self.obey(order, listener)?,
                 _ = drain.tick() => self.tick(listener)?,
                 _ = guard.tick(), if self.guard.is_needed() => if !self.keep_limits()? { break },

@@ -15,13 +15,17 @@ use crate::object::module::Module;
 pub mod code;
 pub mod debug_file;
 pub mod demangle;
+pub mod element;
 mod history;
 mod inflate;
 pub mod names;
 pub mod profile;
+pub mod qualified;
 pub mod resolver;
 mod threads;
 pub mod trim;
+pub mod types;
+mod vtable;
 
 /// One function that was active at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,5 +1,6 @@
 //! How much memory this machine has, and this process takes.
 
+use procfs::Current;
 use procfs::process::{MMapPath, Process};
 use rustix::system::sysinfo;
 
@@ -10,6 +11,12 @@ use rustix::system::sysinfo;
 pub fn throw_safe_bytes() -> u64 {
     let info = sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit)) / 2
+}
+
+/// Memory that can be had without anything being swapped out or ended for it, in bytes, as the kernel guesses (`MemAvailable`).
+#[must_use]
+pub fn available_bytes() -> Option<u64> {
+    procfs::Meminfo::current().ok()?.mem_available
 }
 
 /// Resident memory of this process, in bytes, without what of it are the kernel's maps: those are mapped as files that have

@@ -1,6 +1,7 @@
 //! What the operating system allows and tells. The only folder of the agent with `unsafe`.
 
 pub mod bpf;
+pub mod buffer;
 pub mod calibration;
 pub mod capability;
 pub mod clock;
@@ -10,8 +11,10 @@ pub mod limits;
 pub mod map_batch;
 pub mod map_memory;
 pub mod memory;
+pub mod page_scan;
 pub mod pid;
 pub mod pidfd;
+pub mod process_memory;
 pub mod ptrace;
 pub mod readiness;
 pub mod signals;

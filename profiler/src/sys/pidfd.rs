@@ -28,6 +28,15 @@ impl PidFd {
         Ok(Self(pidfd_open(pid, PidfdFlags::NONBLOCK)?))
     }
 
+    /// Kills the process.
+    ///
+    /// # Errors
+    ///
+    /// `ESRCH` if it has ended, `EPERM` without the right to.
+    pub fn kill(&self) -> io::Result<()> {
+        Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::KILL)?)
+    }
+
     /// Whether the process has ended, reaped or not. While it has not, its number is its own: what was read of
     /// `/proc/PID` between [`open`](Self::open) and a `false` of this is this very process's.
     ///

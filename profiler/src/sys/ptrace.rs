@@ -1,5 +1,5 @@
-//! A process that is traced (`ptrace(2)`): stopped at system calls and execs, and let run again. What a stop means is the
-//! caller's to say.
+//! A thread that is traced (`ptrace(2)`): stopped at system calls, execs and its end, asked for its registers, and let run
+//! again. What a stop means is the caller's to say.
 //!
 //! `libc` is called itself: the safe wrapper crates know no real-time signals, which a program may be sent as it starts,
 //! and have no `PTRACE_LISTEN`.
@@ -12,10 +12,16 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use rustix::process::{WaitOptions, waitpid};
+use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 
 use super::pid;
-use crate::ids::Pid;
+use crate::ids::{Pid, Tid};
+
+mod registers;
+mod syscall;
+
+pub use registers::Registers;
+pub use syscall::{SyscallInfo, SyscallPhase};
 
 /// Why a traced process does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +34,15 @@ pub enum Stop {
     Signal(i32),
     /// A signal has stopped the whole process, as Ctrl-Z does.
     GroupStop,
-    /// It was asked to stop, or SIGCONT has ended a group stop.
+    /// It was asked to stop, or SIGCONT has ended a group stop; or it is new, and has run nothing yet.
     Trap,
+    /// It has made a thread, which is traced too and stops before it runs anything:
+    /// [`event_message`](Tracee::event_message) is its number.
+    Clone,
+    /// It has made a process, by fork or vfork, as of [`Clone`](Self::Clone).
+    Fork,
+    /// It is about to end, and everything of it is there still: [`event_message`](Tracee::event_message) is its status.
+    Exiting,
     /// It has ended and is reaped.
     Ended(ExitStatus),
 }
@@ -48,6 +61,9 @@ impl Stop {
         match status >> 16 {
             _ if status & 0x7f != 0x7f => Self::Ended(ExitStatus::from_raw(status)),
             libc::PTRACE_EVENT_EXEC => Self::Exec,
+            libc::PTRACE_EVENT_CLONE => Self::Clone,
+            libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => Self::Fork,
+            libc::PTRACE_EVENT_EXIT => Self::Exiting,
             EVENT_STOP if signal == libc::SIGTRAP => Self::Trap,
             EVENT_STOP => Self::GroupStop,
             0 if signal == libc::SIGTRAP | 0x80 => Self::Syscall,
@@ -57,38 +73,38 @@ impl Stop {
     }
 }
 
-/// A system call, seen from its stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SyscallInfo {
-    /// `AUDIT_ARCH_*`: which instruction set's system call it is, and the process's.
-    pub arch: u32,
-    /// Address behind the instruction that makes it.
-    pub instruction: u64,
-    /// Before or after it.
-    pub phase: SyscallPhase,
+/// At which stops a thread is held, and what becomes of it when its tracer ends. At execs it always is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options(libc::c_int);
+
+impl Options {
+    /// Threads that it makes are traced with the same options: [`Stop::Clone`]. A process is meant too that it makes by
+    /// `clone` without a signal of its end, and so are those of [`FORKS`](Self::FORKS).
+    pub const THREADS: Self = Self(libc::PTRACE_O_TRACECLONE);
+    /// Processes that it makes are traced with the same options: [`Stop::Fork`].
+    pub const FORKS: Self = Self(libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK);
+    /// [`Stop::Exiting`].
+    pub const EXIT: Self = Self(libc::PTRACE_O_TRACEEXIT);
+    /// It is killed when its tracer ends.
+    pub const KILLED: Self = Self(libc::PTRACE_O_EXITKILL);
+
+    /// These and those.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    const fn raw(self) -> usize {
+        (self.0 | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD) as usize
+    }
 }
 
-/// Before or after a system call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyscallPhase {
-    /// The stop is at no system call.
-    None,
-    /// Before.
-    Entry {
-        /// Which one.
-        number: u64,
-        /// Its arguments.
-        arguments: [u64; 6],
-    },
-    /// After: what it returned, an error as a small negative number.
-    Exit(i64),
-}
-
-/// A traced process. The kernel lets only the thread that took hold of it ask anything, so this cannot be sent to another.
+/// A traced thread; a process, where it has one. The kernel lets only the thread that took hold of it ask anything, so this
+/// cannot be sent to another.
 ///
-/// A process that is killed while it is stopped is no longer there to be asked or let run; then requests succeed and do
-/// nothing, and [`wait`](Self::wait) tells its end. When the thread ends, whatever the reason, the kernel lets go of the
-/// process and it runs on. A clone is the same process, held once.
+/// A thread that is killed while it is stopped is no longer there to be asked or let run; then requests succeed and do
+/// nothing, and [`wait`](Self::wait) tells its end. When the tracing thread ends, whatever the reason, the kernel lets go of
+/// all that it holds, which runs on. A clone is the same thread, held once.
 #[derive(Clone, Debug)]
 pub struct Tracee {
     pid: Pid,
@@ -96,22 +112,79 @@ pub struct Tracee {
 }
 
 impl Tracee {
-    /// Takes hold of a child of this process, without stopping it. It stops from now on when it calls exec and when a
-    /// signal comes.
+    /// Takes hold of a process with one thread, without stopping it; of others, of the first thread. It stops from now on
+    /// when it calls exec and when a signal comes.
     ///
     /// # Errors
     ///
-    /// `EPERM` where tracing is forbidden, or another tracer has it; `ENOSYS` and others where a filter says so.
+    /// `EPERM` where tracing is forbidden, or another tracer has it, or it has ended and was not waited for; `ESRCH` where
+    /// there is none; `ENOSYS` and others where a filter says so.
     pub fn seize(pid: Pid) -> io::Result<Self> {
-        let tracee = Self { pid, of_this_thread: PhantomData };
-        tracee.request(libc::PTRACE_SEIZE, 0, (libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD) as usize)?;
+        Self::seize_thread(Tid(pid.0), Options::default())
+    }
+
+    /// Takes hold of any thread, without stopping it.
+    ///
+    /// # Errors
+    ///
+    /// As of [`seize`](Self::seize).
+    pub fn seize_thread(tid: Tid, options: Options) -> io::Result<Self> {
+        let tracee = Self::of(tid);
+        tracee.request(libc::PTRACE_SEIZE, 0, options.raw())?;
         Ok(tracee)
+    }
+
+    /// A thread of which the kernel took hold for this one, because what made it is traced: of a [`Stop::Clone`] or
+    /// [`Stop::Fork`].
+    #[must_use]
+    pub fn of(tid: Tid) -> Self {
+        Self { pid: Pid(tid.0), of_this_thread: PhantomData }
+    }
+
+    /// Its number as that of a process, which it is for the first thread of one.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.pid
     }
 
     /// Its number.
     #[must_use]
-    pub fn pid(&self) -> Pid {
-        self.pid
+    pub fn tid(&self) -> Tid {
+        Tid(self.pid.0)
+    }
+
+    /// Kills a process. Its end comes as any stop.
+    ///
+    /// # Errors
+    ///
+    /// Should not happen.
+    pub fn kill(&self) -> io::Result<()> {
+        match pid::raw(self.pid).map(|pid| kill_process(pid, Signal::KILL)) {
+            None | Some(Ok(()) | Err(rustix::io::Errno::SRCH)) => Ok(()),
+            // One that may be traced can be killed this way.
+            Some(Err(_)) => unless_gone(self.request(libc::PTRACE_KILL, 0, 0)),
+        }
+    }
+
+    /// At which stops it is held from now on. Possible at a stop only.
+    ///
+    /// # Errors
+    ///
+    /// As of [`run_to_syscall`](Self::run_to_syscall).
+    pub fn set_options(&self, options: Options) -> io::Result<()> {
+        unless_gone(self.request(libc::PTRACE_SETOPTIONS, 0, options.raw()))
+    }
+
+    /// What belongs to a stop: the number of a new thread or process, the status of one that ends, the former number of the
+    /// thread that called exec. `None` if it was killed meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` at stops without.
+    pub fn event_message(&self) -> io::Result<Option<u64>> {
+        let mut message: libc::c_ulong = 0;
+        let address = (&raw mut message).expose_provenance();
+        Ok(self.ask(libc::PTRACE_GETEVENTMSG, 0, address)?.then_some(message))
     }
 
     /// The next stop, once it comes; `None` if none does in time.
@@ -184,28 +257,6 @@ impl Tracee {
         unless_gone(self.request(libc::PTRACE_INTERRUPT, 0, 0))
     }
 
-    /// At which system call the process is stopped; `None` if it was killed meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// `EIO` or `EINVAL` before Linux 5.3.
-    pub fn syscall_info(&self) -> io::Result<Option<SyscallInfo>> {
-        let mut raw = RawSyscallInfo::default();
-        let address = (&raw mut raw).expose_provenance();
-        match self.request(libc::PTRACE_GET_SYSCALL_INFO, size_of::<RawSyscallInfo>(), address) {
-            Ok(()) => {}
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
-            Err(error) => return Err(error),
-        }
-        let [number, ref arguments @ .., _] = raw.words;
-        let phase = match raw.phase {
-            SYSCALL_INFO_ENTRY => SyscallPhase::Entry { number, arguments: *arguments },
-            SYSCALL_INFO_EXIT => SyscallPhase::Exit(number.cast_signed()),
-            _ => SyscallPhase::None,
-        };
-        Ok(Some(SyscallInfo { arch: raw.arch, instruction: raw.instruction, phase }))
-    }
-
     fn resume(&self, how: libc::c_uint, stop: Stop) -> io::Result<()> {
         match stop {
             Stop::Ended(_) => Ok(()),
@@ -215,11 +266,21 @@ impl Tracee {
         }
     }
 
-    /// `data` is a number, or the address of what the kernel writes to.
+    /// As [`request`](Self::request); false if the thread was killed meanwhile.
+    fn ask(&self, request: libc::c_uint, address: usize, data: usize) -> io::Result<bool> {
+        match self.request(request, address, data) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// `data` is a number, or the address of what the kernel reads from or writes to.
     fn request(&self, request: libc::c_uint, address: usize, data: usize) -> io::Result<()> {
         let pid = libc::pid_t::try_from(self.pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-        // SAFETY: the kernel writes memory for `PTRACE_GET_SYSCALL_INFO` alone, of which `address` is the size and `data`
-        // the address of a `RawSyscallInfo` that lives longer than the call. Nothing is written to the process's memory.
+        // SAFETY: where the kernel reads or writes memory of this process, `data` is the address of a value, or of a buffer's
+        // description, that lives longer than the call, and of the size that the request or `address` says. No request
+        // writes to memory of the traced process.
         let result = unsafe { libc::ptrace(request, pid, address, data) };
         if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -240,7 +301,9 @@ pub fn try_reap(pid: Pid) -> io::Result<Option<ExitStatus>> {
 /// What has become of a process that is traced or a child, if there is news. Does not wait for any.
 fn reap(pid: Pid) -> io::Result<Option<Stop>> {
     let pid = pid::raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
-    let news = rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::NOHANG))?;
+    // Without `__WALL`, threads are not told of, nor processes whose end makes no SIGCHLD.
+    let options = WaitOptions::NOHANG | WaitOptions::from_bits_retain(libc::__WALL.unsigned_abs());
+    let news = rustix::io::retry_on_intr(|| waitpid(Some(pid), options))?;
     Ok(news.map(|(_, status)| Stop::from_status(status.as_raw())))
 }
 
@@ -253,18 +316,20 @@ fn unless_gone(result: io::Result<()>) -> io::Result<()> {
 
 /// Waits between two questions: not at all at first, then longer and longer.
 #[derive(Debug)]
-pub(super) struct Pause {
+pub struct Pause {
     round: u32,
     deadline: Instant,
 }
 
 impl Pause {
-    pub(super) fn new(limit: Duration) -> Self {
+    /// For no longer than this.
+    #[must_use]
+    pub fn new(limit: Duration) -> Self {
         Self { round: 0, deadline: Instant::now() + limit }
     }
 
     /// False when the time is over.
-    pub(super) fn wait(&mut self) -> bool {
+    pub fn wait(&mut self) -> bool {
         self.round = self.round.saturating_add(1);
         match self.round {
             0..200 => std::thread::yield_now(),
@@ -274,25 +339,6 @@ impl Pause {
         Instant::now() < self.deadline
     }
 }
-
-/// `struct ptrace_syscall_info` with the longest member of its union
-/// (<https://github.com/torvalds/linux/blob/v5.15/include/uapi/linux/ptrace.h#L78-L103>).
-#[derive(Default)]
-#[repr(C)]
-struct RawSyscallInfo {
-    phase: u8,
-    padding: [u8; 3],
-    arch: u32,
-    instruction: u64,
-    stack: u64,
-    words: [u64; 8],
-}
-
-const _: () = assert!(size_of::<RawSyscallInfo>() == 88);
-
-/// `PTRACE_SYSCALL_INFO_ENTRY` and `PTRACE_SYSCALL_INFO_EXIT`.
-const SYSCALL_INFO_ENTRY: u8 = 1;
-const SYSCALL_INFO_EXIT: u8 = 2;
 
 /// `PTRACE_EVENT_STOP`.
 const EVENT_STOP: i32 = 128;
@@ -308,6 +354,10 @@ mod tests {
             (7 << 8, ended(7 << 8)),
             (9, ended(9)),
             (0x057f | (4 << 16), Stop::Exec),
+            (0x057f | (3 << 16), Stop::Clone),
+            (0x057f | (1 << 16), Stop::Fork),
+            (0x057f | (2 << 16), Stop::Fork),
+            (0x057f | (6 << 16), Stop::Exiting),
             (0x857f, Stop::Syscall),
             (0x057f, Stop::Signal(libc::SIGTRAP)),
             (0x7f | (40 << 8), Stop::Signal(40)),

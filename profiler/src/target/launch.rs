@@ -12,16 +12,22 @@ use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
+use tracing::debug;
+
 use crate::ids::Pid;
 use crate::sys::inherited::Inherited;
 use crate::sys::ptrace::{self, Stop, SyscallPhase, Tracee};
 use crate::sys::spawn::{SpawnError, spawn_held};
 
+mod crew;
 mod error;
+mod exit;
 mod leaving;
 mod loader;
 
+use crew::Crew;
 pub use error::LaunchError;
+pub use exit::Stir;
 pub use leaving::retry_releases;
 use loader::{Loader, is_of_probes, maps_code};
 
@@ -75,6 +81,8 @@ pub struct Launch {
     program: String,
     /// How long it may go without a system call while it is stepped.
     quiet_max: Duration,
+    /// All its threads, where it is held when it ends.
+    crew: Option<Crew>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +114,8 @@ impl Launch {
         child.args(arguments);
         match spawn_held(child, inherited) {
             Ok((tracee, stop)) => {
-                let mut launch = Self { tracee, state: State::Held(stop), program: name, quiet_max: QUIET_MAX };
+                let mut launch =
+                    Self { tracee, state: State::Held(stop), program: name, quiet_max: QUIET_MAX, crew: None };
                 launch.stopped_at(stop);
                 Ok(launch)
             }
@@ -126,7 +135,7 @@ impl Launch {
     pub fn hold(pid: Pid) -> Result<Self, LaunchError> {
         let name = format!("process {pid}");
         let tracee = Tracee::seize(pid).map_err(|error| LaunchError::Trace(name.clone(), error))?;
-        let mut launch = Self { tracee, state: State::Followed, program: name, quiet_max: HOLD_QUIET_MAX };
+        let mut launch = Self { tracee, state: State::Followed, program: name, quiet_max: HOLD_QUIET_MAX, crew: None };
         launch.interrupt()?;
         Ok(launch)
     }
@@ -211,7 +220,8 @@ impl Launch {
 
     /// Lets a held program run, but stops it at its next exec, which [`next_exec`](Self::next_exec) tells: shells and
     /// wrappers (`env`, `nice`, `sh -c 'exec …'`) become the program that is meant. It costs the program nothing until a
-    /// signal comes, which is delivered by `next_exec`; debuggers cannot attach. Children that it forks are not held.
+    /// signal comes, which is delivered by `next_exec`; debuggers cannot attach. Children that it forks are not held. One that
+    /// is held at its exit, or was [stopped](Self::stop), goes on.
     ///
     /// # Errors
     ///
@@ -220,8 +230,12 @@ impl Launch {
         if let State::Held(stop) = self.state {
             self.tracee.run(stop).map_err(|error| self.untraceable(error))?;
             self.state = State::Followed;
+            if let Some(crew) = &mut self.crew {
+                crew.runs();
+            }
+            return Ok(());
         }
-        Ok(())
+        self.go_on()
     }
 
     /// Whether a followed program is held at an exec, to be stepped like a new one. Does not block; to be asked whenever
@@ -231,6 +245,9 @@ impl Launch {
     ///
     /// [`LaunchError::Trace`].
     pub fn next_exec(&mut self) -> Result<bool, LaunchError> {
+        if self.crew.is_some() {
+            return Ok(self.next_stir()? == Some(Stir::Exec));
+        }
         while let State::Followed | State::Leaving = self.state {
             let Some(stop) = self.tracee.stopped().map_err(|error| self.untraceable(error))? else {
                 break;
@@ -253,6 +270,9 @@ impl Launch {
     /// [`LaunchError::Unstoppable`] for a followed program that waits in the kernel, as `vfork` does. It will stand still
     /// when it wakes: this is to be called again then, as `SIGCHLD` tells, or every so often.
     pub fn release(&mut self) -> Result<(), LaunchError> {
+        if let Some(crew) = self.crew.take() {
+            return self.release_crew(crew);
+        }
         match self.state {
             State::Followed => self.interrupt()?,
             State::Leaving => {
@@ -320,6 +340,12 @@ impl Launch {
             Stop::Ended(status) => State::Ended(status),
             stop => State::Held(stop),
         };
+        if stop == Stop::Clone
+            && let Some(crew) = &mut self.crew
+            && let Err(error) = crew.adopt(&self.tracee)
+        {
+            debug!("process {}: {error}", self.pid());
+        }
     }
 
     fn loader(&self) -> Result<Option<Loader>, LaunchError> {

@@ -4,9 +4,14 @@
 //! bounded, and one that does not add up is given up.
 
 mod glibc;
+mod jemalloc;
+#[cfg(test)]
+mod live;
+mod musl;
+mod spans;
 
-use crate::collect::{Span, ThreadState};
 use crate::address::TargetAddr;
+use crate::collect::{Span, ThreadState};
 use crate::memory::Memory;
 use crate::proc::regions::Region;
 
@@ -48,5 +53,6 @@ pub struct WalkedBlock {
 /// Walks every allocator that is recognised.
 #[must_use]
 pub fn walk(scene: &Scene<'_>) -> Vec<Walk> {
-    glibc::walk(scene).into_iter().collect()
+    let walks = [glibc::walk(scene), musl::walk(scene), jemalloc::walk(scene)];
+    walks.into_iter().flatten().collect()
 }

@@ -57,6 +57,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         older_than: None,
         limits: Limits::default(),
         recording: None,
+        checks: None,
         raw_stacks_max: STACKS,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

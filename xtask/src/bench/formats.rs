@@ -131,7 +131,7 @@ fn mib(bytes: u64) -> f64 {
 }
 
 /// The largest resident size so far, from `/proc/PID/status`.
-fn highest_kib(status: &str) -> Option<f64> {
+pub(crate) fn highest_kib(status: &str) -> Option<f64> {
     status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 

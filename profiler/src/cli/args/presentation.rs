@@ -59,7 +59,7 @@ where
     }
 }
 
-fn format() -> impl TypedValueParser<Value = Format> {
+pub(super) fn format() -> impl TypedValueParser<Value = Format> {
     Named { names: &Format::ALL, name: |format| format.name() }
 }
 

@@ -6,8 +6,8 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use super::{Callsite, Change, Diff, Place, Program, Side, Stack};
+use crate::report::json::stack::FrameFields;
 use crate::report::json::totals::Number;
-use crate::report::profile::Frame;
 use crate::report::{ReportError, View};
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
@@ -121,31 +121,7 @@ impl<'a> CallsiteFields<'a> {
 }
 
 fn frames<'a>(stack: &Stack<'a>) -> Vec<FrameFields<'a>> {
-    stack.frames().map(FrameFields::new).collect()
-}
-
-/// Addresses are left out: they are of one process.
-#[derive(Serialize)]
-struct FrameFields<'a> {
-    function: Option<&'a str>,
-    module: Option<&'a str>,
-    file: Option<&'a str>,
-    line: Option<u32>,
-    inlined: bool,
-    module_offset: Option<String>,
-}
-
-impl<'a> FrameFields<'a> {
-    fn new(frame: &'a Frame) -> Self {
-        Self {
-            function: frame.function.as_deref(),
-            module: frame.module.as_deref(),
-            file: frame.file.as_deref(),
-            line: frame.line,
-            inlined: frame.inlined,
-            module_offset: frame.module_offset.map(|offset| format!("{offset:#x}")),
-        }
-    }
+    stack.frames().map(FrameFields::of_any_process).collect()
 }
 
 /// The four quantities, and whether they are exact.

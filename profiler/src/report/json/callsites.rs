@@ -1,12 +1,12 @@
-//! Callsites, their stacks and frames, in the JSON report.
+//! Callsites in the JSON report.
 
-use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
 use super::Context;
 use super::details::DetailsFields;
+use super::stack::StackFields;
 use super::totals::{OlderFields, TotalsFields};
-use crate::report::profile::{CallsiteProfile, Frame, HeapProfile, Profile, TargetProfile};
+use crate::report::profile::{HeapProfile, Profile, TargetProfile};
 
 /// A target's callsites, the largest first; equal ones stay in the profile's order.
 pub(super) struct Callsites<'a> {
@@ -33,7 +33,7 @@ impl Serialize for Callsites<'_> {
             let heap = self.target.heaps.get(callsite.heap);
             let is_exact = heap.map_or(is_exact, HeapProfile::is_exact);
             CallsiteFields {
-                stack: StackFields { profile, callsite },
+                stack: StackFields { profile, stack: &callsite.stack },
                 end: callsite.end.map(|end| end.counter().name()),
                 heap: heap.map(|heap| heap.name.as_str()),
                 thread: callsite.thread.filter(|&thread| thread < self.target.threads.len()),
@@ -62,46 +62,4 @@ struct CallsiteFields<'a> {
     details: DetailsFields,
     #[serde(flatten)]
     older: Option<OlderFields>,
-}
-
-pub(super) struct StackFields<'a> {
-    pub(super) profile: &'a Profile,
-    pub(super) callsite: &'a CallsiteProfile,
-}
-
-impl Serialize for StackFields<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut frames = serializer.serialize_seq(Some(self.callsite.stack.len()))?;
-        for &id in &self.callsite.stack {
-            frames.serialize_element(&FrameFields::new(self.profile.frame(id)))?;
-        }
-        frames.end()
-    }
-}
-
-#[derive(Serialize)]
-struct FrameFields<'a> {
-    function: Option<&'a str>,
-    module: Option<&'a str>,
-    file: Option<&'a str>,
-    line: Option<u32>,
-    inlined: bool,
-    /// In hexadecimal: 64 bits do not survive readers that hold numbers in floats.
-    address: String,
-    /// In the module's file; in hexadecimal for the same reason.
-    module_offset: Option<String>,
-}
-
-impl<'a> FrameFields<'a> {
-    fn new(frame: &'a Frame) -> Self {
-        Self {
-            function: frame.function.as_deref(),
-            module: frame.module.as_deref(),
-            file: frame.file.as_deref(),
-            line: frame.line,
-            inlined: frame.inlined,
-            address: format!("{:#x}", frame.address),
-            module_offset: frame.module_offset.map(|offset| format!("{offset:#x}")),
-        }
-    }
 }

@@ -7,7 +7,7 @@ use super::guardrails::GuardrailsFields;
 use crate::report::profile::{Health, IntervalChange, UnfoundHook};
 
 #[derive(Serialize)]
-pub(super) struct HealthFields<'a> {
+pub(in crate::report) struct HealthFields<'a> {
     events: u64,
     lost: Reasons<'a>,
     unwind: Reasons<'a>,
@@ -21,7 +21,7 @@ pub(super) struct HealthFields<'a> {
 }
 
 impl<'a> HealthFields<'a> {
-    pub(super) fn new(health: &'a Health) -> Self {
+    pub(in crate::report) fn new(health: &'a Health) -> Self {
         Self {
             events: health.events,
             lost: Reasons(&health.lost),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::callsites::StackFields;
+use super::stack::StackFields;
 use crate::report::leaks::LeakCandidate;
 use crate::report::profile::{CallsiteProfile, Profile, TargetProfile};
 
@@ -63,7 +63,7 @@ impl<'a> CandidateFields<'a> {
     ) -> Self {
         Self {
             callsite: candidate.callsite,
-            stack: StackFields { profile, callsite },
+            stack: StackFields { profile, stack: &callsite.stack },
             heap: target.heaps.get(callsite.heap).map(|heap| heap.name.as_str()),
             bytes_per_second: candidate.bytes_per_second,
             bytes_per_second_margin_95: candidate.margin,

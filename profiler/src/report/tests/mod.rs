@@ -29,6 +29,7 @@ mod schema;
 mod speedscope;
 mod summary;
 mod tail;
+mod unreachable;
 
 use std::path::Path;
 

@@ -358,14 +358,14 @@ impl Frames {
         id
     }
 
-    fn placed(&mut self, function: &str, module: &str, file: &str, line: u32) -> FrameId {
+    pub(super) fn placed(&mut self, function: &str, module: &str, file: &str, line: u32) -> FrameId {
         let id = self.add(function, module);
         let frame = self.last();
         (frame.file, frame.line) = (Some(file.into()), Some(line));
         id
     }
 
-    fn inlined(&mut self, function: &str, module: &str, file: &str, line: u32) -> FrameId {
+    pub(super) fn inlined(&mut self, function: &str, module: &str, file: &str, line: u32) -> FrameId {
         let id = self.placed(function, module, file, line);
         self.last().inlined = true;
         id

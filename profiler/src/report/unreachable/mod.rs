@@ -2,8 +2,15 @@
 
 use std::sync::Arc;
 
-use super::profile::Profile;
+use super::profile::{CallsiteProfile, Profile, TargetProfile};
 pub use crate::leak::fold::Sum;
+pub use json::write_json;
+pub use merge::merge;
+pub use text::{Style, write_text};
+
+mod json;
+mod merge;
+mod text;
 
 /// One check of one process. Callsites' names, and the bytes that leaked of each, are in a profile of their own: its live blocks are the
 /// leaked ones, and it has one target.
@@ -111,6 +118,29 @@ pub enum TypeEvidence {
 
 /// Bytes of a leaked block that are shown.
 pub const CONTENTS_BYTES_MAX: usize = 32;
+
+impl Unreachable {
+    /// Those of the leaked that other leaked ones hold.
+    #[must_use]
+    pub fn indirect(&self) -> Sum {
+        Sum {
+            count: self.leaked.count.saturating_sub(self.direct.count),
+            bytes: self.leaked.bytes.saturating_sub(self.direct.bytes),
+        }
+    }
+
+    /// The process.
+    #[must_use]
+    pub fn target(&self) -> Option<&TargetProfile> {
+        self.profile.targets.first()
+    }
+
+    /// Where a leak was made; `None` if its callsite is of another check.
+    #[must_use]
+    pub fn callsite(&self, leak: &Leak) -> Option<&CallsiteProfile> {
+        self.target()?.callsites.get(leak.callsite)
+    }
+}
 
 impl Leak {
     /// Bytes of it, all that hangs on it, and its like: what entries are ordered by.

@@ -5,7 +5,8 @@ use std::cell::RefCell;
 
 use tracing::debug;
 
-use crate::sys::ptrace::Tracee;
+use crate::ids::Tid;
+use crate::sys::ptrace::{Stop, Tracee};
 
 thread_local! {
     /// Of this thread, because the kernel takes requests from the thread alone that holds a process.
@@ -23,14 +24,23 @@ pub(super) fn add(tracee: Tracee) {
 pub fn retry_releases() -> usize {
     LEAVING.with(|leaving| {
         let mut leaving = leaving.borrow_mut();
-        leaving.retain(|tracee| !let_go(tracee));
+        let mut made = Vec::new();
+        leaving.retain(|tracee| !let_go(tracee, &mut made));
+        leaving.append(&mut made);
         leaving.len()
     })
 }
 
-/// Whether it is held no more: it was let go, has ended, or is not there to be asked.
-fn let_go(tracee: &Tracee) -> bool {
-    let stopped = tracee.stopped().and_then(|stop| stop.map(|stop| tracee.detach(stop)).transpose());
+/// Whether it is held no more: it was let go, has ended, or is not there to be asked. What it has made and is held with it
+/// is to be let go too.
+fn let_go(tracee: &Tracee, made: &mut Vec<Tracee>) -> bool {
+    let detach = |stop: Stop| {
+        if let (Stop::Clone | Stop::Fork, Some(number)) = (stop, tracee.event_message().ok().flatten()) {
+            made.extend(u32::try_from(number).map(|number| Tracee::of(Tid(number))));
+        }
+        tracee.detach(stop)
+    };
+    let stopped = tracee.stopped().and_then(|stop| stop.map(detach).transpose());
     if let Err(error) = &stopped {
         debug!("process {}: {error}", tracee.pid());
     }

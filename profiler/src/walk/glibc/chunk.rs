@@ -109,7 +109,8 @@ impl<'a> Chunks<'a> {
             } else if !piece.of_threads && head.flags & OF_THREADS != 0 {
                 return broken("a block is of another arena");
             } else {
-                self.blocks.push(WalkedBlock { start: TargetAddr(at + HEADER_BYTES), size_bytes: head.bytes - WORD_BYTES });
+                self.blocks
+                    .push(WalkedBlock { start: TargetAddr(at + HEADER_BYTES), size_bytes: head.bytes - WORD_BYTES });
             }
             (at, head) = (end, next);
         }
@@ -124,7 +125,8 @@ impl<'a> Chunks<'a> {
     /// A free chunk says its size at its end too, and the list that it is in knows it.
     fn check_free(&mut self, at: u64, head: Head, end: u64) -> Result<(), Broken> {
         let next_in_list = self.words.at(at + HEADER_BYTES);
-        let back = next_in_list.and_then(|chunk| self.memory.word(TargetAddr(chunk.checked_add(HEADER_BYTES + WORD_BYTES)?)));
+        let back =
+            next_in_list.and_then(|chunk| self.memory.word(TargetAddr(chunk.checked_add(HEADER_BYTES + WORD_BYTES)?)));
         if self.words.at(end) != Some(head.bytes) {
             return Err(Broken { at, why: "a free chunk has two sizes" });
         }

@@ -32,7 +32,8 @@ pub(super) fn heaps(memory: &dyn Memory, arena: &Arena) -> Result<Vec<Heap>, Str
     let mut heaps: Vec<Heap> = Vec::new();
     let mut bytes = 0_u64;
     loop {
-        let (owner, previous, size) = (word(start), start.checked_add(8).and_then(word), start.checked_add(16).and_then(word));
+        let (owner, previous, size) =
+            (word(start), start.checked_add(8).and_then(word), start.checked_add(16).and_then(word));
         let (Some(owner), Some(previous), Some(size)) = (owner, previous, size) else {
             return Err(format!("the heap at {start:#x} is not there"));
         };

@@ -1,7 +1,7 @@
 //! Blocks that have a mapping of their own: from 128 KiB on, as a rule.
 
-use super::chunk::{FLAGS, HEADER_BYTES, MAPPED};
 use super::arena::Circle;
+use super::chunk::{FLAGS, HEADER_BYTES, MAPPED};
 use super::words::Words;
 use super::{PAGE_BYTES, span};
 use crate::address::TargetAddr;
@@ -77,11 +77,14 @@ fn says(scene: &Scene<'_>, circle: &Circle, bytes: u64, areas: &[Span]) -> bool 
     let last = region.end.0.min(circle.main.address.saturating_add(PARAMETERS_WITHIN_BYTES));
     let mut words = Words::new(scene.memory);
     let begins = |base: u64| {
-        base == 0 || base.checked_next_multiple_of(16).is_some_and(|start| areas.iter().any(|area| area.start.0 == start))
+        base == 0
+            || base.checked_next_multiple_of(16).is_some_and(|start| areas.iter().any(|area| area.start.0 == start))
     };
     (near.max(region.start.0)..last).step_by(WORD_BYTES as usize).any(|at| {
         let mut word = |nth: u64| words.at(at + nth * WORD_BYTES);
-        word(0) == Some(bytes) && word(1).is_some_and(|most| most >= bytes && most % PAGE_BYTES == 0) && word(2).is_some_and(begins)
+        word(0) == Some(bytes)
+            && word(1).is_some_and(|most| most >= bytes && most % PAGE_BYTES == 0)
+            && word(2).is_some_and(begins)
     })
 }
 

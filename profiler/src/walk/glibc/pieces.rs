@@ -67,7 +67,8 @@ fn grown(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>) -> Result<Ve
     let end = arena.top.checked_add(size).filter(|end| *end <= region.end.0).ok_or_else(missing)?;
     let start = end.checked_sub(arena.system_bytes).and_then(|start| start.checked_next_multiple_of(CHUNK_ALIGNMENT));
     let start = start.filter(|start| *start >= region.start.0);
-    let start = start.ok_or_else(|| format!("it says that it has {} bytes, more than are before its end", arena.system_bytes))?;
+    let start = start
+        .ok_or_else(|| format!("it says that it has {} bytes, more than are before its end", arena.system_bytes))?;
     let mut piece = Piece { start, limit: end, top: arena.top, of_threads: false };
     let mut reached = chunks.walk(piece).map_err(|broken| broken.to_string())?;
     let mut pieces = vec![span(start, reached)];

@@ -8,7 +8,7 @@ use crate::walk::WalkedBlock;
 /// How a version lays a cache out.
 #[derive(Debug, PartialEq, Eq)]
 struct Format {
-    /// Bytes that its chunk leaves to it.
+    /// Bytes that its chunk leaves to it, or 16 more where what was left of a free chunk was too small for another one.
     block_bytes: u64,
     bins: u64,
     /// Bytes of a count.
@@ -33,12 +33,16 @@ const ENTRIES_MAX: u64 = 0xffff;
 
 /// Whether a block could be a cache, by its size.
 pub(super) fn has_size(block: &WalkedBlock) -> bool {
-    FORMATS.iter().any(|format| format.block_bytes == block.size_bytes)
+    format_of(block).is_some()
+}
+
+fn format_of(block: &WalkedBlock) -> Option<&'static Format> {
+    FORMATS.iter().find(|format| block.size_bytes.checked_sub(format.block_bytes).is_some_and(|more| more <= 16))
 }
 
 /// The blocks that a cache keeps, none if it is empty; None where this is no cache.
 pub(super) fn entries(memory: &dyn Memory, links: Links, block: WalkedBlock) -> Option<Vec<u64>> {
-    let format = FORMATS.iter().find(|format| format.block_bytes == block.size_bytes)?;
+    let format = format_of(&block)?;
     let mut bytes = [0; BYTES_MAX as usize];
     let bytes = &mut bytes[..usize::try_from(format.block_bytes).ok()?];
     if memory.read(TargetAddr(block.start.0), bytes) != bytes.len() {
@@ -46,7 +50,10 @@ pub(super) fn entries(memory: &dyn Memory, links: Links, block: WalkedBlock) -> 
     }
     let number = |at: u64, length: u64| {
         let at = usize::try_from(at).unwrap_or(usize::MAX);
-        bytes[at..at + usize::try_from(length).unwrap_or(0)].iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte))
+        bytes[at..at + usize::try_from(length).unwrap_or(0)]
+            .iter()
+            .rev()
+            .fold(0, |all, &byte| all << 8 | u64::from(byte))
     };
     let mut all = Vec::new();
     let mut room = None;
@@ -57,9 +64,11 @@ pub(super) fn entries(memory: &dyn Memory, links: Links, block: WalkedBlock) -> 
             return None;
         }
         let count_max = if format.counts_room { ENTRIES_MAX } else { count };
-        let entries = List { first, target: Target::Block, chunk_bytes: chunk_bytes(bin), count_max }.blocks(memory, links)?;
+        let entries =
+            List { first, target: Target::Block, chunk_bytes: chunk_bytes(bin), count_max }.blocks(memory, links)?;
         let length = entries.len() as u64;
-        let in_order = if format.counts_room { *room.get_or_insert(count + length) == count + length } else { count == length };
+        let in_order =
+            if format.counts_room { *room.get_or_insert(count + length) == count + length } else { count == length };
         if !in_order {
             return None;
         }

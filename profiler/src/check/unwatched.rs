@@ -1,0 +1,74 @@
+//! A look at a process that nobody has watched: no probe is attached, and its blocks are those that its heap tells.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+
+use super::look::{Look, TRIES_MAX, collect_at_rest};
+use crate::collect::{Method, collect};
+use crate::ids::Pid;
+use crate::leak::growth::Growths;
+use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::totals::Totals;
+use crate::object::module::ModuleStore;
+use crate::report::profile::{Beginning, Health, Origin, Others};
+use crate::snapshot::{Base, Snapshot, TargetFacts, TargetState};
+use crate::sys::clock;
+use crate::target::address_space::AddressSpace;
+use crate::target::process::Process;
+
+/// Looks at a process.
+///
+/// # Errors
+///
+/// When there is none, or it cannot be read.
+pub fn look(pid: Pid, method: Method) -> Result<Look> {
+    let process = Process::open(pid)?;
+    let mut modules = ModuleStore::new();
+    let mut space = AddressSpace::new(pid);
+    space.refresh(&mut modules).with_context(|| format!("cannot look at process `{pid}`"))?;
+    let mut now = clock::now();
+    let (collected, walks) = collect_at_rest(TRIES_MAX, || collect(pid, method, &mut |_| now = clock::now()))?;
+    let state = TargetState {
+        facts: TargetFacts {
+            pid,
+            command: process.command.clone(),
+            comm: process.comm.clone(),
+            cgroup: process.cgroup.clone(),
+            beginning: Beginning {
+                origin: Origin::Running,
+                time: now.monotonic,
+                delay_ns: None,
+                from_first_call: false,
+            },
+            exited: false,
+            replaced: false,
+            exit_code: None,
+            detached: None,
+            overhead: None,
+        },
+        space: Arc::new(space),
+        threads: Arc::default(),
+        heaps: Vec::new(),
+        books: Arc::new(TargetSnapshot { pid, totals: Totals::default(), heaps: Vec::new(), callsites: Vec::new() }),
+        growths: Growths::default(),
+        curve: Vec::new(),
+        timeline: Arc::default(),
+        until: now.monotonic,
+        older: None,
+        base: Base::Beginning,
+    };
+    let snapshot = Snapshot {
+        interval_bytes: 1,
+        started_unix_ns: now.unix_ns,
+        started_monotonic_ns: now.monotonic.0,
+        ended_unix_ns: now.unix_ns,
+        older_than: None,
+        window: None,
+        targets: vec![state],
+        others: Others::default(),
+        modules: modules.share(),
+        health: Health::default(),
+    };
+    Ok(Look { collected, walks, snapshot, now: now.monotonic, watched: Vec::new(), watching: None, at_exit: false })
+}

@@ -1,0 +1,176 @@
+//! Checks looks for leaks and tells what was found, on a thread of its own: what is looked at goes on meanwhile.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::output::Output;
+use super::{exit, is_broken_pipe, numbered, terminal};
+use crate::check::look::Look;
+use crate::check::{Plan, check};
+use crate::ids::Pid;
+use crate::report::unreachable::Unreachable;
+use crate::report::unreachable::write_json;
+use crate::report::unreachable::{Style, write_text};
+use crate::report::{Format, Presentation, View};
+use crate::symbolize::resolver::Resolver;
+
+/// Where to tell.
+pub(super) struct Telling {
+    /// Files, for the last check.
+    pub(super) outputs: Vec<Output>,
+    /// The format of all of them, whatever they are called.
+    pub(super) format: Option<Format>,
+    /// Only in files.
+    pub(super) quiet: bool,
+    /// Standard output is another program's.
+    pub(super) to_stderr: bool,
+}
+
+/// The thread at work.
+pub(super) struct Checking {
+    looks: Sender<Look>,
+    /// Looks that are not checked yet.
+    open: Arc<AtomicUsize>,
+    thread: JoinHandle<Result<Option<bool>>>,
+}
+
+impl Checking {
+    /// Waits for looks.
+    ///
+    /// # Errors
+    ///
+    /// If there can be no thread.
+    pub(super) fn start(plan: Plan, telling: Telling) -> Result<Self> {
+        let (looks, jobs) = mpsc::channel();
+        let open = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&open);
+        // The resolver cannot be sent, so it is made there.
+        let work = move || Desk { plan, telling, resolver: Resolver::new(), count: 0 }.work(&jobs, &counter);
+        let thread = thread::Builder::new().name("heapbpf-check".to_owned());
+        let thread = thread.spawn(work).context("cannot start a thread")?;
+        Ok(Self { looks, open, thread })
+    }
+
+    /// Has a look checked.
+    pub(super) fn check(&self, look: Look) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        // Where the thread has ended before its time, the end tells.
+        let _ = self.looks.send(look);
+    }
+
+    /// Whether a look is being checked. Each holds a copy of the process's memory.
+    pub(super) fn is_busy(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0
+    }
+
+    /// Waits for all checks. The exit code, `otherwise` where there were no leaks.
+    ///
+    /// # Errors
+    ///
+    /// If something could not be told, or nothing was looked at.
+    pub(super) fn finish(self, otherwise: u8) -> Result<u8> {
+        drop(self.looks);
+        match self.thread.join().map_err(|_| anyhow!("the thread that checks has panicked"))?? {
+            Some(true) => Ok(exit::LEAKS),
+            Some(false) => Ok(otherwise),
+            None => Err(anyhow!("nothing was looked at: the process ended before")),
+        }
+    }
+}
+
+/// What the thread has.
+struct Desk {
+    plan: Plan,
+    telling: Telling,
+    resolver: Resolver,
+    /// Looks that were checked.
+    count: u32,
+}
+
+impl Desk {
+    /// Whether the last look found leaks; `None` where there was none.
+    fn work(mut self, looks: &Receiver<Look>, open: &AtomicUsize) -> Result<Option<bool>> {
+        let mut last: Option<Unreachable> = None;
+        for look in looks {
+            // Files with the names that were asked for are those of the last one.
+            if let Some(earlier) = last.take() {
+                self.count += 1;
+                self.write_numbered(&earlier)?;
+            }
+            let found = check(look, &self.plan, &self.resolver);
+            if found.watched_ns.is_none() && found.known.count == 0 {
+                let pid = found.target().map_or(Pid(0), |target| target.pid);
+                bail!(
+                    "nothing is known of the heap of process `{pid}`: {}; watch what it allocates from now on: `heapbpf leaks --pid {pid} --watch 60s`",
+                    why_nothing_is_known(&found)
+                );
+            }
+            self.say(&found)?;
+            last = Some(found);
+            open.fetch_sub(1, Ordering::Relaxed);
+            self.resolver.release();
+        }
+        let Some(found) = last else { return Ok(None) };
+        for output in std::mem::take(&mut self.telling.outputs) {
+            write(output, &found, self.plan.with_contents)?;
+        }
+        Ok(Some(found.leak_count > 0))
+    }
+
+    fn write_numbered(&self, found: &Unreachable) -> Result<()> {
+        let paths: Vec<PathBuf> = self.telling.outputs.iter().filter_map(Output::path).map(Into::into).collect();
+        for path in paths {
+            write(
+                Output::open(&numbered::of_window(&path, self.count), self.telling.format)?,
+                found,
+                self.plan.with_contents,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn say(&self, found: &Unreachable) -> Result<()> {
+        if self.telling.quiet {
+            return Ok(());
+        }
+        let is_taken = self.telling.to_stderr || self.telling.outputs.iter().any(|output| output.path().is_none());
+        let (width, colour) = terminal();
+        let style = Style { width, colour: colour && !is_taken, contents: self.plan.with_contents };
+        let written = if is_taken {
+            // Nobody has to listen.
+            let _ = write_text(found, style, &mut std::io::stderr().lock());
+            Ok(())
+        } else {
+            write_text(found, style, &mut std::io::stdout().lock())
+        };
+        match written.map_err(anyhow::Error::from) {
+            // Who reads no more has what was wanted.
+            Err(error) if is_broken_pipe(&error) => Ok(()),
+            written => written,
+        }
+    }
+}
+
+/// Why no heap could be walked.
+fn why_nothing_is_known(found: &Unreachable) -> String {
+    let gaps: Vec<&str> = found.heaps.iter().flat_map(|heap| &heap.gaps).map(String::as_str).collect();
+    if gaps.is_empty() {
+        return "its allocator is none whose bookkeeping heapbpf reads (glibc, musl, jemalloc)".to_owned();
+    }
+    gaps.join("; ")
+}
+
+fn write(output: Output, found: &Unreachable, contents: bool) -> Result<()> {
+    let presentation = Presentation { view: View::LiveBytes, by: Vec::new(), threshold: None, icicle: false };
+    let format = output.format();
+    output.write(|out| match format {
+        Format::Json => Ok(write_json(found, contents, out)?),
+        _ => Ok(format.report().write(&found.profile, &presentation, out)?),
+    })?;
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! `heapbpf leaks`: watches if that is asked for, looks, tells, and says by its exit code whether there are leaks.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use profiler_common::interval::Interval;
+
+use super::args::LeaksArgs;
+use super::checking::{Checking, Telling};
+use super::output::Output;
+use super::progress::ProgressLine;
+use super::record::{UsageError, suppressions};
+use super::stops::Stops;
+use super::{exit, privilege, say};
+use crate::allocator::hook_set::HookSet;
+use crate::allocator::selection::HeapSelection;
+use crate::check::look::Look;
+use crate::check::{Plan, unwatched};
+use crate::guardrail::Limits;
+use crate::ids::Pid;
+use crate::probe::attach::BackendChoice;
+use crate::probe::place::PlacementMode;
+use crate::report::ReportError;
+use crate::session::{DumpPlan, Hold, Listener, Orders, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode};
+use crate::sys::inherited::Inherited;
+use crate::target::filter::Selection;
+
+/// Looks, tells, and returns the exit code.
+pub(super) fn run(args: &LeaksArgs) -> Result<u8> {
+    // Before any signal is listened for and any limit is raised: what is started finds them as heapbpf did.
+    let inherited = Inherited::now();
+    if args.pid.is_none() && args.command.is_empty() {
+        let text = "nothing to look at: give `--pid PID` (`pgrep -a NAME` lists processes), or a command behind `--`; see `heapbpf leaks --help`";
+        return Err(UsageError(text.to_owned()).into());
+    }
+    let plan = Plan {
+        limit: args.limit,
+        suppressions: suppressions(&args.suppressions)?,
+        with_contents: !args.no_contents,
+        trims: args.trim,
+    };
+    let outputs = args.output.iter().map(|path| open(path, args)).collect::<Result<Vec<_>>>()?;
+    let telling = Telling { outputs, format: args.format, quiet: args.quiet, to_stderr: !args.command.is_empty() };
+    match (args.pid, args.watch) {
+        (Some(pid), None) => {
+            let checking = Checking::start(plan, telling)?;
+            checking.check(unwatched::look(Pid(pid), args.snapshot.into())?);
+            checking.finish(exit::DONE)
+        }
+        _ => {
+            privilege::check()?;
+            privilege::raise_memory_limit();
+            privilege::raise_descriptor_limit();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
+            runtime.block_on(watch(args, plan, telling, inherited))
+        }
+    }
+}
+
+/// A file of a format that sums are enough for.
+fn open(path: &Path, args: &LeaksArgs) -> Result<Output> {
+    let output = Output::open(path, args.format)?;
+    if output.format().needs_recording() {
+        let refused = ReportError::NeedsRecording(output.format());
+        return Err(UsageError(format!("cannot write `{}`: {refused}", path.display())).into());
+    }
+    Ok(output)
+}
+
+async fn watch(args: &LeaksArgs, plan: Plan, telling: Telling, inherited: Inherited) -> Result<u8> {
+    let mut stops = Stops::new()?;
+    let mut orders = Orders::listen().context("cannot listen for signals")?;
+    let mut session = Session::start(config(args))?;
+    if stops.pending(None).await {
+        return Ok(exit::INTERRUPTED);
+    }
+    let is_launched = !args.command.is_empty();
+    if is_launched {
+        stops.interrupts_left = 1;
+        session.launch(&args.command, inherited)?;
+        stops.pending(session.launched()).await;
+    } else if !args.quiet {
+        say(&format!("heapbpf: watching {}; Ctrl-C looks at once", session.describe()));
+    }
+    let line = ProgressLine::new(args.quiet || is_launched);
+    let forward = session.launched();
+    let mut audience = Audience { checking: Checking::start(plan, telling)?, line, failure: None };
+    session.run(stops.wait(forward), &mut orders, &mut audience).await?;
+    audience.line.clear();
+    if let Some(pid) = args.pid {
+        let look = session.inspect(Pid(pid), args.snapshot.into());
+        audience.looked(look);
+    }
+    let (_, command, _) = session.finish()?;
+    let of_command = match command {
+        Some(command) => command.wait().await,
+        None => exit::DONE,
+    };
+    match audience.failure {
+        Some(error) => Err(error),
+        None => audience.checking.finish(of_command),
+    }
+}
+
+/// Shows what happens, and has looks checked.
+struct Audience {
+    checking: Checking,
+    line: ProgressLine,
+    /// The last look that could not be taken.
+    failure: Option<anyhow::Error>,
+}
+
+impl Listener for Audience {
+    fn progress(&mut self, progress: &Progress) {
+        self.line.show(progress);
+    }
+
+    fn looked(&mut self, look: Result<Look>) {
+        match look {
+            Ok(look) => self.checking.check(look),
+            Err(error) => self.failure = Some(error),
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        !self.checking.is_busy()
+    }
+}
+
+fn config(args: &LeaksArgs) -> SessionConfig {
+    SessionConfig {
+        selection: Selection {
+            pids: args.pid.map(Pid).into_iter().collect(),
+            patterns: Vec::new(),
+            cgroups: Vec::new(),
+            all: false,
+            exclude: Vec::new(),
+            min_rss_bytes: 0,
+        },
+        follow_forks: false,
+        functions: HookSet::default(),
+        heaps: HeapSelection { only: Vec::new(), excluded: Vec::new(), intervals: Vec::new() },
+        hold: Hold::Execs,
+        interval: Interval::nearest(args.interval),
+        duration: args.watch,
+        dumps: DumpPlan { every: None::<Duration>, growth_bytes: None, alloc_bytes: None, mark_after: None },
+        ring_bytes: args.ring_size,
+        live_blocks_max: args.live_blocks,
+        // Whatever was left out would have no stack.
+        on_overload: OverloadPolicy::Drop,
+        placement: PlacementMode::Auto,
+        unwind: UnwindMode::Auto,
+        backend: BackendChoice::Auto,
+        unwind_bytes_max: 256 << 20,
+        by_thread: false,
+        recording: None,
+        older_than: None,
+        limits: Limits { memory_bytes_max: None, cpu_percent_max: None, overhead_percent_max: None },
+        checks: Some(args.snapshot.into()),
+        raw_stacks_max: 0,
+    }
+}

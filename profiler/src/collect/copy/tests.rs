@@ -1,0 +1,97 @@
+//! Copies of real processes' memory, and how they are laid out.
+
+use proptest::prelude::*;
+
+use super::super::fixture::Subject;
+use super::*;
+
+/// Four MiB and some pages, of which every hundredth may not be read; then as much again with every second one.
+const HOLES: &str = r#"
+int main(void) {
+    enum { PAGES = 1200 };
+    char *memory = mmap(NULL, 2 * PAGES * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (int i = 0; i < 2 * PAGES * 512; i++) ((uint64_t *)memory)[i] = i;
+    for (int i = 99; i < PAGES; i += 100) mprotect(memory + i * 4096, 4096, PROT_NONE);
+    for (int i = PAGES; i < 2 * PAGES; i += 2) munmap(memory + i * 4096, 4096);
+    say("%p", (void *)memory);
+    wait_for_word();
+}
+"#;
+
+fn spans(spans: &[Range<u64>]) -> Vec<Span> {
+    spans.iter().map(|span| TargetAddr(span.start)..TargetAddr(span.end)).collect()
+}
+
+#[test]
+fn pages_that_cannot_be_read_are_left_out_and_counted() {
+    let mut subject = Subject::start(HOLES);
+    let start = subject.numbers()[0];
+    let pid = subject.pid();
+    let all = spans(&[start + 8..start + 2 * 1200 * 4096]);
+    let copy = Copy::take(pid, &all, Room::of(pid, 0).expect("little")).expect("it lives");
+    assert_eq!(copy.unread_bytes, (12 + 600) * 4096);
+    assert_eq!(copy.word(TargetAddr(start)), None, "not asked for");
+    for page in 0..2 * 1200_u64 {
+        let there = if page < 1200 { page % 100 != 99 } else { page % 2 == 1 };
+        for index in [1, 511] {
+            let index = page * 512 + index;
+            assert_eq!(copy.word(TargetAddr(start + index * 8)), there.then_some(index), "word {index}");
+        }
+    }
+    let mut buffer = [0; 100];
+    assert_eq!(copy.read(TargetAddr(start + 99 * 4096 - 60), &mut buffer), 60);
+    assert_eq!(copy.slice(TargetAddr(start + 99 * 4096 - 60), 61), None);
+    let present = copy.present(TargetAddr(start)..TargetAddr(start + 100 * 4096));
+    assert_eq!(present, spans(&[start + 8..start + 99 * 4096]));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_both_sizes() {
+    let error = Room::empty(Pid(7), 3 << 30, 2 << 30).expect_err("too large").to_string();
+    assert!(error.contains("3.0 GiB") && error.contains("2.0 GiB") && error.contains("--snapshot fork"), "{error}");
+    let room = Room::empty(Pid(7), 1 << 10, 1 << 20).expect("little");
+    let larger = spans(&[0x1000..0x1000 + (2 << 30)]);
+    assert!(
+        matches!(Copy::take(Pid(7), &larger, room), Err(CollectError::TooLarge { needed_bytes, .. }) if needed_bytes == 2 << 30)
+    );
+}
+
+#[test]
+fn nobody_has_no_memory() {
+    let nobody = Pid(1 << 22);
+    let room = Room::of(nobody, 0).expect("little");
+    assert!(matches!(Copy::take(nobody, &spans(&[4096..8192]), room), Err(CollectError::Ended(_))));
+}
+
+proptest! {
+    #[test]
+    fn pieces_hold_what_was_asked_for_but_the_holes(
+        lengths in proptest::collection::vec((0_u64..4, 1_u64..5), 0..20),
+        holes in proptest::collection::btree_set(0_u64..100, 0..30),
+    ) {
+        let mut end = 0;
+        let mut asked = Vec::new();
+        for (gap, length) in lengths {
+            asked.push(end + gap..end + gap + length);
+            end += gap + length;
+        }
+        let pieces = laid_out(&spans(&asked));
+        let holes: Vec<Range<u64>> = holes
+            .into_iter()
+            .filter(|&hole| asked.iter().any(|span| span.contains(&hole)))
+            .map(|hole| hole..hole + 1)
+            .collect();
+        let rest = without(&pieces, &holes);
+        let mut offset = 0;
+        for address in 0..end {
+            let piece = rest.iter().find(|piece| (piece.start..piece.end).contains(&address));
+            let was_asked = asked.iter().any(|span| span.contains(&address));
+            prop_assert_eq!(piece.is_some(), was_asked && !holes.contains(&(address..address + 1)));
+            if let Some(piece) = piece {
+                prop_assert_eq!(piece.offset as u64 + address - piece.start, offset);
+            }
+            offset += u64::from(was_asked);
+        }
+        prop_assert!(rest.is_sorted_by(|first, second| first.end < second.start));
+    }
+}

@@ -1,0 +1,284 @@
+//! A copy of a stopped process that keeps its memory as it is now: the kernel copies a page when the process next writes to it.
+//! The process is made to fork by one of its threads, which notices nothing. The copy never runs an instruction, and is killed
+//! when it is no longer needed, also when heapbpf is. Refuses where something in the process would notice.
+//!
+//! ```text
+//! thread ─clone(CLONE_VM)─▶ go-between ─clone()─▶ copy
+//!        ◀─wait4()─ it is killed          └──▶ child of init
+//! ```
+//! A child that the thread made itself would stay the process's own until its end, which any of its calls of `wait` could see, and
+//! would be left a zombie behind. The go-between lives and is waited for while the process stands still; the copy becomes the child of
+//! whoever adopts orphans. None of the two runs: were heapbpf killed in the microseconds before the go-between is bound to
+//! die with it, it would run into its first use of the stack, which it has none of, with all signals blocked, and die of that.
+//! The descriptors are shared, not copied, so that a file that the process closes is closed.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use super::Span;
+use crate::ids::{Pid, Tid};
+use crate::proc::ProcError;
+use crate::proc::regions::{Region, regions};
+use crate::sys::pidfd::PidFd;
+use crate::sys::ptrace::{Options, Stop, Tracee};
+
+mod borrowed;
+mod flags;
+mod instruction;
+mod memory;
+
+use borrowed::Borrowed;
+pub use memory::ForkMemory;
+
+/// Longest wait for what is killed to be gone.
+const END_WAIT: Duration = Duration::from_secs(1);
+
+/// Where the stacks of what is made are said to be: nowhere.
+const NO_STACK: u64 = 8;
+
+/// Why no copy could be made. The process is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ForkError {
+    /// No thread can be made to fork.
+    #[error(
+        "process `{0}` cannot be made to fork now: none of its threads stands where it can be borrowed (it is stopped, ends, or runs in 32-bit mode); use `--snapshot read`"
+    )]
+    NoThread(Pid),
+    /// The kernel would end a thread for what it does.
+    #[error(
+        "process `{0}` cannot be made to fork: {1} decides which system calls its threads may make; use `--snapshot read`"
+    )]
+    Filtered(Pid, &'static str),
+    /// There is no instruction to make system calls with.
+    #[error(
+        "process `{0}` cannot be made to fork: no `syscall` instruction was found in its code; use `--snapshot read`"
+    )]
+    NoInstruction(Pid),
+    /// The kernel makes no copy.
+    #[error(
+        "process `{0}` cannot be made to fork: {1}; it may be at a limit of processes or memory (`pids.max`, `ulimit -u`, `vm.overcommit_memory`); use `--snapshot read`"
+    )]
+    Refused(Pid, io::Error),
+    /// Tracing has failed.
+    #[error("cannot make process `{0}` fork: {1}; use `--snapshot read`")]
+    Trace(Pid, io::Error),
+    /// It ended.
+    #[error(
+        "process `{0}` ended while a copy of it was made; start it with `heapbpf leaks -- COMMAND` to have it checked at its exit"
+    )]
+    Ended(Pid),
+    /// What `/proc` tells of it cannot be read.
+    #[error(transparent)]
+    Proc(#[from] ProcError),
+}
+
+/// A thread that is held by the calling thread, and may be made to fork.
+#[derive(Clone, Debug)]
+pub struct Lender {
+    /// The thread.
+    pub tracee: Tracee,
+    /// Why it is held. Only one at a [`Stop::Trap`] can be borrowed.
+    pub stop: Stop,
+    /// Threads that it makes are traced already; else they are while it is borrowed.
+    pub traces_threads: bool,
+}
+
+/// A copy of a process, of which nothing runs. Dropping it ends it. It ends too when the thread ends that has made it: that has to
+/// live as long.
+#[derive(Debug)]
+pub struct Forked {
+    of: Pid,
+    pid: Pid,
+    pidfd: PidFd,
+    /// The process that made it and has ended.
+    between: Pid,
+    /// Which of them it is in this process.
+    id: u64,
+    /// Kept while the thread has to live that traces it.
+    alive: Option<Sender<Infallible>>,
+}
+
+impl Forked {
+    /// Makes a copy of a process all of whose threads are held, these among them; `mapped` is what it has mapped. The threads are
+    /// held as before when this returns. Takes some 10 ms for each GiB, most of it to copy the tables of its pages.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be made to fork, see [`ForkError`].
+    pub fn make(pid: Pid, lenders: &[Lender], mapped: &[Region]) -> Result<Self, ForkError> {
+        let lender = choose(pid, lenders)?;
+        let instruction = instruction::find(pid, &lender.tracee, mapped)?.ok_or(ForkError::NoInstruction(pid))?;
+        let failed = |error| ForkError::Trace(pid, error);
+        if !lender.traces_threads {
+            lender.tracee.set_options(Options::THREADS).map_err(failed)?;
+        }
+        let mut thread =
+            Borrowed::take(pid, &lender.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
+        let made = copy_with(pid, &mut thread);
+        let given_back = thread.give_back();
+        if !lender.traces_threads {
+            lender.tracee.set_options(Options::default()).map_err(failed)?;
+        }
+        let forked = made?;
+        given_back.map_err(failed)?;
+        Ok(forked)
+    }
+
+    /// The copy. Its memory can be read as that of any process.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Keeps this until it ends, by which the thread that has made it can see how long it has to live.
+    pub(super) fn needs(&mut self, alive: Option<Sender<Infallible>>) {
+        self.alive = alive;
+    }
+
+    /// The processes that were made: the go-between, which has ended, and the copy.
+    #[must_use]
+    pub fn pids(&self) -> [Pid; 2] {
+        [self.between, self.pid]
+    }
+
+    /// What the process had mapped, readable and its own, and is not in the copy, because it has asked for that (`MADV_DONTFORK`,
+    /// `MADV_WIPEONFORK`); neighbours are joined. To be asked when the process runs again: it takes as long as the copying.
+    ///
+    /// # Errors
+    ///
+    /// When `/proc` does not tell.
+    pub fn left_out(&self, mapped: &[Region]) -> Result<Vec<Span>, ForkError> {
+        let copied: BTreeSet<_> = regions(self.pid)?.into_iter().map(|region| (region.start, region.end)).collect();
+        let wiped = flags::wiped(self.pid)?;
+        let mut left_out: Vec<Span> = Vec::new();
+        for region in mapped.iter().filter(|region| region.readable && !region.shared) {
+            if copied.contains(&(region.start, region.end)) && !wiped.contains(&region.start) {
+                continue;
+            }
+            match left_out.last_mut() {
+                Some(last) if last.end == region.start => last.end = region.end,
+                _ => left_out.push(region.start..region.end),
+            }
+        }
+        Ok(left_out)
+    }
+
+    /// Its memory, of which these parts are there (by rising address, without overlaps), read whenever it is asked for. What
+    /// the process shares with others is read as it is then.
+    #[must_use]
+    pub fn into_memory(self, spans: Vec<Span>) -> ForkMemory {
+        ForkMemory::new(self, spans)
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        let copy = Tracee::of(Tid(self.pid.0));
+        // The second is for one that belongs to somebody whose processes heapbpf may trace and not kill.
+        if let Err(error) = self.pidfd.kill().or_else(|_| copy.kill()) {
+            tracing::debug!("process {}, a copy of {}: {error}", self.pid, self.of);
+        }
+        let _ = wait_for_end(&copy);
+    }
+}
+
+/// The thread to be borrowed, one that makes a system call if there is any: no other thing can be under way there.
+fn choose(pid: Pid, lenders: &[Lender]) -> Result<&Lender, ForkError> {
+    let failed = |error| ForkError::Trace(pid, error);
+    let mut filter = None;
+    let mut running = None;
+    for lender in lenders.iter().filter(|lender| lender.stop == Stop::Trap) {
+        // A thread in 32-bit mode has no such registers.
+        let Some(registers) = lender.tracee.registers().ok().flatten() else { continue };
+        if let Some(found) = filter_of(pid, &lender.tracee).map_err(failed)? {
+            filter = Some(found);
+        } else if registers.is_in_syscall() {
+            return Ok(lender);
+        } else if running.is_none() && !borrowed::is_in_restartable(&lender.tracee, &registers).map_err(failed)? {
+            running = Some(lender);
+        }
+    }
+    match (running, filter) {
+        (Some(lender), _) => Ok(lender),
+        (None, Some(filter)) => Err(ForkError::Filtered(pid, filter)),
+        (None, None) => Err(ForkError::NoThread(pid)),
+    }
+}
+
+/// What decides about a thread's system calls.
+fn filter_of(pid: Pid, tracee: &Tracee) -> io::Result<Option<&'static str>> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
+    let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+    if seccomp.is_some_and(|mode| mode.trim() != "0") {
+        return Ok(Some("a seccomp filter"));
+    }
+    Ok(tracee.dispatches_syscalls()?.then_some("the program itself (PR_SET_SYSCALL_USER_DISPATCH)"))
+}
+
+/// Has a borrowed thread make the go-between, and that the copy.
+fn copy_with(pid: Pid, thread: &mut Borrowed) -> Result<Forked, ForkError> {
+    let flags = (libc::CLONE_VM | libc::CLONE_FILES).unsigned_abs();
+    let (between, number) = make_child(pid, thread, flags)?;
+    let copied = copy_from(pid, thread, &between);
+    let killed = between.kill().and_then(|()| wait_for_end(&between));
+    killed.map_err(|error| ForkError::Trace(pid, error))?;
+    // Its number as the process itself sees it. It has ended, so nothing is waited for.
+    let options = (libc::__WALL | libc::WNOHANG).unsigned_abs();
+    let waited = thread.call(libc::SYS_wait4, [number, 0, options.into(), 0, 0, 0], &mut |_| {});
+    let reaped = waited.map_err(|error| ForkError::Trace(pid, error))?.ok_or(ForkError::Ended(pid))?;
+    if reaped != number.cast_signed() {
+        tracing::debug!("process {pid}: wait4 for what it was made to make returned {reaped}");
+    }
+    copied
+}
+
+fn copy_from(pid: Pid, thread: &Borrowed, between: &Tracee) -> Result<Forked, ForkError> {
+    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+    let failed = |error| ForkError::Trace(pid, error);
+    between.set_options(Options::THREADS.and(Options::KILLED)).map_err(failed)?;
+    let mut maker = thread.child(between);
+    let (copy, _) = make_child(pid, &mut maker, libc::CLONE_FILES.unsigned_abs())?;
+    let pidfd = PidFd::open(copy.pid()).map_err(|error| {
+        let _ = copy.kill().and_then(|()| wait_for_end(&copy));
+        failed(error)
+    })?;
+    let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+    Ok(Forked { of: pid, pid: copy.pid(), pidfd, between: between.pid(), id, alive: None })
+}
+
+/// Makes a process and waits until it stands still, before its first instruction; and its number as its maker sees it.
+fn make_child(pid: Pid, maker: &mut Borrowed, flags: u32) -> Result<(Tracee, u64), ForkError> {
+    let failed = |error| ForkError::Trace(pid, error);
+    let mut child = None;
+    let arguments = [u64::from(flags), NO_STACK, 0, 0, 0, 0];
+    let made = maker.call(libc::SYS_clone, arguments, &mut |made| child = Some(Tracee::of(made)));
+    let number = made.map_err(failed)?.ok_or(ForkError::Ended(pid))?;
+    if number < 0 {
+        let code = i32::try_from(-number).unwrap_or(libc::EINVAL);
+        return Err(ForkError::Refused(pid, io::Error::from_raw_os_error(code)));
+    }
+    let child = child.ok_or_else(|| failed(io::Error::other("the kernel did not tell what was made")))?;
+    match child.wait(END_WAIT).map_err(failed)? {
+        Some(Stop::Ended(_)) => Err(ForkError::Ended(pid)),
+        Some(_) => Ok((child, number.unsigned_abs())),
+        None => Err(failed(io::ErrorKind::TimedOut.into())),
+    }
+}
+
+fn wait_for_end(tracee: &Tracee) -> io::Result<()> {
+    let deadline = Instant::now() + END_WAIT;
+    loop {
+        match tracee.wait(deadline.saturating_duration_since(Instant::now()))? {
+            Some(Stop::Ended(_)) => return Ok(()),
+            Some(stop) => tracee.run(stop)?,
+            None => return Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,388 @@
+//! Real programs that would notice: they look for children and signals, and count calls that were interrupted.
+
+use std::fs::read_to_string;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use super::*;
+use crate::address::TargetAddr;
+use crate::memory::Memory;
+use crate::object::fixture::Workshop;
+use crate::proc::tasks;
+use crate::sys::ptrace::Registers;
+
+/// In the environment of another process: whose copy it shall make.
+const PID: &str = "HEAPBPF_TEST_PID";
+/// Where the program counts.
+const COUNTS: TargetAddr = TargetAddr(0x1000_0000);
+/// What is not copied by a fork, and what is emptied.
+const NOT_COPIED: TargetAddr = TargetAddr(0x2000_0000);
+const EMPTIED: TargetAddr = TargetAddr(0x3000_0000);
+/// Memory of so many MiB as the program is told to fill.
+const FILLED: TargetAddr = TargetAddr(0x10_0000_0000);
+
+const NOTICES: &str = r#"
+    #define _GNU_SOURCE
+    #include <errno.h>
+    #include <linux/filter.h>
+    #include <linux/futex.h>
+    #include <linux/seccomp.h>
+    #include <pthread.h>
+    #include <signal.h>
+    #include <stdint.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/epoll.h>
+    #include <sys/mman.h>
+    #include <sys/prctl.h>
+    #include <sys/resource.h>
+    #include <sys/syscall.h>
+    #include <sys/wait.h>
+    #include <time.h>
+    #include <unistd.h>
+    static void is(int right, int code) { if (!right) _exit(code); }
+    static void child_ended(int signal) { _exit(20); }
+    static void *sleeps(void *none) {
+        for (;;) { struct timespec time = { 0, 50000000 }; is(nanosleep(&time, 0) == 0, 21); }
+    }
+    static void *reads(void *none) {
+        int ends[2]; char byte;
+        pipe(ends);
+        read(ends[0], &byte, 1);
+        _exit(22);
+    }
+    static void *waits(void *none) {
+        static int word;
+        for (;;) {
+            struct timespec time = { 0, 50000000 };
+            is(syscall(SYS_futex, &word, FUTEX_WAIT, 0, &time, 0, 0) == -1 && errno == ETIMEDOUT, 23);
+        }
+    }
+    static void *polls(void *none) {
+        struct epoll_event event;
+        int queue = epoll_create1(0);
+        for (;;) is(epoll_wait(queue, &event, 1, 50) == 0, 24);
+    }
+    static void *polls_on(void *none) {
+        struct epoll_event event;
+        epoll_wait(epoll_create1(0), &event, 1, -1);
+        _exit(25);
+    }
+    static void *counts(void *at) { for (volatile uint64_t *count = at;;) ++*count; }
+    static void *looks_for_children(void *none) {
+        for (int status;;) is(waitpid(-1, &status, __WALL) == -1 && errno == ECHILD, 26);
+    }
+    static void *forks(void *none) {
+        for (int status;;) {
+            pid_t child = fork();
+            if (child == 0) _exit(7);
+            is(child > 0 && waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7, 27);
+        }
+    }
+    static void make(void *(*body)(void *), void *what) { pthread_t thread; is(pthread_create(&thread, 0, body, what) == 0, 28); }
+    static void *map(uintptr_t at, size_t size) {
+        void *page = mmap((void *)at, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        is(page != MAP_FAILED, 29);
+        return page;
+    }
+    int main(int count, char **arguments) {
+        const char *how = arguments[1];
+        uint64_t *page = map(0x10000000, 4096);
+        page[511] = 0x1234567890abcdef;
+        if (!strcmp(how, "all")) {
+            signal(SIGCHLD, child_ended);
+            make(sleeps, 0); make(reads, 0); make(waits, 0); make(polls, 0); make(polls_on, 0); make(looks_for_children, 0);
+            make(counts, page); make(counts, page + 1); make(counts, page + 2);
+        }
+        if (!strcmp(how, "counts")) { make(counts, page + 1); make(counts, page + 2); }
+        if (!strcmp(how, "forks")) { make(forks, 0); make(counts, page); }
+        if (!strcmp(how, "keeps")) {
+            strcpy(map(0x20000000, 4096), "not copied");
+            strcpy(map(0x30000000, 4096), "emptied");
+            is(madvise((void *)0x20000000, 4096, MADV_DONTFORK) == 0, 30);
+            is(madvise((void *)0x30000000, 4096, MADV_WIPEONFORK) == 0, 31);
+        }
+        if (!strcmp(how, "filters")) {
+            struct sock_filter rule = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+            struct sock_fprog filter = { 1, &rule };
+            is(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0, 32);
+        }
+        if (!strcmp(how, "limited")) {
+            struct rlimit limit = { 1, 1 };
+            is(setrlimit(RLIMIT_NPROC, &limit) == 0 && setuid(65534) == 0, 33);
+        }
+        if (!strcmp(how, "fills")) {
+            size_t size = (size_t)atoi(arguments[2]) << 20;
+            char *filled = map(0x1000000000, size);
+            madvise(filled, size, MADV_NOHUGEPAGE);
+            for (size_t at = 0; at < size; at += 4096) *(size_t *)(filled + at) = at;
+        }
+        if (!strcmp(how, "runs")) { puts("ready"); fflush(stdout); counts(page); }
+        puts("ready"); fflush(stdout);
+        char byte;
+        is(read(0, &byte, 1) == 0, 34);
+        return 6;
+    }"#;
+
+/// A program that runs, and ends when its input does.
+struct Noticing {
+    child: Child,
+    input: Option<ChildStdin>,
+    _output: BufReader<ChildStdout>,
+    _workshop: Workshop,
+}
+
+impl Noticing {
+    fn start(arguments: &[&str]) -> Self {
+        let workshop = Workshop::new();
+        let program = workshop.compile("gcc", "notices.c", NOTICES, &["-pthread", "-O1"]);
+        let mut command = Command::new(program);
+        let mut child =
+            command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("it writes");
+        assert_eq!(line, "ready\n", "{:?}", child.wait());
+        Self { input: child.stdin.take(), child, _output: output, _workshop: workshop }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid(self.child.id())
+    }
+
+    /// It has noticed nothing.
+    fn check_end(mut self) {
+        drop(self.input.take());
+        assert_eq!(self.child.wait().expect("a child").code(), Some(6));
+    }
+
+    fn children(&self) -> String {
+        let tasks = tasks::threads(self.pid()).expect("it lives").into_iter();
+        let entry = |tid: Tid| format!("/proc/{}/task/{}/children", self.pid(), tid.0);
+        tasks.map(|tid| read_to_string(entry(tid)).expect("it lives")).collect()
+    }
+}
+
+impl Drop for Noticing {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// All threads of a process, held.
+struct All(Vec<Lender>);
+
+impl All {
+    fn hold(pid: Pid) -> Self {
+        let threads = tasks::threads(pid).expect("it lives");
+        let seize = |tid| Tracee::seize_thread(tid, Options::default()).expect("permitted");
+        let tracees: Vec<Tracee> = threads.into_iter().map(seize).collect();
+        tracees.iter().for_each(|tracee| tracee.interrupt().expect("held"));
+        let wait = |tracee: Tracee| {
+            let stop = tracee.wait(Duration::from_secs(10)).expect("held").expect("it stops");
+            Lender { tracee, stop, traces_threads: false }
+        };
+        Self(tracees.into_iter().map(wait).collect())
+    }
+
+    fn let_go(self) {
+        for Lender { tracee, stop, .. } in self.0 {
+            let registers = tracee.registers().expect("held").expect("it lives");
+            if let Some(undisturbed) = registers.undisturbed().filter(|_| stop == Stop::Trap) {
+                tracee.set_registers(&undisturbed).expect("held");
+            }
+            tracee.detach(stop).expect("held");
+        }
+    }
+
+    /// What can be seen of the threads from outside.
+    fn seen(&self) -> Vec<(Registers, u64)> {
+        let seen = |lender: &Lender| {
+            let (registers, blocked) = (lender.tracee.registers(), lender.tracee.blocked_signals());
+            (registers.expect("held").expect("it lives"), blocked.expect("held").expect("it lives"))
+        };
+        self.0.iter().map(seen).collect()
+    }
+}
+
+fn fork(pid: Pid) -> Result<(Forked, Duration), ForkError> {
+    let all = All::hold(pid);
+    let seen = all.seen();
+    let mapped = regions(pid).expect("it lives");
+    let begun = Instant::now();
+    let forked = Forked::make(pid, &all.0, &mapped);
+    let took = begun.elapsed();
+    assert_eq!(all.seen(), seen);
+    assert_eq!(regions(pid).expect("it lives"), mapped);
+    all.let_go();
+    Ok((forked?, took))
+}
+
+fn page(start: TargetAddr) -> Span {
+    start..TargetAddr(start.0 + 4096)
+}
+
+/// Whoever has adopted it waits for it some time after its end.
+fn is_there(pid: Pid) -> bool {
+    read_to_string(format!("/proc/{pid}/status"))
+        .is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
+}
+
+/// The process's own, now.
+fn count(pid: Pid, index: u64) -> u64 {
+    let mut bytes = [0; 8];
+    crate::sys::process_memory::read(pid, &[(COUNTS.0 + 8 * index, 8)], &mut bytes).expect("it lives");
+    u64::from_le_bytes(bytes)
+}
+
+#[test]
+fn a_copy_stays_as_the_process_was() {
+    let program = Noticing::start(&["counts"]);
+    let (forked, _) = fork(program.pid()).expect("copied");
+    let copy = forked.pid();
+    let memory = forked.into_memory(vec![page(COUNTS)]);
+    let word = |index: u64| memory.word(TargetAddr(COUNTS.0 + 8 * index)).expect("there");
+    let before = [word(1), word(2)];
+    while count(program.pid(), 1) == before[0] || count(program.pid(), 2) == before[1] {}
+    assert_eq!([word(1), word(2), word(511)], [before[0], before[1], 0x1234_5678_90ab_cdef]);
+    // Nor does what is read anew, by a thread that keeps nothing.
+    let other = std::thread::scope(|scope| scope.spawn(|| [word(1), word(2)]).join().expect("no panic"));
+    assert_eq!(other, before);
+    assert_eq!(
+        memory.present(TargetAddr(COUNTS.0 + 8)..TargetAddr(u64::MAX)),
+        [TargetAddr(COUNTS.0 + 8)..page(COUNTS).end]
+    );
+    let mut bytes = vec![1; 8192];
+    assert_eq!(memory.read(TargetAddr(COUNTS.0 + 8), &mut bytes), 4088);
+    assert_eq!(memory.read(page(COUNTS).end, &mut bytes), 0);
+    assert_eq!(memory.word(TargetAddr(COUNTS.0 + 4092)), None);
+    drop(memory);
+    assert!(!is_there(copy));
+    program.check_end();
+}
+
+#[test]
+fn a_process_notices_nothing() {
+    let program = Noticing::start(&["all"]);
+    let mut copies = Vec::new();
+    for _ in 0..30 {
+        let (forked, _) = fork(program.pid()).expect("copied");
+        assert_eq!(program.children(), "");
+        let status = read_to_string(format!("/proc/{}/status", forked.pid())).expect("it is held");
+        assert!(!status.contains(&format!("PPid:\t{}\n", program.pid())) && status.contains("State:\tt"), "{status}");
+        copies.push(forked);
+    }
+    let pids: Vec<Pid> = copies.iter().flat_map(Forked::pids).collect();
+    drop(copies);
+    assert!(!pids.into_iter().any(is_there));
+    assert_eq!(program.children(), "");
+    program.check_end();
+}
+
+#[test]
+fn a_process_that_runs_and_one_that_forks_are_copied() {
+    for how in ["runs", "forks"] {
+        let program = Noticing::start(&[how]);
+        for _ in 0..30 {
+            let before = count(program.pid(), 0);
+            drop(fork(program.pid()).expect("copied"));
+            while count(program.pid(), 0) == before {}
+        }
+        if how == "forks" {
+            program.check_end();
+        }
+    }
+}
+
+#[test]
+fn what_is_not_copied_is_told() {
+    let program = Noticing::start(&["keeps"]);
+    let mapped = regions(program.pid()).expect("it lives");
+    let (forked, _) = fork(program.pid()).expect("copied");
+    assert_eq!(forked.left_out(&mapped).expect("it is held"), [page(NOT_COPIED), page(EMPTIED)]);
+    program.check_end();
+}
+
+#[test]
+fn where_a_copy_cannot_be_made_the_way_out_is_told() {
+    let check = |how: &str, words: &str| {
+        let program = Noticing::start(&[how]);
+        let error = fork(program.pid()).expect_err("no copy").to_string();
+        assert!(error.contains(words) && error.contains("`--snapshot read`"), "{error}");
+        assert_eq!(program.children(), "");
+        program.check_end();
+    };
+    check("filters", "a seccomp filter decides");
+    check("limited", "Resource temporarily unavailable");
+    let program = Noticing::start(&["counts"]);
+    let error = Forked::make(program.pid(), &[], &[]).expect_err("no thread").to_string();
+    assert!(error.contains("none of its threads"), "{error}");
+}
+
+#[test]
+fn a_process_that_is_stopped_is_left_so() {
+    let program = Noticing::start(&["counts"]);
+    let raw = crate::sys::pid::raw(program.pid()).expect("a process");
+    rustix::process::kill_process(raw, rustix::process::Signal::STOP).expect("it lives");
+    let state = || read_to_string(format!("/proc/{}/status", program.pid())).expect("it lives");
+    while !state().contains("State:\tT (stopped)") {}
+    let error = fork(program.pid()).expect_err("stopped").to_string();
+    assert!(error.contains("it is stopped"), "{error}");
+    while !state().contains("State:\tT (stopped)") {}
+    rustix::process::kill_process(raw, rustix::process::Signal::CONT).expect("it lives");
+    program.check_end();
+}
+
+#[test]
+#[ignore = "a part of other tests"]
+fn holds_a_copy() {
+    let pid = Pid(std::env::var(PID).expect("set").parse().expect("a number"));
+    let (forked, _) = fork(pid).expect("copied");
+    std::io::stdout().write_all(format!("\ncopy {}\n", forked.pid()).as_bytes()).expect("it is read");
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_copy_ends_with_heapbpf() {
+    let program = Noticing::start(&["all"]);
+    let mut command = Command::new(std::env::current_exe().expect("known"));
+    command.args(["--ignored", "--exact", "--nocapture", "collect::fork::tests::holds_a_copy"]);
+    let mut reader = command.env(PID, program.pid().to_string()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let lines = BufReader::new(reader.stdout.take().expect("piped")).lines();
+    let copy = lines.map(|line| line.expect("text")).find_map(|line| line.strip_prefix("copy ")?.parse().ok());
+    let copy = Pid(copy.expect("a number"));
+    assert!(is_there(copy));
+    reader.kill().expect("it lives");
+    reader.wait().expect("a child");
+    while is_there(copy) {}
+    program.check_end();
+}
+
+#[test]
+#[ignore = "a measurement: takes a GiB"]
+fn pauses() {
+    for mebibytes in ["64", "256", "1024"] {
+        let program = Noticing::start(&["fills", mebibytes]);
+        let mut times: Vec<Duration> = (0..9).map(|_| fork(program.pid()).expect("copied").1).collect();
+        times.sort_unstable();
+        let (forked, _) = fork(program.pid()).expect("copied");
+        let bytes: u64 = mebibytes.parse::<u64>().expect("a number") << 20;
+        let memory = forked.into_memory(vec![FILLED..TargetAddr(FILLED.0 + bytes)]);
+        let begun = Instant::now();
+        let mut buffer = vec![0; 1 << 20];
+        let parts = (0..bytes >> 20).map(|part| memory.read(TargetAddr(FILLED.0 + (part << 20)), &mut buffer) as u64);
+        assert_eq!(parts.sum::<u64>(), bytes);
+        let read = begun.elapsed();
+        let begun = Instant::now();
+        for at in (0..bytes).step_by(65_536) {
+            assert_eq!(memory.word(TargetAddr(FILLED.0 + at)), Some(at));
+        }
+        let words = begun.elapsed() / u32::try_from(bytes / 65_536).expect("few");
+        println!("{mebibytes} MiB: {times:?}, all read in {read:?}, a word apart in {words:?}");
+        program.check_end();
+    }
+}

@@ -1,0 +1,162 @@
+//! Memory in which pointers are looked for first: all that was read, without the heap's own and without what lies below the ends
+//! of stacks. Pure.
+//!
+//! What is left out hides leaks if it is not, and what should not be makes false ones: so a part of a stack is left out only
+//! where the thread library's own record of the stack says where it begins.
+
+use std::collections::HashSet;
+
+use super::{RED_ZONE_BYTES, Span, ThreadState};
+use crate::address::TargetAddr;
+use crate::ids::Tid;
+use crate::memory::{Memory, WORD_BYTES};
+use crate::proc::regions::{Region, RegionKind, region_of};
+
+/// Where pointers are looked for: all of `memory` without `heap_areas` (in any order), the unused ends of stacks, and stacks of
+/// threads that have ended. By rising address, without overlaps.
+#[must_use]
+pub fn root_spans(threads: &[ThreadState], regions: &[Region], memory: &dyn Memory, heap_areas: &[Span]) -> Vec<Span> {
+    let mut cuts = heap_areas.to_vec();
+    cuts.extend(threads.iter().filter_map(|thread| unused(thread, threads, regions, memory)));
+    let heap = joined(heap_areas.to_vec());
+    let live: HashSet<TargetAddr> = threads.iter().map(|thread| thread.thread_pointer).collect();
+    for region in regions.iter().filter(|region| may_hold_stacks(region)) {
+        for span in without(memory.present(region.start..region.end), &heap) {
+            let stacks = ended_stacks(&span, threads, &live, memory);
+            cuts.extend(stacks.into_iter().map(|stack| stack.start.max(region.start)..stack.end.min(region.end)));
+        }
+    }
+    without(memory.present(TargetAddr(0)..TargetAddr(u64::MAX)), &joined(cuts))
+}
+
+/// What of the stack that a thread runs on lies below its end.
+fn unused(thread: &ThreadState, threads: &[ThreadState], regions: &[Region], memory: &dyn Memory) -> Option<Span> {
+    let region = region_of(regions, thread.stack_pointer)?;
+    let stack = if region.kind == RegionKind::Stack {
+        region.start..region.end
+    } else {
+        stack_of(thread.thread_pointer, memory)?
+    };
+    if !stack.contains(&thread.stack_pointer) {
+        return None;
+    }
+    // Another thread may run on a part of this stack that it was given.
+    let ends = threads.iter().map(|other| other.stack_pointer).filter(|end| stack.contains(end));
+    let end = ends.min()?.0.saturating_sub(RED_ZONE_BYTES);
+    // Nothing of another mapping is left out, whatever the control block says.
+    let start = stack.start.max(region.start);
+    (start.0 < end).then_some(start..TargetAddr(end))
+}
+
+/// The memory of a thread's stack, its guard, thread-local storage and control block among it, as the control block tells. glibc
+/// (`stackblock`, `stackblock_size` in `struct pthread`) and musl (`map_base`, `map_size`) keep it in two words next to each
+/// other, at places that differ between their versions.
+fn stack_of(thread_pointer: TargetAddr, memory: &dyn Memory) -> Option<Span> {
+    const BLOCK_BYTES: u64 = 4096;
+    // Both begin with a pointer to themselves; no memory that is something else is read as a control block.
+    if memory.word(thread_pointer)? != thread_pointer.0 {
+        return None;
+    }
+    let word = |offset: u64| memory.word(TargetAddr(thread_pointer.0.checked_add(offset)?));
+    let pairs = (0..BLOCK_BYTES / WORD_BYTES).map(|index| index * WORD_BYTES);
+    pairs.map_while(|offset| Some((word(offset)?, word(offset + WORD_BYTES)?))).find_map(|(start, size)| {
+        let end = start.checked_add(size)?;
+        let encloses = 0 < start && start < thread_pointer.0 && thread_pointer.0 < end;
+        // The block is the stack's top. What is no stack of the library's own making, of whole pages, is not understood.
+        let is_top = end.saturating_sub(thread_pointer.0) <= 2 * BLOCK_BYTES;
+        let is_paged = start.is_multiple_of(BLOCK_BYTES) && size.is_multiple_of(BLOCK_BYTES);
+        (encloses && is_top && is_paged && size <= STACK_BYTES_MAX).then_some(TargetAddr(start)..TargetAddr(end))
+    })
+}
+
+/// No stack is larger, and pointers, which may stand in such a pair too, are: but those to low addresses.
+const STACK_BYTES_MAX: u64 = 1 << 36;
+
+fn may_hold_stacks(region: &Region) -> bool {
+    region.writable && !region.shared && matches!(region.kind, RegionKind::Anonymous { .. })
+}
+
+/// Stacks of threads that have ended, which glibc keeps for the next ones: stale pointers are in there. In the span lies the
+/// control block at their top.
+fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>, memory: &dyn Memory) -> Vec<Span> {
+    let Some(length) = usize::try_from(span.end.0 - span.start.0).ok() else { return Vec::new() };
+    let Some(bytes) = memory.slice(span.start, length) else { return Vec::new() };
+    // Control blocks are aligned to cache lines.
+    let skip = span.start.0.next_multiple_of(LINE_BYTES as u64) - span.start.0;
+    let lines = bytes.get(usize::try_from(skip).unwrap_or(length)..).unwrap_or_default().chunks_exact(LINE_BYTES);
+    let own = lines.zip((span.start.0 + skip..).step_by(LINE_BYTES)).filter(|(line, address)| {
+        let word = |index: usize| line[index * 8..].first_chunk().map(|word| u64::from_le_bytes(*word));
+        word(0) == Some(*address) && word(2) == Some(*address)
+    });
+    let blocks = own.map(|(_, address)| TargetAddr(address)).filter(|block| !live.contains(block));
+    blocks.filter_map(|block| ended_stack(block, threads, memory)).collect()
+}
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// What holds nothing any more of the stack below this control block; `None` unless all of it says that it is one whose thread
+/// has ended.
+fn ended_stack(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) -> Option<Span> {
+    // `struct pthread` of every glibc for x86-64: behind a head of 704 bytes, two links and the thread's number, which the kernel
+    // sets to 0 at the thread's end, and pthread_join to -1.
+    const LINKS_OFFSET: u64 = 0x2c0;
+    const TID_OFFSET: u64 = 0x2d0;
+    const JOINED: u32 = u32::MAX;
+    let links = block.0.checked_add(LINKS_OFFSET)?;
+    let link = |address: u64| memory.word(TargetAddr(address));
+    let (next, previous) = (link(links)?, link(links + WORD_BYTES)?);
+    // A list of two links whose neighbours know each other: nothing looks so by chance.
+    if link(next.checked_add(WORD_BYTES)?)? != links || link(previous)? != links || next == links {
+        return None;
+    }
+    let tid = memory.word(TargetAddr(block.0 + TID_OFFSET))?;
+    let tid = u32::try_from(tid & u64::from(u32::MAX)).ok()?;
+    if tid != 0 && tid != JOINED || threads.iter().any(|thread| thread.tid == Tid(tid)) {
+        return None;
+    }
+    let stack = stack_of(block, memory)?;
+    if threads.iter().any(|thread| stack.contains(&thread.stack_pointer) || stack.contains(&thread.thread_pointer)) {
+        return None;
+    }
+    // What a thread has returned is in its control block until it is joined.
+    let end = if tid == JOINED { stack.end } else { block };
+    Some(stack.start..end)
+}
+
+/// Sorted, overlaps joined.
+fn joined(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.retain(|span| span.start < span.end);
+    spans.sort_by_key(|span| span.start);
+    spans.dedup_by(|later, earlier| {
+        let joins = later.start <= earlier.end;
+        if joins {
+            earlier.end = earlier.end.max(later.end);
+        }
+        joins
+    });
+    spans
+}
+
+/// Spans without the cuts, both sorted and without overlaps.
+fn without(spans: Vec<Span>, cuts: &[Span]) -> Vec<Span> {
+    let mut rest = Vec::with_capacity(spans.len());
+    let mut first = 0;
+    for span in spans {
+        first += cuts[first..].partition_point(|cut| cut.end <= span.start);
+        let mut start = span.start;
+        for cut in cuts[first..].iter().take_while(|cut| cut.start < span.end) {
+            if start < cut.start {
+                rest.push(start..cut.start);
+            }
+            start = start.max(cut.end);
+        }
+        if start < span.end {
+            rest.push(start..span.end);
+        }
+    }
+    rest
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! Made-up memory, and glibc's and musl's own.
+
+use proptest::prelude::*;
+
+use super::super::fixture::Subject;
+use super::super::{Method, collect};
+use super::*;
+use crate::address::FileOffset;
+use crate::memory::Copied;
+
+fn region(start: u64, end: u64, kind: RegionKind) -> Region {
+    let [readable, writable, executable, shared] = [true, true, false, false];
+    let (start, end) = (TargetAddr(start), TargetAddr(end));
+    Region { start, end, readable, writable, executable, shared, offset: FileOffset(0), kind }
+}
+
+fn anonymous(start: u64, end: u64) -> Region {
+    region(start, end, RegionKind::Anonymous { name: None })
+}
+
+fn thread(tid: u32, stack_pointer: u64, thread_pointer: u64) -> ThreadState {
+    ThreadState {
+        tid: Tid(tid),
+        registers: Vec::new(),
+        instruction: TargetAddr(0),
+        stack_pointer: TargetAddr(stack_pointer),
+        thread_pointer: TargetAddr(thread_pointer),
+    }
+}
+
+/// Pieces of memory, with these words in it.
+fn memory(spans: &[(u64, u64)], words: &[(u64, u64)]) -> Copied {
+    Copied::new(spans.iter().map(|&(start, end)| {
+        let mut bytes = vec![0_u8; usize::try_from(end - start).expect("small")];
+        for &(address, word) in words.iter().filter(|(address, _)| (start..end).contains(address)) {
+            let at = usize::try_from(address - start).expect("small");
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        (TargetAddr(start), bytes.into_boxed_slice())
+    }))
+}
+
+fn check(threads: &[ThreadState], regions: &[Region], memory: &Copied, heap: &[(u64, u64)], expected: &[(u64, u64)]) {
+    let span = |&(start, end): &(u64, u64)| TargetAddr(start)..TargetAddr(end);
+    let heap: Vec<Span> = heap.iter().map(span).collect();
+    let expected: Vec<Span> = expected.iter().map(span).collect();
+    assert_eq!(root_spans(threads, regions, memory, &heap), expected);
+}
+
+#[test]
+fn the_heap_is_left_out() {
+    let memory = memory(&[(0x1000, 0x5000), (0x8000, 0x9000)], &[]);
+    let heap = [(0x8800, 0xa000), (0x2000, 0x3000), (0x2800, 0x3800)];
+    check(&[], &[], &memory, &heap, &[(0x1000, 0x2000), (0x3800, 0x5000), (0x8000, 0x8800)]);
+    check(&[], &[], &memory, &[(0, u64::MAX)], &[]);
+    check(&[], &[], &memory, &[], &[(0x1000, 0x5000), (0x8000, 0x9000)]);
+}
+
+#[test]
+fn the_first_stack_counts_from_its_end() {
+    let regions = [anonymous(0x1000, 0x3000), region(0x10000, 0x20000, RegionKind::Stack)];
+    let memory = memory(&[(0x1000, 0x3000), (0x10000, 0x20000)], &[]);
+    let whole = [(0x1000, 0x3000), (0x10000, 0x20000)];
+    check(&[thread(1, 0x18000, 0)], &regions, &memory, &[], &[whole[0], (0x18000 - 128, 0x20000)]);
+    check(&[thread(1, 0x10010, 0)], &regions, &memory, &[], &whole);
+    // On a stack that nobody knows, as of a coroutine or of signals, all counts, the ordinary stack too.
+    check(&[thread(1, 0x2000, 0)], &regions, &memory, &[], &whole);
+    check(&[thread(1, 0, 0)], &regions, &memory, &[], &whole);
+    // Two threads: the lower end.
+    let two = [thread(1, 0x18000, 0), thread(2, 0x14000, 0)];
+    check(&two, &regions, &memory, &[], &[whole[0], (0x14000 - 128, 0x20000)]);
+}
+
+#[test]
+fn a_thread_s_stack_is_what_its_control_block_says() {
+    let regions = [anonymous(0x10000, 0x40000)];
+    let block = 0x2f700;
+    let words = [(block, block), (block + 16, block), (block + 0x690, 0x20000), (block + 0x698, 0x10000)];
+    let spans = [(0x10000, 0x40000)];
+    let known = memory(&spans, &words);
+    // What lies below the stack in the same mapping is another's.
+    let expected = [(0x10000, 0x20000), (0x28000 - 128, 0x40000)];
+    check(&[thread(2, 0x28000, block)], &regions, &known, &[], &expected);
+    // Nor what lies below the mapping, in which it would begin.
+    let [guard, stack] = [(0x10000, 0x24000), (0x24000, 0x40000)];
+    let two = [anonymous(guard.0, guard.1), anonymous(stack.0, stack.1)];
+    check(&[thread(2, 0x28000, block)], &two, &known, &[], &[(0x10000, 0x24000), (0x28000 - 128, 0x40000)]);
+    // On another stack in the same mapping: all counts.
+    check(&[thread(2, 0x18000, block)], &regions, &known, &[], &spans);
+    check(&[thread(2, 0x38000, block)], &regions, &known, &[], &spans);
+    // Not a word of it makes sense: all counts.
+    for missing in [0, 2, 3] {
+        let mut words = words.to_vec();
+        words.remove(missing);
+        check(&[thread(2, 0x28000, block)], &regions, &memory(&spans, &words), &[], &spans);
+    }
+    // A stack that would begin above its end or is as large as everything.
+    let no_stacks = [
+        (0x2f800, 0x800),
+        (0, 0x30000),
+        (0, u64::MAX),
+        (0x20000, u64::MAX),
+        (u64::MAX, 0x10000),
+        (0x20000, 0x20000),
+        (0x20010, 0x10000),
+        (0x20000, 0xff00),
+    ];
+    for (start, size) in no_stacks {
+        let words = [(block, block), (block + 0x690, start), (block + 0x698, size)];
+        check(&[thread(2, 0x28000, block)], &regions, &memory(&spans, &words), &[], &spans);
+    }
+}
+
+/// A control block of a thread that has ended, in a list of two.
+fn ended(tid: u64) -> Vec<(u64, u64)> {
+    let (block, links, head) = (0x2f700, 0x2f700 + 0x2c0, 0x50000);
+    vec![
+        (block, block),
+        (block + 16, block),
+        (links, head),
+        (links + 8, head),
+        (block + 0x2d0, tid),
+        (block + 0x690, 0x20000),
+        (block + 0x698, 0x10000),
+        (head, links),
+        (head + 8, links),
+    ]
+}
+
+#[test]
+fn stacks_of_threads_that_have_ended_are_left_out() {
+    let regions = [anonymous(0x10000, 0x40000), anonymous(0x50000, 0x51000)];
+    let spans = [(0x10000, 0x40000), (0x50000, 0x51000)];
+    let head = spans[1];
+    let check = |threads: &[ThreadState], words: &[(u64, u64)], expected: &[(u64, u64)]| {
+        check(threads, &regions, &memory(&spans, words), &[], expected);
+    };
+    check(&[], &ended(u64::from(u32::MAX)), &[(0x10000, 0x20000), (0x30000, 0x40000), head]);
+    // Not joined: what it has returned is in its block.
+    check(&[], &ended(0), &[(0x10000, 0x20000), (0x2f700, 0x40000), head]);
+    // It lives; or somebody is on its stack.
+    check(&[], &ended(77), &spans);
+    check(&[thread(3, 0x28000, 0)], &ended(0), &spans);
+    check(&[thread(3, 0, 0x2f700)], &ended(0), &spans);
+    for missing in 0..9 {
+        let mut words = ended(u64::from(u32::MAX));
+        words.remove(missing);
+        if missing != 4 {
+            check(&[], &words, &spans);
+        }
+    }
+}
+
+/// Threads that live, have ended, were joined; words that each had on its stack, and returned ones.
+const THREADS: &str = r#"
+static __thread uint64_t in_tls;
+static uint64_t addresses[8];
+static volatile int ready;
+static __attribute__((noinline)) void bury(int at) {
+    volatile uint64_t buried[64];
+    for (int i = 0; i < 64; i++) buried[i] = 0xdead;
+    addresses[at] = (uint64_t)&buried[8];
+}
+static void *live(void *unused) {
+    volatile uint64_t word = 1;
+    in_tls = 2;
+    addresses[0] = (uint64_t)&word;
+    addresses[1] = (uint64_t)&in_tls;
+    bury(2);
+    ready = 1;
+    for (;;) pause();
+    return (void *)word;
+}
+static void *gone(void *at) {
+    volatile uint64_t word = 3;
+    addresses[(long)at] = (uint64_t)&word;
+    return (void *)0x5ca1ab1e0ddba11;
+}
+int main(void) {
+    pthread_t thread, joined, unjoined, other;
+    pthread_create(&thread, NULL, live, NULL);
+    pthread_create(&joined, NULL, gone, (void *)3);
+    pthread_create(&unjoined, NULL, gone, (void *)4);
+    pthread_create(&other, NULL, gone, (void *)6);
+    pthread_join(joined, NULL);
+    pthread_join(other, NULL);
+    bury(5);
+    while (!ready || !addresses[4]) usleep(1000);
+    // Until the kernel has written 0 for its end, it is as good as alive.
+    for (int i = 0; i < 1000; i++) usleep(10);
+    volatile uint64_t word = 4;
+    addresses[7] = (uint64_t)&word;
+    say("%lx %lx %lx %lx %lx %lx %lx %lx %lx", addresses[0], addresses[1], addresses[2], addresses[3], addresses[4],
+        addresses[5], addresses[6], addresses[7], (unsigned long)unjoined);
+    wait_for_word();
+    return word;
+}
+"#;
+
+/// Which of the threads' words are among the roots.
+fn check_real(compiler: &str, cached: bool) {
+    let mut subject = Subject::start_with(THREADS, &[], compiler);
+    let addresses = subject.numbers();
+    let collected = collect(subject.pid(), Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(collected.threads.len(), 2);
+    let roots = root_spans(&collected.threads, &collected.regions, &*collected.memory, &[]);
+    let is_root = |address: u64| roots.iter().any(|span| span.contains(&TargetAddr(address)));
+    let found: Vec<bool> = addresses.iter().map(|&address| is_root(address)).collect();
+    let expected = [true, true, false, false, false, false, false, true, true];
+    // musl keeps the stack of a thread that nobody has waited for, and says of it nothing that is looked at.
+    let expected = expected.iter().enumerate().map(|(index, &root)| root || index == 4 && !cached);
+    assert_eq!(found, expected.collect::<Vec<_>>(), "{compiler}: {addresses:x?}");
+    let control_block = TargetAddr(addresses[8]);
+    let bytes: Vec<u64> =
+        (0..0x900 / 8).filter_map(|i| collected.memory.word(TargetAddr(control_block.0 + i * 8))).collect();
+    assert!(bytes.contains(&0x05ca_1ab1_e0dd_ba11), "what it has returned is there");
+}
+
+#[test]
+fn stacks_of_glibc_are_understood() {
+    check_real("gcc", true);
+}
+
+#[test]
+fn stacks_of_musl_are_understood() {
+    check_real("musl-gcc", false);
+}
+
+proptest! {
+    #[test]
+    fn cuts_are_cut(
+        spans in proptest::collection::vec((0_u64..200, 1_u64..20), 0..12),
+        cuts in proptest::collection::vec((0_u64..200, 0_u64..20), 0..12),
+    ) {
+        let span = |&(start, length): &(u64, u64)| TargetAddr(start)..TargetAddr(start + length);
+        let spans = joined(spans.iter().map(span).collect());
+        let cuts = joined(cuts.iter().map(span).collect());
+        let rest = without(spans.clone(), &cuts);
+        prop_assert!(rest.is_sorted_by(|first, second| first.end < second.start || first.end == second.start));
+        for address in (0..230).map(TargetAddr) {
+            let within = |spans: &[Span]| spans.iter().any(|span| span.contains(&address));
+            prop_assert_eq!(within(&rest), within(&spans) && !within(&cuts), "{:x}", address);
+        }
+    }
+
+    #[test]
+    fn any_memory_is_survived(words in proptest::collection::vec((0_u64..0x600, any::<u64>()), 0..200), at in 0_u64..0x3000) {
+        let regions = [anonymous(0x10000, 0x13000)];
+        let near = words.iter().map(|&(index, word)| (0x10000 + index * 8, if word % 3 == 0 { 0x10000 + word % 0x3000 } else { word }));
+        let memory = memory(&[(0x10000, 0x13000)], &near.collect::<Vec<_>>());
+        let threads = [thread(1, 0x10000 + at, 0x12f00), thread(2, at, u64::MAX - at)];
+        let roots = root_spans(&threads, &regions, &memory, &[]);
+        prop_assert!(roots.is_sorted_by_key(|span| span.start));
+    }
+}

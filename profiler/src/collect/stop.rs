@@ -1,0 +1,316 @@
+//! All threads of a process, stopped, and let run again whatever happens: at the end of [`Stopped`], on an error, on a panic; when
+//! heapbpf is killed, the kernel does it. What is done meanwhile is the caller's.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+
+use super::{CollectError, ThreadState};
+use crate::address::TargetAddr;
+use crate::ids::{Pid, Tid};
+use crate::proc::process::thread_name;
+use crate::proc::stat::Stat;
+use crate::proc::tasks;
+use crate::sys::ptrace::{Options, Stop, Tracee};
+
+/// How long threads are waited for. One that waits for a disk stops when the disk has answered.
+const STOP_SECONDS_MAX: u64 = 5;
+
+/// How long those are waited for that have not stopped, before they are given up.
+const RELEASE_LIMIT: Duration = Duration::from_millis(500);
+
+/// A thread that is held by ptrace, and stands still.
+#[derive(Debug)]
+pub struct Held {
+    /// The thread.
+    pub tracee: Tracee,
+    /// Where it was stopped.
+    pub stop: Stop,
+    /// What becomes of it.
+    pub release: Release,
+}
+
+/// What becomes of a thread that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// It is let go of, as if nothing had been.
+    Detach,
+    /// It was held before, and whoever holds it lets it run.
+    Leave,
+}
+
+/// A process that stands still. It runs on when this is dropped.
+#[derive(Debug)]
+pub struct Stopped {
+    pid: Pid,
+    held: Vec<Held>,
+    /// Asked to stop, and not seen to have done so.
+    running: Vec<Tracee>,
+    /// Threads that have ended and are listed still: the first one waits there for the others.
+    ended: Vec<Tid>,
+    /// It is a child of this process, whose end is somebody else's to be told.
+    is_child: bool,
+    since: Instant,
+}
+
+impl Stopped {
+    /// Stops all threads of a process but those that are held already, which stand still and are left so.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be stopped; then all run on.
+    pub fn new(pid: Pid, held: Vec<Held>) -> Result<Self, CollectError> {
+        living(pid)?;
+        let is_child = tasks::status(pid, Tid(pid.0)).is_some_and(|status| status.parent.0 == std::process::id());
+        let (running, ended) = (Vec::new(), Vec::new());
+        let mut stopped = Self { pid, held, running, ended, is_child, since: Instant::now() };
+        stopped.stop_all(stopped.since + Duration::from_secs(STOP_SECONDS_MAX))?;
+        Ok(stopped)
+    }
+
+    /// The process.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// As of [`living`], while it is stopped.
+    #[must_use]
+    pub fn living(&self) -> Pid {
+        let first = self.held.iter().find(|held| held.tracee.tid().0 == self.pid.0).or(self.held.first());
+        first.map_or(self.pid, |held| held.tracee.pid())
+    }
+
+    /// The threads.
+    #[must_use]
+    pub fn held(&self) -> &[Held] {
+        &self.held
+    }
+
+    /// What the threads' registers hold.
+    ///
+    /// # Errors
+    ///
+    /// When the process was killed meanwhile, or is one of 32 bits.
+    pub fn states(&self) -> Result<Vec<ThreadState>, CollectError> {
+        self.held.iter().map(|held| self.state(&held.tracee)).collect()
+    }
+
+    fn state(&self, tracee: &Tracee) -> Result<ThreadState, CollectError> {
+        let registers = tracee.registers().map_err(|source| match source.raw_os_error() {
+            Some(libc::EINVAL) => CollectError::Narrow(self.pid),
+            _ => CollectError::refused(self.pid, "read the registers of")(source),
+        })?;
+        let registers = registers.ok_or(CollectError::Ended(self.pid))?;
+        let mut words = registers.general().to_vec();
+        // Compilers keep pointers in vector registers too, two or more at a time. A processor without has none to lose.
+        words.extend(tracee.extended_words().unwrap_or_default());
+        Ok(ThreadState {
+            tid: tracee.tid(),
+            registers: words,
+            instruction: TargetAddr(registers.rip),
+            stack_pointer: TargetAddr(registers.rsp),
+            thread_pointer: TargetAddr(registers.fs_base),
+        })
+    }
+
+    /// Lets the process run, and tells how long it stood still.
+    #[must_use]
+    pub fn release(mut self) -> Duration {
+        self.let_go()
+    }
+
+    /// Stops what is listed until nothing new is: a thread that is not stopped yet can make others.
+    fn stop_all(&mut self, deadline: Instant) -> Result<(), CollectError> {
+        loop {
+            let listed = tasks::threads(self.pid)?;
+            let known = |tid| self.ended.contains(&tid) || self.held.iter().any(|held| held.tracee.tid() == tid);
+            let new: Vec<Tid> = if self.held.len() + self.ended.len() < 64 {
+                listed.into_iter().filter(|&tid| !known(tid)).collect()
+            } else {
+                let mut known: Vec<Tid> = self.held.iter().map(|held| held.tracee.tid()).collect();
+                known.extend(&self.ended);
+                known.sort_unstable();
+                listed.into_iter().filter(|tid| known.binary_search(tid).is_err()).collect()
+            };
+            if new.is_empty() {
+                return if self.held.is_empty() { Err(CollectError::Ended(self.pid)) } else { Ok(()) };
+            }
+            for tid in new {
+                self.seize(tid)?;
+            }
+            self.wait(deadline)?;
+            if Instant::now() >= deadline {
+                return Err(CollectError::Restless { pid: self.pid, seconds: STOP_SECONDS_MAX });
+            }
+        }
+    }
+
+    fn seize(&mut self, tid: Tid) -> Result<(), CollectError> {
+        let tracee = match Tracee::seize_thread(tid, Options::default()) {
+            Ok(tracee) => tracee,
+            // It has ended since it was listed.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => return self.why_not(tid),
+            Err(error) => return Err(CollectError::refused(self.pid, "trace")(error)),
+        };
+        // From here on it is let go of by `Drop`.
+        self.running.push(tracee.clone());
+        tracee.interrupt().map_err(CollectError::refused(self.pid, "stop"))
+    }
+
+    /// Why a thread may not be traced.
+    fn why_not(&mut self, tid: Tid) -> Result<(), CollectError> {
+        let Some(status) = tasks::status(self.pid, tid) else { return Ok(()) };
+        if matches!(status.state, 'Z' | 'X') {
+            self.ended.push(tid);
+            return Ok(());
+        }
+        let Some(tracer) = status.tracer else { return Err(CollectError::NotPermitted(self.pid)) };
+        let name = thread_name(Pid(tracer.0), tracer).unwrap_or_default();
+        Err(CollectError::Traced { pid: self.pid, tid, tracer, name })
+    }
+
+    /// Waits for all that were asked to stop.
+    fn wait(&mut self, deadline: Instant) -> Result<(), CollectError> {
+        let mut idle_since = Instant::now();
+        loop {
+            if self.gather()? {
+                idle_since = Instant::now();
+            }
+            let Some(first) = self.running.first() else { return Ok(()) };
+            let now = Instant::now();
+            if now >= deadline {
+                let tid = first.tid();
+                let state = tasks::status(self.pid, tid).map_or('?', |status| status.state);
+                return Err(CollectError::Stuck { pid: self.pid, tid, state, seconds: STOP_SECONDS_MAX });
+            }
+            match now.duration_since(idle_since).as_micros() {
+                0..2000 => std::thread::yield_now(),
+                2000..20_000 => std::thread::sleep(Duration::from_micros(100)),
+                // The end of a child is not waited for here, and shows in its state alone.
+                _ if self.held.is_empty() && Stat::read(self.pid).map_or(true, |stat| stat.has_ended()) => {
+                    return Err(CollectError::Ended(self.pid));
+                }
+                _ => {
+                    self.set_ended_aside();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+
+    /// The first thread's end is told when the others have ended too: it is not waited for.
+    fn set_ended_aside(&mut self) {
+        let has_ended = |tid| tasks::status(self.pid, tid).is_some_and(|status| matches!(status.state, 'Z' | 'X'));
+        let ended = self.running.extract_if(.., |tracee| has_ended(tracee.tid()));
+        self.ended.extend(ended.map(|tracee| tracee.tid()));
+    }
+
+    /// Takes note of what has stopped or ended; whether anything has.
+    fn gather(&mut self) -> Result<bool, CollectError> {
+        let before = self.running.len();
+        for tracee in std::mem::take(&mut self.running) {
+            match self.stop_of(&tracee) {
+                None => self.running.push(tracee),
+                Some(Stop::Ended(_)) if tracee.tid().0 == self.pid.0 => return Err(CollectError::Ended(self.pid)),
+                Some(Stop::Ended(_)) => {}
+                Some(stop) => self.held.push(Held { tracee, stop, release: Release::Detach }),
+            }
+        }
+        Ok(self.running.len() < before)
+    }
+
+    /// Why a thread does not run, if it does not.
+    fn stop_of(&self, tracee: &Tracee) -> Option<Stop> {
+        if self.is_child && tracee.tid().0 == self.pid.0 {
+            // The end is left for whoever started it.
+            let id = WaitId::Pid(crate::sys::pid::raw(self.pid)?);
+            let status = waitid(id, WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT).ok()?;
+            status?;
+        }
+        // Without a thread of this number there is nothing to wait for: it has ended by another's exec.
+        tracee.stopped().unwrap_or(Some(Stop::Ended(std::process::ExitStatus::default())))
+    }
+
+    fn let_go(&mut self) -> Duration {
+        let deadline = Instant::now() + RELEASE_LIMIT;
+        // One that has not stopped cannot be let go of: it is asked to, and will.
+        while !self.running.is_empty() && self.gather().is_ok() && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        let held = std::mem::take(&mut self.held);
+        let ours = held.into_iter().filter(|held| held.release == Release::Detach);
+        let tracees: Vec<Tracee> = ours.map(|held| detach(&held)).collect();
+        let pause = self.since.elapsed();
+        for tracee in tracees {
+            self.make_sure(&tracee);
+        }
+        for tracee in std::mem::take(&mut self.running) {
+            tracing::warn!("thread {} of process {} is held until heapbpf ends", tracee.tid().0, self.pid);
+        }
+        pause
+    }
+
+    /// A thread whose process has called exec is another one than was stopped, and is traced still; one that was killed waits
+    /// for its end to be seen.
+    fn make_sure(&self, tracee: &Tracee) {
+        let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
+        let is_ours = || tasks::status(self.pid, tracee.tid()).is_some_and(|status| status.tracer == Some(Tid(own)));
+        let deadline = Instant::now() + RELEASE_LIMIT;
+        while is_ours() && Instant::now() < deadline {
+            let _ = tracee.interrupt();
+            match self.stop_of(tracee) {
+                Some(Stop::Ended(_)) => return,
+                Some(stop) => drop(tracee.detach(stop)),
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+/// A thread of a process by whose number its memory can be asked for: the process's own unless its first thread has ended.
+///
+/// # Errors
+///
+/// If the process is a part of the kernel, or heapbpf, or has ended.
+pub fn living(pid: Pid) -> Result<Pid, CollectError> {
+    if pid.0 == std::process::id() {
+        return Err(CollectError::Itself(pid));
+    }
+    match Stat::read(pid)? {
+        stat if stat.kernel_thread => Err(CollectError::Kernel(pid)),
+        stat if !stat.has_ended() => Ok(pid),
+        _ => {
+            let lives = |tid: &Tid| tasks::status(pid, *tid).is_some_and(|status| !matches!(status.state, 'Z' | 'X'));
+            let tid = tasks::threads(pid)?.into_iter().find(lives).ok_or(CollectError::Ended(pid))?;
+            Ok(Pid(tid.0))
+        }
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if !self.held.is_empty() || !self.running.is_empty() {
+            self.let_go();
+        }
+    }
+}
+
+/// Lets go of a thread. What it did when it was stopped goes on.
+fn detach(held: &Held) -> Tracee {
+    let Held { tracee, stop, .. } = held;
+    if *stop == Stop::Trap
+        && let Ok(Some(registers)) = tracee.registers()
+        && let Some(undisturbed) = registers.undisturbed()
+    {
+        let _ = tracee.set_registers(&undisturbed);
+    }
+    if let Err(error) = tracee.detach(*stop) {
+        tracing::warn!("thread {} cannot be let go of: {error}", tracee.tid().0);
+    }
+    tracee.clone()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Real processes, stopped.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rustix::process::Signal;
+
+use super::super::fixture::Subject;
+use super::super::{Method, collect};
+use super::*;
+
+/// A program with N threads, the first among them, all of which wait.
+const THREADS: &str = r#"
+static void *run(void *unused) { for (;;) pause(); return unused; }
+int main(int argc, char **argv) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 1 << 16);
+    for (int i = 1; i < atoi(argv[1]); i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, &attributes, run, NULL)) return 1;
+    }
+    say("ready");
+    for (;;) { wait_for_word(); say("on"); }
+}
+"#;
+
+/// A program with one thread that answers.
+fn answering() -> Subject {
+    let mut subject = Subject::start_with(THREADS, &["1"], "gcc");
+    assert_eq!(subject.line(), "ready");
+    subject
+}
+
+fn stopped(subject: &Subject) -> Stopped {
+    Stopped::new(subject.pid(), Vec::new()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn states_of_all(pid: Pid) -> Vec<char> {
+    let tids = tasks::threads(pid).expect("it lives");
+    tids.into_iter().filter_map(|tid| Some(tasks::status(pid, tid)?.state)).collect()
+}
+
+/// `ThreadCapture`'s lists and captures: every thread stands still, has registers, and runs on.
+fn check_capture(count: usize) {
+    let mut subject = Subject::start_with(THREADS, &[&count.to_string()], "gcc");
+    assert_eq!(subject.line(), "ready");
+    let listed: BTreeSet<Tid> = tasks::threads(subject.pid()).expect("it lives").into_iter().collect();
+    assert_eq!(listed.len(), count);
+    let stopped = stopped(&subject);
+    let captured: BTreeSet<Tid> = stopped.held().iter().map(|held| held.tracee.tid()).collect();
+    assert_eq!(captured, listed);
+    assert_eq!(states_of_all(subject.pid()), vec!['t'; count]);
+    let states = stopped.states().expect("it lives");
+    assert!(states.iter().all(|state| state.stack_pointer.0 != 0 && state.thread_pointer.0 != 0));
+    let ends: BTreeSet<TargetAddr> = states.iter().map(|state| state.stack_pointer).collect();
+    assert_eq!(ends.len(), count, "each has a stack");
+    assert!(stopped.release() > Duration::ZERO);
+    assert!(!states_of_all(subject.pid()).contains(&'t'));
+    subject.check_answers();
+}
+
+#[test]
+fn one_two_ten_and_1024_threads_are_captured() {
+    for count in [1, 2, 10, 1024] {
+        check_capture(count);
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_is_stopped_is_an_error() {
+    let mut subject = Subject::start_with(THREADS, &["10"], "gcc");
+    assert_eq!(subject.line(), "ready");
+    let stopped = stopped(&subject);
+    subject.send(Signal::KILL);
+    subject.wait_for("State", "Z");
+    assert!(matches!(stopped.states(), Err(CollectError::Ended(pid)) if pid == subject.pid()));
+    drop(stopped);
+    assert_eq!(subject.end(), None, "killed, and its end is there for its parent to see");
+}
+
+#[test]
+fn signals_that_come_meanwhile_are_delivered_once_each() {
+    const COUNTS: &str = r#"
+        static volatile int counts[3], order[200], next;
+        static void count(int signal, siginfo_t *info, void *unused) {
+            if (signal == SIGRTMIN) order[next++] = info->si_value.sival_int;
+            counts[signal == SIGUSR1 ? 0 : signal == SIGUSR2 ? 1 : 2]++;
+        }
+        int main(void) {
+            struct sigaction action = { .sa_sigaction = count, .sa_flags = SA_SIGINFO | SA_RESTART };
+            sigaction(SIGUSR1, &action, NULL); sigaction(SIGUSR2, &action, NULL); sigaction(SIGRTMIN, &action, NULL);
+            say("ready");
+            for (;;) {
+                wait_for_word();
+                int sorted = 1;
+                for (int i = 0; i < next; i++) sorted &= order[i] == i;
+                say("%x %x %x %x", counts[0], counts[1], counts[2], sorted);
+            }
+        }"#;
+    let mut subject = Subject::start(COUNTS);
+    assert_eq!(subject.line(), "ready");
+    for round in 1..=20_u64 {
+        // One is on its way when it is stopped, the others come when it stands.
+        subject.send(Signal::USR1);
+        let stopped = stopped(&subject);
+        subject.send(Signal::USR2);
+        for value in 0..5 {
+            let arguments = ["-q", &((round - 1) * 5 + value).to_string(), "-s", "RTMIN", &subject.pid().to_string()];
+            let sent = std::process::Command::new("/usr/bin/kill").args(arguments).status().expect("kill is there");
+            assert!(sent.success());
+        }
+        drop(stopped);
+        subject.say();
+        assert_eq!(subject.numbers(), [round, round, 5 * round, 1]);
+    }
+}
+
+#[test]
+fn what_ctrl_z_has_stopped_stays_stopped() {
+    let mut subject = answering();
+    subject.send(Signal::STOP);
+    subject.wait_for("State", "T (stopped)");
+    for _ in 0..3 {
+        let stopped = stopped(&subject);
+        assert_eq!(stopped.held().len(), 1);
+        assert!(stopped.states().is_ok());
+        drop(stopped);
+        subject.wait_for("State", "T (stopped)");
+    }
+    // One that comes while it is stopped by us stops it too.
+    subject.send(Signal::CONT);
+    subject.check_answers();
+    let stopped = stopped(&subject);
+    subject.send(Signal::STOP);
+    drop(stopped);
+    subject.wait_for("State", "T (stopped)");
+    subject.send(Signal::CONT);
+    subject.check_answers();
+}
+
+#[test]
+fn a_panic_lets_it_run() {
+    let mut subject = answering();
+    let pid = subject.pid();
+    let caught = catch_unwind(AssertUnwindSafe(|| {
+        let _stopped = stopped(&subject);
+        assert_eq!(states_of_all(pid), ['t']);
+        std::panic::resume_unwind(Box::new("midway"));
+    }));
+    assert!(caught.is_err());
+    subject.check_answers();
+}
+
+#[test]
+fn a_process_whose_first_thread_has_ended_is_stopped_and_survives() {
+    const LEADERLESS: &str = r#"
+        static void *run(void *unused) { say("ready"); for (;;) { wait_for_word(); say("on"); } return unused; }
+        int main(void) {
+            pthread_t thread;
+            pthread_create(&thread, NULL, run, NULL);
+            pthread_exit(NULL);
+        }"#;
+    let mut subject = Subject::start(LEADERLESS);
+    assert_eq!(subject.line(), "ready");
+    subject.wait_for("State", "Z");
+    for _ in 0..3 {
+        let stopped = stopped(&subject);
+        assert_eq!(stopped.held().len(), 1);
+        drop(stopped);
+        subject.check_answers();
+    }
+    let collected = collect(subject.pid(), Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    let stack = collected.threads[0].stack_pointer;
+    assert!(collected.memory.word(stack).is_some(), "its memory is found without the first thread");
+}
+
+#[test]
+fn threads_that_come_and_go_are_stopped_and_go_on() {
+    const CHURN: &str = r#"
+        static void *end(void *unused) { return unused; }
+        static void *churn(void *unused) {
+            for (;;) {
+                pthread_t threads[8];
+                for (int i = 0; i < 8; i++) if (pthread_create(&threads[i], NULL, end, NULL)) abort();
+                for (int i = 0; i < 8; i++) pthread_join(threads[i], NULL);
+            }
+            return unused;
+        }
+        int main(void) {
+            pthread_t thread;
+            pthread_create(&thread, NULL, churn, NULL);
+            pthread_create(&thread, NULL, churn, NULL);
+            say("ready");
+            for (;;) { wait_for_word(); say("on"); }
+        }"#;
+    let mut subject = Subject::start(CHURN);
+    assert_eq!(subject.line(), "ready");
+    for _ in 0..200 {
+        let stopped = stopped(&subject);
+        assert!(stopped.held().len() >= 3);
+        let states = states_of_all(subject.pid());
+        assert!(states.iter().all(|state| matches!(state, 't' | 'Z' | 'X')), "{states:?}");
+        drop(stopped);
+        subject.check_answers();
+    }
+}
+
+#[test]
+fn a_process_that_ends_while_it_is_stopped_is_no_hang() {
+    const ENDS: &str = r#"
+        static void *wait(void *unused) { for (;;) pause(); return unused; }
+        int main(void) {
+            for (int i = 0; i < 30; i++) { pthread_t thread; pthread_create(&thread, NULL, wait, NULL); }
+            say("ready");
+            wait_for_word();
+            _exit(7);
+        }"#;
+    for _ in 0..20 {
+        let mut subject = Subject::start(ENDS);
+        assert_eq!(subject.line(), "ready");
+        subject.say();
+        match Stopped::new(subject.pid(), Vec::new()) {
+            Ok(stopped) => drop(stopped),
+            Err(CollectError::Ended(_) | CollectError::Proc(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(subject.end(), Some(7));
+    }
+}
+
+#[test]
+fn who_traces_it_already_is_named() {
+    let mut subject = answering();
+    let pid = subject.pid();
+    std::thread::scope(|scope| {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        scope.spawn(move || {
+            let tracee = Tracee::seize(pid).expect("it is not traced");
+            tell.send(Tid(rustix::thread::gettid().as_raw_pid().unsigned_abs())).expect("awaited");
+            let _ = ended.recv();
+            drop(tracee);
+        });
+        let tracer = told.recv().expect("it traces");
+        let error = Stopped::new(pid, Vec::new()).expect_err("it is traced");
+        assert!(matches!(error, CollectError::Traced { tracer: named, .. } if named == tracer), "{error}");
+        drop(end);
+    });
+    // The tracer's end lets it go.
+    subject.wait_for("TracerPid", "0");
+    assert_eq!(stopped(&subject).held().len(), 1);
+    subject.check_answers();
+}
+
+#[test]
+fn a_thread_that_waits_and_cannot_be_stopped_is_named() {
+    const WAITS: &str = r#"
+        int main(void) {
+            if (vfork() == 0) {
+                static const char text[] = "ready\n";
+                if (write(1, text, sizeof text - 1) > 0) wait_for_word();
+                _exit(0);
+            }
+            say("on");
+            wait_for_word();
+            say("on");
+        }"#;
+    let mut subject = Subject::start(WAITS);
+    assert_eq!(subject.line(), "ready");
+    let pid = subject.pid();
+    // In a thread of its own, with which all ends that it traces.
+    let error = std::thread::spawn(move || Stopped::new(pid, Vec::new()).map(drop)).join().expect("no panic");
+    let error = error.expect_err("it waits in the kernel");
+    assert!(matches!(error, CollectError::Stuck { tid, .. } if tid.0 == pid.0), "{error}");
+    subject.check_answers();
+    subject.check_answers();
+}
+
+#[test]
+fn what_cannot_be_stopped_is_told() {
+    let stop = |pid| Stopped::new(Pid(pid), Vec::new()).map(drop).expect_err("it cannot be").to_string();
+    assert!(stop(std::process::id()).contains("heapbpf itself"));
+    assert!(stop(2).contains("thread of the kernel"), "{}", stop(2));
+    assert!(stop(1 << 22).contains("no process `4194304`"));
+}

@@ -1,0 +1,157 @@
+//! Memory for tests: blocks, and words in and around them.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use super::blocks::{Block, BlockId, Blocks};
+use super::mark::{Marks, Roots, mark_with};
+use crate::address::TargetAddr;
+use crate::memory::{Copied, Memory};
+
+/// Memory that is being made up.
+#[derive(Debug, Default)]
+pub(super) struct MadeUp {
+    blocks: Vec<Block>,
+    pieces: Vec<(u64, Vec<u8>)>,
+    pub(super) roots: Roots,
+}
+
+impl MadeUp {
+    /// Memory full of zeros.
+    pub(super) fn with(mut self, start: u64, bytes: usize) -> Self {
+        self.pieces.push((start, vec![0; bytes]));
+        self
+    }
+
+    /// A block; memory is not made for it.
+    pub(super) fn block(&mut self, start: u64, size_bytes: u64) {
+        self.blocks.push(Block { start: TargetAddr(start), size_bytes, origin: 0 });
+    }
+
+    /// Writes a word.
+    pub(super) fn write(&mut self, address: u64, word: u64) {
+        let of = |(start, bytes): &&mut (u64, Vec<u8>)| *start <= address && address < *start + bytes.len() as u64;
+        let (start, bytes) = self.pieces.iter_mut().find(of).expect("memory for the word");
+        let at = usize::try_from(address - *start).expect("it is small");
+        bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    }
+
+    pub(super) fn root_range(&mut self, range: Range<u64>) {
+        self.roots.ranges.push(TargetAddr(range.start)..TargetAddr(range.end));
+    }
+
+    pub(super) fn blocks(&self) -> Blocks {
+        let (blocks, left_out) = Blocks::new(self.blocks.clone());
+        assert_eq!(left_out, 0, "made-up blocks do not overlap");
+        blocks
+    }
+
+    pub(super) fn memory(&self) -> Copied {
+        let pieces = self.pieces.iter();
+        Copied::new(pieces.map(|(start, bytes)| (TargetAddr(*start), bytes.clone().into_boxed_slice())))
+    }
+
+    /// Marks on one thread, and makes sure that it comes out the same on others and without slices.
+    pub(super) fn mark(&self) -> (Blocks, Marks, Copied) {
+        let (blocks, memory) = (self.blocks(), self.memory());
+        let marks = mark_with(&blocks, &self.roots, &memory, 1);
+        let unreached: Vec<BlockId> = marks.unreached().collect();
+        for threads in [2, 5] {
+            let again = mark_with(&blocks, &self.roots, &memory, threads);
+            assert_eq!(again.unreached().collect::<Vec<_>>(), unreached, "{threads} threads");
+        }
+        let without_slices = mark_with(&blocks, &self.roots, &Sliceless(&memory), 1);
+        assert_eq!(without_slices.unreached().collect::<Vec<_>>(), unreached, "without slices");
+        (blocks, marks, memory)
+    }
+
+    /// Where the blocks begin that nothing reaches.
+    pub(super) fn unreached(&self) -> Vec<u64> {
+        let (blocks, marks, _) = self.mark();
+        marks.unreached().map(|id| blocks.get(id).start.0).collect()
+    }
+
+    /// What [`Self::unreached`] must say, by following every word with sets.
+    pub(super) fn unreached_by_sets(&self) -> Vec<u64> {
+        let memory = self.memory();
+        let holding = |word: u64| {
+            let is_in = |block: &&Block| (block.start.0..block.start.0 + block.size_bytes.max(1)).contains(&word);
+            self.blocks.iter().find(is_in).copied()
+        };
+        let words = |range: Range<u64>| range.filter(|address| address % 8 == 0);
+        let inside = |range: &Range<u64>, at: u64| at + 8 <= range.end;
+        let mut open: Vec<u64> = self.roots.words.clone();
+        for range in &self.roots.ranges {
+            let range = range.start.0..range.end.0;
+            let is_free = |at: &u64| inside(&range, *at) && (*at..*at + 8).all(|byte| holding(byte).is_none());
+            open.extend(words(range.clone()).filter(is_free).filter_map(|at| memory.word(TargetAddr(at))));
+        }
+        let mut reached = HashSet::new();
+        while let Some(word) = open.pop() {
+            let Some(block) = holding(word).filter(|block| reached.insert(block.start.0)) else { continue };
+            let range = block.start.0..block.start.0 + block.size_bytes;
+            let of_block = words(range.clone()).filter(|at| inside(&range, *at));
+            open.extend(of_block.filter_map(|at| memory.word(TargetAddr(at))));
+        }
+        let mut starts: Vec<u64> = self.blocks.iter().map(|block| block.start.0).collect();
+        starts.retain(|start| !reached.contains(start));
+        starts.sort_unstable();
+        starts
+    }
+
+    /// Blocks of 64 bytes without roots; each holds those that its line names. As [`Self::at`] says where.
+    pub(super) fn of_edges(edges: &[Vec<u32>]) -> Self {
+        let widest = edges.iter().map(Vec::len).max().unwrap_or(0).max(8);
+        let size = widest * 8;
+        let mut made_up = Self::default().with(Self::at(0, size), size * edges.len());
+        for (own, targets) in edges.iter().enumerate() {
+            made_up.block(Self::at(own, size), size as u64);
+            for (slot, &target) in targets.iter().enumerate() {
+                made_up.write(Self::at(own, size) + 8 * slot as u64, Self::at(target as usize, size));
+            }
+        }
+        made_up
+    }
+
+    fn at(number: usize, size: usize) -> u64 {
+        0x10_0000 + (number * size) as u64
+    }
+}
+
+/// Memory that must be copied.
+struct Sliceless<'a>(&'a Copied);
+
+impl Memory for Sliceless<'_> {
+    fn present(&self, range: Range<TargetAddr>) -> Vec<Range<TargetAddr>> {
+        self.0.present(range)
+    }
+
+    fn read(&self, address: TargetAddr, buffer: &mut [u8]) -> usize {
+        self.0.read(address, buffer)
+    }
+
+    fn slice(&self, _address: TargetAddr, _length: usize) -> Option<&[u8]> {
+        None
+    }
+}
+
+/// The components of a graph, each by its smallest member, by who reaches whom.
+pub(super) fn components_by_sets(edges: &[Vec<u32>]) -> Vec<u32> {
+    let reached: Vec<HashSet<u32>> = (0..edges.len()).map(|from| reached_by_sets(edges, from)).collect();
+    let mut of = HashMap::new();
+    for (from, reached_from) in (0u32..).zip(&reached) {
+        let mutual = reached_from.iter().copied().filter(|&to| reached[to as usize].contains(&from));
+        of.insert(from, mutual.min().unwrap_or(from));
+    }
+    (0u32..).take(edges.len()).map(|block| of[&block]).collect()
+}
+
+/// What a block reaches, itself included.
+pub(super) fn reached_by_sets(edges: &[Vec<u32>], from: usize) -> HashSet<u32> {
+    let mut reached = HashSet::from([u32::try_from(from).expect("it is small")]);
+    let mut open = vec![from];
+    while let Some(block) = open.pop() {
+        open.extend(edges[block].iter().filter(|&&target| reached.insert(target)).map(|&target| target as usize));
+    }
+    reached
+}

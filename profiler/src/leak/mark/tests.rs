@@ -1,0 +1,215 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::leak::blocks::Block;
+use crate::leak::made_up::MadeUp;
+use crate::memory::Copied;
+
+/// Where root memory is in these tests, and where blocks.
+const ROOTS: u64 = 0x1000;
+const HEAP: u64 = 0x10_0000;
+
+fn heap_of(blocks: &[(u64, u64)]) -> MadeUp {
+    let mut made_up = MadeUp::default().with(ROOTS, 0x1000).with(HEAP, 0x1000);
+    blocks.iter().for_each(|&(start, size)| made_up.block(HEAP + start, size));
+    made_up.root_range(ROOTS..ROOTS + 0x1000);
+    made_up
+}
+
+/// The seed's case: what is allocated is there.
+#[test]
+fn allocation() {
+    let made_up = heap_of(&[(0x20, 16), (0, 16)]);
+    assert_eq!(made_up.blocks().len(), 2);
+}
+
+/// The seed's case: addresses of blocks are taken for what they are, wherever in the address space.
+#[test]
+fn mapping() {
+    let mut made_up = MadeUp::default().with(ROOTS, 0x100);
+    for (slot, start) in [HEAP, 1 << 40, u64::MAX - 32].into_iter().enumerate() {
+        made_up.block(start, 16);
+        made_up.write(ROOTS + 8 * slot as u64, start + 15);
+    }
+    made_up.block(8, 8);
+    made_up.root_range(ROOTS..ROOTS + 0x100);
+    assert_eq!(made_up.unreached(), [8]);
+}
+
+/// The seed's case: a block that no word leads to leaks.
+#[test]
+fn leak() {
+    assert_eq!(heap_of(&[(0, 16)]).unreached(), [HEAP]);
+    let mut made_up = heap_of(&[(0, 16), (0x20, 16)]);
+    // One behind its end, and one before it.
+    made_up.write(ROOTS, HEAP + 16);
+    made_up.write(ROOTS + 8, HEAP + 0x1f);
+    assert_eq!(made_up.unreached(), [HEAP, HEAP + 0x20]);
+}
+
+/// The seed's case: every slot of the roots, every byte of the block.
+#[test]
+fn live() {
+    for slot in 0..16 {
+        for byte in 0..16 {
+            let mut made_up = MadeUp::default().with(ROOTS, 128);
+            made_up.block(HEAP, 16);
+            made_up.root_range(ROOTS..ROOTS + 128);
+            assert_eq!(made_up.unreached(), [HEAP]);
+            made_up.write(ROOTS + 8 * slot, HEAP + byte);
+            assert_eq!(made_up.unreached(), [0; 0], "slot {slot}, byte {byte}");
+        }
+    }
+}
+
+/// The seed's case: ranges of roots that begin and end anywhere; words that are in them whole count.
+#[test]
+fn unaligned() {
+    for start in 0..8 {
+        for end in 0..8 {
+            for slot in 0..4 {
+                let mut made_up = MadeUp::default().with(ROOTS, 32);
+                made_up.block(HEAP, 16);
+                made_up.write(ROOTS + 8 * slot, HEAP);
+                made_up.root_range(ROOTS + start..ROOTS + 32 - end);
+                let is_whole = !(slot == 0 && start > 0 || slot == 3 && end > 0);
+                let expected: &[u64] = if is_whole { &[] } else { &[HEAP] };
+                assert_eq!(made_up.unreached(), expected, "{start} to {end}, slot {slot}");
+            }
+        }
+    }
+}
+
+/// Words that are not aligned do not count.
+#[test]
+fn unaligned_words() {
+    for offset in 1..8 {
+        let mut made_up = heap_of(&[(0, 16), (0x20, 64)]);
+        made_up.write(ROOTS + offset, HEAP);
+        made_up.write(ROOTS + 16, HEAP + 0x20);
+        made_up.write(HEAP + 0x20 + offset, HEAP);
+        assert_eq!(made_up.unreached(), [HEAP], "offset {offset}");
+    }
+}
+
+/// The seed's case: blocks that hold each other leak, and live when one is held.
+#[test]
+fn cycle() {
+    let mut made_up = heap_of(&[(0, 16), (0x20, 16), (0x40, 16)]);
+    made_up.write(HEAP, HEAP + 0x20);
+    made_up.write(HEAP + 0x20, HEAP);
+    made_up.write(HEAP + 0x40, HEAP + 0x40);
+    assert_eq!(made_up.unreached(), [HEAP, HEAP + 0x20, HEAP + 0x40]);
+    made_up.write(ROOTS + 0xff8, HEAP + 0x28);
+    assert_eq!(made_up.unreached(), [HEAP + 0x40]);
+}
+
+/// The seed's case of memory that cannot be read: what is behind it is.
+#[test]
+fn segv() {
+    let mut made_up = MadeUp::default().with(ROOTS, 0x1000).with(ROOTS + 0x3000, 0x1000).with(HEAP, 0x1000);
+    made_up = made_up.with(HEAP + 0x8000, 0x1000);
+    made_up.root_range(ROOTS..ROOTS + 0x9000);
+    made_up.block(HEAP, 0x9000);
+    made_up.block(HEAP + 0x1_0000, 16);
+    made_up.block(HEAP + 0x2_0000, 16);
+    made_up.write(ROOTS + 0x3008, HEAP + 0x4000);
+    made_up.write(HEAP + 0x8ff8, HEAP + 0x1_0000);
+    assert_eq!(made_up.unreached(), [HEAP + 0x2_0000]);
+}
+
+#[test]
+fn words_of_registers() {
+    let mut made_up = heap_of(&[(0, 16), (0x20, 16)]);
+    made_up.roots.words = vec![0, u64::MAX, HEAP + 0x2f];
+    assert_eq!(made_up.unreached(), [HEAP]);
+}
+
+/// Watched blocks in memory that counts as roots otherwise: they do not hold themselves, nor each other.
+#[test]
+fn root_ranges_around_blocks() {
+    let mut made_up = heap_of(&[(0, 16), (0x20, 12), (0x40, 16), (0x62, 20), (0x100, 0x100)]);
+    made_up.root_range(HEAP..HEAP + 0x1000);
+    made_up.write(HEAP, HEAP);
+    made_up.write(HEAP + 0x20, HEAP + 0x40);
+    // Words that are partly in a block count for neither side.
+    made_up.write(HEAP + 0x28, HEAP + 0x40);
+    made_up.write(HEAP + 0x60, HEAP + 0x40);
+    made_up.write(HEAP + 0x70, HEAP + 0x40);
+    made_up.write(HEAP + 0x10, HEAP + 0x105);
+    made_up.write(HEAP + 0x1f8, HEAP + 0x62);
+    assert_eq!(made_up.unreached(), [HEAP, HEAP + 0x20, HEAP + 0x40]);
+    assert_eq!(made_up.unreached(), made_up.unreached_by_sets());
+}
+
+/// Every address may be a block's, every range a root's: it ends at once, since nothing is there.
+#[test]
+fn hostile_ranges() {
+    let mut made_up = MadeUp::default().with(ROOTS, 0x1000);
+    made_up.block(0x10_0000, u64::MAX);
+    made_up.root_range(0..u64::MAX);
+    made_up.root_range(5..3);
+    made_up.roots.words = vec![0x10_0000];
+    assert_eq!(made_up.unreached(), [0; 0]);
+}
+
+/// A list that is as long as there are blocks does not overflow a stack, nor does an array of pointers to all.
+#[test]
+fn a_chain_of_a_million_blocks() {
+    let count: usize = 1_000_000;
+    let mut bytes = vec![0; 16 * count];
+    for (number, block) in bytes.chunks_exact_mut(16).enumerate() {
+        // Ahead and back in turns.
+        let next = HEAP + 16 * ((number + 777_777) % count) as u64;
+        block[..8].copy_from_slice(&next.to_le_bytes());
+    }
+    let all: Vec<u8> = (0..count).flat_map(|number| (HEAP + 16 * number as u64).to_le_bytes()).collect();
+    let array = 1 << 40;
+    let pieces = [(TargetAddr(HEAP), bytes.into()), (TargetAddr(array), all.into())];
+    let memory = Copied::new(pieces);
+    let given =
+        (0..count).map(|number| Block { start: TargetAddr(HEAP + 16 * number as u64), size_bytes: 16, origin: 0 });
+    let array_block = Block { start: TargetAddr(array), size_bytes: 8 * count as u64, origin: 0 };
+    let (blocks, _) = Blocks::new(given.chain([array_block]).collect());
+    for threads in [1, 3] {
+        for (word, left) in [(HEAP, 1), (array, 0), (0, count + 1)] {
+            let roots = Roots { ranges: Vec::new(), words: vec![word] };
+            assert_eq!(mark_with(&blocks, &roots, &memory, threads).unreached().count(), left);
+        }
+    }
+}
+
+/// Blocks, what is written where, and roots: a word is a slot anywhere and a byte of a block, or near it.
+fn any_memory() -> impl Strategy<Value = MadeUp> {
+    let sizes = prop::collection::vec((0u64..80, 0u64..24), 1..60);
+    let words = prop::collection::vec((any::<u16>(), any::<u16>(), 0u64..90), 0..120);
+    let roots = prop::collection::vec((0u64..0x1000, 0u64..0x200), 0..4);
+    let registers = prop::collection::vec(any::<u16>(), 0..3);
+    (sizes, words, roots, registers, 0u64..16).prop_map(|(sizes, words, roots, registers, skew)| {
+        let mut made_up = MadeUp::default().with(ROOTS, 0x100).with(HEAP, 0xffc).with(HEAP + 0xffc, 0x1004);
+        let (mut start, mut starts) = (HEAP + skew, Vec::new());
+        for (size, gap) in sizes {
+            made_up.block(start, size);
+            starts.push(start);
+            start += size.max(1) + gap;
+        }
+        for (slot, to, offset) in words {
+            let slot = u64::from(slot % 0x220) * 8;
+            let at = if slot < 0x100 { ROOTS + slot } else { HEAP + slot - 0x100 };
+            if at + 8 <= HEAP + 0xffc || at >= HEAP + 0xffc && at + 8 <= HEAP + 0x2000 {
+                made_up.write(at, starts[usize::from(to) % starts.len()] + offset);
+            }
+        }
+        roots.iter().for_each(|&(start, length)| made_up.root_range(HEAP + start..HEAP + start + length));
+        made_up.root_range(ROOTS + 3..ROOTS + 0x45);
+        made_up.roots.words = registers.iter().map(|&to| starts[usize::from(to) % starts.len()]).collect();
+        made_up
+    })
+}
+
+proptest! {
+    #[test]
+    fn reaches_what_sets_reach(made_up in any_memory()) {
+        prop_assert_eq!(made_up.unreached(), made_up.unreached_by_sets());
+    }
+}

@@ -1,0 +1,100 @@
+//! Looks at targets for leaks while they are recorded.
+
+use anyhow::{Context, Result};
+use profiler_common::interval::Interval;
+
+use super::Session;
+use super::dumps::DRAINS_MAX;
+use super::listener::Listener;
+use crate::check::look::{Look, TRIES_MAX, WatchedBlock, Watching, collect_at_rest};
+use crate::collect::stop::{Held, Release};
+use crate::collect::{CollectError, Collected, Method, ThreadState, collect, collect_held};
+use crate::ids::Pid;
+use crate::report::profile::HookStatus;
+use crate::sys::clock;
+use crate::target::launch::Launch;
+
+impl Session {
+    /// Looks at all targets that run, one after the other.
+    pub(super) fn inspect_all(&mut self, method: Method, listener: &mut dyn Listener) {
+        let pids: Vec<Pid> = self.targets.running().map(|target| target.pid).collect();
+        self.inspect_command(method, listener);
+        let started = self.launched().map(|launched| launched.0);
+        for pid in pids.into_iter().filter(|pid| Some(*pid) != started) {
+            listener.looked(self.inspect(pid, method));
+        }
+    }
+
+    /// Looks at what was started, all threads of which are held; for the last time, if it ends.
+    pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<Look> {
+        // It is asked of whoever holds them what becomes of them.
+        let held = |(tracee, stop)| Held { tracee, stop, release: Release::Leave };
+        // A process that ends forks no more.
+        let method = if at_exit { Method::Read } else { method };
+        let pid = launch.pid();
+        // They do not run between two tries.
+        self.inspect_by(pid, at_exit, 1, |while_stopped| {
+            collect_held(pid, launch.held_threads().into_iter().map(held).collect(), method, while_stopped)
+        })
+    }
+
+    /// Looks at a target: stops it, takes all that it has done to the books, collects it and lets it run.
+    ///
+    /// # Errors
+    ///
+    /// When it is no target, has ended or cannot be collected.
+    pub fn inspect(&mut self, pid: Pid, method: Method) -> Result<Look> {
+        self.inspect_by(pid, false, TRIES_MAX, |while_stopped| collect(pid, method, while_stopped))
+    }
+
+    fn inspect_by(
+        &mut self,
+        pid: Pid,
+        at_exit: bool,
+        tries_max: u32,
+        mut collect: impl FnMut(&mut dyn FnMut(&[ThreadState])) -> Result<Collected, CollectError>,
+    ) -> Result<Look> {
+        let mut now = clock::now();
+        let (collected, walks) = collect_at_rest(tries_max, || {
+            collect(&mut |_| {
+                self.catch_up_stopped();
+                now = clock::now();
+            })
+        })?;
+        let counters = self.counters()?;
+        let mut snapshot = self.snapshot(now, &counters, None);
+        snapshot.targets.retain(|state| state.facts.pid == pid && !state.facts.replaced);
+        let target = self.targets.get(pid).with_context(|| format!("process `{pid}` is not watched any more"))?;
+        let watched = target
+            .ledger
+            .blocks()
+            .map(|(address, size_bytes, callsite, born)| WatchedBlock::new(address, size_bytes, callsite, born));
+        let is_exact = self.config.interval == Interval::EXACT && snapshot.health.interval_changes.is_empty();
+        let is_whole = snapshot.health.lost_total() == 0 && target.beginning.from_first_call;
+        let mut hooks = snapshot.targets.iter().flat_map(|state| &state.heaps).flat_map(|heap| &heap.hooks);
+        let has_all_hooks = !hooks.any(HookStatus::is_missing);
+        let watching = Watching {
+            duration_ns: now.monotonic.0.saturating_sub(target.beginning.time.0),
+            is_complete: is_exact && is_whole && has_all_hooks,
+        };
+        Ok(Look {
+            collected,
+            walks,
+            watched: watched.collect(),
+            now: now.monotonic,
+            snapshot,
+            watching: Some(watching),
+            at_exit,
+        })
+    }
+
+    /// Takes all that a stopped target has done to the books, and puts these right where something was lost.
+    fn catch_up_stopped(&mut self) {
+        for _ in 0..DRAINS_MAX {
+            if self.take_records() {
+                break;
+            }
+        }
+        self.resync_at_end();
+    }
+}

@@ -1,0 +1,290 @@
+//! Real programs that end in all the ways there are, each with something at a known address that must be there still.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+
+use rustix::process::{Signal, kill_process};
+
+use super::*;
+use crate::object::fixture::Workshop;
+use crate::sys::inherited::Inherited;
+use crate::target::launch::shell_code;
+
+/// Where the program has put [`MARK`] by the time it ends.
+const MARK_ADDRESS: u64 = 0x1000_0000;
+const MARK: [u8; 8] = *b"it is me";
+
+/// The first argument says how it ends. Its second and later ones are a program to be run.
+const ENDS: &str = r#"
+    #define _GNU_SOURCE
+    #include <errno.h>
+    #include <pthread.h>
+    #include <sched.h>
+    #include <signal.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/epoll.h>
+    #include <sys/mman.h>
+    #include <sys/syscall.h>
+    #include <sys/wait.h>
+    #include <unistd.h>
+    static pthread_t first; static char **words; static pthread_barrier_t all;
+    static void *waits(void *none) { pthread_barrier_wait(&all); for (;;) pause(); return none; }
+    static void *exits(void *none) { usleep(1000); exit(5); return none; }
+    static void *outlives(void *none) { pthread_join(first, 0); usleep(1000); return none; }
+    static void *outlives_and_exits(void *none) { pthread_join(first, 0); usleep(1000); exit(6); return none; }
+    static void *execs(void *none) { execv(words[2], words + 2); return none; }
+    static void *ends(void *none) { return none; }
+    static void *epolls(void *none) {
+        struct epoll_event event;
+        int queue = epoll_create1(0);
+        int got = epoll_wait(queue, &event, 1, 300);
+        exit(got == 0 ? 8 : errno == EINTR ? 9 : 10);
+        return none;
+    }
+    static void make(void *(*body)(void *)) { pthread_t thread; if (pthread_create(&thread, 0, body, 0)) abort(); }
+    static int child(void *none) { return none ? 1 : 2; }
+    int main(int count, char **arguments) {
+        const char *how = arguments[1];
+        words = arguments; first = pthread_self();
+        char *page = mmap((void *)0x10000000, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        memcpy(page, "it is me", 8);
+        if (!strcmp(how, "returns")) return 3;
+        if (!strcmp(how, "segv")) raise(SIGSEGV);
+        if (!strcmp(how, "kills")) kill(getpid(), SIGKILL);
+        if (!strcmp(how, "thread_exits")) { make(exits); for (;;) pause(); }
+        if (!strcmp(how, "thread_segv")) {
+            pthread_barrier_init(&all, 0, 2);
+            make(waits);
+            pthread_barrier_wait(&all);
+            raise(SIGSEGV);
+        }
+        if (!strcmp(how, "first_ends")) { make(outlives); pthread_exit(0); }
+        if (!strcmp(how, "first_ends_first")) { make(outlives_and_exits); pthread_exit(0); }
+        if (!strcmp(how, "ten")) {
+            pthread_barrier_init(&all, 0, 10);
+            for (int made = 0; made < 9; made++) make(waits);
+            pthread_barrier_wait(&all);
+            return 4;
+        }
+        if (!strcmp(how, "many_end")) {
+            for (int made = 0; made < 200; made++) { pthread_t thread; pthread_create(&thread, 0, ends, 0); pthread_join(thread, 0); }
+            return 7;
+        }
+        if (!strcmp(how, "execs")) { make(ends); execs(0); }
+        if (!strcmp(how, "thread_execs")) {
+            pthread_barrier_init(&all, 0, 4);
+            for (int made = 0; made < 3; made++) make(waits);
+            pthread_barrier_wait(&all);
+            make(execs); for (;;) pause();
+        }
+        if (!strcmp(how, "epolls")) { make(epolls); for (;;) pause(); }
+        if (!strcmp(how, "forks")) {
+            static char stack[1 << 16];
+            int status;
+            if (fork() == 0) _exit(1);
+            if (vfork() == 0) _exit(1);
+            clone(child, stack + sizeof stack, 0, 0);
+            wait(&status); wait(&status); waitpid(-1, &status, __WALL);
+            return WEXITSTATUS(status) + 9;
+        }
+        if (!strcmp(how, "sleeps")) for (;;) pause();
+        return 1;
+    }"#;
+
+fn program(workshop: &Workshop) -> String {
+    let path = workshop.compile("gcc", "ends.c", ENDS, &["-pthread"]);
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+fn start(command: &[&str]) -> Launch {
+    let words: Vec<OsString> = command.iter().map(OsString::from).collect();
+    let mut launch = Launch::start(&words, Inherited::now()).expect("started");
+    launch.hold_at_exit().expect("held");
+    step(&mut launch);
+    launch
+}
+
+fn step(launch: &mut Launch) {
+    launch.step_until_loaded::<LaunchError>(&mut |_| Ok(())).expect("held");
+    launch.follow_execs().expect("held");
+}
+
+/// The next stir; `None` once the program has ended.
+fn next(launch: &mut Launch) -> Option<Stir> {
+    let begun = Instant::now();
+    loop {
+        let stir = launch.next_stir().expect("followed");
+        if stir.is_some() || launch.try_reap().is_some() {
+            return stir;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "neither held nor ended: {launch:?}");
+        std::thread::yield_now();
+    }
+}
+
+fn end(launch: &mut Launch) -> i32 {
+    launch.follow_execs().expect("held");
+    assert_eq!(next(launch), None);
+    shell_code(launch.try_reap().expect("it has ended"))
+}
+
+/// What a held thread's process has at the known address.
+fn mark(tracee: &Tracee) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    let memory = File::open(format!("/proc/{}/mem", tracee.pid())).expect("it is held");
+    memory.read_exact_at(&mut bytes, MARK_ADDRESS).expect("mapped");
+    bytes
+}
+
+/// A program that ends in this way is held then, with as many threads, and ends with this code.
+fn check(how: &str, threads: usize, code: i32) {
+    let workshop = Workshop::new();
+    let mut launch = start(&[&program(&workshop), how]);
+    assert_eq!(next(&mut launch), Some(Stir::Exiting), "{how}");
+    assert_eq!(launch.next_stir().expect("held"), Some(Stir::Exiting), "{how}: told again");
+    assert_eq!(launch.try_reap(), None, "{how}");
+    let held = launch.held_threads();
+    assert_eq!(held.len(), threads, "{how}: {launch:?}");
+    for (tracee, stop) in &held {
+        assert_eq!(*stop, Stop::Exiting, "{how}");
+        assert_eq!(mark(tracee), MARK, "{how}");
+        let registers = tracee.registers().expect("held").expect("it lives");
+        assert!(registers.rsp != 0 && registers.fs_base != 0, "{how}: {registers:?}");
+    }
+    assert_eq!(end(&mut launch), code, "{how}");
+}
+
+#[test]
+fn a_program_is_held_when_it_ends_by_itself() {
+    check("returns", 1, 3);
+    check("many_end", 1, 7);
+}
+
+#[test]
+fn a_program_is_held_when_a_signal_ends_it() {
+    check("segv", 1, 139);
+    check("kills", 1, 137);
+}
+
+#[test]
+fn all_threads_are_held() {
+    check("thread_exits", 2, 5);
+    check("ten", 10, 4);
+    check("thread_segv", 2, 139);
+}
+
+#[test]
+fn the_end_of_the_first_thread_is_not_the_programs() {
+    check("first_ends", 1, 0);
+    check("first_ends_first", 1, 6);
+}
+
+#[test]
+fn children_are_not_held() {
+    check("forks", 1, 11);
+}
+
+#[test]
+fn execs_are_told_from_ends() {
+    for how in ["execs", "thread_execs"] {
+        let workshop = Workshop::new();
+        let program = program(&workshop);
+        let mut launch = start(&[&program, how, &program, "ten"]);
+        assert_eq!(next(&mut launch), Some(Stir::Exec), "{how}");
+        step(&mut launch);
+        assert_eq!(next(&mut launch), Some(Stir::Exiting), "{how}");
+        assert_eq!(launch.held_threads().len(), 10, "{how}");
+        assert_eq!(end(&mut launch), 4, "{how}");
+    }
+}
+
+fn asleep(workshop: &Workshop, how: &str, threads: usize) -> Launch {
+    let mut launch = start(&[&program(workshop), how]);
+    let waits = |pid: u32, call: libc::c_long| {
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return 0 };
+        let calls =
+            tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("syscall")).unwrap_or_default());
+        calls.filter(|text| text.starts_with(&format!("{call} "))).count()
+    };
+    let pid = launch.pid().0;
+    while waits(pid, libc::SYS_pause) + waits(pid, libc::SYS_epoll_wait) < threads {
+        assert_eq!(launch.next_stir().expect("followed"), None);
+    }
+    launch
+}
+
+#[test]
+fn a_program_that_is_killed_is_held_and_ends() {
+    let workshop = Workshop::new();
+    for held in [false, true] {
+        let mut launch = asleep(&workshop, "sleeps", 1);
+        if held {
+            assert!(launch.stop().expect("it stops"));
+        }
+        let pid = crate::sys::pid::raw(launch.pid()).expect("a process's");
+        kill_process(pid, Signal::KILL).expect("it lives");
+        if held {
+            launch.follow_execs().expect("held");
+        }
+        // Where the kill and the letting go meet, the end may pass unseen; it must come.
+        let stir = next(&mut launch);
+        assert!(matches!(stir, Some(Stir::Exiting) | None) && (held || stir.is_some()), "{stir:?}");
+        assert_eq!(end(&mut launch), 137);
+    }
+}
+
+#[test]
+fn a_program_is_stopped_and_goes_on_undisturbed() {
+    let workshop = Workshop::new();
+    let mut launch = asleep(&workshop, "epolls", 2);
+    for _ in 0..3 {
+        assert!(launch.stop().expect("it stops"));
+        let held = launch.held_threads();
+        assert_eq!(held.len(), 2);
+        assert!(held.iter().all(|(tracee, _)| mark(tracee) == MARK));
+        launch.follow_execs().expect("held");
+        assert_eq!(launch.next_stir().expect("followed"), None);
+    }
+    assert_eq!(next(&mut launch), Some(Stir::Exiting));
+    assert_eq!(end(&mut launch), 8, "no call has failed");
+}
+
+#[test]
+fn a_program_that_is_let_go_is_held_no_more() {
+    let workshop = Workshop::new();
+    let mut launch = asleep(&workshop, "epolls", 2);
+    launch.release().expect("let go");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", launch.pid())).expect("it lives");
+    assert!(status.contains("TracerPid:\t0"), "{status}");
+    assert_eq!(next(&mut launch), None);
+    assert_eq!(launch.try_reap().map(shell_code), Some(8));
+}
+
+#[test]
+fn a_program_in_a_group_stop_stays_there() {
+    let workshop = Workshop::new();
+    let mut launch = asleep(&workshop, "sleeps", 1);
+    let pid = crate::sys::pid::raw(launch.pid()).expect("a process's");
+    let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).expect("it lives");
+    kill_process(pid, Signal::STOP).expect("it lives");
+    while !state().contains("State:\tt") {
+        assert_eq!(launch.next_stir().expect("followed"), None);
+    }
+    assert!(launch.stop().expect("it stops"));
+    launch.follow_execs().expect("held");
+    for _ in 0..100 {
+        assert_eq!(launch.next_stir().expect("followed"), None);
+    }
+    assert!(state().contains("State:\tt"), "{}", state());
+    kill_process(pid, Signal::CONT).expect("it lives");
+    while !state().contains("State:\tS") {
+        assert_eq!(launch.next_stir().expect("followed"), None);
+    }
+    kill_process(pid, Signal::TERM).expect("it lives");
+    assert_eq!(next(&mut launch), Some(Stir::Exiting));
+    assert_eq!(end(&mut launch), 143);
+}

@@ -1,0 +1,33 @@
+/*
+ * Blocks that a library makes which is loaded at run time. The argument is its file. It is built from `loaded.c`.
+ */
+#include "truth.h"
+
+#include <dlfcn.h>
+
+static void *open_library(const char *path) {
+    void *library = dlopen(path, RTLD_NOW);
+    if (library == NULL) give_up(dlerror());
+    return library;
+}
+
+/* What the library makes there and says of it. */
+NOINLINE static void call(void *library, const char *name, size_t size, const char *fate) {
+    masked (*makes)(size_t) = (masked (*)(size_t))dlsym(library, name);
+    if (makes == NULL) give_up(dlerror());
+    noted(name, unmasked(makes(size)), size, fate);
+}
+
+int main(int count, char **arguments) {
+    if (count != 3) give_up("two libraries, please");
+    void *stays = open_library(arguments[1]), *goes = open_library(arguments[2]);
+    call(stays, "loaded_global", 6001, "held");
+    call(stays, "loaded_tls", 6002, "held");
+    call(stays, "loaded_leak", 6003, "leaked");
+    call(goes, "unloaded_global", 6004, "leaked");
+    call(goes, "unloaded_leak", 6005, "leaked");
+    if (dlclose(goes) != 0) give_up(dlerror());
+    sweep();
+    serve();
+    return 0;
+}

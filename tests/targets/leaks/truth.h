@@ -1,0 +1,152 @@
+/*
+ * What programs with known leaks have in common: each block is made by a function of its own, noted with what becomes of it, and known
+ * to the rest of the program by a word that is no pointer.
+ *
+ * A program makes all its blocks, prints `ready`, and then does what lines of its input say: `truth` prints a line for each block and
+ * `done`; `exit N` and the end of input end it, the latter with the lines of `truth`. Such a line is
+ * `FUNCTION ADDRESS SIZE USABLE FATE`, with the address in hexadecimal digits and one of these fates:
+ *
+ *   held     something reaches it
+ *   leaked   nothing does
+ *   circle   as leaked, but its blocks hold each other: those whose functions are called the same up to the last `_`
+ *   under    a leaked block holds it, and nothing else
+ *
+ * These are the fates by the rules of the profiler. Whatever holds a pointer by the rules of C and not by those is a case of its own.
+ *
+ * No copy of a pointer may be left where it does not belong. So what a function returns is masked; whoever takes the mask off does so
+ * in a function of its own; and dead parts of the stack are overwritten before anything is waited for.
+ */
+#ifndef TRUTH_H
+#define TRUTH_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <malloc.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* noipa: what a function returns must not be known to its caller, or the call could be moved or dropped. */
+#define NOINLINE __attribute__((noinline, noclone, noipa, unused))
+
+/* A pointer that nobody can tell for one. */
+typedef uintptr_t masked;
+
+/* Read anew each time, so that the compiler does not know that a mask that is put on and taken off changes nothing. */
+static volatile uintptr_t mask = 0xa5a5a5a5a5a5a5a5;
+
+static char truth[4 << 20];
+static size_t truth_bytes;
+
+NOINLINE static void *unmasked(masked hidden) { return (void *)(hidden ^ mask); }
+
+/* Ends the program when the machine does not behave as the test needs: then the test must not go on. */
+__attribute__((noreturn, unused)) static void give_up(const char *why) {
+    if (write(2, why, strlen(why)) < 0) _exit(98);
+    _exit(99);
+}
+
+/* What was on the stack below the caller's frame, and in registers, is gone. */
+NOINLINE static void sweep(void) {
+    volatile uint64_t dead[(32 << 10) / 8];
+    for (size_t i = 0; i < sizeof dead / 8; i++) dead[i] = 0;
+    __asm__ volatile("xor %%eax, %%eax\n xor %%ecx, %%ecx\n xor %%edx, %%edx\n xor %%esi, %%esi\n xor %%edi, %%edi\n"
+                     "xor %%r8d, %%r8d\n xor %%r9d, %%r9d\n xor %%r10d, %%r10d\n xor %%r11d, %%r11d" ::
+                         : "rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "cc");
+}
+
+/* Notes a block and hides it. Threads do so one after the other. */
+NOINLINE static masked noted(const char *function, void *address, size_t size, const char *fate) {
+    static char lock;
+    if (address == NULL) give_up("no memory");
+    size_t usable = malloc_usable_size(address);
+    while (__atomic_test_and_set(&lock, __ATOMIC_SEQ_CST)) {}
+    int length = snprintf(truth + truth_bytes, sizeof truth - truth_bytes, "%s %lx %zu %zu %s\n", function,
+                          (unsigned long)address, size, usable, fate);
+    truth_bytes += (size_t)length;
+    if (truth_bytes >= sizeof truth) give_up("the truth does not fit");
+    __atomic_clear(&lock, __ATOMIC_SEQ_CST);
+    return (masked)address ^ mask;
+}
+
+/* The same for a block that is the program's own from its first byte to its last: what was there before is overwritten. */
+NOINLINE static masked made(const char *function, void *address, size_t size, const char *fate) {
+    if (address != NULL) memset(address, 0, malloc_usable_size(address));
+    return noted(function, address, size, fate);
+}
+
+/* Defines a function that makes a block of `size` bytes by this call, and hides it. */
+#define MAKER(name, bytes, fate, call)                                                                                 \
+    NOINLINE static masked name(void) {                                                                                \
+        volatile size_t wanted = bytes;                                                                                \
+        size_t size = wanted;                                                                                          \
+        return made(#name, call, size, fate);                                                                          \
+    }
+
+/* Has memory at an address hold a pointer to so many bytes behind a block's beginning. */
+NOINLINE static void point(void *where, masked hidden, ptrdiff_t offset) {
+    *(char *volatile *)where = (char *)unmasked(hidden) + offset;
+}
+
+/* Has memory at an address hold a block. */
+NOINLINE static void put(void *where, masked hidden) { point(where, hidden, 0); }
+
+/* Has a block hold another one by its word at `offset`. */
+NOINLINE static void hang(masked holder, size_t offset, masked held) { put((char *)unmasked(holder) + offset, held); }
+
+static void print(const char *text, size_t length) {
+    while (length > 0) {
+        ssize_t written = write(1, text, length);
+        if (written <= 0) _exit(97);
+        text += written;
+        length -= (size_t)written;
+    }
+}
+
+/* Reads one line without stdio. Returns 0 at the end of input. */
+NOINLINE static int read_line(char *line, size_t size) {
+    size_t used = 0;
+    sweep();
+    while (used + 1 < size) {
+        if (read(0, line + used, 1) != 1) return 0;
+        if (line[used] == '\n') break;
+        used++;
+    }
+    line[used] = 0;
+    return 1;
+}
+
+/* Where a program defines it: does what another line says. */
+__attribute__((weak)) void work(const char *line);
+
+/* Does what it is told until the end. */
+NOINLINE static void serve(void) {
+    static char line[256];
+    sweep();
+    print("ready\n", 6);
+    while (read_line(line, sizeof line)) {
+        if (strncmp(line, "exit", 4) == 0) {
+            int code = atoi(line + 4);
+            sweep();
+            exit(code);
+        }
+        if (strcmp(line, "truth") == 0) {
+            print(truth, truth_bytes);
+        } else if (work) {
+            work(line);
+        } else {
+            give_up("unknown line");
+        }
+        sweep();
+        print("done\n", 5);
+    }
+    print(truth, truth_bytes);
+    sweep();
+}
+
+#endif

@@ -1,0 +1,24 @@
+"""A service of an interpreter: keeps what it is told, and answers each line of its input. Says `ready` first. Has leaked one block of
+54,321 bytes that its own allocator knows nothing of."""
+
+import ctypes
+import json
+import sys
+
+
+def forget():
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc(54321)
+
+
+SHELF = {f"key {i}": {"list": list(range(i % 20)), "text": "x" * i, "pair": (i, str(i))} for i in range(2000)}
+forget()
+# What was on the stack is written over.
+json.loads(json.dumps(SHELF, indent=1))
+print("ready", flush=True)
+for line in sys.stdin:
+    number = int(line)
+    SHELF[f"key {number % 2000}"] = {"list": list(range(number % 20)), "text": "y" * (number % 997), "pair": (number, line)}
+    book = json.loads(json.dumps(SHELF[f"key {number % 2000}"]))
+    print(number + len(book["list"]), flush=True)

@@ -1,0 +1,120 @@
+//! Looks at programs of `targets/leaks/`: at one that runs, and at one that heapbpf has started.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome, binary, text};
+use heapbpf_tests::kernel::require_root;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::unreachable::{Check, Truth};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Only a hang takes this long.
+const WITHIN: Duration = Duration::from_secs(120);
+
+/// Looks at a process that runs, with these options, and expects this exit code.
+#[track_caller]
+pub(super) fn look(target: &Target, options: &str, code: i32) -> Check {
+    look_with(target, options, code).0
+}
+
+/// The same, with what was printed.
+#[track_caller]
+pub(super) fn look_with(target: &Target, options: &str, code: i32) -> (Check, Outcome) {
+    let pid = target.pid().to_string();
+    let words = ["leaks", "--pid", &pid, "-o", "check.json"].into_iter().chain(options.split_ascii_whitespace());
+    let mut heapbpf = Heapbpf::new(words);
+    let outcome = heapbpf.run().expect_code(code);
+    let check = Check::read(&heapbpf.file("check.json"));
+    assert_eq!(check.pid, target.pid());
+    (check, outcome)
+}
+
+/// What a program says that it has made.
+#[track_caller]
+pub(super) fn truth(target: &mut Target) -> Truth {
+    Truth::of(target.ask("truth"))
+}
+
+/// Bytes by leaf in a file of folded stacks.
+#[track_caller]
+pub(super) fn bytes_by_leaf(path: &Path) -> BTreeMap<String, u64> {
+    let mut bytes = BTreeMap::new();
+    for line in text(path).lines() {
+        let (stack, count) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no folded line: {line}"));
+        let leaf = stack.rsplit(';').next().unwrap_or(stack);
+        *bytes.entry(leaf.to_owned()).or_default() += count.parse::<u64>().expect("a number");
+    }
+    bytes
+}
+
+/// A program that `heapbpf leaks` has started. Speaks through heapbpf's streams; the target's `pid` is heapbpf's.
+pub(super) struct Launch {
+    pub(super) target: Target,
+    folder: TempDir,
+}
+
+impl Launch {
+    /// With these options, in a process group of its own and with no signal ignored, however the tests run.
+    #[track_caller]
+    pub(super) fn start(options: &str, program: &Path, arguments: &[&str]) -> Self {
+        require_root();
+        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+        let stderr = File::create(folder.path().join("stderr")).expect("the folder is ours");
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(binary()).args(["leaks", "-o", "check.json"]);
+        command.args(options.split_ascii_whitespace()).arg("--").arg(program).args(arguments);
+        command.current_dir(folder.path()).env("NO_COLOR", "1").env_remove("RUST_LOG");
+        let target = Target::spawn(command.stderr(stderr).process_group(0));
+        Self { target, folder }
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(super) fn files(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.path()).expect("the folder is ours");
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.expect("the folder is ours").file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// What it has said so far.
+    pub(super) fn stderr(&self) -> String {
+        text(&self.file("stderr"))
+    }
+
+    #[track_caller]
+    pub(super) fn check(&self, name: &str) -> Check {
+        Check::read(&self.file(name))
+    }
+
+    /// Has heapbpf look now, and waits until it has told what it saw.
+    #[track_caller]
+    pub(super) fn look(&mut self) {
+        let told = |launch: &Self| launch.stderr().matches(" unreachable out of ").count();
+        let before = told(self);
+        let heapbpf = i32::try_from(self.target.pid()).ok().and_then(Pid::from_raw).expect("pids are positive");
+        kill_process(heapbpf, Signal::USR1).expect("it runs");
+        let deadline = Instant::now() + WITHIN;
+        while told(self) == before {
+            assert!(Instant::now() < deadline, "no check comes: {}", self.stderr());
+            self.target.assert_running();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Has the program exit with this code, and waits for heapbpf's own.
+    #[track_caller]
+    pub(super) fn exit(&mut self, code: i32) -> Option<i32> {
+        self.target.begin_exit(code);
+        self.target.wait().code()
+    }
+}

@@ -1,0 +1,91 @@
+//! One block that is held in a place, lost, and freed: a process is looked at after each.
+
+use heapbpf_tests::target::Target;
+use heapbpf_tests::unreachable::Sum;
+
+use crate::looks::{Launch, look};
+use crate::{CLEAN, LEAKS};
+use heapbpf_tests::target::build;
+
+/// Of the block.
+const BYTES: u64 = 256;
+/// Of glibc's smallest chunk that has room for it, the part that is the program's.
+const USABLE_BYTES: u64 = 264;
+
+#[track_caller]
+fn check(place: &str) {
+    let mut target = Target::start("leaks/holder.c");
+    target.order(&format!("hold {place}"));
+    let held = look(&target, "", CLEAN);
+    assert_eq!((held.leak_count, held.leaked), (0, Sum::default()));
+    target.order(&format!("clear {place}"));
+    let cleared = look(&target, "", LEAKS);
+    assert_eq!((cleared.leak_count, cleared.leaked), (1, Sum::of(1, USABLE_BYTES)), "{:#?}", cleared.leaks);
+    assert_eq!(cleared.known, held.known);
+    target.order(&format!("free {place}"));
+    let freed = look(&target, "", CLEAN);
+    assert_eq!((freed.leak_count, freed.known.count), (0, held.known.count - 1));
+    target.exit(0);
+}
+
+#[test]
+fn the_stack() {
+    check("stack");
+}
+
+#[test]
+fn a_global() {
+    check("global");
+}
+
+#[test]
+fn thread_local_storage() {
+    check("tls");
+}
+
+#[test]
+fn a_register() {
+    check("register");
+}
+
+#[test]
+fn all_of_them_in_a_program_that_is_watched() {
+    let mut launch = Launch::start("", &build("leaks/holder.c"), &[]);
+    let places = ["stack", "global", "tls", "register"];
+    let each = |launch: &mut Launch, order: &str| places.iter().for_each(|place| launch.target.order(&format!("{order} {place}")));
+    for order in ["hold", "clear", "free"] {
+        each(&mut launch, order);
+        launch.look();
+    }
+    each(&mut launch, "hold");
+    assert_eq!(launch.exit(7), Some(7), "{}", launch.stderr());
+    let files = ["check-1.json", "check-2.json", "check-3.json", "check.json", "stderr"];
+    assert_eq!(launch.files(), files);
+    for clean in ["check-1.json", "check-3.json", "check.json"] {
+        let check = launch.check(clean);
+        assert_eq!((check.leak_count, check.leaked), (0, Sum::default()), "{clean}");
+    }
+    let lost = launch.check("check-2.json");
+    assert_eq!((lost.leak_count, lost.leaked), (4, Sum::of(4, 4 * BYTES)));
+    for place in places {
+        let leak = lost.leak_of(&format!("for_{place}"));
+        assert_eq!((leak.size_bytes, leak.watched), (BYTES, true));
+        assert!(leak.age_ns.is_some_and(|age| age < 120_000_000_000), "{leak:?}");
+    }
+}
+
+#[test]
+fn a_second_look_sees_the_same() {
+    let mut target = Target::start("leaks/holder.c");
+    target.order("hold global");
+    target.order("clear global");
+    let (first, second) = (look(&target, "", LEAKS), look(&target, "", LEAKS));
+    assert_eq!((first.known, first.leaked, first.direct), (second.known, second.leaked, second.direct));
+    let addresses = |check: &heapbpf_tests::unreachable::Check| -> Vec<u64> {
+        check.leaks.iter().map(|leak| leak.address()).collect()
+    };
+    assert_eq!(addresses(&first), addresses(&second));
+    assert_eq!(first.leaks[0].contents.as_deref(), Some("00".repeat(32).as_str()));
+    target.order("free global");
+    target.exit(0);
+}

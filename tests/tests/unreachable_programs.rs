@@ -1,0 +1,215 @@
+//! Real programs under load, looked at for leaks: they answer every request rightly and live on, and what is told as leaked is what they
+//! have leaked. `docs/leaks.md` says of each leak why it is one.
+
+#![expect(clippy::print_stderr, reason = "tells figures to people, with --nocapture")]
+
+#[path = "unreachable_programs/found.rs"]
+mod found;
+
+use std::cell::RefCell;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
+
+use found::{Found, launch, look, under_load};
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::kernel::{assert_no_probes, tracer};
+use heapbpf_tests::nginx::Nginx;
+use heapbpf_tests::postgres::Postgres;
+use heapbpf_tests::redis::{self, Redis};
+use heapbpf_tests::target::run;
+
+/// Not Debian's version of it alone: one whose arenas, caches and objects are its own business.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Looks in each way at a process whose heap can be walked, and fails where more is told as leaked than `leaked_bytes_max`.
+fn look_in_each_way(pid: u32, known_bytes_min: u64, leaked_bytes_max: u64) -> Vec<Found> {
+    let ways = ["", "--snapshot fork", "--watch 3s", "--watch 2s --snapshot fork"];
+    let looks: Vec<Found> = ways.iter().map(|arguments| look(pid, arguments)).collect();
+    for (found, way) in looks.iter().zip(ways) {
+        assert_eq!(found.method, if way.contains("fork") { "fork" } else { "read" });
+        assert_eq!(found.watched_ns.is_some(), way.contains("watch"));
+        let libc = found.heap("libc");
+        assert_eq!((libc.precision.as_str(), libc.gaps.len()), ("walked", 0), "{:?}", libc.gaps);
+        assert!(found.known.bytes >= known_bytes_min, "`{way}`: {}", found.told());
+        assert!(found.leaked.bytes <= leaked_bytes_max, "`{way}`: {}", found.told());
+    }
+    assert_no_probes(pid);
+    assert_eq!(tracer(pid), None);
+    looks
+}
+
+#[test]
+fn redis_under_load() {
+    let redis = Redis::start();
+    redis.set_and_get(2000);
+    under_load(
+        || redis.set_and_get(200),
+        || {
+            // jemalloc's heap cannot be walked: without watching there is nothing to look at, and that is said.
+            let refused = Heapbpf::new(["leaks", "--pid", &redis.pid().to_string()]).run().expect_error(1);
+            assert!(refused.contains("--watch"), "{refused}");
+            for (arguments, method) in [("--watch 3s", "read"), ("--watch 2s --snapshot fork", "fork")] {
+                let found = look(redis.pid(), arguments);
+                assert_eq!(found.method, method);
+                assert_eq!(found.heap("jemalloc").precision, "partial");
+                assert!(found.known.count > 500, "{}", found.told());
+                assert_eq!(found.leak_count, 0, "{}", found.told());
+            }
+        },
+    );
+    assert_no_probes(redis.pid());
+    redis.shut_down();
+}
+
+#[test]
+fn redis_from_its_first_call_to_its_end() {
+    let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+    let arguments = redis::arguments(directory.path());
+    let command: Vec<&str> = ["redis-server"].into_iter().chain(arguments.iter().map(String::as_str)).collect();
+    let (_, found) = std::thread::scope(|scope| {
+        let launched = scope.spawn(|| launch("", &command));
+        redis::wait_until_ready(directory.path());
+        redis::shut_down(directory.path());
+        launched.join().expect("it was looked at")
+    });
+    assert_eq!(found.heap("jemalloc").precision, "watched");
+    assert!(found.known.count > 1000, "{}", found.told());
+    assert!(found.leaked.bytes < 4096, "{}", found.told());
+}
+
+#[test]
+fn nginx_under_load() {
+    let nginx = Nginx::start();
+    under_load(|| nginx.request(), || drop(look_in_each_way(nginx.worker(), 100 << 10, 0)));
+    nginx.request();
+}
+
+#[test]
+fn a_postgres_backend_under_load() {
+    let postgres = Postgres::start();
+    let client = postgres.connect();
+    let backend = client.backend;
+    let client = Mutex::new(client);
+    let ask = |query: &str| client.lock().expect("the load has not failed").ask(query);
+    let load = || {
+        assert_eq!(ask("select count(*) from pgbench_accounts where aid % 7 = 0"), "14285");
+        assert_eq!(ask("select sum(length(repeat('x', n))) from generate_series(1, 200) n"), "20100");
+        assert_eq!(ask("select relname from pg_class where relname = 'pgbench_tellers'"), "pgbench_tellers");
+        assert_eq!(ask("select string_agg(n::text, '' order by n desc) from generate_series(1, 5) n"), "54321");
+    };
+    under_load(load, || drop(look_in_each_way(backend, 500 << 10, 4096)));
+    // Others are served meanwhile: the server sees no process of its own end.
+    postgres.bench(&["-c", "2", "-t", "20"]);
+    client.into_inner().expect("the load has not failed").close();
+}
+
+/// A service in Python that is spoken to by lines. Killed when dropped.
+struct Shelf {
+    child: Child,
+    pipes: Mutex<RefCell<(ChildStdin, BufReader<ChildStdout>, u64)>>,
+}
+
+impl Shelf {
+    fn start() -> Self {
+        let mut python = Command::new(PYTHON);
+        let mut child = python.arg(shelf()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let stdin = child.stdin.take().expect("stdin is piped");
+        let mut stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("it speaks");
+        assert_eq!(line, "ready\n");
+        Self { child, pipes: Mutex::new(RefCell::new((stdin, stdout, 0))) }
+    }
+
+    /// Asks, and fails unless the answer is right.
+    fn request(&self) {
+        let mut pipes = self.pipes.lock().expect("the load has not failed");
+        let (stdin, stdout, number) = pipes.get_mut();
+        *number += 1;
+        writeln!(stdin, "{number}").expect("it listens");
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("it answers");
+        assert_eq!(line.trim_end().parse::<u64>().ok(), Some(*number + *number % 20), "{line}");
+    }
+}
+
+impl Drop for Shelf {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn shelf() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("targets/shelf.py").display().to_string()
+}
+
+/// The block that shelf.py has leaked: malloc rounds its size up.
+fn is_forgotten(size_bytes: u64) -> bool {
+    (54_321..54_321 + 16).contains(&size_bytes)
+}
+
+#[test]
+fn python_under_load() {
+    let shelf = Shelf::start();
+    under_load(
+        || shelf.request(),
+        || {
+            for found in look_in_each_way(shelf.child.id(), 500 << 10, 60_000) {
+                let forgotten = found.leaks.iter().filter(|leak| is_forgotten(leak.size_bytes)).count();
+                assert_eq!(forgotten, 1, "{}", found.told());
+            }
+        },
+    );
+}
+
+#[test]
+fn python_from_its_first_call_to_its_end() {
+    let (stdout, found) = launch("", &[PYTHON, &shelf()]);
+    assert_eq!(stdout.lines().next(), Some("ready"));
+    assert_eq!(found.heap("libc").precision, "watched");
+    let forgotten: Vec<_> = found.leaks.iter().filter(|leak| leak.size_bytes == 54_321).collect();
+    assert_eq!(forgotten.len(), 1, "{}", found.told());
+    assert!(forgotten[0].watched, "{:?}", forgotten[0]);
+    assert!(found.of("ffi_call").any(|leak| leak.size_bytes == 54_321), "{}", found.told());
+}
+
+/// A repository of a few commits.
+fn repository() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+    git(folder.path(), &["init", "-q"]);
+    for number in 0..20 {
+        std::fs::write(folder.path().join(format!("file{}", number % 7)), format!("{number}\n").repeat(number + 1))
+            .expect("the directory is ours");
+        git(folder.path(), &["add", "."]);
+        git(folder.path(), &["commit", "-q", "-m", &format!("Change {number}")]);
+    }
+    std::fs::write(folder.path().join("new"), "new\n").expect("the directory is ours");
+    folder
+}
+
+const GIT: &str = "/usr/bin/git";
+
+const GIT_AS: [&str; 4] = ["-c", "user.name=Tests", "-c", "user.email=tests@localhost"];
+
+fn git(folder: &Path, words: &[&str]) {
+    run(Command::new(GIT).args(GIT_AS).arg("-C").arg(folder).args(words));
+}
+
+#[test]
+fn git_from_its_first_call_to_its_end() {
+    let repository = repository();
+    let folder = repository.path().display().to_string();
+    for words in [&["log", "--stat", "--format=%s"][..], &["status", "--short"]] {
+        let command: Vec<&str> = [GIT, "-C", &folder].into_iter().chain(words.iter().copied()).collect();
+        let alone = Command::new(command[0]).args(&command[1..]).output().expect("git starts");
+        let (stdout, found) = launch("", &command);
+        assert_eq!(stdout, String::from_utf8_lossy(&alone.stdout), "git {words:?}");
+        assert_eq!(found.heap("libc").precision, "watched");
+        assert!(found.known.count > 100, "git {words:?}: {}", found.told());
+        // What it has leaked at its end is small: most of what it leaves is held by global variables.
+        assert!(found.leaked.bytes * 4 < found.known.bytes, "git {words:?}: {}", found.told());
+    }
+}
