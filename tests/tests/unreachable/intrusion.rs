@@ -1,10 +1,11 @@
 //! What a look does to the process that is looked at: nothing that it could tell, however the look ends.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
 use heapbpf_tests::kernel::{assert_no_probes, state, tracer};
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, run};
 use heapbpf_tests::unreachable::Sum;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -76,7 +77,7 @@ fn signals_that_come_meanwhile_and_that_wait_are_delivered() {
         let mut sent = 0;
         wait_until("the look", || tracer(target.pid()).is_some());
         while tracer(target.pid()).is_some() && sent < 200 {
-            signal(&target, Signal::from_named_raw(34));
+            run(Command::new("kill").args(["-34", &pid]));
             sent += 1;
         }
         let _ = session.wait().expect_code(CLEAN);
@@ -121,7 +122,8 @@ fn what_is_made_while_it_is_watched_has_a_stack() {
     let leak = check.leak_of("for_global");
     assert_eq!((leak.size_bytes, leak.watched, leak.functions()[0]), (256, true, "for_global"));
     assert!(leak.age_ns.is_some());
-    let older: Vec<_> = check.leaks.iter().filter(|leak| !leak.watched).map(|leak| (leak.size_bytes, leak.age_ns)).collect();
+    let older: Vec<_> =
+        check.leaks.iter().filter(|leak| !leak.watched).map(|leak| (leak.size_bytes, leak.age_ns)).collect();
     assert_eq!(older, [(264, None), (264, None)]);
     assert_eq!((check.leak_count, check.leaked), (3, Sum::of(3, 256 + 264 + 264)));
     let [heap] = check.heaps.as_slice() else { panic!("{:?}", check.heaps) };

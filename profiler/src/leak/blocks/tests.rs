@@ -1,3 +1,5 @@
+//! Blocks of made-up addresses.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Components of made-up graphs, against a slow reference.
+
 use proptest::prelude::*;
 
 use super::*;

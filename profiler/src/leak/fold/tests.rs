@@ -1,3 +1,5 @@
+//! The leaks of made-up heaps, folded: those of libmemunreachable with its numbers among them.
+
 use proptest::prelude::*;
 
 use super::*;

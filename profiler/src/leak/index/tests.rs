@@ -1,3 +1,5 @@
+//! Addresses of made-up blocks, found again.
+
 use super::*;
 use crate::address::TargetAddr;
 use crate::leak::blocks::{Block, Blocks};

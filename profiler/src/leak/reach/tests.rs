@@ -1,3 +1,5 @@
+//! Sums over made-up graphs.
+
 use super::*;
 use crate::leak::made_up::{MadeUp, reached_by_sets};
 

@@ -1,3 +1,5 @@
+//! Words of made-up memory.
+
 use super::*;
 use crate::memory::Copied;
 
