@@ -4,6 +4,7 @@
 mod document;
 mod formats;
 mod machine;
+mod mark;
 mod overhead;
 mod process;
 mod recording;
@@ -31,6 +32,7 @@ enum Subject {
     Overhead(overhead::Arguments),
     Soak(soak::Arguments),
     Formats(formats::Arguments),
+    Mark(mark::Arguments),
 }
 
 /// Runs the verb.
@@ -40,11 +42,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Some(Subject::Overhead(arguments)) => overhead::run(arguments),
         Some(Subject::Soak(arguments)) => soak::run(arguments),
         Some(Subject::Formats(arguments)) => formats::run(arguments),
+        Some(Subject::Mark(arguments)) => mark::run(arguments),
         None => {
             unwind::run(&unwind::Arguments::parse_from([""]))?;
             overhead::run(&overhead::Arguments::parse_from([""]))?;
             soak::run(&soak::Arguments::parse_from([""]))?;
-            formats::run(&formats::Arguments::parse_from([""]))
+            formats::run(&formats::Arguments::parse_from([""]))?;
+            mark::run(&mark::Arguments::parse_from([""]))
         }
     }
 }
