@@ -189,6 +189,9 @@ fn sum_of(blocks: &Blocks) -> Sum {
     sum
 }
 
+/// What it means that nobody reads an allocator's bookkeeping.
+const NOT_WALKED: &str = "the allocator's own bookkeeping: its memory that is in no known block counts as roots, so that what free memory or the allocator happens to point at is taken for held";
+
 /// What is known of each heap's blocks, those with probes first.
 fn heaps(look: &Look, known: &Known) -> Vec<HeapKnowledge> {
     let state = &look.snapshot.targets[0];
@@ -218,6 +221,9 @@ fn heaps(look: &Look, known: &Known) -> Vec<HeapKnowledge> {
             gaps: Vec::new(),
         })
         .collect();
+    for heap in heaps.iter_mut().filter(|heap| look.walks.iter().all(|walk| walk.heap != heap.name)) {
+        heap.gaps.push(NOT_WALKED.to_owned());
+    }
     for (walk, unwatched) in look.walks.iter().zip(&known.unwatched) {
         let place = heaps.iter().position(|heap| heap.name == walk.heap).unwrap_or_else(|| {
             heaps.push(HeapKnowledge {
@@ -258,3 +264,6 @@ fn caveats(look: &Look, known: &Known) -> Vec<String> {
     }
     caveats
 }
+
+#[cfg(test)]
+mod tests;

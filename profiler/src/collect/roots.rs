@@ -5,6 +5,7 @@
 //! where the thread library's own record of the stack says where it begins.
 
 use std::collections::HashSet;
+use std::iter;
 
 use super::{RED_ZONE_BYTES, Span, ThreadState};
 use crate::address::TargetAddr;
@@ -89,15 +90,28 @@ fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>
         word(0) == Some(*address) && word(2) == Some(*address)
     });
     let blocks = own.map(|(_, address)| TargetAddr(address)).filter(|block| !live.contains(block));
-    blocks.filter_map(|block| ended_stack(block, threads, memory)).collect()
+    blocks.flat_map(|block| ended_stack(block, threads, memory)).collect()
 }
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// What holds nothing any more of the stack below this control block; `None` unless all of it says that it is one whose thread
-/// has ended.
-fn ended_stack(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) -> Option<Span> {
+/// What holds nothing any more of the stack below this control block, and of that; nothing unless all of it says that it is one whose
+/// thread has ended.
+fn ended_stack(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) -> Vec<Span> {
+    let Some((stack, is_joined)) = stack_of_ended(block, threads, memory) else { return Vec::new() };
+    let head_end = TargetAddr(block.0.saturating_add(HEAD_BYTES));
+    // What a thread has returned is in its control block until it is joined.
+    let behind = (is_joined && head_end < stack.end).then_some(head_end..stack.end);
+    iter::once(stack.start..block).chain(behind).collect()
+}
+
+/// What a control block begins with: the pointer to itself, and that to the vector of the thread's modules, which the next thread takes over
+/// with the stack.
+const HEAD_BYTES: u64 = 2 * WORD_BYTES;
+
+/// The stack below this control block, and whether its thread was joined.
+fn stack_of_ended(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) -> Option<(Span, bool)> {
     // `struct pthread` of every glibc for x86-64: behind a head of 704 bytes, two links and the thread's number, which the kernel
     // sets to 0 at the thread's end, and pthread_join to -1.
     const LINKS_OFFSET: u64 = 0x2c0;
@@ -119,9 +133,7 @@ fn ended_stack(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) 
     if threads.iter().any(|thread| stack.contains(&thread.stack_pointer) || stack.contains(&thread.thread_pointer)) {
         return None;
     }
-    // What a thread has returned is in its control block until it is joined.
-    let end = if tid == JOINED { stack.end } else { block };
-    Some(stack.start..end)
+    Some((stack, tid == JOINED))
 }
 
 /// Sorted, overlaps joined.

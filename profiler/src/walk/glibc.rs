@@ -77,6 +77,7 @@ fn leave_out_free(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
             free.extend(entries.into_iter().map(TargetAddr));
         }
     }
+    walk.busy |= threads::is_busy(scene, circles, &caches);
     free.extend(caches);
     free.sort_unstable();
     let mut rest = free.iter().peekable();

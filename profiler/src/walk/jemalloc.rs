@@ -52,14 +52,13 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
 
 /// The extents that the page tree has at their first and last pages, by rising address; those of the past are not there.
 fn confirmed(scene: &Scene<'_>, tree: &Tree, candidates: Vec<Extent>) -> Vec<Extent> {
-    let in_tree = |extent: &Extent| tree.has(scene.memory, extent) && covered(scene.regions, &extent.span());
-    let mut extents: Vec<Extent> = candidates.into_iter().filter(in_tree).collect();
+    let mut extents: Vec<Extent> = candidates.into_iter().filter(|extent| tree.has(scene.memory, extent)).collect();
     extents.sort_by_key(|extent| extent.span().start);
     let mut end = TargetAddr(0);
     extents.retain(|extent| {
         let follows = extent.span().start >= end;
         end = if follows { extent.span().end } else { end };
-        follows
+        follows && covered(scene.regions, &extent.span())
     });
     extents
 }

@@ -67,21 +67,24 @@ impl Live {
         blocks
     }
 
-    /// What it has mapped, and what is in all of that which can be written.
+    /// What it has mapped, and what is in there.
     pub(crate) fn memory(&self) -> (Vec<Region>, Copied) {
-        let pid = Pid(self.child.id());
-        let regions = regions(pid).expect("it lives");
-        let memory = File::open(format!("/proc/{}/mem", pid.0)).expect("it may be read");
-        let data =
-            regions.iter().filter(|region| region.readable && region.writable && region.kind != RegionKind::Kernel);
-        let pieces = data.map(|region| {
-            let mut bytes = vec![0; usize::try_from(region.size_bytes()).expect("it fits")];
-            memory.read_exact_at(&mut bytes, region.start.0).expect("all of it is there");
-            (region.start, bytes.into_boxed_slice())
-        });
-        let copied = Copied::new(pieces);
-        (regions, copied)
+        memory(Pid(self.child.id()))
     }
+}
+
+/// What a process that stands still has mapped, and what is in all of that which can be written.
+pub(crate) fn memory(pid: Pid) -> (Vec<Region>, Copied) {
+    let regions = regions(pid).expect("it lives");
+    let memory = File::open(format!("/proc/{}/mem", pid.0)).expect("it may be read");
+    let data = regions.iter().filter(|region| region.readable && region.writable && region.kind != RegionKind::Kernel);
+    let pieces = data.map(|region| {
+        let mut bytes = vec![0; usize::try_from(region.size_bytes()).expect("it fits")];
+        memory.read_exact_at(&mut bytes, region.start.0).expect("all of it is there");
+        (region.start, bytes.into_boxed_slice())
+    });
+    let copied = Copied::new(pieces);
+    (regions, copied)
 }
 
 impl Drop for Live {

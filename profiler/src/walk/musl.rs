@@ -24,7 +24,7 @@ use group::Meta;
 use slot::Slot;
 
 /// The heap, as hooks name it.
-const HEAP: &str = "libc";
+const HEAP: &str = "musl";
 
 /// The blocks of the heap, where there is one that can be walked; a walk with nothing but gaps where musl is mapped and its heap
 /// cannot be found.

@@ -1,10 +1,11 @@
 //! What a look does to the process that is looked at: nothing that it could tell, however the look ends.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
 use heapbpf_tests::kernel::{assert_no_probes, state, tracer};
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, run};
 use heapbpf_tests::unreachable::Sum;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -76,7 +77,7 @@ fn signals_that_come_meanwhile_and_that_wait_are_delivered() {
         let mut sent = 0;
         wait_until("the look", || tracer(target.pid()).is_some());
         while tracer(target.pid()).is_some() && sent < 200 {
-            signal(&target, Signal::from_named_raw(34));
+            run(Command::new("kill").args(["-34", &pid]));
             sent += 1;
         }
         let _ = session.wait().expect_code(CLEAN);

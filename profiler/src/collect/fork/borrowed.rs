@@ -144,7 +144,7 @@ impl Borrowed {
 }
 
 /// Whether a thread that makes no system call may be within instructions that are begun anew when it is interrupted by anything
-/// ([rseq(2)](https://docs.kernel.org/userspace-api/rseq.html)): were it moved elsewhere, the kernel would not do that.
+/// ([`struct rseq`](https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/rseq.h)): were it moved elsewhere, the kernel would not do that.
 pub(super) fn is_in_restartable(tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
     let Some(area) = tracee.restartable_area()? else { return Ok(false) };
     let word = |address: u64| {

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::*;
 use crate::address::TargetAddr;
+use crate::collect::{Method, collect};
 use crate::memory::Memory;
 use crate::object::fixture::Workshop;
 use crate::proc::tasks;
@@ -260,6 +261,25 @@ fn a_copy_stays_as_the_process_was() {
     assert_eq!(memory.word(TargetAddr(COUNTS.0 + 4092)), None);
     drop(memory);
     assert!(!is_there(copy));
+    program.check_end();
+}
+
+#[test]
+fn a_process_is_collected_by_a_copy() {
+    let program = Noticing::start(&["counts"]);
+    let mut stopped_threads = 0;
+    let collected = collect(program.pid(), Method::Fork, &mut |threads| stopped_threads = threads.len());
+    let collected = collected.expect("it can be stopped");
+    let word = |index: u64| collected.memory.word(TargetAddr(COUNTS.0 + 8 * index));
+    let before = word(1).expect("there");
+    while count(program.pid(), 1) == before {}
+    // By another thread, which keeps nothing.
+    let other = std::thread::scope(|scope| scope.spawn(|| word(1)).join().expect("no panic"));
+    assert_eq!((other, word(511)), (Some(before), Some(0x1234_5678_90ab_cdef)));
+    assert_eq!((stopped_threads, collected.threads.len(), collected.unread_bytes), (3, 3, 0));
+    let stack = collected.threads[0].stack_pointer;
+    assert!(collected.memory.word(stack).is_some(), "{:?}", collected.threads);
+    drop(collected);
     program.check_end();
 }
 

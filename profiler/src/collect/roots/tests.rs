@@ -135,7 +135,8 @@ fn stacks_of_threads_that_have_ended_are_left_out() {
     let check = |threads: &[ThreadState], words: &[(u64, u64)], expected: &[(u64, u64)]| {
         check(threads, &regions, &memory(&spans, words), &[], expected);
     };
-    check(&[], &ended(u64::from(u32::MAX)), &[(0x10000, 0x20000), (0x30000, 0x40000), head]);
+    let next_one_s = (0x2f700, 0x2f710);
+    check(&[], &ended(u64::from(u32::MAX)), &[(0x10000, 0x20000), next_one_s, (0x30000, 0x40000), head]);
     // Not joined: what it has returned is in its block.
     check(&[], &ended(0), &[(0x10000, 0x20000), (0x2f700, 0x40000), head]);
     // It lives; or somebody is on its stack.

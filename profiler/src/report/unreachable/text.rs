@@ -88,7 +88,7 @@ impl Text {
         }
         if check.profile.interval_bytes > 1 {
             let every = text::round_size(check.profile.interval_bytes);
-            self.line(WARNING, &format!("one block per {every} is watched: of the others nothing is known"));
+            self.line(WARNING, &format!("one block per {every} is watched: others have no stack, and are unknown where heaps were not walked"));
         }
         if check.suppressed.count > 0 {
             self.line(PLAIN, &format!("suppressed: {}", amount(check.suppressed)));

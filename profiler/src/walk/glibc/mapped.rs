@@ -10,6 +10,8 @@ use crate::memory::{Memory, WORD_BYTES};
 use crate::proc::regions::region_of;
 use crate::walk::{Scene, Walk, WalkedBlock};
 
+/// Most pages that are left free before an aligned block. It is not always aligned any more: `realloc` moves it.
+const ALIGNMENT_PAGES_MAX: u64 = 512;
 /// How far from the main arena its parameters are looked for.
 const PARAMETERS_WITHIN_BYTES: u64 = 1 << 16;
 
@@ -89,7 +91,7 @@ fn says(scene: &Scene<'_>, circle: &Circle, bytes: u64, areas: &[Span]) -> bool 
 /// The block whose mapping begins at a page. One that was to be aligned begins later than its mapping, whose first words are still
 /// those of a block that was not.
 fn mapped_at(memory: &dyn Memory, start: u64, limit: u64) -> Option<Mapped> {
-    let first = memory.word(TargetAddr(start))?;
+    let [first, head] = [start, start.checked_add(WORD_BYTES)?].map(|at| memory.word(TargetAddr(at)));
     let chunk = |skip: u64| -> Option<Mapped> {
         let at = start.checked_add(skip)?;
         let skipped = memory.word(TargetAddr(at))?;
@@ -107,9 +109,9 @@ fn mapped_at(memory: &dyn Memory, start: u64, limit: u64) -> Option<Mapped> {
         let block = WalkedBlock { start: TargetAddr(at + HEADER_BYTES), size_bytes: usable_end - at - HEADER_BYTES };
         fits.then_some(Mapped { start, end, block })
     };
-    (first & !1 == 0).then_some(())?;
-    let user = start.checked_add(HEADER_BYTES)?;
-    let aligned = (5..40).map_while(|log2| Some(user.checked_next_multiple_of(1 << log2)? - user));
-    let aligned = aligned.take_while(|skip| *skip < limit - start).filter(|skip| *skip != 0);
+    (first? & !1 == 0 && head? & FLAGS == MAPPED).then_some(())?;
+    let below_page = (5..12).map(|log2| 1 << log2);
+    let pages = (1..=ALIGNMENT_PAGES_MAX).map(|pages| pages * PAGE_BYTES);
+    let aligned = below_page.chain(pages).map(|user| user - HEADER_BYTES).take_while(|skip| *skip < limit - start);
     aligned.into_iter().find_map(chunk).or_else(|| chunk(0))
 }

@@ -8,7 +8,7 @@ use crate::walk::WalkedBlock;
 /// How a version lays a cache out.
 #[derive(Debug, PartialEq, Eq)]
 struct Format {
-    /// Bytes that its chunk leaves to it.
+    /// Bytes that its chunk leaves to it, or 16 more where what was left of a free chunk was too small for another one.
     block_bytes: u64,
     bins: u64,
     /// Bytes of a count.
@@ -19,11 +19,13 @@ struct Format {
 
 /// 2.42 and later; 2.30 to 2.41; 2.26 to 2.29.
 const FORMATS: [Format; 3] = [
-    Format { block_bytes: 0x2f8, bins: 76, count_bytes: 2, counts_room: true },
+    Format { block_bytes: BYTES_MAX, bins: 76, count_bytes: 2, counts_room: true },
     Format { block_bytes: 0x288, bins: 64, count_bytes: 2, counts_room: false },
     Format { block_bytes: 0x248, bins: 64, count_bytes: 1, counts_room: false },
 ];
 
+/// Bytes of the largest.
+pub(super) const BYTES_MAX: u64 = 0x2f8;
 /// Bins with one size each.
 const SMALL_BINS: u64 = 64;
 /// Most entries of a bin: counts are of two bytes.
@@ -31,13 +33,17 @@ const ENTRIES_MAX: u64 = 0xffff;
 
 /// Whether a block could be a cache, by its size.
 pub(super) fn has_size(block: &WalkedBlock) -> bool {
-    FORMATS.iter().any(|format| format.block_bytes == block.size_bytes)
+    format_of(block).is_some()
+}
+
+fn format_of(block: &WalkedBlock) -> Option<&'static Format> {
+    FORMATS.iter().find(|format| block.size_bytes.checked_sub(format.block_bytes).is_some_and(|more| more <= 16))
 }
 
 /// The blocks that a cache keeps, none if it is empty; None where this is no cache.
 pub(super) fn entries(memory: &dyn Memory, links: Links, block: WalkedBlock) -> Option<Vec<u64>> {
-    let format = FORMATS.iter().find(|format| format.block_bytes == block.size_bytes)?;
-    let mut bytes = [0; 0x2f8];
+    let format = format_of(&block)?;
+    let mut bytes = [0; BYTES_MAX as usize];
     let bytes = &mut bytes[..usize::try_from(format.block_bytes).ok()?];
     if memory.read(TargetAddr(block.start.0), bytes) != bytes.len() {
         return None;

@@ -1,16 +1,20 @@
-//! Caches that nothing was put into: known by the thread that points to one, from its thread-local storage.
+//! What threads say: which blocks are their caches, where nothing was put into those yet; and whether one is at work in the allocator.
 
 use super::arena::{Arena, Circle};
 use super::lists::Links;
 use super::tcache;
 use crate::address::TargetAddr;
 use crate::memory::WORD_BYTES;
+use crate::proc::regions::region_of;
 use crate::walk::{Scene, WalkedBlock};
 
 /// How far below a thread's pointer the library's variables are looked for, a word at a time.
 const STORAGE_WORDS_MAX: u64 = 1 << 13;
 /// How far from the variable that says which arena a thread uses the one is that says where its cache is.
 const VARIABLES_WORDS: u64 = 64;
+
+/// The instruction of a system call, which a thread that waits in one has just before its next.
+const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
 
 /// Blocks that are caches of threads that run.
 pub(super) fn caches(scene: &Scene<'_>, circles: &[Circle], blocks: &[WalkedBlock], links: Links) -> Vec<TargetAddr> {
@@ -33,4 +37,25 @@ pub(super) fn caches(scene: &Scene<'_>, circles: &[Circle], blocks: &[WalkedBloc
         }
     }
     caches
+}
+
+/// Whether a thread is in the middle of the allocator's work, where no lock tells: its next instruction is the library's and it has
+/// an arena or a cache at hand.
+pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAddr]) -> bool {
+    scene.threads.iter().any(|thread| {
+        let Some(code) = region_of(scene.regions, thread.instruction) else { return false };
+        let in_call = thread.instruction.0.checked_sub(SYSTEM_CALL.len() as u64).is_some_and(|before| {
+            let mut bytes = [0; SYSTEM_CALL.len()];
+            scene.memory.read(TargetAddr(before), &mut bytes) == bytes.len() && bytes == SYSTEM_CALL
+        });
+        // What waits in a call is out of it in a moment, or for long; registers that the call does not use may be old.
+        !in_call
+            && circles.iter().any(|circle| {
+                let data = region_of(scene.regions, TargetAddr(circle.main.address));
+                let same = data.is_some_and(|data| data.kind == code.kind);
+                let arena = |word: u64| circle.arenas().any(|arena| (arena.address..arena.end()).contains(&word));
+                let cache = |word: u64| caches.iter().any(|cache| (cache.0..cache.0 + tcache::BYTES_MAX).contains(&word));
+                same && thread.registers.iter().any(|&word| arena(word) || cache(word))
+            })
+    })
 }

@@ -23,10 +23,13 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Span> {
     for part in data.flat_map(|region| scene.memory.present(region.start..region.end)) {
         let mut at = part.start.0.next_multiple_of(HUGE_PAGE_BYTES);
         while at < part.end.0 && found.len() < BASES_MAX {
-            if let Some(base) = base(scene.memory, at) {
-                found.push(base);
+            let base = base(scene.memory, at);
+            // The next one is behind it, so that they are apart whatever they say.
+            let next = base.as_ref().map_or(at, |base| base.end.0.max(at)).saturating_add(1);
+            if base.as_ref().is_some_and(|base| found.last().is_none_or(|last| last.end <= base.start)) {
+                found.extend(base);
             }
-            at += HUGE_PAGE_BYTES;
+            at = next.next_multiple_of(HUGE_PAGE_BYTES);
         }
     }
     found
@@ -41,7 +44,7 @@ fn base(memory: &dyn Memory, address: u64) -> Option<Span> {
     let word = |nth: usize| u64::from_le_bytes(words[nth]);
     let (size, next, flags, unused, unused_bytes) = (word(0), word(1), word(2), word(3), word(4));
     let used = address + HEADER_BYTES as u64..address.checked_add(size)?;
-    let fits = size > 0
+    let fits = (HUGE_PAGE_BYTES..1 << 47).contains(&size)
         && size.is_multiple_of(HUGE_PAGE_BYTES)
         && next.is_multiple_of(HUGE_PAGE_BYTES)
         && flags & FLAGS_MASK == UNUSED_FLAGS

@@ -49,7 +49,7 @@ pub(super) fn leave_out(scene: &Scene<'_>, blocks: &mut Vec<WalkedBlock>) {
             while at < words.len() {
                 let bins = bins(&words[at..]);
                 let Some(block) = holder(&bins, blocks) else {
-                    at += 1;
+                    at += if bins.len() < BINS_MIN { 1 } else { bins.len() * BIN_WORDS };
                     continue;
                 };
                 free.push(block.start);
@@ -57,6 +57,10 @@ pub(super) fn leave_out(scene: &Scene<'_>, blocks: &mut Vec<WalkedBlock>) {
                     free.extend(self::words(scene.memory, bin.top, bin.empty).into_iter().map(TargetAddr));
                 }
                 at += bins.len() * BIN_WORDS;
+                if free.len() > 2 * blocks.len() {
+                    // No two caches keep the same block: these are none.
+                    return;
+                }
             }
         }
     }

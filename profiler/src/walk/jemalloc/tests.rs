@@ -1,6 +1,11 @@
 //! Walks of real programs with jemalloc 5.3.0.
 
+mod made;
+
+use std::process::{Child, Command, Stdio};
+
 use super::*;
+use crate::ids::Pid;
 use crate::object::fixture::Workshop;
 use crate::walk::live::{self, Live};
 
@@ -12,9 +17,7 @@ fn check_program(flags: &[&str], threads: u32, blocks: u32) {
     let mut live = Live::start(&program, threads, blocks);
     let expected = live.run();
     let (regions, memory) = live.memory();
-    let begun = std::time::Instant::now();
     let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &live.threads }).expect("a heap");
-    eprintln!("walked in {:?}", begun.elapsed());
     assert_eq!(walk.gaps, [""; 0]);
     let found = |block: &WalkedBlock| walk.blocks.binary_search_by_key(&block.start, |block| block.start).ok();
     let missed: Vec<_> =
@@ -23,7 +26,6 @@ fn check_program(flags: &[&str], threads: u32, blocks: u32) {
     let more = walk.blocks.len() - expected.len();
     // The tables, what starting a thread allocates, and jemalloc's own.
     assert!(more <= 8 * threads as usize + 8, "{more} more than {}", expected.len());
-    eprintln!("{} blocks, {more} more", expected.len());
     for block in &walk.blocks {
         let index = walk.areas.partition_point(|area| area.start <= block.start);
         assert!(block.start.0 + block.size_bytes <= walk.areas[index - 1].end.0, "{block:x?} is in no area");
@@ -38,4 +40,51 @@ fn blocks_of_a_program_are_found() {
 #[test]
 fn blocks_of_a_program_with_threads_and_its_own_jemalloc_are_found() {
     check_program(&["-l:libjemalloc.a", "-lm", "-lstdc++", "-lpthread"], 8, 130_000);
+}
+
+/// Killed when the test is done, whatever its outcome.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn blocks_of_redis_are_as_many_bytes_as_it_says() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let socket = directory.path().join("redis");
+    let socket = socket.to_str().expect("UTF-8");
+    let arguments =
+        ["--port", "0", "--save", "", "--unixsocket", socket, "--dir", "/tmp", "--enable-debug-command", "yes"];
+    let server = Command::new("redis-server").args(arguments).stdout(Stdio::null()).spawn();
+    let mut server = Server(server.expect("redis starts"));
+    let ask = |words: &[&str]| {
+        let output = Command::new("redis-cli").args(["-s", socket]).args(words).output().expect("redis-cli starts");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    while ask(&["ping"]) != "PONG\n" {
+        assert_eq!(server.0.try_wait().expect("it is a child"), None, "it ended");
+    }
+    assert_eq!(ask(&["debug", "populate", "100000"]), "OK\n");
+    let info = ask(&["info", "memory"]);
+    let used = info.lines().find_map(|line| line.trim().strip_prefix("used_memory:")).expect("it says so");
+    let used: u64 = used.parse().expect("a number");
+    let signal = |name: &str| {
+        assert!(Command::new("kill").args([name, &server.0.id().to_string()]).status().expect("kill").success())
+    };
+    signal("-STOP");
+    while !std::fs::read_to_string(format!("/proc/{}/stat", server.0.id())).expect("it lives").contains(") T ") {
+        std::thread::yield_now();
+    }
+    let (regions, memory) = live::memory(Pid(server.0.id()));
+    let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).expect("a heap");
+    drop(server);
+    assert_eq!(walk.gaps, [""; 0]);
+    assert!(walk.blocks.len() > 200_000, "{} blocks", walk.blocks.len());
+    let bytes: u64 = walk.blocks.iter().map(|block| block.size_bytes).sum();
+    // Besides: what its cache keeps, and blocks of libraries.
+    assert!((used - (64 << 10)..used + (2 << 20)).contains(&bytes), "{bytes} bytes of {used}");
 }

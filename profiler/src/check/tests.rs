@@ -1,0 +1,219 @@
+//! Checks of made-up processes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::look::{Look, WatchedBlock, Watching};
+use super::*;
+use crate::address::{FileOffset, TargetAddr};
+use crate::collect::{Collected, ThreadState};
+use crate::ids::{ModuleId, Pid, Tid};
+use crate::leak::growth::Growths;
+use crate::ledger::details::Details;
+use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
+use crate::ledger::totals::Totals;
+use crate::memory::Copied;
+use crate::object::module::{Module, Modules};
+use crate::proc::regions::{Region, RegionKind};
+use crate::report::profile::{Beginning, Health, Origin, Others};
+use crate::snapshot::{Base, HeapFacts, Snapshot, TargetFacts, TargetState};
+use crate::symbolize::ResolvedFrame;
+use crate::target::address_space::AddressSpace;
+use crate::units::MonotonicNanos;
+use crate::walk::{Walk, WalkedBlock};
+
+/// A module's data, and a heap.
+const DATA: u64 = 0x1_0000;
+const HEAP: u64 = 0x10_0000;
+const HEAP_BYTES: u64 = 0x1000;
+
+/// Knows no names.
+struct Nameless;
+
+impl Resolve for Nameless {
+    fn resolve(&self, _: ModuleId, _: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>> {
+        offsets.iter().map(|_| Arc::default()).collect()
+    }
+}
+
+fn region(start: u64, size_bytes: u64) -> Region {
+    Region {
+        start: TargetAddr(start),
+        end: TargetAddr(start + size_bytes),
+        readable: true,
+        writable: true,
+        executable: false,
+        shared: false,
+        offset: FileOffset(0),
+        kind: RegionKind::Anonymous { name: None },
+    }
+}
+
+/// Memory with these words in it, zeros elsewhere.
+fn memory(words: &[(u64, u64)]) -> Copied {
+    let piece = |start: u64| {
+        let mut bytes = vec![0; HEAP_BYTES as usize];
+        for (address, word) in words.iter().filter(|(address, _)| (start..start + HEAP_BYTES).contains(address)) {
+            let at = usize::try_from(address - start).expect("small");
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        (TargetAddr(start), bytes.into_boxed_slice())
+    };
+    Copied::new([piece(DATA), piece(HEAP)])
+}
+
+fn walk_of(blocks: &[(u64, u64)]) -> Walk {
+    let block = |&(start, size_bytes): &(u64, u64)| WalkedBlock { start: TargetAddr(start), size_bytes };
+    let areas = vec![TargetAddr(HEAP)..TargetAddr(HEAP + HEAP_BYTES)];
+    Walk { heap: "libc", blocks: blocks.iter().map(block).collect(), areas, ..Walk::default() }
+}
+
+/// Each callsite is named after its one frame's address: 0x100 and its number.
+fn callsite(index: u32) -> CallsiteSnapshot {
+    let frames: Arc<[TargetAddr]> = Arc::new([TargetAddr(0x100 + u64::from(index))]);
+    CallsiteSnapshot {
+        index,
+        stack: Some(Stack { frames, end: profiler_common::stack::StackEnd::Complete }),
+        heap: HeapId(0),
+        thread: None,
+        inherited: false,
+        totals: Totals::default(),
+        details: Details::default(),
+    }
+}
+
+fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_complete: bool) -> Look {
+    let pid = Pid(7);
+    let now = MonotonicNanos(100 << 24);
+    let books = TargetSnapshot {
+        pid,
+        totals: Totals::default(),
+        heaps: vec![(HeapId(0), Totals::default())],
+        callsites: (0..4).map(callsite).collect(),
+    };
+    let state = TargetState {
+        facts: TargetFacts {
+            pid,
+            command: "made-up".to_owned(),
+            comm: "made-up".to_owned(),
+            cgroup: None,
+            beginning: Beginning { origin: Origin::Running, time: now, delay_ns: None, from_first_call: is_complete },
+            exited: false,
+            replaced: false,
+            exit_code: None,
+            detached: None,
+            overhead: None,
+        },
+        space: Arc::new(AddressSpace::new(pid)),
+        threads: Arc::default(),
+        heaps: vec![HeapFacts {
+            id: HeapId(0),
+            name: "libc".to_owned(),
+            interval_bytes: 1,
+            interval_bytes_max: 1,
+            hooks: Vec::new(),
+        }],
+        books: Arc::new(books),
+        growths: Growths::default(),
+        curve: Vec::new(),
+        timeline: Arc::default(),
+        until: now,
+        older: None,
+        base: Base::Beginning,
+    };
+    let snapshot = Snapshot {
+        interval_bytes: 1,
+        started_unix_ns: 0,
+        started_monotonic_ns: 0,
+        ended_unix_ns: 5,
+        older_than: None,
+        window: None,
+        targets: vec![state],
+        others: Others::default(),
+        modules: Modules::default(),
+        health: Health::default(),
+    };
+    let block = |&(address, size_bytes, callsite): &(u64, u64, u32)| {
+        WatchedBlock::new(TargetAddr(address), size_bytes, callsite, MonotonicNanos(90 << 24))
+    };
+    Look {
+        collected: Collected {
+            pid,
+            threads: vec![ThreadState {
+                tid: Tid(7),
+                registers: Vec::new(),
+                instruction: TargetAddr(0),
+                stack_pointer: TargetAddr(0),
+                thread_pointer: TargetAddr(0),
+            }],
+            regions: vec![region(DATA, HEAP_BYTES), region(HEAP, HEAP_BYTES)],
+            memory: Box::new(memory),
+            pause: Duration::from_millis(3),
+            method: Method::Read,
+            unread_bytes: 0,
+        },
+        walks,
+        snapshot,
+        now,
+        watched: watched.iter().map(block).collect(),
+        watching: Some(Watching { duration_ns: 9, is_complete }),
+        at_exit: false,
+    }
+}
+
+fn plan(suppressions: &str) -> Plan {
+    let suppressions = Suppressions::parse(suppressions).expect("good lines");
+    Plan { limit: 100, suppressions, with_contents: true, trims: false }
+}
+
+/// Address, bytes, similar ones, and whether it was seen to be made.
+fn told(found: &Unreachable) -> Vec<(u64, u64, u64, bool)> {
+    found.leaks.iter().map(|leak| (leak.address, leak.size_bytes, leak.similar.count, leak.watched)).collect()
+}
+
+#[test]
+fn what_data_and_held_blocks_point_to_is_held_and_the_rest_is_told() {
+    let memory = memory(&[(DATA + 8, HEAP + 0x10), (HEAP + 0x10, HEAP + 0x108)]);
+    let watched = [(HEAP + 0x200, 32, 2), (HEAP + 0x10, 16, 0), (HEAP + 0x100, 16, 1), (HEAP + 0x300, 8, 2)];
+    let found = check(look(memory, &watched, Vec::new(), true), &plan(""), &Nameless);
+    assert_eq!(told(&found), [(HEAP + 0x200, 32, 1, true)], "the other one is of the same callsite");
+    assert_eq!((found.known, found.leaked), (Sum { count: 4, bytes: 72 }, Sum { count: 2, bytes: 40 }));
+    assert_eq!(found.leaks[0].age_ns, Some((10 << 24) - (1 << 23)), "to the middle of a tick");
+    assert_eq!(found.profile.targets[0].totals.live_bytes().rounded(), 40);
+    assert_eq!(found.heaps[0].precision, Precision::Watched);
+    assert_eq!(found.heaps[0].gaps.len(), 1, "nobody reads its bookkeeping");
+}
+
+#[test]
+fn free_memory_holds_nothing_where_the_heap_was_walked() {
+    // In no block, and points at one.
+    let words = [(HEAP + 0x800, HEAP + 0x10)];
+    let watched = [(HEAP + 0x10, 16, 0)];
+    let found = check(look(memory(&words), &watched, Vec::new(), true), &plan(""), &Nameless);
+    assert_eq!(told(&found), [], "nothing says that this is free");
+    let walks = vec![walk_of(&[(HEAP + 0x10, 24)])];
+    let found = check(look(memory(&words), &watched, walks, true), &plan(""), &Nameless);
+    assert_eq!(told(&found), [(HEAP + 0x10, 16, 0, true)]);
+}
+
+#[test]
+fn walked_blocks_are_told_without_stacks_and_freed_ones_not_at_all() {
+    let watched = [(HEAP + 0x10, 16, 0), (HEAP + 0x400, 16, 1)];
+    let walks = vec![walk_of(&[(HEAP + 0x10, 24), (HEAP + 0x100, 40)])];
+    let found = check(look(memory(&[]), &watched, walks, false), &plan(""), &Nameless);
+    assert_eq!(told(&found), [(HEAP + 0x100, 40, 0, false), (HEAP + 0x10, 16, 0, true)]);
+    assert_eq!(found.heaps[0].precision, Precision::Walked);
+    assert_eq!(found.caveats, ["1 blocks were freed without that being seen, and are left out"]);
+    let names: Vec<_> = found.profile.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
+    assert_eq!(names, [books::MADE_BEFORE]);
+}
+
+#[test]
+fn a_suppressed_block_takes_what_it_holds_with_it() {
+    let memory = memory(&[(HEAP + 0x10, HEAP + 0x100)]);
+    let watched = [(HEAP + 0x10, 16, 0), (HEAP + 0x100, 32, 1), (HEAP + 0x200, 8, 2)];
+    let found = check(look(memory, &watched, Vec::new(), true), &plan("leak:nothing"), &Nameless);
+    assert_eq!(told(&found).len(), 2);
+    assert_eq!(found.leaks[0].referenced, Sum { count: 1, bytes: 32 });
+    assert_eq!((found.leaked.count, found.direct.count, found.suppressed), (3, 2, Sum::default()));
+}

@@ -1,0 +1,76 @@
+//! What cannot be looked at: said in an error that names it, and nothing is written.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use heapbpf_tests::heapbpf::{Heapbpf, binary};
+use heapbpf_tests::target::{Target, build};
+
+use crate::{FAILED, WRONG_USAGE};
+
+const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4";
+
+#[track_caller]
+fn refused(arguments: &[&str], code: i32) -> String {
+    let mut heapbpf = Heapbpf::new(["leaks"].iter().chain(arguments));
+    let text = heapbpf.run().expect_error(code);
+    assert_eq!(heapbpf.files(), [String::new(); 0]);
+    text
+}
+
+#[test]
+fn nothing_to_look_at() {
+    assert!(refused(&[], WRONG_USAGE).contains("--pid"));
+    assert!(refused(&["--pid", "0"], WRONG_USAGE).contains("`0`") || refused(&["--pid", "0"], WRONG_USAGE).contains("'0'"));
+    assert!(refused(&["--pid", "1", "--", "true"], WRONG_USAGE).contains("--pid"));
+    assert!(refused(&["--watch", "1s", "--", "true"], WRONG_USAGE).contains("--watch"));
+}
+
+#[test]
+fn no_such_process() {
+    let text = refused(&["--pid", "2147483647", "-o", "check.json"], FAILED);
+    assert!(text.contains("`2147483647`"), "{text}");
+}
+
+#[test]
+fn a_kernel_thread_and_itself() {
+    let text = refused(&["--pid", "2"], FAILED);
+    assert!(text.contains("`2`"), "{text}");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_found_first() {
+    let target = Target::start("leaks/holder.c");
+    let pid = target.pid().to_string();
+    assert!(refused(&["--pid", &pid, "-o", "missing/check.json"], FAILED).contains("`missing/check.json`"));
+    assert!(refused(&["--pid", &pid, "-o", "check.txt"], WRONG_USAGE).contains("txt"));
+    assert!(refused(&["--pid", &pid, "--suppressions", "missing.supp"], FAILED).contains("`missing.supp`"));
+}
+
+#[test]
+fn another_users_process() {
+    let mut target = Target::start("leaks/holder.c");
+    let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+    let copy = folder.path().join("heapbpf");
+    fs::copy(binary(), &copy).expect("the folder is ours");
+    for path in [folder.path(), &copy] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]);
+    command.arg(&copy).args(["leaks", "--pid", &target.pid().to_string()]);
+    let text = Heapbpf::with_command(command).run().expect_error(FAILED);
+    assert!(text.contains(&format!("`{}`", target.pid())) && text.contains("sudo"), "{text}");
+    target.order("hold global");
+    target.exit(0);
+}
+
+/// Its blocks are in no heap that can be walked, and nobody has watched.
+#[test]
+fn a_heap_that_nothing_is_known_of() {
+    let mut target = Target::spawn(Command::new(build("leaks/holder.c")).env("LD_PRELOAD", TCMALLOC));
+    target.order("hold global");
+    let text = refused(&["--pid", &target.pid().to_string()], FAILED);
+    assert!(text.contains("--watch"), "{text}");
+}
