@@ -17,7 +17,7 @@ pub(super) fn check(program: &Path, arguments: &[&str]) {
     let truth = truth(&mut launch.target);
     launch.look();
     assert_eq!(launch.exit(0), Some(LEAKS), "{}", launch.stderr());
-    assert_same(&launch, "check-1", &truth, false);
+    assert_same(&launch, "check.0001", &truth, false);
     assert_same(&launch, "check", &truth, true);
 }
 

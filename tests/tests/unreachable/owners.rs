@@ -16,7 +16,7 @@ fn check(source: &str) -> (Truth, Check) {
     let made = truth(&mut launch.target);
     launch.look();
     assert_eq!(launch.exit(0), Some(LEAKS), "{}", launch.stderr());
-    let check = launch.check("check-1.json");
+    let check = launch.check("check.0001.json");
     made.assert_entries(&check, Known::Watched);
     made.assert_entries(&launch.check("check.json"), Known::Watched);
 
