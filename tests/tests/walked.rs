@@ -18,6 +18,9 @@ use heapbpf_tests::recipe::Recipe;
 /// What was left of a free chunk may have been too small for another one.
 const THREAD_VECTOR_BYTES: [u64; 2] = [280, 296];
 
+/// Bytes that are read at once.
+const PIECE_BYTES: usize = 1 << 20;
+
 /// A run of `targets/walked.c`.
 #[derive(Clone, Copy)]
 struct Run {
@@ -78,10 +81,20 @@ fn memory(pid: Pid) -> (Vec<Region>, Copied) {
     let regions = regions(pid).expect("it runs");
     let file = File::open(format!("/proc/{}/mem", pid.0)).expect("our child may be read");
     let data = regions.iter().filter(|it| it.readable && it.writable && it.kind != RegionKind::Kernel);
-    let copied = Copied::new(data.map(|region| {
-        let mut bytes = vec![0; usize::try_from(region.size_bytes()).expect("64 bits")];
-        file.read_exact_at(&mut bytes, region.start.0).expect("all of it is there");
-        (region.start, bytes.into_boxed_slice())
+    let copied = Copied::new(data.flat_map(|region| {
+        // Pages that guard a stack may lie in the middle of memory that can be read (`MADV_GUARD_INSTALL`).
+        let starts = (region.start.0..region.end.0).step_by(PIECE_BYTES);
+        let pieces = starts.map(|at| (at, PIECE_BYTES.min((region.end.0 - at) as usize)));
+        let file = &file;
+        pieces.flat_map(move |(at, length)| {
+            let mut bytes = vec![0; length];
+            if file.read_exact_at(&mut bytes, at).is_ok() {
+                return vec![(TargetAddr(at), bytes.into_boxed_slice())];
+            }
+            let pages = bytes.chunks_mut(4096).zip((at..).step_by(4096));
+            let there = pages.filter_map(|(page, at)| file.read_exact_at(page, at).ok().map(|()| (at, &*page)));
+            there.map(|(at, page)| (TargetAddr(at), page.into())).collect()
+        })
     }));
     (regions, copied)
 }

@@ -13,7 +13,7 @@ mod spans;
 use crate::address::TargetAddr;
 use crate::collect::{Span, ThreadState};
 use crate::memory::Memory;
-use crate::proc::regions::Region;
+use crate::proc::regions::{Region, RegionKind};
 
 /// What a walk looks through.
 #[derive(Clone, Copy)]
@@ -53,6 +53,55 @@ pub struct WalkedBlock {
 /// Walks every allocator that is recognised.
 #[must_use]
 pub fn walk(scene: &Scene<'_>) -> Vec<Walk> {
+    let regions = with_one_break(scene.regions);
+    let scene = &Scene { regions: &regions, ..*scene };
     let walks = [glibc::walk(scene), musl::walk(scene), jemalloc::walk(scene)];
     walks.into_iter().flatten().collect()
+}
+
+/// The regions with neighbours that `brk` has made as one. The kernel keeps what a process has added since it was forked apart from
+/// what it was forked with.
+fn with_one_break(regions: &[Region]) -> Vec<Region> {
+    let mut joined: Vec<Region> = Vec::with_capacity(regions.len());
+    for region in regions {
+        match joined.last_mut() {
+            Some(last)
+                if last.kind == RegionKind::Brk && region.kind == RegionKind::Brk && last.end == region.start =>
+            {
+                last.end = region.end;
+            }
+            _ => joined.push(region.clone()),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::FileOffset;
+
+    #[test]
+    fn what_was_added_since_a_fork_is_joined() {
+        let region = |start, end, kind| Region {
+            start: TargetAddr(start),
+            end: TargetAddr(end),
+            readable: true,
+            writable: true,
+            executable: false,
+            shared: false,
+            offset: FileOffset(0),
+            kind,
+        };
+        let other = || RegionKind::Anonymous { name: None };
+        let regions = [
+            region(0x1000, 0x2000, other()),
+            region(0x2000, 0x3000, RegionKind::Brk),
+            region(0x3000, 0x4000, RegionKind::Brk),
+            region(0x5000, 0x6000, RegionKind::Brk),
+        ];
+        let spans = |regions: &[Region]| regions.iter().map(|it| (it.start.0, it.end.0)).collect::<Vec<_>>();
+        let expected = [(0x1000, 0x2000), (0x2000, 0x4000), (0x5000, 0x6000)];
+        assert_eq!(spans(&with_one_break(&regions)), expected);
+    }
 }
