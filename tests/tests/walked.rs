@@ -85,7 +85,8 @@ fn memory(pid: Pid) -> (Vec<Region>, Copied) {
     let copied = Copied::new(data.flat_map(|region| {
         // Pages that guard a stack may lie in the middle of memory that can be read (`MADV_GUARD_INSTALL`).
         let starts = (region.start.0..region.end.0).step_by(PIECE_BYTES);
-        let pieces = starts.map(|at| (at, PIECE_BYTES.min((region.end.0 - at) as usize)));
+        let pieces =
+            starts.map(|at| (at, usize::try_from(region.end.0 - at).map_or(PIECE_BYTES, |rest| rest.min(PIECE_BYTES))));
         let file = &file;
         pieces.flat_map(move |(at, length)| {
             let mut bytes = vec![0; length];
