@@ -98,7 +98,10 @@ fn a_stopped_process_stays_stopped() {
     // It would have to run to be copied.
     let pid = target.pid().to_string();
     let text = Heapbpf::new(["leaks", "--pid", &pid, "--snapshot", "fork"]).run().expect_error(FAILED);
-    assert!(text.contains(&format!("`{pid}`")) && text.contains("stopped") && text.contains("--snapshot read"), "{text}");
+    assert!(
+        text.contains(&format!("`{pid}`")) && text.contains("stopped") && text.contains("--snapshot read"),
+        "{text}"
+    );
     assert_eq!(state(target.pid()), 'T');
     signal(&target, Signal::CONT);
     target.order("free tls");
