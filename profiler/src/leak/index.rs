@@ -114,7 +114,6 @@ impl Index {
 
     /// Where to look for an address, from what is always in the cache. `None` where all blocks begin behind it.
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "6 bits")]
     pub(super) fn spot(&self, address: u64) -> Option<Spot> {
         let span = self.bases.partition_point(|&base| base <= address).checked_sub(1)?;
         let span = &self.spans[span];

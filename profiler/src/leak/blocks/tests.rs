@@ -1,4 +1,4 @@
-//! Blocks of made-up addresses.
+//! Blocks: order, overlaps, ends of the address space, and every address against a search of all.
 
 use proptest::prelude::*;
 

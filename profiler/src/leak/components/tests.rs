@@ -1,4 +1,4 @@
-//! Components of made-up graphs, against a slow reference.
+//! Components against sets of who reaches whom.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! The leaks of made-up heaps, folded: those of libmemunreachable with its numbers among them.
+//! libmemunreachable's cases of folding with their numbers, and random graphs against sets.
 
 use proptest::prelude::*;
 

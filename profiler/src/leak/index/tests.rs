@@ -1,4 +1,4 @@
-//! Addresses of made-up blocks, found again.
+//! How coarse the index is, and that it stays small wherever blocks are.
 
 use super::*;
 use crate::address::TargetAddr;

@@ -1,4 +1,4 @@
-//! Sums over made-up graphs.
+//! What takes no visits, what is remembered, and what is said when visits end.
 
 use super::*;
 use crate::leak::made_up::{MadeUp, reached_by_sets};
