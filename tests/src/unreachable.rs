@@ -248,6 +248,12 @@ impl Truth {
         sums
     }
 
+    /// Where blocks leaked.
+    #[must_use]
+    pub fn lost(&self) -> BTreeSet<u64> {
+        self.made.iter().filter(|made| made.fate != Fate::Held).map(|made| made.address).collect()
+    }
+
     /// Leaked bytes of each function.
     #[must_use]
     pub fn leaked_bytes(&self) -> BTreeMap<String, u64> {

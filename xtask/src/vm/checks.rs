@@ -18,7 +18,7 @@ pub(super) struct Check {
 }
 
 /// Either way, words for the reader.
-type Outcome = Result<String, String>;
+pub(super) type Outcome = Result<String, String>;
 
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -119,5 +119,30 @@ leave
 finish
 file ending.ledger
 
+# Blocks that nothing holds: of a program that runs, by both ways to keep its memory still, and of one that ends. Contents are not wanted here.
+look() {
+    name=$1
+    shift
+    echo "look $name"
+    heapbpf leaks "$@" --limit 1000 --no-contents -o "$name.json" >"$name.summary" 2>"$name.log"
+    value "$name.code" $?
+    for kind in json summary log; do file "$name.$kind"; done
+}
+
+mkfifo leaking.in
+cases <leaking.in >leaking.truth &
+target=$!
+exec 3>leaking.in
+await leaking.truth ready 1 $target
+look leaks-read --pid $target
+look leaks-fork --pid $target --snapshot fork
+echo truth >&3
+await leaking.truth done 1 $target
+exec 3>&-
+wait $target
+file leaking.truth
+look leaks-exit -- sh -c 'exec cases </dev/null >ended.truth'
+file ended.truth
+
 printf 'done\n' >&4
 poweroff -f

@@ -17,10 +17,11 @@ const INIT: &str = include_str!("init.sh");
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Targets: name, source in tests/targets, flags beside [`C_FLAGS`].
-const TARGETS: [(&str, &str, &str); 3] = [
+const TARGETS: [(&str, &str, &str); 4] = [
     ("exact", "exact.c", "-fomit-frame-pointer"),
     ("framed", "exact.c", "-fno-omit-frame-pointer"),
     ("threads", "threads.c", "-fomit-frame-pointer"),
+    ("cases", "leaks/cases.c", "-fomit-frame-pointer"),
 ];
 
 /// Calls stay calls: without `-fno-builtin` the compiler drops a malloc whose block is only freed.

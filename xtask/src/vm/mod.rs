@@ -5,6 +5,7 @@ mod checks;
 mod console;
 mod initramfs;
 mod kernel;
+mod looks;
 mod qemu;
 mod transcript;
 
@@ -103,6 +104,7 @@ fn try_kernel(kernel: &Kernel, initramfs: &Path, append: &str, results: &Path) -
         },
     });
     checks.extend(checks::judge(&transcript));
+    checks.extend(looks::judge(&transcript));
     checks.iter().for_each(|check| println!("{check}"));
     Ok(checks)
 }
