@@ -80,8 +80,9 @@ impl Launch {
 
     pub(super) fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(self.folder.path()).expect("the folder is ours");
-        let mut names: Vec<String> =
-            entries.map(|entry| entry.expect("the folder is ours").file_name().to_string_lossy().into_owned()).collect();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.expect("the folder is ours").file_name().to_string_lossy().into_owned())
+            .collect();
         names.sort();
         names
     }

@@ -52,7 +52,9 @@ fn a_register() {
 fn all_of_them_in_a_program_that_is_watched() {
     let mut launch = Launch::start("", &build("leaks/holder.c"), &[]);
     let places = ["stack", "global", "tls", "register"];
-    let each = |launch: &mut Launch, order: &str| places.iter().for_each(|place| launch.target.order(&format!("{order} {place}")));
+    let each = |launch: &mut Launch, order: &str| {
+        places.iter().for_each(|place| launch.target.order(&format!("{order} {place}")))
+    };
     for order in ["hold", "clear", "free"] {
         each(&mut launch, order);
         launch.look();

@@ -22,7 +22,9 @@ fn refused(arguments: &[&str], code: i32) -> String {
 #[test]
 fn nothing_to_look_at() {
     assert!(refused(&[], WRONG_USAGE).contains("--pid"));
-    assert!(refused(&["--pid", "0"], WRONG_USAGE).contains("`0`") || refused(&["--pid", "0"], WRONG_USAGE).contains("'0'"));
+    assert!(
+        refused(&["--pid", "0"], WRONG_USAGE).contains("`0`") || refused(&["--pid", "0"], WRONG_USAGE).contains("'0'")
+    );
     assert!(refused(&["--pid", "1", "--", "true"], WRONG_USAGE).contains("--pid"));
     assert!(refused(&["--watch", "1s", "--", "true"], WRONG_USAGE).contains("--watch"));
 }

@@ -49,7 +49,10 @@ fn with_leaks_the_code_says_so_and_the_report_is_on_stderr() {
     assert_eq!((check.leak_count, check.leaked), (3, Sum::of(3, 768)));
     let stderr = launch.stderr();
     assert!(stderr.starts_with("768 bytes in 3 unreachable allocations\n"), "{stderr}");
-    assert!(stderr.contains(" in for_tls ") && stderr.contains("768 bytes in 3 allocations unreachable out of "), "{stderr}");
+    assert!(
+        stderr.contains(" in for_tls ") && stderr.contains("768 bytes in 3 allocations unreachable out of "),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -58,7 +61,11 @@ fn a_running_process_is_told_of_on_standard_output() {
     let (check, outcome) = look_with(&target, "", LEAKS);
     let first = format!("264 bytes in 1 unreachable allocation\nprocess {} `", target.pid());
     assert!(outcome.stdout.starts_with(&first), "{}", outcome.stdout);
-    assert!(outcome.stdout.contains(&format!("264 bytes unreachable at {}", check.leaks[0].address)), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains(&format!("264 bytes unreachable at {}", check.leaks[0].address)),
+        "{}",
+        outcome.stdout
+    );
     assert_eq!(look_with(&target, "--quiet", LEAKS).1.stdout, "");
 }
 
@@ -113,7 +120,8 @@ fn fewer_entries_than_leaks() {
 #[test]
 fn flame_graphs_and_pprof_add_up_to_what_leaked() {
     let (launch, check) = launch("-o leaks.svg -o leaks.pb.gz -o leaks.folded -o leaks.html", LEAKS);
-    let each = [("for_global", 256), ("for_stack", 256), ("for_tls", 256)].map(|(name, bytes)| (name.to_owned(), bytes));
+    let each =
+        [("for_global", 256), ("for_stack", 256), ("for_tls", 256)].map(|(name, bytes)| (name.to_owned(), bytes));
     assert_eq!(bytes_by_leaf(&launch.file("leaks.folded")), each.into());
     assert_eq!(in_use_bytes(&launch.file("leaks.pb.gz")), check.leaked.bytes);
     let svg = text(&launch.file("leaks.svg"));
