@@ -54,7 +54,8 @@ pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAdd
                 let data = region_of(scene.regions, TargetAddr(circle.main.address));
                 let same = data.is_some_and(|data| data.kind == code.kind);
                 let arena = |word: u64| circle.arenas().any(|arena| (arena.address..arena.end()).contains(&word));
-                let cache = |word: u64| caches.iter().any(|cache| (cache.0..cache.0 + tcache::BYTES_MAX).contains(&word));
+                let cache =
+                    |word: u64| caches.iter().any(|cache| (cache.0..cache.0 + tcache::BYTES_MAX).contains(&word));
                 same && thread.registers.iter().any(|&word| arena(word) || cache(word))
             })
     })
