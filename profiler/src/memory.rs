@@ -21,7 +21,7 @@ pub trait Memory: Send + Sync {
 
     /// The word at this address, which need not be aligned.
     fn word(&self, address: TargetAddr) -> Option<u64> {
-        let mut bytes = [0; WORD_BYTES as usize];
+        let mut bytes = [0; size_of::<u64>()];
         (self.read(address, &mut bytes) == bytes.len()).then(|| u64::from_le_bytes(bytes))
     }
 }

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
 use heapbpf::address::TargetAddr;
 use heapbpf::collect::ThreadState;
 use heapbpf::ids::{Pid, Tid};
-use heapbpf::memory::Copied;
+use heapbpf::memory::{Copied, Memory};
 use heapbpf::proc::regions::{Region, RegionKind, region_of, regions};
 use heapbpf::walk::{Scene, Walk, walk};
 use heapbpf_tests::recipe::Recipe;
@@ -17,6 +18,9 @@ use heapbpf_tests::recipe::Recipe;
 /// What a C library's own threads cost: the vector of a thread's modules with thread-local storage, per thread that was made.
 /// What was left of a free chunk may have been too small for another one.
 const THREAD_VECTOR_BYTES: [u64; 2] = [280, 296];
+
+/// Bytes that are read at once.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// A run of `targets/walked.c`.
 #[derive(Clone, Copy)]
@@ -78,10 +82,21 @@ fn memory(pid: Pid) -> (Vec<Region>, Copied) {
     let regions = regions(pid).expect("it runs");
     let file = File::open(format!("/proc/{}/mem", pid.0)).expect("our child may be read");
     let data = regions.iter().filter(|it| it.readable && it.writable && it.kind != RegionKind::Kernel);
-    let copied = Copied::new(data.map(|region| {
-        let mut bytes = vec![0; usize::try_from(region.size_bytes()).expect("64 bits")];
-        file.read_exact_at(&mut bytes, region.start.0).expect("all of it is there");
-        (region.start, bytes.into_boxed_slice())
+    let copied = Copied::new(data.flat_map(|region| {
+        // Pages that guard a stack may lie in the middle of memory that can be read (`MADV_GUARD_INSTALL`).
+        let starts = (region.start.0..region.end.0).step_by(PIECE_BYTES);
+        let pieces =
+            starts.map(|at| (at, usize::try_from(region.end.0 - at).map_or(PIECE_BYTES, |rest| rest.min(PIECE_BYTES))));
+        let file = &file;
+        pieces.flat_map(move |(at, length)| {
+            let mut bytes = vec![0; length];
+            if file.read_exact_at(&mut bytes, at).is_ok() {
+                return vec![(TargetAddr(at), bytes.into_boxed_slice())];
+            }
+            let pages = bytes.chunks_mut(4096).zip((at..).step_by(4096));
+            let there = pages.filter_map(|(page, at)| file.read_exact_at(page, at).ok().map(|()| (at, &*page)));
+            there.map(|(at, page)| (TargetAddr(at), page.into())).collect()
+        })
     }));
     (regions, copied)
 }
@@ -134,6 +149,68 @@ fn others(run: Run) -> Vec<u64> {
     let mut sizes: Vec<u64> = found.into_values().collect();
     sizes.sort_unstable();
     sizes
+}
+
+/// Memory in which some words are others.
+struct Torn<'a> {
+    memory: &'a Copied,
+    words: BTreeMap<u64, u64>,
+}
+
+impl Memory for Torn<'_> {
+    fn present(&self, range: Range<TargetAddr>) -> Vec<Range<TargetAddr>> {
+        self.memory.present(range)
+    }
+
+    fn read(&self, address: TargetAddr, buffer: &mut [u8]) -> usize {
+        let bytes = self.memory.read(address, buffer);
+        for (at, word) in self.words.range(address.0..address.0 + bytes as u64) {
+            let place = &mut buffer[..bytes][usize::try_from(at - address.0).expect("inside")..];
+            place.iter_mut().zip(word.to_le_bytes()).for_each(|(to, from)| *to = from);
+        }
+        bytes
+    }
+
+    fn slice(&self, _: TargetAddr, _: usize) -> Option<&[u8]> {
+        None
+    }
+}
+
+/// Whatever is in memory, walks end, and what they say keeps to its form.
+#[test]
+fn memory_that_is_not_what_it_should_be() {
+    let run = Run { threads: 3, calls: 2_000, places: 200, size_max: 3_000, ..RUN };
+    let (_running, said) = run.start();
+    let (regions, memory) = memory(said.pid);
+    let sound = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).pop().expect("one allocator");
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut drawn = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let mut differ = 0;
+    for _ in 0..300 {
+        let mut torn = Torn { memory: &memory, words: BTreeMap::new() };
+        for _ in 0..=drawn(8) {
+            let area = &sound.areas[usize::try_from(drawn(sound.areas.len() as u64)).expect("small")];
+            // Most of what an arena keeps is near its beginning.
+            let within = (area.end.0 - area.start.0).min(1 << (4 + drawn(17)));
+            let at = area.start.0 + drawn(within) / 8 * 8;
+            let old = memory.word(TargetAddr(at)).unwrap_or_default();
+            let new =
+                [0, u64::MAX, old ^ 1 << drawn(64), at, old.wrapping_add(16), old.wrapping_sub(16), drawn(1 << 20)];
+            torn.words.insert(at, new[usize::try_from(drawn(7)).expect("small")]);
+        }
+        let walks = walk(&Scene { memory: &torn, regions: &regions, threads: &[] });
+        differ += u32::from(walks.iter().all(|walk| *walk != sound));
+        for walk in walks {
+            assert!(walk.blocks.is_sorted_by(|a, b| a.start.0 + a.size_bytes <= b.start.0), "{:x?}", torn.words);
+            assert!(walk.areas.is_sorted_by(|a, b| a.end <= b.start), "{:x?}", torn.words);
+        }
+    }
+    assert!(differ > 30, "only {differ} of 300 were seen");
 }
 
 #[test]

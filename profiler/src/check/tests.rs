@@ -27,6 +27,8 @@ const DATA: u64 = 0x1_0000;
 const HEAP: u64 = 0x10_0000;
 const HEAP_BYTES: u64 = 0x1000;
 
+const NOW: MonotonicNanos = MonotonicNanos(100 << 24);
+
 /// Knows no names.
 struct Nameless;
 
@@ -52,7 +54,7 @@ fn region(start: u64, size_bytes: u64) -> Region {
 /// Memory with these words in it, zeros elsewhere.
 fn memory(words: &[(u64, u64)]) -> Copied {
     let piece = |start: u64| {
-        let mut bytes = vec![0; HEAP_BYTES as usize];
+        let mut bytes = vec![0; usize::try_from(HEAP_BYTES).expect("small")];
         for (address, word) in words.iter().filter(|(address, _)| (start..start + HEAP_BYTES).contains(address)) {
             let at = usize::try_from(address - start).expect("small");
             bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
@@ -82,9 +84,9 @@ fn callsite(index: u32) -> CallsiteSnapshot {
     }
 }
 
-fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_complete: bool) -> Look {
+/// A process with four callsites.
+fn snapshot(is_complete: bool) -> Snapshot {
     let pid = Pid(7);
-    let now = MonotonicNanos(100 << 24);
     let books = TargetSnapshot {
         pid,
         totals: Totals::default(),
@@ -97,7 +99,7 @@ fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_comple
             command: "made-up".to_owned(),
             comm: "made-up".to_owned(),
             cgroup: None,
-            beginning: Beginning { origin: Origin::Running, time: now, delay_ns: None, from_first_call: is_complete },
+            beginning: Beginning { origin: Origin::Running, time: NOW, delay_ns: None, from_first_call: is_complete },
             exited: false,
             replaced: false,
             exit_code: None,
@@ -117,11 +119,11 @@ fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_comple
         growths: Growths::default(),
         curve: Vec::new(),
         timeline: Arc::default(),
-        until: now,
+        until: NOW,
         older: None,
         base: Base::Beginning,
     };
-    let snapshot = Snapshot {
+    Snapshot {
         interval_bytes: 1,
         started_unix_ns: 0,
         started_monotonic_ns: 0,
@@ -132,20 +134,24 @@ fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_comple
         others: Others::default(),
         modules: Modules::default(),
         health: Health::default(),
+    }
+}
+
+fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_complete: bool) -> Look {
+    let thread = ThreadState {
+        tid: Tid(7),
+        registers: Vec::new(),
+        instruction: TargetAddr(0),
+        stack_pointer: TargetAddr(0),
+        thread_pointer: TargetAddr(0),
     };
     let block = |&(address, size_bytes, callsite): &(u64, u64, u32)| {
         WatchedBlock::new(TargetAddr(address), size_bytes, callsite, MonotonicNanos(90 << 24))
     };
     Look {
         collected: Collected {
-            pid,
-            threads: vec![ThreadState {
-                tid: Tid(7),
-                registers: Vec::new(),
-                instruction: TargetAddr(0),
-                stack_pointer: TargetAddr(0),
-                thread_pointer: TargetAddr(0),
-            }],
+            pid: Pid(7),
+            threads: vec![thread],
             regions: vec![region(DATA, HEAP_BYTES), region(HEAP, HEAP_BYTES)],
             memory: Box::new(memory),
             pause: Duration::from_millis(3),
@@ -153,8 +159,8 @@ fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_comple
             unread_bytes: 0,
         },
         walks,
-        snapshot,
-        now,
+        snapshot: snapshot(is_complete),
+        now: NOW,
         watched: watched.iter().map(block).collect(),
         watching: Some(Watching { duration_ns: 9, is_complete }),
         at_exit: false,

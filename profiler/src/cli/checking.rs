@@ -33,10 +33,12 @@ pub(super) struct Telling {
 
 /// The thread at work.
 pub(super) struct Checking {
-    looks: Sender<Look>,
+    /// `None` at the end.
+    looks: Option<Sender<Look>>,
     /// Looks that are not checked yet.
     open: Arc<AtomicUsize>,
-    thread: JoinHandle<Result<Option<bool>>>,
+    /// `None` when it was waited for.
+    thread: Option<JoinHandle<Result<Option<bool>>>>,
 }
 
 impl Checking {
@@ -53,14 +55,14 @@ impl Checking {
         let work = move || Desk { plan, telling, resolver: Resolver::new(), count: 0 }.work(&jobs, &counter);
         let thread = thread::Builder::new().name("heapbpf-check".to_owned());
         let thread = thread.spawn(work).context("cannot start a thread")?;
-        Ok(Self { looks, open, thread })
+        Ok(Self { looks: Some(looks), open, thread: Some(thread) })
     }
 
     /// Has a look checked.
     pub(super) fn check(&self, look: Look) {
         self.open.fetch_add(1, Ordering::Relaxed);
         // Where the thread has ended before its time, the end tells.
-        let _ = self.looks.send(look);
+        let _ = self.looks.as_ref().map(|looks| looks.send(look));
     }
 
     /// Whether a look is being checked. Each holds a copy of the process's memory.
@@ -73,13 +75,26 @@ impl Checking {
     /// # Errors
     ///
     /// If something could not be told, or nothing was looked at.
-    pub(super) fn finish(self, otherwise: u8) -> Result<u8> {
-        drop(self.looks);
-        match self.thread.join().map_err(|_| anyhow!("the thread that checks has panicked"))?? {
+    pub(super) fn finish(mut self, otherwise: u8) -> Result<u8> {
+        let ended = self.end().context("the thread that checks was waited for already")?;
+        match ended.map_err(|_| anyhow!("the thread that checks has panicked"))?? {
             Some(true) => Ok(exit::LEAKS),
             Some(false) => Ok(otherwise),
             None => Err(anyhow!("nothing was looked at: the process ended before")),
         }
+    }
+
+    /// Has the thread end, and waits for it.
+    fn end(&mut self) -> Option<thread::Result<Result<Option<bool>>>> {
+        self.looks = None;
+        self.thread.take().map(JoinHandle::join)
+    }
+}
+
+impl Drop for Checking {
+    /// Waits for the thread where something else has failed: what it has begun to write is taken away by it.
+    fn drop(&mut self) {
+        let _ = self.end();
     }
 }
 

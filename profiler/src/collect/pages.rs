@@ -118,7 +118,7 @@ fn is_memory(path: &Path) -> bool {
     NAMES.iter().any(|name| path.as_os_str().as_encoded_bytes().starts_with(name.as_bytes()))
 }
 
-/// Asks for every page, a word each (<https://docs.kernel.org/admin-guide/mm/pagemap.html>).
+/// Asks for every page, a word each (<https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/mm/pagemap.rst>).
 fn entries(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
     let mut words = vec![0_u8; 1 << 19];
     let mut page = range.start / PAGE_BYTES;

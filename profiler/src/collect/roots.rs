@@ -80,18 +80,31 @@ fn may_hold_stacks(region: &Region) -> bool {
 /// Stacks of threads that have ended, which glibc keeps for the next ones: stale pointers are in there. In the span lies the
 /// control block at their top.
 fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>, memory: &dyn Memory) -> Vec<Span> {
-    let Some(length) = usize::try_from(span.end.0 - span.start.0).ok() else { return Vec::new() };
-    let Some(bytes) = memory.slice(span.start, length) else { return Vec::new() };
+    let mut found = Vec::new();
+    let mut room = Vec::new();
     // Control blocks are aligned to cache lines.
-    let skip = span.start.0.next_multiple_of(LINE_BYTES as u64) - span.start.0;
-    let lines = bytes.get(usize::try_from(skip).unwrap_or(length)..).unwrap_or_default().chunks_exact(LINE_BYTES);
-    let own = lines.zip((span.start.0 + skip..).step_by(LINE_BYTES)).filter(|(line, address)| {
-        let word = |index: usize| line[index * 8..].first_chunk().map(|word| u64::from_le_bytes(*word));
-        word(0) == Some(*address) && word(2) == Some(*address)
-    });
-    let blocks = own.map(|(_, address)| TargetAddr(address)).filter(|block| !live.contains(block));
-    blocks.flat_map(|block| ended_stack(block, threads, memory)).collect()
+    let mut start = span.start.0.next_multiple_of(LINE_BYTES as u64);
+    while let Some(left) = span.end.0.checked_sub(start).filter(|left| *left > 0) {
+        let length = usize::try_from(left).unwrap_or(usize::MAX).min(WINDOW_BYTES);
+        let bytes = memory.slice(TargetAddr(start), length).unwrap_or_else(|| {
+            room.resize(length, 0);
+            let count = memory.read(TargetAddr(start), &mut room);
+            &room[..count]
+        });
+        let lines = bytes.chunks_exact(LINE_BYTES).zip((start..).step_by(LINE_BYTES));
+        let own = lines.filter(|(line, address)| {
+            let word = |index: usize| line[index * 8..].first_chunk().map(|word| u64::from_le_bytes(*word));
+            word(0) == Some(*address) && word(2) == Some(*address)
+        });
+        let blocks = own.map(|(_, address)| TargetAddr(address)).filter(|block| !live.contains(block));
+        found.extend(blocks.flat_map(|block| ended_stack(block, threads, memory)));
+        start += length as u64;
+    }
+    found
 }
+
+/// Bytes that are looked through at once where they have to be copied: whole cache lines.
+const WINDOW_BYTES: usize = 1 << 16;
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::index::{Index, Place};
+use super::index::{Index, Page, Place, Spot};
 use crate::address::TargetAddr;
 
 /// A block that a program has been given.
@@ -31,6 +31,9 @@ pub struct BlockId(pub u32);
 
 /// Blocks that are kept at most: their numbers, and one more, fit into 32 bits.
 const COUNT_MAX: usize = u32::MAX as usize - 1;
+
+/// Addresses that are looked up at a time: a power of two.
+pub(super) const GROUP: usize = 64;
 
 /// A block as it is kept: 16 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -131,9 +134,9 @@ impl Blocks {
 
     /// The number of the first block that ends behind an address; how many there are, where none does.
     pub(super) fn first_behind(&self, address: u64) -> u32 {
-        match self.index.place(&self.records, address) {
+        match self.place(address) {
             None => 0,
-            Some(place) if self.is_in(place, address) => place.number,
+            Some(place) if self.is_in(place.number, address) => place.number,
             Some(place) => place.number + 1,
         }
     }
@@ -147,15 +150,54 @@ impl Blocks {
     /// As [`Self::find`].
     #[inline]
     pub(super) fn holding(&self, address: u64) -> Option<u32> {
-        let place = self.index.place(&self.records, address)?;
-        (place.is_start || self.is_in(place, address)).then_some(place.number)
+        let place = self.place(address)?;
+        (place.is_start || self.is_in(place.number, address)).then_some(place.number)
     }
 
     #[inline]
-    fn is_in(&self, place: Place, address: u64) -> bool {
-        let record = &self.records[place.number as usize];
+    fn place(&self, address: u64) -> Option<Place> {
+        self.index.place(&self.records, address)
+    }
+
+    /// The numbers of the blocks that addresses are in, in an order of its own; how many there are.
+    ///
+    /// A branch on what is not in the cache would have the processor wait for each by itself: every step is taken for all of them.
+    #[inline]
+    pub(super) fn holding_of(&self, addresses: &[u64], numbers: &mut [u32; GROUP]) -> usize {
+        let mut spots = [(0, Spot::default()); GROUP];
+        let mut spot_count = 0;
+        for &address in addresses.iter().take(GROUP) {
+            if let Some(spot) = self.index.spot(address) {
+                spots[spot_count % GROUP] = (address, spot);
+                spot_count += 1;
+            }
+        }
+        let mut pages = [Page::default(); GROUP];
+        for (page, (_, spot)) in pages.iter_mut().zip(&spots[..spot_count]) {
+            *page = self.index.page(*spot);
+        }
+        let (mut count, mut doubt_count) = (0, 0);
+        let mut doubts = [(0, 0); GROUP];
+        for (&(address, spot), &page) in spots[..spot_count].iter().zip(&pages) {
+            let Some(place) = self.index.resolve(&self.records, address, spot, page) else { continue };
+            numbers[count % GROUP] = place.number;
+            doubts[doubt_count % GROUP] = (place.number, address);
+            count += usize::from(place.is_start);
+            doubt_count += usize::from(!place.is_start);
+        }
+        for &(number, address) in &doubts[..doubt_count] {
+            numbers[count % GROUP] = number;
+            count += usize::from(self.is_in(number, address));
+        }
+        count
+    }
+
+    /// Whether an address is in a block that does not begin behind it.
+    #[inline]
+    fn is_in(&self, number: u32, address: u64) -> bool {
+        let record = &self.records[number as usize];
         let offset = address.wrapping_sub(record.start);
-        offset < u64::from(record.size) || record.size == HUGE && offset < self.size(place.number)
+        offset < u64::from(record.size) || record.size == HUGE && offset < self.size(number)
     }
 
     fn size(&self, number: u32) -> u64 {

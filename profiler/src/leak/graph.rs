@@ -24,12 +24,14 @@ impl Graph {
         let unreached: Vec<BlockId> = marks.unreached().collect();
         let mut graph = Self { firsts: Vec::with_capacity(unreached.len() + 1), ..Self::default() };
         let (mut near, mut found) = (0, Vec::new());
+        let (lowest, end) = blocks.bounds();
         graph.firsts.push(0);
         for (own, &id) in unreached.iter().enumerate() {
             let block = blocks.get(id);
             words.each(&(block.start.0..block.end().0), &mut near, |bytes| {
-                let words = bytes.as_chunks::<8>().0.iter().map(|word| TargetAddr(u64::from_le_bytes(*word)));
-                found.extend(words.filter_map(|word| numbering.number_of(blocks.find(word)?)));
+                let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+                let words = words.filter(|word| (lowest..end).contains(word));
+                found.extend(words.filter_map(|word| numbering.number_of(blocks.find(TargetAddr(word))?)));
             });
             found.sort_unstable();
             found.dedup();

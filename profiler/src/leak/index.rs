@@ -33,9 +33,19 @@ pub(super) struct Place {
     pub(super) is_start: bool,
 }
 
+/// Where in the index an address belongs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Spot {
+    page: u32,
+    /// Granules of the page that lie above it.
+    above: u8,
+    /// It is where a granule begins.
+    may_be_start: bool,
+}
+
 /// Granules in a row.
 #[derive(Clone, Copy, Debug, Default)]
-struct Page {
+pub(super) struct Page {
     /// Those in which a block begins.
     starts: u64,
     /// Blocks that begin before the page.
@@ -98,22 +108,40 @@ impl Index {
     /// The last block that begins at an address or below it; `None` when all begin behind it.
     #[inline]
     pub(super) fn place(&self, records: &[Record], address: u64) -> Option<Place> {
+        let spot = self.spot(address)?;
+        self.resolve(records, address, spot, self.page(spot))
+    }
+
+    /// Where to look for an address, from what is always in the cache. `None` where all blocks begin behind it.
+    #[inline]
+    pub(super) fn spot(&self, address: u64) -> Option<Spot> {
         let span = self.bases.partition_point(|&base| base <= address).checked_sub(1)?;
         let span = &self.spans[span];
         let granule = (address - span.base) >> span.shift;
         let pages = u64::from(span.page_last - span.page_first);
         let is_behind = granule >> PAGE_SHIFT > pages;
-        let bit = if is_behind { 63 } else { granule & 63 };
-        let page_at = span.page_first as usize + at((granule >> PAGE_SHIFT).min(pages));
-        let page = &self.pages[page_at];
+        Some(Spot {
+            page: span.page_first + u32::try_from((granule >> PAGE_SHIFT).min(pages)).unwrap_or(0),
+            above: if is_behind { 0 } else { 63 - (granule & 63) as u8 },
+            may_be_start: !is_behind && address.trailing_zeros() >= span.shift,
+        })
+    }
+
+    /// What the index has there.
+    #[inline]
+    pub(super) fn page(&self, spot: Spot) -> Page {
+        self.pages[spot.page as usize]
+    }
+
+    /// As [`Self::place`], of what was looked up.
+    #[inline]
+    pub(super) fn resolve(&self, records: &[Record], address: u64, spot: Spot, page: Page) -> Option<Place> {
         if !page.is_plain {
-            return self.search(records, page_at, address);
+            return self.search(records, spot.page as usize, address);
         }
-        let upto = page.starts << (63 - bit);
+        let upto = page.starts << spot.above;
         let count = page.before + upto.count_ones();
-        let is_aligned = address.trailing_zeros() >= span.shift;
-        let is_start = upto >> 63 == 1 && is_aligned && !is_behind;
-        Some(Place { number: count.checked_sub(1)?, is_start })
+        Some(Place { number: count.checked_sub(1)?, is_start: upto >> 63 == 1 && spot.may_be_start })
     }
 
     /// The same where blocks begin anywhere.

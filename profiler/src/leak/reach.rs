@@ -15,7 +15,7 @@ use super::fold::Sum;
 use super::graph::Graph;
 
 /// Edges that visits follow at most, apart from the first pass.
-pub(super) const STEPS_MAX: u64 = 200_000_000;
+pub(super) const STEPS_MAX: u64 = 20_000_000;
 /// Sets of more components are not kept.
 const KEY_LENGTH_MAX: usize = 16;
 /// Sets that are kept.

@@ -9,7 +9,7 @@ use crate::address::TargetAddr;
 use crate::memory::{Memory, WORD_BYTES};
 
 /// Bytes of a word.
-const WORD: usize = WORD_BYTES as usize;
+const WORD: usize = size_of::<u64>();
 /// Bytes that are copied at a time where memory has no slices.
 const COPY_BYTES_MAX: u64 = 1 << 16;
 /// How far reading goes on behind what is said to be there and cannot be read; finer than that nothing is missing.

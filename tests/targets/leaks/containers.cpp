@@ -123,8 +123,8 @@ NOINLINE static masked owners_in_a_circle() {
     second->next = first;
     second->owner = first;
     /* Of each, its block begins with the count of its owners. */
-    noted("owners_1", reinterpret_cast<char *>(first.get()) - 16, sizeof(zoo::Node) + 16, "circle");
-    return noted("owners_2", reinterpret_cast<char *>(second.get()) - 16, sizeof(zoo::Node) + 16, "circle");
+    noted("owners_in_a_circle_1", reinterpret_cast<char *>(first.get()) - 16, sizeof(zoo::Node) + 16, "circle");
+    return noted("owners_in_a_circle_2", reinterpret_cast<char *>(second.get()) - 16, sizeof(zoo::Node) + 16, "circle");
 }
 
 /* The object is gone, and its block stays for the weak pointer's sake. */

@@ -83,7 +83,7 @@ fn links_lost() {
     let first = Rc::new(Link { next: RefCell::new(None), room: [1; 40] });
     let second = Rc::new(Link { next: RefCell::new(Some(Rc::clone(&first))), room: [2; 40] });
     *first.next.borrow_mut() = Some(Rc::clone(&second));
-    for (name, link) in [("links_1", &first), ("links_2", &second)] {
+    for (name, link) in [("links_lost_1", &first), ("links_lost_2", &second)] {
         note(name, Rc::as_ptr(link).addr() - COUNTS_BYTES, size_of::<Link>() + COUNTS_BYTES, "circle");
     }
     black_box((first.room[0], second.room[0]));
@@ -96,7 +96,7 @@ fn peers_lost() {
     *first.other.lock().expect("one thread") = Some(Arc::clone(&second));
     *second.other.lock().expect("one thread") = Some(Arc::clone(&first));
     *second.back.lock().expect("one thread") = Arc::downgrade(&first);
-    for (name, peer) in [("peers_1", &first), ("peers_2", &second)] {
+    for (name, peer) in [("peers_lost_1", &first), ("peers_lost_2", &second)] {
         note(name, Arc::as_ptr(peer).addr() - COUNTS_BYTES, size_of::<Peer>() + COUNTS_BYTES, "circle");
     }
     black_box((first.room[0], second.room[0]));
@@ -161,6 +161,8 @@ fn main() {
         make();
         sweep();
     }
+    // Somebody could read them.
+    black_box((&HELD_VALUES, &HELD_RAW));
     print(b"ready\n");
     let mut input = File::from(std::io::stdin().as_fd().try_clone_to_owned().expect("there is an input"));
     let (mut line, mut used) = ([0_u8; 64], 0);

@@ -13,6 +13,7 @@
 
 MAKER(in_blocked_register, 5001, "held", malloc(size))
 MAKER(in_spinning_register, 5002, "held", malloc(size))
+MAKER(in_vector_register, 5018, "held", malloc(size))
 MAKER(in_thread_stack, 5003, "held", malloc(size))
 MAKER(in_thread_tls, 5004, "held", malloc(size))
 MAKER(in_thread_key, 5005, "held", malloc(size))
@@ -71,6 +72,16 @@ static void *spins_with_register(void *unused) {
     __asm__ volatile("mov %0, %%r9\n xor %1, %%r9\n lock incl %2\n"
                      "1: pause\n jmp 1b" ::"r"(hidden), "r"(mask), "m"(arrived)
                      : "r9", "memory");
+    return unused;
+}
+
+/* Two pointers' worth: this is the upper one. */
+static void *stays_with_vector(void *unused) {
+    masked hidden = in_vector_register();
+    sweep();
+    __asm__ volatile("mov %0, %%rax\n xor %1, %%rax\n movq %%rax, %%xmm9\n pslldq $8, %%xmm9\n xor %%eax, %%eax\n lock incl %2\n"
+                     "1: mov %3, %%eax\n syscall\n jmp 1b" ::"r"(hidden), "r"(mask), "m"(arrived), "i"(SYS_pause)
+                     : "rax", "rcx", "r11", "xmm9", "memory");
     return unused;
 }
 
@@ -214,10 +225,12 @@ static void *stays_above_dead_frame(void *unused) {
     leave_frame();
     __atomic_add_fetch(&arrived, 1, __ATOMIC_SEQ_CST);
     /* No call, whose frame could lie over it. */
-    __asm__ volatile("xor %%ebx, %%ebx\n xor %%r12d, %%r12d\n xor %%r13d, %%r13d\n xor %%r14d, %%r14d\n xor %%r15d, %%r15d\n"
+    __asm__ volatile("pxor %%xmm0, %%xmm0\n pxor %%xmm1, %%xmm1\n pxor %%xmm2, %%xmm2\n pxor %%xmm3, %%xmm3\n"
+                     "xor %%ebx, %%ebx\n xor %%r12d, %%r12d\n xor %%r13d, %%r13d\n xor %%r14d, %%r14d\n xor %%r15d, %%r15d\n"
                      "xor %%esi, %%esi\n xor %%edi, %%edi\n xor %%edx, %%edx\n xor %%r8d, %%r8d\n xor %%r9d, %%r9d\n"
                      "xor %%r10d, %%r10d\n 1: mov %0, %%eax\n syscall\n jmp 1b" ::"i"(SYS_pause)
-                     : "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15");
+                     : "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
+                       "xmm0", "xmm1", "xmm2", "xmm3");
     return unused;
 }
 
@@ -247,6 +260,7 @@ int main(void) {
     fill_arenas();
     settle(blocks_with_register);
     settle(spins_with_register);
+    settle(stays_with_vector);
     settle(stays_with_stack);
     settle(stays_with_tls);
     settle(stays_with_key);

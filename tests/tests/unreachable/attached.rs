@@ -15,9 +15,15 @@ use std::process::Command;
 #[track_caller]
 fn check(program: &Path, arguments: &[&str], heap: &str) {
     let mut target = Target::spawn(Command::new(program).args(arguments));
-    let truth = truth(&mut target);
+    check_target(&mut target, heap);
+    target.exit(0);
+}
+
+#[track_caller]
+fn check_target(target: &mut Target, heap: &str) {
+    let truth = truth(target);
     for snapshot in ["read", "fork"] {
-        let check = look(&target, &format!("--snapshot {snapshot}"), LEAKS);
+        let check = look(target, &format!("--snapshot {snapshot}"), LEAKS);
         assert_eq!(check.method, snapshot);
         truth.assert_is(&check, Known::Walked);
         let heaps: Vec<_> = check.heaps.iter().map(|heap| (heap.name.as_str(), heap.precision.as_str())).collect();
@@ -25,7 +31,6 @@ fn check(program: &Path, arguments: &[&str], heap: &str) {
         assert!(check.caveats.is_empty(), "{:?}", check.caveats);
         assert!(!check.at_exit && check.watched_ns.is_none());
     }
-    target.exit(0);
 }
 
 #[test]
@@ -61,6 +66,8 @@ fn threads_of_a_musl_program() {
 #[test]
 fn libraries_that_are_loaded_and_unloaded() {
     let libraries = libraries();
-    let paths: Vec<&str> = libraries.iter().map(|path| path.to_str().expect("text")).collect();
-    check(&build("leaks/library.c"), &paths, "libc");
+    let mut target = Target::spawn(Command::new(build("leaks/library.c")).args(libraries));
+    target.order("make");
+    check_target(&mut target, "libc");
+    target.exit(0);
 }

@@ -97,6 +97,21 @@ impl Launch {
         Check::read(&self.file(name))
     }
 
+    /// Waits until heapbpf has looked at a library that the program has loaded.
+    #[track_caller]
+    pub(super) fn wait_until_opened(&self, library: &Path) {
+        let descriptors = format!("/proc/{}/fd", self.target.pid());
+        let is_open = || {
+            let mut files = fs::read_dir(&descriptors).expect("heapbpf runs").flatten();
+            files.any(|file| fs::read_link(file.path()).is_ok_and(|path| path == library))
+        };
+        let deadline = Instant::now() + WITHIN;
+        while !is_open() {
+            assert!(Instant::now() < deadline, "`{}` is not looked at", library.display());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Has heapbpf look now, and waits until it has told what it saw.
     #[track_caller]
     pub(super) fn look(&mut self) {

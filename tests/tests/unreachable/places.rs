@@ -24,7 +24,8 @@ fn check(place: &str) {
     assert_eq!(cleared.known, held.known);
     target.order(&format!("free {place}"));
     let freed = look(&target, "", CLEAN);
-    assert_eq!((freed.leak_count, freed.known.count), (0, held.known.count - 1));
+    assert_eq!(freed.leak_count, 0);
+    assert!(freed.known.count < held.known.count, "{:?}, {:?}", freed.known, held.known);
     target.exit(0);
 }
 
@@ -61,13 +62,13 @@ fn all_of_them_in_a_program_that_is_watched() {
     }
     each(&mut launch, "hold");
     assert_eq!(launch.exit(7), Some(7), "{}", launch.stderr());
-    let files = ["check-1.json", "check-2.json", "check-3.json", "check.json", "stderr"];
+    let files = ["check.0001.json", "check.0002.json", "check.0003.json", "check.json", "stderr"];
     assert_eq!(launch.files(), files);
-    for clean in ["check-1.json", "check-3.json", "check.json"] {
+    for clean in ["check.0001.json", "check.0003.json", "check.json"] {
         let check = launch.check(clean);
         assert_eq!((check.leak_count, check.leaked), (0, Sum::default()), "{clean}");
     }
-    let lost = launch.check("check-2.json");
+    let lost = launch.check("check.0002.json");
     assert_eq!((lost.leak_count, lost.leaked), (4, Sum::of(4, 4 * BYTES)));
     for place in places {
         let leak = lost.leak_of(&format!("for_{place}"));

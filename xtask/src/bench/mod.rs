@@ -5,6 +5,7 @@ mod document;
 mod formats;
 mod leaks;
 mod machine;
+mod mark;
 mod overhead;
 mod process;
 mod recording;
@@ -33,6 +34,7 @@ enum Subject {
     Soak(soak::Arguments),
     Formats(formats::Arguments),
     Leaks(leaks::Arguments),
+    Mark(mark::Arguments),
 }
 
 /// Runs the verb.
@@ -43,12 +45,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Some(Subject::Soak(arguments)) => soak::run(arguments),
         Some(Subject::Formats(arguments)) => formats::run(arguments),
         Some(Subject::Leaks(arguments)) => leaks::run(arguments),
+        Some(Subject::Mark(arguments)) => mark::run(arguments),
         None => {
             unwind::run(&unwind::Arguments::parse_from([""]))?;
             overhead::run(&overhead::Arguments::parse_from([""]))?;
             soak::run(&soak::Arguments::parse_from([""]))?;
             formats::run(&formats::Arguments::parse_from([""]))?;
-            leaks::run(&leaks::Arguments::parse_from([""]))
+            leaks::run(&leaks::Arguments::parse_from([""]))?;
+            mark::run(&mark::Arguments::parse_from([""]))
         }
     }
 }

@@ -23,7 +23,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("probe", &["allocator", "object", "proc", "target", "sys", "bpf"]),
     ("ingest", &[]),
     ("ledger", &["ingest"]),
-    ("collect", &["memory", "proc", "sys"]),
+    ("collect", &["memory", "object::fixture", "proc", "sys"]),
     ("walk", &["collect", "memory", "object", "proc"]),
     ("leak", &["ledger", "memory"]),
     ("snapshot", &["leak", "ledger", "object", "target", "report::guardrails", "report::profile"]),

@@ -384,6 +384,7 @@ fn a_copy_ends_with_heapbpf() {
 
 #[test]
 #[ignore = "a measurement: takes a GiB"]
+#[expect(clippy::print_stdout, reason = "that is what it is for")]
 fn pauses() {
     for mebibytes in ["64", "256", "1024"] {
         let program = Noticing::start(&["fills", mebibytes]);

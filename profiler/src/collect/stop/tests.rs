@@ -240,7 +240,7 @@ fn who_traces_it_already_is_named() {
             let tracee = Tracee::seize(pid).expect("it is not traced");
             tell.send(Tid(rustix::thread::gettid().as_raw_pid().unsigned_abs())).expect("awaited");
             let _ = ended.recv();
-            drop(tracee);
+            let _ = tracee;
         });
         let tracer = told.recv().expect("it traces");
         let error = Stopped::new(pid, Vec::new()).expect_err("it is traced");

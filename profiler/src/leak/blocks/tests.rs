@@ -1,3 +1,5 @@
+//! Blocks: order, overlaps, ends of the address space, and every address against a search of all.
+
 use proptest::prelude::*;
 
 use super::*;

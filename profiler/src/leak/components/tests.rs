@@ -1,3 +1,5 @@
+//! Components against sets of who reaches whom.
+
 use proptest::prelude::*;
 
 use super::*;

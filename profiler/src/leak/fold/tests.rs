@@ -1,3 +1,5 @@
+//! libmemunreachable's cases of folding with their numbers, and random graphs against sets.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! How coarse the index is, and that it stays small wherever blocks are.
+
 use super::*;
 use crate::address::TargetAddr;
 use crate::leak::blocks::{Block, Blocks};

@@ -6,13 +6,17 @@ use std::ops::Range;
 
 use super::Marks;
 use super::pool::{Pool, Work};
-use crate::leak::blocks::{BlockId, Blocks};
+use crate::leak::blocks::{BlockId, Blocks, GROUP};
 use crate::leak::words::Words;
 
 /// Blocks of a batch.
 const BATCH: usize = 64;
 /// Words that may be addresses, kept until there are that many: a power of two.
 const CANDIDATES: usize = 1024;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+/// Of a longer block the processor fetches the rest by itself.
+const TOUCHED_LINES_MAX: usize = 8;
 /// Words that are looked at before the candidates' number is checked.
 const STRIDE_WORDS: usize = 128;
 /// Of more marked blocks than twice that many, so many are left to all.
@@ -93,8 +97,8 @@ impl<'a> Scanner<'a> {
         let mut touched = 0;
         for (slice, range) in slices.iter_mut().zip(&batch[..count]) {
             *slice = self.words.slice(range, &mut self.near).unwrap_or_default();
-            touched ^= slice.first().copied().unwrap_or_default();
-            touched ^= slice.last().copied().unwrap_or_default();
+            let lines = slice.iter().step_by(LINE_BYTES).take(TOUCHED_LINES_MAX);
+            touched ^= lines.fold(0, |all, byte| all ^ byte);
         }
         black_box(touched);
         for (slice, range) in slices.iter().zip(&batch[..count]) {
@@ -151,11 +155,14 @@ impl<'a> Scanner<'a> {
 
     /// Marks the blocks that candidates lead to.
     fn flush(&mut self) {
-        for at in 0..self.candidate_count {
-            if let Some(number) = self.blocks.holding(self.candidates[at % CANDIDATES])
-                && self.marks.set(number)
-            {
-                self.stack.push(number);
+        let count = self.candidate_count.min(CANDIDATES);
+        for group in self.candidates[..count].chunks(GROUP) {
+            let mut numbers = [0; GROUP];
+            let held = self.blocks.holding_of(group, &mut numbers);
+            for &number in &numbers[..held] {
+                if self.marks.set(number) {
+                    self.stack.push(number);
+                }
             }
         }
         self.candidate_count = 0;

@@ -1,3 +1,5 @@
+//! What takes no visits, what is remembered, and what is said when visits end.
+
 use super::*;
 use crate::leak::made_up::{MadeUp, reached_by_sets};
 

@@ -1,3 +1,7 @@
+//! Words at holes, at ends, and across pieces.
+
+#![expect(clippy::single_range_in_vec_init, reason = "memory of one piece")]
+
 use super::*;
 use crate::memory::Copied;
 
@@ -7,7 +11,7 @@ fn piece(start: u64, bytes: impl Iterator<Item = u8>) -> (TargetAddr, Box<[u8]>)
 
 /// The addresses of the words that are told of in a range, where every byte of memory is the last of its address.
 fn check(pieces: &[Range<u64>], range: Range<u64>, expected: &[u64]) {
-    let bytes = |range: &Range<u64>| piece(range.start, range.clone().map(|address| address as u8));
+    let bytes = |range: &Range<u64>| piece(range.start, range.clone().map(|address| address.to_le_bytes()[0]));
     let memory = Copied::new(pieces.iter().map(bytes));
     let words = Words::new(&memory);
     let (mut told, mut near) = (Vec::new(), 0);

@@ -159,7 +159,7 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
 /// Addresses of `top` fields whose last list points to itself.
 fn candidates(start: u64, bytes: &[u8]) -> impl Iterator<Item = u64> {
     let words = bytes
-        .chunks_exact(WORD_BYTES as usize)
+        .chunks_exact(size_of::<u64>())
         .map(|word| word.iter().rev().fold(0_u64, |all, &byte| all << 8 | u64::from(byte)));
     let mut before = None;
     words.zip(0..).filter_map(move |(word, index)| {

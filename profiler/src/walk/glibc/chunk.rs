@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::PAGE_BYTES;
 use super::words::Words;
 use crate::address::TargetAddr;
 use crate::memory::{Memory, WORD_BYTES};
@@ -97,7 +98,7 @@ impl<'a> Chunks<'a> {
             if head.bytes == HEADER_BYTES && head.flags & MAPPED == 0 {
                 return self.fence(at, piece);
             }
-            if head.bytes < CHUNK_BYTES_MIN || at % 16 != 0 || head.flags & MAPPED != 0 {
+            if head.bytes < CHUNK_BYTES_MIN || !at.is_multiple_of(16) || head.flags & MAPPED != 0 {
                 return broken("a chunk has no size that one can have");
             }
             let next = self.head(end)?;
@@ -143,7 +144,7 @@ impl<'a> Chunks<'a> {
         // What was left before them can be as small as they are.
         if !piece.of_threads && head.bytes == HEADER_BYTES {
             let third = second + HEADER_BYTES;
-            if third % 4096 != 0
+            if !third.is_multiple_of(PAGE_BYTES)
                 && let Ok(next) = self.head(third)
                 && next.bytes == HEADER_BYTES
                 && next.flags == PREVIOUS_IN_USE

@@ -42,8 +42,7 @@ pub(super) fn walk(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
             alone.extend_from_slice(&all[before..]);
         }
     }
-    let bytes = all.iter().map(|mapped| mapped.end - mapped.start).sum();
-    let proven = circles.iter().any(|circle| says(scene, circle, bytes, &walk.areas));
+    let proven = circles.iter().any(|circle| says(scene, circle, &all, &walk.areas));
     let found = if proven { all } else { alone };
     walk.areas.extend(found.iter().map(|mapped| span(mapped.start, mapped.end)));
     walk.blocks.extend(found.iter().map(|mapped| mapped.block));
@@ -69,22 +68,27 @@ fn unknown(scene: &Scene<'_>, areas: &[Span]) -> Vec<Span> {
     gaps
 }
 
-/// Whether the library says that so many bytes are mapped for blocks. Its parameters (`malloc_par`) lie near the main arena: the
-/// bytes, the most there have been, and where the main arena began.
-fn says(scene: &Scene<'_>, circle: &Circle, bytes: u64, areas: &[Span]) -> bool {
-    let near = circle.main.address.saturating_sub(PARAMETERS_WITHIN_BYTES) & !(WORD_BYTES - 1);
-    let Some(region) = region_of(scene.regions, TargetAddr(circle.main.address)) else { return false };
-    let last = region.end.0.min(circle.main.address.saturating_add(PARAMETERS_WITHIN_BYTES));
-    let mut words = Words::new(scene.memory);
-    let begins = |base: u64| {
-        base == 0
-            || base.checked_next_multiple_of(16).is_some_and(|start| areas.iter().any(|area| area.start.0 == start))
-    };
-    (near.max(region.start.0)..last).step_by(WORD_BYTES as usize).any(|at| {
-        let mut word = |nth: u64| words.at(at + nth * WORD_BYTES);
-        word(0) == Some(bytes)
-            && word(1).is_some_and(|most| most >= bytes && most % PAGE_BYTES == 0)
-            && word(2).is_some_and(begins)
+/// Whether the library says that it has mapped just those. Its parameters (`malloc_par`) lie near the main arena: where that began,
+/// before it the most bytes there have been and the bytes now, before these numbers of mappings. One of the two proves enough: in
+/// 2.43 the bytes go wrong by 16 whenever a block's mapping is made larger or smaller.
+fn says(scene: &Scene<'_>, circle: &Circle, found: &[Mapped], areas: &[Span]) -> bool {
+    let bytes = found.iter().map(|mapped| mapped.end - mapped.start).sum::<u64>();
+    let count = found.len() as u64;
+    let address = circle.main.address;
+    let Some(region) = region_of(scene.regions, TargetAddr(address)) else { return false };
+    let first = (address.saturating_sub(PARAMETERS_WITHIN_BYTES) & !(WORD_BYTES - 1)).max(region.start.0);
+    let words = region.end.0.min(address.saturating_add(PARAMETERS_WITHIN_BYTES)).saturating_sub(first) / WORD_BYTES;
+    let mut reader = Words::new(scene.memory);
+    let all: Vec<u64> = (0..words).map_while(|nth| reader.at(first + nth * WORD_BYTES)).collect();
+    all.windows(6).any(|window| {
+        let &[earlier, numbers, later, now, most, base] = window else { return false };
+        let begins =
+            base.checked_next_multiple_of(16).is_some_and(|start| areas.iter().any(|area| area.start.0 == start));
+        let (low, high) = (|word: u64| word & 0xffff_ffff, |word: u64| word >> 32);
+        // Since 2.35, and before.
+        let counts = [(high(earlier), high(numbers)), (low(numbers), low(later))];
+        let counted = counts.iter().any(|&(now, most)| now == count && most >= count);
+        (begins && counted) || (now == bytes && most >= bytes && (begins || base == 0))
     })
 }
 

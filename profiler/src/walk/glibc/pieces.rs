@@ -83,7 +83,8 @@ fn grown(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>) -> Result<Ve
 /// Looks for the next address from which on chunks add up, and says where those end.
 fn search(chunks: &mut Chunks<'_>, piece: Piece) -> Option<(u64, u64)> {
     let last = piece.limit.min(piece.start.saturating_add(FOREIGN_BYTES_MAX));
-    let mut starts = (piece.start..last).step_by(CHUNK_ALIGNMENT as usize);
+    let mut starts =
+        (0..last.saturating_sub(piece.start) / CHUNK_ALIGNMENT).map(|nth| piece.start + nth * CHUNK_ALIGNMENT);
     starts.find_map(|start| chunks.walk(Piece { start, ..piece }).ok().map(|end| (start, end)))
 }
 

@@ -19,13 +19,13 @@ struct Format {
 
 /// 2.42 and later; 2.30 to 2.41; 2.26 to 2.29.
 const FORMATS: [Format; 3] = [
-    Format { block_bytes: BYTES_MAX, bins: 76, count_bytes: 2, counts_room: true },
+    Format { block_bytes: BYTES_MAX as u64, bins: 76, count_bytes: 2, counts_room: true },
     Format { block_bytes: 0x288, bins: 64, count_bytes: 2, counts_room: false },
     Format { block_bytes: 0x248, bins: 64, count_bytes: 1, counts_room: false },
 ];
 
 /// Bytes of the largest.
-pub(super) const BYTES_MAX: u64 = 0x2f8;
+pub(super) const BYTES_MAX: usize = 0x2f8;
 /// Bins with one size each.
 const SMALL_BINS: u64 = 64;
 /// Most entries of a bin: counts are of two bytes.
@@ -43,7 +43,7 @@ fn format_of(block: &WalkedBlock) -> Option<&'static Format> {
 /// The blocks that a cache keeps, none if it is empty; None where this is no cache.
 pub(super) fn entries(memory: &dyn Memory, links: Links, block: WalkedBlock) -> Option<Vec<u64>> {
     let format = format_of(&block)?;
-    let mut bytes = [0; BYTES_MAX as usize];
+    let mut bytes = [0; BYTES_MAX];
     let bytes = &mut bytes[..usize::try_from(format.block_bytes).ok()?];
     if memory.read(TargetAddr(block.start.0), bytes) != bytes.len() {
         return None;

@@ -16,6 +16,11 @@ const VARIABLES_WORDS: u64 = 64;
 /// The instruction of a system call, which a thread that waits in one has just before its next.
 const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
 
+/// What the register for results holds in a system call: that it is not there, until it is over, or that it is to be made again once the
+/// thread runs on (`ENOSYS`, `ERESTARTSYS`, `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK` in the kernel's `errno.h`). Code
+/// may not have been read, these words were.
+const RESULTS_IN_CALL: [i64; 5] = [-38, -512, -513, -514, -516];
+
 /// Blocks that are caches of threads that run.
 pub(super) fn caches(scene: &Scene<'_>, circles: &[Circle], blocks: &[WalkedBlock], links: Links) -> Vec<TargetAddr> {
     let mut arenas: Vec<u64> = circles.iter().flat_map(Circle::arenas).map(|arena: &Arena| arena.address).collect();
@@ -48,14 +53,16 @@ pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAdd
             let mut bytes = [0; SYSTEM_CALL.len()];
             scene.memory.read(TargetAddr(before), &mut bytes) == bytes.len() && bytes == SYSTEM_CALL
         });
+        let in_call = in_call || thread.registers.iter().any(|word| RESULTS_IN_CALL.contains(&word.cast_signed()));
         // What waits in a call is out of it in a moment, or for long; registers that the call does not use may be old.
         !in_call
             && circles.iter().any(|circle| {
                 let data = region_of(scene.regions, TargetAddr(circle.main.address));
                 let same = data.is_some_and(|data| data.kind == code.kind);
                 let arena = |word: u64| circle.arenas().any(|arena| (arena.address..arena.end()).contains(&word));
-                let cache =
-                    |word: u64| caches.iter().any(|cache| (cache.0..cache.0 + tcache::BYTES_MAX).contains(&word));
+                let cache = |word: u64| {
+                    caches.iter().any(|cache| (cache.0..cache.0 + tcache::BYTES_MAX as u64).contains(&word))
+                };
                 same && thread.registers.iter().any(|&word| arena(word) || cache(word))
             })
     })

@@ -1,7 +1,7 @@
 //! Words that are read in the order of their addresses, without asking for each where it is.
 
 use crate::address::TargetAddr;
-use crate::memory::{Memory, WORD_BYTES};
+use crate::memory::Memory;
 
 /// Bytes that are copied at once.
 const WINDOW_BYTES: usize = 1 << 16;
@@ -30,7 +30,7 @@ impl<'a> Words<'a> {
 
     fn held(&self, address: u64) -> Option<u64> {
         let offset = usize::try_from(address.checked_sub(self.start)?).ok()?;
-        let bytes = self.window[..self.filled_bytes].get(offset..offset.checked_add(WORD_BYTES as usize)?)?;
+        let bytes = self.window[..self.filled_bytes].get(offset..offset.checked_add(size_of::<u64>())?)?;
         Some(u64::from_le_bytes(bytes.try_into().ok()?))
     }
 }

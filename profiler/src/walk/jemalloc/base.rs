@@ -50,5 +50,5 @@ fn base(memory: &dyn Memory, address: u64) -> Option<Span> {
         && flags & FLAGS_MASK == UNUSED_FLAGS
         && unused.checked_add(unused_bytes)? == used.end
         && used.contains(&(unused.saturating_sub(1)));
-    fits.then(|| TargetAddr(used.start)..TargetAddr(unused))
+    fits.then_some(TargetAddr(used.start)..TargetAddr(unused))
 }
