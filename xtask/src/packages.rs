@@ -91,6 +91,7 @@ pub(crate) const TESTS: &[Package] = &[
     package("git", Proof::Program("git"), "a real target: a repository's history"),
     package("postgresql", Proof::File("/usr/lib/postgresql"), "a real target: a server that forks, and pgbench"),
     package("nginx-light", Proof::File("/usr/sbin/nginx"), "a real target: a server with pools"),
+    package("valgrind", Proof::Program("valgrind"), "a second opinion on leaks"),
 ];
 
 /// Programs that read what heapbpf writes.
