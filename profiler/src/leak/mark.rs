@@ -2,6 +2,7 @@
 
 mod pool;
 mod scan;
+mod stacks;
 #[cfg(test)]
 mod tests;
 

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::Marks;
 use super::pool::{Pool, Work};
+use super::stacks::Stacks;
 use crate::leak::blocks::{BlockId, Blocks, GROUP};
 use crate::leak::words::Words;
 
@@ -19,10 +20,6 @@ const LINE_BYTES: usize = 64;
 const TOUCHED_LINES_MAX: usize = 8;
 /// Words that are looked at before the candidates' number is checked.
 const STRIDE_WORDS: usize = 128;
-/// Of more marked blocks than twice that many, so many are left to all.
-const STACK_SPILL: usize = 4096;
-/// A thread that has fewer shares nothing.
-const SHARED_MIN: usize = 128;
 /// Blocks from this size on are looked through in parts, by any thread.
 const LARGE_BYTES_MIN: u64 = 1 << 20;
 
@@ -33,7 +30,7 @@ pub(super) struct Scanner<'a> {
     marks: &'a Marks,
     pool: &'a Pool,
     /// Marked blocks that have yet to be looked through.
-    stack: Vec<u32>,
+    stacks: Stacks,
     candidates: Box<[u64; CANDIDATES]>,
     candidate_count: usize,
     /// All blocks are in there.
@@ -50,7 +47,7 @@ impl<'a> Scanner<'a> {
             words,
             marks,
             pool,
-            stack: Vec::with_capacity(2 * STACK_SPILL + CANDIDATES),
+            stacks: Stacks::new(blocks.len()),
             candidates: Box::new([0; CANDIDATES]),
             candidate_count: 0,
             lowest,
@@ -69,9 +66,9 @@ impl<'a> Scanner<'a> {
         let _attendance = self.pool.attend();
         loop {
             self.flush();
-            if self.stack.is_empty() {
+            if self.stacks.is_empty() {
                 match self.pool.take() {
-                    Some(Work::Blocks(blocks)) => self.stack.extend(blocks),
+                    Some(Work::Blocks(blocks)) => self.keep(blocks),
                     Some(Work::Roots(range)) => self.look_around_blocks(&range),
                     Some(Work::Part(range)) => self.look_through_range(&range),
                     None => return,
@@ -83,13 +80,21 @@ impl<'a> Scanner<'a> {
         }
     }
 
+    /// Takes what another left.
+    fn keep(&mut self, blocks: Vec<u32>) {
+        for block in blocks {
+            if let Some(many) = self.stacks.push(block) {
+                self.pool.leave_blocks(many);
+            }
+        }
+    }
+
     /// Looks through the blocks that were marked last.
     fn look_through_batch(&mut self) {
-        let first = self.stack.len().saturating_sub(BATCH);
+        let mut numbers = [0; BATCH];
+        let count = self.stacks.pop(&mut numbers);
         let mut batch: [Range<u64>; BATCH] = std::array::from_fn(|_| 0..0);
-        let numbers = self.stack.drain(first..);
-        let count = numbers.len();
-        for (range, number) in batch.iter_mut().zip(numbers) {
+        for (range, &number) in batch.iter_mut().zip(&numbers[..count]) {
             let block = self.blocks.get(BlockId(number));
             *range = block.start.0..block.end().0;
         }
@@ -160,25 +165,22 @@ impl<'a> Scanner<'a> {
             let mut numbers = [0; GROUP];
             let held = self.blocks.holding_of(group, &mut numbers);
             for &number in &numbers[..held] {
-                if self.marks.set(number) {
-                    self.stack.push(number);
+                if self.marks.set(number)
+                    && let Some(many) = self.stacks.push(number)
+                {
+                    self.pool.leave_blocks(many);
                 }
             }
         }
         self.candidate_count = 0;
     }
 
-    /// Leaves blocks to others where there are many, or where others have none.
+    /// Leaves blocks to threads that have none.
     fn share(&mut self) {
-        let count = self.stack.len();
-        let shared = if count > 2 * STACK_SPILL {
-            STACK_SPILL
-        } else if count >= SHARED_MIN && self.pool.is_wanted() {
-            count / 2
-        } else {
-            return;
-        };
-        // The oldest: they are nearest to the roots, and most hangs on them.
-        self.pool.leave_blocks(self.stack.drain(..shared).collect());
+        if self.pool.is_wanted()
+            && let Some(given) = self.stacks.give()
+        {
+            self.pool.leave_blocks(given);
+        }
     }
 }
