@@ -124,7 +124,7 @@ look() {
     name=$1
     shift
     echo "look $name"
-    heapbpf leaks "$@" --limit 1000 --no-contents -o "$name.json" >"$name.summary" 2>"$name.log"
+    heapbpf leaks --limit 1000 --no-contents -o "$name.json" "$@" >"$name.summary" 2>"$name.log"
     value "$name.code" $?
     for kind in json summary log; do file "$name.$kind"; done
 }
@@ -136,12 +136,11 @@ exec 3>leaking.in
 await leaking.truth ready 1 $target
 look leaks-read --pid $target
 look leaks-fork --pid $target --snapshot fork
-echo truth >&3
-await leaking.truth done 1 $target
 exec 3>&-
 wait $target
 file leaking.truth
-look leaks-exit -- sh -c 'exec cases </dev/null >ended.truth'
+printf 'truth\nexit 0\n' >told.in
+look leaks-exit -- sh -c 'exec cases <told.in >ended.truth'
 file ended.truth
 
 printf 'done\n' >&4
