@@ -90,7 +90,7 @@ pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable
         direct: folded.direct,
         suppressed,
         heaps: heaps(&look, &known),
-        caveats: caveats(&look, &known),
+        caveats: caveats(&look, &known, &folded),
         leaks,
         leak_count,
         profile,
@@ -246,8 +246,14 @@ fn heaps(look: &Look, known: &Known) -> Vec<HeapKnowledge> {
 }
 
 /// What weakens the result.
-fn caveats(look: &Look, known: &Known) -> Vec<String> {
+fn caveats(look: &Look, known: &Known, folded: &Folded) -> Vec<String> {
     let mut caveats = Vec::new();
+    let bounded = folded.roots.iter().filter(|root| root.is_lower_bound).count();
+    if bounded > 0 {
+        caveats.push(format!(
+            "what hangs on {bounded} entries was not followed to its end: their sums are at least what is told"
+        ));
+    }
     let unread = look.collected.unread_bytes;
     if unread > 0 {
         caveats.push(format!("{unread} bytes of its memory could not be read: what only those hold is told as leaked"));
