@@ -10,7 +10,7 @@ use super::args::LeaksArgs;
 use super::checking::{Checking, Telling};
 use super::output::Output;
 use super::progress::ProgressLine;
-use super::record::{UsageError, suppressions};
+use super::record::{UsageError, see_off, suppressions};
 use super::stops::Stops;
 use super::{exit, privilege, say};
 use crate::allocator::hook_set::HookSet;
@@ -89,13 +89,11 @@ async fn watch(args: &LeaksArgs, plan: Plan, telling: Telling, inherited: Inheri
     let mut audience = Audience { checking: Checking::start(plan, telling)?, line, failure: None };
     session.run(stops.wait(forward), &mut orders, &mut audience).await?;
     audience.line.clear();
-    if let Some(pid) = args.pid {
-        let look = session.inspect(Pid(pid), args.snapshot.into());
-        audience.looked(look);
-    }
+    // What was started has been looked at if it has ended, and is no target any more then.
+    session.inspect_all(args.snapshot.into(), &mut audience);
     let (_, command, _) = session.finish()?;
     let of_command = match command {
-        Some(command) => command.wait().await,
+        Some(command) => see_off(command, stops, args.quiet).await,
         None => exit::DONE,
     };
     match audience.failure {

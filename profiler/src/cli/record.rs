@@ -229,7 +229,7 @@ impl Listener for Audience {
 }
 
 /// Waits for a command whose recording is over, or for the user to have enough of that. The exit code.
-async fn see_off(mut command: Command, mut stops: Stops, quiet: bool) -> u8 {
+pub(super) async fn see_off(mut command: Command, mut stops: Stops, quiet: bool) -> u8 {
     let launched = command.launched();
     let tell = |text: &str| (!quiet).then(|| say(&format!("heapbpf: {launched} {text}")));
     if !stops.came && !command.has_ended() {

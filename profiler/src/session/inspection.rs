@@ -16,7 +16,7 @@ use crate::target::launch::Launch;
 
 impl Session {
     /// Looks at all targets that run, one after the other.
-    pub(super) fn inspect_all(&mut self, method: Method, listener: &mut dyn Listener) {
+    pub fn inspect_all(&mut self, method: Method, listener: &mut dyn Listener) {
         let pids: Vec<Pid> = self.targets.running().map(|target| target.pid).collect();
         self.inspect_command(method, listener);
         let started = self.launched().map(|launched| launched.0);
