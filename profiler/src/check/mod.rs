@@ -101,8 +101,8 @@ pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable
 fn roots(look: &Look, known: &Known) -> Roots {
     let collected = &look.collected;
     let ranges = root_spans(&collected.threads, &collected.regions, &*collected.memory, &known.heap_areas);
-    let words = collected.threads.iter().flat_map(|thread| thread.registers.iter().copied()).collect();
-    Roots { ranges, words }
+    let registers = collected.threads.iter().flat_map(|thread| thread.registers.iter().copied());
+    Roots { ranges, words: registers.chain(collected.kernel_words.iter().copied()).collect() }
 }
 
 /// Blocks, and where reaching begins.

@@ -154,6 +154,7 @@ fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_comple
             threads: vec![thread],
             regions: vec![region(DATA, HEAP_BYTES), region(HEAP, HEAP_BYTES)],
             memory: Box::new(memory),
+            kernel_words: Vec::new(),
             pause: Duration::from_millis(3),
             method: Method::Read,
             unread_bytes: 0,
