@@ -96,7 +96,11 @@ enum Way {
 
 /// Which pages of a mapping can hold pointers to heap blocks that the process has put there; `None` for none.
 fn wanted(region: &Region) -> Option<Pages> {
-    if !region.readable || region.executable && !region.writable {
+    // Code of files was not written by the process. Made code has pointers among its constants; memory that is closed for now (guarded heaps,
+    // keys of cryptography) is opened again.
+    let is_file = matches!(region.kind, RegionKind::File { .. });
+    let is_closed = !region.readable || region.executable && !region.writable;
+    if is_closed && (is_file || region.shared) {
         return None;
     }
     match &region.kind {
@@ -114,7 +118,17 @@ fn wanted(region: &Region) -> Option<Pages> {
 
 /// Whether the kernel calls memory without a file on a disk so.
 fn is_memory(path: &Path) -> bool {
-    const NAMES: [&str; 5] = ["/dev/shm/", "/dev/zero", "/memfd:", "/SYSV", "/anon_hugepage"];
+    const NAMES: [&str; 8] = [
+        "/dev/shm/",
+        "/dev/hugepages/",
+        "/dev/zero",
+        "/memfd:",
+        "/SYSV",
+        "/anon_hugepage",
+        // Requests to the kernel, with words that it hands back when they are done.
+        "anon_inode:[io_uring]",
+        "/[aio]",
+    ];
     NAMES.iter().any(|name| path.as_os_str().as_encoded_bytes().starts_with(name.as_bytes()))
 }
 
