@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use rustix::fs::SeekFrom;
+
 use super::{CollectError, Span};
 use crate::address::TargetAddr;
 use crate::ids::Pid;
@@ -48,6 +50,12 @@ impl Touched {
         let mut touched = Self::default();
         for region in regions {
             let Some(pages) = wanted(region) else { continue };
+            if pages == Pages::All
+                && let Some(found) = shared_data(pid, region)
+            {
+                found.into_iter().for_each(|found| touched.push(found));
+                continue;
+            }
             touched.add(&pagemap, region, pages, &mut way).map_err(&failed)?;
         }
         Ok(touched)
@@ -130,6 +138,42 @@ fn is_memory(path: &Path) -> bool {
         "/[aio]",
     ];
     NAMES.iter().any(|name| path.as_os_str().as_encoded_bytes().starts_with(name.as_bytes()))
+}
+
+/// Shared memory of fewer bytes is looked through as a whole. Of larger mappings, as databases have, only what the process has touched.
+const SHARED_BYTES_MAX: u64 = 64 << 20;
+
+/// All that was ever written to shared memory, by whomever: after a fork, a child has none of its pages until it asks for them, and pointers that
+/// were put there before are its own as well. `None` where that is not to be told, or is too much.
+fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    let (start, end) = (region.start.0, region.end.0);
+    if region.size_bytes() > SHARED_BYTES_MAX {
+        return None;
+    }
+    let file = File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")).ok()?;
+    // Others say of all of a file that it has data, and would make pages of what has none.
+    if rustix::fs::fstatfs(&file).ok()?.f_type.cast_unsigned() != TMPFS_MAGIC {
+        return None;
+    }
+    let (mut at, last) = (region.offset.0, region.offset.0.checked_add(end - start)?);
+    let mut found = Vec::new();
+    while at < last {
+        let data = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            // Nothing more.
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(_) => return None,
+        };
+        let hole = rustix::fs::seek(&file, SeekFrom::Hole(data)).ok()?;
+        if data >= last || hole <= at {
+            break;
+        }
+        let address = |offset: u64| start + (offset - region.offset.0);
+        found.push(address(data)..address(hole.next_multiple_of(PAGE_BYTES).min(last)));
+        at = hole;
+    }
+    Some(found)
 }
 
 /// Asks for every page, a word each (<https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/mm/pagemap.rst>).

@@ -99,3 +99,24 @@ fn devices_are_not_read() {
     let kernel = Region { kind: RegionKind::Kernel, ..region("", false) };
     assert_eq!(wanted(&kernel), None);
 }
+
+/// What is written before a fork is as good as the child's, and is not in its page tables.
+#[test]
+fn shared_memory_that_was_filled_before_a_fork_is_told_of() {
+    const FORKS: &str = r#"
+int main(void) {
+    char *memory = mmap(NULL, 4 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char *large = mmap(NULL, 1ul << 40, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memory[4096] = 1, memory[3 * 4096] = 1, large[4096] = 1;
+    if (fork() != 0) { wait_for_word(); return 0; }
+    large[2 * 4096] = 1;
+    say("%x %p %p", getpid(), memory, large);
+    wait_for_word();
+}
+"#;
+    let mut subject = Subject::start(FORKS);
+    let &[child, memory, large] = subject.numbers().as_slice() else { panic!("three numbers") };
+    let child = Pid(u32::try_from(child).expect("a process"));
+    let touched = Touched::of(child, &regions(child).expect("readable")).expect("readable");
+    assert_eq!((pages_at(&touched, memory), pages_at(&touched, large)), (vec![1, 3], vec![2]));
+}
