@@ -9,7 +9,7 @@ use super::look::WatchedBlock;
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::leak::blocks::{Block, Blocks};
-use crate::leak::fold::Sum;
+use crate::proc::regions::{Region, region_of};
 use crate::walk::Walk;
 
 /// Origins from here on are of walked blocks: the walk's number is added.
@@ -21,43 +21,40 @@ pub(super) struct Known {
     pub(super) blocks: Blocks,
     /// Memory that only blocks and allocators use: what is no block there is no root.
     pub(super) heap_areas: Vec<Span>,
-    /// Watched blocks that the heap does not know.
+    /// Watched blocks that the heap does not know, or whose memory is gone.
     pub(super) stale_count: usize,
     /// Blocks that lie in others.
     pub(super) overlapping_count: usize,
-    /// Of each walk, the blocks that nobody saw being made.
-    pub(super) unwatched: Vec<Sum>,
 }
 
 impl Known {
     /// Puts them together. `watched` must be in the order of addresses.
-    pub(super) fn of(watched: &[WatchedBlock], walks: &[Walk]) -> Self {
+    pub(super) fn of(watched: &[WatchedBlock], walks: &[Walk], regions: &[Region]) -> Self {
         let mut heap_areas: Vec<Span> = walks.iter().flat_map(|walk| walk.areas.iter().cloned()).collect();
         heap_areas.sort_by_key(|area| area.start);
         let mut blocks = Vec::with_capacity(watched.len());
-        let mut unwatched = vec![Sum::default(); walks.len()];
         let mut stale_count = 0;
         let is_confirmed = |address: TargetAddr| {
             walks.iter().any(|walk| walk.blocks.binary_search_by_key(&address, |block| block.start).is_ok())
         };
         for block in watched {
-            if contains(&heap_areas, block.address) && !is_confirmed(block.address) {
+            // What is not mapped any more went with its heap.
+            let is_gone = region_of(regions, block.address).is_none();
+            if is_gone || contains(&heap_areas, block.address) && !is_confirmed(block.address) {
                 stale_count += 1;
             } else {
                 blocks.push(Block { start: block.address, size_bytes: block.size_bytes, origin: block.callsite });
             }
         }
-        for ((walk, sum), number) in walks.iter().zip(&mut unwatched).zip(WALKED..) {
+        for (walk, number) in walks.iter().zip(WALKED..) {
             for block in &walk.blocks {
                 if watched.binary_search_by_key(&block.start, |watched| watched.address).is_err() {
                     blocks.push(Block { start: block.start, size_bytes: block.size_bytes, origin: number });
-                    sum.count += 1;
-                    sum.bytes = sum.bytes.saturating_add(block.size_bytes);
                 }
             }
         }
         let (blocks, overlapping_count) = Blocks::new(blocks);
-        Self { blocks, heap_areas, stale_count, overlapping_count, unwatched }
+        Self { blocks, heap_areas, stale_count, overlapping_count }
     }
 }
 

@@ -4,6 +4,8 @@
 //! look ─▶ walk ─▶ known blocks ─▶ mark ─▶ fold ─▶ suppress ─▶ name ─▶ report::unreachable
 //! ```
 
+use rustc_hash::FxHashMap;
+
 use crate::collect::Method;
 use crate::collect::roots::root_spans;
 use crate::ids::HeapId;
@@ -45,7 +47,7 @@ pub struct Plan {
 pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable {
     look.watched.sort_unstable_by_key(|block| block.address);
     let memory = &*look.collected.memory;
-    let known = Known::of(&look.watched, &look.walks);
+    let known = Known::of(&look.watched, &look.walks, &look.collected.regions);
     let mut search = Search { memory, known: &known, roots: roots(&look, &known) };
     let mut folded = search.fold();
     let books = Books::new(&look);
@@ -101,8 +103,8 @@ pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable
 fn roots(look: &Look, known: &Known) -> Roots {
     let collected = &look.collected;
     let ranges = root_spans(&collected.threads, &collected.regions, &*collected.memory, &known.heap_areas);
-    let words = collected.threads.iter().flat_map(|thread| thread.registers.iter().copied()).collect();
-    Roots { ranges, words }
+    let registers = collected.threads.iter().flat_map(|thread| thread.registers.iter().copied());
+    Roots { ranges, words: registers.chain(collected.kernel_words.iter().copied()).collect() }
 }
 
 /// Blocks, and where reaching begins.
@@ -196,35 +198,33 @@ const NOT_WALKED: &str = "the allocator's own bookkeeping: its memory that is in
 fn heaps(look: &Look, known: &Known) -> Vec<HeapKnowledge> {
     let state = &look.snapshot.targets[0];
     let is_complete = look.watching.is_some_and(|watching| watching.is_complete);
-    let of_heap = |id: HeapId| {
-        let mut sum = Sum::default();
-        let callsites: Vec<u32> = state
-            .books
-            .callsites
-            .iter()
-            .filter(|callsite| callsite.heap == id)
-            .map(|callsite| callsite.index)
-            .collect();
-        for block in look.watched.iter().filter(|block| callsites.binary_search(&block.callsite).is_ok()) {
-            sum.count += 1;
-            sum.bytes = sum.bytes.saturating_add(block.size_bytes);
-        }
-        sum
-    };
+    let heap_of: FxHashMap<u32, HeapId> =
+        state.books.callsites.iter().map(|callsite| (callsite.index, callsite.heap)).collect();
+    let mut sums: FxHashMap<HeapId, Sum> = FxHashMap::default();
+    let mut of_walks = vec![Sum::default(); look.walks.len()];
+    for block in known.blocks.ids().map(|id| known.blocks.get(id)) {
+        let walk = block.origin.checked_sub(WALKED).and_then(|number| of_walks.get_mut(number as usize));
+        let sum = match (walk, heap_of.get(&block.origin)) {
+            (Some(sum), _) => sum,
+            (None, Some(heap)) => sums.entry(*heap).or_default(),
+            (None, None) => continue,
+        };
+        *sum = *sum + Sum { count: 1, bytes: block.size_bytes };
+    }
     let mut heaps: Vec<HeapKnowledge> = state
         .heaps
         .iter()
         .map(|heap| HeapKnowledge {
             name: heap.name.clone(),
             precision: if is_complete { Precision::Watched } else { Precision::Partial },
-            known: of_heap(heap.id),
+            known: sums.get(&heap.id).copied().unwrap_or_default(),
             gaps: Vec::new(),
         })
         .collect();
     for heap in heaps.iter_mut().filter(|heap| look.walks.iter().all(|walk| walk.heap != heap.name)) {
         heap.gaps.push(NOT_WALKED.to_owned());
     }
-    for (walk, unwatched) in look.walks.iter().zip(&known.unwatched) {
+    for (walk, unwatched) in look.walks.iter().zip(of_walks) {
         let place = heaps.iter().position(|heap| heap.name == walk.heap).unwrap_or_else(|| {
             heaps.push(HeapKnowledge {
                 name: walk.heap.to_owned(),
@@ -235,8 +235,7 @@ fn heaps(look: &Look, known: &Known) -> Vec<HeapKnowledge> {
             heaps.len() - 1
         });
         let heap = &mut heaps[place];
-        heap.known.count += unwatched.count;
-        heap.known.bytes = heap.known.bytes.saturating_add(unwatched.bytes);
+        heap.known = heap.known + unwatched;
         heap.gaps.clone_from(&walk.gaps);
         if heap.precision == Precision::Partial && walk.gaps.is_empty() {
             heap.precision = Precision::Walked;
@@ -260,7 +259,8 @@ fn caveats(look: &Look, known: &Known, folded: &Folded) -> Vec<String> {
     }
     if known.stale_count > 0 {
         let count = known.stale_count;
-        caveats.push(format!("{count} blocks were freed without that being seen, and are left out"));
+        caveats
+            .push(format!("{count} blocks were freed, or their heap was, without that being seen, and are left out"));
     }
     if look.walks.iter().any(|walk| walk.busy) {
         caveats.push("a thread was in the middle of the allocator's work at each look: a block may be told as leaked that is just being made or freed".to_owned());

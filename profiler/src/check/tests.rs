@@ -154,6 +154,7 @@ fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_comple
             threads: vec![thread],
             regions: vec![region(DATA, HEAP_BYTES), region(HEAP, HEAP_BYTES)],
             memory: Box::new(memory),
+            kernel_words: Vec::new(),
             pause: Duration::from_millis(3),
             method: Method::Read,
             unread_bytes: 0,
@@ -209,7 +210,7 @@ fn walked_blocks_are_told_without_stacks_and_freed_ones_not_at_all() {
     let found = check(look(memory(&[]), &watched, walks, false), &plan(""), &Nameless);
     assert_eq!(told(&found), [(HEAP + 0x100, 40, 0, false), (HEAP + 0x10, 16, 0, true)]);
     assert_eq!(found.heaps[0].precision, Precision::Walked);
-    assert_eq!(found.caveats, ["1 blocks were freed without that being seen, and are left out"]);
+    assert_eq!(found.caveats, ["1 blocks were freed, or their heap was, without that being seen, and are left out"]);
     let names: Vec<_> = found.profile.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
     assert_eq!(names, [books::MADE_BEFORE]);
 }
@@ -222,4 +223,24 @@ fn a_suppressed_block_takes_what_it_holds_with_it() {
     assert_eq!(told(&found).len(), 2);
     assert_eq!(found.leaks[0].referenced, Sum { count: 1, bytes: 32 });
     assert_eq!((found.leaked.count, found.direct.count, found.suppressed), (3, 2, Sum::default()));
+}
+
+#[test]
+fn blocks_of_a_heap_that_is_gone_are_none_and_sums_of_heaps_are_those_of_all() {
+    // The second one lies where nothing is mapped, the third in the first.
+    let watched = [(HEAP + 0x10, 32, 0), (HEAP + 0x10_0000, 16, 1), (HEAP + 0x18, 8, 1), (HEAP + 0x100, 0, 1)];
+    let found = check(look(memory(&[]), &watched, Vec::new(), true), &plan(""), &Nameless);
+    assert_eq!(found.known.count, 2);
+    assert_eq!(found.heaps.iter().map(|heap| heap.known).fold(Sum::default(), |all, heap| all + heap), found.known);
+    assert_eq!(found.leaked, found.known);
+    assert_eq!(found.profile.targets[0].totals.live_bytes().rounded(), found.leaked.bytes);
+    assert_eq!(found.caveats.len(), 2, "{:?}", found.caveats);
+}
+
+#[test]
+fn what_the_kernel_keeps_is_held() {
+    let watched = [(HEAP + 0x10, 32, 0), (HEAP + 0x100, 16, 1)];
+    let mut given = look(memory(&[]), &watched, Vec::new(), true);
+    given.collected.kernel_words = vec![7, HEAP + 0x10];
+    assert_eq!(told(&check(given, &plan(""), &Nameless)), [(HEAP + 0x100, 16, 0, true)]);
 }

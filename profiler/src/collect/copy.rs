@@ -203,9 +203,13 @@ fn copy(pid: Pid, job: Job<'_>) -> Result<Vec<Range<u64>>, CollectError> {
         skip(&mut ranges, &mut first, copied);
         if done < buffer.len() {
             let Some(&(address, rest)) = ranges.get(first) else { break };
+            // Some of what cannot be read is closed to the process itself for now.
+            let closed = process_memory::read_closed(pid, address, &mut buffer[done..done + rest]).unwrap_or(0);
             let to_next_page = PAGE_BYTES - address % PAGE_BYTES;
-            let count = rest.min(usize::try_from(to_next_page).unwrap_or(rest));
-            holes.push(address..address + count as u64);
+            let count = if closed > 0 { closed } else { rest.min(usize::try_from(to_next_page).unwrap_or(rest)) };
+            if closed == 0 {
+                holes.push(address..address + count as u64);
+            }
             done += count;
             skip(&mut ranges, &mut first, count);
         }

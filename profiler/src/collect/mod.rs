@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::memory::Memory;
+use crate::proc::kept::Keepers;
 use crate::proc::regions::{Region, regions};
 
 pub mod copy;
@@ -50,6 +51,8 @@ pub struct Collected {
     pub regions: Vec<Region>,
     /// What is in there.
     pub memory: Box<dyn Memory>,
+    /// Words that the kernel keeps for it, which may be the only pointers to blocks.
+    pub kernel_words: Vec<u64>,
     /// How long it was stopped.
     pub pause: Duration,
     /// How memory was kept.
@@ -162,10 +165,12 @@ fn collect_with(
         Method::Read => Some(Room::of(pid, Touched::of(living, &regions(living)?)?.bytes())?),
         Method::Fork => None,
     };
+    let keepers = Keepers::of(living);
     let stopped = Stopped::new(pid, held)?;
     let threads = stopped.states()?;
     while_stopped(&threads);
     let living = stopped.living();
+    let kernel_words = keepers.words(living);
     let regions = regions(living)?;
     let (memory, unread_bytes, pause): (Box<dyn Memory>, _, _) = match room {
         Some(room) => {
@@ -176,7 +181,7 @@ fn collect_with(
         }
         None => forked(stopped, &regions, alive)?,
     };
-    Ok(Collected { pid, threads, regions, memory, pause, method, unread_bytes })
+    Ok(Collected { pid, threads, regions, memory, kernel_words, pause, method, unread_bytes })
 }
 
 /// Memory of a copy of a stopped process, which runs on; how many bytes of it are not there, and how long it was stopped.

@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use rustix::fs::SeekFrom;
+
 use super::{CollectError, Span};
 use crate::address::TargetAddr;
 use crate::ids::Pid;
@@ -48,6 +50,12 @@ impl Touched {
         let mut touched = Self::default();
         for region in regions {
             let Some(pages) = wanted(region) else { continue };
+            if pages == Pages::All
+                && let Some(found) = shared_data(pid, region)
+            {
+                found.into_iter().for_each(|found| touched.push(found));
+                continue;
+            }
             touched.add(&pagemap, region, pages, &mut way).map_err(&failed)?;
         }
         Ok(touched)
@@ -96,7 +104,11 @@ enum Way {
 
 /// Which pages of a mapping can hold pointers to heap blocks that the process has put there; `None` for none.
 fn wanted(region: &Region) -> Option<Pages> {
-    if !region.readable || region.executable && !region.writable {
+    // Code of files was not written by the process. Made code has pointers among its constants; memory that is closed for now (guarded heaps,
+    // keys of cryptography) is opened again.
+    let is_file = matches!(region.kind, RegionKind::File { .. });
+    let is_closed = !region.readable || region.executable && !region.writable;
+    if is_closed && (is_file || region.shared) {
         return None;
     }
     match &region.kind {
@@ -114,8 +126,54 @@ fn wanted(region: &Region) -> Option<Pages> {
 
 /// Whether the kernel calls memory without a file on a disk so.
 fn is_memory(path: &Path) -> bool {
-    const NAMES: [&str; 5] = ["/dev/shm/", "/dev/zero", "/memfd:", "/SYSV", "/anon_hugepage"];
+    const NAMES: [&str; 8] = [
+        "/dev/shm/",
+        "/dev/hugepages/",
+        "/dev/zero",
+        "/memfd:",
+        "/SYSV",
+        "/anon_hugepage",
+        // Requests to the kernel, with words that it hands back when they are done.
+        "anon_inode:[io_uring]",
+        "/[aio]",
+    ];
     NAMES.iter().any(|name| path.as_os_str().as_encoded_bytes().starts_with(name.as_bytes()))
+}
+
+/// Shared memory of fewer bytes is looked through as a whole. Of larger mappings, as databases have, only what the process has touched.
+const SHARED_BYTES_MAX: u64 = 64 << 20;
+
+/// All that was ever written to shared memory, by whomever: after a fork, a child has none of its pages until it asks for them, and pointers that
+/// were put there before are its own as well. `None` where that is not to be told, or is too much.
+fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    let (start, end) = (region.start.0, region.end.0);
+    if region.size_bytes() > SHARED_BYTES_MAX {
+        return None;
+    }
+    let file = File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")).ok()?;
+    // Others say of all of a file that it has data, and would make pages of what has none.
+    if rustix::fs::fstatfs(&file).ok()?.f_type.cast_unsigned() != TMPFS_MAGIC {
+        return None;
+    }
+    let (mut at, last) = (region.offset.0, region.offset.0.checked_add(end - start)?);
+    let mut found = Vec::new();
+    while at < last {
+        let data = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            // Nothing more.
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(_) => return None,
+        };
+        let hole = rustix::fs::seek(&file, SeekFrom::Hole(data)).ok()?;
+        if data >= last || hole <= at {
+            break;
+        }
+        let address = |offset: u64| start + (offset - region.offset.0);
+        found.push(address(data)..address(hole.next_multiple_of(PAGE_BYTES).min(last)));
+        at = hole;
+    }
+    Some(found)
 }
 
 /// Asks for every page, a word each (<https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/mm/pagemap.rst>).

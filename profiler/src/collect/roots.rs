@@ -38,7 +38,7 @@ fn unused(thread: &ThreadState, threads: &[ThreadState], regions: &[Region], mem
     } else {
         stack_of(thread.thread_pointer, memory)?
     };
-    if !stack.contains(&thread.stack_pointer) {
+    if !stack.contains(&thread.stack_pointer) || is_on_inner(thread, &stack, memory) {
         return None;
     }
     // Another thread may run on a part of this stack that it was given.
@@ -47,6 +47,25 @@ fn unused(thread: &ThreadState, threads: &[ThreadState], regions: &[Region], mem
     // Nothing of another mapping is left out, whatever the control block says.
     let start = stack.start.max(region.start);
     (start.0 < end).then_some(start..TargetAddr(end))
+}
+
+/// Whether a thread handles a signal on an alternate stack that is a variable on its own: what was interrupted is below. The kernel has
+/// put down there which stack it is (`uc_stack` in the signal's frame).
+fn is_on_inner(thread: &ThreadState, stack: &Span, memory: &dyn Memory) -> bool {
+    const SEARCHED_BYTES_MAX: u64 = 1 << 18;
+    // `SS_ONSTACK`, and `SS_AUTODISARM`.
+    const FLAGS: u64 = 1 | 1 << 31;
+    let first = thread.stack_pointer.0.next_multiple_of(WORD_BYTES);
+    let length = stack.end.0.saturating_sub(first).min(SEARCHED_BYTES_MAX);
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+    let read = memory.read(TargetAddr(first), &mut bytes);
+    let words: Vec<u64> = bytes[..read].as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    words.windows(3).zip((first..).step_by(8)).any(|(frame, address)| {
+        let &[start, flags, size] = frame else { return false };
+        let Some(end) = start.checked_add(size) else { return false };
+        let is_inside = stack.start.0 < start && start <= thread.stack_pointer.0 && end <= stack.end.0;
+        is_inside && address < end && flags & u64::from(u32::MAX) & !FLAGS == 0
+    })
 }
 
 /// The memory of a thread's stack, its guard, thread-local storage and control block among it, as the control block tells. glibc

@@ -8,6 +8,7 @@ use crate::ids::Pid;
 pub mod auxv;
 pub mod cgroups;
 pub mod executable;
+pub mod kept;
 pub mod limits;
 pub mod maps;
 pub mod process;

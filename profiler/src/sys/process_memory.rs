@@ -2,7 +2,9 @@
 
 #![expect(unsafe_code, reason = "rustix has no process_vm_readv")]
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 
 use crate::ids::Pid;
 
@@ -25,6 +27,15 @@ pub fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<
     // of another process, which are only read, and checked by the kernel.
     let copied = unsafe { libc::process_vm_readv(raw_pid, &raw const here, 1, there.as_ptr(), count, 0) };
     usize::try_from(copied).map_err(|_| io::Error::last_os_error())
+}
+
+/// Copies memory that the process itself may not read at the time, as debuggers do; how many bytes that was.
+///
+/// # Errors
+///
+/// Where it is not there, or the kernel lets nobody do so (`proc_mem.force_override=never`).
+pub fn read_closed(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    File::open(format!("/proc/{pid}/mem"))?.read_at(buffer, address)
 }
 
 fn remote(address: u64, length: usize) -> libc::iovec {

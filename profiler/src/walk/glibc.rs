@@ -90,11 +90,16 @@ fn leave_out_free(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
 /// All that fastbins hold; None where one is not in order if links are written so.
 fn fastbins(scene: &Scene<'_>, circles: &[Circle], links: Links) -> Option<Vec<TargetAddr>> {
     let mut all = Vec::new();
+    // Whatever arenas say: no two lists have the same chunk.
+    let everything = scene.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
+    let mut left = everything.iter().map(|span| span.end.0 - span.start.0).sum::<u64>() / chunk::CHUNK_BYTES_MIN;
     for arena in circles.iter().flat_map(Circle::arenas) {
         for &(first, chunk_bytes) in &arena.fastbins {
-            let count_max = arena.system_bytes / chunk_bytes;
+            let count_max = (arena.system_bytes / chunk_bytes).min(left);
             let list = List { first, target: Target::Chunk, chunk_bytes: chunk_bytes..=chunk_bytes, count_max };
-            all.extend(list.blocks(scene.memory, links)?.into_iter().map(TargetAddr));
+            let blocks = list.blocks(scene.memory, links)?;
+            left = left.saturating_sub(blocks.len() as u64);
+            all.extend(blocks.into_iter().map(TargetAddr));
         }
     }
     Some(all)

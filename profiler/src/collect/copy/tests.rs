@@ -5,13 +5,14 @@ use proptest::prelude::*;
 use super::super::fixture::Subject;
 use super::*;
 
-/// Four MiB and some pages, of which every hundredth may not be read; then as much again with every second one.
+/// Four MiB and some pages, of which every hundredth is gone, and the one after it closed; then as much again with every second one.
 const HOLES: &str = r#"
 int main(void) {
     enum { PAGES = 1200 };
     char *memory = mmap(NULL, 2 * PAGES * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     for (int i = 0; i < 2 * PAGES * 512; i++) ((uint64_t *)memory)[i] = i;
-    for (int i = 99; i < PAGES; i += 100) mprotect(memory + i * 4096, 4096, PROT_NONE);
+    for (int i = 99; i < PAGES; i += 100) munmap(memory + i * 4096, 4096);
+    for (int i = 100; i < PAGES; i += 100) mprotect(memory + i * 4096, 4096, PROT_NONE);
     for (int i = PAGES; i < 2 * PAGES; i += 2) munmap(memory + i * 4096, 4096);
     say("%p", (void *)memory);
     wait_for_word();

@@ -72,8 +72,11 @@ impl ForkMemory {
             let range = (address.saturating_add(done as u64), rest.len());
             // The kernel copies no more than 2 GiB at once.
             match process_memory::read(self.copy.pid, &[range], rest) {
-                Ok(0) | Err(_) => break,
-                Ok(count) => done += count,
+                Ok(count) if count > 0 => done += count,
+                _ => match process_memory::read_closed(self.copy.pid, range.0, rest) {
+                    Ok(count) if count > 0 => done += count,
+                    _ => break,
+                },
             }
         }
         done

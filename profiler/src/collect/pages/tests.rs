@@ -57,13 +57,11 @@ fn what_was_written_is_told_of_in_both_ways() {
         let [anonymous, read_only, closed, code, private, shared, shared_anonymous, memory] = found.as_slice() else {
             panic!("eight mappings: {found:?}")
         };
-        for written in [anonymous, read_only, private, shared_anonymous] {
+        for written in [anonymous, read_only, closed, code, private, shared_anonymous] {
             assert_eq!(written, &[1], "{way:?}: {found:?}");
         }
         assert!(memory.contains(&1) && !memory.contains(&0), "{way:?}: a page that was only read is as good");
-        for none in [closed, code, shared] {
-            assert!(none.is_empty(), "{way:?}: {found:?}");
-        }
+        assert!(shared.is_empty(), "{way:?}: {found:?}");
         let stack = region_of(&regions, stopped.states().expect("it lives")[0].stack_pointer).expect("mapped");
         assert_eq!(stack.kind, RegionKind::Stack);
         let of_stack = |span: &Span| stack.contains(span.start);
@@ -93,10 +91,32 @@ fn devices_are_not_read() {
         ("/memfd:x (deleted)", Some(Pages::Anonymous), Some(Pages::All)),
         ("/SYSV00000000 (deleted)", Some(Pages::Anonymous), Some(Pages::All)),
         ("/var/lib/data.mdb", Some(Pages::Anonymous), None),
-        ("anon_inode:[io_uring]", Some(Pages::Anonymous), None),
+        ("anon_inode:[io_uring]", Some(Pages::Anonymous), Some(Pages::All)),
+        ("/dev/hugepages/rtemap_0", Some(Pages::Anonymous), Some(Pages::All)),
     ] {
         assert_eq!((wanted(&region(path, false)), wanted(&region(path, true))), (private, shared), "{path}");
     }
     let kernel = Region { kind: RegionKind::Kernel, ..region("", false) };
     assert_eq!(wanted(&kernel), None);
+}
+
+/// What is written before a fork is as good as the child's, and is not in its page tables.
+#[test]
+fn shared_memory_that_was_filled_before_a_fork_is_told_of() {
+    const FORKS: &str = r#"
+int main(void) {
+    char *memory = mmap(NULL, 4 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char *large = mmap(NULL, 1ul << 40, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memory[4096] = 1, memory[3 * 4096] = 1, large[4096] = 1;
+    if (fork() != 0) { wait_for_word(); return 0; }
+    large[2 * 4096] = 1;
+    say("%x %p %p", getpid(), memory, large);
+    wait_for_word();
+}
+"#;
+    let mut subject = Subject::start(FORKS);
+    let &[child, memory, large] = subject.numbers().as_slice() else { panic!("three numbers") };
+    let child = Pid(u32::try_from(child).expect("a process"));
+    let touched = Touched::of(child, &regions(child).expect("readable")).expect("readable");
+    assert_eq!((pages_at(&touched, memory), pages_at(&touched, large)), (vec![1, 3], vec![2]));
 }

@@ -254,3 +254,19 @@ proptest! {
         prop_assert!(roots.is_sorted_by_key(|span| span.start));
     }
 }
+
+#[test]
+fn what_a_signal_interrupted_counts_where_it_is_handled_on_the_same_stack() {
+    let regions = [region(0x10000, 0x20000, RegionKind::Stack)];
+    let on = |words: &[(u64, u64)], expected: (u64, u64)| {
+        check(&[thread(1, 0x18000, 0)], &regions, &memory(&[(0x10000, 0x20000)], words), &[], &[expected]);
+    };
+    let (whole, cut) = ((0x10000, 0x20000), (0x18000 - 128, 0x20000));
+    // An alternate stack from 0x17000 to 0x19000; what is above the number of its flags is not written.
+    on(&[(0x18100, 0x17000), (0x18108, 0xdead_0000_0000), (0x18110, 0x2000)], whole);
+    // One that is elsewhere, one that has none of the frame, what is no flags, and what is larger than all.
+    on(&[(0x18100, 0x1a000), (0x18110, 0x2000)], cut);
+    on(&[(0x1a100, 0x17000), (0x1a110, 0x2000)], cut);
+    on(&[(0x18100, 0x17000), (0x18108, 2), (0x18110, 0x2000)], cut);
+    on(&[(0x18100, 0x17000), (0x18108, 0), (0x18110, u64::MAX)], cut);
+}

@@ -55,16 +55,50 @@ impl List {
         let skip_bytes = if self.target == Target::Chunk { HEADER_BYTES } else { 0 };
         let mut blocks = Vec::new();
         let mut next = self.first;
+        // A list that was overwritten may lead back to itself: met again at the latest when it has been followed twice as far.
+        let (mut met, mut until) = (0, 1);
         while next != 0 {
             let block = next.checked_add(skip_bytes)?;
             let size = memory.word(TargetAddr(block.checked_sub(WORD_BYTES)?))? & !FLAGS;
             let is_chunk = block % 16 == 0 && size >= CHUNK_BYTES_MIN && self.chunk_bytes.contains(&size);
-            if !is_chunk || blocks.len() as u64 == self.count_max {
+            if !is_chunk || block == met || blocks.len() as u64 == self.count_max {
                 return None;
             }
             blocks.push(block);
+            if blocks.len() == until {
+                (met, until) = (block, 2 * until);
+            }
             next = links.read(memory, block)?;
         }
         Some(blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Copied;
+
+    /// Chunks of 32 bytes at these places, each with a link as it is written.
+    fn memory(links: &[(u64, u64)]) -> Copied {
+        let mut bytes = vec![0; 0x1000];
+        for &(block, link) in links {
+            let at = usize::try_from(block - 0x1000).expect("small");
+            bytes[at - 8..at].copy_from_slice(&33_u64.to_le_bytes());
+            bytes[at..at + 8].copy_from_slice(&link.to_le_bytes());
+        }
+        Copied::new([(TargetAddr(0x1000), bytes.into())])
+    }
+
+    #[test]
+    fn a_list_that_leads_back_to_itself_ends_whatever_the_arena_says() {
+        let list = List { first: 0x1010, target: Target::Block, chunk_bytes: 32..=32, count_max: u64::MAX / 32 };
+        let check = |links: &[(u64, u64)], expected: Option<Vec<u64>>| {
+            assert_eq!(list.blocks(&memory(links), Links::Plain), expected, "{links:x?}");
+        };
+        check(&[(0x1010, 0x1030), (0x1030, 0x1050), (0x1050, 0)], Some(vec![0x1010, 0x1030, 0x1050]));
+        check(&[(0x1010, 0x1010)], None);
+        check(&[(0x1010, 0x1030), (0x1030, 0x1050), (0x1050, 0x1030)], None);
+        check(&[(0x1010, 0x1030), (0x1030, 0x1050), (0x1050, 0x1070), (0x1070, 0x1010)], None);
     }
 }
