@@ -82,19 +82,24 @@ fn may_hold_stacks(region: &Region) -> bool {
 fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>, memory: &dyn Memory) -> Vec<Span> {
     let Some(length) = usize::try_from(span.end.0 - span.start.0).ok() else { return Vec::new() };
     let Some(bytes) = memory.slice(span.start, length) else { return Vec::new() };
-    // Control blocks are aligned to cache lines.
+    // Control blocks are aligned to cache lines. A gigabyte of them is looked through: so nothing is called for each.
     let skip = span.start.0.next_multiple_of(LINE_BYTES as u64) - span.start.0;
-    let lines = bytes.get(usize::try_from(skip).unwrap_or(length)..).unwrap_or_default().chunks_exact(LINE_BYTES);
-    let own = lines.zip((span.start.0 + skip..).step_by(LINE_BYTES)).filter(|(line, address)| {
-        let word = |index: usize| line[index * 8..].first_chunk().map(|word| u64::from_le_bytes(*word));
-        word(0) == Some(*address) && word(2) == Some(*address)
-    });
-    let blocks = own.map(|(_, address)| TargetAddr(address)).filter(|block| !live.contains(block));
+    let words = bytes.get(usize::try_from(skip).unwrap_or(length)..).unwrap_or_default().as_chunks::<8>().0;
+    let (mut index, mut address, mut own) = (0, span.start.0 + skip, Vec::new());
+    while index + LINE_WORDS <= words.len() {
+        if u64::from_le_bytes(words[index]) == address && u64::from_le_bytes(words[index + 2]) == address {
+            own.push(address);
+        }
+        index += LINE_WORDS;
+        address += LINE_BYTES as u64;
+    }
+    let blocks = own.into_iter().map(TargetAddr).filter(|block| !live.contains(block));
     blocks.flat_map(|block| ended_stack(block, threads, memory)).collect()
 }
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
+const LINE_WORDS: usize = LINE_BYTES / 8;
 
 /// What holds nothing any more of the stack below this control block, and of that; nothing unless all of it says that it is one whose
 /// thread has ended.
