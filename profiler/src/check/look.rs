@@ -30,11 +30,14 @@ pub struct Look {
 /// Most looks at a process whose allocator is found in the middle of its work each time.
 pub const TRIES_MAX: u32 = 8;
 
+/// A process that was stopped for longer, all looks together, is not stopped again.
+const PAUSES_MAX: Duration = Duration::from_secs(1);
+
 /// How long the process gets between two looks, the first time; then longer and longer.
 const BETWEEN_TRIES: Duration = Duration::from_millis(1);
 
 /// Collects a process and walks its heaps, again where that met an allocator at work: a block is then in no list for a moment, or in two. The
-/// last try counts, whatever it met.
+/// last try counts, whatever it met, and the pauses of all of them. There is none after a second of pauses.
 ///
 /// # Errors
 ///
@@ -43,13 +46,15 @@ pub fn collect_at_rest<E>(
     tries_max: u32,
     mut collect: impl FnMut() -> Result<Collected, E>,
 ) -> Result<(Collected, Vec<Walk>), E> {
-    let mut tries = 0;
+    let (mut tries, mut pause) = (0, Duration::ZERO);
     loop {
-        let collected = collect()?;
+        let mut collected = collect()?;
+        pause += collected.pause;
+        collected.pause = pause;
         let walks =
             walk(&Scene { memory: &*collected.memory, regions: &collected.regions, threads: &collected.threads });
         tries += 1;
-        if tries >= tries_max || !walks.iter().any(|walk| walk.busy) {
+        if tries >= tries_max || pause >= PAUSES_MAX || !walks.iter().any(|walk| walk.busy) {
             return Ok((collected, walks));
         }
         drop(collected);

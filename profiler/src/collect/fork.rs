@@ -1,6 +1,7 @@
 //! A copy of a stopped process that keeps its memory as it is now: the kernel copies a page when the process next writes to it.
-//! The process is made to fork by one of its threads, which notices nothing. The copy never runs an instruction, and is killed
-//! when it is no longer needed, also when heapbpf is. Refuses where something in the process would notice.
+//! The process is made to fork by one of its threads, which notices nothing. The copy runs nothing but its own `exit_group(0)`, once it is
+//! no longer held: whoever adopts it may take a child that was killed for a crash, and end all its others (PostgreSQL's first process
+//! does). That is so when heapbpf is killed, too. Refuses where something in the process would notice.
 //!
 //! ```text
 //! thread ─clone(CLONE_VM)─▶ go-between ─clone()─▶ copy
@@ -8,7 +9,7 @@
 //! ```
 //! A child that the thread made itself would stay the process's own until its end, which any of its calls of `wait` could see, and
 //! would be left a zombie behind. The go-between lives and is waited for while the process stands still; the copy becomes the child of
-//! whoever adopts orphans. None of the two runs: were heapbpf killed in the microseconds before the go-between is bound to
+//! whoever adopts orphans, which must not be the process itself. Were heapbpf killed in the microseconds before the go-between is bound to
 //! die with it, it would run into its first use of the stack, which it has none of, with all signals blocked, and die of that.
 //! The descriptors are shared, not copied, so that a file that the process closes is closed.
 
@@ -23,8 +24,9 @@ use super::Span;
 use crate::ids::{Pid, Tid};
 use crate::proc::ProcError;
 use crate::proc::regions::{Region, regions};
+use crate::proc::tasks;
 use crate::sys::pidfd::PidFd;
-use crate::sys::ptrace::{Options, Stop, Tracee};
+use crate::sys::ptrace::{Options, Pause, Stop, Tracee};
 
 mod borrowed;
 mod flags;
@@ -71,6 +73,11 @@ pub enum ForkError {
         "process `{0}` ended while a copy of it was made; start it with `heapbpf leaks -- COMMAND` to have it checked at its exit"
     )]
     Ended(Pid),
+    /// The copy would become its child.
+    #[error(
+        "process `{0}` cannot be made to fork: it adopts orphans (it is the first process of a container, or PR_SET_CHILD_SUBREAPER is set), and would see the copy's end; use `--snapshot read`"
+    )]
+    Adopts(Pid),
     /// What `/proc` tells of it cannot be read.
     #[error(transparent)]
     Proc(#[from] ProcError),
@@ -87,7 +94,7 @@ pub struct Lender {
     pub traces_threads: bool,
 }
 
-/// A copy of a process, of which nothing runs. Dropping it ends it. It ends too when the thread ends that has made it: that has to
+/// A copy of a process, of which nothing runs. Dropping it ends it, on the thread that has made it or any that this thread waits for. It ends too when the thread ends that has made it: that has to
 /// live as long.
 #[derive(Debug)]
 pub struct Forked {
@@ -110,6 +117,9 @@ impl Forked {
     ///
     /// When it cannot be made to fork, see [`ForkError`].
     pub fn make(pid: Pid, lenders: &[Lender], mapped: &[Region]) -> Result<Self, ForkError> {
+        if is_first_of_namespace(pid) {
+            return Err(ForkError::Adopts(pid));
+        }
         let lender = choose(pid, lenders)?;
         let instruction = instruction::find(pid, &lender.tracee, mapped)?.ok_or(ForkError::NoInstruction(pid))?;
         let failed = |error| ForkError::Trace(pid, error);
@@ -177,12 +187,19 @@ impl Forked {
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        let copy = Tracee::of(Tid(self.pid.0));
-        // The second is for one that belongs to somebody whose processes heapbpf may trace and not kill.
-        if let Err(error) = self.pidfd.kill().or_else(|_| copy.kill()) {
+        // By the thread that holds it, which is this one, or ends now.
+        if let Err(error) = Tracee::of(Tid(self.pid.0)).detach(Stop::Trap) {
             tracing::debug!("process {}, a copy of {}: {error}", self.pid, self.of);
         }
-        let _ = wait_for_end(&copy);
+        self.alive = None;
+        let mut pause = Pause::new(END_WAIT);
+        while self.pidfd.has_ended().is_ok_and(|ended| !ended) {
+            if !pause.wait() {
+                let killed = self.pidfd.kill();
+                tracing::debug!("process {}, a copy of {}, was killed: {killed:?}", self.pid, self.of);
+                return;
+            }
+        }
     }
 }
 
@@ -219,6 +236,14 @@ fn filter_of(pid: Pid, tracee: &Tracee) -> io::Result<Option<&'static str>> {
     Ok(tracee.dispatches_syscalls()?.then_some("the program itself (PR_SET_SYSCALL_USER_DISPATCH)"))
 }
 
+/// Whether a process is the first one of a container, which every orphan there becomes a child of.
+fn is_first_of_namespace(pid: Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    // Its numbers, the last of them in its own namespace.
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.and_then(|numbers| numbers.split_ascii_whitespace().next_back()) == Some("1")
+}
+
 /// Has a borrowed thread make the go-between, and that the copy.
 fn copy_with(pid: Pid, thread: &mut Borrowed) -> Result<Forked, ForkError> {
     let flags = (libc::CLONE_VM | libc::CLONE_FILES).unsigned_abs();
@@ -226,28 +251,45 @@ fn copy_with(pid: Pid, thread: &mut Borrowed) -> Result<Forked, ForkError> {
     let copied = copy_from(pid, thread, &between);
     let killed = between.kill().and_then(|()| wait_for_end(&between));
     killed.map_err(|error| ForkError::Trace(pid, error))?;
-    // Its number as the process itself sees it. It has ended, so nothing is waited for.
+    wait_in(pid, thread, number)?;
+    let (copy, number) = copied?;
+    let parent = tasks::status(copy.pid, Tid(copy.pid.0)).map(|status| status.parent);
+    if parent == Some(pid) {
+        drop(copy);
+        wait_in(pid, thread, number)?;
+        return Err(ForkError::Adopts(pid));
+    }
+    Ok(copy)
+}
+
+/// Has a borrowed thread wait for a child that has ended, whose number is as the process itself sees it. So nothing is waited for.
+fn wait_in(pid: Pid, thread: &mut Borrowed, number: u64) -> Result<(), ForkError> {
     let options = (libc::__WALL | libc::WNOHANG).unsigned_abs();
     let waited = thread.call(libc::SYS_wait4, [number, 0, options.into(), 0, 0, 0], &mut |_| {});
     let reaped = waited.map_err(|error| ForkError::Trace(pid, error))?.ok_or(ForkError::Ended(pid))?;
     if reaped != number.cast_signed() {
         tracing::debug!("process {pid}: wait4 for what it was made to make returned {reaped}");
     }
-    copied
+    Ok(())
 }
 
-fn copy_from(pid: Pid, thread: &Borrowed, between: &Tracee) -> Result<Forked, ForkError> {
+/// The copy, which ends by itself when it is let go; and its number as the process sees it.
+fn copy_from(pid: Pid, thread: &Borrowed, between: &Tracee) -> Result<(Forked, u64), ForkError> {
     static NEXT_ID: AtomicU64 = AtomicU64::new(1);
     let failed = |error| ForkError::Trace(pid, error);
     between.set_options(Options::THREADS.and(Options::KILLED)).map_err(failed)?;
     let mut maker = thread.child(between);
-    let (copy, _) = make_child(pid, &mut maker, libc::CLONE_FILES.unsigned_abs())?;
-    let pidfd = PidFd::open(copy.pid()).map_err(|error| {
+    let (copy, number) = make_child(pid, &mut maker, libc::CLONE_FILES.unsigned_abs())?;
+    let prepared = thread.child(&copy).prepare(libc::SYS_exit_group, [0; 6]);
+    let prepared = prepared.and_then(|()| copy.set_options(Options::default())).and_then(|()| PidFd::open(copy.pid()));
+    let pidfd = prepared.map_err(|error| {
         let _ = copy.kill().and_then(|()| wait_for_end(&copy));
         failed(error)
     })?;
+    // What the process writes to from now on is there twice: where memory runs out, the copy is to end, and not the process.
+    let _ = std::fs::write(format!("/proc/{}/oom_score_adj", copy.pid()), "1000");
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-    Ok(Forked { of: pid, pid: copy.pid(), pidfd, between: between.pid(), id, alive: None })
+    Ok((Forked { of: pid, pid: copy.pid(), pidfd, between: between.pid(), id, alive: None }, number))
 }
 
 /// Makes a process and waits until it stands still, before its first instruction; and its number as its maker sees it.

@@ -110,16 +110,25 @@ fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>
             let count = memory.read(TargetAddr(start), &mut room);
             &room[..count]
         });
-        let lines = bytes.chunks_exact(LINE_BYTES).zip((start..).step_by(LINE_BYTES));
-        let own = lines.filter(|(line, address)| {
-            let word = |index: usize| line[index * 8..].first_chunk().map(|word| u64::from_le_bytes(*word));
-            word(0) == Some(*address) && word(2) == Some(*address)
-        });
-        let blocks = own.map(|(_, address)| TargetAddr(address)).filter(|block| !live.contains(block));
+        let blocks = own_lines(start, bytes).into_iter().map(TargetAddr).filter(|block| !live.contains(block));
         found.extend(blocks.flat_map(|block| ended_stack(block, threads, memory)));
         start += length as u64;
     }
     found
+}
+
+/// The lines whose first and third word are their own address. Gigabytes are looked through: so nothing is called for each.
+fn own_lines(start: u64, bytes: &[u8]) -> Vec<u64> {
+    let words = bytes.as_chunks::<8>().0;
+    let (mut index, mut address, mut own) = (0, start, Vec::new());
+    while index + LINE_WORDS <= words.len() {
+        if u64::from_le_bytes(words[index]) == address && u64::from_le_bytes(words[index + 2]) == address {
+            own.push(address);
+        }
+        index += LINE_WORDS;
+        address += LINE_BYTES as u64;
+    }
+    own
 }
 
 /// Bytes that are looked through at once where they have to be copied: whole cache lines.
@@ -127,6 +136,7 @@ const WINDOW_BYTES: usize = 1 << 16;
 
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
+const LINE_WORDS: usize = LINE_BYTES / 8;
 
 /// What holds nothing any more of the stack below this control block, and of that; nothing unless all of it says that it is one whose
 /// thread has ended.

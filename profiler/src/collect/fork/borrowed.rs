@@ -50,13 +50,8 @@ impl Borrowed {
         Self { pid, tracee: tracee.clone(), instruction, saved, blocked, ran: false, stopped: false }
     }
 
-    /// What a system call returns; `None` if the thread was killed. `made` is called with the thread or process that it makes.
-    pub(super) fn call(
-        &mut self,
-        number: libc::c_long,
-        arguments: [u64; 6],
-        made: &mut dyn FnMut(Tid),
-    ) -> io::Result<Option<i64>> {
+    /// Has it make this system call as soon as it runs.
+    pub(super) fn prepare(&self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<()> {
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
         let Registers { rsp, cs, ss, fs_base, gs_base, ds, es, fs, gs, .. } = self.saved;
         self.tracee.set_registers(&Registers {
@@ -83,7 +78,17 @@ impl Borrowed {
                 gs,
                 ..Registers::default()
             }
-        })?;
+        })
+    }
+
+    /// What a system call returns; `None` if the thread was killed. `made` is called with the thread or process that it makes.
+    pub(super) fn call(
+        &mut self,
+        number: libc::c_long,
+        arguments: [u64; 6],
+        made: &mut dyn FnMut(Tid),
+    ) -> io::Result<Option<i64>> {
+        self.prepare(number, arguments)?;
         self.ran = true;
         let deadline = Instant::now() + CALL_WAIT;
         let mut entered = false;

@@ -119,6 +119,20 @@ const NOTICES: &str = r#"
             madvise(filled, size, MADV_NOHUGEPAGE);
             for (size_t at = 0; at < size; at += 4096) *(size_t *)(filled + at) = at;
         }
+        if (!strcmp(how, "adopts")) {
+            is(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, 35);
+            make(looks_for_children, 0);
+        }
+        if (!strcmp(how, "reaps")) {
+            is(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, 36);
+            pid_t child = fork();
+            if (child != 0) {
+                int status;
+                pid_t ended;
+                while ((ended = wait(&status)) != child) is(ended > 0 && status == 0, 37);
+                return WEXITSTATUS(status);
+            }
+        }
         if (!strcmp(how, "runs")) { puts("ready"); fflush(stdout); counts(page); }
         puts("ready"); fflush(stdout);
         char byte;
@@ -302,6 +316,19 @@ fn a_process_notices_nothing() {
 }
 
 #[test]
+fn whoever_adopts_a_copy_sees_no_crash() {
+    let program = Noticing::start(&["reaps"]);
+    let child = Pid(program.children().trim().parse().expect("one child"));
+    for _ in 0..3 {
+        drop(fork(child).expect("copied"));
+        let collected = collect(child, Method::Fork, &mut |_| {}).expect("copied");
+        // On another thread than that which holds it.
+        std::thread::spawn(move || drop(collected.memory)).join().expect("no panic");
+    }
+    program.check_end();
+}
+
+#[test]
 fn a_process_that_runs_and_one_that_forks_are_copied() {
     for how in ["runs", "forks"] {
         let program = Noticing::start(&[how]);
@@ -335,6 +362,7 @@ fn where_a_copy_cannot_be_made_the_way_out_is_told() {
         program.check_end();
     };
     check("filters", "a seccomp filter decides");
+    check("adopts", "it adopts orphans");
     check("limited", "Resource temporarily unavailable");
     let program = Noticing::start(&["counts"]);
     let error = Forked::make(program.pid(), &[], &[]).expect_err("no thread").to_string();

@@ -48,7 +48,7 @@ const _: () = assert!(size_of::<Registers>() == 27 * 8);
 /// System calls that fail with `EINTR` when a tracer stops them, though no signal has come: the kernel makes those that it
 /// restarts itself again ([signal(7)](https://man7.org/linux/man-pages/man7/signal.7.html), "Interruption of system calls
 /// and library functions by stop signals").
-const NOT_RESTARTED: [libc::c_long; 12] = [
+const NOT_RESTARTED: [libc::c_long; 22] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
@@ -61,6 +61,19 @@ const NOT_RESTARTED: [libc::c_long; 12] = [
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_accept4,
+    // The same with other names, and sockets with a time limit (`SO_RCVTIMEO`, `SO_SNDTIMEO`). `connect` is not made again: it
+    // fails while the first one is under way.
+    libc::SYS_accept,
+    libc::SYS_recvmmsg,
+    libc::SYS_readv,
+    libc::SYS_preadv2,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    // Memory without a disk only.
+    libc::SYS_fallocate,
 ];
 
 /// `ERESTARTNOHAND`: the kernel makes the system call again unless a signal's handler is to run
@@ -202,6 +215,8 @@ mod tests {
             registers.undisturbed().map(|registers| registers.rax.cast_signed())
         };
         assert_eq!(check(libc::SYS_epoll_wait, libc::EINTR), Some(-514));
+        assert_eq!(check(libc::SYS_sendto, libc::EINTR), Some(-514));
+        assert_eq!(check(libc::SYS_connect, libc::EINTR), None, "it is under way");
         assert_eq!(check(libc::SYS_epoll_wait, libc::EBADF), None);
         assert_eq!(check(libc::SYS_epoll_wait, 512), None, "the kernel does it");
         assert_eq!(check(libc::SYS_close, libc::EINTR), None, "it has closed");
