@@ -16,7 +16,7 @@ mod words;
 
 use self::arena::{Arena, Circle};
 use self::chunk::Chunks;
-use self::lists::{Links, List, Target};
+use self::lists::{Links, List, Steps, Target};
 use super::{Scene, Walk, WalkedBlock};
 use crate::address::TargetAddr;
 use crate::collect::Span;
@@ -58,21 +58,24 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
 
 /// Takes out of the blocks those that are free but look used, and caches themselves.
 fn leave_out_free(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
-    let tried = Links::ALL.map(|links| (links, fastbins(scene, circles, links)));
+    let everything = scene.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
+    let steps = &Steps::of(everything.iter().map(|span| span.end.0 - span.start.0).sum());
+    let tried = Links::ALL.map(|links| (links, fastbins(scene, circles, links, steps)));
     let (links, mut free) = match tried {
         [(mangled, Some(free)), _] if !free.is_empty() => (mangled, free),
         [_, (plain, Some(free))] if !free.is_empty() => (plain, free),
         // Nothing there, so caches have to say how links are written.
-        [(_, Some(free)), _] => (links_of_caches(scene, &walk.blocks), free),
+        [(_, Some(free)), _] => (links_of_caches(scene, &walk.blocks, steps), free),
         _ => {
             walk.busy = true;
             walk.gaps.push("lists of free chunks are not in order".to_owned());
-            (links_of_caches(scene, &walk.blocks), Vec::new())
+            (links_of_caches(scene, &walk.blocks, steps), Vec::new())
         }
     };
-    let mut caches = threads::caches(scene, circles, &walk.blocks, links);
+    let mut caches = threads::caches(scene, circles, &walk.blocks, links, steps);
     for &block in walk.blocks.iter().filter(|block| tcache::has_size(block)) {
-        if let Some(entries) = tcache::entries(scene.memory, links, block).filter(|entries| !entries.is_empty()) {
+        if let Some(entries) = tcache::entries(scene.memory, links, block, steps).filter(|entries| !entries.is_empty())
+        {
             caches.push(block.start);
             free.extend(entries.into_iter().map(TargetAddr));
         }
@@ -88,27 +91,24 @@ fn leave_out_free(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
 }
 
 /// All that fastbins hold; None where one is not in order if links are written so.
-fn fastbins(scene: &Scene<'_>, circles: &[Circle], links: Links) -> Option<Vec<TargetAddr>> {
+fn fastbins(scene: &Scene<'_>, circles: &[Circle], links: Links, steps: &Steps) -> Option<Vec<TargetAddr>> {
     let mut all = Vec::new();
-    // Whatever arenas say: no two lists have the same chunk.
-    let everything = scene.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
-    let mut left = everything.iter().map(|span| span.end.0 - span.start.0).sum::<u64>() / chunk::CHUNK_BYTES_MIN;
     for arena in circles.iter().flat_map(Circle::arenas) {
         for &(first, chunk_bytes) in &arena.fastbins {
-            let count_max = (arena.system_bytes / chunk_bytes).min(left);
+            let count_max = arena.system_bytes / chunk_bytes;
             let list = List { first, target: Target::Chunk, chunk_bytes: chunk_bytes..=chunk_bytes, count_max };
-            let blocks = list.blocks(scene.memory, links)?;
-            left = left.saturating_sub(blocks.len() as u64);
-            all.extend(blocks.into_iter().map(TargetAddr));
+            all.extend(list.blocks(scene.memory, links, steps)?.into_iter().map(TargetAddr));
         }
     }
     Some(all)
 }
 
-fn links_of_caches(scene: &Scene<'_>, blocks: &[WalkedBlock]) -> Links {
+fn links_of_caches(scene: &Scene<'_>, blocks: &[WalkedBlock], steps: &Steps) -> Links {
     let holds = |links: &Links| {
         let caches = blocks.iter().filter(|block| tcache::has_size(block));
-        caches.filter_map(|block| tcache::entries(scene.memory, *links, *block)).any(|entries| !entries.is_empty())
+        caches
+            .filter_map(|block| tcache::entries(scene.memory, *links, *block, steps))
+            .any(|entries| !entries.is_empty())
     };
     Links::ALL.into_iter().find(holds).unwrap_or(Links::Mangled)
 }

@@ -2,6 +2,7 @@
 //!
 //! Since 2.32 the links are mangled with the address they are at ("safe linking"): `next ^ (address >> 12)`.
 
+use std::cell::Cell;
 use std::ops::RangeInclusive;
 
 use super::chunk::{CHUNK_BYTES_MIN, FLAGS, HEADER_BYTES};
@@ -38,6 +39,23 @@ pub(super) enum Target {
     Chunk,
 }
 
+/// How many links may still be followed of all lists together: caches and arenas that are made up may all lead to the same long ones.
+#[derive(Debug)]
+pub(super) struct Steps(Cell<u64>);
+
+impl Steps {
+    /// For memory of so many bytes: every chunk may be in a list, and lists are gone through a few times.
+    pub(super) fn of(bytes: u64) -> Self {
+        Self(Cell::new(bytes / CHUNK_BYTES_MIN * 8))
+    }
+
+    fn take(&self) -> bool {
+        let left = self.0.get();
+        self.0.set(left.saturating_sub(1));
+        left > 0
+    }
+}
+
 /// A list.
 #[derive(Clone, Debug)]
 pub(super) struct List {
@@ -50,8 +68,8 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Its blocks from the first on; None where it is not in order.
-    pub(super) fn blocks(&self, memory: &dyn Memory, links: Links) -> Option<Vec<u64>> {
+    /// Its blocks from the first on; None where it is not in order, or no steps are left.
+    pub(super) fn blocks(&self, memory: &dyn Memory, links: Links, steps: &Steps) -> Option<Vec<u64>> {
         let skip_bytes = if self.target == Target::Chunk { HEADER_BYTES } else { 0 };
         let mut blocks = Vec::new();
         let mut next = self.first;
@@ -61,7 +79,7 @@ impl List {
             let block = next.checked_add(skip_bytes)?;
             let size = memory.word(TargetAddr(block.checked_sub(WORD_BYTES)?))? & !FLAGS;
             let is_chunk = block % 16 == 0 && size >= CHUNK_BYTES_MIN && self.chunk_bytes.contains(&size);
-            if !is_chunk || block == met || blocks.len() as u64 == self.count_max {
+            if !is_chunk || block == met || !steps.take() || blocks.len() as u64 == self.count_max {
                 return None;
             }
             blocks.push(block);
@@ -94,9 +112,13 @@ mod tests {
     fn a_list_that_leads_back_to_itself_ends_whatever_the_arena_says() {
         let list = List { first: 0x1010, target: Target::Block, chunk_bytes: 32..=32, count_max: u64::MAX / 32 };
         let check = |links: &[(u64, u64)], expected: Option<Vec<u64>>| {
-            assert_eq!(list.blocks(&memory(links), Links::Plain), expected, "{links:x?}");
+            assert_eq!(list.blocks(&memory(links), Links::Plain, &Steps::of(0x1000)), expected, "{links:x?}");
         };
         check(&[(0x1010, 0x1030), (0x1030, 0x1050), (0x1050, 0)], Some(vec![0x1010, 0x1030, 0x1050]));
+        let few = Steps::of(32);
+        let two = memory(&[(0x1010, 0x1030), (0x1030, 0)]);
+        let walks = (0..6).filter(|_| list.blocks(&two, Links::Plain, &few).is_some()).count();
+        assert_eq!(walks, 4, "eight steps, two for each");
         check(&[(0x1010, 0x1010)], None);
         check(&[(0x1010, 0x1030), (0x1030, 0x1050), (0x1050, 0x1030)], None);
         check(&[(0x1010, 0x1030), (0x1030, 0x1050), (0x1050, 0x1070), (0x1070, 0x1010)], None);

@@ -1,6 +1,6 @@
 //! Caches of threads (`tcache_perthread_struct`): themselves blocks of an arena, known by what is in them.
 
-use super::lists::{Links, List, Target};
+use super::lists::{Links, List, Steps, Target};
 use crate::address::TargetAddr;
 use crate::memory::Memory;
 use crate::walk::WalkedBlock;
@@ -41,7 +41,7 @@ fn format_of(block: &WalkedBlock) -> Option<&'static Format> {
 }
 
 /// The blocks that a cache keeps, none if it is empty; None where this is no cache.
-pub(super) fn entries(memory: &dyn Memory, links: Links, block: WalkedBlock) -> Option<Vec<u64>> {
+pub(super) fn entries(memory: &dyn Memory, links: Links, block: WalkedBlock, steps: &Steps) -> Option<Vec<u64>> {
     let format = format_of(&block)?;
     let mut bytes = [0; BYTES_MAX];
     let bytes = &mut bytes[..usize::try_from(format.block_bytes).ok()?];
@@ -64,8 +64,8 @@ pub(super) fn entries(memory: &dyn Memory, links: Links, block: WalkedBlock) -> 
             return None;
         }
         let count_max = if format.counts_room { ENTRIES_MAX } else { count };
-        let entries =
-            List { first, target: Target::Block, chunk_bytes: chunk_bytes(bin), count_max }.blocks(memory, links)?;
+        let entries = List { first, target: Target::Block, chunk_bytes: chunk_bytes(bin), count_max }
+            .blocks(memory, links, steps)?;
         let length = entries.len() as u64;
         let in_order =
             if format.counts_room { *room.get_or_insert(count + length) == count + length } else { count == length };

@@ -1,11 +1,13 @@
 //! What threads say: which blocks are their caches, where nothing was put into those yet; and whether one is at work in the allocator.
 
 use super::arena::{Arena, Circle};
-use super::lists::Links;
-use super::tcache;
+use super::lists::{Links, Steps};
+use super::{span, tcache};
 use crate::address::TargetAddr;
+use crate::collect::Span;
 use crate::memory::WORD_BYTES;
 use crate::proc::regions::region_of;
+use crate::walk::spans::joined;
 use crate::walk::{Scene, WalkedBlock};
 
 /// How far below a thread's pointer the library's variables are looked for, a word at a time.
@@ -22,12 +24,18 @@ const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
 const RESULTS_IN_CALL: [i64; 5] = [-38, -512, -513, -514, -516];
 
 /// Blocks that are caches of threads that run.
-pub(super) fn caches(scene: &Scene<'_>, circles: &[Circle], blocks: &[WalkedBlock], links: Links) -> Vec<TargetAddr> {
+pub(super) fn caches(
+    scene: &Scene<'_>,
+    circles: &[Circle],
+    blocks: &[WalkedBlock],
+    links: Links,
+    steps: &Steps,
+) -> Vec<TargetAddr> {
     let mut arenas: Vec<u64> = circles.iter().flat_map(Circle::arenas).map(|arena: &Arena| arena.address).collect();
     arenas.sort_unstable();
     let cache = |address: u64| {
         let found = blocks.binary_search_by_key(&address, |block| block.start.0).ok()?;
-        tcache::entries(scene.memory, links, blocks[found]).map(|_| TargetAddr(address))
+        tcache::entries(scene.memory, links, blocks[found], steps).map(|_| TargetAddr(address))
     };
     let mut caches = Vec::new();
     for thread in scene.threads {
@@ -47,6 +55,13 @@ pub(super) fn caches(scene: &Scene<'_>, circles: &[Circle], blocks: &[WalkedBloc
 /// Whether a thread is in the middle of the allocator's work, where no lock tells: its next instruction is the library's and it has
 /// an arena or a cache at hand.
 pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAddr]) -> bool {
+    let arenas = circles.iter().map(|circle| joined(circle.arenas().map(|it| span(it.address, it.end())).collect()));
+    let arenas: Vec<Vec<Span>> = arenas.collect();
+    let caches = joined(caches.iter().map(|cache| span(cache.0, cache.0 + tcache::BYTES_MAX as u64)).collect());
+    let holds = |spans: &[Span], word: u64| {
+        let behind = spans.partition_point(|span| span.start.0 <= word);
+        spans[..behind].last().is_some_and(|span| word < span.end.0)
+    };
     scene.threads.iter().any(|thread| {
         let Some(code) = region_of(scene.regions, thread.instruction) else { return false };
         let in_call = thread.instruction.0.checked_sub(SYSTEM_CALL.len() as u64).is_some_and(|before| {
@@ -56,14 +71,10 @@ pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAdd
         let in_call = in_call || thread.registers.iter().any(|word| RESULTS_IN_CALL.contains(&word.cast_signed()));
         // What waits in a call is out of it in a moment, or for long; registers that the call does not use may be old.
         !in_call
-            && circles.iter().any(|circle| {
+            && circles.iter().zip(&arenas).any(|(circle, arenas)| {
                 let data = region_of(scene.regions, TargetAddr(circle.main.address));
                 let same = data.is_some_and(|data| data.kind == code.kind);
-                let arena = |word: u64| circle.arenas().any(|arena| (arena.address..arena.end()).contains(&word));
-                let cache = |word: u64| {
-                    caches.iter().any(|cache| (cache.0..cache.0 + tcache::BYTES_MAX as u64).contains(&word))
-                };
-                same && thread.registers.iter().any(|&word| arena(word) || cache(word))
+                same && thread.registers.iter().any(|&word| holds(arenas, word) || holds(&caches, word))
             })
     })
 }
