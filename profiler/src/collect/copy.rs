@@ -10,6 +10,7 @@ use crate::address::TargetAddr;
 use crate::ids::Pid;
 use crate::memory::Memory;
 use crate::sys::buffer::Buffer;
+use crate::sys::deferral::Deferral;
 use crate::sys::{memory, process_memory};
 
 /// Most threads that copy: they wait for memory more than for the processor.
@@ -35,6 +36,8 @@ impl Room {
     /// with takes some too.
     pub fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
         let mut room = Self::empty(pid, bytes, memory::available_bytes().map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
+        // Where less memory can be had than the kernel says, as in a container, the process is not to pay for its copy.
+        memory::give_way();
         room.buffer.prepare(usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok(room)
     }
@@ -170,6 +173,9 @@ fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>) -> Result<Vec<Range<u64>>, Collec
             // Nothing panics while it has a lock.
             let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(job) = next else { return Ok(()) };
+            if Deferral::is_to_end() {
+                return Err(CollectError::Interrupted(pid));
+            }
             let holes = copy(pid, job)?;
             unread.lock().unwrap_or_else(PoisonError::into_inner).extend(holes);
         }

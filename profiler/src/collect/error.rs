@@ -18,6 +18,14 @@ pub enum CollectError {
     /// It is a part of the kernel.
     #[error("process `{0}` is a thread of the kernel and has no heap; `ps -e` lists what runs")]
     Kernel(Pid),
+    /// `/proc` tells of others.
+    #[error(
+        "the processes in `/proc` are not those of the PID namespace that heapbpf runs in, so that another than process `{0}` would be stopped; mount it anew (`mount -t proc proc /proc`), or run heapbpf on the host"
+    )]
+    Elsewhere(Pid),
+    /// A signal ends heapbpf.
+    #[error("looking at process `{0}` was broken off, because heapbpf is to end; it runs on")]
+    Interrupted(Pid),
     /// It is heapbpf.
     #[error("process `{0}` is heapbpf itself, which cannot stop itself; give another to `--pid`")]
     Itself(Pid),

@@ -15,6 +15,7 @@ use crate::ids::{Pid, Tid};
 use crate::memory::Memory;
 use crate::proc::kept::Keepers;
 use crate::proc::regions::{Region, regions};
+use crate::proc::stat::Stat;
 
 pub mod copy;
 mod error;
@@ -53,7 +54,7 @@ pub struct Collected {
     pub memory: Box<dyn Memory>,
     /// Words that the kernel keeps for it, which may be the only pointers to blocks.
     pub kernel_words: Vec<u64>,
-    /// How long it was stopped.
+    /// How long it was stopped, all times together.
     pub pause: Duration,
     /// How memory was kept.
     pub method: Method,
@@ -161,12 +162,16 @@ fn collect_with(
 ) -> Result<Collected, CollectError> {
     // What takes long and can be done before is not done while it is stopped. What it has mapped may change until then.
     let living = stop::living(pid)?;
+    let started = Stat::read(pid)?.start_ticks;
     let room = match method {
         Method::Read => Some(Room::of(pid, Touched::of(living, &regions(living)?)?.bytes())?),
         Method::Fork => None,
     };
     let keepers = Keepers::of(living);
     let stopped = Stopped::new(pid, held)?;
+    if Stat::read(pid)?.start_ticks != started {
+        return Err(CollectError::Ended(pid));
+    }
     let threads = stopped.states()?;
     while_stopped(&threads);
     let living = stopped.living();

@@ -1,9 +1,12 @@
 //! All threads of a process, stopped, and let run again whatever happens: at the end of [`Stopped`], on an error, on a panic; when
 //! heapbpf is killed, the kernel does it. What is done meanwhile is the caller's.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use rustix::process::{WaitId, WaitIdOptions, waitid};
+
+use reaping::{Reaping, own_tid};
 
 use super::{CollectError, ThreadState};
 use crate::address::TargetAddr;
@@ -11,10 +14,13 @@ use crate::ids::{Pid, Tid};
 use crate::proc::process::thread_name;
 use crate::proc::stat::Stat;
 use crate::proc::tasks;
+use crate::sys::deferral::Deferral;
 use crate::sys::ptrace::{Options, Stop, Tracee};
 
+mod reaping;
+
 /// How long threads are waited for. One that waits for a disk stops when the disk has answered.
-const STOP_SECONDS_MAX: u64 = 5;
+const STOP_SECONDS_MAX: u64 = 2;
 
 /// How long those are waited for that have not stopped, before they are given up.
 const RELEASE_LIMIT: Duration = Duration::from_millis(500);
@@ -50,7 +56,11 @@ pub struct Stopped {
     ended: Vec<Tid>,
     /// It is a child of this process, whose end is somebody else's to be told.
     is_child: bool,
+    /// As soon as there are several threads, until all have stopped.
+    reaping: Option<Reaping>,
     since: Instant,
+    /// Where heapbpf were ended by Ctrl-C or stopped by Ctrl-Z, the process would see failed system calls, or stand still as long.
+    _deferral: Deferral,
 }
 
 impl Stopped {
@@ -62,8 +72,8 @@ impl Stopped {
     pub fn new(pid: Pid, held: Vec<Held>) -> Result<Self, CollectError> {
         living(pid)?;
         let is_child = tasks::status(pid, Tid(pid.0)).is_some_and(|status| status.parent.0 == std::process::id());
-        let (running, ended) = (Vec::new(), Vec::new());
-        let mut stopped = Self { pid, held, running, ended, is_child, since: Instant::now() };
+        let (running, ended, since, _deferral) = (Vec::new(), Vec::new(), Instant::now(), Deferral::begin());
+        let mut stopped = Self { pid, held, running, ended, is_child, reaping: None, since, _deferral };
         stopped.stop_all(stopped.since + Duration::from_secs(STOP_SECONDS_MAX))?;
         Ok(stopped)
     }
@@ -134,7 +144,14 @@ impl Stopped {
                 listed.into_iter().filter(|tid| known.binary_search(tid).is_err()).collect()
             };
             if new.is_empty() {
+                if let Some(reaping) = self.reaping.take() {
+                    self.held.retain(|held| !reaping.has_reaped(held.tracee.tid()));
+                }
                 return if self.held.is_empty() { Err(CollectError::Ended(self.pid)) } else { Ok(()) };
+            }
+            if self.reaping.is_none() && self.held.len() + new.len() > 1 {
+                self.reaping =
+                    Some(Reaping::begin(self.pid).map_err(CollectError::refused(self.pid, "start a thread to stop"))?);
             }
             for tid in new {
                 self.seize(tid)?;
@@ -147,12 +164,20 @@ impl Stopped {
     }
 
     fn seize(&mut self, tid: Tid) -> Result<(), CollectError> {
-        let tracee = match Tracee::seize_thread(tid, Options::default()) {
-            Ok(tracee) => tracee,
-            // It has ended since it was listed.
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => return self.why_not(tid),
-            Err(error) => return Err(CollectError::refused(self.pid, "trace")(error)),
+        let mut tries_left = 3;
+        let tracee = loop {
+            tries_left -= 1;
+            match Tracee::seize_thread(tid, Options::default()) {
+                Ok(tracee) => break tracee,
+                // It has ended since it was listed.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) => match self.why_not(tid) {
+                    // That may have been a first thread that had ended, whose number another has now by its exec.
+                    Err(CollectError::NotPermitted(_)) if tries_left > 0 => {}
+                    result => return result,
+                },
+                Err(error) => return Err(CollectError::refused(self.pid, "trace")(error)),
+            }
         };
         // From here on it is let go of by `Drop`.
         self.running.push(tracee.clone());
@@ -167,6 +192,11 @@ impl Stopped {
             return Ok(());
         }
         let Some(tracer) = status.tracer else { return Err(CollectError::NotPermitted(self.pid)) };
+        if tracer == own_tid() {
+            // Whoever holds the others has let this one go to its end.
+            self.ended.push(tid);
+            return Ok(());
+        }
         let name = thread_name(Pid(tracer.0), tracer).unwrap_or_default();
         Err(CollectError::Traced { pid: self.pid, tid, tracer, name })
     }
@@ -179,6 +209,9 @@ impl Stopped {
                 idle_since = Instant::now();
             }
             let Some(first) = self.running.first() else { return Ok(()) };
+            if Deferral::is_to_end() {
+                return Err(CollectError::Interrupted(self.pid));
+            }
             let now = Instant::now();
             if now >= deadline {
                 let tid = first.tid();
@@ -194,6 +227,7 @@ impl Stopped {
                 }
                 _ => {
                     self.set_ended_aside();
+                    self.forget_killed()?;
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -207,63 +241,107 @@ impl Stopped {
         self.ended.extend(ended.map(|tracee| tracee.tid()));
     }
 
+    /// Threads that stood still and were killed since, by an exec of another thread, which waits until their end was seen.
+    fn forget_killed(&mut self) -> Result<(), CollectError> {
+        let mut held = std::mem::take(&mut self.held);
+        held.retain_mut(|held| match self.stop_of(&held.tracee) {
+            // Others are asked for those that are theirs.
+            _ if held.release == Release::Leave => true,
+            Ok(None) => true,
+            Ok(Some(Stop::Ended(_))) | Err(_) => false,
+            Ok(Some(stop)) => {
+                held.stop = stop;
+                true
+            }
+        });
+        self.held = held;
+        Ok(())
+    }
+
     /// Takes note of what has stopped or ended; whether anything has.
     fn gather(&mut self) -> Result<bool, CollectError> {
-        let before = self.running.len();
+        let (mut has_moved, mut has_ended) = (false, false);
         for tracee in std::mem::take(&mut self.running) {
-            match self.stop_of(&tracee) {
-                None => self.running.push(tracee),
-                Some(Stop::Ended(_)) if tracee.tid().0 == self.pid.0 => return Err(CollectError::Ended(self.pid)),
-                Some(Stop::Ended(_)) => {}
-                Some(stop) => self.held.push(Held { tracee, stop, release: Release::Detach }),
+            let stop = self.stop_of(&tracee);
+            has_moved |= !matches!(stop, Ok(None));
+            match stop {
+                Ok(None) => self.running.push(tracee),
+                // It is delivered first: where heapbpf ended before the thread is let go of, it would be lost.
+                Ok(Some(stop @ Stop::Signal(_))) => {
+                    let stops = tracee.interrupt().and_then(|()| tracee.run(stop));
+                    self.running.push(tracee);
+                    stops.map_err(CollectError::refused(self.pid, "stop"))?;
+                }
+                Ok(Some(Stop::Ended(_))) => has_ended |= tracee.tid().0 == self.pid.0,
+                Ok(Some(stop)) => self.held.push(Held { tracee, stop, release: Release::Detach }),
+                Err(_) if self.reaping.as_ref().is_some_and(|reaping| reaping.has_reaped(tracee.tid())) => {}
+                Err(_) => self.follow_exec(),
             }
         }
-        Ok(self.running.len() < before)
+        if has_ended { Err(CollectError::Ended(self.pid)) } else { Ok(has_moved) }
+    }
+
+    /// A thread that is not there any more without having ended has called exec: it is the first one now, and about to stop.
+    fn follow_exec(&mut self) {
+        let first = Tracee::of(Tid(self.pid.0));
+        if tasks::status(self.pid, first.tid()).is_some_and(|status| status.tracer == Some(own_tid())) {
+            self.ended.retain(|&tid| tid != first.tid());
+            self.held.retain(|held| held.tracee.tid() != first.tid());
+            self.running.retain(|tracee| tracee.tid() != first.tid());
+            // It may have been held of only since.
+            let _ = first.interrupt();
+            self.running.push(first);
+        }
     }
 
     /// Why a thread does not run, if it does not.
-    fn stop_of(&self, tracee: &Tracee) -> Option<Stop> {
+    fn stop_of(&self, tracee: &Tracee) -> io::Result<Option<Stop>> {
         if self.is_child && tracee.tid().0 == self.pid.0 {
             // The end is left for whoever started it.
-            let id = WaitId::Pid(crate::sys::pid::raw(self.pid)?);
-            let status = waitid(id, WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT).ok()?;
-            status?;
+            let Some(pid) = crate::sys::pid::raw(self.pid) else { return Ok(None) };
+            let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            if !matches!(waitid(WaitId::Pid(pid), options), Ok(Some(_))) {
+                return Ok(None);
+            }
         }
-        // Without a thread of this number there is nothing to wait for: it has ended by another's exec.
-        tracee.stopped().unwrap_or(Some(Stop::Ended(std::process::ExitStatus::default())))
+        tracee.stopped()
     }
 
     fn let_go(&mut self) -> Duration {
-        let deadline = Instant::now() + RELEASE_LIMIT;
+        let mut tracees = self.detach_held();
+        let pause = self.since.elapsed();
         // One that has not stopped cannot be let go of: it is asked to, and will.
+        let deadline = Instant::now() + RELEASE_LIMIT;
         while !self.running.is_empty() && self.gather().is_ok() && Instant::now() < deadline {
+            tracees.extend(self.detach_held());
             std::thread::yield_now();
         }
-        let held = std::mem::take(&mut self.held);
-        let ours = held.into_iter().filter(|held| held.release == Release::Detach);
-        let tracees: Vec<Tracee> = ours.map(|held| detach(&held)).collect();
-        let pause = self.since.elapsed();
+        tracees.extend(self.detach_held());
         for tracee in tracees {
             self.make_sure(&tracee);
         }
         for tracee in std::mem::take(&mut self.running) {
-            tracing::warn!("thread {} of process {} is held until heapbpf ends", tracee.tid().0, self.pid);
+            tracing::warn!("thread {} of process {} is held until its tracer ends", tracee.tid().0, self.pid);
         }
         pause
+    }
+
+    fn detach_held(&mut self) -> Vec<Tracee> {
+        let held = std::mem::take(&mut self.held);
+        held.into_iter().filter(|held| held.release == Release::Detach).map(|held| detach(&held)).collect()
     }
 
     /// A thread whose process has called exec is another one than was stopped, and is traced still; one that was killed waits
     /// for its end to be seen.
     fn make_sure(&self, tracee: &Tracee) {
-        let own = rustix::thread::gettid().as_raw_pid().unsigned_abs();
-        let is_ours = || tasks::status(self.pid, tracee.tid()).is_some_and(|status| status.tracer == Some(Tid(own)));
+        let is_ours = || tasks::status(self.pid, tracee.tid()).is_some_and(|status| status.tracer == Some(own_tid()));
         let deadline = Instant::now() + RELEASE_LIMIT;
         while is_ours() && Instant::now() < deadline {
             let _ = tracee.interrupt();
             match self.stop_of(tracee) {
-                Some(Stop::Ended(_)) => return,
-                Some(stop) => drop(tracee.detach(stop)),
-                None => std::thread::yield_now(),
+                Err(_) | Ok(Some(Stop::Ended(_))) => return,
+                Ok(Some(stop)) => drop(tracee.detach(stop)),
+                Ok(None) => std::thread::yield_now(),
             }
         }
     }
@@ -277,6 +355,10 @@ impl Stopped {
 pub fn living(pid: Pid) -> Result<Pid, CollectError> {
     if pid.0 == std::process::id() {
         return Err(CollectError::Itself(pid));
+    }
+    let own = std::fs::read_link("/proc/self").unwrap_or_default();
+    if own.as_os_str() != std::process::id().to_string().as_str() {
+        return Err(CollectError::Elsewhere(pid));
     }
     match Stat::read(pid)? {
         stat if stat.kernel_thread => Err(CollectError::Kernel(pid)),

@@ -5,6 +5,7 @@ pub mod buffer;
 pub mod calibration;
 pub mod capability;
 pub mod clock;
+pub mod deferral;
 pub mod feature;
 pub mod inherited;
 pub mod limits;

@@ -15,7 +15,7 @@ const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4";
 fn refused(arguments: &[&str], code: i32) -> String {
     let mut heapbpf = Heapbpf::new(["leaks"].iter().chain(arguments));
     let text = heapbpf.run().expect_error(code);
-    assert_eq!(heapbpf.files(), [String::new(); 0]);
+    assert!(heapbpf.files().is_empty(), "{:?}", heapbpf.files());
     text
 }
 

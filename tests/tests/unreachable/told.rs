@@ -97,7 +97,7 @@ fn suppressed_leaks_are_counted_and_not_told() {
 
 #[test]
 fn contents_are_told_unless_they_must_not_be() {
-    let mut target = Target::spawn(&mut Command::new(build("leaks/crowds.c")).arg("listed").arg("2"));
+    let mut target = Target::spawn(Command::new(build("leaks/crowds.c")).arg("listed").arg("2"));
     let check = look(&target, "", LEAKS);
     let [leak] = check.leaks.as_slice() else { panic!("{:#?}", check.leaks) };
     let contents = leak.contents.as_deref().expect("it is told");

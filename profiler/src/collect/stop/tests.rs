@@ -104,6 +104,10 @@ fn signals_that_come_meanwhile_are_delivered_once_each() {
         // One is on its way when it is stopped, the others come when it stands.
         subject.send(Signal::USR1);
         let stopped = stopped(&subject);
+        assert!(
+            stopped.held().iter().all(|held| !matches!(held.stop, Stop::Signal(_))),
+            "it would be lost with heapbpf"
+        );
         subject.send(Signal::USR2);
         for value in 0..5 {
             let arguments = ["-q", &((round - 1) * 5 + value).to_string(), "-s", "RTMIN", &subject.pid().to_string()];
@@ -283,4 +287,36 @@ fn what_cannot_be_stopped_is_told() {
     assert!(stop(std::process::id()).contains("heapbpf itself"));
     assert!(stop(2).contains("thread of the kernel"), "{}", stop(2));
     assert!(stop(1 << 22).contains("no process `4194304`"));
+}
+
+#[test]
+fn an_exec_that_waits_for_threads_that_stand_still_is_no_hang() {
+    const EXECS: &str = r#"
+        static void *wait(void *unused) { say("%x", gettid()); for (;;) pause(); return unused; }
+        static void *exec(void *unused) {
+            char *const arguments[] = { "sh", "-c", "read word; echo on", NULL };
+            wait_for_word();
+            execv("/bin/sh", arguments);
+            return unused;
+        }
+        int main(void) {
+            pthread_t thread;
+            pthread_create(&thread, NULL, wait, NULL);
+            pthread_create(&thread, NULL, exec, NULL);
+            for (;;) pause();
+        }"#;
+    let mut subject = Subject::start(EXECS);
+    let tid = Tid(u32::try_from(subject.numbers()[0]).expect("a thread"));
+    let tracee = Tracee::seize_thread(tid, Options::default()).expect("not traced");
+    tracee.interrupt().expect("seized");
+    let stop = tracee.wait(Duration::from_secs(10)).expect("seized").expect("it stops");
+    subject.say();
+    while tasks::status(subject.pid(), tid).is_some_and(|status| status.state != 'Z') {}
+    let held = vec![Held { tracee, stop, release: Release::Detach }];
+    let stopped = Stopped::new(subject.pid(), held).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(stopped.held().iter().map(|held| held.tracee.tid().0).collect::<Vec<_>>(), [subject.pid().0]);
+    assert_eq!(stopped.states().expect("it lives").len(), 1);
+    drop(stopped);
+    subject.check_answers();
+    assert_eq!(subject.end(), Some(0));
 }
