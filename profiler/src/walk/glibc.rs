@@ -67,9 +67,13 @@ fn leave_out_free(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
         // Nothing there, so caches have to say how links are written.
         [(_, Some(free)), _] => (links_of_caches(scene, &walk.blocks, steps), free),
         _ => {
+            // Which blocks are free is not known: all of it counts as in use.
             walk.busy = true;
-            walk.gaps.push("lists of free chunks are not in order".to_owned());
-            (links_of_caches(scene, &walk.blocks, steps), Vec::new())
+            walk.gaps
+                .push("lists of free chunks are not in order: they were being changed, or are overwritten".to_owned());
+            walk.areas.clear();
+            walk.blocks.clear();
+            return;
         }
     };
     let mut caches = threads::caches(scene, circles, &walk.blocks, links, steps);
