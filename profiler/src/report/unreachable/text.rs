@@ -198,12 +198,28 @@ impl Text {
         }
     }
 
+    /// How the next check gets stacks, where this one lacks some because of when blocks were made.
+    fn no_stacks(&mut self, check: &Unreachable) {
+        let is_complete = check.heaps.iter().all(|heap| heap.precision == Precision::Watched);
+        if is_complete || check.leaks.iter().all(|leak| leak.watched) {
+            return;
+        }
+        let Some(target) = check.target() else { return };
+        let time = if check.watched_ns.is_some() { "for longer" } else { "first" };
+        let line = format!(
+            "for stacks, watch {time}: `heapbpf leaks --pid {} --watch 60s`, or start it: `heapbpf leaks -- COMMAND`",
+            target.pid
+        );
+        self.page.line(PLAIN, &line);
+    }
+
     fn footer(&mut self, check: &Unreachable) {
         self.page.gap();
         let more = check.leak_count.saturating_sub(check.leaks.len() as u64);
         if more > 0 {
             self.line(PLAIN, &format!("{} not shown (`--limit`)", text::counted(more, "more leak")));
         }
+        self.no_stacks(check);
         // Never cut or coloured, numbers without separators and nouns without numbers: for whoever greps.
         let (leaked, known) = (check.leaked, check.known);
         let line = format!(
