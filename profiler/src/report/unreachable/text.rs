@@ -198,17 +198,16 @@ impl Text {
         }
     }
 
-    /// How the next check gets stacks, where this one lacks some because of when blocks were made.
+    /// How the next check gets stacks, where leaks that are shown have none because they were made before.
     fn no_stacks(&mut self, check: &Unreachable) {
         let is_complete = check.heaps.iter().all(|heap| heap.precision == Precision::Watched);
         if is_complete || check.leaks.iter().all(|leak| leak.watched) {
             return;
         }
         let Some(target) = check.target() else { return };
-        let time = if check.watched_ns.is_some() { "for longer" } else { "first" };
+        let pid = target.pid;
         let line = format!(
-            "for stacks, watch {time}: `heapbpf leaks --pid {} --watch 60s`, or start it: `heapbpf leaks -- COMMAND`",
-            target.pid
+            "only what is made while heapbpf watches has a stack: `heapbpf leaks --pid {pid} --watch 60s`, or from the first call on `heapbpf leaks -- COMMAND`"
         );
         self.page.line(PLAIN, &line);
     }
