@@ -74,6 +74,7 @@ impl<'a> Books<'a> {
         let mut profile = profile(&snapshot, Scope::Whole, resolver, trims);
         self.say_unseen(&mut profile, &indices);
         profile.targets[0].leaks = None;
+        profile.unreachable = true;
         (profile, indices)
     }
 

@@ -99,8 +99,12 @@ pub(super) enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
-    /// Print the manual page: `heapbpf man | man -l -`.
-    Man,
+    /// Print the manual page: `heapbpf man | man -l -`; of one of the commands: `heapbpf man leaks | man -l -`.
+    Man {
+        /// The command.
+        #[arg(value_name = "NAME")]
+        of: Option<String>,
+    },
 }
 
 /// Groups of options, in the order in which help and manual page show them: that of each one's first option below.

@@ -1,5 +1,6 @@
 //! Checks looks for leaks and tells what was found, on a thread of its own: what is looked at goes on meanwhile.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -127,7 +128,7 @@ impl Desk {
                     why_nothing_is_known(&found)
                 );
             }
-            self.say(&found)?;
+            self.say(&found, self.count == 0)?;
             last = Some(found);
             open.fetch_sub(1, Ordering::Relaxed);
             self.resolver.release();
@@ -151,10 +152,16 @@ impl Desk {
         Ok(())
     }
 
-    fn say(&self, found: &Unreachable) -> Result<()> {
+    fn say(&self, found: &Unreachable, is_first: bool) -> Result<()> {
         if self.telling.quiet {
             return Ok(());
         }
+        let write_text = |found: &Unreachable, style: Style, out: &mut dyn Write| {
+            if !is_first {
+                writeln!(out)?;
+            }
+            write_text(found, style, out)
+        };
         let is_taken = self.telling.to_stderr || self.telling.outputs.iter().any(|output| output.path().is_none());
         let (width, colour) = terminal();
         let style = Style { width, colour: colour && !is_taken, contents: self.plan.with_contents };

@@ -61,10 +61,7 @@ pub fn run() -> ExitCode {
             clap_complete::generate(shell, &mut Cli::command(), "heapbpf", &mut std::io::stdout());
             Ok(exit::DONE)
         }
-        Some(Command::Man) => clap_mangen::Man::new(Cli::command())
-            .render(&mut std::io::stdout())
-            .map(|()| exit::DONE)
-            .map_err(Into::into),
+        Some(Command::Man { of }) => manual(of.as_deref()),
     };
     ExitCode::from(result.unwrap_or_else(|error| {
         // A reader that went away (`heapbpf … | head`) wants no more; that is no failure.
@@ -78,6 +75,23 @@ pub fn run() -> ExitCode {
     }))
 }
 
+/// Writes the manual page of heapbpf, or of one of its commands.
+fn manual(of: Option<&str>) -> anyhow::Result<u8> {
+    let mut command = Cli::command();
+    // Gives commands their whole names.
+    command.build();
+    let page = match of {
+        None => command,
+        Some(name) => command.find_subcommand(name).cloned().ok_or_else(|| {
+            record::UsageError(format!(
+                "heapbpf has no command `{name}`, so there is no manual page; see `heapbpf --help`"
+            ))
+        })?,
+    };
+    clap_mangen::Man::new(page).render(&mut std::io::stdout())?;
+    Ok(exit::DONE)
+}
+
 /// Help and version go to standard output; what cannot be parsed is an error like any other, with the values marked as
 /// everywhere else.
 fn refuse(error: &clap::Error) -> ExitCode {
@@ -87,7 +101,8 @@ fn refuse(error: &clap::Error) -> ExitCode {
     }
     let text = error.render().to_string();
     let reason = text.split("\n\n").next().unwrap_or(&text).trim_start_matches("error: ");
-    say(&format!("heapbpf: error: {}; see `heapbpf --help`", in_backticks(reason).trim_end()));
+    let command = if text.contains("Usage: heapbpf leaks ") { "heapbpf leaks" } else { "heapbpf" };
+    say(&format!("heapbpf: error: {}; see `{command} --help`", in_backticks(reason).trim_end()));
     ExitCode::from(exit::USAGE)
 }
 

@@ -118,15 +118,20 @@ pub(super) fn about(is_exact: bool) -> &'static str {
 )]
 pub(super) fn accuracy(profile: &Profile, view: View) -> String {
     let totals = totals(profile);
-    if profile.is_exact() || view.samples(&totals) == 0 {
+    // Leaked blocks are counted, not estimated.
+    if profile.unreachable || profile.is_exact() || view.samples(&totals) == 0 {
         return String::new();
     }
     let [low, high] = view.confidence(&totals).map(|end| view.amount(end.round() as u64));
     format!(" (95 %: {low} to {high}, {})", text::counted(view.samples(&totals), "sample"))
 }
 
-/// What the view shows: `live bytes`, or of old blocks alone `live bytes older than 30s`.
+/// What the view shows: `live bytes`, of old blocks alone `live bytes older than 30s`, of unreachable ones `leaked bytes`.
 pub(super) fn title(profile: &Profile, view: View) -> String {
+    if profile.unreachable {
+        // All that is in it leaked, live or allocated.
+        return format!("leaked {}", view.unit());
+    }
     match profile.older_than_ns.filter(|_| view.shows_old_blocks_only(profile)) {
         Some(age_ns) => format!("{} older than {}", view.title(), text::duration(age_ns)),
         None => view.title().to_owned(),
@@ -265,6 +270,9 @@ pub(super) fn has_stacks(profile: &Profile, view: View) -> bool {
 
 /// Why there is nothing to show, and what would help; a sentence per line.
 pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
+    if profile.unreachable {
+        return vec!["No known block was unreachable.".to_owned()];
+    }
     if let Some(amount) = folded(profile, view) {
         let processes = folded_processes(profile);
         let line = format!("There are no stacks of {}: of {processes}, sums alone are kept ({amount}).", view.title());

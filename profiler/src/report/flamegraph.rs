@@ -89,6 +89,12 @@ fn title(profile: &Profile, view: View) -> String {
 
 fn subtitle(profile: &Profile, view: View) -> String {
     let total = view.amount(describe::total(profile, view));
+    if profile.unreachable {
+        let count = View::LiveCount.amount(describe::total(profile, View::LiveCount));
+        let when = format!("looked at on {}", text::moment(profile.ended_unix_ns));
+        let subtitle = [format!("{total} in {count}"), when, describe::losses(profile)].join(" · ");
+        return text::cut(&subtitle, SUBTITLE_CHARS_MAX).into_owned();
+    }
     let folded = describe::folded(profile, view)
         .map(|amount| format!("not drawn: {amount} of {}", describe::folded_processes(profile)));
     let parts = [

@@ -36,6 +36,8 @@ pub struct Profile {
     pub window: Option<Window>,
     /// How old live blocks must be to be shown, in nanoseconds; `None` for all.
     pub older_than_ns: Option<u64>,
+    /// Live blocks are those alone that nothing reached at the end.
+    pub unreachable: bool,
     /// The processes.
     pub targets: Vec<TargetProfile>,
     /// Processes that were meant and are not among them.

@@ -25,6 +25,9 @@ pub(super) struct HeaderFields {
     window: Option<String>,
     /// How old live blocks must be, in words.
     older_than: Option<String>,
+    /// Live blocks are those alone that nothing reached.
+    #[serde(skip_serializing_if = "is_false")]
+    unreachable: bool,
     /// What there is to say about since when processes were watched and which were not.
     beginnings: Vec<String>,
     /// Over all processes.
@@ -64,6 +67,7 @@ impl HeaderFields {
             duration: text::duration(describe::duration_ns(profile)),
             window: profile.window.is_some().then(|| window::outcome(profile)),
             older_than: profile.older_than_ns.map(text::duration),
+            unreachable: profile.unreachable,
             beginnings: describe::beginnings(profile),
             estimates: EstimateFields::new(&totals, profile.is_exact()),
             freed_bytes: Number(totals.free_bytes.to_f64()),
@@ -109,4 +113,9 @@ impl EstimateFields {
             alloc_count: estimate(View::AllocCount),
         }
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_false(flag: &bool) -> bool {
+    !*flag
 }

@@ -14,7 +14,7 @@ pub(super) fn of(profile: &Profile, presentation: &Presentation) -> Vec<String> 
     lines.extend(View::ALL.map(|view| {
         let amount = view.amount(describe::total(profile, view));
         // What is shown of live blocks can be less than all of them: accuracy is of all.
-        format!("all {}: {about}{amount}{}", view.title(), describe::accuracy(profile, view))
+        format!("all {}: {about}{amount}{}", describe::title(profile, view), describe::accuracy(profile, view))
     }));
     if let Some(age_ns) = profile.older_than_ns {
         lines.push(format!("inuse: blocks older than {} only", text::duration(age_ns)));

@@ -45,6 +45,17 @@ fn titles_say_what_is_shown() {
 }
 
 #[test]
+fn titles_of_leaks_speak_of_leaks() {
+    let leaks = Profile { unreachable: true, ..profiles::exact() };
+    let title =
+        ["leaked bytes of cached (pid 4711)", "2.1 MiB in 22 blocks · looked at on 2026-11-21T10:00:30Z · no losses"];
+    check_title(&leaks, View::LiveBytes, title);
+    let none = Profile { unreachable: true, ..profiles::empty() };
+    let text = String::from_utf8(render(Format::Flamegraph, &none, View::LiveBytes)).expect("SVG is text");
+    assert!(text.contains("No known block was unreachable") && !text.contains("live bytes"), "{text}");
+}
+
+#[test]
 fn titles_name_heaps_that_are_sampled_for_themselves() {
     check_title(
         &profiles::mixed(),

@@ -328,6 +328,7 @@ pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, fram
     }
     let mut profile = Profile {
         older_than_ns: None,
+        unreachable: false,
         interval_bytes,
         started_unix_ns: STARTED_UNIX_NS,
         ended_unix_ns: STARTED_UNIX_NS + 30_500_000_000,

@@ -198,12 +198,27 @@ impl Text {
         }
     }
 
+    /// How the next check gets stacks, where leaks that are shown have none because they were made before.
+    fn no_stacks(&mut self, check: &Unreachable) {
+        let is_complete = check.heaps.iter().all(|heap| heap.precision == Precision::Watched);
+        if is_complete || check.leaks.iter().all(|leak| leak.watched) {
+            return;
+        }
+        let Some(target) = check.target() else { return };
+        let pid = target.pid;
+        let line = format!(
+            "only what is made while heapbpf watches has a stack: `heapbpf leaks --pid {pid} --watch 60s`, or from the first call on `heapbpf leaks -- COMMAND`"
+        );
+        self.page.line(PLAIN, &line);
+    }
+
     fn footer(&mut self, check: &Unreachable) {
         self.page.gap();
         let more = check.leak_count.saturating_sub(check.leaks.len() as u64);
         if more > 0 {
             self.line(PLAIN, &format!("{} not shown (`--limit`)", text::counted(more, "more leak")));
         }
+        self.no_stacks(check);
         // Never cut or coloured, numbers without separators and nouns without numbers: for whoever greps.
         let (leaked, known) = (check.leaked, check.known);
         let line = format!(

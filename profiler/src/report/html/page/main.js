@@ -1,6 +1,25 @@
 // Opens the profile and puts the page together.
 
+// Of leaked blocks nothing is known but that they are there: no course of time, and nothing but them was counted.
+function tellLeaks() {
+  VIEW_TITLES["live-bytes"] = "leaked bytes";
+  VIEW_TITLES["live-count"] = "leaked blocks";
+}
+
+function hideHistory() {
+  for (const id of ["timeline", "leaks", "view-alloc-bytes", "view-alloc-count"]) {
+    byId(id).hidden = true;
+  }
+  for (const link of document.querySelectorAll('nav a[href="#timeline"], nav a[href="#leaks"]')) {
+    link.hidden = true;
+  }
+}
+
 function show(json) {
+  const isOfLeaks = json.header.unreachable === true;
+  if (isOfLeaks) {
+    tellLeaks();
+  }
   const profile = new Profile(json);
   const points = new Points(profile);
   const amounts = new Amounts(profile, points);
@@ -26,6 +45,9 @@ function show(json) {
   });
   showHealth(profile);
   selection.change({});
+  if (isOfLeaks) {
+    hideHistory();
+  }
   document.addEventListener("keydown", (event) => {
     const isTyping = event.target instanceof Element && event.target.closest("input, select, textarea") !== null;
     if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey) {

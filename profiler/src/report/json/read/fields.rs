@@ -56,6 +56,8 @@ impl Root<'_> {
             ended_unix_ns: self.ended_unix_ns,
             started_monotonic_ns: self.started_unix_ns,
             older_than_ns: self.older_than_ns,
+            // Checks have a report of their own, which is not read back.
+            unreachable: false,
             window: self.window.map(WindowFields::into_window).transpose()?,
             targets: targets.collect::<Result<_, _>>()?,
             others: self.others.into_others()?,
