@@ -201,15 +201,13 @@ impl Text {
     /// How the next check gets stacks, where leaks that are shown have none because they were made before.
     fn no_stacks(&mut self, check: &Unreachable) {
         let is_complete = check.heaps.iter().all(|heap| heap.precision == Precision::Watched);
-        if is_complete || check.leaks.iter().all(|leak| leak.watched) {
+        if is_complete || check.at_exit || check.leaks.iter().all(|leak| leak.watched) {
             return;
         }
         let Some(target) = check.target() else { return };
-        let pid = target.pid;
-        let line = format!(
-            "only what is made while heapbpf watches has a stack: `heapbpf leaks --pid {pid} --watch 60s`, or from the first call on `heapbpf leaks -- COMMAND`"
-        );
-        self.page.line(PLAIN, &line);
+        self.line(PLAIN, "stacks are known of what is made while heapbpf watches:");
+        self.line(PLAIN, &format!("  heapbpf leaks --pid {} --watch 60s", target.pid));
+        self.line(PLAIN, "  heapbpf leaks -- COMMAND");
     }
 
     fn footer(&mut self, check: &Unreachable) {

@@ -59,7 +59,7 @@ class FlamePanel {
     const age = profile.header.older_than;
     const older = age !== null && selection.view.startsWith("live") && points.isAll(selection.period) ? ` older than ${age}` : "";
     const compared = selection.base === null ? "" : `, compared with ${points.periodText(selection.base)}`;
-    byId("flame-subject").textContent = `${what}${older}, ${points.periodText(selection.period)}${compared}`;
+    byId("flame-subject").textContent = profile.header.unreachable ? what : `${what}${older}, ${points.periodText(selection.period)}${compared}`;
     const nothing = profile.header.nothing.find(({ view }) => view === selection.view);
     const isEmpty = !(tree.width[0] > 0);
     byId("flame-empty").hidden = !isEmpty;

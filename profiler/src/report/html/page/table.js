@@ -60,7 +60,7 @@ class CallsiteTable {
     const unknown = (text) => (value) => (value < 0 ? "–" : text(value));
     const of = isLive ? "live" : "alloc";
     const columns = [
-      { id: "live_bytes", label: "Live", ...size("live_bytes"), wide: !isLive },
+      { id: "live_bytes", label: this.profile.header.unreachable ? "Leaked" : "Live", ...size("live_bytes"), wide: !isLive },
       { id: "live_count", label: "Blocks", ...number("live_count"), wide: true },
       { id: "alloc_bytes", label: "Allocated", ...size("alloc_bytes"), wide: isLive },
       { id: "alloc_count", label: "Alloc. blocks", ...number("alloc_count"), wide: true, wider: true },
