@@ -63,7 +63,9 @@ impl Checking {
     pub(super) fn check(&self, look: Look) {
         self.open.fetch_add(1, Ordering::Relaxed);
         // Where the thread has ended before its time, the end tells.
-        let _ = self.looks.as_ref().map(|looks| looks.send(look));
+        if let Some(looks) = &self.looks {
+            let _ = looks.send(look);
+        }
     }
 
     /// Whether a look is being checked. Each holds a copy of the process's memory.

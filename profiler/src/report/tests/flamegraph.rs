@@ -47,8 +47,10 @@ fn titles_say_what_is_shown() {
 #[test]
 fn titles_of_leaks_speak_of_leaks() {
     let leaks = Profile { unreachable: true, ..profiles::exact() };
-    let title =
-        ["leaked bytes of cached (pid 4711)", "2.1 MiB in 1,203 blocks · looked at on 2026-11-21T10:00:30Z · no losses"];
+    let title = [
+        "leaked bytes of cached (pid 4711)",
+        "2.1 MiB in 1,203 blocks · looked at on 2026-11-21T10:00:30Z · no losses",
+    ];
     check_title(&leaks, View::LiveBytes, title);
     let none = Profile { unreachable: true, ..profiles::empty() };
     let text = render(Format::Flamegraph, &none, View::LiveBytes);
