@@ -110,6 +110,7 @@ mod tests {
             ("{\"version\": 1", "not JSON, or not all of it"),
             ("{\"version\": 2}", "has version 2 of the report"),
             ("{\"version\": 1, \"kind\": \"diff\"}", "the difference of two profiles"),
+            ("{\"version\": 1, \"kind\": \"leaks\"}", "a report of `heapbpf leaks`"),
             ("{\"version\": 1}", "missing field `interval_bytes`"),
             ("{\"name\": \"x\"}", "it says no version"),
         ] {

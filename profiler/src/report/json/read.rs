@@ -31,6 +31,11 @@ pub enum ReadError {
     /// It is the difference of two profiles.
     #[error("it is the difference of two profiles, which is no profile; give one of those that it was made from")]
     Diff,
+    /// It is a check for leaks.
+    #[error(
+        "it is a report of `heapbpf leaks`, which is no profile; have that write what you want to see: `heapbpf leaks -o leaks.svg`"
+    )]
+    Leaks,
     /// It is JSON of another kind, or something in it cannot be.
     #[error("it is not a report of heapbpf: {0}")]
     NotReport(String),
@@ -65,6 +70,7 @@ pub fn read(text: &[u8]) -> Result<Profile, ReadError> {
     let opening: Opening = serde_json::from_slice(text).map_err(refused)?;
     match (opening.version, opening.kind.as_deref()) {
         (Some(_), Some("diff")) => return Err(ReadError::Diff),
+        (Some(_), Some("leaks")) => return Err(ReadError::Leaks),
         (Some(version), None) if version == u64::from(VERSION) => {}
         (Some(version), None) => return Err(ReadError::Version { version }),
         _ => return Err(ReadError::NotReport("it says no version".to_owned())),

@@ -131,7 +131,7 @@ impl Text {
 
     fn leak(&mut self, check: &Unreachable, leak: &Leak) {
         let known = leak.type_name.as_ref().map(of_type).unwrap_or_default();
-        let age = leak.age_ns.map(|age| format!(", {} old", text::duration(age))).unwrap_or_default();
+        let age = leak.age_ns.map(age).unwrap_or_default();
         let line = format!("{} unreachable at {:#x}{known}{age}", size(leak.size_bytes), leak.address);
         self.line(HEADING, &line);
         if leak.cycle_count > 1 {
@@ -271,4 +271,10 @@ fn place(frame: &Frame) -> String {
         place.push_str(" [inlined]");
     }
     place
+}
+
+/// How old a block is. Ages are known to a sixtieth of a second.
+fn age(age_ns: u64) -> String {
+    const KNOWN_NS: u64 = 1 << 24;
+    if age_ns < KNOWN_NS { ", just made".to_owned() } else { format!(", {} old", text::duration(age_ns)) }
 }
