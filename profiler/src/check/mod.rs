@@ -253,6 +253,12 @@ fn caveats(look: &Look, known: &Known, folded: &Folded) -> Vec<String> {
             "what hangs on {bounded} entries was not followed to its end: their sums are at least what is told"
         ));
     }
+    let lost = look.snapshot.health.lost_total();
+    if lost > 0 {
+        caveats.push(format!(
+            "{lost} events were lost: blocks that were made then have no stack, and are not known where the heap was not walked"
+        ));
+    }
     let unread = look.collected.unread_bytes;
     if unread > 0 {
         caveats.push(format!("{unread} bytes of its memory could not be read: what only those hold is told as leaked"));

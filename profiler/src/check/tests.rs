@@ -216,6 +216,17 @@ fn walked_blocks_are_told_without_stacks_and_freed_ones_not_at_all() {
 }
 
 #[test]
+fn what_weakens_the_result_is_said() {
+    let mut look = look(memory(&[]), &[(HEAP + 0x10, 16, 0)], Vec::new(), false);
+    look.snapshot.health.lose("ring_full", 7);
+    look.collected.unread_bytes = 4096;
+    let found = check(look, &plan(""), &Nameless);
+    let starts: Vec<_> = found.caveats.iter().map(|caveat| caveat.split(' ').next().expect("words")).collect();
+    assert_eq!(starts, ["7", "4096"], "{:?}", found.caveats);
+    assert_eq!(found.heaps[0].precision, Precision::Partial);
+}
+
+#[test]
 fn a_suppressed_block_takes_what_it_holds_with_it() {
     let memory = memory(&[(HEAP + 0x10, HEAP + 0x100)]);
     let watched = [(HEAP + 0x10, 16, 0), (HEAP + 0x100, 32, 1), (HEAP + 0x200, 8, 2)];
