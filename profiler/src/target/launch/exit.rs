@@ -68,6 +68,10 @@ impl Launch {
         if !matches!(self.state, State::Followed) || self.next_stir()?.is_some() {
             return Ok(false);
         }
+        // It may have been found to have ended.
+        if !matches!(self.state, State::Followed) {
+            return Ok(false);
+        }
         let Some(crew) = &mut self.crew else { return Ok(false) };
         let stopped = crew.stop(ALL_STOP_WAIT);
         if stopped.map_err(|error| self.untraceable(error))? {

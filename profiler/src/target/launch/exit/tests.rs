@@ -238,6 +238,18 @@ fn a_program_that_is_killed_is_held_and_ends() {
 }
 
 #[test]
+fn a_program_that_has_ended_meanwhile_is_not_stopped() {
+    let workshop = Workshop::new();
+    let mut launch = start(&[&program(&workshop), "returns"]);
+    assert_eq!(next(&mut launch), Some(Stir::Exiting));
+    launch.follow_execs().expect("held");
+    let stat = format!("/proc/{}/stat", launch.pid());
+    while !std::fs::read_to_string(&stat).expect("nobody has asked for its end").contains(") Z ") {}
+    assert!(!launch.stop().expect("it has ended"));
+    assert_eq!(launch.try_reap().map(shell_code), Some(3));
+}
+
+#[test]
 fn a_program_is_stopped_and_goes_on_undisturbed() {
     let workshop = Workshop::new();
     let mut launch = asleep(&workshop, "epolls", 2);
