@@ -166,7 +166,7 @@ fn python_from_its_first_call_to_its_end() {
     assert_eq!(forgotten.len(), 1, "{}", found.told());
     assert!(forgotten[0].watched, "{:?}", forgotten[0]);
     // A library that was loaded just before has unwind tables a moment later: a stack that would go through it ends there until then.
-    let functions = forgotten[0].functions();
+    let functions: Vec<&str> = forgotten[0].functions().collect();
     assert!(functions.is_empty() || functions.contains(&"ffi_call"), "{}", found.told());
 }
 

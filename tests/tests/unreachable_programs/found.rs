@@ -77,7 +77,7 @@ impl Found {
 }
 
 impl Leak {
-    fn functions(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn functions(&self) -> impl Iterator<Item = &str> {
         self.stack.iter().filter_map(|frame| frame.function.as_deref())
     }
 }
