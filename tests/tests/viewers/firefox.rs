@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use heapbpf_tests::viewers;
 use rustix::process::{Pid, Signal, kill_process};
@@ -17,23 +18,57 @@ struct Session {
     daemon: Child,
 }
 
+/// How often it is started.
+const TRIES: u32 = 4;
+
+/// Reading takes seconds.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
 impl Session {
     /// # Panics
     ///
     /// When the profiler refuses the profile.
     #[track_caller]
     fn open(path: &Path) -> Self {
+        // Its daemon was seen to hang at its start, once in some hundred times. A profile that it refuses ends it.
+        (0..TRIES).find_map(|_| Self::try_open(path)).unwrap_or_else(|| panic!("the profiler does not answer"))
+    }
+
+    /// `None` where it does not answer.
+    #[track_caller]
+    fn try_open(path: &Path) -> Option<Self> {
         let directory = tempfile::tempdir().expect("the temporary directory is ours");
         let mut daemon = Self::cli(directory.path(), "--daemon");
         daemon.arg(path).args(["--session", "own"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let daemon = daemon.spawn().expect("profiler-cli is installed");
         let mut session = Self { directory, daemon };
+        let begun = Instant::now();
         // It answers once the profile is read, and ends where it cannot be.
-        while !viewers::output(&mut session.verb("thread list")).status.success() {
+        while !session.answers(begun + ANSWER_MAX) {
             let ended = session.daemon.try_wait().expect("it is our child");
             assert!(ended.is_none(), "the profiler does not read `{}`: {ended:?}", path.display());
+            if begun.elapsed() > ANSWER_MAX {
+                let _ = session.daemon.kill();
+                return None;
+            }
         }
-        session
+        Some(session)
+    }
+
+    /// Whether the daemon can be asked, by then.
+    fn answers(&self, deadline: Instant) -> bool {
+        let mut verb = self.verb("thread list");
+        let verb = verb.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut asking = verb.spawn().expect("profiler-cli is installed");
+        while Instant::now() < deadline {
+            if let Some(status) = asking.try_wait().expect("it is our child") {
+                return status.success();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = asking.kill();
+        let _ = asking.wait();
+        false
     }
 
     fn cli(directory: &Path, verb: &str) -> Command {
