@@ -60,11 +60,6 @@ impl Found {
         heap.unwrap_or_else(|| panic!("no `{name}` among {:?}", self.heaps))
     }
 
-    /// Leaks that have a function in their stacks.
-    pub(crate) fn of<'a>(&'a self, function: &'a str) -> impl Iterator<Item = &'a Leak> {
-        self.leaks.iter().filter(move |leak| leak.functions().any(|name| name == function))
-    }
-
     /// The functions that leaked blocks were made by, for whoever reads a failure.
     pub(crate) fn told(&self) -> String {
         let line = |leak: &Leak| {
