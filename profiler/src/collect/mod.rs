@@ -22,6 +22,7 @@ mod error;
 pub mod fork;
 pub mod pages;
 pub mod roots;
+pub mod spans;
 pub mod stop;
 
 pub use error::CollectError;

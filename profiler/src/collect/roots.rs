@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::iter;
 
+use super::spans::{joined, without};
 use super::{RED_ZONE_BYTES, Span, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::Tid;
@@ -176,40 +177,6 @@ fn stack_of_ended(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memor
         return None;
     }
     Some((stack, tid == JOINED))
-}
-
-/// Sorted, overlaps joined.
-fn joined(mut spans: Vec<Span>) -> Vec<Span> {
-    spans.retain(|span| span.start < span.end);
-    spans.sort_by_key(|span| span.start);
-    spans.dedup_by(|later, earlier| {
-        let joins = later.start <= earlier.end;
-        if joins {
-            earlier.end = earlier.end.max(later.end);
-        }
-        joins
-    });
-    spans
-}
-
-/// Spans without the cuts, both sorted and without overlaps.
-fn without(spans: Vec<Span>, cuts: &[Span]) -> Vec<Span> {
-    let mut rest = Vec::with_capacity(spans.len());
-    let mut first = 0;
-    for span in spans {
-        first += cuts[first..].partition_point(|cut| cut.end <= span.start);
-        let mut start = span.start;
-        for cut in cuts[first..].iter().take_while(|cut| cut.start < span.end) {
-            if start < cut.start {
-                rest.push(start..cut.start);
-            }
-            start = start.max(cut.end);
-        }
-        if start < span.end {
-            rest.push(start..span.end);
-        }
-    }
-    rest
 }
 
 #[cfg(test)]

@@ -14,9 +14,10 @@ mod extent;
 mod sizes;
 mod tree;
 
-use super::spans::{covered, joined};
+use super::spans::covered;
 use super::{Scene, Walk, WalkedBlock};
 use crate::address::TargetAddr;
+use crate::collect::spans::joined;
 use extent::Extent;
 use sizes::Sizes;
 use tree::Tree;

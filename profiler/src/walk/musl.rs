@@ -15,10 +15,11 @@ mod slot;
 
 use rustc_hash::FxHashMap;
 
-use super::spans::{covered, joined, without};
+use super::spans::covered;
 use super::{Scene, Walk, WalkedBlock};
 use crate::address::TargetAddr;
 use crate::collect::Span;
+use crate::collect::spans::{joined, without};
 use crate::proc::regions::{Region, RegionKind};
 use group::Meta;
 use slot::Slot;
@@ -128,7 +129,7 @@ impl<'a> Heap<'a> {
         if !self.holes.is_empty() {
             gaps.push(format!("{} slots do not say what is in them: their headers are overwritten", self.holes.len()));
         }
-        let areas = without(joined(self.areas), self.holes);
+        let areas = without(joined(self.areas), &joined(self.holes));
         Walk { heap: HEAP, blocks: self.blocks, areas, gaps, busy: self.busy || odd_groups > 0 }
     }
 }

@@ -5,9 +5,9 @@ use super::lists::{Links, Steps};
 use super::{span, tcache};
 use crate::address::TargetAddr;
 use crate::collect::Span;
+use crate::collect::spans::joined;
 use crate::memory::WORD_BYTES;
 use crate::proc::regions::region_of;
-use crate::walk::spans::joined;
 use crate::walk::{Scene, WalkedBlock};
 
 /// How far below a thread's pointer the library's variables are looked for, a word at a time.
