@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 
-use found::{Found, launch, look, under_load};
+use found::{Found, Leak, launch, look, under_load};
 use heapbpf_tests::kernel::{assert_no_probes, tracer};
 use heapbpf_tests::nginx::Nginx;
 use heapbpf_tests::postgres::Postgres;
@@ -138,9 +138,17 @@ fn shelf() -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("targets/shelf.py").display().to_string()
 }
 
-/// The block that shelf.py has leaked: malloc rounds its size up.
-fn is_forgotten(size_bytes: u64) -> bool {
-    (54_321..54_321 + 16).contains(&size_bytes)
+/// What shelf.py has leaked.
+const FORGOTTEN: u64 = 20;
+
+/// How many of them each look has to find. An interpreter's free memory is full of old words, some of which are the upper half of a pointer
+/// behind the end of a string: such a word can be the address of a block that nothing holds, and the block then counts as held.
+const FORGOTTEN_LEAST: u64 = 15;
+
+/// Leaked blocks of the size of those that shelf.py has leaked: malloc rounds it up.
+fn forgotten(found: &Found) -> u64 {
+    let size = |leak: &&Leak| (3001..3001 + 16).contains(&leak.size_bytes);
+    found.leaks.iter().filter(size).map(|leak| 1 + leak.similar.count).sum()
 }
 
 #[test]
@@ -149,9 +157,9 @@ fn python_under_load() {
     under_load(
         || shelf.request(),
         || {
-            for found in look_in_each_way(shelf.child.id(), "libc", 500 << 10, 60_000) {
-                let forgotten = found.leaks.iter().filter(|leak| is_forgotten(leak.size_bytes)).count();
-                assert_eq!(forgotten, 1, "{}", found.told());
+            for found in look_in_each_way(shelf.child.id(), "libc", 500 << 10, 65_000) {
+                let forgotten = forgotten(&found);
+                assert!((FORGOTTEN_LEAST..=FORGOTTEN).contains(&forgotten), "{}", found.told());
             }
         },
     );
@@ -162,11 +170,12 @@ fn python_from_its_first_call_to_its_end() {
     let (stdout, found) = launch("", &[PYTHON, &shelf()]);
     assert_eq!(stdout.lines().next(), Some("ready"));
     assert_eq!(found.heap("libc").precision, "watched");
-    let forgotten: Vec<_> = found.leaks.iter().filter(|leak| leak.size_bytes == 54_321).collect();
-    assert_eq!(forgotten.len(), 1, "{}", found.told());
-    assert!(forgotten[0].watched, "{:?}", forgotten[0]);
+    assert!((FORGOTTEN_LEAST..=FORGOTTEN).contains(&forgotten(&found)), "{}", found.told());
+    let leak = found.leaks.iter().find(|leak| leak.size_bytes == 3001);
+    let leak = leak.unwrap_or_else(|| panic!("no block with the size that was asked for: {}", found.told()));
+    assert!(leak.watched, "{leak:?}");
     // A library that was loaded just before has unwind tables a moment later: a stack that would go through it ends there until then.
-    let functions: Vec<&str> = forgotten[0].functions().collect();
+    let functions: Vec<&str> = leak.functions().collect();
     assert!(functions.is_empty() || functions.contains(&"ffi_call"), "{}", found.told());
 }
 
