@@ -16,6 +16,7 @@ mod progress;
 mod quantity;
 mod record;
 mod recorded;
+mod refusal;
 mod stops;
 mod writing;
 
@@ -46,7 +47,7 @@ mod exit {
 pub fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return refuse(&error),
+        Err(error) => return refusal::refuse(&error),
     };
     start_log(cli.verbose, is_quiet(&cli));
     let result = match cli.command {
@@ -90,33 +91,6 @@ fn manual(of: Option<&str>) -> anyhow::Result<u8> {
     };
     clap_mangen::Man::new(page).render(&mut std::io::stdout())?;
     Ok(exit::DONE)
-}
-
-/// Help and version go to standard output; what cannot be parsed is an error like any other, with the values marked as
-/// everywhere else.
-fn refuse(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr() {
-        let _ = error.print();
-        return ExitCode::from(exit::DONE);
-    }
-    let text = error.render().to_string();
-    let reason = text.split("\n\n").next().unwrap_or(&text).trim_start_matches("error: ");
-    let command = if text.contains("Usage: heapbpf leaks ") { "heapbpf leaks" } else { "heapbpf" };
-    say(&format!("heapbpf: error: {}; see `{command} --help`", in_backticks(reason).trim_end()));
-    ExitCode::from(exit::USAGE)
-}
-
-/// The library's quotes become backticks; an apostrophe stands between letters.
-fn in_backticks(text: &str) -> String {
-    let mut before = ' ';
-    let mut characters = text.chars().peekable();
-    let mut marked = String::with_capacity(text.len());
-    while let Some(character) = characters.next() {
-        let is_apostrophe = before.is_alphabetic() && characters.peek().is_some_and(|next| next.is_alphabetic());
-        marked.push(if character == '\'' && !is_apostrophe { '`' } else { character });
-        before = character;
-    }
-    marked
 }
 
 /// The columns of the terminal that standard output is, if it is one, and whether it is to be coloured.
@@ -163,17 +137,4 @@ fn start_log(verbose: u8, quiet: bool) {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(progress::Log::new).without_time();
     // What cannot be written cannot be complained of either.
     log.log_internal_errors(false).init();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_are_in_backticks_and_apostrophes_stay() {
-        let check = |text: &str, expected: &str| assert_eq!(in_backticks(text), expected);
-        check("invalid value 'x' for '--pid <PID>'", "invalid value `x` for `--pid <PID>`");
-        check("'a b' cannot be a heap's name", "`a b` cannot be a heap's name");
-        check("''", "``");
-    }
 }
