@@ -52,6 +52,17 @@ pub(super) fn interval(profile: &Profile) -> String {
     }
 }
 
+/// When an inspection for leaks was, which watches nothing or not for long: `looked at on 2026-05-01T12:00:00Z`.
+pub(super) fn looked(profile: &Profile) -> Option<String> {
+    profile.unreachable.then(|| format!("looked at on {}", text::moment(profile.ended_unix_ns)))
+}
+
+/// How it came to be known: `every allocation`, `watched for 30s`.
+pub(super) fn observed(profile: &Profile) -> Vec<String> {
+    let watched = || vec![interval(profile), format!("watched for {}", text::duration(duration_ns(profile)))];
+    looked(profile).map_or_else(watched, |looked| vec![looked])
+}
+
 /// Changes of intervals by heap, heaps in the order in which theirs first changed.
 pub(super) fn interval_changes(health: &Health) -> Vec<(&str, Vec<&IntervalChange>)> {
     let mut heaps: Vec<(&str, Vec<&IntervalChange>)> = Vec::new();

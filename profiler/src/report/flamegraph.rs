@@ -91,21 +91,20 @@ fn subtitle(profile: &Profile, view: View) -> String {
     let total = view.amount(describe::total(profile, view));
     if profile.unreachable {
         let count = View::LiveCount.amount(describe::total(profile, View::LiveCount));
-        let when = format!("looked at on {}", text::moment(profile.ended_unix_ns));
-        let subtitle = [format!("{total} in {count}"), when, describe::losses(profile)].join(" · ");
-        return text::cut(&subtitle, SUBTITLE_CHARS_MAX).into_owned();
+        let mut parts = vec![format!("{total} in {count}")];
+        parts.extend(describe::observed(profile));
+        parts.push(describe::losses(profile));
+        return text::cut(&parts.join(" · "), SUBTITLE_CHARS_MAX).into_owned();
     }
     let folded = describe::folded(profile, view)
         .map(|amount| format!("not drawn: {amount} of {}", describe::folded_processes(profile)));
-    let parts = [
-        format!("{}{total}{}", describe::about(profile.is_exact()), describe::accuracy(profile, view)),
-        describe::interval(profile),
-        format!("watched for {}", text::duration(describe::duration_ns(profile))),
-        describe::losses(profile),
-    ];
+    let mut parts =
+        vec![format!("{}{total}{}", describe::about(profile.is_exact()), describe::accuracy(profile, view))];
+    parts.extend(describe::observed(profile));
+    parts.push(describe::losses(profile));
     let is_span = profile.window.as_ref().is_some_and(|window| window.number.is_some());
     let delta = is_span.then(|| format!("live {} in the window", window::delta(profile)));
-    let parts: Vec<String> = parts.into_iter().chain(delta).chain(folded).collect();
+    parts.extend(delta.into_iter().chain(folded));
     text::cut(&parts.join(" · "), SUBTITLE_CHARS_MAX).into_owned()
 }
 

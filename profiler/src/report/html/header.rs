@@ -21,6 +21,9 @@ pub(super) struct HeaderFields {
     span: Number,
     /// How long was watched, in words.
     duration: String,
+    /// When it was, of an inspection for leaks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    looked: Option<String>,
     /// What came of the window that the profile is about, where it is about one.
     window: Option<String>,
     /// How old live blocks must be, in words.
@@ -65,6 +68,7 @@ impl HeaderFields {
             started: text::moment(profile.started_unix_ns),
             span: Number(float(profile.ended_unix_ns.saturating_sub(profile.started_unix_ns)) / 1e6),
             duration: text::duration(describe::duration_ns(profile)),
+            looked: describe::looked(profile),
             window: profile.window.is_some().then(|| window::outcome(profile)),
             older_than: profile.older_than_ns.map(text::duration),
             unreachable: profile.unreachable,

@@ -8,8 +8,9 @@ pub(super) fn of(profile: &Profile, presentation: &Presentation) -> Vec<String> 
     let mut lines = vec![
         format!("heapbpf {}", env!("CARGO_PKG_VERSION")),
         format!("profile of {}{}", describe::subject(profile), window::title(profile)),
-        format!("interval: {}", describe::interval(profile)),
     ];
+    let looked = describe::looked(profile);
+    lines.push(looked.clone().unwrap_or_else(|| format!("interval: {}", describe::interval(profile))));
     let about = describe::about(profile.is_exact());
     lines.extend(View::ALL.map(|view| {
         let amount = view.amount(describe::total(profile, view));
@@ -26,7 +27,9 @@ pub(super) fn of(profile: &Profile, presentation: &Presentation) -> Vec<String> 
     lines.extend(hooks.map(|(_, hook)| describe::unattached(hook)));
     let changes = describe::interval_changes(&profile.health);
     lines.extend(changes.iter().map(|(heap, changes)| describe::changed_interval(profile, heap, changes)));
-    lines.push(format!("watched for {}", text::duration(describe::duration_ns(profile))));
+    if looked.is_none() {
+        lines.push(format!("watched for {}", text::duration(describe::duration_ns(profile))));
+    }
     lines.extend(describe::beginnings(profile));
     if !presentation.by.is_empty() {
         let labels: Vec<&str> = presentation.by.iter().map(|group| group.name()).collect();

@@ -54,6 +54,13 @@ fn data_of_made_up_profiles() {
 }
 
 #[test]
+fn of_leaks_it_is_told_when_they_were_looked_for() {
+    let looked = |profile: &Profile| data(&page(profile))["header"]["looked"].clone();
+    assert_eq!(looked(&Profile { unreachable: true, ..profiles::exact() }), "looked at on 2026-11-21T10:00:30Z");
+    assert_eq!(looked(&profiles::exact()), Value::Null);
+}
+
+#[test]
 fn every_profile_has_a_page() {
     for profile in profiles::all().into_iter().chain([large(10, 5)]) {
         let page = page(&profile);

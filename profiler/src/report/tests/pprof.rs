@@ -39,6 +39,13 @@ fn goldens() {
 }
 
 #[test]
+fn of_leaks_it_is_told_when_they_were_looked_for() {
+    let text = decoded(&Profile { unreachable: true, ..profiles::exact() }).text();
+    assert!(text.contains("# looked at on 2026-11-21T10:00:30Z\n"), "{text}");
+    assert!(!text.contains("watched for") && !text.contains("interval: "), "{text}");
+}
+
+#[test]
 fn sums_are_the_totals() {
     for profile in [profiles::exact(), profiles::mixed(), profiles::freed(), profiles::nameless()] {
         let expected = VIEWS.map(|view| profile.targets.iter().map(|target| view.rounded(&target.totals)).sum::<u64>());

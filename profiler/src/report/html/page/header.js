@@ -11,9 +11,11 @@ class Header {
     byId("subject").textContent = cut(header.subject, 200);
     const commands = new Set(profile.targets.map(({ command }) => command));
     const command = commands.size === 1 ? cut([...commands][0], 120) : "";
+    const watched = [header.interval, `watched for ${header.duration}`, `from ${header.started.replace("T", " ").replace("Z", " UTC")}`];
+    const observed = header.looked === undefined ? watched : [header.looked.replace("T", " ").replace("Z", " UTC")];
     fill(
       byId("facts"),
-      [command, header.interval, `watched for ${header.duration}`, `from ${header.started.replace("T", " ").replace("Z", " UTC")}`, header.window, this.ending()]
+      [command, ...observed, header.window, this.ending()]
         .filter((fact) => fact !== null && fact !== "")
         .map((fact) => element("li", {}, fact)),
       element("li", {}, element("a", { href: "#health", class: header.incomplete ? "warning" : "good" }, header.losses)),
