@@ -8,12 +8,16 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow, bail};
+use bytesize::ByteSize;
 
 use super::output::Output;
+use super::progress::ProgressLine;
 use super::{exit, is_broken_pipe, numbered, terminal};
+use crate::address::TargetAddr;
 use crate::check::look::Look;
 use crate::check::{Plan, check};
 use crate::ids::Pid;
+use crate::report::text::printable;
 use crate::report::unreachable::Unreachable;
 use crate::report::unreachable::write_json;
 use crate::report::unreachable::{Style, write_text};
@@ -120,7 +124,10 @@ impl Desk {
                 self.count += 1;
                 self.write_numbered(&earlier)?;
             }
+            let line = ProgressLine::new(self.telling.quiet || self.telling.to_stderr);
+            line.begin(work(&look));
             let found = check(look, &self.plan, &self.resolver);
+            line.clear();
             if found.watched_ns.is_none() && found.known.count == 0 {
                 let pid = found.target().map_or(Pid(0), |target| target.pid);
                 bail!(
@@ -178,6 +185,14 @@ impl Desk {
             written => written,
         }
     }
+}
+
+/// What a check is about: `looking for leaks in 1.3 GiB of redis-server's memory`.
+fn work(look: &Look) -> String {
+    let parts = look.collected.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
+    let bytes: u64 = parts.iter().map(|part| part.end.0 - part.start.0).sum();
+    let comm = look.snapshot.targets.first().map_or("the process", |target| target.facts.comm.as_str());
+    format!("looking for leaks in {} of {}'s memory", ByteSize(bytes), printable(comm))
 }
 
 /// Why no heap could be walked.

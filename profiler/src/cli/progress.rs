@@ -32,6 +32,14 @@ impl ProgressLine {
         }
     }
 
+    /// Says what is being done until it is cleared; turns by itself meanwhile.
+    pub(super) fn begin(&self, work: String) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(work);
+            bar.enable_steady_tick(Duration::from_millis(100));
+        }
+    }
+
     /// Writes a line of its own to standard error.
     pub(super) fn say(&self, text: &str) {
         match &self.0 {
