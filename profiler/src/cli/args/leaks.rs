@@ -12,7 +12,7 @@ use crate::report::Format;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
-  sudo heapbpf leaks --pid 1234                      at once: no probes, so no stacks; glibc's and musl's heaps
+  sudo heapbpf leaks --pid 1234                      at once: no probes, so no stacks; glibc, musl, jemalloc
   sudo heapbpf leaks --pid 1234 --watch 60s          watch for a minute first: what is made meanwhile has a stack
   sudo heapbpf leaks --pid 1234 --watch 1h --interval 64KiB   cheaper: a stack for one block in many, all blocks found
   sudo heapbpf leaks -- ./server --port 80           from the first call to the exit, every block with its stack
