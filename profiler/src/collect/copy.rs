@@ -9,6 +9,7 @@ use super::{CollectError, Span};
 use crate::address::TargetAddr;
 use crate::ids::Pid;
 use crate::memory::Memory;
+use crate::proc::cgroup_memory;
 use crate::sys::buffer::Buffer;
 use crate::sys::deferral::Deferral;
 use crate::sys::{memory, process_memory};
@@ -32,11 +33,12 @@ impl Room {
     ///
     /// # Errors
     ///
-    /// [`CollectError::TooLarge`] for more than three quarters of the machine's free memory: what the copy is looked through
-    /// with takes some too.
+    /// [`CollectError::TooLarge`] for more than three quarters of the memory that is free, on the machine and in this process's control
+    /// groups: what the copy is looked through with takes some too.
     pub fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
-        let mut room = Self::empty(pid, bytes, memory::available_bytes().map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
-        // Where less memory can be had than the kernel says, as in a container, the process is not to pay for its copy.
+        let free = [memory::available_bytes(), cgroup_memory::available_bytes()].into_iter().flatten().min();
+        let mut room = Self::empty(pid, bytes, free.map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
+        // Where less memory can be had than the kernel says the process is not to pay for its copy.
         memory::give_way();
         room.buffer.prepare(usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok(room)

@@ -71,7 +71,7 @@ pub enum CollectError {
     Narrow(Pid),
     /// The copy does not fit into memory.
     #[error(
-        "process `{pid}` holds {} that would have to be copied, and {} is what may be taken of this machine's free memory; use `--snapshot fork`, which copies only what changes", ByteSize(*needed_bytes).display().iec(), ByteSize(*allowed_bytes).display().iec()
+        "process `{pid}` holds {} that would have to be copied, and {} is what may be taken of the memory that is free, on this machine and in heapbpf's control group; use `--snapshot fork`, which copies only what changes", ByteSize(*needed_bytes).display().iec(), ByteSize(*allowed_bytes).display().iec()
     )]
     TooLarge {
         /// The process.

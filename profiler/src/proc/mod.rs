@@ -6,6 +6,7 @@ use std::io;
 use crate::ids::Pid;
 
 pub mod auxv;
+pub mod cgroup_memory;
 pub mod cgroups;
 pub mod executable;
 pub mod kept;
@@ -42,6 +43,16 @@ pub enum ProcError {
         entry: &'static str,
         /// What the kernel said.
         source: io::Error,
+    },
+    /// It has more mappings than are read; `vm.max_map_count` allows 65,530 as it comes.
+    #[error(
+        "process `{pid}` has more than {max} mappings, which is more than heapbpf reads; see `sysctl vm.max_map_count`"
+    )]
+    TooManyMappings {
+        /// The process asked for.
+        pid: Pid,
+        /// Most that are read.
+        max: usize,
     },
     /// The processes cannot be listed.
     #[error("cannot list `/proc`: {0}; see that it is mounted with `mount -t proc proc /proc`")]

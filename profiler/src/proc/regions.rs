@@ -88,22 +88,24 @@ pub fn region_of(regions: &[Region], address: TargetAddr) -> Option<&Region> {
 ///
 /// # Errors
 ///
-/// If there is no such process, or it may not be read.
+/// If there is no such process, it may not be read, or it has more than 2²⁰: what is held by the others would look lost.
 pub fn regions(pid: Pid) -> Result<Vec<Region>, ProcError> {
     let failed = |source| ProcError::from_io(pid, "maps", source);
     let file = File::open(process::entry_path(pid, "maps")).map_err(failed)?;
     let mut reader = BufReader::with_capacity(1 << 16, file);
     let mut regions = Vec::new();
     let mut line = Vec::new();
-    while regions.len() < REGIONS_MAX {
+    loop {
         line.clear();
         if reader.read_until(b'\n', &mut line).map_err(failed)? == 0 {
-            break;
+            return Ok(regions);
+        }
+        if regions.len() == REGIONS_MAX {
+            return Err(ProcError::TooManyMappings { pid, max: REGIONS_MAX });
         }
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
         regions.push(parse(text).ok_or(ProcError::Malformed { pid, entry: "maps" })?);
     }
-    Ok(regions)
 }
 
 fn parse(line: &[u8]) -> Option<Region> {
