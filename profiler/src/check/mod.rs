@@ -11,8 +11,7 @@ use crate::collect::roots::root_spans;
 use crate::ids::HeapId;
 use crate::leak::blocks::{BlockId, Blocks};
 use crate::leak::fold::{Folded, RootLeak, Sum, fold};
-use crate::leak::mark::{Roots, mark};
-use crate::memory::Memory;
+use crate::leak::mark::{Roots, mark, mark_also};
 use crate::report::profile::{FrameId, Profile};
 use crate::report::suppressions::Suppressions;
 use crate::report::unreachable::merge;
@@ -48,17 +47,18 @@ pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable
     look.watched.sort_unstable_by_key(|block| block.address);
     let memory = &*look.collected.memory;
     let known = Known::of(&look.watched, &look.walks, &look.collected.regions);
-    let mut search = Search { memory, known: &known, roots: roots(&look, &known) };
-    let mut folded = search.fold();
+    let marks = mark(&known.blocks, &roots(&look, &known), memory);
+    let mut folded = fold(&known.blocks, &marks, memory);
     let books = Books::new(&look);
     let mut suppressed = Sum::default();
     if !plan.suppressions.is_empty() {
         // Of whole stacks, whatever is shown of them.
         let (profile, indices) = books.profile(&known.blocks, &folded.unreached, resolver, false);
-        let ids = search.suppressed(&folded, &profile, &indices, &plan.suppressions);
+        let ids = suppressed_of(&known.blocks, &folded, &profile, &indices, &plan.suppressions);
         // What a suppressed block holds is suppressed with it.
-        search.roots.words.extend(ids.iter().map(|id| known.blocks.get(*id).start.0));
-        let rest = search.fold();
+        let words = ids.iter().map(|id| known.blocks.get(*id).start.0).collect();
+        mark_also(&marks, &known.blocks, words, memory);
+        let rest = fold(&known.blocks, &marks, memory);
         suppressed = Sum {
             count: folded.leaked.count.saturating_sub(rest.leaked.count),
             bytes: folded.leaked.bytes.saturating_sub(rest.leaked.bytes),
@@ -107,38 +107,24 @@ fn roots(look: &Look, known: &Known) -> Roots {
     Roots { ranges, words: registers.chain(collected.kernel_words.iter().copied()).collect() }
 }
 
-/// Blocks, and where reaching begins.
-struct Search<'a> {
-    memory: &'a dyn Memory,
-    known: &'a Known,
-    roots: Roots,
-}
-
-impl Search<'_> {
-    fn fold(&self) -> Folded {
-        let marks = mark(&self.known.blocks, &self.roots, self.memory);
-        fold(&self.known.blocks, &marks, self.memory)
-    }
-
-    /// Leaked blocks whose stacks a suppression matches.
-    fn suppressed(
-        &self,
-        folded: &Folded,
-        profile: &Profile,
-        indices: &[u32],
-        suppressions: &Suppressions,
-    ) -> Vec<BlockId> {
-        let matches = |stack: &[FrameId]| suppressions.matches_stack(stack, &profile.frames);
-        let callsites = &profile.targets[0].callsites;
-        let known: Vec<u32> = callsites
-            .iter()
-            .zip(indices)
-            .filter(|(callsite, index)| **index < WALKED && matches(&callsite.stack))
-            .map(|(_, index)| *index)
-            .collect();
-        let is_known = |id: &&BlockId| known.binary_search(&self.known.blocks.get(**id).origin).is_ok();
-        folded.unreached.iter().filter(is_known).copied().collect()
-    }
+/// Leaked blocks whose stacks a suppression matches.
+fn suppressed_of(
+    blocks: &Blocks,
+    folded: &Folded,
+    profile: &Profile,
+    indices: &[u32],
+    suppressions: &Suppressions,
+) -> Vec<BlockId> {
+    let matches = |stack: &[FrameId]| suppressions.matches_stack(stack, &profile.frames);
+    let callsites = &profile.targets[0].callsites;
+    let known: Vec<u32> = callsites
+        .iter()
+        .zip(indices)
+        .filter(|(callsite, index)| **index < WALKED && matches(&callsite.stack))
+        .map(|(_, index)| *index)
+        .collect();
+    let is_known = |id: &&BlockId| known.binary_search(&blocks.get(**id).origin).is_ok();
+    folded.unreached.iter().filter(is_known).copied().collect()
 }
 
 /// Makes entries of root leaks.

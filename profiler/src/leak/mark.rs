@@ -71,17 +71,31 @@ impl Marks {
 /// Finds all blocks that roots reach, on all processors.
 #[must_use]
 pub fn mark(blocks: &Blocks, roots: &Roots, memory: &dyn Memory) -> Marks {
-    mark_with(blocks, roots, memory, thread::available_parallelism().map_or(1, usize::from))
+    mark_with(blocks, roots, memory, threads())
 }
 
 /// As [`mark`], on so many threads.
 #[must_use]
 pub fn mark_with(blocks: &Blocks, roots: &Roots, memory: &dyn Memory, threads: usize) -> Marks {
     let marks = Marks::new(blocks.len());
+    reach(&marks, blocks, roots, memory, threads);
+    marks
+}
+
+/// Marks what these words reach besides what is marked.
+pub fn mark_also(marks: &Marks, blocks: &Blocks, words: Vec<u64>, memory: &dyn Memory) {
+    reach(marks, blocks, &Roots { ranges: Vec::new(), words }, memory, threads());
+}
+
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn reach(marks: &Marks, blocks: &Blocks, roots: &Roots, memory: &dyn Memory, threads: usize) {
     let words = Words::new(memory);
     let threads = threads.max(1);
     let pool = Pool::new(threads, root_parts(&words, roots));
-    let scanner = || Scanner::new(blocks, &words, &marks, &pool);
+    let scanner = || Scanner::new(blocks, &words, marks, &pool);
     let mut first = scanner();
     first.begin(&roots.words);
     thread::scope(|scope| {
@@ -90,7 +104,6 @@ pub fn mark_with(blocks: &Blocks, roots: &Roots, memory: &dyn Memory, threads: u
         }
         first.run();
     });
-    marks
 }
 
 /// The words of root ranges that are there, each once.

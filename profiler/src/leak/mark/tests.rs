@@ -214,4 +214,15 @@ proptest! {
     fn reaches_what_sets_reach(made_up in any_memory()) {
         prop_assert_eq!(made_up.unreached(), made_up.unreached_by_sets());
     }
+
+    #[test]
+    fn words_that_come_later_reach_as_much(made_up in any_memory(), first in 0_usize..4) {
+        let (blocks, marks, memory) = made_up.mark();
+        let words: Vec<u64> = marks.unreached().skip(first).step_by(3).map(|id| blocks.get(id).start.0).collect();
+        mark_also(&marks, &blocks, words.clone(), &memory);
+        let mut roots = made_up.roots.clone();
+        roots.words.extend(words);
+        let at_once = mark(&blocks, &roots, &memory);
+        prop_assert_eq!(marks.unreached().collect::<Vec<_>>(), at_once.unreached().collect::<Vec<_>>());
+    }
 }
