@@ -89,21 +89,19 @@ fn title(profile: &Profile, view: View) -> String {
 
 fn subtitle(profile: &Profile, view: View) -> String {
     let total = view.amount(describe::total(profile, view));
-    if profile.unreachable {
+    let amount = if profile.unreachable {
         let count = View::LiveCount.amount(describe::total(profile, View::LiveCount));
-        let mut parts = vec![format!("{total} in {count}")];
-        parts.extend(describe::observed(profile));
-        parts.push(describe::losses(profile));
-        return text::cut(&parts.join(" · "), SUBTITLE_CHARS_MAX).into_owned();
-    }
-    let folded = describe::folded(profile, view)
-        .map(|amount| format!("not drawn: {amount} of {}", describe::folded_processes(profile)));
-    let mut parts =
-        vec![format!("{}{total}{}", describe::about(profile.is_exact()), describe::accuracy(profile, view))];
-    parts.extend(describe::observed(profile));
-    parts.push(describe::losses(profile));
+        format!("{total} in {count}")
+    } else {
+        format!("{}{total}{}", describe::about(profile.is_exact()), describe::accuracy(profile, view))
+    };
     let is_span = profile.window.as_ref().is_some_and(|window| window.number.is_some());
     let delta = is_span.then(|| format!("live {} in the window", window::delta(profile)));
+    let folded = describe::folded(profile, view)
+        .map(|amount| format!("not drawn: {amount} of {}", describe::folded_processes(profile)));
+    let mut parts = vec![amount];
+    parts.extend(describe::observed(profile));
+    parts.push(describe::losses(profile));
     parts.extend(delta.into_iter().chain(folded));
     text::cut(&parts.join(" · "), SUBTITLE_CHARS_MAX).into_owned()
 }
