@@ -122,25 +122,5 @@ impl Drop for Nginx {
 }
 
 fn configured(folder: &str, port: u16) -> String {
-    // The directory is root's alone, so the worker has to be.
-    format!(
-        "daemon off;
-user root;
-worker_processes 1;
-pid {folder}/nginx.pid;
-error_log {folder}/error.log;
-events {{ worker_connections 64; }}
-http {{
-    default_type text/html;
-    access_log off;
-    gzip on;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    server {{ listen 127.0.0.1:{port}; root {folder}; }}
-}}
-"
-    )
+    include_str!("../targets/nginx.conf").replace("FOLDER", folder).replace("PORT", &port.to_string())
 }
