@@ -12,20 +12,21 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 
-use found::{Found, Leak, launch, look, under_load};
+use found::{launch, look, under_load};
 use heapbpf_tests::kernel::{assert_no_probes, tracer};
 use heapbpf_tests::nginx::Nginx;
 use heapbpf_tests::postgres::Postgres;
 use heapbpf_tests::redis::{self, Redis};
 use heapbpf_tests::target::run;
+use heapbpf_tests::unreachable::{Check, Leak};
 
 /// Not Debian's version of it alone: one whose arenas, caches and objects are its own business.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// Looks in each way at a process whose heap can be walked, and fails where more is told as leaked than `leaked_bytes_max`.
-fn look_in_each_way(pid: u32, heap: &str, known_bytes_min: u64, leaked_bytes_max: u64) -> Vec<Found> {
+fn look_in_each_way(pid: u32, heap: &str, known_bytes_min: u64, leaked_bytes_max: u64) -> Vec<Check> {
     let ways = ["", "--snapshot fork", "--watch 3s", "--watch 2s --snapshot fork"];
-    let looks: Vec<Found> = ways.iter().map(|arguments| look(pid, arguments)).collect();
+    let looks: Vec<Check> = ways.iter().map(|arguments| look(pid, arguments)).collect();
     for (found, way) in looks.iter().zip(ways) {
         assert_eq!(found.method, if way.contains("fork") { "fork" } else { "read" });
         assert_eq!(found.watched_ns.is_some(), way.contains("watch"));
@@ -146,7 +147,7 @@ const FORGOTTEN: u64 = 20;
 const FORGOTTEN_LEAST: u64 = 15;
 
 /// Leaked blocks of the size of those that shelf.py has leaked: malloc rounds it up.
-fn forgotten(found: &Found) -> u64 {
+fn forgotten(found: &Check) -> u64 {
     let size = |leak: &&Leak| (3001..3001 + 16).contains(&leak.size_bytes);
     found.leaks.iter().filter(size).map(|leak| 1 + leak.similar.count).sum()
 }
@@ -175,7 +176,7 @@ fn python_from_its_first_call_to_its_end() {
     let leak = leak.unwrap_or_else(|| panic!("no block with the size that was asked for: {}", found.told()));
     assert!(leak.watched, "{leak:?}");
     // A library that was loaded just before has unwind tables a moment later: a stack that would go through it ends there until then.
-    let functions: Vec<&str> = leak.functions().collect();
+    let functions = leak.functions();
     assert!(functions.is_empty() || functions.contains(&"ffi_call"), "{}", found.told());
 }
 

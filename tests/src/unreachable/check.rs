@@ -1,0 +1,170 @@
+//! What `heapbpf leaks` writes as JSON, as its readers know it.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::heapbpf::text;
+use crate::report::{Frame, Health};
+
+/// A check.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Check {
+    pub version: u32,
+    pub kind: String,
+    pub pid: u32,
+    pub command: String,
+    pub taken_unix_ns: u64,
+    pub pause_ns: u64,
+    pub method: String,
+    pub interval_bytes: u64,
+    pub watched_ns: Option<u64>,
+    pub at_exit: bool,
+    pub known: Sum,
+    pub leaked: Sum,
+    pub direct: Sum,
+    pub indirect: Sum,
+    pub suppressed: Sum,
+    pub heaps: Vec<Heap>,
+    pub caveats: Vec<String>,
+    pub leak_count: u64,
+    pub leaks: Vec<Leak>,
+    pub health: Health,
+}
+
+/// Blocks and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Sum {
+    pub count: u64,
+    pub bytes: u64,
+}
+
+/// What is known of a heap.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Heap {
+    pub name: String,
+    pub precision: String,
+    pub known: Sum,
+    pub gaps: Vec<String>,
+}
+
+/// An entry.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct Leak {
+    pub address: String,
+    pub size_bytes: u64,
+    pub heap: Option<String>,
+    pub stack: Vec<Frame>,
+    pub watched: bool,
+    #[serde(rename = "type")]
+    pub type_name: Option<TypeName>,
+    pub age_ns: Option<u64>,
+    pub contents: Option<String>,
+    pub cycle_count: u64,
+    pub referenced: Sum,
+    pub similar: Sum,
+    pub similar_referenced: Sum,
+    pub total_bytes: u64,
+}
+
+/// A type, and how it is known.
+#[derive(Debug, Deserialize)]
+#[expect(missing_docs, reason = "the names are the format's own")]
+pub struct TypeName {
+    pub name: String,
+    pub evidence: String,
+}
+
+impl Sum {
+    /// This many blocks of this many bytes altogether.
+    #[must_use]
+    pub fn of(count: u64, bytes: u64) -> Self {
+        Self { count, bytes }
+    }
+}
+
+impl Check {
+    /// Reads one.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be read or is none.
+    #[must_use]
+    #[track_caller]
+    pub fn read(path: &Path) -> Self {
+        let text = text(path);
+        let check: Self = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:.2000}"));
+        assert_eq!((check.version, check.kind.as_str()), (1, "leaks"));
+        assert_eq!(check.indirect.count, check.leaked.count - check.direct.count);
+        assert_eq!(check.indirect.bytes, check.leaked.bytes - check.direct.bytes);
+        check
+    }
+
+    /// The heap with this name.
+    ///
+    /// # Panics
+    ///
+    /// When there is none.
+    #[must_use]
+    #[track_caller]
+    pub fn heap(&self, name: &str) -> &Heap {
+        let heap = self.heaps.iter().find(|heap| heap.name == name);
+        heap.unwrap_or_else(|| panic!("no `{name}` among {:?}", self.heaps))
+    }
+
+    /// What leaked, in lines for whoever reads a failure.
+    #[must_use]
+    pub fn told(&self) -> String {
+        let line = |leak: &Leak| {
+            let functions: Vec<&str> = leak.functions().into_iter().take(6).collect();
+            format!("  {} {} bytes, similar {:?}: {functions:?}\n", leak.address, leak.size_bytes, leak.similar)
+        };
+        let lines: String = self.leaks.iter().map(line).collect();
+        format!("leaked {:?} of {:?}, caveats {:?}\n{lines}", self.leaked, self.known, self.caveats)
+    }
+
+    /// The entry of which a frame's function is called this.
+    ///
+    /// # Panics
+    ///
+    /// When there is another number of them.
+    #[must_use]
+    #[track_caller]
+    pub fn leak_of(&self, function: &str) -> &Leak {
+        let mut leaks = self.leaks.iter().filter(|leak| leak.functions().iter().any(|name| is_called(name, function)));
+        match (leaks.next(), leaks.next()) {
+            (Some(leak), None) => leak,
+            (first, _) => panic!("{} leaks of `{function}`: {:#?}", usize::from(first.is_some()) * 2, self.leaks),
+        }
+    }
+}
+
+impl Leak {
+    /// Where it is.
+    ///
+    /// # Panics
+    ///
+    /// When the address is none.
+    #[must_use]
+    #[track_caller]
+    pub fn address(&self) -> u64 {
+        let digits = self.address.strip_prefix("0x").unwrap_or_else(|| panic!("`{}`", self.address));
+        u64::from_str_radix(digits, 16).unwrap_or_else(|error| panic!("{error}: `{}`", self.address))
+    }
+
+    /// The functions of its stack, from the leaf.
+    #[must_use]
+    pub fn functions(&self) -> Vec<&str> {
+        self.stack.iter().filter_map(|frame| frame.function.as_deref()).collect()
+    }
+}
+
+/// Whether a function's demangled name is of this function, whatever its namespace and arguments.
+pub(super) fn is_called(name: &str, function: &str) -> bool {
+    let name = name.split('(').next().unwrap_or(name);
+    name == function || name.ends_with(&format!("::{function}"))
+}
