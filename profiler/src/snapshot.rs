@@ -169,6 +169,25 @@ pub struct TargetFacts {
     pub overhead: Option<Overhead>,
 }
 
+impl TargetFacts {
+    /// Of a process that lives, of which no more is known.
+    #[must_use]
+    pub fn living(pid: Pid, command: &str, comm: &str, beginning: Beginning) -> Self {
+        Self {
+            pid,
+            command: command.to_owned(),
+            comm: comm.to_owned(),
+            cgroup: None,
+            beginning,
+            exited: false,
+            replaced: false,
+            exit_code: None,
+            detached: None,
+            overhead: None,
+        }
+    }
+}
+
 /// What is known of a heap beside its totals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HeapFacts {

@@ -90,15 +90,7 @@ impl<'a> Books<'a> {
             _ => MADE_BEFORE,
         };
         let frame = FrameId(u32::try_from(profile.frames.len()).unwrap_or(u32::MAX));
-        profile.frames.push(Frame {
-            function: Some(says.into()),
-            module: None,
-            file: None,
-            line: None,
-            inlined: false,
-            address: 0,
-            module_offset: None,
-        });
+        profile.frames.push(Frame { function: Some(says.into()), ..Frame::default() });
         for (callsite, index) in profile.targets[0].callsites.iter_mut().zip(indices) {
             if *index >= WALKED {
                 callsite.stack = vec![frame];

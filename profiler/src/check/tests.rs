@@ -15,7 +15,7 @@ use crate::ledger::totals::Totals;
 use crate::memory::Copied;
 use crate::object::module::{Module, Modules};
 use crate::proc::regions::{Region, RegionKind};
-use crate::report::profile::{Beginning, Health, Origin, Others};
+use crate::report::profile::{Beginning, Health, Others};
 use crate::snapshot::{Base, HeapFacts, Snapshot, TargetFacts, TargetState};
 use crate::symbolize::ResolvedFrame;
 use crate::target::address_space::AddressSpace;
@@ -39,16 +39,7 @@ impl Resolve for Nameless {
 }
 
 fn region(start: u64, size_bytes: u64) -> Region {
-    Region {
-        start: TargetAddr(start),
-        end: TargetAddr(start + size_bytes),
-        readable: true,
-        writable: true,
-        executable: false,
-        shared: false,
-        offset: FileOffset(0),
-        kind: RegionKind::Anonymous { name: None },
-    }
+    Region::made_up(start, size_bytes, RegionKind::Anonymous { name: None })
 }
 
 /// Memory with these words in it, zeros elsewhere.
@@ -93,19 +84,9 @@ fn snapshot(is_complete: bool) -> Snapshot {
         heaps: vec![(HeapId(0), Totals::default())],
         callsites: (0..4).map(callsite).collect(),
     };
+    let beginning = Beginning { from_first_call: is_complete, ..Beginning::running(NOW) };
     let state = TargetState {
-        facts: TargetFacts {
-            pid,
-            command: "made-up".to_owned(),
-            comm: "made-up".to_owned(),
-            cgroup: None,
-            beginning: Beginning { origin: Origin::Running, time: NOW, delay_ns: None, from_first_call: is_complete },
-            exited: false,
-            replaced: false,
-            exit_code: None,
-            detached: None,
-            overhead: None,
-        },
+        facts: TargetFacts::living(pid, "made-up", "made-up", beginning),
         space: Arc::new(AddressSpace::new(pid)),
         threads: Arc::default(),
         heaps: vec![HeapFacts {

@@ -11,7 +11,7 @@ use crate::leak::growth::Growths;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Totals;
 use crate::object::module::ModuleStore;
-use crate::report::profile::{Beginning, Health, Origin, Others};
+use crate::report::profile::{Beginning, Health, Others};
 use crate::snapshot::{Base, Snapshot, TargetFacts, TargetState};
 use crate::sys::clock;
 use crate::target::address_space::AddressSpace;
@@ -31,21 +31,8 @@ pub fn look(pid: Pid, method: Method) -> Result<Look> {
     let (collected, walks) = collect_at_rest(TRIES_MAX, || collect(pid, method, &mut |_| now = clock::now()))?;
     let state = TargetState {
         facts: TargetFacts {
-            pid,
-            command: process.command.clone(),
-            comm: process.comm.clone(),
             cgroup: process.cgroup.clone(),
-            beginning: Beginning {
-                origin: Origin::Running,
-                time: now.monotonic,
-                delay_ns: None,
-                from_first_call: false,
-            },
-            exited: false,
-            replaced: false,
-            exit_code: None,
-            detached: None,
-            overhead: None,
+            ..TargetFacts::living(pid, &process.command, &process.comm, Beginning::running(now.monotonic))
         },
         space: Arc::new(space),
         threads: Arc::default(),

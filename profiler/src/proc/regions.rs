@@ -70,6 +70,21 @@ impl Region {
         (self.start..self.end).contains(&address)
     }
 
+    /// One that may be read and written, from the beginning of what it is.
+    #[cfg(test)]
+    pub(crate) fn made_up(start: u64, size_bytes: u64, kind: RegionKind) -> Self {
+        Self {
+            start: TargetAddr(start),
+            end: TargetAddr(start + size_bytes),
+            readable: true,
+            writable: true,
+            executable: false,
+            shared: false,
+            offset: FileOffset(0),
+            kind,
+        }
+    }
+
     /// Whether it has no file, shared or not: memory that the process alone has filled.
     #[must_use]
     pub fn is_anonymous(&self) -> bool {

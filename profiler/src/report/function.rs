@@ -166,15 +166,8 @@ mod tests {
     use super::*;
 
     fn frame(function: Option<&str>, module: Option<&str>) -> Frame {
-        Frame {
-            function: function.map(Into::into),
-            module: module.map(Into::into),
-            file: None,
-            line: None,
-            inlined: false,
-            address: 0x1000,
-            module_offset: None,
-        }
+        let (function, module) = (function.map(Into::into), module.map(Into::into));
+        Frame { function, module, address: 0x1000, ..Frame::default() }
     }
 
     #[test]

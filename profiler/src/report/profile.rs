@@ -15,9 +15,11 @@ use crate::ids::Pid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::{Amounts, Totals};
 use crate::units::MonotonicNanos;
+pub use beginning::{Beginning, Origin};
 pub use code::{MappingProfile, ModuleProfile, ThreadProfile};
 pub use intervals::{ChangeReason, IntervalChange};
 
+mod beginning;
 mod code;
 mod intervals;
 
@@ -87,32 +89,6 @@ pub struct TargetProfile {
     pub leaks: Option<Leaks>,
     /// By stack and heap.
     pub callsites: Vec<CallsiteProfile>,
-}
-
-/// How a process became a target, and from when on its calls were seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beginning {
-    /// How.
-    pub origin: Origin,
-    /// When its probes were in place, in nanoseconds of `CLOCK_MONOTONIC`.
-    pub time: MonotonicNanos,
-    /// How long the program, or the copy of its parent, had existed by then, where that is known.
-    pub delay_ns: Option<u64>,
-    /// No call can have been made before: the probes were there before the allocator was.
-    pub from_first_call: bool,
-}
-
-/// How a process became a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Origin {
-    /// It ran already.
-    Running,
-    /// It was made by a fork of this target.
-    Forked(Pid),
-    /// It called exec.
-    Executed,
-    /// heapbpf started it.
-    Launched,
 }
 
 /// A process that was meant and is not in the profile.
@@ -210,7 +186,7 @@ pub struct CallsiteProfile {
 }
 
 /// One frame with what is known of it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Frame {
     /// Demangled function name, if there is one.
     pub function: Option<Arc<str>>,

@@ -79,15 +79,7 @@ fn cut(
 
 /// The frame that stands for the rest, which is added unless an earlier folding has.
 fn other(frames: &mut Vec<Frame>) -> FrameId {
-    let frame = Frame {
-        function: Some(OTHER.into()),
-        module: None,
-        file: None,
-        line: None,
-        inlined: false,
-        address: 0,
-        module_offset: None,
-    };
+    let frame = Frame { function: Some(OTHER.into()), ..Frame::default() };
     let at = frames.iter().position(|known| *known == frame).unwrap_or(frames.len());
     if at == frames.len() {
         frames.push(frame);

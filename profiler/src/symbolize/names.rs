@@ -176,15 +176,7 @@ impl Writer<'_> {
     }
 
     fn append(&self, address: TargetAddr, frames: &mut Vec<Frame>) {
-        let bare = Frame {
-            function: None,
-            module: None,
-            file: None,
-            line: None,
-            inlined: false,
-            address: address.0,
-            module_offset: None,
-        };
+        let bare = Frame { address: address.0, ..Frame::default() };
         let Some(Place::Module(location)) = self.places.at(address) else {
             frames.push(bare);
             return;

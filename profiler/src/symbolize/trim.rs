@@ -108,15 +108,7 @@ mod tests {
     fn check(names: &[&str], expected: &[&str]) {
         let frames: Vec<Frame> = names
             .iter()
-            .map(|name| Frame {
-                function: (!name.is_empty()).then(|| (*name).into()),
-                module: None,
-                file: None,
-                line: None,
-                inlined: false,
-                address: 0,
-                module_offset: None,
-            })
+            .map(|name| Frame { function: (!name.is_empty()).then(|| (*name).into()), ..Frame::default() })
             .collect();
         let stack: Vec<FrameId> = (0..).map(FrameId).take(names.len()).collect();
         let kept: Vec<&str> = trim(&stack, &frames).iter().map(|id| names[id.0 as usize]).collect();

@@ -58,18 +58,8 @@ mod tests {
     fn a_stack_tells_where_the_first_word_does_not() {
         let names =
             ["operator new(unsigned long)", "std::vector<Foo, std::allocator<Foo> >::reserve(unsigned long)", "run()"];
-        let frames: Vec<Frame> = names
-            .iter()
-            .map(|name| Frame {
-                function: Some((*name).into()),
-                module: None,
-                file: None,
-                line: None,
-                inlined: false,
-                address: 0,
-                module_offset: None,
-            })
-            .collect();
+        let frames: Vec<Frame> =
+            names.iter().map(|name| Frame { function: Some((*name).into()), ..Frame::default() }).collect();
         let (space, modules) = (AddressSpace::new(Pid(1)), Modules::default());
         let mut types = TypeNames::new(&[], &space, &modules);
         let mut check = |stack: &[u32], expected: Option<&str>| {

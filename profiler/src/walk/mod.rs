@@ -79,26 +79,15 @@ fn with_one_break(regions: &[Region]) -> Vec<Region> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address::FileOffset;
 
     #[test]
     fn what_was_added_since_a_fork_is_joined() {
-        let region = |start, end, kind| Region {
-            start: TargetAddr(start),
-            end: TargetAddr(end),
-            readable: true,
-            writable: true,
-            executable: false,
-            shared: false,
-            offset: FileOffset(0),
-            kind,
-        };
         let other = || RegionKind::Anonymous { name: None };
         let regions = [
-            region(0x1000, 0x2000, other()),
-            region(0x2000, 0x3000, RegionKind::Brk),
-            region(0x3000, 0x4000, RegionKind::Brk),
-            region(0x5000, 0x6000, RegionKind::Brk),
+            Region::made_up(0x1000, 0x1000, other()),
+            Region::made_up(0x2000, 0x1000, RegionKind::Brk),
+            Region::made_up(0x3000, 0x1000, RegionKind::Brk),
+            Region::made_up(0x5000, 0x1000, RegionKind::Brk),
         ];
         let spans = |regions: &[Region]| regions.iter().map(|it| (it.start.0, it.end.0)).collect::<Vec<_>>();
         let expected = [(0x1000, 0x2000), (0x2000, 0x4000), (0x5000, 0x6000)];

@@ -74,14 +74,8 @@ fn what_was_written_is_told_of_in_both_ways() {
 #[test]
 fn devices_are_not_read() {
     let region = |path: &str, shared| Region {
-        start: TargetAddr(0x1000),
-        end: TargetAddr(0x2000),
-        readable: true,
-        writable: true,
-        executable: false,
         shared,
-        offset: crate::address::FileOffset(0),
-        kind: RegionKind::File { path: path.into() },
+        ..Region::made_up(0x1000, 0x1000, RegionKind::File { path: path.into() })
     };
     for (path, private, shared) in [
         ("/dev/mem", None, None),

@@ -25,7 +25,7 @@ use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use crate::object::module::Modules;
-use crate::report::profile::{Beginning, Origin};
+use crate::report::profile::Beginning;
 use crate::snapshot::{Snapshot, TargetFacts};
 use crate::units::MonotonicNanos;
 
@@ -123,23 +123,7 @@ fn fact(fact: Fact) -> Entry {
 
 /// A session with a target, process 7.
 fn beginning() -> Vec<Entry> {
-    let facts = TargetFacts {
-        pid: Pid(7),
-        command: "seven".to_owned(),
-        comm: "seven".to_owned(),
-        cgroup: None,
-        beginning: Beginning {
-            origin: Origin::Running,
-            time: MonotonicNanos(1),
-            delay_ns: None,
-            from_first_call: false,
-        },
-        exited: false,
-        replaced: false,
-        exit_code: None,
-        detached: None,
-        overhead: None,
-    };
+    let facts = TargetFacts::living(Pid(7), "seven", "seven", Beginning::running(MonotonicNanos(1)));
     let session = SessionFacts { started_unix_ns: 1000, started_monotonic_ns: 1, ..SessionFacts::default() };
     vec![
         fact(Fact::Session(session)),

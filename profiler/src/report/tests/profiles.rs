@@ -274,12 +274,7 @@ pub(super) fn target(
         mappings: Vec::new(),
         threads: Vec::new(),
         history: History::default(),
-        beginning: Beginning {
-            origin: Origin::Running,
-            time: MonotonicNanos(STARTED_MONOTONIC_NS),
-            delay_ns: None,
-            from_first_call: false,
-        },
+        beginning: Beginning::running(MonotonicNanos(STARTED_MONOTONIC_NS)),
         exited: false,
         exit_code: None,
         replaced: false,

@@ -23,19 +23,8 @@ fn named(name: &str, precision: Precision, known: Sum, gaps: &[&str]) -> HeapKno
 }
 
 fn leak(address: u64, size_bytes: u64, callsite: usize) -> Leak {
-    Leak {
-        address,
-        size_bytes,
-        callsite,
-        watched: true,
-        type_name: None,
-        age_ns: Some(12_340_000_000),
-        contents: (0..=255).take(size_bytes.min(32) as usize).collect(),
-        cycle_count: 1,
-        referenced: Sum::default(),
-        similar: Sum::default(),
-        similar_referenced: Sum::default(),
-    }
+    let contents = (0..=255).take(size_bytes.min(32) as usize).collect();
+    Leak { age_ns: Some(12_340_000_000), contents, ..Leak::made_up(address, size_bytes, callsite) }
 }
 
 fn typed(name: &str, evidence: TypeEvidence) -> Option<TypeName> {

@@ -65,22 +65,6 @@ mod tests {
     use super::*;
     use crate::report::unreachable::TypeName;
 
-    fn leak(address: u64, size_bytes: u64, callsite: usize) -> Leak {
-        Leak {
-            address,
-            size_bytes,
-            callsite,
-            watched: true,
-            type_name: None,
-            age_ns: None,
-            contents: Vec::new(),
-            cycle_count: 1,
-            referenced: Sum::default(),
-            similar: Sum::default(),
-            similar_referenced: Sum::default(),
-        }
-    }
-
     fn typed(leak: Leak, name: &str, evidence: TypeEvidence) -> Leak {
         Leak { type_name: Some(TypeName { name: name.into(), evidence }), ..leak }
     }
@@ -99,9 +83,15 @@ mod tests {
 
     #[test]
     fn leaks_of_a_callsite_are_one_entry_of_the_first() {
-        check(vec![leak(16, 8, 0), leak(32, 64, 1), leak(48, 8, 0), leak(64, 40, 0)], &[(32, 0), (16, 2)]);
+        check(
+            vec![Leak::made_up(16, 8, 0), Leak::made_up(32, 64, 1), Leak::made_up(48, 8, 0), Leak::made_up(64, 40, 0)],
+            &[(32, 0), (16, 2)],
+        );
         let holding = |leak: Leak| Leak { referenced: Sum { count: 2, bytes: 100 }, ..leak };
-        let (entries, _) = merge(vec![holding(leak(16, 8, 0)), holding(leak(48, 24, 0)), leak(64, 40, 0)], 1);
+        let (entries, _) = merge(
+            vec![holding(Leak::made_up(16, 8, 0)), holding(Leak::made_up(48, 24, 0)), Leak::made_up(64, 40, 0)],
+            1,
+        );
         let first = &entries[0];
         assert_eq!(first.referenced, Sum { count: 2, bytes: 100 });
         assert_eq!(first.similar, Sum { count: 2, bytes: 64 });
@@ -112,27 +102,27 @@ mod tests {
     #[test]
     fn blocks_without_a_stack_are_alike_by_their_virtual_tables_alone() {
         let (by_vtable, by_stack) = (TypeEvidence::Vtable, TypeEvidence::Stack);
-        check((1..4).map(|at| unwatched(leak(16 * at, 8, 0))).collect(), &[(16, 0), (32, 0), (48, 0)]);
-        let of = |at: u64, name: &str, evidence| typed(unwatched(leak(at, 8, 0)), name, evidence);
+        check((1..4).map(|at| unwatched(Leak::made_up(16 * at, 8, 0))).collect(), &[(16, 0), (32, 0), (48, 0)]);
+        let of = |at: u64, name: &str, evidence| typed(unwatched(Leak::made_up(at, 8, 0)), name, evidence);
         check(vec![of(16, "Foo", by_vtable), of(32, "Bar", by_vtable), of(48, "Foo", by_vtable)], &[(16, 1), (32, 0)]);
         check(vec![of(16, "Foo", by_stack), of(32, "Foo", by_stack)], &[(16, 0), (32, 0)]);
         // A watched block of the same type is not one of those without a stack.
-        check(vec![of(16, "Foo", by_vtable), typed(leak(32, 8, 0), "Foo", by_vtable)], &[(16, 0), (32, 0)]);
+        check(vec![of(16, "Foo", by_vtable), typed(Leak::made_up(32, 8, 0), "Foo", by_vtable)], &[(16, 0), (32, 0)]);
     }
 
     #[test]
     fn a_callsite_that_makes_several_types_has_an_entry_for_each() {
-        let of = |at: u64, name: &str| typed(leak(at, 8, 7), name, TypeEvidence::Vtable);
+        let of = |at: u64, name: &str| typed(Leak::made_up(at, 8, 7), name, TypeEvidence::Vtable);
         check(vec![of(16, "Circle"), of(32, "Square"), of(48, "Circle")], &[(16, 1), (32, 0)]);
     }
 
     #[test]
     fn the_largest_stay_within_the_limit() {
-        let leaks: Vec<Leak> = (0..1024_u32).map(|at| leak(u64::from(at) * 64, 32, at as usize)).collect();
+        let leaks: Vec<Leak> = (0..1024_u32).map(|at| Leak::made_up(u64::from(at) * 64, 32, at as usize)).collect();
         let (entries, count) = merge(leaks, 100);
         assert_eq!((entries.len(), count), (100, 1024));
         assert!(entries.is_sorted_by_key(|leak| leak.address), "equal ones stand by address");
-        assert_eq!(merge(vec![leak(16, 1, 0)], 0), (Vec::new(), 1));
+        assert_eq!(merge(vec![Leak::made_up(16, 1, 0)], 0), (Vec::new(), 1));
     }
 
     proptest! {
@@ -141,7 +131,7 @@ mod tests {
         fn sums_stay(sizes in proptest::collection::vec((1..1000_u64, 0..4_usize, any::<bool>()), 0..200)) {
             let leaks: Vec<Leak> = (1..).zip(&sizes).map(|(at, &(size_bytes, callsite, watched))| {
                 let referenced = Sum { count: 1, bytes: size_bytes * 2 };
-                Leak { watched, referenced, ..leak(at * 4096, size_bytes, callsite) }
+                Leak { watched, referenced, ..Leak::made_up(at * 4096, size_bytes, callsite) }
             }).collect();
             let (entries, _) = merge(leaks, usize::MAX);
             prop_assert!(entries.is_sorted_by_key(|leak| (Reverse(leak.total_bytes()), leak.address)));

@@ -143,6 +143,24 @@ impl Unreachable {
 }
 
 impl Leak {
+    /// One of a watched block by itself.
+    #[cfg(test)]
+    pub(crate) fn made_up(address: u64, size_bytes: u64, callsite: usize) -> Self {
+        Self {
+            address,
+            size_bytes,
+            callsite,
+            watched: true,
+            type_name: None,
+            age_ns: None,
+            contents: Vec::new(),
+            cycle_count: 1,
+            referenced: Sum::default(),
+            similar: Sum::default(),
+            similar_referenced: Sum::default(),
+        }
+    }
+
     /// Bytes of it, all that hangs on it, and its like: what entries are ordered by.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {

@@ -11,7 +11,7 @@ use crate::ingest::event::{Allocation, Event, Free};
 use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{Occasion, Timeline};
-use crate::report::profile::{Beginning, Origin};
+use crate::report::profile::Beginning;
 use crate::snapshot::TargetFacts;
 use crate::target::address_space::AddressSpace;
 
@@ -68,18 +68,7 @@ impl Running {
     fn state(&self, until: MonotonicNanos, base: Base) -> TargetState {
         TargetState {
             threads: Arc::default(),
-            facts: TargetFacts {
-                pid: PID,
-                command: "app".to_owned(),
-                cgroup: None,
-                comm: "app".to_owned(),
-                beginning: Beginning { origin: Origin::Running, time: at(100), delay_ns: None, from_first_call: false },
-                exited: false,
-                replaced: false,
-                exit_code: None,
-                detached: None,
-                overhead: None,
-            },
+            facts: TargetFacts::living(PID, "app", "app", Beginning::running(at(100))),
             space: Arc::new(AddressSpace::new(PID)),
             heaps: Vec::new(),
             books: Arc::new(self.ledger.snapshot(until)),

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::super::*;
-use crate::address::FileOffset;
 use crate::memory::Copied;
 use crate::proc::regions::{Region, RegionKind};
 
@@ -49,22 +48,12 @@ impl Made {
 
     fn walk(&self) -> Option<Walk> {
         let pieces = self.0.iter().map(|(address, word)| (TargetAddr(*address), Box::from(word.as_slice())));
-        let region = |start, bytes, kind| Region {
-            start: TargetAddr(start),
-            end: TargetAddr(start + bytes),
-            readable: true,
-            writable: true,
-            executable: false,
-            shared: false,
-            offset: FileOffset(0),
-            kind,
-        };
         let anonymous = || RegionKind::Anonymous { name: None };
         let regions = [
-            region(DATA - 4096, 4096, RegionKind::File { path: PathBuf::from("/bin/x") }),
-            region(DATA, 8 << 18, anonymous()),
-            region(BASE, BASE_BYTES, anonymous()),
-            region(PAGES, 16 * 4096, anonymous()),
+            Region::made_up(DATA - 4096, 4096, RegionKind::File { path: PathBuf::from("/bin/x") }),
+            Region::made_up(DATA, 8 << 18, anonymous()),
+            Region::made_up(BASE, BASE_BYTES, anonymous()),
+            Region::made_up(PAGES, 16 * 4096, anonymous()),
         ];
         walk(&Scene { memory: &Copied::new(pieces), regions: &regions, threads: &[] })
     }

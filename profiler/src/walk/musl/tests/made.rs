@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::super::*;
-use crate::address::FileOffset;
 use crate::memory::Copied;
 
 const SECRET: u64 = 0x5ec2_e7a1_b2c3_d4e5;
@@ -64,23 +63,13 @@ impl Made {
     }
 
     fn regions() -> Vec<Region> {
-        let region = |start, bytes, kind| Region {
-            start: TargetAddr(start),
-            end: TargetAddr(start + bytes),
-            readable: true,
-            writable: true,
-            executable: false,
-            shared: false,
-            offset: FileOffset(0),
-            kind,
-        };
         let anonymous = || RegionKind::Anonymous { name: None };
         let file = RegionKind::File { path: PathBuf::from("/lib/ld-musl-x86_64.so.1") };
         vec![
-            region(DATA, 4096, file),
-            region(AREA, 8192, anonymous()),
-            region(GROUPS, GROUPS_BYTES / 2, anonymous()),
-            region(GROUPS + GROUPS_BYTES / 2, GROUPS_BYTES / 2, anonymous()),
+            Region::made_up(DATA, 4096, file),
+            Region::made_up(AREA, 8192, anonymous()),
+            Region::made_up(GROUPS, GROUPS_BYTES / 2, anonymous()),
+            Region::made_up(GROUPS + GROUPS_BYTES / 2, GROUPS_BYTES / 2, anonymous()),
         ]
     }
 
