@@ -49,6 +49,10 @@ counters! {
     /// A process found no room among the targets: its calls are not drawn, and processes that it forks are not watched. Of a
     /// forked one that the agent then found room for, this counts too.
     TargetsFull = 10, "targets_full";
+    /// The first copy of the program for execs was run.
+    ExecRuns = 11, "exec_runs";
+    /// An exec was seen, by whichever copy of the program was the first to run.
+    ExecsSeen = 12, "execs_seen";
     /// A stack was taken and reached the thread's first frame.
     StackComplete = 16, "complete";
     /// A stack was deeper than [`STACK_FRAMES_MAX`](crate::limits::STACK_FRAMES_MAX).

@@ -25,9 +25,20 @@ pub const LIVE_PLACES: u32 = 1 << 16;
 /// those frames again.
 pub const STACKS_SEEN: u32 = 65_536;
 
-/// Scratch areas for unwinding, per CPU: a program can be preempted by another one on the same CPU, and each holds one
-/// area while it runs.
-pub const SCRATCH_PER_CPU: u32 = 4;
+/// Processes whose last exec is remembered while the copies of a program run that handle it. More than tasks that can be in
+/// an exec at once on one machine.
+pub const EXECS_SEEN: u32 = 4096;
+
+/// Scratch areas for unwinding that all CPUs share, beside one per CPU; a power of two. Programs can be preempted, and
+/// each holds an area until it ends, so the number of areas in use is bounded by the number of threads, not of CPUs.
+pub const SCRATCH_SHARED: u32 = 256;
+
+/// Shared areas that a program tries before it gives up.
+pub const SCRATCH_TRIES: u32 = 8;
+
+/// Distance between the shared areas that a program tries; odd. Threads of one process mostly have consecutive numbers and
+/// begin at consecutive areas, so the next try of another process's thread has to be elsewhere.
+pub const SCRATCH_STRIDE: u32 = 37;
 
 /// Pages of one stack that a raw copy holds at most: 128 KiB. An interpreter needs most of it for 170 frames.
 pub const RAW_STACK_PAGES_MAX: usize = 32;
@@ -55,5 +66,6 @@ pub const PAGE_BYTES: u64 = 4096;
 
 const _: () = assert!(INTERVAL_BYTES_MAX <= u32::MAX as u64, "records carry the interval in 32 bits");
 const _: () = assert!(LIVE_PLACES.is_power_of_two());
+const _: () = assert!(SCRATCH_SHARED.is_power_of_two());
 const _: () = assert!(STACK_FRAMES_MAX <= u16::MAX as usize, "records carry the depth in 16 bits");
 const _: () = assert!(HEAPS_MAX <= u8::MAX as u32 + 1, "records carry the heap in 8 bits");

@@ -10,9 +10,9 @@ static STACK_SEED: u64 = 0;
 #[unsafe(no_mangle)]
 static WAKEUP_BYTES: u64 = 0;
 
-/// Scratch areas: CPUs times [`SCRATCH_PER_CPU`](profiler_common::limits::SCRATCH_PER_CPU).
+/// Possible CPUs of the machine: each has one scratch area.
 #[unsafe(no_mangle)]
-static SCRATCH_AREAS: u32 = 0;
+static CPUS: u32 = 0;
 
 /// 1 to unwind by tables, 0 by frame pointers.
 #[unsafe(no_mangle)]
@@ -46,6 +46,10 @@ static WATCH_EXECS: u32 = 0;
 #[unsafe(no_mangle)]
 static THROW_SAFE_BYTES: u64 = 0;
 
+/// Always 0. The compiler does not know, so it keeps the code behind it; the verifier knows, and drops the code.
+#[unsafe(no_mangle)]
+static TAIL_CALL: u32 = 0;
+
 /// Reads a global that the loader may have overwritten, which the compiler cannot know.
 #[inline(always)]
 fn read<T: Copy>(global: &'static T) -> T {
@@ -64,8 +68,8 @@ pub(crate) fn wakeup_bytes() -> u64 {
 }
 
 #[inline(always)]
-pub(crate) fn scratch_areas() -> u32 {
-    read(&SCRATCH_AREAS)
+pub(crate) fn cpus() -> u32 {
+    read(&CPUS)
 }
 
 #[inline(always)]
@@ -106,4 +110,9 @@ pub(crate) fn watch_execs() -> bool {
 #[inline(always)]
 pub(crate) fn throw_safe_bytes() -> u64 {
     read(&THROW_SAFE_BYTES)
+}
+
+#[inline(always)]
+pub(crate) fn tail_call() -> bool {
+    read(&TAIL_CALL) != 0
 }

@@ -16,6 +16,7 @@ mod hook;
 mod inflight;
 mod live;
 mod maps;
+mod private_stack;
 mod process;
 mod sample;
 mod scratch;
@@ -26,12 +27,14 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_get_func_ip;
 
 use hook::Call;
+use maps::{HOOK_TAIL_CALLS, PROCESS_TAIL_CALLS};
 use process::Arguments;
 
 /// The entry of any hooked function, for links that see entries alone.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe")]
 extern "C" fn hook_entry(ctx: *mut c_void) -> u32 {
+    private_stack::deny(ctx, &HOOK_TAIL_CALLS);
     hook::entry(&Call::new(ctx));
     0
 }
@@ -40,6 +43,7 @@ extern "C" fn hook_entry(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uretprobe")]
 extern "C" fn hook_return(ctx: *mut c_void) -> u32 {
+    private_stack::deny(ctx, &HOOK_TAIL_CALLS);
     hook::finish(&Call::new(ctx));
     0
 }
@@ -49,6 +53,7 @@ extern "C" fn hook_return(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe")]
 extern "C" fn hook_session(ctx: *mut c_void) -> u32 {
+    private_stack::deny(ctx, &HOOK_TAIL_CALLS);
     let call = Call::new(ctx);
     // The kernel function that tells the two apart needs kfunc relocation, which aya-obj 0.3 has not. At the entry the
     // program runs where it was attached, at the return elsewhere.
@@ -60,29 +65,33 @@ extern "C" fn hook_session(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// The raw tracepoint `sched_process_fork`.
+/// The raw tracepoint `sched_wakeup_new`: see [`process::forked`].
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp")]
 extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
+    private_stack::deny(ctx, &PROCESS_TAIL_CALLS);
     process::forked(&Arguments::new(ctx));
     0
 }
 
-/// The raw tracepoint `sched_process_exec`.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "raw_tp")]
-extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
-    process::executed(&Arguments::new(ctx));
-    0
+/// Several copies of a program for one raw tracepoint: see [`process`].
+macro_rules! copies {
+    ($handle:path: $($name:ident $argument:expr;)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            #[unsafe(link_section = "raw_tp")]
+            extern "C" fn $name(ctx: *mut c_void) -> u32 {
+                private_stack::deny(ctx, &PROCESS_TAIL_CALLS);
+                $handle(&Arguments::new(ctx), $argument);
+                0
+            }
+        )*
+    };
 }
 
-/// The raw tracepoint `sched_process_exit`.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "raw_tp")]
-extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
-    process::ended(&Arguments::new(ctx));
-    0
-}
+// The raw tracepoints `sched_process_exec` and `sched_process_exit`.
+copies!(process::executed: process_exec_0 0; process_exec_1 1; process_exec_2 2; process_exec_3 3;);
+copies!(process::ended: process_exit_0 0; process_exit_1 1;);
 
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]

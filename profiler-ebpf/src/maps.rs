@@ -2,11 +2,11 @@
 
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
 use profiler_common::counter::Counter;
 use profiler_common::limits::{
-    HEAPS_MAX, INFLIGHT_MAX, LIVE_PLACES, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, TARGETS_MAX, UNWIND_PAGES_MAX,
-    UNWIND_RULES_MAX,
+    EXECS_SEEN, HEAPS_MAX, INFLIGHT_MAX, LIVE_PLACES, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, TARGETS_MAX,
+    UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::sampling::SamplingRate;
@@ -33,9 +33,15 @@ pub(crate) static LIVE_COUNTS: Array<u64> = Array::with_max_entries(LIVE_PLACES,
 #[map]
 pub(crate) static INFLIGHT: HashMap<u64, Inflight> = HashMap::with_max_entries(INFLIGHT_MAX, 0);
 
-/// Flags of targets by process, kept by the agent; a target's forks are added here, and who ends is taken out.
+/// Flags of targets by process, kept by the agent; a target's forks are added here, and exiting processes are removed. With its
+/// elements allocated, as [`PROCESSES`]: forks are added under a run queue's lock, where kernels before 6.1 must not
+/// allocate.
 #[map]
-pub(crate) static TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(TARGETS_MAX, BPF_F_NO_PREALLOC);
+pub(crate) static TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(TARGETS_MAX, 0);
+
+/// The memory that the last exec of a process gave it, by process: marks the exec as handled for the other copies of the program.
+#[map]
+pub(crate) static EXECS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(EXECS_SEEN, 0);
 
 /// Stacks whose frames have been sent.
 #[map]
@@ -75,5 +81,12 @@ pub(crate) static MAPPINGS: Array<ProcessMapping> = Array::with_max_entries(MAPP
 
 /// Where each target's mappings lie.
 #[map]
-pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> =
-    HashMap::with_max_entries(PROCESSES_MAX, BPF_F_NO_PREALLOC);
+pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> = HashMap::with_max_entries(PROCESSES_MAX, 0);
+
+/// Always empty: see [`private_stack`](crate::private_stack). For the programs at probes.
+#[map]
+pub(crate) static HOOK_TAIL_CALLS: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
+/// Always empty, as above. For the programs at tracepoints.
+#[map]
+pub(crate) static PROCESS_TAIL_CALLS: ProgramArray = ProgramArray::with_max_entries(1, 0);

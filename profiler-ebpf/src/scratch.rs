@@ -1,14 +1,15 @@
 //! Memory that is too large for the 512-byte BPF stack.
 //!
-//! Since Linux 6.x a uprobe program can be preempted by another one on the same CPU, so a per-CPU map value may be
-//! overwritten half-way (about 1 % of long runs on 6.12 with `preempt=full`). Areas are therefore claimed: each CPU has
-//! a few, a program takes a free one by an atomic exchange (Linux 5.12) and gives it back when done.
+//! A uprobe program can be preempted by another one on the same CPU, so a per-CPU map value may be overwritten half-way.
+//! Areas are therefore claimed, by an atomic exchange (Linux 5.12). Each CPU has one, which is in its cache; a program that
+//! finds it taken, because the program that claimed it was preempted, takes one of a pool that all CPUs share. Threads
+//! start at different places of the pool, by thread id.
 
 use core::arch::asm;
 use core::ptr;
 
 use aya_ebpf::helpers::bpf_get_smp_processor_id;
-use profiler_common::limits::{SCRATCH_PER_CPU, STACK_FRAMES_MAX};
+use profiler_common::limits::{SCRATCH_SHARED, SCRATCH_STRIDE, SCRATCH_TRIES, STACK_FRAMES_MAX};
 use profiler_common::record::StackHeader;
 
 use crate::config;
@@ -46,23 +47,13 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Takes a free area of this CPU, or `None` when all are taken.
+    /// Claims an area, or returns `None` when too many programs are preempted while they hold one.
     #[inline(always)]
-    pub(crate) fn take() -> Option<Self> {
-        // SAFETY: the helper takes no arguments.
-        let cpu = unsafe { bpf_get_smp_processor_id() };
-        let first = cpu * SCRATCH_PER_CPU;
-        if first >= config::scratch_areas() {
-            return None;
-        }
-        for i in 0..SCRATCH_PER_CPU {
-            let area = SCRATCH.get_ptr_mut(first + i)?;
-            // SAFETY: `area` comes from a successful lookup; array values live as long as the map.
-            if exchange(unsafe { &raw mut (*area).claimed }, 1) == 0 {
-                return Some(Self { scratch: area, area: first + i });
-            }
-        }
-        None
+    pub(crate) fn take(tid: u32) -> Option<Self> {
+        let area = claim_area(tid);
+        // Fails for `NO_AREA`, which is beyond the map.
+        let scratch = SCRATCH.get_ptr_mut(area)?;
+        Some(Self { scratch, area })
     }
 
     /// The area's memory: valid as long as the map, and its claimer's alone.
@@ -83,6 +74,39 @@ impl Claim {
         // SAFETY: as in `take`. A plain store is enough: an aligned 64-bit store is not torn, and the next claimer's
         // exchange orders what follows.
         unsafe { ptr::write_volatile(&raw mut (*self.scratch).claimed, 0) };
+    }
+}
+
+/// What [`claim_area`] returns when it has found no free area.
+const NO_AREA: u32 = u32::MAX;
+
+/// Claims an area and returns its index, or [`NO_AREA`]. A global function, so that the verifier checks what follows a
+/// claim once and not once for each area that may be claimed.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn claim_area(tid: u32) -> u32 {
+    // SAFETY: the helper takes no arguments.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    let cpus = config::cpus();
+    if cpu < cpus && claim(cpu) {
+        return cpu;
+    }
+    for i in 0..SCRATCH_TRIES {
+        let area = cpus.wrapping_add(tid.wrapping_add(i * SCRATCH_STRIDE) & (SCRATCH_SHARED - 1));
+        if claim(area) {
+            return area;
+        }
+    }
+    NO_AREA
+}
+
+/// Claims this area, if it is free.
+#[inline(always)]
+fn claim(area: u32) -> bool {
+    match SCRATCH.get_ptr_mut(area) {
+        // SAFETY: the pointer comes from a successful lookup; array values live as long as the map.
+        Some(scratch) => exchange(unsafe { &raw mut (*scratch).claimed }, 1) == 0,
+        None => false,
     }
 }
 

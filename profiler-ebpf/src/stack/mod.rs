@@ -31,7 +31,7 @@ pub(crate) struct Unwound {
 /// The call's stack. Must be taken at entry: at the return the caller is hidden behind the trampoline.
 #[inline(always)]
 pub(crate) fn take(call: &Call) -> u64 {
-    let Some(claim) = Claim::take() else {
+    let Some(claim) = Claim::take(call.tid()) else {
         return caller_only(call);
     };
     let scratch = claim.scratch();

@@ -5,8 +5,8 @@
 
 use profiler_common::counter::Counter;
 use profiler_common::limits::{
-    INFLIGHT_MAX, LIVE_PLACES, MAPPINGS_MAX, PAGE_BYTES, PROCESSES_MAX, RAW_STACK_PAGES_MAX, SCRATCH_PER_CPU,
-    STACK_FRAMES_MAX, STACKS_SEEN, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
+    EXECS_SEEN, INFLIGHT_MAX, LIVE_PLACES, MAPPINGS_MAX, PAGE_BYTES, PROCESSES_MAX, RAW_STACK_PAGES_MAX,
+    SCRATCH_SHARED, STACK_FRAMES_MAX, STACKS_SEEN, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::LiveBlock;
 use profiler_common::unwind::{PageRows, ProcessMapping, RowCell, Rule};
@@ -84,15 +84,16 @@ impl KernelMaps {
     fn fixed_bytes(&self) -> u64 {
         let counts = u64::from(LIVE_PLACES) * WORD_BYTES;
         let inflight = preallocated(INFLIGHT_MAX, WORD_BYTES + INFLIGHT_BYTES);
-        let stacks = preallocated(STACKS_SEEN, 2 * WORD_BYTES);
-        let processes = buckets(u64::from(TARGETS_MAX)) + buckets(u64::from(PROCESSES_MAX));
+        let stacks = preallocated(STACKS_SEEN, 2 * WORD_BYTES) + preallocated(EXECS_SEEN, 2 * WORD_BYTES);
+        let processes = preallocated(TARGETS_MAX, 2 * WORD_BYTES) + preallocated(PROCESSES_MAX, 2 * WORD_BYTES);
         let unwinding = u64::from(UNWIND_PAGES_MAX) * size_of::<PageRows>() as u64
             + u64::from(UNWIND_RULES_MAX) * size_of::<Rule>() as u64
             + u64::from(MAPPINGS_MAX) * size_of::<ProcessMapping>() as u64;
         let area = 2 * STACK_FRAMES_MAX as u64 * WORD_BYTES + SCRATCH_REST_BYTES;
-        let per_cpu = u64::from(SCRATCH_PER_CPU) * area + u64::from(Counter::COUNT) * WORD_BYTES;
+        let scratch = (self.cpus + u64::from(SCRATCH_SHARED)) * area;
+        let counters = self.cpus * u64::from(Counter::COUNT) * WORD_BYTES;
         let raw = RAW_STACK_PAGES_MAX as u64 * PAGE_BYTES;
-        counts + inflight + stacks + processes + unwinding + raw + self.cpus * per_cpu
+        counts + inflight + stacks + processes + unwinding + raw + scratch + counters
     }
 }
 
@@ -124,7 +125,7 @@ mod tests {
         assert_eq!(options, [("--unwind-memory", 32), ("--ring-size", 16), ("--live-blocks", 16)]);
         assert_eq!(maps.bytes(1_000_000) - maps.empty_bytes(), 96_000_000);
         let rest = maps.fixed_bytes();
-        assert!((8 << 20..24 << 20).contains(&rest), "{rest}");
+        assert!((8 << 20..28 << 20).contains(&rest), "{rest}");
     }
 
     /// Bytes of this map by the kernel's account (`/proc/self/fdinfo`).
@@ -159,6 +160,7 @@ mod tests {
             "INFLIGHT",
             "TARGETS",
             "STACKS",
+            "EXECS",
             "RATES",
             "COUNTERS",
             "SCRATCH",

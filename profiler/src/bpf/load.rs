@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use aya::maps::{Array, MapData};
-use aya::programs::{Program, ProgramError, UProbe};
+use aya::programs::{Program, ProgramError, ProgramFd, UProbe};
 use aya::{Ebpf, EbpfError, EbpfLoader};
-use profiler_common::limits::SCRATCH_PER_CPU;
+use profiler_common::limits::SCRATCH_SHARED;
 use profiler_common::sampling::SamplingRate;
 use thiserror::Error;
 
 use super::kernel_types::{LayoutError, TaskLayout};
+use super::private_stack;
 use super::program::RelocatedObject;
 use super::ring::Ring;
 use crate::ids::HeapId;
@@ -60,6 +61,12 @@ pub enum LoadError {
     /// The kernel has no BPF.
     #[error("this kernel has no BPF: the system call is not there (needs CONFIG_BPF_SYSCALL)")]
     NoBpf,
+    /// There is no memory for the maps.
+    #[error(
+        "not enough memory for heapbpf's maps in the kernel: lower `--ring-size`, `--unwind-memory` or `--live-blocks`, or \
+         raise the memory limit of the control group that heapbpf runs in (`memory.max`)"
+    )]
+    NoMemory,
     /// An object named by the environment cannot be read.
     #[error("cannot read the BPF object `{path}` that {OBJECT_VARIABLE} names: {source}")]
     Object {
@@ -82,6 +89,12 @@ pub enum LoadError {
     /// aya's parser cannot make the programs ready.
     #[error("cannot relocate the BPF object: {0}")]
     Relocation(String),
+    /// A program would be corrupted by concurrent threads.
+    #[error(
+        "the kernel gives the program `{0}` a private stack, which threads that preempt each other would overwrite; \
+         heapbpf does not attach it: see docs/kernel-support.md, and please report the kernel's version"
+    )]
+    PrivateStack(&'static str),
     /// A part that the object should have is not there: the object is of another version.
     #[error("the BPF object has no `{0}`: it is of another version than this binary")]
     Missing(&'static str),
@@ -151,7 +164,7 @@ impl Kernel {
     pub fn load(config: KernelConfig, links: LinkKind) -> Result<Self, LoadError> {
         check_uprobes(Path::new(UPROBE_SOURCE))?;
         let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
-        let scratch_areas = cpus * SCRATCH_PER_CPU;
+        let scratch_areas = cpus + SCRATCH_SHARED;
         let wakeup_bytes = u64::from(config.ring_bytes) / 4;
         let unwind_by_tables = u32::from(config.unwind_by_tables);
         let (raw_stacks, raw_areas) = if config.raw_stacks { (1u32, scratch_areas) } else { (0, 1) };
@@ -162,7 +175,7 @@ impl Kernel {
         loader
             .override_global("STACK_SEED", &config.stack_seed, true)
             .override_global("WAKEUP_BYTES", &wakeup_bytes, true)
-            .override_global("SCRATCH_AREAS", &scratch_areas, true)
+            .override_global("CPUS", &cpus, true)
             .override_global("UNWIND_BY_TABLES", &unwind_by_tables, true)
             .override_global("RAW_STACKS", &raw_stacks, true)
             .override_global("TASK_TGID_OFFSET", &task.tgid, true)
@@ -226,9 +239,9 @@ impl Kernel {
         program(&mut self.ebpf, name)
     }
 
-    /// All programs of aya's.
-    pub(super) fn own_programs(&self) -> impl Iterator<Item = &Program> {
-        self.ebpf.programs().map(|(_, program)| program)
+    /// All programs of aya's, loaded or not, with their names.
+    pub(super) fn own_programs(&self) -> impl Iterator<Item = (&str, &Program)> {
+        self.ebpf.programs()
     }
 
     /// Where the kernel's tasks have their members, as the programs were told.
@@ -268,12 +281,16 @@ const ENTRY: &str = "hook_entry";
 const RETURN: &str = "hook_return";
 const SESSION: &str = "hook_session";
 
+/// Programs for perf events, which aya loads.
+pub(super) const PERF_PROGRAMS: [&str; 2] = [ENTRY, RETURN];
+
 impl Programs {
     fn load(object: &[u8], ebpf: &mut Ebpf, links: LinkKind) -> Result<Self, LoadError> {
         if links == LinkKind::Perf {
-            for name in [ENTRY, RETURN] {
-                let loaded = program::<UProbe>(ebpf, name)?.load();
-                loaded.map_err(|error| LoadError::program(name, &error.to_string()))?;
+            for name in PERF_PROGRAMS {
+                let program = program::<UProbe>(ebpf, name)?;
+                program.load().map_err(|error| LoadError::program(name, &error.to_string()))?;
+                private_stack::refuse(name, loaded(name, program.fd())?)?;
             }
             return Ok(Self::Perf);
         }
@@ -292,6 +309,14 @@ where
 {
     let program = ebpf.program_mut(name).ok_or(LoadError::Missing(name))?;
     program.try_into().map_err(|_| LoadError::Missing(name))
+}
+
+/// The descriptor of a program of aya's that has been loaded.
+pub(super) fn loaded<'a>(
+    name: &'static str,
+    fd: Result<&'a ProgramFd, ProgramError>,
+) -> Result<&'a ProgramFd, LoadError> {
+    fd.map_err(|error| LoadError::program(name, &error.to_string()))
 }
 
 /// The debug object writes log lines; the release object has no log map.
@@ -321,14 +346,15 @@ fn check_uprobes(source: &Path) -> Result<(), LoadError> {
     if source.join("type").exists() { Ok(()) } else { Err(LoadError::NoUprobes(source.to_owned())) }
 }
 
-/// A missing system call has its own message: nothing that the user passes can help.
+/// A missing system call and missing memory have their own messages: they do not concern the programs.
 fn refused(error: EbpfError) -> LoadError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
     while let Some(error) = cause {
-        if error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) == Some(libc::ENOSYS) {
-            return LoadError::NoBpf;
+        match error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+            Some(libc::ENOSYS) => return LoadError::NoBpf,
+            Some(libc::ENOMEM) => return LoadError::NoMemory,
+            _ => cause = error.source(),
         }
-        cause = error.source();
     }
     LoadError::Refused(error)
 }
@@ -344,9 +370,11 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_bpf_is_told_apart() {
+    fn a_kernel_without_bpf_and_one_without_memory_are_told_apart() {
         let error = EbpfError::FileError { path: PathBuf::new(), error: io::Error::from_raw_os_error(libc::ENOSYS) };
         assert!(matches!(refused(error), LoadError::NoBpf));
+        let error = EbpfError::FileError { path: PathBuf::new(), error: io::Error::from_raw_os_error(libc::ENOMEM) };
+        assert!(matches!(refused(error), LoadError::NoMemory));
         let error = EbpfError::FileError { path: PathBuf::new(), error: io::Error::from_raw_os_error(libc::EPERM) };
         assert!(matches!(refused(error), LoadError::Refused(_)));
     }

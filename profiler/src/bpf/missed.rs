@@ -1,31 +1,36 @@
 //! How often the kernel did not run a program where a probe was hit, because it ran on that processor already.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
-use aya::programs::{Program, ProgramFd};
-
-use super::load::Kernel;
-use crate::sys::bpf::recursion_misses;
+use super::load::{Kernel, PERF_PROGRAMS};
+use crate::sys::program_info::recursion_misses;
 
 impl Kernel {
-    /// Calls and tracepoints that the kernel counts as missed by these programs; 0 before Linux 5.12, which counts none. What is
-    /// missed elsewhere, as the return of a call that is nested deeper than 64 times, it counts nowhere.
+    /// Calls, forks and execs that the kernel counts as missed; 0 before Linux 5.12, which counts none.
+    /// What is missed elsewhere, as the return of a call that is nested deeper than 64 times, it counts nowhere.
     #[must_use]
     pub fn probes_missed(&self) -> u64 {
-        let own = self.link_programs().into_iter().filter_map(|program| recursion_misses(program).ok());
-        let loaded = self.loaded_programs();
-        let of_aya = loaded.iter().filter_map(|program| recursion_misses(program.as_fd()).ok());
-        own.chain(of_aya).sum()
+        let of_links = self.programs_of_links().into_iter().filter_map(|program| recursion_misses(program).ok());
+        of_links.sum::<u64>() + self.tracepoints_missed()
     }
 
-    fn link_programs(&self) -> Vec<&OwnedFd> {
+    /// Programs that are attached to probes.
+    fn programs_of_links(&self) -> Vec<BorrowedFd<'_>> {
         let multi = self.multi_programs().into_iter().flat_map(|(entry, at_return)| [entry, at_return]);
-        self.session_program().into_iter().chain(multi).collect()
+        let own = self.session_program().into_iter().chain(multi).map(AsFd::as_fd);
+        own.chain(PERF_PROGRAMS.into_iter().filter_map(|name| self.own_program(name))).collect()
     }
 
-    fn loaded_programs(&self) -> Vec<ProgramFd> {
-        let descriptor = |program: &Program| program.fd().ok().and_then(|fd| fd.try_clone().ok());
-        self.own_programs().filter_map(descriptor).collect()
+    /// A program of aya's, if it is loaded.
+    pub(super) fn own_program(&self, name: &str) -> Option<BorrowedFd<'_>> {
+        Some(self.own_programs().find(|(its, _)| *its == name)?.1.fd().ok()?.as_fd())
+    }
+
+    /// Every program that is loaded.
+    pub(super) fn all_programs(&self) -> Vec<BorrowedFd<'_>> {
+        let of_tracepoints = self.own_programs().filter(|(name, _)| !PERF_PROGRAMS.contains(name));
+        let of_tracepoints = of_tracepoints.filter_map(|(_, program)| Some(program.fd().ok()?.as_fd()));
+        self.programs_of_links().into_iter().chain(of_tracepoints).collect()
     }
 }
 

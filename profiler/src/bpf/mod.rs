@@ -9,6 +9,7 @@ pub mod kernel_types;
 pub mod live_reader;
 pub mod load;
 pub mod missed;
+mod private_stack;
 pub mod processes;
 mod program;
 pub mod ring;

@@ -9,6 +9,7 @@ use aya::maps::Map;
 use aya_obj::Object;
 
 use super::load::LoadError;
+use super::private_stack;
 use crate::sys::bpf::{self, AttachType, ProgramBtf, ProgramLoad};
 
 /// An object, relocated and ready to load programs from.
@@ -52,7 +53,9 @@ impl RelocatedObject {
         });
         let load =
             ProgramLoad { name, instructions: &function.instructions, license: &program.license, attach_type, btf };
-        bpf::load_program(load).map_err(|refused| LoadError::program(name, &refused.to_string()))
+        let program = bpf::load_program(load).map_err(|refused| LoadError::program(name, &refused.to_string()))?;
+        private_stack::refuse(name, &program)?;
+        Ok(program)
     }
 }
 
@@ -64,6 +67,7 @@ fn descriptor(map: &Map) -> Option<RawFd> {
         | Map::HashMap(data)
         | Map::LruHashMap(data)
         | Map::PerfEventArray(data)
+        | Map::ProgramArray(data)
         | Map::RingBuf(data) => Some(data.fd().as_fd().as_raw_fd()),
         _ => None,
     }

@@ -2,7 +2,8 @@
 
 use profiler_common::limits::PAGE_BYTES;
 
-use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+use crate::bpf::load::{Kernel, KernelConfig, LinkKind, LoadError};
+use crate::bpf::processes::WatchError;
 use crate::probe::attach::{BackendChoice, choose};
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::subject::Subject;
@@ -109,13 +110,15 @@ pub(super) fn run() -> (Vec<Trial>, Option<Costs>) {
     let allowed = !trials[0].prevents();
     let (programs, attaching, costs) = match (allowed, subject) {
         (true, Ok(subject)) => probes(&subject),
-        (true, Err(error)) => (Support::Unknown(error.clone()), Support::Unknown(error), None),
+        (true, Err(error)) => {
+            (Trial::new(TrialKind::Programs, Support::Unknown(error.clone())), Support::Unknown(error), None)
+        }
         (false, _) => {
             let not_allowed = || Support::Unknown("not tried without the capabilities".to_owned());
-            (not_allowed(), not_allowed(), None)
+            (Trial::new(TrialKind::Programs, not_allowed()), not_allowed(), None)
         }
     };
-    trials.push(Trial::new(TrialKind::Programs, programs));
+    trials.push(programs);
     trials.push(Trial::new(TrialKind::Attaching, attaching));
     (trials, costs)
 }
@@ -146,7 +149,7 @@ fn pid_namespace() -> Trial {
 }
 
 /// Loads the programs and attaches them to a process of this program.
-fn probes(subject: &Subject) -> (Support, Support, Option<Costs>) {
+fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
     let config = KernelConfig {
         // As small as can be: nothing is recorded.
         ring_bytes: u32::try_from(PAGE_BYTES).unwrap_or(4096),
@@ -162,12 +165,25 @@ fn probes(subject: &Subject) -> (Support, Support, Option<Costs>) {
     let mut kernel = match Kernel::load(config, links) {
         Ok(kernel) => kernel,
         Err(error) => {
-            return (Support::No(error.to_string()), Support::Unknown("there is nothing to attach".to_owned()), None);
+            let programs = Trial::new(TrialKind::Programs, Support::No(error.to_string()));
+            return (programs, Support::Unknown("there is nothing to attach".to_owned()), None);
         }
     };
-    match cost::measure(&mut kernel, links, subject) {
-        Ok(costs) => (Support::Yes, Support::Yes, Some(costs)),
-        Err(CostError::Refused(error)) => (Support::Yes, Support::No(error), None),
-        Err(error) => (Support::Yes, Support::Unknown(error.to_string()), None),
-    }
+    // So that the programs at tracepoints are verified as well. Profiling works without them, but for forks.
+    let watched = kernel.watch_processes();
+    let stacks = if let Err(WatchError::Load(error @ LoadError::PrivateStack(_))) = watched {
+        let programs = Trial::new(TrialKind::Programs, Support::No(error.to_string()));
+        return (programs, Support::Unknown("there is nothing to attach".to_owned()), None);
+    } else if kernel.stacks_verified() {
+        "no private stacks"
+    } else {
+        "not verified to have no private stacks: the kernel hides their machine code (CAP_SYSLOG, kernel.kptr_restrict)"
+    };
+    let programs = Trial { kind: TrialKind::Programs, support: Support::Yes, remark: Some(stacks.to_owned()) };
+    let (attaching, costs) = match cost::measure(&mut kernel, links, subject) {
+        Ok(costs) => (Support::Yes, Some(costs)),
+        Err(CostError::Refused(error)) => (Support::No(error), None),
+        Err(error) => (Support::Unknown(error.to_string()), None),
+    };
+    (programs, attaching, costs)
 }

@@ -12,7 +12,7 @@ pub(super) fn loss(reason: &str) -> (Option<&'static str>, Option<&'static str>)
         }
         "probe_missed" => {
             return (
-                Some("the kernel did not run a probe, because one ran on that processor"),
+                Some("the kernel skipped a program because a preempted task was running it on the same CPU"),
                 Some("please report this"),
             );
         }

@@ -51,7 +51,7 @@ use crate::ingest::decode::decode;
 use crate::ingest::event::Event;
 use crate::recording::recorder::Finishing;
 use crate::snapshot::Snapshot;
-use crate::sys::clock;
+use crate::sys::{clock, grace_period};
 use crate::target::ends::Ends;
 use crate::target::filter::Selection;
 use crate::target::launch::retry_releases;
@@ -343,19 +343,19 @@ impl Session {
         self.raw.take()
     }
 
-    /// Ends the recording at this instant: no call is drawn and no free entered from now on, the last events are taken, and what the target
-    /// does while its probes are being removed changes nothing any more.
-    ///
-    /// The counters are read before anything is detached: a call whose return probe goes before its entry's would be
-    /// counted as left without returning.
+    /// Ends the recording at this instant: no call is sampled and no free entered from now on, the last events are taken, and the
+    /// target changes nothing any more while its probes are being removed. The counters are read before anything is detached:
+    /// a call whose return probe goes before its entry's would be counted as left without returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.probes.stop_drawing()?;
         let now = clock::now();
         while !self.take_records() {}
+        // The ring ends at the first record that a preempted program has begun and not finished.
+        grace_period::wait_for_programs();
+        while !self.take_records() {}
         let ended = (now, self.counters()?);
         self.resync_at_end();
         self.end_replaced();
-        // Who has ended and was not seen to yet has ended all the same.
         let gone: Vec<Pid> =
             self.targets.running().filter(|target| target.is_gone()).map(|target| target.pid).collect();
         gone.into_iter().for_each(|pid| self.close(pid));

@@ -170,7 +170,7 @@ fn address<T>(values: &[T]) -> u64 {
     values.as_ptr() as u64
 }
 
-fn count(length: usize) -> io::Result<u32> {
+pub(super) fn count(length: usize) -> io::Result<u32> {
     u32::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))
 }
 
@@ -297,39 +297,6 @@ pub fn link_perf(program: impl AsFd, event: impl AsFd, cookie: u64) -> io::Resul
     unsafe { command(BPF_LINK_CREATE, &mut attr) }
 }
 
-/// The beginning of `struct bpf_prog_info`, up to what is wanted of it; what it says before that is of no interest
-/// (<https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/bpf.h#L6543-L6584>).
-#[repr(C)]
-struct ProgInfo {
-    skipped: [u64; 26],
-    recursion_misses: u64,
-}
-
-#[repr(C)]
-struct InfoAttr {
-    fd: u32,
-    length: u32,
-    info: u64,
-}
-
-/// How often a program was not run because it, or another one, ran on that processor already (Linux 5.12; 0 before).
-///
-/// # Errors
-///
-/// The kernel's.
-pub fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
-    const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
-    let mut info = ProgInfo { skipped: [0; 26], recursion_misses: 0 };
-    let length = u32::try_from(size_of::<ProgInfo>()).map_err(io::Error::other)?;
-    let fd = program.as_fd().as_raw_fd().unsigned_abs();
-    let mut attr = InfoAttr { fd, length, info: (&raw mut info) as u64 };
-    let size = size_of::<InfoAttr>() as libc::c_ulong;
-    // SAFETY: the kernel writes at most `length` bytes to `info`, which outlives the call. All of it is 0, so it writes
-    // nowhere else: pointers in it would ask for more.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &raw mut attr, size) };
-    if result == 0 { Ok(info.recursion_misses) } else { Err(io::Error::last_os_error()) }
-}
-
 /// A program that does nothing: `r0 = 0; exit`.
 ///
 /// # Errors
@@ -338,6 +305,27 @@ pub fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
 pub fn load_nothing(attach_type: AttachType) -> Result<OwnedFd, ProgramRefused> {
     let instructions = [instruction(0xb7), instruction(0x95)];
     load_program(ProgramLoad { name: "nothing", instructions: &instructions, license: c"GPL", attach_type, btf: None })
+}
+
+/// A program that uses 64 bytes of stack, as few as make Linux 6.13 and later give it a private stack
+/// (`BPF_PRIV_STACK_MIN_SIZE` in `kernel/bpf/verifier.c`).
+///
+/// # Errors
+///
+/// The kernel's.
+#[cfg(test)]
+pub fn load_with_stack(attach_type: AttachType) -> Result<OwnedFd, ProgramRefused> {
+    // `*(u64 *)(r10 - 64) = 0; r0 = *(u64 *)(r10 - 64); exit`
+    let store = bpf_insn { off: -64, _bitfield_1: bpf_insn::new_bitfield_1(10, 0), ..instruction(0x7a) };
+    let load = bpf_insn { off: -64, _bitfield_1: bpf_insn::new_bitfield_1(0, 10), ..instruction(0x79) };
+    let instructions = [store, load, instruction(0x95)];
+    load_program(ProgramLoad {
+        name: "with_stack",
+        instructions: &instructions,
+        license: c"GPL",
+        attach_type,
+        btf: None,
+    })
 }
 
 /// Whether the kernel makes links of this type. Loading alone says nothing: kernels that lack them accept the programs.

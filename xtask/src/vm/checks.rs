@@ -35,8 +35,9 @@ struct Session {
     name: &'static str,
     /// Functions outwards of every one that allocates.
     callers: &'static [&'static str],
-    /// By tables, every stack reaches its thread's first frame. libc has no frame pointers to get there by.
-    by_tables: bool,
+    /// Least share of stacks that reach their thread's first frame. By tables it is 1 or nearly so; libc has no frame
+    /// pointers to get there by.
+    complete_min: f64,
     /// The links are the cheapest that the kernel has, not perf events.
     cheapest_links: bool,
     /// Nothing but the functions of the ledger allocates.
@@ -44,11 +45,18 @@ struct Session {
 }
 
 const SESSIONS: [Session; 4] = [
-    Session { name: "tables", callers: &["work", "main"], by_tables: true, cheapest_links: true, alone: true },
-    Session { name: "pointers", callers: &["work", "main"], by_tables: false, cheapest_links: false, alone: true },
-    Session { name: "threads", callers: &["thread"], by_tables: true, cheapest_links: true, alone: false },
-    Session { name: "ending", callers: &["work", "main"], by_tables: true, cheapest_links: true, alone: true },
+    Session { name: "tables", callers: &["work", "main"], complete_min: 1.0, cheapest_links: true, alone: true },
+    Session { name: "pointers", callers: &["work", "main"], complete_min: 0.0, cheapest_links: false, alone: true },
+    Session { name: "threads", callers: &["thread"], complete_min: 1.0, cheapest_links: true, alone: false },
+    Session { name: "ending", callers: &["work", "main"], complete_min: 1.0, cheapest_links: true, alone: true },
 ];
+
+/// Sessions of threads that preempt each other; only with `--soak`.
+const SOAK: [Session; 2] = [soak("soak-8"), soak("soak-64")];
+
+const fn soak(name: &'static str) -> Session {
+    Session { name, callers: &["thread"], complete_min: 0.9999, cheapest_links: true, alone: false }
+}
 
 /// The most instructions that the verifier goes through for one program (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h
 /// in 6.1.192 and 6.12.117).
@@ -58,7 +66,8 @@ const VERIFIER_LIMIT: u64 = 1_000_000;
 pub(super) fn judge(transcript: &Transcript) -> Vec<Check> {
     let kernel = transcript.value("kernel").map_or((0, 0), version);
     let mut checks = Vec::new();
-    for session in &SESSIONS {
+    let soak: &[Session] = if transcript.value("soak").is_some() { &SOAK } else { &[] };
+    for session in SESSIONS.iter().chain(soak) {
         let mut add = |what: &str, outcome| checks.push(Check { name: format!("{}: {what}", session.name), outcome });
         add("heapbpf ends with 0", ended(transcript, session.name));
         match read(transcript, session.name) {
@@ -75,6 +84,10 @@ pub(super) fn judge(transcript: &Transcript) -> Vec<Check> {
             }
         }
         add("the target is unharmed", unharmed(transcript, session.name));
+    }
+    for name in ["forks", "execs"] {
+        checks.push(Check { name: format!("{name}: heapbpf ends with 0"), outcome: ended(transcript, name) });
+        checks.push(Check { name: format!("{name}: each fork is accounted for"), outcome: forks(transcript, name) });
     }
     checks.push(Check { name: "tables: probes come and go".to_owned(), outcome: probes(transcript) });
     checks.push(Check { name: "threads: works on unprofiled".to_owned(), outcome: works_on(transcript) });
@@ -178,14 +191,14 @@ fn exact(totals: &Totals) -> Result<Counts, String> {
 fn stacks(report: &Report, ledger: &Ledger, session: &Session) -> Outcome {
     let ends = &report.health.unwind;
     let sum: u64 = ends.values().sum();
-    let share = |count: &u64| *count as f64 * 100.0 / sum as f64;
+    let share = |count: &u64| *count as f64 / sum as f64;
     let words: Vec<_> = ends
         .iter()
         .filter(|(_, count)| **count > 0)
-        .map(|(end, count)| format!("{:.1} % {end}", share(count)))
+        .map(|(end, count)| format!("{:.4} % {end}", 100.0 * share(count)))
         .collect();
     let words = format!("{} of {sum}", words.join(", "));
-    if sum == 0 || session.by_tables && ends.get("complete") != Some(&sum) {
+    if sum == 0 || ends.get("complete").map_or(0.0, share) < session.complete_min {
         return Err(words);
     }
     for callsite in &report.targets[0].callsites {
@@ -225,6 +238,30 @@ fn probes(transcript: &Transcript) -> Outcome {
         (Some(during), Some(0)) if during > 0_u32 => Ok(format!("{during} bytes of libc's code changed, then 0")),
         (during, after) => Err(format!("changed bytes of libc's code: {during:?}, then {after:?}")),
     }
+}
+
+/// The target, and what `fork 8 100` and `exec 8 100` fork.
+const FORKED: u64 = 1 + 8 + 8 * 100;
+
+/// Programs that `exec 8 100` executes.
+const EXECUTED: u64 = 8 * 100;
+
+/// Each fork is a target, or counted as too short-lived to become one, or as one that could not be profiled: `/bin/true` is
+/// busybox here, which is static. One that became a target and then executes another program counts for both. No lost event is
+/// known: heapbpf would end with 3.
+fn forks(transcript: &Transcript, session: &str) -> Outcome {
+    let json = transcript.text(&format!("{session}.json")).ok_or("no report was written")?;
+    let report: Report = serde_json::from_str(json).map_err(|error| format!("the report cannot be read: {error}"))?;
+    let (targets, short_lived) = (report.targets.len() as u64, report.others.short_lived_count);
+    let skipped = report.others.skipped_count;
+    let words = format!("{targets} targets, {short_lived} short-lived and {skipped} skipped processes of {FORKED}");
+    let sum = targets + short_lived + skipped;
+    let whole = match session {
+        "forks" => sum == FORKED,
+        // Each fork and each exec is an event of its own.
+        _ => sum >= FORKED && report.health.events >= FORKED - 1 + EXECUTED,
+    };
+    if whole { Ok(words) } else { Err(format!("{words}, lost: {:?}", report.health.lost)) }
 }
 
 /// The same work once more, after heapbpf has gone.

@@ -11,6 +11,7 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
+mount -t debugfs debugfs /sys/kernel/debug
 # The line carries bytes as they are.
 stty -F /dev/ttyS1 raw -echo
 exec 4>/dev/ttyS1
@@ -27,9 +28,10 @@ file() {
     printf '\n' >&4
 }
 
-# Waits until FILE has COUNT lines that begin with TEXT; gives up after a minute, or two seconds after process PID ended.
+# Waits until FILE has COUNT lines that begin with TEXT; gives up after a minute and the time that threads are at work, or
+# two seconds after process PID ended.
 await() {
-    patience=600
+    patience=$((600 + 20 * soak))
     until [ "$(grep -c "^$2" "$1" 2>/dev/null)" -ge "$3" ] 2>/dev/null; do
         case $(cut -d ' ' -f 3 "/proc/$4/stat" 2>/dev/null) in
         '' | Z) patience=$((patience - 30)) ;;
@@ -52,6 +54,8 @@ probes() {
 }
 
 # Starts PROGRAM and attaches heapbpf to it, as session NAME, with further arguments for heapbpf; has it do one piece of work.
+# heapbpf goes before the target's threads, or it would have their share of a processor each and drop events.
+work=go
 begin() {
     name=$1 program=$2
     shift 2
@@ -61,13 +65,13 @@ begin() {
     target=$!
     exec 3>"$name.in"
     await "$name.ledger" ready 1 $target
-    heapbpf --pid $target "$@" -o "$name.json" >"$name.summary" 2>"$name.log" &
+    nice -n -20 heapbpf --pid $target "$@" -o "$name.json" >"$name.summary" 2>"$name.log" &
     heapbpf=$!
     await "$name.log" 'heapbpf: recording' 1 $heapbpf || return
     value "$name.probes_during" "$(probes $target)"
     # What checking each program cost the verifier.
     value "$name.verified" "$(cat /proc/$heapbpf/fdinfo/* 2>/dev/null | sed -n 's/^verified_insns:[^0-9]*//p' | tr '\n' ' ')"
-    echo go >&3
+    echo "$work" >&3
     await "$name.ledger" '{' 1 $target
 }
 
@@ -86,7 +90,11 @@ finish() {
     for kind in json summary log; do file "$name.$kind"; done
 }
 
+soak=$(sed -n 's/.*heapbpf\.soak=\([0-9]*\).*/\1/p' /proc/cmdline)
+soak=${soak:-0}
+
 value kernel "$(uname -r)"
+value preempt "$(cat /sys/kernel/debug/sched/preempt)"
 value command_line "$(cat /proc/cmdline)"
 
 # Every function of libc, counted to the byte, with stacks by tables: the target has no frame pointers.
@@ -113,11 +121,34 @@ await threads.ledger '{' 2 $target
 file threads.ledger
 leave
 
+# More threads than processors, for long enough that programs are preempted at each of their instructions.
+if [ "$soak" -gt 0 ]; then
+    for count in 8 64; do
+        work="go $count $soak"
+        begin soak-$count threads --interval 1 --on-overload drop --ring-size 64MiB
+        kill -TERM $heapbpf
+        finish
+        file soak-$count.ledger
+        leave
+    done
+    work=go
+    value soak "$soak"
+fi
+
 # The target ends while it is profiled.
 begin ending exact --interval 1
 leave
 finish
 file ending.ledger
+
+# Processes that fork at the same time, and some that execute programs.
+for work in 'fork 8 100' 'exec 8 100'; do
+    begin ${work%% *}s forks --interval 1
+    kill -TERM $heapbpf
+    finish
+    leave
+done
+work=go
 
 # Blocks that nothing holds: of a program that runs, by both ways to keep its memory still, and of one that ends. Contents are not wanted here.
 look() {

@@ -17,10 +17,11 @@ const INIT: &str = include_str!("init.sh");
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Targets: name, source in tests/targets, flags beside [`C_FLAGS`].
-const TARGETS: [(&str, &str, &str); 4] = [
+const TARGETS: [(&str, &str, &str); 5] = [
     ("exact", "exact.c", "-fomit-frame-pointer"),
     ("framed", "exact.c", "-fno-omit-frame-pointer"),
     ("threads", "threads.c", "-fomit-frame-pointer"),
+    ("forks", "forks.c", "-fomit-frame-pointer"),
     ("cases", "leaks/cases.c", "-fomit-frame-pointer"),
 ];
 
@@ -38,6 +39,8 @@ pub(super) fn build(repository: &Repository, folder: &Path) -> Result<PathBuf> {
     fs::create_dir_all(&bin).with_context(|| format!("could not make the folder `{}`", bin.display()))?;
     copy(&heapbpf, &bin.join("heapbpf"))?;
     copy(&command::find("busybox").context("`busybox` is not in PATH")?, &bin.join("busybox"))?;
+    // Debian's busybox has none.
+    copy(&command::find("nice").context("`nice` is not in PATH")?, &bin.join("nice"))?;
     for (name, source, flag) in TARGETS {
         let mut gcc = Command::new("gcc");
         gcc.args(C_FLAGS).arg(flag).arg("-o").arg(bin.join(name));

@@ -1,4 +1,4 @@
-//! Gets kernels: out of Debian's packages, or a given image. Installs nothing, and leaves their modules packed.
+//! Fetches kernels: from Debian's packages, or a given image. Installs nothing, and leaves their modules packed.
 
 use std::cmp::Ordering;
 use std::fs;
@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
+use super::archive::Archive;
 use crate::command;
-use crate::privilege::Privilege;
 
 /// A kernel as it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// The newest of a series (`6.1`) that Debian's archives offer.
+    /// The newest of a series (`6.1`) in any Debian suite.
     Series(String),
     /// An image.
     Image(PathBuf),
@@ -56,46 +56,50 @@ impl Wanted {
                 Ok(Kernel { name, image: path.clone() })
             }
             Self::Series(series) => {
-                let package = package(series)?;
-                let image = fetch(&package, folder)?;
-                Ok(Kernel { name: package.trim_start_matches(PREFIX).to_owned(), image })
+                let archive = Archive::open(&folder.join("apt"))?;
+                let package = package(series, &archive)?;
+                let image = fetch(&package, &archive, folder)?;
+                Ok(Kernel { name: version_of(&package).unwrap_or(&package).to_owned(), image })
             }
         }
     }
 }
 
-/// Debian's kernels for virtual machines: the smallest that have BTF, and drivers enough for qemu built in.
-const PREFIX: &str = "linux-image-";
+/// Debian's kernels for virtual machines: the smallest that have BTF, and drivers enough for qemu built in. Since 6.19 the
+/// image is in the second package, and the first one only depends on it.
+const PREFIXES: [&str; 2] = ["linux-image-", "linux-binary-"];
 const SUFFIX: &str = "-cloud-amd64";
 
-/// The newest package of a series. Asks for new lists when the present ones have none.
-fn package(series: &str) -> Result<String> {
-    if command::find("apt-get").is_none() {
-        bail!("this machine has no apt-get to fetch Linux {series} with: give the path of an image, `--kernel PATH`");
-    }
-    let pattern = format!("^{PREFIX}{}\\.", series.replace('.', "\\."));
-    let search = || command::output(Command::new("apt-cache").args(["search", "--names-only", &pattern]));
-    if let Some(package) = newest(&search()?, series) {
+/// The newest package of a series. Downloads new lists when the present ones have none.
+fn package(series: &str, archive: &Archive) -> Result<String> {
+    let pattern = format!("^linux-(image|binary)-{}\\.", series.replace('.', "\\."));
+    if let Some(package) = newest(&archive.search(&pattern)?, series) {
         return Ok(package.to_owned());
     }
-    let mut update = Privilege::find().command("apt-get").context("no list of packages, and no root to fetch one")?;
-    command::run(update.args(["update", "--quiet"]))?;
-    let listing = search()?;
+    archive.update()?;
+    let listing = archive.search(&pattern)?;
     let package = newest(&listing, series).with_context(|| {
-        format!("no package `{PREFIX}{series}.…{SUFFIX}`: give the path of an image, `--kernel PATH`")
+        format!("no Debian suite has a Linux {series} for cloud machines: specify an image, `--kernel PATH`")
     })?;
     Ok(package.to_owned())
+}
+
+/// The version in a package's name, if it is a kernel.
+fn version_of(package: &str) -> Option<&str> {
+    PREFIXES.iter().find_map(|prefix| package.strip_prefix(prefix)?.strip_suffix(SUFFIX))
 }
 
 /// Of what `apt-cache search` lists (`NAME - DESCRIPTION` in a line), the newest kernel of the series. Meta packages,
 /// debug symbols and unsigned builds are other things.
 fn newest<'a>(listing: &'a str, series: &str) -> Option<&'a str> {
     let names = listing.lines().filter_map(|line| line.split_whitespace().next());
-    let of_series = |name: &&str| {
-        let version = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX));
-        version.and_then(|version| version.strip_prefix(series)).is_some_and(|rest| rest.starts_with('.'))
+    let of_series = names.filter_map(|name| Some((version_of(name)?, name)));
+    let of_series =
+        of_series.filter(|(version, _)| version.strip_prefix(series).is_some_and(|rest| rest.starts_with('.')));
+    let by_version_then_prefix = |(one, of_one): &(&str, &str), (other, of_other): &(&str, &str)| {
+        by_version(one, other).then(of_one.starts_with(PREFIXES[1]).cmp(&of_other.starts_with(PREFIXES[1])))
     };
-    names.filter(of_series).max_by(|one, other| by_version(one, other))
+    of_series.max_by(by_version_then_prefix).map(|(_, name)| name)
 }
 
 /// Orders versions by the numbers in them: 6.1.0-9 before 6.1.0-10.
@@ -106,27 +110,23 @@ fn by_version(one: &str, other: &str) -> Ordering {
     numbers(one).cmp(&numbers(other))
 }
 
-/// Downloads the package and takes its image out.
-fn fetch(package: &str, folder: &Path) -> Result<PathBuf> {
+/// Downloads the package and extracts its image.
+fn fetch(package: &str, archive: &Archive, folder: &Path) -> Result<PathBuf> {
     let unpacked = folder.join(package);
-    let version = package.trim_start_matches(PREFIX);
-    let image = unpacked.join("boot").join(format!("vmlinuz-{version}"));
+    let image = unpacked.join("vmlinuz");
     if image.exists() {
         return Ok(image);
     }
-    fs::create_dir_all(&unpacked).with_context(|| format!("could not make the folder `{}`", unpacked.display()))?;
-    command::run(Command::new("apt-get").args(["download", "--quiet", package]).current_dir(&unpacked))?;
+    fs::create_dir_all(&unpacked).with_context(|| format!("cannot create the folder `{}`", unpacked.display()))?;
+    archive.download(package, &unpacked)?;
     let deb = fs::read_dir(&unpacked)?
         .filter_map(|entry| Some(entry.ok()?.path()))
         .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
         .with_context(|| format!("apt-get left no package in `{}`", unpacked.display()))?;
-    // The modules, most of the package, stay in it.
-    let unpack = r#"dpkg-deb --fsys-tarfile "$1" | tar --extract --directory "$2" ./boot"#;
-    command::run(Command::new("sh").args(["-euc", unpack, "sh"]).arg(&deb).arg(&unpacked))?;
+    // `/boot/vmlinuz-VERSION`, or since 7.1 `/usr/lib/modules/VERSION/vmlinuz`. The modules stay packed.
+    let unpack = r#"dpkg-deb --fsys-tarfile "$1" | tar --extract --wildcards --to-stdout '*/vmlinuz*' >"$2.part" && mv "$2.part" "$2""#;
+    command::run(Command::new("sh").args(["-euc", unpack, "sh"]).arg(&deb).arg(&image))?;
     fs::remove_file(&deb)?;
-    if !image.exists() {
-        bail!("the package `{package}` has no `boot/vmlinuz-{version}`");
-    }
     Ok(image)
 }
 
@@ -144,6 +144,10 @@ linux-image-6.12-cloud-amd64 - Linux for x86-64 cloud (meta-package)
 linux-image-6.12.9+deb12-cloud-amd64 - Linux 6.12 for x86-64 cloud (signed)
 linux-image-6.12.117+deb12-cloud-amd64 - Linux 6.12 for x86-64 cloud (signed)
 linux-image-6.12.100+deb12-cloud-amd64 - Linux 6.12 for x86-64 cloud (signed)
+linux-image-7.2.9+deb13-cloud-amd64 - Linux 7.2.9 for x86-64 cloud
+linux-binary-7.2.9+deb13-cloud-amd64 - Linux 7.2.9 for x86-64 cloud (kernel image)
+linux-binary-7.2.13+deb14-cloud-amd64 - Linux 7.2.13 for x86-64 cloud (kernel image)
+linux-image-7.2.13+deb14-cloud-amd64 - Linux 7.2.13 for x86-64 cloud
 ";
 
     fn check(series: &str, expected: Option<&str>) {
@@ -155,6 +159,7 @@ linux-image-6.12.100+deb12-cloud-amd64 - Linux 6.12 for x86-64 cloud (signed)
         check("6.1", Some("linux-image-6.1.0-56-cloud-amd64"));
         check("6.12", Some("linux-image-6.12.117+deb12-cloud-amd64"));
         check("6.12.100", None);
+        check("7.2", Some("linux-binary-7.2.13+deb14-cloud-amd64"));
         check("5.10", None);
         assert_eq!(newest("", "6.1"), None);
     }

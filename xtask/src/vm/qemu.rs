@@ -22,17 +22,14 @@ pub(super) struct Boot {
     pub(super) end: String,
 }
 
-/// Emulated, a run takes half a minute to two minutes on an otherwise idle machine. Only a hang takes this long.
-const TIME_LIMIT: Duration = Duration::from_mins(10);
-
 /// Two processors, so that probes hit on both at once.
 const MACHINE: [&str; 10] = ["-accel", "tcg", "-cpu", "max", "-smp", "2", "-m", "1G", "-nodefaults", "-no-reboot"];
 
 /// A panic ends the machine, and an oops is one.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 panic=-1 oops=panic";
 
-/// Boots the image; the lines' contents are left in `results`.
-pub(super) fn boot(image: &Path, initramfs: &Path, append: &str, results: &Path) -> Result<Boot> {
+/// Boots the image, and ends the machine after `time_limit`. The serial lines' contents are left in `results`.
+pub(super) fn boot(image: &Path, initramfs: &Path, append: &str, time_limit: Duration, results: &Path) -> Result<Boot> {
     let (console, data) = (results.join("console.txt"), results.join("serial.bin"));
     let mut qemu = Command::new("qemu-system-x86_64");
     qemu.args(MACHINE).args(["-display", "none"]).stdin(Stdio::null());
@@ -44,7 +41,7 @@ pub(super) fn boot(image: &Path, initramfs: &Path, append: &str, results: &Path)
     eprintln!("+ {}", command::line(&qemu));
     let began = Instant::now();
     let mut machine = Machine(qemu.spawn().context("could not start `qemu-system-x86_64`")?);
-    let end = machine.wait(began + TIME_LIMIT)?;
+    let end = machine.wait(began, time_limit)?;
     let read = |path: &Path| fs::read(path).with_context(|| format!("qemu left no `{}`", path.display()));
     Ok(Boot {
         console: String::from_utf8_lossy(&read(&console)?).into_owned(),
@@ -58,16 +55,16 @@ pub(super) fn boot(image: &Path, initramfs: &Path, append: &str, results: &Path)
 struct Machine(Child);
 
 impl Machine {
-    /// Waits for its end, which is brought about at the deadline.
-    fn wait(&mut self, deadline: Instant) -> Result<String> {
+    /// Waits for its end, or ends it after the time limit.
+    fn wait(&mut self, began: Instant, time_limit: Duration) -> Result<String> {
         loop {
             if let Some(status) = self.0.try_wait()? {
                 return Ok(format!("qemu ended with {status}"));
             }
-            if Instant::now() >= deadline {
+            if began.elapsed() >= time_limit {
                 self.0.kill()?;
                 self.0.wait()?;
-                return Ok(format!("stopped after {} minutes", TIME_LIMIT.as_secs() / 60));
+                return Ok(format!("stopped after {} s", time_limit.as_secs()));
             }
             thread::sleep(Duration::from_millis(100));
         }

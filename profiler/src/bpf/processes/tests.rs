@@ -207,6 +207,22 @@ fn execs_are_told_of_all_where_wished() {
 }
 
 #[test]
+fn an_exec_is_seen_once_by_its_copies() {
+    runtime().block_on(async {
+        let (kernel, mut ring) = watching(true);
+        let shells: Vec<Shell> = (0..20).map(|_| Shell::start("read x")).collect();
+        let records = drain(&mut ring);
+        for shell in &shells {
+            let of_it = records.iter().filter(|record| **record == Seen::Exec(shell.pid())).count();
+            assert_eq!(of_it, 1, "{records:?}");
+        }
+        // Those that are skipped and those of other tests are counted too, so the sum does not say how many there were.
+        assert!(Counters::read_one(&kernel, Counter::ExecsSeen).expect("it is there") >= 20);
+        assert_eq!(kernel.tracepoints_missed(), 0);
+    });
+}
+
+#[test]
 fn children_that_share_the_memory_are_told_apart_and_threads_are_none() {
     runtime().block_on(async {
         let (mut kernel, mut ring) = watching(false);

@@ -45,6 +45,7 @@ const DEPTH: usize = 5;
   cargo xtask bench overhead --write                        and into docs/overhead.md
   cargo xtask bench overhead --part calls --memleak libbpf-tools/memleak
   cargo xtask bench overhead --part sustained --seconds 5
+  cargo xtask bench overhead --part hot-path --against ./heapbpf-before
 HEAPBPF_BIN=PATH measures that binary instead of one that is built.")]
 pub(super) struct Arguments {
     /// Measure this alone. May be given several times.
@@ -62,6 +63,9 @@ pub(super) struct Arguments {
     /// memleak of bcc's libbpf-tools, where it is not in PATH.
     #[arg(long, value_name = "PATH")]
     memleak: Option<PathBuf>,
+    /// Another heapbpf, such as one built before a change: the hot path is measured with both by turns.
+    #[arg(long, value_name = "PATH")]
+    against: Option<PathBuf>,
     /// Write the tables into docs/overhead.md.
     #[arg(long)]
     write: bool,
@@ -89,6 +93,7 @@ enum Part {
 struct Bench {
     repository: Repository,
     heapbpf: PathBuf,
+    against: Option<PathBuf>,
     floor: PathBuf,
     memleak: Option<PathBuf>,
     /// For whatever they leave behind. Removed at the end.
@@ -101,7 +106,11 @@ struct Bench {
 impl Bench {
     /// A command that profiles a process, with its cache of unwind tables in this bench's folder.
     fn heapbpf(&self, pid: u32) -> Command {
-        let mut command = program::bound(&self.heapbpf);
+        self.profile_with(&self.heapbpf, pid)
+    }
+
+    fn profile_with(&self, heapbpf: &Path, pid: u32) -> Command {
+        let mut command = program::bound(heapbpf);
         command.env("XDG_CACHE_HOME", self.folder.join("cache")).args(["--pid", &pid.to_string()]);
         command
     }
@@ -135,6 +144,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let bench = Bench {
         heapbpf: std::env::var_os("HEAPBPF_BIN")
             .map_or_else(|| repository.target.join("release/heapbpf"), PathBuf::from),
+        against: arguments.against.clone(),
         floor: repository.target.join("release/examples/floor"),
         memleak: arguments.memleak.clone().or_else(|| command::find("memleak")),
         folder: folder.path().to_owned(),

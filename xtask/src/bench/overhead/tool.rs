@@ -29,6 +29,8 @@ pub(super) enum Tool {
     SessionFloor,
     /// heapbpf with these arguments.
     Heapbpf(&'static [&'static str]),
+    /// The heapbpf of `--against` with these arguments.
+    Against(&'static [&'static str]),
     /// bcc's memleak with these arguments.
     Memleak(&'static [&'static str]),
     /// bpftrace, counting calls and returns of malloc, and calls of free.
@@ -47,6 +49,7 @@ impl Tool {
     /// Why the tool is not to be had here.
     pub(super) fn missing(self, bench: &Bench) -> Option<&'static str> {
         match self {
+            Self::Against(_) if bench.against.is_none() => Some("no other heapbpf is given (`--against PATH`)"),
             Self::Memleak(_) if bench.memleak.is_none() => Some("memleak of bcc's libbpf-tools is not installed"),
             Self::Bpftrace if command::find("bpftrace").is_none() => Some("bpftrace is not installed"),
             _ => None,
@@ -58,9 +61,12 @@ impl Tool {
         let mut attached = Attached { pid, program: None, report: None, stops_at_end_of_input: false };
         match self {
             Self::Nothing => {}
-            Self::Heapbpf(arguments) => {
+            Self::Heapbpf(arguments) | Self::Against(arguments) => {
                 let report = bench.folder.join("watched.json");
-                let mut command = bench.heapbpf(pid);
+                let mut command = match (self, &bench.against) {
+                    (Self::Against(_), Some(against)) => bench.profile_with(against, pid),
+                    _ => bench.heapbpf(pid),
+                };
                 command.args(arguments).arg("-o").arg(&report);
                 let program = Program::start(&mut command, Output::Errors)?;
                 program.line_after(RECORDING)?;

@@ -38,6 +38,13 @@ fn transcript(from: &str, to: &str) -> Transcript {
         let json = report(outermost, "null").replace(from, to);
         data += &format!("file {name}.json {}\n{json}\n", json.len());
     }
+    let forks = report("main", "null")
+        .replace(r#""short_lived_count":0"#, r#""short_lived_count":808"#)
+        .replace(r#""events":3"#, r#""events":1608"#)
+        .replace(from, to);
+    for name in ["forks", "execs"] {
+        data += &format!("value {name}.code 0\nfile {name}.json {}\n{forks}\n", forks.len());
+    }
     data += "done\n";
     let transcript = Transcript::parse(data.replace(from, to).as_bytes());
     assert_eq!(transcript.broken, None);
@@ -60,6 +67,11 @@ fn all_is_well() {
 fn each_fault_fails_its_own_check() {
     check("tables.code 0", "tables.code 3", &["tables: heapbpf ends with 0"]);
     check("ending.target_code 7", "ending.target_code 139", &["ending: the target is unharmed"]);
+    let each = ["forks: each fork is accounted for", "execs: each fork is accounted for"];
+    check(r#""short_lived_count":808"#, r#""short_lived_count":807"#, &each);
+    check(r#""short_lived_count":808"#, r#""short_lived_count":809"#, &each[..1]);
+    check(r#""events":1608"#, r#""events":1607"#, &each[1..]);
+    check("forks.code 0", "forks.code 3", &["forks: heapbpf ends with 0"]);
     check("probes_after 0", "probes_after 9", &["tables: probes come and go"]);
     check("probes_during 9", "probes_during 0", &["tables: probes come and go"]);
     check("pointers.verified 10 400000 30", "pointers.verified 10 999999 30", &["the verifier's effort"]);
