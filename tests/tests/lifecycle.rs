@@ -1,11 +1,13 @@
 //! How sessions begin and end, and what they leave behind: reports, a running target, and no probes.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use heapbpf_tests::heapbpf::{Heapbpf, Outcome, text};
+use heapbpf_tests::heapbpf::{Heapbpf, Outcome, binary, text};
 use heapbpf_tests::kernel::{assert_no_probes, changed_code, version};
 use heapbpf_tests::report::{Counts, Process};
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, build};
+use rustix::process::Signal;
 
 /// 25 blocks of 1000 bytes, kept.
 const KEPT: Counts = Counts::kept(25, 25_000);
@@ -57,6 +59,78 @@ fn terminating_writes_the_reports() {
     assert_summary(&session.terminate().expect_code(0), target.pid());
     assert_keeps(heapbpf.report("out.json").process(target.pid()));
     target.assert_running();
+}
+
+#[test]
+fn the_end_of_the_terminal_session_writes_the_reports() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    session.signal(Signal::HUP);
+    assert_summary(&session.wait().expect_code(0), target.pid());
+    assert_keeps(heapbpf.report("out.json").process(target.pid()));
+}
+
+#[test]
+fn a_targets_name_does_not_control_the_terminal() {
+    let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+    let program = directory.path().join("a\u{1b}]0;x\u{7}b");
+    std::fs::copy(build("service.c"), &program).expect("the directory is ours");
+    let mut target = Target::spawn(&mut Command::new(&program));
+    // A terminal of its own, whose output `script` writes to standard output.
+    let heapbpf = format!("{} --pid {} --interval 1 --duration 2s -v", binary().display(), target.pid());
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", &heapbpf, "/dev/null"]).current_dir(directory.path());
+    let output = command.output().expect("Debian's essential packages have it");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("recording a\u{fffd}]0;x\u{fffd}b"), "{text:?}");
+    assert!(!text.contains("\u{1b}]") && !text.contains('\u{7}'), "{text:?}");
+    target.assert_running();
+}
+
+#[test]
+fn a_small_stack_suffices() {
+    let mut target = Target::start("service.c");
+    let mut command = Command::new("sh");
+    let heapbpf = format!("{} --pid {} --interval 1 -o out.json", binary().display(), target.pid());
+    command.args(["-c", &format!("ulimit -s 64; exec {heapbpf}")]);
+    let mut heapbpf = Heapbpf::with_command(command);
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    let _ = session.interrupt().expect_code(0);
+    assert_keeps(heapbpf.report("out.json").process(target.pid()));
+}
+
+#[test]
+fn a_report_beyond_the_limit_of_a_files_size_is_an_error_and_leaves_no_part() {
+    let mut target = Target::start("exact.c");
+    let mut command = Command::new("sh");
+    let heapbpf = format!("{} --pid {} --interval 1 -o out.json", binary().display(), target.pid());
+    command.args(["-c", &format!("ulimit -f 8; exec {heapbpf}")]);
+    let mut heapbpf = Heapbpf::with_command(command);
+    let session = heapbpf.start();
+    target.work("go");
+    let outcome = session.interrupt().expect_code(1);
+    let has = |text| outcome.stderr.contains(text);
+    assert!(has("cannot write `out.json`") && has("File too large"), "{}", outcome.stderr);
+    assert_eq!(heapbpf.files(), [""; 0]);
+    target.assert_running();
+}
+
+#[test]
+fn nohup_outlives_the_terminal_session() {
+    let mut target = Target::start("service.c");
+    let mut command = Command::new("env");
+    command.arg("--ignore-signal=HUP").arg(binary());
+    command.args(["--pid", &target.pid().to_string(), "--interval", "1", "-o", "out.json"]);
+    let mut heapbpf = Heapbpf::with_command(command);
+    let session = heapbpf.start();
+    session.signal(Signal::HUP);
+    target.work("keep 1000 25");
+    let _ = session.interrupt().expect_code(0);
+    assert_keeps(heapbpf.report("out.json").process(target.pid()));
 }
 
 #[test]

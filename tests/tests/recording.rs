@@ -1,6 +1,7 @@
 //! Recordings: what is converted from one is what the session itself reports; what is cut short is read up to there.
 
 use std::fs::{self, File};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::thread;
@@ -108,6 +109,23 @@ fn what_is_converted_is_what_the_session_reports() {
     assert!(outcome.stdout.contains("out.heapbpf (recording, "), "{}", outcome.stdout);
     let converted = assert_same(&heapbpf, &[]);
     converted.report().process(target.pid()).assert_matches(&ledger);
+}
+
+#[test]
+fn a_recording_replaces_a_link_and_is_its_owners_alone() {
+    let directory = tempdir().expect("there is a directory for temporary files");
+    let (precious, link) = (directory.path().join("precious"), directory.path().join("out.heapbpf"));
+    fs::write(&precious, "precious").expect("the directory is ours");
+    symlink(&precious, &link).expect("the directory is ours");
+    let mut target = Target::start("exact.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 -o {}", link.display()));
+    let session = heapbpf.start();
+    target.work("go");
+    let _ = session.interrupt().expect_code(0);
+    assert_eq!(fs::read_to_string(&precious).expect("it is there"), "precious");
+    let metadata = link.symlink_metadata().expect("it is there");
+    assert!(metadata.is_file());
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
 }
 
 #[test]

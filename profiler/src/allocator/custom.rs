@@ -53,15 +53,31 @@ pub struct HookError {
     reason: String,
 }
 
+/// Characters of a text that an error shows, and how many of them may stand before the place.
+const SHOWN_MAX: usize = 160;
+const SHOWN_BEFORE_MAX: usize = 80;
+
+/// As much of a text as an error shows.
+fn start_of(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 impl std::error::Error for HookError {}
 
 impl fmt::Display for HookError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = |range: Range<usize>| self.text.get(range).map_or(0, |part| part.chars().count());
         let (before, width) = (columns(0..self.at.start), columns(self.at.clone()).max(1));
-        writeln!(f, "{}", self.reason)?;
-        writeln!(f, "  {}", self.text)?;
-        write!(f, "  {:before$}{}", "", "^".repeat(width))
+        writeln!(f, "{}", start_of(&self.reason))?;
+        // Of a long text the part around the place: nobody reads the rest, and a formatter has no room for it.
+        let cut_before = before.saturating_sub(SHOWN_BEFORE_MAX);
+        let (mark, mark_width) = if cut_before > 0 { ("…", 1) } else { ("", 0) };
+        let from = self.text.char_indices().nth(cut_before).map_or(0, |(at, _)| at);
+        writeln!(f, "  {mark}{}", start_of(&self.text[from..]))?;
+        write!(f, "  {}{}", " ".repeat(before - cut_before + mark_width), "^".repeat(width.min(SHOWN_MAX)))
     }
 }
 

@@ -9,6 +9,7 @@ use thiserror::Error;
 use super::custom::{self, CustomHook, HookError};
 use super::selection::interval_bytes;
 use super::spec::HookSpec;
+use crate::sys::input;
 use crate::target::module_pattern::ModulePattern;
 
 /// Specs that ship, by name.
@@ -115,7 +116,7 @@ impl HookSet {
                 Ok(())
             }
             None => {
-                let text = read(Path::new(name_or_path));
+                let text = input::read_text(Path::new(name_or_path), FILE_BYTES_MAX);
                 self.parse(
                     name_or_path,
                     &text.map_err(|source| SpecError::Missing { name: name_or_path.to_owned(), source })?,
@@ -197,13 +198,6 @@ impl HookSet {
         }
         modules
     }
-}
-
-fn read(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    let file = std::fs::File::open(path)?;
-    std::io::Read::read_to_string(&mut std::io::Read::take(file, FILE_BYTES_MAX), &mut text)?;
-    Ok(text)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context, Result, anyhow, bail};
 use bytesize::ByteSize;
 
-use super::output::Output;
+use super::output::{Access, Output};
 use super::progress::ProgressLine;
 use super::{exit, is_broken_pipe, numbered, terminal};
 use crate::address::TargetAddr;
@@ -151,7 +151,7 @@ impl Desk {
         let paths: Vec<PathBuf> = self.telling.outputs.iter().filter_map(Output::path).map(Into::into).collect();
         for path in paths {
             write(
-                Output::open(&numbered::of_window(&path, self.count), self.telling.format)?,
+                Output::open(&numbered::of_window(&path, self.count), self.telling.format, Access::Owner)?,
                 found,
                 self.plan.with_contents,
             )?;
@@ -170,14 +170,14 @@ impl Desk {
             write_text(found, style, out)
         };
         let is_taken = self.telling.to_stderr || self.telling.outputs.iter().any(|output| output.path().is_none());
-        let (width, colour) = terminal();
+        let (width, colour) = terminal::layout();
         let style = Style { width, colour: colour && !is_taken, contents: self.plan.with_contents };
         let written = if is_taken {
             // Nobody has to listen.
-            let _ = write_text(found, style, &mut std::io::stderr().lock());
+            let _ = write_text(found, style, &mut terminal::errors());
             Ok(())
         } else {
-            write_text(found, style, &mut std::io::stdout().lock())
+            write_text(found, style, &mut terminal::output())
         };
         match written.map_err(anyhow::Error::from) {
             // Who reads no more has what was wanted.

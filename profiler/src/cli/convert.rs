@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::args::ConvertArgs;
-use super::output::Output;
+use super::output::{Access, Output};
 use super::profile_file::{Contents, contents_of};
 use super::record::UsageError;
 use super::recorded::{How, Recorded};
@@ -28,7 +28,7 @@ pub(super) fn run(args: &ConvertArgs) -> Result<u8> {
     }
     // A mistyped path costs nothing.
     let outputs = {
-        let open = |path: &PathBuf| Output::open(path, args.presentation.format);
+        let open = |path: &PathBuf| Output::open(path, args.presentation.format, Access::All);
         args.output.iter().map(open).collect::<Result<Vec<_>>>()?
     };
     let events = outputs.iter().any(|output| output.format().needs_recording());
@@ -94,7 +94,7 @@ fn report(args: &ConvertArgs, span: Span, recorded: &Recorded, outputs: Vec<Outp
     if args.quiet {
         return Ok(());
     }
-    let (width, colour) = terminal();
+    let (width, colour) = terminal::layout();
     let mut text = summary::summary(profile, presentation.view, args.top, width, colour);
     if let Some(folded_ns) = recorded.folded_until_ns {
         text.push_str(&format!("\nfolded until {}: `--from` and `--to` can be that and later", clock(folded_ns)));
@@ -104,7 +104,7 @@ fn report(args: &ConvertArgs, span: Span, recorded: &Recorded, outputs: Vec<Outp
     if to_stdout {
         say(&text);
     } else {
-        writeln!(std::io::stdout(), "{text}")?;
+        writeln!(terminal::output(), "{text}")?;
     }
     Ok(())
 }

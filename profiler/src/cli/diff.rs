@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::output::Output;
+use super::output::{Access, Output};
 use super::profile_file::profile_of;
 use super::record::UsageError;
 use super::{args, exit, quantity, say, terminal};
@@ -91,7 +91,7 @@ impl From<WidthsArg> for diff::Widths {
 
 /// The file, of a format that can hold a difference.
 fn open(path: &Path) -> Result<Output> {
-    let output = Output::open(path, None)?;
+    let output = Output::open(path, None, Access::All)?;
     if !diff::FORMATS.contains(&output.format()) {
         let refused = ReportError::NoDifference(output.format());
         return Err(UsageError(format!("cannot write `{}`: {refused}", path.display())).into());
@@ -119,7 +119,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<u8> {
         }
     }
     if !args.quiet {
-        let (width, colour) = terminal();
+        let (width, colour) = terminal::layout();
         let mut text = diff::table(&diff, args.view, args.top, args.threshold, width, colour);
         for (path, format) in &written {
             text.push_str(&format!("\n{} (growth, {})\n", path.display(), format.description()));
@@ -128,7 +128,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<u8> {
         if to_stdout {
             say(text.trim_end());
         } else {
-            write!(std::io::stdout(), "{text}")?;
+            write!(terminal::output(), "{text}")?;
         }
     }
     Ok(if diff.incomplete() || is_damaged { exit::INCOMPLETE } else { exit::DONE })

@@ -15,11 +15,11 @@ pub(super) fn run(args: &DoctorArgs) -> Result<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
     let _inside = runtime.enter();
     let diagnosis = Diagnosis::make(args.pid.map(Pid), args.placement.into());
-    let mut out = std::io::stdout();
+    let mut out = terminal::output();
     if args.json {
         write_json(&diagnosis, &mut out)?;
     } else {
-        let (_, colour) = terminal();
+        let (_, colour) = terminal::layout();
         out.write_all(text(&diagnosis, colour).as_bytes())?;
     }
     Ok(if diagnosis.works() { exit::DONE } else { exit::FAILED })
@@ -27,6 +27,6 @@ pub(super) fn run(args: &DoctorArgs) -> Result<u8> {
 
 /// Is the process that is probed.
 pub(super) fn target() -> Result<u8> {
-    serve(std::io::stdin().lock(), std::io::stdout().lock())?;
+    serve(std::io::stdin().lock(), terminal::output())?;
     Ok(exit::DONE)
 }

@@ -8,7 +8,7 @@ use profiler_common::interval::Interval;
 
 use super::args::LeaksArgs;
 use super::checking::{Checking, Telling};
-use super::output::Output;
+use super::output::{Access, Output};
 use super::progress::ProgressLine;
 use super::record::{UsageError, see_off, suppressions};
 use super::stops::Stops;
@@ -27,9 +27,7 @@ use crate::sys::inherited::Inherited;
 use crate::target::filter::Selection;
 
 /// Looks, tells, and returns the exit code.
-pub(super) fn run(args: &LeaksArgs) -> Result<u8> {
-    // Before any signal is listened for and any limit is raised: what is started finds them as heapbpf did.
-    let inherited = Inherited::now();
+pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
     if args.pid.is_none() && args.command.is_empty() {
         let text = "nothing to look at: give `--pid PID` (`pgrep -a NAME` lists processes), or a command behind `--`; see `heapbpf leaks --help`";
         return Err(UsageError(text.to_owned()).into());
@@ -61,7 +59,7 @@ pub(super) fn run(args: &LeaksArgs) -> Result<u8> {
 
 /// A file of a format that sums are enough for.
 fn open(path: &Path, args: &LeaksArgs) -> Result<Output> {
-    let output = Output::open(path, args.format)?;
+    let output = Output::open(path, args.format, Access::Owner)?;
     if output.format().needs_recording() {
         let refused = ReportError::NeedsRecording(output.format());
         return Err(UsageError(format!("cannot write `{}`: {refused}", path.display())).into());
@@ -70,7 +68,7 @@ fn open(path: &Path, args: &LeaksArgs) -> Result<Output> {
 }
 
 async fn watch(args: &LeaksArgs, plan: Plan, telling: Telling, inherited: Inherited) -> Result<u8> {
-    let mut stops = Stops::new()?;
+    let mut stops = Stops::new(inherited.signals())?;
     let mut orders = Orders::listen().context("cannot listen for signals")?;
     let mut session = Session::start(config(args))?;
     if stops.pending(None).await {

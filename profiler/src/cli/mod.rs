@@ -18,18 +18,19 @@ mod record;
 mod recorded;
 mod refusal;
 mod stops;
+mod terminal;
 mod writing;
 
-use std::io::IsTerminal;
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use terminal_size::terminal_size;
 
 use args::{Cli, Command};
+use terminal::say;
 
 use crate::session::TooSmall;
+use crate::sys::inherited::Inherited;
+use crate::sys::signals;
 use crate::target::launch::LaunchError;
 
 /// Exit codes (a contract: see `heapbpf --help`).
@@ -45,21 +46,24 @@ mod exit {
 /// Runs the command line and returns the process's exit code.
 #[must_use]
 pub fn run() -> ExitCode {
+    // Before any signal is listened for or ignored and any limit is raised: what is started finds them as heapbpf did.
+    let inherited = Inherited::now();
+    signals::ignore_file_size_signal();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return refusal::refuse(&error),
     };
     start_log(cli.verbose, is_quiet(&cli));
     let result = match cli.command {
-        None => record::run(&cli.record),
-        Some(Command::Record(args)) => record::run(&args),
+        None => record::run(&cli.record, inherited),
+        Some(Command::Record(args)) => record::run(&args, inherited),
         Some(Command::Convert(args)) => convert::run(&args),
         Some(Command::Doctor(args)) => doctor::run(&args),
         Some(Command::Diff(args)) => diff::run(&args),
-        Some(Command::Leaks(args)) => leaks::run(&args),
+        Some(Command::Leaks(args)) => leaks::run(&args, inherited),
         Some(Command::DoctorTarget) => doctor::target(),
         Some(Command::Completions { shell }) => {
-            clap_complete::generate(shell, &mut Cli::command(), "heapbpf", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut Cli::command(), "heapbpf", &mut terminal::output());
             Ok(exit::DONE)
         }
         Some(Command::Man { of }) => manual(of.as_deref()),
@@ -89,25 +93,11 @@ fn manual(of: Option<&str>) -> anyhow::Result<u8> {
             ))
         })?,
     };
-    clap_mangen::Man::new(page).render(&mut std::io::stdout())?;
+    clap_mangen::Man::new(page).render(&mut terminal::output())?;
     Ok(exit::DONE)
 }
 
-/// The columns of the terminal that standard output is, if it is one, and whether it is to be coloured.
-fn terminal() -> (Option<usize>, bool) {
-    if !std::io::stdout().is_terminal() {
-        return (None, false);
-    }
-    let width = terminal_size().map(|(width, _)| usize::from(width.0));
-    (width, std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()))
-}
-
-/// Writes a line to standard error. Nobody has to listen: where it cannot be written, the reports come all the same.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
-/// Whether who was to read went away.
+/// Whether an output's reader is gone. Of a terminal whose session has ended, too: see [`terminal::Lines`].
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)

@@ -1,16 +1,34 @@
 //! Files to write. They are opened before anything is attached, so that a mistyped path costs nothing.
 
-use std::fs::{self, File, Permissions};
-use std::io::{self, IsTerminal, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use tempfile::NamedTempFile;
 
 use super::args::is_recording;
 use super::record::UsageError;
+use super::terminal;
 use crate::report::{Format, FormatError};
+use crate::sys::replacement::Replacement;
+
+/// Who may read a file, as far as the umask allows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Everybody: behind `sudo` the user is another one than the owner.
+    All,
+    /// The owner alone, because the file has contents of a process's memory.
+    Owner,
+}
+
+impl Access {
+    fn mode(self) -> u32 {
+        match self {
+            Self::All => 0o666,
+            Self::Owner => 0o600,
+        }
+    }
+}
 
 /// A file that will hold a report. Until it is written, what was there before stays.
 #[derive(Debug)]
@@ -22,8 +40,8 @@ pub(super) struct Output {
 
 #[derive(Debug)]
 enum Place {
-    /// Beside the path, moved there when complete: readers never see half a report, and a full disk leaves the old one.
-    Beside(NamedTempFile),
+    /// Appears at the path when it is complete.
+    New(Replacement),
     /// A device or pipe, which cannot be replaced.
     Through(File),
     Stdout,
@@ -31,10 +49,10 @@ enum Place {
 
 impl Output {
     /// Makes sure that `path` can be written. Its end says in which format, unless one is `forced`.
-    pub(super) fn open(path: &Path, forced: Option<Format>) -> Result<Self> {
+    pub(super) fn open(path: &Path, forced: Option<Format>, access: Access) -> Result<Self> {
         if path == Path::new("-") {
             let format = forced.unwrap_or(Format::Folded);
-            if !format.is_text() && io::stdout().is_terminal() {
+            if !format.is_text() && terminal::output_is_terminal() {
                 let end = format.extension();
                 let text = format!(
                     "`{format}` is no text, so it does not go to a terminal: name a file, as in `-o heap.{end}`"
@@ -47,7 +65,7 @@ impl Output {
             Some(format) => format,
             None => Format::of_path(path).map_err(|error| UsageError(explain_format(path, &error)))?,
         };
-        let place = place(path).with_context(|| format!("cannot write `{}`", path.display()))?;
+        let place = place(path, access).with_context(|| format!("cannot write `{}`", path.display()))?;
         Ok(Self { path: path.to_owned(), format, place })
     }
 
@@ -66,13 +84,13 @@ impl Output {
         let context = || format!("cannot write `{}`", self.path.display());
         match self.place {
             Place::Stdout => {
-                report(&mut io::stdout().lock()).with_context(context)?;
+                write_all(terminal::output(), report).with_context(context)?;
                 return Ok(None);
             }
             Place::Through(file) => write_all(file, report).with_context(context)?,
-            Place::Beside(file) => {
-                write_all(file.as_file(), report).with_context(context)?;
-                file.persist(&self.path).map_err(|error| error.error).with_context(context)?;
+            Place::New(new) => {
+                write_all(new.file(), report).with_context(context)?;
+                new.commit().with_context(context)?;
             }
         }
         Ok(Some(self.path))
@@ -83,8 +101,8 @@ impl Output {
 ///
 /// [`Recorder::create`]: crate::recording::recorder::Recorder::create
 pub(super) fn check_recording(path: &Path) -> Result<()> {
-    let place = place(path).with_context(|| format!("cannot write `{}`", path.display()))?;
-    if !matches!(place, Place::Beside(_)) {
+    let place = place(path, Access::Owner).with_context(|| format!("cannot write `{}`", path.display()))?;
+    if !matches!(place, Place::New(_)) {
         bail!("cannot record to `{}`: it is a device or a pipe, and a recording takes a file", path.display());
     }
     Ok(())
@@ -96,7 +114,7 @@ fn write_all(file: impl Write, report: impl FnOnce(&mut dyn Write) -> Result<()>
     Ok(writer.flush()?)
 }
 
-fn place(path: &Path) -> Result<Place> {
+fn place(path: &Path, access: Access) -> Result<Place> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => bail!("it is a directory; name a file in it"),
         Ok(metadata) if !metadata.is_file() => return Ok(Place::Through(File::options().write(true).open(path)?)),
@@ -106,13 +124,9 @@ fn place(path: &Path) -> Result<Place> {
         Err(error) => return Err(error.into()),
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The umask takes away from these; the library's own choice would hide the report from the user behind sudo.
-    let file = tempfile::Builder::new()
-        .prefix(".heapbpf-")
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder)
-        .map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
-    Ok(Place::Beside(file))
+    let new =
+        Replacement::create(path, access.mode()).map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
+    Ok(Place::New(new))
 }
 
 /// A mistyped extension may have meant a recording.
@@ -133,10 +147,12 @@ fn explain(error: &io::Error, folder: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn written(path: &Path) -> String {
-        let output = Output::open(path, None).expect("writable");
+        let output = Output::open(path, None, Access::All).expect("writable");
         output.write(|out| Ok(out.write_all(b"report")?)).expect("written");
         fs::read_to_string(path).expect("there")
     }
@@ -146,7 +162,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("heap.svg");
         assert_eq!(written(&path), "report");
-        let output = Output::open(&path, None).expect("writable");
+        let output = Output::open(&path, None, Access::All).expect("writable");
         output
             .write(|out| {
                 out.write_all(b"half")?;
@@ -166,7 +182,7 @@ mod tests {
         {
             let path = folder.path().join(path);
             let _ = fs::create_dir(folder.path().join("folder.svg"));
-            let error = format!("{:#}", Output::open(&path, None).expect_err("not writable"));
+            let error = format!("{:#}", Output::open(&path, None, Access::All).expect_err("not writable"));
             assert!(error.contains(reason), "`{error}` does not say `{reason}`");
         }
     }
@@ -181,11 +197,21 @@ mod tests {
     }
 
     #[test]
+    fn contents_of_memory_are_the_owners_alone() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("leaks.json");
+        let output = Output::open(&path, None, Access::Owner).expect("writable");
+        output.write(|out| Ok(out.write_all(b"report")?)).expect("written");
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "mode {mode:o}");
+    }
+
+    #[test]
     fn devices_are_written_through() {
         let output = Output {
             path: "/dev/null".into(),
             format: Format::Folded,
-            place: place(Path::new("/dev/null")).expect("there"),
+            place: place(Path::new("/dev/null"), Access::All).expect("there"),
         };
         assert!(matches!(output.place, Place::Through(_)));
         output.write(|out| Ok(out.write_all(b"report")?)).expect("written");

@@ -1,6 +1,5 @@
 //! Files that hold a profile, and the profile in them. What a file is, its beginning says, and not its name.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -12,6 +11,7 @@ use crate::recording::block::MAGIC;
 use crate::recording::span::Span;
 use crate::report::json::read::read;
 use crate::report::profile::Profile;
+use crate::sys::input;
 
 /// A report of 10,000 callsites with 40 frames each has a sixth of it.
 const SIZE_BYTES_MAX: u64 = 512 << 20;
@@ -64,10 +64,7 @@ pub(super) fn profile_of(path: &Path, quiet: bool) -> Result<Found> {
 
 /// What is in a file; of a recording, which can be large, its beginning alone. A pipe is read once.
 fn bytes_of(path: &Path) -> Result<Vec<u8>> {
-    let mut file = File::open(path)?;
-    if file.metadata()?.is_dir() {
-        bail!("it is a directory; name a file in it");
-    }
+    let mut file = input::open(path)?;
     let mut bytes = Vec::new();
     file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut bytes)?;
     if bytes == MAGIC {

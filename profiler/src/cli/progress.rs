@@ -1,12 +1,12 @@
 //! What is shown on a terminal while recording.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 
-use super::say;
+use super::terminal::{self, say};
 use crate::session::Progress;
 
 /// One line on standard error that is written over and over; nothing where that is no terminal.
@@ -15,10 +15,10 @@ pub(super) struct ProgressLine(Option<ProgressBar>);
 
 impl ProgressLine {
     pub(super) fn new(quiet: bool) -> Self {
-        if quiet || !std::io::stderr().is_terminal() {
+        if quiet || !terminal::errors_is_terminal() {
             return Self(None);
         }
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        let bar = ProgressBar::with_draw_target(None, terminal::progress());
         bar.set_style(
             ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()),
         );
@@ -64,7 +64,7 @@ pub(super) struct Log {
 
 impl Log {
     pub(super) fn new() -> Self {
-        Self { clears: io::stderr().is_terminal() }
+        Self { clears: terminal::errors_is_terminal() }
     }
 }
 
@@ -72,19 +72,16 @@ impl Write for Log {
     /// A line comes as one piece.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.clears {
-            io::stderr().write_all(CLEAR_LINE)?;
+            terminal::clear_line()?;
         }
-        io::stderr().write_all(line)?;
+        terminal::errors().write_all(line)?;
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        Ok(())
     }
 }
-
-/// To the beginning of the line, and nothing in it.
-const CLEAR_LINE: &[u8] = b"\r\x1b[2K";
 
 fn line(progress: &Progress) -> String {
     let elapsed = Duration::from_secs(progress.elapsed.as_secs());

@@ -11,7 +11,7 @@ use profiler_common::interval::Interval;
 use thiserror::Error;
 
 use super::args::{BackendArg, OverloadArg, RecordArgs, Unwind, is_recording};
-use super::output::{self, Output};
+use super::output::{self, Access, Output};
 use super::progress::ProgressLine;
 use super::stops::Stops;
 use super::writing::{Style, Writing, Written};
@@ -31,6 +31,7 @@ use crate::session::{
 };
 use crate::snapshot::Snapshot;
 use crate::sys::inherited::Inherited;
+use crate::sys::input;
 use crate::target::filter::Selection;
 
 /// What was asked for cannot be: exit code 2.
@@ -39,9 +40,7 @@ use crate::target::filter::Selection;
 pub(super) struct UsageError(pub(super) String);
 
 /// Records, reports, and returns the exit code.
-pub(super) fn run(args: &RecordArgs) -> Result<u8> {
-    // Before any signal is listened for and any limit is raised: what is started finds them as heapbpf did.
-    let inherited = Inherited::now();
+pub(super) fn run(args: &RecordArgs, inherited: Inherited) -> Result<u8> {
     let selection = selection(args);
     if selection.pids.is_empty() && !selection.is_open() && args.command.is_empty() {
         return Err(UsageError(
@@ -119,7 +118,7 @@ async fn record(
     suppressions: Suppressions,
     inherited: Inherited,
 ) -> Result<u8> {
-    let mut stops = Stops::new()?;
+    let mut stops = Stops::new(inherited.signals())?;
     let mut orders = Orders::listen().context("cannot listen for signals")?;
     let style = Style {
         presentation: args.presentation.presentation(),
@@ -249,7 +248,7 @@ pub(super) async fn see_off(mut command: Command, mut stops: Stops, quiet: bool)
 fn summarise(args: &RecordArgs, written: &Written, recorded: Option<&Recorded>) -> Result<u8> {
     let Written { profile, files, to_stdout, failed, .. } = written;
     if !args.quiet {
-        let (width, colour) = terminal();
+        let (width, colour) = terminal::layout();
         let mut text = summary::summary(profile, args.presentation.view, args.top, width, colour);
         for (path, format) in files {
             text.push_str(&format!("\n{} ({})", path.display(), format.description()));
@@ -261,7 +260,7 @@ fn summarise(args: &RecordArgs, written: &Written, recorded: Option<&Recorded>) 
         // A report on standard output must not have the table in it.
         if *to_stdout || !args.command.is_empty() {
             say(&text);
-        } else if let Err(error) = writeln!(std::io::stdout(), "{text}")
+        } else if let Err(error) = writeln!(terminal::output(), "{text}")
             && error.kind() != ErrorKind::BrokenPipe
         {
             return Err(error.into());
@@ -307,12 +306,15 @@ fn functions(args: &RecordArgs) -> Result<HookSet> {
     Ok(functions)
 }
 
+/// Largest file of suppressions, in bytes. Chromium's has 10 KiB.
+const SUPPRESSIONS_BYTES_MAX: u64 = 16 << 20;
+
 /// Leaks that are known.
 pub(super) fn suppressions(paths: &[PathBuf]) -> Result<Suppressions> {
     let mut suppressions = Suppressions::default();
     for path in paths {
         let shown = path.display();
-        let text = std::fs::read_to_string(path)
+        let text = input::read_text(path, SUPPRESSIONS_BYTES_MAX)
             .map_err(|error| UsageError(format!("cannot read suppressions from `{shown}`: {error}")))?;
         suppressions.extend(Suppressions::parse(&text).map_err(|error| UsageError(format!("`{shown}`, {error}")))?);
     }
@@ -347,7 +349,7 @@ fn outputs(args: &RecordArgs, selection: &Selection) -> Result<Vec<Output>> {
 
 /// A file for a report that a profile is enough for.
 fn open(path: &Path, args: &RecordArgs) -> Result<Output> {
-    let output = Output::open(path, args.presentation.format)?;
+    let output = Output::open(path, args.presentation.format, Access::All)?;
     if output.format().needs_recording() {
         let refused = ReportError::NeedsRecording(output.format());
         return Err(UsageError(format!("cannot write `{}`: {refused}", path.display())).into());

@@ -1,5 +1,6 @@
 //! What cannot be parsed, in one line: the value, the reason, and what to do next.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -26,7 +27,7 @@ fn line(error: &clap::Error, words: &[OsString]) -> String {
     let mut parts = text.split("\n\n");
     let reason = parts.next().unwrap_or_default().trim_start_matches("error: ");
     // What is missing stands in lines of its own.
-    let reason = reason.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let reason = reason.lines().flat_map(str::split_whitespace).map(shortened).collect::<Vec<_>>().join(" ");
     // The library would have every option behind `--` where it knows no better.
     let tips = text.lines().filter_map(|line| line.trim_start().strip_prefix("tip: "));
     let tips = tips.filter(|tip| !tip.starts_with("to pass")).map(in_backticks);
@@ -39,6 +40,17 @@ fn line(error: &clap::Error, words: &[OsString]) -> String {
     let advice: Vec<String> = tips.chain(stray).chain(std::iter::once(help)).collect();
     format!("{}; {}", in_backticks(&reason), advice.join("; "))
 }
+
+/// A word as it is shown: the library repeats values of any length.
+fn shortened(word: &str) -> Cow<'_, str> {
+    match word.char_indices().nth(WORD_CHARS_MAX) {
+        Some((end, _)) => format!("{}…`", &word[..end]).into(),
+        None => word.into(),
+    }
+}
+
+/// Characters of a word that are shown.
+const WORD_CHARS_MAX: usize = 200;
 
 /// What these words begin: `heapbpf leaks`.
 fn command(words: &[OsString]) -> String {

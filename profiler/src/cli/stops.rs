@@ -1,69 +1,83 @@
-//! The signals that end a recording: Ctrl-C and what service managers send.
+//! The signals that end a recording: Ctrl-C, what service managers send, and the end of the terminal session.
 
-use std::task::{Context as TaskContext, Waker};
+use std::task::{Context as TaskContext, Poll, Waker};
 
 use anyhow::{Context, Result};
-use tokio::signal::unix::{SignalKind, signal};
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind, signal};
 
 use crate::session::Launched;
+use crate::sys::signals::{self, InheritedSignals};
 
-/// See the module.
+/// Listens for SIGINT, SIGTERM and SIGHUP. With a command, they are the command's: heapbpf forwards those that a process has
+/// sent (a `kill` of the whole group reaches the command twice), and records until it exits. A second SIGINT ends heapbpf all
+/// the same.
 pub(super) struct Stops {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-    /// Interrupts that are not meant for heapbpf: the first one belongs to the command that it has started, which gets it
-    /// from the terminal as well.
+    listeners: Vec<(Signal, unix::Signal)>,
+    /// SIGINTs that belong to the command alone: the first one, when there is a command.
     pub(super) interrupts_left: u32,
-    /// The signal to stop has come.
+    /// A signal to stop has come.
     pub(super) came: bool,
 }
 
 impl Stops {
-    pub(super) fn new() -> Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-            interrupts_left: 0,
-            came: false,
-        })
-    }
-
-    /// Waits for the signal to stop. What is sent to heapbpf alone is passed on to the command, if there is one.
-    pub(super) async fn wait(&mut self, command: Option<Launched>) {
-        while !self.came {
-            tokio::select! {
-                _ = self.interrupt.recv() => self.interrupted(),
-                _ = self.terminate.recv() => self.terminated(command),
+    /// `inherited` is how signals were before heapbpf listened for any.
+    pub(super) fn new(inherited: &InheritedSignals) -> Result<Self> {
+        let mut listeners = Vec::new();
+        for (number, kind) in [
+            (Signal::INT, SignalKind::interrupt()),
+            (Signal::TERM, SignalKind::terminate()),
+            (Signal::HUP, SignalKind::hangup()),
+        ] {
+            // `nohup heapbpf …` is to outlive the terminal session.
+            if number != Signal::HUP || !inherited.ignores(libc::SIGHUP) {
+                signals::record_senders(&[number.as_raw()]).context("cannot listen for signals")?;
+                listeners.push((number, signal(kind).context("cannot listen for signals")?));
             }
         }
+        Ok(Self { listeners, interrupts_left: 0, came: false })
     }
 
-    /// Whether it has come already. What has come is dealt with as by [`wait`](Self::wait).
+    /// Waits for a signal to stop.
+    pub(super) async fn wait(&mut self, command: Option<Launched>) {
+        while !self.came {
+            let signal = std::future::poll_fn(|context| self.poll(context)).await;
+            self.receive(signal, command);
+        }
+    }
+
+    /// Whether a signal to stop has come already. What has come is dealt with as by [`wait`](Self::wait).
     pub(super) async fn pending(&mut self, command: Option<Launched>) -> bool {
-        // Signals are told of when the runtime gets a turn.
+        // The runtime delivers signals when it gets a turn.
         tokio::task::yield_now().await;
         let mut context = TaskContext::from_waker(Waker::noop());
-        if self.interrupt.poll_recv(&mut context).is_ready() {
-            self.interrupted();
-        }
-        if self.terminate.poll_recv(&mut context).is_ready() {
-            self.terminated(command);
+        while let Poll::Ready(signal) = self.poll(&mut context) {
+            self.receive(signal, command);
         }
         self.came
     }
 
-    fn interrupted(&mut self) {
-        match self.interrupts_left.checked_sub(1) {
-            Some(left) => self.interrupts_left = left,
-            None => self.came = true,
-        }
+    fn poll(&mut self, context: &mut TaskContext<'_>) -> Poll<Signal> {
+        let mut came = self.listeners.iter_mut().filter_map(|(signal, listener)| {
+            let is_ready = listener.poll_recv(context).is_ready();
+            is_ready.then_some(*signal)
+        });
+        came.next().map_or(Poll::Pending, Poll::Ready)
     }
 
-    fn terminated(&mut self, command: Option<Launched>) {
-        match command {
-            Some(command) => command.terminate(),
-            None => self.came = true,
+    fn receive(&mut self, signal: Signal, command: Option<Launched>) {
+        let Some(command) = command else {
+            self.came |= signal != Signal::INT || self.interrupts_left == 0;
+            self.interrupts_left = self.interrupts_left.saturating_sub(1);
+            return;
+        };
+        // The kernel sends what comes from the terminal to the command as well.
+        if signals::is_from_process(signal.as_raw()) {
+            command.signal(signal);
+        }
+        if signal == Signal::INT {
+            self.came |= self.interrupts_left == 0;
+            self.interrupts_left = self.interrupts_left.saturating_sub(1);
         }
     }
 }

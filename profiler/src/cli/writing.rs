@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow};
 
-use super::output::Output;
+use super::output::{Access, Output};
 use super::progress::ProgressLine;
 use super::{is_broken_pipe, numbered};
 use crate::recording::entry::NamedPlace;
@@ -182,7 +182,7 @@ impl Desk {
                 let format = output.format();
                 output.write(|out| Ok(format.report().write(&shown, presentation, out)?))
             };
-            match Output::open(&path, self.style.format).and_then(report) {
+            match Output::open(&path, self.style.format, Access::All).and_then(report) {
                 Ok(_) => written.push(path.display().to_string()),
                 Err(error) => self.fail(&error),
             }

@@ -46,6 +46,11 @@ pub enum CollectError {
         "stopping process `{0}` is not permitted: it is somebody else's, or protected; run as root or with CAP_SYS_PTRACE (`sysctl kernel.yama.ptrace_scope` says what is permitted without)"
     )]
     NotPermitted(Pid),
+    /// Its owner alone may read which of its memory is in use.
+    #[error(
+        "reading `/proc/{0}/pagemap` is not permitted: it belongs to another user; run as root, or with CAP_DAC_READ_SEARCH beside CAP_SYS_PTRACE"
+    )]
+    PagemapNotPermitted(Pid),
     /// A thread does not stop.
     #[error("thread `{}` of process `{pid}` (state `{state}`) did not stop within {seconds} s, as one that waits for a device or in vfork; `cat /proc/{pid}/task/{}/stack` says where it waits; try again later", tid.0, tid.0)]
     Stuck {

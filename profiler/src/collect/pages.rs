@@ -45,6 +45,8 @@ impl Touched {
         let failed = CollectError::refused(pid, "list the pages of");
         let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => CollectError::Ended(pid),
+            // Not by ptrace's rules, but by the file's mode.
+            io::ErrorKind::PermissionDenied => CollectError::PagemapNotPermitted(pid),
             _ => failed(source),
         })?;
         let mut touched = Self::default();

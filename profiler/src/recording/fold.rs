@@ -1,17 +1,17 @@
 //! Folds the older part of a recording: replays it, and writes what it led to into a new file. On a thread of its own, so
 //! that the recording goes on meanwhile in the file that it has.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
-
-use tempfile::NamedTempFile;
 
 use super::block::{BlockWriter, Kind, file_header};
 use super::read::{DamageReason, Reading};
 use super::replay::Replay;
+use super::write::MODE;
+use crate::sys::replacement::Replacement;
 
 /// What one block holds of a fold.
 const PART_BYTES: usize = 1 << 20;
@@ -19,7 +19,7 @@ const PART_BYTES: usize = 1 << 20;
 /// A fold that is being made.
 #[derive(Debug)]
 pub(super) struct Folding {
-    thread: JoinHandle<io::Result<NamedTempFile>>,
+    thread: JoinHandle<io::Result<Replacement>>,
     file: File,
     end: u64,
 }
@@ -27,7 +27,7 @@ pub(super) struct Folding {
 /// A new file that begins with the fold, behind which is what came since.
 #[derive(Debug)]
 pub(super) struct Folded {
-    pub(super) file: NamedTempFile,
+    pub(super) file: Replacement,
     /// What the fold takes, and all before it.
     pub(super) folded_bytes: u64,
 }
@@ -35,11 +35,7 @@ pub(super) struct Folded {
 impl Folding {
     /// Begins to fold what is in `file` up to `end`. The new file is made beside `path`.
     pub(super) fn start(path: &Path, file: File, end: u64) -> io::Result<Self> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let target = tempfile::Builder::new()
-            .prefix(".heapbpf-")
-            .permissions(Permissions::from_mode(0o600))
-            .tempfile_in(folder)?;
+        let target = Replacement::create(path, MODE)?;
         let source = file.try_clone()?;
         let thread = thread::Builder::new().name("heapbpf-fold".to_owned()).spawn(move || fold(source, end, target))?;
         Ok(Self { thread, file, end })
@@ -58,15 +54,15 @@ impl Folding {
     /// Waits for it, and copies what has been written since, up to `size_bytes`.
     pub(super) fn finish(self, size_bytes: u64) -> io::Result<Folded> {
         let panicked = |_| io::Error::other("folding failed for a reason that only heapbpf's authors can tell");
-        let mut file = self.thread.join().map_err(panicked)??;
-        let folded_bytes = file.as_file().metadata()?.len();
+        let file = self.thread.join().map_err(panicked)??;
+        let folded_bytes = file.file().metadata()?.len();
         let mut tail = Part { file: &self.file, at: self.end, end: size_bytes };
-        io::copy(&mut tail, file.as_file_mut())?;
+        io::copy(&mut tail, &mut file.file())?;
         Ok(Folded { file, folded_bytes })
     }
 }
 
-fn fold(source: File, end: u64, mut target: NamedTempFile) -> io::Result<NamedTempFile> {
+fn fold(source: File, end: u64, target: Replacement) -> io::Result<Replacement> {
     let part = Part { file: &source, at: 0, end };
     let malformed = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
     let mut reading = Reading::new(io::BufReader::with_capacity(1 << 18, part)).map_err(|error| malformed(&error))?;
@@ -84,10 +80,11 @@ fn fold(source: File, end: u64, mut target: NamedTempFile) -> io::Result<NamedTe
     let state = postcard::to_allocvec(&replay).map_err(io::Error::other)?;
     drop(replay);
     let mut blocks = BlockWriter::new()?;
-    target.write_all(&file_header())?;
+    let mut out = target.file();
+    out.write_all(&file_header())?;
     let mut parts = state.chunks(PART_BYTES).peekable();
     while let Some(part) = parts.next() {
-        target.write_all(&blocks.block(Kind::Fold, parts.peek().is_some(), part)?)?;
+        out.write_all(&blocks.block(Kind::Fold, parts.peek().is_some(), part)?)?;
     }
     Ok(target)
 }

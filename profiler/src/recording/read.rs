@@ -11,6 +11,7 @@ use super::entry::{Entry, NamedPlace};
 
 use super::replay::Replay;
 use super::unpack::{PackError, Unpacker};
+use crate::sys::input;
 use crate::units::MonotonicNanos;
 
 /// A fold is at most so many times as large as what it takes in the file. Real ones are compressed to a third or so; this
@@ -75,7 +76,7 @@ pub struct Reading<R> {
 ///
 /// If it is none, or cannot be read.
 pub fn read(path: &Path) -> Result<Reading<BufReader<File>>, ReadError> {
-    Reading::new(BufReader::with_capacity(1 << 18, File::open(path)?))
+    Reading::new(BufReader::with_capacity(1 << 18, input::open(path)?))
 }
 
 impl<R: Read> Reading<R> {

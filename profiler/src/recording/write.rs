@@ -1,7 +1,7 @@
 //! Writes a recording: gathers entries into blocks, and writes each with one call, so that what was written is whole
 //! whenever this process ends. Keeps the file below its limit (`fold`).
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use super::block::{BlockWriter, Kind, file_header};
 use super::entry::{Entry, NamedPlace};
 use super::fold::{Folded, Folding};
 use super::pack::Packer;
+use crate::sys::replacement::Replacement;
 use crate::units::MonotonicNanos;
 
 /// A block is written when it holds so much.
@@ -21,6 +22,8 @@ const BLOCK_RAW_BYTES: usize = 1 << 20;
 pub const BLOCK_AGE_MAX: Duration = Duration::from_millis(400);
 /// Names in one block, in bytes at most and nearly.
 const NAMES_RAW_BYTES: usize = 1 << 20;
+/// Permissions of a recording: the owner's alone, for it has command lines and paths.
+pub(super) const MODE: u32 = 0o600;
 /// The smallest limit: some blocks and a fold must fit.
 pub const SIZE_BYTES_MIN: u64 = 256 << 10;
 
@@ -86,14 +89,16 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins a recording. What the file held before is lost.
+    /// Begins a recording in a new file, which takes the place of what had the path at once: should this process be killed,
+    /// what was recorded until then is there.
     ///
     /// # Errors
     ///
     /// If it cannot be written, or is no regular file.
     pub fn create(path: &Path, size_bytes_max: Option<u64>) -> io::Result<Self> {
-        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
-        file.write_all(&file_header())?;
+        let new = Replacement::create(path, MODE)?;
+        new.file().write_all(&file_header())?;
+        let file = new.commit()?;
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -223,8 +228,8 @@ impl Writer {
         if folded_bytes > begin_at(max) || folded_bytes + tail_bytes > max {
             return Err(WriteReason::Large { needed_bytes: folded_bytes, size_bytes_max: max });
         }
-        file.as_file().set_permissions(self.file.metadata()?.permissions())?;
-        self.file = file.persist(&self.path).map_err(|error| error.error)?;
+        file.file().set_permissions(self.file.metadata()?.permissions())?;
+        self.file = file.commit()?;
         self.size_bytes = folded_bytes + tail_bytes;
         self.ends.retain(|&block_end| block_end > end);
         self.ends.iter_mut().for_each(|block_end| *block_end = *block_end - end + folded_bytes);

@@ -98,6 +98,37 @@ pub(crate) fn printable(name: &str) -> Cow<'_, str> {
         .into()
 }
 
+/// Text for a terminal: as it is, with line ends, tabs and colours (`ESC [ … m`), but with every other control character
+/// and what turns the writing direction around replaced by `\u{fffd}`.
+pub(crate) fn on_terminal(text: &str) -> Cow<'_, str> {
+    let is_kept = |c: char| matches!(c, '\n' | '\t') || !c.is_control() && !is_deceptive(c);
+    if text.chars().all(is_kept) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let (taken, replaced) = match colour_length(rest) {
+            Some(length) => (length, false),
+            None => (c.len_utf8(), !is_kept(c)),
+        };
+        if replaced {
+            safe.push(char::REPLACEMENT_CHARACTER);
+        } else {
+            safe.push_str(&rest[..taken]);
+        }
+        rest = &rest[taken..];
+    }
+    safe.into()
+}
+
+/// Bytes of the colour that a text begins with (ECMA-48, SGR).
+fn colour_length(text: &str) -> Option<usize> {
+    let parameters = text.strip_prefix("\x1b[")?;
+    let end = parameters.find(|c: char| !c.is_ascii_digit() && c != ';')?;
+    parameters[end..].starts_with('m').then_some(2 + end + 1)
+}
+
 fn is_blank(c: char) -> bool {
     c.is_control() || c.is_whitespace()
 }
@@ -123,6 +154,18 @@ pub(super) fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn terminals_get_colours_and_no_other_sequence() {
+        assert_eq!(on_terminal("plain\tté\n"), "plain\tté\n");
+        assert_eq!(on_terminal("\x1b[1;31mred\x1b[0m"), "\x1b[1;31mred\x1b[0m");
+        assert_eq!(on_terminal("\x1b[1;31"), "\u{fffd}[1;31");
+        assert_eq!(
+            on_terminal("a\x1b]0;title\x07b\r\x1b[2K\u{9b}2J"),
+            "a\u{fffd}]0;title\u{fffd}b\u{fffd}\u{fffd}[2K\u{fffd}2J"
+        );
+        assert_eq!(on_terminal("a\u{202e}b"), "a\u{fffd}b");
+    }
 
     #[test]
     fn sizes_have_binary_units() {

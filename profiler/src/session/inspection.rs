@@ -1,6 +1,6 @@
 //! Looks at targets for leaks while they are recorded.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use profiler_common::interval::Interval;
 
 use super::Session;
@@ -64,6 +64,12 @@ impl Session {
         let counters = self.counters()?;
         let mut snapshot = self.snapshot(now, &counters, None);
         snapshot.targets.retain(|state| state.facts.pid == pid && !state.facts.replaced);
+        if snapshot.targets.is_empty() {
+            bail!(
+                "cannot check process `{pid}` for leaks: no function of an allocator could be probed in it (is it \
+                 stripped and statically linked?); `heapbpf leaks --pid` walks the heap of such a process while it runs"
+            );
+        }
         let target = self.targets.get(pid).with_context(|| format!("process `{pid}` is not watched any more"))?;
         let watched = target
             .ledger

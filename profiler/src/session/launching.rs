@@ -56,10 +56,10 @@ const RELEASE_PERIOD: Duration = Duration::from_millis(50);
 const REAP_PERIOD: Duration = Duration::from_millis(200);
 
 impl Launched {
-    /// Passes on what asks heapbpf to end.
-    pub fn terminate(self) {
+    /// Forwards a signal that was sent to heapbpf.
+    pub fn signal(self, signal: rustix::process::Signal) {
         if let Some(pid) = pid::raw(self.0)
-            && let Err(error) = kill_process(pid, rustix::process::Signal::TERM)
+            && let Err(error) = kill_process(pid, signal)
         {
             debug!("process {}: {error}", self.0);
         }

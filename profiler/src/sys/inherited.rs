@@ -18,4 +18,10 @@ impl Inherited {
     pub fn now() -> Self {
         Self { signals: InheritedSignals::now(), limits: InheritedLimits::now() }
     }
+
+    /// How signals were.
+    #[must_use]
+    pub fn signals(&self) -> &InheritedSignals {
+        &self.signals
+    }
 }

@@ -1,9 +1,11 @@
-//! Which signals this process ignores and blocks, to be handed on to a program that it starts.
+//! Which signals this process ignores and blocks, to be handed on to a program that it starts, and who sent one.
 
 #![expect(unsafe_code, reason = "rustix has neither sigaction nor sigprocmask for programs with a libc")]
 
+use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a program inherits: the signals that are ignored, and those that are blocked.
 ///
@@ -55,6 +57,43 @@ impl std::fmt::Debug for InheritedSignals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("InheritedSignals").field("ignored", &self.ignored).finish_non_exhaustive()
     }
+}
+
+/// Makes a write beyond the limit of a file's size (`ulimit -f`) fail, instead of ending this process by SIGXFSZ.
+pub fn ignore_file_size_signal() {
+    // SAFETY: ignoring a signal runs no code.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Signals of which the last one was sent by a process (`kill`), and not by the kernel for a terminal, which sends it to all
+/// processes of a group. Bit n for signal n.
+static FROM_PROCESS: AtomicU64 = AtomicU64::new(0);
+
+/// Records from now on who sends these signals. To be called before others listen for them, so that they find it recorded.
+///
+/// # Errors
+///
+/// The system's.
+pub fn record_senders(signals: &[i32]) -> io::Result<()> {
+    for &signal in signals {
+        // `SI_FROMUSER` in include/uapi/asm-generic/siginfo.h: codes of signals that processes send are 0 and below.
+        let action = move |info: &libc::siginfo_t| {
+            if info.si_code <= 0 {
+                FROM_PROCESS.fetch_or(1 << signal, Ordering::Relaxed);
+            } else {
+                FROM_PROCESS.fetch_and(!(1 << signal), Ordering::Relaxed);
+            }
+        };
+        // SAFETY: the action changes an atomic, which is allowed in a signal handler.
+        unsafe { signal_hook_registry::register_sigaction(signal, action) }?;
+    }
+    Ok(())
+}
+
+/// Whether a process sent the last signal of this number.
+#[must_use]
+pub fn is_from_process(signal: i32) -> bool {
+    FROM_PROCESS.load(Ordering::Relaxed) & (1 << signal) != 0
 }
 
 /// The highest signal number.

@@ -1,8 +1,10 @@
 //! Signals, stops, and commands that outlive heapbpf or their first process.
 
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use heapbpf_tests::heapbpf::text;
+use heapbpf_tests::heapbpf::{binary, text};
 use heapbpf_tests::kernel::assert_no_probes;
 use heapbpf_tests::report::Counts;
 use heapbpf_tests::target::build;
@@ -21,6 +23,39 @@ fn sigterm_goes_to_the_command() {
     report.assert_complete();
     assert_whole(&report.targets[0], Counts::kept(5, 385), "launch", "libc");
     assert!(report.targets[0].exited);
+}
+
+#[test]
+fn sigint_and_sighup_that_heapbpf_alone_is_sent_go_to_the_command() {
+    let mut launched = Launched::start("", &[build("launched.c")], &[]);
+    launched.target.work("catch");
+    kill_process(launched.heapbpf(), Signal::INT).expect("it runs");
+    assert_eq!(launched.target.wait().code(), Some(0), "the command's, in good order");
+    assert_eq!(launched.report().targets[0].exact_by_leaf()["ends"], Counts::kept(2, 666));
+
+    let mut launched = Launched::start("", &[build("launched.c")], &[]);
+    launched.target.work("keep 77 5");
+    kill_process(launched.heapbpf(), Signal::HUP).expect("it runs");
+    assert_eq!(launched.target.wait().code(), Some(129), "killed by it");
+    assert_whole(&launched.report().targets[0], Counts::kept(5, 385), "launch", "libc");
+}
+
+/// A terminal sends Ctrl-C to the command as well, so heapbpf must not.
+#[test]
+fn ctrl_c_at_a_terminal_reaches_the_command_once() {
+    let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+    // Without `exec`, a shell that waits for its command would get Ctrl-C too, and exit with 130.
+    let heapbpf = format!("exec {} -q -o out.json -- {}", binary().display(), build("interrupted.c").display());
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--flush", "--command", &heapbpf, "/dev/null"]).current_dir(folder.path());
+    let mut terminal =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("Debian's essential packages have it");
+    let mut lines = BufReader::new(terminal.stdout.take().expect("it is piped")).lines();
+    assert!(lines.any(|line| line.expect("it is text").trim_end() == "ready"), "the command does not start");
+    let mut keys = terminal.stdin.take().expect("it is piped");
+    keys.write_all(b"\x03").expect("it is read");
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    assert_eq!(terminal.wait().expect("it ends").code(), Some(41), "{rest:?}");
 }
 
 #[test]

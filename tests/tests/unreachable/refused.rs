@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
+use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::target::{Target, build};
 
 use crate::{FAILED, WRONG_USAGE};
@@ -51,19 +53,48 @@ fn a_file_that_cannot_be_written_is_found_first() {
 }
 
 #[test]
-fn another_users_process() {
-    let mut target = Target::start("leaks/holder.c");
-    let folder = tempfile::tempdir().expect("there is a directory for temporary files");
-    let copy = folder.path().join("heapbpf");
+fn a_stripped_static_program_at_its_exit() {
+    let program = Recipe::of("leaks/holder.c").flags("-static -s").build();
+    let mut heapbpf = Heapbpf::new(["leaks", "--", &program.to_string_lossy()]);
+    let text = heapbpf.run().expect_code(FAILED).stderr;
+    assert!(text.contains("statically linked") && text.contains("leaks --pid"), "{text}");
+}
+
+#[test]
+fn suppressions_without_end() {
+    let text = refused(&["--pid", "1", "--suppressions", "/dev/zero"], WRONG_USAGE);
+    assert!(text.contains("exceeds the limit of 16"), "{text}");
+}
+
+/// A copy that other users may execute, run as one of them with these capabilities (`+sys_ptrace`).
+fn as_another_user(folder: &Path, capabilities: &str) -> Command {
+    let copy = folder.join("heapbpf");
     fs::copy(binary(), &copy).expect("the folder is ours");
-    for path in [folder.path(), &copy] {
+    for path in [folder, &copy] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
     }
     let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]);
-    command.arg(&copy).args(["leaks", "--pid", &target.pid().to_string()]);
-    let text = Heapbpf::with_command(command).run().expect_error(FAILED);
-    assert!(text.contains(&format!("`{}`", target.pid())) && text.contains("run as root"), "{text}");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.args(["--inh-caps", "--ambient-caps", "--bounding-set"].map(|set| format!("{set}=-all{capabilities}")));
+    command.arg(&copy);
+    command
+}
+
+#[test]
+fn another_users_process() {
+    let mut target = Target::start("leaks/holder.c");
+    let pid = target.pid().to_string();
+    let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+    let leaks = |capabilities: &str| {
+        let mut command = as_another_user(folder.path(), capabilities);
+        command.args(["leaks", "--pid", &pid]);
+        Heapbpf::with_command(command).run()
+    };
+    let text = leaks("").expect_error(FAILED);
+    assert!(text.contains(&format!("`{pid}`")) && text.contains("run as root"), "{text}");
+    let text = leaks(",+sys_ptrace").expect_error(FAILED);
+    assert!(text.contains(&format!("`/proc/{pid}/pagemap`")) && text.contains("CAP_DAC_READ_SEARCH"), "{text}");
+    let _ = leaks(",+sys_ptrace,+dac_read_search").expect_code(0);
     target.order("hold global");
     target.exit(0);
 }

@@ -9,6 +9,7 @@ mod machine_paths;
 mod markers;
 mod opening;
 mod source;
+mod terminal;
 mod unsafety;
 mod words;
 
@@ -29,6 +30,7 @@ use source::Source;
   words      no names that say nothing: see xtask/src/tidy/words.rs
   layers     who may import whom in profiler/src: see xtask/src/tidy/layers.rs
   unsafe     only in profiler-ebpf, profiler/src/sys, test targets, and `unsafe impl` in profiler-common
+  terminal   what goes to standard output and standard error goes through profiler/src/cli/terminal.rs
   links      a link to a kernel's source names a version or a commit
   markers    no leftovers of merges or of unfinished work
   paths      no folders of somebody's machine")]
@@ -64,12 +66,13 @@ impl Findings<'_> {
 /// A rule looks at one file.
 type Rule = fn(&Source, &mut Findings<'_>);
 
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 9] = [
     length::check,
     opening::check,
     words::check,
     imports::check,
     unsafety::check,
+    terminal::check,
     links::check,
     markers::check,
     machine_paths::check,

@@ -48,6 +48,16 @@ fn check_error(text: &str, marked: &str, reason: &str) {
 }
 
 #[test]
+fn a_long_text_is_shown_around_the_place() {
+    let name = "a".repeat(100_000);
+    for text in [name.clone(), format!("{name}:f(size=arg1)"), format!("lib.so:f({name}=arg1)")] {
+        let error = text.parse::<CustomHook>().expect_err("nobody has such a function").to_string();
+        assert!(error.lines().all(|line| line.chars().count() < 300), "{} bytes", error.len());
+        assert!(error.contains('^') && error.contains('…'), "{error}");
+    }
+}
+
+#[test]
 fn errors_point_at_what_is_wrong() {
     check_error("libx.so:f", "", "no `(`");
     check_error("f(old=arg1)", "f", "names no module");

@@ -1,0 +1,168 @@
+//! New files that take the place of old ones when they are complete. Readers see the old file or the new one, a full disk
+//! leaves the old one, and a process that is killed leaves nothing behind: until then the file has no name.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open, openat, renameat, unlinkat};
+use rustix::io::Errno;
+
+/// A file that is being written. Dropping it without [`commit`](Self::commit) leaves what was there before.
+#[derive(Debug)]
+pub struct Replacement {
+    folder: OwnedFd,
+    name: OsString,
+    file: File,
+    /// The name that it has meanwhile, on file systems without unnamed files (`O_TMPFILE`: NFS, FUSE, overlayfs before 6.3).
+    temporary: Option<OsString>,
+}
+
+impl Replacement {
+    /// Begins a file for this path, with these permissions less the umask. No link at the path itself is followed.
+    ///
+    /// # Errors
+    ///
+    /// The system's, as when the folder does not exist or cannot be written.
+    pub fn create(path: &Path, mode: u32) -> io::Result<Self> {
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder = open(folder, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let mode = Mode::from_raw_mode(mode);
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        match openat(&folder, ".", flags | OFlags::TMPFILE, mode) {
+            Ok(file) => Ok(Self { folder, name, file: file.into(), temporary: None }),
+            // Older kernels take the flag for `O_DIRECTORY`.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                let open = |name: &OsStr| openat(&folder, name, flags | OFlags::CREATE | OFlags::EXCL, mode);
+                let (file, name_meanwhile) = under_free_name(open)?;
+                Ok(Self { folder, name, file: file.into(), temporary: Some(name_meanwhile) })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives the file its name, in place of what had it.
+    ///
+    /// # Errors
+    ///
+    /// The system's. What had the name keeps it then.
+    pub fn commit(mut self) -> io::Result<File> {
+        if self.temporary.is_none() {
+            let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            let link = |name: &OsStr| linkat(CWD, &own, &self.folder, name, AtFlags::SYMLINK_FOLLOW);
+            match link(&self.name) {
+                Ok(()) => return self.file.try_clone(),
+                // A link cannot replace, renaming can.
+                Err(Errno::EXIST) => self.temporary = Some(under_free_name(link)?.1),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if let Some(temporary) = &self.temporary {
+            renameat(&self.folder, temporary, &self.folder, &self.name)?;
+            self.temporary = None;
+        }
+        self.file.try_clone()
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            let _ = unlinkat(&self.folder, temporary, AtFlags::empty());
+        }
+    }
+}
+
+/// Does something under a name that no file has yet.
+fn under_free_name<T>(mut create: impl FnMut(&OsStr) -> rustix::io::Result<T>) -> io::Result<(T, OsString)> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = OsString::from(format!(".heapbpf-{}-{number}", std::process::id()));
+        match create(&name) {
+            Ok(created) => return Ok((created, name)),
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    fn write(path: &Path, text: &str) -> Replacement {
+        let replacement = Replacement::create(path, 0o600).expect("the folder is ours");
+        replacement.file().write_all(text.as_bytes()).expect("there is room");
+        replacement
+    }
+
+    fn names(folder: &Path) -> Vec<OsString> {
+        let mut names: Vec<_> =
+            fs::read_dir(folder).expect("ours").map(|entry| entry.expect("ours").file_name()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_file_appears_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("file");
+        let first = write(&path, "first");
+        assert_eq!(names(folder.path()), [""; 0], "it has no name yet");
+        first.commit().expect("committed");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "first");
+        assert_eq!(path.metadata().expect("there").permissions().mode() & 0o777, 0o600);
+        drop(write(&path, "not wanted"));
+        assert_eq!(fs::read_to_string(&path).expect("there"), "first");
+        write(&path, "second").commit().expect("committed");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "second");
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[test]
+    fn links_are_replaced_and_not_followed() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let (path, precious) = (folder.path().join("file"), folder.path().join("precious"));
+        fs::write(&precious, "precious").expect("ours");
+        symlink(&precious, &path).expect("ours");
+        write(&path, "new").commit().expect("committed");
+        assert_eq!(fs::read_to_string(&precious).expect("there"), "precious");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "new");
+        assert!(path.symlink_metadata().expect("there").is_file());
+    }
+
+    #[test]
+    fn a_named_file_is_removed_unless_it_is_committed() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("file");
+        let named = |text: &str| {
+            let mut replacement = write(&path, text);
+            // As on a file system without unnamed files.
+            let name = OsString::from(".heapbpf-test");
+            replacement.file = File::create_new(folder.path().join(&name)).expect("ours");
+            replacement.file.write_all(text.as_bytes()).expect("there is room");
+            replacement.temporary = Some(name);
+            replacement
+        };
+        drop(named("not wanted"));
+        assert_eq!(names(folder.path()), [""; 0]);
+        named("wanted").commit().expect("committed");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "wanted");
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+}
