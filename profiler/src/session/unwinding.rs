@@ -16,9 +16,9 @@ use crate::ids::{ModuleId, Pid};
 use crate::object::module::ModuleStore;
 use crate::sys::clock;
 use crate::target::address_space::AddressSpace;
-use crate::unwind::Table;
-use crate::unwind::cache::{Cache, ModuleIdentity};
+use crate::unwind::cache::Cache;
 use crate::unwind::store::{Capacity, MappedCode, TableStore};
+use crate::unwind::{self, Table};
 
 /// Room for modules that are mapped later, in cells of two rows: 16 MiB, four times libLLVM.
 const SPARE_CELLS: u64 = 2 << 20;
@@ -75,12 +75,10 @@ impl Tables {
     fn build_or_read(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
         let module = modules.get(id);
         let image = module.image().ok()?;
-        let metadata = image.file().metadata().ok()?;
-        let identity = ModuleIdentity::new(&metadata, module.build_id().map(|id| id.as_bytes()));
-        let read = || crate::unwind::build(&ReadCache::new(image.file()));
+        let file = ReadCache::new(image.file());
         let table = match &self.cache {
-            Some(cache) => cache.get_or_build(&identity, read),
-            None => read(),
+            Some(cache) => unwind::build_cached(&file, cache),
+            None => unwind::build(&file),
         };
         let mut table = table.inspect_err(|error| debug!("module {}: {error}", module.path())).ok()?;
         if table.stats.fills_gaps {

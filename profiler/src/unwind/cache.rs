@@ -1,7 +1,7 @@
 //! Tables on disk, so that a large library is parsed once and not in every run.
 //!
-//! A file is trusted when it is ours, undamaged and of this version and module; otherwise the table is built anew and
-//! the file replaced. Nothing here fails a run: what goes wrong is a warning, and the table is built.
+//! A file is trusted when it is ours, undamaged, of this version, and made from the same unwind information; otherwise the
+//! table is built anew and the file replaced. Nothing here fails a run: what goes wrong is a warning, and the table is built.
 //!
 //! An agent that runs as root may find its cache directory in the hands of another user (`sudo` can keep `HOME`). So
 //! directories and files are used only when they belong to the effective user and nobody else may write them, and no
@@ -15,11 +15,14 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use object::ReadRef;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
 use super::encode;
+use super::image::Image;
 use super::table::Table;
 
 /// Bytes of tables that stay on disk, up to a sixteenth more while an agent runs. The longest unused are removed.
@@ -27,6 +30,9 @@ pub const CACHE_BYTES_MAX: u64 = 512 << 20;
 
 /// Age at which an unfinished file is taken for an interrupted writer's, in seconds.
 const UNFINISHED_AGE_S: i64 = 3600;
+
+/// How the names of tables begin.
+const NAME_PREFIX: &str = "table-";
 
 /// How the names of unfinished files begin.
 const UNFINISHED: &[u8] = b".new-";
@@ -52,61 +58,50 @@ pub enum CacheError {
     },
 }
 
-/// What tells a module from others.
+/// Identifies a table by a hash of what it is built from. A build id would not do: the author of a file chooses it, and
+/// with it could replace the table of another process's library.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ModuleIdentity {
-    /// By the build id that the linker noted, and the file's length, which tells a stripped file from its original.
-    BuildId {
-        /// The build id: usually 20 bytes.
-        id: Vec<u8>,
-        /// Length of the file, in bytes.
-        file_bytes: u64,
-    },
-    /// By the file's place and last change, for a file without build id.
-    File {
-        /// Device.
-        device: u64,
-        /// Inode on that device.
-        inode: u64,
-        /// Time of last change: seconds and nanoseconds since 1970.
-        modified: (i64, i64),
-        /// Length of the file, in bytes.
-        file_bytes: u64,
-    },
+pub struct TableKey([u8; 32]);
+
+impl TableKey {
+    /// The key of this image's table: SHA-256 of its unwind sections, their addresses, where its code lies and where it
+    /// starts. Bytes of code are not in it: the few that matter are checked when a table is read ([`Samples`]).
+    ///
+    /// [`Samples`]: super::frame_pointer::Samples
+    #[must_use]
+    pub fn of<'data, R: ReadRef<'data>>(image: &Image<'data, R>) -> Self {
+        let mut hash = Sha256::new();
+        let mut add = |bytes: &[u8]| {
+            hash.update((bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        for section in [image.eh_frame, image.debug_frame] {
+            add(section.unwrap_or_default());
+        }
+        let eh_frame = &image.bases.eh_frame;
+        for base in [eh_frame.section, eh_frame.text, eh_frame.data, image.bases.eh_frame_hdr.section, image.entry] {
+            add(base.map_or([0; 9], array_with_mark).as_slice());
+        }
+        for code in &image.code {
+            for number in [code.start, code.end, code.file_offset] {
+                add(&number.to_le_bytes());
+            }
+        }
+        Self(hash.finalize().into())
+    }
+
+    /// The name of the table's file in the cache.
+    fn file_name(&self) -> String {
+        let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{NAME_PREFIX}{digits}")
+    }
 }
 
-impl ModuleIdentity {
-    /// Longest build id that is used. A longer one is somebody's joke, and its file goes by its place.
-    const ID_BYTES_MAX: usize = 64;
-
-    /// The identity of a file with this metadata and build id, if it has one.
-    #[must_use]
-    pub fn new(metadata: &std::fs::Metadata, build_id: Option<&[u8]>) -> Self {
-        use std::os::unix::fs::MetadataExt;
-        let file_bytes = metadata.len();
-        match build_id.filter(|id| (8..=Self::ID_BYTES_MAX).contains(&id.len())) {
-            Some(id) => Self::BuildId { id: id.to_vec(), file_bytes },
-            None => Self::File {
-                device: metadata.dev(),
-                inode: metadata.ino(),
-                modified: (metadata.mtime(), metadata.mtime_nsec()),
-                file_bytes,
-            },
-        }
-    }
-
-    /// The name of the module's file in the cache. Distinct identities have distinct names.
-    fn file_name(&self) -> String {
-        match self {
-            Self::BuildId { id, file_bytes } => {
-                let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
-                format!("b-{id}-{file_bytes:x}")
-            }
-            Self::File { device, inode, modified: (seconds, nanoseconds), file_bytes } => {
-                format!("f-{device:x}-{inode:x}-{seconds:x}-{nanoseconds:x}-{file_bytes:x}")
-            }
-        }
-    }
+/// A number that differs from no number.
+fn array_with_mark(number: u64) -> [u8; 9] {
+    let mut bytes = [1; 9];
+    bytes[1..].copy_from_slice(&number.to_le_bytes());
+    bytes
 }
 
 /// A directory of tables.
@@ -165,27 +160,25 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The module's table, from the cache or else from `build`, whose result is kept.
-    ///
-    /// # Errors
-    /// Those of `build`, alone.
-    pub fn get_or_build<E>(
+    /// The table with this key, from the cache if there is one and `is_current`, or else from `build`, whose result is kept.
+    pub fn get_or_build(
         &self,
-        identity: &ModuleIdentity,
-        build: impl FnOnce() -> Result<Table, E>,
-    ) -> Result<Table, E> {
-        if let Some(table) = self.load(identity) {
-            return Ok(table);
+        key: &TableKey,
+        is_current: impl FnOnce(&Table) -> bool,
+        build: impl FnOnce() -> Table,
+    ) -> Table {
+        if let Some(table) = self.load(key).filter(is_current) {
+            return table;
         }
-        let table = build()?;
-        self.store(identity, &table);
-        Ok(table)
+        let table = build();
+        self.store(key, &table);
+        table
     }
 
-    /// The module's table, if the cache has a sound one.
+    /// The table with this key, if the cache has a sound one.
     #[must_use]
-    pub fn load(&self, identity: &ModuleIdentity) -> Option<Table> {
-        let name = identity.file_name();
+    pub fn load(&self, key: &TableKey) -> Option<Table> {
+        let name = key.file_name();
         match self.read(&name) {
             Ok(bytes) => {
                 let table = encode::decode(name.as_bytes(), &bytes);
@@ -202,9 +195,9 @@ impl Cache {
         }
     }
 
-    /// Keeps a module's table. Failure is a warning.
-    pub fn store(&self, identity: &ModuleIdentity, table: &Table) {
-        let name = identity.file_name();
+    /// Keeps a table. Failure is a warning.
+    pub fn store(&self, key: &TableKey, table: &Table) {
+        let name = key.file_name();
         let bytes = encode::encode(name.as_bytes(), table);
         if let Err(error) = self.replace(&name, &bytes) {
             tracing::warn!("unwind table `{name}` cannot be kept: {error}");
@@ -254,7 +247,7 @@ impl Cache {
         written
     }
 
-    /// Removes the longest unused files until the rest fits, and what interrupted writers left.
+    /// Removes the longest unused files until the rest fits, and what interrupted writers and earlier versions left.
     fn evict(&self) -> io::Result<()> {
         let now = fs::statat(&self.directory, ".", AtFlags::empty())?.st_mtime;
         let mut files = Vec::new();
@@ -268,6 +261,10 @@ impl Cache {
                 if now.saturating_sub(stat.st_mtime) > UNFINISHED_AGE_S {
                     self.remove(entry.file_name());
                 }
+                continue;
+            }
+            if !entry.file_name().to_bytes().starts_with(NAME_PREFIX.as_bytes()) {
+                self.remove(entry.file_name());
                 continue;
             }
             let bytes = u64::try_from(stat.st_size).unwrap_or(0);

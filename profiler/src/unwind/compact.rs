@@ -2,6 +2,7 @@
 
 use profiler_common::unwind::{PAGE_BITS, PageRows, UnwindRow};
 
+use super::frame_pointer::Samples;
 use super::image::Code;
 use super::rules::{self, RuleTable};
 use super::spans::Spans;
@@ -38,7 +39,14 @@ pub fn compact(spans: &Spans, code: &[Code], gap: u16, rules: RuleTable, stats: 
         pages.hold(segment.end, rules::GAP);
     }
     let (rows, pages) = pages.finish();
-    Table { base: LinkAddr(first & !(PAGE_BYTES - 1)), rows, pages, rules: rules.into_rules(), stats }
+    Table {
+        base: LinkAddr(first & !(PAGE_BYTES - 1)),
+        rows,
+        pages,
+        rules: rules.into_rules(),
+        stats,
+        samples: Samples::default(),
+    }
 }
 
 /// Rows in the making.

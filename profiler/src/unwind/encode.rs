@@ -1,8 +1,8 @@
 //! Tables as bytes, for the cache. Little-endian throughout.
 //!
 //! ```text
-//! magic 8 · version u32 · CRC-32 of the rest u32 · identity u16 + bytes · base u64 · rows u32 · pages u32 · rules u32
-//! · stats, u64 each · rows 4 B each · pages 8 B each · rules 8 B each
+//! magic 8 · version u32 · CRC-32 of the rest u32 · name u16 + bytes · base u64 · rows u32 · pages u32 · rules u32 · samples u32
+//! · stats, u64 each · rows 4 B each · pages 8 B each · rules 8 B each · samples 12 B each · their digest 32 B
 //! ```
 //!
 //! The checksum (CRC-32, by the `crc32fast` crate) finds what disks and interrupted writers do. Against a file made to
@@ -11,6 +11,7 @@
 
 use profiler_common::unwind::{PageRows, Rule, UnwindRow};
 
+use super::frame_pointer::Samples;
 use super::rule::Unsupported;
 use super::table::{BuildStats, Table, Tally};
 use crate::address::LinkAddr;
@@ -20,21 +21,22 @@ const MAGIC: [u8; 8] = *b"hbunwind";
 
 /// Raised whenever the same module would give another table or other bytes: by the layout here, by the meaning of rules,
 /// or by what the builder understands.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Bytes before what the checksum covers.
 const CHECKED_FROM: usize = 16;
 
-/// The table of the module with this identity, as the file has it.
-pub(crate) fn encode(identity: &[u8], table: &Table) -> Vec<u8> {
+/// A table as the file of this name has it.
+pub(crate) fn encode(name: &[u8], table: &Table) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(table.rows.len() * 4 + table.pages.len() * 8 + table.rules.len() * 8 + 512);
     bytes.extend(MAGIC);
     bytes.extend(VERSION.to_le_bytes());
     bytes.extend([0; 4]);
-    bytes.extend(u16::try_from(identity.len()).unwrap_or(u16::MAX).to_le_bytes());
-    bytes.extend(identity);
+    bytes.extend(u16::try_from(name.len()).unwrap_or(u16::MAX).to_le_bytes());
+    bytes.extend(name);
     bytes.extend(table.base.0.to_le_bytes());
-    for count in [table.rows.len(), table.pages.len(), table.rules.len()] {
+    let places = &table.samples.places;
+    for count in [table.rows.len(), table.pages.len(), table.rules.len(), places.len()] {
         bytes.extend(u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
     }
     for number in numbers_of(&table.stats) {
@@ -51,13 +53,18 @@ pub(crate) fn encode(identity: &[u8], table: &Table) -> Vec<u8> {
     for rule in &table.rules {
         bytes.extend(rule.to_bytes());
     }
+    for (address, length) in places {
+        bytes.extend(address.to_le_bytes());
+        bytes.extend(length.to_le_bytes());
+    }
+    bytes.extend(table.samples.digest);
     let checksum = crc32fast::hash(&bytes[CHECKED_FROM..]);
     bytes[CHECKED_FROM - 4..CHECKED_FROM].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
 
-/// The table in `bytes`, or `None` unless they are wholly this version's, undamaged, and of this module.
-pub(crate) fn decode(identity: &[u8], bytes: &[u8]) -> Option<Table> {
+/// The table in `bytes`, or `None` unless they are wholly this version's, undamaged, and of the file of this name.
+pub(crate) fn decode(name: &[u8], bytes: &[u8]) -> Option<Table> {
     let mut rest = bytes;
     if take(&mut rest)? != MAGIC || u32::from_le_bytes(take(&mut rest)?) != VERSION {
         return None;
@@ -66,16 +73,18 @@ pub(crate) fn decode(identity: &[u8], bytes: &[u8]) -> Option<Table> {
         return None;
     }
     let length = usize::from(u16::from_le_bytes(take(&mut rest)?));
-    if rest.split_off(..length)? != identity {
+    if rest.split_off(..length)? != name {
         return None;
     }
     let base = LinkAddr(u64::from_le_bytes(take(&mut rest)?));
     let mut count = || Some(u32::from_le_bytes(take(&mut rest)?) as usize);
-    let (rows, pages, rules) = (count()?, count()?, count()?);
+    let (rows, pages, rules, places) = (count()?, count()?, count()?, count()?);
     let stats = stats_from(&mut rest)?;
     let rows = rest.split_off(..rows.checked_mul(4)?)?.as_chunks().0;
     let pages = rest.split_off(..pages.checked_mul(8)?)?.as_chunks().0;
     let rules = rest.split_off(..rules.checked_mul(8)?)?.as_chunks().0;
+    let places = rest.split_off(..places.checked_mul(12)?)?.as_chunks().0;
+    let digest = take(&mut rest)?;
     if !rest.is_empty() {
         return None;
     }
@@ -85,12 +94,16 @@ pub(crate) fn decode(identity: &[u8], bytes: &[u8]) -> Option<Table> {
         first: u32::from_le_bytes([a, b, c, d]),
         end: u32::from_le_bytes([e, f, g, h]),
     };
+    let place = |&[a, b, c, d, e, f, g, h, i, j, k, l]: &[u8; 12]| {
+        (u64::from_le_bytes([a, b, c, d, e, f, g, h]), u32::from_le_bytes([i, j, k, l]))
+    };
     let table = Table {
         base,
         rows: rows.iter().map(row).collect(),
         pages: pages.iter().map(page).collect(),
         rules: rules.iter().map(|&bytes| Rule::from_bytes(bytes)).collect::<Option<_>>()?,
         stats,
+        samples: Samples { places: places.iter().map(place).collect(), digest },
     };
     table.is_consistent().then_some(table)
 }

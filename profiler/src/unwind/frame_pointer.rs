@@ -6,6 +6,7 @@
 //! apart, nor would they find the builtins of V8, which lie in a gap of node and keep frame pointers.
 
 use object::ReadRef;
+use sha2::{Digest as _, Sha256};
 
 use super::image::Image;
 use super::spans::Spans;
@@ -29,27 +30,68 @@ const BYTES_PER_PROLOGUE_MAX: u64 = 4096;
 /// `push %rbp; mov %rsp,%rbp`, in both of its encodings.
 const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];
 
-/// Whether the functions in a module's gaps set up frame pointers.
+/// The code that was sampled, so that a table from the cache can be compared with the file at hand.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Samples {
+    /// Link addresses and lengths in bytes.
+    pub(super) places: Vec<(u64, u32)>,
+    /// SHA-256 of the bytes there.
+    pub(super) digest: [u8; 32],
+}
+
+impl Samples {
+    fn of<'data, R: ReadRef<'data>>(image: &Image<'data, R>, places: Vec<(u64, u32)>) -> Self {
+        let mut hash = Sha256::new();
+        for &(address, length) in &places {
+            hash.update(read(image, address, length));
+        }
+        Self { places, digest: hash.finalize().into() }
+    }
+
+    /// Whether this image has the same code at these places.
+    #[must_use]
+    pub fn are_of<'data, R: ReadRef<'data>>(&self, image: &Image<'data, R>) -> bool {
+        Self::of(image, self.places.clone()).digest == self.digest
+    }
+}
+
+/// The code at a link address, empty where it cannot be read.
+fn read<'data, R: ReadRef<'data>>(image: &Image<'data, R>, address: u64, length: u32) -> &'data [u8] {
+    let code = image.code_at(address);
+    code.and_then(|code| image.read_code(code, address, length.into())).unwrap_or_default()
+}
+
+/// Whether the functions in a module's gaps set up frame pointers, and the sampled code.
 #[must_use]
-pub fn fill_gaps<'data, R: ReadRef<'data>>(image: &Image<'data, R>, spans: &Spans) -> bool {
-    let gaps = gaps(image, spans);
+pub fn fill_gaps<'data, R: ReadRef<'data>>(image: &Image<'data, R>, spans: &Spans) -> (bool, Samples) {
+    let samples = Samples::of(image, places(&gaps(image, spans)));
+    let (mut bytes_read, mut found) = (0, 0);
+    for &(address, length) in &samples.places {
+        let bytes = read(image, address, length);
+        if bytes.is_empty() {
+            return (false, samples);
+        }
+        bytes_read += bytes.len() as u64;
+        found += bytes.windows(4).filter(|window| PROLOGUES.contains(window)).count() as u64;
+    }
+    (found >= PROLOGUES_MIN && bytes_read / found <= BYTES_PER_PROLOGUE_MAX, samples)
+}
+
+/// Samples at even distances over all gaps together, whatever their number.
+fn places(gaps: &[(u64, u64)]) -> Vec<(u64, u32)> {
     let total: u64 = gaps.iter().map(|(start, end)| end - start).sum();
     let stride = (total / SAMPLES).max(SAMPLE_BYTES);
-    let (mut read, mut found, mut skip) = (0, 0, 0);
-    for (start, end) in gaps {
-        // Samples stand at even distances over all gaps together, whatever their number.
+    let mut places = Vec::new();
+    let mut skip = 0;
+    for &(start, end) in gaps {
         let mut address = start.saturating_add(skip);
         while address < end {
-            let length = SAMPLE_BYTES.min(end - address);
-            let bytes = image.code_at(address).and_then(|code| image.read_code(code, address, length));
-            let Some(bytes) = bytes else { return false };
-            read += bytes.len() as u64;
-            found += bytes.windows(4).filter(|window| PROLOGUES.contains(window)).count() as u64;
+            places.push((address, u32::try_from(SAMPLE_BYTES.min(end - address)).unwrap_or(0)));
             address = address.saturating_add(stride);
         }
         skip = address - end;
     }
-    found >= PROLOGUES_MIN && read / found <= BYTES_PER_PROLOGUE_MAX
+    places
 }
 
 /// Stretches of executable segments that no function covers.

@@ -23,6 +23,7 @@ pub mod table;
 
 use object::ReadRef;
 
+use cache::{Cache, TableKey};
 pub use image::{Image, ImageError};
 pub use rules::RuleTable;
 pub use table::{BuildStats, Table};
@@ -36,6 +37,16 @@ pub use table::{BuildStats, Table};
 pub fn build<'data, R: ReadRef<'data>>(data: R) -> Result<Table, ImageError> {
     let image = Image::parse(data)?;
     Ok(build_from_image(&image))
+}
+
+/// The same, from the cache where it has the table.
+///
+/// # Errors
+/// As [`build`].
+pub fn build_cached<'data, R: ReadRef<'data>>(data: R, cache: &Cache) -> Result<Table, ImageError> {
+    let image = Image::parse(data)?;
+    let is_current = |table: &Table| table.samples.are_of(&image);
+    Ok(cache.get_or_build(&TableKey::of(&image), is_current, || build_from_image(&image)))
 }
 
 fn build_from_image<'data, R: ReadRef<'data>>(image: &Image<'data, R>) -> Table {
@@ -52,9 +63,10 @@ fn build_from_image<'data, R: ReadRef<'data>>(image: &Image<'data, R>) -> Table 
         functions.read_debug_frame(section, image, &mut rules, &mut stats);
     }
     let spans = spans::resolve(functions, image.entry, &image.code, &mut stats);
-    stats.fills_gaps = frame_pointer::fill_gaps(image, &spans);
+    let (fills_gaps, samples) = frame_pointer::fill_gaps(image, &spans);
+    stats.fills_gaps = fills_gaps;
     let gap = if stats.fills_gaps { rules::FRAME_POINTER } else { rules::GAP };
-    compact::compact(&spans, &image.code, gap, rules, stats)
+    Table { samples, ..compact::compact(&spans, &image.code, gap, rules, stats) }
 }
 
 #[cfg(test)]

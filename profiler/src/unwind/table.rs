@@ -2,6 +2,7 @@
 
 use profiler_common::unwind::{PageRows, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule};
 
+use super::frame_pointer::Samples;
 use super::rule::Unsupported;
 use super::rules::{self, RuleTable};
 use crate::address::{LinkAddr, TargetAddr};
@@ -57,6 +58,8 @@ pub struct Table {
     pub rules: Vec<Rule>,
     /// How the table came about.
     pub stats: BuildStats,
+    /// The code that decided how gaps are unwound.
+    pub samples: Samples,
 }
 
 impl Table {

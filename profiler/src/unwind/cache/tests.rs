@@ -1,6 +1,5 @@
 //! The cache gives back what it was given, and nothing else.
 
-use std::convert::Infallible;
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -12,6 +11,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::address::LinkAddr;
 use crate::unwind::BuildStats;
+use crate::unwind::frame_pointer::Samples;
 
 fn table(offset: i32) -> Table {
     let rule = Rule::new(Cfa::Sp { offset }, CallerBp::AtCfa(-16)).expect("at least 8");
@@ -22,11 +22,12 @@ fn table(offset: i32) -> Table {
         pages: vec![PageRows { first: 0, end: 3 }, PageRows { first: 3, end: 3 }, PageRows { first: 3, end: 5 }],
         rules: [&Rule::RESERVED[..], &[rule]].concat(),
         stats: BuildStats { functions: 3, truncated: true, ..BuildStats::default() },
+        samples: Samples { places: vec![(0x7_0040, 64), (0x7_2000, 4096)], digest: [7; 32] },
     }
 }
 
-fn identity(number: u8) -> ModuleIdentity {
-    ModuleIdentity::BuildId { id: vec![number; 20], file_bytes: 1000 }
+fn key(number: u8) -> TableKey {
+    TableKey([number; 32])
 }
 
 fn open(root: &TempDir) -> Cache {
@@ -38,17 +39,17 @@ fn directory(root: &TempDir) -> PathBuf {
 }
 
 fn file(root: &TempDir, number: u8) -> PathBuf {
-    directory(root).join(identity(number).file_name())
+    directory(root).join(key(number).file_name())
 }
 
 #[test]
 fn a_kept_table_comes_back_in_another_run() {
     let root = TempDir::new().expect("room for files");
-    assert_eq!(open(&root).load(&identity(1)), None);
-    open(&root).store(&identity(1), &table(24));
-    open(&root).store(&identity(2), &table(32));
-    assert_eq!(open(&root).load(&identity(1)), Some(table(24)));
-    assert_eq!(open(&root).load(&identity(2)), Some(table(32)));
+    assert_eq!(open(&root).load(&key(1)), None);
+    open(&root).store(&key(1), &table(24));
+    open(&root).store(&key(2), &table(32));
+    assert_eq!(open(&root).load(&key(1)), Some(table(24)));
+    assert_eq!(open(&root).load(&key(2)), Some(table(32)));
     let mode = file(&root, 1).metadata().expect("was written").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }
@@ -56,25 +57,25 @@ fn a_kept_table_comes_back_in_another_run() {
 #[test]
 fn a_table_is_built_once() {
     let root = TempDir::new().expect("room for files");
-    let built = |offset| move || Ok::<_, Infallible>(table(offset));
-    assert_eq!(open(&root).get_or_build(&identity(1), built(24)), Ok(table(24)));
-    assert_eq!(open(&root).get_or_build(&identity(1), built(40)), Ok(table(24)));
-    assert_eq!(open(&root).get_or_build(&identity(3), || Err::<Table, _>("no ELF")), Err("no ELF"));
-    assert_eq!(open(&root).load(&identity(3)), None);
+    let get = |is_current: bool, offset| open(&root).get_or_build(&key(1), |_| is_current, || table(offset));
+    assert_eq!(get(true, 24), table(24));
+    assert_eq!(get(true, 40), table(24));
+    // The file has other code where the table's gaps are.
+    assert_eq!(get(false, 40), table(40));
+    assert_eq!(get(true, 24), table(40));
 }
 
 /// A file changed in this way is not trusted, and is replaced by what is then built.
 fn check_rebuilt(change: impl Fn(&mut Vec<u8>)) {
     let root = TempDir::new().expect("room for files");
     let cache = open(&root);
-    cache.store(&identity(1), &table(24));
+    cache.store(&key(1), &table(24));
     let mut bytes = fs::read(file(&root, 1)).expect("was written");
     change(&mut bytes);
     fs::write(file(&root, 1), bytes).expect("ours");
-    assert_eq!(cache.load(&identity(1)), None);
-    let rebuilt = cache.get_or_build(&identity(1), || Ok::<_, Infallible>(table(48)));
-    assert_eq!(rebuilt, Ok(table(48)));
-    assert_eq!(cache.load(&identity(1)), Some(table(48)));
+    assert_eq!(cache.load(&key(1)), None);
+    assert_eq!(cache.get_or_build(&key(1), |_| true, || table(48)), table(48));
+    assert_eq!(cache.load(&key(1)), Some(table(48)));
 }
 
 #[test]
@@ -93,9 +94,9 @@ fn damaged_files_are_built_anew() {
 fn another_modules_file_is_not_taken() {
     let root = TempDir::new().expect("room for files");
     let cache = open(&root);
-    cache.store(&identity(1), &table(24));
+    cache.store(&key(1), &table(24));
     fs::rename(file(&root, 1), file(&root, 2)).expect("ours");
-    assert_eq!(cache.load(&identity(2)), None);
+    assert_eq!(cache.load(&key(2)), None);
 }
 
 #[test]
@@ -121,20 +122,20 @@ fn sound_checksums_do_not_make_sound_tables() {
 fn links_and_strange_files_are_not_read() {
     let root = TempDir::new().expect("room for files");
     let cache = open(&root);
-    cache.store(&identity(1), &table(24));
+    cache.store(&key(1), &table(24));
     symlink(file(&root, 1), file(&root, 2)).expect("ours");
-    assert_eq!(cache.load(&identity(2)), None);
+    assert_eq!(cache.load(&key(2)), None);
     fs::create_dir(file(&root, 3)).expect("ours");
-    assert_eq!(cache.load(&identity(3)), None);
+    assert_eq!(cache.load(&key(3)), None);
     fs::set_permissions(file(&root, 1), Permissions::from_mode(0o666)).expect("ours");
-    assert_eq!(cache.load(&identity(1)), None, "anybody may have written this");
+    assert_eq!(cache.load(&key(1)), None, "anybody may have written this");
     // A link in the way is replaced; what it names stays.
     let elsewhere = root.path().join("elsewhere");
     fs::write(&elsewhere, "precious").expect("ours");
     symlink(&elsewhere, file(&root, 4)).expect("ours");
-    cache.store(&identity(4), &table(24));
+    cache.store(&key(4), &table(24));
     assert_eq!(fs::read(&elsewhere).expect("still there"), b"precious");
-    assert_eq!(cache.load(&identity(4)), Some(table(24)));
+    assert_eq!(cache.load(&key(4)), Some(table(24)));
 }
 
 #[test]
@@ -171,7 +172,7 @@ fn another_users_directory_is_refused() {
 #[test]
 fn the_longest_unused_tables_make_room() {
     let root = TempDir::new().expect("room for files");
-    let bytes = encode::encode(identity(1).file_name().as_bytes(), &table(24)).len() as u64;
+    let bytes = encode::encode(key(1).file_name().as_bytes(), &table(24)).len() as u64;
     let cache = Cache::open(root.path(), bytes * 3).expect("our own");
     let age = |number, seconds: u64| {
         let time = std::time::SystemTime::now() - std::time::Duration::from_secs(seconds);
@@ -179,12 +180,12 @@ fn the_longest_unused_tables_make_room() {
         file.set_modified(time).expect("ours");
     };
     for (number, seconds) in [(1, 300), (2, 200), (3, 100)] {
-        cache.store(&identity(number), &table(24));
+        cache.store(&key(number), &table(24));
         age(number, seconds);
     }
     // Used, so no longer the oldest.
-    assert!(cache.load(&identity(1)).is_some());
-    cache.store(&identity(4), &table(24));
+    assert!(cache.load(&key(1)).is_some());
+    cache.store(&key(4), &table(24));
     let kept: Vec<u8> = (1..=4).filter(|&number| file(&root, number).exists()).collect();
     assert_eq!(kept, [1, 3, 4]);
 }
@@ -210,24 +211,17 @@ fn a_full_disk_is_a_warning() {
     let cache = open(&root);
     // The directory is gone, so nothing can be written, by anybody.
     fs::remove_dir(directory(&root)).expect("ours");
-    let built = cache.get_or_build(&identity(1), || Ok::<_, Infallible>(table(24)));
-    assert_eq!(built, Ok(table(24)));
+    assert_eq!(cache.get_or_build(&key(1), |_| true, || table(24)), table(24));
 }
 
 #[test]
-fn identities_tell_modules_apart() {
+fn tables_of_earlier_versions_are_removed() {
     let root = TempDir::new().expect("room for files");
-    let path = root.path().join("module");
-    fs::write(&path, "x").expect("ours");
-    let metadata = path.metadata().expect("was written");
-    let by_place = ModuleIdentity::new(&metadata, None);
-    assert!(matches!(by_place, ModuleIdentity::File { file_bytes: 1, .. }));
-    assert_eq!(ModuleIdentity::new(&metadata, Some(&[])), by_place);
-    assert_eq!(ModuleIdentity::new(&metadata, Some(&[7; 65])), by_place);
-    let by_id = ModuleIdentity::new(&metadata, Some(&[0xab; 8]));
-    assert_eq!(by_id.file_name(), "b-abababababababab-1");
-    fs::write(&path, "longer").expect("ours");
-    assert_ne!(ModuleIdentity::new(&path.metadata().expect("there"), Some(&[0xab; 8])), by_id);
+    drop(open(&root));
+    let old = directory(&root).join("b-abababababababab-1");
+    fs::write(&old, "a table by build id").expect("ours");
+    drop(open(&root));
+    assert!(!old.exists());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use profiler_common::unwind::{CallerBp, Cfa, ReadTables, UnwindRow, find_rule};
 
 use super::*;
+use crate::unwind::frame_pointer::Samples;
 use crate::unwind::table::BuildStats;
 
 /// What the kernel would hold.
@@ -123,6 +124,7 @@ fn table(first: i32, second: i32) -> Table {
         rows,
         rules: rules.into_rules(),
         stats: BuildStats::default(),
+        samples: Samples::default(),
     }
 }
 

@@ -3,8 +3,9 @@
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
 use proptest::prelude::*;
 
+use super::super::cache::TableKey;
 use super::super::rule::Unsupported;
-use super::super::{ImageError, RuleTable, Table, build, rules};
+use super::super::{Image, ImageError, RuleTable, Table, build, rules};
 use super::module::{CODE, Fde, Module, cfa, function};
 use crate::address::{LinkAddr, TargetAddr};
 
@@ -243,6 +244,26 @@ fn gaps_follow_frame_pointers_where_their_code_has_them() {
     assert!(table.stats.fills_gaps);
     check(&table, &[(0, sp(8)), (0x1f, sp(8)), (0x20, Rule::FRAME_POINTER), (0x3_ffff, Rule::FRAME_POINTER)]);
     check(&table, &[(0x4_0000, Rule::GAP)]);
+}
+
+#[test]
+fn keys_follow_what_tables_are_made_from() {
+    let key = |module: &Module| {
+        let bytes = module.bytes();
+        TableKey::of(&Image::parse(&bytes[..]).expect("a module"))
+    };
+    let functions = |offset| vec![function(0x40, 0x20, &[&cfa::def(cfa::RSP, offset)])];
+    let module = Module::new(functions(48));
+    assert_eq!(key(&module), key(&Module::new(functions(48))));
+    assert_ne!(key(&module), key(&Module::new(functions(40))));
+    assert_ne!(key(&module), key(&Module { code: vec![0x90; 0x1000], ..Module::new(functions(48)) }));
+    // Not of the code: that is what samples are for.
+    let mut other = Module::new(functions(48));
+    other.code[0x1100..0x1104].copy_from_slice(&[0x55, 0x48, 0x89, 0xe5]);
+    assert_eq!(key(&module), key(&other));
+    let bytes = other.bytes();
+    assert!(!table(&module).samples.are_of(&Image::parse(&bytes[..]).expect("a module")));
+    assert!(table(&other).samples.are_of(&Image::parse(&bytes[..]).expect("a module")));
 }
 
 #[test]
