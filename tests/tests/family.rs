@@ -96,13 +96,16 @@ fn fork_and_look(target: &mut Target, session: &mut Session) -> Look {
     session.halt();
     target.work("fork");
     let child = target.child_pid();
+    let parent = target.pid();
     let is_watched = AtomicBool::new(false);
     let (mut tracer, mut was_held) = (None, false);
     thread::scope(|scope| {
         scope.spawn(|| {
             let deadline = Instant::now() + Duration::from_secs(30);
             while !was_held && !is_watched.load(Ordering::Relaxed) && Instant::now() < deadline {
-                tracer = tracer.or(kernel::tracer(child));
+                // While a tracer comes or goes, the kernel can show a child's parent in its place: it reads whether there is
+                // one and who it is one after the other (`ptrace_parent` in include/linux/ptrace.h).
+                tracer = tracer.or(kernel::tracer(child).filter(|&pid| pid != parent));
                 if kernel::state(child) == 't' {
                     target.work("drop");
                     was_held = true;
