@@ -1,0 +1,187 @@
+//! Messages between heapbpf's own processes, with file descriptors: frames on a pair of connected stream sockets.
+//!
+//! A frame is its length (4 bytes, native order), the number of descriptors (4 bytes), and its bytes. The descriptors travel
+//! with the first 8 bytes (`SCM_RIGHTS`, unix(7)).
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+
+/// Maximum number of descriptors in a message. The kernel's limit is 253 (`SCM_MAX_FD` in include/net/scm.h).
+pub const DESCRIPTORS_MAX: usize = 16;
+
+const HEADER_BYTES: usize = 8;
+
+/// One end of a connection to another process of heapbpf.
+#[derive(Debug)]
+pub struct Channel(UnixStream);
+
+/// A received message.
+#[derive(Debug, Default)]
+pub struct Message {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// The descriptors that came with it, closed at exec.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl Channel {
+    /// Creates two connected ends. Both are closed at exec.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE` when there are no descriptors left.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = UnixStream::pair()?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// Returns the end that this process was started with as its standard input.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE` when there are no descriptors left, `ENOTSOCK` when standard input is something else.
+    pub fn of_standard_input() -> io::Result<Self> {
+        let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        stream.peer_addr()?;
+        Ok(Self(stream))
+    }
+
+    /// Limits the time that each [`receive`](Self::receive) and each [`send`](Self::send) waits for the other end; `None` waits
+    /// without a limit. Zero is not allowed.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for zero.
+    pub fn set_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.0.set_read_timeout(limit)?;
+        self.0.set_write_timeout(limit)
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    ///
+    /// `EPIPE` or `ECONNRESET` when the other process has exited, `WouldBlock` after the time limit, `InvalidInput` for too many
+    /// descriptors or bytes.
+    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if descriptors.len() > DESCRIPTORS_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let length = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let count = u32::try_from(descriptors.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut header = [0; HEADER_BYTES];
+        header[..4].copy_from_slice(&length.to_ne_bytes());
+        header[4..].copy_from_slice(&count.to_ne_bytes());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let parts = [IoSlice::new(&header)];
+        let sent = rustix::io::retry_on_intr(|| sendmsg(&self.0, &parts, &mut ancillary, SendFlags::NOSIGNAL))?;
+        (&self.0).write_all(&header[sent..])?;
+        (&self.0).write_all(bytes)
+    }
+
+    /// Waits for the next message; `None` when the other process has closed its end.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` after the time limit, `UnexpectedEof` when the other process exited within a message, `InvalidData` for a message
+    /// above `bytes_max`.
+    pub fn receive(&self, bytes_max: usize) -> io::Result<Option<Message>> {
+        let mut header = [0; HEADER_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = {
+            let mut parts = [IoSliceMut::new(&mut header)];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            rustix::io::retry_on_intr(|| recvmsg(&self.0, &mut parts, &mut ancillary, flags))?.bytes
+        };
+        if received == 0 {
+            return Ok(None);
+        }
+        let mut descriptors = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        (&self.0).read_exact(&mut header[received..])?;
+        let number =
+            |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]) as usize;
+        let (length, count) = (number(0), number(4));
+        if length > bytes_max || count != descriptors.len() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut bytes = vec![0; length];
+        (&self.0).read_exact(&mut bytes)?;
+        Ok(Some(Message { bytes, descriptors }))
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<Channel> for OwnedFd {
+    fn from(channel: Channel) -> Self {
+        channel.0.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read as _;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn messages_arrive_whole_and_in_order_with_their_descriptors() {
+        let (one, other) = Channel::pair().expect("descriptors");
+        let large = vec![7; 3 << 20];
+        let file = File::open("/proc/self/comm").expect("readable");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                one.send(b"first", &[file.as_fd()]).expect("sent");
+                one.send(&large, &[]).expect("sent");
+                one.send(b"", &[file.as_fd(), file.as_fd()]).expect("sent");
+            });
+            let first = other.receive(100).expect("received").expect("a message");
+            assert_eq!((first.bytes.as_slice(), first.descriptors.len()), (&b"first"[..], 1));
+            let mut text = String::new();
+            let descriptor = first.descriptors.into_iter().next().expect("one");
+            File::from(descriptor).read_to_string(&mut text).expect("readable");
+            assert!(!text.is_empty());
+            assert_eq!(other.receive(4 << 20).expect("received").expect("a message").bytes, large);
+            assert_eq!(other.receive(100).expect("received").expect("a message").descriptors.len(), 2);
+        });
+        drop(one);
+        assert!(other.receive(100).expect("closed").is_none());
+        assert_eq!(other.send(b"x", &[]).expect_err("closed").kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn messages_that_are_too_large_or_late_are_errors() {
+        let (one, other) = Channel::pair().expect("descriptors");
+        one.send(&[0; 100], &[]).expect("sent");
+        assert_eq!(other.receive(99).expect_err("too large").kind(), io::ErrorKind::InvalidData);
+        let (_one, other) = Channel::pair().expect("descriptors");
+        other.set_timeout(Some(Duration::from_millis(5))).expect("valid");
+        assert_eq!(other.receive(99).expect_err("late").kind(), io::ErrorKind::WouldBlock);
+        let too_many = vec![other.as_fd(); DESCRIPTORS_MAX + 1];
+        assert_eq!(other.send(b"", &too_many).expect_err("too many").kind(), io::ErrorKind::InvalidInput);
+    }
+}

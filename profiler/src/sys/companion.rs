@@ -1,0 +1,106 @@
+//! Processes of heapbpf's own: this program started again with a hidden command, connected by a [`Channel`].
+
+#![expect(unsafe_code, reason = "code between fork and exec cannot be checked")]
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use super::channel::Channel;
+use crate::ids::Pid;
+
+/// The file that this process runs, whatever its path names by now.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// Signals that a terminal, a service manager or `pkill heapbpf` sends to all processes of a group or of a name. A companion
+/// ends when the agent does, and not before.
+const IGNORED: [libc::c_int; 9] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGTERM,
+    libc::SIGTSTP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+];
+
+/// A running companion process. Dropping it closes the channel, at which the companion finishes what it has begun and exits,
+/// and waits until it has.
+#[derive(Debug)]
+pub struct Companion {
+    child: Child,
+    channel: Option<Channel>,
+}
+
+impl Companion {
+    /// Starts this program with a hidden command. The companion has its own session, ignores the signals that terminals and
+    /// service managers send, has its end of the channel as standard input, writes nothing to standard output, and shares
+    /// standard error.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, when there can be no further process or descriptor.
+    pub fn start(command: &str) -> io::Result<Self> {
+        let (channel, theirs) = Channel::pair()?;
+        let mut program = Command::new(PROGRAM);
+        program.arg0("heapbpf").arg(command);
+        program.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
+        let before_exec = || {
+            rustix::process::setsid()?;
+            for signal in IGNORED {
+                // SAFETY: ignoring a signal runs no code.
+                unsafe { libc::signal(signal, libc::SIG_IGN) };
+            }
+            Ok(())
+        };
+        // SAFETY: the closure makes system calls with plain numbers, allocates no memory and takes no lock.
+        unsafe { program.pre_exec(before_exec) };
+        Ok(Self { child: program.spawn()?, channel: Some(channel) })
+    }
+
+    /// Its process number.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        Pid(self.child.id())
+    }
+
+    /// The connection to it; `None` after [`hang_up`](Self::hang_up).
+    #[must_use]
+    pub fn channel(&self) -> Option<&Channel> {
+        self.channel.as_ref()
+    }
+
+    /// Closes the channel: the companion finishes what it has begun and exits.
+    pub fn hang_up(&mut self) {
+        self.channel = None;
+    }
+
+    /// How it has exited, if it has.
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Kills it and waits until it is gone.
+    pub fn kill(&mut self) {
+        self.channel = None;
+        // It may have exited already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        self.hang_up();
+        let _ = self.child.wait();
+    }
+}
+
+/// Gives this process, a companion, a name of its own in `ps` and `top`. At most 15 bytes are kept.
+pub fn set_name(name: &str) {
+    // Only the name of the main thread is that of the process; this may be another one.
+    let _ = std::fs::write("/proc/self/comm", name);
+}
