@@ -13,6 +13,7 @@ pub mod target;
 
 pub mod allocator;
 pub mod bpf;
+pub mod keeper;
 pub mod probe;
 
 pub mod ingest;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use aya::programs::{Program, ProgramError, ProgramFd, UProbe};
 use aya::{Ebpf, EbpfError, EbpfLoader};
 use profiler_common::limits::SCRATCH_SHARED;
 use profiler_common::sampling::SamplingRate;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::kernel_types::{LayoutError, TaskLayout};
@@ -19,15 +20,13 @@ use super::program::RelocatedObject;
 use super::ring::Ring;
 use crate::ids::HeapId;
 use crate::sys::bpf::AttachType;
+use crate::sys::perf_event::UPROBE_SOURCE;
 
 /// The release object, built by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf.bpf.o"));
 
 /// Names a file to load instead of the built-in object: the debug object, or one that was just rebuilt.
 pub const OBJECT_VARIABLE: &str = "HEAPBPF_BPF_OBJECT";
-
-/// Where the kernel lists the perf event source for uprobes.
-const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe";
 
 /// Sizes that are fixed when the programs are loaded.
 #[derive(Clone, Copy, Debug)]
@@ -125,7 +124,7 @@ impl LoadError {
 }
 
 /// The kind of links that programs are loaded for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinkKind {
     /// One perf event for each probe.
     Perf,
@@ -138,7 +137,7 @@ pub enum LinkKind {
 /// The loaded programs.
 #[derive(Debug)]
 enum Programs {
-    /// aya's own: see [`Kernel::perf_program`].
+    /// aya's own.
     Perf,
     Multi {
         entry: OwnedFd,
@@ -249,31 +248,33 @@ impl Kernel {
         self.task_layout.clone()
     }
 
-    /// The program for perf events at entries or returns.
+    /// What the programs are loaded for.
+    #[must_use]
+    pub fn link_kind(&self) -> LinkKind {
+        match self.programs {
+            Programs::Perf => LinkKind::Perf,
+            Programs::Multi { .. } => LinkKind::Multi,
+            Programs::Session(_) => LinkKind::Session,
+        }
+    }
+
+    /// The programs for probes: of sessions one, else that for entries and that for returns.
     ///
     /// # Errors
     ///
     /// When the object is of another version.
-    pub fn perf_program(&mut self, at_return: bool) -> Result<&mut UProbe, LoadError> {
-        self.program(if at_return { RETURN } else { ENTRY })
-    }
-
-    /// The programs for multi-uprobe links at entries and at returns, when loaded for them.
-    #[must_use]
-    pub fn multi_programs(&self) -> Option<(&OwnedFd, &OwnedFd)> {
-        match &self.programs {
-            Programs::Multi { entry, at_return } => Some((entry, at_return)),
-            _ => None,
-        }
-    }
-
-    /// The program for session links, when loaded for them.
-    #[must_use]
-    pub fn session_program(&self) -> Option<&OwnedFd> {
-        match &self.programs {
-            Programs::Session(program) => Some(program),
-            _ => None,
-        }
+    pub fn hook_programs(&self) -> Result<Vec<BorrowedFd<'_>>, LoadError> {
+        Ok(match &self.programs {
+            Programs::Session(program) => vec![program.as_fd()],
+            Programs::Multi { entry, at_return } => vec![entry.as_fd(), at_return.as_fd()],
+            Programs::Perf => {
+                let fd = |name| match self.ebpf.program(name) {
+                    Some(Program::UProbe(program)) => Ok(loaded(name, program.fd())?.as_fd()),
+                    _ => Err(LoadError::Missing(name)),
+                };
+                vec![fd(ENTRY)?, fd(RETURN)?]
+            }
+        })
     }
 }
 

@@ -16,9 +16,7 @@ impl Kernel {
 
     /// Programs that are attached to probes.
     fn programs_of_links(&self) -> Vec<BorrowedFd<'_>> {
-        let multi = self.multi_programs().into_iter().flat_map(|(entry, at_return)| [entry, at_return]);
-        let own = self.session_program().into_iter().chain(multi).map(AsFd::as_fd);
-        own.chain(PERF_PROGRAMS.into_iter().filter_map(|name| self.own_program(name))).collect()
+        self.hook_programs().unwrap_or_default()
     }
 
     /// A program of aya's, if it is loaded.

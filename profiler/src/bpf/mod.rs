@@ -1,4 +1,4 @@
-//! The kernel side as the agent holds it: programs, maps and the ring. Only this folder and `probe::attach` know aya.
+//! The kernel side as the agent holds it: programs, maps and the ring. Only this folder knows aya.
 
 mod blocks;
 pub mod counters;

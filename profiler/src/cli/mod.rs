@@ -28,6 +28,7 @@ use clap::{CommandFactory, Parser};
 use args::{Cli, Command};
 use terminal::say;
 
+use crate::keeper;
 use crate::session::TooSmall;
 use crate::sys::inherited::Inherited;
 use crate::sys::signals;
@@ -46,6 +47,9 @@ mod exit {
 /// Runs the command line and returns the process's exit code.
 #[must_use]
 pub fn run() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|command| command == keeper::COMMAND) {
+        return be_keeper();
+    }
     // Before any signal is listened for or ignored and any limit is raised: what is started finds them as heapbpf did.
     let inherited = Inherited::now();
     signals::ignore_file_size_signal();
@@ -78,6 +82,17 @@ pub fn run() -> ExitCode {
         let is_usage = error.is::<record::UsageError>() || error.is::<TooSmall>();
         if is_usage { exit::USAGE } else { not_run.unwrap_or(exit::FAILED) }
     }))
+}
+
+/// Is the keeper: without parsing the command line, which takes milliseconds.
+fn be_keeper() -> ExitCode {
+    match keeper::serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("heapbpf: error: `{}` is a command for heapbpf itself: {error}", keeper::COMMAND));
+            ExitCode::from(exit::USAGE)
+        }
+    }
 }
 
 /// Writes the manual page of heapbpf, or of one of its commands.

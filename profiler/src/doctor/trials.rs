@@ -4,6 +4,7 @@ use profiler_common::limits::PAGE_BYTES;
 
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind, LoadError};
 use crate::bpf::processes::WatchError;
+use crate::keeper::Keeper;
 use crate::probe::attach::{BackendChoice, choose};
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::subject::Subject;
@@ -180,10 +181,14 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         "not verified to have no private stacks: the kernel hides their machine code (CAP_SYSLOG, kernel.kptr_restrict)"
     };
     let programs = Trial { kind: TrialKind::Programs, support: Support::Yes, remark: Some(stacks.to_owned()) };
-    let (attaching, costs) = match cost::measure(&mut kernel, links, subject) {
+    let (attaching, costs) = match measure(&mut kernel, subject) {
         Ok(costs) => (Support::Yes, Some(costs)),
         Err(CostError::Refused(error)) => (Support::No(error), None),
         Err(error) => (Support::Unknown(error.to_string()), None),
     };
     (programs, attaching, costs)
+}
+
+fn measure(kernel: &mut Kernel, subject: &Subject) -> Result<Costs, CostError> {
+    cost::measure(kernel, &Keeper::start().map_err(|error| CostError::Refused(error.to_string()))?, subject)
 }

@@ -12,11 +12,12 @@ use profiler_common::hook::{CallShape, HookCookie, Register};
 use profiler_common::sampling::SamplingRate;
 use thiserror::Error;
 
-use super::attach::{AttachError, Probe, backend, detach_all};
+use super::attach::{AttachError, Probe, attach};
 use super::place::Class;
 use super::subject::{PROGRAM, Subject};
-use crate::bpf::load::{Kernel, LinkKind, LoadError};
+use crate::bpf::load::{Kernel, LoadError};
 use crate::ids::{HeapId, Pid};
+use crate::keeper::Keeper;
 use crate::sys::calibration::Spot;
 use crate::sys::clock;
 
@@ -85,21 +86,21 @@ impl From<AttachError> for CostError {
 /// # Errors
 ///
 /// When no probe can be attached, or that process does not do its part.
-pub fn calibrate(kernel: &mut Kernel, links: LinkKind) -> Result<Costs, CostError> {
+pub fn calibrate(kernel: &mut Kernel, keeper: &Keeper) -> Result<Costs, CostError> {
     let subject = Subject::find().map_err(CostError::Refused)?;
-    measure(kernel, links, &subject)
+    measure(kernel, keeper, &subject)
 }
 
 /// Attaches, measures, detaches.
-pub(crate) fn measure(kernel: &mut Kernel, links: LinkKind, subject: &Subject) -> Result<Costs, CostError> {
+pub(crate) fn measure(kernel: &mut Kernel, keeper: &Keeper, subject: &Subject) -> Result<Costs, CostError> {
     kernel.set_rate(HeapId(0), SamplingRate::STOPPED)?;
     let mut target = Target::start()?;
     let unprobed = target.times()?;
     let probes = Spot::ALL.map(|spot| Probe { offset: subject.offset_of(spot), cookie: cookie(spot) });
-    let attached = backend(links).attach(kernel, subject.file(), &probes, target.pid())?;
+    let attached = attach(keeper, kernel, subject.file(), &probes, Some(target.pid()))?;
     let probed = target.times();
     drop(target);
-    detach_all(attached);
+    drop(attached);
     let probed = probed?;
     let cost = |index: usize| (probed[index] - unprobed[index]).max(0.0);
     Ok(Costs {

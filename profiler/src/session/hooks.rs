@@ -9,9 +9,10 @@ use crate::allocator::resolve::ResolvedHook;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::guardrail::overhead::CallCosts;
 use crate::ids::{HeapId, HookId, ModuleId, Pid};
+use crate::keeper::{Keeper, Link};
 use crate::ledger::totals::Totals;
 use crate::object::module::ModuleStore;
-use crate::probe::attach::{Link, Probe, backend};
+use crate::probe::attach::{Probe, attach, backend_name};
 use crate::probe::code::Code;
 use crate::probe::cost::Costs;
 use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
@@ -115,13 +116,13 @@ impl Hooks {
     pub(super) fn attach(
         &mut self,
         pid: Pid,
-        kernel: &mut Kernel,
+        kernel: &Kernel,
+        keeper: &Keeper,
         modules: &ModuleStore,
         plan: &Plan,
-        kind: LinkKind,
     ) -> Result<()> {
-        let backend = backend(kind);
-        self.backend = backend.name();
+        let kind = kernel.link_kind();
+        self.backend = backend_name(kind);
         let limits = OnceCell::new();
         let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted);
         for id in modules_of(wanted, plan) {
@@ -141,15 +142,15 @@ impl Hooks {
             if probes.is_empty() {
                 continue;
             }
-            if let Ok(links) = backend.attach(kernel, file, &probes, pid) {
-                self.links.extend(links);
+            if let Ok(link) = attach(keeper, kernel, file, &probes, Some(pid)) {
+                self.links.push(link);
                 hooks.iter_mut().for_each(|hook| hook.state = State::Attached);
                 continue;
             }
             for (hook, probe) in hooks.iter_mut().zip(&probes) {
-                hook.state = match backend.attach(kernel, file, std::slice::from_ref(probe), pid) {
-                    Ok(links) => {
-                        self.links.extend(links);
+                hook.state = match attach(keeper, kernel, file, std::slice::from_ref(probe), Some(pid)) {
+                    Ok(link) => {
+                        self.links.push(link);
                         State::Attached
                     }
                     Err(error) => {

@@ -17,12 +17,12 @@ use super::target::Target;
 use super::unwinding::{Tables, Unwinding};
 use crate::allocator::selection::MMAP;
 use crate::bpf::footprint::KernelMaps;
-use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+use crate::bpf::load::{Kernel, KernelConfig};
 use crate::health;
 use crate::ids::{HeapId, Pid};
+use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
 use crate::probe::attach::choose;
-use crate::probe::attach::detacher::Detacher;
 use crate::probe::cost::{self, CostError, Costs};
 use crate::proc::executable;
 use crate::sys::{clock, memory};
@@ -33,7 +33,6 @@ pub(super) struct Probes {
     pub(super) discovery: Discovery,
     pub(super) unwinding: Unwinding,
     predictions: Predictions,
-    links: LinkKind,
     interval: Interval,
     /// How often all intervals were doubled since the beginning.
     doublings: u32,
@@ -41,7 +40,7 @@ pub(super) struct Probes {
     pub(super) maps: KernelMaps,
     /// Heaps whose rate is set.
     heaps_rated: usize,
-    detacher: Detacher,
+    keeper: Keeper,
 }
 
 impl Probes {
@@ -73,12 +72,11 @@ impl Probes {
             discovery,
             unwinding,
             predictions: Predictions::default(),
-            links,
             interval: config.interval,
             doublings: 0,
             maps,
             heaps_rated: 0,
-            detacher: Detacher::start(),
+            keeper: Keeper::start()?,
         })
     }
 
@@ -158,7 +156,7 @@ impl Probes {
             self.kernel.set_rate(HeapId(u8::try_from(heap).context("too many heaps")?), SamplingRate::new(interval))?;
         }
         self.heaps_rated = plan.heaps().len();
-        target.hooks.attach(target.pid, &mut self.kernel, modules, plan, self.links)
+        target.hooks.attach(target.pid, &self.kernel, &self.keeper, modules, plan)
     }
 
     /// A heap's interval: its own, or the recording's. Calls of the heap of mappings are all taken.
@@ -187,7 +185,7 @@ impl Probes {
 
     /// What a call through a probe costs. To be asked before anything is attached.
     pub(super) fn calibrate(&mut self) -> Result<Costs, CostError> {
-        cost::calibrate(&mut self.kernel, self.links)
+        cost::calibrate(&mut self.kernel, &self.keeper)
     }
 
     /// Gives the kernel side the target's unwind tables.
@@ -214,17 +212,17 @@ impl Probes {
     pub(super) fn release(&mut self, target: &mut Target) {
         self.unwinding.forget(target.pid);
         self.forget(target.pid);
-        self.detacher.detach(target.hooks.take_links());
+        drop(target.hooks.take_links());
     }
 
     /// Takes a target's probes away, soon, where its number is another's by now.
     pub(super) fn detach(&mut self, target: &mut Target) {
-        self.detacher.detach(target.hooks.take_links());
+        drop(target.hooks.take_links());
     }
 
     /// A target's probes have come to nothing: it needs new ones.
     pub(super) fn lose(&mut self, target: &mut Target) {
-        self.detacher.detach(target.hooks.take_links());
+        drop(target.hooks.take_links());
         target.hooks = target.hooks.for_child();
         target.foreseen = false;
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use super::channel::Channel;
 use crate::ids::Pid;
@@ -26,6 +27,9 @@ const IGNORED: [libc::c_int; 9] = [
     libc::SIGUSR1,
     libc::SIGUSR2,
 ];
+
+/// Companions of this process that may be running.
+static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// A running companion process. Dropping it closes the channel, at which the companion finishes what it has begun and exits,
 /// and waits until it has.
@@ -58,7 +62,10 @@ impl Companion {
         };
         // SAFETY: the closure makes system calls with plain numbers, allocates no memory and takes no lock.
         unsafe { program.pre_exec(before_exec) };
-        Ok(Self { child: program.spawn()?, channel: Some(channel) })
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        let child = program.spawn()?;
+        running.push(Pid(child.id()));
+        Ok(Self { child, channel: Some(channel) })
     }
 
     /// Its process number.
@@ -96,7 +103,15 @@ impl Drop for Companion {
     fn drop(&mut self) {
         self.hang_up();
         let _ = self.child.wait();
+        let pid = self.pid();
+        RUNNING.lock().unwrap_or_else(PoisonError::into_inner).retain(|&other| other != pid);
     }
+}
+
+/// Whether a process is a companion of this one.
+#[must_use]
+pub fn is_companion(pid: Pid) -> bool {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
 }
 
 /// Gives this process, a companion, a name of its own in `ps` and `top`. At most 15 bytes are kept.

@@ -1,16 +1,12 @@
 //! What this kernel can do, found out by trying. Versions say little: distributions backport, and administrators lock down.
 
-#![expect(unsafe_code, reason = "the system calls are made with nothing in between that could hide why they fail")]
-
-use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use super::bpf::{AttachType, link_perf, load_nothing, owned, supports};
-
-/// Where the kernel lists the perf event source for uprobes.
-const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe/type";
+use super::bpf::{AttachType, link_perf, load_nothing, supports};
+use super::perf_event::open_uprobe;
+use crate::ids::Pid;
 
 /// Where the kernel puts its own type information (Linux 5.4).
 pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -75,25 +71,6 @@ fn judge(error: &io::Error) -> Support {
     }
 }
 
-/// `PERF_FLAG_FD_CLOEXEC`
-/// (<https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/perf_event.h>).
-const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
-
-/// `struct perf_event_attr`, second version (`PERF_ATTR_SIZE_VER1`), with the names that uprobes give its fields.
-#[repr(C)]
-struct EventAttr {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample: [u64; 3],
-    flags: u64,
-    wakeup: [u32; 2],
-    path: u64,
-    offset: u64,
-}
-
-const _: () = assert!(size_of::<EventAttr>() == 72);
-
 /// Loads a program that returns 0.
 fn load_program() -> io::Result<OwnedFd> {
     load_nothing(AttachType::PerfEvent).map_err(|refused| refused.error)
@@ -101,30 +78,7 @@ fn load_program() -> io::Result<OwnedFd> {
 
 /// Opens a probe on an instruction of this program, for this process.
 fn uprobe_event(offset: u64) -> io::Result<OwnedFd> {
-    let kind = std::fs::read_to_string(Path::new(UPROBE_SOURCE))?;
-    let path = CString::from(c"/proc/self/exe");
-    let attr = EventAttr {
-        kind: kind.trim().parse().map_err(io::Error::other)?,
-        size: 72,
-        config: 0,
-        sample: [0; 3],
-        flags: 0,
-        wakeup: [0; 2],
-        path: path.as_ptr() as u64,
-        offset,
-    };
-    let (this_process, any_cpu, no_group): (libc::c_int, libc::c_int, libc::c_int) = (0, -1, -1);
-    // SAFETY: `attr` and the path that it points to outlive the call, which only reads them.
-    unsafe {
-        owned(libc::syscall(
-            libc::SYS_perf_event_open,
-            &raw const attr,
-            this_process,
-            any_cpu,
-            no_group,
-            PERF_FLAG_FD_CLOEXEC,
-        ))
-    }
+    open_uprobe(Path::new("/proc/self/exe"), offset, Pid(std::process::id()), false)
 }
 
 #[cfg(test)]

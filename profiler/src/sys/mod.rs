@@ -17,6 +17,7 @@ pub mod map_batch;
 pub mod map_memory;
 pub mod memory;
 pub mod page_scan;
+pub mod perf_event;
 pub mod pid;
 pub mod pidfd;
 pub mod process_memory;

@@ -10,6 +10,7 @@ use super::cgroup;
 use crate::ids::{Identity, Pid, StartTime};
 use crate::proc::stat::Stat;
 use crate::proc::{ProcError, cgroups, process};
+use crate::sys::companion::is_companion;
 use crate::sys::pidfd::PidFd;
 
 /// A process that was found running.
@@ -115,7 +116,7 @@ impl Process {
 
 /// The first line about a process that can be a target.
 pub(super) fn running(pid: Pid) -> Result<Stat, TargetError> {
-    if pid.0 == std::process::id() {
+    if pid.0 == std::process::id() || is_companion(pid) {
         return Err(TargetError::Myself(pid));
     }
     let stat = Stat::read(pid)?;

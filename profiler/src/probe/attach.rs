@@ -1,13 +1,6 @@
-//! Attaches probes. How is a backend's affair: one file each, chosen by what the kernel offers.
-
-pub mod detacher;
-pub mod multi;
-pub mod perf;
-pub mod session;
+//! Attaches probes, through the keeper. How is the link's affair: the cheapest kind that the kernel offers.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 
 use profiler_common::hook::HookCookie;
 use thiserror::Error;
@@ -16,6 +9,7 @@ use tracing::debug;
 use crate::address::FileOffset;
 use crate::bpf::load::{Kernel, LinkKind, LoadError};
 use crate::ids::Pid;
+use crate::keeper::{Keeper, KeeperError, Link, Site};
 use crate::sys::bpf::{AttachType, supports};
 use crate::sys::capability;
 
@@ -34,45 +28,40 @@ pub enum AttachError {
     /// The object is of another version.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The kernel refuses.
-    #[error("{0}")]
-    Refused(String),
+    /// The kernel refuses, or there is no keeper any more.
+    #[error(transparent)]
+    Keeper(#[from] KeeperError),
 }
 
-/// Something attached: one probe or many. Dropping it detaches; so does the end of this process, whatever ends it,
-/// because the kernel closes its descriptors.
-pub struct Link {
-    /// Held for its `Drop`.
-    _link: Box<dyn Send>,
+/// Attaches the probes of one file, in one process or in every process that maps the file: all of them or none.
+///
+/// # Errors
+///
+/// See [`AttachError`]; then nothing is left attached.
+pub fn attach(
+    keeper: &Keeper,
+    kernel: &Kernel,
+    file: &File,
+    probes: &[Probe],
+    pid: Option<Pid>,
+) -> Result<Link, AttachError> {
+    let site = |probe: &Probe| Site {
+        offset: probe.offset.0,
+        cookie: probe.cookie.pack(),
+        returns: probe.cookie.shape.allocates(),
+    };
+    let sites = probes.iter().map(site).collect();
+    Ok(keeper.attach(kernel.link_kind(), &kernel.hook_programs()?, file, sites, pid)?)
 }
 
-impl Link {
-    fn new(link: impl Send + 'static) -> Self {
-        Self { _link: Box::new(link) }
+/// The name of a kind of links in reports.
+#[must_use]
+pub fn backend_name(kind: LinkKind) -> &'static str {
+    match kind {
+        LinkKind::Perf => "perf",
+        LinkKind::Multi => "multi",
+        LinkKind::Session => "session",
     }
-}
-
-/// Detaches many links at once. The kernel lets each wait until no program can be in its handler any more, about
-/// 100 ms; side by side they wait together.
-pub fn detach_all(links: Vec<Link>) {
-    std::thread::scope(|scope| {
-        for link in links {
-            scope.spawn(move || drop(link));
-        }
-    });
-}
-
-/// A way to attach probes.
-pub trait Backend {
-    /// Its name in reports.
-    fn name(&self) -> &'static str;
-
-    /// Attaches the probes of one file for one process, in their order, all of them or none.
-    ///
-    /// # Errors
-    ///
-    /// See [`AttachError`]; then nothing is left attached.
-    fn attach(&self, kernel: &mut Kernel, file: &File, probes: &[Probe], pid: Pid) -> Result<Vec<Link>, AttachError>;
 }
 
 /// Which backend to use.
@@ -126,24 +115,4 @@ fn has(attach_type: AttachType) -> bool {
         debug!("cannot tell whether there are {attach_type:?} links: {error}");
         false
     })
-}
-
-/// The backend for links of this kind.
-#[must_use]
-pub fn backend(kind: LinkKind) -> &'static dyn Backend {
-    match kind {
-        LinkKind::Perf => &perf::Perf,
-        LinkKind::Multi => &multi::Multi,
-        LinkKind::Session => &session::Session,
-    }
-}
-
-/// A path that leads the kernel to an open file. Not the file's own path: that may lie in another mount namespace, or
-/// name another file by now.
-fn path_of(file: &File) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
-}
-
-fn refused(reason: &dyn std::fmt::Display) -> AttachError {
-    AttachError::Refused(reason.to_string())
 }

@@ -1,0 +1,142 @@
+//! The process that owns what must not be interrupted: every uprobe link. `kill -9` of the agent in the middle of attaching or
+//! detaching would leave breakpoints in targets: the kernel removes them by writing to the target's pages, and cannot fault
+//! those in while SIGKILL is pending (`uprobe: … failed to unregister, leaking uprobe`). So links are created and closed by a
+//! process of their own, in a session of its own, which ignores the signals of terminals and service managers. When the agent
+//! exits, at whatever moment, the keeper finishes the request at hand, closes all links and exits.
+//!
+//! ```text
+//! agent ── requests, with descriptors ─▶ keeper: `heapbpf keeper` ── links ─▶ kernel
+//! ```
+//! This file is the agent's side; [`serve`](serve()) is the keeper's.
+
+mod links;
+mod protocol;
+mod serve;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use thiserror::Error;
+
+use crate::bpf::load::LinkKind;
+use crate::ids::Pid;
+use crate::sys::channel::Channel;
+use crate::sys::companion::Companion;
+use crate::sys::pidfd::PidFd;
+
+pub use protocol::Site;
+use protocol::{LinkId, REPLY_BYTES_MAX, Reply, Request};
+pub use serve::{COMMAND, serve};
+
+/// Why the keeper cannot do what was requested.
+#[derive(Debug, Error)]
+pub enum KeeperError {
+    /// There is none.
+    #[error(
+        "cannot start the keeper process: {0}; heapbpf needs one process and one socket more (`ulimit -u`, `pids.max`)"
+    )]
+    Start(io::Error),
+    /// It has exited.
+    #[error("the keeper process has exited: {0}")]
+    Exited(io::Error),
+    /// The kernel refuses.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The keeper process, as the agent sees it. Dropping the last clone, and the last [`Link`], waits until all is detached.
+#[derive(Clone, Debug)]
+pub struct Keeper(Arc<Mutex<Companion>>);
+
+/// Attached probes: those of one file in one process, or in all. Dropping it has them detached, soon.
+#[derive(Debug)]
+pub struct Link {
+    keeper: Keeper,
+    id: LinkId,
+}
+
+impl Keeper {
+    /// Starts the process.
+    ///
+    /// # Errors
+    ///
+    /// [`KeeperError::Start`].
+    pub fn start() -> Result<Self, KeeperError> {
+        Companion::start(COMMAND).map(|companion| Self(Arc::new(Mutex::new(companion)))).map_err(KeeperError::Start)
+    }
+
+    /// A descriptor that becomes readable when the keeper exits.
+    ///
+    /// # Errors
+    ///
+    /// [`KeeperError::Exited`] when it has.
+    pub fn watch(&self) -> Result<PidFd, KeeperError> {
+        PidFd::open(self.lock().pid()).map_err(KeeperError::Exited)
+    }
+
+    /// Attaches these programs to instructions of a file, all of them or none: in one process, or in every process that maps the file.
+    /// `programs` are those of the kind: one for sessions; for the others that of entries and that of returns.
+    ///
+    /// # Errors
+    ///
+    /// See [`KeeperError`]; then nothing is attached.
+    pub fn attach(
+        &self,
+        kind: LinkKind,
+        programs: &[BorrowedFd<'_>],
+        file: &File,
+        sites: Vec<Site>,
+        pid: Option<Pid>,
+    ) -> Result<Link, KeeperError> {
+        let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(programs.iter().copied()).collect();
+        match self.request(&Request::Attach { kind, sites, pid }, &descriptors)? {
+            Reply::Attached(id) => Ok(Link { keeper: self.clone(), id }),
+            Reply::Refused(reason) => Err(KeeperError::Refused(reason)),
+            Reply::Settled => Err(KeeperError::Exited(io::ErrorKind::InvalidData.into())),
+        }
+    }
+
+    /// Waits until every link that was dropped is detached.
+    ///
+    /// # Errors
+    ///
+    /// [`KeeperError::Exited`].
+    pub fn settle(&self) -> Result<(), KeeperError> {
+        self.request(&Request::Settle, &[]).map(|_| ())
+    }
+
+    fn request(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<Reply, KeeperError> {
+        let companion = self.lock();
+        let channel = companion.channel().ok_or_else(gone)?;
+        send(channel, request, descriptors).map_err(KeeperError::Exited)?;
+        let reply = channel.receive(REPLY_BYTES_MAX).map_err(KeeperError::Exited)?.ok_or_else(gone)?;
+        postcard::from_bytes(&reply.bytes).map_err(|error| KeeperError::Exited(io::Error::other(error)))
+    }
+
+    /// Does not wait: there is no reply.
+    fn detach(&self, id: LinkId) {
+        let companion = self.lock();
+        // Where the keeper has exited, its links are closed.
+        let _ = companion.channel().map(|channel| send(channel, &Request::Detach(id), &[]));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Companion> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.keeper.detach(self.id);
+    }
+}
+
+fn gone() -> KeeperError {
+    KeeperError::Exited(io::ErrorKind::BrokenPipe.into())
+}
+
+fn send(channel: &Channel, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    channel.send(&postcard::to_stdvec(request).map_err(io::Error::other)?, descriptors)
+}

@@ -1,0 +1,74 @@
+//! The keeper process.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+
+use super::links::Links;
+use super::protocol::{REQUEST_BYTES_MAX, Reply, Request};
+use crate::ids::Pid;
+use crate::sys::channel::{Channel, Message};
+use crate::sys::companion;
+use crate::sys::pidfd::PidFd;
+
+/// The hidden command that makes heapbpf the keeper.
+pub const COMMAND: &str = "keeper";
+
+/// Its name in `ps` and `top`.
+const NAME: &str = "heapbpf-keeper";
+
+/// Is the keeper until the agent, which is the parent, exits or closes the channel; then detaches everything.
+///
+/// # Errors
+///
+/// When standard input is not the channel.
+pub fn serve() -> io::Result<()> {
+    let channel = Channel::of_standard_input()?;
+    companion::set_name(NAME);
+    // Where the agent has exited already, the channel is closed.
+    let agent = PidFd::open(Pid(std::os::unix::process::parent_id())).ok();
+    let mut links = Links::default();
+    while let Some(message) = next(&channel, agent.as_ref()) {
+        // What the agent was killed in the middle of saying is not done.
+        let Ok(request) = postcard::from_bytes(&message.bytes) else { break };
+        if let Some(reply) = answer(&mut links, request, &message)
+            && !postcard::to_stdvec(&reply).is_ok_and(|bytes| channel.send(&bytes, &[]).is_ok())
+        {
+            break;
+        }
+    }
+    links.detach_all();
+    Ok(())
+}
+
+/// The next request; `None` when there will be none. Descriptors of the channel that another process has inherited do not
+/// keep it open for longer than the agent lives.
+fn next(channel: &Channel, agent: Option<&PidFd>) -> Option<Message> {
+    let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+    let mut awaited = vec![readable(channel.as_fd())];
+    awaited.extend(agent.map(|agent| readable(agent.as_fd())));
+    retry_on_intr(|| poll(&mut awaited, None)).ok()?;
+    if awaited[0].revents().is_empty() {
+        return None;
+    }
+    channel.receive(REQUEST_BYTES_MAX).ok().flatten()
+}
+
+fn answer(links: &mut Links, request: Request, message: &Message) -> Option<Reply> {
+    match request {
+        Request::Attach { kind, sites, pid } => {
+            let attached = links.attach(kind, &sites, pid, &message.descriptors);
+            Some(attached.map_or_else(|error| Reply::Refused(error.to_string()), Reply::Attached))
+        }
+        Request::Detach(id) => {
+            links.detach(id);
+            None
+        }
+        Request::Settle => {
+            links.settle();
+            Some(Reply::Settled)
+        }
+    }
+}
