@@ -71,6 +71,7 @@ async fn watch(args: &LeaksArgs, plan: Plan, telling: Telling, inherited: Inheri
     let mut stops = Stops::new(inherited.signals())?;
     let mut orders = Orders::listen().context("cannot listen for signals")?;
     let mut session = Session::start(config(args))?;
+    session.attach(async || stops.pending(None).await).await?;
     if stops.pending(None).await {
         return Ok(exit::INTERRUPTED);
     }

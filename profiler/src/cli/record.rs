@@ -130,7 +130,8 @@ async fn record(
         suppressions,
     };
     let mut session = Session::start(config)?;
-    if stops.pending(None).await {
+    session.attach(async || stops.pending(None).await).await?;
+    if stops.pending(None).await && !session.has_begun() {
         return Ok(exit::INTERRUPTED);
     }
     if !args.command.is_empty() {

@@ -57,6 +57,8 @@ pub enum Excess {
     Cpu(f64),
     /// The share of this target's CPU time that its probes took, in percent.
     Overhead(Pid, f64),
+    /// Nothing: the process that owns the probes has exited before its time.
+    Keeper,
 }
 
 impl Excess {
@@ -67,6 +69,7 @@ impl Excess {
             Self::Memory(_) => "memory",
             Self::Cpu(_) => "cpu",
             Self::Overhead(..) => "overhead",
+            Self::Keeper => "keeper",
         }
     }
 }

@@ -88,6 +88,12 @@ impl Guard {
         self.limits.any()
     }
 
+    /// The recording ends because the keeper process has exited.
+    pub(super) fn note_keeper_exit(&mut self) {
+        warn!("recording ends: the keeper process, which owns the probes, exited");
+        self.note(Excess::Keeper, Action::Stopped);
+    }
+
     fn note(&mut self, what: Excess, action: Action) {
         self.reached.push(Reached { unix_ns: clock::now().unix_ns, what, action });
     }

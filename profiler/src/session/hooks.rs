@@ -15,6 +15,7 @@ use crate::object::module::ModuleStore;
 use crate::probe::attach::{Probe, attach, backend_name};
 use crate::probe::code::Code;
 use crate::probe::cost::Costs;
+use crate::probe::leftover::Place;
 use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::proc::limits;
@@ -207,6 +208,17 @@ impl Hooks {
             State::Failed(reason) => Some(reason.as_str()),
             _ => None,
         })
+    }
+
+    /// The instructions in files that its probes are at, or are to be.
+    pub(super) fn places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = Place> + 'a {
+        self.states.iter().map(|hook| plan.hook(hook.id)).map(|planned| (planned.hook.module, planned.offset()))
+    }
+
+    /// The same of those that are to be attached.
+    pub(super) fn unattached_places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = Place> + 'a {
+        let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted).map(|hook| plan.hook(hook.id));
+        wanted.map(|planned| (planned.hook.module, planned.offset()))
     }
 
     /// What is attached, to be detached.

@@ -8,6 +8,7 @@ mod elders;
 mod guard;
 mod hooks;
 mod inspection;
+mod keeping;
 mod latecomers;
 mod launching;
 mod lifecycle;
@@ -21,6 +22,7 @@ mod recording;
 mod relief;
 mod resync;
 mod snapshot;
+mod starting;
 mod target;
 mod targets;
 mod thinning;
@@ -56,14 +58,16 @@ use crate::target::ends::Ends;
 use crate::target::filter::Selection;
 use crate::target::launch::retry_releases;
 use crate::target::scan;
-use discovery::{Discovery, Own};
+use discovery::Discovery;
 use dumps::Dumps;
 use guard::{GUARD_PERIOD, Guard};
+use keeping::KeeperWatch;
 use latecomers::Latecomers;
 use lifecycle::Lifecycle;
 use probes::Probes;
 use raw::{RawSample, RawStacks};
 use relief::Relief;
+use starting::Found;
 use target::Target;
 use targets::Targets;
 use unwinding::Tables;
@@ -93,6 +97,10 @@ pub struct Session {
     /// What matched nothing at the beginning.
     unmatched: Selection,
     guard: Guard,
+    keeper: KeeperWatch,
+    found: Found,
+    /// When the first target was attached to.
+    first_attached: Option<Instant>,
 }
 
 /// How often the ring is read when it does not fill: the longest that an event waits.
@@ -107,13 +115,11 @@ const LOOK_PERIOD: Duration = Duration::from_millis(250);
 const DRAIN_BATCH: usize = 65_536;
 
 impl Session {
-    /// Finds the targets and their allocators, loads the programs and attaches. When this returns, every allocation of the
-    /// processes that were found is drawn for.
+    /// Finds the targets and their allocators, and loads the programs. [`attach`](Self::attach) is next.
     ///
     /// # Errors
     ///
-    /// When a process that was asked for by its number cannot be profiled at all, or nothing can match any more. A hook
-    /// that alone cannot be attached is told in the profile instead, and so is a process that merely matched.
+    /// When a process that was requested by its number cannot be profiled at all, or nothing can match any more.
     pub fn start(config: SessionConfig) -> Result<Self> {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
         let mut targets = Targets::new(config.by_thread, config.recording.is_some());
@@ -144,7 +150,8 @@ impl Session {
         let guard = Guard::new(config.limits, &mut probes)?;
         let ring = probes.kernel.take_ring()?;
         let ends = Ends::new().context("cannot watch processes for their end")?;
-        let mut session = Self {
+        let keeper = KeeperWatch::new(probes.keeper())?;
+        Ok(Self {
             lifecycle: Lifecycle::new(&config),
             latecomers,
             raw: RawStacks::new(config.raw_stacks_max),
@@ -163,64 +170,10 @@ impl Session {
             looks: 0,
             unmatched,
             guard,
-        };
-        session.begin(found, own)?;
-        Ok(session)
-    }
-
-    /// Attaches to the processes that were found.
-    fn begin(&mut self, found: Vec<Target>, own: Option<Own>) -> Result<()> {
-        self.watch_processes();
-        if let Some(own) = own {
-            self.probes.learn_from(&own.hooks);
-        }
-        self.started = clock::now();
-        self.begin_recording()?;
-        for target in found {
-            self.take_records();
-            if target.requested {
-                self.begin_target(target)?;
-            } else if let Some(identity) = target.identity() {
-                self.take(target, identity);
-            }
-        }
-        // What began before processes were watched and after they were listed.
-        if self.config.selection.is_open() {
-            self.take_latecomers();
-        }
-        Ok(())
-    }
-
-    /// Processes and attached hooks, in words.
-    #[must_use]
-    pub fn describe(&self) -> String {
-        const NAMED_MAX: usize = 5;
-        let mut names: Vec<_> =
-            self.targets.running().take(NAMED_MAX).map(|target| format!("{} ({})", target.comm, target.pid)).collect();
-        let more = self.targets.count().saturating_sub(NAMED_MAX);
-        if more > 0 {
-            names.push(format!("{more} more"));
-        }
-        if names.is_empty() {
-            return format!("{}, of which none runs yet", self.config.selection);
-        }
-        let hooks: usize = self.targets.running().map(|target| target.hooks.attached()).sum();
-        let heaps = self.probes.discovery.plan.heaps().join(", ");
-        let later = if self.config.selection.is_open() { "; processes that start later too" } else { "" };
-        format!("{}: {hooks} hooks on heap {heaps}{later}", names.join(", "))
-    }
-
-    /// What was asked for and that no process matched at the beginning, in words, where others did.
-    #[must_use]
-    pub fn unmatched(&self) -> Option<String> {
-        (self.unmatched.is_open() && self.targets.count() > 0).then(|| self.unmatched.to_string())
-    }
-
-    /// Functions that the user has named and that none of the processes has, as far as there are any.
-    #[must_use]
-    pub fn unfound(&self) -> Vec<String> {
-        let all = if self.targets.count() > 0 { self.probes.discovery.unfound() } else { Vec::new() };
-        all.into_iter().filter(|hook| hook.required).map(|hook| hook.function).collect()
+            keeper,
+            found: Found { targets: found.into(), own },
+            first_attached: None,
+        })
     }
 
     /// Records until `stop` resolves, the duration is over or all targets have ended and none can come.
@@ -236,7 +189,7 @@ impl Session {
     ) -> Result<()> {
         tokio::pin!(stop);
         let began = Instant::now();
-        let deadline = self.config.duration.map(|duration| began + duration);
+        let deadline = self.deadline(began);
         let mut drain = every(DRAIN_PERIOD, began + DRAIN_PERIOD);
         let mut look = every(LOOK_PERIOD, began + LOOK_PERIOD);
         let mut guard = every(GUARD_PERIOD, began);
@@ -248,6 +201,7 @@ impl Session {
             tokio::select! {
                 () = &mut stop => break,
                 () = sleep_until(deadline) => break,
+                result = self.keeper.exited() => { result?; self.guard.note_keeper_exit(); break }
                 pids = self.ends.next() => pids.into_iter().for_each(|pid| self.end(pid)),
                 result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; is_all = self.drain(); }
                 () = std::future::ready(()), if !is_all => is_all = self.drain(),
@@ -379,8 +333,11 @@ impl Session {
         let window = self.last_window(ended);
         let snapshot = self.snapshot(ended, &counters, window);
         let recording = self.end_recording(&snapshot, ended);
+        if self.keeper.has_exited() {
+            self.recover_from_keeper();
+        }
         // Waits for the probes.
-        drop(self.probes);
+        drop((self.targets, self.probes));
         Ok((snapshot, self.command, recording))
     }
 }

@@ -150,6 +150,7 @@ impl Probes {
 
     /// Attaches a target's wanted hooks. Their heaps' rates are set before.
     pub(super) fn attach(&mut self, target: &mut Target) -> Result<()> {
+        self.remove_leftovers(target);
         let Discovery { plan, modules, .. } = &self.discovery;
         for (heap, name) in plan.heaps().iter().enumerate().skip(self.heaps_rated) {
             let interval = self.interval(name);
@@ -181,6 +182,11 @@ impl Probes {
             self.kernel.set_rate(HeapId(heap), SamplingRate::new(*interval))?;
         }
         Ok(after != before)
+    }
+
+    /// The process that owns the probes.
+    pub(super) fn keeper(&self) -> &Keeper {
+        &self.keeper
     }
 
     /// What a call through a probe costs. To be asked before anything is attached.

@@ -48,7 +48,7 @@ impl CostsFields {
 #[derive(Serialize)]
 struct ReachedFields {
     unix_ns: u64,
-    /// `memory`, `cpu` or `overhead`.
+    /// `memory`, `cpu`, `overhead` or `keeper`.
     limit: &'static str,
     /// `stopped`, `intervals_raised` or `detached`.
     action: &'static str,
@@ -66,6 +66,7 @@ impl ReachedFields {
             Excess::Memory(bytes) => (None, Some(bytes), None),
             Excess::Cpu(percent) => (None, None, Some(percent)),
             Excess::Overhead(pid, percent) => (Some(pid.0), None, Some(percent)),
+            Excess::Keeper => (None, None, None),
         };
         let (limit, action) = (reached.what.name(), reached.action.name());
         Self { unix_ns: reached.unix_ns, limit, action, pid, bytes, percent }

@@ -64,6 +64,7 @@ pub(in crate::report) fn describe_reached(profile: &Profile, reached: &Reached) 
             let limit = limit(guardrails.overhead_percent_max);
             format!("probes took ≈ {} of the CPU time of {whose}{limit}", percent(share))
         }
+        Excess::Keeper => "the keeper process, which owns the probes, exited".to_owned(),
     };
     match reached.action {
         Action::Stopped => format!("stopped after {after}: {cause}"),

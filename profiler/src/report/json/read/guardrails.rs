@@ -63,6 +63,7 @@ impl ReachedFields {
             ("memory", _, Some(bytes), _) => Excess::Memory(bytes),
             ("cpu", _, _, Some(percent)) => Excess::Cpu(percent),
             ("overhead", Some(pid), _, Some(percent)) => Excess::Overhead(Pid(pid), percent),
+            ("keeper", ..) => Excess::Keeper,
             (limit, ..) => return Err(format!("`{}` is no limit that is reached so", text::printable(limit))),
         };
         let actions = [Action::Stopped, Action::IntervalsRaised, Action::Detached];

@@ -1,0 +1,80 @@
+//! Breakpoints that nobody has a use for: left in a process by a heapbpf that was killed together with its keeper, because the
+//! kernel cannot unregister a uprobe while SIGKILL is pending. They make every call of a hooked function a trap, until the
+//! uprobe is registered and unregistered once more.
+//!
+//! A breakpoint of another tool looks the same. To register and unregister a uprobe does no harm to it: so this tries, and what
+//! is still there afterwards belongs to somebody.
+
+use std::collections::BTreeMap;
+
+use crate::address::FileOffset;
+use crate::bpf::load::LinkKind;
+use crate::ids::{ModuleId, Pid};
+use crate::keeper::{Keeper, KeeperError, Site};
+use crate::object::module::ModuleStore;
+use crate::sys::bpf::{AttachType, load_nothing};
+use crate::sys::process_memory;
+use crate::target::address_space::AddressSpace;
+
+/// The instruction that a uprobe puts in the place of another one's first byte (`UPROBE_SWBP_INSN`).
+const BREAKPOINT: u8 = 0xcc;
+
+/// An instruction in the file of a module.
+pub type Place = (ModuleId, FileOffset);
+
+/// Breakpoints that a process has at these places, and that the files do not have. What cannot be read has none.
+#[must_use]
+pub fn breakpoints(space: &AddressSpace, modules: &ModuleStore, places: impl Iterator<Item = Place>) -> Vec<Place> {
+    places.filter(|&place| has_breakpoint(space, modules, place)).collect()
+}
+
+fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, (module, offset): Place) -> bool {
+    let mapped = space.mappings().iter().filter(|mapped| mapped.module == Some(module)).find_map(|mapped| {
+        let inside = offset.0.checked_sub(mapped.mapping.offset.0)?;
+        let address = mapped.mapping.start.0.checked_add(inside)?;
+        (address < mapped.mapping.end.0).then_some(address)
+    });
+    let Some(address) = mapped else { return false };
+    let mut byte = [0];
+    let is_breakpoint = process_memory::read(space.pid(), &[(address, 1)], &mut byte)
+        .is_ok_and(|read| read == 1 && byte == [BREAKPOINT]);
+    is_breakpoint
+        && modules.get(module).image().is_ok_and(|image| {
+            let original = image.read(offset, 1, 1);
+            original.is_ok_and(|original| original != [BREAKPOINT])
+        })
+}
+
+/// Registers and unregisters a uprobe that does nothing at each of these places. That removes breakpoints without an owner from all
+/// processes that map the files. Takes as long as detaching, up to 100 ms for each file.
+///
+/// # Errors
+///
+/// When probes cannot be attached, or the keeper has exited.
+pub fn remove(
+    keeper: &Keeper,
+    kind: LinkKind,
+    modules: &ModuleStore,
+    pid: Pid,
+    places: &[Place],
+) -> Result<(), KeeperError> {
+    let attach_type = match kind {
+        LinkKind::Perf => AttachType::PerfEvent,
+        LinkKind::Multi => AttachType::UprobeMulti,
+        LinkKind::Session => AttachType::UprobeSession,
+    };
+    let program = load_nothing(attach_type).map_err(|error| KeeperError::Refused(error.to_string()))?;
+    let program = std::os::fd::AsFd::as_fd(&program);
+    let programs = if kind == LinkKind::Session { vec![program] } else { vec![program, program] };
+    let mut by_module: BTreeMap<ModuleId, Vec<Site>> = BTreeMap::new();
+    for &(module, offset) in places {
+        let site = Site { offset: offset.0, cookie: 0, returns: false };
+        by_module.entry(module).or_default().push(site);
+    }
+    for (module, sites) in by_module {
+        if let Some(file) = modules.get(module).file() {
+            drop(keeper.attach(kind, &programs, file, sites, Some(pid))?);
+        }
+    }
+    keeper.settle()
+}

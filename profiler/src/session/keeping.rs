@@ -1,0 +1,100 @@
+//! The keeper process during a session: notices its exit, and removes breakpoints that were left behind.
+
+use std::io;
+
+use anyhow::{Context, Result};
+use tracing::{debug, warn};
+
+use super::Session;
+use super::probes::Probes;
+use super::target::Target;
+use crate::keeper::Keeper;
+use crate::probe::leftover::{self, Place};
+use crate::report::profile::Origin;
+use crate::sys::pidfd::PidFd;
+use crate::sys::readiness::Readiness;
+
+/// Waits for the keeper's exit.
+#[derive(Debug)]
+pub(super) struct KeeperWatch {
+    process: PidFd,
+    readiness: Readiness,
+}
+
+impl KeeperWatch {
+    pub(super) fn new(keeper: &Keeper) -> Result<Self> {
+        let process = keeper.watch()?;
+        let readiness = Readiness::of(&process).context("cannot watch the keeper process")?;
+        Ok(Self { process, readiness })
+    }
+
+    /// Resolves when the keeper has exited.
+    pub(super) async fn exited(&self) -> io::Result<()> {
+        while !self.has_exited() {
+            self.readiness.readable().await?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn has_exited(&self) -> bool {
+        self.process.has_ended().unwrap_or(true)
+    }
+}
+
+impl Probes {
+    /// Removes breakpoints that a killed heapbpf has left where probes of this target will go. A process that a probed one has
+    /// forked has copies of those that are in use.
+    pub(super) fn remove_leftovers(&mut self, target: &Target) {
+        if matches!(target.beginning.origin, Origin::Forked(_)) {
+            return;
+        }
+        let places: Vec<Place> = target.hooks.unattached_places(&self.discovery.plan).collect();
+        let found = self.breakpoints(target, places);
+        if found.is_empty() {
+            return;
+        }
+        if let Err(error) =
+            leftover::remove(self.keeper(), self.kernel.link_kind(), &self.discovery.modules, target.pid, &found)
+        {
+            return debug!("process {}: cannot remove breakpoints: {error}", target.pid);
+        }
+        let others = self.breakpoints(target, found.clone()).len();
+        let (pid, removed) = (target.pid, found.len() - others);
+        if removed > 0 {
+            warn!("removed {removed} breakpoints from process {pid}, which a killed heapbpf had left there");
+        }
+        if others > 0 {
+            warn!(
+                "another tool has probes on {others} of the hooked functions of process {pid}, which slow it down as well"
+            );
+        }
+    }
+
+    fn breakpoints(&self, target: &Target, places: Vec<Place>) -> Vec<Place> {
+        leftover::breakpoints(&target.space, &self.discovery.modules, places.into_iter())
+    }
+
+    /// The keeper was killed, and may have left breakpoints in these targets: another one removes them.
+    fn recover<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) -> Result<()> {
+        let keeper = Keeper::start()?;
+        for target in targets {
+            let places = target.hooks.places(&self.discovery.plan).collect();
+            let found = self.breakpoints(target, places);
+            if !found.is_empty() {
+                let kind = self.kernel.link_kind();
+                leftover::remove(&keeper, kind, &self.discovery.modules, target.pid, &found)?;
+                debug!("process {}: removed {} breakpoints", target.pid, found.len());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    /// Removes what a killed keeper has left in the targets.
+    pub(super) fn recover_from_keeper(&mut self) {
+        if let Err(error) = self.probes.recover(self.targets.running()) {
+            warn!("breakpoints of heapbpf may be left in the targets: {error}; `heapbpf doctor` removes them");
+        }
+    }
+}
