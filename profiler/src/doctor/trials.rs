@@ -9,6 +9,7 @@ use crate::probe::attach::{BackendChoice, choose};
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::subject::Subject;
 use crate::proc::process;
+use crate::session::{self, Leftovers};
 use crate::sys::capability::{self, Capability};
 use crate::sys::feature::{Feature, Support};
 
@@ -25,6 +26,8 @@ pub enum TrialKind {
     Programs,
     /// Probing a process of heapbpf's own.
     Attaching,
+    /// Searching all processes for breakpoints of a killed heapbpf.
+    Leftovers,
 }
 
 /// One thing that was tried.
@@ -57,13 +60,18 @@ impl Trial {
             TrialKind::Feature(Feature::UprobeSession) => "uprobe sessions",
             TrialKind::Programs => "heapbpf's programs",
             TrialKind::Attaching => "attaching probes",
+            TrialKind::Leftovers => "no breakpoints left behind",
         }
     }
 
     /// Whether profiling takes it. The rest tells what else the kernel could do.
     #[must_use]
     pub fn is_needed(&self) -> bool {
-        !matches!(self.kind, TrialKind::Feature(Feature::KernelBtf | Feature::UprobeMulti | Feature::UprobeSession))
+        !matches!(
+            self.kind,
+            TrialKind::Leftovers
+                | TrialKind::Feature(Feature::KernelBtf | Feature::UprobeMulti | Feature::UprobeSession)
+        )
     }
 
     /// Whether profiling cannot work because of it.
@@ -90,7 +98,7 @@ impl Trial {
                 "boot a kernel with CONFIG_UPROBES and CONFIG_UPROBE_EVENTS, and mount sysfs at /sys; in a container, let its seccomp profile allow `perf_event_open`"
             }
             TrialKind::Feature(_) => "boot Linux 5.15 or later",
-            TrialKind::Programs | TrialKind::Attaching => {
+            TrialKind::Programs | TrialKind::Attaching | TrialKind::Leftovers => {
                 "see docs/kernel-support.md, and the reason in full with `heapbpf -v doctor`"
             }
         })
@@ -120,8 +128,36 @@ pub(super) fn run() -> (Vec<Trial>, Option<Costs>) {
         }
     };
     trials.push(programs);
+    let leftovers = match attaching {
+        Support::Yes => leftovers(),
+        _ => Trial::new(TrialKind::Leftovers, Support::Unknown("no probe can be attached".to_owned())),
+    };
     trials.push(Trial::new(TrialKind::Attaching, attaching));
+    trials.push(leftovers);
     (trials, costs)
+}
+
+/// Breakpoints that a heapbpf which was killed with its keeper has left. They are removed.
+fn leftovers() -> Trial {
+    let unknown = |error: &dyn std::fmt::Display| Trial::new(TrialKind::Leftovers, Support::Unknown(error.to_string()));
+    let kind = match choose(BackendChoice::Auto) {
+        Ok(kind) => kind,
+        Err(error) => return unknown(&error),
+    };
+    match session::remove_leftovers(kind) {
+        Err(error) => unknown(&error),
+        Ok(found) => {
+            let Leftovers { processes, removed, processes_with_removed, others } = found;
+            let mut remark = format!("{processes} processes searched");
+            if removed > 0 {
+                remark.push_str(&format!(", {removed} removed from {processes_with_removed} of them"));
+            }
+            if others > 0 {
+                remark.push_str(&format!(", {others} belong to running tools"));
+            }
+            Trial { remark: Some(remark), ..Trial::new(TrialKind::Leftovers, Support::Yes) }
+        }
+    }
 }
 
 fn capabilities() -> Trial {

@@ -1,6 +1,7 @@
 //! The hooks of one target: which there are, which are attached, and why the others are not.
 
 use std::cell::OnceCell;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use tracing::warn;
@@ -9,10 +10,10 @@ use crate::allocator::resolve::ResolvedHook;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::guardrail::overhead::CallCosts;
 use crate::ids::{HeapId, HookId, ModuleId, Pid};
-use crate::keeper::{Keeper, Link};
+use crate::keeper::Link;
 use crate::ledger::totals::Totals;
 use crate::object::module::ModuleStore;
-use crate::probe::attach::{Probe, attach, backend_name};
+use crate::probe::attach::{Probe, backend_name};
 use crate::probe::code::Code;
 use crate::probe::cost::Costs;
 use crate::probe::leftover::Place;
@@ -23,13 +24,14 @@ use crate::proc::stat::Stat;
 use crate::report::profile::HookStatus;
 use crate::snapshot::HeapFacts;
 
+use super::links::Links;
 use super::probes::Probes;
 
 /// See the module.
 #[derive(Default)]
 pub(super) struct Hooks {
     states: Vec<HookState>,
-    links: Vec<Link>,
+    links: Vec<Arc<Link>>,
     backend: &'static str,
 }
 
@@ -118,7 +120,7 @@ impl Hooks {
         &mut self,
         pid: Pid,
         kernel: &Kernel,
-        keeper: &Keeper,
+        links: &mut Links,
         modules: &ModuleStore,
         plan: &Plan,
     ) -> Result<()> {
@@ -134,8 +136,8 @@ impl Hooks {
             for hook in wanted.filter(|hook| plan.hook(hook.id).hook.module == id) {
                 match probe(plan.hook(hook.id), kind, &limits, pid) {
                     Ok(probe) => {
+                        probes.push((hook.id, probe));
                         hooks.push(hook);
-                        probes.push(probe);
                     }
                     Err(reason) => hook.state = State::Failed(reason),
                 }
@@ -143,15 +145,15 @@ impl Hooks {
             if probes.is_empty() {
                 continue;
             }
-            if let Ok(link) = attach(keeper, kernel, file, &probes, Some(pid)) {
-                self.links.push(link);
+            if let Ok(attached) = links.attach(kernel, file, &probes, pid) {
+                self.links.extend(attached);
                 hooks.iter_mut().for_each(|hook| hook.state = State::Attached);
                 continue;
             }
             for (hook, probe) in hooks.iter_mut().zip(&probes) {
-                hook.state = match attach(keeper, kernel, file, std::slice::from_ref(probe), Some(pid)) {
-                    Ok(link) => {
-                        self.links.push(link);
+                hook.state = match links.attach(kernel, file, std::slice::from_ref(probe), pid) {
+                    Ok(attached) => {
+                        self.links.extend(attached);
                         State::Attached
                     }
                     Err(error) => {
@@ -211,18 +213,17 @@ impl Hooks {
     }
 
     /// The instructions in files that its probes are at, or are to be.
-    pub(super) fn places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = Place> + 'a {
-        self.states.iter().map(|hook| plan.hook(hook.id)).map(|planned| (planned.hook.module, planned.offset()))
+    pub(super) fn places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, Place)> + 'a {
+        self.states.iter().map(|hook| placed(hook, plan))
     }
 
     /// The same of those that are to be attached.
-    pub(super) fn unattached_places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = Place> + 'a {
-        let wanted = self.states.iter().filter(|hook| hook.state == State::Wanted).map(|hook| plan.hook(hook.id));
-        wanted.map(|planned| (planned.hook.module, planned.offset()))
+    pub(super) fn unattached_places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, Place)> + 'a {
+        self.states.iter().filter(|hook| hook.state == State::Wanted).map(|hook| placed(hook, plan))
     }
 
     /// What is attached, to be detached.
-    pub(super) fn take_links(&mut self) -> Vec<Link> {
+    pub(super) fn take_links(&mut self) -> Vec<Arc<Link>> {
         std::mem::take(&mut self.links)
     }
 
@@ -306,6 +307,11 @@ impl Hooks {
         };
         std::iter::once(found.spec.function).chain(found.aliases.iter().copied()).map(status).collect()
     }
+}
+
+fn placed(hook: &HookState, plan: &Plan) -> (HookId, Place) {
+    let planned = plan.hook(hook.id);
+    (hook.id, (planned.hook.module, planned.offset()))
 }
 
 /// The modules that hooks are in, each once.

@@ -48,7 +48,9 @@ impl Probes {
         if matches!(target.beginning.origin, Origin::Forked(_)) {
             return;
         }
-        let places: Vec<Place> = target.hooks.unattached_places(&self.discovery.plan).collect();
+        let places = target.hooks.unattached_places(&self.discovery.plan);
+        let places: Vec<Place> =
+            places.filter(|(hook, _)| !self.links.is_shared(*hook)).map(|(_, place)| place).collect();
         let found = self.breakpoints(target, places);
         if found.is_empty() {
             return;
@@ -78,7 +80,7 @@ impl Probes {
     fn recover<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) -> Result<()> {
         let keeper = Keeper::start()?;
         for target in targets {
-            let places = target.hooks.places(&self.discovery.plan).collect();
+            let places = target.hooks.places(&self.discovery.plan).map(|(_, place)| place).collect();
             let found = self.breakpoints(target, places);
             if !found.is_empty() {
                 let kind = self.kernel.link_kind();

@@ -12,6 +12,7 @@ use super::config::SessionConfig;
 use super::discovery::Discovery;
 use super::guard;
 use super::hooks::Hooks;
+use super::links::Links;
 use super::predictions::Predictions;
 use super::target::Target;
 use super::unwinding::{Tables, Unwinding};
@@ -40,7 +41,7 @@ pub(super) struct Probes {
     pub(super) maps: KernelMaps,
     /// Heaps whose rate is set.
     heaps_rated: usize,
-    keeper: Keeper,
+    pub(super) links: Links,
 }
 
 impl Probes {
@@ -65,6 +66,8 @@ impl Probes {
             cpus: aya::util::nr_cpus().map_or(1, |cpus| cpus as u64),
         };
         guard::check_memory(&config.limits, &maps)?;
+        // It starts while the kernel verifies the programs.
+        let keeper = Keeper::start()?;
         let mut kernel = Kernel::load(kernel_config, links)?;
         let unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
         Ok(Self {
@@ -76,7 +79,7 @@ impl Probes {
             doublings: 0,
             maps,
             heaps_rated: 0,
-            keeper: Keeper::start()?,
+            links: Links::new(keeper, config, links),
         })
     }
 
@@ -157,7 +160,7 @@ impl Probes {
             self.kernel.set_rate(HeapId(u8::try_from(heap).context("too many heaps")?), SamplingRate::new(interval))?;
         }
         self.heaps_rated = plan.heaps().len();
-        target.hooks.attach(target.pid, &self.kernel, &self.keeper, modules, plan)
+        target.hooks.attach(target.pid, &self.kernel, &mut self.links, modules, plan)
     }
 
     /// A heap's interval: its own, or the recording's. Calls of the heap of mappings are all taken.
@@ -186,12 +189,12 @@ impl Probes {
 
     /// The process that owns the probes.
     pub(super) fn keeper(&self) -> &Keeper {
-        &self.keeper
+        self.links.keeper()
     }
 
     /// What a call through a probe costs. To be asked before anything is attached.
     pub(super) fn calibrate(&mut self) -> Result<Costs, CostError> {
-        cost::calibrate(&mut self.kernel, &self.keeper)
+        cost::calibrate(&mut self.kernel, self.links.keeper())
     }
 
     /// Gives the kernel side the target's unwind tables.
