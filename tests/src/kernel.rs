@@ -117,6 +117,32 @@ pub fn changed_code(pid: u32) -> Vec<String> {
     changed
 }
 
+/// Writes a breakpoint into the code of a process, as a uprobe that the kernel could not unregister leaves one. `place` is one of
+/// [`changed_code`]'s. The process must not be about to run through it.
+///
+/// # Panics
+///
+/// When the place is not mapped, or has one already.
+#[track_caller]
+pub fn plant_breakpoint(pid: u32, place: &str) {
+    let (path, offset) = place.rsplit_once("+0x").expect("a place");
+    let offset = u64::from_str_radix(offset, 16).expect("a number");
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let mapping = maps.lines().filter_map(CodeMapping::parse).find(|mapping| {
+        mapping.path == path && (mapping.offset..mapping.offset + mapping.length as u64).contains(&offset)
+    });
+    let mapping = mapping.unwrap_or_else(|| panic!("{place} is not mapped"));
+    let memory = File::options().write(true).open(format!("/proc/{pid}/mem")).expect("root may write memory");
+    memory.write_all_at(&[0xcc], mapping.start + offset - mapping.offset).expect("mapped");
+    assert!(changed_code(pid).iter().any(|changed| changed == place), "{place} had a breakpoint");
+}
+
+/// The kernel's name for a process: empty when it has exited.
+#[must_use]
+pub fn comm(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
 /// Fails unless a process's code is, or within two minutes becomes, what its files have: the kernel takes probes back a
 /// moment after the profiler that held them was killed.
 ///

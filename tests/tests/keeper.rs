@@ -1,0 +1,122 @@
+//! The keeper process: what becomes of probes and reports when it, the agent, or both are killed. `faults.rs` does so at
+//! random points in time.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use heapbpf_tests::heapbpf::{Heapbpf, Session};
+use heapbpf_tests::kernel::{assert_no_probes, changed_code, children, comm, plant_breakpoint};
+use heapbpf_tests::report::Counts;
+use heapbpf_tests::target::Target;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+const KEPT: Counts = Counts::kept(25, 25_000);
+
+fn keeper(session: &Session) -> Pid {
+    let found = children(session.pid()).into_iter().find(|&child| comm(child) == "heapbpf-keeper");
+    Pid::from_raw(found.expect("the keeper runs").cast_signed()).expect("pids are positive")
+}
+
+fn wait_until_gone(pid: Pid) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while test_kill_process(pid).is_ok() {
+        assert!(Instant::now() < deadline, "process {pid:?} does not exit");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_killed_keeper_ends_the_recording_with_its_report() {
+    for backend in ["auto", "perf"] {
+        let mut target = Target::start("service.c");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
+        let session = heapbpf.start();
+        target.work("keep 1000 25");
+        kill_process(keeper(&session), Signal::KILL).expect("it runs");
+        let outcome = session.wait().expect_code(3);
+        assert!(outcome.stderr.contains("keeper process"), "{}", outcome.stderr);
+        assert!(outcome.stdout.contains("the keeper process, which owns the probes, exited"), "{}", outcome.stdout);
+        let report = heapbpf.report("out.json");
+        let reached = &report.health.guardrails.reached;
+        assert_eq!((reached[0].limit.as_str(), reached[0].action.as_str()), ("keeper", "stopped"), "{reached:?}");
+        assert_eq!(report.process(target.pid()).exact_by_leaf()["keeps"], KEPT, "{backend}");
+        // At once: another keeper has removed what this one left.
+        assert_eq!(changed_code(target.pid()), [""; 0]);
+        target.assert_running();
+    }
+}
+
+#[test]
+fn a_killed_agents_probes_and_keeper_are_gone_within_two_seconds() {
+    for backend in ["auto", "multi", "perf"] {
+        let mut target = Target::start("service.c");
+        let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
+        let session = heapbpf.start();
+        target.work("keep 1000 25");
+        let keeper = keeper(&session);
+        session.kill();
+        wait_until_gone(keeper);
+        assert_eq!(changed_code(target.pid()), [""; 0], "{backend}: the keeper exits when all is detached");
+        target.work("keep 1000 25");
+    }
+}
+
+#[test]
+fn terminal_signals_and_service_managers_do_not_end_the_keeper() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    for signal in [Signal::INT, Signal::QUIT, Signal::TERM, Signal::HUP, Signal::TSTP] {
+        kill_process(keeper(&session), signal).expect("it runs");
+    }
+    target.work("keep 1000 25");
+    let _ = session.interrupt().expect_code(0);
+    assert_eq!(heapbpf.report("out.json").process(target.pid()).exact_by_leaf()["keeps"], KEPT);
+    assert_no_probes(target.pid());
+}
+
+/// The doctor searches all processes: not while another test has planted something.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has a target that waits for orders, and where its hooked functions are probed.
+fn probed_once() -> (Target, Vec<String>) {
+    let target = Target::start("service.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    let places = changed_code(target.pid());
+    assert!(places.len() > 3, "{places:?}");
+    let _ = session.interrupt().expect_code(0);
+    assert_no_probes(target.pid());
+    (target, places)
+}
+
+#[test]
+fn breakpoints_that_were_left_behind_are_removed_by_the_next_recording() {
+    let _alone = alone();
+    let (mut target, places) = probed_once();
+    places.iter().for_each(|place| plant_breakpoint(target.pid(), place));
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    let outcome = session.interrupt().expect_code(0);
+    let removed = format!("removed {} breakpoints from process {}", places.len(), target.pid());
+    assert!(outcome.stderr.contains(&removed), "{}", outcome.stderr);
+    assert_eq!(heapbpf.report("out.json").process(target.pid()).exact_by_leaf()["keeps"], KEPT);
+    assert_no_probes(target.pid());
+    target.work("keep 1000 25");
+}
+
+#[test]
+fn breakpoints_that_were_left_behind_are_removed_by_the_doctor() {
+    let _alone = alone();
+    let (mut target, places) = probed_once();
+    places.iter().for_each(|place| plant_breakpoint(target.pid(), place));
+    let outcome = Heapbpf::new(["doctor"]).run().expect_code(0);
+    let line = outcome.stdout.lines().find(|line| line.contains("no breakpoints left behind")).expect("it was searched");
+    assert!(line.contains(&format!("{} removed from 1 of them", places.len())), "{line}");
+    assert_eq!(changed_code(target.pid()), [""; 0]);
+    target.work("keep 1000 25");
+}
