@@ -1,6 +1,8 @@
 //! Gives the kernel side what it needs to unwind the targets' stacks.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -22,6 +24,9 @@ use crate::unwind::{self, Table};
 
 /// Room for modules that are mapped later, in cells of two rows: 16 MiB, four times libLLVM.
 const SPARE_CELLS: u64 = 2 << 20;
+
+/// Threads that read tables side by side, at most.
+const THREADS_MAX: usize = 8;
 
 /// Tables built and not yet uploaded, and where more come from.
 pub(super) struct Tables {
@@ -45,12 +50,29 @@ impl Tables {
         if self.mode == UnwindMode::FramePointer {
             return;
         }
-        for id in space.modules() {
-            if !self.built.contains_key(&id) {
-                let table = self.build(id, modules);
-                self.built.insert(id, table);
+        let missing: Vec<ModuleId> =
+            space.modules().into_iter().filter(|id| !self.built.contains_key(id)).collect();
+        let started = Instant::now();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut read = Vec::new();
+            while let Some(&id) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                read.push((id, self.read(id, modules)));
             }
+            read
+        };
+        let read: Vec<(ModuleId, Option<Table>)> = thread::scope(|scope| {
+            let others = thread::available_parallelism().map_or(0, |cores| cores.get().min(THREADS_MAX) - 1);
+            let threads: Vec<_> = (0..others.min(missing.len() / 2)).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            // A thread that has panicked leaves its modules to be read when they are taken.
+            threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).chain(own).collect()
+        });
+        for (id, table) in read {
+            let table = table.map(|table| self.adapt(id, table, modules));
+            self.built.insert(id, table);
         }
+        self.spent += started.elapsed();
     }
 
     /// Cells for the row map: what is needed now and as much again, within what the user allows.
@@ -67,12 +89,13 @@ impl Tables {
 
     fn build(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
         let started = Instant::now();
-        let table = self.build_or_read(id, modules);
+        let table = self.read(id, modules).map(|table| self.adapt(id, table, modules));
         self.spent += started.elapsed();
         table
     }
 
-    fn build_or_read(&mut self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
+    /// Reads a table from the cache, or builds it.
+    fn read(&self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
         let module = modules.get(id);
         let image = module.image().ok()?;
         let file = ReadCache::new(image.file());
@@ -80,18 +103,22 @@ impl Tables {
             Some(cache) => unwind::build_cached(&file, cache),
             None => unwind::build(&file),
         };
-        let mut table = table.inspect_err(|error| debug!("module {}: {error}", module.path())).ok()?;
+        table.inspect_err(|error| debug!("module {}: {error}", module.path())).ok()
+    }
+
+    /// Makes a table what the mode asks for.
+    fn adapt(&mut self, id: ModuleId, mut table: Table, modules: &ModuleStore) -> Table {
         if table.stats.fills_gaps {
             if self.mode == UnwindMode::Tables {
                 table.forget_frame_pointers();
             } else {
-                let path = module.path().to_string();
+                let path = modules.get(id).path().to_string();
                 if !self.by_frame_pointer.contains(&path) {
                     self.by_frame_pointer.push(path);
                 }
             }
         }
-        Some(table)
+        table
     }
 }
 

@@ -50,7 +50,8 @@ impl Companion {
     pub fn start(command: &str) -> io::Result<Self> {
         let (channel, theirs) = Channel::pair()?;
         let mut program = Command::new(PROGRAM);
-        program.arg0("heapbpf").arg(command);
+        // Not `heapbpf`, which `kill -USR1 $(pidof heapbpf)` is for.
+        program.arg0(format!("heapbpf-{command}")).arg(command);
         program.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
         let before_exec = || {
             rustix::process::setsid()?;
