@@ -38,4 +38,7 @@ pub mod session;
 
 pub mod doctor;
 
+#[doc(hidden)]
+pub mod fuzzing;
+
 pub mod cli;
