@@ -52,7 +52,7 @@ fn run(program: &str, arguments: &[&str], folder: &Path) -> Outcome {
 
 /// The blocks of a recording, and the file as it is.
 fn recording(name: &str, file: &[u8]) -> Outcome {
-    let mut blocks = vec![BY_THREAD, 0, 0, 0, 0];
+    let mut blocks = vec![BY_THREAD, 0, 0, 0, 0, 0];
     let mut rest = file.get(FILE_HEADER_BYTES..).ok_or("not a recording")?;
     while let Some(block) = read_block(&mut rest)? {
         let kind = match block.kind {
@@ -68,7 +68,7 @@ fn recording(name: &str, file: &[u8]) -> Outcome {
     }
     save("recordings", name, &blocks)?;
     save("recordings", &format!("{name}-folded"), &folded(file)?)?;
-    save("recordings", &format!("{name}-verbatim"), &[&[VERBATIM, 0, 0, 0, 0], file].concat())
+    save("recordings", &format!("{name}-verbatim"), &[&[VERBATIM, 0, 0, 0, 0, 0], file].concat())
 }
 
 /// A recording whose entries were all folded.
@@ -78,7 +78,7 @@ fn folded(file: &[u8]) -> Outcome<Vec<u8>> {
     replay.fold();
     let state = postcard::to_stdvec(&replay)?;
     let length = u16::try_from(state.len())?;
-    Ok([&[0, 0, 0, 0, 0, 2], &length.to_le_bytes()[..], &state, &[4, 1, 0, 0]].concat())
+    Ok([&[0, 0, 0, 0, 0, 0, 2], &length.to_le_bytes()[..], &state, &[4, 1, 0, 0]].concat())
 }
 
 fn modules(folder: &Path) -> Outcome {

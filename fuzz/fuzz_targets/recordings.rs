@@ -20,7 +20,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     // Modules are not opened: inputs must not reach the machine's files.
     let found = modules::find(spanned.modules(), false);
     let profile = profile(&spanned.snapshot(found.modules), Scope::Window, &names, false);
-    reports::write_all(&profile, bytes[0]);
+    reports::write(&profile, input.report);
     if spanned.check_whole().is_ok()
         && let Ok(reading) = Reading::new(&*input.file)
     {

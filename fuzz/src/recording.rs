@@ -2,7 +2,7 @@
 //! what blocks hold, and the file is made from it:
 //!
 //! ```text
-//! options 1 · from 2 · to 2 · then, until the end, blocks: head 1 · length 2 · bytes
+//! options 1 · report 1 · from 2 · to 2 · then, until the end, blocks: head 1 · length 2 · bytes
 //! ```
 
 use heapbpf::recording::block::{BlockWriter, Kind, file_header};
@@ -31,15 +31,17 @@ pub struct Input {
     pub to_ns: Option<u64>,
     /// Callsites are told apart by thread.
     pub by_thread: bool,
+    /// What is made of it: see [`reports::write`](crate::reports::write).
+    pub report: u8,
 }
 
 /// Makes the file of an input; `None` where it has no options.
 pub fn input(input: &[u8]) -> Option<Input> {
     let mut bytes = Bytes(input);
-    let (options, from, to) = (bytes.byte()?, bytes.half()?, bytes.half()?);
+    let (options, report, from, to) = (bytes.byte()?, bytes.byte()?, bytes.half()?, bytes.half()?);
     let time = |bit: u8, units: u16| (options & bit != 0).then(|| u64::from(units) * SPAN_UNIT_NS);
     let file = if options & VERBATIM != 0 { bytes.0.to_vec() } else { of_blocks(&mut bytes) };
-    Some(Input { file, from_ns: time(FROM, from), to_ns: time(TO, to), by_thread: options & BY_THREAD != 0 })
+    Some(Input { file, from_ns: time(FROM, from), to_ns: time(TO, to), by_thread: options & BY_THREAD != 0, report })
 }
 
 fn of_blocks(bytes: &mut Bytes<'_>) -> Vec<u8> {

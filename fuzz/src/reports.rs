@@ -1,4 +1,4 @@
-//! Everything that `heapbpf convert` and `heapbpf diff` make of a profile.
+//! What `heapbpf convert` and `heapbpf diff` make of a profile.
 
 use std::io;
 
@@ -6,18 +6,24 @@ use heapbpf::report::diff::{self, Diff, Drawing, Side};
 use heapbpf::report::profile::Profile;
 use heapbpf::report::{Format, Group, Presentation, View, summary};
 
-/// Writes a profile in all formats, and its difference from a part of itself. `choice` selects the view and the grouping.
-pub fn write_all(profile: &Profile, choice: u8) {
-    let view = View::ALL[usize::from(choice) % View::ALL.len()];
-    let by = if choice & 0x10 != 0 { Group::ALL.to_vec() } else { Vec::new() };
-    let threshold = (choice & 0x20 != 0).then(|| "10%".parse().expect("a share"));
-    let presentation = Presentation { view, by, threshold, icicle: choice & 0x40 != 0 };
-    let thinned = presentation.thinned(profile);
-    for format in Format::ALL {
+/// Writes a profile in one format, as a table, or as a difference from a part of itself: the low four bits of `choice` select which,
+/// the others the view and the presentation. One at a time, because some formats take milliseconds.
+pub fn write(profile: &Profile, choice: u8) {
+    let view = View::ALL[usize::from(choice >> 4) % View::ALL.len()];
+    let by = if choice & 0x40 != 0 { Group::ALL.to_vec() } else { Vec::new() };
+    let threshold = (choice & 0x80 != 0).then(|| "10%".parse().expect("a share"));
+    let presentation = Presentation { view, by, threshold, icicle: choice & 0x80 != 0 };
+    match Format::ALL.get(usize::from(choice & 0xf)) {
         // The only errors are those of formats that need single events.
-        let _ = format.report().write(&thinned, &presentation, &mut io::sink());
+        Some(format) => {
+            drop(format.report().write(&presentation.thinned(profile), &presentation, &mut io::sink()));
+        }
+        None if choice & 1 == 0 => drop(summary::summary(profile, view, 10, Some(80), false)),
+        None => difference(profile, view),
     }
-    let _ = summary::summary(profile, view, 10, Some(80), false);
+}
+
+fn difference(profile: &Profile, view: View) {
     let mut part = profile.clone();
     part.targets.iter_mut().for_each(|target| drop(target.callsites.pop()));
     let diff = Diff::new(Side { name: "part", profile: &part }, Side { name: "whole", profile });

@@ -1,7 +1,6 @@
 // A shared object with virtual tables and mangled names: a seed for `elf` and `unwind`.
 namespace shapes {
 struct Shape {
-    virtual ~Shape() {}
     virtual int area() const { return 0; }
 };
 struct Named {
@@ -12,6 +11,5 @@ struct Square : Shape, Named {
     int area() const override { return side * side; }
 };
 }
-void operator delete(void *, unsigned long) {}
 int total(shapes::Shape *shape) { return shape->area(); }
 shapes::Square square;

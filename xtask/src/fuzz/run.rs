@@ -100,13 +100,13 @@ pub(super) fn run(repository: &Repository, target: &str, limits: Limits) -> Resu
         format!("-rss_limit_mb={}", limits.memory_mib),
         format!("-artifact_prefix={}/", artifacts.display()),
         "-print_final_stats=1".to_owned(),
-        // Names of hooks are leaked on purpose; memory that grows runs into the limit.
-        "-detect_leaks=0".to_owned(),
     ]);
     let dictionary = folder.join("dictionaries").join(format!("{target}.dict"));
     if dictionary.exists() {
         fuzzer.arg(format!("-dict={}", dictionary.display()));
     }
+    // Names of hooks are leaked on purpose; memory that grows runs into the limit.
+    fuzzer.env("ASAN_OPTIONS", "detect_leaks=0");
     fuzzer.arg(corpus).arg(folder.join("seeds").join(target)).current_dir(&repository.root);
     let status = fuzzer.stdout(log.try_clone()?).stderr(log).status();
     let status = status.with_context(|| format!("could not start `{}`", command::line(&fuzzer)))?;
