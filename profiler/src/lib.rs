@@ -39,4 +39,7 @@ pub mod session;
 
 pub mod doctor;
 
+#[doc(hidden)]
+pub mod fuzzing;
+
 pub mod cli;

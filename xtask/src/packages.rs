@@ -134,6 +134,9 @@ pub(crate) const VM: &[Package] = &[
     package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the targets in C"),
 ];
 
+/// What libFuzzer is compiled with.
+pub(crate) const FUZZ: &[Package] = &[package("g++", Proof::Program("c++"), "compiles libFuzzer")];
+
 /// What the soak runs.
 pub(crate) const BENCH_SOAK: &[Package] = &[
     package("gcc", Proof::Program("gcc"), "compiles a target in C"),

@@ -29,7 +29,7 @@ use crate::sys::pidfd::PidFd;
 use crate::sys::ptrace::{Options, Pause, Stop, Tracee};
 
 mod borrowed;
-mod flags;
+pub(crate) mod flags;
 mod instruction;
 mod memory;
 

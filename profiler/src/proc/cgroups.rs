@@ -30,7 +30,7 @@ pub fn of(pid: Pid) -> Result<Vec<Membership>, ProcError> {
 }
 
 /// Takes the file apart: `number:controllers:path` a line. A line that cannot be understood is left out.
-fn parse(text: &str) -> Vec<Membership> {
+pub(crate) fn parse(text: &str) -> Vec<Membership> {
     let membership = |line: &str| {
         let (_number, rest) = line.split_once(':')?;
         // The name of a version 1 hierarchy is without colons, a path is not.

@@ -51,13 +51,13 @@ fn collect(path: &str, word: fn(&str) -> Option<u64>, words: &mut Vec<u64>) {
 }
 
 /// `tfd:        4 events:       19 data:     559d89d542a0  pos:0 ino:40e sdev:10`
-fn of_epoll(line: &str) -> Option<u64> {
+pub(crate) fn of_epoll(line: &str) -> Option<u64> {
     let (_, data) = line.strip_prefix("tfd:")?.split_once("data:")?;
     u64::from_str_radix(data.split_ascii_whitespace().next()?, 16).ok()
 }
 
 /// `signal: 10/0000559d89d54320`
-fn of_timer(line: &str) -> Option<u64> {
+pub(crate) fn of_timer(line: &str) -> Option<u64> {
     let (_, value) = line.strip_prefix("signal:")?.split_once('/')?;
     u64::from_str_radix(value.trim(), 16).ok()
 }

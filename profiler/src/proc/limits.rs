@@ -18,7 +18,7 @@ fn read(pid: Pid) -> Option<String> {
     String::from_utf8(process::read(pid, "limits", BYTES_MAX).ok()?).ok()
 }
 
-fn reason(limits: &str, overcommit: &str) -> Option<String> {
+pub(crate) fn reason(limits: &str, overcommit: &str) -> Option<String> {
     for (name, what) in [("Max address space", "ulimit -v"), ("Max data size", "ulimit -d")] {
         let soft = limits.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
         if let Some(bytes) = soft.filter(|&soft| soft != "unlimited") {

@@ -96,7 +96,7 @@ pub fn executable_mappings(pid: Pid) -> Result<Vec<Mapping>, ProcError> {
 }
 
 /// One line. `Some(None)` for a mapping that is not executable, `None` when the line cannot be understood.
-fn parse(line: &[u8]) -> Option<Option<Mapping>> {
+pub(crate) fn parse(line: &[u8]) -> Option<Option<Mapping>> {
     let mut fields = line.splitn(6, |&byte| byte == b' ');
     let (start, end) = pair(fields.next()?, b'-')?;
     let executable = *fields.next()?.get(2)? == b'x';

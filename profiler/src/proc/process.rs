@@ -76,7 +76,7 @@ pub fn all() -> Result<Vec<Pid>, ProcError> {
 }
 
 /// The process whose directory has this name; `None` for `/proc`'s other entries.
-fn number(name: &str) -> Option<Pid> {
+pub(crate) fn number(name: &str) -> Option<Pid> {
     // `parse` would take a sign.
     let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| name.parse().ok().map(Pid)).flatten()

@@ -123,7 +123,7 @@ pub fn regions(pid: Pid) -> Result<Vec<Region>, ProcError> {
     }
 }
 
-fn parse(line: &[u8]) -> Option<Region> {
+pub(crate) fn parse(line: &[u8]) -> Option<Region> {
     let mut fields = line.splitn(6, |&byte| byte == b' ');
     let (start, end) = pair(fields.next()?, b'-')?;
     let &[read, write, execute, share, ..] = fields.next()? else { return None };

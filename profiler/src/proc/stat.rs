@@ -56,7 +56,7 @@ impl Stat {
 }
 
 /// Takes a line apart (field numbers of `man 5 proc_pid_stat`, from 1).
-fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
+pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
     // The name is what the process likes, blanks and parentheses too; behind the last one are numbers alone.
     let (_, named) = line.split_once('(')?;
     let (comm, rest) = named.rsplit_once(')')?;

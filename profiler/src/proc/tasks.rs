@@ -44,7 +44,7 @@ pub fn status(pid: Pid, tid: Tid) -> Option<Status> {
     parse(&String::from_utf8_lossy(&bytes))
 }
 
-fn parse(text: &str) -> Option<Status> {
+pub(crate) fn parse(text: &str) -> Option<Status> {
     // The name comes first, and the kernel writes line ends in it as `\n`.
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
     let tracer = field("TracerPid")?.trim().parse().ok()?;

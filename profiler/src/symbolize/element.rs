@@ -156,7 +156,7 @@ const ELEMENT_BYTES_MAX: usize = 4096;
 
 /// What a function's name says of the blocks that it asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(crate) enum Told {
     /// They hold these.
     Holds(Arc<str>),
     /// Nothing; its caller may know more.
@@ -166,7 +166,7 @@ pub(super) enum Told {
 }
 
 /// What one function's name says.
-pub(super) fn told(name: &str) -> Told {
+pub(crate) fn told(name: &str) -> Told {
     if let Some(class) = own_operator_new(name) {
         return class;
     }

@@ -59,9 +59,13 @@ impl LinkMap {
     /// dynamic linker as the program, or have overwritten it.
     #[must_use]
     pub fn read(pid: Pid) -> Option<Self> {
-        let memory = ProcessMemory::open(pid)?;
-        let rendezvous = find_rendezvous(&memory, &Auxv::read(pid)?)?;
-        let namespaces = walk(&memory, rendezvous)?;
+        Self::read_from(pid, &ProcessMemory::open(pid)?, &Auxv::read(pid)?)
+    }
+
+    /// Reads the list from a process's memory.
+    pub(crate) fn read_from(pid: Pid, memory: &impl Memory, auxv: &Auxv) -> Option<Self> {
+        let rendezvous = find_rendezvous(memory, auxv)?;
+        let namespaces = walk(memory, rendezvous)?;
         Some(Self { pid, rendezvous, namespaces })
     }
 
@@ -85,7 +89,8 @@ impl LinkMap {
 }
 
 /// Memory that can be read, all of it or an error.
-trait Memory {
+pub(crate) trait Memory {
+    /// Fills the buffer from this address.
     fn read(&self, address: u64, bytes: &mut [u8]) -> Option<()>;
 
     /// So many words of 64 bits.

@@ -24,7 +24,7 @@ const MAGIC: [u8; 8] = *b"hbunwind";
 const VERSION: u32 = 2;
 
 /// Bytes before what the checksum covers.
-const CHECKED_FROM: usize = 16;
+pub(crate) const CHECKED_FROM: usize = 16;
 
 /// A table as the file of this name has it.
 pub(crate) fn encode(name: &[u8], table: &Table) -> Vec<u8> {

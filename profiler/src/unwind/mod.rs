@@ -11,7 +11,7 @@
 pub mod cache;
 pub mod cfi;
 pub mod compact;
-mod encode;
+pub(crate) mod encode;
 pub mod frame_pointer;
 pub mod image;
 pub mod ranges;

@@ -14,6 +14,9 @@ mod tcache;
 mod threads;
 mod words;
 
+#[cfg(test)]
+mod tests;
+
 use self::arena::{Arena, Circle};
 use self::chunk::Chunks;
 use self::lists::{Links, List, Steps, Target};

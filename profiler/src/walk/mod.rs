@@ -8,6 +8,8 @@ mod jemalloc;
 #[cfg(test)]
 mod live;
 mod musl;
+#[cfg(test)]
+mod patient;
 mod spans;
 
 use crate::address::TargetAddr;

@@ -84,6 +84,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("export", &["report", "health"]),
     ("session", &[ALL_ABOVE]),
     ("doctor", &[ALL_ABOVE]),
+    ("fuzzing", &[ALL_ABOVE]),
     ("cli", &[ALL_ABOVE]),
     ("lib", &[ALL_ABOVE]),
     ("main", &[ALL_ABOVE]),

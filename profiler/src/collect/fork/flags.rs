@@ -39,7 +39,7 @@ pub(super) fn wiped(pid: Pid) -> Result<BTreeSet<TargetAddr>, ProcError> {
 }
 
 /// The first address of a mapping, of the line that begins what is told of it: those of its fields have no range.
-fn begins(line: &[u8]) -> Option<u64> {
+pub(crate) fn begins(line: &[u8]) -> Option<u64> {
     let dash = line.iter().take(17).position(|&byte| byte == b'-')?;
     u64::from_str_radix(std::str::from_utf8(&line[..dash]).ok()?, 16).ok()
 }

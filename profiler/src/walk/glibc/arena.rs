@@ -18,7 +18,7 @@ const BINS_AT: u64 = 16;
 const NEXT_AT: u64 = BINS_AT + BINS * 16 + 16;
 const SYSTEM_BYTES_AT: u64 = NEXT_AT + 24;
 const END_AT: u64 = SYSTEM_BYTES_AT + 16;
-/// More arenas than any process has: eight for each of 8,192 processors.
+/// More arenas than any process has, in all copies of the library: eight for each of 8,192 processors.
 const ARENAS_MAX: usize = 1 << 16;
 /// Most copies of the library that are looked for in a process.
 const LIBRARIES_MAX: usize = 16;
@@ -112,17 +112,17 @@ impl Circle {
         std::iter::once(&self.main).chain(&self.others)
     }
 
-    /// The circle that the arena with this `top` field is in.
-    fn read(memory: &dyn Memory, top_at: u64) -> Option<Self> {
+    /// The circle that the arena with this `top` field is in. Reads at most `arenas_left` others, which it counts down.
+    fn read(memory: &dyn Memory, top_at: u64, arenas_left: &mut usize) -> Option<Self> {
         LAYOUTS.iter().find_map(|layout| {
             let main = Arena::read(memory, top_at.checked_sub(layout.top_at)?, layout)?;
             let mut others: Vec<Arena> = Vec::new();
             let mut next = main.next;
             while next != main.address {
-                if others.len() == ARENAS_MAX {
-                    return None;
-                }
-                let arena = Arena::read(memory, next, layout)?;
+                *arenas_left = arenas_left.checked_sub(1)?;
+                // One that leads back to itself without the first arena meets the arena in the middle at the latest.
+                let is_met = others.get(others.len() / 2).is_some_and(|met| met.address == next);
+                let arena = Arena::read(memory, next, layout).filter(|_| !is_met)?;
                 next = arena.next;
                 others.push(arena);
             }
@@ -135,6 +135,7 @@ impl Circle {
 pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
     let is_data = |kind: &RegionKind| matches!(kind, RegionKind::File { .. });
     let mut circles = Vec::new();
+    let mut arenas_left = ARENAS_MAX;
     let mut buffer = vec![0; SEARCH_BYTES];
     for region in scene.regions.iter().filter(|region| region.writable && !region.shared && is_data(&region.kind)) {
         for part in scene.memory.present(region.start..region.end) {
@@ -143,7 +144,7 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
                 let length = usize::try_from(part.end.0 - start).unwrap_or(usize::MAX).min(SEARCH_BYTES);
                 let read_bytes = scene.memory.read(TargetAddr(start), &mut buffer[..length]);
                 for top_at in candidates(start, &buffer[..read_bytes]) {
-                    circles.extend(Circle::read(scene.memory, top_at));
+                    circles.extend(Circle::read(scene.memory, top_at, &mut arenas_left));
                 }
                 // A head is two words: the last one read is also the first of what is read next.
                 match read_bytes as u64 {

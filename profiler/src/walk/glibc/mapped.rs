@@ -32,11 +32,15 @@ pub(super) fn walk(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
         let before = all.len();
         let mut bytes = 0;
         let mut at = gap.start.0;
-        while at < gap.end.0 {
-            let found = mapped_at(scene.memory, at, gap.end.0);
-            at = found.map_or(at.saturating_add(PAGE_BYTES), |mapped| mapped.end);
-            bytes += found.map_or(0, |mapped| mapped.end - mapped.start);
-            all.extend(found);
+        // A block's first words are there. Address space that was reserved and never touched can be terabytes.
+        for part in scene.memory.present(gap.clone()) {
+            at = at.max(part.start.0 / PAGE_BYTES * PAGE_BYTES);
+            while at < part.end.0 {
+                let found = mapped_at(scene.memory, at, gap.end.0);
+                at = found.map_or(at.saturating_add(PAGE_BYTES), |mapped| mapped.end);
+                bytes += found.map_or(0, |mapped| mapped.end - mapped.start);
+                all.extend(found);
+            }
         }
         if bytes == gap.end.0 - gap.start.0 {
             alone.extend_from_slice(&all[before..]);

@@ -94,15 +94,21 @@ fn scattered(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, areas: &
     let private = scene.regions.iter().filter(|region| region.is_anonymous() && region.writable && !region.shared);
     for region in private.filter(|region| !areas.iter().any(|area| region.contains(area.start))) {
         let mut at = region.start.0;
-        while at < region.end.0 {
-            let piece = Piece { start: at, limit: region.end.0, top: arena.top, of_threads: false };
-            let first = if region.kind == RegionKind::Brk { search(chunks, piece) } else { None };
-            let found = first.or_else(|| Some((at, chunks.walk(piece).ok()?)));
-            if let Some((start, end)) = found {
-                pieces.push(span(start, end));
-                at = end.max(at + 1);
+        // A chunk's size is there. Address space that was reserved and never touched can be terabytes.
+        for part in scene.memory.present(region.start..region.end) {
+            at = at.max(part.start.0 / PAGE_BYTES * PAGE_BYTES);
+            while at < part.end.0 {
+                let piece = Piece { start: at, limit: region.end.0, top: arena.top, of_threads: false };
+                let (found, searched_bytes) = match region.kind {
+                    RegionKind::Brk => (search(chunks, piece), FOREIGN_BYTES_MAX),
+                    _ => (chunks.walk(piece).ok().map(|end| (at, end)), PAGE_BYTES),
+                };
+                at = match found {
+                    Some((_, end)) => end.max(at + 1).next_multiple_of(PAGE_BYTES),
+                    None => at.saturating_add(searched_bytes),
+                };
+                pieces.extend(found.map(|(start, end)| span(start, end)));
             }
-            at = if found.is_some() { at.next_multiple_of(PAGE_BYTES) } else { at.saturating_add(PAGE_BYTES) };
         }
     }
     let bytes: u64 = pieces.iter().map(|piece| piece.end.0 - piece.start.0).sum();

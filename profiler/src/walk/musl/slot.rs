@@ -101,7 +101,14 @@ fn displaced(memory: &dyn Memory, meta: &Meta, index: u32, units: u64) -> Slot {
     };
     if meta.is_single() {
         // What was there before the block was moved to where it is aligned may be left at the near place.
-        let far = (1..).map(|nth| units + nth * FAR_UNITS).take_while(|&units| units < size_units);
+        // Of a block that reserves terabytes most was never touched, and its header is where it was.
+        let far = memory.present(slot.clone()).into_iter().flat_map(|part| {
+            let within = |address: TargetAddr| (address.0 - slot.start.0) / UNIT_BYTES;
+            let first = within(part.start).saturating_sub(units).div_ceil(FAR_UNITS).max(1);
+            (first..)
+                .map(move |nth| units + nth * FAR_UNITS)
+                .take_while(move |&units| units < size_units.min(within(part.end).saturating_add(1)))
+        });
         let found = far.filter_map(at).find(|&(_, header, says)| says && header.is_far);
         if let Some((address, header, _)) = found {
             return block(memory, meta, index, address, header);

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use crate::memory::Copied;
+use crate::walk::patient::Patient;
 
 const SECRET: u64 = 0x5ec2_e7a1_b2c3_d4e5;
 const DATA: u64 = 0x5000_0000;
@@ -73,11 +74,14 @@ impl Made {
         ]
     }
 
-    fn walk(&self) -> Option<Walk> {
+    fn memory(&self) -> Copied {
         let page =
             |(number, bytes): (&u64, &[u8; PAGE])| (TargetAddr(number * PAGE as u64), Box::from(bytes.as_slice()));
-        let memory = Copied::new(self.pages.iter().map(page));
-        walk(&Scene { memory: &memory, regions: &Self::regions(), threads: &[] })
+        Copied::new(self.pages.iter().map(page))
+    }
+
+    fn walk(&self) -> Option<Walk> {
+        walk(&Scene { memory: &self.memory(), regions: &Self::regions(), threads: &[] })
     }
 
     #[track_caller]
@@ -176,6 +180,20 @@ fn large_blocks_are_found_however_far_they_are_aligned() {
     made.put(block - 8, &[a, b, c, d, 1, 5 << 5, 0, 0]);
     made.put(GROUPS + pages * 4096 - 8, &(0x10_0000_u32 - 4 - 100).to_le_bytes());
     made.check(&[(0x20_0000, 100)], 0);
+}
+
+#[test]
+fn blocks_that_reserve_terabytes_are_searched_where_they_were_touched() {
+    let (start, pages) = (0x1000_0000_0000, 1 << 33);
+    let mut made = Made::new();
+    made.group(start, (0, 0), 1, LARGE, pages);
+    made.header(start + 16, 0, 7 << 5);
+    let mut regions = Made::regions();
+    regions.truncate(2);
+    regions.push(Region::made_up(start, pages * 4096, RegionKind::Anonymous { name: None }));
+    let memory = Patient::new(made.memory(), 10_000);
+    let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).expect("a heap");
+    assert_eq!(walk.gaps.len(), 1, "{walk:?}");
 }
 
 #[test]

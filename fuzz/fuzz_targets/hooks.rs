@@ -1,0 +1,27 @@
+//! Hooks as users write them: on the command line, in spec files, and as intervals. What parses must be written as it is read.
+
+#![no_main]
+
+use heapbpf::allocator::custom::{self, CustomHook};
+use heapbpf::allocator::hook_set::HookSet;
+use heapbpf::allocator::selection::interval_bytes;
+
+libfuzzer_sys::fuzz_target!(|text: &str| {
+    match text.parse::<CustomHook>() {
+        Ok(hook) => {
+            let written = hook.to_string();
+            assert_eq!(written.parse::<CustomHook>().as_ref(), Ok(&hook), "`{text}` was written as `{written}`");
+        }
+        Err(error) => drop(error.to_string()),
+    }
+    let _ = custom::function(text).map_err(|error| error.to_string());
+    let _ = interval_bytes(text).map_err(|error| error.to_string());
+    let mut set = HookSet::default();
+    match set.parse("fuzz.toml", text) {
+        Ok(()) => {
+            let _ = (set.named_modules(), set.heaps().count());
+            let _ = set.functions().iter().filter(|function| function.may_be_in("/usr/lib/libfuzz.so")).count();
+        }
+        Err(error) => drop(error.to_string()),
+    }
+});

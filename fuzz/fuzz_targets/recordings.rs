@@ -1,0 +1,29 @@
+//! Recordings as `heapbpf convert` reads them: blocks, entries, folds, replay, and reports of what was replayed.
+
+#![no_main]
+
+use heapbpf::recording::modules;
+use heapbpf::recording::names::RecordedNames;
+use heapbpf::recording::read::Reading;
+use heapbpf::recording::span::{Span, SpanError, Spanned};
+use heapbpf::snapshot::Scope;
+use heapbpf::symbolize::profile::profile;
+use heapbpf::symbolize::resolver::Resolver;
+use heapbpf_fuzz::{recording, reports};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let Some(input) = recording::input(bytes) else { return };
+    let span = Span { from_ns: input.from_ns, to_ns: input.to_ns };
+    let Ok(mut reading) = Reading::new(&*input.file) else { return };
+    let mut names = RecordedNames::new(Resolver::new());
+    let Ok(spanned) = Spanned::read(&mut reading, span, input.by_thread, |places| names.add(places)) else { return };
+    // Modules are not opened: inputs must not reach the machine's files.
+    let found = modules::find(spanned.modules(), false);
+    let profile = profile(&spanned.snapshot(found.modules), Scope::Window, &names, false);
+    reports::write(&profile, input.report);
+    if spanned.check_whole().is_ok()
+        && let Ok(reading) = Reading::new(&*input.file)
+    {
+        let _ = Spanned::flows(reading, span, input.by_thread, |_, _, _| Ok::<(), SpanError>(()));
+    }
+});

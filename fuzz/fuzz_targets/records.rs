@@ -1,0 +1,9 @@
+//! Ring records: any bytes are an event or an error.
+
+#![no_main]
+
+use heapbpf::ingest::decode::decode;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let _ = decode(bytes);
+});

@@ -1,0 +1,24 @@
+//! JSON reports as `heapbpf convert` and `heapbpf diff` read them, and everything that is made of them. Mutates values of the JSON
+//! rather than its bytes in half of the cases.
+
+#![no_main]
+
+use heapbpf::report::json::read::read;
+use heapbpf_fuzz::{mutation, reports};
+use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(profile) = read(bytes) {
+        reports::write(&profile, bytes.len() as u8);
+    }
+});
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    match mutation::mutate_json(&data[..size], seed) {
+        Some(mutated) if seed % 2 == 0 && mutated.len() <= max_size => {
+            data[..mutated.len()].copy_from_slice(&mutated);
+            mutated.len()
+        }
+        _ => fuzzer_mutate(data, size, max_size),
+    }
+});

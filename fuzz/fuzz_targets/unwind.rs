@@ -1,0 +1,22 @@
+//! Unwind tables of a target's ELF file, and files of the unwind cache. The first byte selects: an ELF file, or what a file made up
+//! around it has as `.eh_frame`, or a table of the cache.
+
+#![no_main]
+
+use heapbpf::{fuzzing, unwind};
+use heapbpf_fuzz::elf::with_eh_frame;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let Some((mode, bytes)) = bytes.split_first() else { return };
+    match mode % 4 {
+        0 => build(bytes),
+        3 => fuzzing::unwind_cache(bytes),
+        _ => build(&with_eh_frame(bytes)),
+    }
+});
+
+fn build(elf: &[u8]) {
+    if let Ok(table) = unwind::build(elf) {
+        fuzzing::unwind_table(&table);
+    }
+}

@@ -1,0 +1,34 @@
+//! What `heapbpf convert` and `heapbpf diff` make of a profile.
+
+use std::io;
+
+use heapbpf::report::diff::{self, Diff, Drawing, Side};
+use heapbpf::report::profile::Profile;
+use heapbpf::report::{Format, Group, Presentation, View, summary};
+
+/// Writes a profile in one format, as a table, or as a difference from a part of itself: the low four bits of `choice` select which,
+/// the others the view and the presentation. One at a time, because some formats take milliseconds.
+pub fn write(profile: &Profile, choice: u8) {
+    let view = View::ALL[usize::from(choice >> 4) % View::ALL.len()];
+    let by = if choice & 0x40 != 0 { Group::ALL.to_vec() } else { Vec::new() };
+    let threshold = (choice & 0x80 != 0).then(|| "10%".parse().expect("a share"));
+    let presentation = Presentation { view, by, threshold, icicle: choice & 0x80 != 0 };
+    match Format::ALL.get(usize::from(choice & 0xf)) {
+        // The only errors are those of formats that need single events.
+        Some(format) => {
+            drop(format.report().write(&presentation.thinned(profile), &presentation, &mut io::sink()));
+        }
+        None if choice & 1 == 0 => drop(summary::summary(profile, view, 10, Some(80), false)),
+        None => difference(profile, view),
+    }
+}
+
+fn difference(profile: &Profile, view: View) {
+    let mut part = profile.clone();
+    part.targets.iter_mut().for_each(|target| drop(target.callsites.pop()));
+    let diff = Diff::new(Side { name: "part", profile: &part }, Side { name: "whole", profile });
+    for format in diff::FORMATS {
+        let _ = diff.write(format, view, Drawing::default(), &mut io::sink());
+    }
+    let _ = diff::table(&diff, view, 10, 0, Some(80), false);
+}

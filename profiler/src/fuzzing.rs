@@ -1,0 +1,78 @@
+//! Entry points of the fuzz targets in `fuzz/` to parsers that are private to this crate. Not an interface for anyone else; parses
+//! nothing itself, and panics where a result breaks what its users rely on.
+
+use crate::address::LinkAddr;
+use crate::collect::fork::flags;
+use crate::ids::Pid;
+use crate::proc::auxv::Auxv;
+use crate::proc::{cgroups, kept, limits, maps, process, regions, stat, tasks};
+use crate::symbolize::demangle::demangle;
+use crate::symbolize::element;
+use crate::symbolize::qualified::{Qualified, implemented};
+use crate::target::link_map::{LinkMap, Memory};
+use crate::unwind::{Table, encode};
+
+/// Parses the contents of any file of `/proc/PID` with all parsers of these files.
+pub fn proc_file(bytes: &[u8]) {
+    for line in bytes.split(|&byte| byte == b'\n') {
+        let _ = (maps::parse(line), regions::parse(line), flags::begins(line));
+    }
+    let text = String::from_utf8_lossy(bytes);
+    for line in text.lines() {
+        let _ = (kept::of_epoll(line), kept::of_timer(line), process::number(line));
+    }
+    let _ = (stat::parse(&text, 4096), tasks::parse(&text), limits::reason(&text, ""), cgroups::parse(&text));
+}
+
+/// Reads the dynamic linker's list from memory that `read` copies, with the auxiliary vector in `auxv`. Returns the number of positions
+/// that have one of `biases`.
+pub fn link_map(auxv: &[u8], read: &dyn Fn(u64, &mut [u8]) -> Option<()>, biases: &[u64]) -> Option<usize> {
+    struct Borrowed<'a>(&'a dyn Fn(u64, &mut [u8]) -> Option<()>);
+    impl Memory for Borrowed<'_> {
+        fn read(&self, address: u64, bytes: &mut [u8]) -> Option<()> {
+            (self.0)(address, bytes)
+        }
+    }
+    let map = LinkMap::read_from(Pid(1), &Borrowed(read), &Auxv::parse(auxv)?)?;
+    Some(biases.iter().filter_map(|&bias| map.position(bias)).count())
+}
+
+/// Checks a table that was built from a module: it must be consistent, survive the cache, and have a rule for every address.
+///
+/// # Panics
+///
+/// If it does not.
+pub fn unwind_table(table: &Table) {
+    const NAME: &[u8] = b"fuzz";
+    assert!(table.is_consistent(), "an inconsistent table was built");
+    assert_eq!(encode::decode(NAME, &encode::encode(NAME, table)).as_ref(), Some(table), "the cache changes a table");
+    for (number, page) in (0..).zip(&table.pages) {
+        for row in &table.rows[page.first as usize..page.end as usize] {
+            let _ = table.lookup(LinkAddr(
+                table.base.0 + (number << profiler_common::unwind::PAGE_BITS) + u64::from(row.pc_low),
+            ));
+        }
+    }
+    let _ = (table.lookup(LinkAddr(0)), table.lookup(LinkAddr(u64::MAX)));
+}
+
+/// Decodes a file of the unwind cache, with and without a valid checksum.
+pub fn unwind_cache(bytes: &[u8]) {
+    const NAME: &[u8] = b"fuzz";
+    let _ = encode::decode(NAME, bytes);
+    let Some(checked) = bytes.get(encode::CHECKED_FROM..) else { return };
+    let mut sealed = bytes.to_vec();
+    sealed[encode::CHECKED_FROM - 4..encode::CHECKED_FROM].copy_from_slice(&crc32fast::hash(checked).to_le_bytes());
+    if let Some(table) = encode::decode(NAME, &sealed) {
+        unwind_table(&table);
+    }
+}
+
+/// Demangles the name of a symbol and takes the readable name apart, as a function's and as a type's.
+pub fn symbol_name(symbol: &str) {
+    let name = demangle(symbol);
+    for name in [symbol, &name] {
+        let _ = element::told(name);
+        let _ = (Qualified::of_function(name), Qualified::of_type(name), implemented(name));
+    }
+}
