@@ -1,0 +1,65 @@
+//! Fault injection: kills heapbpf's processes, or its target, at random points in time, and checks that nothing else is
+//! harmed. Owns the order of the run and its counts. Refuses to know how heapbpf works: it sees processes, files and the
+//! kernel log.
+//!
+//! A run is configured by environment variables, which `cargo xtask faults` sets: see [`Plan::from_environment`].
+
+mod aftermath;
+mod agent;
+mod case;
+mod injection;
+mod kernel_log;
+mod plan;
+mod processes;
+mod random;
+mod subject;
+mod tally;
+
+pub use case::{Backend, Mode, Role};
+pub use plan::Plan;
+pub use tally::Tally;
+
+use std::time::Duration;
+
+use injection::Injector;
+
+/// Kills that came too late because heapbpf had ended, in a row, before the run gives up.
+const MISSES_MAX: u32 = 20;
+
+/// Carries out a plan and returns the counts. Progress and each fault go to standard error.
+///
+/// # Panics
+///
+/// When the machine lacks what the run needs, or heapbpf cannot be made to run at all.
+#[must_use]
+#[expect(clippy::print_stderr, reason = "a long run reports its progress, and each fault when it happens")]
+pub fn run(plan: &Plan) -> Tally {
+    crate::kernel::require_root();
+    eprintln!("faults: {} kills, seed {}", plan.kills(), plan.seed());
+    let mut injector = Injector::new(plan);
+    let mut tally = Tally::default();
+    for (number, case) in plan.cases().into_iter().enumerate() {
+        let mut misses = 0;
+        let outcome = loop {
+            if let Some(outcome) = injector.inject(case) {
+                break outcome;
+            }
+            misses += 1;
+            assert!(misses < MISSES_MAX, "{case}: heapbpf ended before it could be killed, {misses} times in a row");
+        };
+        if outcome.harms.is_empty() {
+            eprintln!("faults: {number:4} {case} {}: unharmed after {} ms", outcome.moment, millis(outcome.settled));
+        } else {
+            eprintln!("faults: {number:4} {case} {}: HARMED (seed {})", outcome.moment, plan.seed());
+            outcome.harms.iter().for_each(|(harm, detail)| eprintln!("    {harm}: {detail}"));
+            eprintln!("    repeat: cargo xtask faults --kills 20 {} --at {}", case.options(), outcome.moment);
+        }
+        tally.add(case, &outcome);
+    }
+    injector.finish();
+    tally
+}
+
+fn millis(duration: Duration) -> u128 {
+    duration.as_millis()
+}
