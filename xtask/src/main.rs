@@ -8,6 +8,7 @@ mod bench;
 mod build_ebpf;
 mod command;
 mod demo;
+mod faults;
 mod packages;
 mod privilege;
 mod repository;
@@ -34,6 +35,7 @@ enum Verb {
     Bench(bench::Arguments),
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
+    Faults(faults::Arguments),
     Test(test::Arguments),
     Tidy(tidy::Arguments),
     Viewers(viewers::Arguments),
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::BuildEbpf(arguments) => build_ebpf::run(&arguments),
         Verb::Demo(arguments) => demo::run(&arguments),
+        Verb::Faults(arguments) => faults::run(&arguments),
         Verb::Test(arguments) => test::run(&arguments),
         Verb::Tidy(arguments) => tidy::run(&arguments),
         Verb::Viewers(arguments) => viewers::run(&arguments),
