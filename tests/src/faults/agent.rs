@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::case::{Case, Role};
+use super::case::{Case, Mode, Role};
 use super::processes;
+use super::subject::Progress;
 use crate::heapbpf::binary;
 
 /// Until probes are in place. Only a hang takes this long.
@@ -26,13 +27,15 @@ pub(super) struct Agent {
     child: Child,
     case: Case,
     room: TempDir,
+    /// The target's.
+    progress: Progress,
     started: Instant,
     status: Option<ExitStatus>,
 }
 
 impl Agent {
     /// Starts heapbpf in a directory of its own. Unwind tables are cached in `cache`, as in real use.
-    pub(super) fn start(case: Case, arguments: &[OsString], cache: &Path) -> Self {
+    pub(super) fn start(case: Case, arguments: &[OsString], cache: &Path, progress: Progress) -> Self {
         let room = tempfile::tempdir().expect("there is a directory for temporary files");
         for directory in ["work", "tmp"] {
             fs::create_dir(room.path().join(directory)).expect("the directory is ours");
@@ -45,7 +48,7 @@ impl Agent {
         command.env("NO_COLOR", "1").env_remove("RUST_LOG");
         let started = Instant::now();
         let child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        Self { child, case, room, started, status: None }
+        Self { child, case, room, progress, started, status: None }
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -66,12 +69,12 @@ impl Agent {
         let name = match role {
             Role::Agent => return Some(self.pid()),
             Role::Keeper => "heapbpf-keeper",
-            // `comm` holds 15 characters.
-            Role::Symbolizer => "heapbpf-symboli",
+            // The kernel keeps 15 characters.
+            Role::Symbolizer => "heapbpf-symbol",
             Role::Target => return None,
         };
-        let is_it = |comm: &str| comm == name || role == Role::Symbolizer && comm.starts_with("heapbpf-symbol");
-        processes::children(self.pid()).into_iter().find(|&pid| processes::comm(pid).is_some_and(|comm| is_it(&comm)))
+        let is_it = |pid: u32| processes::comm(pid).is_some_and(|comm| comm.starts_with(name));
+        processes::children(self.pid()).into_iter().find(|&pid| is_it(pid))
     }
 
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
@@ -90,7 +93,11 @@ impl Agent {
         self.status
     }
 
+    /// Whether probes are in place. Nothing announces that of a command, except that it runs: its streams are its own.
     pub(super) fn is_ready(&self) -> bool {
+        if self.case.mode == Mode::Launch {
+            return self.progress.announced().is_some();
+        }
         let text = self.stderr();
         READY.iter().any(|line| text.contains(line))
     }

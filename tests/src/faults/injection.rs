@@ -74,7 +74,7 @@ impl Injector {
         let start = || if case.mode == Mode::Launch { Subject::prepare() } else { Subject::start() };
         let mut subject = subject.unwrap_or_else(start);
         let arguments = case.arguments(subject.pid(), &subject.command_line());
-        let mut agent = Agent::start(case, &arguments, self.cache.path());
+        let mut agent = Agent::start(case, &arguments, self.cache.path(), subject.progress().duplicate());
         let Some(victim) = self.await_moment(case, moment, &mut agent, &subject) else {
             return self.missed(case, moment, &mut agent, subject);
         };
@@ -88,7 +88,7 @@ impl Injector {
             Role::Target => after_target(&mut agent, case),
         };
         // Processes started since are children of those.
-        let own = subject.pid().max(subject.announced().unwrap_or(0));
+        let own = subject.pid().max(subject.progress().announced().unwrap_or(0));
         harms.extend(await_processes(&[own]));
         harms.extend(files(&agent));
         if case.role != Role::Target {
@@ -166,7 +166,7 @@ impl Injector {
         let status = agent.wait(ENDS_WITHIN);
         if case.mode == Mode::Launch {
             // Whatever it is, its end is no matter of this run.
-            subject.announced().into_iter().for_each(|pid| subject.adopt(pid));
+            subject.progress().announced().into_iter().for_each(|pid| subject.adopt(pid));
         } else {
             self.subject = Some(subject);
         }
@@ -208,7 +208,10 @@ fn appearance(agent: &mut Agent, find: &impl Fn(&Agent) -> Option<u32>) -> Optio
 
 /// The process that heapbpf has started.
 fn launched(agent: &Agent, subject: &Subject) -> Option<u32> {
-    subject.announced().or_else(|| processes::family(agent.pid()).into_iter().find(|&pid| subject.is_process(pid)))
+    subject
+        .progress()
+        .announced()
+        .or_else(|| processes::family(agent.pid()).into_iter().find(|&pid| subject.is_process(pid)))
 }
 
 /// Ctrl-C, except where that would reach the command too: then the command ends.
@@ -321,7 +324,7 @@ fn examine_subject(subject: &mut Subject, case: Case, moment: Moment) -> Harms {
         }
     }
     // heapbpf has waited for it, where it has ended before heapbpf did.
-    if subject.announced().is_some_and(|pid| !processes::is_alive(pid)) && subject.ended().is_none() {
+    if subject.progress().announced().is_some_and(|pid| !processes::is_alive(pid)) && subject.ended().is_none() {
         return Vec::new();
     }
     subject.stop().err().map(|error| (Harm::Died, error)).into_iter().collect()
@@ -331,14 +334,14 @@ fn examine_subject(subject: &mut Subject, case: Case, moment: Moment) -> Harms {
 fn await_launched(subject: &mut Subject) -> Result<bool, String> {
     let deadline = Instant::now() + ENDS_WITHIN / 3;
     loop {
-        if let Some(pid) = subject.announced() {
+        if let Some(pid) = subject.progress().announced() {
             subject.adopt(pid);
             return Ok(true);
         }
         let starting = orphans(&[]).into_iter().find(|&pid| subject.is_process(pid));
         let Some(pid) = starting else {
             // It may have announced itself in between, and ended since.
-            return Ok(subject.announced().is_some_and(processes::is_alive));
+            return Ok(subject.progress().announced().is_some_and(processes::is_alive));
         };
         if Instant::now() > deadline {
             let held = processes::held_threads(pid);

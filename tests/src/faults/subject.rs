@@ -32,7 +32,7 @@ const ROUNDS: u64 = 3;
 pub(super) struct Subject {
     directory: TempDir,
     program: PathBuf,
-    progress: File,
+    progress: Progress,
     pid: u32,
     /// Where this process started it.
     child: Option<Child>,
@@ -54,9 +54,7 @@ impl Subject {
         }
         copy(&built, &program);
         copy(&plugin, &place.join("plugin.so"));
-        let progress = place.join("progress");
-        fs::write(&progress, [0; PROGRESS_BYTES]).expect("the directory is ours");
-        let progress = File::options().read(true).write(true).open(progress).expect("the directory is ours");
+        let progress = Progress::create(&place.join("progress"));
         Self { directory, program, progress, pid: 0, child: None, status: None }
     }
 
@@ -71,7 +69,7 @@ impl Subject {
         subject.pid = child.id();
         subject.child = Some(child);
         let deadline = Instant::now() + ANSWERS_WITHIN;
-        while subject.announced().is_none() {
+        while subject.progress.announced().is_none() {
             assert!(subject.ended().is_none() && Instant::now() < deadline, "the target does not start");
             thread::sleep(POLL_PERIOD);
         }
@@ -95,9 +93,9 @@ impl Subject {
         processes::comm(pid).is_some_and(|comm| Some(comm.as_str()) == name)
     }
 
-    /// The process, where it has announced that all its threads run.
-    pub(super) fn announced(&self) -> Option<u32> {
-        u32::try_from(self.number(PROCESS)).ok().filter(|&pid| pid != 0)
+    /// What it reports of itself.
+    pub(super) fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// Takes over a process that heapbpf started: it becomes our child when heapbpf has ended.
@@ -118,10 +116,11 @@ impl Subject {
 
     /// Waits until each thread has completed two more rounds; else returns those that have not.
     pub(super) fn make_progress(&mut self) -> Result<(), String> {
-        let before = self.rounds();
+        let before = self.progress.rounds();
         let deadline = Instant::now() + ANSWERS_WITHIN;
         loop {
             let stuck: Vec<usize> = self
+                .progress
                 .rounds()
                 .iter()
                 .zip(&before)
@@ -144,7 +143,7 @@ impl Subject {
 
     /// Requests its end, without waiting.
     pub(super) fn request_stop(&self) {
-        self.progress.write_all_at(&1_u64.to_ne_bytes(), STOP * 8).expect("the file is ours");
+        self.progress.0.write_all_at(&1_u64.to_ne_bytes(), STOP * 8).expect("the file is ours");
     }
 
     /// Has it end; anything but exit code 0 is an error.
@@ -178,16 +177,6 @@ impl Subject {
     pub(super) fn directory(&self) -> &Path {
         self.directory.path()
     }
-
-    fn rounds(&self) -> Vec<u64> {
-        (0..self.number(THREADS)).map(|thread| self.number(ROUNDS + thread)).collect()
-    }
-
-    fn number(&self, index: u64) -> u64 {
-        let mut bytes = [0; 8];
-        self.progress.read_exact_at(&mut bytes, index * 8).expect("the file has its whole size");
-        u64::from_ne_bytes(bytes)
-    }
 }
 
 impl Drop for Subject {
@@ -199,6 +188,37 @@ impl Drop for Subject {
         }
         // Also a zombie.
         self.ended();
+    }
+}
+
+/// The file in which a target reports what it does.
+#[derive(Debug)]
+pub(super) struct Progress(File);
+
+impl Progress {
+    fn create(path: &Path) -> Self {
+        fs::write(path, [0; PROGRESS_BYTES]).expect("the directory is ours");
+        Self(File::options().read(true).write(true).open(path).expect("the directory is ours"))
+    }
+
+    /// Another reader of the same.
+    pub(super) fn duplicate(&self) -> Self {
+        Self(self.0.try_clone().expect("there are descriptors left"))
+    }
+
+    /// The process, once all its threads run.
+    pub(super) fn announced(&self) -> Option<u32> {
+        u32::try_from(self.number(PROCESS)).ok().filter(|&pid| pid != 0)
+    }
+
+    fn rounds(&self) -> Vec<u64> {
+        (0..self.number(THREADS)).map(|thread| self.number(ROUNDS + thread)).collect()
+    }
+
+    fn number(&self, index: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.0.read_exact_at(&mut bytes, index * 8).expect("the file has its whole size");
+        u64::from_ne_bytes(bytes)
     }
 }
 
