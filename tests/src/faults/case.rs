@@ -145,9 +145,14 @@ impl Case {
             .collect()
     }
 
-    /// Whether no process has the role in this mode: a single snapshot of memory attaches no probe.
+    /// Whether no process need have the role in this mode: a single snapshot of memory attaches no probe, and names nothing
+    /// when there is no leak.
     fn lacks_the_role(self) -> bool {
-        self.role == Role::Keeper && self.mode == Mode::LeaksRead
+        match self.role {
+            Role::Keeper => self.mode == Mode::LeaksRead,
+            Role::Symbolizer => self.mode.is_one_shot(),
+            Role::Agent | Role::Target => false,
+        }
     }
 
     /// The options of `cargo xtask faults` that choose this case.
@@ -246,6 +251,7 @@ mod tests {
         assert_eq!(Case::all(Some(Mode::LeaksFork), None, Role::Agent).len(), 1);
         assert_eq!(Case::all(None, Some(Backend::Perf), Role::Agent).len(), 6);
         assert_eq!(Case::all(Some(Mode::LeaksRead), None, Role::Keeper).len(), 0);
+        assert_eq!(Case::all(None, None, Role::Symbolizer).len(), 19);
         assert_eq!("perf".parse(), Ok(Backend::Perf));
         assert!("none".parse::<Mode>().is_err_and(|error| error.contains("leaks-fork")));
     }

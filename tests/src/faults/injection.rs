@@ -83,7 +83,7 @@ impl Injector {
         send(victim, Signal::KILL);
         let mut harms = match case.role {
             Role::Agent => after_agent(&mut agent),
-            Role::Keeper => after_keeper(&mut agent, moment),
+            Role::Keeper => after_keeper(&mut agent, case, moment),
             Role::Symbolizer => after_symbolizer(&mut agent, case, moment, &subject),
             Role::Target => after_target(&mut agent, case),
         };
@@ -117,7 +117,9 @@ impl Injector {
     fn draw(&mut self, case: Case) -> Moment {
         let known = self.start_up.get(&(case.mode, case.backend)).copied();
         if case.mode.is_one_shot() {
-            return Moment::Start(self.random.duration(known.unwrap_or(START_WITHIN)));
+            let life = known.unwrap_or(START_WITHIN);
+            // The keeper appears late and ends early.
+            return Moment::Start(self.random.duration(if case.role == Role::Keeper { life / 8 } else { life }));
         }
         match self.random.below(4) {
             0 | 1 => {
@@ -152,6 +154,12 @@ impl Injector {
             }
         }
         if agent.ended().is_some() { None } else { find(agent) }
+    }
+
+    /// A kill that could not be made, because heapbpf always ended first.
+    pub(super) fn gave_up(case: Case, misses: u32) -> Outcome {
+        let fault = format!("heapbpf ended before its {} could be killed, {misses} times in a row", case.role);
+        Outcome { moment: Moment::Start(Duration::ZERO), harms: vec![(Harm::Ending, fault)], settled: Duration::ZERO }
     }
 
     /// Cleans up after a run in which there was nothing to kill. That is a fault where the role should exist.
@@ -240,17 +248,19 @@ fn after_agent(agent: &mut Agent) -> Harms {
 }
 
 /// It must notice, report it, and write what it has.
-fn after_keeper(agent: &mut Agent, moment: Moment) -> Harms {
+fn after_keeper(agent: &mut Agent, case: Case, moment: Moment) -> Harms {
     let was_ready = agent.is_ready();
+    // It may have done all that it is for.
+    let is_late = matches!(moment, Moment::Detach(_)) || case.mode.is_one_shot();
     let Some(status) = agent.wait(KEEPER_ENDS_WITHIN) else {
         return vec![(Harm::Ending, "heapbpf goes on without its keeper".to_owned())];
     };
     let stderr = agent.stderr();
     let is_named = stderr.contains("keeper");
     let fault = match status.code() {
-        // Detaching may have been finished.
-        Some(0) if matches!(moment, Moment::Detach(_)) => agent.output_fault(),
-        Some(3) if !is_named && !matches!(moment, Moment::Detach(_)) => Some(format!("no word about it: {stderr}")),
+        Some(0) if is_late => agent.output_fault(),
+        Some(4) if is_late && case.mode.is_leaks() => agent.output_fault(),
+        Some(3) if !is_named && !is_late => Some(format!("no word about it: {stderr}")),
         Some(3) => agent.output_fault(),
         Some(1) if !was_ready && is_named => None,
         _ => Some(format!("{status}: {stderr}")),

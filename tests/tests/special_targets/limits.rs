@@ -28,7 +28,7 @@ fn twenty_descriptors_do_not_and_that_is_the_reason_given() {
     let mut target = Target::start("service.c");
     let outcome = prepared("ulimit -n 20", target.pid(), "--interval 1 --duration 1s -o out.json").run();
     let text = outcome.expect_error(FAILED);
-    assert!(text.contains("Too many open files") && text.contains("ulimit -n"), "{text}");
+    assert!(text.contains("too many open files") && text.contains("ulimit -n"), "{text}");
     assert_unharmed(&mut target);
 }
 
