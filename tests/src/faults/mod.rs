@@ -19,7 +19,7 @@ pub use case::{Backend, Mode, Role};
 pub use plan::Plan;
 pub use tally::Tally;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use injection::Injector;
 
@@ -38,7 +38,12 @@ pub fn run(plan: &Plan) -> Tally {
     eprintln!("faults: {} kills, seed {}", plan.kills(), plan.seed());
     let mut injector = Injector::new(plan);
     let mut tally = Tally::default();
+    let began = Instant::now();
     for (number, case) in plan.cases().into_iter().enumerate() {
+        if plan.time_max().is_some_and(|longest| began.elapsed() > longest) {
+            eprintln!("faults: ends after {number} kills: the time is up");
+            break;
+        }
         let mut misses = 0;
         let outcome = loop {
             if let Some(outcome) = injector.inject(case) {

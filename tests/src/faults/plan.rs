@@ -1,13 +1,14 @@
 //! How many kills of which kind, from environment variables.
 
 use std::str::FromStr;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::case::{Backend, Case, Mode, Moment, Role};
 use super::random::Random;
 
-/// Kills of a run that is not configured: about a minute.
+/// Kills of a run that is not configured, and the time after which it makes no more: a busy machine makes fewer.
 const KILLS: usize = 60;
+const TIME_MAX: Duration = Duration::from_secs(90);
 /// Kills of a long run, by role.
 const LONG: [(Role, usize); 4] =
     [(Role::Agent, 1000), (Role::Keeper, 200), (Role::Symbolizer, 200), (Role::Target, 100)];
@@ -20,6 +21,7 @@ pub struct Plan {
     backend: Option<Backend>,
     counts: Vec<(Role, usize)>,
     at: Option<Moment>,
+    time_max: Option<Duration>,
 }
 
 impl Plan {
@@ -32,7 +34,9 @@ impl Plan {
     pub fn from_environment() -> Result<Self, String> {
         let role: Option<Role> = variable("ROLE")?;
         let long = std::env::var_os("HEAPBPF_FAULTS_LONG").is_some();
-        let counts = match (variable("KILLS")?, role) {
+        let kills = variable("KILLS")?;
+        let time_max = (kills.is_none() && !long).then_some(TIME_MAX);
+        let counts = match (kills, role) {
             (Some(kills), Some(role)) => vec![(role, kills)],
             (Some(kills), None) => shares(kills),
             (None, _) if long => LONG.iter().copied().filter(|(it, _)| role.is_none_or(|role| role == *it)).collect(),
@@ -47,6 +51,7 @@ impl Plan {
             backend: variable("BACKEND")?,
             counts,
             at: variable("AT")?,
+            time_max,
         })
     }
 
@@ -60,6 +65,11 @@ impl Plan {
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// How long kills are made.
+    pub(super) fn time_max(&self) -> Option<Duration> {
+        self.time_max
     }
 
     /// The point in time of all kills, where one was chosen.
@@ -105,7 +115,7 @@ mod tests {
     #[test]
     fn every_combination_gets_its_share() {
         assert_eq!(shares(60).iter().map(|(_, kills)| kills).sum::<usize>(), 60);
-        let plan = Plan { seed: 1, mode: None, backend: None, counts: shares(60), at: None };
+        let plan = Plan { seed: 1, mode: None, backend: None, counts: shares(60), at: None, time_max: None };
         let cases = plan.cases();
         assert_eq!((cases.len(), plan.kills()), (60, 60));
         assert_eq!(cases, plan.cases());
