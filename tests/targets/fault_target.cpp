@@ -1,7 +1,8 @@
 // A program that a profiler must not break: threads that throw exceptions, run coroutines, handle signals on alternate
 // stacks, fork, load and unload a library, exchange messages, and verify every byte of the memory that they allocate.
 //
-// Usage: fault_target PROGRESS PLUGIN. PROGRESS is a file of 64-bit numbers, mapped by this program and read by the test:
+// Usage: fault_target once: a few rounds of some of that, and exit code 0.
+// Usage: fault_target PROGRESS PLUGIN: all of that until the test ends it. PROGRESS is a file of 64-bit numbers, mapped by this program and read by the test:
 //   [0] process id, written once all threads run   [1] nonzero: stop and exit with 0   [2] number of threads
 //   [3…] completed rounds of each thread
 // The first wrong result is printed to standard error and ends the program with SIGABRT.
@@ -358,9 +359,20 @@ void act_on(int signal, void (*act)(int)) {
     CHECK(sigaction(signal, &action, nullptr) == 0);
 }
 
+int run_once() {
+    Random random{1};
+    for (int i = 0; i < 5; i++) {
+        churn_memory(random);
+        throw_exceptions(random);
+        run_coroutines(random);
+    }
+    return 0;
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
+    if (argc == 2 && !strcmp(argv[1], "once")) return run_once();
     CHECK(argc == 3);
     plugin_path = argv[2];
     int file = open(argv[1], O_RDWR | O_CLOEXEC);

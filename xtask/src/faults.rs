@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     outcome
 }
 
-/// What the test is told.
+/// Environment variables of the test, without their prefix.
 fn variables(arguments: &Arguments) -> Vec<(&'static str, String)> {
     let given = [
         ("KILLS", arguments.kills.map(|it| it.to_string())),

@@ -135,7 +135,7 @@ pub(super) fn examine(subject: &mut Subject) -> Harms {
 /// Places in the target's private libraries that differ from their files. The plugin comes and goes.
 fn changed(subject: &Subject) -> Vec<String> {
     let is_private = |path: &Path| path.starts_with(subject.directory()) && !path.ends_with("plugin.so");
-    // It may end meanwhile, which the next look notices.
+    // It may end meanwhile, which the next poll notices.
     changed_code_in(subject.pid(), |path| is_private(Path::new(path))).unwrap_or_default()
 }
 

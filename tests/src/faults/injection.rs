@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use super::aftermath::{Harm, Harms, await_processes, examine, files};
 use super::agent::{Agent, send};
 use super::case::{Backend, Case, Mode, Moment, Role};
+use super::companion::Companion;
 use super::kernel_log::KernelLog;
 use super::plan::Plan;
 use super::processes::{self, orphans};
@@ -75,6 +76,7 @@ impl Injector {
         let mut subject = subject.unwrap_or_else(start);
         let arguments = case.arguments(subject.pid(), &subject.command_line());
         let mut agent = Agent::start(case, &arguments, self.cache.path(), subject.progress().duplicate());
+        let companion = (case.mode == Mode::Cmdline).then(|| Companion::start(&subject));
         let Some(victim) = self.await_moment(case, moment, &mut agent, &subject) else {
             return self.missed(case, moment, &mut agent, subject);
         };
@@ -89,11 +91,13 @@ impl Injector {
         };
         // Processes started since are children of those.
         let own = subject.pid().max(subject.progress().announced().unwrap_or(0));
-        harms.extend(await_processes(&[own]));
+        let known: Vec<u32> = companion.as_ref().map(Companion::pid).into_iter().chain([own]).collect();
+        harms.extend(await_processes(&known));
         harms.extend(files(&agent));
         if case.role != Role::Target {
             harms.extend(examine_subject(&mut subject, case, moment));
         }
+        harms.extend(companion.map(Companion::finish).unwrap_or_default());
         let leaks = self.log.leaks_of(&threads);
         harms.extend(leaks.first().map(|line| (Harm::KernelLog, format!("{} lines: {line}", leaks.len()))));
         if harms.is_empty() && case.mode != Mode::Launch && case.role != Role::Target {

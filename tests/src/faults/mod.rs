@@ -7,6 +7,7 @@
 mod aftermath;
 mod agent;
 mod case;
+mod companion;
 mod injection;
 mod kernel_log;
 mod plan;

@@ -4,7 +4,7 @@ use heapbpf_tests::target::Target;
 
 use super::{FAILED, LEAKS_FOUND, assert_unharmed, leaks, record_exactly};
 
-/// Records, and looks for leaks in both ways.
+/// Records, and checks for leaks with both kinds of snapshot.
 fn check(confinement: &str) {
     let mut target = Target::start("confined.c");
     target.work(confinement);

@@ -50,7 +50,7 @@ impl Drop for Tracer {
     }
 }
 
-/// Fails unless looking for leaks is refused with these words.
+/// Fails unless a check for leaks is refused with these words.
 #[track_caller]
 fn assert_refused(pid: u32, arguments: &str, words: &[&str]) {
     let text = leaks(pid, arguments).expect_error(FAILED);
@@ -109,7 +109,7 @@ fn a_target_that_job_control_has_stopped_stays_stopped() {
     assert_unharmed(&mut target);
 }
 
-/// Looks at a target in a frozen control group. It must be frozen afterwards, and work on when it is thawed.
+/// Records and checks a target in a frozen control group. It must be frozen afterwards, and work on when it is thawed.
 #[track_caller]
 fn check_frozen(group: &Group, file: &str, frozen: &str, thawed: &str, is_frozen: impl Fn(u32) -> bool) {
     let mut target = Target::start("service.c");

@@ -25,13 +25,13 @@ fn five_thousand_threads() {
     check("threads 5000");
 }
 
-/// The kernel allows 65,530 unless it is told otherwise.
+/// The kernel's default limit is 65,530 (`vm.max_map_count`).
 #[test]
 fn sixty_thousand_mappings() {
     check("mappings 60000");
 }
 
-/// The minimum of a process that does not exist for the profiler: 10 s of 500 forks each, if the machine keeps up.
+/// As many as 500 forks a second make in 10 s, as fast as the machine makes them.
 #[test]
 fn thousands_of_short_lived_children() {
     const FORKS: u64 = 5000;
