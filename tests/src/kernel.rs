@@ -2,6 +2,7 @@
 //! it. Refuses to change anything.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -96,25 +97,35 @@ pub fn children(pid: u32) -> Vec<u32> {
 #[must_use]
 #[track_caller]
 pub fn changed_code(pid: u32) -> Vec<String> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_else(|error| panic!("maps of {pid}: {error}"));
-    let memory = File::open(format!("/proc/{pid}/mem")).expect("root may read memory");
+    changed_code_in(pid, |_| true).unwrap_or_else(|error| panic!("code of {pid}: {error}"))
+}
+
+/// Like [`changed_code`], of modules whose path is wanted. A mapping that disappears meanwhile is left out.
+///
+/// # Errors
+///
+/// When the process or a module of it cannot be read, or no module is wanted.
+pub fn changed_code_in(pid: u32, is_wanted: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
+    let maps = || fs::read_to_string(format!("/proc/{pid}/maps"));
+    let (before, memory) = (maps()?, File::open(format!("/proc/{pid}/mem"))?);
     let mut changed = Vec::new();
     let mut compared = 0;
-    for mapping in maps.lines().filter_map(CodeMapping::parse) {
-        let file = File::open(&mapping.path).unwrap_or_else(|error| panic!("`{}`: {error}", mapping.path));
-        let (mut now, mut original) = (vec![0; mapping.length], vec![0; mapping.length]);
-        memory.read_exact_at(&mut now, mapping.start).unwrap_or_else(|error| panic!("`{}`: {error}", mapping.path));
-        // A mapping's last page may reach beyond the file; it reads as zeros there.
-        let length = file.metadata().expect("the file is open").len().saturating_sub(mapping.offset);
-        let in_file = usize::try_from(length).unwrap_or(usize::MAX).min(mapping.length);
-        file.read_exact_at(&mut original[..in_file], mapping.offset).expect("the file has not shrunk");
-        compared += in_file;
-        for (at, _) in now.iter().zip(&original).enumerate().filter(|(_, (now, original))| now != original) {
-            changed.push(format!("{}+{:#x}", mapping.path, mapping.offset + at as u64));
+    for line in before.lines() {
+        let Some(mapping) = CodeMapping::parse(line).filter(|mapping| is_wanted(&mapping.path)) else { continue };
+        let compared_now = mapping.compare(&memory);
+        let is_gone = || Ok::<_, io::Error>(!maps()?.lines().any(|now| now == line));
+        match compared_now {
+            Ok((bytes, places)) => {
+                compared += bytes;
+                if !places.is_empty() && !is_gone()? {
+                    changed.extend(places);
+                }
+            }
+            Err(error) if !is_gone()? => return Err(error),
+            Err(_) => {}
         }
     }
-    assert!(compared > 0, "process {pid} has no code to compare");
-    changed
+    if compared == 0 { Err(io::Error::other("there is no code to compare")) } else { Ok(changed) }
 }
 
 /// Writes a breakpoint into the code of a process, as a uprobe that the kernel could not unregister leaves one. `place` is one of
@@ -206,6 +217,23 @@ struct CodeMapping {
 }
 
 impl CodeMapping {
+    /// How many bytes were compared, and the places of those that differ from the file.
+    fn compare(&self, memory: &File) -> io::Result<(usize, Vec<String>)> {
+        let (mut now, mut original) = (vec![0; self.length], vec![0; self.length]);
+        let file = File::open(&self.path)?;
+        memory.read_exact_at(&mut now, self.start)?;
+        // A mapping's last page may reach beyond the file; it reads as zeros there.
+        let length = file.metadata()?.len().saturating_sub(self.offset);
+        let in_file = usize::try_from(length).unwrap_or(usize::MAX).min(self.length);
+        file.read_exact_at(&mut original[..in_file], self.offset)?;
+        if now == original {
+            return Ok((in_file, Vec::new()));
+        }
+        let differing = now.iter().zip(&original).enumerate().filter(|(_, (now, original))| now != original);
+        let place = |(at, _)| format!("{}+{:#x}", self.path, self.offset + at as u64);
+        Ok((in_file, differing.map(place).collect()))
+    }
+
     /// Reads a line of `/proc/PID/maps`; `None` for anything but code from a file.
     fn parse(line: &str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();

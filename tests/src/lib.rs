@@ -38,6 +38,7 @@
 //! a test that passes by not running would say something untrue.
 
 pub mod cgroup;
+pub mod faults;
 pub mod heapbpf;
 pub mod kernel;
 pub mod nginx;

@@ -17,6 +17,7 @@ use super::spec::HookSpec;
 use super::{cxx, jemalloc, libc, mimalloc, mmap, rust, tcmalloc};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
+use crate::object::ObjectError;
 use crate::object::symbols::{DefinedFunction, SymbolSource};
 use crate::target::definitions::Candidate;
 
@@ -62,6 +63,9 @@ pub enum NoAllocator {
         "no module of `{0}` defines `malloc`; supported are glibc, musl, jemalloc, tcmalloc, mimalloc and any library that exports malloc (name others with `--hook`)"
     )]
     None(String),
+    /// The program's file, and so its allocator, cannot be inspected.
+    #[error("`{0}` cannot be inspected: {1}")]
+    Unreadable(String, ObjectError),
     /// There are heaps, but they are not wanted. One that is may still be loaded.
     #[error(
         "`{program}` has none of the heaps that are selected ({selected}), only `{}`; name one of these with `--heap`",

@@ -66,6 +66,11 @@ pub enum LoadError {
          raise the memory limit of the control group that heapbpf runs in (`memory.max`)"
     )]
     NoMemory,
+    /// There are no descriptors left for maps and programs.
+    #[error(
+        "too many open files: heapbpf needs about 50 for its maps and programs, and more for its targets; raise the limit (`ulimit -n`)"
+    )]
+    NoDescriptors,
     /// An object named by the environment cannot be read.
     #[error("cannot read the BPF object `{path}` that {OBJECT_VARIABLE} names: {source}")]
     Object {
@@ -354,6 +359,7 @@ fn refused(error: EbpfError) -> LoadError {
         match error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
             Some(libc::ENOSYS) => return LoadError::NoBpf,
             Some(libc::ENOMEM) => return LoadError::NoMemory,
+            Some(libc::EMFILE) => return LoadError::NoDescriptors,
             _ => cause = error.source(),
         }
     }
@@ -376,6 +382,8 @@ mod tests {
         assert!(matches!(refused(error), LoadError::NoBpf));
         let error = EbpfError::FileError { path: PathBuf::new(), error: io::Error::from_raw_os_error(libc::ENOMEM) };
         assert!(matches!(refused(error), LoadError::NoMemory));
+        let error = EbpfError::FileError { path: PathBuf::new(), error: io::Error::from_raw_os_error(libc::EMFILE) };
+        assert!(matches!(refused(error), LoadError::NoDescriptors));
         let error = EbpfError::FileError { path: PathBuf::new(), error: io::Error::from_raw_os_error(libc::EPERM) };
         assert!(matches!(refused(error), LoadError::Refused(_)));
     }

@@ -107,7 +107,13 @@ impl Discovery {
 
     fn find(&mut self, space: &AddressSpace, links: Option<&LinkMap>) -> Result<Vec<ResolvedHook>, NoAllocator> {
         let candidates = self.definitions.candidates(space, &self.modules, links);
-        let hooks = resolve(&candidates, &self.functions, &self.heaps)?;
+        let hooks = resolve(&candidates, &self.functions, &self.heaps).map_err(|error| match error {
+            NoAllocator::None(_) => match Definitions::unreadable_program(space, &self.modules) {
+                Some((path, error)) => NoAllocator::Unreadable(path.to_string(), error),
+                None => error,
+            },
+            _ => error,
+        })?;
         Ok(self.jumps.merge(hooks, &self.modules))
     }
 }

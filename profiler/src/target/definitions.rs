@@ -11,6 +11,7 @@ use super::address_space::AddressSpace;
 use super::link_map::{LinkMap, LinkPosition};
 use super::module_pattern::ModulePattern;
 use crate::ids::{ModuleId, Pid};
+use crate::object::ObjectError;
 use crate::object::image::Image;
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::{DefinedFunction, Search, Symbols};
@@ -110,6 +111,18 @@ impl Definitions {
             })
         };
         space.modules().into_iter().filter_map(candidate).collect()
+    }
+
+    /// Why the program of a process is no candidate: its path, and what is wrong with its file.
+    #[must_use]
+    pub fn unreadable_program(space: &AddressSpace, modules: &ModuleStore) -> Option<(Arc<str>, ObjectError)> {
+        let program = Program::of(space.pid());
+        let unreadable = |id: ModuleId| {
+            let module = modules.get(id);
+            let error = module.elf().err().filter(|_| program.is(module))?;
+            Some((Arc::clone(module.path()), error.clone()))
+        };
+        space.modules().into_iter().find_map(unreadable)
     }
 
     fn known(&mut self, id: ModuleId, module: &Module, is_executable: bool) -> Known {

@@ -1,14 +1,14 @@
 //! `cargo xtask bench`: measurements behind the figures in docs/. One folder per subject; what they share lies beside this
 //! file, which only dispatches.
 
-mod document;
+pub(crate) mod document;
 mod formats;
 mod leaks;
-mod machine;
+pub(crate) mod machine;
 mod mark;
 mod overhead;
 mod process;
-mod recording;
+pub(crate) mod recording;
 mod soak;
 mod spread;
 mod unwind;

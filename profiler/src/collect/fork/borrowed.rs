@@ -31,6 +31,8 @@ pub(super) struct Borrowed {
     blocked: u64,
     /// It has run since it was taken.
     ran: bool,
+    /// It was not seen to stop since: a call took too long, as every call does in a frozen control group.
+    runs: bool,
     /// SIGSTOP came meanwhile, which cannot be blocked.
     stopped: bool,
 }
@@ -41,13 +43,13 @@ impl Borrowed {
         let (Some(saved), Some(blocked)) = (tracee.registers()?, tracee.blocked_signals()?) else { return Ok(None) };
         tracee.block_signals(ALL_SIGNALS)?;
         let tracee = tracee.clone();
-        Ok(Some(Self { pid, tracee, instruction, saved, blocked, ran: false, stopped: false }))
+        Ok(Some(Self { pid, tracee, instruction, saved, blocked, ran: false, runs: false, stopped: false }))
     }
 
     /// Another thread, which this one has made: nobody wants it back.
     pub(super) fn child(&self, tracee: &Tracee) -> Self {
         let Self { pid, instruction, saved, blocked, .. } = *self;
-        Self { pid, tracee: tracee.clone(), instruction, saved, blocked, ran: false, stopped: false }
+        Self { pid, tracee: tracee.clone(), instruction, saved, blocked, ran: false, runs: false, stopped: false }
     }
 
     /// Has it make this system call as soon as it runs.
@@ -95,6 +97,7 @@ impl Borrowed {
         loop {
             // A signal is not handed back: all are blocked but SIGSTOP, which is sent again.
             self.tracee.run_to_syscall(Stop::Trap)?;
+            self.runs = true;
             match self.next(deadline)? {
                 Stop::Ended(_) => return Ok(None),
                 Stop::Clone | Stop::Fork => {
@@ -121,7 +124,9 @@ impl Borrowed {
     pub(super) fn give_back(mut self) -> io::Result<()> {
         if self.ran {
             self.tracee.interrupt()?;
-            self.tracee.run(Stop::Syscall)?;
+            if !self.runs {
+                self.tracee.run(Stop::Syscall)?;
+            }
             let deadline = Instant::now() + CALL_WAIT;
             loop {
                 match self.next(deadline)? {
@@ -143,6 +148,7 @@ impl Borrowed {
 
     fn next(&mut self, deadline: Instant) -> io::Result<Stop> {
         let stop = self.tracee.wait(deadline.saturating_duration_since(Instant::now()))?;
+        self.runs &= stop.is_none();
         self.stopped |= matches!(stop, Some(Stop::Signal(libc::SIGSTOP)));
         stop.ok_or_else(|| io::ErrorKind::TimedOut.into())
     }

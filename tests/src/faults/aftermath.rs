@@ -1,0 +1,150 @@
+//! What a kill has done to everything that should not notice it: the target, the system and the file system.
+
+use std::fmt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::agent::{Agent, send};
+use super::processes::{children, comm, held_threads, is_alive, orphans, somebody_profiles_all};
+use super::subject::Subject;
+use crate::kernel::changed_code_in;
+
+use rustix::process::Signal;
+
+/// Until all processes of a killed heapbpf have ended. Only a hang takes this long.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
+/// From then until the target is as it was.
+const SETTLED_WITHIN: Duration = Duration::from_secs(2);
+/// Until somebody else's probes are gone, where somebody else profiles every process of the machine.
+const OTHERS_GONE_WITHIN: Duration = Duration::from_secs(120);
+const POLL_PERIOD: Duration = Duration::from_millis(10);
+
+/// What can be wrong after a kill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Harm {
+    /// The target ended, or its verification failed.
+    Died,
+    /// Threads of the target do not go on.
+    Stalled,
+    /// The target's code differs from its files.
+    Breakpoints,
+    /// Threads of the target are stopped or traced.
+    Held,
+    /// A copy of the target was left running.
+    Copies,
+    /// The kernel gave up removing a breakpoint.
+    KernelLog,
+    /// Processes of heapbpf stay.
+    Processes,
+    /// Files stay.
+    Files,
+    /// heapbpf did not end as documented, or without its report.
+    Ending,
+}
+
+impl Harm {
+    /// All of them, in the order of the tables' columns.
+    pub(super) const ALL: [Self; 9] = [
+        Self::Died,
+        Self::Stalled,
+        Self::Breakpoints,
+        Self::Held,
+        Self::Copies,
+        Self::KernelLog,
+        Self::Processes,
+        Self::Files,
+        Self::Ending,
+    ];
+}
+
+impl fmt::Display for Harm {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Died => "target died",
+            Self::Stalled => "no progress",
+            Self::Breakpoints => "breakpoints",
+            Self::Held => "stopped",
+            Self::Copies => "copies",
+            Self::KernelLog => "kernel log",
+            Self::Processes => "processes",
+            Self::Files => "files",
+            Self::Ending => "ending",
+        })
+    }
+}
+
+/// Harms with their details.
+pub(super) type Harms = Vec<(Harm, String)>;
+
+/// Waits until all processes of heapbpf have ended that are left without a parent; kills those that stay.
+pub(super) fn await_processes(known: &[u32]) -> Harms {
+    let of_heapbpf = || -> Vec<u32> {
+        let is_one = |pid: &u32| comm(*pid).is_some_and(|name| name.starts_with("heapbpf"));
+        orphans(known).into_iter().filter(is_one).collect()
+    };
+    let deadline = Instant::now() + GONE_WITHIN;
+    loop {
+        let left = of_heapbpf();
+        if left.is_empty() {
+            return Vec::new();
+        }
+        if Instant::now() > deadline {
+            let names: Vec<String> =
+                left.iter().map(|&pid| format!("{} {pid}", comm(pid).unwrap_or_default())).collect();
+            left.iter().for_each(|&pid| send(pid, Signal::KILL));
+            return vec![(Harm::Processes, format!("still there: {}", names.join(", ")))];
+        }
+        thread::sleep(POLL_PERIOD);
+    }
+}
+
+/// Examines a target that is to go on as if nothing had happened.
+pub(super) fn examine(subject: &mut Subject) -> Harms {
+    let mut harms = Vec::new();
+    let copies = children(subject.pid());
+    let began = Instant::now();
+    loop {
+        if let Some(status) = subject.ended() {
+            return vec![(Harm::Died, format!("{status}: {}", subject.complaint()))];
+        }
+        harms.clear();
+        let stays = |copy: &&u32| is_alive(**copy) && children(subject.pid()).contains(copy);
+        harms.extend(copies.iter().find(stays).map(|copy| (Harm::Copies, format!("process {copy} stays"))));
+        let family = std::iter::once(subject.pid()).chain(children(subject.pid()));
+        harms.extend(family.flat_map(held_threads).map(|held| (Harm::Held, held)));
+        let changed = changed(subject);
+        harms.extend(changed.iter().map(|place| (Harm::Breakpoints, place.clone())));
+        if harms.is_empty() {
+            break;
+        }
+        let others = !changed.is_empty() && somebody_profiles_all();
+        if began.elapsed() > if others { OTHERS_GONE_WITHIN } else { SETTLED_WITHIN } {
+            break;
+        }
+        thread::sleep(POLL_PERIOD);
+    }
+    if let Err(error) = subject.make_progress() {
+        harms.push((if subject.ended().is_some() { Harm::Died } else { Harm::Stalled }, error));
+    }
+    // One line for each kind.
+    harms.dedup_by_key(|(harm, _)| *harm);
+    harms
+}
+
+/// Places in the target's private libraries that differ from their files. The plugin comes and goes.
+fn changed(subject: &Subject) -> Vec<String> {
+    let is_private = |path: &Path| path.starts_with(subject.directory()) && !path.ends_with("plugin.so");
+    // It may end meanwhile, which the next poll notices.
+    changed_code_in(subject.pid(), |path| is_private(Path::new(path))).unwrap_or_default()
+}
+
+/// Files that heapbpf has left, and an output that is not whole.
+pub(super) fn files(agent: &Agent) -> Harms {
+    let mut harms: Harms =
+        agent.other_files().into_iter().map(|path| (Harm::Files, path.display().to_string())).collect();
+    if agent.has_output() && !agent.keeps_partial_output() {
+        harms.extend(agent.output_fault().map(|fault| (Harm::Files, fault)));
+    }
+    harms
+}

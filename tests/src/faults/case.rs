@@ -1,0 +1,258 @@
+//! What is killed, and in which use of heapbpf: modes, backends, roles, and points in time.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Every element is found by its name; an unknown one is an error that lists all.
+macro_rules! named {
+    ($(#[$doc:meta])* $type:ident { $($(#[$item:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $type { $($(#[$item])* $variant,)+ }
+
+        impl $type {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The name on the command line and in tables.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.pad(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                Self::ALL.iter().copied().find(|it| it.name() == text).ok_or_else(|| {
+                    format!("`{text}` is none of {}", Self::ALL.iter().map(|it| it.name()).collect::<Vec<_>>().join(", "))
+                })
+            }
+        }
+    };
+}
+
+named! {
+    /// A use of heapbpf.
+    Mode {
+        /// `record --pid` at an interval of 1: every call is an event.
+        Exact = "exact",
+        /// `record --pid` at the default interval.
+        Record = "record",
+        /// `record --pid -o x.heapbpf`.
+        Recording = "recording",
+        /// `record --cmdline`, following forks.
+        Cmdline = "cmdline",
+        /// `record -- COMMAND`.
+        Launch = "launch",
+        /// `record --pid --hold forks`.
+        HoldForks = "hold-forks",
+        /// `leaks --pid`, memory read while the target is stopped.
+        LeaksRead = "leaks-read",
+        /// `leaks --pid --snapshot fork`.
+        LeaksFork = "leaks-fork",
+        /// `leaks --pid --watch`.
+        LeaksWatch = "leaks-watch",
+    }
+}
+
+named! {
+    /// How probes are attached.
+    Backend {
+        /// `--backend session`.
+        Session = "session",
+        /// `--backend multi`.
+        Multi = "multi",
+        /// `--backend perf`.
+        Perf = "perf",
+        /// No choice: the kernel's best, or no probes at all.
+        Auto = "auto",
+    }
+}
+
+named! {
+    /// Which process is killed.
+    Role {
+        /// heapbpf as it was started.
+        Agent = "agent",
+        /// Its child that owns links and injections.
+        Keeper = "keeper",
+        /// Its child that parses files.
+        Symbolizer = "symbolizer",
+        /// The profiled process.
+        Target = "target",
+    }
+}
+
+impl Mode {
+    /// Backends that can be chosen in this mode.
+    pub(super) fn backends(self) -> &'static [Backend] {
+        match self {
+            Self::LeaksRead | Self::LeaksFork | Self::LeaksWatch => &[Backend::Auto],
+            _ => &[Backend::Session, Backend::Multi, Backend::Perf],
+        }
+    }
+
+    /// Whether it ends by itself, soon.
+    pub(super) fn is_one_shot(self) -> bool {
+        matches!(self, Self::LeaksRead | Self::LeaksFork)
+    }
+
+    pub(super) fn is_leaks(self) -> bool {
+        matches!(self, Self::LeaksRead | Self::LeaksFork | Self::LeaksWatch)
+    }
+
+    /// The file that the run is to write.
+    pub(super) fn output(self) -> &'static str {
+        if self == Self::Recording { "x.heapbpf" } else { "out.json" }
+    }
+
+    /// Whether the output exists while heapbpf runs, and stays when it is killed.
+    pub(super) fn keeps_output(self) -> bool {
+        self == Self::Recording
+    }
+}
+
+/// One kind of kill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Case {
+    /// The use of heapbpf.
+    pub(super) mode: Mode,
+    /// How it attaches.
+    pub(super) backend: Backend,
+    /// Which process is killed.
+    pub(super) role: Role,
+}
+
+impl Case {
+    /// All combinations that exist of those that are requested; `None` stands for all.
+    pub(super) fn all(mode: Option<Mode>, backend: Option<Backend>, role: Role) -> Vec<Self> {
+        let modes = Mode::ALL.iter().copied().filter(|it| mode.is_none_or(|mode| mode == *it));
+        modes
+            .flat_map(|mode| mode.backends().iter().map(move |&backend| Self { mode, backend, role }))
+            .filter(|case| backend.is_none_or(|backend| backend == case.backend))
+            .filter(|case| !case.lacks_the_role())
+            .collect()
+    }
+
+    /// Whether no process need have the role in this mode: a single snapshot of memory attaches no probe, and names nothing
+    /// when there is no leak.
+    fn lacks_the_role(self) -> bool {
+        match self.role {
+            Role::Keeper => self.mode == Mode::LeaksRead,
+            Role::Symbolizer => self.mode.is_one_shot(),
+            Role::Agent | Role::Target => false,
+        }
+    }
+
+    /// The options of `cargo xtask faults` that choose this case.
+    pub(super) fn options(self) -> String {
+        format!("--mode {} --backend {} --role {}", self.mode, self.backend, self.role)
+    }
+
+    /// heapbpf's arguments. `program` and its arguments are launched, or matched by name.
+    pub(super) fn arguments(self, pid: u32, program: &[OsString]) -> Vec<OsString> {
+        let pid = pid.to_string();
+        let name = program.first().and_then(|path| Path::new(path).file_name()).unwrap_or_default().to_owned();
+        let name = name.to_string_lossy();
+        let words: &[&str] = match self.mode {
+            Mode::Exact => &["--pid", &pid, "--interval", "1", "--on-overload", "drop"],
+            Mode::Record | Mode::Recording => &["record", "--pid", &pid],
+            Mode::Cmdline => &["--cmdline", &name],
+            Mode::Launch => &["record"],
+            Mode::HoldForks => &["--pid", &pid, "--hold", "forks"],
+            Mode::LeaksRead => &["leaks", "--pid", &pid],
+            Mode::LeaksFork => &["leaks", "--pid", &pid, "--snapshot", "fork"],
+            Mode::LeaksWatch => &["leaks", "--pid", &pid, "--watch", "10m"],
+        };
+        let mut arguments: Vec<OsString> = words.iter().map(OsString::from).collect();
+        arguments.extend(["-o", self.mode.output()].map(OsString::from));
+        if self.backend != Backend::Auto {
+            arguments.extend(["--backend", self.backend.name()].map(OsString::from));
+        }
+        if self.mode == Mode::Launch {
+            arguments.push("--".into());
+            arguments.extend_from_slice(program);
+        }
+        arguments
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:11} {:8} {:10}", self.mode, self.backend, self.role)
+    }
+}
+
+/// When a process is killed, so long after something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// The start of heapbpf, or of the process of that role.
+    Start(Duration),
+    /// The end of attaching.
+    Steady(Duration),
+    /// The SIGINT that ends recording.
+    Detach(Duration),
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, after) = match self {
+            Self::Start(after) => ("start", after),
+            Self::Steady(after) => ("steady", after),
+            Self::Detach(after) => ("detach", after),
+        };
+        write!(formatter, "{name}+{}us", after.as_micros())
+    }
+}
+
+impl FromStr for Moment {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.strip_suffix("us").and_then(|text| text.split_once('+'));
+        let micros = parts.and_then(|(_, micros)| micros.parse().ok()).map(Duration::from_micros);
+        match (parts.map(|(name, _)| name), micros) {
+            (Some("start"), Some(after)) => Ok(Self::Start(after)),
+            (Some("steady"), Some(after)) => Ok(Self::Steady(after)),
+            (Some("detach"), Some(after)) => Ok(Self::Detach(after)),
+            _ => Err(format!("`{text}` is not of the form `start+1234us`, `steady+…` or `detach+…`")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_read_as_they_are_printed() {
+        for text in ["start+0us", "steady+1234us", "detach+150000us"] {
+            assert_eq!(text.parse::<Moment>().map(|it| it.to_string()).as_deref(), Ok(text));
+        }
+        for text in ["", "start", "start+1", "begin+1us", "start+xus"] {
+            assert!(text.parse::<Moment>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_choice_leaves_the_cases_that_exist() {
+        assert_eq!(Case::all(None, None, Role::Agent).len(), 21);
+        assert_eq!(Case::all(Some(Mode::LeaksFork), None, Role::Agent).len(), 1);
+        assert_eq!(Case::all(None, Some(Backend::Perf), Role::Agent).len(), 6);
+        assert_eq!(Case::all(Some(Mode::LeaksRead), None, Role::Keeper).len(), 0);
+        assert_eq!(Case::all(None, None, Role::Symbolizer).len(), 19);
+        assert_eq!("perf".parse(), Ok(Backend::Perf));
+        assert!("none".parse::<Mode>().is_err_and(|error| error.contains("leaks-fork")));
+    }
+}

@@ -1,0 +1,73 @@
+//! Fault injection: kills heapbpf's processes, or its target, at random points in time, and checks that nothing else is
+//! harmed. Owns the order of the run and its counts. Refuses to know how heapbpf works: it sees processes, files and the
+//! kernel log.
+//!
+//! A run is configured by environment variables, which `cargo xtask faults` sets: see [`Plan::from_environment`].
+
+mod aftermath;
+mod agent;
+mod case;
+mod companion;
+mod injection;
+mod kernel_log;
+mod plan;
+mod processes;
+mod random;
+mod subject;
+mod tally;
+
+pub use case::{Backend, Mode, Role};
+pub use plan::Plan;
+pub use tally::Tally;
+
+use std::time::{Duration, Instant};
+
+use injection::Injector;
+
+/// Kills that came too late because heapbpf had ended, in a row, before this kill is given up.
+const MISSES_MAX: u32 = 20;
+
+/// Carries out a plan and returns the counts. Progress and each fault go to standard error.
+///
+/// # Panics
+///
+/// When the machine lacks what the run needs.
+#[must_use]
+#[expect(clippy::print_stderr, reason = "a long run reports its progress, and each fault when it happens")]
+pub fn run(plan: &Plan) -> Tally {
+    crate::kernel::require_root();
+    eprintln!("faults: {} kills, seed {}", plan.kills(), plan.seed());
+    let mut injector = Injector::new(plan);
+    let mut tally = Tally::default();
+    let began = Instant::now();
+    for (number, case) in plan.cases().into_iter().enumerate() {
+        if plan.time_max().is_some_and(|longest| began.elapsed() > longest) {
+            eprintln!("faults: ends after {number} kills: the time is up");
+            break;
+        }
+        let mut misses = 0;
+        let outcome = loop {
+            if let Some(outcome) = injector.inject(case) {
+                break outcome;
+            }
+            misses += 1;
+            if misses == MISSES_MAX {
+                break Injector::gave_up(case, misses);
+            }
+        };
+        if outcome.harms.is_empty() {
+            eprintln!("faults: {number:4} {case} {}: unharmed after {} ms", outcome.moment, millis(outcome.settled));
+        } else {
+            eprintln!("faults: {number:4} {case} {}: HARMED (seed {})", outcome.moment, plan.seed());
+            outcome.harms.iter().for_each(|(harm, detail)| eprintln!("    {harm}: {detail}"));
+            eprintln!("    repeat: cargo xtask faults --kills 20 {} --at {}", case.options(), outcome.moment);
+        }
+        tally.add(case, &outcome);
+    }
+    injector.finish();
+    tally
+}
+
+fn millis(duration: Duration) -> u128 {
+    duration.as_millis()
+}

@@ -1,0 +1,99 @@
+//! Counts of a run, and their table.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::aftermath::Harm;
+use super::case::{Case, Role};
+use super::injection::Outcome;
+
+/// Kills of one kind.
+#[derive(Clone, Debug, Default)]
+struct Row {
+    kills: u64,
+    harmed: u64,
+    by_harm: BTreeMap<Harm, u64>,
+}
+
+impl Row {
+    fn add(&mut self, other: &Self) {
+        self.kills += other.kills;
+        self.harmed += other.harmed;
+        other.by_harm.iter().for_each(|(&harm, count)| *self.by_harm.entry(harm).or_default() += count);
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let counts = [self.kills, self.harmed].into_iter();
+        let harms = Harm::ALL.iter().map(|harm| self.by_harm.get(harm).copied().unwrap_or_default());
+        counts.chain(harms).map(|count| count.to_string()).collect()
+    }
+}
+
+/// Counts by mode, backend and role.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    rows: BTreeMap<Case, Row>,
+    slowest: Duration,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, case: Case, outcome: &Outcome) {
+        let mut row = Row { kills: 1, harmed: u64::from(!outcome.harms.is_empty()), by_harm: BTreeMap::new() };
+        // A kill counts once for each kind of harm.
+        outcome.harms.iter().for_each(|(harm, _)| _ = row.by_harm.insert(*harm, 1));
+        self.rows.entry(case).or_default().add(&row);
+        if outcome.harms.is_empty() {
+            self.slowest = self.slowest.max(outcome.settled);
+        }
+    }
+
+    /// Kills that harmed something.
+    #[must_use]
+    pub fn harmed(&self) -> u64 {
+        self.rows.values().map(|row| row.harmed).sum()
+    }
+
+    /// The counts as a table in Markdown, a row for each mode, backend and role, and sums by role.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut head = ["mode", "backend", "killed", "kills", "harmed"].join(" | ");
+        Harm::ALL.iter().for_each(|harm| _ = write!(head, " | {harm}"));
+        let mut table = format!("| {head} |\n|---|---|---|{}\n", "---:|".repeat(2 + Harm::ALL.len()));
+        let mut line = |names: [&str; 3], row: &Row| {
+            let _ = writeln!(table, "| {} | {} |", names.join(" | "), row.cells().join(" | "));
+        };
+        for (case, row) in &self.rows {
+            line([case.mode.name(), case.backend.name(), case.role.name()], row);
+        }
+        for &role in Role::ALL {
+            let mut sum = Row::default();
+            self.rows.iter().filter(|(case, _)| case.role == role).for_each(|(_, row)| sum.add(row));
+            if sum.kills > 0 {
+                line(["**all**", "", role.name()], &sum);
+            }
+        }
+        let _ = writeln!(table, "\nSlowest examination after a kill without harm: {} ms.", self.slowest.as_millis());
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::case::{Backend, Mode, Moment};
+    use super::*;
+
+    #[test]
+    fn kills_are_counted_once_for_each_kind_of_harm() {
+        let case = Case { mode: Mode::Exact, backend: Backend::Perf, role: Role::Agent };
+        let outcome = |harms| Outcome { moment: Moment::Start(Duration::ZERO), harms, settled: Duration::ZERO };
+        let mut tally = Tally::default();
+        tally.add(case, &outcome(Vec::new()));
+        let code = || (Harm::Breakpoints, String::new());
+        tally.add(case, &outcome(vec![code(), code(), (Harm::KernelLog, String::new())]));
+        assert_eq!(tally.harmed(), 1);
+        let table = tally.table();
+        assert!(table.contains("| exact | perf | agent | 2 | 1 | 0 | 0 | 1 | 0 | 0 | 1 | 0 | 0 | 0 |"), "{table}");
+        assert!(table.contains("| **all** |  | agent | 2 | 1 |"), "{table}");
+    }
+}

@@ -1,0 +1,15 @@
+//! Kills heapbpf's processes and its target at random points in time: nothing else may be harmed. `cargo xtask faults` runs
+//! more of the same.
+
+use heapbpf_tests::faults::{Plan, run};
+
+#[test]
+fn kills_at_random_points_in_time_harm_nothing() {
+    let plan = Plan::from_environment().unwrap_or_else(|error| panic!("{error}"));
+    let tally = run(&plan);
+    let table = tally.table();
+    if let Some(path) = std::env::var_os("HEAPBPF_FAULTS_TABLE") {
+        std::fs::write(&path, &table).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
+    }
+    assert_eq!(tally.harmed(), 0, "kills did harm; seed {}\n{table}", plan.seed());
+}

@@ -1,0 +1,102 @@
+//! What heapbpf itself has little of: memory, descriptors, and the processor.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use heapbpf_tests::cgroup::Group;
+use heapbpf_tests::heapbpf::Heapbpf;
+use heapbpf_tests::target::Target;
+
+use super::{FAILED, assert_keeps, assert_unharmed, prepared};
+
+#[test]
+fn sixty_four_descriptors_suffice() {
+    let mut target = Target::start("service.c");
+    let mut heapbpf = prepared("ulimit -n 64", target.pid(), "--interval 1 -o out.json");
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    let _ = session.interrupt().expect_code(0);
+    let report = heapbpf.report("out.json");
+    report.assert_complete();
+    assert_keeps(report.process(target.pid()));
+    assert_unharmed(&mut target);
+}
+
+#[test]
+fn twenty_descriptors_do_not_and_that_is_the_reason_given() {
+    let mut target = Target::start("service.c");
+    let outcome = prepared("ulimit -n 20", target.pid(), "--interval 1 --duration 1s -o out.json").run();
+    let text = outcome.expect_error(FAILED);
+    assert!(text.contains("too many open files") && text.contains("ulimit -n"), "{text}");
+    assert_unharmed(&mut target);
+}
+
+/// A control group with a limit of memory, without swap.
+fn memory_group(limit: &str) -> Group {
+    let name = format!("heapbpf-memory-{}", std::process::id());
+    let first = Group::of_hierarchy("memory", &name);
+    let file = if first.is_some() { "memory.limit_in_bytes" } else { "memory.max" };
+    let group = first.unwrap_or_else(|| Group::unified(&name));
+    let file = group.directory().join(file);
+    fs::write(&file, limit).unwrap_or_else(|error| panic!("`{}`: {error}", file.display()));
+    group
+}
+
+#[test]
+fn sixty_four_mebibytes_suffice_or_that_is_the_reason_given() {
+    let mut target = Target::start("service.c");
+    let group = memory_group("64M");
+    let enter = format!("echo $$ > {}", group.processes().display());
+    let mut heapbpf = prepared(&enter, target.pid(), "--interval 1 --duration 1s -o out.json");
+    let outcome = heapbpf.run();
+    if outcome.status.success() {
+        heapbpf.report("out.json").assert_complete();
+    } else {
+        let text = outcome.expect_error(FAILED);
+        assert!(text.contains("not enough memory") && text.contains("--ring-size"), "{text}");
+        assert!(heapbpf.files().is_empty(), "{:?}", heapbpf.files());
+    }
+    assert_unharmed(&mut target);
+}
+
+#[test]
+fn a_small_ring_fits_into_sixty_four_mebibytes() {
+    let mut target = Target::start("service.c");
+    let group = memory_group("64M");
+    let enter = format!("echo $$ > {}", group.processes().display());
+    let small = "--ring-size 256KiB --unwind-memory 4MiB --live-blocks 4096 --interval 1 -o out.json";
+    let mut heapbpf = prepared(&enter, target.pid(), small);
+    let session = heapbpf.start();
+    target.work("keep 1000 25");
+    let _ = session.interrupt().expect_code(0);
+    assert_keeps(heapbpf.report("out.json").process(target.pid()));
+    assert_unharmed(&mut target);
+}
+
+/// Under load, for longer than the ring buffer lasts.
+#[test]
+fn a_session_that_was_stopped_for_twenty_seconds_reports_what_it_dropped() {
+    let mut target = Target::start("flood.c");
+    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --on-overload drop --ring-size 1MiB -o out.json");
+    let session = heapbpf.start();
+    session.halt();
+    let ledger = thread::scope(|scope| {
+        let load = scope.spawn(|| target.work("3"));
+        thread::sleep(Duration::from_secs(20));
+        load.join().expect("it does not panic")
+    });
+    session.go_on();
+    let outcome = session.interrupt().expect_code(3);
+    let report = heapbpf.report("out.json");
+    let truth = ledger.sum();
+    let recorded = report.process(target.pid()).totals.exact();
+    let dropped = report.health.lost.get("ring_full").copied().unwrap_or_default();
+    assert!(dropped > 0 && outcome.stdout.contains("incomplete"), "{:?}\n{}", report.health.lost, outcome.stdout);
+    assert!(recorded.alloc_count <= truth.alloc_count, "{recorded:?} of {truth:?}");
+    let missing = truth.alloc_count + truth.free_count - recorded.alloc_count - recorded.free_count;
+    assert!(missing <= dropped, "{missing} calls are missing, {dropped} records were dropped");
+    // What is live is read again from the kernel's own map.
+    assert_eq!(recorded.live_bytes, truth.live_bytes, "{:?}", report.health);
+    target.assert_running();
+}

@@ -1,0 +1,107 @@
+//! `cargo xtask faults`: kills heapbpf's processes and its target at random points in time and counts what that harms. Only
+//! configures the test `faults` of the integration tests, which does the work, and writes its table into docs/.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use heapbpf_tests::faults::{Backend, Mode, Role};
+
+use crate::bench::{document, machine, recording};
+use crate::repository::{self, Repository};
+use crate::{command, privilege::Privilege};
+
+/// Where `--write` writes.
+const PAGE: &str = "docs/reliability.md";
+
+/// Kills heapbpf or its target at random points in time, and checks that nothing else is harmed.
+///
+/// Runs the release build, or what HEAPBPF_BIN names. The seed of the run is printed, and for each fault the command that
+/// repeats it. Fails when any kill does harm.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask faults                                   60 kills of all kinds
+  cargo xtask faults --long --write                    1,500 kills; counts go to docs/reliability.md
+  cargo xtask faults --mode leaks-fork --role agent    one mode
+  cargo xtask faults --mode record --backend perf --role agent --at detach+50000us --kills 20")]
+pub(crate) struct Arguments {
+    /// Number of kills, of all roles together.
+    #[arg(long, value_name = "N", conflicts_with = "long")]
+    kills: Option<usize>,
+
+    /// 1,000 kills of the agent, 200 each of keeper and symbolizer, 100 of the target.
+    #[arg(long)]
+    long: bool,
+
+    /// Seed of the random numbers. Without it: the time.
+    #[arg(long)]
+    seed: Option<u64>,
+
+    /// Use of heapbpf: `exact`, `record`, `recording`, `cmdline`, `launch`, `hold-forks`, `leaks-read`, `leaks-fork` or
+    /// `leaks-watch`.
+    #[arg(long, value_name = "NAME")]
+    mode: Option<Mode>,
+
+    /// How probes are attached: `session`, `multi` or `perf`; `auto` for leaks.
+    #[arg(long, value_name = "NAME")]
+    backend: Option<Backend>,
+
+    /// Process to kill: `agent`, `keeper`, `symbolizer` or `target`.
+    #[arg(long, value_name = "NAME")]
+    role: Option<Role>,
+
+    /// Point in time of all kills: `start+MICROSECONDSus`, `steady+…us` or `detach+…us`.
+    #[arg(long, value_name = "MOMENT")]
+    at: Option<String>,
+
+    /// Put the table into docs/reliability.md.
+    #[arg(long)]
+    write: bool,
+}
+
+/// Runs the verb.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if Privilege::find() != Privilege::Root {
+        bail!("the test attaches to processes: run it as root");
+    }
+    let repository = Repository::find()?;
+    let heapbpf = recording::Heapbpf::find(&repository)?;
+    let binary = std::path::absolute(heapbpf.binary())?;
+    let folder = tempfile::tempdir()?;
+    let table = folder.path().join("table.md");
+    let mut test = Command::new(repository::cargo());
+    test.current_dir(&repository.root);
+    test.args(["test", "--quiet", "--package", "heapbpf-tests", "--test", "faults", "--", "--nocapture"]);
+    test.env("HEAPBPF_BIN", binary).env("HEAPBPF_FAULTS_TABLE", &table);
+    for (name, value) in variables(arguments) {
+        test.env(format!("HEAPBPF_FAULTS_{name}"), value);
+    }
+    let outcome = command::run(&mut test);
+    // Also written when there was harm: then the counts say so.
+    if let Ok(text) = std::fs::read_to_string(&table) {
+        println!("{text}");
+        if arguments.write {
+            write(&repository.root.join(PAGE), &text)?;
+        }
+    }
+    outcome
+}
+
+/// Environment variables of the test, without their prefix.
+fn variables(arguments: &Arguments) -> Vec<(&'static str, String)> {
+    let given = [
+        ("KILLS", arguments.kills.map(|it| it.to_string())),
+        ("LONG", arguments.long.then(|| "1".to_owned())),
+        ("SEED", arguments.seed.map(|it| it.to_string())),
+        ("MODE", arguments.mode.map(|it| it.to_string())),
+        ("BACKEND", arguments.backend.map(|it| it.to_string())),
+        ("ROLE", arguments.role.map(|it| it.to_string())),
+        ("AT", arguments.at.clone()),
+    ];
+    given.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+fn write(page: &Path, table: &str) -> Result<()> {
+    let text = format!("{}.\n\n{table}", machine::describe());
+    document::write(page, "faults", &text).context("the table was not written")
+}
