@@ -9,6 +9,8 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow};
 
+use tokio::sync::oneshot;
+
 use super::output::{Access, Output};
 use super::progress::ProgressLine;
 use super::{is_broken_pipe, numbered};
@@ -20,6 +22,7 @@ use crate::report::{Format, Presentation, View, window};
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
+use crate::symbolize::sandbox::Interrupt;
 
 /// How to write.
 #[derive(Clone, Debug)]
@@ -61,6 +64,9 @@ pub(super) struct Writing {
     /// Dumps that are not written yet.
     open: Arc<AtomicUsize>,
     thread: JoinHandle<Result<Written>>,
+    /// Ends when the thread does.
+    running: oneshot::Receiver<()>,
+    interrupt: Interrupt,
 }
 
 /// Dumps that are not written yet, at most.
@@ -83,14 +89,19 @@ impl Writing {
         let open = Arc::new(AtomicUsize::new(0));
         let paths = outputs.iter().filter_map(Output::path).map(Into::into).collect();
         let counter = Arc::clone(&open);
+        let (ended, running) = oneshot::channel();
+        let interrupt = Interrupt::default();
+        let of_thread = interrupt.clone();
         // The resolver cannot be sent, so it is made there.
         let work = move || {
-            let desk = Desk { paths, style, line, resolver: Resolver::new(), failed: false };
+            // Dropped at the end, however that comes.
+            let _ended: oneshot::Sender<()> = ended;
+            let desk = Desk { paths, style, line, resolver: Resolver::sandboxed(of_thread), failed: false };
             desk.work(&jobs, &counter, outputs)
         };
         let thread = thread::Builder::new().name("heapbpf-write".to_owned());
         let thread = thread.spawn(work).context("cannot start a thread")?;
-        Ok(Self { snapshots, open, thread })
+        Ok(Self { snapshots, open, thread, running, interrupt })
     }
 
     /// Has the window of a snapshot written.
@@ -110,13 +121,17 @@ impl Writing {
         self.open.load(Ordering::Relaxed) < OPEN_MAX
     }
 
-    /// Has all of a recording written and waits until it is.
+    /// Has all of a recording written and waits until it is. When `stop` ends before, what has no name yet gets none.
     ///
     /// # Errors
     ///
     /// If the thread has ended before its time.
-    pub(super) fn finish(self, snapshot: Snapshot) -> Result<Written> {
+    pub(super) async fn finish(self, snapshot: Snapshot, stop: impl Future<Output = ()>) -> Result<Written> {
         let _ = self.snapshots.send(Job::End(snapshot));
+        tokio::select! {
+            _ = self.running => {}
+            () = stop => self.interrupt.raise(),
+        }
         self.thread.join().map_err(|_| anyhow!("the thread that writes reports has panicked"))?
     }
 }
