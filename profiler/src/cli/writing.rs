@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 
@@ -161,7 +162,9 @@ impl Desk {
     }
 
     fn name(&self, snapshot: &Snapshot, scope: Scope) -> Profile {
+        let start = Instant::now();
         let mut profile = profile(snapshot, scope, &self.resolver, self.style.trims);
+        tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "named");
         profile.suppress(&self.style.suppressions);
         profile
     }

@@ -8,6 +8,7 @@ use crate::probe::attach::{BackendChoice, choose};
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::subject::Subject;
 use crate::proc::process;
+use crate::symbolize::sandbox;
 use crate::sys::capability::{self, Capability};
 use crate::sys::feature::{Feature, Support};
 
@@ -24,6 +25,8 @@ pub enum TrialKind {
     Programs,
     /// Probing a process of heapbpf's own.
     Attaching,
+    /// Isolating the process that reads files of targets.
+    Isolation,
 }
 
 /// One thing that was tried.
@@ -56,13 +59,18 @@ impl Trial {
             TrialKind::Feature(Feature::UprobeSession) => "uprobe sessions",
             TrialKind::Programs => "heapbpf's programs",
             TrialKind::Attaching => "attaching probes",
+            TrialKind::Isolation => "isolation of the symbolizer",
         }
     }
 
     /// Whether profiling takes it. The rest tells what else the kernel could do.
     #[must_use]
     pub fn is_needed(&self) -> bool {
-        !matches!(self.kind, TrialKind::Feature(Feature::KernelBtf | Feature::UprobeMulti | Feature::UprobeSession))
+        !matches!(
+            self.kind,
+            TrialKind::Isolation
+                | TrialKind::Feature(Feature::KernelBtf | Feature::UprobeMulti | Feature::UprobeSession)
+        )
     }
 
     /// Whether profiling cannot work because of it.
@@ -89,7 +97,7 @@ impl Trial {
                 "boot a kernel with CONFIG_UPROBES and CONFIG_UPROBE_EVENTS, and mount sysfs at /sys; in a container, let its seccomp profile allow `perf_event_open`"
             }
             TrialKind::Feature(_) => "boot Linux 5.15 or later",
-            TrialKind::Programs | TrialKind::Attaching => {
+            TrialKind::Programs | TrialKind::Attaching | TrialKind::Isolation => {
                 "see docs/kernel-support.md, and the reason in full with `heapbpf -v doctor`"
             }
         })
@@ -120,6 +128,7 @@ pub(super) fn run() -> (Vec<Trial>, Option<Costs>) {
     };
     trials.push(programs);
     trials.push(Trial::new(TrialKind::Attaching, attaching));
+    trials.push(isolation());
     (trials, costs)
 }
 
@@ -137,6 +146,27 @@ fn capabilities() -> Trial {
     let support = if missing.is_empty() { Support::Yes } else { Support::No(format!("missing {}", list(&missing))) };
     let remark = (!present.is_empty()).then(|| format!("present: {}", list(&present)));
     Trial { kind: TrialKind::Capabilities, support, remark }
+}
+
+/// Starts the symbolizer.
+fn isolation() -> Trial {
+    let confinement = match sandbox::confinement() {
+        Ok(confinement) => confinement,
+        Err(error) => return Trial::new(TrialKind::Isolation, Support::No(error)),
+    };
+    let names = |in_force: bool| -> Vec<String> {
+        let parts = confinement.parts().into_iter().filter(|(_, is_in_force)| *is_in_force == in_force);
+        parts.map(|(name, _)| name.replace('_', " ")).collect()
+    };
+    let missing = names(false);
+    let support = if missing.is_empty() {
+        Support::Yes
+    } else {
+        Support::No(format!("the kernel refuses: {}", missing.join(", ")))
+    };
+    let present = names(true);
+    let remark = (!present.is_empty()).then(|| format!("in force: {}", present.join(", ")));
+    Trial { kind: TrialKind::Isolation, support, remark }
 }
 
 fn pid_namespace() -> Trial {

@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, NamedFrame, Names, Role, Sandbox};
+use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, NamedFrame, Names, Reach, Role, Sandbox};
 use super::{Resolve, ResolvedFrame, debug_file};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
+use crate::object::debug_link::DebugLink;
+use crate::object::elf::BuildId;
 use crate::object::image::Image;
 use crate::object::module::Module;
 use crate::report::profile::{NamesFrom, Symbolization, SymbolizationFailure};
@@ -26,6 +28,8 @@ pub struct Resolver {
 struct State {
     modules: FxHashMap<ModuleId, FxHashMap<FileOffset, Arc<[ResolvedFrame]>>>,
     strings: FxHashSet<Arc<str>>,
+    /// Modules whose debug information is not read again.
+    shallow: FxHashSet<ModuleId>,
     reader: Reader,
     failures: Vec<SymbolizationFailure>,
 }
@@ -50,8 +54,13 @@ impl Resolver {
     }
 
     fn with(reader: Reader) -> Self {
-        let state =
-            State { modules: FxHashMap::default(), strings: FxHashSet::default(), reader, failures: Vec::new() };
+        let state = State {
+            modules: FxHashMap::default(),
+            strings: FxHashSet::default(),
+            shallow: FxHashSet::default(),
+            reader,
+            failures: Vec::new(),
+        };
         Self { state: RefCell::new(state) }
     }
 
@@ -72,7 +81,7 @@ impl Resolve for Resolver {
         unknown.sort_unstable();
         unknown.dedup();
         if !unknown.is_empty() {
-            state.ask(module, &unknown, &mut answers);
+            state.ask(id, module, &unknown, &mut answers);
         }
         let found = offsets.iter().map(|offset| answers.get(offset).cloned().unwrap_or_default()).collect();
         state.modules.insert(id, answers);
@@ -96,6 +105,7 @@ impl State {
     /// Finds out about offsets, each once and in ascending order.
     fn ask(
         &mut self,
+        id: ModuleId,
         module: &Module,
         offsets: &[FileOffset],
         answers: &mut FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
@@ -109,17 +119,12 @@ impl State {
         if !own.unchanged() {
             return self.fail(module, "the file was changed after it was opened".to_owned(), NamesFrom::Nothing);
         }
-        let debug_file = debug_file::find(module).map(|(_, image)| image);
-        let files: Vec<(Role, &Image)> = debug_file
-            .iter()
-            .map(|image| (Role::DebugFile, image))
-            .chain(module.debug_link().map(|link| (Role::Linked { checksum: link.checksum }, &link.image)))
-            .chain([(Role::Own, own)])
-            .collect();
+        let others = Others::of(module, own);
+        let files = others.with(own);
+        let attempts = [(Depth::DebugInformation, NamesFrom::SymbolTable), (Depth::SymbolTables, NamesFrom::Nothing)];
+        let skipped = usize::from(self.shallow.contains(&id));
         let mut done: usize = 0;
-        for (depth, next) in
-            [(Depth::DebugInformation, NamesFrom::SymbolTable), (Depth::SymbolTables, NamesFrom::Nothing)]
-        {
+        for (depth, next) in attempts.into_iter().skip(skipped) {
             let mut defects = Vec::new();
             let (rest, rest_addresses) = (&offsets[done..], &addresses[done..]);
             let mut named = 0;
@@ -137,18 +142,13 @@ impl State {
             };
             done += named;
             self.report_defects(module, &defects);
-            match result {
-                Ok(()) => return,
-                Err(failed) => {
-                    let names = if failed.is_final() { NamesFrom::Nothing } else { next };
-                    let is_final = failed.is_final();
-                    self.fail(module, failed.to_string(), names);
-                    if is_final {
-                        // They may be asked for again, with a new time limit.
-                        return;
-                    }
-                }
+            let Err(failed) = result else { return };
+            if failed.is_final() {
+                // What is left may be asked for again, with a new time limit.
+                return self.fail(module, failed.to_string(), NamesFrom::Nothing);
             }
+            self.fail(module, failed.to_string(), next);
+            self.shallow.insert(id);
         }
         answers.extend(offsets[done..].iter().map(|&offset| (offset, Arc::default())));
     }
@@ -183,12 +183,38 @@ impl State {
     }
 }
 
+/// The files of a module beside its own.
+struct Others<'a> {
+    debug_file: Option<Image>,
+    link: Option<&'a DebugLink>,
+    shared: Vec<(BuildId, Image)>,
+}
+
+impl<'a> Others<'a> {
+    fn of(module: &'a Module, own: &Image) -> Self {
+        let debug_file = debug_file::find(module).map(|(_, image)| image);
+        let link = module.debug_link();
+        let referring = [debug_file.as_ref(), link.map(|link| &link.image), Some(own)];
+        let shared = referring.into_iter().flatten().filter_map(debug_file::find_shared).collect();
+        Self { debug_file, link, shared }
+    }
+
+    /// All files, in the order in which they are asked.
+    fn with<'b>(&'b self, own: &'b Image) -> Vec<(Role, &'b Image)> {
+        let debug_file = self.debug_file.iter().map(|image| (Role::DebugFile, image));
+        let link = self.link.map(|link| (Role::Linked { checksum: link.checksum }, &link.image));
+        let shared = self.shared.iter().map(|(id, image)| (Role::Shared { build_id: id.to_string() }, image));
+        debug_file.chain(link).chain([(Role::Own, own)]).chain(shared).collect()
+    }
+}
+
 fn name_in_process(files: &[(Role, &Image)], depth: Depth, addresses: &[u64], mut take: impl FnMut(Names)) {
     let file = |(role, image): &(Role, &Image)| {
         let path = PathBuf::from(format!("/proc/self/fd/{}", image.file().as_raw_fd()));
-        Some(ModuleFile { role: *role, file: image.file().try_clone().ok()?, path })
+        Some(ModuleFile { role: role.clone(), file: image.file().try_clone().ok()?, path })
     };
-    let mut engine = Engine::open(files.iter().filter_map(file).collect(), depth);
+    let mut engine =
+        Engine::open(files.iter().filter_map(file).collect(), depth, Reach { is_confined: false, shared: None });
     let mut rest = addresses;
     while !rest.is_empty() {
         let names = engine.name(rest);

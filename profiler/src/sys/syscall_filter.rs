@@ -35,6 +35,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_mkdirat,
     libc::SYS_symlink,
     libc::SYS_symlinkat,
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
     // Memory.
     libc::SYS_brk,
     libc::SYS_munmap,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::protocol::{ADDRESSES_MAX, Depth, Names, REPLY_BYTES_MAX, Reply, Request, Role, decode, encode};
-use super::{COMMAND, MEMORY_BYTES_MAX, MODULE_TIME_MAX, TIME_PER_BYTES, TOTAL_TIME_MAX};
+use super::{COMMAND, MEMORY_BYTES_MAX, MODULE_TIME, MODULE_TIME_MAX, TIME_PER_BYTES, TOTAL_TIME_MAX};
 use crate::object::image::Image;
 use crate::sys::companion::Companion;
 use crate::sys::confinement::Confinement;
@@ -110,7 +110,7 @@ impl Sandbox {
         let left = TOTAL_TIME_MAX.checked_sub(self.spent).filter(|left| !left.is_zero()).ok_or(Failed::TotalTime)?;
         let start = Instant::now();
         let limit = time_limit(files);
-        let result = self.try_name(files, depth, addresses, start + limit.min(left), take);
+        let result = self.try_name(files, depth, addresses, limit.min(left), take);
         self.spent += start.elapsed();
         result.map_err(|error| match self.judge(&error) {
             Failed::ModuleTime(_) if limit < left => Failed::ModuleTime(limit),
@@ -124,10 +124,11 @@ impl Sandbox {
         files: &Files<'_>,
         depth: Depth,
         addresses: &[u64],
-        deadline: Instant,
+        limit: Duration,
         mut take: impl FnMut(Names),
     ) -> io::Result<()> {
         self.start()?;
+        let deadline = Instant::now() + limit;
         self.open(files, depth, deadline)?;
         let mut rest = addresses;
         while !rest.is_empty() {
@@ -157,7 +158,7 @@ impl Sandbox {
     }
 
     fn open(&mut self, files: &Files<'_>, depth: Depth, deadline: Instant) -> io::Result<()> {
-        let roles: Vec<Role> = files.iter().map(|(role, _)| *role).collect();
+        let roles: Vec<Role> = files.iter().map(|(role, _)| role.clone()).collect();
         let descriptors: Vec<BorrowedFd<'_>> = files.iter().map(|(_, image)| image.file().as_fd()).collect();
         let reply = self.ask(&Request::Open { roles: roles.clone(), depth }, &descriptors, deadline)?;
         let Reply::Opened { refused } = reply else { return Err(io::ErrorKind::InvalidData.into()) };
@@ -241,6 +242,19 @@ impl Sandbox {
     }
 }
 
+/// What a symbolizer that is started now is confined by.
+///
+/// # Errors
+///
+/// Why none can be started.
+pub fn confinement() -> Result<Confinement, String> {
+    let mut sandbox = Sandbox::new(Interrupt::default());
+    match sandbox.start() {
+        Ok(()) => sandbox.confinement.ok_or_else(|| Failed::Answer.to_string()),
+        Err(error) => Err(sandbox.judge(&error).to_string()),
+    }
+}
+
 impl Drop for Sandbox {
     fn drop(&mut self) {
         self.end();
@@ -250,7 +264,7 @@ impl Drop for Sandbox {
 /// The time limit for a module with these files.
 fn time_limit(files: &Files<'_>) -> Duration {
     let bytes: u64 = files.iter().map(|(_, image)| image.identity().size_bytes).fold(0, u64::saturating_add);
-    MODULE_TIME_MAX + Duration::from_secs(bytes / TIME_PER_BYTES)
+    (MODULE_TIME + Duration::from_secs(bytes / TIME_PER_BYTES)).min(MODULE_TIME_MAX)
 }
 
 fn describe(signal: i32) -> String {

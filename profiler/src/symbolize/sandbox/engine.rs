@@ -18,6 +18,8 @@ use crate::symbolize::inflate;
 
 /// Longest path of a source file that is kept, in bytes.
 const PATH_BYTES_MAX: usize = 4096;
+/// Sections that name other files.
+const REFERENCES: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
 /// Bytes that are read at a time.
 const PART_BYTES: usize = 1 << 18;
 
@@ -27,6 +29,17 @@ pub(in crate::symbolize) struct Engine {
     /// What is asked, in this order, each about what is still unknown.
     sources: Vec<Source<'static>>,
     defects: Vec<Defect>,
+    shared: Option<&'static Path>,
+    is_confined: bool,
+}
+
+/// What this process can reach by a path.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::symbolize) struct Reach {
+    /// Nothing but passed descriptors.
+    pub(in crate::symbolize) is_confined: bool,
+    /// Where files that others refer to are, by build id.
+    pub(in crate::symbolize) shared: Option<&'static Path>,
 }
 
 /// A file, and a path that leads to it.
@@ -38,8 +51,10 @@ pub(in crate::symbolize) struct ModuleFile {
 
 impl Engine {
     /// Turns to the files of a module.
-    pub(in crate::symbolize) fn open(files: Vec<ModuleFile>, depth: Depth) -> Self {
-        let mut engine = Self { symbolizer: symbolizer(), sources: Vec::new(), defects: Vec::new() };
+    pub(in crate::symbolize) fn open(files: Vec<ModuleFile>, depth: Depth, reach: Reach) -> Self {
+        let Reach { is_confined, shared } = reach;
+        let (sources, defects) = (Vec::new(), Vec::new());
+        let mut engine = Self { symbolizer: symbolizer(shared), sources, defects, shared, is_confined };
         for ModuleFile { role, file, path } in files {
             match role {
                 Role::Own => engine.add_unverified(file, &path, depth),
@@ -49,6 +64,8 @@ impl Engine {
                     engine.add_unverified(file, &path, depth);
                 }
                 Role::Linked { .. } => engine.defects.push(Defect::Checksum),
+                // blazesym finds it by the names that `shared` has.
+                Role::Shared { .. } => {}
             }
         }
         engine
@@ -62,7 +79,9 @@ impl Engine {
         if !inflate::is_bounded(&image, &elf, |name| !name.starts_with(".debug_")) {
             return self.defects.push(Defect::Compressed);
         }
-        let mut with_debug_information = depth == Depth::DebugInformation;
+        // blazesym follows these, and only an empty root directory leads it nowhere.
+        let refers = REFERENCES.iter().any(|name| elf.section(name).is_some());
+        let mut with_debug_information = depth == Depth::DebugInformation && (self.is_confined || !refers);
         if with_debug_information && !inflate::is_bounded(&image, &elf, |_| true) {
             self.defects.push(Defect::Compressed);
             with_debug_information = false;
@@ -92,7 +111,7 @@ impl Engine {
                 Err(_) => {
                     self.defects.push(Defect::Malformed);
                     // Whatever state the panic left behind is not used again.
-                    self.symbolizer = symbolizer();
+                    self.symbolizer = symbolizer(self.shared);
                 }
             }
         }
@@ -157,14 +176,14 @@ impl Strings {
     }
 }
 
-/// Without directories: what the target names there is not looked for.
-fn symbolizer() -> Symbolizer {
+/// Without a directory, what files refer to is not looked for.
+fn symbolizer(shared: Option<&Path>) -> Symbolizer {
     Symbolizer::builder()
         .enable_code_info(true)
         .enable_inlined_fns(true)
         .enable_demangling(false)
         .enable_auto_reload(false)
-        .set_debug_dirs(Some(std::iter::empty::<&Path>()))
+        .set_debug_dirs(Some(shared))
         .build()
 }
 
@@ -182,7 +201,8 @@ fn holds(symbol: &Sym<'_>) -> bool {
     !symbol.name.is_empty() && (symbol.size.is_some() || symbol.addr == 0)
 }
 
-/// Inlined functions without a name are left out: their names are in a file shared between packages (dwz), which is not read.
+/// Inlined functions without a name are left out: their names are in a file shared between packages (dwz) that is
+/// not installed.
 fn expand(symbol: &Sym<'_>) -> Chain {
     let inlined = symbol.inlined.iter().rev().filter(|call| !call.name.is_empty()).take(FRAMES_MAX - 1);
     let inlined = inlined.map(|call| (&*call.name, call.code_info.as_ref(), true));

@@ -16,9 +16,9 @@ mod server;
 
 use std::time::Duration;
 
-pub use self::client::Interrupt;
 pub(super) use self::client::Sandbox;
-pub(super) use self::engine::{Engine, ModuleFile};
+pub use self::client::{Interrupt, confinement};
+pub(super) use self::engine::{Engine, ModuleFile, Reach};
 pub(super) use self::protocol::{Defect, Depth, NamedFrame, Names, Role};
 pub use self::server::serve;
 
@@ -27,10 +27,12 @@ pub const COMMAND: &str = "symbolizer";
 /// The name of the process in `ps` and `top`.
 const PROCESS_NAME: &str = "heapbpf-symbol";
 
-/// Time limit for a module, to which [`TIME_PER_BYTES`] adds for large files.
-pub const MODULE_TIME_MAX: Duration = Duration::from_secs(3);
+/// Time limit for a module of ordinary size.
+pub const MODULE_TIME: Duration = Duration::from_secs(3);
 /// Bytes of a module's files that extend its time limit by a second.
 pub const TIME_PER_BYTES: u64 = 64 << 20;
+/// Time limit for a module of any size. A target chooses the size of its files.
+pub const MODULE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Time limit for all modules of a report.
 pub const TOTAL_TIME_MAX: Duration = Duration::from_secs(30);
 /// Memory limit of the symbolizer, files that it has mapped not counted, in bytes.

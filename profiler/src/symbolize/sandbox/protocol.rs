@@ -18,7 +18,7 @@ pub(super) const REQUEST_BYTES_MAX: usize = 1 << 16;
 pub(super) const REPLY_BYTES_MAX: usize = 32 << 20;
 
 /// What a file is to the module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::symbolize) enum Role {
     /// The module itself.
     Own,
@@ -28,6 +28,11 @@ pub(in crate::symbolize) enum Role {
     Linked {
         /// CRC-32 that the file must have.
         checksum: u32,
+    },
+    /// A file that others of these refer to by build id (dwz(1)).
+    Shared {
+        /// Its build id, in hexadecimal.
+        build_id: String,
     },
 }
 

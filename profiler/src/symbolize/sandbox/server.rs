@@ -1,12 +1,13 @@
 //! The symbolizer process: `heapbpf symbolizer`, started by the agent alone.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 
-use super::engine::{Engine, ModuleFile};
-use super::protocol::{ADDRESSES_MAX, Names, REQUEST_BYTES_MAX, Reply, Request, decode, encode};
+use super::engine::{Engine, ModuleFile, Reach};
+use super::protocol::{ADDRESSES_MAX, Names, REQUEST_BYTES_MAX, Reply, Request, Role, decode, encode};
 use super::{CPU_TIME_MAX, MEMORY_BYTES_MAX, PROCESS_NAME};
 use crate::sys::channel::{Channel, Message};
 use crate::sys::companion;
@@ -42,6 +43,25 @@ pub fn serve() -> io::Result<()> {
     Ok(())
 }
 
+/// The root directory, which is this process's own.
+const SHARED_DIRECTORY: &str = "/";
+
+/// Gives files that others refer to the names by which they are looked for. False where there are none.
+fn share(roles: &[Role], files: &[File], path: impl Fn(&File) -> PathBuf) -> bool {
+    let mut any = false;
+    for (role, file) in roles.iter().zip(files) {
+        let Role::Shared { build_id } = role else { continue };
+        let Some((first, rest)) = build_id.split_at_checked(2) else { continue };
+        let directory = Path::new(SHARED_DIRECTORY).join(".build-id").join(first);
+        let name = directory.join(format!("{rest}.debug"));
+        // The name may be that of a module before, whose descriptors are closed.
+        let _ = fs::create_dir_all(&directory);
+        let _ = fs::remove_file(&name);
+        any |= symlink(path(file), name).is_ok();
+    }
+    any
+}
+
 /// `None` of what is no request.
 fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>) -> Option<Reply> {
     match decode(&message.bytes)? {
@@ -52,12 +72,13 @@ fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>
             let path = |file: &File| Path::new(root.descriptors()).join(file.as_raw_fd().to_string());
             let may_open = |file: &File| File::open(path(file)).is_ok();
             let refused: Vec<usize> = (0..files.len()).filter(|&index| !may_open(&files[index])).collect();
+            let shared = (root == Root::Private && share(&roles, &files, path)).then_some(Path::new(SHARED_DIRECTORY));
             let usable = roles.iter().zip(&files).enumerate().filter(|(index, _)| !refused.contains(index));
-            let input = |(_, (&role, file)): (usize, (&_, &File))| {
-                Some(ModuleFile { role, path: path(file), file: file.try_clone().ok()? })
+            let input = |(_, (role, file)): (usize, (&Role, &File))| {
+                Some(ModuleFile { role: role.clone(), path: path(file), file: file.try_clone().ok()? })
             };
             let inputs = usable.filter_map(input).collect();
-            *engine = Some((Engine::open(inputs, depth), files));
+            *engine = Some((Engine::open(inputs, depth, Reach { is_confined: root != Root::Shared, shared }), files));
             Some(Reply::Opened { refused })
         }
         Request::Name { addresses } if (1..=ADDRESSES_MAX).contains(&addresses.len()) => {
