@@ -6,7 +6,7 @@ use profiler_common::counter::Counter;
 
 use crate::bpf::counters::Counters;
 use crate::report::guardrails::Guardrails;
-use crate::report::profile::Health;
+use crate::report::profile::{Health, Symbolization};
 use crate::sys::clock;
 
 /// The kernel's counters and the agent's own, at the end of a recording.
@@ -32,6 +32,7 @@ pub fn collect(
         agent_cpu_ns: clock::cpu_ns(),
         agent_rss_bytes_max: clock::rss_bytes_max(),
         guardrails: Guardrails::default(),
+        symbolization: Symbolization::default(),
     }
 }
 

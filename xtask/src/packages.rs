@@ -92,6 +92,7 @@ pub(crate) const TESTS: &[Package] = &[
     package("postgresql", Proof::File("/usr/lib/postgresql"), "a real target: a server that forks, and pgbench"),
     package("nginx-light", Proof::File("/usr/sbin/nginx"), "a real target: a server with pools"),
     package("valgrind", Proof::Program("valgrind"), "a second opinion on leaks"),
+    package("strace", Proof::Program("strace"), "shows which files are opened"),
 ];
 
 /// Programs that read what heapbpf writes.

@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow, bail};
 use bytesize::ByteSize;
+use tokio::sync::oneshot;
 
 use super::output::{Access, Output};
 use super::progress::ProgressLine;
@@ -23,6 +24,7 @@ use crate::report::unreachable::write_json;
 use crate::report::unreachable::{Style, write_text};
 use crate::report::{Format, Presentation, View};
 use crate::symbolize::resolver::Resolver;
+use crate::symbolize::sandbox::Interrupt;
 
 /// Where to tell.
 pub(super) struct Telling {
@@ -44,6 +46,9 @@ pub(super) struct Checking {
     open: Arc<AtomicUsize>,
     /// `None` when it was waited for.
     thread: Option<JoinHandle<Result<Option<bool>>>>,
+    /// Ends when the thread does.
+    running: Option<oneshot::Receiver<()>>,
+    interrupt: Interrupt,
 }
 
 impl Checking {
@@ -56,11 +61,18 @@ impl Checking {
         let (looks, jobs) = mpsc::channel();
         let open = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&open);
+        let (ended, running) = oneshot::channel();
+        let interrupt = Interrupt::default();
+        let of_thread = interrupt.clone();
         // The resolver cannot be sent, so it is made there.
-        let work = move || Desk { plan, telling, resolver: Resolver::new(), count: 0 }.work(&jobs, &counter);
+        let work = move || {
+            // Dropped at the end, however that comes.
+            let _ended: oneshot::Sender<()> = ended;
+            Desk { plan, telling, resolver: Resolver::sandboxed(of_thread), count: 0 }.work(&jobs, &counter)
+        };
         let thread = thread::Builder::new().name("heapbpf-check".to_owned());
         let thread = thread.spawn(work).context("cannot start a thread")?;
-        Ok(Self { looks: Some(looks), open, thread: Some(thread) })
+        Ok(Self { looks: Some(looks), open, thread: Some(thread), running: Some(running), interrupt })
     }
 
     /// Has a look checked.
@@ -88,6 +100,16 @@ impl Checking {
             Some(true) => Ok(exit::LEAKS),
             Some(false) => Ok(otherwise),
             None => Err(anyhow!("nothing was looked at: the process ended before")),
+        }
+    }
+
+    /// Waits until all checks are done. When `stop` ends before, what has no name yet gets none.
+    pub(super) async fn done(&mut self, stop: impl Future<Output = ()>) {
+        self.looks = None;
+        let Some(running) = self.running.take() else { return };
+        tokio::select! {
+            _ = running => {}
+            () = stop => self.interrupt.raise(),
         }
     }
 

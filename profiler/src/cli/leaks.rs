@@ -92,9 +92,10 @@ async fn watch(args: &LeaksArgs, plan: Plan, telling: Telling, inherited: Inheri
     session.inspect_all(args.snapshot.into(), &mut audience);
     let (_, command, _) = session.finish()?;
     let of_command = match command {
-        Some(command) => see_off(command, stops, args.quiet).await,
+        Some(command) => see_off(command, &mut stops, args.quiet).await,
         None => exit::DONE,
     };
+    audience.checking.done(stops.next(None)).await;
     match audience.failure {
         Some(error) => Err(error),
         None => audience.checking.finish(of_command),

@@ -164,7 +164,7 @@ async fn record(
     session.run(stops.wait(forward), &mut orders, &mut audience).await?;
     audience.line.clear();
     let (snapshot, command, recording) = session.finish()?;
-    let mut written = audience.writing.finish(snapshot)?;
+    let mut written = audience.writing.finish(snapshot, stops.next(forward)).await?;
     let recorded = recording.map(|recording| recording.finish(std::mem::take(&mut written.names))).transpose();
     let recorded = recorded.unwrap_or_else(|error| {
         // What was reported is whole; the recording is not.
@@ -176,7 +176,7 @@ async fn record(
     match command {
         // What was started is waited for, so that its end is this program's.
         Some(command) => {
-            let of_command = see_off(command, stops, args.quiet).await;
+            let of_command = see_off(command, &mut stops, args.quiet).await;
             Ok(if written.failed { exit::FAILED } else { of_command })
         }
         None => Ok(code),
@@ -229,7 +229,7 @@ impl Listener for Audience {
 }
 
 /// Waits for a command whose recording is over, or for the user to have enough of that. The exit code.
-pub(super) async fn see_off(mut command: Command, mut stops: Stops, quiet: bool) -> u8 {
+pub(super) async fn see_off(mut command: Command, stops: &mut Stops, quiet: bool) -> u8 {
     let launched = command.launched();
     let tell = |text: &str| (!quiet).then(|| say(&format!("heapbpf: {launched} {text}")));
     if !stops.came && !command.has_ended() {

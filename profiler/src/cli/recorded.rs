@@ -17,6 +17,7 @@ use crate::report::text::count;
 use crate::snapshot::Scope;
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
+use crate::symbolize::sandbox::Interrupt;
 
 /// Modules that are named one by one where they are not found.
 const MISSING_NAMED_MAX: usize = 5;
@@ -55,7 +56,7 @@ impl Recorded {
     pub(super) fn read(path: &Path, span: Span, how: How) -> Result<Self> {
         let name = path.display();
         let mut reading = read::read(path).with_context(|| format!("`{name}`"))?;
-        let mut names = RecordedNames::new(Resolver::new());
+        let mut names = RecordedNames::new(Resolver::sandboxed(Interrupt::default()));
         let refused = |error: SpanError| UsageError(format!("`{name}`: {error}"));
         let mut entries = 0;
         let counted = (&mut reading).inspect(|_| entries += 1);

@@ -46,6 +46,12 @@ impl Stops {
         }
     }
 
+    /// Waits for one more signal, whatever has come before.
+    pub(super) async fn next(&mut self, command: Option<Launched>) {
+        let signal = std::future::poll_fn(|context| self.poll(context)).await;
+        self.receive(signal, command);
+    }
+
     /// Whether a signal to stop has come already. What has come is dealt with as by [`wait`](Self::wait).
     pub(super) async fn pending(&mut self, command: Option<Launched>) -> bool {
         // The runtime delivers signals when it gets a turn.

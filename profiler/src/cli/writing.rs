@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
+
+use tokio::sync::oneshot;
 
 use super::output::{Access, Output};
 use super::progress::ProgressLine;
@@ -20,6 +23,7 @@ use crate::report::{Format, Presentation, View, window};
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
+use crate::symbolize::sandbox::Interrupt;
 
 /// How to write.
 #[derive(Clone, Debug)]
@@ -61,6 +65,9 @@ pub(super) struct Writing {
     /// Dumps that are not written yet.
     open: Arc<AtomicUsize>,
     thread: JoinHandle<Result<Written>>,
+    /// Ends when the thread does.
+    running: oneshot::Receiver<()>,
+    interrupt: Interrupt,
 }
 
 /// Dumps that are not written yet, at most.
@@ -83,14 +90,19 @@ impl Writing {
         let open = Arc::new(AtomicUsize::new(0));
         let paths = outputs.iter().filter_map(Output::path).map(Into::into).collect();
         let counter = Arc::clone(&open);
+        let (ended, running) = oneshot::channel();
+        let interrupt = Interrupt::default();
+        let of_thread = interrupt.clone();
         // The resolver cannot be sent, so it is made there.
         let work = move || {
-            let desk = Desk { paths, style, line, resolver: Resolver::new(), failed: false };
+            // Dropped at the end, however that comes.
+            let _ended: oneshot::Sender<()> = ended;
+            let desk = Desk { paths, style, line, resolver: Resolver::sandboxed(of_thread), failed: false };
             desk.work(&jobs, &counter, outputs)
         };
         let thread = thread::Builder::new().name("heapbpf-write".to_owned());
         let thread = thread.spawn(work).context("cannot start a thread")?;
-        Ok(Self { snapshots, open, thread })
+        Ok(Self { snapshots, open, thread, running, interrupt })
     }
 
     /// Has the window of a snapshot written.
@@ -110,13 +122,17 @@ impl Writing {
         self.open.load(Ordering::Relaxed) < OPEN_MAX
     }
 
-    /// Has all of a recording written and waits until it is.
+    /// Has all of a recording written and waits until it is. When `stop` ends before, what has no name yet gets none.
     ///
     /// # Errors
     ///
     /// If the thread has ended before its time.
-    pub(super) fn finish(self, snapshot: Snapshot) -> Result<Written> {
+    pub(super) async fn finish(self, snapshot: Snapshot, stop: impl Future<Output = ()>) -> Result<Written> {
         let _ = self.snapshots.send(Job::End(snapshot));
+        tokio::select! {
+            _ = self.running => {}
+            () = stop => self.interrupt.raise(),
+        }
         self.thread.join().map_err(|_| anyhow!("the thread that writes reports has panicked"))?
     }
 }
@@ -146,7 +162,9 @@ impl Desk {
     }
 
     fn name(&self, snapshot: &Snapshot, scope: Scope) -> Profile {
+        let start = Instant::now();
         let mut profile = profile(snapshot, scope, &self.resolver, self.style.trims);
+        tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "named");
         profile.suppress(&self.style.suppressions);
         profile
     }

@@ -131,6 +131,7 @@ fn only_what_is_needed_and_failed_prevents_profiling() {
         (TrialKind::Feature(Feature::BpfPrograms), true),
         (TrialKind::Feature(Feature::Uprobes), true),
         (TrialKind::Feature(Feature::Cookies), true),
+        (TrialKind::Isolation, false),
         (TrialKind::Feature(Feature::KernelBtf), false),
         (TrialKind::Feature(Feature::UprobeMulti), false),
         (TrialKind::Feature(Feature::UprobeSession), false),

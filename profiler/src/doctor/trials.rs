@@ -10,6 +10,7 @@ use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::subject::Subject;
 use crate::proc::process;
 use crate::session::{self, Leftovers};
+use crate::symbolize::sandbox;
 use crate::sys::capability::{self, Capability};
 use crate::sys::feature::{Feature, Support};
 
@@ -28,6 +29,8 @@ pub enum TrialKind {
     Attaching,
     /// Searching all processes for breakpoints of a killed heapbpf.
     Leftovers,
+    /// Isolating the process that reads files of targets.
+    Isolation,
 }
 
 /// One thing that was tried.
@@ -61,6 +64,7 @@ impl Trial {
             TrialKind::Programs => "heapbpf's programs",
             TrialKind::Attaching => "attaching probes",
             TrialKind::Leftovers => "no breakpoints left behind",
+            TrialKind::Isolation => "isolation of the symbolizer",
         }
     }
 
@@ -70,6 +74,7 @@ impl Trial {
         !matches!(
             self.kind,
             TrialKind::Leftovers
+                | TrialKind::Isolation
                 | TrialKind::Feature(Feature::KernelBtf | Feature::UprobeMulti | Feature::UprobeSession)
         )
     }
@@ -98,7 +103,7 @@ impl Trial {
                 "boot a kernel with CONFIG_UPROBES and CONFIG_UPROBE_EVENTS, and mount sysfs at /sys; in a container, let its seccomp profile allow `perf_event_open`"
             }
             TrialKind::Feature(_) => "boot Linux 5.15 or later",
-            TrialKind::Programs | TrialKind::Attaching | TrialKind::Leftovers => {
+            TrialKind::Programs | TrialKind::Attaching | TrialKind::Leftovers | TrialKind::Isolation => {
                 "see docs/kernel-support.md, and the reason in full with `heapbpf -v doctor`"
             }
         })
@@ -134,6 +139,7 @@ pub(super) fn run() -> (Vec<Trial>, Option<Costs>) {
     };
     trials.push(Trial::new(TrialKind::Attaching, attaching));
     trials.push(leftovers);
+    trials.push(isolation());
     (trials, costs)
 }
 
@@ -174,6 +180,27 @@ fn capabilities() -> Trial {
     let support = if missing.is_empty() { Support::Yes } else { Support::No(format!("missing {}", list(&missing))) };
     let remark = (!present.is_empty()).then(|| format!("present: {}", list(&present)));
     Trial { kind: TrialKind::Capabilities, support, remark }
+}
+
+/// Starts the symbolizer.
+fn isolation() -> Trial {
+    let confinement = match sandbox::confinement() {
+        Ok(confinement) => confinement,
+        Err(error) => return Trial::new(TrialKind::Isolation, Support::No(error)),
+    };
+    let names = |in_force: bool| -> Vec<String> {
+        let parts = confinement.parts().into_iter().filter(|(_, is_in_force)| *is_in_force == in_force);
+        parts.map(|(name, _)| name.replace('_', " ")).collect()
+    };
+    let missing = names(false);
+    let support = if missing.is_empty() {
+        Support::Yes
+    } else {
+        Support::No(format!("the kernel refuses: {}", missing.join(", ")))
+    };
+    let present = names(true);
+    let remark = (!present.is_empty()).then(|| format!("in force: {}", present.join(", ")));
+    Trial { kind: TrialKind::Isolation, support, remark }
 }
 
 fn pid_namespace() -> Trial {

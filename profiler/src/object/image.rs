@@ -3,15 +3,16 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::ObjectError;
 use crate::address::FileOffset;
 use crate::proc::maps::Device;
+
+/// Bytes that are copied at a time.
+const COPY_BYTES: usize = 1 << 20;
 
 /// What makes a file the same file. A file that is rewritten in place changes its time; one that is replaced, its inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +61,31 @@ impl Image {
         Self::new(file)
     }
 
+    /// Copies the file to one that nobody can change, and that any process can open.
+    ///
+    /// # Errors
+    ///
+    /// If the file is larger than `bytes_max` or shorter than it was, or there is no memory or no descriptor left.
+    pub fn sealed_copy(&self, bytes_max: u64) -> Result<File, ObjectError> {
+        if self.identity.size_bytes > bytes_max {
+            return Err(ObjectError::Malformed("the file is larger than is believable"));
+        }
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let mut copy = File::from(rustix::fs::memfd_create("heapbpf-module", flags).map_err(std::io::Error::from)?);
+        let mut part = vec![0; COPY_BYTES];
+        let mut at = 0;
+        while at < self.identity.size_bytes {
+            let rest = usize::try_from(self.identity.size_bytes - at).unwrap_or(usize::MAX);
+            let part = &mut part[..rest.min(COPY_BYTES)];
+            self.file.read_exact_at(part, at)?;
+            copy.write_all(part)?;
+            at += part.len() as u64;
+        }
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&copy, seals).map_err(std::io::Error::from)?;
+        Ok(copy)
+    }
+
     /// Which file it is.
     #[must_use]
     pub fn identity(&self) -> Identity {
@@ -70,12 +96,6 @@ impl Image {
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file
-    }
-
-    /// A path that leads to exactly this file as long as this value lives, in this process and its threads.
-    #[must_use]
-    pub fn path(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 
     /// Whether the file is still what it was when it was opened: not truncated or rewritten in place.

@@ -3,6 +3,7 @@
 //! Every byte read here may have been written by a target. So sizes are checked before memory is taken, sums before
 //! they are used, and files are read rather than mapped: a mapped file that is truncated meanwhile kills its reader.
 
+pub mod debug_link;
 pub mod elf;
 #[cfg(test)]
 pub(crate) mod fixture;

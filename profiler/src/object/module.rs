@@ -6,12 +6,14 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::debug_link::{self, DebugLink};
 use super::elf::{self, BuildId, Elf, Segment};
 use super::image::{Identity, Image};
 use super::{ObjectError, open};
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::proc::maps::{Device, Mapping, MappingName};
+use crate::proc::process::entry_path;
 
 /// A file, or code of the kernel's, that targets execute.
 #[derive(Debug)]
@@ -34,18 +36,28 @@ pub struct Recorded {
 struct Contents {
     image: Image,
     elf: Result<Elf, ObjectError>,
+    debug_link: Option<DebugLink>,
 }
 
+/// The root directory of this process.
+const OWN_ROOT: &str = "/";
+
 impl Module {
-    fn new(path: &str, image: Result<Image, ObjectError>) -> Self {
-        let contents = image.map(|image| Contents { elf: Elf::read(&image), image });
+    /// `path` is that of the module beneath the directory `root`.
+    fn new(path: &str, root: &Path, image: Result<Image, ObjectError>) -> Self {
+        let contents = image.map(|image| {
+            let elf = Elf::read(&image);
+            // Now, because the target's root directory can be gone when names are needed.
+            let debug_link = elf.as_ref().ok().and_then(|elf| debug_link::find(root, Path::new(path), &image, elf));
+            Contents { image, elf, debug_link }
+        });
         Self { path: path.into(), contents, recorded: Recorded::default() }
     }
 
     /// A module that a recording tells of, with its file, where that is here.
     #[must_use]
     pub fn recorded(path: &str, image: Result<Image, ObjectError>, recorded: Recorded) -> Self {
-        Self { recorded, ..Self::new(path, image) }
+        Self { recorded, ..Self::new(path, Path::new(OWN_ROOT), image) }
     }
 
     /// Path as the first target that was seen with it names it, or `[vdso]` and the like. For people: another target
@@ -70,10 +82,10 @@ impl Module {
         self.image().ok().map(Image::file)
     }
 
-    /// A path by which this process reaches the very file (see [`Image::path`]), if there is one.
+    /// The debug file that the module names, if it was there when the module was first seen.
     #[must_use]
-    pub fn reachable_path(&self) -> Option<PathBuf> {
-        self.image().ok().map(Image::path)
+    pub fn debug_link(&self) -> Option<&DebugLink> {
+        self.contents.as_ref().ok()?.debug_link.as_ref()
     }
 
     /// Its ELF headers.
@@ -174,17 +186,18 @@ impl ModuleStore {
                     Ok(image) => Key::File(image.identity()),
                     Err(_) => Key::Unopened(mapping.device, mapping.inode, path.clone()),
                 };
-                Some(self.intern(key, &path.to_string_lossy(), || image))
+                Some(self.intern(key, &path.to_string_lossy(), &entry_path(pid, "root"), || image))
             }
             MappingName::Special(name) if name == "[vdso]" => {
                 let (key, image) = match open::vdso(pid, mapping) {
                     Ok(bytes) => (Key::Image(bytes.clone()), Ok(bytes)),
                     Err(error) => (Key::Special(name.clone()), Err(error)),
                 };
-                Some(self.intern(key, name, || image.and_then(|bytes| Image::from_bytes(&bytes))))
+                let root = Path::new(OWN_ROOT);
+                Some(self.intern(key, name, root, || image.and_then(|bytes| Image::from_bytes(&bytes))))
             }
             MappingName::Special(name) => {
-                Some(self.intern(Key::Special(name.clone()), name, || Err(ObjectError::NoFile)))
+                Some(self.intern(Key::Special(name.clone()), name, Path::new(OWN_ROOT), || Err(ObjectError::NoFile)))
             }
         }
     }
@@ -196,7 +209,7 @@ impl ModuleStore {
     /// If it cannot be opened or is not a regular file.
     pub fn intern_path(&mut self, path: &Path) -> Result<ModuleId, ObjectError> {
         let image = open::open_regular(path)?;
-        Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), || Ok(image)))
+        Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), Path::new(OWN_ROOT), || Ok(image)))
     }
 
     /// The module with this id.
@@ -220,12 +233,18 @@ impl ModuleStore {
         self.modules.clone()
     }
 
-    fn intern(&mut self, key: Key, path: &str, open: impl FnOnce() -> Result<Image, ObjectError>) -> ModuleId {
+    fn intern(
+        &mut self,
+        key: Key,
+        path: &str,
+        root: &Path,
+        open: impl FnOnce() -> Result<Image, ObjectError>,
+    ) -> ModuleId {
         let modules = &mut self.modules.0;
         *self.by_key.entry(key).or_insert_with(|| {
             // A module has a mapping or a path of its own, so memory ends long before the numbers do.
             let id = ModuleId(u32::try_from(modules.len()).unwrap_or(u32::MAX));
-            modules.push(Arc::new(Module::new(path, open())));
+            modules.push(Arc::new(Module::new(path, root, open())));
             id
         })
     }

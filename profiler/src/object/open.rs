@@ -52,17 +52,38 @@ pub fn open_regular(path: &Path) -> Result<Image, ObjectError> {
 }
 
 fn from_root(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectError> {
-    let root = File::open(entry_path(pid, "root"))?;
-    // The target owns this directory tree: its links must not lead out of it, nor through /proc.
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let found = rustix::fs::openat2(&root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
-        .map_err(std::io::Error::from)?;
-    let found = File::from(found);
+    let found = locate(&File::open(entry_path(pid, "root"))?, path)?;
     let metadata = found.metadata()?;
     if (Device::from_raw(metadata.dev()), metadata.ino()) != (mapping.device, mapping.inode) {
         return Err(ObjectError::Gone);
     }
     open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
+}
+
+/// Opens a file by a path in a directory tree that a target owns.
+///
+/// # Errors
+///
+/// If it cannot be opened, is not a regular file or is larger than `bytes_max`.
+pub(super) fn beneath(root: &File, path: &Path, bytes_max: u64) -> Result<Image, ObjectError> {
+    let found = locate(root, path)?;
+    let metadata = found.metadata()?;
+    if !metadata.is_file() {
+        return Err(ObjectError::NotRegular);
+    }
+    if metadata.len() > bytes_max {
+        return Err(ObjectError::Malformed("the file is larger than is believable"));
+    }
+    open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
+}
+
+/// Finds a file without opening it (`O_PATH`). The target owns the directory tree: its links must not lead out of it, nor through
+/// /proc.
+fn locate(root: &File, path: &Path) -> Result<File, ObjectError> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let found = rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
+        .map_err(std::io::Error::from)?;
+    Ok(File::from(found))
 }
 
 /// Copies the vDSO out of the process's memory, where alone it is.

@@ -8,6 +8,7 @@ use super::entry::NamedPlace;
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::object::module::Module;
+use crate::report::profile::Symbolization;
 use crate::snapshot::Snapshot;
 use crate::symbolize::{Resolve, ResolvedFrame};
 
@@ -78,5 +79,9 @@ impl<R: Resolve> Resolve for RecordedNames<R> {
         let mut others =
             if self.is_empty() { self.other.resolve(id, module, &unknown) } else { Vec::new() }.into_iter();
         offsets.iter().map(|offset| known(offset).or_else(|| others.next()).unwrap_or_default()).collect()
+    }
+
+    fn symbolization(&self) -> Symbolization {
+        self.other.symbolization()
     }
 }

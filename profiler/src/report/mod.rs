@@ -46,6 +46,7 @@ mod dumps;
 mod format;
 mod function;
 mod loss;
+mod naming;
 mod places;
 mod presentation;
 mod roots;

@@ -18,10 +18,12 @@ use crate::units::MonotonicNanos;
 pub use beginning::{Beginning, Origin};
 pub use code::{MappingProfile, ModuleProfile, ThreadProfile};
 pub use intervals::{ChangeReason, IntervalChange};
+pub use symbolization::{NamesFrom, Symbolization, SymbolizationFailure};
 
 mod beginning;
 mod code;
 mod intervals;
+mod symbolization;
 
 /// One session's result.
 #[derive(Clone, Debug)]
@@ -228,6 +230,9 @@ pub struct Health {
     pub agent_rss_bytes_max: u64,
     /// Limits on what profiling may cost.
     pub guardrails: Guardrails,
+    /// How functions were named. Belongs to the report, so recordings do not have it.
+    #[serde(skip)]
+    pub symbolization: Symbolization,
 }
 
 /// A function that was named, and was in no module that may have it.

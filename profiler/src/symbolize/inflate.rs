@@ -8,17 +8,15 @@ use object::LittleEndian as LE;
 use object::elf::{CompressionHeader64, ELFCOMPRESS_ZLIB, SHF_COMPRESSED, SHT_NOBITS};
 use object::pod::from_bytes;
 
-use crate::object::elf::Section;
+use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
-use crate::object::module::Module;
 
 /// Most bytes that the sections of one module may have when unpacked, together.
 const UNPACKED_BYTES_MAX: u64 = 1 << 30;
 
 /// Whether every compressed section is as large as it claims, and all together are not too large, of those sections
 /// whose names are asked about. A module without compressed sections is fine.
-pub(crate) fn is_bounded(module: &Module, about: impl Fn(&str) -> bool) -> bool {
-    let (Ok(image), Ok(elf)) = (module.image(), module.elf()) else { return true };
+pub(super) fn is_bounded(image: &Image, elf: &Elf, about: impl Fn(&str) -> bool) -> bool {
     let compressed = |section: &&Section| {
         let flagged = section.flags & u64::from(SHF_COMPRESSED) != 0;
         flagged && section.kind != SHT_NOBITS && about(&section.name)

@@ -1,7 +1,7 @@
 //! From addresses to names.
 //!
 //! ```text
-//! snapshot ─▶ names ─▶ address space: module + offset ─▶ Resolve: functions, lines ─▶ names ─▶ frames
+//! snapshot ─▶ names ─▶ address space: module + offset ─▶ Resolve (sandbox): functions, lines ─▶ names ─▶ frames
 //! ```
 
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::object::module::Module;
+use crate::report::profile::Symbolization;
 
 pub mod code;
 pub mod debug_file;
@@ -22,6 +23,7 @@ pub mod names;
 pub mod profile;
 pub mod qualified;
 pub mod resolver;
+pub mod sandbox;
 mod threads;
 pub mod trim;
 pub mod types;
@@ -45,4 +47,9 @@ pub trait Resolve {
     /// The functions active at each of these offsets, the innermost first; none where nothing is known. One result per
     /// offset, in their order. Offsets lie inside instructions: a return address must have been put inside its call.
     fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>>;
+
+    /// How it went so far.
+    fn symbolization(&self) -> Symbolization {
+        Symbolization::default()
+    }
 }

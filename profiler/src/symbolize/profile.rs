@@ -12,7 +12,7 @@ use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Amounts;
 use crate::report::leaks::{LeakCandidate, Leaks};
-use crate::report::profile::{CallsiteProfile, HeapProfile, Profile, TargetProfile};
+use crate::report::profile::{CallsiteProfile, Health, HeapProfile, Profile, TargetProfile};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 use crate::units::MonotonicNanos;
 
@@ -55,7 +55,10 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
         others: window.map_or(&snapshot.others, |window| &window.others).clone(),
         frames: named.frames,
         modules: code.modules,
-        health: window.map_or(&snapshot.health, |window| &window.health).clone(),
+        health: Health {
+            symbolization: resolver.symbolization(),
+            ..window.map_or(&snapshot.health, |window| &window.health).clone()
+        },
     }
 }
 

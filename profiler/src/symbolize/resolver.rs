@@ -1,210 +1,246 @@
-//! Names from ELF symbols and DWARF, read by blazesym. Owns what blazesym has parsed, module by module, and remembers
-//! every answer.
-//!
-//! blazesym maps the files it reads. A file that changed since it was opened is therefore left alone: were it shorter
-//! now, reading it would kill this process. What remains is a target that truncates its own library in the very moment
-//! of reading. What panics inside blazesym costs one module its names.
+//! Remembers the names of places in modules, and has those that are not known yet looked up by the symbolizer process.
 
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use blazesym::symbolize::source::{Elf as ElfSource, Source};
-use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::demangle::demangle;
-use super::{Resolve, ResolvedFrame, debug_file, inflate};
+use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, NamedFrame, Names, Reach, Role, Sandbox};
+use super::{Resolve, ResolvedFrame, debug_file};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
+use crate::object::debug_link::DebugLink;
+use crate::object::elf::BuildId;
+use crate::object::image::Image;
 use crate::object::module::Module;
+use crate::report::profile::{NamesFrom, Symbolization, SymbolizationFailure};
 
-/// Most inlined calls that are told for one address; compilers stay far below.
-const INLINED_MAX: usize = 256;
-/// Longest path of a source file that is kept, in bytes.
-const PATH_BYTES_MAX: usize = 4096;
+/// Maximum number of failures that are kept for a report.
+const FAILURES_MAX: usize = 64;
 
-/// Gives names with blazesym.
-#[derive(Default)]
+/// Gives names, and remembers them.
 pub struct Resolver {
     state: RefCell<State>,
 }
 
-#[derive(Default)]
 struct State {
-    modules: FxHashMap<ModuleId, ModuleNames>,
+    modules: FxHashMap<ModuleId, FxHashMap<FileOffset, Arc<[ResolvedFrame]>>>,
     strings: FxHashSet<Arc<str>>,
+    /// Modules whose debug information is not read again.
+    shallow: FxHashSet<ModuleId>,
+    reader: Reader,
+    failures: Vec<SymbolizationFailure>,
 }
 
-/// What is known of one module.
-struct ModuleNames {
-    answers: FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
-    reader: Option<Reader>,
-}
-
-/// What is asked for a module's names, in this order, each about what is still unknown.
-struct Reader {
-    symbolizer: Symbolizer,
-    sources: Vec<Source<'static>>,
+/// Who parses files.
+enum Reader {
+    Sandbox(Sandbox),
+    InProcess,
 }
 
 impl Resolver {
-    /// A resolver that has read nothing yet.
+    /// A resolver that has a process of its own parse files. The interrupt ends that, at once and for good.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub fn sandboxed(interrupt: Interrupt) -> Self {
+        Self::with(Reader::Sandbox(Sandbox::new(interrupt)))
+    }
+
+    /// A resolver that parses files in this process, which must therefore be trusted: for tests.
+    #[must_use]
+    pub fn in_process() -> Self {
+        Self::with(Reader::InProcess)
+    }
+
+    fn with(reader: Reader) -> Self {
+        let state = State {
+            modules: FxHashMap::default(),
+            strings: FxHashSet::default(),
+            shallow: FxHashSet::default(),
+            reader,
+            failures: Vec::new(),
+        };
+        Self { state: RefCell::new(state) }
     }
 
     /// Gives back the memory of what was parsed; the answers stay known.
     pub fn release(&self) {
-        self.state.borrow_mut().modules.values_mut().for_each(|names| names.reader = None);
+        if let Reader::Sandbox(sandbox) = &mut self.state.borrow_mut().reader {
+            sandbox.release();
+        }
     }
 }
 
 impl Resolve for Resolver {
     fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>> {
-        let State { modules, strings } = &mut *self.state.borrow_mut();
-        let names = modules.entry(id).or_insert_with(|| ModuleNames { answers: FxHashMap::default(), reader: None });
+        let state = &mut *self.state.borrow_mut();
+        let mut answers = state.modules.remove(&id).unwrap_or_default();
         let mut unknown: Vec<FileOffset> =
-            offsets.iter().copied().filter(|offset| !names.answers.contains_key(offset)).collect();
+            offsets.iter().copied().filter(|offset| !answers.contains_key(offset)).collect();
         unknown.sort_unstable();
         unknown.dedup();
         if !unknown.is_empty() {
-            names.ask(module, &unknown, strings);
+            state.ask(id, module, &unknown, &mut answers);
         }
-        offsets.iter().map(|offset| names.answers.get(offset).cloned().unwrap_or_default()).collect()
+        let found = offsets.iter().map(|offset| answers.get(offset).cloned().unwrap_or_default()).collect();
+        state.modules.insert(id, answers);
+        found
+    }
+
+    fn symbolization(&self) -> Symbolization {
+        let state = self.state.borrow();
+        let confinement = match &state.reader {
+            Reader::Sandbox(sandbox) => sandbox.confinement(),
+            Reader::InProcess => None,
+        };
+        let isolation = confinement.map_or_else(Vec::new, |confinement| {
+            confinement.parts().into_iter().map(|(name, active)| (name.to_owned(), active)).collect()
+        });
+        Symbolization { isolation, failures: state.failures.clone() }
     }
 }
 
-impl ModuleNames {
-    /// Finds out about offsets, each once.
-    fn ask(&mut self, module: &Module, offsets: &[FileOffset], strings: &mut FxHashSet<Arc<str>>) {
-        let (mut offsets, mut addresses): (Vec<FileOffset>, Vec<u64>) =
+impl State {
+    /// Finds out about offsets, each once and in ascending order.
+    fn ask(
+        &mut self,
+        id: ModuleId,
+        module: &Module,
+        offsets: &[FileOffset],
+        answers: &mut FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
+    ) {
+        let (offsets, addresses): (Vec<FileOffset>, Vec<u64>) =
             offsets.iter().filter_map(|&offset| Some((offset, module.link_addr(offset)?.0))).unzip();
-        if !module.image().is_ok_and(|image| image.unchanged()) {
+        let Ok(own) = module.image() else { return };
+        if addresses.is_empty() {
             return;
         }
-        let mut reader = self.reader.take().or_else(|| Reader::new(module));
-        for at in 0..reader.as_ref().map_or(0, |reader| reader.sources.len()) {
-            let Some(asked) = reader.as_ref() else { break };
-            let answered = catch_unwind(AssertUnwindSafe(|| asked.frames(at, &addresses, strings)));
-            let Ok(answered) = answered else {
-                // Whatever state the panic left behind is not used again.
-                tracing::warn!(module = %module.path(), "its debug information is malformed; names may be missing");
-                reader = reader.and_then(|reader| Reader::from_sources(reader.sources));
-                continue;
+        if !own.unchanged() {
+            return self.fail(module, "the file was changed after it was opened".to_owned(), NamesFrom::Nothing);
+        }
+        let others = Others::of(module, own);
+        let files = others.with(own);
+        let attempts = [(Depth::DebugInformation, NamesFrom::SymbolTable), (Depth::SymbolTables, NamesFrom::Nothing)];
+        let skipped = usize::from(self.shallow.contains(&id));
+        let mut done: usize = 0;
+        for (depth, next) in attempts.into_iter().skip(skipped) {
+            let mut defects = Vec::new();
+            let (rest, rest_addresses) = (&offsets[done..], &addresses[done..]);
+            let mut named = 0;
+            let strings = &mut self.strings;
+            let take = |names: Names| {
+                defects.extend_from_slice(&names.defects);
+                named += keep(names, &rest[named..], strings, answers);
             };
-            let mut answered = answered.into_iter();
-            let mut open = (Vec::new(), Vec::new());
-            for (&offset, &address) in offsets.iter().zip(&addresses) {
-                match answered.next().flatten() {
-                    Some(frames) => drop(self.answers.insert(offset, frames)),
-                    None => {
-                        open.0.push(offset);
-                        open.1.push(address);
-                    }
+            let result = match &mut self.reader {
+                Reader::Sandbox(sandbox) => sandbox.name(&files, depth, rest_addresses, take),
+                Reader::InProcess => {
+                    name_in_process(&files, depth, rest_addresses, take);
+                    Ok(())
+                }
+            };
+            done += named;
+            self.report_defects(module, &defects);
+            let Err(failed) = result else { return };
+            if failed.is_final() {
+                // What is left may be asked for again, with a new time limit.
+                return self.fail(module, failed.to_string(), NamesFrom::Nothing);
+            }
+            self.fail(module, failed.to_string(), next);
+            self.shallow.insert(id);
+        }
+        answers.extend(offsets[done..].iter().map(|&offset| (offset, Arc::default())));
+    }
+
+    fn report_defects(&mut self, module: &Module, defects: &[Defect]) {
+        for (defect, reason) in [
+            (Defect::Malformed, "its debug information is malformed"),
+            (Defect::Compressed, "its compressed debug information is malformed or above 1 GiB"),
+        ] {
+            if defects.contains(&defect) {
+                self.fail(module, reason.to_owned(), NamesFrom::SymbolTable);
+            }
+        }
+        if defects.contains(&Defect::Checksum) {
+            tracing::debug!(module = %module.path(), "the debug file that it names is of another build");
+        }
+    }
+
+    /// Notes that names are missing, once for each module.
+    fn fail(&mut self, module: &Module, reason: String, names: NamesFrom) {
+        tracing::debug!(module = %module.path(), %reason, "names are missing");
+        if let Some(known) = self.failures.iter_mut().find(|known| *known.module == **module.path()) {
+            if known.names != names {
+                known.names = NamesFrom::Nothing;
+                if known.reason != reason {
+                    known.reason = format!("{}; then {reason}", known.reason);
                 }
             }
-            (offsets, addresses) = open;
-            if offsets.is_empty() {
-                break;
-            }
+        } else if self.failures.len() < FAILURES_MAX {
+            self.failures.push(SymbolizationFailure { module: module.path().to_string(), reason, names });
         }
-        self.answers.extend(offsets.into_iter().map(|offset| (offset, Arc::default())));
-        self.reader = reader;
     }
 }
 
-impl Reader {
-    fn new(module: &Module) -> Option<Self> {
-        let own = module.reachable_path()?;
-        let mut sources = Vec::new();
-        if let Some(path) = debug_file::find(module) {
-            sources.push(source(path.clone(), true));
-            sources.push(source(path, false));
-        }
-        // What the target compressed is not unpacked before it is known how large it becomes. Compressed symbols do not
-        // occur in practice.
-        if !inflate::is_bounded(module, |name| !name.starts_with(".debug_")) {
-            return Self::from_sources(sources);
-        }
-        if inflate::is_bounded(module, |_| true) {
-            sources.push(source(own.clone(), true));
-        } else {
-            tracing::warn!(module = %module.path(), "its compressed debug information is malformed or above 1 GiB; not read");
-        }
-        // Without debug information: also what is only in `.dynsym`, and what is left when DWARF makes no sense.
-        sources.push(source(own, false));
-        Self::from_sources(sources)
+/// The files of a module beside its own.
+struct Others<'a> {
+    debug_file: Option<Image>,
+    link: Option<&'a DebugLink>,
+    shared: Vec<(BuildId, Image)>,
+}
+
+impl<'a> Others<'a> {
+    fn of(module: &'a Module, own: &Image) -> Self {
+        let debug_file = debug_file::find(module).map(|(_, image)| image);
+        let link = module.debug_link();
+        let referring = [debug_file.as_ref(), link.map(|link| &link.image), Some(own)];
+        let shared = referring.into_iter().flatten().filter_map(debug_file::find_shared).collect();
+        Self { debug_file, link, shared }
     }
 
-    fn from_sources(sources: Vec<Source<'static>>) -> Option<Self> {
-        let symbolizer =
-            Symbolizer::builder().enable_code_info(true).enable_inlined_fns(true).enable_demangling(false).build();
-        Some(Self { symbolizer, sources })
-    }
-
-    /// What source number `at` knows of these link addresses. Shorter, where it cannot be read.
-    fn frames(
-        &self,
-        at: usize,
-        addresses: &[u64],
-        strings: &mut FxHashSet<Arc<str>>,
-    ) -> Vec<Option<Arc<[ResolvedFrame]>>> {
-        let answers = match self.symbolizer.symbolize(&self.sources[at], Input::VirtOffset(addresses)) {
-            Ok(answers) => answers,
-            Err(error) => {
-                tracing::debug!(source = ?self.sources[at], "no names: {error:#}");
-                return Vec::new();
-            }
-        };
-        answers
-            .iter()
-            .map(|answer| match answer {
-                Symbolized::Sym(symbol) if holds(symbol) => Some(expand(symbol, strings)),
-                _ => None,
-            })
-            .collect()
+    /// All files, in the order in which they are asked.
+    fn with<'b>(&'b self, own: &'b Image) -> Vec<(Role, &'b Image)> {
+        let debug_file = self.debug_file.iter().map(|image| (Role::DebugFile, image));
+        let link = self.link.map(|link| (Role::Linked { checksum: link.checksum }, &link.image));
+        let shared = self.shared.iter().map(|(id, image)| (Role::Shared { build_id: id.to_string() }, image));
+        debug_file.chain(link).chain([(Role::Own, own)]).chain(shared).collect()
     }
 }
 
-/// The file at this path, with or without its debug information.
-fn source(path: PathBuf, debug_syms: bool) -> Source<'static> {
-    let mut elf = ElfSource::new(path);
-    elf.debug_syms = debug_syms;
-    Source::Elf(elf)
+fn name_in_process(files: &[(Role, &Image)], depth: Depth, addresses: &[u64], mut take: impl FnMut(Names)) {
+    let file = |(role, image): &(Role, &Image)| {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", image.file().as_raw_fd()));
+        Some(ModuleFile { role: role.clone(), file: image.file().try_clone().ok()?, path })
+    };
+    let mut engine =
+        Engine::open(files.iter().filter_map(file).collect(), depth, Reach { is_confined: false, shared: None });
+    let mut rest = addresses;
+    while !rest.is_empty() {
+        let names = engine.name(rest);
+        rest = &rest[names.answers.len()..];
+        take(names);
+    }
 }
 
-/// Whether the answer has a name and is about this address. A symbol without a size says where it begins, not that it
-/// reaches this far. A function that DWARF describes by several ranges has no size either, but was found by them: it is
-/// the one with address 0.
-fn holds(symbol: &Sym<'_>) -> bool {
-    !symbol.name.is_empty() && (symbol.size.is_some() || symbol.addr == 0)
-}
-
-/// The functions active at one address, the innermost first. Inlined functions without a name are left out: their names
-/// are in a file shared between packages (dwz), which is not followed for them.
-fn expand(symbol: &Sym<'_>, strings: &mut FxHashSet<Arc<str>>) -> Arc<[ResolvedFrame]> {
-    let inlined = symbol.inlined.iter().rev().filter(|call| !call.name.is_empty()).take(INLINED_MAX);
-    let inlined = inlined.map(|call| (&*call.name, call.code_info.as_ref(), true));
-    let outer = (&*symbol.name, symbol.code_info.as_deref(), false);
-    inlined
-        .chain([outer])
-        .map(|(name, code, inlined)| ResolvedFrame {
-            function: Some(intern(strings, &demangle(name))),
-            file: code.and_then(source_path).map(|path| intern(strings, &path)),
-            // Line 0 is the compilers' way of saying that code belongs to no line.
-            line: code.and_then(|code| code.line).filter(|&line| line != 0),
-            inlined,
-        })
-        .collect()
-}
-
-fn source_path(code: &CodeInfo<'_>) -> Option<String> {
-    let path = code.to_path();
-    let bytes = path.as_os_str().as_encoded_bytes();
-    (!code.file.is_empty() && bytes.len() <= PATH_BYTES_MAX).then(|| path.to_string_lossy().into_owned())
+/// Keeps the answers for the first of these offsets, and returns how many there are.
+fn keep(
+    names: Names,
+    offsets: &[FileOffset],
+    strings: &mut FxHashSet<Arc<str>>,
+    answers: &mut FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
+) -> usize {
+    let texts: Vec<Arc<str>> = names.strings.iter().map(|text| intern(strings, text)).collect();
+    let text = |index: u32| texts.get(index as usize).cloned();
+    let frame = |frame: &NamedFrame| ResolvedFrame {
+        function: text(frame.function),
+        file: frame.file.and_then(text),
+        line: frame.line,
+        inlined: frame.inlined,
+    };
+    let chains = names.answers.iter().map(|frames| frames.iter().map(frame).collect());
+    answers.extend(offsets.iter().copied().zip(chains));
+    names.answers.len()
 }
 
 /// One copy of each string, however many frames have it.

@@ -9,6 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -98,9 +100,24 @@ impl Channel {
     /// `WouldBlock` after the time limit, `UnexpectedEof` when the other process exited within a message, `InvalidData` for a message
     /// above `bytes_max`.
     pub fn receive(&self, bytes_max: usize) -> io::Result<Option<Message>> {
+        self.receive_while(bytes_max, || Ok(()))
+    }
+
+    /// Like [`receive`](Self::receive), but asks `wait` before each part of a message, which waits until [readable](Self::readable)
+    /// or fails: the time limit is then that of the whole message, however slowly the other process sends it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`receive`](Self::receive) and of `wait`.
+    pub fn receive_while(
+        &self,
+        bytes_max: usize,
+        mut wait: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<Option<Message>> {
         let mut header = [0; HEADER_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        wait()?;
         let received = {
             let mut parts = [IoSliceMut::new(&mut header)];
             let flags = RecvFlags::CMSG_CLOEXEC;
@@ -115,7 +132,7 @@ impl Channel {
                 descriptors.extend(rights);
             }
         }
-        (&self.0).read_exact(&mut header[received..])?;
+        self.fill(&mut header[received..], &mut wait)?;
         let number =
             |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]) as usize;
         let (length, count) = (number(0), number(4));
@@ -123,8 +140,36 @@ impl Channel {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let mut bytes = vec![0; length];
-        (&self.0).read_exact(&mut bytes)?;
+        self.fill(&mut bytes, &mut wait)?;
         Ok(Some(Message { bytes, descriptors }))
+    }
+
+    fn fill(&self, mut bytes: &mut [u8], wait: &mut impl FnMut() -> io::Result<()>) -> io::Result<()> {
+        while !bytes.is_empty() {
+            wait()?;
+            match (&self.0).read(bytes) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => bytes = &mut bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until there is something to receive, the end of the connection included. False after the time limit.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, when there is no memory.
+    pub fn readable(&self, limit: Duration) -> io::Result<bool> {
+        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+        let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
+        match poll(&mut polled, Some(&limit)) {
+            Ok(count) => Ok(count > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

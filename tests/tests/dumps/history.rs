@@ -18,7 +18,7 @@ use super::{chain, dump, flow, record};
 /// What is in the recording.
 fn replayed(heapbpf: &Heapbpf, span: Span) -> Profile {
     let mut reading = read::read(&heapbpf.file("x.heapbpf")).expect("a recording");
-    let mut names = RecordedNames::new(Resolver::new());
+    let mut names = RecordedNames::new(Resolver::in_process());
     let spanned = Spanned::read(&mut reading, span, false, |places| names.add(places)).expect("it has it");
     let Found { modules, .. }: Found = modules::find(spanned.modules(), names.is_empty());
     let modules: Modules = modules;

@@ -106,7 +106,7 @@ fn look(bytes: &[u8]) {
         }
         let _ = module.bias(TargetAddr(u64::MAX), offset);
     }
-    let resolver = crate::symbolize::resolver::Resolver::new();
+    let resolver = crate::symbolize::resolver::Resolver::in_process();
     let answers = crate::symbolize::Resolve::resolve(&resolver, id, module, &offsets);
     assert_eq!(answers.len(), offsets.len());
 }

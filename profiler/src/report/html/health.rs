@@ -6,7 +6,7 @@ use super::column::{Number, float};
 use crate::report::loss::{loss, stack_end};
 use crate::report::profile::{HeapProfile, HookStatus, Profile, UnfoundHook};
 use crate::report::summary::guardrails::describe_reached;
-use crate::report::{describe, text};
+use crate::report::{describe, naming, text};
 
 /// Hooks that are listed: of many processes with many modules there can be more than anybody reads.
 const HOOKS_MAX: usize = 500;
@@ -35,6 +35,8 @@ pub(super) struct HealthFields<'a> {
     agent_cpu: Number,
     agent_rss_bytes_max: Number,
     skipped: Vec<String>,
+    /// Modules whose names are missing, in words.
+    symbolization: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -110,6 +112,9 @@ impl<'a> HealthFields<'a> {
                 .iter()
                 .map(|skipped| format!("{} (pid {}): {}", skipped.command, skipped.pid, skipped.reason))
                 .map(|line| text::printable(&line).into_owned())
+                .collect(),
+            symbolization: naming::missing_names(&health.symbolization)
+                .chain(naming::missing_isolation(&health.symbolization))
                 .collect(),
         }
     }

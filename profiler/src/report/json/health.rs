@@ -4,7 +4,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use super::guardrails::GuardrailsFields;
-use crate::report::profile::{Health, IntervalChange, UnfoundHook};
+use crate::report::profile::{Health, IntervalChange, Symbolization, SymbolizationFailure, UnfoundHook};
 
 #[derive(Serialize)]
 pub(in crate::report) struct HealthFields<'a> {
@@ -18,6 +18,7 @@ pub(in crate::report) struct HealthFields<'a> {
     agent_rss_bytes_max: u64,
     interval_changes: Vec<ChangeFields<'a>>,
     guardrails: GuardrailsFields,
+    symbolization: SymbolizationFields<'a>,
 }
 
 impl<'a> HealthFields<'a> {
@@ -33,6 +34,7 @@ impl<'a> HealthFields<'a> {
             agent_rss_bytes_max: health.agent_rss_bytes_max,
             interval_changes: health.interval_changes.iter().map(ChangeFields::new).collect(),
             guardrails: GuardrailsFields::new(&health.guardrails),
+            symbolization: SymbolizationFields::new(&health.symbolization),
         }
     }
 }
@@ -52,6 +54,38 @@ impl<'a> ChangeFields<'a> {
     fn new(change: &'a IntervalChange) -> Self {
         let IntervalChange { unix_ns, ref heap, from_bytes, to_bytes, reason } = *change;
         Self { unix_ns, heap, from_bytes, to_bytes, reason: reason.name() }
+    }
+}
+
+/// How functions were named.
+#[derive(Serialize)]
+struct SymbolizationFields<'a> {
+    isolation: Vec<&'a str>,
+    isolation_missing: Vec<&'a str>,
+    failures: Vec<FailureFields<'a>>,
+}
+
+impl<'a> SymbolizationFields<'a> {
+    fn new(symbolization: &'a Symbolization) -> Self {
+        Self {
+            isolation: symbolization.isolated(true).collect(),
+            isolation_missing: symbolization.isolated(false).collect(),
+            failures: symbolization.failures.iter().map(FailureFields::new).collect(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct FailureFields<'a> {
+    module: &'a str,
+    reason: &'a str,
+    /// `symbol_table` or `none`.
+    names: &'static str,
+}
+
+impl<'a> FailureFields<'a> {
+    fn new(failure: &'a SymbolizationFailure) -> Self {
+        Self { module: &failure.module, reason: &failure.reason, names: failure.names.name() }
     }
 }
 

@@ -6,8 +6,8 @@ use profiler_common::counter::Counter;
 
 use super::{HEADING, PLAIN, Page, WARNING};
 use crate::report::loss::{loss, stack_end};
-use crate::report::profile::{Health, HeapProfile, HookStatus, Profile};
-use crate::report::{View, describe, text};
+use crate::report::profile::{Health, HeapProfile, HookStatus, Profile, Symbolization};
+use crate::report::{View, describe, naming, text};
 
 /// Hooks that are listed with why they are not attached.
 const HOOKS_MAX: usize = 5;
@@ -32,6 +32,7 @@ impl Page {
         self.hooks(profile);
         self.stacks(&profile.health);
         self.frame_pointers(&profile.health);
+        self.symbolization(&profile.health.symbolization);
         self.cost(profile);
     }
 
@@ -149,6 +150,17 @@ impl Page {
             let modules: Vec<String> =
                 health.frame_pointer_modules.iter().map(|path| text::printable(path).into_owned()).collect();
             self.line(PLAIN, &format!("  unwound by frame pointers, for want of tables: {}", modules.join(", ")));
+        }
+    }
+
+    /// Modules whose names are missing, and why.
+    fn symbolization(&mut self, symbolization: &Symbolization) {
+        for line in naming::missing_names(symbolization).take(HOOKS_MAX) {
+            self.line(WARNING, &format!("  {line}"));
+        }
+        self.and_more(symbolization.failures.len());
+        if let Some(line) = naming::missing_isolation(symbolization) {
+            self.line(PLAIN, &format!("  {line}"));
         }
     }
 

@@ -85,8 +85,10 @@ const OBJECTS: &[(&str, &str)] = &[
     ("/targets/0/callsites/0/stack/0", "address file function inlined line module module_offset"),
     (
         "/health",
-        "agent_cpu_ns agent_rss_bytes_max events frame_pointer_modules guardrails interval_changes lost resyncs unfound unwind",
+        "agent_cpu_ns agent_rss_bytes_max events frame_pointer_modules guardrails interval_changes lost resyncs symbolization unfound unwind",
     ),
+    ("/health/symbolization", "failures isolation isolation_missing"),
+    ("/health/symbolization/failures/0", "module names reason"),
 ];
 
 #[test]

@@ -12,8 +12,8 @@ use crate::ledger::totals::Totals;
 use crate::report::guardrails::Guardrails;
 use crate::report::history::History;
 use crate::report::profile::{
-    Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Health, HeapProfile, HookStatus, IntervalChange, Origin,
-    Others, Profile, Skipped, TargetProfile, UnfoundHook,
+    Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Health, HeapProfile, HookStatus, IntervalChange,
+    NamesFrom, Origin, Others, Profile, Skipped, Symbolization, SymbolizationFailure, TargetProfile, UnfoundHook,
 };
 use crate::units::{MonotonicNanos, Weight};
 
@@ -56,6 +56,7 @@ pub(in crate::report) fn exact() -> Profile {
         agent_cpu_ns: 120_000_000,
         agent_rss_bytes_max: 23 << 20,
         guardrails: Guardrails::default(),
+        symbolization: Symbolization::default(),
     };
     let mut target = target(4711, "cached", "/usr/bin/cached", heaps, callsites);
     code::group(&mut target);
@@ -115,6 +116,14 @@ pub(in crate::report) fn sampled() -> Profile {
         agent_cpu_ns: 4_200_000_000,
         agent_rss_bytes_max: 61 << 20,
         guardrails: Guardrails::default(),
+        symbolization: Symbolization {
+            isolation: ["files", "capabilities", "limits"].map(|part| (part.to_owned(), true)).to_vec(),
+            failures: vec![SymbolizationFailure {
+                module: "/usr/lib/libhostile.so".to_owned(),
+                reason: "the symbolizer crashed: SIGBUS".to_owned(),
+                names: NamesFrom::SymbolTable,
+            }],
+        },
     };
     let mut gone = target(901, "#work;er <&>", "/opt/app/bin/app", vec![heap("libc", &[("malloc", None)])], second);
     (gone.exited, gone.exit_code) = (true, Some(137));

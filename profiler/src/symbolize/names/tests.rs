@@ -211,7 +211,8 @@ fn label_after_the_end(arguments: &[&str], prepare: impl Fn(&Workshop)) -> (Stri
     let clock = defined_functions(modules.get(vdso.module.expect("a module")), &["__vdso_getcpu"], Search::Exported);
     let clock = vdso.mapping.start.0 + clock.expect("readable").remove(0).offset.0 + 1;
     let snapshot = snapshot(&[Some(&[address, clock])]);
-    let named = name_profile(&[Unnamed { snapshot: &snapshot, space: &space }], &modules.share(), &Resolver::new());
+    let named =
+        name_profile(&[Unnamed { snapshot: &snapshot, space: &space }], &modules.share(), &Resolver::in_process());
     let frame = |at: usize| &named.frames[named.callsites[0][0].stack[at].0 as usize];
     assert_eq!(frame(1).function.as_deref(), Some("__vdso_getcpu"));
     assert_eq!(frame(1).module.as_deref(), Some("[vdso]"));

@@ -21,7 +21,7 @@ fn answers_at(path: &Path, offsets: &[FileOffset]) -> Answers {
     let mut modules = ModuleStore::new();
     let id = modules.intern_path(path).expect("it opens");
     let mut answers = Answers { chains: Vec::new(), files: Vec::new() };
-    for frames in Resolver::new().resolve(id, modules.get(id), offsets) {
+    for frames in Resolver::in_process().resolve(id, modules.get(id), offsets) {
         answers.files.extend(frames.iter().filter_map(|frame| frame.file.as_deref().map(str::to_owned)));
         let facts = |frame: &ResolvedFrame| (frame.function.as_deref().map(str::to_owned), frame.line, frame.inlined);
         answers.chains.push(frames.iter().map(facts).collect());
@@ -212,7 +212,7 @@ fn the_c_librarys_own_functions_have_names_and_lines() {
     let mut modules = ModuleStore::new();
     let id = modules.intern_path(library).expect("glibc is here");
     let module = modules.get(id);
-    let debug_file = debug_file::find(module).expect("libc6-dbg is installed");
+    let (debug_file, _) = debug_file::find(module).expect("libc6-dbg is installed");
     let symbols = std::process::Command::new("nm").arg(debug_file).output().expect("nm runs").stdout;
     let symbols = String::from_utf8(symbols).expect("symbols are text");
     let line = symbols.lines().find(|line| line.ends_with(" t _int_malloc")).expect("it is a local function");
@@ -256,7 +256,7 @@ fn a_file_that_shrank_is_not_read() {
     let offsets = offsets_of(&program, "i");
     let mut modules = ModuleStore::new();
     let id = modules.intern_path(&program).expect("it opens");
-    let resolver = Resolver::new();
+    let resolver = Resolver::in_process();
     let first = resolver.resolve(id, modules.get(id), &offsets[..1]);
     assert!(!first[0].is_empty());
     std::fs::File::options().write(true).open(&program).and_then(|file| file.set_len(0)).expect("truncated");
@@ -273,7 +273,7 @@ fn answers_come_in_the_order_of_the_questions() {
     let id = modules.intern_path(&program).expect("it opens");
     let names = ["main", "i", "nowhere", "main"];
     let offsets = names.map(|name| if name == "nowhere" { FileOffset(1) } else { offsets_of(&program, name)[0] });
-    let resolver = Resolver::new();
+    let resolver = Resolver::in_process();
     for _ in 0..2 {
         let resolved = resolver.resolve(id, modules.get(id), &offsets);
         let found: Vec<Option<&str>> = resolved.iter().map(|frames| frames.first()?.function.as_deref()).collect();

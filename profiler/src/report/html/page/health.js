@@ -118,6 +118,12 @@ function guardrailCard({ reached, memory_bytes_max: most, memory_bytes_highest: 
   );
 }
 
+function namesCard({ symbolization: lines }) {
+  return lines.length === 0
+    ? null
+    : healthCard("Names", "poor", element("ul", {}, lines.map((line) => element("li", { class: "warning" }, marked(cut(line, 600))))));
+}
+
 function coverageCard({ header, health }) {
   if (header.beginnings.length + health.skipped.length === 0) {
     return null;
@@ -135,6 +141,6 @@ function showHealth(profile) {
   byId("health-title").textContent = header.incomplete ? "Health: this profile is incomplete" : "Health: nothing is missing";
   fill(
     byId("health-body"),
-    ...[lossCard(health), unwindCard(health), accuracyCard(profile), hookCard(health), guardrailCard(health), costCard(profile), coverageCard(profile)],
+    ...[lossCard(health), unwindCard(health), namesCard(health), accuracyCard(profile), hookCard(health), guardrailCard(health), costCard(profile), coverageCard(profile)],
   );
 }

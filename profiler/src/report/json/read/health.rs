@@ -6,7 +6,9 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::guardrails::GuardrailsFields;
-use crate::report::profile::{ChangeReason, Health, IntervalChange, UnfoundHook};
+use crate::report::profile::{
+    ChangeReason, Health, IntervalChange, NamesFrom, Symbolization, SymbolizationFailure, UnfoundHook,
+};
 use crate::report::text;
 
 #[derive(Deserialize)]
@@ -25,6 +27,8 @@ pub(super) struct HealthFields {
     interval_changes: Vec<ChangeFields>,
     #[serde(default)]
     guardrails: GuardrailsFields,
+    #[serde(default)]
+    symbolization: SymbolizationFields,
 }
 
 #[derive(Deserialize)]
@@ -44,6 +48,35 @@ impl ChangeFields {
             .find(|known| known.name() == reason)
             .ok_or_else(|| format!("`{}` is no reason for another interval", text::printable(&reason)))?;
         Ok(IntervalChange { unix_ns, heap, from_bytes, to_bytes, reason })
+    }
+}
+
+#[derive(Default, Deserialize)]
+struct SymbolizationFields {
+    isolation: Vec<String>,
+    isolation_missing: Vec<String>,
+    failures: Vec<FailureFields>,
+}
+
+#[derive(Deserialize)]
+struct FailureFields {
+    module: String,
+    reason: String,
+    names: String,
+}
+
+impl SymbolizationFields {
+    fn into_symbolization(self) -> Result<Symbolization, String> {
+        let failure = |FailureFields { module, reason, names }| {
+            let known = NamesFrom::ALL.into_iter().find(|known| known.name() == names);
+            let names = known.ok_or_else(|| format!("`{}` is not a source of names", text::printable(&names)))?;
+            Ok::<_, String>(SymbolizationFailure { module, reason, names })
+        };
+        let isolation = self.isolation.into_iter().map(|name| (name, true));
+        Ok(Symbolization {
+            isolation: isolation.chain(self.isolation_missing.into_iter().map(|name| (name, false))).collect(),
+            failures: self.failures.into_iter().map(failure).collect::<Result<_, _>>()?,
+        })
     }
 }
 
@@ -79,6 +112,7 @@ impl HealthFields {
                 .map(ChangeFields::into_change)
                 .collect::<Result<_, _>>()?,
             guardrails: health.guardrails.into_guardrails()?,
+            symbolization: health.symbolization.into_symbolization()?,
         })
     }
 }

@@ -1,0 +1,280 @@
+//! The agent's side: starts the symbolizer, asks it, and gives up on it in time.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::protocol::{ADDRESSES_MAX, Depth, Names, REPLY_BYTES_MAX, Reply, Request, Role, decode, encode};
+use super::{COMMAND, MEMORY_BYTES_MAX, MODULE_TIME, MODULE_TIME_MAX, TIME_PER_BYTES, TOTAL_TIME_MAX};
+use crate::object::image::Image;
+use crate::sys::companion::Companion;
+use crate::sys::confinement::Confinement;
+
+/// How often an interrupt is noticed.
+const POLL: Duration = Duration::from_millis(50);
+/// How long a process whose channel has ended may take to exit.
+const EXIT_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long the symbolizer may take to start, on a machine that does much else.
+const START_TIME_MAX: Duration = Duration::from_secs(5);
+/// Largest file that is copied because the symbolizer may not open it, in bytes.
+const COPY_BYTES_MAX: u64 = 256 << 20;
+
+/// Ends naming at once: what is not known by then stays without a name.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Ends it.
+    pub fn raise(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Why the symbolizer did not name a module.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(in crate::symbolize) enum Failed {
+    #[error("the symbolizer could not be started: {0}")]
+    Start(String),
+    #[error("the symbolizer crashed: {0}")]
+    Signal(String),
+    #[error("the symbolizer exited early, with {0}")]
+    Exit(i32),
+    #[error("the symbolizer sent a malformed answer")]
+    Answer,
+    #[error("naming it exceeded {} s", .0.as_secs())]
+    ModuleTime(Duration),
+    #[error("naming all modules exceeded {} s", TOTAL_TIME_MAX.as_secs())]
+    TotalTime,
+    #[error("interrupted by the user")]
+    Interrupted,
+}
+
+impl Failed {
+    /// Whether other modules will fail for the same reason.
+    pub(in crate::symbolize) fn is_final(&self) -> bool {
+        matches!(self, Self::Start(_) | Self::TotalTime | Self::Interrupted)
+    }
+}
+
+/// The files of a module.
+pub(in crate::symbolize) type Files<'a> = [(Role, &'a Image)];
+
+/// The symbolizer process, which runs while it is needed.
+#[derive(Debug)]
+pub(in crate::symbolize) struct Sandbox {
+    process: Option<Companion>,
+    interrupt: Interrupt,
+    confinement: Option<Confinement>,
+    /// Time that was spent since names were last released.
+    spent: Duration,
+}
+
+impl Sandbox {
+    pub(in crate::symbolize) fn new(interrupt: Interrupt) -> Self {
+        Self { process: None, interrupt, confinement: None, spent: Duration::ZERO }
+    }
+
+    /// What was in force when the symbolizer last started.
+    pub(in crate::symbolize) fn confinement(&self) -> Option<Confinement> {
+        self.confinement
+    }
+
+    /// Ends the process, and begins to count time anew.
+    pub(in crate::symbolize) fn release(&mut self) {
+        self.end();
+        self.spent = Duration::ZERO;
+    }
+
+    /// Names addresses of a module, and hands over the answers in their order, as they come.
+    ///
+    /// # Errors
+    ///
+    /// Why not all addresses have an answer.
+    pub(in crate::symbolize) fn name(
+        &mut self,
+        files: &Files<'_>,
+        depth: Depth,
+        addresses: &[u64],
+        take: impl FnMut(Names),
+    ) -> Result<(), Failed> {
+        if self.interrupt.is_raised() {
+            return Err(Failed::Interrupted);
+        }
+        let left = TOTAL_TIME_MAX.checked_sub(self.spent).filter(|left| !left.is_zero()).ok_or(Failed::TotalTime)?;
+        let start = Instant::now();
+        let limit = time_limit(files);
+        let result = self.try_name(files, depth, addresses, limit.min(left), take);
+        self.spent += start.elapsed();
+        result.map_err(|error| match self.judge(&error) {
+            Failed::ModuleTime(_) if limit < left => Failed::ModuleTime(limit),
+            Failed::ModuleTime(_) => Failed::TotalTime,
+            failed => failed,
+        })
+    }
+
+    fn try_name(
+        &mut self,
+        files: &Files<'_>,
+        depth: Depth,
+        addresses: &[u64],
+        limit: Duration,
+        mut take: impl FnMut(Names),
+    ) -> io::Result<()> {
+        self.start()?;
+        let deadline = Instant::now() + limit;
+        self.open(files, depth, deadline)?;
+        let mut rest = addresses;
+        while !rest.is_empty() {
+            let asked = &rest[..rest.len().min(ADDRESSES_MAX)];
+            let reply = self.ask(&Request::Name { addresses: asked.to_vec() }, &[], deadline)?;
+            let Reply::Names(names) = reply else { return Err(io::ErrorKind::InvalidData.into()) };
+            if !names.is_valid(asked.len()) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            rest = &rest[names.answers.len()..];
+            take(names);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        if self.process.is_some() {
+            return Ok(());
+        }
+        self.process = Some(Companion::start(COMMAND).map_err(|error| io::Error::other(error.to_string()))?);
+        match self.receive(Instant::now() + START_TIME_MAX)? {
+            Reply::Ready(confinement) => self.confinement = Some(confinement),
+            _ => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        tracing::debug!(confinement = ?self.confinement, "symbolizer started");
+        Ok(())
+    }
+
+    fn open(&mut self, files: &Files<'_>, depth: Depth, deadline: Instant) -> io::Result<()> {
+        let roles: Vec<Role> = files.iter().map(|(role, _)| role.clone()).collect();
+        let descriptors: Vec<BorrowedFd<'_>> = files.iter().map(|(_, image)| image.file().as_fd()).collect();
+        let reply = self.ask(&Request::Open { roles: roles.clone(), depth }, &descriptors, deadline)?;
+        let Reply::Opened { refused } = reply else { return Err(io::ErrorKind::InvalidData.into()) };
+        if refused.is_empty() {
+            return Ok(());
+        }
+        // Without capabilities it has the rights of its user alone.
+        let copy = |(index, (_, image)): (usize, &(Role, &Image))| {
+            if refused.contains(&index) { image.sealed_copy(COPY_BYTES_MAX).ok() } else { None }
+        };
+        let copies: Vec<_> = files.iter().enumerate().map(copy).collect();
+        let descriptors: Vec<BorrowedFd<'_>> =
+            copies.iter().zip(descriptors).map(|(copy, own)| copy.as_ref().map_or(own, AsFd::as_fd)).collect();
+        match self.ask(&Request::Open { roles, depth }, &descriptors, deadline)? {
+            Reply::Opened { .. } => Ok(()),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    fn ask(&mut self, request: &Request, descriptors: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<Reply> {
+        let channel = self.process.as_ref().and_then(Companion::channel).ok_or(io::ErrorKind::NotConnected)?;
+        channel.send(&encode(request), descriptors)?;
+        self.receive(deadline)
+    }
+
+    fn receive(&self, deadline: Instant) -> io::Result<Reply> {
+        let channel = self.process.as_ref().and_then(Companion::channel).ok_or(io::ErrorKind::NotConnected)?;
+        let wait = || loop {
+            if self.interrupt.is_raised() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            if channel.readable(left.min(POLL))? {
+                return Ok(());
+            }
+        };
+        let message = channel.receive_while(REPLY_BYTES_MAX, wait)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        // Nobody has asked for descriptors; those that came are closed.
+        decode(&message.bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Ends the process after a failure, and finds out what it was.
+    fn judge(&mut self, error: &io::Error) -> Failed {
+        let failed = match error.kind() {
+            io::ErrorKind::Interrupted => Failed::Interrupted,
+            io::ErrorKind::TimedOut => Failed::ModuleTime(Duration::ZERO),
+            io::ErrorKind::InvalidData => Failed::Answer,
+            io::ErrorKind::Other => Failed::Start(error.to_string()),
+            _ => self.exit_reason(),
+        };
+        self.end();
+        failed
+    }
+
+    fn exit_reason(&mut self) -> Failed {
+        let Some(process) = &mut self.process else { return Failed::Start("it is gone".to_owned()) };
+        let deadline = Instant::now() + EXIT_TIME_MAX;
+        let status = loop {
+            match process.exit_status() {
+                None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+                status => break status,
+            }
+        };
+        match status {
+            Some(status) => match status.signal() {
+                Some(signal) => Failed::Signal(describe(signal)),
+                None => Failed::Exit(status.code().unwrap_or(-1)),
+            },
+            None => Failed::Answer,
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            // It holds nothing that would have to be finished.
+            process.kill();
+        }
+    }
+}
+
+/// What a symbolizer that is started now is confined by.
+///
+/// # Errors
+///
+/// Why none can be started.
+pub fn confinement() -> Result<Confinement, String> {
+    let mut sandbox = Sandbox::new(Interrupt::default());
+    match sandbox.start() {
+        Ok(()) => sandbox.confinement.ok_or_else(|| Failed::Answer.to_string()),
+        Err(error) => Err(sandbox.judge(&error).to_string()),
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The time limit for a module with these files.
+fn time_limit(files: &Files<'_>) -> Duration {
+    let bytes: u64 = files.iter().map(|(_, image)| image.identity().size_bytes).fold(0, u64::saturating_add);
+    (MODULE_TIME + Duration::from_secs(bytes / TIME_PER_BYTES)).min(MODULE_TIME_MAX)
+}
+
+fn describe(signal: i32) -> String {
+    match signal {
+        libc::SIGBUS => "SIGBUS (the file was truncated meanwhile)".to_owned(),
+        libc::SIGSEGV => "SIGSEGV".to_owned(),
+        libc::SIGABRT => format!("SIGABRT (its memory limit is {} GiB)", MEMORY_BYTES_MAX >> 30),
+        libc::SIGSYS => "SIGSYS (a forbidden system call)".to_owned(),
+        libc::SIGXCPU => "SIGXCPU (its CPU time limit)".to_owned(),
+        libc::SIGKILL => "SIGKILL".to_owned(),
+        signal => format!("signal {signal}"),
+    }
+}

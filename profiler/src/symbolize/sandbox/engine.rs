@@ -1,0 +1,240 @@
+//! Names from ELF symbols and DWARF, read by blazesym, of one module at a time. All that it reads may have been written by a
+//! target: it can crash, take all memory or never end, and runs in a process of its own for that.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use blazesym::symbolize::source::{Elf as ElfSource, Source};
+use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
+use rustc_hash::FxHashMap;
+
+use super::protocol::{Defect, Depth, FRAMES_MAX, NamedFrame, Names, Role, STRINGS_BYTES};
+use crate::object::elf::Elf;
+use crate::object::image::Image;
+use crate::symbolize::demangle::demangle;
+use crate::symbolize::inflate;
+
+/// Longest path of a source file that is kept, in bytes.
+const PATH_BYTES_MAX: usize = 4096;
+/// Sections that name other files.
+const REFERENCES: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
+/// Bytes that are read at a time.
+const PART_BYTES: usize = 1 << 18;
+
+/// A module's files.
+pub(in crate::symbolize) struct Engine {
+    symbolizer: Symbolizer,
+    /// What is asked, in this order, each about what is still unknown.
+    sources: Vec<Source<'static>>,
+    defects: Vec<Defect>,
+    shared: Option<&'static Path>,
+    is_confined: bool,
+}
+
+/// What this process can reach by a path.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::symbolize) struct Reach {
+    /// Nothing but passed descriptors.
+    pub(in crate::symbolize) is_confined: bool,
+    /// Where files that others refer to are, by build id.
+    pub(in crate::symbolize) shared: Option<&'static Path>,
+}
+
+/// A file, and a path that leads to it.
+pub(in crate::symbolize) struct ModuleFile {
+    pub(in crate::symbolize) role: Role,
+    pub(in crate::symbolize) file: File,
+    pub(in crate::symbolize) path: PathBuf,
+}
+
+impl Engine {
+    /// Turns to the files of a module.
+    pub(in crate::symbolize) fn open(files: Vec<ModuleFile>, depth: Depth, reach: Reach) -> Self {
+        let Reach { is_confined, shared } = reach;
+        let (sources, defects) = (Vec::new(), Vec::new());
+        let mut engine = Self { symbolizer: symbolizer(shared), sources, defects, shared, is_confined };
+        for ModuleFile { role, file, path } in files {
+            match role {
+                Role::Own => engine.add_unverified(file, &path, depth),
+                // It has the build id, and lies where only root writes.
+                Role::DebugFile => engine.add(&path, depth == Depth::DebugInformation),
+                Role::Linked { checksum } if crc32(&file).is_some_and(|found| found == checksum) => {
+                    engine.add_unverified(file, &path, depth);
+                }
+                Role::Linked { .. } => engine.defects.push(Defect::Checksum),
+                // blazesym finds it by the names that `shared` has.
+                Role::Shared { .. } => {}
+            }
+        }
+        engine
+    }
+
+    /// A file that the target may have made. What it compressed is not unpacked before it is known how large it becomes.
+    /// Compressed symbols do not occur in practice.
+    fn add_unverified(&mut self, file: File, path: &Path, depth: Depth) {
+        let Ok(image) = Image::new(file) else { return };
+        let Ok(elf) = Elf::read(&image) else { return };
+        if !inflate::is_bounded(&image, &elf, |name| !name.starts_with(".debug_")) {
+            return self.defects.push(Defect::Compressed);
+        }
+        // blazesym follows these, and only an empty root directory leads it nowhere.
+        let refers = REFERENCES.iter().any(|name| elf.section(name).is_some());
+        let mut with_debug_information = depth == Depth::DebugInformation && (self.is_confined || !refers);
+        if with_debug_information && !inflate::is_bounded(&image, &elf, |_| true) {
+            self.defects.push(Defect::Compressed);
+            with_debug_information = false;
+        }
+        self.add(path, with_debug_information);
+    }
+
+    /// The symbol table comes last: it has what is in `.dynsym` only, and what is left when DWARF makes no sense.
+    fn add(&mut self, path: &Path, with_debug_information: bool) {
+        if with_debug_information {
+            self.sources.push(source(path, true));
+        }
+        self.sources.push(source(path, false));
+    }
+
+    /// Names link addresses, as many as fit into an answer.
+    pub(in crate::symbolize) fn name(&mut self, addresses: &[u64]) -> Names {
+        let mut chains: Vec<Option<Chain>> = addresses.iter().map(|_| None).collect();
+        for at in 0..self.sources.len() {
+            let open: Vec<usize> = (0..chains.len()).filter(|&index| chains[index].is_none()).collect();
+            if open.is_empty() {
+                break;
+            }
+            let asked: Vec<u64> = open.iter().map(|&index| addresses[index]).collect();
+            match catch_unwind(AssertUnwindSafe(|| self.chains(at, &asked))) {
+                Ok(found) => open.into_iter().zip(found).for_each(|(index, chain)| chains[index] = chain),
+                Err(_) => {
+                    self.defects.push(Defect::Malformed);
+                    // Whatever state the panic left behind is not used again.
+                    self.symbolizer = symbolizer(self.shared);
+                }
+            }
+        }
+        let mut names = Names { defects: std::mem::take(&mut self.defects), ..Names::default() };
+        let mut strings = Strings { indices: FxHashMap::default(), bytes: 0 };
+        for chain in chains {
+            let frames = chain.unwrap_or_default().into_iter();
+            names.answers.push(frames.map(|frame| strings.frame(frame, &mut names.strings)).collect());
+            if strings.bytes > STRINGS_BYTES {
+                break;
+            }
+        }
+        names
+    }
+
+    /// What source number `at` knows of these addresses. Shorter, where it cannot be read.
+    fn chains(&self, at: usize, addresses: &[u64]) -> Vec<Option<Chain>> {
+        let Ok(answers) = self.symbolizer.symbolize(&self.sources[at], Input::VirtOffset(addresses)) else {
+            return Vec::new();
+        };
+        let chain = |answer: &Symbolized<'_>| match answer {
+            Symbolized::Sym(symbol) if holds(symbol) => Some(expand(symbol)),
+            _ => None,
+        };
+        answers.iter().map(chain).collect()
+    }
+}
+
+/// The functions active at one address, the innermost first.
+type Chain = Vec<OwnFrame>;
+
+struct OwnFrame {
+    function: String,
+    file: Option<String>,
+    line: Option<u32>,
+    inlined: bool,
+}
+
+/// The strings of an answer.
+struct Strings {
+    indices: FxHashMap<String, u32>,
+    bytes: usize,
+}
+
+impl Strings {
+    fn frame(&mut self, frame: OwnFrame, strings: &mut Vec<String>) -> NamedFrame {
+        let OwnFrame { function, file, line, inlined } = frame;
+        let function = self.index(function, strings);
+        NamedFrame { function, file: file.map(|file| self.index(file, strings)), line, inlined }
+    }
+
+    fn index(&mut self, text: String, strings: &mut Vec<String>) -> u32 {
+        if let Some(&index) = self.indices.get(&text) {
+            return index;
+        }
+        // Their bytes are limited, so their number is.
+        let index = u32::try_from(strings.len()).unwrap_or(u32::MAX);
+        self.bytes += text.len();
+        strings.push(text.clone());
+        self.indices.insert(text, index);
+        index
+    }
+}
+
+/// Without a directory, what files refer to is not looked for.
+fn symbolizer(shared: Option<&Path>) -> Symbolizer {
+    Symbolizer::builder()
+        .enable_code_info(true)
+        .enable_inlined_fns(true)
+        .enable_demangling(false)
+        .enable_auto_reload(false)
+        .set_debug_dirs(Some(shared))
+        .build()
+}
+
+/// The file at this path, with or without its debug information.
+fn source(path: &Path, debug_syms: bool) -> Source<'static> {
+    let mut elf = ElfSource::new(path);
+    elf.debug_syms = debug_syms;
+    Source::Elf(elf)
+}
+
+/// Whether the answer has a name and is about this address. A symbol without a size says where it begins, not that it reaches
+/// this far. A function that DWARF describes by several ranges has no size either, but was found by them: it is the one with
+/// address 0.
+fn holds(symbol: &Sym<'_>) -> bool {
+    !symbol.name.is_empty() && (symbol.size.is_some() || symbol.addr == 0)
+}
+
+/// Inlined functions without a name are left out: their names are in a file shared between packages (dwz) that is
+/// not installed.
+fn expand(symbol: &Sym<'_>) -> Chain {
+    let inlined = symbol.inlined.iter().rev().filter(|call| !call.name.is_empty()).take(FRAMES_MAX - 1);
+    let inlined = inlined.map(|call| (&*call.name, call.code_info.as_ref(), true));
+    let outer = (&*symbol.name, symbol.code_info.as_deref(), false);
+    let frame = |(name, code, inlined): (&str, Option<&CodeInfo<'_>>, bool)| OwnFrame {
+        function: demangle(name),
+        file: code.and_then(source_path),
+        // Line 0 is the compilers' way of saying that code belongs to no line.
+        line: code.and_then(|code| code.line).filter(|&line| line != 0),
+        inlined,
+    };
+    inlined.chain([outer]).map(frame).collect()
+}
+
+fn source_path(code: &CodeInfo<'_>) -> Option<String> {
+    let path = code.to_path();
+    let bytes = path.as_os_str().as_encoded_bytes();
+    (!code.file.is_empty() && bytes.len() <= PATH_BYTES_MAX).then(|| path.to_string_lossy().into_owned())
+}
+
+/// The checksum of a file; `None` where it cannot be read.
+fn crc32(file: &File) -> Option<u32> {
+    let mut hasher = crc32fast::Hasher::new();
+    let mut part = vec![0; PART_BYTES];
+    let mut at = 0;
+    loop {
+        match file.read_at(&mut part, at).ok()? {
+            0 => return Some(hasher.finalize()),
+            count => {
+                hasher.update(&part[..count]);
+                at += count as u64;
+            }
+        }
+    }
+}
