@@ -115,7 +115,8 @@ fn breakpoints_that_were_left_behind_are_removed_by_the_doctor() {
     let (mut target, places) = probed_once();
     places.iter().for_each(|place| plant_breakpoint(target.pid(), place));
     let outcome = Heapbpf::new(["doctor"]).run().expect_code(0);
-    let line = outcome.stdout.lines().find(|line| line.contains("no breakpoints left behind")).expect("it was searched");
+    let line =
+        outcome.stdout.lines().find(|line| line.contains("no breakpoints left behind")).expect("it was searched");
     assert!(line.contains(&format!("{} removed from 1 of them", places.len())), "{line}");
     assert_eq!(changed_code(target.pid()), [""; 0]);
     target.work("keep 1000 25");

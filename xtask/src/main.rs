@@ -8,11 +8,8 @@ mod bench;
 mod build_ebpf;
 mod command;
 mod demo;
-<<<<<<< HEAD
-mod fuzz;
-=======
 mod faults;
->>>>>>> faults
+mod fuzz;
 mod packages;
 mod privilege;
 mod repository;
@@ -39,11 +36,8 @@ enum Verb {
     Bench(bench::Arguments),
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
-<<<<<<< HEAD
     Fuzz(fuzz::Arguments),
-=======
     Faults(faults::Arguments),
->>>>>>> faults
     Test(test::Arguments),
     Tidy(tidy::Arguments),
     Viewers(viewers::Arguments),
@@ -58,11 +52,8 @@ fn main() -> ExitCode {
         Verb::Bench(arguments) => bench::run(&arguments),
         Verb::BuildEbpf(arguments) => build_ebpf::run(&arguments),
         Verb::Demo(arguments) => demo::run(&arguments),
-<<<<<<< HEAD
         Verb::Fuzz(arguments) => fuzz::run(&arguments),
-=======
         Verb::Faults(arguments) => faults::run(&arguments),
->>>>>>> faults
         Verb::Test(arguments) => test::run(&arguments),
         Verb::Tidy(arguments) => tidy::run(&arguments),
         Verb::Viewers(arguments) => viewers::run(&arguments),

@@ -50,8 +50,7 @@ impl Tables {
         if self.mode == UnwindMode::FramePointer {
             return;
         }
-        let missing: Vec<ModuleId> =
-            space.modules().into_iter().filter(|id| !self.built.contains_key(id)).collect();
+        let missing: Vec<ModuleId> = space.modules().into_iter().filter(|id| !self.built.contains_key(id)).collect();
         let started = Instant::now();
         let next = AtomicUsize::new(0);
         let work = || {
