@@ -338,8 +338,7 @@ fn examine_subject(subject: &mut Subject, case: Case, moment: Moment) -> Harms {
             Err(error) => return vec![(Harm::Held, error)],
         }
     }
-    let was_stopped =
-        case.mode == Mode::Launch && (matches!(moment, Moment::Detach(_)) || matches!(case.role, Role::Symbolizer));
+    let was_stopped = case.mode == Mode::Launch && (matches!(moment, Moment::Detach(_)) || case.role != Role::Agent);
     if !was_stopped {
         let harms = examine(subject);
         if case.mode != Mode::Launch || !harms.is_empty() {
