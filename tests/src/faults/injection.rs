@@ -85,7 +85,7 @@ impl Injector {
         send(victim, Signal::KILL);
         let mut harms = match case.role {
             Role::Agent => after_agent(&mut agent),
-            Role::Keeper => after_keeper(&mut agent, case, moment),
+            Role::Keeper => after_keeper(&mut agent, case, moment, &subject),
             Role::Symbolizer => after_symbolizer(&mut agent, case, moment, &subject),
             Role::Target => after_target(&mut agent, case),
         };
@@ -172,7 +172,10 @@ impl Injector {
         if case.mode.is_one_shot() {
             self.start_up.insert((case.mode, case.backend), lived);
         }
-        let lacks_role = matches!(case.role, Role::Keeper | Role::Symbolizer) && agent.ended().is_none();
+        // While heapbpf detaches it may have ended.
+        let lacks_role = matches!(case.role, Role::Keeper | Role::Symbolizer)
+            && !matches!(moment, Moment::Detach(_))
+            && agent.ended().is_none();
         let is_late = agent.ended().is_none() && !agent.is_ready();
         end_recording(agent, case, &subject);
         let status = agent.wait(ENDS_WITHIN);
@@ -252,10 +255,15 @@ fn after_agent(agent: &mut Agent) -> Harms {
 }
 
 /// It must notice, report it, and write what it has.
-fn after_keeper(agent: &mut Agent, case: Case, moment: Moment) -> Harms {
+fn after_keeper(agent: &mut Agent, case: Case, moment: Moment, subject: &Subject) -> Harms {
     let was_ready = agent.is_ready();
     // It may have done all that it is for.
     let is_late = matches!(moment, Moment::Detach(_)) || case.mode.is_one_shot();
+    if case.mode == Mode::Launch {
+        // It still waits for its command, whose exit code it passes on.
+        thread::sleep(GOES_ON_FOR);
+        subject.request_stop();
+    }
     let Some(status) = agent.wait(KEEPER_ENDS_WITHIN) else {
         return vec![(Harm::Ending, "heapbpf goes on without its keeper".to_owned())];
     };
@@ -264,6 +272,7 @@ fn after_keeper(agent: &mut Agent, case: Case, moment: Moment) -> Harms {
     let fault = match status.code() {
         Some(0) if is_late => agent.output_fault(),
         Some(4) if is_late && case.mode.is_leaks() => agent.output_fault(),
+        Some(0) if case.mode == Mode::Launch && is_named => agent.output_fault(),
         Some(3) if !is_named && !is_late => Some(format!("no word about it: {stderr}")),
         Some(3) => agent.output_fault(),
         Some(1) if !was_ready && is_named => None,
@@ -329,8 +338,7 @@ fn examine_subject(subject: &mut Subject, case: Case, moment: Moment) -> Harms {
             Err(error) => return vec![(Harm::Held, error)],
         }
     }
-    let was_stopped =
-        case.mode == Mode::Launch && (matches!(moment, Moment::Detach(_)) || matches!(case.role, Role::Symbolizer));
+    let was_stopped = case.mode == Mode::Launch && (matches!(moment, Moment::Detach(_)) || case.role != Role::Agent);
     if !was_stopped {
         let harms = examine(subject);
         if case.mode != Mode::Launch || !harms.is_empty() {
