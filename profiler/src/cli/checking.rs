@@ -99,6 +99,9 @@ impl Checking {
         match ended.map_err(|_| anyhow!("the thread that checks has panicked"))?? {
             Some(true) => Ok(exit::LEAKS),
             Some(false) => Ok(otherwise),
+            None if otherwise == exit::INCOMPLETE => {
+                Err(anyhow!("no heap was inspected: the keeper process exited before"))
+            }
             None => Err(anyhow!("nothing was looked at: the process ended before")),
         }
     }

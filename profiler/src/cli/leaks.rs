@@ -90,15 +90,17 @@ async fn watch(args: &LeaksArgs, plan: Plan, telling: Telling, inherited: Inheri
     audience.line.clear();
     // What was started has been looked at if it has ended, and is no target any more then.
     session.inspect_all(args.snapshot.into(), &mut audience);
+    let has_lost_keeper = session.has_lost_keeper();
     let (_, command, _) = session.finish()?;
-    let of_command = match command {
+    let otherwise = match command {
         Some(command) => see_off(command, &mut stops, args.quiet).await,
+        None if has_lost_keeper => exit::INCOMPLETE,
         None => exit::DONE,
     };
     audience.checking.done(stops.next(None)).await;
     match audience.failure {
         Some(error) => Err(error),
-        None => audience.checking.finish(of_command),
+        None => audience.checking.finish(otherwise),
     }
 }
 

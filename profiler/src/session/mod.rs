@@ -204,7 +204,7 @@ impl Session {
             tokio::select! {
                 () = &mut stop => break,
                 () = sleep_until(deadline) => break,
-                result = self.keeper.exited() => { result?; self.guard.note_keeper_exit(); break }
+                result = self.keeper.exited() => { result?; break }
                 pids = self.ends.next() => pids.into_iter().for_each(|pid| self.end(pid)),
                 result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; is_all = self.drain(); }
                 () = std::future::ready(()), if !is_all => is_all = self.drain(),
@@ -221,6 +221,9 @@ impl Session {
                     events_before = events;
                 }
             }
+        }
+        if self.keeper.has_exited() {
+            self.guard.note_keeper_exit();
         }
         Ok(())
     }

@@ -68,6 +68,12 @@ impl Session {
         self.first_attached.is_some()
     }
 
+    /// Whether the process that owns the probes has exited before its time.
+    #[must_use]
+    pub fn has_lost_keeper(&self) -> bool {
+        self.keeper.has_exited()
+    }
+
     /// When the recording's time is over, which counts from the first target, and at the latest from `began`.
     pub(super) fn deadline(&self, began: Instant) -> Option<Instant> {
         let first = self.first_attached.map_or(began, |first| first.min(began));

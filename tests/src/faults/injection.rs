@@ -23,6 +23,8 @@ const START_WITHIN: Duration = Duration::from_millis(300);
 /// Steady-state kills come this long after attaching at most, and detach kills after SIGINT.
 const STEADY_WITHIN: Duration = Duration::from_millis(300);
 const DETACH_WITHIN: Duration = Duration::from_millis(150);
+/// The symbolizer starts when names are needed; kills come this long after that at most.
+const NAMED_WITHIN: Duration = Duration::from_millis(60);
 /// From attaching to SIGINT.
 const RECORDED_FOR: Duration = Duration::from_millis(30);
 /// From the symbolizer's or target's death to SIGINT, where heapbpf goes on.
@@ -98,7 +100,8 @@ impl Injector {
             harms.extend(examine_subject(&mut subject, case, moment));
         }
         harms.extend(companion.map(Companion::finish).unwrap_or_default());
-        let leaks = self.log.leaks_of(&threads);
+        // A keeper that is killed leaks what it is closing; another one removes that before heapbpf ends.
+        let leaks = if case.role == Role::Keeper { Vec::new() } else { self.log.leaks_of(&threads) };
         harms.extend(leaks.first().map(|line| (Harm::KernelLog, format!("{} lines: {line}", leaks.len()))));
         if harms.is_empty() && case.mode != Mode::Launch && case.role != Role::Target {
             self.subject = Some(subject);
@@ -120,6 +123,9 @@ impl Injector {
     /// A point in time: half of them while heapbpf starts and attaches, the others while it records and detaches.
     fn draw(&mut self, case: Case) -> Moment {
         let known = self.start_up.get(&(case.mode, case.backend)).copied();
+        if case.role == Role::Symbolizer {
+            return Moment::Detach(self.random.duration(NAMED_WITHIN));
+        }
         if case.mode.is_one_shot() {
             let life = known.unwrap_or(START_WITHIN);
             // The keeper appears late and ends early.
@@ -153,6 +159,9 @@ impl Injector {
                 if matches!(moment, Moment::Detach(_)) {
                     thread::sleep(RECORDED_FOR);
                     end_recording(agent, case, subject);
+                }
+                if case.role == Role::Symbolizer {
+                    appearance(agent, &find)?;
                 }
                 sleep_until(Instant::now() + after);
             }
