@@ -59,7 +59,6 @@ const ALLOWED: &[i64] = &[
 ];
 
 /// Calls that are allowed where an argument (its index) has none of these bits.
-#[expect(clippy::cast_sign_loss, reason = "flags are bits")]
 const WITHOUT_BITS: &[(i64, u8, u64)] = &[
     // Only for reading.
     (libc::SYS_openat, 2, (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64),
