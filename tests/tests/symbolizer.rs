@@ -293,6 +293,7 @@ impl Drop for Raise<'_> {
 }
 
 #[test]
+#[expect(clippy::print_stdout, reason = "the figure in docs/reliability.md")]
 fn a_library_that_is_truncated_meanwhile_costs_names_at_most() {
     let runs = std::env::var("HEAPBPF_TRUNCATION_RUNS").ok().and_then(|runs| runs.parse().ok());
     let (runs, time) = runs.map_or((TRUNCATION_RUNS, TRUNCATION_TIME), |runs| (runs, Duration::MAX));

@@ -3,7 +3,9 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -96,6 +98,12 @@ impl Image {
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// A path that leads to exactly this file as long as this value lives, in this process and its threads.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 
     /// Whether the file is still what it was when it was opened: not truncated or rewritten in place.

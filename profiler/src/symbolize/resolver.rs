@@ -1,8 +1,6 @@
 //! Remembers the names of places in modules, and has those that are not known yet looked up by the symbolizer process.
 
 use std::cell::RefCell;
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -210,8 +208,7 @@ impl<'a> Others<'a> {
 
 fn name_in_process(files: &[(Role, &Image)], depth: Depth, addresses: &[u64], mut take: impl FnMut(Names)) {
     let file = |(role, image): &(Role, &Image)| {
-        let path = PathBuf::from(format!("/proc/self/fd/{}", image.file().as_raw_fd()));
-        Some(ModuleFile { role: role.clone(), file: image.file().try_clone().ok()?, path })
+        Some(ModuleFile { role: role.clone(), file: image.file().try_clone().ok()?, path: image.path() })
     };
     let mut engine =
         Engine::open(files.iter().filter_map(file).collect(), depth, Reach { is_confined: false, shared: None });

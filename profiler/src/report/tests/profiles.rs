@@ -116,14 +116,7 @@ pub(in crate::report) fn sampled() -> Profile {
         agent_cpu_ns: 4_200_000_000,
         agent_rss_bytes_max: 61 << 20,
         guardrails: Guardrails::default(),
-        symbolization: Symbolization {
-            isolation: ["files", "capabilities", "limits"].map(|part| (part.to_owned(), true)).to_vec(),
-            failures: vec![SymbolizationFailure {
-                module: "/usr/lib/libhostile.so".to_owned(),
-                reason: "the symbolizer crashed: SIGBUS".to_owned(),
-                names: NamesFrom::SymbolTable,
-            }],
-        },
+        symbolization: symbolization(),
     };
     let mut gone = target(901, "#work;er <&>", "/opt/app/bin/app", vec![heap("libc", &[("malloc", None)])], second);
     (gone.exited, gone.exit_code) = (true, Some(137));
@@ -392,5 +385,17 @@ impl Frames {
 
     fn last(&mut self) -> &mut Frame {
         self.frames.last_mut().expect("one was just added")
+    }
+}
+
+/// A module's names are missing, and part of the isolation was in force.
+fn symbolization() -> Symbolization {
+    Symbolization {
+        isolation: ["files", "capabilities", "limits"].map(|part| (part.to_owned(), true)).to_vec(),
+        failures: vec![SymbolizationFailure {
+            module: "/usr/lib/libhostile.so".to_owned(),
+            reason: "the symbolizer crashed: SIGBUS".to_owned(),
+            names: NamesFrom::SymbolTable,
+        }],
     }
 }
