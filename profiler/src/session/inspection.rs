@@ -7,9 +7,10 @@ use super::Session;
 use super::dumps::DRAINS_MAX;
 use super::listener::Listener;
 use crate::check::look::{Look, TRIES_MAX, WatchedBlock, Watching, collect_at_rest};
-use crate::collect::stop::{Held, Release};
-use crate::collect::{CollectError, Collected, Method, ThreadState, collect, collect_held};
+use crate::collect::stop::{Held, Release, Stopped};
+use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
 use crate::ids::Pid;
+use crate::keeper;
 use crate::report::profile::HookStatus;
 use crate::sys::clock;
 use crate::target::launch::Launch;
@@ -34,7 +35,8 @@ impl Session {
         let pid = launch.pid();
         // They do not run between two tries.
         self.inspect_by(pid, at_exit, 1, |while_stopped| {
-            collect_held(pid, launch.held_threads().into_iter().map(held).collect(), method, while_stopped)
+            let held = launch.held_threads().into_iter().map(held).collect();
+            collect(pid, method, || Ok(Box::new(Stopped::new(pid, held)?)), while_stopped)
         })
     }
 
@@ -44,7 +46,10 @@ impl Session {
     ///
     /// When it is no target, has ended or cannot be collected.
     pub fn inspect(&mut self, pid: Pid, method: Method) -> Result<Look> {
-        self.inspect_by(pid, false, TRIES_MAX, |while_stopped| collect(pid, method, while_stopped))
+        let keeper = self.probes.keeper().clone();
+        self.inspect_by(pid, false, TRIES_MAX, |while_stopped| {
+            collect(pid, method, || keeper::stop(&keeper, pid), while_stopped)
+        })
     }
 
     fn inspect_by(
