@@ -98,7 +98,10 @@ pub fn children(pid: u32) -> Vec<u32> {
 pub fn commands(pid: u32) -> Vec<u32> {
     let mut children = children(pid);
     // One that has exited meanwhile is none either.
-    children.retain(|child| comm(*child).is_some_and(|comm| !comm.starts_with("heapbpf")));
+    children.retain(|child| {
+        let comm = comm(*child);
+        !comm.is_empty() && !comm.starts_with("heapbpf")
+    });
     children
 }
 
@@ -110,7 +113,7 @@ pub fn commands(pid: u32) -> Vec<u32> {
 #[must_use]
 #[track_caller]
 pub fn keeper(heapbpf: u32) -> Option<u32> {
-    children(heapbpf).into_iter().find(|child| comm(*child).is_some_and(|it| it == "heapbpf-keeper"))
+    children(heapbpf).into_iter().find(|child| comm(*child) == "heapbpf-keeper")
 }
 
 /// The process that a thread is of; `None` where it has exited.
@@ -118,11 +121,6 @@ pub fn keeper(heapbpf: u32) -> Option<u32> {
 pub fn process_of(tid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
-}
-
-/// A process's name, as the kernel has it.
-fn comm(pid: u32) -> Option<String> {
-    fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|comm| comm.trim_end().to_owned())
 }
 
 /// Bytes in the executable file mappings of a process that differ from their files: breakpoints, in effect. Each as
