@@ -19,6 +19,11 @@ pub trait Memory: Send + Sync {
     /// The bytes from this address on, where they need no copying.
     fn slice(&self, address: TargetAddr, length: usize) -> Option<&[u8]>;
 
+    /// Whether it can still be read as it was. Where it is another process's, that may have been killed.
+    fn is_there(&self) -> bool {
+        true
+    }
+
     /// The word at this address, which need not be aligned.
     fn word(&self, address: TargetAddr) -> Option<u64> {
         let mut bytes = [0; size_of::<u64>()];

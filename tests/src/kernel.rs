@@ -88,6 +88,41 @@ pub fn children(pid: u32) -> Vec<u32> {
     children.flat_map(numbers).collect()
 }
 
+/// Of those, the ones that are no part of heapbpf: its keeper is a child too, and so is a command before its exec.
+///
+/// # Panics
+///
+/// When there is no such process.
+#[must_use]
+#[track_caller]
+pub fn commands(pid: u32) -> Vec<u32> {
+    let mut children = children(pid);
+    // One that has exited meanwhile is none either.
+    children.retain(|child| {
+        let comm = comm(*child);
+        !comm.is_empty() && !comm.starts_with("heapbpf")
+    });
+    children
+}
+
+/// The keeper of a heapbpf, once it runs.
+///
+/// # Panics
+///
+/// When there is no such process.
+#[must_use]
+#[track_caller]
+pub fn keeper(heapbpf: u32) -> Option<u32> {
+    children(heapbpf).into_iter().find(|child| comm(*child) == "heapbpf-keeper")
+}
+
+/// The process that a thread is of; `None` where it has exited.
+#[must_use]
+pub fn process_of(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+}
+
 /// Bytes in the executable file mappings of a process that differ from their files: breakpoints, in effect. Each as
 /// `module+0xoffset`.
 ///

@@ -6,8 +6,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::collect::Method;
 use crate::collect::roots::root_spans;
+use crate::collect::{CollectError, Method};
 use crate::ids::HeapId;
 use crate::leak::blocks::{BlockId, Blocks};
 use crate::leak::fold::{Folded, RootLeak, Sum, fold};
@@ -41,9 +41,12 @@ pub struct Plan {
     pub trims: bool,
 }
 
-/// Finds what leaked.
-#[must_use]
-pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable {
+/// Finds unreachable blocks.
+///
+/// # Errors
+///
+/// [`CollectError::CopyKilled`]: pointers are missing then, and blocks would seem unreachable.
+pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Result<Unreachable, CollectError> {
     look.watched.sort_unstable_by_key(|block| block.address);
     let memory = &*look.collected.memory;
     let known = Known::of(&look.watched, &look.walks, &look.collected.regions);
@@ -78,7 +81,10 @@ pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable
     };
     let leaks: Vec<Leak> = folded.roots.iter().filter_map(|root| entries.leak(root)).collect();
     let (leaks, leak_count) = merge(leaks, plan.limit);
-    Unreachable {
+    if !memory.is_there() {
+        return Err(CollectError::CopyKilled(look.collected.pid));
+    }
+    Ok(Unreachable {
         taken_unix_ns: look.snapshot.ended_unix_ns,
         pause_ns: u64::try_from(look.collected.pause.as_nanos()).unwrap_or(u64::MAX),
         method: match look.collected.method {
@@ -96,7 +102,7 @@ pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable
         leaks,
         leak_count,
         profile,
-    }
+    })
 }
 
 /// Where reaching begins.

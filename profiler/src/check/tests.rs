@@ -22,6 +22,11 @@ use crate::target::address_space::AddressSpace;
 use crate::units::MonotonicNanos;
 use crate::walk::{Walk, WalkedBlock};
 
+/// Of memory that stays readable.
+fn check(look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable {
+    super::check(look, plan, resolver).expect("readable")
+}
+
 /// A module's data, and a heap.
 const DATA: u64 = 0x1_0000;
 const HEAP: u64 = 0x10_0000;

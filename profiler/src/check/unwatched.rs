@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use super::look::{Look, TRIES_MAX, collect_at_rest};
 use crate::collect::{Method, collect};
 use crate::ids::Pid;
+use crate::keeper::{self, Keeper};
 use crate::leak::growth::Growths;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Totals;
@@ -17,18 +18,19 @@ use crate::sys::clock;
 use crate::target::address_space::AddressSpace;
 use crate::target::process::Process;
 
-/// Looks at a process.
+/// Takes a heap snapshot of a process, which the keeper stops.
 ///
 /// # Errors
 ///
 /// When there is none, or it cannot be read.
-pub fn look(pid: Pid, method: Method) -> Result<Look> {
+pub fn look(pid: Pid, method: Method, keeper: &Keeper) -> Result<Look> {
     let process = Process::open(pid)?;
     let mut modules = ModuleStore::new();
     let mut space = AddressSpace::new(pid);
     space.refresh(&mut modules).with_context(|| format!("cannot look at process `{pid}`"))?;
     let mut now = clock::now();
-    let (collected, walks) = collect_at_rest(TRIES_MAX, || collect(pid, method, &mut |_| now = clock::now()))?;
+    let (collected, walks) =
+        collect_at_rest(TRIES_MAX, || collect(pid, method, || keeper::stop(keeper, pid), &mut |_| now = clock::now()))?;
     let state = TargetState {
         facts: TargetFacts {
             cgroup: process.cgroup.clone(),

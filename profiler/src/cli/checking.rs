@@ -153,6 +153,7 @@ impl Desk {
             line.begin(work(&look));
             let found = check(look, &self.plan, &self.resolver);
             line.clear();
+            let found = found?;
             if found.watched_ns.is_none() && found.known.count == 0 {
                 let pid = found.target().map_or(Pid(0), |target| target.pid);
                 bail!(

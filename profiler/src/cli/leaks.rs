@@ -19,6 +19,7 @@ use crate::check::look::Look;
 use crate::check::{Plan, unwatched};
 use crate::guardrail::Limits;
 use crate::ids::Pid;
+use crate::keeper::Keeper;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
 use crate::report::ReportError;
@@ -42,8 +43,9 @@ pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
     let telling = Telling { outputs, format: args.format, quiet: args.quiet, to_stderr: !args.command.is_empty() };
     match (args.pid, args.watch) {
         (Some(pid), None) => {
+            let keeper = Keeper::start()?;
             let checking = Checking::start(plan, telling)?;
-            checking.check(unwatched::look(Pid(pid), args.snapshot.into())?);
+            checking.check(unwatched::look(Pid(pid), args.snapshot.into(), &keeper)?);
             checking.finish(exit::DONE)
         }
         _ => {

@@ -11,7 +11,6 @@ use crate::ids::Pid;
 use crate::memory::Memory;
 use crate::proc::cgroup_memory;
 use crate::sys::buffer::Buffer;
-use crate::sys::deferral::Deferral;
 use crate::sys::{memory, process_memory};
 
 /// Most threads that copy: they wait for memory more than for the processor.
@@ -175,9 +174,6 @@ fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>) -> Result<Vec<Range<u64>>, Collec
             // Nothing panics while it has a lock.
             let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(job) = next else { return Ok(()) };
-            if Deferral::is_to_end() {
-                return Err(CollectError::Interrupted(pid));
-            }
             let holes = copy(pid, job)?;
             unread.lock().unwrap_or_else(PoisonError::into_inner).extend(holes);
         }

@@ -23,7 +23,7 @@ pub enum CollectError {
         "the processes in `/proc` are not those of the PID namespace that heapbpf runs in, so that another than process `{0}` would be stopped; mount it anew (`mount -t proc proc /proc`), or run heapbpf on the host"
     )]
     Elsewhere(Pid),
-    /// A signal ends heapbpf.
+    /// The agent has exited.
     #[error("looking at process `{0}` was broken off, because heapbpf is to end; it runs on")]
     Interrupted(Pid),
     /// It is heapbpf.
@@ -92,6 +92,14 @@ pub enum CollectError {
     /// What `/proc` tells of it cannot be read.
     #[error(transparent)]
     Proc(#[from] ProcError),
+    /// Its copy was killed.
+    #[error(
+        "the copy of process `{0}` was killed before it was read whole: memory ran out (`dmesg`), or somebody ended it or the keeper process; try again, or use `--snapshot read`"
+    )]
+    CopyKilled(Pid),
+    /// The keeper's reason: the text of one of these.
+    #[error("{0}")]
+    Keeper(String),
     /// The kernel refuses what it should not.
     #[error("cannot {what} process `{pid}`: {source}; `heapbpf doctor` says what this system allows")]
     Refused {

@@ -5,6 +5,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::process::{Signal, kill_process};
 
+use super::stop::Stopped;
+use super::{CollectError, Collected, Method, ThreadState, collect};
 use crate::ids::Pid;
 use crate::object::fixture::Workshop;
 
@@ -23,6 +25,15 @@ const PROLOGUE: &str = r#"
 #define say(...) (printf(__VA_ARGS__), putchar('\n'), fflush(stdout))
 static void wait_for_word(void) { char c; do { if (read(0, &c, 1) == 0) _exit(3); } while (c != '\n'); }
 "#;
+
+/// Collects a process by the calling thread.
+pub(super) fn collect_here(
+    pid: Pid,
+    method: Method,
+    while_stopped: &mut dyn FnMut(&[ThreadState]),
+) -> Result<Collected, CollectError> {
+    collect(pid, method, || Ok(Box::new(Stopped::new(pid, Vec::new())?)), while_stopped)
+}
 
 /// A program that runs.
 pub(super) struct Subject {

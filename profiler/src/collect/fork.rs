@@ -14,10 +14,7 @@
 //! The descriptors are shared, not copied, so that a file that the process closes is closed.
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use super::Span;
@@ -94,8 +91,7 @@ pub struct Lender {
     pub traces_threads: bool,
 }
 
-/// A copy of a process, of which nothing runs. Dropping it ends it, on the thread that has made it or any that this thread waits for. It ends too when the thread ends that has made it: that has to
-/// live as long.
+/// A copy of a process, of which nothing runs. Dropping it ends it, on the thread that has made it. It ends too when that thread ends.
 #[derive(Debug)]
 pub struct Forked {
     of: Pid,
@@ -103,10 +99,6 @@ pub struct Forked {
     pidfd: PidFd,
     /// The process that made it and has ended.
     between: Pid,
-    /// Which of them it is in this process.
-    id: u64,
-    /// Kept while the thread has to live that traces it.
-    alive: Option<Sender<Infallible>>,
 }
 
 impl Forked {
@@ -144,9 +136,10 @@ impl Forked {
         self.pid
     }
 
-    /// Keeps this until it ends, by which the thread that has made it can see how long it has to live.
-    pub(super) fn needs(&mut self, alive: Option<Sender<Infallible>>) {
-        self.alive = alive;
+    /// Whether it was killed.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.pidfd.has_ended().unwrap_or(true)
     }
 
     /// The processes that were made: the go-between, which has ended, and the copy.
@@ -154,44 +147,36 @@ impl Forked {
     pub fn pids(&self) -> [Pid; 2] {
         [self.between, self.pid]
     }
+}
 
-    /// What the process had mapped, readable and its own, and is not in the copy, because it has asked for that (`MADV_DONTFORK`,
-    /// `MADV_WIPEONFORK`); neighbours are joined. To be asked when the process runs again: it takes as long as the copying.
-    ///
-    /// # Errors
-    ///
-    /// When `/proc` does not tell.
-    pub fn left_out(&self, mapped: &[Region]) -> Result<Vec<Span>, ForkError> {
-        let copied: BTreeSet<_> = regions(self.pid)?.into_iter().map(|region| (region.start, region.end)).collect();
-        let wiped = flags::wiped(self.pid)?;
-        let mut left_out: Vec<Span> = Vec::new();
-        for region in mapped.iter().filter(|region| region.readable && !region.shared) {
-            if copied.contains(&(region.start, region.end)) && !wiped.contains(&region.start) {
-                continue;
-            }
-            match left_out.last_mut() {
-                Some(last) if last.end == region.start => last.end = region.end,
-                _ => left_out.push(region.start..region.end),
-            }
+/// What a process had mapped, readable and its own, and is not in its copy, because it has asked for that (`MADV_DONTFORK`,
+/// `MADV_WIPEONFORK`); neighbours are joined. To be asked when the process runs again: it takes as long as the copying.
+///
+/// # Errors
+///
+/// When `/proc` does not tell.
+pub(super) fn left_out(copy: Pid, mapped: &[Region]) -> Result<Vec<Span>, ForkError> {
+    let copied: BTreeSet<_> = regions(copy)?.into_iter().map(|region| (region.start, region.end)).collect();
+    let wiped = flags::wiped(copy)?;
+    let mut left_out: Vec<Span> = Vec::new();
+    for region in mapped.iter().filter(|region| region.readable && !region.shared) {
+        if copied.contains(&(region.start, region.end)) && !wiped.contains(&region.start) {
+            continue;
         }
-        Ok(left_out)
+        match left_out.last_mut() {
+            Some(last) if last.end == region.start => last.end = region.end,
+            _ => left_out.push(region.start..region.end),
+        }
     }
-
-    /// Its memory, of which these parts are there (by rising address, without overlaps), read whenever it is asked for. What
-    /// the process shares with others is read as it is then.
-    #[must_use]
-    pub fn into_memory(self, spans: Vec<Span>) -> ForkMemory {
-        ForkMemory::new(self, spans)
-    }
+    Ok(left_out)
 }
 
 impl Drop for Forked {
     fn drop(&mut self) {
-        // By the thread that holds it, which is this one, or ends now.
+        // The tracing thread is this one, or has exited.
         if let Err(error) = Tracee::of(Tid(self.pid.0)).detach(Stop::Trap) {
             tracing::debug!("process {}, a copy of {}: {error}", self.pid, self.of);
         }
-        self.alive = None;
         let mut pause = Pause::new(END_WAIT);
         while self.pidfd.has_ended().is_ok_and(|ended| !ended) {
             if !pause.wait() {
@@ -275,7 +260,6 @@ fn wait_in(pid: Pid, thread: &mut Borrowed, number: u64) -> Result<(), ForkError
 
 /// The copy, which ends by itself when it is let go; and its number as the process sees it.
 fn copy_from(pid: Pid, thread: &Borrowed, between: &Tracee) -> Result<(Forked, u64), ForkError> {
-    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
     let failed = |error| ForkError::Trace(pid, error);
     between.set_options(Options::THREADS.and(Options::KILLED)).map_err(failed)?;
     let mut maker = thread.child(between);
@@ -288,8 +272,7 @@ fn copy_from(pid: Pid, thread: &Borrowed, between: &Tracee) -> Result<(Forked, u
     })?;
     // What the process writes to from now on is there twice: where memory runs out, the copy is to end, and not the process.
     let _ = std::fs::write(format!("/proc/{}/oom_score_adj", copy.pid()), "1000");
-    let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-    Ok((Forked { of: pid, pid: copy.pid(), pidfd, between: between.pid(), id, alive: None }, number))
+    Ok((Forked { of: pid, pid: copy.pid(), pidfd, between: between.pid() }, number))
 }
 
 /// Makes a process and waits until it stands still, before its first instruction; and its number as its maker sees it.

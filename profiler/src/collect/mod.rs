@@ -5,10 +5,10 @@
 //!                                 └──────────────────── pause ────────────────────┘
 //! ```
 
-use std::convert::Infallible;
 use std::ops::Range;
-use std::sync::mpsc;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
@@ -16,6 +16,7 @@ use crate::memory::Memory;
 use crate::proc::kept::Keepers;
 use crate::proc::regions::{Region, regions};
 use crate::proc::stat::Stat;
+use crate::sys::deferral::Deferral;
 
 pub mod copy;
 mod error;
@@ -23,15 +24,16 @@ pub mod fork;
 pub mod pages;
 pub mod roots;
 pub mod spans;
+mod still;
 pub mod stop;
 
 pub use error::CollectError;
 pub use roots::root_spans;
+pub use still::{ProcessCopy, Still};
 
 use copy::{Copy, Room};
-use fork::{Forked, Lender};
+use fork::{ForkMemory, left_out};
 use pages::Touched;
-use stop::{Held, Release, Stopped};
 
 /// How memory is kept from changing while it is looked through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,7 +66,7 @@ pub struct Collected {
 }
 
 /// A thread that is stopped.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadState {
     /// The thread.
     pub tid: Tid,
@@ -85,80 +87,15 @@ pub const RED_ZONE_BYTES: u64 = 128;
 /// A range of addresses.
 pub type Span = Range<TargetAddr>;
 
-/// Stops a process, lets `while_stopped` do what must be done at that instant, reads it and lets it run.
+/// Stops a process, calls `while_stopped` while it is stopped, reads it and resumes it. `stop` stops it.
 ///
 /// # Errors
 ///
-/// When it cannot be stopped or read, or ends. It runs on then too, if it is still there.
+/// When it cannot be stopped or read, or exits. It runs on then too, if it still exists.
 pub fn collect(
     pid: Pid,
     method: Method,
-    while_stopped: &mut dyn FnMut(&[ThreadState]),
-) -> Result<Collected, CollectError> {
-    // The kernel lets go of all that a thread traces when that thread ends: so nothing that could go wrong keeps the process.
-    let (tell, told) = mpsc::channel();
-    let (answer, answered) = mpsc::channel();
-    let (finish, finished) = mpsc::channel();
-    let tracer = std::thread::Builder::new().name("collect".to_owned()).spawn(move || {
-        let (alive, needed) = mpsc::channel();
-        let collected = collect_with(pid, Vec::new(), method, Some(alive), &mut |threads| {
-            // The other thread has panicked if it does not answer, and this one's result goes nowhere.
-            if tell.send(threads.to_vec()).is_ok() {
-                let _ = answered.recv();
-            }
-        });
-        drop(tell);
-        let _ = finish.send(collected);
-        drop(finish);
-        // A copy ends with the thread that traces it.
-        let _: Result<Infallible, _> = needed.recv();
-    });
-    let tracer = tracer.map_err(CollectError::refused(pid, "start a thread to stop"))?;
-    let finished = Finished(finished);
-    // Moved here, so that a panic drops it first and the other thread goes on.
-    let answer = answer;
-    for threads in told {
-        while_stopped(&threads);
-        let _ = answer.send(());
-    }
-    match finished.0.recv() {
-        Ok(collected) => collected,
-        Err(_) => match tracer.join() {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => Err(CollectError::Ended(pid)),
-        },
-    }
-}
-
-/// What the thread that traces returns: waited for in any case, so that the process runs then.
-struct Finished(mpsc::Receiver<Result<Collected, CollectError>>);
-
-impl Drop for Finished {
-    fn drop(&mut self) {
-        let _ = self.0.recv();
-    }
-}
-
-/// As [`collect`], of a process of which some threads are held already by the calling thread.
-///
-/// # Errors
-///
-/// As of [`collect`].
-pub fn collect_held(
-    pid: Pid,
-    held: Vec<Held>,
-    method: Method,
-    while_stopped: &mut dyn FnMut(&[ThreadState]),
-) -> Result<Collected, CollectError> {
-    collect_with(pid, held, method, None, while_stopped)
-}
-
-/// As [`collect_held`]. A copy that is made keeps `alive` as long as it needs the calling thread.
-fn collect_with(
-    pid: Pid,
-    held: Vec<Held>,
-    method: Method,
-    alive: Option<mpsc::Sender<Infallible>>,
+    stop: impl FnOnce() -> Result<Box<dyn Still>, CollectError>,
     while_stopped: &mut dyn FnMut(&[ThreadState]),
 ) -> Result<Collected, CollectError> {
     // What takes long and can be done before is not done while it is stopped. What it has mapped may change until then.
@@ -169,7 +106,8 @@ fn collect_with(
         Method::Fork => None,
     };
     let keepers = Keepers::of(living);
-    let stopped = Stopped::new(pid, held)?;
+    let _deferral = Deferral::begin();
+    let stopped = stop()?;
     if Stat::read(pid)?.start_ticks != started {
         return Err(CollectError::Ended(pid));
     }
@@ -183,38 +121,27 @@ fn collect_with(
             let touched = Touched::of(living, &regions)?;
             let memory = Copy::take(living, &touched.spans, room)?;
             let unread_bytes = memory.unread_bytes.saturating_add(touched.unread_bytes);
-            (Box::new(memory), unread_bytes, stopped.release())
+            (Box::new(memory), unread_bytes, stopped.release()?)
         }
-        None => forked(stopped, &regions, alive)?,
+        None => forked(stopped, &regions)?,
     };
     Ok(Collected { pid, threads, regions, memory, kernel_words, pause, method, unread_bytes })
 }
 
-/// Memory of a copy of a stopped process, which runs on; how many bytes of it are not there, and how long it was stopped.
-fn forked(
-    stopped: Stopped,
-    regions: &[Region],
-    alive: Option<mpsc::Sender<Infallible>>,
-) -> Result<(Box<dyn Memory>, u64, Duration), CollectError> {
+/// Memory of a copy of a stopped process, which is resumed; the bytes missing from the copy, and the duration of the stop.
+fn forked(mut stopped: Box<dyn Still>, regions: &[Region]) -> Result<(Box<dyn Memory>, u64, Duration), CollectError> {
     let (shared, own): (Vec<Region>, Vec<Region>) = regions.iter().cloned().partition(|region| region.shared);
     // The copy has none of the pages that it shares until they are asked for.
     let shared = Touched::of(stopped.living(), &shared)?;
-    let lender = |held: &Held| Lender {
-        tracee: held.tracee.clone(),
-        stop: held.stop,
-        traces_threads: held.release == Release::Leave,
-    };
-    let lenders: Vec<Lender> = stopped.held().iter().map(lender).collect();
-    let mut copy = Forked::make(stopped.pid(), &lenders, regions)?;
-    copy.needs(alive);
-    let pause = stopped.release();
+    let copy = stopped.fork(regions)?;
+    let pause = stopped.release()?;
     let own = Touched::of(copy.pid(), &own)?;
-    let left_out: u64 = copy.left_out(regions)?.iter().map(|span| span.end.0 - span.start.0).sum();
+    let left_out: u64 = left_out(copy.pid(), regions)?.iter().map(|span| span.end.0 - span.start.0).sum();
     let unread_bytes = left_out.saturating_add(own.unread_bytes).saturating_add(shared.unread_bytes);
     let mut spans = own.spans;
     spans.extend(shared.spans);
     spans.sort_unstable_by_key(|span| span.start);
-    Ok((Box::new(copy.into_memory(spans)), unread_bytes, pause))
+    Ok((Box::new(ForkMemory::new(copy, spans)), unread_bytes, pause))
 }
 
 #[cfg(test)]

@@ -1,22 +1,25 @@
 //! All threads of a process, stopped, and let run again whatever happens: at the end of [`Stopped`], on an error, on a panic; when
-//! heapbpf is killed, the kernel does it. What is done meanwhile is the caller's.
+//! the tracing process is killed, the kernel does it. What is done meanwhile is the caller's.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
+pub use living::living;
 use reaping::{Reaping, own_tid};
 
+use super::fork::{ForkError, Forked, Lender};
 use super::{CollectError, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::proc::process::thread_name;
+use crate::proc::regions::Region;
 use crate::proc::stat::Stat;
 use crate::proc::tasks;
-use crate::sys::deferral::Deferral;
 use crate::sys::ptrace::{Options, Stop, Tracee};
 
+mod living;
 mod reaping;
 
 /// How long threads are waited for. One that waits for a disk stops when the disk has answered.
@@ -59,8 +62,6 @@ pub struct Stopped {
     /// As soon as there are several threads, until all have stopped.
     reaping: Option<Reaping>,
     since: Instant,
-    /// Where heapbpf were ended by Ctrl-C or stopped by Ctrl-Z, the process would see failed system calls, or stand still as long.
-    _deferral: Deferral,
 }
 
 impl Stopped {
@@ -70,11 +71,20 @@ impl Stopped {
     ///
     /// When one cannot be stopped; then all run on.
     pub fn new(pid: Pid, held: Vec<Held>) -> Result<Self, CollectError> {
+        Self::new_while(pid, held, &|| true)
+    }
+
+    /// As [`new`](Self::new), as long as somebody wants it. `is_wanted` is called while a thread takes long to stop.
+    ///
+    /// # Errors
+    ///
+    /// As of [`new`](Self::new), and [`CollectError::Interrupted`].
+    pub fn new_while(pid: Pid, held: Vec<Held>, is_wanted: &dyn Fn() -> bool) -> Result<Self, CollectError> {
         living(pid)?;
         let is_child = tasks::status(pid, Tid(pid.0)).is_some_and(|status| status.parent.0 == std::process::id());
-        let (running, ended, since, _deferral) = (Vec::new(), Vec::new(), Instant::now(), Deferral::begin());
-        let mut stopped = Self { pid, held, running, ended, is_child, reaping: None, since, _deferral };
-        stopped.stop_all(stopped.since + Duration::from_secs(STOP_SECONDS_MAX))?;
+        let (running, ended, since) = (Vec::new(), Vec::new(), Instant::now());
+        let mut stopped = Self { pid, held, running, ended, is_child, reaping: None, since };
+        stopped.stop_all(stopped.since + Duration::from_secs(STOP_SECONDS_MAX), is_wanted)?;
         Ok(stopped)
     }
 
@@ -124,6 +134,21 @@ impl Stopped {
         })
     }
 
+    /// Makes the process fork. `mapped` is what it has mapped. The threads are stopped as before when this returns.
+    ///
+    /// # Errors
+    ///
+    /// See [`ForkError`].
+    pub fn fork(&self, mapped: &[Region]) -> Result<Forked, ForkError> {
+        let lender = |held: &Held| Lender {
+            tracee: held.tracee.clone(),
+            stop: held.stop,
+            traces_threads: held.release == Release::Leave,
+        };
+        let lenders: Vec<Lender> = self.held.iter().map(lender).collect();
+        Forked::make(self.pid, &lenders, mapped)
+    }
+
     /// Lets the process run, and tells how long it stood still.
     #[must_use]
     pub fn release(mut self) -> Duration {
@@ -131,7 +156,7 @@ impl Stopped {
     }
 
     /// Stops what is listed until nothing new is: a thread that is not stopped yet can make others.
-    fn stop_all(&mut self, deadline: Instant) -> Result<(), CollectError> {
+    fn stop_all(&mut self, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Result<(), CollectError> {
         loop {
             let listed = tasks::threads(self.pid)?;
             let known = |tid| self.ended.contains(&tid) || self.held.iter().any(|held| held.tracee.tid() == tid);
@@ -156,7 +181,7 @@ impl Stopped {
             for tid in new {
                 self.seize(tid)?;
             }
-            self.wait(deadline)?;
+            self.wait(deadline, is_wanted)?;
             if Instant::now() >= deadline {
                 return Err(CollectError::Restless { pid: self.pid, seconds: STOP_SECONDS_MAX });
             }
@@ -202,16 +227,13 @@ impl Stopped {
     }
 
     /// Waits for all that were asked to stop.
-    fn wait(&mut self, deadline: Instant) -> Result<(), CollectError> {
+    fn wait(&mut self, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Result<(), CollectError> {
         let mut idle_since = Instant::now();
         loop {
             if self.gather()? {
                 idle_since = Instant::now();
             }
             let Some(first) = self.running.first() else { return Ok(()) };
-            if Deferral::is_to_end() {
-                return Err(CollectError::Interrupted(self.pid));
-            }
             let now = Instant::now();
             if now >= deadline {
                 let tid = first.tid();
@@ -225,6 +247,7 @@ impl Stopped {
                 _ if self.held.is_empty() && Stat::read(self.pid).map_or(true, |stat| stat.has_ended()) => {
                     return Err(CollectError::Ended(self.pid));
                 }
+                _ if !is_wanted() => return Err(CollectError::Interrupted(self.pid)),
                 _ => {
                     self.set_ended_aside();
                     self.forget_killed()?;
@@ -343,30 +366,6 @@ impl Stopped {
                 Ok(Some(stop)) => drop(tracee.detach(stop)),
                 Ok(None) => std::thread::yield_now(),
             }
-        }
-    }
-}
-
-/// A thread of a process by whose number its memory can be asked for: the process's own unless its first thread has ended.
-///
-/// # Errors
-///
-/// If the process is a part of the kernel, or heapbpf, or has ended.
-pub fn living(pid: Pid) -> Result<Pid, CollectError> {
-    if pid.0 == std::process::id() {
-        return Err(CollectError::Itself(pid));
-    }
-    let own = std::fs::read_link("/proc/self").unwrap_or_default();
-    if own.as_os_str() != std::process::id().to_string().as_str() {
-        return Err(CollectError::Elsewhere(pid));
-    }
-    match Stat::read(pid)? {
-        stat if stat.kernel_thread => Err(CollectError::Kernel(pid)),
-        stat if !stat.has_ended() => Ok(pid),
-        _ => {
-            let lives = |tid: &Tid| tasks::status(pid, *tid).is_some_and(|status| !matches!(status.state, 'Z' | 'X'));
-            let tid = tasks::threads(pid)?.into_iter().find(lives).ok_or(CollectError::Ended(pid))?;
-            Ok(Pid(tid.0))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Real processes, collected.
 
-use super::fixture::Subject;
+use super::fixture::{Subject, collect_here};
 use super::*;
 
 /// A register that a compiler keeps as it is, and memory whose contents are known.
@@ -22,7 +22,7 @@ int main(void) {
 "#;
 
 fn collected(subject: &Subject) -> Collected {
-    collect(subject.pid(), Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
+    collect_here(subject.pid(), Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn all_that_was_written_is_read_and_nothing_else() {
     let &[words, reserved, shared] = subject.numbers().as_slice() else { panic!("three addresses") };
     let before = subject.status("VmRSS");
     let mut stops = 0;
-    let collected = collect(subject.pid(), Method::Read, &mut |threads| {
+    let collected = collect_here(subject.pid(), Method::Read, &mut |threads| {
         assert_eq!(threads.len(), 1);
         assert!(subject.status("State").starts_with('t'));
         stops += 1;
@@ -59,7 +59,7 @@ fn a_panic_of_the_caller_lets_it_run() {
     assert_eq!(subject.line(), "ready");
     let pid = subject.pid();
     let caught = std::panic::catch_unwind(|| {
-        collect(pid, Method::Read, &mut |_| std::panic::resume_unwind(Box::new("midway"))).map(drop)
+        collect_here(pid, Method::Read, &mut |_| std::panic::resume_unwind(Box::new("midway"))).map(drop)
     });
     assert!(caught.is_err());
     subject.check_answers();
@@ -74,7 +74,7 @@ fn the_pause_is_told() {
     let pid = std::env::var("HEAPBPF_TEST_PID").expect("a process").parse().map(Pid).expect("a number");
     for _ in 0..5 {
         let start = std::time::Instant::now();
-        let collected = collect(pid, Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
+        let collected = collect_here(pid, Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
         let (all, pause) = (start.elapsed(), collected.pause);
         let present = collected.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
         let bytes: u64 = present.iter().map(|span| span.end.0 - span.start.0).sum();

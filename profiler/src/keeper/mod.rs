@@ -1,8 +1,10 @@
-//! The process that owns what must not be interrupted: every uprobe link. `kill -9` of the agent in the middle of attaching or
+//! The process that owns what must not be interrupted: every uprobe link, and every stop and injection by ptrace. `kill -9` of the agent in the middle of attaching or
 //! detaching would leave breakpoints in targets: the kernel removes them by writing to the target's pages, and cannot fault
 //! those in while SIGKILL is pending (`uprobe: … failed to unregister, leaking uprobe`). So links are created and closed by a
-//! process of their own, in a session of its own, which ignores the signals of terminals and service managers. When the agent
-//! exits, at whatever moment, the keeper finishes the request at hand, closes all links and exits.
+//! process of their own, in a session of its own, which ignores the signals of terminals and service managers. An injected system
+//! call that is interrupted half-way would crash the target, so threads are stopped and made to call by the same process.
+//! When the agent exits, at whatever moment, the keeper finishes the request at hand, resumes stopped threads, closes all links
+//! and exits.
 //!
 //! ```text
 //! agent ── requests, with descriptors ─▶ keeper: `heapbpf keeper` ── links ─▶ kernel
@@ -12,6 +14,7 @@
 mod links;
 mod protocol;
 mod serve;
+mod tracing;
 
 use std::fs::File;
 use std::io;
@@ -29,6 +32,7 @@ use crate::sys::pidfd::PidFd;
 pub use protocol::Site;
 use protocol::{LinkId, REPLY_BYTES_MAX, Reply, Request};
 pub use serve::{COMMAND, serve};
+pub use tracing::{Launch, stop};
 
 /// Why the keeper cannot do what was requested.
 #[derive(Debug, Error)]

@@ -40,6 +40,8 @@ pub(super) enum Request {
     Detach(LinkId),
     /// Answered once all is detached that was to be.
     Settle,
+    /// Start a thread that traces a process; answered by [`Reply::Settled`]. The descriptor is its channel.
+    Trace,
 }
 
 /// From the keeper.
@@ -48,5 +50,6 @@ pub(super) enum Reply {
     Attached(LinkId),
     /// The kernel's reason.
     Refused(String),
+    /// Done.
     Settled,
 }

@@ -2,16 +2,18 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
 
 use super::links::Links;
 use super::protocol::{REQUEST_BYTES_MAX, Reply, Request};
+use super::tracing::Tracers;
 use crate::ids::Pid;
 use crate::sys::channel::{Channel, Message};
-use crate::sys::companion;
 use crate::sys::pidfd::PidFd;
+use crate::sys::{child_signal, companion};
 
 /// The hidden command that makes heapbpf the keeper.
 pub const COMMAND: &str = "keeper";
@@ -19,7 +21,8 @@ pub const COMMAND: &str = "keeper";
 /// Its name in `ps` and `top`.
 const NAME: &str = "heapbpf-keeper";
 
-/// Is the keeper until the agent, which is the parent, exits or closes the channel; then detaches everything.
+/// Is the keeper until the agent, which is the parent, exits or closes the channel; then has injections finished and threads
+/// resumed, and detaches everything.
 ///
 /// # Errors
 ///
@@ -27,18 +30,21 @@ const NAME: &str = "heapbpf-keeper";
 pub fn serve() -> io::Result<()> {
     let channel = Channel::of_standard_input()?;
     companion::set_name(NAME);
+    // Threads that trace processes receive it.
+    child_signal::block();
     // Where the agent has exited already, the channel is closed.
-    let agent = PidFd::open(Pid(std::os::unix::process::parent_id())).ok();
-    let mut links = Links::default();
-    while let Some(message) = next(&channel, agent.as_ref()) {
+    let agent = Arc::new(PidFd::open(Pid(std::os::unix::process::parent_id())).ok());
+    let (mut links, mut tracers) = (Links::default(), Tracers::new(Arc::clone(&agent)));
+    while let Some(message) = next(&channel, (*agent).as_ref()) {
         // What the agent was killed in the middle of saying is not done.
         let Ok(request) = postcard::from_bytes(&message.bytes) else { break };
-        if let Some(reply) = answer(&mut links, request, &message)
+        if let Some(reply) = answer(&mut links, &mut tracers, request, message)
             && !postcard::to_stdvec(&reply).is_ok_and(|bytes| channel.send(&bytes, &[]).is_ok())
         {
             break;
         }
     }
+    tracers.finish();
     links.detach_all();
     Ok(())
 }
@@ -56,7 +62,7 @@ fn next(channel: &Channel, agent: Option<&PidFd>) -> Option<Message> {
     channel.receive(REQUEST_BYTES_MAX).ok().flatten()
 }
 
-fn answer(links: &mut Links, request: Request, message: &Message) -> Option<Reply> {
+fn answer(links: &mut Links, tracers: &mut Tracers, request: Request, message: Message) -> Option<Reply> {
     match request {
         Request::Attach { kind, sites, pid } => {
             let attached = links.attach(kind, &sites, pid, &message.descriptors);
@@ -69,6 +75,11 @@ fn answer(links: &mut Links, request: Request, message: &Message) -> Option<Repl
         Request::Settle => {
             links.settle();
             Some(Reply::Settled)
+        }
+        Request::Trace => {
+            let channel = message.descriptors.into_iter().next().map(Channel::from);
+            let started = channel.ok_or_else(|| io::ErrorKind::InvalidInput.into()).and_then(|it| tracers.start(it));
+            Some(started.map_or_else(|error| Reply::Refused(error.to_string()), |()| Reply::Settled))
         }
     }
 }

@@ -179,6 +179,13 @@ impl AsFd for Channel {
     }
 }
 
+impl From<OwnedFd> for Channel {
+    /// An end that came with a message.
+    fn from(end: OwnedFd) -> Self {
+        Self(end.into())
+    }
+}
+
 impl From<Channel> for OwnedFd {
     fn from(channel: Channel) -> Self {
         channel.0.into()

@@ -1,144 +1,114 @@
-//! Signals that would end or stop this process, kept until something is over that must not be left half done: another process would be
-//! left without its tracer, or stand still as long as this one does. Refuses to keep those that somebody listens for: they do no harm.
+//! RAII guard that defers Ctrl-Z (SIGTSTP) while another process is stopped for this one, and would stay so.
 
 #![expect(unsafe_code, reason = "rustix has no sigaction for programs with a libc")]
 
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What people and service managers send.
-const SIGNALS: [libc::c_int; 8] = [
-    libc::SIGHUP,
-    libc::SIGINT,
-    libc::SIGQUIT,
-    libc::SIGTERM,
-    libc::SIGALRM,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
-    libc::SIGTSTP,
-];
+/// Whether the signal was sent meanwhile.
+static CAME: AtomicBool = AtomicBool::new(false);
 
-/// Those that have come: bit n for signal n.
-static CAME: AtomicU64 = AtomicU64::new(0);
+static DEFERRING: Mutex<Deferring> = Mutex::new(Deferring { depth: 0, is_default: false });
 
-static KEEPING: Mutex<Keeping> = Mutex::new(Keeping { depth: 0, signals: Vec::new() });
-
-struct Keeping {
-    /// How many ask for it.
+struct Deferring {
+    /// Number of guards.
     depth: usize,
-    /// What would have ended or stopped this process.
-    signals: Vec<libc::c_int>,
+    /// The signal would stop this process: nobody else handles or ignores it.
+    is_default: bool,
 }
 
-/// Signals are kept as long as one of these is there, and sent again when the last one is dropped.
+/// The signal is deferred as long as one of these exists, and sent again when the last one is dropped.
 #[derive(Debug)]
 pub struct Deferral(());
 
 impl Deferral {
-    /// Keeps them from now on.
+    /// Defers it from now on.
     #[must_use]
     pub fn begin() -> Self {
-        let mut keeping = keeping();
-        if keeping.depth == 0 {
-            keeping.signals = SIGNALS.into_iter().filter(|&signal| is_default(signal)).collect();
-            keeping.signals.iter().for_each(|&signal| set(signal, note as *const () as libc::sighandler_t));
+        let mut deferring = deferring();
+        if deferring.depth == 0 {
+            deferring.is_default = is_default();
+            if deferring.is_default {
+                set(note as *const () as libc::sighandler_t);
+            }
         }
-        keeping.depth += 1;
+        deferring.depth += 1;
         Self(())
-    }
-
-    /// Whether one has come that will end this process: what can be broken off is to be.
-    #[must_use]
-    pub fn is_to_end() -> bool {
-        CAME.load(Ordering::Relaxed) & !(1 << libc::SIGTSTP) != 0
     }
 }
 
 impl Drop for Deferral {
     fn drop(&mut self) {
-        let mut keeping = keeping();
-        keeping.depth -= 1;
-        if keeping.depth > 0 {
+        let mut deferring = deferring();
+        deferring.depth -= 1;
+        if deferring.depth > 0 || !deferring.is_default {
             return;
         }
-        let signals = std::mem::take(&mut keeping.signals);
-        signals.iter().for_each(|&signal| set(signal, libc::SIG_DFL));
-        drop(keeping);
-        let came = CAME.swap(0, Ordering::Relaxed);
-        for signal in signals.into_iter().filter(|signal| came & (1 << signal) != 0) {
+        set(libc::SIG_DFL);
+        drop(deferring);
+        if CAME.swap(false, Ordering::Relaxed) {
             // SAFETY: sends a signal to this process, as somebody has before.
-            unsafe { libc::kill(libc::getpid(), signal) };
+            unsafe { libc::kill(libc::getpid(), libc::SIGTSTP) };
         }
     }
 }
 
-fn keeping() -> MutexGuard<'static, Keeping> {
-    KEEPING.lock().unwrap_or_else(PoisonError::into_inner)
+fn deferring() -> MutexGuard<'static, Deferring> {
+    DEFERRING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-extern "C" fn note(signal: libc::c_int) {
-    CAME.fetch_or(1 << signal, Ordering::Relaxed);
+extern "C" fn note(_signal: libc::c_int) {
+    CAME.store(true, Ordering::Relaxed);
 }
 
-fn is_default(signal: libc::c_int) -> bool {
+fn is_default() -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: without a new action this only fills the old one, which is valid when zeroed, too.
     unsafe {
-        libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) == 0
+        libc::sigaction(libc::SIGTSTP, ptr::null(), action.as_mut_ptr()) == 0
             && action.assume_init().sa_sigaction == libc::SIG_DFL
     }
 }
 
-fn set(signal: libc::c_int, action: libc::sighandler_t) {
+fn set(action: libc::sighandler_t) {
     // SAFETY: a valid value for every field.
     let mut new: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     (new.sa_sigaction, new.sa_flags) = (action, libc::SA_RESTART);
     // SAFETY: the action is the default, or `note`, which does nothing that is forbidden in a handler.
-    unsafe { libc::sigaction(signal, &raw const new, ptr::null_mut()) };
+    unsafe { libc::sigaction(libc::SIGTSTP, &raw const new, ptr::null_mut()) };
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::process::ExitStatusExt;
-    use std::process::{Command, Stdio};
+    use std::process::Command;
 
     use super::*;
 
-    fn raise(signal: libc::c_int) {
-        // SAFETY: sends a signal to this process.
-        unsafe { libc::kill(libc::getpid(), signal) };
-    }
-
+    /// Stops nothing: that depends on whether the process group is orphaned.
     #[test]
-    #[ignore = "a part of another test, which ends its process"]
-    #[expect(clippy::print_stdout, reason = "the other test reads it")]
-    fn is_ended() {
+    #[ignore = "a part of another test, because it changes how its process handles a signal"]
+    fn is_not_stopped() {
         let outer = Deferral::begin();
         let inner = Deferral::begin();
-        assert!(!Deferral::is_to_end());
-        raise(libc::SIGTSTP);
-        while CAME.load(Ordering::Relaxed) == 0 {}
-        assert!(!Deferral::is_to_end());
-        raise(libc::SIGTERM);
-        while !Deferral::is_to_end() {}
-        drop(inner);
-        println!("\ngoes on");
-        // It is to end, and not to stand still.
-        CAME.fetch_and(!(1 << libc::SIGTSTP), Ordering::Relaxed);
-        drop(outer);
-        loop {
-            std::thread::park();
+        // SAFETY: sends a signal to this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGTSTP) };
+        while !CAME.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
         }
+        drop(inner);
+        assert!(!is_default());
+        assert!(CAME.swap(false, Ordering::Relaxed), "it is sent again at the end");
+        drop(outer);
+        assert!(is_default());
     }
 
     #[test]
-    fn what_ends_a_process_waits() {
+    fn ctrl_z_waits() {
         let mut command = Command::new(std::env::current_exe().expect("known"));
-        command.args(["--ignored", "--exact", "--nocapture", "sys::deferral::tests::is_ended"]);
-        let output = command.stdout(Stdio::piped()).output().expect("it starts");
-        assert!(String::from_utf8_lossy(&output.stdout).contains("\ngoes on\n"), "{output:?}");
-        assert_eq!(output.status.signal(), Some(libc::SIGTERM));
+        command.args(["--ignored", "--exact", "sys::deferral::tests::is_not_stopped"]);
+        let output = command.output().expect("it starts");
+        assert!(output.status.success(), "{output:?}");
     }
 }

@@ -3,10 +3,10 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Forked;
 use crate::address::TargetAddr;
-use crate::collect::Span;
+use crate::collect::{ProcessCopy, Span};
 use crate::ids::Pid;
 use crate::memory::Memory;
 use crate::sys::process_memory;
@@ -31,13 +31,19 @@ struct Piece {
 /// See the module. The copy ends with it.
 #[derive(Debug)]
 pub struct ForkMemory {
-    copy: Forked,
+    copy: Box<dyn ProcessCopy>,
+    /// Identifies the copy in this process.
+    id: u64,
     /// What is there, by rising address; neighbours are joined.
     spans: Vec<Range<u64>>,
 }
 
 impl ForkMemory {
-    pub(super) fn new(copy: Forked, spans: Vec<Span>) -> Self {
+    /// Of a copy in which these parts exist, by rising address and without overlaps. Memory that the process shares with others
+    /// is read as it is when it is asked for.
+    #[must_use]
+    pub fn new(copy: Box<dyn ProcessCopy>, spans: Vec<Span>) -> Self {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let mut joined: Vec<Range<u64>> = Vec::with_capacity(spans.len());
         for span in spans.into_iter().filter(|span| span.start < span.end) {
             match joined.last_mut() {
@@ -45,13 +51,13 @@ impl ForkMemory {
                 _ => joined.push(span.start.0..span.end.0),
             }
         }
-        Self { copy, spans: joined }
+        Self { copy, id: NEXT_ID.fetch_add(1, Ordering::Relaxed), spans: joined }
     }
 
     /// The process that is read.
     #[must_use]
     pub fn pid(&self) -> Pid {
-        self.copy.pid
+        self.copy.pid()
     }
 
     /// Bytes that are there.
@@ -71,9 +77,9 @@ impl ForkMemory {
             let rest = &mut buffer[done..];
             let range = (address.saturating_add(done as u64), rest.len());
             // The kernel copies no more than 2 GiB at once.
-            match process_memory::read(self.copy.pid, &[range], rest) {
+            match process_memory::read(self.pid(), &[range], rest) {
                 Ok(count) if count > 0 => done += count,
-                _ => match process_memory::read_closed(self.copy.pid, range.0, rest) {
+                _ => match process_memory::read_closed(self.pid(), range.0, rest) {
                     Ok(count) if count > 0 => done += count,
                     _ => break,
                 },
@@ -86,7 +92,7 @@ impl ForkMemory {
     fn read_kept(&self, address: u64, span: &Range<u64>, buffer: &mut [u8]) -> usize {
         let first = (address - address % PIECE_BYTES).max(span.start);
         let end = (address - address % PIECE_BYTES).saturating_add(PIECE_BYTES).min(span.end);
-        let key = (self.copy.id, first);
+        let key = (self.id, first);
         let slot = usize::try_from(address / PIECE_BYTES).unwrap_or(0) % PIECES;
         PIECES_READ.with(|pieces| {
             let mut pieces = pieces.borrow_mut();
@@ -131,6 +137,10 @@ impl Memory for ForkMemory {
             done += count;
         }
         done
+    }
+
+    fn is_there(&self) -> bool {
+        !self.copy.has_ended()
     }
 
     fn slice(&self, _address: TargetAddr, _length: usize) -> Option<&[u8]> {

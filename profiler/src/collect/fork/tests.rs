@@ -6,7 +6,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::*;
 use crate::address::TargetAddr;
-use crate::collect::{Method, collect};
+use crate::collect::Method;
+use crate::collect::fixture::collect_here;
 use crate::memory::Memory;
 use crate::object::fixture::Workshop;
 use crate::proc::tasks;
@@ -257,7 +258,7 @@ fn a_copy_stays_as_the_process_was() {
     let program = Noticing::start(&["counts"]);
     let (forked, _) = fork(program.pid()).expect("copied");
     let copy = forked.pid();
-    let memory = forked.into_memory(vec![page(COUNTS)]);
+    let memory = ForkMemory::new(Box::new(forked), vec![page(COUNTS)]);
     let word = |index: u64| memory.word(TargetAddr(COUNTS.0 + 8 * index)).expect("there");
     let before = [word(1), word(2)];
     while count(program.pid(), 1) == before[0] || count(program.pid(), 2) == before[1] {}
@@ -282,7 +283,7 @@ fn a_copy_stays_as_the_process_was() {
 fn a_process_is_collected_by_a_copy() {
     let program = Noticing::start(&["counts"]);
     let mut stopped_threads = 0;
-    let collected = collect(program.pid(), Method::Fork, &mut |threads| stopped_threads = threads.len());
+    let collected = collect_here(program.pid(), Method::Fork, &mut |threads| stopped_threads = threads.len());
     let collected = collected.expect("it can be stopped");
     let word = |index: u64| collected.memory.word(TargetAddr(COUNTS.0 + 8 * index));
     let before = word(1).expect("there");
@@ -321,9 +322,7 @@ fn whoever_adopts_a_copy_sees_no_crash() {
     let child = Pid(program.children().trim().parse().expect("one child"));
     for _ in 0..3 {
         drop(fork(child).expect("copied"));
-        let collected = collect(child, Method::Fork, &mut |_| {}).expect("copied");
-        // On another thread than that which holds it.
-        std::thread::spawn(move || drop(collected.memory)).join().expect("no panic");
+        drop(collect_here(child, Method::Fork, &mut |_| {}).expect("copied"));
     }
     program.check_end();
 }
@@ -348,7 +347,7 @@ fn what_is_not_copied_is_told() {
     let program = Noticing::start(&["keeps"]);
     let mapped = regions(program.pid()).expect("it lives");
     let (forked, _) = fork(program.pid()).expect("copied");
-    assert_eq!(forked.left_out(&mapped).expect("it is held"), [page(NOT_COPIED), page(EMPTIED)]);
+    assert_eq!(left_out(forked.pid(), &mapped).expect("it is held"), [page(NOT_COPIED), page(EMPTIED)]);
     program.check_end();
 }
 
@@ -420,7 +419,7 @@ fn pauses() {
         times.sort_unstable();
         let (forked, _) = fork(program.pid()).expect("copied");
         let bytes: u64 = mebibytes.parse::<u64>().expect("a number") << 20;
-        let memory = forked.into_memory(vec![FILLED..TargetAddr(FILLED.0 + bytes)]);
+        let memory = ForkMemory::new(Box::new(forked), vec![FILLED..TargetAddr(FILLED.0 + bytes)]);
         let begun = Instant::now();
         let mut buffer = vec![0; 1 << 20];
         let parts = (0..bytes >> 20).map(|part| memory.read(TargetAddr(FILLED.0 + (part << 20)), &mut buffer) as u64);

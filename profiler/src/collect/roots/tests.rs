@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::super::fixture::Subject;
-use super::super::{Method, collect};
+use super::super::Method;
+use super::super::fixture::{Subject, collect_here};
 use super::*;
 use crate::address::FileOffset;
 use crate::memory::Copied;
@@ -202,7 +202,7 @@ int main(void) {
 fn check_real(compiler: &str, cached: bool) {
     let mut subject = Subject::start_with(THREADS, &[], compiler);
     let addresses = subject.numbers();
-    let collected = collect(subject.pid(), Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    let collected = collect_here(subject.pid(), Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(collected.threads.len(), 2);
     let roots = root_spans(&collected.threads, &collected.regions, &*collected.memory, &[]);
     let is_root = |address: u64| roots.iter().any(|span| span.contains(&TargetAddr(address)));

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::process::Signal;
 
-use super::super::fixture::Subject;
-use super::super::{Method, collect};
+use super::super::Method;
+use super::super::fixture::{Subject, collect_here};
 use super::*;
 
 /// A program with N threads, the first among them, all of which wait.
@@ -174,7 +174,7 @@ fn a_process_whose_first_thread_has_ended_is_stopped_and_survives() {
         drop(stopped);
         subject.check_answers();
     }
-    let collected = collect(subject.pid(), Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
+    let collected = collect_here(subject.pid(), Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
     let stack = collected.threads[0].stack_pointer;
     assert!(collected.memory.word(stack).is_some(), "its memory is found without the first thread");
 }

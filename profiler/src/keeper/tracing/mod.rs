@@ -1,0 +1,75 @@
+//! Tracing by the keeper: a thread of the keeper stops the threads of a process, and makes one of them fork, for the agent. What
+//! must not be interrupted happens in the keeper, which does not wait for the agent in between. When the agent exits, at
+//! whatever moment, the thread finishes what it has begun, ends copies and resumes the process.
+//!
+//! ```text
+//! agent: Tracer ── orders ─▶ keeper: a thread for each Tracer ── ptrace ─▶ process
+//! ```
+//! The kernel accepts requests about a traced thread from its tracing thread alone: so each [`Tracer`] has a thread and a channel of
+//! its own, and what it traces is resumed when the channel closes. The agent reads memory itself, which needs no tracing.
+
+mod held;
+mod launch;
+mod peer;
+mod protocol;
+mod serve;
+mod stopped;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+
+use super::protocol::{Reply, Request};
+use super::{Keeper, KeeperError, gone};
+use crate::collect::{CollectError, Still};
+use crate::ids::Pid;
+use crate::sys::channel::Channel;
+pub use launch::Launch;
+use protocol::{ANSWER_BYTES_MAX, Answer, Order};
+pub(super) use serve::Tracers;
+use stopped::RemoteStopped;
+
+/// A thread of the keeper that traces a process. Dropping the last clone resumes the process.
+#[derive(Clone, Debug)]
+struct Tracer {
+    channel: Rc<Channel>,
+    /// Exits when nothing is traced any more.
+    keeper: Keeper,
+}
+
+impl Tracer {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// See [`KeeperError`].
+    fn start(keeper: &Keeper) -> Result<Self, KeeperError> {
+        let (channel, theirs) = Channel::pair().map_err(KeeperError::Start)?;
+        match keeper.request(&Request::Trace, &[theirs.as_fd()])? {
+            Reply::Settled => Ok(Self { channel: Rc::new(channel), keeper: keeper.clone() }),
+            Reply::Refused(reason) => Err(KeeperError::Refused(reason)),
+            Reply::Attached(_) => Err(KeeperError::Exited(io::ErrorKind::InvalidData.into())),
+        }
+    }
+
+    fn ask(&self, order: &Order, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, KeeperError> {
+        let bytes = postcard::to_stdvec(order).map_err(|error| KeeperError::Refused(error.to_string()))?;
+        self.channel.send(&bytes, descriptors).map_err(KeeperError::Exited)?;
+        self.answer()
+    }
+
+    fn answer(&self) -> Result<Answer, KeeperError> {
+        let answer = self.channel.receive(ANSWER_BYTES_MAX).map_err(KeeperError::Exited)?.ok_or_else(gone)?;
+        postcard::from_bytes(&answer.bytes).map_err(|error| KeeperError::Exited(io::Error::other(error)))
+    }
+}
+
+/// Stops all threads of a process.
+///
+/// # Errors
+///
+/// When one cannot be stopped, or there is no keeper any more; then all run on.
+pub fn stop(keeper: &Keeper, pid: Pid) -> Result<Box<dyn Still>, CollectError> {
+    let tracer = Tracer::start(keeper).map_err(|error| CollectError::Keeper(error.to_string()))?;
+    Ok(Box::new(RemoteStopped::new(tracer, pid)?))
+}
