@@ -62,7 +62,7 @@ fn a_killed_agents_probes_and_keeper_are_gone_within_two_seconds() {
 }
 
 #[test]
-fn terminal_signals_and_service_managers_do_not_end_the_keeper() {
+fn signals_of_terminals_and_services_do_not_end_the_keeper() {
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();

@@ -2,7 +2,7 @@
 //! allocator has, so that every outcome can be had.
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
 
@@ -107,14 +107,15 @@ impl Watched {
         let (names, cookies): (Vec<_>, Vec<_>) =
             hooks().into_iter().map(|(name, cookie)| (name, cookie.pack())).unzip();
         let offsets = offsets(&program, &names);
-        let link = |program: &OwnedFd, attach_type, at_return| {
+        let link = |program: &BorrowedFd<'_>, attach_type, at_return| {
             let pid = Some(Pid(target.pid()));
             let link = MultiLink { path: &program_path(&target), offsets: &offsets, cookies: &cookies, pid, at_return };
             link_multi(program, attach_type, link).expect("the functions can be probed")
         };
-        let links = match (kernel.session_program(), kernel.multi_programs()) {
-            (Some(program), _) => vec![link(program, AttachType::UprobeSession, false)],
-            (_, Some((entry, at_return))) => {
+        let programs = kernel.hook_programs().expect("they are loaded");
+        let links = match (kernel.link_kind(), programs.as_slice()) {
+            (LinkKind::Session, [program]) => vec![link(program, AttachType::UprobeSession, false)],
+            (LinkKind::Multi, [entry, at_return]) => {
                 vec![link(at_return, AttachType::UprobeMulti, true), link(entry, AttachType::UprobeMulti, false)]
             }
             _ => panic!("perf links are not for here"),

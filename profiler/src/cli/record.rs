@@ -111,6 +111,19 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
     }
 }
 
+/// How reports are written.
+fn style(args: &RecordArgs, suppressions: Suppressions) -> Style {
+    Style {
+        presentation: args.presentation.presentation(),
+        format: args.presentation.format,
+        trims: args.trim,
+        with_peak: args.dumps.dump_at_peak,
+        keeps_names: recording(args).is_some(),
+        quiet: args.quiet,
+        suppressions,
+    }
+}
+
 async fn record(
     args: &RecordArgs,
     config: SessionConfig,
@@ -120,15 +133,7 @@ async fn record(
 ) -> Result<u8> {
     let mut stops = Stops::new(inherited.signals())?;
     let mut orders = Orders::listen().context("cannot listen for signals")?;
-    let style = Style {
-        presentation: args.presentation.presentation(),
-        format: args.presentation.format,
-        trims: args.trim,
-        with_peak: args.dumps.dump_at_peak,
-        keeps_names: recording(args).is_some(),
-        quiet: args.quiet,
-        suppressions,
-    };
+    let style = style(args, suppressions);
     let mut session = Session::start(config)?;
     session.attach(async || stops.pending(None).await).await?;
     if stops.pending(None).await && !session.has_begun() {
