@@ -7,6 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::heapbpf::binary;
+
 /// Fails the test when it does not run as root.
 ///
 /// # Panics
@@ -86,6 +88,39 @@ pub fn children(pid: u32) -> Vec<u32> {
         text.split_ascii_whitespace().map(|number| number.parse().expect("the kernel writes numbers")).collect()
     };
     children.flat_map(numbers).collect()
+}
+
+/// Of those, the ones that do not run heapbpf: its companions do, and so does a command before its exec.
+///
+/// # Panics
+///
+/// When there is no such process, or heapbpf was not built.
+#[must_use]
+#[track_caller]
+pub fn commands(pid: u32) -> Vec<u32> {
+    let heapbpf = fs::canonicalize(binary()).expect("it was built");
+    let mut children = children(pid);
+    // One that has exited runs nothing.
+    children.retain(|child| fs::read_link(format!("/proc/{child}/exe")).is_ok_and(|program| program != heapbpf));
+    children
+}
+
+/// The keeper of a heapbpf, once it runs.
+///
+/// # Panics
+///
+/// When there is no such process.
+#[must_use]
+#[track_caller]
+pub fn keeper(heapbpf: u32) -> Option<u32> {
+    children(heapbpf).into_iter().find(|child| comm(*child) == "heapbpf-keeper")
+}
+
+/// The process that a thread is of; `None` where it has exited.
+#[must_use]
+pub fn process_of(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
 /// Bytes in the executable file mappings of a process that differ from their files: breakpoints, in effect. Each as

@@ -98,7 +98,7 @@ impl Target {
         self.child.id()
     }
 
-    /// The only child of what was started: the target itself, where a program was started that makes it.
+    /// The only child of what was started that is no part of heapbpf: the target itself, where a program was started that makes it.
     ///
     /// # Panics
     ///
@@ -106,7 +106,7 @@ impl Target {
     #[must_use]
     #[track_caller]
     pub fn child_pid(&self) -> u32 {
-        let children = kernel::children(self.pid());
+        let children = kernel::commands(self.pid());
         let [child] = children.as_slice() else { panic!("{} has children {children:?}", self.pid()) };
         *child
     }

@@ -84,7 +84,7 @@ const FORKS: u32 = 40;
 /// What was seen of a forked child before it was watched.
 struct Look {
     child: u32,
-    /// The thread that traced it.
+    /// The process that traced it.
     tracer: Option<u32>,
     was_held: bool,
 }
@@ -105,7 +105,8 @@ fn fork_and_look(target: &mut Target, session: &mut Session) -> Look {
             while !was_held && !is_watched.load(Ordering::Relaxed) && Instant::now() < deadline {
                 // While a tracer comes or goes, the kernel can show a child's parent in its place: it reads whether there is
                 // one and who it is one after the other (`ptrace_parent` in include/linux/ptrace.h).
-                tracer = tracer.or(kernel::tracer(child).filter(|&pid| pid != parent));
+                let thread = || kernel::tracer(child).filter(|&pid| pid != parent);
+                tracer = tracer.or_else(|| thread().and_then(kernel::process_of));
                 if kernel::state(child) == 't' {
                     target.work("drop");
                     was_held = true;
@@ -140,13 +141,13 @@ fn held_forks_are_stopped_until_all_that_they_free_is_seen() {
     let (mut target, heapbpf, mut session) = watched_at_once("--hold forks");
     target.work("keep 100 1000");
     let looks: Vec<_> = (0..FORKS).map(|_| fork_and_look(&mut target, &mut session)).collect();
-    let tasks: Vec<u32> = kernel::tasks(session.pid());
+    let keeper = kernel::keeper(session.pid()).expect("it runs");
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
     report.assert_complete();
     for (inherited, look) in (1000..).step_by(2).zip(&looks) {
         assert_dropped(report.process(look.child), inherited);
-        assert!(look.tracer.is_none_or(|it| tasks.contains(&it)), "{:?} is not among {tasks:?}", look.tracer);
+        assert!(look.tracer.is_none_or(|it| it == keeper), "{:?} is not {keeper}", look.tracer);
     }
     let held = looks.iter().filter(|look| look.was_held && look.tracer.is_some()).count();
     assert!(held > 0, "none of {FORKS} children was held");

@@ -1,12 +1,13 @@
 //! What is left of heapbpf in a process after `kill -9` of heapbpf at a random point in time: nothing.
 
 use std::fs;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use heapbpf_tests::heapbpf::Heapbpf;
-use heapbpf_tests::kernel::{children, tasks};
-use heapbpf_tests::target::Target;
+use heapbpf_tests::heapbpf::{Heapbpf, binary};
+use heapbpf_tests::kernel::{children, keeper, require_root, state, tasks};
+use heapbpf_tests::target::{Target, build, run};
 
 /// Kills of each kind.
 const KILLS: u32 = 60;
@@ -41,18 +42,16 @@ fn is_free(pid: u32) -> bool {
     threads.into_iter().all(|(state, is_traced)| !is_traced && !matches!(state, 't' | 'T'))
 }
 
-/// Fails unless no thread of the target is stopped or traced soon, and it has no child and works.
+/// Fails unless no thread of the process is stopped or traced soon, and it has no child and works.
 #[track_caller]
-fn assert_untouched(target: &mut Target, kill: u32) {
+fn assert_untouched(target: &mut Target, pid: u32, kill: u32) {
     let deadline = Instant::now() + WITHIN;
-    while !is_free(target.pid()) {
+    while !is_free(pid) {
         assert!(Instant::now() < deadline, "kill {kill}: threads of the target are stopped or traced");
-        target.assert_running();
         thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(children(target.pid()), Vec::<u32>::new(), "kill {kill}");
+    assert_eq!(children(pid), Vec::<u32>::new(), "kill {kill}");
     target.order("check");
-    target.assert_running();
 }
 
 /// How long a heap snapshot by `heapbpf leaks` takes.
@@ -88,7 +87,9 @@ fn check_kills(snapshot: &str) {
         }
         // Kills it, if it has not exited.
         drop(session);
-        assert_untouched(&mut target, kill);
+        let pid = target.pid();
+        assert_untouched(&mut target, pid, kill);
+        target.assert_running();
         if begun.elapsed() > TIME_MAX {
             break;
         }
@@ -99,6 +100,60 @@ fn check_kills(snapshot: &str) {
 #[test]
 fn heapbpf_is_killed_while_it_makes_a_process_fork() {
     check_kills("fork");
+}
+
+#[test]
+fn heapbpf_is_killed_while_it_makes_its_command_fork() {
+    require_root();
+    let program = build("interrupted_calls.c");
+    let mut random = Random(u64::from(std::process::id()));
+    let begun = Instant::now();
+    for kill in 1..=KILLS {
+        let mut command = Command::new(binary());
+        command.args(["leaks", "--quiet", "--snapshot", "fork", "--"]).arg(&program).stderr(Stdio::null());
+        let mut heapbpf = Target::spawn(&mut command);
+        let pid = heapbpf.child_pid();
+        run(Command::new("kill").args(["-USR1", &heapbpf.pid().to_string()]));
+        let limit = Instant::now() + Duration::from_secs(2);
+        while state(pid) != 't' && Instant::now() < limit {}
+        thread::sleep(Duration::from_micros(random.below(4000)));
+        heapbpf.kill();
+        assert_untouched(&mut heapbpf, pid, kill);
+        heapbpf.begin_exit(0);
+        if begun.elapsed() > TIME_MAX {
+            break;
+        }
+    }
+}
+
+#[test]
+fn heapbpf_reports_that_its_keeper_was_killed() {
+    let mut target = Target::start("leaks/holder.c");
+    let pid = target.pid().to_string();
+    // It is killed early enough, unless the machine is very busy.
+    for _ in 0..20 {
+        let mut heapbpf = Heapbpf::new(["leaks", "--pid", &pid, "--quiet"]);
+        let session = heapbpf.spawn();
+        let keeper = loop {
+            match keeper(session.pid()) {
+                Some(keeper) => break keeper.to_string(),
+                None => thread::yield_now(),
+            }
+        };
+        // So that heapbpf waits for it.
+        run(Command::new("kill").args(["-STOP", &keeper]));
+        thread::sleep(Duration::from_millis(200));
+        run(Command::new("kill").args(["-KILL", &keeper]));
+        let outcome = session.wait();
+        if outcome.status.code() == Some(0) {
+            continue;
+        }
+        let text = outcome.expect_error(1);
+        assert!(text.contains("the keeper process has exited"), "{text}");
+        target.order("hold global");
+        return target.exit(0);
+    }
+    panic!("the keeper was always done before");
 }
 
 #[test]

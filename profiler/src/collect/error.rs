@@ -23,7 +23,7 @@ pub enum CollectError {
         "the processes in `/proc` are not those of the PID namespace that heapbpf runs in, so that another than process `{0}` would be stopped; mount it anew (`mount -t proc proc /proc`), or run heapbpf on the host"
     )]
     Elsewhere(Pid),
-    /// A signal ends heapbpf.
+    /// The agent has exited.
     #[error("looking at process `{0}` was broken off, because heapbpf is to end; it runs on")]
     Interrupted(Pid),
     /// It is heapbpf.

@@ -32,7 +32,7 @@ use crate::sys::pidfd::PidFd;
 pub use protocol::Site;
 use protocol::{LinkId, REPLY_BYTES_MAX, Reply, Request};
 pub use serve::{COMMAND, serve};
-pub use tracing::stop;
+pub use tracing::{Launch, stop};
 
 /// Why the keeper cannot do what was requested.
 #[derive(Debug, Error)]

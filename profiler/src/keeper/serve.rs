@@ -12,8 +12,8 @@ use super::protocol::{REQUEST_BYTES_MAX, Reply, Request};
 use super::tracing::Tracers;
 use crate::ids::Pid;
 use crate::sys::channel::{Channel, Message};
-use crate::sys::companion;
 use crate::sys::pidfd::PidFd;
+use crate::sys::{child_signal, companion};
 
 /// The hidden command that makes heapbpf the keeper.
 pub const COMMAND: &str = "keeper";
@@ -30,6 +30,8 @@ const NAME: &str = "heapbpf-keeper";
 pub fn serve() -> io::Result<()> {
     let channel = Channel::of_standard_input()?;
     companion::set_name(NAME);
+    // Threads that trace processes receive it.
+    child_signal::block();
     // Where the agent has exited already, the channel is closed.
     let agent = Arc::new(PidFd::open(Pid(std::os::unix::process::parent_id())).ok());
     let (mut links, mut tracers) = (Links::default(), Tracers::new(Arc::clone(&agent)));

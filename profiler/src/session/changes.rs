@@ -9,11 +9,11 @@ use super::{Hold, Session};
 use crate::allocator::resolve::NoAllocator;
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
+use crate::keeper::Launch;
 use crate::ledger::Ledger;
 use crate::proc::stat::Stat;
 use crate::report::profile::Origin;
 use crate::sys::clock;
-use crate::target::launch::Launch;
 use crate::target::process::{Exit, Process, TargetError};
 use crate::target::scan;
 
@@ -151,7 +151,11 @@ impl Session {
             return None;
         }
         let is_to_be_held = self.config.hold == Hold::Forks && !self.lifecycle.has_grace();
-        let hold = || Launch::hold(child).inspect_err(|error| info!("process {child} is not held: {error}")).ok();
+        let hold = || {
+            Launch::hold(self.probes.keeper(), child)
+                .inspect_err(|error| info!("process {child} is not held: {error}"))
+                .ok()
+        };
         let held = is_to_be_held.then(hold).flatten();
         let process = match Process::open(child) {
             Ok(process) => process,

@@ -7,13 +7,11 @@ use super::Session;
 use super::dumps::DRAINS_MAX;
 use super::listener::Listener;
 use crate::check::look::{Look, TRIES_MAX, WatchedBlock, Watching, collect_at_rest};
-use crate::collect::stop::{Held, Release, Stopped};
 use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
 use crate::ids::Pid;
-use crate::keeper;
+use crate::keeper::{self, Launch};
 use crate::report::profile::HookStatus;
 use crate::sys::clock;
-use crate::target::launch::Launch;
 
 impl Session {
     /// Looks at all targets that run, one after the other.
@@ -28,16 +26,11 @@ impl Session {
 
     /// Looks at what was started, all threads of which are held; for the last time, if it ends.
     pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<Look> {
-        // It is asked of whoever holds them what becomes of them.
-        let held = |(tracee, stop)| Held { tracee, stop, release: Release::Leave };
         // A process that ends forks no more.
         let method = if at_exit { Method::Read } else { method };
         let pid = launch.pid();
         // They do not run between two tries.
-        self.inspect_by(pid, at_exit, 1, |while_stopped| {
-            let held = launch.held_threads().into_iter().map(held).collect();
-            collect(pid, method, || Ok(Box::new(Stopped::new(pid, held)?)), while_stopped)
-        })
+        self.inspect_by(pid, at_exit, 1, |while_stopped| collect(pid, method, || launch.still(), while_stopped))
     }
 
     /// Looks at a target: stops it, takes all that it has done to the books, collects it and lets it run.

@@ -15,16 +15,20 @@ use super::target::Target;
 use super::{Hold, Session};
 use crate::collect::Method;
 use crate::ids::Pid;
+use crate::keeper::Launch;
 use crate::report::profile::Origin;
 use crate::sys::inherited::Inherited;
 use crate::sys::pid;
-use crate::target::launch::{Launch, LaunchError, Stir, retry_releases, shell_code};
+use crate::sys::readiness::Readiness;
+use crate::target::launch::{LaunchError, Stir, shell_code};
 
 /// A command that a session has started.
 pub struct Command {
     launch: Launch,
-    /// Its stops and its end.
+    /// Its end.
     child: Signal,
+    /// Its stops, of which the keeper knows.
+    stirs: Readiness,
     /// Until when its execs are waited for; while it is held.
     followed_until: Option<Instant>,
 }
@@ -80,7 +84,8 @@ impl Session {
     /// When it cannot be started, or has no allocator.
     pub fn launch(&mut self, command: &[OsString], inherited: Inherited) -> Result<()> {
         let child = signal(SignalKind::child()).context("cannot listen for signals")?;
-        let mut launch = Launch::start(command, inherited)?;
+        let mut launch = Launch::start(self.probes.keeper(), command, inherited)?;
+        let stirs = Readiness::of(&launch).context("cannot watch the program")?;
         if self.config.checks.is_some() {
             launch.hold_at_exit()?;
         }
@@ -90,7 +95,7 @@ impl Session {
                 "process `{pid}` was started, and is left to itself without being profiled (`ps {pid}`, `kill {pid}`)"
             )
         })?;
-        self.command = Some(Command { launch, child, followed_until: Some(Instant::now() + FOLLOW) });
+        self.command = Some(Command { launch, child, stirs, followed_until: Some(Instant::now() + FOLLOW) });
         Ok(())
     }
 
@@ -155,7 +160,7 @@ impl Session {
         {
             return None;
         }
-        Launch::hold(pid).inspect_err(|error| debug!("{error}")).ok()
+        Launch::hold(self.probes.keeper(), pid).inspect_err(|error| debug!("{error}")).ok()
     }
 
     /// Leads a process that was seized until it has mapped what it starts with, so that it makes no call to an allocator
@@ -233,8 +238,9 @@ impl Command {
     /// Resolves when it is to be looked after.
     pub(super) async fn stirs(command: &mut Option<Self>) {
         match command {
-            Some(Self { child, followed_until: Some(until), .. }) => tokio::select! {
+            Some(Self { child, stirs, followed_until: Some(until), .. }) => tokio::select! {
                 _ = child.recv() => {}
+                _ = stirs.readable() => {}
                 () = tokio::time::sleep_until(*until) => {}
             },
             _ => std::future::pending().await,
@@ -252,8 +258,6 @@ impl Command {
             debug!("{error}");
         }
         loop {
-            // Nobody else does it after the recording.
-            retry_releases();
             if let Some(status) = self.launch.try_reap() {
                 return u8::try_from(shell_code(status)).unwrap_or(u8::MAX);
             }

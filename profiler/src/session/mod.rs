@@ -59,7 +59,6 @@ use crate::snapshot::Snapshot;
 use crate::sys::{clock, grace_period};
 use crate::target::ends::Ends;
 use crate::target::filter::Selection;
-use crate::target::launch::retry_releases;
 use crate::target::scan;
 use discovery::Discovery;
 use dumps::Dumps;
@@ -228,7 +227,6 @@ impl Session {
     /// What is to be done again and again, beside the ring.
     fn tick(&mut self, listener: &mut dyn Listener) -> Result<()> {
         self.drain();
-        retry_releases();
         self.targets.read_thread_names(std::time::Instant::now());
         self.dump_if_due(listener)
     }
@@ -339,8 +337,10 @@ impl Session {
         if self.keeper.has_exited() {
             self.recover_from_keeper();
         }
-        // Waits for the probes.
+        let keeper = self.probes.keeper().clone();
         drop((self.targets, self.probes));
+        // Waits for the probes. Where the keeper has exited, there are none.
+        let _ = keeper.settle();
         Ok((snapshot, self.command, recording))
     }
 }

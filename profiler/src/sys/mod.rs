@@ -5,6 +5,7 @@ pub mod buffer;
 pub mod calibration;
 pub mod capability;
 pub mod channel;
+pub mod child_signal;
 pub mod clock;
 pub mod companion;
 pub mod confinement;

@@ -1,4 +1,4 @@
-//! A program started in such a way that it is traced before its first instruction.
+//! A program started in such a way that it is traced before its first instruction, by this process or another.
 //!
 //! The child waits between fork and exec until it is held (`PTRACE_SEIZE`). The other way, in which the child asks to be
 //! traced (`PTRACE_TRACEME`), has three faults: a signal between that and exec stops the child while the parent waits for
@@ -7,7 +7,7 @@
 
 #![expect(unsafe_code, reason = "code between fork and exec cannot be checked")]
 
-use std::io::{self, PipeReader, Read, Write};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
@@ -21,26 +21,25 @@ use super::pid;
 use super::ptrace::{Pause, Stop, Tracee};
 use crate::ids::Pid;
 
-/// Why a program was not started.
+/// A child that waits before its exec until it is traced. Dropping it has the child exit without exec.
 #[derive(Debug)]
-pub enum SpawnError {
-    /// There is no process to run it in.
-    Fork(io::Error),
-    /// The process may not be traced.
-    Trace(io::Error),
-    /// The program cannot be run: what `execvp` said.
-    Exec(io::Error),
+pub struct Spawned {
+    pid: Pid,
+    /// The child goes on at the first byte, and exits when this is closed.
+    tell_held: Option<PipeWriter>,
+    /// `Command::spawn` returns after the exec, but the child's number is needed before.
+    spawner: Option<JoinHandle<io::Result<Child>>>,
 }
 
-/// Starts a program and stops it at its exec, or before where it is killed: see the stop. It inherits what heapbpf has:
-/// standard streams, process group, environment, working folder; and the given signals and limits.
+/// Starts a process for a program. It inherits what heapbpf has: standard streams, process group, environment, working folder; and
+/// the given signals and limits.
 ///
 /// # Errors
 ///
-/// See [`SpawnError`]. Nothing is left behind.
-pub fn spawn_held(mut command: Command, inherited: Inherited) -> Result<(Tracee, Stop), SpawnError> {
-    let (mut number, mut tell_number) = io::pipe().map_err(SpawnError::Fork)?;
-    let (mut held, mut tell_held) = io::pipe().map_err(SpawnError::Fork)?;
+/// When there is no process to run it in.
+pub fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Spawned> {
+    let (mut number, mut tell_number) = io::pipe()?;
+    let (mut held, tell_held) = io::pipe()?;
     let parents_end = tell_held.as_raw_fd();
     let before_exec = move || {
         close(parents_end);
@@ -54,53 +53,85 @@ pub fn spawn_held(mut command: Command, inherited: Inherited) -> Result<(Tracee,
     // SAFETY: the closure makes system calls on what it owns and on plain numbers. It allocates no memory, takes no lock,
     // and its errors are numbers.
     unsafe { command.pre_exec(before_exec) };
-    // `Command::spawn` returns after the exec, but the child needs this thread before. Any thread may be its parent.
+    // Any thread may be the parent.
     let spawner = thread::spawn(move || command.spawn());
     let mut bytes = [0; 4];
     if let Err(error) = number.read_exact(&mut bytes) {
-        return Err(SpawnError::Fork(failure(spawner).unwrap_or(error)));
+        return Err(failure(spawner).unwrap_or(error));
     }
-    let tracee = match Tracee::seize(Pid(u32::from_ne_bytes(bytes))) {
-        Ok(tracee) => tracee,
-        Err(error) => {
-            // The child sees the pipe's end and gives up.
-            drop(tell_held);
-            drop(failure(spawner));
-            return Err(SpawnError::Trace(error));
-        }
-    };
-    // A child that was killed has no use for it, and its end is seen below.
-    let _ = tell_held.write_all(&[1]);
-    drop(tell_held);
-    first_stop(&tracee, spawner).map(|stop| (tracee, stop))
+    Ok(Spawned { pid: Pid(u32::from_ne_bytes(bytes)), tell_held: Some(tell_held), spawner: Some(spawner) })
 }
 
-/// Runs the child to its exec.
-fn first_stop(tracee: &Tracee, spawner: JoinHandle<io::Result<Child>>) -> Result<Stop, SpawnError> {
+impl Spawned {
+    /// The child.
+    #[must_use]
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Has the child call exec, now that it is traced.
+    pub fn go_on(&mut self) {
+        if let Some(mut tell_held) = self.tell_held.take() {
+            // A child that was killed does not read it.
+            let _ = tell_held.write_all(&[1]);
+        }
+    }
+
+    /// Why the program cannot be run (`execvp`), if so. Waits until the child has called exec or ended, which it does only after
+    /// [`go_on`](Self::go_on), and only once its tracer lets it.
+    pub fn exec_error(&mut self) -> Option<io::Error> {
+        self.spawner.take().and_then(failure)
+    }
+
+    /// Whether the child is past its exec, or will never call it.
+    fn is_past_exec(&self) -> bool {
+        self.spawner.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Spawned {
+    fn drop(&mut self) {
+        self.tell_held = None;
+        self.exec_error();
+    }
+}
+
+/// Runs a traced process to its exec, or its end where it is killed before. A child of this process is given as `spawned`.
+/// `is_wanted` is called again and again.
+///
+/// # Errors
+///
+/// When the process cannot be traced, the child cannot call exec, or the stop is not wanted any more.
+pub fn run_to_exec(
+    tracee: &Tracee,
+    mut spawned: Option<&mut Spawned>,
+    is_wanted: &dyn Fn() -> bool,
+) -> io::Result<Stop> {
     let mut pause = Pause::new(Duration::ZERO);
-    let mut spawner = Some(spawner);
     loop {
         // The end of a child that could not exec belongs to `Command::spawn`, which panics if it is reaped elsewhere.
-        if let Some(done) = spawner.take_if(|spawner| spawner.is_finished())
-            && let Some(error) = failure(done)
-        {
-            return Err(SpawnError::Exec(error));
+        let is_past_exec = spawned.as_ref().is_none_or(|spawned| spawned.is_past_exec());
+        if is_past_exec && let Some(error) = spawned.as_mut().and_then(|spawned| spawned.exec_error()) {
+            return Err(error);
         }
-        match peek(tracee.pid(), spawner.is_none()) {
-            Ok(true) => match tracee.stopped().map_err(SpawnError::Trace)? {
+        match peek(tracee.pid(), is_past_exec) {
+            Ok(true) => match tracee.stopped()? {
                 None => {}
                 Some(stop @ (Stop::Exec | Stop::Ended(_))) => return Ok(stop),
-                Some(stop) => tracee.run(stop).map_err(SpawnError::Trace)?,
+                Some(stop) => tracee.run(stop)?,
             },
             Ok(false) => {}
-            Err(_) if spawner.is_some() => {}
-            Err(error) => return Err(SpawnError::Trace(error)),
+            Err(_) if !is_past_exec => {}
+            Err(error) => return Err(error),
+        }
+        if !is_wanted() {
+            return Err(io::ErrorKind::Interrupted.into());
         }
         pause.wait();
     }
 }
 
-/// Whether the child has stopped, or, where that is asked for, ended.
+/// Whether the process has stopped, or, where that is asked for, ended.
 fn peek(pid: Pid, ended: bool) -> io::Result<bool> {
     let pid = pid::raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
     let mut options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;

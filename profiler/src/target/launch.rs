@@ -5,31 +5,32 @@
 //! So the program is stopped at its system calls until one is made that the linker does not make, and after each that
 //! mapped code the caller may attach.
 
-use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use tracing::debug;
 
 use crate::ids::Pid;
-use crate::sys::inherited::Inherited;
 use crate::sys::ptrace::{self, Stop, SyscallPhase, Tracee};
-use crate::sys::spawn::{SpawnError, spawn_held};
+use crate::sys::spawn::{Spawned, run_to_exec};
 
 mod crew;
 mod error;
 mod exit;
+#[cfg(test)]
+mod fixture;
 mod leaving;
 mod loader;
+mod start_up;
 
 use crew::Crew;
 pub use error::LaunchError;
 pub use exit::Stir;
 pub use leaving::retry_releases;
 use loader::{Loader, is_of_probes, maps_code};
+pub use start_up::{StartUp, StartUpEnd};
 
 /// Most system calls at which a program is stopped before it is let run regardless: a hundred times what the largest
 /// programs start with, and less than a second.
@@ -45,30 +46,6 @@ const STOP_WAIT: Duration = Duration::from_millis(20);
 
 /// How long a process that has just begun may go without a system call: it is likely to be past its start-up, and needs no steps then.
 const HOLD_QUIET_MAX: Duration = Duration::from_millis(20);
-
-/// How far a program has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StartUp {
-    /// Why it is no longer stopped at system calls.
-    pub end: StartUpEnd,
-    /// At how many it was stopped.
-    pub syscalls: u32,
-}
-
-/// Why a program is no longer stopped at system calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StartUpEnd {
-    /// Code other than the dynamic linker's runs: what the program starts with is mapped.
-    Loaded,
-    /// There is no dynamic linker, or none that is understood (32-bit programs): no code of it has run.
-    NoLoader,
-    /// It made too many system calls: what is mapped later is not waited for.
-    TooManySyscalls,
-    /// It made none for too long: what is mapped later is not waited for.
-    Quiet,
-    /// It has ended.
-    Ended,
-}
 
 /// A started program. Dropping it lets the program run on: at once, or where it waits in the kernel, by
 /// [`retry_releases`].
@@ -100,29 +77,32 @@ enum State {
 }
 
 impl Launch {
-    /// Starts a command (the program, looked up in `PATH`, and its arguments) with this process's standard streams,
-    /// process group, environment and working folder, and with what is to be inherited. It is held at its exec: nothing of
-    /// it has run.
+    /// Traces a process that waits before its exec until it is traced. [`run_to_exec`](Self::run_to_exec) is next.
     ///
     /// # Errors
     ///
-    /// [`LaunchError`], also in the place of what the new process could not do. Nothing is left running.
-    pub fn start(command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
-        let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
-        let name = program.to_string_lossy().into_owned();
-        let mut child = Command::new(program);
-        child.args(arguments);
-        match spawn_held(child, inherited) {
-            Ok((tracee, stop)) => {
-                let mut launch =
-                    Self { tracee, state: State::Held(stop), program: name, quiet_max: QUIET_MAX, crew: None };
-                launch.stopped_at(stop);
-                Ok(launch)
-            }
-            Err(SpawnError::Fork(error)) => Err(LaunchError::Fork(name, error)),
-            Err(SpawnError::Trace(error)) => Err(LaunchError::Trace(name, error)),
-            Err(SpawnError::Exec(error)) => Err(LaunchError::not_run(Path::new(program), name, error)),
+    /// [`LaunchError::Trace`].
+    pub fn seize(pid: Pid, program: String) -> Result<Self, LaunchError> {
+        match Tracee::seize(pid) {
+            Ok(tracee) => Ok(Self { tracee, state: State::Followed, program, quiet_max: QUIET_MAX, crew: None }),
+            Err(error) => Err(LaunchError::Trace(program, error)),
         }
+    }
+
+    /// Runs it to its exec, and holds it there: nothing of the program has run. A child of this process is given as `spawned`. It
+    /// may end instead. `is_wanted` is called again and again.
+    ///
+    /// # Errors
+    ///
+    /// [`LaunchError::Trace`], and for a child of this process that its program cannot be run.
+    pub fn run_to_exec(
+        &mut self,
+        spawned: Option<&mut Spawned>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(), LaunchError> {
+        let stop = run_to_exec(&self.tracee, spawned, is_wanted).map_err(|error| self.untraceable(error))?;
+        self.stopped_at(stop);
+        Ok(())
     }
 
     /// Takes hold of a process that has just begun, and stops it wherever it is: to be stepped like a started one. Its parent
@@ -146,10 +126,31 @@ impl Launch {
         self.tracee.pid()
     }
 
+    /// Whether it runs as if it had never been held.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        matches!(self.state, State::Free)
+    }
+
+    /// Whether it runs, and will stop at its next exec, or be let go at its next stop.
+    #[must_use]
+    pub fn is_followed(&self) -> bool {
+        matches!(self.state, State::Followed | State::Leaving)
+    }
+
+    /// How it ended, if that was seen.
+    #[must_use]
+    pub fn ended(&self) -> Option<ExitStatus> {
+        match self.state {
+            State::Ended(status) => Some(status),
+            _ => None,
+        }
+    }
+
     /// Whether it has one thread: others are not held, and may do anything meanwhile. False if that cannot be told.
     #[must_use]
     pub fn is_alone(&self) -> bool {
-        std::fs::read_dir(format!("/proc/{}/task", self.pid())).is_ok_and(|tasks| tasks.take(2).count() == 1)
+        has_one_thread(self.pid())
     }
 
     /// Runs a held program until all is mapped that it starts with, and holds it there, unless it waits in the kernel.
@@ -370,6 +371,12 @@ impl Drop for Launch {
             leaving::add(self.tracee.clone());
         }
     }
+}
+
+/// Whether a process has one thread. False if that cannot be told.
+#[must_use]
+pub fn has_one_thread(pid: Pid) -> bool {
+    std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.take(2).count() == 1)
 }
 
 /// The shell's number for an exit status: the exit code, or 128 plus the signal.

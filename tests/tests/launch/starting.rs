@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
-use heapbpf_tests::kernel::children;
+use heapbpf_tests::kernel::commands;
 use heapbpf_tests::target::build;
 use rustix::process::{Pid, Signal};
 
@@ -15,7 +15,7 @@ fn pid_of(number: u32) -> Pid {
 }
 
 fn has_child(heapbpf: u32) -> bool {
-    !children(heapbpf).is_empty()
+    !commands(heapbpf).is_empty()
 }
 
 fn listens_for_sigterm(heapbpf: u32) -> bool {

@@ -21,7 +21,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("unwind", &["object", "proc"]),
     ("bpf", &["sys", "unwind"]),
     ("collect", &["memory", "object::fixture", "proc", "sys"]),
-    ("keeper", &["bpf::load", "collect", "proc", "sys"]),
+    ("keeper", &["bpf::load", "collect", "proc", "sys", "target::launch"]),
     ("probe", &["allocator", "object", "proc", "target", "sys", "bpf", "keeper"]),
     ("ingest", &[]),
     ("ledger", &["ingest"]),

@@ -8,6 +8,9 @@
 //! The kernel accepts requests about a traced thread from its tracing thread alone: so each [`Tracer`] has a thread and a channel of
 //! its own, and what it traces is resumed when the channel closes. The agent reads memory itself, which needs no tracing.
 
+mod held;
+mod launch;
+mod peer;
 mod protocol;
 mod serve;
 mod stopped;
@@ -21,13 +24,18 @@ use super::{Keeper, KeeperError, gone};
 use crate::collect::{CollectError, Still};
 use crate::ids::Pid;
 use crate::sys::channel::Channel;
+pub use launch::Launch;
 use protocol::{ANSWER_BYTES_MAX, Answer, Order};
 pub(super) use serve::Tracers;
 use stopped::RemoteStopped;
 
 /// A thread of the keeper that traces a process. Dropping the last clone resumes the process.
 #[derive(Clone, Debug)]
-pub(super) struct Tracer(Rc<Channel>);
+struct Tracer {
+    channel: Rc<Channel>,
+    /// Exits when nothing is traced any more.
+    keeper: Keeper,
+}
 
 impl Tracer {
     /// Starts the thread.
@@ -38,7 +46,7 @@ impl Tracer {
     fn start(keeper: &Keeper) -> Result<Self, KeeperError> {
         let (channel, theirs) = Channel::pair().map_err(KeeperError::Start)?;
         match keeper.request(&Request::Trace, &[theirs.as_fd()])? {
-            Reply::Settled => Ok(Self(Rc::new(channel))),
+            Reply::Settled => Ok(Self { channel: Rc::new(channel), keeper: keeper.clone() }),
             Reply::Refused(reason) => Err(KeeperError::Refused(reason)),
             Reply::Attached(_) => Err(KeeperError::Exited(io::ErrorKind::InvalidData.into())),
         }
@@ -46,12 +54,12 @@ impl Tracer {
 
     fn ask(&self, order: &Order, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, KeeperError> {
         let bytes = postcard::to_stdvec(order).map_err(|error| KeeperError::Refused(error.to_string()))?;
-        self.0.send(&bytes, descriptors).map_err(KeeperError::Exited)?;
+        self.channel.send(&bytes, descriptors).map_err(KeeperError::Exited)?;
         self.answer()
     }
 
     fn answer(&self) -> Result<Answer, KeeperError> {
-        let answer = self.0.receive(ANSWER_BYTES_MAX).map_err(KeeperError::Exited)?.ok_or_else(gone)?;
+        let answer = self.channel.receive(ANSWER_BYTES_MAX).map_err(KeeperError::Exited)?.ok_or_else(gone)?;
         postcard::from_bytes(&answer.bytes).map_err(|error| KeeperError::Exited(io::Error::other(error)))
     }
 }

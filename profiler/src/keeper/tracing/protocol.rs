@@ -1,4 +1,4 @@
-//! Messages between the agent and a tracing thread of the keeper. Each order has one answer.
+//! Messages between the agent and a tracing thread of the keeper. Each order has one answer, and [`LaunchOrder::Start`] two.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use crate::address::{FileOffset, TargetAddr};
 use crate::collect::ThreadState;
 use crate::ids::Pid;
 use crate::proc::regions::{Region, RegionKind};
+use crate::target::launch::{StartUp, Stir};
 
 /// Maximum size of an order: a process has 65,530 mappings at most unless its system is tuned.
 pub(super) const ORDER_BYTES_MAX: usize = 64 << 20;
@@ -27,6 +28,30 @@ pub(super) enum Order {
     Fork(Vec<Code>),
     /// Resume the stopped process.
     Resume,
+    Launch(LaunchOrder),
+}
+
+/// What is to be done with a program: see [`Launch`](crate::target::launch::Launch).
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum LaunchOrder {
+    /// Trace a child of the agent that waits for that; answered when it is traced, and when it is held at its exec. The descriptor is
+    /// written to when there is news.
+    Start {
+        pid: Pid,
+        program: String,
+    },
+    Hold(Pid),
+    HoldAtExit,
+    /// Answered by [`Answer::NewCode`] any number of times, to be answered by `GoOn` or `Abandon`, and by the outcome.
+    Step,
+    GoOn,
+    Abandon,
+    FollowExecs,
+    NextStir,
+    StopAll,
+    Release,
+    /// Only to learn whether it has ended.
+    Reap,
 }
 
 /// From the keeper.
@@ -43,6 +68,41 @@ pub(super) enum Answer {
     Resumed(Duration),
     /// Why the order was not carried out.
     Failed(String),
+    /// The program is stopped, and has mapped code.
+    NewCode {
+        at_exec: bool,
+    },
+    Launch {
+        now: Now,
+        outcome: Outcome,
+    },
+}
+
+/// What a program does after an order.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) enum Now {
+    /// Held, or followed.
+    Traced,
+    Free,
+    /// Its wait status. The tracer has reaped it, and its parent has not.
+    Ended(i32),
+}
+
+/// What an order about a program has led to.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Outcome {
+    Done,
+    StartUp(StartUp),
+    Stir(Option<Stir>),
+    AllStopped(bool),
+    Failed(LaunchFailure),
+}
+
+/// Why an order about a program was not carried out.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum LaunchFailure {
+    Unstoppable(Pid),
+    Other(String),
 }
 
 /// A mapping that can be executed and read.

@@ -8,7 +8,7 @@ use super::Tracer;
 use super::protocol::{Answer, Code, Order};
 use crate::collect::{CollectError, ProcessCopy, Still, ThreadState};
 use crate::ids::Pid;
-use crate::keeper::KeeperError;
+use crate::keeper::{Keeper, KeeperError};
 use crate::proc::regions::Region;
 use crate::sys::pidfd::PidFd;
 
@@ -47,7 +47,7 @@ impl Still for RemoteStopped {
         match self.tracer.ask(&Order::Fork(Code::of(mapped)), &[line.as_fd()]) {
             Ok(Answer::Forked(pid)) => {
                 let process = PidFd::open(pid).map_err(refused)?;
-                Ok(Box::new(RemoteCopy { pid, process, _lent: lent }))
+                Ok(Box::new(RemoteCopy { pid, process, _lent: lent, _keeper: self.tracer.keeper.clone() }))
             }
             other => Err(failed(other)),
         }
@@ -78,6 +78,8 @@ struct RemoteCopy {
     process: PidFd,
     /// The keeper ends the copy when this is closed.
     _lent: PipeWriter,
+    /// Exits when the copy has ended.
+    _keeper: Keeper,
 }
 
 impl ProcessCopy for RemoteCopy {

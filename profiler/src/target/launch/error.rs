@@ -28,6 +28,9 @@ pub enum LaunchError {
     /// There is no process to run it in.
     #[error("cannot start a process for `{0}`: {1}")]
     Fork(String, io::Error),
+    /// The keeper's reason.
+    #[error("{0}")]
+    Keeper(String),
     /// It does not stop to be let go.
     #[error(
         "process `{0}` does not stop, so it cannot be let go yet; it is free as soon as it does, or when heapbpf ends"
@@ -37,7 +40,7 @@ pub enum LaunchError {
 
 impl LaunchError {
     /// What a shell would say. `execvp` has the same error for a missing program and a missing interpreter of it.
-    pub(super) fn not_run(program: &Path, name: String, error: io::Error) -> Self {
+    pub(crate) fn not_run(program: &Path, name: String, error: io::Error) -> Self {
         if error.kind() != io::ErrorKind::NotFound {
             return Self::NotExecutable(name, error);
         }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::crew::{Crew, News, OPTIONS};
 use super::{Launch, LaunchError, State, leaving};
 use crate::sys::ptrace::{Stop, Tracee};
@@ -10,7 +12,7 @@ use crate::sys::ptrace::{Stop, Tracee};
 const ALL_STOP_WAIT: Duration = Duration::from_millis(500);
 
 /// Why a followed program is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stir {
     /// It has called exec: nothing of the new program has run.
     Exec,

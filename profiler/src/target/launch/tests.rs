@@ -1,14 +1,16 @@
 //! Real programs, compiled on the spot. What cannot be seen from the test's own process is seen from another that runs
 //! one of the ignored tests here.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Signal, kill_process};
 
 use super::*;
 use crate::object::fixture::{Running, Workshop};
+use crate::sys::inherited::Inherited;
 
 /// In the environment of another process: the command that it shall start, a word a line.
 const COMMAND: &str = "HEAPBPF_TEST_COMMAND";
