@@ -24,7 +24,7 @@ const START_WITHIN: Duration = Duration::from_millis(300);
 const STEADY_WITHIN: Duration = Duration::from_millis(300);
 const DETACH_WITHIN: Duration = Duration::from_millis(150);
 /// The symbolizer starts when names are needed; kills come this long after that at most.
-const NAMED_WITHIN: Duration = Duration::from_millis(60);
+const NAMED_WITHIN: Duration = Duration::from_millis(5);
 /// From attaching to SIGINT.
 const RECORDED_FOR: Duration = Duration::from_millis(30);
 /// From the symbolizer's or target's death to SIGINT, where heapbpf goes on.
