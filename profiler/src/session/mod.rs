@@ -206,7 +206,8 @@ impl Session {
                 result = self.keeper.exited() => { result?; break }
                 pids = self.ends.next() => pids.into_iter().for_each(|pid| self.end(pid)),
                 result = self.ring.filled() => { result.context("cannot wait for the ring buffer")?; is_all = self.drain(); }
-                () = std::future::ready(()), if !is_all => is_all = self.drain(),
+                // Not at once: timers and signals are not seen by a task that never lets the runtime have a turn.
+                () = tokio::task::yield_now(), if !is_all => is_all = self.drain(),
                 () = sleep_until(soon) => self.attend(),
                 () = Command::stirs(&mut self.command) => self.attend_command(listener),
                 order = orders.next(), if listener.has_room() => self.obey(order, listener)?,
