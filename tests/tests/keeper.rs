@@ -12,6 +12,12 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 const KEPT: Counts = Counts::kept(25, 25_000);
 
+/// What one test has planted, the doctor removes in another, and so does every recording that detaches from the same library.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn keeper(session: &Session) -> Pid {
     let found = children(session.pid()).into_iter().find(|&child| comm(child) == "heapbpf-keeper");
     Pid::from_raw(found.expect("the keeper runs").cast_signed()).expect("pids are positive")
@@ -27,6 +33,7 @@ fn wait_until_gone(pid: Pid) {
 
 #[test]
 fn a_killed_keeper_ends_the_recording_with_its_report() {
+    let _alone = alone();
     for backend in ["auto", "perf"] {
         let mut target = Target::start("service.c");
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
@@ -48,6 +55,7 @@ fn a_killed_keeper_ends_the_recording_with_its_report() {
 
 #[test]
 fn a_killed_agents_probes_and_keeper_are_gone_within_two_seconds() {
+    let _alone = alone();
     for backend in ["auto", "multi", "perf"] {
         let mut target = Target::start("service.c");
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
@@ -63,6 +71,7 @@ fn a_killed_agents_probes_and_keeper_are_gone_within_two_seconds() {
 
 #[test]
 fn signals_of_terminals_and_services_do_not_end_the_keeper() {
+    let _alone = alone();
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
@@ -73,12 +82,6 @@ fn signals_of_terminals_and_services_do_not_end_the_keeper() {
     let _ = session.interrupt().expect_code(0);
     assert_eq!(heapbpf.report("out.json").process(target.pid()).exact_by_leaf()["keeps"], KEPT);
     assert_no_probes(target.pid());
-}
-
-/// The doctor searches all processes: not while another test has planted something.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Has a target that waits for orders, and where its hooked functions are probed.
