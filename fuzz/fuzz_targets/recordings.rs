@@ -16,7 +16,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let span = Span { from_ns: input.from_ns, to_ns: input.to_ns };
     let Ok(mut reading) = Reading::new(&*input.file) else { return };
     let mut names = RecordedNames::new(Resolver::new());
-    let Ok(spanned) = Spanned::read(&mut reading, span, input.by_thread, |places| names.add(places)) else { return };
+    let Ok(spanned) = Spanned::read(&mut reading, span, input.by_thread, &mut names) else { return };
     // Modules are not opened: inputs must not reach the machine's files.
     let found = modules::find(spanned.modules(), false);
     let profile = profile(&spanned.snapshot(found.modules), Scope::Window, &names, false);

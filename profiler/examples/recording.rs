@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use heapbpf::recording::entry::Entry;
+use heapbpf::recording::entry::{Entry, Names};
 use heapbpf::recording::read::read;
 use heapbpf::recording::replay::Replay;
 use heapbpf::recording::write::Writer;
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
             entry => writer.add(entry)?,
         }
     }
-    let written = writer.finish(&[], end.unwrap_or_default())?;
+    let written = writer.finish(&Names::default(), end.unwrap_or_default())?;
     let writing = began.elapsed();
 
     let began = Instant::now();

@@ -60,7 +60,7 @@ impl Recorded {
         let refused = |error: SpanError| UsageError(format!("`{name}`: {error}"));
         let mut entries = 0;
         let counted = (&mut reading).inspect(|_| entries += 1);
-        let spanned = Spanned::read(counted, span, how.by_thread, |places| names.add(places)).map_err(refused)?;
+        let spanned = Spanned::read(counted, span, how.by_thread, &mut names).map_err(refused)?;
         if how.events {
             spanned.check_whole().map_err(refused)?;
         }

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::output::{Access, Output};
 use super::progress::ProgressLine;
 use super::{is_broken_pipe, numbered};
-use crate::recording::entry::NamedPlace;
+use crate::recording::entry::Names;
 use crate::recording::names::names;
 use crate::report::profile::Profile;
 use crate::report::suppressions::Suppressions;
@@ -54,7 +54,7 @@ pub(super) struct Written {
     /// Something went to standard output.
     pub(super) to_stdout: bool,
     /// The names of all places, where they were to be kept.
-    pub(super) names: Vec<NamedPlace>,
+    pub(super) names: Names,
     /// Something could not be written, which was told.
     pub(super) failed: bool,
 }
@@ -218,7 +218,7 @@ impl Desk {
             self.write_peak(snapshot);
         }
         let profile = self.name(snapshot, Scope::Whole);
-        let names = if self.style.keeps_names { names(snapshot, &self.resolver) } else { Vec::new() };
+        let names = if self.style.keeps_names { names(snapshot, &self.resolver) } else { Names::default() };
         let presentation = &self.style.presentation.clone();
         let shown = presentation.thinned(&profile);
         let (mut files, mut to_stdout) = (Vec::new(), false);

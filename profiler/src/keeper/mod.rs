@@ -52,7 +52,11 @@ pub enum KeeperError {
 
 /// The keeper process, as the agent sees it. Dropping the last clone, and the last [`Link`], waits until all is detached.
 #[derive(Clone, Debug)]
-pub struct Keeper(Arc<Mutex<Companion>>);
+pub struct Keeper {
+    /// Of a tracing thread that nothing is ordered of yet. Closed before the process is waited for.
+    spare: Arc<Mutex<Option<Channel>>>,
+    companion: Arc<Mutex<Companion>>,
+}
 
 /// Attached probes: those of one file in one process, or in all. Dropping it has them detached, soon.
 #[derive(Debug)]
@@ -68,7 +72,8 @@ impl Keeper {
     ///
     /// [`KeeperError::Start`].
     pub fn start() -> Result<Self, KeeperError> {
-        Companion::start(COMMAND).map(|companion| Self(Arc::new(Mutex::new(companion)))).map_err(KeeperError::Start)
+        let companion = Companion::start(COMMAND).map_err(KeeperError::Start)?;
+        Ok(Self { spare: Arc::default(), companion: Arc::new(Mutex::new(companion)) })
     }
 
     /// A descriptor that becomes readable when the keeper exits.
@@ -127,7 +132,7 @@ impl Keeper {
     }
 
     fn lock(&self) -> MutexGuard<'_, Companion> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.companion.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

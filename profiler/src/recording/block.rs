@@ -42,6 +42,8 @@ pub enum Kind {
     Names,
     /// The end.
     End,
+    /// How the places were named.
+    Symbolization,
     /// Something of a later version.
     Unknown(u16),
 }
@@ -53,6 +55,7 @@ impl Kind {
             Self::Fold => 2,
             Self::Names => 3,
             Self::End => 4,
+            Self::Symbolization => 5,
             Self::Unknown(kind) => kind,
         }
     }
@@ -63,6 +66,7 @@ impl Kind {
             2 => Self::Fold,
             3 => Self::Names,
             4 => Self::End,
+            5 => Self::Symbolization,
             kind => Self::Unknown(kind),
         }
     }

@@ -13,7 +13,7 @@ use crate::ledger::timeline::Instant;
 use crate::object::elf::Segment;
 use crate::object::module::Module;
 use crate::proc::maps::Mapping;
-use crate::report::profile::{Health, Others};
+use crate::report::profile::{Health, Others, Symbolization};
 use crate::snapshot::{HeapFacts, TargetFacts};
 use crate::target::address_space::MappedModule;
 use crate::units::MonotonicNanos;
@@ -31,6 +31,8 @@ pub enum Entry {
     Fold(Box<Replay>),
     /// What places in modules are called.
     Names(Vec<NamedPlace>),
+    /// How they were named.
+    Symbolization(Symbolization),
     /// The recording ended as it was to.
     End(MonotonicNanos),
 }
@@ -220,6 +222,15 @@ pub struct Mark {
     pub reason: String,
 }
 
+/// The names of all places in stacks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// The places that have names.
+    pub places: Vec<NamedPlace>,
+    /// How they were named.
+    pub symbolization: Symbolization,
+}
+
 /// The functions at one place in a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedPlace {
@@ -265,7 +276,7 @@ impl Entry {
                 Fact::Session(_) | Fact::Target(..) | Fact::Module(_) | Fact::Thread(..) => None,
             },
             Self::End(time) => Some(*time),
-            Self::Step(_) | Self::Fold(_) | Self::Names(_) => None,
+            Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => None,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::entry::NamedPlace;
+use super::entry::{NamedPlace, Names};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::object::module::Module;
@@ -24,7 +24,7 @@ impl NamedPlace {
 /// The names of all places that a snapshot's stacks have. Asks for what the resolver knows already, when the snapshot was
 /// named with it.
 #[must_use]
-pub fn names(snapshot: &Snapshot, resolver: &dyn Resolve) -> Vec<NamedPlace> {
+pub fn names(snapshot: &Snapshot, resolver: &dyn Resolve) -> Names {
     let mut offsets: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
     for target in &snapshot.targets {
         let stacks = target.books.callsites.iter().filter_map(|callsite| callsite.stack.as_ref());
@@ -36,32 +36,39 @@ pub fn names(snapshot: &Snapshot, resolver: &dyn Resolve) -> Vec<NamedPlace> {
     }
     let mut modules: Vec<_> = offsets.into_iter().collect();
     modules.sort_unstable_by_key(|(module, _)| *module);
-    let mut names = Vec::new();
+    let mut named = Vec::new();
     for (module, mut offsets) in modules {
         offsets.sort_unstable();
         offsets.dedup();
         let frames = resolver.resolve(module, snapshot.modules.get(module), &offsets);
         let places = offsets.into_iter().zip(frames).filter(|(_, frames)| !frames.is_empty());
-        names.extend(places.map(|(offset, frames)| NamedPlace { module, offset, frames }));
+        named.extend(places.map(|(offset, frames)| NamedPlace { module, offset, frames }));
     }
-    names
+    Names { places: named, symbolization: resolver.symbolization() }
 }
 
 /// Gives the names of a recording, and for what it has none those of another resolver.
 pub struct RecordedNames<R> {
     names: FxHashMap<(ModuleId, FileOffset), Arc<[ResolvedFrame]>>,
+    /// How the recording's names were found; `None` where it has none.
+    symbolization: Option<Symbolization>,
     other: R,
 }
 
-impl<R: Resolve> RecordedNames<R> {
+impl<R> RecordedNames<R> {
     /// No names yet.
     pub fn new(other: R) -> Self {
-        Self { names: FxHashMap::default(), other }
+        Self { names: FxHashMap::default(), symbolization: None, other }
     }
 
     /// Adds names.
     pub fn add(&mut self, names: Vec<NamedPlace>) {
         self.names.extend(names.into_iter().map(|place| ((place.module, place.offset), place.frames)));
+    }
+
+    /// Notes how the names were found.
+    pub fn found_by(&mut self, symbolization: Symbolization) {
+        self.symbolization = Some(symbolization);
     }
 
     /// Whether there are any.
@@ -82,6 +89,9 @@ impl<R: Resolve> Resolve for RecordedNames<R> {
     }
 
     fn symbolization(&self) -> Symbolization {
-        self.other.symbolization()
+        match &self.symbolization {
+            Some(symbolization) if !self.is_empty() => symbolization.clone(),
+            _ => self.other.symbolization(),
+        }
     }
 }

@@ -159,7 +159,7 @@ impl Packer {
                 self.write(&Packed::Other { kind: FACT, payload: &payload });
             }
             // They have blocks of their own.
-            Entry::Fold(_) | Entry::Names(_) | Entry::End(_) => {}
+            Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => {}
         }
     }
 

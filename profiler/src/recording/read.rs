@@ -131,6 +131,10 @@ impl<R: Read> Reading<R> {
                         postcard::from_bytes(&block.bytes).map_err(|_| DamageReason::Contents)?;
                     return Ok(Some(Entry::Names(names)));
                 }
+                Kind::Symbolization => {
+                    let symbolization = serde_json::from_slice(&block.bytes).map_err(|_| DamageReason::Contents)?;
+                    return Ok(Some(Entry::Symbolization(symbolization)));
+                }
                 Kind::End => {
                     self.ended = true;
                     let end = postcard::from_bytes(&block.bytes).map_err(|_| DamageReason::Contents)?;

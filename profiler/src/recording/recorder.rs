@@ -11,8 +11,7 @@ use rustc_hash::FxHashMap;
 use tracing::warn;
 
 use super::entry::{
-    BooksId, Entry, Fact, HealthFacts, Known, MappedRange, Mark, ModuleFacts, NamedPlace, SessionFacts, Step,
-    ThreadFacts,
+    BooksId, Entry, Fact, HealthFacts, Known, MappedRange, Mark, ModuleFacts, Names, SessionFacts, Step, ThreadFacts,
 };
 use super::write::{WriteError, WriteReason, Writer, Written};
 use crate::ids::Pid;
@@ -40,7 +39,7 @@ const SAID_MAX: usize = 2048;
 
 enum Message {
     Entries(Vec<Entry>),
-    Finish(Vec<NamedPlace>, MonotonicNanos),
+    Finish(Names, MonotonicNanos),
 }
 
 /// See the module.
@@ -271,7 +270,7 @@ impl Recorder {
         Finishing { recorder: self, end }
     }
 
-    fn finish(mut self, names: Vec<NamedPlace>, end: MonotonicNanos) -> Result<Written, WriteError> {
+    fn finish(mut self, names: Names, end: MonotonicNanos) -> Result<Written, WriteError> {
         self.send();
         if let Some(sender) = self.sender.take() {
             // A failure is told by the thread's end.
@@ -296,7 +295,7 @@ impl Finishing {
     /// # Errors
     ///
     /// Why it ended early.
-    pub fn finish(self, names: Vec<NamedPlace>) -> Result<Written, WriteError> {
+    pub fn finish(self, names: Names) -> Result<Written, WriteError> {
         self.recorder.finish(names, self.end)
     }
 }

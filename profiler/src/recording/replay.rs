@@ -87,7 +87,7 @@ impl Replay {
             Entry::Step(step) => self.step(step),
             Entry::Fact(fact) => self.fact(*fact),
             Entry::Fold(before) => self.begin_with(*before),
-            Entry::Names(_) | Entry::End(_) => {}
+            Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => {}
         }
     }
 

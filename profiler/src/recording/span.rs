@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::entry::{BooksId, Entry, ModuleFacts, NamedPlace};
+use super::entry::{BooksId, Entry, ModuleFacts};
+use super::names::RecordedNames;
 use super::replay::{Replay, Start};
 use crate::ledger::journal::Flow;
 use crate::object::module::Modules;
@@ -60,23 +61,24 @@ pub struct Spanned {
 }
 
 impl Spanned {
-    /// Replays what is asked for, and reads all of the rest for the sake of names, which `name` is given. Callsites are told
+    /// Replays what is asked for, and reads all of the rest for the sake of names, which are added to `names`. Callsites are told
     /// apart `by_thread` where that is asked for, or was when the recording was made.
     ///
     /// # Errors
     ///
     /// If the recording does not have it.
-    pub fn read(
+    pub fn read<R>(
         entries: impl Iterator<Item = Entry>,
         span: Span,
         by_thread: bool,
-        mut name: impl FnMut(Vec<NamedPlace>),
+        names: &mut RecordedNames<R>,
     ) -> Result<Self, SpanError> {
         let mut spanned = Self::new(span);
         spanned.replay = spanned.replay.by_thread(by_thread);
         for entry in entries {
             match entry {
-                Entry::Names(places) => name(places),
+                Entry::Names(places) => names.add(places),
+                Entry::Symbolization(symbolization) => names.found_by(symbolization),
                 entry => spanned.enter(entry)?,
             }
         }

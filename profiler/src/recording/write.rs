@@ -10,7 +10,7 @@ use bytesize::ByteSize;
 use thiserror::Error;
 
 use super::block::{BlockWriter, Kind, file_header};
-use super::entry::{Entry, NamedPlace};
+use super::entry::{Entry, NamedPlace, Names};
 use super::fold::{Folded, Folding};
 use super::pack::Packer;
 use crate::sys::replacement::Replacement;
@@ -243,14 +243,17 @@ impl Writer {
     /// # Errors
     ///
     /// As [`add`](Self::add).
-    pub fn finish(mut self, names: &[NamedPlace], end: MonotonicNanos) -> Result<Written, WriteReason> {
+    pub fn finish(mut self, names: &Names, end: MonotonicNanos) -> Result<Written, WriteReason> {
         self.flush()?;
         self.take_fold()?;
-        for part in parts(names) {
+        for part in parts(&names.places) {
             let bytes = postcard::to_allocvec(part).map_err(io::Error::other)?;
             let block = self.blocks.block(Kind::Names, false, &bytes)?;
             self.write(&block)?;
         }
+        let bytes = serde_json::to_vec(&names.symbolization).map_err(io::Error::other)?;
+        let block = self.blocks.block(Kind::Symbolization, false, &bytes)?;
+        self.write(&block)?;
         self.take_fold()?;
         let bytes = postcard::to_allocvec(&end.0).map_err(io::Error::other)?;
         let block = self.blocks.block(Kind::End, false, &bytes)?;

@@ -230,7 +230,7 @@ pub struct Health {
     pub agent_rss_bytes_max: u64,
     /// Limits on what profiling may cost.
     pub guardrails: Guardrails,
-    /// How functions were named. Belongs to the report, so recordings do not have it.
+    /// How functions were named. Known when a report is made; recordings have it beside their names.
     #[serde(skip)]
     pub symbolization: Symbolization,
 }

@@ -170,6 +170,14 @@ impl Session {
         if let Err(error) = led {
             debug!("{error}");
         }
+        self.prepare_to_seize();
+    }
+
+    /// Saves time when the next process begins.
+    pub(super) fn prepare_to_seize(&self) {
+        if self.config.hold != Hold::Never && !self.lifecycle.has_grace() {
+            self.probes.keeper().prepare_tracer();
+        }
     }
 
     /// A command's process has stopped or ended, or its time to be followed is over.

@@ -32,6 +32,7 @@ impl Session {
         }
         self.started = clock::now();
         self.begin_recording()?;
+        self.prepare_to_seize();
         while let Some(target) = self.found.targets.pop_front() {
             self.take_records();
             if self.keeper.has_exited() || self.is_over() || is_to_stop().await {

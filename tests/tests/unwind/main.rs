@@ -9,18 +9,21 @@ mod program;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use heapbpf::allocator::hook_set::HookSet;
 use heapbpf::allocator::selection::HeapSelection;
 use heapbpf::guardrail::Limits;
 use heapbpf::ids::Pid;
+use heapbpf::keeper;
 use heapbpf::probe::attach::BackendChoice;
 use heapbpf::probe::place::PlacementMode;
 use heapbpf::session::raw::RawSample;
 use heapbpf::session::{DumpPlan, Hold, Orders, OverloadPolicy, Session, SessionConfig, UnwindMode};
 use heapbpf::target::filter::Selection;
 use heapbpf_tests::kernel::require_root;
+use libtest_mimic::{Arguments, Trial};
 use oracle::{Oracle, Walk};
 use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
@@ -63,6 +66,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let mut session = Session::start(config).expect("the program can be profiled");
+        session.attach(async || false).await.expect("the program can be profiled");
         program.begin();
         let deadline = Instant::now() + WITHIN;
         let mut samples = Vec::new();
@@ -169,7 +173,20 @@ fn table(tallies: &[(&'static str, Tally)]) -> String {
     text
 }
 
-#[test]
+/// The library starts this program again, as the keeper of its probes.
+fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|command| command == keeper::COMMAND) {
+        keeper::serve().expect("it is started by a session");
+        return ExitCode::SUCCESS;
+    }
+    let compare = || {
+        stacks_of_real_programs_are_what_framehop_finds();
+        Ok(())
+    };
+    let name = "stacks_of_real_programs_are_what_framehop_finds";
+    libtest_mimic::run(&Arguments::from_args(), vec![Trial::test(name, compare)]).exit_code()
+}
+
 fn stacks_of_real_programs_are_what_framehop_finds() {
     require_root();
     let mut tallies = Vec::new();

@@ -18,6 +18,9 @@ mod stopped;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
+use std::sync::{MutexGuard, PoisonError};
+
+use tracing::debug;
 
 use super::protocol::{Reply, Request};
 use super::{Keeper, KeeperError, gone};
@@ -38,18 +41,15 @@ struct Tracer {
 }
 
 impl Tracer {
-    /// Starts the thread.
+    /// Starts the thread, or takes the one that [`Keeper::prepare_tracer`] has started.
     ///
     /// # Errors
     ///
     /// See [`KeeperError`].
     fn start(keeper: &Keeper) -> Result<Self, KeeperError> {
-        let (channel, theirs) = Channel::pair().map_err(KeeperError::Start)?;
-        match keeper.request(&Request::Trace, &[theirs.as_fd()])? {
-            Reply::Settled => Ok(Self { channel: Rc::new(channel), keeper: keeper.clone() }),
-            Reply::Refused(reason) => Err(KeeperError::Refused(reason)),
-            Reply::Attached(_) => Err(KeeperError::Exited(io::ErrorKind::InvalidData.into())),
-        }
+        let spare = keeper.spare().take();
+        let channel = spare.map_or_else(|| keeper.start_tracer(), Ok)?;
+        Ok(Self { channel: Rc::new(channel), keeper: keeper.clone() })
     }
 
     fn ask(&self, order: &Order, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, KeeperError> {
@@ -61,6 +61,30 @@ impl Tracer {
     fn answer(&self) -> Result<Answer, KeeperError> {
         let answer = self.channel.receive(ANSWER_BYTES_MAX).map_err(KeeperError::Exited)?.ok_or_else(gone)?;
         postcard::from_bytes(&answer.bytes).map_err(|error| KeeperError::Exited(io::Error::other(error)))
+    }
+}
+
+impl Keeper {
+    /// Starts a tracing thread, unless there is one to spare: a process that has just begun calls its allocator within a
+    /// millisecond, of which a thread's start would take a tenth and more. Where that fails, it is tried when a thread is needed.
+    pub fn prepare_tracer(&self) {
+        let mut spare = self.spare();
+        if spare.is_none() {
+            *spare = self.start_tracer().inspect_err(|error| debug!("{error}")).ok();
+        }
+    }
+
+    fn start_tracer(&self) -> Result<Channel, KeeperError> {
+        let (channel, theirs) = Channel::pair().map_err(KeeperError::Start)?;
+        match self.request(&Request::Trace, &[theirs.as_fd()])? {
+            Reply::Settled => Ok(channel),
+            Reply::Refused(reason) => Err(KeeperError::Refused(reason)),
+            Reply::Attached(_) => Err(KeeperError::Exited(io::ErrorKind::InvalidData.into())),
+        }
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<Channel>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ledger::journal::Movement;
+use crate::recording::names::RecordedNames;
 use crate::recording::span::{Span, SpanError, Spanned};
 use crate::units::{EstimatedBytes, Weight};
 
@@ -65,7 +66,7 @@ proptest! {
         };
         let bytes = recording(&[(0..).zip(calls).map(event).collect()]);
         let span = Span { from_ns: (from > 0).then_some(from * 1000), to_ns: Some((from + length) * 1000) };
-        let Ok(spanned) = Spanned::read(Reading::new(&*bytes).expect("whole"), span, false, |_| {}) else { return Ok(()) };
+        let Ok(spanned) = Spanned::read(Reading::new(&*bytes).expect("whole"), span, false, &mut RecordedNames::new(())) else { return Ok(()) };
         spanned.check_whole().expect("nothing was folded");
         let snapshot = spanned.snapshot(Modules::default());
         prop_assert_eq!(spanned.targets(), [BooksId(1)]);

@@ -1,6 +1,8 @@
 //! A file with a limit, and what is left of its older part.
 
 use super::*;
+use crate::recording::entry::Names;
+use crate::recording::names::RecordedNames;
 use crate::recording::span::{Span, SpanError, Spanned};
 use crate::recording::write::{SIZE_BYTES_MIN, WriteReason};
 use crate::snapshot::Scope;
@@ -24,7 +26,7 @@ fn written(path: &Path, size_bytes_max: Option<u64>, count: u64) -> Vec<u8> {
         writer.add(&entry).expect("there is room");
         writer.attend().expect("there is room");
     }
-    let written = writer.finish(&[], MonotonicNanos(1000 + count * 1000)).expect("there is room");
+    let written = writer.finish(&Names::default(), MonotonicNanos(1000 + count * 1000)).expect("there is room");
     let bytes = std::fs::read(path).expect("readable");
     assert_eq!(bytes.len() as u64, written.size_bytes);
     assert_eq!(written.folds > 0, size_bytes_max.is_some());
@@ -48,7 +50,7 @@ fn what_is_folded_is_in_the_sums_and_no_window_begins_before() {
 
     let read = |bytes: &[u8], from_ns: u64| {
         let span = Span { from_ns: Some(from_ns), to_ns: None };
-        Spanned::read(Reading::new(bytes).expect("whole"), span, false, |_| {})
+        Spanned::read(Reading::new(bytes).expect("whole"), span, false, &mut RecordedNames::new(()))
     };
     let without_beginning = read(&limited, 0).expect("the sums are there").check_whole();
     assert!(matches!(without_beginning, Err(SpanError::Folded { .. })));

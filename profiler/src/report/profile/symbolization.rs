@@ -1,7 +1,10 @@
 //! How functions were named, and which names are missing.
 
+use serde::{Deserialize, Serialize};
+
 /// How functions were named.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Symbolization {
     /// Parts of the symbolizer's isolation, and whether each was in force; empty where nothing was named.
     pub isolation: Vec<(String, bool)>,
@@ -17,7 +20,7 @@ impl Symbolization {
 }
 
 /// A module whose names are missing, or some of them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SymbolizationFailure {
     /// Its path.
     pub module: String,
@@ -28,7 +31,7 @@ pub struct SymbolizationFailure {
 }
 
 /// Where names come from that debug information does not give.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NamesFrom {
     /// The symbol table: functions without lines and without inlined calls.
     SymbolTable,
