@@ -42,12 +42,26 @@ pub enum KeeperError {
         "cannot start the keeper process: {0}; heapbpf needs one process and one socket more (`ulimit -u`, `pids.max`)"
     )]
     Start(io::Error),
+    /// There are no descriptors left for the connection to it.
+    #[error(
+        "cannot start the keeper process: too many open files; heapbpf needs about 50, and more for its targets; raise the limit (`ulimit -n`)"
+    )]
+    NoDescriptors,
     /// It has exited.
     #[error("the keeper process has exited: {0}")]
     Exited(io::Error),
     /// The kernel refuses.
     #[error("{0}")]
     Refused(String),
+}
+
+impl KeeperError {
+    fn of_start(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EMFILE) => Self::NoDescriptors,
+            _ => Self::Start(error),
+        }
+    }
 }
 
 /// The keeper process, as the agent sees it. Dropping the last clone, and the last [`Link`], waits until all is detached.
@@ -70,9 +84,9 @@ impl Keeper {
     ///
     /// # Errors
     ///
-    /// [`KeeperError::Start`].
+    /// [`KeeperError::Start`], [`KeeperError::NoDescriptors`].
     pub fn start() -> Result<Self, KeeperError> {
-        let companion = Companion::start(COMMAND).map_err(KeeperError::Start)?;
+        let companion = Companion::start(COMMAND).map_err(KeeperError::of_start)?;
         Ok(Self { spare: Arc::default(), companion: Arc::new(Mutex::new(companion)) })
     }
 

@@ -23,8 +23,8 @@ const START_WITHIN: Duration = Duration::from_millis(300);
 /// Steady-state kills come this long after attaching at most, and detach kills after SIGINT.
 const STEADY_WITHIN: Duration = Duration::from_millis(300);
 const DETACH_WITHIN: Duration = Duration::from_millis(150);
-/// The symbolizer starts when names are needed; kills come this long after that at most.
-const NAMED_WITHIN: Duration = Duration::from_millis(5);
+/// The symbolizer starts when names are needed; kills come this long after that at most, and less where it is faster.
+const NAMED_WITHIN: Duration = Duration::from_millis(20);
 /// From attaching to SIGINT.
 const RECORDED_FOR: Duration = Duration::from_millis(30);
 /// From the symbolizer's or target's death to SIGINT, where heapbpf goes on.
@@ -52,6 +52,8 @@ pub(super) struct Injector {
     /// Shared by all runs.
     cache: TempDir,
     subject: Option<Subject>,
+    /// How long the symbolizer takes, as far as it was seen.
+    naming: Duration,
     /// How long start-up takes, as far as it was seen.
     start_up: HashMap<(Mode, Backend), Duration>,
 }
@@ -66,6 +68,7 @@ impl Injector {
             log: KernelLog::open(),
             cache: tempfile::tempdir().expect("there is a directory for temporary files"),
             subject: None,
+            naming: NAMED_WITHIN,
             start_up: HashMap::new(),
         }
     }
@@ -82,6 +85,9 @@ impl Injector {
         let Some(victim) = self.await_moment(case, moment, &mut agent, &subject) else {
             return self.missed(case, moment, &mut agent, subject);
         };
+        if case.role == Role::Symbolizer {
+            self.naming = NAMED_WITHIN.min(self.naming * 5 / 4);
+        }
         let threads = agent.threads();
         let killed = Instant::now();
         send(victim, Signal::KILL);
@@ -124,7 +130,7 @@ impl Injector {
     fn draw(&mut self, case: Case) -> Moment {
         let known = self.start_up.get(&(case.mode, case.backend)).copied();
         if case.role == Role::Symbolizer {
-            return Moment::Detach(self.random.duration(NAMED_WITHIN));
+            return Moment::Detach(self.random.duration(self.naming));
         }
         if case.mode.is_one_shot() {
             let life = known.unwrap_or(START_WITHIN);
@@ -178,6 +184,9 @@ impl Injector {
     /// Cleans up after a run in which there was nothing to kill. That is a fault where the role should exist.
     fn missed(&mut self, case: Case, moment: Moment, agent: &mut Agent, mut subject: Subject) -> Option<Outcome> {
         let lived = agent.started().elapsed();
+        if case.role == Role::Symbolizer {
+            self.naming /= 2;
+        }
         if case.mode.is_one_shot() {
             self.start_up.insert((case.mode, case.backend), lived);
         }

@@ -75,7 +75,7 @@ impl Keeper {
     }
 
     fn start_tracer(&self) -> Result<Channel, KeeperError> {
-        let (channel, theirs) = Channel::pair().map_err(KeeperError::Start)?;
+        let (channel, theirs) = Channel::pair().map_err(KeeperError::of_start)?;
         match self.request(&Request::Trace, &[theirs.as_fd()])? {
             Reply::Settled => Ok(channel),
             Reply::Refused(reason) => Err(KeeperError::Refused(reason)),
