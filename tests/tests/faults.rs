@@ -12,4 +12,7 @@ fn kills_at_random_points_in_time_harm_nothing() {
         std::fs::write(&path, &table).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
     }
     assert_eq!(tally.harmed(), 0, "kills did harm; seed {}\n{table}", plan.seed());
+    // Where a report needs no names, there is no symbolizer to be killed.
+    let (made, missed) = tally.made_and_missed();
+    assert!(made > 4 * missed, "of {made} kills {missed} were given up; seed {}\n{table}", plan.seed());
 }

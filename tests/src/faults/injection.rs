@@ -175,12 +175,6 @@ impl Injector {
         if agent.ended().is_some() { None } else { find(agent) }
     }
 
-    /// A kill that could not be made, because heapbpf always ended first.
-    pub(super) fn gave_up(case: Case, misses: u32) -> Outcome {
-        let fault = format!("heapbpf ended before its {} could be killed, {misses} times in a row", case.role);
-        Outcome { moment: Moment::Start(Duration::ZERO), harms: vec![(Harm::Ending, fault)], settled: Duration::ZERO }
-    }
-
     /// Cleans up after a run in which there was nothing to kill. That is a fault where the role should exist.
     fn missed(&mut self, case: Case, moment: Moment, agent: &mut Agent, mut subject: Subject) -> Option<Outcome> {
         let lived = agent.started().elapsed();

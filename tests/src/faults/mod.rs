@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use injection::Injector;
 
 /// Kills that came too late because heapbpf had ended, in a row, before this kill is given up.
-const MISSES_MAX: u32 = 20;
+const MISSES_MAX: u32 = 8;
 
 /// Carries out a plan and returns the counts. Progress and each fault go to standard error.
 ///
@@ -48,12 +48,17 @@ pub fn run(plan: &Plan) -> Tally {
         let mut misses = 0;
         let outcome = loop {
             if let Some(outcome) = injector.inject(case) {
-                break outcome;
+                break Some(outcome);
             }
             misses += 1;
             if misses == MISSES_MAX {
-                break Injector::gave_up(case, misses);
+                break None;
             }
+        };
+        let Some(outcome) = outcome else {
+            eprintln!("faults: {number:4} {case}: given up, heapbpf ended before the kill {misses} times in a row");
+            tally.miss();
+            continue;
         };
         if outcome.harms.is_empty() {
             eprintln!("faults: {number:4} {case} {}: unharmed after {} ms", outcome.moment, millis(outcome.settled));

@@ -34,6 +34,7 @@ impl Row {
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     rows: BTreeMap<Case, Row>,
+    missed: u64,
     slowest: Duration,
 }
 
@@ -46,6 +47,17 @@ impl Tally {
         if outcome.harms.is_empty() {
             self.slowest = self.slowest.max(outcome.settled);
         }
+    }
+
+    /// A kill could not be made, because heapbpf always ended first.
+    pub(super) fn miss(&mut self) {
+        self.missed += 1;
+    }
+
+    /// Kills that were made, and those that could not be.
+    #[must_use]
+    pub fn made_and_missed(&self) -> (u64, u64) {
+        (self.rows.values().map(|row| row.kills).sum(), self.missed)
     }
 
     /// Kills that harmed something.
@@ -73,6 +85,7 @@ impl Tally {
                 line(["**all**", "", role.name()], &sum);
             }
         }
+        let _ = writeln!(table, "\nKills that came too late every time, and were given up: {}.", self.missed);
         let _ = writeln!(table, "\nSlowest examination after a kill without harm: {} ms.", self.slowest.as_millis());
         table
     }
