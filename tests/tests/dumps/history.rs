@@ -19,7 +19,7 @@ use super::{chain, dump, flow, record};
 fn replayed(heapbpf: &Heapbpf, span: Span) -> Profile {
     let mut reading = read::read(&heapbpf.file("x.heapbpf")).expect("a recording");
     let mut names = RecordedNames::new(Resolver::in_process());
-    let spanned = Spanned::read(&mut reading, span, false, |places| names.add(places)).expect("it has it");
+    let spanned = Spanned::read(&mut reading, span, false, &mut names).expect("it has it");
     let Found { modules, .. }: Found = modules::find(spanned.modules(), names.is_empty());
     let modules: Modules = modules;
     profile(&spanned.snapshot(modules), Scope::Window, &names, false)
