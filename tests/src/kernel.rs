@@ -97,11 +97,10 @@ pub fn children(pid: u32) -> Vec<u32> {
 #[track_caller]
 pub fn commands(pid: u32) -> Vec<u32> {
     let mut children = children(pid);
-    // One that has exited meanwhile is none either.
-    children.retain(|child| {
-        let comm = comm(*child);
-        !comm.is_empty() && !comm.starts_with("heapbpf")
-    });
+    // The name of a companion is another one until it has set its own. What has exited meanwhile is no command either.
+    let file = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let own = file(pid);
+    children.retain(|&child| file(child).is_some_and(|other| Some(other) != own));
     children
 }
 

@@ -287,7 +287,8 @@ fn after_keeper(agent: &mut Agent, case: Case, moment: Moment, subject: &Subject
         Some(0) if case.mode == Mode::Launch && is_named => agent.output_fault(),
         Some(3) if !is_named && !is_late => Some(format!("no word about it: {stderr}")),
         Some(3) => agent.output_fault(),
-        Some(1) if !was_ready && is_named => None,
+        // Without a keeper nothing can be stopped to be looked at.
+        Some(1) if (!was_ready || case.mode.is_leaks()) && is_named => None,
         _ => Some(format!("{status}: {stderr}")),
     };
     fault.map(|fault| (Harm::Ending, fault)).into_iter().collect()

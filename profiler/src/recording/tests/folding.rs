@@ -87,5 +87,5 @@ fn a_file_is_begun_anew() {
     std::fs::File::create(&path).and_then(|mut file| file.write_all(&[7; 100])).expect("writable");
     let (entries, is_whole) = read(&written(&path, None, 1));
     assert!(is_whole);
-    assert_eq!(entries.len(), 4 + 1 + 1);
+    assert_eq!(entries.len(), 4 + 1 + 1 + 1);
 }
