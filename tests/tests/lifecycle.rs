@@ -64,7 +64,11 @@ fn terminating_writes_the_reports() {
 #[test]
 fn the_end_of_the_terminal_session_writes_the_reports() {
     let mut target = Target::start("service.c");
-    let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
+    // The tests themselves may run under `nohup`, which is inherited.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP").arg(binary());
+    command.args(["--pid", &target.pid().to_string(), "--interval", "1", "-o", "out.json"]);
+    let mut heapbpf = Heapbpf::with_command(command);
     let session = heapbpf.start();
     target.work("keep 1000 25");
     session.signal(Signal::HUP);
