@@ -93,8 +93,16 @@ impl Probes {
 }
 
 impl Session {
+    /// Detaches all probes, and waits until there are none.
+    pub(super) fn detach(&mut self) {
+        self.targets.running_mut().for_each(|target| self.probes.detach(target));
+        if self.probes.keeper().settle().is_err() {
+            self.recover_from_keeper();
+        }
+    }
+
     /// Removes what a killed keeper has left in the targets.
-    pub(super) fn recover_from_keeper(&mut self) {
+    fn recover_from_keeper(&mut self) {
         if let Err(error) = self.probes.recover(self.targets.running()) {
             warn!("breakpoints of heapbpf may be left in the targets: {error}; `heapbpf doctor` removes them");
         }

@@ -338,13 +338,7 @@ impl Session {
         let window = self.last_window(ended);
         let snapshot = self.snapshot(ended, &counters, window);
         let recording = self.end_recording(&snapshot, ended);
-        if self.keeper.has_exited() {
-            self.recover_from_keeper();
-        }
-        let keeper = self.probes.keeper().clone();
-        drop((self.targets, self.probes));
-        // Waits for the probes. Where the keeper has exited, there are none.
-        let _ = keeper.settle();
+        self.detach();
         Ok((snapshot, self.command, recording))
     }
 }
