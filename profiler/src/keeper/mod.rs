@@ -90,6 +90,11 @@ impl Keeper {
         Ok(Self { spare: Arc::default(), companion: Arc::new(Mutex::new(companion)) })
     }
 
+    /// The process.
+    pub fn pid(&self) -> Pid {
+        self.lock().pid()
+    }
+
     /// A descriptor that becomes readable when the keeper exits.
     ///
     /// # Errors

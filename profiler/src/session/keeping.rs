@@ -8,8 +8,10 @@ use tracing::{debug, warn};
 use super::Session;
 use super::probes::Probes;
 use super::target::Target;
+use crate::ids::Pid;
 use crate::keeper::Keeper;
 use crate::probe::leftover::{self, Place};
+use crate::proc::stat::Stat;
 use crate::report::profile::Origin;
 use crate::sys::pidfd::PidFd;
 use crate::sys::readiness::Readiness;
@@ -17,6 +19,7 @@ use crate::sys::readiness::Readiness;
 /// Waits for the keeper's exit.
 #[derive(Debug)]
 pub(super) struct KeeperWatch {
+    pid: Pid,
     process: PidFd,
     readiness: Readiness,
 }
@@ -25,7 +28,7 @@ impl KeeperWatch {
     pub(super) fn new(keeper: &Keeper) -> Result<Self> {
         let process = keeper.watch()?;
         let readiness = Readiness::of(&process).context("cannot watch the keeper process")?;
-        Ok(Self { process, readiness })
+        Ok(Self { pid: keeper.pid(), process, readiness })
     }
 
     /// Resolves when the keeper has exited.
@@ -36,8 +39,10 @@ impl KeeperWatch {
         Ok(())
     }
 
+    /// Also while it exits: the kernel closes its links then, which takes seconds where there are many, and the process is reported
+    /// as ended after that.
     pub(super) fn has_exited(&self) -> bool {
-        self.process.has_ended().unwrap_or(true)
+        self.process.has_ended().unwrap_or(true) || Stat::read(self.pid).is_ok_and(|stat| stat.has_ended())
     }
 }
 
