@@ -95,7 +95,7 @@ pub(super) fn judge(transcript: &Transcript) -> Vec<Check> {
     checks
 }
 
-fn ended(transcript: &Transcript, session: &str) -> Outcome {
+pub(super) fn ended(transcript: &Transcript, session: &str) -> Outcome {
     match transcript.value(&format!("{session}.code")) {
         Some("0") => Ok(String::new()),
         Some(code) => {
@@ -107,10 +107,15 @@ fn ended(transcript: &Transcript, session: &str) -> Outcome {
     }
 }
 
+/// The session's report.
+pub(super) fn report(transcript: &Transcript, session: &str) -> Result<Report, String> {
+    let json = transcript.text(&format!("{session}.json")).ok_or("no report was written")?;
+    serde_json::from_str(json).map_err(|error| format!("the report cannot be read: {error}"))
+}
+
 /// The session's report and what its target says it did.
 fn read(transcript: &Transcript, session: &str) -> Result<(Report, Ledger), String> {
-    let json = transcript.text(&format!("{session}.json")).ok_or("none was written")?;
-    let mut report: Report = serde_json::from_str(json).map_err(|error| format!("it cannot be read: {error}"))?;
+    let mut report = report(transcript, session)?;
     // A child that the target forks is a target too, if it lives for long enough.
     report.targets.retain(|target| target.beginning.origin == "running");
     if report.targets.len() != 1 {
@@ -120,7 +125,7 @@ fn read(transcript: &Transcript, session: &str) -> Result<(Report, Ledger), Stri
 }
 
 /// What the target did for its line of input number `index`.
-fn ledger(transcript: &Transcript, session: &str, index: usize) -> Result<Ledger, String> {
+pub(super) fn ledger(transcript: &Transcript, session: &str, index: usize) -> Result<Ledger, String> {
     let text = transcript.text(&format!("{session}.ledger")).ok_or("the target said nothing")?;
     let line = text.lines().filter(|line| line.starts_with('{')).nth(index).ok_or("the target did not do its work")?;
     serde_json::from_str(line).map_err(|error| format!("the target's ledger cannot be read: {error}"))
@@ -225,7 +230,7 @@ fn version(kernel: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-fn unharmed(transcript: &Transcript, session: &str) -> Outcome {
+pub(super) fn unharmed(transcript: &Transcript, session: &str) -> Outcome {
     match transcript.value(&format!("{session}.target_code")) {
         Some("7") => Ok("it ends as it was told to".to_owned()),
         other => Err(format!("its exit code is {}", other.unwrap_or("not known"))),
@@ -250,8 +255,7 @@ const EXECUTED: u64 = 8 * 100;
 /// busybox here, which is static. One that became a target and then executes another program counts for both. No lost event is
 /// known: heapbpf would end with 3.
 fn forks(transcript: &Transcript, session: &str) -> Outcome {
-    let json = transcript.text(&format!("{session}.json")).ok_or("no report was written")?;
-    let report: Report = serde_json::from_str(json).map_err(|error| format!("the report cannot be read: {error}"))?;
+    let report = report(transcript, session)?;
     let (targets, short_lived) = (report.targets.len() as u64, report.others.short_lived_count);
     let skipped = report.others.skipped_count;
     let words = format!("{targets} targets, {short_lived} short-lived and {skipped} skipped processes of {FORKED}");

@@ -150,6 +150,36 @@ for work in 'fork 8 100' 'exec 8 100'; do
 done
 work=go
 
+# heapbpf or its keeper is killed: the target has its own code again, and goes on.
+begin agent-killed exact --interval 1
+kill -KILL $heapbpf
+wait $heapbpf
+patience=600
+while pidof heapbpf-keeper >/dev/null && [ $patience -gt 0 ]; do
+    patience=$((patience - 1))
+    sleep 0.1
+done
+value agent-killed.keepers "$(pidof heapbpf-keeper | wc -w)"
+value agent-killed.probes_after "$(probes $target)"
+leave
+
+begin keeper-killed exact --interval 1
+kill -KILL "$(pidof heapbpf-keeper)"
+finish
+value keeper-killed.probes_after "$(probes $target)"
+leave
+
+# The clock is set back and forth while a target works.
+begin clock exact --interval 1
+date -s '2001-01-01 00:00:00' >/dev/null
+echo go >&3
+await clock.ledger '{' 2 $target
+date -s '2037-01-01 00:00:00' >/dev/null
+kill -TERM $heapbpf
+finish
+file clock.ledger
+leave
+
 # Blocks that nothing holds: of a program that runs, by both ways to keep its memory still, and of one that ends. Contents are not wanted here.
 look() {
     name=$1

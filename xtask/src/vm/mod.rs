@@ -4,6 +4,7 @@
 mod archive;
 mod checks;
 mod console;
+mod faults;
 mod initramfs;
 mod kernel;
 mod looks;
@@ -167,6 +168,7 @@ impl Run<'_> {
             checks.push(preemption.judge(transcript.value("preempt")));
         }
         checks.extend(checks::judge(transcript));
+        checks.extend(faults::judge(transcript));
         checks.extend(looks::judge(transcript));
         checks
     }
