@@ -19,6 +19,16 @@ const END_WITHIN: Duration = Duration::from_secs(5);
 /// How often something that is waited for is looked at.
 const LOOK_PERIOD: Duration = Duration::from_millis(20);
 
+/// CPU time of a process's threads that run now, to the nanosecond (the first number of `/proc/PID/task/TID/schedstat`). `None` for a
+/// process that has exited.
+pub(crate) fn cpu_time(pid: u32) -> Option<Duration> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+    let of_thread = |thread: fs::DirEntry| -> Option<u64> {
+        fs::read_to_string(thread.path().join("schedstat")).ok()?.split(' ').next()?.parse().ok()
+    };
+    Some(Duration::from_nanos(threads.filter_map(of_thread).sum()))
+}
+
 /// A command for a program that the kernel kills when we end, however we end. Silent, with nothing to read.
 pub(crate) fn bound(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use super::process::{comm, descendants};
+use super::process::{comm, cpu_time, descendants};
 use crate::command;
 use crate::privilege::Privilege;
 use crate::repository::{self, Repository};
@@ -105,14 +105,11 @@ impl Recording {
     }
 }
 
-/// Time that heapbpf's main thread has run: the process itself or, through sudo, one below it. In nanoseconds, the first
-/// number of `/proc/PID/schedstat`.
-#[expect(clippy::cast_precision_loss, reason = "a duration for display")]
+/// CPU time of heapbpf's threads: those of the process itself or, through sudo, of one below it.
 fn processor_ms(started: u32) -> Option<f64> {
     let processes = std::iter::once(started).chain(descendants(started));
     let pid = processes.into_iter().find(|&pid| comm(pid) == "heapbpf")?;
-    let schedstat = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()?;
-    Some(schedstat.split_ascii_whitespace().next()?.parse::<u64>().ok()? as f64 / 1e6)
+    Some(cpu_time(pid)?.as_secs_f64() * 1e3)
 }
 
 /// What heapbpf's log says of its tables, over all targets.

@@ -7,11 +7,12 @@ use anyhow::{Context as _, Result};
 
 use super::breakpoints::{Instruction, wait_until_gone};
 use super::churn::{self, Churn};
-use super::descriptors::running;
+use super::crowd;
 use super::program::{Output, Program, bound};
 use super::tool::{self, Tool};
 use super::{Bench, verdict};
 use crate::bench::document;
+use crate::bench::process;
 use crate::bench::spread::Spread;
 
 /// How long attaching may take, in milliseconds.
@@ -67,10 +68,11 @@ pub(super) fn measure(bench: &Bench) -> Result<String> {
     ];
     let head = [&format!("a python3 with {modules} modules"), "ms, median (extremes)"];
     Ok(format!(
-        "{}\nAttaching: at most {ATTACH_MS_MAX} ms is asked for: {}. {}\n",
+        "{}\nAttaching: at most {ATTACH_MS_MAX} ms is asked for: {}. {}\n\n{}",
         document::table(&head, &rows),
         verdict(attach.median(), ATTACH_MS_MAX),
-        afterwards(bench)?
+        afterwards(bench)?,
+        crowd::measure(bench)?
     ))
 }
 
@@ -82,7 +84,7 @@ fn record(bench: &Bench, pid: u32, unwind: &str, probed: &Instruction) -> Result
     let mut heapbpf = Program::start(&mut command, Output::Errors)?;
     heapbpf.line_after("heapbpf: recording")?;
     let attach = began.elapsed();
-    let attach_cpu = running(heapbpf.pid())?;
+    let attach_cpu = process::cpu_time(heapbpf.pid()).context("the kernel has no schedstat")?;
     std::thread::sleep(Duration::from_millis(100));
     let stopped = Instant::now();
     heapbpf.interrupt()?;
@@ -93,8 +95,11 @@ fn record(bench: &Bench, pid: u32, unwind: &str, probed: &Instruction) -> Result
     let _ = heapbpf.wait()?;
     let end = stopped.elapsed();
     wait_until_gone(pid)?;
-    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
     Ok(Times { attach: ms(attach), attach_cpu: ms(attach_cpu), detach: ms(detach), end: ms(end) })
+}
+
+pub(super) fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
 }
 
 /// Speed of a process after heapbpf over its speed before.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
@@ -72,13 +71,6 @@ pub(super) fn anonymous_bytes(pid: u32) -> Result<u64> {
     let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.parse().ok());
     let kib: u64 = kib.context("the kernel does not tell RssAnon")?;
     Ok(kib * 1024)
-}
-
-/// How long the first thread of a process has run, more exactly than [`cpu_seconds`] tells it.
-pub(super) fn running(pid: u32) -> Result<Duration> {
-    let text = fs::read_to_string(format!("/proc/{pid}/schedstat")).context("the kernel has no schedstat")?;
-    let ns = text.split(' ').next().and_then(|number| number.parse().ok());
-    Ok(Duration::from_nanos(ns.context("schedstat begins with a number")?))
 }
 
 /// Memory of the kernel's object caches, in bytes.

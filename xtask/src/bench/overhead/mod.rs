@@ -5,6 +5,7 @@ mod attach;
 mod breakpoints;
 mod calls;
 mod churn;
+mod crowd;
 mod descriptors;
 mod hot_path;
 mod memory;
