@@ -15,7 +15,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let Some(input) = recording::input(bytes) else { return };
     let span = Span { from_ns: input.from_ns, to_ns: input.to_ns };
     let Ok(mut reading) = Reading::new(&*input.file) else { return };
-    let mut names = RecordedNames::new(Resolver::new());
+    let mut names = RecordedNames::new(Resolver::in_process());
     let Ok(spanned) = Spanned::read(&mut reading, span, input.by_thread, &mut names) else { return };
     // Modules are not opened: inputs must not reach the machine's files.
     let found = modules::find(spanned.modules(), false);
