@@ -66,7 +66,7 @@ impl Growths {
             return Self { span_ns, too_short: true, growing: Vec::new(), count: 0 };
         }
         let half = half_of(&times);
-        let elders = ledger.born_before([times[half]]);
+        let older_blocks = ledger.born_before([times[half]]);
         let mut growing = Vec::new();
         for (index, totals) in ledger.callsite_totals().enumerate() {
             let is_young = older.is_some_and(|older| older.get(index).is_none_or(|old| *old == Amounts::default()));
@@ -76,7 +76,7 @@ impl Growths {
             let even = timeline.series(index).zip(&is_even).filter(|(_, is_even)| **is_even);
             let mut noted: Vec<Noted> = even.map(|(noted, _)| noted).collect();
             noted.push(Noted::of(totals));
-            let [old] = elders[index];
+            let [old] = older_blocks[index];
             let opening = totals.opening_count.to_f64();
             let callsite = u32::try_from(index).unwrap_or(u32::MAX);
             growing.extend(judge(callsite, &times, &noted, half, old, opening));

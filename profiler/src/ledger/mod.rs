@@ -13,12 +13,12 @@
 //! that is asked for a thread. Its stack's frames may come
 //! later than the first event that names it, or never, when the ring was full.
 
+mod age;
 pub mod ages;
 mod callsite;
 pub mod corrections;
 pub mod curve;
 pub mod details;
-mod elders;
 pub mod held;
 pub mod histogram;
 pub mod journal;

@@ -1,10 +1,10 @@
 //! One recording, from attaching to the last snapshot. Only wires the stages together: what each does is its own file's.
 
+mod age_statistics;
 mod changes;
 mod config;
 mod discovery;
 mod dumps;
-mod elders;
 mod guard;
 mod hooks;
 mod inspection;

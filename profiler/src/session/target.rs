@@ -23,7 +23,7 @@ use crate::target::link_map::LinkMap;
 use crate::target::process::{Exit, Process, TargetError};
 use crate::units::MonotonicNanos;
 
-use super::elders::Elders;
+use super::age_statistics::AgeStatistics;
 use super::guard;
 use super::hooks::Hooks;
 use super::lifecycle::Birth;
@@ -64,7 +64,7 @@ pub(super) struct Target {
     /// What its callsites held in the course of time. Shared with the snapshots that were made.
     pub(super) timeline: Arc<Timeline>,
     /// Of its live blocks, when its books were closed.
-    pub(super) elders_at_end: Option<Elders>,
+    pub(super) age_statistics_at_end: Option<AgeStatistics>,
     begun: bool,
     /// Where the present window begins in its books.
     base: Base,
@@ -121,7 +121,7 @@ impl Target {
             held_before_mapping: false,
             older_than: None,
             timeline: Arc::default(),
-            elders_at_end: None,
+            age_statistics_at_end: None,
             begun: false,
             base: Base::Beginning,
             unprofilable: None,
@@ -294,8 +294,8 @@ impl Target {
 
     /// Forgets its single blocks here. What is told of their ages is as of `now`.
     pub(super) fn close_books(&mut self, now: MonotonicNanos) {
-        if self.has_begun() && self.elders_at_end.is_none() {
-            self.elders_at_end = Some(self.count_elders(now));
+        if self.has_begun() && self.age_statistics_at_end.is_none() {
+            self.age_statistics_at_end = Some(self.count_age_statistics(now));
         }
         self.ledger.close(now);
     }
@@ -326,7 +326,7 @@ impl Target {
     /// What there is to report of it at this time.
     pub(super) fn state(&self, now: MonotonicNanos, probes: &Probes) -> TargetState {
         let books = self.ledger.snapshot(now);
-        let Elders { counted, growths, older } = self.elders(now);
+        let AgeStatistics { counted, growths, older } = self.age_statistics(now);
         TargetState {
             facts: self.facts(),
             space: Arc::clone(&self.space),

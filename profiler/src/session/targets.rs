@@ -221,7 +221,7 @@ impl Targets {
             return;
         }
         if let Some(recorder) = &mut self.recorder {
-            let closed = target.elders_at_end.as_ref().map(|elders| elders.counted);
+            let closed = target.age_statistics_at_end.as_ref().map(|age_statistics| age_statistics.counted);
             recorder.keep(&mut target.ledger, closed);
         }
         self.ended.push(target);

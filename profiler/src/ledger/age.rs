@@ -12,11 +12,11 @@ impl Ledger {
     /// tick of the ledger, 8.4 ms. Nothing is in it once the books are closed.
     #[must_use]
     pub fn born_before<const N: usize>(&self, instants: [MonotonicNanos; N]) -> Vec<[Amounts; N]> {
-        let mut elders = vec![[Amounts::default(); N]; self.callsites.len()];
+        let mut older = vec![[Amounts::default(); N]; self.callsites.len()];
         let mut weights = Weights::default();
         for (_, block) in self.live.iter() {
             let mut weight = None;
-            for (amounts, instant) in elders[block.callsite as usize].iter_mut().zip(instants) {
+            for (amounts, instant) in older[block.callsite as usize].iter_mut().zip(instants) {
                 if block.time < instant {
                     amounts.take_in(*weight.get_or_insert_with(|| weights.of(block.size_bytes, block.interval)));
                 }
@@ -25,13 +25,13 @@ impl Ledger {
         for piece in self.ranges.pieces() {
             // A mapping counts once, however many pieces are left of it.
             let weight = Weight::exact(piece.bytes, u64::from(piece.is_first));
-            for (amounts, instant) in elders[piece.callsite as usize].iter_mut().zip(instants) {
+            for (amounts, instant) in older[piece.callsite as usize].iter_mut().zip(instants) {
                 if piece.time < instant {
                     amounts.take_in(weight);
                 }
             }
         }
-        elders
+        older
     }
 }
 

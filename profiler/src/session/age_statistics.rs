@@ -9,7 +9,7 @@ use crate::units::MonotonicNanos;
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub(super) struct Elders {
+pub(super) struct AgeStatistics {
     /// When this was counted.
     pub(super) counted: MonotonicNanos,
     pub(super) growths: Growths,
@@ -19,18 +19,18 @@ pub(super) struct Elders {
 
 impl Target {
     /// At `now`; of books that are closed, as it was then.
-    pub(super) fn elders(&self, now: MonotonicNanos) -> Elders {
-        self.elders_at_end.clone().unwrap_or_else(|| self.count_elders(now))
+    pub(super) fn age_statistics(&self, now: MonotonicNanos) -> AgeStatistics {
+        self.age_statistics_at_end.clone().unwrap_or_else(|| self.count_age_statistics(now))
     }
 
     /// A pass or two over the live blocks.
-    pub(super) fn count_elders(&self, now: MonotonicNanos) -> Elders {
+    pub(super) fn count_age_statistics(&self, now: MonotonicNanos) -> AgeStatistics {
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let older: Option<Vec<Amounts>> = self.older_than.map(|age| {
             let born = MonotonicNanos(now.0.saturating_sub(nanos(age)));
             self.ledger.born_before([born]).into_iter().map(|[amounts]| amounts).collect()
         });
         let growths = Growths::of(&self.timeline, &self.ledger, now, older.as_deref());
-        Elders { counted: now, growths, older }
+        AgeStatistics { counted: now, growths, older }
     }
 }
