@@ -87,7 +87,7 @@ impl Session {
 
     /// Looks at all targets for allocators that they have mapped meanwhile.
     pub(super) fn look(&mut self) {
-        self.look_for_latecomers();
+        self.scan_for_pending_targets();
         let now = clock::now().monotonic;
         self.targets.note_growth(now);
         let mut pids = self.lifecycle.take_settling(true);

@@ -204,7 +204,7 @@ impl Session {
         self.settle_losses_of(&mut target);
         self.lifecycle.settled(pid);
         if let Some(identity) = target.identity() {
-            self.latecomers.decline(identity);
+            self.pending_targets.decline(identity);
         }
         target.end = Some(End::Detached(now));
         target.close(&mut self.probes.kernel);

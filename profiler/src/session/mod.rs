@@ -9,7 +9,6 @@ mod guard;
 mod hooks;
 mod inspection;
 mod keeping;
-mod latecomers;
 mod launching;
 mod leftovers;
 mod lifecycle;
@@ -17,6 +16,7 @@ mod links;
 mod listener;
 mod orders;
 mod overload;
+mod pending_targets;
 mod predictions;
 mod probes;
 pub mod raw;
@@ -64,8 +64,8 @@ use discovery::Discovery;
 use dumps::Dumps;
 use guard::{GUARD_PERIOD, Guard};
 use keeping::KeeperWatch;
-use latecomers::Latecomers;
 use lifecycle::Lifecycle;
+use pending_targets::PendingTargets;
 use probes::Probes;
 use raw::{RawSample, RawStacks};
 use relief::Relief;
@@ -81,7 +81,7 @@ pub struct Session {
     ring: Ring,
     targets: Targets,
     lifecycle: Lifecycle,
-    latecomers: Latecomers,
+    pending_targets: PendingTargets,
     ends: Ends,
     started: clock::Instant,
     records_unreadable: u64,
@@ -126,7 +126,7 @@ impl Session {
         let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
         let mut targets = Targets::new(config.by_thread, config.recording.is_some());
         let mut tables = Tables::new(config.unwind);
-        let mut latecomers = Latecomers::new(&config.selection);
+        let mut pending_targets = PendingTargets::new(&config.selection);
         let mut found = Vec::new();
         for &pid in &config.selection.pids {
             let mut target = discovery.open(pid)?;
@@ -141,7 +141,7 @@ impl Session {
             }
             match discovery.open(facts.pid()) {
                 Ok(target) => found.push(target),
-                Err(error) => latecomers.leave(&mut targets, facts.identity, facts.command(), &error),
+                Err(error) => pending_targets.leave(&mut targets, facts.identity, facts.command(), &error),
             }
         }
         let own = (config.follow_forks || config.selection.is_open()).then(|| discovery.own()).flatten();
@@ -155,7 +155,7 @@ impl Session {
         let keeper = KeeperWatch::new(probes.keeper())?;
         Ok(Self {
             lifecycle: Lifecycle::new(&config),
-            latecomers,
+            pending_targets,
             raw: RawStacks::new(config.raw_stacks_max),
             relief: Relief::new(&config, &probes.kernel)?,
             dumps: Dumps::new(config.dumps),

@@ -51,7 +51,7 @@ impl Session {
         }
         // What began before processes were watched and after they were listed.
         if self.config.selection.is_open() {
-            self.take_latecomers();
+            self.take_pending_targets();
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::target::scan;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Latecomers {
+pub(super) struct PendingTargets {
     /// When processes are looked for next; `None` when those that begin are seen to do so.
     next: Option<Instant>,
     /// Matched, and could not be profiled: told once.
@@ -29,7 +29,7 @@ pub(super) struct Latecomers {
 /// How often processes are looked for that have grown. Takes some 20 µs a process.
 const PERIOD: Duration = Duration::from_secs(1);
 
-impl Latecomers {
+impl PendingTargets {
     /// Those that a selection may mean.
     pub(super) fn new(selection: &Selection) -> Self {
         let may_grow = selection.is_open() && !selection.means_beginners();
@@ -60,21 +60,21 @@ impl Latecomers {
 }
 
 impl Session {
-    /// Looks for latecomers if it is time.
-    pub(super) fn look_for_latecomers(&mut self) {
-        if self.latecomers.next.is_some_and(|next| next <= Instant::now()) {
-            self.latecomers.next = Some(Instant::now() + PERIOD);
-            self.take_latecomers();
+    /// Looks for pending_targets if it is time.
+    pub(super) fn scan_for_pending_targets(&mut self) {
+        if self.pending_targets.next.is_some_and(|next| next <= Instant::now()) {
+            self.pending_targets.next = Some(Instant::now() + PERIOD);
+            self.take_pending_targets();
         }
     }
 
     /// Makes targets of all processes that match now.
-    pub(super) fn take_latecomers(&mut self) {
+    pub(super) fn take_pending_targets(&mut self) {
         let mut found = match scan::scan(&self.config.selection) {
             Ok(found) => found,
             Err(error) => return debug!("{error}"),
         };
-        self.latecomers.sift(&mut found);
+        self.pending_targets.sift(&mut found);
         // Whatever was seen to begin by now begins as what it is.
         while !self.drain() {}
         for facts in found {
@@ -118,7 +118,7 @@ impl Session {
     }
 
     fn leave(&mut self, identity: Identity, command: String, error: &anyhow::Error) {
-        self.latecomers.leave(&mut self.targets, identity, command, error);
+        self.pending_targets.leave(&mut self.targets, identity, command, error);
     }
 }
 
@@ -141,18 +141,18 @@ mod tests {
     fn processes_are_looked_for_again_where_they_must_grow() {
         let selection = |all, min_rss_bytes| Selection { all, min_rss_bytes, ..Selection::default() };
         for (all, min_rss_bytes, expected) in [(true, 1, true), (true, 0, false), (false, 1, false)] {
-            let latecomers = Latecomers::new(&selection(all, min_rss_bytes));
-            assert_eq!(latecomers.next.is_some(), expected, "{all} {min_rss_bytes}");
+            let pending_targets = PendingTargets::new(&selection(all, min_rss_bytes));
+            assert_eq!(pending_targets.next.is_some(), expected, "{all} {min_rss_bytes}");
         }
     }
 
     #[test]
     fn who_was_declined_is_told_once_and_forgotten_when_it_is_gone() {
-        let mut latecomers = Latecomers::new(&Selection::default());
-        latecomers.declined.extend([facts(1).identity, facts(2).identity]);
+        let mut pending_targets = PendingTargets::new(&Selection::default());
+        pending_targets.declined.extend([facts(1).identity, facts(2).identity]);
         let mut found = vec![facts(1), facts(3)];
-        latecomers.sift(&mut found);
+        pending_targets.sift(&mut found);
         assert_eq!(found, [facts(3)]);
-        assert_eq!(latecomers.declined, BTreeSet::from([facts(1).identity]));
+        assert_eq!(pending_targets.declined, BTreeSet::from([facts(1).identity]));
     }
 }
