@@ -16,7 +16,6 @@ use crate::ids::Pid;
 use crate::sys::ptrace::{self, Stop, SyscallPhase, Tracee};
 use crate::sys::spawn::{Spawned, run_to_exec};
 
-mod crew;
 mod error;
 mod exit;
 #[cfg(test)]
@@ -24,13 +23,14 @@ mod fixture;
 mod leaving;
 mod loader;
 mod start_up;
+mod threads;
 
-use crew::Crew;
 pub use error::LaunchError;
 pub use exit::Stir;
 pub use leaving::retry_releases;
 use loader::{Loader, is_of_probes, maps_code};
 pub use start_up::{StartUp, StartUpEnd};
+use threads::Threads;
 
 /// Most system calls at which a program is stopped before it is let run regardless: a hundred times what the largest
 /// programs start with, and less than a second.
@@ -59,7 +59,7 @@ pub struct Launch {
     /// How long it may go without a system call while it is stepped.
     quiet_max: Duration,
     /// All its threads, where it is held when it ends.
-    crew: Option<Crew>,
+    threads: Option<Threads>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +84,7 @@ impl Launch {
     /// [`LaunchError::Trace`].
     pub fn seize(pid: Pid, program: String) -> Result<Self, LaunchError> {
         match Tracee::seize(pid) {
-            Ok(tracee) => Ok(Self { tracee, state: State::Followed, program, quiet_max: QUIET_MAX, crew: None }),
+            Ok(tracee) => Ok(Self { tracee, state: State::Followed, program, quiet_max: QUIET_MAX, threads: None }),
             Err(error) => Err(LaunchError::Trace(program, error)),
         }
     }
@@ -115,7 +115,8 @@ impl Launch {
     pub fn hold(pid: Pid) -> Result<Self, LaunchError> {
         let name = format!("process {pid}");
         let tracee = Tracee::seize(pid).map_err(|error| LaunchError::Trace(name.clone(), error))?;
-        let mut launch = Self { tracee, state: State::Followed, program: name, quiet_max: HOLD_QUIET_MAX, crew: None };
+        let mut launch =
+            Self { tracee, state: State::Followed, program: name, quiet_max: HOLD_QUIET_MAX, threads: None };
         launch.interrupt()?;
         Ok(launch)
     }
@@ -231,8 +232,8 @@ impl Launch {
         if let State::Held(stop) = self.state {
             self.tracee.run(stop).map_err(|error| self.untraceable(error))?;
             self.state = State::Followed;
-            if let Some(crew) = &mut self.crew {
-                crew.runs();
+            if let Some(threads) = &mut self.threads {
+                threads.runs();
             }
             return Ok(());
         }
@@ -246,7 +247,7 @@ impl Launch {
     ///
     /// [`LaunchError::Trace`].
     pub fn next_exec(&mut self) -> Result<bool, LaunchError> {
-        if self.crew.is_some() {
+        if self.threads.is_some() {
             return Ok(self.next_stir()? == Some(Stir::Exec));
         }
         while let State::Followed | State::Leaving = self.state {
@@ -271,8 +272,8 @@ impl Launch {
     /// [`LaunchError::Unstoppable`] for a followed program that waits in the kernel, as `vfork` does. It will stand still
     /// when it wakes: this is to be called again then, as `SIGCHLD` tells, or every so often.
     pub fn release(&mut self) -> Result<(), LaunchError> {
-        if let Some(crew) = self.crew.take() {
-            return self.release_crew(crew);
+        if let Some(threads) = self.threads.take() {
+            return self.release_threads(threads);
         }
         match self.state {
             State::Followed => self.interrupt()?,
@@ -342,8 +343,8 @@ impl Launch {
             stop => State::Held(stop),
         };
         if stop == Stop::Clone
-            && let Some(crew) = &mut self.crew
-            && let Err(error) = crew.adopt(&self.tracee)
+            && let Some(threads) = &mut self.threads
+            && let Err(error) = threads.adopt(&self.tracee)
         {
             debug!("process {}: {error}", self.pid());
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::crew::{Crew, News, OPTIONS};
+use super::threads::{News, OPTIONS, Threads};
 use super::{Launch, LaunchError, State, leaving};
 use crate::sys::ptrace::{Stop, Tracee};
 
@@ -31,7 +31,7 @@ impl Launch {
     pub fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
         if let State::Held(_) = self.state {
             self.tracee.set_options(OPTIONS).map_err(|error| self.untraceable(error))?;
-            self.crew = Some(Crew::new(self.tracee.clone()));
+            self.threads = Some(Threads::new(self.tracee.clone()));
         }
         Ok(())
     }
@@ -44,11 +44,11 @@ impl Launch {
     ///
     /// [`LaunchError::Trace`].
     pub fn next_stir(&mut self) -> Result<Option<Stir>, LaunchError> {
-        let Some(crew) = &mut self.crew else {
+        let Some(threads) = &mut self.threads else {
             return Ok(self.next_exec()?.then_some(Stir::Exec));
         };
         if let State::Followed = self.state {
-            let news = crew.news();
+            let news = threads.news();
             match news.map_err(|error| self.untraceable(error))? {
                 Some(News::Exec) => self.state = State::Held(Stop::Exec),
                 Some(News::Exiting) => return Ok(Some(Stir::Exiting)),
@@ -74,8 +74,8 @@ impl Launch {
         if !matches!(self.state, State::Followed) {
             return Ok(false);
         }
-        let Some(crew) = &mut self.crew else { return Ok(false) };
-        let stopped = crew.stop(ALL_STOP_WAIT);
+        let Some(threads) = &mut self.threads else { return Ok(false) };
+        let stopped = threads.stop(ALL_STOP_WAIT);
         if stopped.map_err(|error| self.untraceable(error))? {
             return Ok(true);
         }
@@ -91,24 +91,24 @@ impl Launch {
     /// them where it has ended before the others; then memory and mappings are those of `/proc/TID` of another.
     #[must_use]
     pub fn held_threads(&self) -> Vec<(Tracee, Stop)> {
-        self.crew.as_ref().map(Crew::held).unwrap_or_default()
+        self.threads.as_ref().map(Threads::held).unwrap_or_default()
     }
 
     /// Lets all threads run that are held.
     pub(super) fn go_on(&mut self) -> Result<(), LaunchError> {
-        let Some(crew) = &mut self.crew else { return Ok(()) };
-        crew.run().map_err(|error| LaunchError::Trace(self.program.clone(), error))
+        let Some(threads) = &mut self.threads else { return Ok(()) };
+        threads.run().map_err(|error| LaunchError::Trace(self.program.clone(), error))
     }
 
     /// Lets go of all threads.
-    pub(super) fn release_crew(&mut self, mut crew: Crew) -> Result<(), LaunchError> {
+    pub(super) fn release_threads(&mut self, mut threads: Threads) -> Result<(), LaunchError> {
         match self.state {
-            State::Held(stop) => crew.hold(0, stop),
+            State::Held(stop) => threads.hold(0, stop),
             State::Followed | State::Leaving => {}
             State::Free | State::Ended(_) => return Ok(()),
         }
         self.state = State::Free;
-        let (left, ended) = crew.release(ALL_STOP_WAIT).map_err(|error| self.untraceable(error))?;
+        let (left, ended) = threads.release(ALL_STOP_WAIT).map_err(|error| self.untraceable(error))?;
         if let Some(stop) = ended {
             self.stopped_at(stop);
         }

@@ -15,7 +15,7 @@ const END_WAIT: Duration = Duration::from_secs(1);
 
 /// See the module. The first thread is the first; it stays when it has ended, for the others' sake.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct Threads {
     threads: Vec<Thread>,
     /// Processes of their own, traced because clone has made them without a signal of their end: let go when they stop.
     strangers: Vec<Tracee>,
@@ -74,7 +74,7 @@ enum Ending {
     All,
 }
 
-impl Crew {
+impl Threads {
     /// Of a program that has one thread, which is held.
     pub(super) fn new(first: Tracee) -> Self {
         Self {
