@@ -23,7 +23,7 @@ use crate::keeper::Keeper;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
 use crate::report::ReportError;
-use crate::session::{DumpPlan, Hold, Listener, Orders, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode};
+use crate::session::{Control, DumpPlan, Hold, Listener, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode};
 use crate::sys::inherited::Inherited;
 use crate::target::filter::Selection;
 
@@ -71,7 +71,7 @@ fn open(path: &Path, args: &LeaksArgs) -> Result<Output> {
 
 async fn watch(args: &LeaksArgs, plan: Plan, telling: Telling, inherited: Inherited) -> Result<u8> {
     let mut stops = Stops::new(inherited.signals())?;
-    let mut orders = Orders::listen().context("cannot listen for signals")?;
+    let mut orders = Control::listen().context("cannot listen for signals")?;
     let mut session = Session::start(config(args))?;
     session.attach(async || stops.pending(None).await).await?;
     if stops.pending(None).await {

@@ -27,7 +27,7 @@ use crate::recording::write::Written as Recorded;
 use crate::report::suppressions::Suppressions;
 use crate::report::{Format, ReportError, summary};
 use crate::session::{
-    Command, DumpPlan, Listener, Orders, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode,
+    Command, Control, DumpPlan, Listener, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode,
 };
 use crate::snapshot::Snapshot;
 use crate::sys::inherited::Inherited;
@@ -132,7 +132,7 @@ async fn record(
     inherited: Inherited,
 ) -> Result<u8> {
     let mut stops = Stops::new(inherited.signals())?;
-    let mut orders = Orders::listen().context("cannot listen for signals")?;
+    let mut orders = Control::listen().context("cannot listen for signals")?;
     let style = style(args, suppressions);
     let mut session = Session::start(config)?;
     session.attach(async || stops.pending(None).await).await?;

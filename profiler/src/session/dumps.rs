@@ -7,8 +7,8 @@ use anyhow::Result;
 use tracing::debug;
 
 use super::Session;
+use super::control::Order;
 use super::listener::Listener;
-use super::orders::Order;
 use super::triggers::{DumpPlan, Standing, Triggers};
 use crate::bpf::counters::Counters;
 use crate::ledger::timeline::Occasion;

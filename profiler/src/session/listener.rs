@@ -27,7 +27,7 @@ pub trait Listener {
         false
     }
 
-    /// Whether a further dump may wait to be written. Orders wait where not; several of a kind are one then.
+    /// Whether a further dump may wait to be written. Control wait where not; several of a kind are one then.
     fn has_room(&self) -> bool {
         true
     }

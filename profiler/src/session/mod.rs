@@ -3,6 +3,7 @@
 mod age_statistics;
 mod changes;
 mod config;
+mod control;
 mod discovery;
 mod dumps;
 mod guard;
@@ -14,7 +15,6 @@ mod leftovers;
 mod lifecycle;
 mod links;
 mod listener;
-mod orders;
 mod overload;
 mod pending_targets;
 mod predictions;
@@ -40,12 +40,12 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tracing::debug;
 
 pub use config::{Hold, Progress, SessionConfig, UnwindMode};
+pub use control::{Control, Order};
 pub use discovery::hooks_of;
 pub use guard::TooSmall;
 pub use launching::{Command, Launched};
 pub use leftovers::{Leftovers, remove_leftovers};
 pub use listener::Listener;
-pub use orders::{Order, Orders};
 pub use overload::OverloadPolicy;
 pub use triggers::DumpPlan;
 
@@ -186,7 +186,7 @@ impl Session {
     pub async fn run(
         &mut self,
         stop: impl Future<Output = ()>,
-        orders: &mut Orders,
+        orders: &mut Control,
         listener: &mut dyn Listener,
     ) -> Result<()> {
         tokio::pin!(stop);

@@ -20,7 +20,7 @@ use heapbpf::keeper;
 use heapbpf::probe::attach::BackendChoice;
 use heapbpf::probe::place::PlacementMode;
 use heapbpf::session::raw::RawSample;
-use heapbpf::session::{DumpPlan, Hold, Orders, OverloadPolicy, Session, SessionConfig, UnwindMode};
+use heapbpf::session::{Control, DumpPlan, Hold, OverloadPolicy, Session, SessionConfig, UnwindMode};
 use heapbpf::target::filter::Selection;
 use heapbpf_tests::kernel::require_root;
 use libtest_mimic::{Arguments, Trial};
@@ -72,7 +72,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
         let mut samples = Vec::new();
         while samples.len() < STACKS && Instant::now() < deadline {
             let ended = program.ended();
-            session.run(tokio::time::sleep(PERIOD), &mut Orders::none(), &mut ()).await.expect("the ring can be read");
+            session.run(tokio::time::sleep(PERIOD), &mut Control::none(), &mut ()).await.expect("the ring can be read");
             samples.extend(session.take_raw_stacks());
             if ended {
                 break;

@@ -16,11 +16,11 @@ pub enum Order {
 /// Signals that have orders. From when this is made they do not end heapbpf any more; what comes before anyone asks is kept,
 /// though two of a kind count as one until then.
 #[derive(Debug, Default)]
-pub struct Orders {
+pub struct Control {
     signals: Option<(Signal, Signal)>,
 }
 
-impl Orders {
+impl Control {
     /// Listens for the signals.
     ///
     /// # Errors
