@@ -1,6 +1,7 @@
 //! One recording, from attaching to the last snapshot. Only wires the stages together: what each does is its own file's.
 
 mod age_statistics;
+mod back_pressure;
 mod changes;
 mod config;
 mod control;
@@ -21,7 +22,6 @@ mod predictions;
 mod probes;
 pub mod raw;
 mod recording;
-mod relief;
 mod resync;
 mod snapshot;
 mod starting;
@@ -60,6 +60,7 @@ use crate::sys::{clock, grace_period};
 use crate::target::ends::Ends;
 use crate::target::filter::Selection;
 use crate::target::scan;
+use back_pressure::BackPressure;
 use discovery::Discovery;
 use dumps::Dumps;
 use guard::{GUARD_PERIOD, Guard};
@@ -68,7 +69,6 @@ use lifecycle::Lifecycle;
 use pending_targets::PendingTargets;
 use probes::Probes;
 use raw::{RawSample, RawStacks};
-use relief::Relief;
 use starting::Found;
 use target::Target;
 use targets::Targets;
@@ -88,7 +88,7 @@ pub struct Session {
     /// Targets that found no room in the kernel's map of them: their calls are not drawn.
     targets_unmarked: u64,
     raw: RawStacks,
-    relief: Relief,
+    back_pressure: BackPressure,
     dumps: Dumps,
     /// What the session itself has started.
     command: Option<Command>,
@@ -157,7 +157,7 @@ impl Session {
             lifecycle: Lifecycle::new(&config),
             pending_targets,
             raw: RawStacks::new(config.raw_stacks_max),
-            relief: Relief::new(&config, &probes.kernel)?,
+            back_pressure: BackPressure::new(&config, &probes.kernel)?,
             dumps: Dumps::new(config.dumps),
             config,
             probes,
@@ -279,13 +279,13 @@ impl Session {
 
     /// Takes what is in the ring to the ledgers. Returns whether that was all.
     fn take_records(&mut self) -> bool {
-        let Self { ring, targets, lifecycle, raw, relief, records_unreadable, .. } = self;
+        let Self { ring, targets, lifecycle, raw, back_pressure, records_unreadable, .. } = self;
         targets.record_corrections();
         let count = ring.drain(DRAIN_BATCH, |record| match decode(record) {
             Ok(Event::Fork(fork)) => lifecycle.forked(fork, targets),
             Ok(Event::Exec(exec)) => lifecycle.executed(exec, targets),
             Ok(mut event) => {
-                relief.take(record.len(), &mut event);
+                back_pressure.take(record.len(), &mut event);
                 raw.enter(&event);
                 targets.enter(event);
             }

@@ -46,7 +46,7 @@ impl Session {
     fn others_of(&self, others: Others) -> Others {
         let interval_bytes = |id: &HeapId| {
             let heap = &self.probes.discovery.plan.heaps()[usize::from(id.0)];
-            u64::from(self.probes.interval(heap).bytes()).max(self.relief.interval_bytes_max(*id))
+            u64::from(self.probes.interval(heap).bytes()).max(self.back_pressure.interval_bytes_max(*id))
         };
         let folded_interval_bytes = self.targets.heaps_folded.iter().map(interval_bytes).max();
         Others { folded_interval_bytes, ..others }
@@ -72,7 +72,7 @@ impl Session {
 
     fn widen(&self, heaps: &mut [HeapFacts]) {
         for heap in heaps {
-            heap.interval_bytes_max = heap.interval_bytes.max(self.relief.interval_bytes_max(heap.id));
+            heap.interval_bytes_max = heap.interval_bytes.max(self.back_pressure.interval_bytes_max(heap.id));
         }
     }
 
@@ -81,7 +81,7 @@ impl Session {
         let mut health = Health {
             guardrails: self.guard.report(),
             unfound: self.probes.discovery.unfound(),
-            resyncs: self.relief.resyncs(),
+            resyncs: self.back_pressure.resyncs(),
             interval_changes: self.interval_changes(),
             ..health::collect(
                 counters,

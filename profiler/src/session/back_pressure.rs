@@ -25,7 +25,7 @@ use crate::sys::clock;
 use crate::units::MonotonicNanos;
 
 /// See the module.
-pub(super) struct Relief {
+pub(super) struct BackPressure {
     overload: Overload,
     thinnings: Thinnings,
     schedule: Schedule,
@@ -58,7 +58,7 @@ const CHANGES_MAX: usize = 1000;
 
 mod passes;
 
-impl Relief {
+impl BackPressure {
     pub(super) fn new(config: &SessionConfig, kernel: &Kernel) -> Result<Self, LoadError> {
         let now = clock::now().monotonic;
         Ok(Self {
@@ -128,26 +128,26 @@ impl Session {
     pub(super) fn relieve(&mut self, fill_bytes: u64) {
         let now = clock::now().monotonic;
         let is_filling = fill_bytes > u64::from(self.config.ring_bytes) / 2;
-        if self.relief.is_time_to_look(now, is_filling) {
-            self.relief.looked = now;
+        if self.back_pressure.is_time_to_look(now, is_filling) {
+            self.back_pressure.looked = now;
             if let Err(error) = self.adapt(now, fill_bytes) {
                 debug!("{error}");
             }
         }
-        if self.relief.pass.as_ref().is_some_and(Pass::is_read) && self.take_records() {
+        if self.back_pressure.pass.as_ref().is_some_and(Pass::is_read) && self.take_records() {
             self.finish_pass();
         }
-        if self.relief.pass.is_none() && self.relief.schedule.is_due(now) {
+        if self.back_pressure.pass.is_none() && self.back_pressure.schedule.is_due(now) {
             self.begin_pass();
         }
     }
 
     /// Intervals that were raised for another reason are those to fall back to.
     fn follow_limits(&mut self) -> Result<(), LoadError> {
-        for index in 0..self.relief.overload.heaps() {
+        for index in 0..self.back_pressure.overload.heaps() {
             let Ok(heap) = u8::try_from(index).map(HeapId) else { continue };
             let asked = self.probes.interval(&self.probes.discovery.plan.heaps()[index]);
-            if let Some(interval) = self.relief.overload.ask(heap, asked) {
+            if let Some(interval) = self.back_pressure.overload.ask(heap, asked) {
                 self.probes.kernel.set_rate(heap, SamplingRate::new(interval))?;
             }
         }
@@ -157,30 +157,30 @@ impl Session {
     fn adapt(&mut self, now: MonotonicNanos, fill_bytes: u64) -> Result<(), LoadError> {
         self.follow_limits()?;
         let heaps = self.probes.discovery.plan.heaps();
-        for name in &heaps[self.relief.overload.heaps().min(heaps.len())..] {
-            self.relief.overload.add_heap(self.probes.interval(name), name == MMAP);
+        for name in &heaps[self.back_pressure.overload.heaps().min(heaps.len())..] {
+            self.back_pressure.overload.add_heap(self.probes.interval(name), name == MMAP);
         }
         let kernel = &self.probes.kernel;
         let ring_lost = Counters::read_one(kernel, Counter::RingFull)?;
         let live_lost = Counters::read_one(kernel, Counter::LiveSetFull)?;
-        let live_blocks = self.relief.count_live(now);
-        self.relief.schedule.lose(ring_lost + self.records_unreadable, now);
+        let live_blocks = self.back_pressure.count_live(now);
+        self.back_pressure.schedule.lose(ring_lost + self.records_unreadable, now);
         self.tell_losses(now, ring_lost);
         let load = Load { time: now, fill_bytes, ring_lost, live_blocks, live_lost };
-        let changes = self.relief.overload.observe(&load);
+        let changes = self.back_pressure.overload.observe(&load);
         self.set_intervals(changes)?;
-        if self.relief.overload.wants_thinning(&load) && self.relief.pass.is_none() {
+        if self.back_pressure.overload.wants_thinning(&load) && self.back_pressure.pass.is_none() {
             self.thin(&load)?;
         }
         Ok(())
     }
 
     fn tell_losses(&mut self, now: MonotonicNanos, ring_lost: u64) {
-        let (told, before) = self.relief.told;
+        let (told, before) = self.back_pressure.told;
         let since = |earlier: MonotonicNanos| Duration::from_nanos(now.0.saturating_sub(earlier.0));
         if ring_lost > before && since(told) >= TELL_PERIOD {
             info!("after {:.1?}: {ring_lost} records have found no room in the ring", since(self.started.monotonic));
-            self.relief.told = (now, ring_lost);
+            self.back_pressure.told = (now, ring_lost);
         }
     }
 
@@ -190,7 +190,7 @@ impl Session {
         for block in self.targets.running().flat_map(|target| target.ledger.live()) {
             sizes.entry((block.heap, block.interval)).or_default().add(block.size_bytes);
         }
-        let (floors, changes) = self.relief.overload.thin(load, &sizes);
+        let (floors, changes) = self.back_pressure.overload.thin(load, &sizes);
         self.set_intervals(changes)?;
         if floors.is_empty() {
             return Ok(());
@@ -198,11 +198,11 @@ impl Session {
         let now = clock::now().monotonic;
         for (heap, interval) in floors {
             info!("live blocks of heap {} are thinned to one every {} B", heap.0, interval.bytes());
-            self.relief.thinnings.thin(heap, now, interval);
+            self.back_pressure.thinnings.thin(heap, now, interval);
         }
         self.begin_pass();
         // A block that was made where one was taken out, at just that moment, is missed by now.
-        self.relief.schedule.ask();
+        self.back_pressure.schedule.ask();
         Ok(())
     }
 
@@ -210,15 +210,15 @@ impl Session {
         for change in changes {
             self.probes.kernel.set_rate(change.heap, SamplingRate::new(change.to))?;
             let told = self.tell(&change);
-            if self.relief.changes.is_empty() {
+            if self.back_pressure.changes.is_empty() {
                 warn!("{told}; it falls back when there is less (`--on-overload drop` keeps the interval)");
             } else {
                 info!("{told}");
             }
-            if self.relief.changes.len() >= CHANGES_MAX {
-                self.relief.changes.remove(CHANGES_MAX / 2);
+            if self.back_pressure.changes.len() >= CHANGES_MAX {
+                self.back_pressure.changes.remove(CHANGES_MAX / 2);
             }
-            self.relief.changes.push(change);
+            self.back_pressure.changes.push(change);
         }
         Ok(())
     }
@@ -250,6 +250,6 @@ impl Session {
             to_bytes: u64::from(change.to.bytes()),
             reason: change.reason,
         };
-        self.relief.changes.iter().map(told).collect()
+        self.back_pressure.changes.iter().map(told).collect()
     }
 }

@@ -24,28 +24,28 @@ const SWEPT_AT_ONCE: u64 = 1 << 16;
 impl Session {
     pub(super) fn begin_pass(&mut self) {
         let now = clock::now().monotonic;
-        self.relief.schedule.begin(now);
+        self.back_pressure.schedule.begin(now);
         let targets = self.targets.running().map(|target| (target.pid, beginning(target))).collect();
-        let sieve = Sieve { since: now, targets, thinnings: self.relief.thinnings.clone() };
-        match Pass::begin(Arc::clone(&self.relief.reader), sieve) {
-            Ok(pass) => self.relief.pass = Some(pass),
+        let sieve = Sieve { since: now, targets, thinnings: self.back_pressure.thinnings.clone() };
+        match Pass::begin(Arc::clone(&self.back_pressure.reader), sieve) {
+            Ok(pass) => self.back_pressure.pass = Some(pass),
             Err(error) => {
                 warn!("cannot read the kernel's live set: {error}");
-                self.relief.schedule.fail(PASS_AGAIN);
+                self.back_pressure.schedule.fail(PASS_AGAIN);
             }
         }
     }
 
     /// Puts the books right by what a pass has read. All events that were there when it had read the last must have been taken.
     pub(super) fn finish_pass(&mut self) {
-        let Some(pass) = self.relief.pass.take() else { return };
+        let Some(pass) = self.back_pressure.pass.take() else { return };
         let (began, targets) = (pass.began, pass.targets.clone());
         let (reading, touched) = pass.finish();
         let reading = match reading {
             Ok(reading) => reading,
             Err(error) => {
                 warn!("cannot read the kernel's live set: {error}");
-                return self.relief.schedule.fail(PASS_AGAIN);
+                return self.back_pressure.schedule.fail(PASS_AGAIN);
             }
         };
         let mut all = Reconciled::default();
@@ -57,15 +57,15 @@ impl Session {
             }
             let pid = target.pid;
             let is_touched = |address| touched.contains(&(pid, address)) || reading.is_recent(pid, address);
-            all += put_right(target, &reading, is_touched, !self.relief.thinnings.is_empty());
+            all += put_right(target, &reading, is_touched, !self.back_pressure.thinnings.is_empty());
             missing.extend(target.ledger.stacks_missing());
         }
         self.remove_strays(&reading, &targets, &touched);
         if let Err(error) = self.probes.kernel.forget_stacks(&missing) {
             debug!("{error}");
         }
-        self.relief.schedule.end(began.elapsed());
-        self.relief.resyncs += 1;
+        self.back_pressure.schedule.end(began.elapsed());
+        self.back_pressure.resyncs += 1;
         let after = Duration::from_nanos(clock::now().monotonic.0.saturating_sub(self.started.monotonic.0));
         info!(
             "after {after:.1?}: the books were put right in {} ms: {} blocks found, {} gone, {} others; {} stacks unknown",
@@ -95,18 +95,18 @@ impl Session {
                 debug!("process {pid}: {error}");
             }
         }
-        self.relief.unswept.retain(|pid| known.contains_key(pid));
+        self.back_pressure.unswept.retain(|pid| known.contains_key(pid));
     }
 
     /// The recording is over: no call is drawn any more. The books are put right a last time, if that is due.
     pub(in crate::session) fn resync_at_end(&mut self) {
-        if self.relief.pass.is_some() {
+        if self.back_pressure.pass.is_some() {
             self.complete_pass();
         }
         let Ok(lost) = Counters::read_one(&self.probes.kernel, Counter::RingFull) else { return };
-        self.relief.schedule.lose(lost + self.records_unreadable, clock::now().monotonic);
+        self.back_pressure.schedule.lose(lost + self.records_unreadable, clock::now().monotonic);
         // One is enough: nothing is made any more, and no free is entered.
-        if self.relief.schedule.is_uncovered() {
+        if self.back_pressure.schedule.is_uncovered() {
             self.begin_pass();
             self.complete_pass();
         }
@@ -115,7 +115,7 @@ impl Session {
     /// The books of a target are about to be closed: a pass that is being made, and may have thinned the live set already, is of no
     /// use to them afterwards.
     pub(in crate::session) fn complete_pass_for(&mut self, pid: Pid) {
-        if self.relief.pass.as_ref().is_some_and(|pass| pass.targets.contains_key(&pid)) {
+        if self.back_pressure.pass.as_ref().is_some_and(|pass| pass.targets.contains_key(&pid)) {
             self.complete_pass();
         }
     }
@@ -125,10 +125,10 @@ impl Session {
     pub(in crate::session) fn catch_up(&mut self) {
         let now = clock::now().monotonic;
         let lost = Counters::read_one(&self.probes.kernel, Counter::RingFull).unwrap_or(0);
-        self.relief.schedule.lose(lost + self.records_unreadable, now);
-        let schedule = &self.relief.schedule;
+        self.back_pressure.schedule.lose(lost + self.records_unreadable, now);
+        let schedule = &self.back_pressure.schedule;
         let is_meant = schedule.is_uncovered() && (self.targets.count() == 1 || schedule.is_due(now));
-        if is_meant && self.relief.reader.count() > SWEPT_AT_ONCE {
+        if is_meant && self.back_pressure.reader.count() > SWEPT_AT_ONCE {
             self.complete_pass();
             self.begin_pass();
             self.complete_pass();
@@ -137,7 +137,7 @@ impl Session {
 
     /// Waits for a pass, and reads the ring meanwhile.
     fn complete_pass(&mut self) {
-        while self.relief.pass.as_ref().is_some_and(|pass| !pass.is_read()) {
+        while self.back_pressure.pass.as_ref().is_some_and(|pass| !pass.is_read()) {
             if self.take_records() {
                 std::thread::sleep(Duration::from_micros(200));
             }
@@ -149,26 +149,26 @@ impl Session {
     /// A target has ended: what the kernel's live set has of it is what was live. Takes that out.
     pub(in crate::session) fn settle_losses_of(&mut self, target: &mut Target) {
         let lost = Counters::read_one(&self.probes.kernel, Counter::RingFull).unwrap_or(0);
-        self.relief.schedule.lose(lost + self.records_unreadable, clock::now().monotonic);
-        if !self.relief.schedule.has_losses() {
+        self.back_pressure.schedule.lose(lost + self.records_unreadable, clock::now().monotonic);
+        if !self.back_pressure.schedule.has_losses() {
             return;
         }
         // Where reading takes long, the next pass sees to it.
-        if self.relief.reader.count() > SWEPT_AT_ONCE {
-            self.relief.unswept.push(target.pid);
-            return self.relief.schedule.ask();
+        if self.back_pressure.reader.count() > SWEPT_AT_ONCE {
+            self.back_pressure.unswept.push(target.pid);
+            return self.back_pressure.schedule.ask();
         }
         let start = beginning(target);
         let targets = [(target.pid, start)].into();
-        let sieve = Sieve { since: MonotonicNanos(u64::MAX), targets, thinnings: self.relief.thinnings.clone() };
+        let sieve = Sieve { since: MonotonicNanos(u64::MAX), targets, thinnings: self.back_pressure.thinnings.clone() };
         let mut reading = Reading::default();
         let read = self
-            .relief
+            .back_pressure
             .reader
             .sift(|pid, address, block| pid != target.pid || reading.take(&sieve, pid, address, block));
         match read {
-            Ok(_) if self.relief.schedule.is_uncovered() => {
-                put_right(target, &reading, |_| false, !self.relief.thinnings.is_empty());
+            Ok(_) if self.back_pressure.schedule.is_uncovered() => {
+                put_right(target, &reading, |_| false, !self.back_pressure.thinnings.is_empty());
             }
             Ok(_) => {}
             Err(error) => return debug!("process {}: {error}", target.pid),
@@ -182,8 +182,8 @@ impl Session {
 
     /// A process becomes a target that has the number of one whose blocks are still in the live set.
     pub(in crate::session) fn sweep_before(&mut self, pid: Pid) {
-        if let Some(at) = self.relief.unswept.iter().position(|&unswept| unswept == pid) {
-            self.relief.unswept.swap_remove(at);
+        if let Some(at) = self.back_pressure.unswept.iter().position(|&unswept| unswept == pid) {
+            self.back_pressure.unswept.swap_remove(at);
             if let Err(error) = self.probes.kernel.sweep(pid) {
                 debug!("process {pid}: {error}");
             }
