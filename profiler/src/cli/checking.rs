@@ -68,7 +68,7 @@ impl Checking {
         let work = move || {
             // Dropped at the end, however that comes.
             let _ended: oneshot::Sender<()> = ended;
-            Desk { plan, telling, resolver: Resolver::sandboxed(of_thread), count: 0 }.work(&jobs, &counter)
+            Worker { plan, telling, resolver: Resolver::sandboxed(of_thread), count: 0 }.work(&jobs, &counter)
         };
         let thread = thread::Builder::new().name("heapbpf-check".to_owned());
         let thread = thread.spawn(work).context("cannot start a thread")?;
@@ -131,7 +131,7 @@ impl Drop for Checking {
 }
 
 /// What the thread has.
-struct Desk {
+struct Worker {
     plan: Plan,
     telling: Telling,
     resolver: Resolver,
@@ -139,7 +139,7 @@ struct Desk {
     count: u32,
 }
 
-impl Desk {
+impl Worker {
     /// Whether the last look found leaks; `None` where there was none.
     fn work(mut self, looks: &Receiver<Look>, open: &AtomicUsize) -> Result<Option<bool>> {
         let mut last: Option<Unreachable> = None;

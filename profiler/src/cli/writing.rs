@@ -97,8 +97,8 @@ impl Writing {
         let work = move || {
             // Dropped at the end, however that comes.
             let _ended: oneshot::Sender<()> = ended;
-            let desk = Desk { paths, style, line, resolver: Resolver::sandboxed(of_thread), failed: false };
-            desk.work(&jobs, &counter, outputs)
+            let worker = Worker { paths, style, line, resolver: Resolver::sandboxed(of_thread), failed: false };
+            worker.work(&jobs, &counter, outputs)
         };
         let thread = thread::Builder::new().name("heapbpf-write".to_owned());
         let thread = thread.spawn(work).context("cannot start a thread")?;
@@ -138,7 +138,7 @@ impl Writing {
 }
 
 /// What the thread has.
-struct Desk {
+struct Worker {
     /// Files that windows are named after.
     paths: Vec<PathBuf>,
     style: Style,
@@ -147,7 +147,7 @@ struct Desk {
     failed: bool,
 }
 
-impl Desk {
+impl Worker {
     fn work(mut self, jobs: &Receiver<Job>, open: &AtomicUsize, outputs: Vec<Output>) -> Result<Written> {
         for job in jobs {
             match job {
