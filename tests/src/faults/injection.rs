@@ -95,7 +95,7 @@ impl Injector {
             Role::Agent => after_agent(&mut agent),
             Role::Keeper => after_keeper(&mut agent, case, moment, &subject),
             Role::Symbolizer => after_symbolizer(&mut agent, case, moment, &subject),
-            Role::Target => after_target(&mut agent, case),
+            Role::Target => after_target(&mut agent, case, moment),
         };
         // Processes started since are children of those.
         let own = subject.pid().max(subject.progress().announced().unwrap_or(0));
@@ -317,7 +317,7 @@ fn after_symbolizer(agent: &mut Agent, case: Case, moment: Moment, subject: &Sub
 }
 
 /// It must write its report, or name the reason why there is none.
-fn after_target(agent: &mut Agent, case: Case) -> Harms {
+fn after_target(agent: &mut Agent, case: Case, moment: Moment) -> Harms {
     let was_ready = agent.is_ready();
     if case.mode == Mode::Cmdline {
         // It waits for other programs of that name.
@@ -333,6 +333,8 @@ fn after_target(agent: &mut Agent, case: Case) -> Harms {
         None => Some(format!("heapbpf does not end, or by a signal ({status:?}): {stderr}")),
         // As a shell reports a program that was killed.
         Some(137) if case.mode == Mode::Launch => None,
+        // It was asked to end, and may have before it was killed.
+        Some(0) if case.mode == Mode::Launch && matches!(moment, Moment::Detach(_)) => agent.output_fault(),
         Some(0 | 3) if case.mode != Mode::Launch => agent.output_fault(),
         Some(4) if case.mode.is_leaks() => agent.output_fault(),
         Some(130) if case.mode == Mode::Cmdline && !was_ready => None,
