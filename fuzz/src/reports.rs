@@ -3,7 +3,7 @@
 use std::io;
 
 use heapbpf::report::diff::{self, Diff, Drawing, Side};
-use heapbpf::report::profile::Profile;
+use heapbpf::model::Profile;
 use heapbpf::report::{Format, Group, Presentation, View, summary};
 
 /// Writes a profile in one format, as a table, or as a difference from a part of itself: the low four bits of `choice` select which,

@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use profiler_common::counter::Counter;
 
 use crate::bpf::counters::Counters;
-use crate::report::guardrails::Guardrails;
-use crate::report::profile::{Health, Symbolization};
+use crate::model::guardrails::Guardrails;
+use crate::model::{Health, Symbolization};
 use crate::sys::clock;
 
 /// The kernel's counters and the agent's own, at the end of a recording.

@@ -24,6 +24,7 @@ pub mod walk;
 
 pub mod leak;
 pub mod ledger;
+pub mod model;
 pub mod snapshot;
 pub mod symbolize;
 

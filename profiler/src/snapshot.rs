@@ -14,9 +14,9 @@ use crate::ledger::curve::Moment;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::Timeline;
 use crate::ledger::totals::Amounts;
+use crate::model::guardrails::Overhead;
+use crate::model::{Beginning, Health, HookStatus, Others, Window, WindowReason};
 use crate::object::module::Modules;
-use crate::report::guardrails::Overhead;
-use crate::report::profile::{Beginning, Health, HookStatus, Others, Window, WindowReason};
 use crate::target::address_space::AddressSpace;
 use crate::units::MonotonicNanos;
 

@@ -14,7 +14,7 @@ use crate::ledger::details::Details;
 use crate::ledger::part::Picked;
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::ledger::totals::Totals;
-use crate::report::profile::{Frame, FrameId, Profile};
+use crate::model::{Frame, FrameId, Profile};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;

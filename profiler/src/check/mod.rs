@@ -12,7 +12,7 @@ use crate::ids::HeapId;
 use crate::leak::blocks::{BlockId, Blocks};
 use crate::leak::fold::{Folded, RootLeak, Sum, fold};
 use crate::leak::mark::{Roots, mark, mark_also};
-use crate::report::profile::{FrameId, Profile};
+use crate::model::{FrameId, Profile};
 use crate::report::suppressions::Suppressions;
 use crate::report::unreachable::merge;
 use crate::report::unreachable::{CONTENTS_BYTES_MAX, HeapKnowledge, Leak, Precision, Unreachable};

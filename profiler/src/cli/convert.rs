@@ -12,8 +12,8 @@ use super::profile_file::{Contents, contents_of};
 use super::record::UsageError;
 use super::recorded::{How, Recorded};
 use super::{exit, say, terminal};
+use crate::model::Profile;
 use crate::recording::span::Span;
-use crate::report::profile::Profile;
 use crate::report::summary;
 use crate::symbolize::trim::trim;
 

@@ -7,12 +7,12 @@ use anyhow::{Context, Result};
 use rustc_hash::FxHashMap;
 
 use crate::ledger::journal::{Flow, Movement};
+use crate::model::Profile;
 use crate::recording::entry::BooksId;
 use crate::recording::read;
 use crate::recording::span::{Span, Spanned};
 use crate::report::Presentation;
 use crate::report::heaptrack::Events;
-use crate::report::profile::Profile;
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::Resolve;
 use crate::symbolize::profile::profile;

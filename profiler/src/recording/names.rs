@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 use super::entry::{NamedPlace, Names};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
+use crate::model::Symbolization;
 use crate::object::module::Module;
-use crate::report::profile::Symbolization;
 use crate::snapshot::Snapshot;
 use crate::symbolize::{Resolve, ResolvedFrame};
 

@@ -17,7 +17,7 @@ use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::journal::Flow;
 use crate::ledger::snapshot::TargetSnapshot;
-use crate::report::profile::Health;
+use crate::model::Health;
 use crate::units::MonotonicNanos;
 
 /// Ended targets that are kept one by one, as a session does. Of others the last word on losses has the sums.

@@ -8,8 +8,8 @@ use super::entry::{BooksId, Entry, ModuleFacts};
 use super::names::RecordedNames;
 use super::replay::{Replay, Start};
 use crate::ledger::journal::Flow;
+use crate::model::{Window, WindowReason};
 use crate::object::module::Modules;
-use crate::report::profile::{Window, WindowReason};
 use crate::snapshot::Snapshot;
 use crate::units::MonotonicNanos;
 

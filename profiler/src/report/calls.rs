@@ -1,6 +1,6 @@
 //! Calls that happened: runs of frames that share an address, because all but the last were inlined into the next.
 
-use super::profile::{FrameId, Profile};
+use crate::model::{FrameId, Profile};
 
 /// The calls of a stack, leaf first. Of each the last frame is the function that the others were inlined into; only of a stack that
 /// ends in an inlined frame it is not.

@@ -5,8 +5,8 @@
 use profiler_common::stack::StackEnd;
 
 use super::function;
-use super::profile::{Frame, FrameId, Profile};
 use super::text;
+use crate::model::{Frame, FrameId, Profile};
 
 /// Functions in a line; terminals cut it sooner.
 const FUNCTIONS_MAX: usize = 8;
@@ -74,7 +74,7 @@ fn name(frame: &Frame) -> String {
 /// `file.c:42`, without the file's folders.
 fn place(frame: &Frame) -> Option<String> {
     let file = text::printable(frame.file.as_deref()?);
-    let file = text::cut(text::base_name(&file), NAME_CHARS_MAX).into_owned();
+    let file = text::cut(crate::model::base_name(&file), NAME_CHARS_MAX).into_owned();
     Some(match frame.line {
         Some(line) => format!("{file}:{line}"),
         None => file,

@@ -4,11 +4,11 @@
 
 use std::collections::HashMap;
 
-use super::profile::{
-    Beginning, ChangeReason, Health, HeapProfile, HookStatus, IntervalChange, Origin, Profile, TargetProfile,
-};
 use super::{View, text};
 use crate::ledger::totals::Totals;
+use crate::model::{
+    Beginning, ChangeReason, Health, HeapProfile, HookStatus, IntervalChange, Origin, Profile, TargetProfile,
+};
 use crate::units::EstimatedBytes;
 
 /// What marks a forked process's copies of its parent's blocks.

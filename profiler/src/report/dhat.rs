@@ -7,9 +7,9 @@ use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
 
 use super::describe;
-use super::profile::{CallsiteProfile, Profile};
 use super::valgrind::{Nodes, command, end_unix_ns, start_unix_ns};
 use super::{Presentation, Report, ReportError, View};
+use crate::model::{CallsiteProfile, Profile};
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]

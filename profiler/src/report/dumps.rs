@@ -5,8 +5,8 @@
 
 use rustc_hash::FxHashSet;
 
-use super::history::{Held, Occasion};
-use super::profile::{CallsiteProfile, Profile, TargetProfile};
+use crate::model::history::{Held, Occasion};
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 
 /// How far apart the numbers are of programs that have had the same pid. Linux has none above 4,194,304.
@@ -84,9 +84,9 @@ pub(super) fn rounded(estimate: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::history::Instant;
     use super::super::tests::profiles;
     use super::*;
+    use crate::model::history::Instant;
 
     #[test]
     fn dumps_are_those_before_the_end_in_the_order_of_time() {

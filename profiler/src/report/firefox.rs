@@ -11,8 +11,8 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use super::profile::{ModuleProfile, Profile, TargetProfile};
-use super::{Presentation, Report, ReportError, describe, places, text, window};
+use super::{Presentation, Report, ReportError, describe, places, window};
+use crate::model::{ModuleProfile, Profile, TargetProfile};
 use pieces::Span;
 use thread::{Context, Part, ThreadFields, parts};
 
@@ -150,7 +150,7 @@ impl<'a> Libs<'a> {
     }
 
     fn name(&self, number: usize) -> &str {
-        self.modules.get(number).map_or("", |(path, _)| text::base_name(path))
+        self.modules.get(number).map_or("", |(path, _)| crate::model::base_name(path))
     }
 }
 
@@ -169,7 +169,7 @@ struct LibFields<'a> {
 impl<'a> LibFields<'a> {
     fn new(path: &'a str, module: Option<&ModuleProfile>) -> Self {
         let build_id = module.and_then(|module| module.build_id.as_deref());
-        let name = text::base_name(path);
+        let name = crate::model::base_name(path);
         Self {
             name,
             path,
@@ -255,10 +255,11 @@ impl Unique {
 fn counter(span: &Span, thread: usize, row: &ThreadRow) -> serde_json::Value {
     let moments = &row.target.history.curve;
     let times: Vec<f64> = moments.iter().map(|moment| millis(span.since(moment.time))).collect();
-    let growth = |of: fn(&super::history::Held) -> f64| -> Vec<f64> {
+    let growth = |of: fn(&crate::model::history::Held) -> f64| -> Vec<f64> {
         let mut before = 0.0;
-        let step =
-            |moment: &super::history::Moment| of(&moment.held) - std::mem::replace(&mut before, of(&moment.held));
+        let step = |moment: &crate::model::history::Moment| {
+            of(&moment.held) - std::mem::replace(&mut before, of(&moment.held))
+        };
         moments.iter().map(step).collect()
     };
     let count = growth(|held| held.live_bytes);

@@ -11,8 +11,8 @@ use quick_xml::Writer;
 use quick_xml::events::{BytesText, Event};
 
 use super::folded::Stacks;
-use super::profile::Profile;
 use super::{Presentation, Report, ReportError, View, describe, text, window};
+use crate::model::Profile;
 
 /// Writes flame graphs.
 #[derive(Clone, Copy, Debug)]

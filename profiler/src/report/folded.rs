@@ -8,9 +8,9 @@ use std::io;
 
 use rustc_hash::FxHashMap;
 
-use super::profile::Profile;
 use super::roots::roots;
 use super::{Presentation, Report, ReportError, text};
+use crate::model::Profile;
 
 /// Writes folded stacks.
 #[derive(Clone, Copy, Debug)]

@@ -2,8 +2,8 @@
 //!
 //! Owns guesses about names only, for text that people read. Files for programs carry full names and do not come here.
 
-use super::profile::Frame;
-use super::text::base_name;
+use crate::model::Frame;
+use crate::model::base_name;
 
 /// Modules that hold allocators and language runtimes: who called into them is what matters.
 const PLUMBING_MODULES: &[&str] = &[

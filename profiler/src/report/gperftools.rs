@@ -8,8 +8,8 @@ use std::io::{self, Write};
 
 use rustc_hash::FxHashMap;
 
-use super::profile::{CallsiteProfile, Profile};
 use super::{Presentation, Report, ReportError, View};
+use crate::model::{CallsiteProfile, Profile};
 use space::{Scope, Space};
 use unsampled::Unsampled;
 

@@ -17,11 +17,11 @@ use rustc_hash::FxHashMap;
 
 use super::calls::calls;
 use super::describe;
-use super::profile::{FrameId, Profile};
 use super::roots::roots;
 use super::text::printable;
 use super::valgrind::command;
 use super::{Presentation, Report, ReportError};
+use crate::model::{FrameId, Profile};
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]

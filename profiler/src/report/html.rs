@@ -13,8 +13,8 @@ use base64::write::EncoderWriter;
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
-use super::profile::Profile;
 use super::{Presentation, Report, ReportError};
+use crate::model::Profile;
 use document::Document;
 
 mod callsites;

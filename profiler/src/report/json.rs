@@ -25,9 +25,9 @@ use leaks::LeaksFields;
 use serde::{Serialize, Serializer};
 use totals::TotalsFields;
 
-use super::profile::{Beginning, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window};
 use super::{Presentation, Report, ReportError, View};
 use crate::ledger::details::Details;
+use crate::model::{Beginning, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window};
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
 pub const VERSION: u32 = 1;

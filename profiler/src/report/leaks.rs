@@ -1,45 +1,11 @@
-//! Callsites that grow, with what makes them suspect: values for reports.
+//! Which leak candidates a report lists.
 
-use super::profile::{CallsiteProfile, Profile};
 use super::suppressions::Suppressions;
-use crate::units::EstimatedBytes;
+use crate::model::leaks::LeakCandidate;
+use crate::model::{CallsiteProfile, Profile};
 
 /// Callsites of a target that reports name, those first that are worst.
 pub const CANDIDATES_MAX: usize = 100;
-
-/// What is known of a target's growth.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Leaks {
-    /// Nanoseconds that were looked at.
-    pub span_ns: u64,
-    /// The recording was too short to say anything.
-    pub too_short: bool,
-    /// Those that grow, the worst first.
-    pub candidates: Vec<LeakCandidate>,
-    /// How many grow, those that are not listed and those that are suppressed included.
-    pub count: usize,
-    /// Those that are left out because a suppression matches them.
-    pub suppressed_count: u64,
-    /// What those hold.
-    pub suppressed_bytes: EstimatedBytes,
-}
-
-/// A callsite that grows.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LeakCandidate {
-    /// Index into the target's callsites.
-    pub callsite: usize,
-    /// Bytes a second.
-    pub bytes_per_second: f64,
-    /// How far off that may be (95 %).
-    pub margin: f64,
-    /// Of its live bytes, those that are older than half of the recording: a share from 0 to 1.
-    pub old_share: f64,
-    /// Of the blocks that it made in the first half, those that are live: a share from 0 to 1; `None` when there were none.
-    pub survival: Option<f64>,
-    /// What it is ranked by, in bytes a second.
-    pub score: f64,
-}
 
 impl Profile {
     /// Leaves callsites out of the candidates that a suppression matches, and counts them; then those beyond
@@ -67,6 +33,7 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::leaks::Leaks;
     use crate::report::View;
     use crate::report::summary::summary;
     use crate::report::tests::profiles;

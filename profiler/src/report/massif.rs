@@ -7,10 +7,10 @@ mod tree;
 use std::io;
 
 use super::describe;
-use super::profile::Profile;
 use super::text::printable;
 use super::valgrind::{Nodes, command};
 use super::{Presentation, Report, ReportError};
+use crate::model::Profile;
 use timeline::{Detail, Point, timeline};
 use tree::Tree;
 

@@ -12,9 +12,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::dumps::{Dump, distinct_pids, dumps, end, held, rounded};
-use super::profile::{CallsiteProfile, Profile, TargetProfile};
 use super::roots::{gaps, group_of};
 use super::{Presentation, Report, ReportError, View, describe, window};
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 use maps::{Ids, Maps, Tables};
 

@@ -11,13 +11,10 @@ pub use format::{Format, FormatError};
 pub use presentation::{Group, Presentation, Share};
 pub use view::{View, ViewError};
 
-use profile::Profile;
+use crate::model::Profile;
 
 pub mod diff;
-pub mod guardrails;
-pub mod history;
 pub mod leaks;
-pub mod profile;
 pub mod summary;
 pub mod suppressions;
 pub mod tail;

@@ -1,7 +1,7 @@
 //! What to print of missing names.
 
-use super::profile::{NamesFrom, Symbolization, SymbolizationFailure};
 use super::text::printable;
+use crate::model::{NamesFrom, Symbolization, SymbolizationFailure};
 
 /// A line for each module whose names are missing.
 pub(super) fn missing_names(symbolization: &Symbolization) -> impl Iterator<Item = String> {

@@ -13,8 +13,8 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message;
 
-use super::profile::{CallsiteProfile, Profile, TargetProfile};
 use super::{Presentation, Report, ReportError, View, describe, roots};
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use dictionary::{Attribute, Dictionary};
 use locations::Locations;
 

@@ -10,8 +10,8 @@ use profiler_common::stack::StackEnd;
 use prost::Message;
 
 use super::dumps::{Dump, distinct_pids, dumps, end, start};
-use super::profile::{Origin, Profile, TargetProfile};
 use super::{Presentation, Report, ReportError};
+use crate::model::{Origin, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 use code::{Code, numbered};
 use messages::{

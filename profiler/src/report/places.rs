@@ -1,6 +1,6 @@
 //! Where a frame's code lies: its module, and the mapping of it in the target.
 
-use super::profile::{Frame, MappingProfile, ModuleProfile, Profile, TargetProfile};
+use crate::model::{Frame, MappingProfile, ModuleProfile, Profile, TargetProfile};
 
 /// See the module. Either may be unknown: reports of old versions have neither.
 #[derive(Clone, Copy, Debug, Default)]

@@ -10,8 +10,8 @@ use flate2::{Compression, GzBuilder};
 use prost::Message;
 use rustc_hash::FxHashMap;
 
-use super::profile::{CallsiteProfile, Profile, TargetProfile};
 use super::{Presentation, Report, ReportError, View, describe, roots};
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use labels::Labels;
 use locations::Locations;
 use strings::Strings;

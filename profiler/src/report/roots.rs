@@ -4,7 +4,7 @@ use profiler_common::stack::StackEnd;
 
 use super::describe;
 use super::presentation::{Group, Presentation};
-use super::profile::{CallsiteProfile, FrameId, TargetProfile};
+use crate::model::{CallsiteProfile, FrameId, TargetProfile};
 
 /// All of them, the outermost first, as names that nothing was done to. Formats that part frames by characters have to
 /// take care of those.

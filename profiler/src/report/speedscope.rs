@@ -9,8 +9,8 @@ use rustc_hash::FxHashMap;
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use super::profile::{CallsiteProfile, Frame, Profile, TargetProfile};
 use super::{Presentation, Report, ReportError, View, describe, roots, window};
+use crate::model::{CallsiteProfile, Frame, Profile, TargetProfile};
 
 const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 

@@ -7,8 +7,8 @@ use std::cmp::Reverse;
 use anstyle::{AnsiColor, Style};
 
 use self::grid::Column;
-use super::profile::{Profile, TargetProfile};
 use super::{View, describe, text, window};
+use crate::model::{Profile, TargetProfile};
 use crate::units::{EstimatedBytes, EstimatedCount};
 
 mod callsites;

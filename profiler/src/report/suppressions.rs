@@ -10,7 +10,7 @@
 
 use thiserror::Error;
 
-use super::profile::{Frame, FrameId};
+use crate::model::{Frame, FrameId};
 
 /// Patterns, each of which suppresses all stacks that have it in a frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

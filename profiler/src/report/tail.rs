@@ -14,12 +14,12 @@ use std::hash::Hash;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::folded::{Labels, label};
-use super::history::{Change, Held};
 use super::presentation::{Presentation, Share};
-use super::profile::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 use super::roots::roots;
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
+use crate::model::history::{Change, Held};
+use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 
 /// The name of the frame that stands for the rest.
 pub const OTHER: &str = "<other>";

@@ -5,8 +5,8 @@ use rustc_hash::FxHashMap;
 
 use super::Presentation;
 use super::describe;
-use super::profile::{CallsiteProfile, Profile, TargetProfile};
 use super::roots::{gaps, group_of, process};
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
 /// The nodes of all callsites' paths as numbers: those of the profile's frames, and behind them those of heapbpf's own words.
 #[derive(Debug, Default)]

@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-use super::profile::{CallsiteProfile, Profile};
 use super::text;
 use crate::ledger::totals::Totals;
+use crate::model::{CallsiteProfile, Profile};
 use crate::units::EstimatedVariance;
 
 /// Which quantity a report shows.

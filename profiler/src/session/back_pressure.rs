@@ -19,7 +19,7 @@ use crate::bpf::load::{Kernel, LoadError};
 use crate::health;
 use crate::ids::{HeapId, Pid};
 use crate::ingest::event::Event;
-use crate::report::profile::{ChangeReason, IntervalChange};
+use crate::model::{ChangeReason, IntervalChange};
 use crate::report::text;
 use crate::sys::clock;
 use crate::units::MonotonicNanos;

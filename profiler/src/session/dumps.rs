@@ -12,7 +12,7 @@ use super::listener::Listener;
 use super::triggers::{DumpPlan, Standing, Triggers};
 use crate::bpf::counters::Counters;
 use crate::ledger::timeline::Occasion;
-use crate::report::profile::{Health, Window, WindowReason};
+use crate::model::{Health, Window, WindowReason};
 use crate::sys::clock;
 
 /// The present window, and when it ends.

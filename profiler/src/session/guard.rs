@@ -15,8 +15,8 @@ use crate::guardrail::Limits;
 use crate::guardrail::cpu::{CpuWatch, doublings};
 use crate::guardrail::overhead::OverheadWatch;
 use crate::ids::Pid;
+use crate::model::guardrails::{Action, Excess, Guardrails, Overhead, ProbeCosts, Reached};
 use crate::probe::cost::Costs;
-use crate::report::guardrails::{Action, Excess, Guardrails, Overhead, ProbeCosts, Reached};
 use crate::sys::{clock, memory};
 
 /// How often is looked.

@@ -12,6 +12,7 @@ use crate::guardrail::overhead::CallCosts;
 use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::keeper::Link;
 use crate::ledger::totals::Totals;
+use crate::model::HookStatus;
 use crate::object::module::ModuleStore;
 use crate::probe::attach::{Probe, backend_name};
 use crate::probe::code::Code;
@@ -21,7 +22,6 @@ use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::proc::limits;
 use crate::proc::stat::Stat;
-use crate::report::profile::HookStatus;
 use crate::snapshot::HeapFacts;
 
 use super::links::Links;

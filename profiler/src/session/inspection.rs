@@ -10,7 +10,7 @@ use crate::check::look::{Look, TRIES_MAX, WatchedBlock, Watching, collect_at_res
 use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
 use crate::ids::Pid;
 use crate::keeper::{self, Launch};
-use crate::report::profile::HookStatus;
+use crate::model::HookStatus;
 use crate::sys::clock;
 
 impl Session {

@@ -10,9 +10,9 @@ use super::probes::Probes;
 use super::target::Target;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
+use crate::model::Origin;
 use crate::probe::leftover::{self, Place};
 use crate::proc::stat::Stat;
-use crate::report::profile::Origin;
 use crate::sys::pidfd::PidFd;
 use crate::sys::readiness::Readiness;
 

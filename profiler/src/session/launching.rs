@@ -16,7 +16,7 @@ use super::{Hold, Session};
 use crate::collect::Method;
 use crate::ids::Pid;
 use crate::keeper::Launch;
-use crate::report::profile::Origin;
+use crate::model::Origin;
 use crate::sys::inherited::Inherited;
 use crate::sys::pid;
 use crate::sys::readiness::Readiness;

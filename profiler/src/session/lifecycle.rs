@@ -14,7 +14,7 @@ use super::targets::Targets;
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
-use crate::report::profile::Origin;
+use crate::model::Origin;
 use crate::snapshot::ThreadNames;
 use crate::target::address_space::AddressSpace;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use profiler_common::interval::Interval;
 
 use crate::ids::HeapId;
-use crate::report::profile::ChangeReason;
+use crate::model::ChangeReason;
 use crate::units::MonotonicNanos;
 pub(super) use sizes::{Sizes, chance};
 

@@ -9,7 +9,7 @@ use crate::bpf::counters::Counters;
 use crate::health;
 use crate::ids::HeapId;
 use crate::ledger::totals::Totals;
-use crate::report::profile::{Health, Others, Window, WindowReason};
+use crate::model::{Health, Others, Window, WindowReason};
 use crate::snapshot::{HeapFacts, Snapshot, TargetState, WindowFacts};
 use crate::sys::clock;
 

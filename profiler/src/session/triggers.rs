@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::report::profile::WindowReason;
+use crate::model::WindowReason;
 use crate::units::EstimatedBytes;
 
 /// What a recording is dumped at, beside signals and its end.

@@ -10,8 +10,8 @@ use rustc_hash::FxHashMap;
 use super::names::Unnamed;
 use crate::address::TargetAddr;
 use crate::ids::ModuleId;
+use crate::model::{MappingProfile, ModuleProfile};
 use crate::object::module::Modules;
-use crate::report::profile::{MappingProfile, ModuleProfile};
 use crate::target::address_space::{AddressSpace, MappedModule};
 
 /// Mappings of one target that are told, the lowest first: programs have some hundred; code that is made in so many pieces has

@@ -4,7 +4,7 @@
 use crate::ledger::held::Held;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Totals;
-use crate::report::history::{Change, History, Instant, Moment};
+use crate::model::history::{Change, History, Instant, Moment};
 use crate::snapshot::{Base, TargetState};
 use crate::units::MonotonicNanos;
 

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
+use crate::model::Symbolization;
 use crate::object::module::Module;
-use crate::report::profile::Symbolization;
 
 pub mod code;
 pub mod debug_file;

@@ -12,8 +12,8 @@ use super::{Resolve, ResolvedFrame};
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{HeapId, ModuleId};
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
+use crate::model::{CallsiteProfile, Frame, FrameId};
 use crate::object::module::Modules;
-use crate::report::profile::{CallsiteProfile, Frame, FrameId};
 use crate::target::address_space::{AddressSpace, Location, Place};
 
 /// A target whose stacks are to be named.

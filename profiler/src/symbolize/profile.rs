@@ -11,8 +11,8 @@ use super::trim::trim;
 use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Amounts;
-use crate::report::leaks::{LeakCandidate, Leaks};
-use crate::report::profile::{CallsiteProfile, Health, HeapProfile, Profile, TargetProfile};
+use crate::model::leaks::{LeakCandidate, Leaks};
+use crate::model::{CallsiteProfile, Health, HeapProfile, Profile, TargetProfile};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 use crate::units::MonotonicNanos;
 

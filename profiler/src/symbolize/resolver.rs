@@ -9,11 +9,11 @@ use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, NamedFrame, N
 use super::{Resolve, ResolvedFrame, debug_file};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
+use crate::model::{NamesFrom, Symbolization, SymbolizationFailure};
 use crate::object::debug_link::DebugLink;
 use crate::object::elf::BuildId;
 use crate::object::image::Image;
 use crate::object::module::Module;
-use crate::report::profile::{NamesFrom, Symbolization, SymbolizationFailure};
 
 /// Maximum number of failures that are kept for a report.
 const FAILURES_MAX: usize = 64;

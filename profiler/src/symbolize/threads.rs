@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ids::Tid;
 use crate::ledger::snapshot::TargetSnapshot;
-use crate::report::profile::ThreadProfile;
+use crate::model::ThreadProfile;
 use crate::snapshot::ThreadNames;
 
 /// Threads that callsites name, by number.

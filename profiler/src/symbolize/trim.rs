@@ -1,7 +1,7 @@
 //! Removes the frames that every stack of a runtime begins or ends with: the way from the language's allocation call
 //! down to malloc, and the way from the system up to `main`. Pure. Frames in the middle stay, whatever their names.
 
-use crate::report::profile::{Frame, FrameId};
+use crate::model::{Frame, FrameId};
 
 /// What functions between an allocating statement and malloc are called, by how the name begins.
 const ALLOCATION: &[&str] = &[

@@ -6,9 +6,9 @@ use rustc_hash::FxHashMap;
 
 use super::element::{Told, told};
 use super::vtable::Classes;
+use crate::model::{Frame, FrameId};
 use crate::object::module::Modules;
 use crate::proc::regions::Region;
-use crate::report::profile::{Frame, FrameId};
 use crate::report::unreachable::{TypeEvidence, TypeName};
 use crate::target::address_space::AddressSpace;
 

@@ -1,12 +1,12 @@
 //! What a target held in the course of time: as its JSON report has it, and as its recording tells it.
 
+use heapbpf::model::history::{Held, Moment, Occasion};
+use heapbpf::model::{Profile, TargetProfile};
 use heapbpf::object::module::Modules;
 use heapbpf::recording::modules::{self, Found};
 use heapbpf::recording::names::RecordedNames;
 use heapbpf::recording::read;
 use heapbpf::recording::span::{Span, Spanned};
-use heapbpf::report::history::{Held, Moment, Occasion};
-use heapbpf::report::profile::{Profile, TargetProfile};
 use heapbpf::snapshot::Scope;
 use heapbpf::symbolize::profile::profile;
 use heapbpf::symbolize::resolver::Resolver;

@@ -6,8 +6,8 @@ use super::super::account::Account;
 use super::super::entry::BooksId;
 use super::{Replay, Start};
 use crate::ids::HeapId;
+use crate::model::{Health, Window};
 use crate::object::module::Modules;
-use crate::report::profile::{Health, Window};
 use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, WindowFacts};
 use crate::units::MonotonicNanos;
 

@@ -24,8 +24,8 @@ use super::write::Writer;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
+use crate::model::Beginning;
 use crate::object::module::Modules;
-use crate::report::profile::Beginning;
 use crate::snapshot::{Snapshot, TargetFacts};
 use crate::units::MonotonicNanos;
 

@@ -3,8 +3,8 @@
 use profiler_common::interval::Interval;
 
 use crate::ledger::totals::{Totals, Z_95};
+use crate::model::Profile;
 use crate::report::View;
-use crate::report::profile::Profile;
 use crate::units::Weight;
 
 /// No block is sampled at a larger interval.

@@ -5,8 +5,8 @@ use std::io;
 use rustc_hash::FxHashMap;
 
 use super::{Change, Diff, Place, Stack, words};
+use crate::model::Frame;
 use crate::report::folded::{Labels, Stacks, label};
-use crate::report::profile::Frame;
 use crate::report::roots;
 use crate::report::{ReportError, View, describe};
 

@@ -11,8 +11,8 @@ use super::change::{Change, largest_interval_bytes};
 use super::{Callsite, Place, Program, Stack};
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
-use crate::report::profile::{CallsiteProfile, Frame, Profile, TargetProfile};
-use crate::report::text::base_name;
+use crate::model::base_name;
+use crate::model::{CallsiteProfile, Frame, Profile, TargetProfile};
 
 /// What a frame is known by.
 #[derive(PartialEq, Eq, Hash)]

@@ -17,9 +17,9 @@ use std::io;
 
 use profiler_common::stack::StackEnd;
 
-use super::profile::{Frame, FrameId, Profile};
 use super::{Format, ReportError, View};
 use crate::ledger::totals::Totals;
+use crate::model::{Frame, FrameId, Profile};
 
 pub use change::Change;
 pub use json::VERSION;

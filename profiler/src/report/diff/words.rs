@@ -1,7 +1,7 @@
 //! A difference in words: what was compared, how, and what must be known to read it.
 
 use super::{Change, Diff, Program, Side, is_same_recording};
-use crate::report::profile::{Profile, Window, WindowReason};
+use crate::model::{Profile, Window, WindowReason};
 use crate::report::{View, describe, text};
 
 /// Programs of one profile that are named.

@@ -3,8 +3,8 @@
 //! The Firefox Profiler knows single blocks: one is retained if it was allocated and not freed. A callsite's sums are told
 //! as few blocks, one for all that was allocated by the same instant and freed by the same other one.
 
-use crate::report::history::Change;
-use crate::report::profile::{CallsiteProfile, Profile, TargetProfile};
+use crate::model::history::Change;
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::report::{View, describe};
 use crate::units::MonotonicNanos;
 

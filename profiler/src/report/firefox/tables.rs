@@ -4,9 +4,9 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::{CATEGORY_GAP, CATEGORY_GROUP, CATEGORY_NATIVE, Libs};
+use crate::model::{Frame, FrameId, Profile, TargetProfile};
 use crate::report::calls::calls;
 use crate::report::places::{self, Place};
-use crate::report::profile::{Frame, FrameId, Profile, TargetProfile};
 
 /// See the module.
 pub(super) struct Tables<'a> {

@@ -5,9 +5,9 @@ use serde::Serialize;
 use super::pieces::{Span, pieces};
 use super::tables::{Frames, Functions, Resources, Said, Stacks, Tables};
 use super::{Libs, millis};
-use crate::report::history::Occasion;
+use crate::model::history::Occasion;
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::report::presentation::{Group, Presentation};
-use crate::report::profile::{CallsiteProfile, Profile, TargetProfile};
 use crate::report::{View, roots};
 
 /// Which of a target's threads; `None` for callsites whose thread is not known.

@@ -6,9 +6,9 @@ use std::io;
 
 use rustc_hash::FxHashMap;
 
+use crate::model::{FrameId, Profile, TargetProfile};
 use crate::report::calls::calls;
 use crate::report::places::Place;
-use crate::report::profile::{FrameId, Profile, TargetProfile};
 
 /// Where mappings go whose own place is taken: programs have nothing there, in practice.
 const FREE: u64 = 0x1000_0000_0000;

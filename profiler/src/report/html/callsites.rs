@@ -6,7 +6,7 @@ use super::column::{Column, float};
 use super::names::Names;
 use super::stacks::Stacks;
 use crate::ledger::histogram::Histogram;
-use crate::report::profile::{CallsiteProfile, TargetProfile};
+use crate::model::{CallsiteProfile, TargetProfile};
 use crate::report::roots;
 
 /// A list of a target's callsites. Every column has one number for each, or none at all where all are 0.

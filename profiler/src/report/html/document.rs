@@ -11,8 +11,8 @@ use super::health::HealthFields;
 use super::history::{HistoryFields, millis};
 use super::names::{Frames, Functions, Names};
 use super::stacks::{Nodes, Stacks};
-use crate::report::leaks::Leaks;
-use crate::report::profile::{HeapProfile, Origin, Profile, TargetProfile};
+use crate::model::leaks::Leaks;
+use crate::model::{HeapProfile, Origin, Profile, TargetProfile};
 use crate::report::{Presentation, describe};
 
 /// See the module.

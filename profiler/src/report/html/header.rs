@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::column::{Number, float};
 use crate::ledger::totals::Totals;
-use crate::report::profile::Profile;
+use crate::model::Profile;
 use crate::report::{View, describe, text, window};
 
 /// See the module.

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::column::{Number, float};
+use crate::model::{HeapProfile, HookStatus, Profile, UnfoundHook};
 use crate::report::loss::{loss, stack_end};
-use crate::report::profile::{HeapProfile, HookStatus, Profile, UnfoundHook};
 use crate::report::summary::guardrails::describe_reached;
 use crate::report::{describe, naming, text};
 

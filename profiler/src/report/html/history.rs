@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::column::Column;
-use crate::report::history::{Held, Moment, Occasion};
-use crate::report::profile::{Profile, TargetProfile};
+use crate::model::history::{Held, Moment, Occasion};
+use crate::model::{Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 
 /// Four columns of what was held.

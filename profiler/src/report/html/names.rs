@@ -8,8 +8,8 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::column::float;
+use crate::model::{Frame, FrameId, Profile};
 use crate::report::function;
-use crate::report::profile::{Frame, FrameId, Profile};
 
 /// What a function is of, for colours: see the page's `colour.js`.
 const PROGRAM: u32 = 0;

@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::names::Names;
-use crate::report::profile::FrameId;
+use crate::model::FrameId;
 
 /// Places in stacks. A node's parent is before it; node 0 is the empty stack.
 #[derive(Debug, Default, Serialize)]

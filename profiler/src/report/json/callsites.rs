@@ -6,7 +6,7 @@ use super::Context;
 use super::details::DetailsFields;
 use super::stack::StackFields;
 use super::totals::{OlderFields, TotalsFields};
-use crate::report::profile::{HeapProfile, Profile, TargetProfile};
+use crate::model::{HeapProfile, Profile, TargetProfile};
 
 /// A target's callsites, the largest first; equal ones stay in the profile's order.
 pub(super) struct Callsites<'a> {

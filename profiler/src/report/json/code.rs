@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::report::profile::{MappingProfile, ModuleProfile, Profile, TargetProfile, ThreadProfile};
+use crate::model::{MappingProfile, ModuleProfile, Profile, TargetProfile, ThreadProfile};
 
 #[derive(Serialize)]
 pub(super) struct ModuleFields<'a> {

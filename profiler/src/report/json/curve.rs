@@ -3,8 +3,8 @@
 use serde::{Serialize, Serializer};
 
 use super::totals::Number;
-use crate::report::history::Moment;
-use crate::report::profile::{Profile, TargetProfile};
+use crate::model::history::Moment;
+use crate::model::{Profile, TargetProfile};
 use crate::units::{EstimatedBytes, EstimatedCount};
 
 /// The moments of a target.

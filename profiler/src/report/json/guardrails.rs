@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::report::guardrails::{Excess, Guardrails, Overhead, ProbeCosts, Reached};
+use crate::model::guardrails::{Excess, Guardrails, Overhead, ProbeCosts, Reached};
 
 #[derive(Serialize)]
 pub(super) struct GuardrailsFields {

@@ -4,7 +4,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use super::guardrails::GuardrailsFields;
-use crate::report::profile::{Health, IntervalChange, Symbolization, SymbolizationFailure, UnfoundHook};
+use crate::model::{Health, IntervalChange, Symbolization, SymbolizationFailure, UnfoundHook};
 
 #[derive(Serialize)]
 pub(in crate::report) struct HealthFields<'a> {

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::stack::StackFields;
-use crate::report::leaks::LeakCandidate;
-use crate::report::profile::{CallsiteProfile, Profile, TargetProfile};
+use crate::model::leaks::LeakCandidate;
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 
 #[derive(Serialize)]
 pub(super) struct LeaksFields<'a> {

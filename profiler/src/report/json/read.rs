@@ -20,7 +20,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::VERSION;
-use crate::report::profile::{Frame, FrameId, Profile};
+use crate::model::{Frame, FrameId, Profile};
 
 /// Why a text could not be read as a report.
 #[derive(Debug, Error)]

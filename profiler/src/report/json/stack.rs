@@ -3,7 +3,7 @@
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use crate::report::profile::{Frame, FrameId, Profile};
+use crate::model::{Frame, FrameId, Profile};
 
 /// Frames, the leaf first.
 pub(in crate::report) struct StackFields<'a> {

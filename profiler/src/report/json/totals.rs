@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 
 use crate::ledger::totals::{Amounts, Totals};
-use crate::report::profile::Profile;
+use crate::model::Profile;
 use crate::report::{View, window};
 use crate::units::{EstimatedBytes, EstimatedCount, EstimatedMicros};
 

@@ -1,7 +1,7 @@
 //! Live bytes over time: of one process as they were, of several the sum. Times at which more is known than the sum have it.
 
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::report::View;
-use crate::report::profile::{CallsiteProfile, Profile, TargetProfile};
 use crate::report::valgrind::{end_unix_ns, start_unix_ns};
 use crate::units::{EstimatedBytes, MonotonicNanos};
 

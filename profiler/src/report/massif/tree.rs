@@ -3,8 +3,8 @@
 use std::io;
 use std::ops::Range;
 
+use crate::model::Profile;
 use crate::report::Presentation;
-use crate::report::profile::Profile;
 use crate::report::roots::process;
 use crate::report::valgrind::Nodes;
 

@@ -4,9 +4,9 @@ use opentelemetry_proto::tonic::profiles::v1development::{Line, Mapping};
 use rustc_hash::FxHashMap;
 
 use super::dictionary::{Attribute, Dictionary};
+use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 use crate::report::calls::calls;
 use crate::report::places::{self, Place};
-use crate::report::profile::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 
 /// See the module.
 pub(super) struct Locations<'a> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::messages::{self, AddressSymbols, Line, ModuleSymbols};
-use crate::report::profile::{Frame, FrameId, MappingProfile, Profile, TargetProfile};
+use crate::model::{Frame, FrameId, MappingProfile, Profile, TargetProfile};
 
 /// The mapping of frames that heapbpf has made up, as heapprofd's is `ERROR`.
 const OWN: &str = "[heapbpf]";

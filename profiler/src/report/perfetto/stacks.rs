@@ -5,10 +5,10 @@
 use rustc_hash::FxHashMap;
 
 use super::code::{Code, Place};
+use crate::model::history::Held;
+use crate::model::{CallsiteProfile, FrameId, Profile, TargetProfile};
 use crate::report::calls::calls;
 use crate::report::dumps::{Dump, held, rounded};
-use crate::report::history::Held;
-use crate::report::profile::{CallsiteProfile, FrameId, Profile, TargetProfile};
 use crate::report::roots::{gaps, group_of};
 use crate::report::{Presentation, View};
 

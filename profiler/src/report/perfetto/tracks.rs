@@ -2,8 +2,8 @@
 
 use super::messages::{CounterDescriptor, Data, ProcessDescriptor, TrackDescriptor, TrackEvent};
 use super::{Sequence, signed};
+use crate::model::{Profile, TargetProfile};
 use crate::report::dumps::{end, rounded};
-use crate::report::profile::{Profile, TargetProfile};
 use crate::report::{ReportError, View, describe};
 
 /// `TrackEvent.Type.TYPE_COUNTER`.

@@ -1,6 +1,6 @@
 //! What a reader must know to believe the numbers, in lines of text.
 
-use crate::report::profile::Profile;
+use crate::model::Profile;
 use crate::report::{Presentation, View, describe, text, window};
 
 /// A line per fact; the first one has the version.

@@ -5,8 +5,8 @@ use rustc_hash::FxHashMap;
 use super::messages::Label;
 use super::strings::Strings;
 use super::{SAMPLE_TYPES, signed};
+use crate::model::{CallsiteProfile, TargetProfile};
 use crate::report::View;
-use crate::report::profile::{CallsiteProfile, TargetProfile};
 use crate::report::roots;
 
 /// The labels that tell samples apart. Texts are numbers of the string table; 0 for what is not known.

@@ -9,9 +9,9 @@ use rustc_hash::FxHashMap;
 
 use super::messages::{Function, Line, Location, Mapping};
 use super::strings::Strings;
+use crate::model::{Frame, FrameId, MappingProfile, Profile, TargetProfile};
 use crate::report::calls::calls;
 use crate::report::places::{Place, call_address, hex};
-use crate::report::profile::{Frame, FrameId, MappingProfile, Profile, TargetProfile};
 
 /// In the place of a mapping's number in keys: the location is no code.
 const NO_CODE: u32 = u32::MAX;

@@ -1,8 +1,8 @@
 //! Which limits were reached, in words.
 
 use super::{PLAIN, Page, WARNING};
-use crate::report::guardrails::{Action, Excess, Guardrails, Reached};
-use crate::report::profile::Profile;
+use crate::model::Profile;
+use crate::model::guardrails::{Action, Excess, Guardrails, Reached};
 use crate::report::{describe, text};
 
 /// Times that are listed.

@@ -5,8 +5,8 @@
 use profiler_common::counter::Counter;
 
 use super::{HEADING, PLAIN, Page, WARNING};
+use crate::model::{Health, HeapProfile, HookStatus, Profile, Symbolization};
 use crate::report::loss::{loss, stack_end};
-use crate::report::profile::{Health, HeapProfile, HookStatus, Profile, Symbolization};
 use crate::report::{View, describe, naming, text};
 
 /// Hooks that are listed with why they are not attached.

@@ -2,9 +2,9 @@
 
 use super::grid::Column;
 use super::{HEADING, PLAIN, Page};
+use crate::model::leaks::{LeakCandidate, Leaks};
+use crate::model::{Profile, TargetProfile};
 use crate::report::chain::chain;
-use crate::report::leaks::{LeakCandidate, Leaks};
-use crate::report::profile::{Profile, TargetProfile};
 use crate::report::text;
 use crate::units::EstimatedBytes;
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::profiles;
 use super::{check_golden, properties, render};
 use crate::ledger::totals::Totals;
-use crate::report::profile::{FrameId, Profile};
+use crate::model::{FrameId, Profile};
 use crate::report::{Format, Group, Presentation, View};
 
 fn parse(profile: &Profile) -> Value {

@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::profiles::{self, Frames, callsite, heap, taken, target};
 use super::{check_golden, flamegraph};
 use crate::ids::Pid;
+use crate::model::{Health, Profile};
 use crate::report::diff::{Change, Diff, Drawing, Side, Widths, table};
-use crate::report::profile::{Health, Profile};
 use crate::report::{Format, View};
 use crate::units::MonotonicNanos;
 use profiler_common::stack::StackEnd;
@@ -184,7 +184,7 @@ fn callsites_are_the_same_by_names() {
         (false, "another heap", |profile| profile.targets[0].heaps[0].name = "pool".into()),
         (false, "inherited blocks", |profile| profile.targets[0].callsites[0].inherited = true),
         (false, "another end", |profile| profile.targets[0].callsites[0].end = Some(StackEnd::Truncated)),
-        (false, "recursion", |profile| profile.targets[0].callsites[0].stack.push(crate::report::profile::FrameId(0))),
+        (false, "recursion", |profile| profile.targets[0].callsites[0].stack.push(crate::model::FrameId(0))),
     ] {
         assert_eq!(matched(change) == 1, same, "{what}");
     }

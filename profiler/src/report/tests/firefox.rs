@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::{check_golden, profiles, properties, render};
-use crate::report::profile::{Profile, TargetProfile};
+use crate::model::{Profile, TargetProfile};
 use crate::report::{Format, Group, Presentation, View};
 use crate::units::EstimatedBytes;
 
@@ -95,7 +95,7 @@ fn check_tables(file: &Value, thread: &Value) {
     }
 }
 
-fn sum(target: &TargetProfile, of: impl Fn(&crate::report::profile::CallsiteProfile) -> u64) -> i64 {
+fn sum(target: &TargetProfile, of: impl Fn(&crate::model::CallsiteProfile) -> u64) -> i64 {
     i64::try_from(target.callsites.iter().map(of).sum::<u64>()).expect("small")
 }
 

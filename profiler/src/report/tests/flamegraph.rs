@@ -6,7 +6,7 @@ use quick_xml::events::Event;
 
 use super::profiles;
 use super::{check_golden, render};
-use crate::report::profile::Profile;
+use crate::model::Profile;
 use crate::report::{Format, View};
 use crate::units::{EstimatedBytes, EstimatedCount};
 

@@ -2,7 +2,7 @@
 
 use super::profiles::{self, Frames, callsite, taken};
 use super::{check_golden, render};
-use crate::report::profile::{Health, Profile};
+use crate::model::{Health, Profile};
 use crate::report::{Format, View};
 use profiler_common::stack::StackEnd;
 

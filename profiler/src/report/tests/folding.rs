@@ -2,7 +2,7 @@
 
 use super::profiles::{self, taken};
 use super::render;
-use crate::report::profile::Profile;
+use crate::model::Profile;
 use crate::report::summary::summary;
 use crate::report::{Format, View};
 

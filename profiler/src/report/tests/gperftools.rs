@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::profiles::{self, Frames, callsite, taken};
 use super::{check_golden, properties, render};
-use crate::report::profile::{FrameId, MappingProfile, ModuleProfile, Profile};
+use crate::model::{FrameId, MappingProfile, ModuleProfile, Profile};
 use crate::report::{Format, View};
 use profiler_common::stack::StackEnd;
 
@@ -116,13 +116,7 @@ fn inlined_calls_have_no_address_of_their_own() {
 }
 
 /// A process with one frame in a file that is mapped at an address.
-fn process(
-    pid: u32,
-    module: usize,
-    start: u64,
-    frames: &mut Frames,
-    paths: &[&str],
-) -> crate::report::profile::TargetProfile {
+fn process(pid: u32, module: usize, start: u64, frames: &mut Frames, paths: &[&str]) -> crate::model::TargetProfile {
     let frame = frames.add("f", paths[module]);
     let last = frames.frames.last_mut().expect("one was just added");
     last.address = start + 0x234;

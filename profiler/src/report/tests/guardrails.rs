@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use super::profiles;
 use crate::ids::Pid;
-use crate::report::guardrails::{Action, Excess, Guardrails, Overhead, Reached};
+use crate::model::Profile;
+use crate::model::guardrails::{Action, Excess, Guardrails, Overhead, Reached};
 use crate::report::json::Json;
-use crate::report::profile::Profile;
 use crate::report::{Report, View, describe, summary};
 use crate::units::MonotonicNanos;
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::{check_golden, out_of_range, profiles, properties};
+use crate::model::Profile;
 use crate::report::heaptrack::Events;
-use crate::report::profile::Profile;
 use crate::report::{Format, Group, Presentation, ReportError, View};
 
 /// Every callsite allocates twice what it has live, and frees half of that.

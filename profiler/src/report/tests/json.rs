@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::profiles;
 use super::{check_golden, render};
 use crate::ledger::totals::Totals;
-use crate::report::profile::{Profile, Window, WindowReason};
+use crate::model::{Profile, Window, WindowReason};
 use crate::report::{Format, View};
 use crate::units::EstimatedBytes;
 

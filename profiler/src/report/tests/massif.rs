@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::profiles;
 use super::{check_golden, properties, render};
-use crate::report::history::{Change, Held, Instant, Moment, Occasion};
-use crate::report::profile::{FrameId, Profile};
+use crate::model::history::{Change, Held, Instant, Moment, Occasion};
+use crate::model::{FrameId, Profile};
 use crate::report::{Format, View};
 use crate::units::MonotonicNanos;
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::{check_golden, out_of_range, profiles, properties, render};
-use crate::report::profile::Profile;
+use crate::model::Profile;
 use crate::report::{Format, Group, Presentation, View};
 
 fn trace(profile: &Profile) -> Value {

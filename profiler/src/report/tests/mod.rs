@@ -33,8 +33,8 @@ mod unreachable;
 
 use std::path::Path;
 
-use super::profile::Profile;
 use super::{Format, View};
+use crate::model::Profile;
 
 /// The profile as bytes of the format.
 fn render(format: Format, profile: &Profile, view: View) -> String {

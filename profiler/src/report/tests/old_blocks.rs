@@ -1,7 +1,7 @@
 //! Profiles of old blocks alone: that formats say so, and do not tell the accuracy of all as that of what they show.
 
 use super::{profiles, written};
-use crate::report::profile::Profile;
+use crate::model::Profile;
 use crate::report::{Format, View};
 
 /// Formats with room for words.

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use prost::Message;
 
 use super::{check_golden, profiles, properties, written};
-use crate::report::profile::Profile;
+use crate::model::Profile;
 use crate::report::{Format, View};
 
 #[test]

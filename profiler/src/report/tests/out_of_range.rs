@@ -1,9 +1,9 @@
 //! Reports that are read back can hold any numbers: formats leave out what those point at, and do not fail.
 
 use super::{formats, profiles, written};
+use crate::model::history::{Change, Held};
+use crate::model::{MappingProfile, Profile};
 use crate::report::View;
-use crate::report::history::{Change, Held};
-use crate::report::profile::{MappingProfile, Profile};
 
 /// Every index of it that there is points nowhere in some place.
 pub(super) fn profile() -> Profile {

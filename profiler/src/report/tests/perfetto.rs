@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::{check_golden, out_of_range, profiles, properties, written};
-use crate::report::history::{Change, Held, Instant, Occasion};
-use crate::report::profile::{CallsiteProfile, FrameId, Profile};
+use crate::model::history::{Change, Held, Instant, Occasion};
+use crate::model::{CallsiteProfile, FrameId, Profile};
 use crate::report::{Format, Group, Presentation, View};
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 use trace::Message;

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::profiles::{self, Frames, callsite, taken};
 use super::{check_golden, properties, written};
-use crate::report::profile::{FrameId, MappingProfile, Profile};
+use crate::model::{FrameId, MappingProfile, Profile};
 use crate::report::{Format, Group, Presentation, View, roots};
 use decoded::Decoded;
 use profiler_common::stack::StackEnd;
@@ -194,7 +194,7 @@ proptest! {
                 }
                 let name = |id: &FrameId| match profile.frames.get(id.0 as usize) {
                     Some(frame) if frame.function.as_deref() == Some("") => {
-                        crate::report::profile::Frame { function: None, ..frame.clone() }.label()
+                        crate::model::Frame { function: None, ..frame.clone() }.label()
                     }
                     Some(frame) => frame.label(),
                     None => "[frame unknown]".to_owned(),

@@ -9,9 +9,9 @@ use profiler_common::stack::StackEnd;
 use crate::ids::Pid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
-use crate::report::guardrails::Guardrails;
-use crate::report::history::History;
-use crate::report::profile::{
+use crate::model::guardrails::Guardrails;
+use crate::model::history::History;
+use crate::model::{
     Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Health, HeapProfile, HookStatus, IntervalChange,
     NamesFrom, Origin, Others, Profile, Skipped, Symbolization, SymbolizationFailure, TargetProfile, UnfoundHook,
 };

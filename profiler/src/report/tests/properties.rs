@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::profiles::{self, Frames, callsite, taken};
 use super::{flamegraph, render};
-use crate::report::profile::{CallsiteProfile, FrameId, Health, Profile};
+use crate::model::{CallsiteProfile, FrameId, Health, Profile};
 use crate::report::summary::summary;
 use crate::report::{Format, View};
 use profiler_common::stack::StackEnd;

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 
 use super::{formats, guardrails, profiles, properties, render, written};
 use crate::ledger::totals::Totals;
-use crate::report::history::History;
+use crate::model::history::History;
+use crate::model::leaks::{LeakCandidate, Leaks};
+use crate::model::{Profile, Window, WindowReason};
 use crate::report::json::read::{ReadError, read};
-use crate::report::leaks::{LeakCandidate, Leaks};
-use crate::report::profile::{Profile, Window, WindowReason};
 use crate::report::summary::summary;
 use crate::report::{Format, View};
 

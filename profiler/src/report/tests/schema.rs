@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use super::{guardrails, profiles, render};
-use crate::report::guardrails::ProbeCosts;
-use crate::report::leaks::{LeakCandidate, Leaks};
-use crate::report::profile::{Profile, Window, WindowReason};
+use crate::model::guardrails::ProbeCosts;
+use crate::model::leaks::{LeakCandidate, Leaks};
+use crate::model::{Profile, Window, WindowReason};
 use crate::report::{Format, View};
 use crate::units::EstimatedBytes;
 

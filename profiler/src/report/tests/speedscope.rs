@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::{check_golden, profiles, properties, render};
-use crate::report::profile::Profile;
+use crate::model::Profile;
 use crate::report::{Format, Group, Presentation, View};
 
 fn parse(profile: &Profile, view: View) -> Value {

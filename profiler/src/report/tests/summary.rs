@@ -71,7 +71,7 @@ fn what_looks_the_same_is_one_row() {
     // The same functions, from another address.
     profile.frames.push(profile.frames[3].clone());
     profile.frames[6].address += 0x40;
-    again.stack[0] = crate::report::profile::FrameId(6);
+    again.stack[0] = crate::model::FrameId(6);
     profile.targets[0].callsites.push(again);
     let text = summary(&profile, View::LiveBytes, 10, None, false);
     let rows: Vec<&str> = text.lines().filter(|line| line.contains("cache_insert.part.0")).collect();

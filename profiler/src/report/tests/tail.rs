@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use super::profiles::{self, Frames, callsite, taken};
 use super::{properties, render};
 use crate::ledger::totals::Totals;
-use crate::report::history::{Change, Held};
-use crate::report::leaks::{LeakCandidate, Leaks};
-use crate::report::profile::{Health, Profile};
+use crate::model::history::{Change, Held};
+use crate::model::leaks::{LeakCandidate, Leaks};
+use crate::model::{Health, Profile};
 use crate::report::tail::OTHER;
 use crate::report::{Format, Presentation, Share, View};
 use crate::units::{EstimatedBytes, EstimatedCount};
@@ -157,7 +157,7 @@ fn roots(path: &[String]) -> usize {
 
 /// What can be added up, over all callsites of a target.
 fn sum(profile: &Profile) -> Vec<(Totals, usize)> {
-    let of_target = |target: &crate::report::profile::TargetProfile| {
+    let of_target = |target: &crate::model::TargetProfile| {
         let mut sum = Totals::default();
         target.callsites.iter().for_each(|callsite| sum.add(&callsite.totals));
         (sum, target.heaps.len())
@@ -202,7 +202,7 @@ proptest! {
         let cut = presentation.cut(&profile);
         prop_assert_eq!(paths(&cut, view), after.clone());
         for (before, after) in profile.targets.iter().zip(&cut.targets) {
-            let totals = |target: &crate::report::profile::TargetProfile| -> Vec<Totals> {
+            let totals = |target: &crate::model::TargetProfile| -> Vec<Totals> {
                 target.callsites.iter().map(|callsite| callsite.totals).collect()
             };
             prop_assert_eq!(totals(before), totals(after));

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::profiles::{self, Frames, callsite, taken};
 use super::{check_golden, schema};
-use crate::report::profile::{FrameId, Health, Profile};
+use crate::model::{FrameId, Health, Profile};
 use crate::report::suppressions::Suppressions;
 use crate::report::unreachable::{
     HeapKnowledge, Leak, Precision, Style, Sum, TypeEvidence, TypeName, Unreachable, merge, write_json, write_text,

@@ -7,10 +7,10 @@ use std::io;
 use serde::{Serialize, Serializer};
 
 use super::{HeapKnowledge, Leak, Precision, Sum, TypeEvidence, TypeName, Unreachable};
+use crate::model::{CallsiteProfile, TargetProfile};
 use crate::report::ReportError;
 use crate::report::json::health::HealthFields;
 use crate::report::json::stack::StackFields;
-use crate::report::profile::{CallsiteProfile, TargetProfile};
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
 const VERSION: u32 = 1;

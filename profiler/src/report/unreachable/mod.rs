@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::profile::{CallsiteProfile, Profile, TargetProfile};
 pub use crate::leak::fold::Sum;
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 pub use json::write_json;
 pub use merge::merge;
 pub use text::{Style, write_text};

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{HeapKnowledge, Leak, Precision, Sum, TypeEvidence, TypeName, Unreachable};
-use crate::report::profile::Frame;
+use crate::model::Frame;
 use crate::report::summary::{HEADING, PLAIN, Page, WARNING};
 use crate::report::{ReportError, text};
 

@@ -14,7 +14,7 @@ use crate::address::TargetAddr;
 use crate::bpf::counters::Counters;
 use crate::ids::Pid;
 use crate::ledger::Reconciled;
-use crate::report::profile::Origin;
+use crate::model::Origin;
 use crate::sys::clock;
 use crate::units::MonotonicNanos;
 

@@ -11,7 +11,7 @@ use crate::ingest::event::{Allocation, Event, Free};
 use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{Occasion, Timeline};
-use crate::report::profile::Beginning;
+use crate::model::Beginning;
 use crate::snapshot::TargetFacts;
 use crate::target::address_space::AddressSpace;
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::Interner;
 use super::fields::hexadecimal;
 use crate::ids::Tid;
-use crate::report::profile::{MappingProfile, ModuleProfile, ThreadProfile};
+use crate::model::{MappingProfile, ModuleProfile, ThreadProfile};
 use crate::report::text;
 
 #[derive(Deserialize)]

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::amounts::Amount;
-use crate::report::history::{Held, History, Moment};
+use crate::model::history::{Held, History, Moment};
 use crate::units::MonotonicNanos;
 
 /// No session keeps as many.

@@ -16,8 +16,8 @@ use super::leaks::LeaksFields;
 use super::window::WindowFields;
 use crate::ids::Pid;
 use crate::ledger::totals::Amounts;
-use crate::report::guardrails::Overhead;
-use crate::report::profile::{
+use crate::model::guardrails::Overhead;
+use crate::model::{
     Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, HookStatus, Origin, Others, Profile, Skipped,
     TargetProfile, ThreadProfile,
 };
@@ -128,7 +128,7 @@ impl TargetFields<'_> {
 
 /// What the kernel calls a program that was started as this.
 fn comm_of(command: &str) -> String {
-    let name = text::base_name(command);
+    let name = crate::model::base_name(command);
     name[..name.floor_char_boundary(COMM_BYTES_MAX)].to_owned()
 }
 

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::ids::Pid;
-use crate::report::guardrails::{Action, Excess, Guardrails, Overhead, ProbeCosts, Reached};
+use crate::model::guardrails::{Action, Excess, Guardrails, Overhead, ProbeCosts, Reached};
 use crate::report::text;
 
 #[derive(Default, Deserialize)]

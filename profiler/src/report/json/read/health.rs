@@ -6,9 +6,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::guardrails::GuardrailsFields;
-use crate::report::profile::{
-    ChangeReason, Health, IntervalChange, NamesFrom, Symbolization, SymbolizationFailure, UnfoundHook,
-};
+use crate::model::{ChangeReason, Health, IntervalChange, NamesFrom, Symbolization, SymbolizationFailure, UnfoundHook};
 use crate::report::text;
 
 #[derive(Deserialize)]

@@ -5,8 +5,8 @@ use serde::Deserialize;
 use super::Interner;
 use super::amounts::Amount;
 use super::fields::FrameFields;
-use crate::report::leaks::{LeakCandidate, Leaks};
-use crate::report::profile::{CallsiteProfile, HeapProfile};
+use crate::model::leaks::{LeakCandidate, Leaks};
+use crate::model::{CallsiteProfile, HeapProfile};
 
 #[derive(Deserialize)]
 pub(super) struct LeaksFields<'a> {

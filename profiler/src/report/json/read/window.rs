@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::report::profile::{Window, WindowReason};
+use crate::model::{Window, WindowReason};
 use crate::report::text;
 
 #[derive(Deserialize)]

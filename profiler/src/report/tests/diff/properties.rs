@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use super::super::{flamegraph, properties};
 use super::{diff, json, render};
+use crate::model::{CallsiteProfile, Profile};
 use crate::report::diff::{Diff, Widths, table};
-use crate::report::profile::{CallsiteProfile, Profile};
 use crate::report::{Format, View};
 
 /// Growth by what a line of folded text says.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::STARTED_MONOTONIC_NS;
 use crate::ids::Tid;
-use crate::report::history::{Change, Held, History, Instant, Moment, Occasion};
-use crate::report::profile::{CallsiteProfile, MappingProfile, ModuleProfile, Profile, TargetProfile, ThreadProfile};
+use crate::model::history::{Change, Held, History, Instant, Moment, Occasion};
+use crate::model::{CallsiteProfile, MappingProfile, ModuleProfile, Profile, TargetProfile, ThreadProfile};
 use crate::units::MonotonicNanos;
 
 /// Bytes of each module's one mapping.

@@ -4,26 +4,19 @@
 use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
-use serde::{Deserialize, Serialize};
 
-use super::guardrails::{Guardrails, Overhead};
+use super::code::base_name;
+use super::guardrails::Overhead;
+use super::health::Health;
 use super::history::{Change, History};
+use super::hook::HookStatus;
 use super::leaks::Leaks;
-use super::text::base_name;
-pub use super::window::{Window, WindowReason};
+use super::others::Others;
+use super::{Beginning, MappingProfile, ModuleProfile, ThreadProfile, Window};
 use crate::ids::Pid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::{Amounts, Totals};
 use crate::units::MonotonicNanos;
-pub use beginning::{Beginning, Origin};
-pub use code::{MappingProfile, ModuleProfile, ThreadProfile};
-pub use intervals::{ChangeReason, IntervalChange};
-pub use symbolization::{NamesFrom, Symbolization, SymbolizationFailure};
-
-mod beginning;
-mod code;
-mod intervals;
-mod symbolization;
 
 /// One session's result.
 #[derive(Clone, Debug)]
@@ -93,37 +86,6 @@ pub struct TargetProfile {
     pub callsites: Vec<CallsiteProfile>,
 }
 
-/// A process that was meant and is not in the profile.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Skipped {
-    /// The process.
-    pub pid: Pid,
-    /// `argv[0]`.
-    pub command: String,
-    /// Why.
-    pub reason: String,
-}
-
-/// Processes that were meant and are not in the profile one by one.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Others {
-    /// Those that could not be profiled: the first ones. How many there were is in `skipped_count`.
-    pub skipped: Vec<Skipped>,
-    /// How many could not be profiled.
-    pub skipped_count: u64,
-    /// How many ended before they could be watched.
-    pub short_lived_count: u64,
-    /// How many began as copies of a process whose blocks the live set had no room to copy.
-    pub not_inherited_count: u64,
-    /// How many ended processes are kept as sums alone.
-    pub folded_count: u64,
-    /// What those did together.
-    pub folded_totals: Totals,
-    /// The largest interval of their heaps, in bytes; `None` where they had none.
-    pub folded_interval_bytes: Option<u64>,
-}
-
 /// One heap of a target.
 #[derive(Clone, Debug)]
 pub struct HeapProfile {
@@ -137,27 +99,6 @@ pub struct HeapProfile {
     pub hooks: Vec<HookStatus>,
     /// Over the heap.
     pub totals: Totals,
-}
-
-/// What became of a hook.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HookStatus {
-    /// The function.
-    pub function: String,
-    /// The module that defines it, as the target names its path.
-    pub module: String,
-    /// How it was attached (`perf`, …).
-    pub backend: String,
-    /// Offset of the probed instruction in the module's file.
-    pub offset: u64,
-    /// That instruction as GNU tools print it, where it was looked at.
-    pub instruction: Option<String>,
-    /// The kernel emulates it, which makes for a cheap probe; else it takes a single step.
-    pub emulated: Option<bool>,
-    /// Without it the profile is not whole.
-    pub required: bool,
-    /// Why it is not attached, if it is not.
-    pub error: Option<String>,
 }
 
 /// Index into [`Profile::frames`].
@@ -204,82 +145,6 @@ pub struct Frame {
     pub address: u64,
     /// The address as an offset into the module's file, where it is in one.
     pub module_offset: Option<u64>,
-}
-
-/// What was lost, and what profiling cost.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Health {
-    /// Records that the kernel side wrote.
-    pub events: u64,
-    /// Losses by reason; reasons with 0 are left out.
-    pub lost: Vec<(String, u64)>,
-    /// Stacks by how they ended.
-    pub unwind: Vec<(String, u64)>,
-    /// Modules that were unwound by frame pointers because they have no unwind tables.
-    pub frame_pointer_modules: Vec<String>,
-    /// Functions that were named, and were in no process.
-    pub unfound: Vec<UnfoundHook>,
-    /// How often the ledger was put right from the kernel's live set.
-    pub resyncs: u64,
-    /// When heaps were sampled at another interval from then on, the first first.
-    pub interval_changes: Vec<IntervalChange>,
-    /// CPU time of the agent, in nanoseconds.
-    pub agent_cpu_ns: u64,
-    /// Largest resident size of the agent, in bytes.
-    pub agent_rss_bytes_max: u64,
-    /// Limits on what profiling may cost.
-    pub guardrails: Guardrails,
-    /// How functions were named. Known when a report is made; recordings have it beside their names.
-    #[serde(skip)]
-    pub symbolization: Symbolization,
-}
-
-/// A function that was named, and was in no module that may have it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnfoundHook {
-    /// Its heap.
-    pub heap: String,
-    /// Its symbol.
-    pub function: String,
-    /// The modules that it may be in, as they were named; `*` for any.
-    pub modules: Vec<String>,
-    /// Without it the profile is not whole.
-    pub required: bool,
-}
-
-impl Health {
-    /// Adds a loss, if there was one.
-    pub fn lose(&mut self, reason: &str, count: u64) {
-        if count > 0 {
-            self.lost.push((reason.to_owned(), count));
-        }
-    }
-
-    /// What has happened since `base`, the health of the same recording earlier. What has no time stays what it is: the
-    /// modules, the functions, the largest size.
-    #[must_use]
-    pub fn since(&self, base: &Self) -> Self {
-        let since = |now: &[(String, u64)], base: &[(String, u64)]| {
-            let before = |name: &String| base.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
-            let rest = now.iter().map(|(name, count)| (name.clone(), count.saturating_sub(before(name))));
-            rest.filter(|(_, count)| *count > 0).collect()
-        };
-        Self {
-            events: self.events.saturating_sub(base.events),
-            lost: since(&self.lost, &base.lost),
-            unwind: since(&self.unwind, &base.unwind),
-            resyncs: self.resyncs.saturating_sub(base.resyncs),
-            agent_cpu_ns: self.agent_cpu_ns.saturating_sub(base.agent_cpu_ns),
-            ..self.clone()
-        }
-    }
-
-    /// Everything lost, over all reasons.
-    #[must_use]
-    pub fn lost_total(&self) -> u64 {
-        self.lost.iter().map(|(_, count)| count).sum()
-    }
 }
 
 impl Profile {
@@ -345,14 +210,6 @@ impl Profile {
     #[must_use]
     pub fn frame(&self, id: FrameId) -> &Frame {
         &self.frames[id.0 as usize]
-    }
-}
-
-impl HookStatus {
-    /// Whether the profile is not whole because it is not attached.
-    #[must_use]
-    pub fn is_missing(&self) -> bool {
-        self.required && self.error.is_some()
     }
 }
 

@@ -36,3 +36,8 @@ pub struct ThreadProfile {
     /// The kernel's name for it, as it was when it was first seen to allocate; `None` where it had ended before.
     pub name: Option<Arc<str>>,
 }
+
+/// The last component of a path.
+pub(crate) fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
