@@ -95,6 +95,21 @@ fn a_targets_name_does_not_control_the_terminal() {
 }
 
 #[test]
+fn a_targets_name_does_not_forge_messages() {
+    let directory = tempfile::tempdir().expect("there is a directory for temporary files");
+    let program = directory.path().join("a\n\u{1b}[2J\r\u{9b}b");
+    std::fs::copy(build("service.c"), &program).expect("the directory is ours");
+    let mut target = Target::spawn(&mut Command::new(&program));
+    for arguments in ["--duration 1s -vvv -o out.json", "--duration 1s -o out.svg"] {
+        let outcome = Heapbpf::of(target.pid(), arguments).run().expect_code(0);
+        let text = outcome.stderr + &outcome.stdout;
+        assert!(!text.contains(['\u{1b}', '\r', '\u{9b}']), "{text:?}");
+        assert!(text.contains("recording a ") && !text.lines().any(|line| line.starts_with("[2J")), "{text:?}");
+    }
+    target.assert_running();
+}
+
+#[test]
 fn a_small_stack_suffices() {
     let mut target = Target::start("service.c");
     let mut command = Command::new("sh");

@@ -74,7 +74,12 @@ impl Write for Log {
         if self.clears {
             terminal::clear_line()?;
         }
-        terminal::errors().write_all(line)?;
+        // A name of a target could begin another line.
+        let (text, end) = line.split_at(line.len() - usize::from(line.ends_with(b"\n")));
+        let one_line: Vec<u8> = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }).collect();
+        let mut errors = terminal::errors();
+        errors.write_all(&one_line)?;
+        errors.write_all(end)?;
         Ok(line.len())
     }
 

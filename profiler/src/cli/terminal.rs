@@ -1,5 +1,6 @@
-//! The only door to standard output and standard error. What goes to a terminal has no control characters but line ends, tabs
-//! and colours: names, arguments and paths of targets could otherwise move its cursor or type into it.
+//! The only access to standard output and standard error. Standard error, and standard output where it is a terminal, have no
+//! control characters but line ends, tabs and colours: names, arguments and paths of targets could otherwise move a terminal's
+//! cursor or type into it, also from a log file that is printed later.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -21,7 +22,7 @@ pub(super) fn output() -> Lines<io::Stdout> {
 
 /// Standard error.
 pub(super) fn errors() -> Lines<io::Stderr> {
-    Lines::new(io::stderr(), errors_is_terminal())
+    Lines::new(io::stderr(), true)
 }
 
 /// Where progress is drawn.

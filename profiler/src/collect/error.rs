@@ -30,7 +30,7 @@ pub enum CollectError {
     #[error("process `{0}` is heapbpf itself, which cannot stop itself; give another to `--pid`")]
     Itself(Pid),
     /// A debugger has it.
-    #[error("thread `{}` of process `{pid}` is traced already, by `{name}` (thread `{}`), and has no second tracer; detach or end that one first", tid.0, tracer.0)]
+    #[error("thread `{}` of process `{pid}` is traced already, by `{}` (thread `{}`), and has no second tracer; detach or end that one first", tid.0, name.escape_debug(), tracer.0)]
     Traced {
         /// The process.
         pid: Pid,

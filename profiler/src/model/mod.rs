@@ -12,6 +12,7 @@ mod intervals;
 mod others;
 mod profile;
 mod symbolization;
+mod type_name;
 mod window;
 
 pub use beginning::{Beginning, Origin};
@@ -23,4 +24,5 @@ pub use intervals::{ChangeReason, IntervalChange};
 pub use others::{Others, Skipped};
 pub use profile::{CallsiteProfile, Frame, FrameId, HeapProfile, Profile, TargetProfile};
 pub use symbolization::{NamesFrom, Symbolization, SymbolizationFailure};
+pub use type_name::{TypeEvidence, TypeName};
 pub use window::{Window, WindowReason};

@@ -26,6 +26,7 @@ use crate::ledger::LiveAllocation;
 use crate::probe::attach::choose;
 use crate::probe::cost::{self, CostError, Costs};
 use crate::proc::executable;
+use crate::report::text::printable;
 use crate::sys::{clock, memory};
 
 /// See the module.
@@ -112,7 +113,7 @@ impl Probes {
         self.attach(target)?;
         let hooks_added = target.hooks.attached().saturating_sub(hooks_before);
         if target.has_begun() && hooks_added > 0 {
-            info!("process {} ({}) is watched with {hooks_added} more hooks", target.pid, target.comm);
+            info!("process {} ({}) is watched with {hooks_added} more hooks", target.pid, printable(&target.comm));
         }
         // Until it has begun, a look that came to nothing, or the one of `foresee`, may have seen the mappings first.
         if mapped_more || !target.has_begun() {

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::Session;
 use super::discovery::Own;
 use super::target::Target;
+use crate::report::text::printable;
 use crate::sys::clock;
 
 /// Processes that were found and are not attached to yet.
@@ -90,8 +91,12 @@ impl Session {
     #[must_use]
     pub fn describe(&self) -> String {
         const NAMED_MAX: usize = 5;
-        let mut names: Vec<_> =
-            self.targets.running().take(NAMED_MAX).map(|target| format!("{} ({})", target.comm, target.pid)).collect();
+        let mut names: Vec<_> = self
+            .targets
+            .running()
+            .take(NAMED_MAX)
+            .map(|target| format!("{} ({})", printable(&target.comm), target.pid))
+            .collect();
         let more = self.targets.count().saturating_sub(NAMED_MAX);
         if more > 0 {
             names.push(format!("{more} more"));

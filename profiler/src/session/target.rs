@@ -16,6 +16,7 @@ use crate::ledger::totals::Totals;
 use crate::model::{Beginning, Origin};
 use crate::object::module::ModuleStore;
 use crate::recording::recorder::Recorder;
+use crate::report::text::printable;
 use crate::snapshot::{Base, TargetFacts, TargetState};
 use crate::sys::clock;
 use crate::target::address_space::AddressSpace;
@@ -275,7 +276,7 @@ impl Target {
 
     /// Tells the user that from now on what it does is seen.
     pub(super) fn announce(&self) {
-        info!("process {} ({}) is watched, {} hooks", self.pid, self.comm, self.hooks.attached());
+        info!("process {} ({}) is watched, {} hooks", self.pid, printable(&self.comm), self.hooks.attached());
     }
 
     /// It has ended: forgets its single blocks, here and in the kernel's live set. Its modules stay open for their names.

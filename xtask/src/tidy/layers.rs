@@ -38,7 +38,6 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "proc",
             "target",
             "model",
-            "report::unreachable",
             "snapshot",
             "sys::channel",
             "sys::companion",

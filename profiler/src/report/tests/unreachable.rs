@@ -5,10 +5,10 @@ use serde_json::Value;
 
 use super::profiles::{self, Frames, callsite, taken};
 use super::{check_golden, schema};
-use crate::model::{FrameId, Health, Profile};
+use crate::model::{FrameId, Health, Profile, TypeEvidence, TypeName};
 use crate::report::suppressions::Suppressions;
 use crate::report::unreachable::{
-    HeapKnowledge, Leak, Precision, Style, Sum, TypeEvidence, TypeName, Unreachable, merge, write_json, write_text,
+    HeapKnowledge, Leak, Precision, Style, Sum, Unreachable, merge, write_json, write_text,
 };
 
 const TAKEN_UNIX_NS: u64 = 1_795_255_230_500_000_000;

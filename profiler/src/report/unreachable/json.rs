@@ -6,8 +6,8 @@ use std::io;
 
 use serde::{Serialize, Serializer};
 
-use super::{HeapKnowledge, Leak, Precision, Sum, TypeEvidence, TypeName, Unreachable};
-use crate::model::{CallsiteProfile, TargetProfile};
+use super::{HeapKnowledge, Leak, Precision, Sum, Unreachable};
+use crate::model::{CallsiteProfile, TargetProfile, TypeEvidence, TypeName};
 use crate::report::ReportError;
 use crate::report::json::health::HealthFields;
 use crate::report::json::stack::StackFields;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{Leak, Sum, TypeEvidence};
+use super::{Leak, Sum};
+use crate::model::TypeEvidence;
 
 /// What alike leaks have in common.
 #[derive(PartialEq, Eq, Hash)]
@@ -63,7 +64,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::report::unreachable::TypeName;
+    use crate::model::TypeName;
 
     fn typed(leak: Leak, name: &str, evidence: TypeEvidence) -> Leak {
         Leak { type_name: Some(TypeName { name: name.into(), evidence }), ..leak }

@@ -1,9 +1,7 @@
 //! Blocks of a process that nothing holds any more, as reports tell them.
 
-use std::sync::Arc;
-
 pub use crate::leak::fold::Sum;
-use crate::model::{CallsiteProfile, Profile, TargetProfile};
+use crate::model::{CallsiteProfile, Profile, TargetProfile, TypeName};
 pub use json::write_json;
 pub use merge::merge;
 pub use text::{Style, write_text};
@@ -96,24 +94,6 @@ pub struct Leak {
     pub similar: Sum,
     /// All that hangs on those.
     pub similar_referenced: Sum,
-}
-
-/// What a block is an object of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TypeName {
-    /// The type, demangled.
-    pub name: Arc<str>,
-    /// How it is known.
-    pub evidence: TypeEvidence,
-}
-
-/// How a type is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TypeEvidence {
-    /// The first word points into this type's virtual table.
-    Vtable,
-    /// A function in the stack is a template's, or generic, over this type: the block holds values of it.
-    Stack,
 }
 
 /// Bytes of a leaked block that are shown.

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::{HeapKnowledge, Leak, Precision, Sum, TypeEvidence, TypeName, Unreachable};
-use crate::model::Frame;
+use super::{HeapKnowledge, Leak, Precision, Sum, Unreachable};
+use crate::model::{Frame, TypeEvidence, TypeName};
 use crate::report::summary::{HEADING, PLAIN, Page, WARNING};
 use crate::report::{ReportError, text};
 
