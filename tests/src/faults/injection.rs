@@ -34,6 +34,8 @@ const KEEPER_ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// Until heapbpf has ended otherwise, and until a process of a role exists. Only a hang takes this long.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
 const POLL_PERIOD: Duration = Duration::from_micros(200);
+/// From attaching until a process of a role exists: the symbolizer starts after detaching, which takes seconds with perf events.
+const APPEARS_WITHIN: Duration = Duration::from_secs(10);
 
 /// What a kill did.
 #[derive(Debug)]
@@ -213,7 +215,7 @@ fn is_failure(status: ExitStatus) -> bool {
     !matches!(status.code(), Some(0 | 3 | 4 | 130))
 }
 
-/// Waits until a process exists, at most until a second after attaching.
+/// Waits until a process exists, at most for some time after attaching.
 fn appearance(agent: &mut Agent, find: &impl Fn(&Agent) -> Option<u32>) -> Option<Instant> {
     let mut deadline = Instant::now() + ENDS_WITHIN;
     let mut was_ready = false;
@@ -226,7 +228,7 @@ fn appearance(agent: &mut Agent, find: &impl Fn(&Agent) -> Option<u32>) -> Optio
         }
         if !was_ready && agent.is_ready() {
             was_ready = true;
-            deadline = Instant::now() + Duration::from_secs(1);
+            deadline = Instant::now() + APPEARS_WITHIN;
         }
         thread::sleep(POLL_PERIOD);
     }

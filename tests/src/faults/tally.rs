@@ -69,20 +69,32 @@ impl Tally {
     /// The counts as a table in Markdown, a row for each mode, backend and role, and sums by role.
     #[must_use]
     pub fn table(&self) -> String {
-        let mut head = ["mode", "backend", "killed", "kills", "harmed"].join(" | ");
+        self.table_of(true)
+    }
+
+    /// The sums by role as a table in Markdown.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        self.table_of(false)
+    }
+
+    fn table_of(&self, each: bool) -> String {
+        let names: &[&str] = if each { &["mode", "backend", "killed"] } else { &["killed"] };
+        let mut head = [names, &["kills", "harmed"]].concat().join(" | ");
         Harm::ALL.iter().for_each(|harm| _ = write!(head, " | {harm}"));
-        let mut table = format!("| {head} |\n|---|---|---|{}\n", "---:|".repeat(2 + Harm::ALL.len()));
-        let mut line = |names: [&str; 3], row: &Row| {
+        let mut table = format!("| {head} |\n|{}{}\n", "---|".repeat(names.len()), "---:|".repeat(2 + Harm::ALL.len()));
+        let mut line = |names: &[&str], row: &Row| {
             let _ = writeln!(table, "| {} | {} |", names.join(" | "), row.cells().join(" | "));
         };
-        for (case, row) in &self.rows {
-            line([case.mode.name(), case.backend.name(), case.role.name()], row);
+        for (case, row) in self.rows.iter().filter(|_| each) {
+            line(&[case.mode.name(), case.backend.name(), case.role.name()], row);
         }
         for &role in Role::ALL {
             let mut sum = Row::default();
             self.rows.iter().filter(|(case, _)| case.role == role).for_each(|(_, row)| sum.add(row));
+            let all = ["**all**", "", role.name()];
             if sum.kills > 0 {
-                line(["**all**", "", role.name()], &sum);
+                line(if each { &all } else { &all[2..] }, &sum);
             }
         }
         let _ = writeln!(table, "\nKills that came too late every time, and were given up: {}.", self.missed);
