@@ -88,7 +88,7 @@ impl Injector {
             return self.missed(case, moment, &mut agent, subject);
         };
         if case.role == Role::Symbolizer {
-            self.naming = NAMED_WITHIN.min(self.naming * 5 / 4);
+            self.naming = NAMED_WITHIN.min(self.naming * 3 / 2);
         }
         let threads = agent.threads();
         let killed = Instant::now();
@@ -181,7 +181,7 @@ impl Injector {
     fn missed(&mut self, case: Case, moment: Moment, agent: &mut Agent, mut subject: Subject) -> Option<Outcome> {
         let lived = agent.started().elapsed();
         if case.role == Role::Symbolizer {
-            self.naming /= 2;
+            self.naming = (self.naming / 2).max(NAMED_WITHIN / 100);
         }
         if case.mode.is_one_shot() {
             self.start_up.insert((case.mode, case.backend), lived);
