@@ -170,7 +170,7 @@ value keeper-killed.probes_after "$(probes $target)"
 leave
 
 # The clock is set back and forth while a target works.
-begin clock exact --interval 1
+begin clock threads --interval 1
 date -s '2001-01-01 00:00:00' >/dev/null
 echo go >&3
 await clock.ledger '{' 2 $target
