@@ -98,9 +98,8 @@ pub fn children(pid: u32) -> Vec<u32> {
 pub fn commands(pid: u32) -> Vec<u32> {
     let mut children = children(pid);
     // The name of a companion is another one until it has set its own. What has exited meanwhile is no command either.
-    let file = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).ok();
-    let own = file(pid);
-    children.retain(|&child| file(child).is_some_and(|other| Some(other) != own));
+    let own = fs::canonicalize(crate::heapbpf::binary()).expect("heapbpf is built");
+    children.retain(|child| fs::read_link(format!("/proc/{child}/exe")).is_ok_and(|file| file != own));
     children
 }
 

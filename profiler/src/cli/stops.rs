@@ -46,10 +46,17 @@ impl Stops {
         }
     }
 
-    /// Waits for one more signal, whatever has come before.
+    /// Waits for one more signal, whatever has come before. Ignores the interrupt that belongs to the command: it may have ended the
+    /// command, and with it the recording, before it was received here.
     pub(super) async fn next(&mut self, command: Option<Launched>) {
-        let signal = std::future::poll_fn(|context| self.poll(context)).await;
-        self.receive(signal, command);
+        loop {
+            let signal = std::future::poll_fn(|context| self.poll(context)).await;
+            let is_commands = signal == Signal::INT && self.interrupts_left > 0;
+            self.receive(signal, command);
+            if !is_commands {
+                return;
+            }
+        }
     }
 
     /// Whether a signal to stop has come already. What has come is dealt with as by [`wait`](Self::wait).
