@@ -2,8 +2,8 @@
 
 use std::io;
 
-use heapbpf::report::diff::{self, Diff, Drawing, Side};
 use heapbpf::model::Profile;
+use heapbpf::report::diff::{self, Diff, Drawing, Side};
 use heapbpf::report::{Format, Group, Presentation, View, summary};
 
 /// Writes a profile in one format, as a table, or as a difference from a part of itself: the low four bits of `choice` select which,
