@@ -21,7 +21,7 @@ fn allowed_imports() {
     check_found("profiler/src/ledger/live.rs", "use crate::ids::Pid;\nuse crate::ingest::Event;\n", &[]);
     check_found("profiler/src/ledger/live.rs", "use super::totals::Totals;\nuse crate::ledger::totals;\n", &[]);
     check_found("profiler/src/symbolize/mod.rs", "use crate::model::{Frame, Profile};\n", &[]);
-    check_found("profiler/src/session.rs", "use crate::{bpf, ledger::live::*, tui::app};\n", &[]);
+    check_found("profiler/src/session.rs", "use crate::{bpf, ledger::live::*, probe::Prober};\n", &[]);
     check_found("profiler/src/main.rs", "fn main() { heapbpf::cli::run() }\n", &[]);
     check_found("xtask/src/main.rs", "use crate::anything;\n", &[]);
 }
