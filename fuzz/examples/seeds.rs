@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use heapbpf::ids::Pid;
-use heapbpf::proc::regions::{Region, RegionKind, regions};
+use heapbpf::linux::proc::regions::{Region, RegionKind, regions};
 use heapbpf::recording::block::{FILE_HEADER_BYTES, Kind, read_block};
 use heapbpf::recording::read::Reading;
 use heapbpf::recording::replay::Replay;

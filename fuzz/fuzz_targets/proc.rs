@@ -3,7 +3,7 @@
 #![no_main]
 
 use heapbpf::fuzzing;
-use heapbpf::proc::auxv::Auxv;
+use heapbpf::linux::proc::auxv::Auxv;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     fuzzing::proc_file(bytes);

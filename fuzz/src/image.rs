@@ -17,7 +17,7 @@ use heapbpf::address::{FileOffset, TargetAddr};
 use heapbpf::collect::ThreadState;
 use heapbpf::ids::Tid;
 use heapbpf::memory::Copied;
-use heapbpf::proc::regions::{Region, RegionKind, region_of};
+use heapbpf::linux::proc::regions::{Region, RegionKind, region_of};
 
 use crate::bytes::Bytes;
 

@@ -4,12 +4,12 @@
 use crate::address::LinkAddr;
 use crate::collect::fork::flags;
 use crate::ids::Pid;
-use crate::proc::auxv::Auxv;
-use crate::proc::{cgroups, kept, limits, maps, process, regions, stat, tasks};
+use crate::linux::proc::auxv::Auxv;
+use crate::linux::proc::{cgroups, kept, limits, maps, process, regions, stat, tasks};
+use crate::process::link_map::{LinkMap, Memory};
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::element;
 use crate::symbolize::qualified::{Qualified, implemented};
-use crate::target::link_map::{LinkMap, Memory};
 use crate::unwind::{Table, encode};
 
 /// Parses the contents of any file of `/proc/PID` with all parsers of these files.

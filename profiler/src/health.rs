@@ -5,9 +5,9 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use profiler_common::counter::Counter;
 
 use crate::bpf::counters::Counters;
+use crate::linux::clock;
 use crate::model::guardrails::Guardrails;
 use crate::model::{Health, Symbolization};
-use crate::sys::clock;
 
 /// The kernel's counters and the agent's own, at the end of a recording.
 #[must_use]

@@ -5,11 +5,10 @@ pub mod ids;
 pub mod memory;
 pub mod units;
 
-pub mod sys;
+pub mod linux;
 
 pub mod object;
-pub mod proc;
-pub mod target;
+pub mod process;
 
 pub mod allocator;
 pub mod bpf;

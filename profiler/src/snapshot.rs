@@ -17,7 +17,7 @@ use crate::ledger::totals::Amounts;
 use crate::model::guardrails::Overhead;
 use crate::model::{Beginning, Health, HookStatus, Others, Window, WindowReason};
 use crate::object::module::Modules;
-use crate::target::address_space::AddressSpace;
+use crate::process::address_space::AddressSpace;
 use crate::units::MonotonicNanos;
 
 /// A session at an instant.

@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::kernel;
-use crate::report::Report;
 use crate::target::build_directory;
+use crate::report::Report;
 
 /// Until probes are in place. Only a hang takes this long, also on a machine that does much else.
 const READY_WITHIN: Duration = Duration::from_secs(120);

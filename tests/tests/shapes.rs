@@ -13,7 +13,7 @@ use heapbpf::bpf::ring::Ring;
 use heapbpf::ids::{HeapId, HookId, Pid};
 use heapbpf::ingest::decode::decode;
 use heapbpf::ingest::event::{Allocation, Event};
-use heapbpf::sys::bpf::{AttachType, MultiLink, link_multi};
+use heapbpf::linux::bpf::{AttachType, MultiLink, link_multi};
 use heapbpf_tests::kernel::require_root;
 use heapbpf_tests::target::{Target, build};
 use object::{Object, ObjectSegment, ObjectSymbol};

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use heapbpf::address::TargetAddr;
 use heapbpf::collect::ThreadState;
 use heapbpf::ids::{Pid, Tid};
+use heapbpf::linux::proc::regions::{Region, RegionKind, region_of, regions};
 use heapbpf::memory::{Copied, Memory};
-use heapbpf::proc::regions::{Region, RegionKind, region_of, regions};
 use heapbpf::walk::{Scene, Walk, walk};
 use heapbpf_tests::recipe::Recipe;
 

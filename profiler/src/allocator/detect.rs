@@ -1,7 +1,7 @@
 //! Tells which allocator a module is, and what is known of the functions of each.
 
 use super::libc::DEFINING_FUNCTION;
-use crate::target::definitions::Candidate;
+use crate::process::definitions::Candidate;
 
 /// An allocator that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

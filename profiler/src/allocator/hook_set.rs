@@ -9,8 +9,8 @@ use thiserror::Error;
 use super::custom::{self, CustomHook, HookError};
 use super::selection::interval_bytes;
 use super::spec::HookSpec;
-use crate::sys::input;
-use crate::target::module_pattern::ModulePattern;
+use crate::linux::input;
+use crate::process::module_pattern::ModulePattern;
 
 /// Specs that ship, by name.
 const SHIPPED: &[(&str, &str)] =

@@ -19,7 +19,7 @@ use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::object::ObjectError;
 use crate::object::symbols::{DefinedFunction, SymbolSource};
-use crate::target::definitions::Candidate;
+use crate::process::definitions::Candidate;
 
 /// A function to hook, found.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,9 +12,9 @@ use super::spec::HookSpec;
 use super::{cxx, jemalloc, libc, mimalloc, rust, tcmalloc};
 use crate::object::fixture::{Running, Workshop};
 use crate::object::module::ModuleStore;
-use crate::target::address_space::AddressSpace;
-use crate::target::definitions::Definitions;
-use crate::target::link_map::LinkMap;
+use crate::process::address_space::AddressSpace;
+use crate::process::definitions::Definitions;
+use crate::process::link_map::LinkMap;
 
 fn tables() -> Vec<(&'static str, &'static [HookSpec])> {
     let mut tables = vec![

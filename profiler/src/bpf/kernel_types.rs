@@ -6,7 +6,7 @@ use std::fs;
 
 use thiserror::Error;
 
-use crate::sys::feature::KERNEL_BTF;
+use crate::linux::feature::KERNEL_BTF;
 
 /// Offsets in `struct task_struct`, and in what it points to, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use super::blocks::LIVE;
 use super::load::{Kernel, LoadError};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, StackId};
-use crate::sys::map_batch::{read_hash, remove_hash};
-use crate::sys::map_memory::SharedCounts;
+use crate::linux::map_batch::{read_hash, remove_hash};
+use crate::linux::map_memory::SharedCounts;
 
 const STACKS: &str = "STACKS";
 

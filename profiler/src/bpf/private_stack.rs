@@ -6,7 +6,7 @@
 use std::os::fd::AsFd;
 
 use super::load::{Kernel, LoadError};
-use crate::sys::program_info::machine_code;
+use crate::linux::program_info::machine_code;
 
 /// What the machine code of a program shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +59,11 @@ mod tests {
     use super::*;
     use crate::bpf::fixture;
     use crate::bpf::load::LinkKind;
-    use crate::sys::bpf::{AttachType, load_nothing, load_with_stack};
+    use crate::linux::bpf::{AttachType, load_nothing, load_with_stack};
 
     /// Linux 6.13 is the first with private stacks, and with sessions.
     fn has_private_stacks() -> bool {
-        crate::sys::bpf::supports(AttachType::UprobeSession).expect("tests run as root, on a kernel with BPF")
+        crate::linux::bpf::supports(AttachType::UprobeSession).expect("tests run as root, on a kernel with BPF")
     }
 
     #[test]

@@ -10,7 +10,7 @@ use aya_obj::Object;
 
 use super::load::LoadError;
 use super::private_stack;
-use crate::sys::bpf::{self, AttachType, ProgramBtf, ProgramLoad};
+use crate::linux::bpf::{self, AttachType, ProgramBtf, ProgramLoad};
 
 /// An object, relocated and ready to load programs from.
 pub(super) struct RelocatedObject {

@@ -4,8 +4,8 @@ use std::io;
 
 use aya::maps::{Map, MapData, MapError, RingBuf};
 
-use crate::sys::map_memory::RingPositions;
-use crate::sys::readiness::Readiness;
+use crate::linux::map_memory::RingPositions;
+use crate::linux::readiness::Readiness;
 
 /// The reading end. Owned by the session's task alone.
 pub struct Ring {

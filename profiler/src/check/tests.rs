@@ -12,13 +12,13 @@ use crate::leak::growth::Growths;
 use crate::ledger::details::Details;
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::ledger::totals::Totals;
+use crate::linux::proc::regions::{Region, RegionKind};
 use crate::memory::Copied;
 use crate::model::{Beginning, Health, Others};
 use crate::object::module::{Module, Modules};
-use crate::proc::regions::{Region, RegionKind};
+use crate::process::address_space::AddressSpace;
 use crate::snapshot::{Base, HeapFacts, Snapshot, TargetFacts, TargetState};
 use crate::symbolize::ResolvedFrame;
-use crate::target::address_space::AddressSpace;
 use crate::units::MonotonicNanos;
 use crate::walk::{Walk, WalkedBlock};
 

@@ -11,12 +11,12 @@ use crate::keeper::{self, Keeper};
 use crate::leak::growth::Growths;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Totals;
+use crate::linux::clock;
 use crate::model::{Beginning, Health, Others};
 use crate::object::module::ModuleStore;
+use crate::process::address_space::AddressSpace;
+use crate::process::process::Process;
 use crate::snapshot::{Base, Snapshot, TargetFacts, TargetState};
-use crate::sys::clock;
-use crate::target::address_space::AddressSpace;
-use crate::target::process::Process;
 
 /// Takes a heap snapshot of a process, which the keeper stops.
 ///

@@ -19,9 +19,9 @@ use crate::allocator::custom::CustomHook;
 use crate::allocator::selection::HeapInterval;
 use crate::doctor::TARGET_COMMAND;
 use crate::probe::place::PlacementMode;
+use crate::process::cgroup::Cgroup;
+use crate::process::pattern::Pattern;
 use crate::session::Hold;
-use crate::target::cgroup::Cgroup;
-use crate::target::pattern::Pattern;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -20,12 +20,12 @@ use crate::check::{Plan, unwatched};
 use crate::guardrail::Limits;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
+use crate::linux::inherited::Inherited;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
+use crate::process::filter::Selection;
 use crate::report::ReportError;
 use crate::session::{Control, DumpPlan, Hold, Listener, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode};
-use crate::sys::inherited::Inherited;
-use crate::target::filter::Selection;
 
 /// Looks, tells, and returns the exit code.
 pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {

@@ -29,10 +29,10 @@ use args::{Cli, Command};
 use terminal::say;
 
 use crate::keeper;
+use crate::linux::inherited::Inherited;
+use crate::linux::signals;
+use crate::process::launch::LaunchError;
 use crate::session::TooSmall;
-use crate::sys::inherited::Inherited;
-use crate::sys::signals;
-use crate::target::launch::LaunchError;
 
 /// Exit codes (a contract: see `heapbpf --help`).
 mod exit {

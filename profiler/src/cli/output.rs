@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use super::args::is_recording;
 use super::record::UsageError;
 use super::terminal;
+use crate::linux::replacement::Replacement;
 use crate::report::{Format, FormatError};
-use crate::sys::replacement::Replacement;
 
 /// Who may read a file, as far as the umask allows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

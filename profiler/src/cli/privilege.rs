@@ -4,8 +4,8 @@ use std::io;
 
 use anyhow::{Context, Result, bail};
 
-use crate::proc::process;
-use crate::sys::capability;
+use crate::linux::capability;
+use crate::linux::proc::process;
 
 /// Checks that this process may profile at all.
 pub(super) fn check() -> Result<()> {

@@ -7,11 +7,11 @@ use anyhow::{Context, Result, bail};
 use bytesize::ByteSize;
 
 use super::recorded::{How, Recorded};
+use crate::linux::input;
 use crate::model::Profile;
 use crate::recording::block::MAGIC;
 use crate::recording::span::Span;
 use crate::report::json::read::read;
-use crate::sys::input;
 
 /// A report of 10,000 callsites with 40 frames each has a sixth of it.
 const SIZE_BYTES_MAX: u64 = 512 << 20;

@@ -21,8 +21,11 @@ use crate::allocator::selection::HeapSelection;
 use crate::bpf::load::LinkKind;
 use crate::guardrail::Limits;
 use crate::ids::Pid;
+use crate::linux::inherited::Inherited;
+use crate::linux::input;
+use crate::linux::proc::process;
 use crate::probe::attach::BackendChoice;
-use crate::proc::process;
+use crate::process::filter::Selection;
 use crate::recording::write::Written as Recorded;
 use crate::report::suppressions::Suppressions;
 use crate::report::{Format, ReportError, summary};
@@ -30,9 +33,6 @@ use crate::session::{
     Command, Control, DumpPlan, Listener, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode,
 };
 use crate::snapshot::Snapshot;
-use crate::sys::inherited::Inherited;
-use crate::sys::input;
-use crate::target::filter::Selection;
 
 /// What was asked for cannot be: exit code 2.
 #[derive(Debug, Error)]

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
 
+use crate::linux::signals::{self, InheritedSignals};
 use crate::session::Launched;
-use crate::sys::signals::{self, InheritedSignals};
 
 /// Listens for SIGINT, SIGTERM and SIGHUP. With a command, they are the command's: heapbpf forwards those that a process has
 /// sent (a `kill` of the whole group reaches the command twice), and records until it exits. A second SIGINT ends heapbpf all

@@ -8,10 +8,10 @@ use super::pages::PAGE_BYTES;
 use super::{CollectError, Span};
 use crate::address::TargetAddr;
 use crate::ids::Pid;
+use crate::linux::buffer::Buffer;
+use crate::linux::proc::cgroup_memory;
+use crate::linux::{memory, process_memory};
 use crate::memory::Memory;
-use crate::proc::cgroup_memory;
-use crate::sys::buffer::Buffer;
-use crate::sys::{memory, process_memory};
 
 /// Most threads that copy: they wait for memory more than for the processor.
 const THREADS_MAX: usize = 4;

@@ -5,7 +5,7 @@ use std::io;
 use bytesize::ByteSize;
 
 use crate::ids::{Pid, Tid};
-use crate::proc::ProcError;
+use crate::linux::proc::ProcError;
 
 /// Why a process could not be collected. It runs on as if nothing had been.
 #[derive(Debug, thiserror::Error)]

@@ -94,7 +94,7 @@ impl Subject {
     }
 
     pub(super) fn send(&self, signal: Signal) {
-        kill_process(crate::sys::pid::raw(self.pid()).expect("a process"), signal).expect("it lives");
+        kill_process(crate::linux::pid::raw(self.pid()).expect("a process"), signal).expect("it lives");
     }
 
     /// Its exit code.

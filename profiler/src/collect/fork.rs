@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 
 use super::Span;
 use crate::ids::{Pid, Tid};
-use crate::proc::ProcError;
-use crate::proc::regions::{Region, regions};
-use crate::proc::tasks;
-use crate::sys::pidfd::PidFd;
-use crate::sys::ptrace::{Options, Pause, Stop, Tracee};
+use crate::linux::pidfd::PidFd;
+use crate::linux::proc::ProcError;
+use crate::linux::proc::regions::{Region, regions};
+use crate::linux::proc::tasks;
+use crate::linux::ptrace::{Options, Pause, Stop, Tracee};
 
 mod borrowed;
 pub(crate) mod flags;

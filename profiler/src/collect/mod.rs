@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
+use crate::linux::deferral::Deferral;
+use crate::linux::proc::kept::Keepers;
+use crate::linux::proc::regions::{Region, regions};
+use crate::linux::proc::stat::Stat;
 use crate::memory::Memory;
-use crate::proc::kept::Keepers;
-use crate::proc::regions::{Region, regions};
-use crate::proc::stat::Stat;
-use crate::sys::deferral::Deferral;
 
 pub mod copy;
 mod error;

@@ -12,8 +12,8 @@ use rustix::fs::SeekFrom;
 use super::{CollectError, Span};
 use crate::address::TargetAddr;
 use crate::ids::Pid;
-use crate::proc::regions::{Region, RegionKind};
-use crate::sys::page_scan::{self, Pages};
+use crate::linux::page_scan::{self, Pages};
+use crate::linux::proc::regions::{Region, RegionKind};
 
 /// Bytes of a page.
 pub(super) const PAGE_BYTES: u64 = 4096;

@@ -11,8 +11,8 @@ use super::spans::{joined, without};
 use super::{RED_ZONE_BYTES, Span, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::Tid;
+use crate::linux::proc::regions::{Region, RegionKind, region_of};
 use crate::memory::{Memory, WORD_BYTES};
-use crate::proc::regions::{Region, RegionKind, region_of};
 
 /// Where pointers are looked for: all of `memory` without `heap_areas` (in any order), the unused ends of stacks, and stacks of
 /// threads that have ended. By rising address, without overlaps.

@@ -7,7 +7,7 @@ use super::fork::{ForkError, Forked};
 use super::stop::Stopped;
 use super::{CollectError, ThreadState};
 use crate::ids::Pid;
-use crate::proc::regions::Region;
+use crate::linux::proc::regions::Region;
 
 /// A stopped process. Dropping it resumes the process.
 pub trait Still {

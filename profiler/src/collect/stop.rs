@@ -13,11 +13,11 @@ use super::fork::{ForkError, Forked, Lender};
 use super::{CollectError, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
-use crate::proc::process::thread_name;
-use crate::proc::regions::Region;
-use crate::proc::stat::Stat;
-use crate::proc::tasks;
-use crate::sys::ptrace::{Options, Stop, Tracee};
+use crate::linux::proc::process::thread_name;
+use crate::linux::proc::regions::Region;
+use crate::linux::proc::stat::Stat;
+use crate::linux::proc::tasks;
+use crate::linux::ptrace::{Options, Stop, Tracee};
 
 mod living;
 mod reaping;
@@ -321,7 +321,7 @@ impl Stopped {
     fn stop_of(&self, tracee: &Tracee) -> io::Result<Option<Stop>> {
         if self.is_child && tracee.tid().0 == self.pid.0 {
             // The end is left for whoever started it.
-            let Some(pid) = crate::sys::pid::raw(self.pid) else { return Ok(None) };
+            let Some(pid) = crate::linux::pid::raw(self.pid) else { return Ok(None) };
             let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
             if !matches!(waitid(WaitId::Pid(pid), options), Ok(Some(_))) {
                 return Ok(None);

@@ -5,9 +5,9 @@ use std::io;
 use serde::Serialize;
 
 use super::{Costs, Diagnosis, Limit, Target, Trial};
+use crate::linux::feature::Support;
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
-use crate::sys::feature::Support;
 
 /// Version of the shape.
 const VERSION: u32 = 1;

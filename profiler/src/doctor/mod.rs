@@ -14,10 +14,10 @@ pub use self::text::text;
 pub use self::trials::{Trial, TrialKind};
 
 use crate::ids::Pid;
+use crate::linux::proc::process;
 pub use crate::probe::cost::{Costs, TARGET_COMMAND, serve};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::PlannedHook;
-use crate::proc::process;
 use crate::session;
 
 /// Everything that was found out.

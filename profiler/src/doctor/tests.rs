@@ -7,9 +7,9 @@ use crate::address::FileOffset;
 use crate::allocator::libc::FUNCTIONS;
 use crate::allocator::resolve::ResolvedHook;
 use crate::ids::ModuleId;
+use crate::linux::feature::{Feature, Support};
 use crate::probe::place::{Arguments, Class, PlaceError, Placement};
 use crate::probe::plan::Plan;
-use crate::sys::feature::{Feature, Support};
 use profiler_common::hook::Register;
 
 fn trial(kind: TrialKind, support: Support) -> Trial {

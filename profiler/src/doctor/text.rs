@@ -3,11 +3,11 @@
 use anstyle::{AnsiColor, Style};
 
 use super::{Costs, Diagnosis, Target, Trial};
+use crate::linux::feature::Support;
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
 use crate::report::summary::grid::{self, Column};
 use crate::report::text::printable;
-use crate::sys::feature::Support;
 
 const HEADING: Style = Style::new().bold();
 const GOOD: Style = AnsiColor::Green.on_default();

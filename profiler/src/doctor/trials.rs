@@ -5,14 +5,14 @@ use profiler_common::limits::PAGE_BYTES;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind, LoadError};
 use crate::bpf::processes::WatchError;
 use crate::keeper::Keeper;
+use crate::linux::capability::{self, Capability};
+use crate::linux::feature::{Feature, Support};
+use crate::linux::proc::process;
 use crate::probe::attach::{BackendChoice, choose};
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::subject::Subject;
-use crate::proc::process;
 use crate::session::{self, Leftovers};
 use crate::symbolize::sandbox;
-use crate::sys::capability::{self, Capability};
-use crate::sys::feature::{Feature, Support};
 
 /// What was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

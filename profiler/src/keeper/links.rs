@@ -9,8 +9,8 @@ use std::thread::{self, JoinHandle};
 use super::protocol::{LinkId, Site};
 use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
-use crate::sys::bpf::{AttachType, MultiLink, link_multi, link_perf};
-use crate::sys::perf_event::open_uprobe;
+use crate::linux::bpf::{AttachType, MultiLink, link_multi, link_perf};
+use crate::linux::perf_event::open_uprobe;
 
 /// Bytes of the stack of a thread that closes a descriptor.
 const CLOSER_STACK_BYTES: usize = 64 << 10;

@@ -25,9 +25,9 @@ use thiserror::Error;
 
 use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
-use crate::sys::channel::Channel;
-use crate::sys::companion::Companion;
-use crate::sys::pidfd::PidFd;
+use crate::linux::channel::Channel;
+use crate::linux::companion::Companion;
+use crate::linux::pidfd::PidFd;
 
 pub use protocol::Site;
 use protocol::{LinkId, REPLY_BYTES_MAX, Reply, Request};

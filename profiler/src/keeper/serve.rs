@@ -11,9 +11,9 @@ use super::links::Links;
 use super::protocol::{REQUEST_BYTES_MAX, Reply, Request};
 use super::tracing::Tracers;
 use crate::ids::Pid;
-use crate::sys::channel::{Channel, Message};
-use crate::sys::pidfd::PidFd;
-use crate::sys::{child_signal, companion};
+use crate::linux::channel::{Channel, Message};
+use crate::linux::pidfd::PidFd;
+use crate::linux::{child_signal, companion};
 
 /// The hidden command that makes heapbpf the keeper.
 pub const COMMAND: &str = "keeper";

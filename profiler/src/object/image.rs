@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::ObjectError;
 use crate::address::FileOffset;
-use crate::proc::maps::Device;
+use crate::linux::proc::maps::Device;
 
 /// Bytes that are copied at a time.
 const COPY_BYTES: usize = 1 << 20;

@@ -12,8 +12,8 @@ use super::image::{Identity, Image};
 use super::{ObjectError, open};
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
-use crate::proc::maps::{Device, Mapping, MappingName};
-use crate::proc::process::entry_path;
+use crate::linux::proc::maps::{Device, Mapping, MappingName};
+use crate::linux::proc::process::entry_path;
 
 /// A file, or code of the kernel's, that targets execute.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use super::ObjectError;
 use super::image::Image;
 use crate::ids::Pid;
-use crate::proc::maps::{Device, Mapping};
-use crate::proc::process::entry_path;
+use crate::linux::proc::maps::{Device, Mapping};
+use crate::linux::proc::process::entry_path;
 
 /// Largest vDSO that is believed, in bytes; x86-64 kernels map two to four pages.
 const VDSO_BYTES_MAX: u64 = 1 << 18;

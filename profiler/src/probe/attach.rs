@@ -10,8 +10,8 @@ use crate::address::FileOffset;
 use crate::bpf::load::{Kernel, LinkKind, LoadError};
 use crate::ids::Pid;
 use crate::keeper::{Keeper, KeeperError, Link, Site};
-use crate::sys::bpf::{AttachType, supports};
-use crate::sys::capability;
+use crate::linux::bpf::{AttachType, supports};
+use crate::linux::capability;
 
 /// A hook placed at an instruction of a file.
 #[derive(Clone, Copy, Debug)]

@@ -18,8 +18,8 @@ use super::subject::{PROGRAM, Subject};
 use crate::bpf::load::{Kernel, LoadError};
 use crate::ids::{HeapId, Pid};
 use crate::keeper::Keeper;
-use crate::sys::calibration::Spot;
-use crate::sys::clock;
+use crate::linux::calibration::Spot;
+use crate::linux::clock;
 
 /// The hidden command that makes heapbpf the process to be probed.
 pub const TARGET_COMMAND: &str = "doctor-target";

@@ -11,10 +11,10 @@ use crate::address::FileOffset;
 use crate::bpf::load::LinkKind;
 use crate::ids::{ModuleId, Pid};
 use crate::keeper::{Keeper, KeeperError, Site};
+use crate::linux::bpf::{AttachType, load_nothing};
+use crate::linux::process_memory;
 use crate::object::module::ModuleStore;
-use crate::sys::bpf::{AttachType, load_nothing};
-use crate::sys::process_memory;
-use crate::target::address_space::AddressSpace;
+use crate::process::address_space::AddressSpace;
 
 /// The instruction that a uprobe puts in the place of another one's first byte (`UPROBE_SWBP_INSN`).
 const BREAKPOINT: u8 = 0xcc;

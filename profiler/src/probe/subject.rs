@@ -5,8 +5,8 @@ use std::path::Path;
 
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::Pid;
-use crate::proc::maps::{self, Mapping};
-use crate::sys::calibration::Spot;
+use crate::linux::calibration::Spot;
+use crate::linux::proc::maps::{self, Mapping};
 
 /// The file that this process runs, whatever became of its name.
 pub(crate) const PROGRAM: &str = "/proc/self/exe";

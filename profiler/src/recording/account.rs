@@ -10,9 +10,9 @@ use crate::ids::Pid;
 use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{Instant, Timeline};
-use crate::proc::maps::{Device, Mapping, MappingName};
+use crate::linux::proc::maps::{Device, Mapping, MappingName};
+use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::snapshot::ThreadNames;
-use crate::target::address_space::{AddressSpace, MappedModule};
 use crate::units::MonotonicNanos;
 
 /// Mappings that are remembered after they went, as a session does.

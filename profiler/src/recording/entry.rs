@@ -10,12 +10,12 @@ use crate::ids::{ModuleId, Pid, Tid};
 use crate::ingest::event::Event;
 use crate::ledger::corrections::Correction;
 use crate::ledger::timeline::Instant;
+use crate::linux::proc::maps::Mapping;
 use crate::model::{Health, Others, Symbolization};
 use crate::object::elf::Segment;
 use crate::object::module::Module;
-use crate::proc::maps::Mapping;
+use crate::process::address_space::MappedModule;
 use crate::snapshot::{HeapFacts, TargetFacts};
-use crate::target::address_space::MappedModule;
 use crate::units::MonotonicNanos;
 
 /// One entry.

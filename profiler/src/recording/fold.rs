@@ -11,7 +11,7 @@ use super::block::{BlockWriter, Kind, file_header};
 use super::read::{DamageReason, Reading};
 use super::replay::Replay;
 use super::write::MODE;
-use crate::sys::replacement::Replacement;
+use crate::linux::replacement::Replacement;
 
 /// What one block holds of a fold.
 const PART_BYTES: usize = 1 << 20;

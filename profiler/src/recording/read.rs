@@ -11,7 +11,7 @@ use super::entry::{Entry, NamedPlace};
 
 use super::replay::Replay;
 use super::unpack::{PackError, Unpacker};
-use crate::sys::input;
+use crate::linux::input;
 use crate::units::MonotonicNanos;
 
 /// A fold is at most so many times as large as what it takes in the file. Real ones are compressed to a third or so; this

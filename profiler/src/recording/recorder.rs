@@ -18,8 +18,8 @@ use crate::ids::Pid;
 use crate::ingest::event::Event;
 use crate::ledger::{Ledger, timeline};
 use crate::object::module::ModuleStore;
+use crate::process::address_space::AddressSpace;
 use crate::snapshot::ThreadNames;
-use crate::target::address_space::AddressSpace;
 use crate::units::MonotonicNanos;
 
 /// Entries that are handed over at once.

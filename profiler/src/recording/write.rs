@@ -13,7 +13,7 @@ use super::block::{BlockWriter, Kind, file_header};
 use super::entry::{Entry, NamedPlace, Names};
 use super::fold::{Folded, Folding};
 use super::pack::Packer;
-use crate::sys::replacement::Replacement;
+use crate::linux::replacement::Replacement;
 use crate::units::MonotonicNanos;
 
 /// A block is written when it holds so much.

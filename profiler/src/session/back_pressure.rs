@@ -19,9 +19,9 @@ use crate::bpf::load::{Kernel, LoadError};
 use crate::health;
 use crate::ids::{HeapId, Pid};
 use crate::ingest::event::Event;
+use crate::linux::clock;
 use crate::model::{ChangeReason, IntervalChange};
 use crate::report::text;
-use crate::sys::clock;
 use crate::units::MonotonicNanos;
 
 /// See the module.

@@ -11,11 +11,11 @@ use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::keeper::Launch;
 use crate::ledger::Ledger;
+use crate::linux::clock;
+use crate::linux::proc::stat::Stat;
 use crate::model::Origin;
-use crate::proc::stat::Stat;
-use crate::sys::clock;
-use crate::target::process::{Exit, Process, TargetError};
-use crate::target::scan;
+use crate::process::process::{Exit, Process, TargetError};
+use crate::process::scan;
 
 /// In so many looks every target has its turn: what is mapped later is hooked within a second.
 const LOOK_TURNS: u32 = 3;

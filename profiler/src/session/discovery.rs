@@ -13,9 +13,9 @@ use crate::object::module::ModuleStore;
 use crate::probe::jumps::Jumps;
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::{Plan, PlannedHook};
-use crate::target::address_space::AddressSpace;
-use crate::target::definitions::Definitions;
-use crate::target::link_map::LinkMap;
+use crate::process::address_space::AddressSpace;
+use crate::process::definitions::Definitions;
+use crate::process::link_map::LinkMap;
 
 /// Modules and hooks of all targets, each once.
 pub(super) struct Discovery {

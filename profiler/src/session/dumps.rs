@@ -12,8 +12,8 @@ use super::listener::Listener;
 use super::triggers::{DumpPlan, Standing, Triggers};
 use crate::bpf::counters::Counters;
 use crate::ledger::timeline::Occasion;
+use crate::linux::clock;
 use crate::model::{Health, Window, WindowReason};
-use crate::sys::clock;
 
 /// The present window, and when it ends.
 pub(super) struct Dumps {

@@ -15,9 +15,9 @@ use crate::guardrail::Limits;
 use crate::guardrail::cpu::{CpuWatch, doublings};
 use crate::guardrail::overhead::OverheadWatch;
 use crate::ids::Pid;
+use crate::linux::{clock, memory};
 use crate::model::guardrails::{Action, Excess, Guardrails, Overhead, ProbeCosts, Reached};
 use crate::probe::cost::Costs;
-use crate::sys::{clock, memory};
 
 /// How often is looked.
 pub(super) const GUARD_PERIOD: Duration = Duration::from_millis(500);

@@ -12,6 +12,8 @@ use crate::guardrail::overhead::CallCosts;
 use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::keeper::Link;
 use crate::ledger::totals::Totals;
+use crate::linux::proc::limits;
+use crate::linux::proc::stat::Stat;
 use crate::model::HookStatus;
 use crate::object::module::ModuleStore;
 use crate::probe::attach::{Probe, backend_name};
@@ -20,8 +22,6 @@ use crate::probe::cost::Costs;
 use crate::probe::leftover::Place;
 use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
-use crate::proc::limits;
-use crate::proc::stat::Stat;
 use crate::snapshot::HeapFacts;
 
 use super::links::Links;

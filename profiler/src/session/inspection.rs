@@ -10,8 +10,8 @@ use crate::check::look::{Look, TRIES_MAX, WatchedBlock, Watching, collect_at_res
 use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
 use crate::ids::Pid;
 use crate::keeper::{self, Launch};
+use crate::linux::clock;
 use crate::model::HookStatus;
-use crate::sys::clock;
 
 impl Session {
     /// Looks at all targets that run, one after the other.

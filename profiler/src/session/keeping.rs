@@ -10,11 +10,11 @@ use super::probes::Probes;
 use super::target::Target;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
+use crate::linux::pidfd::PidFd;
+use crate::linux::proc::stat::Stat;
+use crate::linux::readiness::Readiness;
 use crate::model::Origin;
 use crate::probe::leftover::{self, Place};
-use crate::proc::stat::Stat;
-use crate::sys::pidfd::PidFd;
-use crate::sys::readiness::Readiness;
 
 /// Waits for the keeper's exit.
 #[derive(Debug)]

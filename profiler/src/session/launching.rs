@@ -16,11 +16,11 @@ use super::{Hold, Session};
 use crate::collect::Method;
 use crate::ids::Pid;
 use crate::keeper::Launch;
+use crate::linux::inherited::Inherited;
+use crate::linux::pid;
+use crate::linux::readiness::Readiness;
 use crate::model::Origin;
-use crate::sys::inherited::Inherited;
-use crate::sys::pid;
-use crate::sys::readiness::Readiness;
-use crate::target::launch::{LaunchError, Stir, shell_code};
+use crate::process::launch::{LaunchError, Stir, shell_code};
 
 /// A command that a session has started.
 pub struct Command {

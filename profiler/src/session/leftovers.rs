@@ -8,8 +8,8 @@ use crate::keeper::{Keeper, KeeperError};
 use crate::probe::leftover::{Place, breakpoints, remove};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::PlannedHook;
-use crate::target::filter::Selection;
-use crate::target::scan;
+use crate::process::filter::Selection;
+use crate::process::scan;
 
 use super::discovery::Discovery;
 

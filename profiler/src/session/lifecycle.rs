@@ -15,8 +15,8 @@ use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
 use crate::model::Origin;
+use crate::process::address_space::AddressSpace;
 use crate::snapshot::ThreadNames;
-use crate::target::address_space::AddressSpace;
 
 /// Something that a process did and that the session has to act on.
 pub(super) enum Change {

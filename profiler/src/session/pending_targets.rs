@@ -12,10 +12,10 @@ use super::Session;
 use super::target::Target;
 use super::targets::Targets;
 use crate::ids::Identity;
-use crate::proc::stat::Stat;
-use crate::target::facts::ProcessFacts;
-use crate::target::filter::Selection;
-use crate::target::scan;
+use crate::linux::proc::stat::Stat;
+use crate::process::facts::ProcessFacts;
+use crate::process::filter::Selection;
+use crate::process::scan;
 
 /// See the module.
 #[derive(Debug)]

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use super::hooks::Hooks;
 use crate::ids::HookId;
+use crate::linux::proc::executable::FileIdentity;
 use crate::probe::plan::Plan;
-use crate::proc::executable::FileIdentity;
 
 /// What programs needed that were seen before; for others, the C libraries.
 #[derive(Debug, Default)]

@@ -23,11 +23,11 @@ use crate::health;
 use crate::ids::{HeapId, Pid};
 use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
+use crate::linux::proc::executable;
+use crate::linux::{clock, memory};
 use crate::probe::attach::choose;
 use crate::probe::cost::{self, CostError, Costs};
-use crate::proc::executable;
 use crate::report::text::printable;
-use crate::sys::{clock, memory};
 
 /// See the module.
 pub(super) struct Probes {

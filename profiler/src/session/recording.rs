@@ -7,10 +7,10 @@ use tracing::debug;
 
 use super::Session;
 use super::target::Target;
+use crate::linux::clock;
 use crate::recording::entry::{HealthFacts, Known, SessionFacts};
 use crate::recording::recorder::{Finishing, Recorder};
 use crate::snapshot::Snapshot;
-use crate::sys::clock;
 
 impl Session {
     /// Begins the recording that is asked for, if any.

@@ -9,9 +9,9 @@ use crate::bpf::counters::Counters;
 use crate::health;
 use crate::ids::HeapId;
 use crate::ledger::totals::Totals;
+use crate::linux::clock;
 use crate::model::{Health, Others, Window, WindowReason};
 use crate::snapshot::{HeapFacts, Snapshot, TargetState, WindowFacts};
-use crate::sys::clock;
 
 impl Session {
     /// What was recorded until `now`. Before the end, only what is in the window.

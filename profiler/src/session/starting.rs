@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::Session;
 use super::discovery::Own;
 use super::target::Target;
+use crate::linux::clock;
 use crate::report::text::printable;
-use crate::sys::clock;
 
 /// Processes that were found and are not attached to yet.
 pub(super) struct Found {

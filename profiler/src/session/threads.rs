@@ -10,7 +10,7 @@ use rustc_hash::FxHashSet;
 
 use crate::ids::{Pid, Tid};
 use crate::ingest::event::Event;
-use crate::proc::process::thread_name;
+use crate::linux::proc::process::thread_name;
 use crate::snapshot::ThreadNames;
 
 /// Threads of a target whose names are read; more have a number alone.

@@ -12,7 +12,7 @@ use crate::address::TargetAddr;
 use crate::ids::ModuleId;
 use crate::model::{MappingProfile, ModuleProfile};
 use crate::object::module::Modules;
-use crate::target::address_space::{AddressSpace, MappedModule};
+use crate::process::address_space::{AddressSpace, MappedModule};
 
 /// Mappings of one target that are told, the lowest first: programs have some hundred; code that is made in so many pieces has
 /// no file.

@@ -14,7 +14,7 @@ use crate::ids::{HeapId, ModuleId};
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::model::{CallsiteProfile, Frame, FrameId};
 use crate::object::module::Modules;
-use crate::target::address_space::{AddressSpace, Location, Place};
+use crate::process::address_space::{AddressSpace, Location, Place};
 
 /// A target whose stacks are to be named.
 #[derive(Clone, Copy, Debug)]

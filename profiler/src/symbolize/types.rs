@@ -6,10 +6,10 @@ use rustc_hash::FxHashMap;
 
 use super::element::{Told, told};
 use super::vtable::Classes;
+use crate::linux::proc::regions::Region;
 use crate::model::{Frame, FrameId, TypeEvidence, TypeName};
 use crate::object::module::Modules;
-use crate::proc::regions::Region;
-use crate::target::address_space::AddressSpace;
+use crate::process::address_space::AddressSpace;
 
 /// Types of one process's blocks. Remembers what it has found: of 100,000 blocks of one callsite the names are read once.
 pub struct TypeNames<'a> {

@@ -8,11 +8,11 @@ use rustc_hash::FxHashMap;
 use super::demangle::demangle;
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::ModuleId;
+use crate::linux::proc::maps::MappingName;
+use crate::linux::proc::regions::{Region, RegionKind, region_of};
 use crate::object::module::Modules;
 use crate::object::vtables::Vtables;
-use crate::proc::maps::MappingName;
-use crate::proc::regions::{Region, RegionKind, region_of};
-use crate::target::address_space::{AddressSpace, MappedModule};
+use crate::process::address_space::{AddressSpace, MappedModule};
 
 /// Most words that are remembered.
 const WORDS_MAX: usize = 1 << 16;
@@ -94,10 +94,10 @@ fn class_of(symbol: &str) -> Option<Arc<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linux::proc::regions::regions;
     use crate::object::fixture::{Running, Workshop};
     use crate::object::module::ModuleStore;
     use crate::object::symbols::{Search, defined_functions};
-    use crate::proc::regions::regions;
 
     const PROGRAM: &str = "
         #include <unistd.h>

@@ -10,8 +10,8 @@ use super::WalkedBlock;
 use crate::address::TargetAddr;
 use crate::collect::ThreadState;
 use crate::ids::{Pid, Tid};
+use crate::linux::proc::regions::{Region, RegionKind, regions};
 use crate::memory::Copied;
-use crate::proc::regions::{Region, RegionKind, regions};
 
 /// The program's text.
 pub(crate) const SOURCE: &str = include_str!("live.c");

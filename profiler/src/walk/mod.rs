@@ -14,8 +14,8 @@ mod spans;
 
 use crate::address::TargetAddr;
 use crate::collect::{Span, ThreadState};
+use crate::linux::proc::regions::{Region, RegionKind};
 use crate::memory::Memory;
-use crate::proc::regions::{Region, RegionKind};
 
 /// What a walk looks through.
 #[derive(Clone, Copy)]

@@ -29,7 +29,7 @@ use source::Source;
   opening    a Rust file begins with a `//!` comment: what it owns and what it refuses to do
   words      no names that say nothing: see xtask/src/tidy/words.rs
   layers     who may import whom in profiler/src: see xtask/src/tidy/layers.rs
-  unsafe     only in profiler-ebpf, profiler/src/sys, test targets, and `unsafe impl` in profiler-common
+  unsafe     only in profiler-ebpf, profiler/src/linux, test targets, and `unsafe impl` in profiler-common
   terminal   what goes to standard output and standard error goes through profiler/src/cli/terminal.rs
   links      a link to a kernel's source names a version or a commit
   markers    no leftovers of merges or of unfinished work

@@ -3,8 +3,8 @@
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::object::symbols::{DefinedFunction, SymbolSource};
-use crate::target::definitions::Candidate;
-use crate::target::link_map::LinkPosition;
+use crate::process::definitions::Candidate;
+use crate::process::link_map::LinkPosition;
 
 /// A library that exports these functions.
 pub(crate) fn candidate(module: u32, path: &str, functions: &[(&str, u64)]) -> Candidate {

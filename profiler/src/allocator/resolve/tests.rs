@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::fixture::{candidate, executable, linked, local};
 use super::*;
 use crate::allocator::custom::CustomHook;
-use crate::target::link_map::LinkPosition;
+use crate::process::link_map::LinkPosition;
 
 fn found(candidates: &[Candidate]) -> Vec<ResolvedHook> {
     resolve(candidates, &HookSet::default(), &HeapSelection::default()).expect("an allocator is there")

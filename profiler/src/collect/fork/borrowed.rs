@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process};
 
 use crate::ids::{Pid, Tid};
-use crate::sys::pid;
-use crate::sys::process_memory;
-use crate::sys::ptrace::{Registers, Stop, SyscallPhase, Tracee};
+use crate::linux::pid;
+use crate::linux::process_memory;
+use crate::linux::ptrace::{Registers, Stop, SyscallPhase, Tracee};
 
 /// Longest time that a system call may take: a fork of a TiB takes some ten seconds.
 const CALL_WAIT: Duration = Duration::from_secs(20);

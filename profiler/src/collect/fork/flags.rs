@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 
 use crate::address::TargetAddr;
 use crate::ids::Pid;
-use crate::proc::ProcError;
+use crate::linux::proc::ProcError;
 
 /// Most mappings that are looked at.
 const REGIONS_MAX: usize = 1 << 20;

@@ -4,9 +4,9 @@
 use super::ForkError;
 use crate::address::TargetAddr;
 use crate::ids::Pid;
-use crate::proc::regions::{Region, RegionKind, region_of};
-use crate::sys::process_memory;
-use crate::sys::ptrace::Tracee;
+use crate::linux::proc::regions::{Region, RegionKind, region_of};
+use crate::linux::process_memory;
+use crate::linux::ptrace::Tracee;
 
 /// `syscall`.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];

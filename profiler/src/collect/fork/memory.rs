@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::address::TargetAddr;
 use crate::collect::{ProcessCopy, Span};
 use crate::ids::Pid;
+use crate::linux::process_memory;
 use crate::memory::Memory;
-use crate::sys::process_memory;
 
 /// Bytes that are read at once for a small question.
 const PIECE_BYTES: u64 = 16 << 10;

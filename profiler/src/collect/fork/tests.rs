@@ -8,10 +8,10 @@ use super::*;
 use crate::address::TargetAddr;
 use crate::collect::Method;
 use crate::collect::fixture::collect_here;
+use crate::linux::proc::tasks;
+use crate::linux::ptrace::Registers;
 use crate::memory::Memory;
 use crate::object::fixture::Workshop;
-use crate::proc::tasks;
-use crate::sys::ptrace::Registers;
 
 /// In the environment of another process: whose copy it shall make.
 const PID: &str = "HEAPBPF_TEST_PID";
@@ -249,7 +249,7 @@ fn is_there(pid: Pid) -> bool {
 /// The process's own, now.
 fn count(pid: Pid, index: u64) -> u64 {
     let mut bytes = [0; 8];
-    crate::sys::process_memory::read(pid, &[(COUNTS.0 + 8 * index, 8)], &mut bytes).expect("it lives");
+    crate::linux::process_memory::read(pid, &[(COUNTS.0 + 8 * index, 8)], &mut bytes).expect("it lives");
     u64::from_le_bytes(bytes)
 }
 
@@ -371,7 +371,7 @@ fn where_a_copy_cannot_be_made_the_way_out_is_told() {
 #[test]
 fn a_process_that_is_stopped_is_left_so() {
     let program = Noticing::start(&["counts"]);
-    let raw = crate::sys::pid::raw(program.pid()).expect("a process");
+    let raw = crate::linux::pid::raw(program.pid()).expect("a process");
     rustix::process::kill_process(raw, rustix::process::Signal::STOP).expect("it lives");
     let state = || read_to_string(format!("/proc/{}/status", program.pid())).expect("it lives");
     while !state().contains("State:\tT (stopped)") {}

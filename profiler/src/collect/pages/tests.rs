@@ -3,7 +3,7 @@
 use super::super::fixture::Subject;
 use super::super::stop::Stopped;
 use super::*;
-use crate::proc::regions::{region_of, regions};
+use crate::linux::proc::regions::{region_of, regions};
 
 /// Mappings of many kinds, each of four pages of which the second is written.
 const KINDS: &str = r#"

@@ -2,8 +2,8 @@
 
 use crate::collect::CollectError;
 use crate::ids::{Pid, Tid};
-use crate::proc::stat::Stat;
-use crate::proc::tasks;
+use crate::linux::proc::stat::Stat;
+use crate::linux::proc::tasks;
 
 /// A thread of a process by whose number its memory can be asked for: the process's own unless its first thread has ended.
 ///

@@ -10,8 +10,8 @@ use std::time::Duration;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::ids::{Pid, Tid};
-use crate::proc::tasks;
-use crate::sys::pid;
+use crate::linux::pid;
+use crate::linux::proc::tasks;
 
 /// How often is looked: threads that end come and go faster.
 const PERIOD: Duration = Duration::from_millis(20);

@@ -7,8 +7,8 @@ use super::peer::Peer;
 use super::protocol::{Answer, LaunchFailure, LaunchOrder, Now, Order, Outcome};
 use crate::collect::stop::{Held as HeldThread, Release};
 use crate::ids::Pid;
-use crate::sys::child_signal::ChildSignal;
-use crate::target::launch::{Launch, LaunchError};
+use crate::linux::child_signal::ChildSignal;
+use crate::process::launch::{Launch, LaunchError};
 
 /// See the module. Dropping it lets the program run on.
 #[derive(Debug)]

@@ -15,13 +15,13 @@ use super::stopped::RemoteStopped;
 use crate::collect::{CollectError, Still};
 use crate::ids::Pid;
 use crate::keeper::{Keeper, KeeperError};
-use crate::sys::inherited::Inherited;
-use crate::sys::ptrace;
-use crate::sys::spawn::spawn;
-use crate::target::launch::{LaunchError, StartUp, Stir, has_one_thread};
+use crate::linux::inherited::Inherited;
+use crate::linux::ptrace;
+use crate::linux::spawn::spawn;
+use crate::process::launch::{LaunchError, StartUp, Stir, has_one_thread};
 
 /// A started program, or a process that has just begun. Dropping it lets the program run on: at once, or where it waits in the
-/// kernel, when it wakes. See [`crate::target::launch::Launch`], which is the keeper's side.
+/// kernel, when it wakes. See [`crate::process::launch::Launch`], which is the keeper's side.
 #[derive(Debug)]
 pub struct Launch {
     pid: Pid,

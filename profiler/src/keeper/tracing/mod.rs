@@ -26,7 +26,7 @@ use super::protocol::{Reply, Request};
 use super::{Keeper, KeeperError, gone};
 use crate::collect::{CollectError, Still};
 use crate::ids::Pid;
-use crate::sys::channel::Channel;
+use crate::linux::channel::Channel;
 pub use launch::Launch;
 use protocol::{ANSWER_BYTES_MAX, Answer, Order};
 pub(super) use serve::Tracers;

@@ -7,8 +7,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 
 use super::protocol::{Answer, ORDER_BYTES_MAX, Order};
-use crate::sys::channel::Channel;
-use crate::sys::pidfd::PidFd;
+use crate::linux::channel::Channel;
+use crate::linux::pidfd::PidFd;
 
 /// See the module.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::address::{FileOffset, TargetAddr};
 use crate::collect::ThreadState;
 use crate::ids::Pid;
-use crate::proc::regions::{Region, RegionKind};
-use crate::target::launch::{StartUp, Stir};
+use crate::linux::proc::regions::{Region, RegionKind};
+use crate::process::launch::{StartUp, Stir};
 
 /// Maximum size of an order: a process has 65,530 mappings at most unless its system is tuned.
 pub(super) const ORDER_BYTES_MAX: usize = 64 << 20;
@@ -31,7 +31,7 @@ pub(super) enum Order {
     Launch(LaunchOrder),
 }
 
-/// What is to be done with a program: see [`Launch`](crate::target::launch::Launch).
+/// What is to be done with a program: see [`Launch`](crate::process::launch::Launch).
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum LaunchOrder {
     /// Trace a child of the agent that waits for that; answered when it is traced, and when it is held at its exec. The descriptor is

@@ -16,9 +16,9 @@ use crate::collect::CollectError;
 use crate::collect::fork::Forked;
 use crate::collect::stop::Stopped;
 use crate::ids::Pid;
-use crate::sys::channel::Channel;
-use crate::sys::pidfd::PidFd;
-use crate::target::launch::retry_releases;
+use crate::linux::channel::Channel;
+use crate::linux::pidfd::PidFd;
+use crate::process::launch::retry_releases;
 
 /// How often a process that could not be let go is tried again, in nanoseconds.
 const RELEASE_PERIOD_NS: i64 = 10_000_000;

@@ -9,8 +9,8 @@ use super::protocol::{Answer, Code, Order};
 use crate::collect::{CollectError, ProcessCopy, Still, ThreadState};
 use crate::ids::Pid;
 use crate::keeper::{Keeper, KeeperError};
-use crate::proc::regions::Region;
-use crate::sys::pidfd::PidFd;
+use crate::linux::pidfd::PidFd;
+use crate::linux::proc::regions::Region;
 
 /// A stopped process.
 #[derive(Debug)]

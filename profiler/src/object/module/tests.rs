@@ -3,9 +3,9 @@
 use std::fs;
 
 use super::*;
+use crate::linux::proc::maps::executable_mappings;
 use crate::object::fixture::{Running, Workshop};
 use crate::object::symbols::{Search, defined_functions};
-use crate::proc::maps::executable_mappings;
 
 fn own_pid() -> Pid {
     Pid(std::process::id())

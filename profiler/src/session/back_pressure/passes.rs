@@ -14,8 +14,8 @@ use crate::address::TargetAddr;
 use crate::bpf::counters::Counters;
 use crate::ids::Pid;
 use crate::ledger::Reconciled;
+use crate::linux::clock;
 use crate::model::Origin;
-use crate::sys::clock;
 use crate::units::MonotonicNanos;
 
 /// Where the live set has no more blocks than this, what an ended process leaves in it is looked for at once.

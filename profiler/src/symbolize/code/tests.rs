@@ -8,10 +8,10 @@ use crate::ids::{HeapId, Pid};
 use crate::ledger::details::Details;
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::ledger::totals::Totals;
+use crate::linux::proc::maps::{Device, Mapping, MappingName};
 use crate::object::ObjectError;
 use crate::object::elf::{BuildId, Segment};
 use crate::object::module::{Module, Recorded};
-use crate::proc::maps::{Device, Mapping, MappingName};
 
 /// Linked to 0x40_0000 and up, its code from 0x1000 on in the file.
 fn module(path: &str, build_id: &[u8]) -> Arc<Module> {

@@ -12,8 +12,8 @@ use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
 use crate::ledger::timeline::{Occasion, Timeline};
 use crate::model::Beginning;
+use crate::process::address_space::AddressSpace;
 use crate::snapshot::TargetFacts;
-use crate::target::address_space::AddressSpace;
 
 const PID: Pid = Pid(1);
 const SECOND: u64 = 1_000_000_000;

@@ -8,12 +8,12 @@ use super::*;
 use crate::ids::Pid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
+use crate::linux::proc::maps::{Device, Mapping, MappingName};
 use crate::object::fixture::{Running, Workshop};
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::{Search, defined_functions};
-use crate::proc::maps::{Device, Mapping, MappingName};
+use crate::process::address_space::MappedModule;
 use crate::symbolize::resolver::Resolver;
-use crate::target::address_space::MappedModule;
 
 /// Answers from a table, and remembers what it was asked.
 #[derive(Default)]

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use super::protocol::{ADDRESSES_MAX, Depth, Names, REPLY_BYTES_MAX, Reply, Request, Role, decode, encode};
 use super::{COMMAND, MEMORY_BYTES_MAX, MODULE_TIME, MODULE_TIME_MAX, TIME_PER_BYTES, TOTAL_TIME_MAX};
+use crate::linux::companion::Companion;
+use crate::linux::confinement::Confinement;
 use crate::object::image::Image;
-use crate::sys::companion::Companion;
-use crate::sys::confinement::Confinement;
 
 /// How often an interrupt is noticed.
 const POLL: Duration = Duration::from_millis(50);

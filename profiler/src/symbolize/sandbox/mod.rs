@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The agent opens files and the symbolizer parses them, without capabilities, without other files, with few system calls and
-//! limited memory (see `sys::confinement`). Where it crashes or takes too long, it is killed and started again: the module's
+//! limited memory (see `linux::confinement`). Where it crashes or takes too long, it is killed and started again: the module's
 //! names then come from its symbol table, and if that fails too, there are none.
 
 mod client;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::sys::confinement::Confinement;
+use crate::linux::confinement::Confinement;
 
 /// Maximum number of addresses in a request, so that answers arrive while a module is being read.
 pub(super) const ADDRESSES_MAX: usize = 512;

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use super::engine::{Engine, ModuleFile, Reach};
 use super::protocol::{ADDRESSES_MAX, Names, REQUEST_BYTES_MAX, Reply, Request, Role, decode, encode};
 use super::{CPU_TIME_MAX, MEMORY_BYTES_MAX, PROCESS_NAME};
-use crate::sys::channel::{Channel, Message};
-use crate::sys::companion;
-use crate::sys::confinement::{Limits, Root, close_inherited, confine};
+use crate::linux::channel::{Channel, Message};
+use crate::linux::companion;
+use crate::linux::confinement::{Limits, Root, close_inherited, confine};
 
 /// Addresses that files may be mapped to, in bytes: several of the largest debug files.
 const ADDRESS_SPACE_BYTES_MAX: u64 = 64 << 30;

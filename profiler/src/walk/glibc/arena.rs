@@ -4,8 +4,8 @@
 //! Offsets are those of glibc's malloc/malloc.c (<https://sourceware.org/git/?p=glibc.git;a=blob;f=malloc/malloc.c>), 2.26 to 2.43.
 
 use crate::address::TargetAddr;
+use crate::linux::proc::regions::RegionKind;
 use crate::memory::{Memory, WORD_BYTES};
-use crate::proc::regions::RegionKind;
 use crate::walk::Scene;
 
 /// List heads of an arena. The last one is made and never used, so it always points to itself.

@@ -6,8 +6,8 @@ use super::words::Words;
 use super::{PAGE_BYTES, span};
 use crate::address::TargetAddr;
 use crate::collect::Span;
+use crate::linux::proc::regions::region_of;
 use crate::memory::{Memory, WORD_BYTES};
-use crate::proc::regions::region_of;
 use crate::walk::{Scene, Walk, WalkedBlock};
 
 /// Most pages that are left free before an aligned block. It is not always aligned any more: `realloc` moves it.

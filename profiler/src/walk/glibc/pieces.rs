@@ -5,8 +5,8 @@ use super::chunk::{Chunks, FLAGS, Piece};
 use super::{PAGE_BYTES, heap, span};
 use crate::address::TargetAddr;
 use crate::collect::Span;
+use crate::linux::proc::regions::{RegionKind, region_of};
 use crate::memory::WORD_BYTES;
-use crate::proc::regions::{RegionKind, region_of};
 use crate::walk::{Scene, Walk};
 
 const CHUNK_ALIGNMENT: u64 = 16;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use crate::address::TargetAddr;
+use crate::linux::proc::regions::{Region, RegionKind};
 use crate::memory::Copied;
-use crate::proc::regions::{Region, RegionKind};
 use crate::walk::patient::Patient;
 use crate::walk::{Scene, Walk};
 

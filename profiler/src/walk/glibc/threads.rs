@@ -6,8 +6,8 @@ use super::{span, tcache};
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::collect::spans::joined;
+use crate::linux::proc::regions::region_of;
 use crate::memory::WORD_BYTES;
-use crate::proc::regions::region_of;
 use crate::walk::{Scene, WalkedBlock};
 
 /// How far below a thread's pointer the library's variables are looked for, a word at a time.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::extent::{EXTENT_BYTES, Extent, PAGE_BYTES};
 use crate::address::TargetAddr;
 use crate::collect::Span;
+use crate::linux::proc::regions::RegionKind;
 use crate::memory::{Memory, WORD_BYTES};
-use crate::proc::regions::RegionKind;
 use crate::walk::Scene;
 
 /// Bytes of addresses that one leaf is of: 2^18 pages.

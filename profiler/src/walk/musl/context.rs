@@ -3,8 +3,8 @@
 
 use super::group::{AREA_METAS, PAGE_BYTES};
 use crate::address::TargetAddr;
+use crate::linux::proc::regions::{Region, RegionKind};
 use crate::memory::{Memory, WORD_BYTES};
-use crate::proc::regions::{Region, RegionKind};
 use crate::walk::Scene;
 
 /// Most contexts of one process; there is one for each copy of musl in it.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::super::*;
+use crate::linux::proc::regions::{Region, RegionKind};
 use crate::memory::Copied;
-use crate::proc::regions::{Region, RegionKind};
 
 const DATA: u64 = 0x5555_0000_0000;
 const BASE: u64 = 0x7f00_0020_0000;

@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Signal, kill_process};
 
 use super::*;
+use crate::linux::inherited::Inherited;
 use crate::object::fixture::{Running, Workshop};
-use crate::sys::inherited::Inherited;
 
 /// In the environment of another process: the command that it shall start, a word a line.
 const COMMAND: &str = "HEAPBPF_TEST_COMMAND";
@@ -50,7 +50,7 @@ fn code(launch: &mut Launch) -> i32 {
 }
 
 fn send(pid: Pid, signal: Signal) {
-    let number = crate::sys::pid::raw(pid).expect("a process's");
+    let number = crate::linux::pid::raw(pid).expect("a process's");
     kill_process(number, signal).expect("it lives");
 }
 
@@ -345,7 +345,7 @@ fn elsewhere(test: &str, command: &[&str], wrap: &[&str]) -> Child {
     let mut all: Vec<PathBuf> = wrap.iter().map(PathBuf::from).collect();
     all.push(this);
     let mut process = Command::new(&all[0]);
-    process.args(&all[1..]).args(["--ignored", "--exact", "--nocapture", &format!("target::launch::tests::{test}")]);
+    process.args(&all[1..]).args(["--ignored", "--exact", "--nocapture", &format!("process::launch::tests::{test}")]);
     process.env(COMMAND, command.join("\n")).stdin(Stdio::piped()).stdout(Stdio::piped());
     process.spawn().expect("this program starts")
 }

@@ -149,7 +149,7 @@ mod tests {
     use std::os::fd::{FromRawFd, OwnedFd};
 
     use super::*;
-    use crate::sys::map_batch::write_array;
+    use crate::linux::map_batch::write_array;
 
     const BPF_MAP_CREATE: libc::c_long = 0;
     const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;

@@ -10,7 +10,7 @@ use super::*;
 use crate::ids::ModuleId;
 use crate::object::fixture::{Running, Workshop};
 use crate::object::module::ModuleStore;
-use crate::target::address_space::AddressSpace;
+use crate::process::address_space::AddressSpace;
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 

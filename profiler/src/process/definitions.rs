@@ -11,12 +11,12 @@ use super::address_space::AddressSpace;
 use super::link_map::{LinkMap, LinkPosition};
 use super::module_pattern::ModulePattern;
 use crate::ids::{ModuleId, Pid};
+use crate::linux::proc::executable::{self, FileIdentity};
+use crate::linux::proc::process;
 use crate::object::ObjectError;
 use crate::object::image::Image;
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::{DefinedFunction, Search, Symbols};
-use crate::proc::executable::{self, FileIdentity};
-use crate::proc::process;
 
 /// A module of a process, and those of the wanted functions that it defines.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{Launch, LaunchError};
-use crate::sys::inherited::Inherited;
-use crate::sys::spawn::spawn;
+use crate::linux::inherited::Inherited;
+use crate::linux::spawn::spawn;
 
 impl Launch {
     /// Starts a command, and holds it at its exec.

@@ -5,9 +5,9 @@
 
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{ModuleId, Pid};
+use crate::linux::proc::ProcError;
+use crate::linux::proc::maps::{Mapping, executable_mappings};
 use crate::object::module::ModuleStore;
-use crate::proc::ProcError;
-use crate::proc::maps::{Mapping, executable_mappings};
 
 /// Most mappings that are remembered after they were unmapped. Just-in-time compilers come and go; the oldest are
 /// forgotten.

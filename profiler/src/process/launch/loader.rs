@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::ids::Pid;
-use crate::proc::auxv::Auxv;
-use crate::proc::maps::{MappingName, executable_mappings};
+use crate::linux::proc::auxv::Auxv;
+use crate::linux::proc::maps::{MappingName, executable_mappings};
 
 /// `AUDIT_ARCH_X86_64`: the only system calls that are understood.
 pub(super) const ARCH: u32 = 0xc000_003e;

@@ -8,10 +8,10 @@ use thiserror::Error;
 
 use super::cgroup;
 use crate::ids::{Identity, Pid, StartTime};
-use crate::proc::stat::Stat;
-use crate::proc::{ProcError, cgroups, process};
-use crate::sys::companion::is_companion;
-use crate::sys::pidfd::PidFd;
+use crate::linux::companion::is_companion;
+use crate::linux::pidfd::PidFd;
+use crate::linux::proc::stat::Stat;
+use crate::linux::proc::{ProcError, cgroups, process};
 
 /// A process that was found running.
 #[derive(Debug)]
@@ -223,7 +223,7 @@ mod tests {
     }
 
     async fn ended(process: &Process) {
-        let ends = crate::target::ends::Ends::new().expect("descriptors are to be had");
+        let ends = crate::process::ends::Ends::new().expect("descriptors are to be had");
         ends.add(process.pid, process).expect("a pidfd can be waited for");
         assert_eq!(ends.next().await, [process.pid]);
         assert!(process.exit_now().is_some());

@@ -13,8 +13,8 @@ use std::time::Duration;
 use tracing::debug;
 
 use crate::ids::Pid;
-use crate::sys::ptrace::{self, Stop, SyscallPhase, Tracee};
-use crate::sys::spawn::{Spawned, run_to_exec};
+use crate::linux::ptrace::{self, Stop, SyscallPhase, Tracee};
+use crate::linux::spawn::{Spawned, run_to_exec};
 
 mod error;
 mod exit;

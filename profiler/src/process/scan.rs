@@ -5,8 +5,8 @@ use super::filter::Selection;
 use super::names::Names;
 use super::process::{TargetError, running};
 use crate::ids::{Identity, Pid};
-use crate::proc::stat::Stat;
-use crate::proc::{ProcError, cgroups, process};
+use crate::linux::proc::stat::Stat;
+use crate::linux::proc::{ProcError, cgroups, process};
 
 /// The running processes that the selection matches, by rising number. Neither this process nor kernel threads, nor
 /// what has ended and is not reaped. To be quick, it leaves out what it need not know to decide: the executable where

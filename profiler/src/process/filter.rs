@@ -95,7 +95,7 @@ impl Selection {
 mod tests {
     use super::*;
     use crate::ids::{Identity, StartTime};
-    use crate::proc::cgroups::Membership;
+    use crate::linux::proc::cgroups::Membership;
 
     fn process(pid: u32, command: &str, cgroup: &str) -> ProcessFacts {
         ProcessFacts {

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::proc::cgroups::Membership;
+use crate::linux::proc::cgroups::Membership;
 
 /// Where control groups are mounted.
 const MOUNT: &str = "/sys/fs/cgroup";

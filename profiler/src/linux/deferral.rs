@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn ctrl_z_waits() {
         let mut command = Command::new(std::env::current_exe().expect("known"));
-        command.args(["--ignored", "--exact", "sys::deferral::tests::is_not_stopped"]);
+        command.args(["--ignored", "--exact", "linux::deferral::tests::is_not_stopped"]);
         let output = command.output().expect("it starts");
         assert!(output.status.success(), "{output:?}");
     }

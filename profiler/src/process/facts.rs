@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::names::Names;
 use crate::ids::{Identity, Pid};
-use crate::proc::cgroups::Membership;
+use crate::linux::proc::cgroups::Membership;
 
 /// A process as it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use object::elf;
 use rustc_hash::FxHasher;
 
 use crate::ids::Pid;
-use crate::proc::auxv::Auxv;
-use crate::proc::process::entry_path;
+use crate::linux::proc::auxv::Auxv;
+use crate::linux::proc::process::entry_path;
 
 /// Most nodes that are followed in one namespace; programs have hundreds at most.
 const NODES_MAX: usize = 8192;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::*;
+use crate::linux::proc::maps::{Device, MappingName};
 use crate::object::fixture::Running;
-use crate::proc::maps::{Device, MappingName};
 
 fn mapped(start: u64, end: u64, offset: u64, module: Option<u32>) -> MappedModule {
     let name = match module {

@@ -1,4 +1,4 @@
-//! What the operating system allows and tells. The only folder of the agent with `unsafe`.
+//! System calls, procfs, ptrace and perf events. The only folder of the agent with `unsafe`.
 
 pub mod bpf;
 pub mod buffer;
@@ -22,6 +22,7 @@ pub mod page_scan;
 pub mod perf_event;
 pub mod pid;
 pub mod pidfd;
+pub mod proc;
 pub mod process_memory;
 pub mod program_info;
 pub mod ptrace;

@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::ids::{Pid, Tid};
-use crate::sys::ptrace::{Options, Pause, Stop, Tracee};
+use crate::linux::ptrace::{Options, Pause, Stop, Tracee};
 
 /// How a thread is traced whose program is held when it ends.
 pub(super) const OPTIONS: Options = Options::EXIT.and(Options::THREADS);

@@ -8,9 +8,9 @@ use std::time::Instant;
 use rustix::process::{Signal, kill_process};
 
 use super::*;
+use crate::linux::inherited::Inherited;
 use crate::object::fixture::Workshop;
-use crate::sys::inherited::Inherited;
-use crate::target::launch::shell_code;
+use crate::process::launch::shell_code;
 
 /// Where the program has put [`MARK`] by the time it ends.
 const MARK_ADDRESS: u64 = 0x1000_0000;
@@ -225,7 +225,7 @@ fn a_program_that_is_killed_is_held_and_ends() {
         if held {
             assert!(launch.stop().expect("it stops"));
         }
-        let pid = crate::sys::pid::raw(launch.pid()).expect("a process's");
+        let pid = crate::linux::pid::raw(launch.pid()).expect("a process's");
         kill_process(pid, Signal::KILL).expect("it lives");
         if held {
             launch.follow_execs().expect("held");
@@ -280,7 +280,7 @@ fn a_program_that_is_let_go_is_held_no_more() {
 fn a_program_in_a_group_stop_stays_there() {
     let workshop = Workshop::new();
     let mut launch = asleep(&workshop, "sleeps", 1);
-    let pid = crate::sys::pid::raw(launch.pid()).expect("a process's");
+    let pid = crate::linux::pid::raw(launch.pid()).expect("a process's");
     let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).expect("it lives");
     kill_process(pid, Signal::STOP).expect("it lives");
     while !state().contains("State:\tt") {

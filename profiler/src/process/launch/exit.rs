@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::threads::{News, OPTIONS, Threads};
 use super::{Launch, LaunchError, State, leaving};
-use crate::sys::ptrace::{Stop, Tracee};
+use crate::linux::ptrace::{Stop, Tracee};
 
 /// Longest wait for all threads of a program to stop.
 const ALL_STOP_WAIT: Duration = Duration::from_millis(500);

@@ -7,7 +7,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::retry_on_intr;
 
 use crate::ids::Pid;
-use crate::sys::readiness::Readiness;
+use crate::linux::readiness::Readiness;
 
 /// Processes whose end is waited for. A pidfd is readable once its process has ended, and epoll forgets descriptors that
 /// are closed, so a process that is dropped needs no goodbye.
@@ -69,7 +69,7 @@ impl Ends {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::pidfd::PidFd;
+    use crate::linux::pidfd::PidFd;
     use std::process::{Child, Command, Stdio};
 
     fn waiting() -> Child {

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use tracing::debug;
 
 use crate::ids::Tid;
-use crate::sys::ptrace::{Stop, Tracee};
+use crate::linux::ptrace::{Stop, Tracee};
 
 thread_local! {
     /// Of this thread, because the kernel takes requests from the thread alone that holds a process.
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
     use crate::ids::Pid;
     use crate::object::fixture::Workshop;
-    use crate::target::launch::{Launch, LaunchError, shell_code};
+    use crate::process::launch::{Launch, LaunchError, shell_code};
 
     /// Waits in `vfork` until its input ends.
     const VFORKS: &str = "#include <unistd.h>\n\
@@ -109,7 +109,7 @@ mod tests {
             let (program, pipe) = (vforks(&workshop), workshop.path("pipe"));
             workshop.run("mkfifo", &["pipe"]);
             let command = ["sh".as_ref(), "-c".as_ref(), script.as_ref(), program.as_os_str(), pipe.as_os_str()];
-            let inherited = crate::sys::inherited::Inherited::now();
+            let inherited = crate::linux::inherited::Inherited::now();
             let mut launch = Launch::start(&command.map(Into::into), inherited).expect("started");
             let pid = launch.pid();
             launch.follow_execs().expect("held");
@@ -130,7 +130,7 @@ mod tests {
                 retry();
                 let mut status = None;
                 while status.is_none() {
-                    status = crate::sys::ptrace::try_reap(pid).expect("a child");
+                    status = crate::linux::ptrace::try_reap(pid).expect("a child");
                 }
                 assert_eq!(status.map(shell_code), Some(4));
             } else {
