@@ -8,11 +8,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use heapbpf::ids::Pid;
-use heapbpf::linux::proc::regions::{Region, RegionKind, regions};
-use heapbpf::recording::block::{FILE_HEADER_BYTES, Kind, read_block};
-use heapbpf::recording::read::Reading;
-use heapbpf::recording::replay::Replay;
+use heapbpf::internals::ids::Pid;
+use heapbpf::internals::linux::proc::regions::{Region, RegionKind, regions};
+use heapbpf::internals::recording::block::{FILE_HEADER_BYTES, Kind, read_block};
+use heapbpf::internals::recording::read::Reading;
+use heapbpf::internals::recording::replay::Replay;
 use heapbpf_fuzz::image::{EXECUTABLE, FILES, KINDS, PAGE_BYTES, READ_ONLY, REGISTERS, SHARED};
 use heapbpf_fuzz::recording::{BY_THREAD, GOES_ON, VERBATIM};
 

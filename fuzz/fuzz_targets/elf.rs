@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use heapbpf::address::{FileOffset, LinkAddr, TargetAddr};
-use heapbpf::allocator::spec::HookSpec;
-use heapbpf::object::image::Image;
-use heapbpf::object::module::{Module, Recorded};
-use heapbpf::object::symbols::{Search, Symbols};
-use heapbpf::object::vtables::Vtables;
-use heapbpf::probe::code::Code;
-use heapbpf::probe::place::{Emulation, PlacementMode, place};
+use heapbpf::internals::address::{FileOffset, LinkAddr, TargetAddr};
+use heapbpf::internals::allocator::spec::HookSpec;
+use heapbpf::internals::object::image::Image;
+use heapbpf::internals::object::module::{Module, Recorded};
+use heapbpf::internals::object::symbols::{Search, Symbols};
+use heapbpf::internals::object::vtables::Vtables;
+use heapbpf::internals::probe::code::Code;
+use heapbpf::internals::probe::place::{Emulation, PlacementMode, place};
 
 const NAMES: [&str; 6] = ["malloc", "free", "realloc", "_Znwm", "__rust_alloc", "operator_new"];
 

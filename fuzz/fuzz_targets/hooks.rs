@@ -2,9 +2,9 @@
 
 #![no_main]
 
-use heapbpf::allocator::custom::{self, CustomHook};
-use heapbpf::allocator::hook_set::HookSet;
-use heapbpf::allocator::selection::interval_bytes;
+use heapbpf::internals::allocator::custom::{self, CustomHook};
+use heapbpf::internals::allocator::hook_set::HookSet;
+use heapbpf::internals::allocator::selection::interval_bytes;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
     match text.parse::<CustomHook>() {

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use heapbpf::fuzzing;
+use heapbpf::internals::fuzzing;
 use heapbpf_fuzz::bytes::Bytes;
 
 /// Where the memory begins.

@@ -3,9 +3,9 @@
 
 #![no_main]
 
-use heapbpf::process::module_pattern::ModulePattern;
-use heapbpf::process::names::Names;
-use heapbpf::process::pattern::Pattern;
+use heapbpf::internals::process::module_pattern::ModulePattern;
+use heapbpf::internals::process::names::Names;
+use heapbpf::internals::process::pattern::Pattern;
 
 /// Characters of a path: as many as the kernel's longest has bytes.
 const PATH_MAX: usize = 4096;

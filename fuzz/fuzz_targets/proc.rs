@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use heapbpf::fuzzing;
-use heapbpf::linux::proc::auxv::Auxv;
+use heapbpf::internals::fuzzing;
+use heapbpf::internals::linux::proc::auxv::Auxv;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     fuzzing::proc_file(bytes);

@@ -2,13 +2,13 @@
 
 #![no_main]
 
-use heapbpf::recording::modules;
-use heapbpf::recording::names::RecordedNames;
-use heapbpf::recording::read::Reading;
-use heapbpf::recording::span::{Span, SpanError, Spanned};
-use heapbpf::snapshot::Scope;
-use heapbpf::symbolize::profile::profile;
-use heapbpf::symbolize::resolver::Resolver;
+use heapbpf::internals::recording::modules;
+use heapbpf::internals::recording::names::RecordedNames;
+use heapbpf::internals::recording::read::Reading;
+use heapbpf::internals::recording::span::{Span, SpanError, Spanned};
+use heapbpf::internals::snapshot::Scope;
+use heapbpf::internals::symbolize::profile::profile;
+use heapbpf::internals::symbolize::resolver::Resolver;
 use heapbpf_fuzz::{recording, reports};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

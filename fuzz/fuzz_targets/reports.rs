@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use heapbpf::report::json::read::read;
+use heapbpf::internals::report::json::read::read;
 use heapbpf_fuzz::{mutation, reports};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 

@@ -13,11 +13,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use heapbpf::address::{FileOffset, TargetAddr};
-use heapbpf::collect::ThreadState;
-use heapbpf::ids::Tid;
-use heapbpf::memory::Copied;
-use heapbpf::linux::proc::regions::{Region, RegionKind, region_of};
+use heapbpf::internals::address::{FileOffset, TargetAddr};
+use heapbpf::internals::collect::ThreadState;
+use heapbpf::internals::ids::Tid;
+use heapbpf::internals::memory::Copied;
+use heapbpf::internals::linux::proc::regions::{Region, RegionKind, region_of};
 
 use crate::bytes::Bytes;
 

@@ -2,9 +2,9 @@
 
 use std::io;
 
-use heapbpf::model::Profile;
-use heapbpf::report::diff::{self, Diff, Drawing, Side};
-use heapbpf::report::{Format, Group, Presentation, View, summary};
+use heapbpf::internals::model::Profile;
+use heapbpf::internals::report::diff::{self, Diff, Drawing, Side};
+use heapbpf::internals::report::{Format, Group, Presentation, View, summary};
 
 /// Writes a profile in one format, as a table, or as a difference from a part of itself: the low four bits of `choice` select which,
 /// the others the view and the presentation. One at a time, because some formats take milliseconds.

@@ -15,7 +15,6 @@ macro_rules! counters {
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
             /// The name used in reports.
-            #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
@@ -76,7 +75,6 @@ impl Counter {
     pub const COUNT: u32 = 64;
 
     /// Whether the counter says that events were lost, so that the profile is incomplete.
-    #[must_use]
     pub const fn is_loss(self) -> bool {
         matches!(
             self,
@@ -94,7 +92,6 @@ impl Counter {
     }
 
     /// Whether the counter tells how a stack ended.
-    #[must_use]
     pub const fn is_stack_end(self) -> bool {
         self as u32 >= Self::StackComplete as u32
     }

@@ -29,13 +29,11 @@ pub enum CallShape {
 
 impl CallShape {
     /// Whether the call's return has to be seen.
-    #[must_use]
     pub const fn allocates(self) -> bool {
         !matches!(self, Self::Free)
     }
 
     /// The shape with this number; numbers that are none stand for the last one.
-    #[must_use]
     pub const fn from_number(number: u8) -> Self {
         match number {
             0 => Self::Alloc,
@@ -100,7 +98,6 @@ impl Register {
 
     /// The register with this number; only the low four bits count.
     #[inline(always)]
-    #[must_use]
     pub const fn from_number(number: u8) -> Self {
         Self::ALL[(number & 15) as usize]
     }
@@ -150,7 +147,6 @@ const FREES_ON_FAILURE: u64 = 1 << 21;
 
 impl HookCookie {
     /// The cookie's 64 bits.
-    #[must_use]
     pub const fn pack(self) -> u64 {
         let mut bits =
             self.size as u64 | (self.shape as u64) << 12 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
@@ -176,7 +172,6 @@ impl HookCookie {
     }
 
     /// The inverse of [`pack`](Self::pack).
-    #[must_use]
     pub const fn unpack(bits: u64) -> Self {
         let raw = RawCookie(bits);
         Self {
@@ -202,73 +197,61 @@ pub struct RawCookie(pub u64);
 #[expect(clippy::cast_possible_truncation, reason = "fields are cut out of the cookie by truncation")]
 impl RawCookie {
     #[inline(always)]
-    #[must_use]
     pub const fn size_register(self) -> u8 {
         (self.0 & 15) as u8
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn count_register(self) -> u8 {
         (self.0 >> 4 & 15) as u8
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn pointer_register(self) -> u8 {
         (self.0 >> 8 & 15) as u8
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn shape(self) -> u8 {
         (self.0 >> 12 & 15) as u8
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn has_count(self) -> bool {
         self.0 & HAS_COUNT != 0
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn has_pointer(self) -> bool {
         self.0 & HAS_POINTER != 0
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn page_rounded(self) -> bool {
         self.0 & PAGE_ROUNDED != 0
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn delegates(self) -> bool {
         self.0 & DELEGATES != 0
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn may_throw(self) -> bool {
         self.0 & MAY_THROW != 0
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn frees_on_failure(self) -> bool {
         self.0 & FREES_ON_FAILURE != 0
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn heap(self) -> u8 {
         (self.0 >> 24) as u8
     }
 
     #[inline(always)]
-    #[must_use]
     pub const fn hook(self) -> u16 {
         (self.0 >> 32) as u16
     }
@@ -277,7 +260,6 @@ impl RawCookie {
 /// `a · b`, or `None` when it needs more than 64 bits. Written in halves, because BPF has no 128-bit product, which both
 /// `checked_mul` and the usual test by division compile to.
 #[inline(always)]
-#[must_use]
 pub const fn checked_product(a: u64, b: u64) -> Option<u64> {
     const LOW: u64 = 0xffff_ffff;
     let (a_high, b_high) = (a >> 32, b >> 32);

@@ -21,7 +21,6 @@ impl Interval {
 
     /// The nearest interval, at most 2^30 bytes. Exact below 32 KiB, for powers of two, and for a million; off by less
     /// than 1 in 32,768 otherwise.
-    #[must_use]
     pub const fn nearest(bytes: u32) -> Self {
         let bits = u32::BITS - bytes.leading_zeros();
         if bits <= MANTISSA_BITS {
@@ -40,21 +39,18 @@ impl Interval {
 
     /// In bytes.
     #[inline(always)]
-    #[must_use]
     pub const fn bytes(self) -> u32 {
         (self.0 & MANTISSA_MASK) << (self.0 >> MANTISSA_BITS & 31)
     }
 
     /// The 20 bits.
     #[inline(always)]
-    #[must_use]
     pub const fn code(self) -> u32 {
         self.0
     }
 
     /// The interval with these bits.
     #[inline(always)]
-    #[must_use]
     pub const fn from_code(code: u32) -> Self {
         Self(code & ((1 << INTERVAL_BITS) - 1))
     }

@@ -18,14 +18,12 @@ pub struct LiveKey {
 impl LiveKey {
     /// The key of the block at `address` in process `tgid`.
     #[inline(always)]
-    #[must_use]
     pub const fn new(tgid: u32, address: u64) -> Self {
         Self { address, tgid, reserved: 0 }
     }
 
     /// Where blocks with this key are counted, below [`LIVE_PLACES`](crate::limits::LIVE_PLACES).
     #[inline(always)]
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the shift leaves the bits of a place")]
     pub const fn place(&self) -> u32 {
         // The golden ratio's bits, as in Knuth's multiplicative hashing (TAOCP 3, 6.4); processes often use the same
@@ -60,7 +58,6 @@ impl LiveBlock {
     /// A block of `size_bytes` that was made by this stack on this heap, sampled at this interval, at this time in
     /// nanoseconds of `CLOCK_MONOTONIC`.
     #[inline(always)]
-    #[must_use]
     pub const fn new(size_bytes: u64, time_ns: u64, stack_id: u64, interval: Interval, heap: u8) -> Self {
         const SIZE_MAX: u64 = (1 << SIZE_BITS) - 1;
         let size = if size_bytes > SIZE_MAX { SIZE_MAX } else { size_bytes };
@@ -73,56 +70,48 @@ impl LiveBlock {
 
     /// Bytes that the target asked for.
     #[inline(always)]
-    #[must_use]
     pub const fn size_bytes(&self) -> u64 {
         self.size & ((1 << SIZE_BITS) - 1)
     }
 
     /// When the call returned, in nanoseconds of `CLOCK_MONOTONIC`, to the microsecond.
     #[inline(always)]
-    #[must_use]
     pub const fn time_ns(&self) -> u64 {
         self.time_us().saturating_mul(1000)
     }
 
     /// When the call returned, in microseconds of `CLOCK_MONOTONIC`.
     #[inline(always)]
-    #[must_use]
     pub const fn time_us(&self) -> u64 {
         self.time & ((1 << TIME_BITS) - 1)
     }
 
     /// The stack that made it: see [`StackHasher`](crate::stack::StackHasher).
     #[inline(always)]
-    #[must_use]
     pub const fn stack_id(&self) -> u64 {
         self.stack_id
     }
 
     /// The interval that it was sampled at; its weight follows from this and the size.
     #[inline(always)]
-    #[must_use]
     pub const fn interval(&self) -> Interval {
         Interval::from_code((self.size >> SIZE_BITS) as u32)
     }
 
     /// The heap: an index into the session's list.
     #[inline(always)]
-    #[must_use]
     pub const fn heap(&self) -> u8 {
         (self.time >> TIME_BITS) as u8
     }
 
     /// The block from the three words that it is.
     #[inline(always)]
-    #[must_use]
     pub const fn from_words([stack_id, time, size]: [u64; 3]) -> Self {
         Self { stack_id, time, size }
     }
 
     /// The three words that the block is.
     #[inline(always)]
-    #[must_use]
     pub const fn words(&self) -> [u64; 3] {
         [self.stack_id, self.time, self.size]
     }

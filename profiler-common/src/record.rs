@@ -33,7 +33,6 @@ pub enum RecordKind {
 
 impl RecordKind {
     /// The kind for a wire value, or `None` for one that this version does not know.
-    #[must_use]
     pub const fn from_wire(value: u8) -> Option<Self> {
         Some(match value {
             1 => Self::Alloc,
@@ -64,7 +63,6 @@ pub struct RecordHeader {
 impl RecordHeader {
     /// A header of this kind for process `tgid`.
     #[inline(always)]
-    #[must_use]
     pub const fn new(kind: RecordKind, tgid: u32) -> Self {
         Self { kind: kind as u8, reserved: [0; 3], tgid }
     }
@@ -107,7 +105,6 @@ pub struct FreeRecord {
 impl FreeRecord {
     /// How long a block has lived that was made at `born_us` and is freed at `now_us`, as a record has it.
     #[inline(always)]
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "what does not fit is cut before")]
     pub const fn age_us(born_us: u64, now_us: u64) -> u32 {
         let age_us = now_us.saturating_sub(born_us);

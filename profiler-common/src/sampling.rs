@@ -33,7 +33,6 @@ impl SamplingRate {
     pub const STOPPED: Self = Self { interval_bytes: 0, interval_code: 0, inverse: 0 };
 
     /// The rate for this interval.
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "2^64 / T fits in 64 bits for T > 1; T = 1 saturates")]
     pub const fn new(interval: Interval) -> Self {
         let interval_bytes = interval.bytes();
@@ -85,7 +84,6 @@ const fn probability(x: u64) -> u64 {
 /// Bytes that a sampled block of `size_bytes` stands for: `s / p(s, T)`. Multiplying by the inverse of the chance of
 /// being seen makes the sum unbiased (Horvitz and Thompson, 1952).
 #[cfg(any(test, feature = "user"))]
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "an estimate; sizes beyond 2^53 are exact at T = 1 only")]
 pub fn estimated_bytes(size_bytes: u64, interval_bytes: u64) -> f64 {
     size_bytes as f64 * estimated_count(size_bytes, interval_bytes)
@@ -93,7 +91,6 @@ pub fn estimated_bytes(size_bytes: u64, interval_bytes: u64) -> f64 {
 
 /// Blocks that a sampled block of `size_bytes` stands for: `1 / p(s, T)`.
 #[cfg(any(test, feature = "user"))]
-#[must_use]
 #[expect(clippy::cast_precision_loss, reason = "sizes here are below the interval, which is below 2^30")]
 pub fn estimated_count(size_bytes: u64, interval_bytes: u64) -> f64 {
     let size = size_bytes.max(1);

@@ -38,13 +38,11 @@ impl StackEnd {
     ];
 
     /// The end for a wire value, or `None` for one that this version does not know.
-    #[must_use]
     pub fn from_wire(value: u8) -> Option<Self> {
         Self::ALL.get(usize::from(value)).copied()
     }
 
     /// The counter that is raised for a stack with this end.
-    #[must_use]
     pub const fn counter(self) -> Counter {
         match self {
             Self::Complete => Counter::StackComplete,
@@ -69,21 +67,18 @@ pub struct StackHasher(u64);
 impl StackHasher {
     /// Starts with the session's seed and the process that the addresses belong to.
     #[inline(always)]
-    #[must_use]
     pub const fn new(seed: u64, tgid: u32) -> Self {
         Self(seed ^ tgid as u64)
     }
 
     /// The state, to be kept where a hasher cannot be.
     #[inline(always)]
-    #[must_use]
     pub const fn state(self) -> u64 {
         self.0
     }
 
     /// Goes on from a kept state.
     #[inline(always)]
-    #[must_use]
     pub const fn resume(state: u64) -> Self {
         Self(state)
     }
@@ -99,7 +94,6 @@ impl StackHasher {
 
     /// The stack's id. Never 0, which stands for "no stack".
     #[inline(always)]
-    #[must_use]
     pub const fn finish(self) -> u64 {
         if self.0 == 0 { 1 } else { self.0 }
     }

@@ -32,7 +32,6 @@ impl Registers {
     /// The address to look up. A return address belongs to the next instruction, which may be another rule's or, after
     /// a call that never returns, another function's.
     #[inline(always)]
-    #[must_use]
     pub const fn lookup_address(&self) -> u64 {
         if self.is_return_address { self.ip.wrapping_sub(1) } else { self.ip }
     }

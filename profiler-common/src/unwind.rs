@@ -44,7 +44,6 @@ pub struct RowCell {
 impl RowCell {
     /// The row with this index, which this cell holds.
     #[inline(always)]
-    #[must_use]
     pub const fn row(&self, index: u32) -> UnwindRow {
         if index & 1 == 0 { self.even } else { self.odd }
     }
@@ -80,14 +79,12 @@ impl TableRef {
 
     /// Whether there are rows to search.
     #[inline(always)]
-    #[must_use]
     pub const fn is_table(&self) -> bool {
         self.page_count != 0
     }
 
     /// Whether this is [`FRAME_POINTER`](Self::FRAME_POINTER).
     #[inline(always)]
-    #[must_use]
     pub const fn is_frame_pointer(&self) -> bool {
         self.page_count == 0 && self.page_first == 1
     }
@@ -111,7 +108,6 @@ impl ProcessMapping {
 
     /// Whether the address lies in it.
     #[inline(always)]
-    #[must_use]
     pub const fn contains(&self, address: u64) -> bool {
         address >= self.start && address < self.end
     }
@@ -291,7 +287,6 @@ impl Rule {
 
     /// The rule with this CFA and this place of the caller's rbp, or `None` if the stack would not shrink or a
     /// threshold lies beyond its entry of 16 bytes.
-    #[must_use]
     pub const fn new(cfa: Cfa, bp: CallerBp) -> Option<Self> {
         let (kind, cfa_offset) = match cfa {
             Cfa::Sp { offset } if offset < 8 => return None,
@@ -312,7 +307,6 @@ impl Rule {
     }
 
     /// The CFA, or `None` for a rule without parameters.
-    #[must_use]
     pub const fn cfa(&self) -> Option<Cfa> {
         let (low, high) = (low_half(self.cfa_offset), high_half(self.cfa_offset));
         Some(match self.kind {
@@ -327,7 +321,6 @@ impl Rule {
     }
 
     /// Where the caller's rbp is.
-    #[must_use]
     pub const fn caller_bp(&self) -> CallerBp {
         match self.bp {
             BP_SAME => CallerBp::Same,
@@ -338,14 +331,12 @@ impl Rule {
     }
 
     /// The rule as it is stored.
-    #[must_use]
     pub const fn to_bytes(&self) -> [u8; 8] {
         let (o, b) = (self.cfa_offset.to_le_bytes(), self.bp_offset.to_le_bytes());
         [o[0], o[1], o[2], o[3], b[0], b[1], self.kind, self.bp]
     }
 
     /// The rule from stored bytes, or `None` unless [`new`](Self::new) or a reserved rule would be stored so.
-    #[must_use]
     pub fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
         let [o0, o1, o2, o3, b0, b1, kind, bp] = bytes;
         let rule = Self {

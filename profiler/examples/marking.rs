@@ -9,11 +9,11 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use heapbpf::address::TargetAddr;
-use heapbpf::leak::blocks::{Block, Blocks};
-use heapbpf::leak::fold::fold;
-use heapbpf::leak::mark::{Roots, mark_with};
-use heapbpf::memory::Copied;
+use heapbpf::internals::address::TargetAddr;
+use heapbpf::internals::leak::blocks::{Block, Blocks};
+use heapbpf::internals::leak::fold::fold;
+use heapbpf::internals::leak::mark::{Roots, mark_with};
+use heapbpf::internals::memory::Copied;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Where the heap begins, and where the words are that hold it.

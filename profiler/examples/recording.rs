@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use heapbpf::recording::entry::{Entry, Names};
-use heapbpf::recording::read::read;
-use heapbpf::recording::replay::Replay;
-use heapbpf::recording::write::Writer;
+use heapbpf::internals::recording::entry::{Entry, Names};
+use heapbpf::internals::recording::read::read;
+use heapbpf::internals::recording::replay::Replay;
+use heapbpf::internals::recording::write::Writer;
 
 #[expect(clippy::print_stdout, reason = "that is what it is for")]
 fn main() -> Result<()> {

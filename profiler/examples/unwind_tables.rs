@@ -7,7 +7,7 @@ use std::fs::File;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use heapbpf::unwind::build;
+use heapbpf::internals::unwind::build;
 use object::ReadCache;
 use profiler_common::unwind::Rule;
 

@@ -19,7 +19,6 @@ pub struct LinkAddr(pub u64);
 impl TargetAddr {
     /// An address inside the call that returns to this one. A return address belongs to the next instruction, which may
     /// be another line or, after a call that never returns, another function.
-    #[must_use]
     pub fn inside_call(self) -> Self {
         Self(self.0.saturating_sub(1))
     }

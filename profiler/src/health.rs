@@ -10,8 +10,7 @@ use crate::model::guardrails::Guardrails;
 use crate::model::{Health, Symbolization};
 
 /// The kernel's counters and the agent's own, at the end of a recording.
-#[must_use]
-pub fn collect(
+pub(crate) fn collect(
     counters: &Counters,
     records_unreadable: u64,
     frees_unknown: u64,
@@ -37,7 +36,6 @@ pub fn collect(
 }
 
 /// A number that targets cannot guess. The standard library seeds its hash maps from the system's random source.
-#[must_use]
-pub fn random_seed() -> u64 {
+pub(crate) fn random_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::address::TargetAddr;
 
 /// Bytes of a word: a pointer.
-pub const WORD_BYTES: u64 = 8;
+pub(crate) const WORD_BYTES: u64 = 8;
 
 /// Memory of a target that does not change any more. Only what the target has ever touched is there: memory that is mapped and was
 /// never written holds nothing.
@@ -52,7 +52,6 @@ impl Piece {
 
 impl Copied {
     /// Memory of these pieces, in any order. What overlaps an earlier one is left out.
-    #[must_use]
     pub fn new(pieces: impl IntoIterator<Item = (TargetAddr, Box<[u8]>)>) -> Self {
         let pieces = pieces.into_iter().filter(|(_, bytes)| !bytes.is_empty());
         let mut pieces: Vec<Piece> = pieces.map(|(start, bytes)| Piece { start: start.0, bytes }).collect();
@@ -67,7 +66,6 @@ impl Copied {
     }
 
     /// Bytes that were copied.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum()
     }

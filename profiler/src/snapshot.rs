@@ -70,7 +70,7 @@ pub enum Scope {
 }
 
 /// Names of threads, as far as they are known.
-pub type ThreadNames = BTreeMap<Tid, Arc<str>>;
+pub(crate) type ThreadNames = BTreeMap<Tid, Arc<str>>;
 
 /// One process at an instant.
 #[derive(Clone, Debug)]
@@ -113,7 +113,6 @@ pub enum Base {
 
 impl TargetState {
     /// What the books say of this scope; `None` where the target is not in it.
-    #[must_use]
     pub fn books_of(&self, scope: Scope) -> Option<Cow<'_, TargetSnapshot>> {
         match (scope, &self.base) {
             (Scope::Whole, _) | (Scope::Window, Base::Beginning) => Some(Cow::Borrowed(&*self.books)),
@@ -126,7 +125,6 @@ impl TargetState {
 
 impl Snapshot {
     /// The window that a profile of this scope is about.
-    #[must_use]
     pub fn window_of(&self, scope: Scope) -> Option<Window> {
         match scope {
             Scope::Whole => None,
@@ -171,7 +169,6 @@ pub struct TargetFacts {
 
 impl TargetFacts {
     /// Of a process that lives, of which no more is known.
-    #[must_use]
     pub fn living(pid: Pid, command: &str, comm: &str, beginning: Beginning) -> Self {
         Self {
             pid,

@@ -24,33 +24,28 @@ macro_rules! estimate {
             pub const ZERO: Self = Self(0);
 
             /// An exact amount.
-            #[must_use]
             pub const fn exact(amount: u64) -> Self {
                 Self((amount as i128) << FRACTION_BITS)
             }
 
             /// The nearest representable amount; off by at most 2^-21.
-            #[must_use]
             #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and no weight comes near 2^107")]
             pub fn from_f64(amount: f64) -> Self {
                 Self((amount * ONE).round() as i128)
             }
 
             /// The amount as a float.
-            #[must_use]
             #[expect(clippy::cast_precision_loss, reason = "for display; 53 bits are enough")]
             pub fn to_f64(self) -> f64 {
                 self.0 as f64 / ONE
             }
 
             /// Whether it is one that things can be added to for ever: not near the end of the number.
-            #[must_use]
             pub const fn is_sound(self) -> bool {
                 self.0.unsigned_abs() < 1 << 120
             }
 
             /// The amount rounded to a whole number; 0 when it is negative.
-            #[must_use]
             pub fn rounded(self) -> u64 {
                 let half = 1 << (FRACTION_BITS - 1);
                 u64::try_from((self.0.max(0) + half) >> FRACTION_BITS).unwrap_or(u64::MAX)
@@ -113,7 +108,6 @@ estimate! {
 
 impl EstimatedCount {
     /// The times of so many blocks together, each of which has lived for `micros`; of longer than 8.9 years, as of so many.
-    #[must_use]
     pub const fn lasting(self, micros: u64) -> EstimatedMicros {
         const MICROS_MAX: u64 = 1 << 48;
         let micros = if micros < MICROS_MAX { micros } else { MICROS_MAX };
@@ -141,7 +135,6 @@ impl Weight {
     ///
     /// A block of value v, taken with probability p, adds w = v/p, and to the variance v²(1 − p)/p. Estimated from the blocks
     /// that were taken, each standing for 1/p, that is v²(1 − p)/p² = w(w − v) (Horvitz and Thompson, 1952).
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "sizes below the interval have at most 30 bits")]
     pub fn of(size_bytes: u64, interval: Interval) -> Self {
         let interval_bytes = u64::from(interval.bytes());
@@ -160,7 +153,6 @@ impl Weight {
     }
 
     /// The weight of what is known as it is: so many bytes in so many blocks, 0 for a part of one.
-    #[must_use]
     pub const fn exact(bytes: u64, blocks: u64) -> Self {
         Self {
             bytes: EstimatedBytes::exact(bytes),
@@ -173,8 +165,7 @@ impl Weight {
 }
 
 /// The number of bytes that is written like this: `4096`, `4KiB`, `1M`; `None` where that is not a size.
-#[must_use]
-pub fn parse_bytes(text: &str) -> Option<u64> {
+pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
     // The library takes a sign and fractions of a byte too; only digits start a size.
     let starts = text.starts_with(|first: char| first.is_ascii_digit());
     starts.then(|| text.parse::<ByteSize>().ok()).flatten().map(|size| size.0)

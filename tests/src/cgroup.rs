@@ -24,7 +24,6 @@ impl Group {
     /// # Panics
     ///
     /// When the machine has none that can be written to.
-    #[must_use]
     #[track_caller]
     pub fn unified(name: &str) -> Self {
         let mounts = [MOUNT.to_owned(), format!("{MOUNT}/unified")];
@@ -37,7 +36,6 @@ impl Group {
     /// # Panics
     ///
     /// When it cannot be written to.
-    #[must_use]
     #[track_caller]
     pub fn of_hierarchy(hierarchy: &str, name: &str) -> Option<Self> {
         let mount = format!("{MOUNT}/{hierarchy}");
@@ -53,13 +51,11 @@ impl Group {
     }
 
     /// Its directory.
-    #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// The file that takes processes in.
-    #[must_use]
     pub fn processes(&self) -> PathBuf {
         self.directory.join("cgroup.procs")
     }

@@ -13,8 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::kernel;
-use crate::target::build_directory;
 use crate::report::Report;
+use crate::target::build_directory;
 
 /// Until probes are in place. Only a hang takes this long, also on a machine that does much else.
 const READY_WITHIN: Duration = Duration::from_secs(120);
@@ -28,7 +28,6 @@ const READY: &str = "heapbpf: recording";
 /// # Panics
 ///
 /// When it was not built.
-#[must_use]
 pub fn binary() -> PathBuf {
     let binary = std::env::var_os("HEAPBPF_BIN").map_or_else(|| build_directory().join("debug/heapbpf"), PathBuf::from);
     assert!(
@@ -75,7 +74,6 @@ impl Heapbpf {
     /// # Panics
     ///
     /// As [`new`](Self::new).
-    #[must_use]
     pub fn of(pid: u32, arguments: &str) -> Self {
         let pid = pid.to_string();
         Self::new(["--pid", &pid].into_iter().chain(arguments.split_ascii_whitespace()))
@@ -86,7 +84,6 @@ impl Heapbpf {
     /// # Panics
     ///
     /// When there is no directory for temporary files.
-    #[must_use]
     pub fn with_command(mut command: Command) -> Self {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
         command.current_dir(directory.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -96,7 +93,6 @@ impl Heapbpf {
     }
 
     /// A file in the directory that it runs in.
-    #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -106,7 +102,6 @@ impl Heapbpf {
     /// # Panics
     ///
     /// When the directory is gone.
-    #[must_use]
     pub fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.directory.path()).expect("the directory is ours");
         let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("the directory is ours").file_name();
@@ -116,7 +111,6 @@ impl Heapbpf {
     }
 
     /// Reads a JSON report in the directory that it runs in.
-    #[must_use]
     #[track_caller]
     pub fn report(&self, name: &str) -> Report {
         Report::read(&self.file(name))
@@ -127,7 +121,6 @@ impl Heapbpf {
     /// # Panics
     ///
     /// When it ends or hangs instead.
-    #[must_use]
     #[track_caller]
     pub fn start(&mut self) -> Session {
         let mut session = self.spawn();
@@ -140,7 +133,6 @@ impl Heapbpf {
     /// # Panics
     ///
     /// When it hangs.
-    #[must_use]
     #[track_caller]
     pub fn run(&mut self) -> Outcome {
         self.spawn().wait()
@@ -151,7 +143,6 @@ impl Heapbpf {
     /// # Panics
     ///
     /// When it cannot be started.
-    #[must_use]
     #[track_caller]
     pub fn spawn(&mut self) -> Session {
         let mut child = self.command.spawn().unwrap_or_else(|error| panic!("{:?}: {error}", self.command));
@@ -190,7 +181,6 @@ pub struct Outcome {
 
 impl Session {
     /// Its process.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -226,7 +216,6 @@ impl Session {
     /// # Panics
     ///
     /// When it has ended already, or hangs.
-    #[must_use]
     #[track_caller]
     pub fn interrupt(self) -> Outcome {
         self.signal(Signal::INT);
@@ -238,7 +227,6 @@ impl Session {
     /// # Panics
     ///
     /// When it has ended already, or hangs.
-    #[must_use]
     #[track_caller]
     pub fn terminate(self) -> Outcome {
         self.signal(Signal::TERM);
@@ -273,7 +261,6 @@ impl Session {
     /// # Panics
     ///
     /// When it hangs.
-    #[must_use]
     #[track_caller]
     pub fn wait(mut self) -> Outcome {
         let deadline = Instant::now() + DONE_WITHIN;
@@ -340,7 +327,6 @@ impl Outcome {
     /// # Panics
     ///
     /// When it ended in another way.
-    #[must_use]
     #[track_caller]
     pub fn expect_code(self, code: i32) -> Self {
         assert_eq!(
@@ -360,7 +346,6 @@ impl Outcome {
     /// # Panics
     ///
     /// When it did otherwise.
-    #[must_use]
     #[track_caller]
     pub fn expect_error(self, code: i32) -> String {
         let outcome = self.expect_code(code);
@@ -389,7 +374,6 @@ impl Outcome {
 /// # Panics
 ///
 /// When it cannot be read.
-#[must_use]
 #[track_caller]
 pub fn text(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()))

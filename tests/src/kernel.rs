@@ -25,7 +25,6 @@ pub fn require_root() {
 /// # Panics
 ///
 /// When `/proc/sys/kernel/osrelease` does not begin with two numbers.
-#[must_use]
 pub fn version() -> (u32, u32) {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("procfs is mounted");
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse().ok());
@@ -37,7 +36,6 @@ pub fn version() -> (u32, u32) {
 /// # Panics
 ///
 /// When there is no such process.
-#[must_use]
 #[track_caller]
 pub fn state(pid: u32) -> char {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_else(|error| panic!("stat of {pid}: {error}"));
@@ -51,7 +49,6 @@ pub fn state(pid: u32) -> char {
 /// # Panics
 ///
 /// When there is no such process.
-#[must_use]
 #[track_caller]
 pub fn tasks(pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap_or_else(|error| panic!("tasks of {pid}: {error}"));
@@ -63,7 +60,6 @@ pub fn tasks(pid: u32) -> Vec<u32> {
 /// # Panics
 ///
 /// When there is no such process.
-#[must_use]
 #[track_caller]
 pub fn tracer(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_else(|error| panic!("{pid}: {error}"));
@@ -76,7 +72,6 @@ pub fn tracer(pid: u32) -> Option<u32> {
 /// # Panics
 ///
 /// When there is no such process.
-#[must_use]
 #[track_caller]
 pub fn children(pid: u32) -> Vec<u32> {
     // A thread may end meanwhile.
@@ -93,7 +88,6 @@ pub fn children(pid: u32) -> Vec<u32> {
 /// # Panics
 ///
 /// When there is no such process.
-#[must_use]
 #[track_caller]
 pub fn commands(pid: u32) -> Vec<u32> {
     let mut children = children(pid);
@@ -108,14 +102,12 @@ pub fn commands(pid: u32) -> Vec<u32> {
 /// # Panics
 ///
 /// When there is no such process.
-#[must_use]
 #[track_caller]
 pub fn keeper(heapbpf: u32) -> Option<u32> {
     children(heapbpf).into_iter().find(|child| comm(*child) == "heapbpf-keeper")
 }
 
 /// The process that a thread is of; `None` where it has exited.
-#[must_use]
 pub fn process_of(tid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
@@ -127,7 +119,6 @@ pub fn process_of(tid: u32) -> Option<u32> {
 /// # Panics
 ///
 /// When the process or a module of it cannot be read.
-#[must_use]
 #[track_caller]
 pub fn changed_code(pid: u32) -> Vec<String> {
     changed_code_in(pid, |_| true).unwrap_or_else(|error| panic!("code of {pid}: {error}"))
@@ -182,7 +173,6 @@ pub fn plant_breakpoint(pid: u32, place: &str) {
 }
 
 /// The kernel's name for a process: empty when it has exited.
-#[must_use]
 pub fn comm(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
 }
@@ -221,7 +211,6 @@ impl Resources {
     /// # Panics
     ///
     /// When it has ended.
-    #[must_use]
     #[track_caller]
     pub fn of(pid: u32) -> Self {
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap_or_else(|error| panic!("{pid}: {error}"));
@@ -232,7 +221,6 @@ impl Resources {
     }
 
     /// The larger of each.
-    #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
             descriptors: self.descriptors.max(other.descriptors),

@@ -29,7 +29,6 @@ impl Nginx {
     /// # Panics
     ///
     /// When it does not.
-    #[must_use]
     #[track_caller]
     pub fn start() -> Self {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
@@ -63,7 +62,6 @@ impl Nginx {
     /// # Panics
     ///
     /// When there is another number of them than one.
-    #[must_use]
     #[track_caller]
     pub fn worker(&self) -> u32 {
         let children = self.children();

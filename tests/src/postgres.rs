@@ -48,7 +48,6 @@ impl Postgres {
     /// # Panics
     ///
     /// When that fails.
-    #[must_use]
     #[track_caller]
     pub fn start() -> Self {
         let programs = programs();
@@ -75,7 +74,6 @@ impl Postgres {
     }
 
     /// The process that all others are copies of.
-    #[must_use]
     pub fn postmaster(&self) -> u32 {
         self.child.id()
     }
@@ -95,7 +93,6 @@ impl Postgres {
     /// # Panics
     ///
     /// When it is refused.
-    #[must_use]
     #[track_caller]
     pub fn connect(&self) -> Client {
         let mut command = self.client("psql");
@@ -115,7 +112,6 @@ impl Postgres {
     /// # Panics
     ///
     /// When its log cannot be read.
-    #[must_use]
     pub fn backends(&self) -> BTreeSet<u32> {
         let log = self.log();
         let authorized = log.lines().filter(|line| line.contains("connection authorized"));

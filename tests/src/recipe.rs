@@ -40,7 +40,6 @@ impl fmt::Display for Recipe {
 
 impl Recipe {
     /// The usual way for a file of `targets/`, by its extension.
-    #[must_use]
     pub fn of(source: &str) -> Self {
         let extension = Path::new(source).extension().and_then(OsStr::to_str);
         let (compiler, flags) = match extension {
@@ -55,27 +54,23 @@ impl Recipe {
     }
 
     /// With another compiler, which understands the same flags.
-    #[must_use]
     pub fn compiler(self, compiler: &'static str) -> Self {
         Self { compiler, ..self }
     }
 
     /// With further flags, parted by blanks.
-    #[must_use]
     pub fn flags(mut self, flags: &str) -> Self {
         self.flags.extend(flags.split_ascii_whitespace().map(str::to_owned));
         self
     }
 
     /// Linked with these too (`-lm`), parted by blanks.
-    #[must_use]
     pub fn libraries(mut self, libraries: &str) -> Self {
         self.libraries.extend(libraries.split_ascii_whitespace().map(str::to_owned));
         self
     }
 
     /// Linked with an archive of which these functions are renamed: `prefix` goes before their names.
-    #[must_use]
     pub fn prefixed(
         self,
         archive: impl Into<PathBuf>,
@@ -91,7 +86,6 @@ impl Recipe {
     /// # Panics
     ///
     /// When it does not compile.
-    #[must_use]
     #[track_caller]
     pub fn build(&self) -> PathBuf {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets").join(&self.source);

@@ -16,7 +16,6 @@ use crate::target::run;
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// Arguments of a redis-server whose socket is in this directory.
-#[must_use]
 pub fn arguments(directory: &Path) -> Vec<String> {
     let fixed = ["--port", "0", "--save", "", "--appendonly", "no", "--daemonize", "no"];
     let socket = directory.join("socket").display().to_string();
@@ -74,7 +73,6 @@ impl Redis {
     /// # Panics
     ///
     /// When it does not.
-    #[must_use]
     #[track_caller]
     pub fn start() -> Self {
         Self::start_as("redis-server")
@@ -85,7 +83,6 @@ impl Redis {
     /// # Panics
     ///
     /// When it does not.
-    #[must_use]
     #[track_caller]
     pub fn start_as(name: &str) -> Self {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
@@ -104,13 +101,11 @@ impl Redis {
     }
 
     /// Its process.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Where it listens.
-    #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("socket")
     }

@@ -253,7 +253,6 @@ impl Report {
     /// # Panics
     ///
     /// When it cannot be read or is not a report of version 1.
-    #[must_use]
     #[track_caller]
     pub fn read(path: &Path) -> Self {
         let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
@@ -268,7 +267,6 @@ impl Report {
     /// # Panics
     ///
     /// When the report does not have it.
-    #[must_use]
     #[track_caller]
     pub fn process(&self, pid: u32) -> &Process {
         let pids: Vec<u32> = self.targets.iter().map(|target| target.pid).collect();
@@ -280,7 +278,6 @@ impl Report {
     /// # Panics
     ///
     /// When the report has another number of those.
-    #[must_use]
     #[track_caller]
     pub fn child_of(&self, parent: u32) -> &Process {
         let children = self.targets.iter().filter(|process| process.beginning.parent == Some(parent));
@@ -313,7 +310,6 @@ impl Process {
     /// # Panics
     ///
     /// When the process does not have it.
-    #[must_use]
     #[track_caller]
     pub fn heap(&self, name: &str) -> &Heap {
         let heap = self.heaps.iter().find(|heap| heap.name == name);
@@ -321,7 +317,6 @@ impl Process {
     }
 
     /// The names of all heaps.
-    #[must_use]
     pub fn heap_names(&self) -> Vec<&str> {
         self.heaps.iter().map(|heap| heap.name.as_str()).collect()
     }
@@ -331,7 +326,6 @@ impl Process {
     /// # Panics
     ///
     /// When a total is not an integer.
-    #[must_use]
     pub fn exact_by_leaf(&self) -> BTreeMap<String, Counts> {
         let mut functions = BTreeMap::<String, Counts>::new();
         for callsite in &self.callsites {
@@ -346,7 +340,6 @@ impl Process {
     /// # Panics
     ///
     /// When a total is not an integer.
-    #[must_use]
     pub fn exact_under(&self, is_function: impl Fn(&str) -> bool) -> Counts {
         let mut sum = Counts::default();
         for callsite in &self.callsites {
@@ -358,7 +351,6 @@ impl Process {
     }
 
     /// Estimates of the stacks that have a frame in this function.
-    #[must_use]
     pub fn estimates_under(&self, is_function: impl Fn(&str) -> bool) -> Estimates {
         let mut sum = Estimates::default();
         for callsite in &self.callsites {
@@ -370,7 +362,6 @@ impl Process {
     }
 
     /// Estimates by the function that a stack's leaf is in.
-    #[must_use]
     pub fn estimates_by_leaf(&self) -> BTreeMap<String, Estimates> {
         let mut functions = BTreeMap::<String, Estimates>::new();
         for callsite in &self.callsites {
@@ -402,7 +393,6 @@ impl Process {
 
 impl Callsite {
     /// Whether the stack has a frame in this function.
-    #[must_use]
     pub fn has(&self, is_function: impl Fn(&str) -> bool) -> bool {
         self.stack.iter().any(|frame| frame.function.as_deref().is_some_and(&is_function))
     }
@@ -414,7 +404,6 @@ impl Totals {
     /// # Panics
     ///
     /// When one of them is not written as an integer, or live is not what was allocated and not freed.
-    #[must_use]
     #[track_caller]
     pub fn exact(&self) -> Counts {
         let integer = |number: &Number| number.as_u64().unwrap_or_else(|| panic!("`{number}` is no exact total"));
@@ -436,7 +425,6 @@ impl Totals {
     /// # Panics
     ///
     /// When a number is none.
-    #[must_use]
     pub fn estimates(&self) -> Estimates {
         let float = |number: &Number| number.as_f64().expect("any number is a float");
         Estimates {

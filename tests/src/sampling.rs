@@ -21,7 +21,6 @@ pub struct Expected {
 
 impl Expected {
     /// `count` blocks of `size` bytes, sampled at `interval`.
-    #[must_use]
     pub fn blocks(count: f64, size: f64, interval: f64) -> Self {
         let taken = if size >= interval { 1.0 } else { -(-size / interval).exp_m1() };
         let variance = count * (1.0 - taken) / taken;
@@ -45,7 +44,6 @@ impl Expected {
 
     /// How far estimates of blocks and bytes are off, in standard deviations. Where nothing is left to chance, five are the
     /// rounding of the weights, a millionth.
-    #[must_use]
     pub fn deviations(&self, count: f64, bytes: f64) -> (f64, f64) {
         let rounding = |truth: f64| 1e-6 * truth.max(1.0) / 5.0;
         let deviation = |got: f64, truth: f64, variance: f64| (got - truth) / variance.sqrt().max(rounding(truth));

@@ -21,7 +21,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(300);
 /// # Panics
 ///
 /// When the program does not lie in one.
-#[must_use]
 pub fn build_directory() -> PathBuf {
     let program = std::env::current_exe().expect("procfs is mounted");
     // <build directory>/<profile>/deps/<test>
@@ -34,7 +33,6 @@ pub fn build_directory() -> PathBuf {
 /// # Panics
 ///
 /// When it does not compile.
-#[must_use]
 #[track_caller]
 pub fn build(source: &str) -> PathBuf {
     Recipe::of(source).build()
@@ -65,7 +63,6 @@ impl Target {
     /// # Panics
     ///
     /// When it does not compile or does not become ready.
-    #[must_use]
     #[track_caller]
     pub fn start(source: &str) -> Self {
         Self::spawn(&mut Command::new(build(source)))
@@ -76,7 +73,6 @@ impl Target {
     /// # Panics
     ///
     /// When it does not become ready.
-    #[must_use]
     pub fn spawn(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
@@ -93,7 +89,6 @@ impl Target {
     }
 
     /// Its process.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -103,7 +98,6 @@ impl Target {
     /// # Panics
     ///
     /// When it has another number of children.
-    #[must_use]
     #[track_caller]
     pub fn child_pid(&self) -> u32 {
         let children = kernel::commands(self.pid());

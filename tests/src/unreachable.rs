@@ -67,14 +67,12 @@ impl Truth {
     /// # Panics
     ///
     /// When one is none.
-    #[must_use]
     #[track_caller]
     pub fn of<S: AsRef<str>>(lines: impl IntoIterator<Item = S>) -> Self {
         Self { made: lines.into_iter().map(|line| Made::of(line.as_ref())).collect() }
     }
 
     /// Without blocks of these functions.
-    #[must_use]
     pub fn without(mut self, functions: &[&str]) -> Self {
         self.made.retain(|made| !functions.contains(&made.function.as_str()));
         self
@@ -85,7 +83,6 @@ impl Truth {
     /// # Panics
     ///
     /// When there is another number of them.
-    #[must_use]
     #[track_caller]
     pub fn block(&self, function: &str) -> &Made {
         let made: Vec<&Made> = self.made.iter().filter(|made| made.function == function).collect();
@@ -94,7 +91,6 @@ impl Truth {
     }
 
     /// The blocks that leaked, and those of them that entries are of.
-    #[must_use]
     pub fn sums(&self, known: Known) -> (Sum, Sum) {
         let mut sums = (Sum::default(), Sum::default());
         for made in self.made.iter().filter(|made| made.fate != Fate::Held) {
@@ -108,13 +104,11 @@ impl Truth {
     }
 
     /// Where blocks leaked.
-    #[must_use]
     pub fn lost(&self) -> BTreeSet<u64> {
         self.made.iter().filter(|made| made.fate != Fate::Held).map(|made| made.address).collect()
     }
 
     /// Leaked bytes of each function.
-    #[must_use]
     pub fn leaked_bytes(&self) -> BTreeMap<String, u64> {
         let mut bytes = BTreeMap::new();
         for made in self.made.iter().filter(|made| made.fate != Fate::Held) {
@@ -234,7 +228,6 @@ impl Made {
     }
 
     /// Its bytes as a check tells them: one of no bytes takes one.
-    #[must_use]
     pub fn bytes(&self, known: Known) -> u64 {
         match known {
             Known::Watched => self.size.max(1),

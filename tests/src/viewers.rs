@@ -18,7 +18,6 @@ const SECONDS_MAX: &str = "300";
 /// # Panics
 ///
 /// When they were not installed.
-#[must_use]
 #[track_caller]
 pub fn folder() -> PathBuf {
     let folder = std::env::var_os("HEAPBPF_VIEWERS").map_or_else(|| build_directory().join("viewers"), PathBuf::from);
@@ -31,7 +30,6 @@ pub fn folder() -> PathBuf {
 }
 
 /// A program of theirs (`python`, `node`, `profiler-cli`), or of this machine (`go`, `ms_print`), that is ended where it hangs.
-#[must_use]
 #[track_caller]
 pub fn program(name: impl AsRef<OsStr>) -> Command {
     let folder = folder();
@@ -49,7 +47,6 @@ pub fn program(name: impl AsRef<OsStr>) -> Command {
 /// # Panics
 ///
 /// When it fails, hangs or prints something else.
-#[must_use]
 #[track_caller]
 pub fn python<S: AsRef<OsStr> + Debug>(script: &str, arguments: &[S]) -> Value {
     json(program("python").arg(path(script)).args(arguments))
@@ -61,7 +58,6 @@ pub fn python<S: AsRef<OsStr> + Debug>(script: &str, arguments: &[S]) -> Value {
 /// # Panics
 ///
 /// When it fails, hangs or prints something else.
-#[must_use]
 #[track_caller]
 pub fn node<S: AsRef<OsStr> + Debug>(script: &str, arguments: &[S]) -> Value {
     json(program("node").arg(path(script)).args(arguments))
@@ -72,7 +68,6 @@ pub fn node<S: AsRef<OsStr> + Debug>(script: &str, arguments: &[S]) -> Value {
 /// # Panics
 ///
 /// When it fails or prints something else.
-#[must_use]
 #[track_caller]
 pub fn json(command: &mut Command) -> Value {
     let text = text(command);
@@ -84,7 +79,6 @@ pub fn json(command: &mut Command) -> Value {
 /// # Panics
 ///
 /// When it fails or prints no UTF-8.
-#[must_use]
 #[track_caller]
 pub fn text(command: &mut Command) -> String {
     let output = output(command);
@@ -97,7 +91,6 @@ pub fn text(command: &mut Command) -> String {
 /// # Panics
 ///
 /// When it cannot be started.
-#[must_use]
 #[track_caller]
 pub fn output(command: &mut Command) -> Output {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))

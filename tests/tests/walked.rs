@@ -7,12 +7,12 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
-use heapbpf::address::TargetAddr;
-use heapbpf::collect::ThreadState;
-use heapbpf::ids::{Pid, Tid};
-use heapbpf::linux::proc::regions::{Region, RegionKind, region_of, regions};
-use heapbpf::memory::{Copied, Memory};
-use heapbpf::walk::{Scene, Walk, walk};
+use heapbpf::internals::address::TargetAddr;
+use heapbpf::internals::collect::ThreadState;
+use heapbpf::internals::ids::{Pid, Tid};
+use heapbpf::internals::linux::proc::regions::{Region, RegionKind, region_of, regions};
+use heapbpf::internals::memory::{Copied, Memory};
+use heapbpf::internals::walk::{Scene, Walk, walk};
 use heapbpf_tests::recipe::Recipe;
 
 /// What a C library's own threads cost: the vector of a thread's modules with thread-local storage, per thread that was made.

@@ -163,7 +163,7 @@ pub fn function(text: &str) -> Result<HookSpec, HookError> {
 /// # Errors
 ///
 /// Why not.
-pub fn check_heap_name(name: &str) -> Result<(), String> {
+pub(crate) fn check_heap_name(name: &str) -> Result<(), String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'+');
     if name.is_empty() || name.len() > HEAP_NAME_BYTES_MAX || !name.bytes().all(allowed) {
         return Err(format!(

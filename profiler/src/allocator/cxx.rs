@@ -6,11 +6,11 @@
 use super::spec::HookSpec;
 
 /// Without these the profile of a program that uses operators is not whole.
-pub const REQUIRED_FUNCTIONS: &[&str] = &["_Znwm", "_Znam", "_ZdlPv", "_ZdaPv"];
+pub(crate) const REQUIRED_FUNCTIONS: &[&str] = &["_Znwm", "_Znam", "_ZdlPv", "_ZdaPv"];
 
 /// All forms. Those with `__hot_cold_t` are clang's and Google's tcmalloc's. A replacement that is built without
 /// exceptions ends the program where another throws, and is told apart by nothing.
-pub const FUNCTIONS: &[HookSpec] = &[
+pub(crate) const FUNCTIONS: &[HookSpec] = &[
     HookSpec::free("_ZdlPv", 0),
     HookSpec::free("_ZdlPvm", 0),
     HookSpec::free("_ZdlPvRKSt9nothrow_t", 0),

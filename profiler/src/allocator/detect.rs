@@ -5,7 +5,7 @@ use crate::process::definitions::Candidate;
 
 /// An allocator that is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
+pub(crate) enum Family {
     /// The GNU C library's.
     Glibc,
     /// musl's.
@@ -46,13 +46,13 @@ const FILE_NAMES: &[(&str, Family)] = &[
 ];
 
 /// Symbols to look up beside those of the tables.
-pub fn symbols() -> impl Iterator<Item = &'static str> {
+pub(crate) fn symbols() -> impl Iterator<Item = &'static str> {
     FINGERPRINTS.iter().map(|(symbol, _)| *symbol).chain([TCMALLOC_DEBUG])
 }
 
 /// What is known of a module that defines `malloc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// Which allocator it is.
     pub family: Family,
     /// The heap's name: the allocator's, or the module's own file name.
@@ -66,14 +66,12 @@ impl Identity {
     ///
     /// A program may export `__libc_malloc` to stand in for libc (chromium does), and wrap what it likes, so only
     /// allocators' own symbols tell what is in it. It is libc where it is static and libc's own functions are in it.
-    #[must_use]
-    pub fn of(candidate: &Candidate) -> Self {
+    pub(crate) fn of(candidate: &Candidate) -> Self {
         Self::of_family(candidate, family(candidate, file_name(&candidate.path)))
     }
 
     /// The allocator of this family that the module has under names of its own, beside whatever malloc it defines.
-    #[must_use]
-    pub fn of_family(candidate: &Candidate, family: Family) -> Self {
+    pub(crate) fn of_family(candidate: &Candidate, family: Family) -> Self {
         let file = file_name(&candidate.path);
         let heap = family.name().unwrap_or(file).to_owned();
         Self { calls_known: calls_known(candidate, file, family), family, heap }
@@ -88,8 +86,7 @@ impl Identity {
     /// here, so it is so at any level of optimisation; jemalloc's operators call `malloc` when memory has run out, which
     /// is another allocation's draw. mimalloc's functions call each other unless they are inlined, so only the library as
     /// distributions build it is trusted.
-    #[must_use]
-    pub fn is_leaf(&self, function: &str) -> bool {
+    pub(crate) fn is_leaf(&self, function: &str) -> bool {
         self.calls_known
             && match self.family {
                 Family::Glibc => matches!(function, "malloc" | "calloc"),
@@ -103,15 +100,13 @@ impl Identity {
 
     /// Whether operators new and delete in this module are the allocator's own. A static program has libstdc++'s, which
     /// call libc's malloc; any other module that defines malloc and operators is taken to have made them for each other.
-    #[must_use]
-    pub fn has_own_operators(&self) -> bool {
+    pub(crate) fn has_own_operators(&self) -> bool {
         !matches!(self.family, Family::Glibc | Family::Musl)
     }
 
     /// Whether the function is the C library's and does nothing but call another by its public name. Where another
     /// allocator has taken that name's place, the block is that one's.
-    #[must_use]
-    pub fn calls_back(&self, function: &str) -> bool {
+    pub(crate) fn calls_back(&self, function: &str) -> bool {
         match self.family {
             Family::Glibc => function == "reallocarray",
             Family::Musl => {
@@ -122,16 +117,14 @@ impl Identity {
     }
 
     /// Whether it is a C library.
-    #[must_use]
-    pub fn is_c_library(&self) -> bool {
+    pub(crate) fn is_c_library(&self) -> bool {
         matches!(self.family, Family::Glibc | Family::Musl)
     }
 }
 
 impl Family {
     /// The name of its heap.
-    #[must_use]
-    pub const fn name(self) -> Option<&'static str> {
+    pub(crate) const fn name(self) -> Option<&'static str> {
         match self {
             Self::Glibc => Some("libc"),
             Self::Musl => Some("musl"),
@@ -144,8 +137,7 @@ impl Family {
 }
 
 /// Whether the module is glibc's dynamic linker, which before 2.31 exported a malloc for its own use until libc's is there.
-#[must_use]
-pub fn is_dynamic_linker(candidate: &Candidate) -> bool {
+pub(crate) fn is_dynamic_linker(candidate: &Candidate) -> bool {
     let file = file_name(&candidate.path);
     !candidate.is_executable && (file.starts_with("ld-linux") || file.starts_with("ld-2.") || file.starts_with("ld.so"))
 }

@@ -42,7 +42,6 @@ pub struct CustomFunction {
 
 impl CustomFunction {
     /// Whether it may be in the module with this path.
-    #[must_use]
     pub fn may_be_in(&self, path: &str) -> bool {
         self.modules.iter().any(|modules| modules.matches(path))
     }
@@ -71,7 +70,7 @@ pub enum SpecError {
 }
 
 /// Names of the specs that ship.
-pub fn shipped_names() -> impl Iterator<Item = &'static str> {
+pub(crate) fn shipped_names() -> impl Iterator<Item = &'static str> {
     SHIPPED.iter().map(|(name, _)| *name)
 }
 
@@ -103,10 +102,6 @@ impl HookSet {
     }
 
     /// Adds the spec that ships under this name or, where none does, the file at this path.
-    ///
-    /// # Errors
-    ///
-    /// See [`SpecError`].
     pub fn load(&mut self, name_or_path: &str) -> Result<(), SpecError> {
         match SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
             Some((name, text)) => {
@@ -170,7 +165,6 @@ impl HookSet {
     }
 
     /// The functions, in the order in which they were named.
-    #[must_use]
     pub fn functions(&self) -> &[CustomFunction] {
         &self.functions
     }
@@ -181,13 +175,11 @@ impl HookSet {
     }
 
     /// The heap's interval in bytes, where it was given one.
-    #[must_use]
     pub fn interval_bytes(&self, heap: &str) -> Option<u32> {
         self.heaps.iter().find(|(name, _)| name == heap)?.1
     }
 
     /// Modules that are named, so that what they do not export is worth a search.
-    #[must_use]
     pub fn named_modules(&self) -> Vec<ModulePattern> {
         let named = self.functions.iter().flat_map(|function| &function.modules).filter(|modules| !modules.is_any());
         let mut modules: Vec<ModulePattern> = Vec::new();

@@ -37,11 +37,11 @@ macro_rules! own_family {
 }
 
 /// What jemalloc has beside the malloc family.
-pub const FUNCTIONS: &[HookSpec] = own_family!("");
+pub(crate) const FUNCTIONS: &[HookSpec] = own_family!("");
 
 /// Both families under each prefix: jemalloc's customary one, and those of the Rust crates `tikv-jemalloc-sys` and
 /// `jemalloc-sys`.
-pub const PREFIXED: &[&[HookSpec]] = &[
+pub(crate) const PREFIXED: &[&[HookSpec]] = &[
     malloc_family!("je_"),
     own_family!("je_"),
     malloc_family!("_rjem_"),
@@ -51,8 +51,8 @@ pub const PREFIXED: &[&[HookSpec]] = &[
 ];
 
 /// Names, behind a prefix, without whose hooks a profile of a prefixed jemalloc is not whole: Rust programs call these.
-pub const REQUIRED_FUNCTIONS: &[&str] =
+pub(crate) const REQUIRED_FUNCTIONS: &[&str] =
     &["malloc", "free", "calloc", "realloc", "mallocx", "rallocx", "dallocx", "sdallocx"];
 
 /// The prefixes, the longest first.
-pub const PREFIXES: &[&str] = &["_rjem_je_", "_rjem_", "je_"];
+pub(crate) const PREFIXES: &[&str] = &["_rjem_je_", "_rjem_", "je_"];

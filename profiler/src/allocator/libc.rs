@@ -3,7 +3,7 @@
 use super::spec::HookSpec;
 
 /// Freeing functions come first: they are attached first, so that no block that is tracked can be freed unseen.
-pub const FUNCTIONS: &[HookSpec] = &[
+pub(crate) const FUNCTIONS: &[HookSpec] = &[
     HookSpec::free("free", 0),
     HookSpec::free("cfree", 0),
     // C23 7.24.3.3 and 7.24.3.4; glibc 2.42.
@@ -26,7 +26,7 @@ pub const FUNCTIONS: &[HookSpec] = &[
 
 /// Names under which glibc exports the same functions once more, and allocators that replace it do too. Nearly always
 /// they are at the addresses of [`FUNCTIONS`]; what is told of a hook does not name them then.
-pub const SECOND_NAMES: &[HookSpec] = &[
+pub(crate) const SECOND_NAMES: &[HookSpec] = &[
     HookSpec::free("__libc_free", 0),
     HookSpec::free("__libc_cfree", 0),
     HookSpec::alloc("__libc_malloc", 0),
@@ -39,7 +39,7 @@ pub const SECOND_NAMES: &[HookSpec] = &[
 ];
 
 /// The function without which a module is no allocator.
-pub const DEFINING_FUNCTION: &str = "malloc";
+pub(crate) const DEFINING_FUNCTION: &str = "malloc";
 
 /// Without these of an allocator's the profile is not whole; the rest are called by few programs.
-pub const REQUIRED_FUNCTIONS: &[&str] = &["malloc", "free", "calloc", "realloc"];
+pub(crate) const REQUIRED_FUNCTIONS: &[&str] = &["malloc", "free", "calloc", "realloc"];

@@ -7,7 +7,7 @@
 use super::spec::HookSpec;
 
 /// All functions that take or give one block.
-pub const FUNCTIONS: &[HookSpec] = &[
+pub(crate) const FUNCTIONS: &[HookSpec] = &[
     HookSpec::free("mi_free", 0),
     HookSpec::free("mi_free_size", 0),
     HookSpec::free("mi_free_size_aligned", 0),
@@ -82,8 +82,5 @@ pub const FUNCTIONS: &[HookSpec] = &[
 ];
 
 /// Without these a profile of a program that calls mimalloc by its own names is not whole.
-pub const REQUIRED_FUNCTIONS: &[&str] =
+pub(crate) const REQUIRED_FUNCTIONS: &[&str] =
     &["mi_malloc", "mi_free", "mi_calloc", "mi_zalloc", "mi_realloc", "mi_malloc_aligned", "mi_realloc_aligned"];
-
-/// The function without which a module has no mimalloc of its own names.
-pub const DEFINING_FUNCTION: &str = "mi_malloc";

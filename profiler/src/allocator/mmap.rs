@@ -14,7 +14,7 @@ use super::spec::HookSpec;
 use profiler_common::hook::CallShape;
 
 /// Those that only unmap come first, as with every allocator: they are attached first.
-pub const FUNCTIONS: &[HookSpec] = &[
+pub(crate) const FUNCTIONS: &[HookSpec] = &[
     HookSpec::unmap("munmap", 0, 1),
     HookSpec::map("mmap", 1, 3),
     HookSpec::map("mmap64", 1, 3),
@@ -23,14 +23,14 @@ pub const FUNCTIONS: &[HookSpec] = &[
 ];
 
 /// The function without which a module has no such heap.
-pub const DEFINING_FUNCTION: &str = "mmap";
+pub(crate) const DEFINING_FUNCTION: &str = "mmap";
 
 /// Makes every call of these hooks that allocates be followed to its return, sampled or not. Needed of all hooks of a
 /// process in which `mmap` is watched too: memory that an allocator maps for itself is counted where the block is that it
 /// gives out, and only a call that is followed tells that it is inside.
 ///
 /// What an allocator maps while it frees, or on a thread of its own, is not inside such a call.
-pub fn follow_all(hooks: &mut [ResolvedHook]) {
+pub(crate) fn follow_all(hooks: &mut [ResolvedHook]) {
     for hook in hooks.iter_mut().filter(|hook| hook.spec.shape != CallShape::Free) {
         hook.spec.delegates = true;
     }

@@ -23,7 +23,7 @@ use crate::process::definitions::Candidate;
 
 /// A function to hook, found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResolvedHook {
+pub(crate) struct ResolvedHook {
     /// What it is.
     pub spec: HookSpec,
     /// The module that defines it.
@@ -47,7 +47,7 @@ pub struct ResolvedHook {
 
 /// Why there is nothing to hook.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum NoAllocator {
+pub(crate) enum NoAllocator {
     /// The Go runtime allocates by itself.
     #[error(
         "`{0}` is a Go program, which allocates from the Go runtime's own heap; supported are programs that call the malloc of glibc, musl, jemalloc, tcmalloc or mimalloc (Go's own profiles: `go tool pprof`)"
@@ -82,8 +82,7 @@ pub enum NoAllocator {
 }
 
 /// Symbols to look up in modules: those of all tables, of what tells allocators apart, and of the hooks that users name.
-#[must_use]
-pub fn symbols(hooks: &HookSet) -> Vec<&'static str> {
+pub(crate) fn symbols(hooks: &HookSet) -> Vec<&'static str> {
     let tables =
         [libc::FUNCTIONS, libc::SECOND_NAMES, cxx::FUNCTIONS, jemalloc::FUNCTIONS, rust::FUNCTIONS, mmap::FUNCTIONS];
     let prefixed = PREFIXED.iter().flat_map(|family| family.tables.iter().copied());
@@ -96,11 +95,7 @@ pub fn symbols(hooks: &HookSet) -> Vec<&'static str> {
 }
 
 /// The hooks for a target with these modules: module by module in the linker's order, in each those first that free.
-///
-/// # Errors
-///
-/// See [`NoAllocator`].
-pub fn resolve(
+pub(crate) fn resolve(
     candidates: &[Candidate],
     hooks: &HookSet,
     selection: &HeapSelection,

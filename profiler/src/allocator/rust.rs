@@ -6,7 +6,7 @@
 use super::spec::HookSpec;
 
 /// `alloc(size, align)`, `dealloc(block, size, align)`, `realloc(block, old size, align, size)`.
-pub const FUNCTIONS: &[HookSpec] = &[
+pub(crate) const FUNCTIONS: &[HookSpec] = &[
     HookSpec::free("__rust_dealloc", 0),
     HookSpec::alloc("__rust_alloc", 0),
     HookSpec::alloc("__rust_alloc_zeroed", 0),
@@ -14,4 +14,4 @@ pub const FUNCTIONS: &[HookSpec] = &[
 ];
 
 /// The function without which a program has no Rust allocator.
-pub const DEFINING_FUNCTION: &str = "__rust_alloc";
+pub(crate) const DEFINING_FUNCTION: &str = "__rust_alloc";

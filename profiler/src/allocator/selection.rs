@@ -9,10 +9,10 @@ use thiserror::Error;
 use crate::units::parse_bytes;
 
 /// The heap of mappings, which is watched when it is asked for only: most of what is mapped is given out by other heaps.
-pub const MMAP: &str = "mmap";
+pub(crate) const MMAP: &str = "mmap";
 
 /// Stands for all heaps that are watched when none is named.
-pub const ALL: &str = "all";
+pub(crate) const ALL: &str = "all";
 
 /// Heaps by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +27,6 @@ pub struct HeapSelection {
 
 impl HeapSelection {
     /// Whether the heap is to be watched.
-    #[must_use]
     pub fn wants(&self, heap: &str) -> bool {
         let named = |name: &str| self.only.iter().any(|only| only == name);
         let default = heap != MMAP && (self.only.is_empty() || named(ALL));
@@ -35,7 +34,6 @@ impl HeapSelection {
     }
 
     /// The heap's own interval in bytes, if it has one. The last word counts.
-    #[must_use]
     pub fn interval_bytes(&self, heap: &str) -> Option<u32> {
         self.intervals.iter().rev().find(|interval| interval.heap == heap).map(|interval| interval.bytes)
     }

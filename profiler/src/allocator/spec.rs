@@ -27,7 +27,6 @@ pub struct HookSpec {
 
 impl HookSpec {
     /// `function(size) -> block`
-    #[must_use]
     pub const fn alloc(function: &'static str, size: usize) -> Self {
         Self {
             function,
@@ -43,79 +42,66 @@ impl HookSpec {
     }
 
     /// `function(&block, …) -> error`
-    #[must_use]
     pub const fn alloc_out(function: &'static str, out: usize, size: usize) -> Self {
         Self { shape: CallShape::AllocOut, pointer: Some(out), ..Self::alloc(function, size) }
     }
 
     /// `function(block, size) -> block`
-    #[must_use]
     pub const fn realloc(function: &'static str, block: usize, size: usize) -> Self {
         Self { shape: CallShape::Realloc, pointer: Some(block), ..Self::alloc(function, size) }
     }
 
     /// `function(block, size, …) -> size it has now`
-    #[must_use]
     pub const fn resize(function: &'static str, block: usize, size: usize) -> Self {
         Self { shape: CallShape::Resize, pointer: Some(block), ..Self::alloc(function, size) }
     }
 
     /// `function(block)`
-    #[must_use]
     pub const fn free(function: &'static str, block: usize) -> Self {
         Self { shape: CallShape::Free, pointer: Some(block), delegates: false, ..Self::alloc(function, 0) }
     }
 
     /// `function(…, size, …, flags, …) -> start`
-    #[must_use]
     pub const fn map(function: &'static str, size: usize, flags: usize) -> Self {
         Self { shape: CallShape::Map, count: Some(flags), ..Self::alloc(function, size) }
     }
 
     /// `function(start, size) -> error`
-    #[must_use]
     pub const fn unmap(function: &'static str, start: usize, size: usize) -> Self {
         Self { shape: CallShape::Unmap, pointer: Some(start), ..Self::alloc(function, size) }
     }
 
     /// `function(start, old_size, size, …) -> start`
-    #[must_use]
     pub const fn remap(function: &'static str, start: usize, old_size: usize, size: usize) -> Self {
         Self { shape: CallShape::Remap, pointer: Some(start), count: Some(old_size), ..Self::alloc(function, size) }
     }
 
     /// `function(increment) -> end before`
-    #[must_use]
     pub const fn break_(function: &'static str, increment: usize) -> Self {
         Self { shape: CallShape::Break, ..Self::alloc(function, increment) }
     }
 
     /// It may throw a C++ exception instead of returning.
-    #[must_use]
     pub const fn may_throw(self) -> Self {
         Self { may_throw: true, ..self }
     }
 
     /// When it fails it has freed the old block.
-    #[must_use]
     pub const fn frees_on_failure(self) -> Self {
         Self { frees_on_failure: true, ..self }
     }
 
     /// The size is the product with this argument.
-    #[must_use]
     pub const fn times(self, count: usize) -> Self {
         Self { count: Some(count), ..self }
     }
 
     /// The size is rounded up to whole pages.
-    #[must_use]
     pub const fn page_rounded(self) -> Self {
         Self { page_rounded: true, ..self }
     }
 
     /// It calls no other function of the table, in any allocator: its unsampled calls need not be followed.
-    #[must_use]
     pub const fn leaf(self) -> Self {
         Self { delegates: false, ..self }
     }

@@ -3,7 +3,7 @@
 use super::spec::HookSpec;
 
 /// gperftools' functions, each form of the operators by its own name.
-pub const FUNCTIONS: &[HookSpec] = &[
+pub(crate) const FUNCTIONS: &[HookSpec] = &[
     HookSpec::free("tc_free", 0),
     HookSpec::free("tc_free_sized", 0),
     HookSpec::free("tc_cfree", 0),
@@ -38,7 +38,7 @@ pub const FUNCTIONS: &[HookSpec] = &[
 ];
 
 /// Google's functions. Those that return the usable size too return the block in the same register as all others.
-pub const GOOGLE_FUNCTIONS: &[HookSpec] = &[
+pub(crate) const GOOGLE_FUNCTIONS: &[HookSpec] = &[
     HookSpec::free("TCMallocInternalFree", 0),
     HookSpec::free("TCMallocInternalFreeSized", 0),
     HookSpec::free("TCMallocInternalFreeAlignedSized", 0),
@@ -90,7 +90,7 @@ pub const GOOGLE_FUNCTIONS: &[HookSpec] = &[
 ];
 
 /// What is required of either where it serves under these names alone.
-pub const REQUIRED_FUNCTIONS: &[&str] = &[
+pub(crate) const REQUIRED_FUNCTIONS: &[&str] = &[
     "tc_malloc",
     "tc_free",
     "tc_calloc",

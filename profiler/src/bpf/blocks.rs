@@ -19,10 +19,6 @@ const COUNTS: &str = "LIVE_COUNTS";
 
 impl Kernel {
     /// Takes blocks of a process out of the live set: its program is gone. Returns how many were there.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be written.
     pub fn forget_blocks(
         &mut self,
         pid: Pid,
@@ -60,10 +56,6 @@ impl Kernel {
 
     /// The live blocks of a process, in no order. Blocks that are made or freed meanwhile may be among them or not; no other
     /// is left out.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
     pub fn live_blocks_of(&self, pid: Pid) -> Result<Vec<(TargetAddr, LiveBlock)>, LoadError> {
         let mut blocks = Vec::new();
         self.for_each_live_block(|owner, address, block| {
@@ -76,10 +68,6 @@ impl Kernel {
 
     /// Hands over all live blocks of all processes, in no order. One reading of the live set serves all processes, and takes
     /// as long as for one.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
     pub fn for_each_live_block(&self, mut found: impl FnMut(Pid, TargetAddr, LiveBlock)) -> Result<(), LoadError> {
         let each = |keys: &[LiveKey], blocks: &[LiveBlock]| {
             keys.iter().zip(blocks).for_each(|(key, block)| found(Pid(key.tgid), TargetAddr(key.address), *block));

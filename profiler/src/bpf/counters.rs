@@ -11,10 +11,6 @@ pub struct Counters([u64; Counter::COUNT as usize]);
 
 impl Counters {
     /// Reads them.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
     pub fn read(kernel: &Kernel) -> Result<Self, LoadError> {
         let failed = |source| LoadError::Map { name: "COUNTERS", source };
         let map: PerCpuArray<_, u64> = PerCpuArray::try_from(kernel.map("COUNTERS")?).map_err(failed)?;
@@ -27,10 +23,6 @@ impl Counters {
     }
 
     /// Reads one of them, which takes a system call.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be read.
     pub fn read_one(kernel: &Kernel, counter: Counter) -> Result<u64, LoadError> {
         let failed = |source| LoadError::Map { name: "COUNTERS", source };
         let map: PerCpuArray<_, u64> = PerCpuArray::try_from(kernel.map("COUNTERS")?).map_err(failed)?;
@@ -43,7 +35,6 @@ impl Counters {
     }
 
     /// One of them.
-    #[must_use]
     pub fn get(&self, counter: Counter) -> u64 {
         self.0[counter as usize]
     }

@@ -12,7 +12,7 @@ use profiler_common::live::LiveBlock;
 use profiler_common::unwind::{PageRows, ProcessMapping, RowCell, Rule};
 
 /// Bytes of a live block: key, value and the kernel's own, in a slab of this size.
-pub const LIVE_BLOCK_BYTES: u64 = 96;
+pub(crate) const LIVE_BLOCK_BYTES: u64 = 96;
 
 /// Bytes of a hash map's place (`struct bucket`), and the kernel's own of an element (`struct htab_elem`), in
 /// [kernel/bpf/hashtab.c](https://github.com/torvalds/linux/blob/v6.12/kernel/bpf/hashtab.c).
@@ -30,7 +30,7 @@ const SCRATCH_REST_BYTES: u64 = 136;
 
 /// Sizes that are chosen when the maps are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KernelMaps {
+pub(crate) struct KernelMaps {
     /// Bytes of the ring buffer.
     pub ring_bytes: u64,
     /// Blocks that the live set can hold.
@@ -43,7 +43,7 @@ pub struct KernelMaps {
 
 /// A map whose size is an option's, and what it takes while it is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Adjustable {
+pub(crate) struct Adjustable {
     /// What it is for.
     pub name: &'static str,
     /// The option.
@@ -54,20 +54,17 @@ pub struct Adjustable {
 
 impl KernelMaps {
     /// What they take before there is a live block.
-    #[must_use]
-    pub fn empty_bytes(&self) -> u64 {
+    pub(crate) fn empty_bytes(&self) -> u64 {
         self.adjustable().iter().map(|map| map.bytes).sum::<u64>() + self.fixed_bytes()
     }
 
     /// What they take with this many live blocks.
-    #[must_use]
-    pub fn bytes(&self, live_blocks: u64) -> u64 {
+    pub(crate) fn bytes(&self, live_blocks: u64) -> u64 {
         self.empty_bytes() + live_blocks * LIVE_BLOCK_BYTES
     }
 
     /// Those whose sizes can be chosen, the largest first.
-    #[must_use]
-    pub fn adjustable(&self) -> [Adjustable; 3] {
+    pub(crate) fn adjustable(&self) -> [Adjustable; 3] {
         let mut maps = [
             Adjustable { name: "the ring buffer", option: "--ring-size", bytes: self.ring_bytes },
             Adjustable { name: "the live set", option: "--live-blocks", bytes: buckets(self.live_blocks_max) },

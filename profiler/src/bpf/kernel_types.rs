@@ -10,7 +10,7 @@ use crate::linux::feature::KERNEL_BTF;
 
 /// Offsets in `struct task_struct`, and in what it points to, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TaskLayout {
+pub(crate) struct TaskLayout {
     /// The process that the task is a thread of.
     pub tgid: u32,
     /// The memory that it runs in.
@@ -42,11 +42,7 @@ pub enum LayoutError {
 
 impl TaskLayout {
     /// That of the running kernel.
-    ///
-    /// # Errors
-    ///
-    /// See [`LayoutError`].
-    pub fn of_kernel() -> Result<Self, LayoutError> {
+    pub(crate) fn of_kernel() -> Result<Self, LayoutError> {
         let bytes = fs::read(KERNEL_BTF).map_err(|error| LayoutError::Unreadable(error.to_string()))?;
         Self::find(&bytes)
     }

@@ -35,10 +35,6 @@ impl Kernel {
     }
 
     /// Has the frames of these stacks sent again with the next call that has them.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be written.
     pub fn forget_stacks(&self, stacks: &[StackId]) -> Result<(), LoadError> {
         let failed = |error| LoadError::Map { name: STACKS, source: aya::maps::MapError::IoError(error) };
         let Map::LruHashMap(data) = self.map(STACKS)? else { return Err(LoadError::Missing(STACKS)) };
@@ -49,7 +45,6 @@ impl Kernel {
 
 impl LiveReader {
     /// How many blocks there are, about: blocks on their way in or out are counted too.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.sum()
     }

@@ -26,7 +26,7 @@ use crate::linux::perf_event::UPROBE_SOURCE;
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf.bpf.o"));
 
 /// Names a file to load instead of the built-in object: the debug object, or one that was just rebuilt.
-pub const OBJECT_VARIABLE: &str = "HEAPBPF_BPF_OBJECT";
+pub(crate) const OBJECT_VARIABLE: &str = "HEAPBPF_BPF_OBJECT";
 
 /// Sizes that are fixed when the programs are loaded.
 #[derive(Clone, Copy, Debug)]
@@ -161,10 +161,6 @@ pub struct Kernel {
 
 impl Kernel {
     /// Loads all programs; attaches none.
-    ///
-    /// # Errors
-    ///
-    /// See [`LoadError`].
     pub fn load(config: KernelConfig, links: LinkKind) -> Result<Self, LoadError> {
         check_uprobes(Path::new(UPROBE_SOURCE))?;
         let cpus = aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1);
@@ -211,10 +207,6 @@ impl Kernel {
     }
 
     /// Sets a heap's sampling rate. Takes effect with the next call.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be written.
     pub fn set_rate(&mut self, heap: HeapId, rate: SamplingRate) -> Result<(), LoadError> {
         let map = self.map_mut("RATES")?;
         let failed = |source| LoadError::Map { name: "RATES", source };
@@ -254,7 +246,6 @@ impl Kernel {
     }
 
     /// What the programs are loaded for.
-    #[must_use]
     pub fn link_kind(&self) -> LinkKind {
         match self.programs {
             Programs::Perf => LinkKind::Perf,

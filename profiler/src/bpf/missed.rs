@@ -8,7 +8,6 @@ use crate::linux::program_info::recursion_misses;
 impl Kernel {
     /// Calls, forks and execs that the kernel counts as missed; 0 before Linux 5.12, which counts none.
     /// What is missed elsewhere, as the return of a call that is nested deeper than 64 times, it counts nowhere.
-    #[must_use]
     pub fn probes_missed(&self) -> u64 {
         let of_links = self.programs_of_links().into_iter().filter_map(|program| recursion_misses(program).ok());
         of_links.sum::<u64>() + self.tracepoints_missed()

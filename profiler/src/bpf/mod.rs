@@ -1,16 +1,16 @@
 //! The kernel side as the agent holds it: programs, maps and the ring. Only this folder knows aya.
 
 mod blocks;
-pub mod counters;
+pub(crate) mod counters;
 #[cfg(test)]
 mod fixture;
-pub mod footprint;
-pub mod kernel_types;
-pub mod live_reader;
-pub mod load;
-pub mod missed;
+pub(crate) mod footprint;
+pub(crate) mod kernel_types;
+pub(crate) mod live_reader;
+pub(crate) mod load;
+pub(crate) mod missed;
 mod private_stack;
-pub mod processes;
+pub(crate) mod processes;
 mod program;
-pub mod ring;
-pub mod unwind_maps;
+pub(crate) mod ring;
+pub(crate) mod unwind_maps;

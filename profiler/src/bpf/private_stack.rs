@@ -32,7 +32,6 @@ pub(super) fn refuse(name: &'static str, program: impl AsFd) -> Result<(), LoadE
 
 impl Kernel {
     /// Whether the machine code of all programs was readable, so that the absence of private stacks is verified.
-    #[must_use]
     pub fn stacks_verified(&self) -> bool {
         self.all_programs().into_iter().all(|program| inspect(program) == PrivateStack::Absent)
     }

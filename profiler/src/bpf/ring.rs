@@ -23,7 +23,6 @@ impl Ring {
     }
 
     /// Bytes that wait to be read, of as many as the ring has.
-    #[must_use]
     pub fn unread_bytes(&self) -> u64 {
         self.positions.unread_bytes()
     }

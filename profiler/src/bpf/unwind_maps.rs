@@ -15,7 +15,7 @@ use crate::unwind::store::UnwindMaps;
 
 /// The five maps. Taken from the kernel once.
 #[derive(Debug)]
-pub struct KernelUnwindMaps {
+pub(crate) struct KernelUnwindMaps {
     rows: MapData,
     pages: MapData,
     rules: MapData,
@@ -29,7 +29,7 @@ impl KernelUnwindMaps {
     /// # Errors
     ///
     /// When they were taken before, or the object is of another version.
-    pub fn take(kernel: &mut Kernel) -> Result<Self, LoadError> {
+    pub(crate) fn take(kernel: &mut Kernel) -> Result<Self, LoadError> {
         let failed = |source| LoadError::Map { name: PROCESSES, source };
         // The kernel keeps its own: it forgets processes that have no tables too.
         let Map::HashMap(data) = kernel.map(PROCESSES)? else {

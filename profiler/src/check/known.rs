@@ -15,7 +15,6 @@ use crate::walk::Walk;
 /// Origins from here on are of walked blocks: the walk's number is added.
 pub(super) const WALKED: u32 = u32::MAX - 0xff;
 
-/// See the module.
 pub(super) struct Known {
     /// The blocks. Origins are the callsites of watched blocks, or [`WALKED`] and above.
     pub(super) blocks: Blocks,

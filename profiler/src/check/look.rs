@@ -28,7 +28,7 @@ pub struct Look {
 }
 
 /// Most looks at a process whose allocator is found in the middle of its work each time.
-pub const TRIES_MAX: u32 = 8;
+pub(crate) const TRIES_MAX: u32 = 8;
 
 /// A process that was stopped for longer, all looks together, is not stopped again.
 const PAUSES_MAX: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(1);
 /// # Errors
 ///
 /// Those of `collect`.
-pub fn collect_at_rest<E>(
+pub(crate) fn collect_at_rest<E>(
     tries_max: u32,
     mut collect: impl FnMut() -> Result<Collected, E>,
 ) -> Result<(Collected, Vec<Walk>), E> {
@@ -89,14 +89,12 @@ const TICK_NS: u64 = 1 << 24;
 
 impl WatchedBlock {
     /// A block.
-    #[must_use]
     pub fn new(address: TargetAddr, size_bytes: u64, callsite: u32, born: MonotonicNanos) -> Self {
         let born_ticks = u32::try_from(born.0 / TICK_NS).unwrap_or(u32::MAX);
         Self { address, size_bytes, callsite, born_ticks }
     }
 
     /// When it was made, right to half a tick, 8.4 ms.
-    #[must_use]
     pub fn born(&self) -> MonotonicNanos {
         MonotonicNanos(u64::from(self.born_ticks) * TICK_NS + TICK_NS / 2)
     }

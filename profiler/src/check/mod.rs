@@ -21,8 +21,8 @@ use crate::symbolize::types::TypeNames;
 
 mod books;
 mod known;
-pub mod look;
-pub mod unwatched;
+pub(crate) mod look;
+pub(crate) mod unwatched;
 
 use books::Books;
 use known::{Known, WALKED};
@@ -30,7 +30,7 @@ use look::Look;
 
 /// What is to be told.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Most entries.
     pub limit: usize,
     /// Stacks that are known to leak.
@@ -46,7 +46,7 @@ pub struct Plan {
 /// # Errors
 ///
 /// [`CollectError::CopyKilled`]: pointers are missing then, and blocks would seem unreachable.
-pub fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Result<Unreachable, CollectError> {
+pub(crate) fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Result<Unreachable, CollectError> {
     look.watched.sort_unstable_by_key(|block| block.address);
     let memory = &*look.collected.memory;
     let known = Known::of(&look.watched, &look.walks, &look.collected.regions);

@@ -23,7 +23,7 @@ use crate::snapshot::{Base, Snapshot, TargetFacts, TargetState};
 /// # Errors
 ///
 /// When there is none, or it cannot be read.
-pub fn look(pid: Pid, method: Method, keeper: &Keeper) -> Result<Look> {
+pub(crate) fn look(pid: Pid, method: Method, keeper: &Keeper) -> Result<Look> {
     let process = Process::open(pid)?;
     let mut modules = ModuleStore::new();
     let mut space = AddressSpace::new(pid);

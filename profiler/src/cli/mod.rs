@@ -45,7 +45,6 @@ mod exit {
 }
 
 /// Runs the command line and returns the process's exit code.
-#[must_use]
 pub fn run() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|command| command == keeper::COMMAND) {
         return be_keeper();

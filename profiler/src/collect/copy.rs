@@ -21,7 +21,7 @@ const JOB_BYTES: usize = 4 << 20;
 
 /// Room for a copy.
 #[derive(Debug)]
-pub struct Room {
+pub(crate) struct Room {
     buffer: Buffer,
     allowed_bytes: u64,
 }
@@ -34,7 +34,7 @@ impl Room {
     ///
     /// [`CollectError::TooLarge`] for more than three quarters of the memory that is free, on the machine and in this process's control
     /// groups: what the copy is looked through with takes some too.
-    pub fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
+    pub(crate) fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
         let free = [memory::available_bytes(), cgroup_memory::available_bytes()].into_iter().flatten().min();
         let mut room = Self::empty(pid, bytes, free.map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
         // Where less memory can be had than the kernel says the process is not to pay for its copy.
@@ -57,7 +57,7 @@ impl Room {
 
 /// Memory that was copied.
 #[derive(Debug)]
-pub struct Copy {
+pub(crate) struct Copy {
     buffer: Buffer,
     /// By rising address, and in the buffer in this order. Neighbours are joined.
     pieces: Vec<Piece>,
@@ -79,7 +79,7 @@ impl Copy {
     /// # Errors
     ///
     /// When the process has ended, may not be read, or holds too much.
-    pub fn take(pid: Pid, spans: &[Span], room: Room) -> Result<Self, CollectError> {
+    pub(crate) fn take(pid: Pid, spans: &[Span], room: Room) -> Result<Self, CollectError> {
         let pieces = laid_out(spans);
         let bytes = pieces.last().map_or(0, |last| last.offset + length(last));
         let Room { mut buffer, allowed_bytes } =

@@ -9,7 +9,7 @@ use crate::linux::proc::ProcError;
 
 /// Why a process could not be collected. It runs on as if nothing had been.
 #[derive(Debug, thiserror::Error)]
-pub enum CollectError {
+pub(crate) enum CollectError {
     /// It ended before all was read.
     #[error(
         "process `{0}` ended while it was being looked at; start it with `heapbpf leaks -- COMMAND` to have it checked at its exit"

@@ -31,7 +31,7 @@ mod instruction;
 mod memory;
 
 use borrowed::Borrowed;
-pub use memory::ForkMemory;
+pub(crate) use memory::ForkMemory;
 
 /// Longest wait for what is killed to be gone.
 const END_WAIT: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ const NO_STACK: u64 = 8;
 
 /// Why no copy could be made. The process is as it was.
 #[derive(Debug, thiserror::Error)]
-pub enum ForkError {
+pub(crate) enum ForkError {
     /// No thread can be made to fork.
     #[error(
         "process `{0}` cannot be made to fork now: none of its threads stands where it can be borrowed (it is stopped, ends, or runs in 32-bit mode); use `--snapshot read`"
@@ -82,7 +82,7 @@ pub enum ForkError {
 
 /// A thread that is held by the calling thread, and may be made to fork.
 #[derive(Clone, Debug)]
-pub struct Lender {
+pub(crate) struct Lender {
     /// The thread.
     pub tracee: Tracee,
     /// Why it is held. Only one at a [`Stop::Trap`] can be borrowed.
@@ -93,11 +93,12 @@ pub struct Lender {
 
 /// A copy of a process, of which nothing runs. Dropping it ends it, on the thread that has made it. It ends too when that thread ends.
 #[derive(Debug)]
-pub struct Forked {
+pub(crate) struct Forked {
     of: Pid,
     pid: Pid,
     pidfd: PidFd,
     /// The process that made it and has ended.
+    #[cfg(test)]
     between: Pid,
 }
 
@@ -108,7 +109,7 @@ impl Forked {
     /// # Errors
     ///
     /// When it cannot be made to fork, see [`ForkError`].
-    pub fn make(pid: Pid, lenders: &[Lender], mapped: &[Region]) -> Result<Self, ForkError> {
+    pub(crate) fn make(pid: Pid, lenders: &[Lender], mapped: &[Region]) -> Result<Self, ForkError> {
         if is_first_of_namespace(pid) {
             return Err(ForkError::Adopts(pid));
         }
@@ -131,20 +132,18 @@ impl Forked {
     }
 
     /// The copy. Its memory can be read as that of any process.
-    #[must_use]
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
     /// Whether it was killed.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.pidfd.has_ended().unwrap_or(true)
     }
 
     /// The processes that were made: the go-between, which has ended, and the copy.
-    #[must_use]
-    pub fn pids(&self) -> [Pid; 2] {
+    #[cfg(test)]
+    pub(crate) fn pids(&self) -> [Pid; 2] {
         [self.between, self.pid]
     }
 }
@@ -272,7 +271,14 @@ fn copy_from(pid: Pid, thread: &Borrowed, between: &Tracee) -> Result<(Forked, u
     })?;
     // What the process writes to from now on is there twice: where memory runs out, the copy is to end, and not the process.
     let _ = std::fs::write(format!("/proc/{}/oom_score_adj", copy.pid()), "1000");
-    Ok((Forked { of: pid, pid: copy.pid(), pidfd, between: between.pid() }, number))
+    let forked = Forked {
+        of: pid,
+        pid: copy.pid(),
+        pidfd,
+        #[cfg(test)]
+        between: between.pid(),
+    };
+    Ok((forked, number))
 }
 
 /// Makes a process and waits until it stands still, before its first instruction; and its number as its maker sees it.

@@ -18,18 +18,17 @@ use crate::linux::proc::regions::{Region, regions};
 use crate::linux::proc::stat::Stat;
 use crate::memory::Memory;
 
-pub mod copy;
+pub(crate) mod copy;
 mod error;
-pub mod fork;
-pub mod pages;
-pub mod roots;
-pub mod spans;
+pub(crate) mod fork;
+pub(crate) mod pages;
+pub(crate) mod roots;
+pub(crate) mod spans;
 mod still;
-pub mod stop;
+pub(crate) mod stop;
 
-pub use error::CollectError;
-pub use roots::root_spans;
-pub use still::{ProcessCopy, Still};
+pub(crate) use error::CollectError;
+pub(crate) use still::{ProcessCopy, Still};
 
 use copy::{Copy, Room};
 use fork::{ForkMemory, left_out};
@@ -82,17 +81,17 @@ pub struct ThreadState {
 
 /// Bytes below the stack pointer that a leaf function may use
 /// (<https://gitlab.com/x86-psABIs/x86-64-ABI>, "The Stack Frame").
-pub const RED_ZONE_BYTES: u64 = 128;
+pub(crate) const RED_ZONE_BYTES: u64 = 128;
 
 /// A range of addresses.
-pub type Span = Range<TargetAddr>;
+pub(crate) type Span = Range<TargetAddr>;
 
 /// Stops a process, calls `while_stopped` while it is stopped, reads it and resumes it. `stop` stops it.
 ///
 /// # Errors
 ///
 /// When it cannot be stopped or read, or exits. It runs on then too, if it still exists.
-pub fn collect(
+pub(crate) fn collect(
     pid: Pid,
     method: Method,
     stop: impl FnOnce() -> Result<Box<dyn Still>, CollectError>,

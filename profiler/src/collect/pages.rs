@@ -24,7 +24,7 @@ const SLOW_BYTES_MAX: u64 = 1 << 40;
 
 /// Pages of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Touched {
+pub(crate) struct Touched {
     /// By rising address; neighbours are joined.
     pub spans: Vec<Span>,
     /// Bytes of mappings that could not be looked through.
@@ -37,7 +37,7 @@ impl Touched {
     /// # Errors
     ///
     /// When the process has ended, or the kernel does not tell.
-    pub fn of(pid: Pid, regions: &[Region]) -> Result<Self, CollectError> {
+    pub(crate) fn of(pid: Pid, regions: &[Region]) -> Result<Self, CollectError> {
         Self::with(pid, regions, Way::Scan)
     }
 
@@ -64,8 +64,7 @@ impl Touched {
     }
 
     /// How many bytes they hold.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.spans.iter().map(|span| span.end.0 - span.start.0).sum()
     }
 

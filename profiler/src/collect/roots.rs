@@ -16,8 +16,12 @@ use crate::memory::{Memory, WORD_BYTES};
 
 /// Where pointers are looked for: all of `memory` without `heap_areas` (in any order), the unused ends of stacks, and stacks of
 /// threads that have ended. By rising address, without overlaps.
-#[must_use]
-pub fn root_spans(threads: &[ThreadState], regions: &[Region], memory: &dyn Memory, heap_areas: &[Span]) -> Vec<Span> {
+pub(crate) fn root_spans(
+    threads: &[ThreadState],
+    regions: &[Region],
+    memory: &dyn Memory,
+    heap_areas: &[Span],
+) -> Vec<Span> {
     let mut cuts = heap_areas.to_vec();
     cuts.extend(threads.iter().filter_map(|thread| unused(thread, threads, regions, memory)));
     let heap = joined(heap_areas.to_vec());

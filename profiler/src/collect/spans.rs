@@ -3,8 +3,7 @@
 use super::Span;
 
 /// Spans by rising address, empty ones left out, those that overlap or touch made one.
-#[must_use]
-pub fn joined(mut spans: Vec<Span>) -> Vec<Span> {
+pub(crate) fn joined(mut spans: Vec<Span>) -> Vec<Span> {
     spans.retain(|span| span.start < span.end);
     spans.sort_by_key(|span| span.start);
     spans.dedup_by(|later, earlier| {
@@ -18,8 +17,7 @@ pub fn joined(mut spans: Vec<Span>) -> Vec<Span> {
 }
 
 /// Spans without the cuts, both by rising address and without overlaps.
-#[must_use]
-pub fn without(spans: Vec<Span>, cuts: &[Span]) -> Vec<Span> {
+pub(crate) fn without(spans: Vec<Span>, cuts: &[Span]) -> Vec<Span> {
     let mut rest = Vec::with_capacity(spans.len());
     let mut first = 0;
     for span in spans {

@@ -10,7 +10,7 @@ use crate::ids::Pid;
 use crate::linux::proc::regions::Region;
 
 /// A stopped process. Dropping it resumes the process.
-pub trait Still {
+pub(crate) trait Still {
     /// A thread by whose number the memory of the process can be read.
     fn living(&self) -> Pid;
 
@@ -22,10 +22,6 @@ pub trait Still {
     fn states(&self) -> Result<Vec<ThreadState>, CollectError>;
 
     /// Makes the process fork. `mapped` is what it has mapped. The threads are stopped as before when this returns.
-    ///
-    /// # Errors
-    ///
-    /// See [`ForkError`].
     fn fork(&mut self, mapped: &[Region]) -> Result<Box<dyn ProcessCopy>, CollectError>;
 
     /// Resumes the process, and returns how long it was stopped.
@@ -37,7 +33,7 @@ pub trait Still {
 }
 
 /// A copy of a process, of which nothing runs. Dropping it ends it.
-pub trait ProcessCopy: Debug + Send + Sync {
+pub(crate) trait ProcessCopy: Debug + Send + Sync {
     /// The copy. Its memory can be read as that of any process.
     fn pid(&self) -> Pid;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
-pub use living::living;
+pub(crate) use living::living;
 use reaping::{Reaping, own_tid};
 
 use super::fork::{ForkError, Forked, Lender};
@@ -30,7 +30,7 @@ const RELEASE_LIMIT: Duration = Duration::from_millis(500);
 
 /// A thread that is held by ptrace, and stands still.
 #[derive(Debug)]
-pub struct Held {
+pub(crate) struct Held {
     /// The thread.
     pub tracee: Tracee,
     /// Where it was stopped.
@@ -41,7 +41,7 @@ pub struct Held {
 
 /// What becomes of a thread that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
+pub(crate) enum Release {
     /// It is let go of, as if nothing had been.
     Detach,
     /// It was held before, and whoever holds it lets it run.
@@ -50,7 +50,7 @@ pub enum Release {
 
 /// A process that stands still. It runs on when this is dropped.
 #[derive(Debug)]
-pub struct Stopped {
+pub(crate) struct Stopped {
     pid: Pid,
     held: Vec<Held>,
     /// Asked to stop, and not seen to have done so.
@@ -70,7 +70,8 @@ impl Stopped {
     /// # Errors
     ///
     /// When one cannot be stopped; then all run on.
-    pub fn new(pid: Pid, held: Vec<Held>) -> Result<Self, CollectError> {
+    #[cfg(test)]
+    pub(crate) fn new(pid: Pid, held: Vec<Held>) -> Result<Self, CollectError> {
         Self::new_while(pid, held, &|| true)
     }
 
@@ -79,7 +80,7 @@ impl Stopped {
     /// # Errors
     ///
     /// As of [`new`](Self::new), and [`CollectError::Interrupted`].
-    pub fn new_while(pid: Pid, held: Vec<Held>, is_wanted: &dyn Fn() -> bool) -> Result<Self, CollectError> {
+    pub(crate) fn new_while(pid: Pid, held: Vec<Held>, is_wanted: &dyn Fn() -> bool) -> Result<Self, CollectError> {
         living(pid)?;
         let is_child = tasks::status(pid, Tid(pid.0)).is_some_and(|status| status.parent.0 == std::process::id());
         let (running, ended, since) = (Vec::new(), Vec::new(), Instant::now());
@@ -88,22 +89,15 @@ impl Stopped {
         Ok(stopped)
     }
 
-    /// The process.
-    #[must_use]
-    pub fn pid(&self) -> Pid {
-        self.pid
-    }
-
     /// As of [`living`], while it is stopped.
-    #[must_use]
-    pub fn living(&self) -> Pid {
+    pub(crate) fn living(&self) -> Pid {
         let first = self.held.iter().find(|held| held.tracee.tid().0 == self.pid.0).or(self.held.first());
         first.map_or(self.pid, |held| held.tracee.pid())
     }
 
     /// The threads.
-    #[must_use]
-    pub fn held(&self) -> &[Held] {
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> &[Held] {
         &self.held
     }
 
@@ -112,7 +106,7 @@ impl Stopped {
     /// # Errors
     ///
     /// When the process was killed meanwhile, or is one of 32 bits.
-    pub fn states(&self) -> Result<Vec<ThreadState>, CollectError> {
+    pub(crate) fn states(&self) -> Result<Vec<ThreadState>, CollectError> {
         self.held.iter().map(|held| self.state(&held.tracee)).collect()
     }
 
@@ -135,11 +129,7 @@ impl Stopped {
     }
 
     /// Makes the process fork. `mapped` is what it has mapped. The threads are stopped as before when this returns.
-    ///
-    /// # Errors
-    ///
-    /// See [`ForkError`].
-    pub fn fork(&self, mapped: &[Region]) -> Result<Forked, ForkError> {
+    pub(crate) fn fork(&self, mapped: &[Region]) -> Result<Forked, ForkError> {
         let lender = |held: &Held| Lender {
             tracee: held.tracee.clone(),
             stop: held.stop,
@@ -150,8 +140,7 @@ impl Stopped {
     }
 
     /// Lets the process run, and tells how long it stood still.
-    #[must_use]
-    pub fn release(mut self) -> Duration {
+    pub(crate) fn release(mut self) -> Duration {
         self.let_go()
     }
 

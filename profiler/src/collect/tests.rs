@@ -1,6 +1,7 @@
 //! Real processes, collected.
 
 use super::fixture::{Subject, collect_here};
+use super::roots::root_spans;
 use super::*;
 
 /// A register that a compiler keeps as it is, and memory whose contents are known.

@@ -13,11 +13,7 @@ use crate::probe::plan::PlannedHook;
 const VERSION: u32 = 1;
 
 /// Writes it, on one line.
-///
-/// # Errors
-///
-/// If `out` cannot be written to.
-pub fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::Result<()> {
+pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, &Root::of(diagnosis))?;
     out.write_all(b"\n")
 }

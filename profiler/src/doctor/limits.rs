@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 
 /// One setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limit {
+pub(crate) struct Limit {
     /// Its name.
     pub name: &'static str,
     /// Its value; `None` where it cannot be read.

@@ -8,21 +8,21 @@ mod trials;
 
 use std::fs;
 
-pub use self::json::write_json;
-pub use self::limits::Limit;
-pub use self::text::text;
-pub use self::trials::{Trial, TrialKind};
+pub(crate) use self::json::write_json;
+pub(crate) use self::limits::Limit;
+pub(crate) use self::text::text;
+pub(crate) use self::trials::Trial;
 
 use crate::ids::Pid;
 use crate::linux::proc::process;
-pub use crate::probe::cost::{Costs, TARGET_COMMAND, serve};
+pub(crate) use crate::probe::cost::{Costs, TARGET_COMMAND, serve};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::PlannedHook;
 use crate::session;
 
 /// Everything that was found out.
 #[derive(Debug)]
-pub struct Diagnosis {
+pub(crate) struct Diagnosis {
     /// The kernel's release, as `uname -r` prints it.
     pub kernel: String,
     /// What was tried.
@@ -37,7 +37,7 @@ pub struct Diagnosis {
 
 /// A process, as far as it can be profiled.
 #[derive(Debug)]
-pub struct Target {
+pub(crate) struct Target {
     /// The process.
     pub pid: Pid,
     /// The kernel's name for it.
@@ -50,8 +50,7 @@ impl Diagnosis {
     /// Tries everything. Takes about a second, for the most part waiting for probes to be gone.
     ///
     /// Call it within a tokio runtime: the debug object's log is read by one.
-    #[must_use]
-    pub fn make(pid: Option<Pid>, placement: PlacementMode) -> Self {
+    pub(crate) fn make(pid: Option<Pid>, placement: PlacementMode) -> Self {
         let (trials, costs) = trials::run();
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Self {
@@ -69,8 +68,7 @@ impl Diagnosis {
 
     /// Whether profiling would work: of what it needs nothing failed, and the process, if one was asked about, has an
     /// allocator with at least one function that can be probed.
-    #[must_use]
-    pub fn works(&self) -> bool {
+    pub(crate) fn works(&self) -> bool {
         let target = self.target.as_ref().is_none_or(|target| {
             target.hooks.as_ref().is_ok_and(|hooks| hooks.iter().any(|hook| hook.placement.is_ok()))
         });

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::trials::TrialKind;
 use super::*;
 use crate::address::FileOffset;
 use crate::allocator::libc::FUNCTIONS;

@@ -15,8 +15,7 @@ const BAD: Style = AnsiColor::Red.on_default().bold();
 const PLAIN: Style = Style::new();
 
 /// The text to print. `colour` lets it use ANSI escapes.
-#[must_use]
-pub fn text(diagnosis: &Diagnosis, colour: bool) -> String {
+pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {
     let mut page = Page { text: String::new(), colour };
     page.line(HEADING, &format!("heapbpf {} on Linux {} (x86-64)", env!("CARGO_PKG_VERSION"), diagnosis.kernel));
     page.trials(&diagnosis.trials);

@@ -16,7 +16,7 @@ use crate::symbolize::sandbox;
 
 /// What was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TrialKind {
+pub(crate) enum TrialKind {
     /// The privileges of this process.
     Capabilities,
     /// Being in the initial PID namespace.
@@ -35,7 +35,7 @@ pub enum TrialKind {
 
 /// One thing that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trial {
+pub(crate) struct Trial {
     /// What.
     pub kind: TrialKind,
     /// Whether it worked; the reason where it did not.
@@ -50,8 +50,7 @@ impl Trial {
     }
 
     /// A few words for what was tried.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self.kind {
             TrialKind::Capabilities => "capabilities",
             TrialKind::PidNamespace => "initial PID namespace",
@@ -69,8 +68,7 @@ impl Trial {
     }
 
     /// Whether profiling takes it. The rest tells what else the kernel could do.
-    #[must_use]
-    pub fn is_needed(&self) -> bool {
+    pub(crate) fn is_needed(&self) -> bool {
         !matches!(
             self.kind,
             TrialKind::Leftovers
@@ -80,14 +78,12 @@ impl Trial {
     }
 
     /// Whether profiling cannot work because of it.
-    #[must_use]
-    pub fn prevents(&self) -> bool {
+    pub(crate) fn prevents(&self) -> bool {
         self.is_needed() && matches!(self.support, Support::No(_))
     }
 
     /// What to do about it.
-    #[must_use]
-    pub fn remedy(&self) -> Option<&'static str> {
+    pub(crate) fn remedy(&self) -> Option<&'static str> {
         if !self.prevents() {
             return None;
         }

@@ -8,7 +8,7 @@ const SPAN_NS: u64 = 3_000_000_000;
 
 /// Compares the agent's share of one core with a limit.
 #[derive(Clone, Debug)]
-pub struct CpuWatch {
+pub(crate) struct CpuWatch {
     percent_max: f64,
     window: Window<u64>,
     percent_highest: f64,
@@ -16,15 +16,14 @@ pub struct CpuWatch {
 
 impl CpuWatch {
     /// With a limit in percent of one core.
-    #[must_use]
-    pub fn new(percent_max: f64) -> Self {
+    pub(crate) fn new(percent_max: f64) -> Self {
         Self { percent_max, window: Window::new(SPAN_NS), percent_highest: 0.0 }
     }
 
     /// Takes a look: `cpu_ns` is what the agent has used until now. The share over the last seconds, in percent of one core,
     /// when that is more than the limit; then the seconds begin anew, so that what is done about it can show.
     #[expect(clippy::cast_precision_loss, reason = "a share; 53 bits are enough")]
-    pub fn look(&mut self, now: MonotonicNanos, cpu_ns: u64) -> Option<f64> {
+    pub(crate) fn look(&mut self, now: MonotonicNanos, cpu_ns: u64) -> Option<f64> {
         let (span_ns, before_ns) = self.window.push(now, cpu_ns)?;
         let percent = 100.0 * cpu_ns.saturating_sub(before_ns) as f64 / span_ns as f64;
         self.percent_highest = self.percent_highest.max(percent);
@@ -36,17 +35,15 @@ impl CpuWatch {
     }
 
     /// The highest share so far, in percent of one core.
-    #[must_use]
-    pub fn percent_highest(&self) -> f64 {
+    pub(crate) fn percent_highest(&self) -> f64 {
         self.percent_highest
     }
 }
 
 /// How often intervals are to be doubled at once when the share is this much: half the interval is about twice the events,
 /// as long as it is larger than most blocks.
-#[must_use]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and 8")]
-pub fn doublings(percent: f64, percent_max: f64) -> u32 {
+pub(crate) fn doublings(percent: f64, percent_max: f64) -> u32 {
     (percent / percent_max).log2().ceil().clamp(1.0, 8.0) as u32
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Pure: no clock, file or map. What to do about it is the session's.
 
-pub mod cpu;
-pub mod overhead;
+pub(crate) mod cpu;
+pub(crate) mod overhead;
 mod window;
 
 /// Limits that the user has set.
@@ -19,7 +19,6 @@ pub struct Limits {
 
 impl Limits {
     /// Whether there is one.
-    #[must_use]
     pub fn any(&self) -> bool {
         *self != Self::default()
     }

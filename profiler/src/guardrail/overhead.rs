@@ -27,7 +27,7 @@ const SAMPLED_FREE_NS: f64 = 770.0;
 
 /// Nanoseconds that a call through a probe takes more than one without, when it is not sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CallCosts {
+pub(crate) struct CallCosts {
     /// Of functions that allocate.
     pub alloc_ns: f64,
     /// Of functions that free.
@@ -79,7 +79,7 @@ impl Point {
 
 /// What probes took of a target's CPU time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share {
+pub(crate) struct Share {
     /// Nanoseconds in probes: an estimate.
     pub probe_ns: f64,
     /// How far off that may be because calls are sampled (95 %), in nanoseconds.
@@ -92,14 +92,12 @@ pub struct Share {
 
 impl Share {
     /// In percent of the target's CPU time; 0 where it used none.
-    #[must_use]
-    pub fn percent(&self) -> f64 {
+    pub(crate) fn percent(&self) -> f64 {
         self.percent_of(self.probe_ns)
     }
 
     /// What it is at least (97.5 %), in percent.
-    #[must_use]
-    pub fn percent_at_least(&self) -> f64 {
+    pub(crate) fn percent_at_least(&self) -> f64 {
         self.percent_of((self.probe_ns - self.margin_ns).max(0.0))
     }
 
@@ -116,7 +114,7 @@ impl Share {
 
 /// Follows one target.
 #[derive(Clone, Debug)]
-pub struct OverheadWatch {
+pub(crate) struct OverheadWatch {
     first: Option<(MonotonicNanos, Point)>,
     window: Window<Point>,
     whole: Option<Share>,
@@ -132,7 +130,13 @@ impl Default for OverheadWatch {
 impl OverheadWatch {
     /// Takes a look: the target's totals and CPU time until now. The share over the last seconds, once they are over; `None`
     /// also for a target that does next to nothing.
-    pub fn look(&mut self, now: MonotonicNanos, totals: &Totals, cpu_ns: u64, costs: CallCosts) -> Option<Share> {
+    pub(crate) fn look(
+        &mut self,
+        now: MonotonicNanos,
+        totals: &Totals,
+        cpu_ns: u64,
+        costs: CallCosts,
+    ) -> Option<Share> {
         let point = Point::new(totals, cpu_ns);
         let (began, first) = *self.first.get_or_insert((now, point));
         self.whole = (now > began).then(|| point.since(&first, costs, now.0.saturating_sub(began.0)));
@@ -145,14 +149,12 @@ impl OverheadWatch {
     }
 
     /// From the first look to the last.
-    #[must_use]
-    pub fn whole(&self) -> Option<Share> {
+    pub(crate) fn whole(&self) -> Option<Share> {
         self.whole
     }
 
     /// Over the seconds in which it was highest.
-    #[must_use]
-    pub fn highest(&self) -> Option<Share> {
+    pub(crate) fn highest(&self) -> Option<Share> {
         self.highest
     }
 }

@@ -30,10 +30,6 @@ pub enum DecodeError {
 }
 
 /// Decodes one record.
-///
-/// # Errors
-///
-/// See [`DecodeError`].
 pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
     let kind = *bytes.first().ok_or(DecodeError::Short)?;
     match RecordKind::from_wire(kind).ok_or(DecodeError::UnknownKind(kind))? {

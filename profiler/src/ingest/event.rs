@@ -33,7 +33,6 @@ pub enum Event {
 
 impl Event {
     /// The target.
-    #[must_use]
     pub fn pid(&self) -> Pid {
         match self {
             Self::Alloc(allocation) | Self::Restore(allocation) => allocation.pid,
@@ -170,7 +169,6 @@ pub struct RawStack {
 
 impl RawStack {
     /// The 8 bytes at `address`, or `None` where the copy does not reach.
-    #[must_use]
     pub fn word(&self, address: u64) -> Option<u64> {
         let offset = usize::try_from(address.checked_sub(self.start.0)?).ok()?;
         self.bytes.get(offset..)?.first_chunk().map(|word| u64::from_ne_bytes(*word))

@@ -1,4 +1,4 @@
 //! From the ring's bytes to events.
 
-pub mod decode;
-pub mod event;
+pub(crate) mod decode;
+pub(crate) mod event;

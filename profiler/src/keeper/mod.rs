@@ -29,14 +29,14 @@ use crate::linux::channel::Channel;
 use crate::linux::companion::Companion;
 use crate::linux::pidfd::PidFd;
 
-pub use protocol::Site;
+pub(crate) use protocol::Site;
 use protocol::{LinkId, REPLY_BYTES_MAX, Reply, Request};
 pub use serve::{COMMAND, serve};
-pub use tracing::{Launch, stop};
+pub(crate) use tracing::{Launch, stop};
 
 /// Why the keeper cannot do what was requested.
 #[derive(Debug, Error)]
-pub enum KeeperError {
+pub(crate) enum KeeperError {
     /// There is none.
     #[error(
         "cannot start the keeper process: {0}; heapbpf needs one process and one socket more (`ulimit -u`, `pids.max`)"
@@ -66,7 +66,7 @@ impl KeeperError {
 
 /// The keeper process, as the agent sees it. Dropping the last clone, and the last [`Link`], waits until all is detached.
 #[derive(Clone, Debug)]
-pub struct Keeper {
+pub(crate) struct Keeper {
     /// Of a tracing thread that nothing is ordered of yet. Closed before the process is waited for.
     spare: Arc<Mutex<Option<Channel>>>,
     companion: Arc<Mutex<Companion>>,
@@ -74,7 +74,7 @@ pub struct Keeper {
 
 /// Attached probes: those of one file in one process, or in all. Dropping it has them detached, soon.
 #[derive(Debug)]
-pub struct Link {
+pub(crate) struct Link {
     keeper: Keeper,
     id: LinkId,
 }
@@ -85,13 +85,13 @@ impl Keeper {
     /// # Errors
     ///
     /// [`KeeperError::Start`], [`KeeperError::NoDescriptors`].
-    pub fn start() -> Result<Self, KeeperError> {
+    pub(crate) fn start() -> Result<Self, KeeperError> {
         let companion = Companion::start(COMMAND).map_err(KeeperError::of_start)?;
         Ok(Self { spare: Arc::default(), companion: Arc::new(Mutex::new(companion)) })
     }
 
     /// The process.
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.lock().pid()
     }
 
@@ -100,7 +100,7 @@ impl Keeper {
     /// # Errors
     ///
     /// [`KeeperError::Exited`] when it has.
-    pub fn watch(&self) -> Result<PidFd, KeeperError> {
+    pub(crate) fn watch(&self) -> Result<PidFd, KeeperError> {
         PidFd::open(self.lock().pid()).map_err(KeeperError::Exited)
     }
 
@@ -110,7 +110,7 @@ impl Keeper {
     /// # Errors
     ///
     /// See [`KeeperError`]; then nothing is attached.
-    pub fn attach(
+    pub(crate) fn attach(
         &self,
         kind: LinkKind,
         programs: &[BorrowedFd<'_>],
@@ -127,11 +127,7 @@ impl Keeper {
     }
 
     /// Waits until every link that was dropped is detached.
-    ///
-    /// # Errors
-    ///
-    /// [`KeeperError::Exited`].
-    pub fn settle(&self) -> Result<(), KeeperError> {
+    pub(crate) fn settle(&self) -> Result<(), KeeperError> {
         self.request(&Request::Settle, &[]).map(|_| ())
     }
 

@@ -17,7 +17,7 @@ pub(super) struct LinkId(pub(super) u64);
 
 /// An instruction to attach to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Site {
+pub(crate) struct Site {
     /// Its offset in the file, in bytes.
     pub offset: u64,
     /// What the programs receive (`bpf_get_attach_cookie`).

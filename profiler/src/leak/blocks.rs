@@ -19,7 +19,6 @@ pub struct Block {
 
 impl Block {
     /// The address behind its last byte.
-    #[must_use]
     pub fn end(&self) -> TargetAddr {
         TargetAddr(self.start.0.saturating_add(self.size_bytes))
     }
@@ -59,7 +58,6 @@ pub struct Blocks {
 impl Blocks {
     /// The blocks, in any order, and how many were left out because they overlap one that begins before them, or are more than
     /// 2³² − 2. Of those that begin at the same address the largest stays.
-    #[must_use]
     pub fn new(blocks: Vec<Block>) -> (Self, usize) {
         Self::of_at_most(blocks, COUNT_MAX)
     }
@@ -99,13 +97,11 @@ impl Blocks {
     }
 
     /// How many there are.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
     /// Whether there is none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
@@ -115,7 +111,6 @@ impl Blocks {
     /// # Panics
     ///
     /// If there is none.
-    #[must_use]
     pub fn get(&self, id: BlockId) -> Block {
         let Record { start, origin, .. } = self.records[id.0 as usize];
         Block { start: TargetAddr(start), size_bytes: self.size(id.0), origin }
@@ -127,7 +122,6 @@ impl Blocks {
     }
 
     /// The block that an address is in; one past its end is not.
-    #[must_use]
     pub fn find(&self, address: TargetAddr) -> Option<BlockId> {
         self.holding(address.0).map(BlockId)
     }
@@ -209,7 +203,6 @@ impl Blocks {
     }
 
     /// Bytes of memory that all of this takes.
-    #[must_use]
     pub fn footprint_bytes(&self) -> usize {
         self.records.capacity() * size_of::<Record>()
             + self.huge.capacity() * size_of::<(u32, u64)>()

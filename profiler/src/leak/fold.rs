@@ -88,7 +88,6 @@ pub struct Folded {
 }
 
 /// Folds what was not reached.
-#[must_use]
 pub fn fold(blocks: &Blocks, marks: &Marks, memory: &dyn Memory) -> Folded {
     let graph = Graph::new(blocks, marks, &Words::new(memory));
     fold_graph(blocks, graph, STEPS_MAX)

@@ -8,10 +8,10 @@ use crate::ledger::totals::Amounts;
 use crate::units::MonotonicNanos;
 
 /// Instants below which nothing is said of growth.
-pub const POINTS_MIN: usize = 8;
+pub(crate) const POINTS_MIN: usize = 8;
 
 /// Callsites that are kept, those first that are worst. Reports name fewer, of those that nothing suppresses.
-pub const GROWING_MAX: usize = 10_000;
+pub(crate) const GROWING_MAX: usize = 10_000;
 
 /// Standard deviations to both sides that hold 95 % of a normal distribution.
 const Z_95: f64 = 1.96;
@@ -54,7 +54,6 @@ pub struct Growths {
 impl Growths {
     /// Of a target whose books are open, at `now`. Where there is a list of what is old enough to be shown, by the callsites'
     /// indices, those that have nothing in it are left out. Takes a pass over its live blocks, and none where it was too short.
-    #[must_use]
     pub fn of(timeline: &Timeline, ledger: &Ledger, now: MonotonicNanos, older: Option<&[Amounts]>) -> Self {
         // Instants evenly apart: dumps may come close together, and would weigh more than what lies between.
         let is_even: Vec<bool> = timeline.instants().iter().map(|it| it.occasion.is_none() && it.time < now).collect();

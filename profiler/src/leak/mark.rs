@@ -40,7 +40,6 @@ impl Marks {
     }
 
     /// Whether this block was reached.
-    #[must_use]
     pub fn is_reached(&self, id: BlockId) -> bool {
         self.bits[id.0 as usize / 64].load(Ordering::Relaxed) & 1 << (id.0 % 64) != 0
     }
@@ -69,13 +68,11 @@ impl Marks {
 }
 
 /// Finds all blocks that roots reach, on all processors.
-#[must_use]
-pub fn mark(blocks: &Blocks, roots: &Roots, memory: &dyn Memory) -> Marks {
+pub(crate) fn mark(blocks: &Blocks, roots: &Roots, memory: &dyn Memory) -> Marks {
     mark_with(blocks, roots, memory, threads())
 }
 
 /// As [`mark`], on so many threads.
-#[must_use]
 pub fn mark_with(blocks: &Blocks, roots: &Roots, memory: &dyn Memory, threads: usize) -> Marks {
     let marks = Marks::new(blocks.len());
     reach(&marks, blocks, roots, memory, threads);
@@ -83,7 +80,7 @@ pub fn mark_with(blocks: &Blocks, roots: &Roots, memory: &dyn Memory, threads: u
 }
 
 /// Marks what these words reach besides what is marked.
-pub fn mark_also(marks: &Marks, blocks: &Blocks, words: Vec<u64>, memory: &dyn Memory) {
+pub(crate) fn mark_also(marks: &Marks, blocks: &Blocks, words: Vec<u64>, memory: &dyn Memory) {
     reach(marks, blocks, &Roots { ranges: Vec::new(), words }, memory, threads());
 }
 

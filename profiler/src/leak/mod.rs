@@ -1,14 +1,14 @@
 //! Leaks: callsites that grow (`growth`), and blocks that nothing holds any more, found by mark and sweep
 //! (`blocks` ─▶ `mark` ─▶ `fold`). Pure.
 
-pub mod blocks;
+pub(crate) mod blocks;
 mod components;
-pub mod fold;
+pub(crate) mod fold;
 mod graph;
-pub mod growth;
+pub(crate) mod growth;
 mod index;
 #[cfg(test)]
 mod made_up;
-pub mod mark;
+pub(crate) mod mark;
 mod reach;
 mod words;

@@ -10,7 +10,6 @@ use crate::units::{MonotonicNanos, Weight};
 impl Ledger {
     /// For each of these instants what was made before it and is live, by the callsites' indices. Instants are right to half a
     /// tick of the ledger, 8.4 ms. Nothing is in it once the books are closed.
-    #[must_use]
     pub fn born_before<const N: usize>(&self, instants: [MonotonicNanos; N]) -> Vec<[Amounts; N]> {
         let mut older = vec![[Amounts::default(); N]; self.callsites.len()];
         let mut weights = Weights::default();

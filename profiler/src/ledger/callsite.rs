@@ -21,7 +21,6 @@ pub(super) type PeakEpoch = u64;
 /// Counters that can be added to for ever.
 pub(super) const COUNT_MAX: u64 = u64::MAX / 2;
 
-/// See the module.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Callsite {
     pub(super) stack: StackId,
@@ -50,7 +49,6 @@ impl Ledger {
     }
 
     /// Empty books of a process, which tell threads apart if these do.
-    #[must_use]
     pub fn empty(&self, pid: Pid) -> Self {
         Self { apart: self.apart.as_ref().map(|_| FxHashSet::default()), ..Self::new(pid) }
     }

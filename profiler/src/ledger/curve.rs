@@ -17,7 +17,7 @@ use super::totals::Totals;
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 
 /// Moments that are kept at most.
-pub const MOMENTS_MAX: usize = 512;
+pub(crate) const MOMENTS_MAX: usize = 512;
 
 /// Nanoseconds between the first moments.
 const PERIOD_NS: u64 = 10_000_000;
@@ -31,9 +31,8 @@ pub struct Moment {
     pub held: Held,
 }
 
-/// See the module.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Curve {
+pub(crate) struct Curve {
     /// Just before the first event.
     origin: MonotonicNanos,
     period_ns: u64,
@@ -51,13 +50,12 @@ impl Default for Curve {
 
 impl Curve {
     /// Whether [`pass`](Self::pass) is to be called before an event of this time is entered.
-    #[must_use]
-    pub fn is_due(&self, time: MonotonicNanos) -> bool {
+    pub(crate) fn is_due(&self, time: MonotonicNanos) -> bool {
         time > self.due
     }
 
     /// Time goes on to `time`, and until then this is held.
-    pub fn pass(&mut self, time: MonotonicNanos, held: Held) {
+    pub(crate) fn pass(&mut self, time: MonotonicNanos, held: Held) {
         if self.held.is_empty() {
             self.origin = MonotonicNanos(time.0.saturating_sub(1));
             self.held.push(held);
@@ -108,16 +106,15 @@ impl Curve {
     }
 
     /// Whether it holds together: what was read from a file need not.
-    #[must_use]
-    pub fn is_sound(&self) -> bool {
+    pub(crate) fn is_sound(&self) -> bool {
         self.held.len() <= MOMENTS_MAX
             && self.held.iter().all(Held::is_sound)
             && (PERIOD_NS..u64::MAX / 4).contains(&self.period_ns)
     }
 
     /// Bytes that it takes.
-    #[must_use]
-    pub fn memory_bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.held.capacity() * size_of::<Held>()
     }
 }
@@ -154,7 +151,6 @@ impl Ledger {
 
     /// What there was at evenly spaced moments since the first event, and at the peak, up to `until`, which is now, or when the
     /// books were closed. In the order of time, at most [`MOMENTS_MAX`] and 3; within a time without change there are none.
-    #[must_use]
     pub fn moments(&self, until: MonotonicNanos) -> Vec<Moment> {
         let mut moments = self.curve.moments(until, Held::of(&self.totals));
         if let Some(peak) = self.highest_moment().filter(|peak| peak.time <= until) {

@@ -33,7 +33,6 @@ impl Details {
     }
 
     /// What all of these have together.
-    #[must_use]
     pub fn sum<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut sum = Self { temporary_count: Some(0), ..Self::default() };
         all.into_iter().for_each(|details| sum.add(details));
@@ -41,7 +40,6 @@ impl Details {
     }
 
     /// What has happened since `base`, an earlier state of the same callsite. Ages are those at the end.
-    #[must_use]
     pub fn since(&self, base: &Self) -> Self {
         let both = self.temporary_count.zip(base.temporary_count);
         Self {

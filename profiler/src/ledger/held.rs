@@ -21,7 +21,6 @@ pub struct Held {
 
 impl Held {
     /// What these totals of a whole recording say of now.
-    #[must_use]
     pub fn of(totals: &Totals) -> Self {
         Self {
             live_bytes: totals.live_bytes().to_f64(),
@@ -32,13 +31,11 @@ impl Held {
     }
 
     /// What they say of the beginning: what a child had from its parent.
-    #[must_use]
     pub fn at_first(totals: &Totals) -> Self {
         Self { live_bytes: totals.opening_bytes.to_f64(), live_count: totals.opening_count.to_f64(), ..Self::default() }
     }
 
     /// Whether all of it are numbers: what was read from a file need not be.
-    #[must_use]
     pub fn is_sound(&self) -> bool {
         [self.live_bytes, self.live_count, self.alloc_bytes, self.alloc_count].iter().all(|sum| sum.is_finite())
     }

@@ -43,7 +43,6 @@ impl Histogram {
     }
 
     /// What has been added since `base`, an earlier state of this one.
-    #[must_use]
     pub fn since(&self, base: &Self) -> Self {
         let mut window = self.clone();
         base.buckets().for_each(|(bucket, count)| window.change(bucket, |sum| sum - count));
@@ -51,7 +50,6 @@ impl Histogram {
     }
 
     /// Whether there is a count for each bucket, none near the end of its number.
-    #[must_use]
     pub fn is_sound(&self) -> bool {
         self.present.count_ones() as usize == self.counts.len() && self.counts.iter().all(|count| count.is_sound())
     }
@@ -62,14 +60,12 @@ impl Histogram {
     }
 
     /// Whether there is nothing in it.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.present == 0
     }
 
     /// The value that half of the blocks are below: known to the bucket, which spans a factor of two; within it blocks are
     /// taken to be spread evenly. `highest` is the largest value of all. `None` when there are none.
-    #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a bucket is wider than what is lost")]
     pub fn median(&self, highest: u64) -> Option<f64> {
         let half = self.counts.iter().copied().sum::<EstimatedCount>().to_f64() / 2.0;

@@ -14,26 +14,26 @@
 //! later than the first event that names it, or never, when the ring was full.
 
 mod age;
-pub mod ages;
+pub(crate) mod ages;
 mod callsite;
-pub mod corrections;
-pub mod curve;
-pub mod details;
-pub mod held;
-pub mod histogram;
-pub mod journal;
+pub(crate) mod corrections;
+pub(crate) mod curve;
+pub(crate) mod details;
+pub(crate) mod held;
+pub(crate) mod histogram;
+pub(crate) mod journal;
 mod live;
 mod mapped;
-pub mod part;
+pub(crate) mod part;
 mod ranges;
 mod reconcile;
-pub mod snapshot;
+pub(crate) mod snapshot;
 mod soundness;
 mod stacks;
 mod thin;
 mod threads;
-pub mod timeline;
-pub mod totals;
+pub(crate) mod timeline;
+pub(crate) mod totals;
 
 use profiler_common::interval::Interval;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -50,7 +50,7 @@ use curve::{Curve, Highest};
 use journal::{Journal, Movement};
 use live::{LiveBlock, LiveBlocks};
 use ranges::Ranges;
-pub use reconcile::Reconciled;
+pub(crate) use reconcile::Reconciled;
 use snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use threads::{Lived, Threads};
 use totals::{Amounts, Totals};
@@ -112,7 +112,6 @@ pub struct LiveAllocation {
 
 impl Ledger {
     /// Empty books for process `pid`.
-    #[must_use]
     pub fn new(pid: Pid) -> Self {
         Self {
             pid,
@@ -140,7 +139,6 @@ impl Ledger {
 
     /// The books of a child that begins as a copy of this target: what is live here is live there, marked as inherited.
     /// From now on the two have nothing to do with each other. The child's first peak is what it begins with.
-    #[must_use]
     pub fn fork(&self, child: Pid) -> Self {
         Self {
             live: self.live.clone(),
@@ -157,7 +155,6 @@ impl Ledger {
 
     /// The books of the program that this process becomes by an exec: empty, but for frames. A stack at the same addresses
     /// has the same id, and frames are told once.
-    #[must_use]
     pub fn succeed(&self) -> Self {
         Self { stacks: self.stacks.clone(), ..self.empty(self.pid) }
     }
@@ -268,13 +265,11 @@ impl Ledger {
     }
 
     /// Totals over everything, for the progress line. What was live at the peak is in snapshots only.
-    #[must_use]
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
 
     /// What a recording calls these books; 0 where there is none.
-    #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -285,7 +280,6 @@ impl Ledger {
     }
 
     /// Totals by heap, in the order of their ids.
-    #[must_use]
     pub fn heaps(&self) -> Vec<(HeapId, Totals)> {
         let mut heaps: Vec<_> = self.heaps.iter().map(|(&heap, &totals)| (heap, totals)).collect();
         heaps.sort_unstable_by_key(|(heap, _)| *heap);
@@ -298,7 +292,6 @@ impl Ledger {
     }
 
     /// How many sampled blocks are live.
-    #[must_use]
     pub fn live_blocks(&self) -> usize {
         self.live.len()
     }
@@ -320,7 +313,6 @@ impl Ledger {
     }
 
     /// Whether a block is live at this address.
-    #[must_use]
     pub fn is_live(&self, address: TargetAddr) -> bool {
         self.live.get(address).is_some()
     }
@@ -338,13 +330,11 @@ impl Ledger {
     }
 
     /// Frees of blocks that are not in the books: their allocation's record was lost.
-    #[must_use]
     pub fn frees_unknown(&self) -> u64 {
         self.frees_unknown
     }
 
     /// The state at `now`, which ages are counted to. Takes one pass over all live blocks, for their ages. Callsites come in the order in which they were first seen.
-    #[must_use]
     pub fn snapshot(&self, now: MonotonicNanos) -> TargetSnapshot {
         let ages = self.ages_at_end.is_none().then(|| self.ages(now));
         let ages = ages.as_ref().or(self.ages_at_end.as_ref());

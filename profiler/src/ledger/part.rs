@@ -24,7 +24,6 @@ pub struct Picked {
 impl TargetSnapshot {
     /// Books of these blocks alone, as if nothing else had ever been allocated and none of them freed. Each counts as itself, however many
     /// it was sampled for. Ages are as of `now`.
-    #[must_use]
     pub fn only(&self, blocks: impl IntoIterator<Item = Picked>, now: MonotonicNanos) -> Self {
         let known = self.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
         let known: FxHashMap<u32, usize> = known.collect();

@@ -21,7 +21,6 @@ pub struct Reconciled {
 
 impl Reconciled {
     /// Blocks of which the books were wrong.
-    #[must_use]
     pub const fn total(&self) -> u64 {
         self.inserted + self.removed + self.replaced
     }

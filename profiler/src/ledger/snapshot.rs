@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use super::details::Details;
 use super::totals::Totals;
 use crate::ids::{HeapId, Pid, Tid};
-pub use crate::ingest::event::Stack;
+pub(crate) use crate::ingest::event::Stack;
 
 /// One target at an instant, or over a window that ends there. Immutable.
 #[derive(Clone, Debug)]
@@ -45,7 +45,6 @@ impl TargetSnapshot {
     /// The window from `base`, an earlier snapshot of the same program of the same process, to this one: see
     /// [`Totals::since`]. Callsites that freed all they had are in it; those that did nothing, and have nothing live, are not.
     /// Windows chain: opening + allocated − freed of one is the opening of the next.
-    #[must_use]
     pub fn since(&self, base: &Self) -> Self {
         let before: FxHashMap<HeapId, &Totals> = base.heaps.iter().map(|(heap, totals)| (*heap, totals)).collect();
         let heaps = self.heaps.iter().map(|(heap, totals)| {
@@ -73,7 +72,6 @@ impl TargetSnapshot {
     /// left callsites out). Only what was live then is known of that moment: it counts as allocated, with nothing freed; what
     /// a child made by a fork had from its parent is the opening balance. So live = opening + allocated − freed holds, and
     /// allocated tells nothing more than live does. Details are not known.
-    #[must_use]
     pub fn at_peak(&self) -> Self {
         let mut totals = self.totals.only_peak();
         let mut heaps: Vec<_> = self.heaps.iter().map(|(heap, totals)| (*heap, totals.only_peak())).collect();

@@ -7,7 +7,6 @@ use super::totals::Totals;
 impl Ledger {
     /// Whether all that refers to a callsite leads to one, and no sum is near the end of its number. What was read from a
     /// file need not be so, and then must not be used.
-    #[must_use]
     pub fn is_sound(&self) -> bool {
         let callsites = self.callsites.len();
         let leads = |callsite: u32| (callsite as usize) < callsites;

@@ -7,7 +7,6 @@ use crate::units::EstimatedCount;
 
 impl Ledger {
     /// Callsites whose frames have not come. They may come yet.
-    #[must_use]
     pub fn stacks_lost(&self) -> u64 {
         let is_lost = |callsite: &&Callsite| !self.stacks.contains_key(&callsite.stack);
         let lost = self.callsites.iter().filter(is_lost);
@@ -15,7 +14,6 @@ impl Ledger {
     }
 
     /// Stacks of blocks that are live, and whose frames have not come.
-    #[must_use]
     pub fn stacks_missing(&self) -> Vec<StackId> {
         let is_live = |callsite: &&Callsite| callsite.totals(self.peak).live_count() > EstimatedCount::ZERO;
         let callsites = self.callsites.iter().filter(|callsite| !self.stacks.contains_key(&callsite.stack));

@@ -19,7 +19,7 @@ use super::totals::Totals;
 use crate::units::MonotonicNanos;
 
 /// Periodic instants that are kept at most, and occasions.
-pub const POINTS_MAX: usize = 64;
+pub(crate) const POINTS_MAX: usize = 64;
 
 /// Nanoseconds between the first instants.
 const PERIOD_NS: u64 = 1_000_000_000;
@@ -53,7 +53,6 @@ pub struct Noted {
 
 impl Noted {
     /// What these totals say of now.
-    #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "seven digits of a variance are more than it is worth")]
     pub fn of(totals: &Totals) -> Self {
         Self { held: Held::of(totals), live_variance: totals.live_variance.bytes.to_f64() as f32 }
@@ -80,7 +79,6 @@ impl Change {
 
 const _: () = assert!(size_of::<Change>() == 40 && 2 * POINTS_MAX <= u8::MAX as usize + 1);
 
-/// See the module.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Timeline {
     instants: Vec<Instant>,
@@ -108,14 +106,12 @@ impl Timeline {
     }
 
     /// Whether it is time for a periodic instant.
-    #[must_use]
     pub fn is_due(&self, now: MonotonicNanos) -> bool {
         let last = self.instants.iter().rev().find(|instant| instant.occasion.is_none());
         last.is_none_or(|last| now.0.saturating_sub(last.time.0) >= self.period_ns)
     }
 
     /// Whether it holds together: what was read from a file need not.
-    #[must_use]
     pub fn is_sound(&self) -> bool {
         let points = self.instants.len();
         let is_known = |change: &Change| usize::from(change.point) < points && change.held.is_sound();
@@ -210,7 +206,6 @@ impl Timeline {
     }
 
     /// The instants, in the order of time.
-    #[must_use]
     pub fn instants(&self) -> &[Instant] {
         &self.instants
     }
@@ -234,7 +229,6 @@ impl Timeline {
     }
 
     /// Bytes that it takes.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let changes: usize = self.callsites.iter().map(|changes| changes.capacity() * size_of::<Change>()).sum();
         let lists = self.callsites.capacity() * size_of::<Vec<Change>>();

@@ -106,7 +106,6 @@ pub struct Totals {
 
 impl Totals {
     /// What a copy of a process begins with, whose parent has done this.
-    #[must_use]
     pub fn inherit(&self) -> Self {
         Self {
             opening_count: self.live_count(),
@@ -123,7 +122,6 @@ impl Totals {
     /// allocated and freed are differences, live is what it is now. Variances of what was allocated are differences too: each
     /// block adds its own, whenever it comes. Peaks stay those of the whole recording: the highest within a part of it cannot
     /// be told from its ends.
-    #[must_use]
     pub fn since(&self, base: &Self) -> Self {
         let opening = base.live();
         Self {
@@ -141,7 +139,6 @@ impl Totals {
     }
 
     /// Nothing was allocated or freed in this span, and nothing is live at its end.
-    #[must_use]
     pub fn is_idle(&self) -> bool {
         let bytes = [self.alloc_bytes, self.free_bytes, self.live_bytes()];
         let counts = [self.alloc_count, self.free_count, self.live_count()];
@@ -167,7 +164,6 @@ impl Totals {
     }
 
     /// What is live.
-    #[must_use]
     pub fn live(&self) -> Amounts {
         Amounts {
             count: self.live_count(),
@@ -178,25 +174,21 @@ impl Totals {
     }
 
     /// Blocks more live at the end than at the beginning.
-    #[must_use]
     pub fn delta_count(&self) -> EstimatedCount {
         self.alloc_count - self.free_count
     }
 
     /// Bytes more live at the end than at the beginning.
-    #[must_use]
     pub fn delta_bytes(&self) -> EstimatedBytes {
         self.alloc_bytes - self.free_bytes
     }
 
     /// Blocks of the opening balance or allocated, and not freed.
-    #[must_use]
     pub fn live_count(&self) -> EstimatedCount {
         self.opening_count + self.alloc_count - self.free_count
     }
 
     /// Bytes of the opening balance or allocated, and not freed.
-    #[must_use]
     pub fn live_bytes(&self) -> EstimatedBytes {
         self.opening_bytes + self.alloc_bytes - self.free_bytes
     }
@@ -205,7 +197,6 @@ impl Totals {
     /// deviations away, the variance at μ being v·μ/y, since it grows with what there is to sample (Wilson's score interval,
     /// 1927, for a compound Poisson sum). With few samples that holds the truth more often than y ± 1.96·√v does, and it
     /// does not reach below 0; with many it is the same. Where nothing was sampled nothing can be said: both ends are y.
-    #[must_use]
     pub fn confidence(estimate: f64, variance: EstimatedVariance) -> [f64; 2] {
         let variance = variance.to_f64();
         if estimate <= 0.0 || variance <= 0.0 {
@@ -217,7 +208,6 @@ impl Totals {
     }
 
     /// Whether no sum is near the end of its number.
-    #[must_use]
     pub fn is_sound(&self) -> bool {
         let bytes = [self.opening_bytes, self.alloc_bytes, self.free_bytes, self.peak_bytes, self.at_peak.bytes];
         let counts = [self.opening_count, self.alloc_count, self.free_count, self.peak_count, self.at_peak.count];
@@ -229,7 +219,6 @@ impl Totals {
     }
 
     /// The variance of an estimate of which [`confidence`](Self::confidence) gave this interval; 0 where it said nothing.
-    #[must_use]
     pub fn variance_of(estimate: f64, [low, high]: [f64; 2]) -> f64 {
         let margin = (high - low) / 2.0;
         if estimate <= 0.0 || margin <= 0.0 {
@@ -241,7 +230,6 @@ impl Totals {
     }
 
     /// Nothing was ever counted here.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

@@ -175,11 +175,7 @@ pub(super) fn count(length: usize) -> io::Result<u32> {
 }
 
 /// Loads an object's BTF.
-///
-/// # Errors
-///
-/// The kernel's.
-pub fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
+pub(crate) fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
     let mut attr = BtfLoadAttr { btf: address(btf), size: count(btf.len())?, ..BtfLoadAttr::default() };
     // SAFETY: `btf` outlives the call, and its length is passed.
     unsafe { command(BPF_BTF_LOAD, &mut attr) }
@@ -281,11 +277,7 @@ pub fn link_multi(program: impl AsFd, attach_type: AttachType, link: MultiLink<'
 }
 
 /// Links a program to a perf event, with a cookie (Linux 5.15).
-///
-/// # Errors
-///
-/// The kernel's.
-pub fn link_perf(program: impl AsFd, event: impl AsFd, cookie: u64) -> io::Result<OwnedFd> {
+pub(crate) fn link_perf(program: impl AsFd, event: impl AsFd, cookie: u64) -> io::Result<OwnedFd> {
     let mut attr = PerfLinkAttr {
         prog_fd: program.as_fd().as_raw_fd().unsigned_abs(),
         event_fd: event.as_fd().as_raw_fd().unsigned_abs(),
@@ -298,23 +290,15 @@ pub fn link_perf(program: impl AsFd, event: impl AsFd, cookie: u64) -> io::Resul
 }
 
 /// A program that does nothing: `r0 = 0; exit`.
-///
-/// # Errors
-///
-/// The kernel's.
-pub fn load_nothing(attach_type: AttachType) -> Result<OwnedFd, ProgramRefused> {
+pub(crate) fn load_nothing(attach_type: AttachType) -> Result<OwnedFd, ProgramRefused> {
     let instructions = [instruction(0xb7), instruction(0x95)];
     load_program(ProgramLoad { name: "nothing", instructions: &instructions, license: c"GPL", attach_type, btf: None })
 }
 
 /// A program that uses 64 bytes of stack, as few as make Linux 6.13 and later give it a private stack
 /// (`BPF_PRIV_STACK_MIN_SIZE` in `kernel/bpf/verifier.c`).
-///
-/// # Errors
-///
-/// The kernel's.
 #[cfg(test)]
-pub fn load_with_stack(attach_type: AttachType) -> Result<OwnedFd, ProgramRefused> {
+pub(crate) fn load_with_stack(attach_type: AttachType) -> Result<OwnedFd, ProgramRefused> {
     // `*(u64 *)(r10 - 64) = 0; r0 = *(u64 *)(r10 - 64); exit`
     let store = bpf_insn { off: -64, _bitfield_1: bpf_insn::new_bitfield_1(10, 0), ..instruction(0x7a) };
     let load = bpf_insn { off: -64, _bitfield_1: bpf_insn::new_bitfield_1(0, 10), ..instruction(0x79) };
@@ -334,7 +318,7 @@ pub fn load_with_stack(attach_type: AttachType) -> Result<OwnedFd, ProgramRefuse
 /// # Errors
 ///
 /// When the kernel does neither, so that it could not be told.
-pub fn supports(attach_type: AttachType) -> io::Result<bool> {
+pub(crate) fn supports(attach_type: AttachType) -> io::Result<bool> {
     let program = match load_nothing(attach_type) {
         Ok(program) => program,
         Err(refused) if refused.error.raw_os_error() == Some(libc::EINVAL) => return Ok(false),

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 /// Zeroed memory, mapped by itself and given back when dropped. It is in no core dump, because what is copied there is not this
 /// process's own.
 #[derive(Debug)]
-pub struct Buffer {
+pub(crate) struct Buffer {
     start: NonNull<u8>,
     length: usize,
 }
@@ -20,7 +20,7 @@ impl Buffer {
     /// # Errors
     ///
     /// `ENOMEM` where so much address space is not to be had.
-    pub fn new(length: usize) -> io::Result<Self> {
+    pub(crate) fn new(length: usize) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let mapped_length = length.max(1);
@@ -39,7 +39,7 @@ impl Buffer {
 
     /// Takes memory for the first `length` bytes now, so that writing there waits for nothing later. Only a matter of time: a
     /// kernel that cannot (before Linux 5.14) takes it later.
-    pub fn prepare(&mut self, length: usize) {
+    pub(crate) fn prepare(&mut self, length: usize) {
         let _ = self.advise(libc::MADV_POPULATE_WRITE, length.min(self.length));
     }
 

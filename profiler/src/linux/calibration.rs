@@ -39,7 +39,7 @@ unsafe extern "C" {
 
 /// One of the functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spot {
+pub(crate) enum Spot {
     /// Begins with an instruction that the kernel emulates.
     Emulated,
     /// The same, to be probed at its return as well.
@@ -52,16 +52,15 @@ pub enum Spot {
 
 impl Spot {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Emulated, Self::EmulatedReturning, Self::Stepped, Self::SteppedReturning];
+    pub(crate) const ALL: [Self; 4] = [Self::Emulated, Self::EmulatedReturning, Self::Stepped, Self::SteppedReturning];
 
     /// Its address in this process.
-    #[must_use]
-    pub fn address(self) -> u64 {
+    pub(crate) fn address(self) -> u64 {
         self.function() as usize as u64
     }
 
     /// Calls it this often, with an argument that is no block's address.
-    pub fn call(self, times: u32) {
+    pub(crate) fn call(self, times: u32) {
         let function = self.function();
         for _ in 0..times {
             function(1);

@@ -6,7 +6,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 /// A privilege that profiling needs (`capabilities(7)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capability {
+pub(crate) enum Capability {
     /// Loads programs and makes maps (Linux 5.8; before, `CAP_SYS_ADMIN`).
     Bpf,
     /// Attaches programs to uprobes (Linux 5.8; before, `CAP_SYS_ADMIN`).
@@ -17,7 +17,7 @@ pub enum Capability {
 
 impl Capability {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Bpf, Self::Perfmon, Self::SysPtrace];
+    pub(crate) const ALL: [Self; 3] = [Self::Bpf, Self::Perfmon, Self::SysPtrace];
 
     /// What `CAP_SYS_ADMIN` stands in for.
     fn implied_by_admin(self) -> bool {
@@ -48,13 +48,12 @@ impl fmt::Display for Capability {
 /// # Errors
 ///
 /// When the kernel does not tell, which it always should.
-pub fn missing() -> std::io::Result<Vec<Capability>> {
+pub(crate) fn missing() -> std::io::Result<Vec<Capability>> {
     Ok(missing_from(capabilities(None)?.effective))
 }
 
 /// Whether this process has `CAP_SYS_ADMIN`; true where the kernel does not tell, which says no soon enough.
-#[must_use]
-pub fn has_admin() -> bool {
+pub(crate) fn has_admin() -> bool {
     capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 

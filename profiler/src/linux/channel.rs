@@ -17,7 +17,7 @@ use rustix::net::{
 };
 
 /// Maximum number of descriptors in a message. The kernel's limit is 253 (`SCM_MAX_FD` in include/net/scm.h).
-pub const DESCRIPTORS_MAX: usize = 16;
+pub(crate) const DESCRIPTORS_MAX: usize = 16;
 
 const HEADER_BYTES: usize = 8;
 

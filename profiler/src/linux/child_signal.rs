@@ -13,7 +13,7 @@ use signal_hook_registry::SigId;
 
 /// Receives SIGCHLD from now on. Each one receives all.
 #[derive(Debug)]
-pub struct ChildSignal {
+pub(crate) struct ChildSignal {
     event: Arc<std::os::fd::OwnedFd>,
     id: SigId,
 }
@@ -24,7 +24,7 @@ impl ChildSignal {
     /// # Errors
     ///
     /// When there are no descriptors left.
-    pub fn listen() -> io::Result<Self> {
+    pub(crate) fn listen() -> io::Result<Self> {
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let handled = Arc::clone(&event);
         let action = move || {
@@ -38,7 +38,7 @@ impl ChildSignal {
     }
 
     /// Makes the descriptor unreadable until the next signal.
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         // Nothing is there to be read where it was cleared already.
         let _ = rustix::io::read(&*self.event, &mut [0; 8]);
     }
@@ -57,7 +57,7 @@ impl Drop for ChildSignal {
 }
 
 /// Keeps SIGCHLD from interrupting system calls of the calling thread, and of threads that it starts.
-pub fn block() {
+pub(crate) fn block() {
     mask(libc::SIG_BLOCK);
 }
 

@@ -9,7 +9,7 @@ use crate::units::MonotonicNanos;
 
 /// An instant on both clocks, so that the kernel's times can be placed in the world's.
 #[derive(Clone, Copy, Debug)]
-pub struct Instant {
+pub(crate) struct Instant {
     /// `CLOCK_MONOTONIC`, as `bpf_ktime_get_ns` counts.
     pub monotonic: MonotonicNanos,
     /// Nanoseconds since the Unix epoch.
@@ -17,8 +17,7 @@ pub struct Instant {
 }
 
 /// Now.
-#[must_use]
-pub fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Instant {
         monotonic: MonotonicNanos(nanos(clock_gettime(ClockId::Monotonic))),
@@ -27,15 +26,13 @@ pub fn now() -> Instant {
 }
 
 /// CPU time that this process has used, in nanoseconds.
-#[must_use]
-pub fn cpu_ns() -> u64 {
+pub(crate) fn cpu_ns() -> u64 {
     nanos(clock_gettime(ClockId::ProcessCPUTime))
 }
 
 /// CPU time that a process has used, all its threads together, in nanoseconds; `None` when there is no such process.
-#[must_use]
 #[expect(unsafe_code, reason = "the C library alone knows how a process's clock is numbered")]
-pub fn process_cpu_ns(pid: Pid) -> Option<u64> {
+pub(crate) fn process_cpu_ns(pid: Pid) -> Option<u64> {
     let pid = libc::pid_t::try_from(pid.0).ok().filter(|pid| *pid > 0)?;
     let mut clock = 0;
     // SAFETY: the pointer is to a place for a clock's number.
@@ -51,8 +48,7 @@ pub fn process_cpu_ns(pid: Pid) -> Option<u64> {
 }
 
 /// Largest resident size that this process has had, in bytes; 0 when `/proc` does not tell.
-#[must_use]
-pub fn rss_bytes_max() -> u64 {
+pub(crate) fn rss_bytes_max() -> u64 {
     let peak_kib = procfs::process::Process::myself().and_then(|process| process.status()).ok().and_then(|s| s.vmhwm);
     peak_kib.unwrap_or(0) * 1024
 }

@@ -34,7 +34,7 @@ static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 /// A running companion process. Dropping it closes the channel, at which the companion finishes what it has begun and exits,
 /// and waits until it has.
 #[derive(Debug)]
-pub struct Companion {
+pub(crate) struct Companion {
     child: Child,
     channel: Option<Channel>,
 }
@@ -47,7 +47,7 @@ impl Companion {
     /// # Errors
     ///
     /// The kernel's, when there can be no further process or descriptor.
-    pub fn start(command: &str) -> io::Result<Self> {
+    pub(crate) fn start(command: &str) -> io::Result<Self> {
         let (channel, theirs) = Channel::pair()?;
         let mut program = Command::new(PROGRAM);
         // Not `heapbpf`, which `kill -USR1 $(pidof heapbpf)` is for.
@@ -70,29 +70,27 @@ impl Companion {
     }
 
     /// Its process number.
-    #[must_use]
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid(self.child.id())
     }
 
     /// The connection to it; `None` after [`hang_up`](Self::hang_up).
-    #[must_use]
-    pub fn channel(&self) -> Option<&Channel> {
+    pub(crate) fn channel(&self) -> Option<&Channel> {
         self.channel.as_ref()
     }
 
     /// Closes the channel: the companion finishes what it has begun and exits.
-    pub fn hang_up(&mut self) {
+    pub(crate) fn hang_up(&mut self) {
         self.channel = None;
     }
 
     /// How it has exited, if it has.
-    pub fn exit_status(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
     /// Kills it and waits until it is gone.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.channel = None;
         // It may have exited already.
         let _ = self.child.kill();
@@ -110,13 +108,12 @@ impl Drop for Companion {
 }
 
 /// Whether a process is a companion of this one.
-#[must_use]
-pub fn is_companion(pid: Pid) -> bool {
+pub(crate) fn is_companion(pid: Pid) -> bool {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
 }
 
 /// Gives this process, a companion, a name of its own in `ps` and `top`. At most 15 bytes are kept.
-pub fn set_name(name: &str) {
+pub(crate) fn set_name(name: &str) {
     // Only the name of the main thread is that of the process; this may be another one.
     let _ = std::fs::write("/proc/self/comm", name);
 }

@@ -21,7 +21,7 @@ use super::syscall_filter;
 
 /// What the process may use at most.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Memory that is not a file's, in bytes.
     pub memory_bytes: u64,
     /// Addresses, mapped files among them, in bytes.
@@ -34,7 +34,7 @@ pub struct Limits {
 
 /// Which files the process can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Root {
+pub(crate) enum Root {
     /// An empty directory in a mount namespace of its own, with `/fd`.
     Private,
     /// `/proc/self/fd` as its root directory.
@@ -45,8 +45,7 @@ pub enum Root {
 
 impl Root {
     /// The directory whose entries are the descriptors of this process.
-    #[must_use]
-    pub fn descriptors(self) -> &'static str {
+    pub(crate) fn descriptors(self) -> &'static str {
         match self {
             Self::Private => "/fd",
             Self::Descriptors => "/",
@@ -57,7 +56,7 @@ impl Root {
 
 /// What is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Confinement {
+pub(crate) struct Confinement {
     /// The files in reach.
     pub root: Root,
     /// The process has no capability, and can gain none.
@@ -69,12 +68,8 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// Nothing is.
-    pub const NONE: Self = Self { root: Root::Shared, without_capabilities: false, filtered: false, limited: false };
-
     /// Names of all parts, and whether each is in force.
-    #[must_use]
-    pub fn parts(&self) -> [(&'static str, bool); 4] {
+    pub(crate) fn parts(&self) -> [(&'static str, bool); 4] {
         [
             ("files", self.root != Root::Shared),
             ("capabilities", self.without_capabilities),
@@ -86,8 +81,7 @@ impl Confinement {
 
 /// Confines this process for good, as far as the kernel allows. Call it on the main thread and before there is another one:
 /// capabilities and namespaces are a thread's. Descriptors stay open; standard output and standard error lead nowhere.
-#[must_use]
-pub fn confine(limits: &Limits) -> Confinement {
+pub(crate) fn confine(limits: &Limits) -> Confinement {
     // When the agent is killed, nobody waits for this process's answers. A closed channel ends an idle process alone.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null");
@@ -104,7 +98,7 @@ pub fn confine(limits: &Limits) -> Confinement {
 }
 
 /// Closes what other programs have left open for this one, the standard descriptors excepted. Call it before anything is opened.
-pub fn close_inherited() {
+pub(crate) fn close_inherited() {
     // SAFETY: nothing in this process owns a descriptor yet beside the standard ones.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
 }

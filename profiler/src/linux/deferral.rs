@@ -21,12 +21,11 @@ struct Deferring {
 
 /// The signal is deferred as long as one of these exists, and sent again when the last one is dropped.
 #[derive(Debug)]
-pub struct Deferral(());
+pub(crate) struct Deferral(());
 
 impl Deferral {
     /// Defers it from now on.
-    #[must_use]
-    pub fn begin() -> Self {
+    pub(crate) fn begin() -> Self {
         let mut deferring = deferring();
         if deferring.depth == 0 {
             deferring.is_default = is_default();

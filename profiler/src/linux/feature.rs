@@ -9,11 +9,11 @@ use super::perf_event::open_uprobe;
 use crate::ids::Pid;
 
 /// Where the kernel puts its own type information (Linux 5.4).
-pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// The answer to whether something is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Support {
+pub(crate) enum Support {
     /// It is: it was tried.
     Yes,
     /// It is not, for this reason.
@@ -24,7 +24,7 @@ pub enum Support {
 
 /// Something that kernels have or have not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Feature {
+pub(crate) enum Feature {
     /// The `bpf` system call, allowed to load a program for probes.
     BpfPrograms,
     /// The kernel's own type information.
@@ -41,12 +41,11 @@ pub enum Feature {
 
 impl Feature {
     /// All of them.
-    pub const ALL: [Self; 6] =
+    pub(crate) const ALL: [Self; 6] =
         [Self::BpfPrograms, Self::KernelBtf, Self::Uprobes, Self::Cookies, Self::UprobeMulti, Self::UprobeSession];
 
     /// Tries it. `offset` is that of an instruction in this program's own file, to put a probe on.
-    #[must_use]
-    pub fn support(self, offset: u64) -> Support {
+    pub(crate) fn support(self, offset: u64) -> Support {
         let tried = match self {
             Self::BpfPrograms => load_program().map(drop),
             Self::KernelBtf => std::fs::metadata(KERNEL_BTF).map(drop),

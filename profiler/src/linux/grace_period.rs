@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// (`uprobe_prog_run` in kernel/trace/bpf_trace.c, `bpf_prog_run_array_uprobe` in include/linux/bpf.h), and
 /// `MEMBARRIER_CMD_GLOBAL` waits for a grace period (kernel/sched/membarrier.c, Linux 4.3), which takes 10 to 30 ms. It does not on
 /// machines with one CPU or with `nohz_full`; there this sleeps for a while.
-pub fn wait_for_programs() {
+pub(crate) fn wait_for_programs() {
     let is_alone = thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
     if is_alone || membarrier(MembarrierCommand::Global).is_err() {
         thread::sleep(PATIENCE);

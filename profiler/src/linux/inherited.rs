@@ -14,13 +14,11 @@ pub struct Inherited {
 
 impl Inherited {
     /// Of now and this thread.
-    #[must_use]
     pub fn now() -> Self {
         Self { signals: InheritedSignals::now(), limits: InheritedLimits::now() }
     }
 
     /// How signals were.
-    #[must_use]
     pub fn signals(&self) -> &InheritedSignals {
         &self.signals
     }

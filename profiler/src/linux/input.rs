@@ -25,7 +25,7 @@ const PIPEFS_MAGIC: FsWord = 0x5049_5045;
 /// # Errors
 ///
 /// The system's; that it is a directory; that nobody opens the other end of a named pipe within ten seconds.
-pub fn open(path: &Path) -> io::Result<File> {
+pub(crate) fn open(path: &Path) -> io::Result<File> {
     // Without `NONBLOCK`, opening a named pipe waits until somebody opens its other end.
     let file = File::from(open_at(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?);
     let kind = file.metadata()?.file_type();
@@ -64,7 +64,7 @@ fn empty(error: Errno) -> Result<usize, Errno> {
 /// # Errors
 ///
 /// As [`open`]; that it has more than `bytes_max` bytes, or is not UTF-8.
-pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
+pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     let mut text = String::new();
     open(path)?.take(bytes_max + 1).read_to_string(&mut text)?;
     if text.len() as u64 > bytes_max {

@@ -4,15 +4,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// How many descriptors a process may have, and how much memory it may lock.
 #[derive(Clone, Copy, Debug)]
-pub struct InheritedLimits {
+pub(crate) struct InheritedLimits {
     locked_memory: Rlimit,
     descriptors: Rlimit,
 }
 
 impl InheritedLimits {
     /// Of now.
-    #[must_use]
-    pub fn now() -> Self {
+    pub(crate) fn now() -> Self {
         Self { locked_memory: getrlimit(Resource::Memlock), descriptors: getrlimit(Resource::Nofile) }
     }
 

@@ -31,7 +31,7 @@ const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
 const BPF_MAP_DELETE_BATCH: libc::c_long = 27;
 
 /// Elements per system call: bounds the key buffer, and how long the kernel is busy at a stretch.
-pub const BATCH: usize = 65_536;
+pub(crate) const BATCH: usize = 65_536;
 
 /// A batch that the kernel left off: how many elements it had done, and why it did no more.
 struct LeftOff {
@@ -74,7 +74,7 @@ fn batch<K: Pod, V: Pod>(command: libc::c_long, map: &impl AsFd, keys: &[K], val
 /// # Errors
 ///
 /// The kernel's: `E2BIG` when an index lies beyond the map, `ENOTSUPP` (524) before Linux 5.6.
-pub fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
+pub(crate) fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
     let mut next = first;
     for chunk in values.chunks(BATCH) {
         let count = u32::try_from(chunk.len()).map_err(io::Error::other)?;
@@ -91,7 +91,7 @@ pub fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Resu
 /// # Errors
 ///
 /// The kernel's, but for a full map: `ENOTSUPP` (524) before Linux 5.6. `EINVAL` when there are not as many values as keys.
-pub fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V]) -> io::Result<usize> {
+pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V]) -> io::Result<usize> {
     if keys.len() != values.len() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
@@ -113,7 +113,7 @@ pub fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V]) -> i
 /// # Errors
 ///
 /// The kernel's: `ENOTSUPP` (524) before Linux 5.6. Some may be removed then.
-pub fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl FnMut(&[K])) -> io::Result<()> {
+pub(crate) fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl FnMut(&[K])) -> io::Result<()> {
     for mut chunk in keys.chunks(BATCH) {
         while !chunk.is_empty() {
             match batch::<K, u8>(BPF_MAP_DELETE_BATCH, &map, chunk, &[]) {
@@ -142,7 +142,7 @@ const READ_BATCH: usize = 8192;
 /// # Errors
 ///
 /// The kernel's: `ENOTSUPP` (524) before Linux 5.6.
-pub fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[K], &[V])) -> io::Result<()> {
+pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[K], &[V])) -> io::Result<()> {
     let (mut keys, mut values) = (Vec::<K>::with_capacity(READ_BATCH), Vec::<V>::with_capacity(READ_BATCH));
     // Where the kernel goes on: a bucket's number, in a place that has room for a key, as its documentation asks.
     let mut place = [0u8; 64];

@@ -50,7 +50,7 @@ unsafe impl Send for Mapped {}
 unsafe impl Sync for Mapped {}
 
 /// How far a ring buffer was written and read, as its first two pages say.
-pub struct RingPositions(Mapped);
+pub(crate) struct RingPositions(Mapped);
 
 impl RingPositions {
     /// Of this ring.
@@ -58,14 +58,13 @@ impl RingPositions {
     /// # Errors
     ///
     /// The kernel's, when it cannot be mapped.
-    pub fn new(ring: impl AsFd) -> io::Result<Self> {
+    pub(crate) fn new(ring: impl AsFd) -> io::Result<Self> {
         // The second page may not be written to.
         Ok(Self(Mapped::with(libc::PROT_READ, &ring, 0, 2 * PAGE_BYTES)?))
     }
 
     /// Bytes that were written, headers with them, and have not been read.
-    #[must_use]
-    pub fn unread_bytes(&self) -> u64 {
+    pub(crate) fn unread_bytes(&self) -> u64 {
         let start = self.0.start.as_ptr();
         // SAFETY: both pages are mapped and begin with a word that is written by atomic instructions (`struct bpf_ringbuf` in
         // kernel/bpf/ringbuf.c: the reader's position, then the writers').
@@ -84,7 +83,7 @@ impl RingPositions {
 ///
 /// The kernel's: `EINVAL` where the map has no such flag or an index lies beyond its last page, `ENOTSUPP` (524) where it is no
 /// array. Nothing is written then.
-pub fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
+pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
     // The kernel rounds elements up to 8 bytes; values of another size would not lie side by side.
     const { assert!(size_of::<V>().is_multiple_of(8) && align_of::<V>() <= 8) };
     if values.is_empty() {
@@ -106,7 +105,7 @@ pub fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Res
 }
 
 /// An array map of words that the kernel side counts in at the same time, by atomic instructions.
-pub struct SharedCounts {
+pub(crate) struct SharedCounts {
     mapped: Mapped,
     count: usize,
 }
@@ -117,15 +116,14 @@ impl SharedCounts {
     /// # Errors
     ///
     /// As in [`write_mapped`].
-    pub fn new(map: impl AsFd, count: u32) -> io::Result<Self> {
+    pub(crate) fn new(map: impl AsFd, count: u32) -> io::Result<Self> {
         let count = count as usize;
         let length = count.checked_mul(size_of::<u64>()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         Ok(Self { mapped: Mapped::new(&map, 0, length)?, count })
     }
 
     /// The sum of all words. What is counted meanwhile may be in it or not.
-    #[must_use]
-    pub fn sum(&self) -> u64 {
+    pub(crate) fn sum(&self) -> u64 {
         let words = self.mapped.start.as_ptr().cast::<u64>();
         // SAFETY: within the mapping, as in `add`.
         let word = |index| unsafe { AtomicU64::from_ptr(words.add(index)) }.load(Ordering::Relaxed);
@@ -133,7 +131,7 @@ impl SharedCounts {
     }
 
     /// Adds to a word, wrapping around. Words beyond the last are left alone.
-    pub fn add(&self, index: u32, change: i64) {
+    pub(crate) fn add(&self, index: u32, change: i64) {
         let index = index as usize;
         if index < self.count {
             // SAFETY: within the mapping, which lives as long as this and is aligned to a page; whoever else writes to it

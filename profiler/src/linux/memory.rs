@@ -7,27 +7,24 @@ use rustix::system::sysinfo;
 /// Requests below this many bytes succeed in a process without limits of its own: half of what the machine has, which not
 /// even the kernel's cautious accounting refuses (`OVERCOMMIT_GUESS` in
 /// [`__vm_enough_memory`](https://github.com/torvalds/linux/blob/v6.12/mm/util.c#L946)).
-#[must_use]
-pub fn throw_safe_bytes() -> u64 {
+pub(crate) fn throw_safe_bytes() -> u64 {
     let info = sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit)) / 2
 }
 
 /// Memory that can be had without anything being swapped out or ended for it, in bytes, as the kernel guesses (`MemAvailable`).
-#[must_use]
-pub fn available_bytes() -> Option<u64> {
+pub(crate) fn available_bytes() -> Option<u64> {
     procfs::Meminfo::current().ok()?.mem_available
 }
 
 /// Has the kernel end this process before any other where memory runs out, that of a control group too.
-pub fn give_way() {
+pub(crate) fn give_way() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
 /// Resident memory of this process, in bytes, without what of it are the kernel's maps: those are mapped as files that have
 /// no name. 0 when `/proc` does not tell.
-#[must_use]
-pub fn resident_bytes() -> u64 {
+pub(crate) fn resident_bytes() -> u64 {
     let read = |process: Process| process.smaps();
     let Ok(maps) = Process::myself().and_then(read) else { return 0 };
     let own = maps.iter().filter(|map| !is_bpf_map(&map.pathname));

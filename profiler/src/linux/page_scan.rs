@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 
 /// Which pages are asked for. Of those that hold nothing but the kernel's page of zeros, none is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pages {
+pub(crate) enum Pages {
     /// All that are in memory or swapped out.
     All,
     /// Without what is still as it stands in a file.
@@ -22,7 +22,12 @@ pub enum Pages {
 /// # Errors
 ///
 /// `ENOTTY` or `EINVAL` where the kernel does not know the request, `ESRCH` when the process has ended.
-pub fn scan(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
+pub(crate) fn scan(
+    pagemap: &File,
+    range: Range<u64>,
+    pages: Pages,
+    found: &mut dyn FnMut(Range<u64>),
+) -> io::Result<()> {
     // What the kernel does not know yet makes it refuse: Linux 6.15 tells guards, which look like swapped pages before.
     match scan_without(pagemap, range.clone(), pages, ZEROS | GUARD, found) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => scan_without(pagemap, range, pages, ZEROS, found),

@@ -13,7 +13,7 @@ use super::bpf::owned;
 use crate::ids::Pid;
 
 /// Where the kernel describes its perf event source for uprobes (Linux 4.17).
-pub const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe";
+pub(crate) const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe";
 
 /// `PERF_FLAG_FD_CLOEXEC`
 /// (<https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/perf_event.h>).
@@ -41,7 +41,7 @@ const _: () = assert!(size_of::<EventAttr>() == 72);
 ///
 /// The kernel's: `EINVAL` for what is no instruction of a regular file, `ESRCH` when there is no such process; `NotFound` where the
 /// kernel has no uprobes.
-pub fn open_uprobe(path: &Path, offset: u64, pid: Pid, at_return: bool) -> io::Result<OwnedFd> {
+pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Pid, at_return: bool) -> io::Result<OwnedFd> {
     let source = Path::new(UPROBE_SOURCE);
     let kind = fs::read_to_string(source.join("type"))?;
     let kind = kind.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;

@@ -3,8 +3,7 @@
 use crate::ids::Pid;
 
 /// The number for the kernel; `None` for 0, which means others than a process there, and for what no process has.
-#[must_use]
-pub fn raw(pid: Pid) -> Option<rustix::process::Pid> {
+pub(crate) fn raw(pid: Pid) -> Option<rustix::process::Pid> {
     i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw)
 }
 

@@ -15,7 +15,7 @@ use crate::ids::Pid;
 /// A handle on a process that outlives it and is never another one's, even when its number is used again. Readable
 /// (`poll`) once the process has ended. Needs Linux 5.3.
 #[derive(Debug)]
-pub struct PidFd(OwnedFd);
+pub(crate) struct PidFd(OwnedFd);
 
 impl PidFd {
     /// Takes hold of a running process.
@@ -23,7 +23,7 @@ impl PidFd {
     /// # Errors
     ///
     /// `ESRCH` when there is no such process.
-    pub fn open(pid: Pid) -> io::Result<Self> {
+    pub(crate) fn open(pid: Pid) -> io::Result<Self> {
         let pid = pid::raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
         Ok(Self(pidfd_open(pid, PidfdFlags::NONBLOCK)?))
     }
@@ -33,7 +33,7 @@ impl PidFd {
     /// # Errors
     ///
     /// `ESRCH` if it has ended, `EPERM` without the right to.
-    pub fn kill(&self) -> io::Result<()> {
+    pub(crate) fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::KILL)?)
     }
 
@@ -43,7 +43,7 @@ impl PidFd {
     /// # Errors
     ///
     /// When the kernel has no memory for it.
-    pub fn has_ended(&self) -> io::Result<bool> {
+    pub(crate) fn has_ended(&self) -> io::Result<bool> {
         let mut waited_for = [PollFd::new(&self.0, PollFlags::IN)];
         // A signal interrupts this though it does not wait (`do_poll` in fs/select.c).
         let ready = retry_on_intr(|| poll(&mut waited_for, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })))?;
@@ -51,8 +51,7 @@ impl PidFd {
     }
 
     /// The wait status of the ended and reaped process, where the kernel keeps it (Linux 6.15).
-    #[must_use]
-    pub fn wait_status(&self) -> Option<i32> {
+    pub(crate) fn wait_status(&self) -> Option<i32> {
         let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
         // SAFETY: the request number states the size of `PidfdInfo`, which the kernel fills and nothing else.
         let result = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };

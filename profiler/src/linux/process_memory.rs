@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use crate::ids::Pid;
 
 /// Most ranges that one call reads (`UIO_MAXIOV`).
-pub const RANGES_MAX: usize = 1024;
+pub(crate) const RANGES_MAX: usize = 1024;
 
 /// Copies ranges of a process's memory, each an address and a length, one behind the other into the buffer, and tells how many
 /// bytes that were. Where something cannot be read, or the buffer is full, copying ends.
@@ -18,7 +18,7 @@ pub const RANGES_MAX: usize = 1024;
 ///
 /// `EFAULT` if not even the first byte could be read, `ESRCH` if there is no such process, `EPERM` without the right to, `EINVAL`
 /// with more than [`RANGES_MAX`] ranges.
-pub fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
+pub(crate) fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
     let raw_pid = libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     let there: Vec<libc::iovec> = ranges.iter().map(|&(address, length)| remote(address, length)).collect();
     let here = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -34,7 +34,7 @@ pub fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<
 /// # Errors
 ///
 /// Where it is not there, or the kernel lets nobody do so (`proc_mem.force_override=never`).
-pub fn read_closed(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
+pub(crate) fn read_closed(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
     File::open(format!("/proc/{pid}/mem"))?.read_at(buffer, address)
 }
 

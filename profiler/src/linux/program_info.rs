@@ -49,11 +49,7 @@ unsafe fn program_info(program: impl AsFd, info: &mut ProgInfo) -> io::Result<()
 }
 
 /// Number of times that the kernel did not run a program because it ran on that CPU already (Linux 5.12; 0 before).
-///
-/// # Errors
-///
-/// The kernel's.
-pub fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
+pub(crate) fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
     let mut info = ProgInfo::default();
     // SAFETY: all of `info` is 0.
     unsafe { program_info(program, &mut info) }?;
@@ -63,11 +59,7 @@ pub fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
 /// Machine code of a loaded program, its subprograms one after the other. Empty when the kernel interprets the program.
 /// `None` when the kernel hides it: reading it requires CAP_SYSLOG, and `kernel.kptr_restrict` below 2
 /// (`bpf_dump_raw_ok` in `kernel/bpf/syscall.c`).
-///
-/// # Errors
-///
-/// The kernel's.
-pub fn machine_code(program: impl AsFd) -> io::Result<Option<Vec<u8>>> {
+pub(crate) fn machine_code(program: impl AsFd) -> io::Result<Option<Vec<u8>>> {
     let mut info = ProgInfo::default();
     // SAFETY: all of `info` is 0.
     unsafe { program_info(&program, &mut info) }?;

@@ -20,12 +20,12 @@ use crate::ids::{Pid, Tid};
 mod registers;
 mod syscall;
 
-pub use registers::Registers;
-pub use syscall::{SyscallInfo, SyscallPhase};
+pub(crate) use registers::Registers;
+pub(crate) use syscall::SyscallPhase;
 
 /// Why a traced process does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub(crate) enum Stop {
     /// It is about to make a system call, or has made one: [`Tracee::syscall_info`] tells.
     Syscall,
     /// It has called exec: nothing of the new program has run.
@@ -75,22 +75,19 @@ impl Stop {
 
 /// At which stops a thread is held, and what becomes of it when its tracer ends. At execs it always is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options(libc::c_int);
+pub(crate) struct Options(libc::c_int);
 
 impl Options {
     /// Threads that it makes are traced with the same options: [`Stop::Clone`]. A process is meant too that it makes by
     /// `clone` without a signal of its end, and so are those of [`FORKS`](Self::FORKS).
-    pub const THREADS: Self = Self(libc::PTRACE_O_TRACECLONE);
-    /// Processes that it makes are traced with the same options: [`Stop::Fork`].
-    pub const FORKS: Self = Self(libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK);
+    pub(crate) const THREADS: Self = Self(libc::PTRACE_O_TRACECLONE);
     /// [`Stop::Exiting`].
-    pub const EXIT: Self = Self(libc::PTRACE_O_TRACEEXIT);
+    pub(crate) const EXIT: Self = Self(libc::PTRACE_O_TRACEEXIT);
     /// It is killed when its tracer ends.
-    pub const KILLED: Self = Self(libc::PTRACE_O_EXITKILL);
+    pub(crate) const KILLED: Self = Self(libc::PTRACE_O_EXITKILL);
 
     /// These and those.
-    #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub(crate) const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
@@ -106,7 +103,7 @@ impl Options {
 /// nothing, and [`wait`](Self::wait) tells its end. When the tracing thread ends, whatever the reason, the kernel lets go of
 /// all that it holds, which runs on. A clone is the same thread, held once.
 #[derive(Clone, Debug)]
-pub struct Tracee {
+pub(crate) struct Tracee {
     pid: Pid,
     of_this_thread: PhantomData<*const ()>,
 }
@@ -119,16 +116,12 @@ impl Tracee {
     ///
     /// `EPERM` where tracing is forbidden, or another tracer has it, or it has ended and was not waited for; `ESRCH` where
     /// there is none; `ENOSYS` and others where a filter says so.
-    pub fn seize(pid: Pid) -> io::Result<Self> {
+    pub(crate) fn seize(pid: Pid) -> io::Result<Self> {
         Self::seize_thread(Tid(pid.0), Options::default())
     }
 
     /// Takes hold of any thread, without stopping it.
-    ///
-    /// # Errors
-    ///
-    /// As of [`seize`](Self::seize).
-    pub fn seize_thread(tid: Tid, options: Options) -> io::Result<Self> {
+    pub(crate) fn seize_thread(tid: Tid, options: Options) -> io::Result<Self> {
         let tracee = Self::of(tid);
         tracee.request(libc::PTRACE_SEIZE, 0, options.raw())?;
         Ok(tracee)
@@ -136,29 +129,22 @@ impl Tracee {
 
     /// A thread of which the kernel took hold for this one, because what made it is traced: of a [`Stop::Clone`] or
     /// [`Stop::Fork`].
-    #[must_use]
-    pub fn of(tid: Tid) -> Self {
+    pub(crate) fn of(tid: Tid) -> Self {
         Self { pid: Pid(tid.0), of_this_thread: PhantomData }
     }
 
     /// Its number as that of a process, which it is for the first thread of one.
-    #[must_use]
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
     /// Its number.
-    #[must_use]
-    pub fn tid(&self) -> Tid {
+    pub(crate) fn tid(&self) -> Tid {
         Tid(self.pid.0)
     }
 
     /// Kills a process. Its end comes as any stop.
-    ///
-    /// # Errors
-    ///
-    /// Should not happen.
-    pub fn kill(&self) -> io::Result<()> {
+    pub(crate) fn kill(&self) -> io::Result<()> {
         match pid::raw(self.pid).map(|pid| kill_process(pid, Signal::KILL)) {
             None | Some(Ok(()) | Err(rustix::io::Errno::SRCH)) => Ok(()),
             // One that may be traced can be killed this way.
@@ -167,11 +153,7 @@ impl Tracee {
     }
 
     /// At which stops it is held from now on. Possible at a stop only.
-    ///
-    /// # Errors
-    ///
-    /// As of [`run_to_syscall`](Self::run_to_syscall).
-    pub fn set_options(&self, options: Options) -> io::Result<()> {
+    pub(crate) fn set_options(&self, options: Options) -> io::Result<()> {
         unless_gone(self.request(libc::PTRACE_SETOPTIONS, 0, options.raw()))
     }
 
@@ -181,7 +163,7 @@ impl Tracee {
     /// # Errors
     ///
     /// `EINVAL` at stops without.
-    pub fn event_message(&self) -> io::Result<Option<u64>> {
+    pub(crate) fn event_message(&self) -> io::Result<Option<u64>> {
         let mut message: libc::c_ulong = 0;
         let address = (&raw mut message).expose_provenance();
         Ok(self.ask(libc::PTRACE_GETEVENTMSG, 0, address)?.then_some(message))
@@ -195,7 +177,7 @@ impl Tracee {
     /// # Errors
     ///
     /// `ECHILD` if the process was reaped elsewhere.
-    pub fn wait(&self, limit: Duration) -> io::Result<Option<Stop>> {
+    pub(crate) fn wait(&self, limit: Duration) -> io::Result<Option<Stop>> {
         let mut pause = Pause::new(limit);
         loop {
             let stop = self.stopped()?;
@@ -210,11 +192,7 @@ impl Tracee {
     }
 
     /// The next stop if it has come already.
-    ///
-    /// # Errors
-    ///
-    /// As of [`wait`](Self::wait).
-    pub fn stopped(&self) -> io::Result<Option<Stop>> {
+    pub(crate) fn stopped(&self) -> io::Result<Option<Stop>> {
         reap(self.pid)
     }
 
@@ -223,25 +201,17 @@ impl Tracee {
     /// # Errors
     ///
     /// `ESRCH` never, see [`Tracee`]; others should not happen.
-    pub fn run_to_syscall(&self, stop: Stop) -> io::Result<()> {
+    pub(crate) fn run_to_syscall(&self, stop: Stop) -> io::Result<()> {
         self.resume(libc::PTRACE_SYSCALL, stop)
     }
 
     /// Lets it run to its next exec or signal.
-    ///
-    /// # Errors
-    ///
-    /// As of [`run_to_syscall`](Self::run_to_syscall).
-    pub fn run(&self, stop: Stop) -> io::Result<()> {
+    pub(crate) fn run(&self, stop: Stop) -> io::Result<()> {
         self.resume(libc::PTRACE_CONT, stop)
     }
 
     /// Lets go of it: it runs, or stays stopped where a signal has stopped the whole process. Possible at a stop only.
-    ///
-    /// # Errors
-    ///
-    /// As of [`run_to_syscall`](Self::run_to_syscall).
-    pub fn detach(&self, stop: Stop) -> io::Result<()> {
+    pub(crate) fn detach(&self, stop: Stop) -> io::Result<()> {
         if matches!(stop, Stop::Ended(_)) {
             return Ok(());
         }
@@ -249,11 +219,7 @@ impl Tracee {
     }
 
     /// Asks a running process to stop. Another stop may come first.
-    ///
-    /// # Errors
-    ///
-    /// As of [`run_to_syscall`](Self::run_to_syscall).
-    pub fn interrupt(&self) -> io::Result<()> {
+    pub(crate) fn interrupt(&self) -> io::Result<()> {
         unless_gone(self.request(libc::PTRACE_INTERRUPT, 0, 0))
     }
 
@@ -291,7 +257,7 @@ impl Tracee {
 /// # Errors
 ///
 /// `ECHILD` if it is no child, or was reaped before.
-pub fn try_reap(pid: Pid) -> io::Result<Option<ExitStatus>> {
+pub(crate) fn try_reap(pid: Pid) -> io::Result<Option<ExitStatus>> {
     Ok(reap(pid)?.and_then(|stop| match stop {
         Stop::Ended(status) => Some(status),
         _ => None,
@@ -316,20 +282,19 @@ fn unless_gone(result: io::Result<()>) -> io::Result<()> {
 
 /// Waits between two questions: not at all at first, then longer and longer.
 #[derive(Debug)]
-pub struct Pause {
+pub(crate) struct Pause {
     round: u32,
     deadline: Instant,
 }
 
 impl Pause {
     /// For no longer than this.
-    #[must_use]
-    pub fn new(limit: Duration) -> Self {
+    pub(crate) fn new(limit: Duration) -> Self {
         Self { round: 0, deadline: Instant::now() + limit }
     }
 
     /// False when the time is over.
-    pub fn wait(&mut self) -> bool {
+    pub(crate) fn wait(&mut self) -> bool {
         self.round = self.round.saturating_add(1);
         match self.round {
             0..200 => std::thread::yield_now(),

@@ -9,7 +9,7 @@ use tokio::io::unix::AsyncFd;
 
 /// A descriptor that the runtime watches.
 #[derive(Debug)]
-pub struct Readiness(AsyncFd<OwnedFd>);
+pub(crate) struct Readiness(AsyncFd<OwnedFd>);
 
 impl Readiness {
     /// Watches a duplicate of `fd`, so that the original can be used and closed freely.
@@ -17,7 +17,7 @@ impl Readiness {
     /// # Errors
     ///
     /// When there are no more descriptors to be had, or `fd` cannot be watched.
-    pub fn of(fd: impl AsFd) -> io::Result<Self> {
+    pub(crate) fn of(fd: impl AsFd) -> io::Result<Self> {
         let duplicate = fd.as_fd().try_clone_to_owned()?;
         // SAFETY: `AsyncFd` owns the descriptor until it is dropped, and `OwnedFd` always gives the same one.
         Ok(Self(unsafe { AsyncFd::register(duplicate) }?))
@@ -28,7 +28,7 @@ impl Readiness {
     /// # Errors
     ///
     /// When the runtime is shutting down.
-    pub async fn readable(&self) -> io::Result<()> {
+    pub(crate) async fn readable(&self) -> io::Result<()> {
         self.0.readable().await?.clear_ready();
         Ok(())
     }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 /// A file that is being written. Dropping it without [`commit`](Self::commit) leaves what was there before.
 #[derive(Debug)]
-pub struct Replacement {
+pub(crate) struct Replacement {
     folder: OwnedFd,
     name: OsString,
     file: File,
@@ -27,7 +27,7 @@ impl Replacement {
     /// # Errors
     ///
     /// The system's, as when the folder does not exist or cannot be written.
-    pub fn create(path: &Path, mode: u32) -> io::Result<Self> {
+    pub(crate) fn create(path: &Path, mode: u32) -> io::Result<Self> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let folder = open(folder, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -46,8 +46,7 @@ impl Replacement {
     }
 
     /// The file.
-    #[must_use]
-    pub fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
@@ -56,7 +55,7 @@ impl Replacement {
     /// # Errors
     ///
     /// The system's. What had the name keeps it then.
-    pub fn commit(mut self) -> io::Result<File> {
+    pub(crate) fn commit(mut self) -> io::Result<File> {
         if self.temporary.is_none() {
             let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
             let link = |name: &OsStr| linkat(CWD, &own, &self.folder, name, AtFlags::SYMLINK_FOLLOW);

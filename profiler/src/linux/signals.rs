@@ -21,7 +21,6 @@ pub struct InheritedSignals {
 impl InheritedSignals {
     /// Of now and this thread. `SIGPIPE` counts as not ignored: Rust's runtime ignores it before `main`, and nothing tells
     /// how it was found.
-    #[must_use]
     pub fn now() -> Self {
         let is_ignored = |signal: i32| signal != libc::SIGPIPE && disposition(signal) == Some(libc::SIG_IGN);
         let ignored = (1..=SIGNAL_MAX).filter(|&signal| is_ignored(signal)).fold(0, |set, signal| set | 1 << signal);
@@ -35,7 +34,6 @@ impl InheritedSignals {
     }
 
     /// Whether a signal is ignored.
-    #[must_use]
     pub fn ignores(&self, signal: i32) -> bool {
         (1..=SIGNAL_MAX).contains(&signal) && self.ignored & (1 << signal) != 0
     }
@@ -60,7 +58,7 @@ impl std::fmt::Debug for InheritedSignals {
 }
 
 /// Makes a write beyond the limit of a file's size (`ulimit -f`) fail, instead of ending this process by SIGXFSZ.
-pub fn ignore_file_size_signal() {
+pub(crate) fn ignore_file_size_signal() {
     // SAFETY: ignoring a signal runs no code.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
@@ -74,7 +72,7 @@ static FROM_PROCESS: AtomicU64 = AtomicU64::new(0);
 /// # Errors
 ///
 /// The system's.
-pub fn record_senders(signals: &[i32]) -> io::Result<()> {
+pub(crate) fn record_senders(signals: &[i32]) -> io::Result<()> {
     for &signal in signals {
         // `SI_FROMUSER` in include/uapi/asm-generic/siginfo.h: codes of signals that processes send are 0 and below.
         let action = move |info: &libc::siginfo_t| {
@@ -91,8 +89,7 @@ pub fn record_senders(signals: &[i32]) -> io::Result<()> {
 }
 
 /// Whether a process sent the last signal of this number.
-#[must_use]
-pub fn is_from_process(signal: i32) -> bool {
+pub(crate) fn is_from_process(signal: i32) -> bool {
     FROM_PROCESS.load(Ordering::Relaxed) & (1 << signal) != 0
 }
 

@@ -23,7 +23,7 @@ use crate::ids::Pid;
 
 /// A child that waits before its exec until it is traced. Dropping it has the child exit without exec.
 #[derive(Debug)]
-pub struct Spawned {
+pub(crate) struct Spawned {
     pid: Pid,
     /// The child goes on at the first byte, and exits when this is closed.
     tell_held: Option<PipeWriter>,
@@ -37,7 +37,7 @@ pub struct Spawned {
 /// # Errors
 ///
 /// When there is no process to run it in.
-pub fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Spawned> {
+pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Spawned> {
     let (mut number, mut tell_number) = io::pipe()?;
     let (mut held, tell_held) = io::pipe()?;
     let parents_end = tell_held.as_raw_fd();
@@ -64,13 +64,12 @@ pub fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Spawned> 
 
 impl Spawned {
     /// The child.
-    #[must_use]
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
     /// Has the child call exec, now that it is traced.
-    pub fn go_on(&mut self) {
+    pub(crate) fn go_on(&mut self) {
         if let Some(mut tell_held) = self.tell_held.take() {
             // A child that was killed does not read it.
             let _ = tell_held.write_all(&[1]);
@@ -79,7 +78,7 @@ impl Spawned {
 
     /// Why the program cannot be run (`execvp`), if so. Waits until the child has called exec or ended, which it does only after
     /// [`go_on`](Self::go_on), and only once its tracer lets it.
-    pub fn exec_error(&mut self) -> Option<io::Error> {
+    pub(crate) fn exec_error(&mut self) -> Option<io::Error> {
         self.spawner.take().and_then(failure)
     }
 
@@ -102,7 +101,7 @@ impl Drop for Spawned {
 /// # Errors
 ///
 /// When the process cannot be traced, the child cannot call exec, or the stop is not wanted any more.
-pub fn run_to_exec(
+pub(crate) fn run_to_exec(
     tracee: &Tracee,
     mut spawned: Option<&mut Spawned>,
     is_wanted: &dyn Fn() -> bool,

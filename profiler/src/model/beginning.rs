@@ -20,7 +20,6 @@ pub struct Beginning {
 
 impl Beginning {
     /// Of a process that ran already.
-    #[must_use]
     pub fn running(time: MonotonicNanos) -> Self {
         Self { origin: Origin::Running, time, delay_ns: None, from_first_call: false }
     }

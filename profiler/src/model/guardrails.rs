@@ -63,7 +63,6 @@ pub enum Excess {
 
 impl Excess {
     /// The limit's name.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Memory(_) => "memory",
@@ -87,7 +86,6 @@ pub enum Action {
 
 impl Action {
     /// Its name in reports for programs.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Stopped => "stopped",
@@ -99,13 +97,11 @@ impl Action {
 
 impl Guardrails {
     /// Whether there is less in the profile than was asked for because of them.
-    #[must_use]
     pub fn cut_short(&self) -> bool {
         self.reached.iter().any(|reached| reached.action != Action::IntervalsRaised)
     }
 
     /// Whether the recording was ended by one of them.
-    #[must_use]
     pub fn stopped(&self) -> bool {
         self.reached.iter().any(|reached| reached.action == Action::Stopped)
     }

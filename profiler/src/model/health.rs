@@ -58,7 +58,6 @@ impl Health {
 
     /// What has happened since `base`, the health of the same recording earlier. What has no time stays what it is: the
     /// modules, the functions, the largest size.
-    #[must_use]
     pub fn since(&self, base: &Self) -> Self {
         let since = |now: &[(String, u64)], base: &[(String, u64)]| {
             let before = |name: &String| base.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
@@ -76,7 +75,6 @@ impl Health {
     }
 
     /// Everything lost, over all reasons.
-    #[must_use]
     pub fn lost_total(&self) -> u64 {
         self.lost.iter().map(|(_, count)| count).sum()
     }

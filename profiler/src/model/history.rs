@@ -2,7 +2,8 @@
 
 pub use crate::ledger::curve::Moment;
 pub use crate::ledger::held::Held;
-pub use crate::ledger::timeline::{Instant, Occasion};
+pub(crate) use crate::ledger::timeline::Instant;
+pub use crate::ledger::timeline::Occasion;
 
 /// See the module. Times are of the recording; estimates are as exact as a float of 64 bits holds them.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -25,7 +25,6 @@ pub struct HookStatus {
 
 impl HookStatus {
     /// Whether the profile is not whole because it is not attached.
-    #[must_use]
     pub fn is_missing(&self) -> bool {
         self.required && self.error.is_some()
     }

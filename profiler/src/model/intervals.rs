@@ -35,7 +35,6 @@ impl ChangeReason {
     pub const ALL: [Self; 4] = [Self::RingFull, Self::RingFilling, Self::LiveSetFilling, Self::Quiet];
 
     /// The name used in reports.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::RingFull => "ring_full",

@@ -1,8 +1,8 @@
 //! Facts about targets and recordings, as plain data. Stages of the pipeline find them out, recordings store them, and reports print them.
 
-pub mod guardrails;
-pub mod history;
-pub mod leaks;
+pub(crate) mod guardrails;
+pub(crate) mod history;
+pub(crate) mod leaks;
 
 mod beginning;
 mod code;
@@ -15,14 +15,15 @@ mod symbolization;
 mod type_name;
 mod window;
 
-pub use beginning::{Beginning, Origin};
+pub(crate) use beginning::{Beginning, Origin};
 pub(crate) use code::base_name;
-pub use code::{MappingProfile, ModuleProfile, ThreadProfile};
-pub use health::{Health, UnfoundHook};
-pub use hook::HookStatus;
-pub use intervals::{ChangeReason, IntervalChange};
-pub use others::{Others, Skipped};
-pub use profile::{CallsiteProfile, Frame, FrameId, HeapProfile, Profile, TargetProfile};
-pub use symbolization::{NamesFrom, Symbolization, SymbolizationFailure};
-pub use type_name::{TypeEvidence, TypeName};
-pub use window::{Window, WindowReason};
+pub(crate) use code::{MappingProfile, ModuleProfile, ThreadProfile};
+pub(crate) use health::{Health, UnfoundHook};
+pub(crate) use hook::HookStatus;
+pub(crate) use intervals::{ChangeReason, IntervalChange};
+pub(crate) use others::{Others, Skipped};
+pub(crate) use profile::{CallsiteProfile, Frame, FrameId, HeapProfile};
+pub use profile::{Profile, TargetProfile};
+pub(crate) use symbolization::{NamesFrom, Symbolization, SymbolizationFailure};
+pub(crate) use type_name::{TypeEvidence, TypeName};
+pub(crate) use window::{Window, WindowReason};

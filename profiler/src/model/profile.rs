@@ -150,7 +150,6 @@ pub struct Frame {
 impl Profile {
     /// Whether something is missing from it: lost events, or a hook that it takes and that is not there or could not be
     /// attached, or time that was cut off by a limit. Exit code 3.
-    #[must_use]
     pub fn incomplete(&self) -> bool {
         self.health.lost_total() > 0
             || self.health.guardrails.cut_short()
@@ -167,7 +166,6 @@ impl Profile {
     }
 
     /// Whether all numbers are exact: every allocation of every heap was taken.
-    #[must_use]
     pub fn is_exact(&self) -> bool {
         let mut heaps = self.targets.iter().flat_map(|target| &target.heaps).peekable();
         let folded = self.others.folded_interval_bytes;
@@ -178,7 +176,6 @@ impl Profile {
     }
 
     /// Whether the target's totals are exact.
-    #[must_use]
     pub fn is_exact_of(&self, target: &TargetProfile) -> bool {
         match target.heaps.as_slice() {
             [] => self.interval_bytes <= 1,
@@ -187,13 +184,11 @@ impl Profile {
     }
 
     /// Whether the sums over processes that are not kept one by one are exact.
-    #[must_use]
     pub fn is_exact_of_folded(&self) -> bool {
         self.others.folded_interval_bytes.unwrap_or(self.interval_bytes) <= 1
     }
 
     /// A time of the ledger in nanoseconds since the Unix epoch.
-    #[must_use]
     pub fn unix_ns(&self, time: MonotonicNanos) -> u64 {
         // A block can be older than the session's first look at the clocks.
         match time.0.checked_sub(self.started_monotonic_ns) {
@@ -207,7 +202,6 @@ impl Profile {
     /// # Panics
     ///
     /// If the id is of another profile.
-    #[must_use]
     pub fn frame(&self, id: FrameId) -> &Frame {
         &self.frames[id.0 as usize]
     }
@@ -215,7 +209,6 @@ impl Profile {
 
 impl HeapProfile {
     /// Whether its totals, and its callsites', are exact: it was never sampled at another interval than 1.
-    #[must_use]
     pub fn is_exact(&self) -> bool {
         self.interval_bytes <= 1 && self.interval_bytes_max <= 1
     }
@@ -223,7 +216,6 @@ impl HeapProfile {
 
 impl Frame {
     /// What to call the frame: its function, else `module+0x…`, else the bare address.
-    #[must_use]
     pub fn label(&self) -> String {
         match (&self.function, &self.module, self.module_offset) {
             (Some(function), _, _) => function.to_string(),

@@ -44,7 +44,6 @@ impl NamesFrom {
     pub const ALL: [Self; 2] = [Self::SymbolTable, Self::Nothing];
 
     /// Name in the JSON report.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::SymbolTable => "symbol_table",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 /// What a block is an object of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TypeName {
+pub(crate) struct TypeName {
     /// The type, demangled.
     pub name: Arc<str>,
     /// How it is known.
@@ -13,7 +13,7 @@ pub struct TypeName {
 
 /// How a type is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TypeEvidence {
+pub(crate) enum TypeEvidence {
     /// The first word points into this type's virtual table.
     Vtable,
     /// A function in the stack is a template's, or generic, over this type: the block holds values of it.

@@ -40,7 +40,6 @@ impl WindowReason {
     pub const ALL: [Self; 6] = [Self::Time, Self::Growth, Self::Alloc, Self::Signal, Self::End, Self::Peak];
 
     /// Its name.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Time => "time",

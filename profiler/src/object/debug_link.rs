@@ -17,7 +17,7 @@ const SECTION_BYTES_MAX: u64 = 512;
 /// Longest name of a file (`NAME_MAX`).
 const NAME_BYTES_MAX: usize = 255;
 /// Largest debug file that is used, in bytes. Those of browsers have 4 GiB.
-pub const DEBUG_FILE_BYTES_MAX: u64 = 8 << 30;
+pub(crate) const DEBUG_FILE_BYTES_MAX: u64 = 8 << 30;
 /// Where distributions put debug files, by the directory of the module.
 const GLOBAL_DIRECTORY: &str = "/usr/lib/debug";
 

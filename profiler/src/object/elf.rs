@@ -84,13 +84,11 @@ pub struct BuildId(Box<[u8]>);
 
 impl BuildId {
     /// A build id of these bytes, which a recording tells; `None` where they cannot be one.
-    #[must_use]
     pub fn recorded(bytes: &[u8]) -> Option<Self> {
         (1..=BUILD_ID_BYTES_MAX).contains(&bytes.len()).then(|| Self(bytes.into()))
     }
 
     /// Its bytes; at least one.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -149,25 +147,21 @@ impl Elf {
     }
 
     /// The section with this name.
-    #[must_use]
     pub fn section(&self, name: &str) -> Option<&Section> {
         self.sections.iter().find(|section| &*section.name == name)
     }
 
     /// Where the code at this file offset is linked to.
-    #[must_use]
     pub fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
         self.code().find_map(|segment| segment.link_addr(offset))
     }
 
     /// Where in the file the code is that is linked to this address.
-    #[must_use]
     pub fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
         self.code().find_map(|segment| segment.file_offset(address))
     }
 
     /// See [`bias`].
-    #[must_use]
     pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {
         bias(self.code(), start, offset)
     }
@@ -180,7 +174,11 @@ impl Elf {
 
 /// What must be added (wrapping) to a link address to get the address in a target that mapped the code from `offset` to
 /// `start`. `None` when no segment of code holds that mapping.
-pub fn bias<'a>(code: impl IntoIterator<Item = &'a Segment>, start: TargetAddr, offset: FileOffset) -> Option<u64> {
+pub(crate) fn bias<'a>(
+    code: impl IntoIterator<Item = &'a Segment>,
+    start: TargetAddr,
+    offset: FileOffset,
+) -> Option<u64> {
     let segment = code.into_iter().find(|segment| segment.mapped_from(offset))?;
     let linked = segment.address.0.wrapping_add(offset.0).wrapping_sub(segment.offset.0);
     Some(start.0.wrapping_sub(linked))

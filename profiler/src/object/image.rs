@@ -89,25 +89,21 @@ impl Image {
     }
 
     /// Which file it is.
-    #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
     /// The file.
-    #[must_use]
     pub fn file(&self) -> &File {
         &self.file
     }
 
     /// A path that leads to exactly this file as long as this value lives, in this process and its threads.
-    #[must_use]
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 
     /// Whether the file is still what it was when it was opened: not truncated or rewritten in place.
-    #[must_use]
     pub fn unchanged(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| identity_of(&metadata) == self.identity)
     }

@@ -3,15 +3,15 @@
 //! Every byte read here may have been written by a target. So sizes are checked before memory is taken, sums before
 //! they are used, and files are read rather than mapped: a mapped file that is truncated meanwhile kills its reader.
 
-pub mod debug_link;
-pub mod elf;
+pub(crate) mod debug_link;
+pub(crate) mod elf;
 #[cfg(test)]
 pub(crate) mod fixture;
-pub mod image;
-pub mod module;
-pub mod open;
-pub mod symbols;
-pub mod vtables;
+pub(crate) mod image;
+pub(crate) mod module;
+pub(crate) mod open;
+pub(crate) mod symbols;
+pub(crate) mod vtables;
 
 /// Why a module cannot be looked into. It still has a path, and addresses in it can be told as offsets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -55,14 +55,12 @@ impl Module {
     }
 
     /// A module that a recording tells of, with its file, where that is here.
-    #[must_use]
     pub fn recorded(path: &str, image: Result<Image, ObjectError>, recorded: Recorded) -> Self {
         Self { recorded, ..Self::new(path, Path::new(OWN_ROOT), image) }
     }
 
     /// Path as the first target that was seen with it names it, or `[vdso]` and the like. For people: another target
     /// may have the same file under another name.
-    #[must_use]
     pub fn path(&self) -> &Arc<str> {
         &self.path
     }
@@ -77,13 +75,11 @@ impl Module {
     }
 
     /// The opened file, if there is one.
-    #[must_use]
     pub fn file(&self) -> Option<&File> {
         self.image().ok().map(Image::file)
     }
 
     /// The debug file that the module names, if it was there when the module was first seen.
-    #[must_use]
     pub fn debug_link(&self) -> Option<&DebugLink> {
         self.contents.as_ref().ok()?.debug_link.as_ref()
     }
@@ -98,25 +94,21 @@ impl Module {
     }
 
     /// GNU build id, if it has one.
-    #[must_use]
     pub fn build_id(&self) -> Option<&BuildId> {
         self.elf().map_or(self.recorded.build_id.as_ref(), |elf| elf.build_id.as_ref())
     }
 
     /// See [`Elf::link_addr`].
-    #[must_use]
     pub fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
         self.elf().ok()?.link_addr(offset)
     }
 
     /// See [`Elf::file_offset`].
-    #[must_use]
     pub fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
         self.elf().ok()?.file_offset(address)
     }
 
     /// See [`elf::bias`].
-    #[must_use]
     pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {
         match self.elf() {
             Ok(elf) => elf.bias(start, offset),
@@ -148,7 +140,6 @@ impl Modules {
     /// # Panics
     ///
     /// If the id is of another session.
-    #[must_use]
     pub fn get(&self, id: ModuleId) -> &Arc<Module> {
         &self.0[id.0 as usize]
     }
@@ -170,7 +161,6 @@ pub struct ModuleStore {
 
 impl ModuleStore {
     /// A store without modules.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -217,7 +207,6 @@ impl ModuleStore {
     /// # Panics
     ///
     /// If the id is of another store.
-    #[must_use]
     pub fn get(&self, id: ModuleId) -> &Arc<Module> {
         self.modules.get(id)
     }
@@ -228,7 +217,6 @@ impl ModuleStore {
     }
 
     /// All modules of this moment, for another thread.
-    #[must_use]
     pub fn share(&self) -> Modules {
         self.modules.clone()
     }

@@ -25,7 +25,7 @@ const VDSO_BYTES_MAX: u64 = 1 << 18;
 /// # Errors
 ///
 /// If neither leads to the file.
-pub fn mapped_file(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectError> {
+pub(crate) fn mapped_file(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectError> {
     let entry = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
     match open_regular(&entry_path(pid, &entry)) {
         Ok(image) => Ok(image),
@@ -39,7 +39,7 @@ pub fn mapped_file(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, Ob
 /// # Errors
 ///
 /// If it cannot be opened or is not a regular file.
-pub fn open_regular(path: &Path) -> Result<Image, ObjectError> {
+pub(crate) fn open_regular(path: &Path) -> Result<Image, ObjectError> {
     // Opening a device can have effects, so ask first what it is. Should it be exchanged in between, it is at least
     // opened without waiting for anybody.
     if !std::fs::metadata(path)?.is_file() {
@@ -91,7 +91,7 @@ fn locate(root: &File, path: &Path) -> Result<File, ObjectError> {
 /// # Errors
 ///
 /// If the memory cannot be read.
-pub fn vdso(pid: Pid, mapping: &Mapping) -> Result<Vec<u8>, ObjectError> {
+pub(crate) fn vdso(pid: Pid, mapping: &Mapping) -> Result<Vec<u8>, ObjectError> {
     let size_bytes = mapping.end.0.saturating_sub(mapping.start.0);
     if size_bytes > VDSO_BYTES_MAX {
         return Err(ObjectError::Malformed("the vDSO is larger than is believable"));

@@ -74,7 +74,12 @@ pub struct DefinedFunction {
 /// # Errors
 ///
 /// If the module cannot be read. Symbol tables that make no sense count as empty.
-pub fn defined_functions(module: &Module, names: &[&str], search: Search) -> Result<Vec<DefinedFunction>, ObjectError> {
+#[cfg(test)]
+pub(crate) fn defined_functions(
+    module: &Module,
+    names: &[&str],
+    search: Search,
+) -> Result<Vec<DefinedFunction>, ObjectError> {
     Symbols::of(module, names, &[], search).map(|symbols| symbols.functions)
 }
 

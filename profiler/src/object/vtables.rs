@@ -62,7 +62,6 @@ impl Vtables {
 
     /// The symbol of the virtual table that an object has which points here: behind the head of it or, in a class with several bases, of one of
     /// the tables that follow in the same symbol.
-    #[must_use]
     pub fn symbol(&self, address: LinkAddr) -> Option<&str> {
         let behind = self.tables.partition_point(|table| table.start <= address.0);
         let table = self.tables[..behind].last()?;

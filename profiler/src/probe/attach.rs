@@ -15,7 +15,7 @@ use crate::linux::capability;
 
 /// A hook placed at an instruction of a file.
 #[derive(Clone, Copy, Debug)]
-pub struct Probe {
+pub(crate) struct Probe {
     /// The instruction.
     pub offset: FileOffset,
     /// What the programs are told.
@@ -24,7 +24,7 @@ pub struct Probe {
 
 /// Why a probe cannot be attached.
 #[derive(Debug, Error)]
-pub enum AttachError {
+pub(crate) enum AttachError {
     /// The object is of another version.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -38,7 +38,7 @@ pub enum AttachError {
 /// # Errors
 ///
 /// See [`AttachError`]; then nothing is left attached.
-pub fn attach(
+pub(crate) fn attach(
     keeper: &Keeper,
     kernel: &Kernel,
     file: &File,
@@ -55,8 +55,7 @@ pub fn attach(
 }
 
 /// The name of a kind of links in reports.
-#[must_use]
-pub fn backend_name(kind: LinkKind) -> &'static str {
+pub(crate) fn backend_name(kind: LinkKind) -> &'static str {
     match kind {
         LinkKind::Perf => "perf",
         LinkKind::Multi => "multi",
@@ -75,7 +74,7 @@ pub enum BackendChoice {
 
 /// Why there is no way to attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum NoBackend {
+pub(crate) enum NoBackend {
     /// The user wants one that the kernel has not.
     #[error(
         "this kernel has no `{0}` links (multi needs Linux 6.6, session 6.13); leave `--backend` out to use what it has"
@@ -93,7 +92,7 @@ pub enum NoBackend {
 /// # Errors
 ///
 /// When the kernel lacks the one that is asked for, or this user may not use the one that is left.
-pub fn choose(choice: BackendChoice) -> Result<LinkKind, NoBackend> {
+pub(crate) fn choose(choice: BackendChoice) -> Result<LinkKind, NoBackend> {
     let kind = match choice {
         BackendChoice::Auto if has(AttachType::UprobeSession) => LinkKind::Session,
         BackendChoice::Auto if has(AttachType::UprobeMulti) => LinkKind::Multi,

@@ -64,14 +64,12 @@ impl Code {
     }
 
     /// Where the function jumps to with its first instruction, if it does.
-    #[must_use]
     pub fn jumps_to(&self) -> Option<LinkAddr> {
         let first = decode(&self.function()).find(|instruction| instruction.code() != iced_x86::Code::Endbr64)?;
         first.is_jmp_short_or_near().then(|| LinkAddr(first.near_branch_target()))
     }
 
     /// The code, to be looked at.
-    #[must_use]
     pub fn function(&self) -> Function<'_> {
         Function { bytes: &self.bytes, whole: self.whole, address: self.address }
     }

@@ -22,7 +22,7 @@ use crate::linux::calibration::Spot;
 use crate::linux::clock;
 
 /// The hidden command that makes heapbpf the process to be probed.
-pub const TARGET_COMMAND: &str = "doctor-target";
+pub(crate) const TARGET_COMMAND: &str = "doctor-target";
 
 /// Calls in one measurement, and measurements of each function. The median of them is believed.
 const CALLS: u32 = 400;
@@ -33,7 +33,7 @@ const CALLS_MAX: u32 = 10_000_000;
 
 /// Nanoseconds of CPU time that a call of a probed function takes more than one that is not probed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Costs {
+pub(crate) struct Costs {
     /// Probed at an instruction that the kernel emulates.
     pub emulated_ns: f64,
     /// Probed at one that it executes out of line.
@@ -46,8 +46,7 @@ pub struct Costs {
 
 impl Costs {
     /// What a call costs whose probe is of this class.
-    #[must_use]
-    pub fn expected_ns(&self, class: Class, shape: CallShape) -> f64 {
+    pub(crate) fn expected_ns(&self, class: Class, shape: CallShape) -> f64 {
         match (class, shape.allocates()) {
             (Class::Emulated, false) => self.emulated_ns,
             (Class::SingleStepped, false) => self.single_stepped_ns,
@@ -59,7 +58,7 @@ impl Costs {
 
 /// Why costs are not known.
 #[derive(Debug, Error)]
-pub enum CostError {
+pub(crate) enum CostError {
     /// The kernel does not let a probe be attached.
     #[error("{0}")]
     Refused(String),
@@ -86,7 +85,7 @@ impl From<AttachError> for CostError {
 /// # Errors
 ///
 /// When no probe can be attached, or that process does not do its part.
-pub fn calibrate(kernel: &mut Kernel, keeper: &Keeper) -> Result<Costs, CostError> {
+pub(crate) fn calibrate(kernel: &mut Kernel, keeper: &Keeper) -> Result<Costs, CostError> {
     let subject = Subject::find().map_err(CostError::Refused)?;
     measure(kernel, keeper, &subject)
 }
@@ -193,7 +192,7 @@ impl Drop for Target {
 /// # Errors
 ///
 /// When a line cannot be read, understood or answered.
-pub fn serve(input: impl BufRead, mut output: impl Write) -> std::io::Result<()> {
+pub(crate) fn serve(input: impl BufRead, mut output: impl Write) -> std::io::Result<()> {
     for line in input.lines() {
         let line = line?;
         let request = line.split_once(' ').and_then(|(spot, calls)| {

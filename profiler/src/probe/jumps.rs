@@ -12,15 +12,14 @@ use crate::object::module::ModuleStore;
 
 /// Where functions jump to, by module and offset; read once per session.
 #[derive(Debug, Default)]
-pub struct Jumps {
+pub(crate) struct Jumps {
     known: FxHashMap<(ModuleId, FileOffset), Option<FileOffset>>,
 }
 
 impl Jumps {
     /// Makes names of hooks that only jump to another hook's code aliases of that one. Those that take other arguments, or
     /// serve another heap, stay.
-    #[must_use]
-    pub fn merge(&mut self, hooks: Vec<ResolvedHook>, modules: &ModuleStore) -> Vec<ResolvedHook> {
+    pub(crate) fn merge(&mut self, hooks: Vec<ResolvedHook>, modules: &ModuleStore) -> Vec<ResolvedHook> {
         let mut kept: Vec<ResolvedHook> = Vec::with_capacity(hooks.len());
         let mut jumping = Vec::new();
         for hook in hooks {

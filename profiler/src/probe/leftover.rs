@@ -20,11 +20,14 @@ use crate::process::address_space::AddressSpace;
 const BREAKPOINT: u8 = 0xcc;
 
 /// An instruction in the file of a module.
-pub type Place = (ModuleId, FileOffset);
+pub(crate) type Place = (ModuleId, FileOffset);
 
 /// Breakpoints that a process has at these places, and that the files do not have. What cannot be read has none.
-#[must_use]
-pub fn breakpoints(space: &AddressSpace, modules: &ModuleStore, places: impl Iterator<Item = Place>) -> Vec<Place> {
+pub(crate) fn breakpoints(
+    space: &AddressSpace,
+    modules: &ModuleStore,
+    places: impl Iterator<Item = Place>,
+) -> Vec<Place> {
     places.filter(|&place| has_breakpoint(space, modules, place)).collect()
 }
 
@@ -51,7 +54,7 @@ fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, (module, offset):
 /// # Errors
 ///
 /// When probes cannot be attached, or the keeper has exited.
-pub fn remove(
+pub(crate) fn remove(
     keeper: &Keeper,
     kind: LinkKind,
     modules: &ModuleStore,

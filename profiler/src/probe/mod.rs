@@ -1,10 +1,10 @@
 //! Probes: hooks placed at addresses and attached.
 
-pub mod attach;
-pub mod code;
-pub mod cost;
-pub mod jumps;
-pub mod leftover;
-pub mod place;
-pub mod plan;
+pub(crate) mod attach;
+pub(crate) mod code;
+pub(crate) mod cost;
+pub(crate) mod jumps;
+pub(crate) mod leftover;
+pub(crate) mod place;
+pub(crate) mod plan;
 pub(crate) mod subject;

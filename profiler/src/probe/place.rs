@@ -30,7 +30,7 @@ use crate::object::ObjectError;
 
 /// How far behind the entry a probe is placed at most, in bytes. The instructions before it run unprobed anyway, so this
 /// only bounds the search.
-pub const DISTANCE_BYTES_MAX: usize = 128;
+pub(crate) const DISTANCE_BYTES_MAX: usize = 128;
 
 /// Where probes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use crate::ids::{HeapId, HookId, ModuleId};
 
 /// All hooks and heaps of a session. Targets that share a module share its hooks.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub(crate) struct Plan {
     heaps: Vec<String>,
     hooks: Vec<PlannedHook>,
     /// By module and function.
@@ -22,7 +22,7 @@ pub struct Plan {
 
 /// A hook with its numbers.
 #[derive(Clone, Debug)]
-pub struct PlannedHook {
+pub(crate) struct PlannedHook {
     /// What and where.
     pub hook: ResolvedHook,
     /// The heap.
@@ -35,8 +35,7 @@ pub struct PlannedHook {
 
 impl PlannedHook {
     /// The probed instruction in the module's file: the function's entry where there is no place for a probe.
-    #[must_use]
-    pub fn offset(&self) -> FileOffset {
+    pub(crate) fn offset(&self) -> FileOffset {
         let inside = self.placement.as_ref().map_or(0, |placement| placement.offset_in_function);
         FileOffset(self.hook.offset.0.saturating_add(inside))
     }
@@ -46,7 +45,7 @@ impl PlannedHook {
     /// # Errors
     ///
     /// Why there is no place for a probe.
-    pub fn cookie(&self) -> Result<HookCookie, &PlaceError> {
+    pub(crate) fn cookie(&self) -> Result<HookCookie, &PlaceError> {
         let arguments = self.placement.as_ref()?.arguments;
         Ok(HookCookie {
             shape: self.hook.spec.shape,
@@ -69,7 +68,7 @@ const OTHER_HEAPS: &str = "other";
 
 /// Why a hook cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum PlanError {
+pub(crate) enum PlanError {
     /// The cookie has 16 bits for the hook.
     #[error("hook `{0}` is one too many: a session has at most 65,536")]
     TooManyHooks(&'static str),
@@ -81,7 +80,7 @@ impl Plan {
     /// # Errors
     ///
     /// See [`PlanError`]. That there is no place for a probe is noted with the hook.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         hook: &ResolvedHook,
         place: impl FnOnce() -> Result<Placement, PlaceError>,
@@ -109,8 +108,7 @@ impl Plan {
     }
 
     /// Names of all heaps, in the order of their ids.
-    #[must_use]
-    pub fn heaps(&self) -> &[String] {
+    pub(crate) fn heaps(&self) -> &[String] {
         &self.heaps
     }
 
@@ -119,8 +117,7 @@ impl Plan {
     /// # Panics
     ///
     /// If the number is not of this plan.
-    #[must_use]
-    pub fn hook(&self, id: HookId) -> &PlannedHook {
+    pub(crate) fn hook(&self, id: HookId) -> &PlannedHook {
         &self.hooks[usize::from(id.0)]
     }
 }

@@ -68,26 +68,22 @@ pub struct AddressSpace {
 
 impl AddressSpace {
     /// The address space of a process, nothing of which is known yet.
-    #[must_use]
     pub fn new(pid: Pid) -> Self {
         Self { pid, current: Vec::new(), retired: Vec::new() }
     }
 
     /// What was known of an address space: what was mapped at last, by rising address, and what was mapped before, the
     /// oldest first.
-    #[must_use]
     pub fn of(pid: Pid, current: Vec<MappedModule>, retired: Vec<MappedModule>) -> Self {
         Self { pid, current, retired }
     }
 
     /// The same mappings for a process that is a copy of this one, made by a fork.
-    #[must_use]
     pub fn for_child(&self, child: Pid) -> Self {
         Self { pid: child, ..self.clone() }
     }
 
     /// The process.
-    #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid
     }
@@ -122,14 +118,12 @@ impl AddressSpace {
     }
 
     /// What is at this address: now or, where nothing is now, at last.
-    #[must_use]
     pub fn place(&self, address: TargetAddr) -> Option<Place> {
         let now = self.current_at(address);
         now.or_else(|| self.retired.iter().rev().find(|old| old.contains(address))).map(|at| at.place(address))
     }
 
     /// The module at this address and where in its file the address lies; `None` in generated code and outside code.
-    #[must_use]
     pub fn lookup(&self, address: TargetAddr) -> Option<Location> {
         match self.place(address)? {
             Place::Module(location) => Some(location),
@@ -139,31 +133,26 @@ impl AddressSpace {
 
     /// Whether the address lies in code that is known to be mapped now. If it does not, the mappings may have changed
     /// since the last [`refresh`](Self::refresh) — or the address is no code, so refresh once for several such stacks.
-    #[must_use]
     pub fn covers(&self, address: TargetAddr) -> bool {
         self.current_at(address).is_some()
     }
 
     /// Whether anything is known: not if the process ended before its mappings were read.
-    #[must_use]
     pub fn is_known(&self) -> bool {
         !self.current.is_empty()
     }
 
     /// The executable mappings of the last refresh, by rising address.
-    #[must_use]
     pub fn mappings(&self) -> &[MappedModule] {
         &self.current
     }
 
     /// Executable mappings that went meanwhile, the oldest first.
-    #[must_use]
     pub fn retired(&self) -> &[MappedModule] {
         &self.retired
     }
 
     /// The modules mapped now, each once, in the order of their first mapping.
-    #[must_use]
     pub fn modules(&self) -> Vec<ModuleId> {
         let mut seen = rustc_hash::FxHashSet::default();
         self.current.iter().filter_map(|at| at.module).filter(|&module| seen.insert(module)).collect()

@@ -58,7 +58,6 @@ pub enum CgroupError {
 
 impl Cgroup {
     /// Whether a process with these memberships is in the group, or in one below it, in any hierarchy.
-    #[must_use]
     pub fn contains(&self, memberships: &[Membership]) -> bool {
         memberships.iter().any(|membership| match &self.place {
             Place::Path(names) => is_within(membership, names),
@@ -69,8 +68,7 @@ impl Cgroup {
 
 /// The group of those that a process is in that reports tell: the one that its memory is charged to. With both versions, the
 /// memory controller is in one of the two. Where nothing accounts for memory, the one of version 2, or of the system's services.
-#[must_use]
-pub fn of_memory(memberships: &[Membership]) -> Option<&str> {
+pub(crate) fn of_memory(memberships: &[Membership]) -> Option<&str> {
     let of = |is_it: fn(&str) -> bool| memberships.iter().find(|membership| is_it(&membership.controllers));
     let memory = of(|controllers| controllers.split(',').any(|controller| controller == "memory"));
     let group = memory.or_else(|| of(str::is_empty)).or_else(|| of(|controllers| controllers == "name=systemd"));

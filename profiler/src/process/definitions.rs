@@ -20,7 +20,7 @@ use crate::object::symbols::{DefinedFunction, Search, Symbols};
 
 /// A module of a process, and those of the wanted functions that it defines.
 #[derive(Clone, Debug)]
-pub struct Candidate {
+pub(crate) struct Candidate {
     /// The module.
     pub module: ModuleId,
     /// Its path, as the target names it.
@@ -41,8 +41,7 @@ pub struct Candidate {
 
 impl Candidate {
     /// The functions with this name: several where local ones share it.
-    #[must_use]
-    pub fn functions(&self, name: &str) -> &[DefinedFunction] {
+    pub(crate) fn functions(&self, name: &str) -> &[DefinedFunction] {
         let first = self.functions.partition_point(|function| &*function.name < name);
         let named = self.functions[first..].partition_point(|function| function.name == name);
         &self.functions[first..first + named]
@@ -50,15 +49,14 @@ impl Candidate {
 
     /// The function that calls of this name reach. A static program has no other modules, and linkers make what is in it
     /// local at will (`malloc` in a static-pie program with glibc).
-    #[must_use]
-    pub fn exported(&self, name: &str) -> Option<&DefinedFunction> {
+    pub(crate) fn exported(&self, name: &str) -> Option<&DefinedFunction> {
         self.functions(name).iter().find(|function| function.global || self.is_static)
     }
 }
 
 /// Finds functions by name, and remembers what it found.
 #[derive(Debug)]
-pub struct Definitions {
+pub(crate) struct Definitions {
     names: Vec<&'static str>,
     searched_whole: Vec<ModulePattern>,
     /// By module and how it was searched.
@@ -79,13 +77,12 @@ impl Definitions {
     /// Looks for functions of these names. `.dynsym` is searched in all modules, `.symtab` in programs and in the modules
     /// that are named here: a library's internal functions are nobody else's business, and reading the tables of large
     /// ones takes time.
-    #[must_use]
-    pub fn new(names: Vec<&'static str>, searched_whole: Vec<ModulePattern>) -> Self {
+    pub(crate) fn new(names: Vec<&'static str>, searched_whole: Vec<ModulePattern>) -> Self {
         Self { names, searched_whole, known: FxHashMap::default() }
     }
 
     /// The modules of a process, in the order in which they are mapped. Modules that cannot be read are left out.
-    pub fn candidates(
+    pub(crate) fn candidates(
         &mut self,
         space: &AddressSpace,
         modules: &ModuleStore,
@@ -114,8 +111,7 @@ impl Definitions {
     }
 
     /// Why the program of a process is no candidate: its path, and what is wrong with its file.
-    #[must_use]
-    pub fn unreadable_program(space: &AddressSpace, modules: &ModuleStore) -> Option<(Arc<str>, ObjectError)> {
+    pub(crate) fn unreadable_program(space: &AddressSpace, modules: &ModuleStore) -> Option<(Arc<str>, ObjectError)> {
         let program = Program::of(space.pid());
         let unreadable = |id: ModuleId| {
             let module = modules.get(id);

@@ -12,7 +12,7 @@ use crate::linux::readiness::Readiness;
 /// Processes whose end is waited for. A pidfd is readable once its process has ended, and epoll forgets descriptors that
 /// are closed, so a process that is dropped needs no goodbye.
 #[derive(Debug)]
-pub struct Ends {
+pub(crate) struct Ends {
     epoll: OwnedFd,
     readiness: Readiness,
 }
@@ -26,25 +26,21 @@ impl Ends {
     /// # Errors
     ///
     /// When there are no more descriptors to be had.
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let readiness = Readiness::of(&epoll)?;
         Ok(Self { epoll, readiness })
     }
 
     /// Waits for this process too, by its pidfd.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's.
-    pub fn add(&self, pid: Pid, pidfd: impl AsFd) -> io::Result<()> {
+    pub(crate) fn add(&self, pid: Pid, pidfd: impl AsFd) -> io::Result<()> {
         // Told once: a pidfd stays readable.
         let flags = EventFlags::IN | EventFlags::ONESHOT;
         Ok(epoll::add(&self.epoll, pidfd, EventData::new_u64(u64::from(pid.0)), flags)?)
     }
 
     /// Those that have ended, each told once. Waits until there is one.
-    pub async fn next(&self) -> Vec<Pid> {
+    pub(crate) async fn next(&self) -> Vec<Pid> {
         loop {
             let ended = self.ended();
             if !ended.is_empty() {

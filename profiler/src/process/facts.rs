@@ -23,19 +23,16 @@ pub struct ProcessFacts {
 
 impl ProcessFacts {
     /// Its number.
-    #[must_use]
     pub fn pid(&self) -> Pid {
         self.identity.pid
     }
 
     /// `argv[0]`; the kernel's name where there is none.
-    #[must_use]
     pub fn command(&self) -> String {
         self.arguments.first().unwrap_or(&self.comm).clone()
     }
 
     /// What it may be called by.
-    #[must_use]
     pub fn names(&self) -> Names {
         let executable = self.executable.as_ref().map(|path| path.to_string_lossy());
         Names::of(&self.arguments, executable.as_deref(), &self.comm)

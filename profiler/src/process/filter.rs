@@ -39,14 +39,12 @@ impl std::fmt::Display for Selection {
 
 impl Selection {
     /// Whether the process is a target, however much memory it has.
-    #[must_use]
     pub fn matches(&self, facts: &ProcessFacts) -> bool {
         self.names_pid(facts.pid()) || self.matches_later(facts)
     }
 
     /// Whether a process that starts later is a target, or a program that a process becomes. Numbers are those of processes
     /// that run already: who has one of them later is somebody else.
-    #[must_use]
     pub fn matches_later(&self, facts: &ProcessFacts) -> bool {
         let names = facts.names();
         let chosen = self.all
@@ -56,26 +54,22 @@ impl Selection {
     }
 
     /// Whether a process that was found running has enough memory in use to be a target.
-    #[must_use]
     pub fn is_large_enough(&self, pid: Pid, resident_bytes: u64) -> bool {
         resident_bytes >= self.min_rss_bytes || self.names_pid(pid)
     }
 
     /// Whether processes that start later can match.
-    #[must_use]
     pub fn is_open(&self) -> bool {
         self.all || !self.patterns.is_empty() || !self.cgroups.is_empty()
     }
 
     /// Whether a process may be meant that has just called exec.
-    #[must_use]
     pub fn means_beginners(&self) -> bool {
         self.is_open() && self.min_rss_bytes == 0
     }
 
     /// The patterns and control groups that matched none of these processes. No error, as a match may start later, but worth
     /// a word.
-    #[must_use]
     pub fn unmatched(&self, found: &[ProcessFacts]) -> Self {
         let mut unmatched = Self { patterns: self.patterns.clone(), cgroups: self.cgroups.clone(), ..Self::default() };
         for facts in found {

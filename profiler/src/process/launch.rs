@@ -25,11 +25,11 @@ mod loader;
 mod start_up;
 mod threads;
 
-pub use error::LaunchError;
-pub use exit::Stir;
-pub use leaving::retry_releases;
+pub(crate) use error::LaunchError;
+pub(crate) use exit::Stir;
+pub(crate) use leaving::retry_releases;
 use loader::{Loader, is_of_probes, maps_code};
-pub use start_up::{StartUp, StartUpEnd};
+pub(crate) use start_up::{StartUp, StartUpEnd};
 use threads::Threads;
 
 /// Most system calls at which a program is stopped before it is let run regardless: a hundred times what the largest
@@ -52,7 +52,7 @@ const HOLD_QUIET_MAX: Duration = Duration::from_millis(20);
 ///
 /// The kernel takes questions about a held process from one thread alone, so this cannot be sent to another.
 #[derive(Debug)]
-pub struct Launch {
+pub(crate) struct Launch {
     tracee: Tracee,
     state: State,
     program: String,
@@ -78,11 +78,7 @@ enum State {
 
 impl Launch {
     /// Traces a process that waits before its exec until it is traced. [`run_to_exec`](Self::run_to_exec) is next.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Trace`].
-    pub fn seize(pid: Pid, program: String) -> Result<Self, LaunchError> {
+    pub(crate) fn seize(pid: Pid, program: String) -> Result<Self, LaunchError> {
         match Tracee::seize(pid) {
             Ok(tracee) => Ok(Self { tracee, state: State::Followed, program, quiet_max: QUIET_MAX, threads: None }),
             Err(error) => Err(LaunchError::Trace(program, error)),
@@ -95,7 +91,7 @@ impl Launch {
     /// # Errors
     ///
     /// [`LaunchError::Trace`], and for a child of this process that its program cannot be run.
-    pub fn run_to_exec(
+    pub(crate) fn run_to_exec(
         &mut self,
         spawned: Option<&mut Spawned>,
         is_wanted: &dyn Fn() -> bool,
@@ -112,7 +108,7 @@ impl Launch {
     ///
     /// [`LaunchError::Trace`] where somebody else traces it or tracing is forbidden, [`LaunchError::Unstoppable`] where it
     /// waits in the kernel. It runs on, if [`retry_releases`] is called now and then.
-    pub fn hold(pid: Pid) -> Result<Self, LaunchError> {
+    pub(crate) fn hold(pid: Pid) -> Result<Self, LaunchError> {
         let name = format!("process {pid}");
         let tracee = Tracee::seize(pid).map_err(|error| LaunchError::Trace(name.clone(), error))?;
         let mut launch =
@@ -122,26 +118,22 @@ impl Launch {
     }
 
     /// Its number, also after its end.
-    #[must_use]
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.tracee.pid()
     }
 
     /// Whether it runs as if it had never been held.
-    #[must_use]
-    pub fn is_free(&self) -> bool {
+    pub(crate) fn is_free(&self) -> bool {
         matches!(self.state, State::Free)
     }
 
     /// Whether it runs, and will stop at its next exec, or be let go at its next stop.
-    #[must_use]
-    pub fn is_followed(&self) -> bool {
+    pub(crate) fn is_followed(&self) -> bool {
         matches!(self.state, State::Followed | State::Leaving)
     }
 
     /// How it ended, if that was seen.
-    #[must_use]
-    pub fn ended(&self) -> Option<ExitStatus> {
+    pub(crate) fn ended(&self) -> Option<ExitStatus> {
         match self.state {
             State::Ended(status) => Some(status),
             _ => None,
@@ -149,8 +141,8 @@ impl Launch {
     }
 
     /// Whether it has one thread: others are not held, and may do anything meanwhile. False if that cannot be told.
-    #[must_use]
-    pub fn is_alone(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_alone(&self) -> bool {
         has_one_thread(self.pid())
     }
 
@@ -162,7 +154,7 @@ impl Launch {
     /// # Errors
     ///
     /// What `on_new_code` returns, and [`LaunchError::Trace`]. The program is still held.
-    pub fn step_until_loaded<E: From<LaunchError>>(
+    pub(crate) fn step_until_loaded<E: From<LaunchError>>(
         &mut self,
         on_new_code: &mut dyn FnMut(bool) -> Result<(), E>,
     ) -> Result<StartUp, E> {
@@ -224,11 +216,7 @@ impl Launch {
     /// wrappers (`env`, `nice`, `sh -c 'exec …'`) become the program that is meant. It costs the program nothing until a
     /// signal comes, which is delivered by `next_exec`; debuggers cannot attach. Children that it forks are not held. One that
     /// is held at its exit, or was [stopped](Self::stop), goes on.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Trace`].
-    pub fn follow_execs(&mut self) -> Result<(), LaunchError> {
+    pub(crate) fn follow_execs(&mut self) -> Result<(), LaunchError> {
         if let State::Held(stop) = self.state {
             self.tracee.run(stop).map_err(|error| self.untraceable(error))?;
             self.state = State::Followed;
@@ -242,11 +230,7 @@ impl Launch {
 
     /// Whether a followed program is held at an exec, to be stepped like a new one. Does not block; to be asked whenever
     /// `SIGCHLD` comes, or every so often.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Trace`].
-    pub fn next_exec(&mut self) -> Result<bool, LaunchError> {
+    pub(crate) fn next_exec(&mut self) -> Result<bool, LaunchError> {
         if self.threads.is_some() {
             return Ok(self.next_stir()? == Some(Stir::Exec));
         }
@@ -271,7 +255,7 @@ impl Launch {
     ///
     /// [`LaunchError::Unstoppable`] for a followed program that waits in the kernel, as `vfork` does. It will stand still
     /// when it wakes: this is to be called again then, as `SIGCHLD` tells, or every so often.
-    pub fn release(&mut self) -> Result<(), LaunchError> {
+    pub(crate) fn release(&mut self) -> Result<(), LaunchError> {
         if let Some(threads) = self.threads.take() {
             return self.release_threads(threads);
         }
@@ -291,7 +275,7 @@ impl Launch {
     }
 
     /// How the program ended, if it has: it is reaped by this, and by nothing else.
-    pub fn try_reap(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn try_reap(&mut self) -> Option<ExitStatus> {
         match self.state {
             State::Ended(status) => return Some(status),
             State::Held(_) => {}
@@ -375,14 +359,12 @@ impl Drop for Launch {
 }
 
 /// Whether a process has one thread. False if that cannot be told.
-#[must_use]
-pub fn has_one_thread(pid: Pid) -> bool {
+pub(crate) fn has_one_thread(pid: Pid) -> bool {
     std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.take(2).count() == 1)
 }
 
 /// The shell's number for an exit status: the exit code, or 128 plus the signal.
-#[must_use]
-pub fn shell_code(status: ExitStatus) -> i32 {
+pub(crate) fn shell_code(status: ExitStatus) -> i32 {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 

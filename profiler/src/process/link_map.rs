@@ -26,7 +26,7 @@ const DYNAMIC_MAX: u64 = 1024;
 
 /// Place in the search order: the namespace, then the place in its list. The program itself is the first of the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkPosition {
+pub(crate) struct LinkPosition {
     /// 0 is the program's own; each further one was made by `dlmopen`, and sees only what is in it.
     pub namespace: u16,
     /// Place in the namespace's list.
@@ -47,7 +47,7 @@ struct Node {
 
 /// The list as it was when it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LinkMap {
+pub(crate) struct LinkMap {
     pid: Pid,
     /// Where the linker keeps the head.
     rendezvous: u64,
@@ -57,8 +57,7 @@ pub struct LinkMap {
 impl LinkMap {
     /// Reads the list. `None` when there is none, now: the process may be about to start, be static, be run by naming the
     /// dynamic linker as the program, or have overwritten it.
-    #[must_use]
-    pub fn read(pid: Pid) -> Option<Self> {
+    pub(crate) fn read(pid: Pid) -> Option<Self> {
         Self::read_from(pid, &ProcessMemory::open(pid)?, &Auxv::read(pid)?)
     }
 
@@ -71,8 +70,7 @@ impl LinkMap {
 
     /// Where in the search order the object is to whose link addresses this much was added. Of two at the same bias
     /// (there is one that is not moved: the program) the first.
-    #[must_use]
-    pub fn position(&self, bias: u64) -> Option<LinkPosition> {
+    pub(crate) fn position(&self, bias: u64) -> Option<LinkPosition> {
         let in_namespace = |nodes: &Vec<Node>| nodes.iter().position(|node| node.bias == bias);
         let (namespace, index) =
             self.namespaces.iter().enumerate().find_map(|(number, nodes)| Some((number, in_namespace(nodes)?)))?;
@@ -81,8 +79,7 @@ impl LinkMap {
 
     /// Whether anything was loaded or unloaded since. Costs a read of 32 bytes and one of its path for each object; the symbol tables need no
     /// look when it is false. True too when the list cannot be read any more: the process called exec, or has ended.
-    #[must_use]
-    pub fn changed(&self) -> bool {
+    pub(crate) fn changed(&self) -> bool {
         let now = ProcessMemory::open(self.pid).and_then(|memory| walk(&memory, self.rendezvous));
         now.as_ref() != Some(&self.namespaces)
     }

@@ -1,15 +1,15 @@
 //! Targets: the processes that are profiled.
 
-pub mod address_space;
-pub mod cgroup;
-pub mod definitions;
-pub mod ends;
-pub mod facts;
-pub mod filter;
-pub mod launch;
-pub mod link_map;
-pub mod module_pattern;
-pub mod names;
-pub mod pattern;
-pub mod process;
-pub mod scan;
+pub(crate) mod address_space;
+pub(crate) mod cgroup;
+pub(crate) mod definitions;
+pub(crate) mod ends;
+pub(crate) mod facts;
+pub(crate) mod filter;
+pub(crate) mod launch;
+pub(crate) mod link_map;
+pub(crate) mod module_pattern;
+pub(crate) mod names;
+pub(crate) mod pattern;
+pub(crate) mod process;
+pub(crate) mod scan;

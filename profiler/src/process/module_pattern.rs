@@ -8,26 +8,22 @@ pub struct ModulePattern(String);
 
 impl ModulePattern {
     /// The pattern that is written like this: `libcudart.so*`, `/opt/app/lib/libarena.so`, `*`.
-    #[must_use]
     pub fn new(text: &str) -> Self {
         Self(text.to_owned())
     }
 
     /// Whether it is `*`, which means every module and so names none.
-    #[must_use]
     pub fn is_any(&self) -> bool {
         self.0 == "*"
     }
 
     /// Whether the module with this path, as the target names it, is meant.
-    #[must_use]
     pub fn matches(&self, path: &str) -> bool {
         let name = if self.0.starts_with('/') { path } else { path.rsplit('/').next().unwrap_or(path) };
         matches(self.0.as_bytes(), name.as_bytes())
     }
 
     /// As it was written.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -20,7 +20,6 @@ pub struct Names {
 impl Names {
     /// The names of a process with these arguments, this executable if it is known, and this name given by the kernel,
     /// which is at most 15 bytes long and only taken where nothing else names the program.
-    #[must_use]
     pub fn of(arguments: &[String], executable: Option<&str>, comm: &str) -> Self {
         let first = arguments.first().map_or("", |first| first.trim());
         let executable = executable.filter(|path| !path.is_empty());
@@ -45,7 +44,6 @@ impl Names {
     }
 
     /// Whether the executable says more of the names than the arguments alone.
-    #[must_use]
     pub fn need_executable(arguments: &[String]) -> bool {
         let first = arguments.first().map_or("", |first| first.trim());
         has_blank(first) || base_name(first).is_empty()

@@ -53,7 +53,6 @@ pub enum PatternError {
 
 impl Pattern {
     /// Whether the pattern means a process with these names.
-    #[must_use]
     pub fn matches(&self, names: &Names) -> bool {
         let names = if self.text.contains('/') {
             &names.whole

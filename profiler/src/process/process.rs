@@ -15,7 +15,7 @@ use crate::linux::proc::{ProcError, cgroups, process};
 
 /// A process that was found running.
 #[derive(Debug)]
-pub struct Process {
+pub(crate) struct Process {
     /// Its number.
     pub pid: Pid,
     /// When it started: tells it from others that had its number before, or get it after its end.
@@ -31,14 +31,14 @@ pub struct Process {
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exit {
+pub(crate) struct Exit {
     /// Its exit status, 128 plus the signal's number when a signal killed it; `None` where the kernel does not tell.
     pub code: Option<i32>,
 }
 
 /// Why a process cannot be a target.
 #[derive(Debug, Error)]
-pub enum TargetError {
+pub(crate) enum TargetError {
     /// There is none.
     #[error("no process `{0}`; list processes with `pgrep -a NAME`")]
     NotFound(Pid),
@@ -63,11 +63,7 @@ pub enum TargetError {
 
 impl Process {
     /// Takes hold of a running process.
-    ///
-    /// # Errors
-    ///
-    /// See [`TargetError`].
-    pub fn open(pid: Pid) -> Result<Self, TargetError> {
+    pub(crate) fn open(pid: Pid) -> Result<Self, TargetError> {
         let pidfd = PidFd::open(pid).map_err(|error| match error.raw_os_error() {
             // EINVAL: the number is a thread's; ENOENT since Linux 6.15.
             Some(libc::ESRCH | libc::EINVAL | libc::ENOENT) => TargetError::NotFound(pid),
@@ -86,27 +82,23 @@ impl Process {
     }
 
     /// Which process it is, for good.
-    #[must_use]
-    pub fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> Identity {
         Identity { pid: self.pid, start_ticks: self.started }
     }
 
     /// Whether it has ended, reaped or not.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.pidfd.has_ended().unwrap_or(true)
     }
 
     /// Whether its number has been given to another process.
-    #[must_use]
-    pub fn is_succeeded(&self) -> bool {
+    pub(crate) fn is_succeeded(&self) -> bool {
         Stat::read(self.pid).is_ok_and(|stat| !stat.is_of(self.identity()))
     }
 
     /// How the process ended, if it has and the kernel tells: at once while it is a zombie, and from Linux 6.15 on also when
     /// it was reaped.
-    #[must_use]
-    pub fn exit_now(&self) -> Option<Exit> {
+    pub(crate) fn exit_now(&self) -> Option<Exit> {
         // A zombie's status is in its `/proc` entry, a reaped process's in the pidfd.
         let zombie = || Stat::read(self.pid).ok().filter(|stat| stat.is_of(self.identity()) && stat.state == 'Z');
         let status = self.pidfd.wait_status().or_else(|| zombie()?.exit_status)?;

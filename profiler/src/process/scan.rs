@@ -18,7 +18,7 @@ use crate::linux::proc::{ProcError, cgroups, process};
 /// # Errors
 ///
 /// If `/proc` cannot be listed.
-pub fn scan(selection: &Selection) -> Result<Vec<ProcessFacts>, ProcError> {
+pub(crate) fn scan(selection: &Selection) -> Result<Vec<ProcessFacts>, ProcError> {
     let mut pids = if selection.is_open() { process::all()? } else { selection.pids.clone() };
     pids.sort_unstable();
     pids.dedup();
@@ -30,7 +30,7 @@ pub fn scan(selection: &Selection) -> Result<Vec<ProcessFacts>, ProcError> {
 /// # Errors
 ///
 /// If there is no such process, it may not be read, has ended, is a kernel thread or this process.
-pub fn means_beginner(pid: Pid, selection: &Selection) -> Result<bool, TargetError> {
+pub(crate) fn means_beginner(pid: Pid, selection: &Selection) -> Result<bool, TargetError> {
     let facts = facts(pid, running(pid)?, selection)?;
     if is_still(&facts) { Ok(selection.matches_later(&facts)) } else { Err(TargetError::NotFound(pid)) }
 }

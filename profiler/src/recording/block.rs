@@ -12,18 +12,18 @@ use std::io::{self, Read};
 use thiserror::Error;
 
 /// How every recording begins. The first byte is no text, so that nothing takes it for some.
-pub const MAGIC: [u8; 8] = *b"\x89HEAPBPF";
+pub(crate) const MAGIC: [u8; 8] = *b"\x89HEAPBPF";
 /// A reader refuses another one.
-pub const VERSION_MAJOR: u16 = 2;
+pub(crate) const VERSION_MAJOR: u16 = 2;
 /// Raised when something was added that a reader may pass over.
-pub const VERSION_MINOR: u16 = 0;
+pub(crate) const VERSION_MINOR: u16 = 0;
 
 /// Bytes before the first block.
 pub const FILE_HEADER_BYTES: usize = 16;
 /// Bytes before what a block stores.
-pub const BLOCK_HEADER_BYTES: usize = 16;
+pub(crate) const BLOCK_HEADER_BYTES: usize = 16;
 /// The most that a block holds, before and after it was compressed.
-pub const BLOCK_BYTES_MAX: usize = 16 << 20;
+pub(crate) const BLOCK_BYTES_MAX: usize = 16 << 20;
 
 /// Compresses at some 500 MB/s; the next levels gain little on what is packed already.
 const COMPRESSION_LEVEL: i32 = 1;
@@ -124,7 +124,6 @@ pub enum HeaderError {
 }
 
 /// The bytes before the first block.
-#[must_use]
 pub fn file_header() -> [u8; FILE_HEADER_BYTES] {
     header_of(VERSION_MAJOR, VERSION_MINOR)
 }
@@ -144,7 +143,7 @@ fn header_of(major: u16, minor: u16) -> [u8; FILE_HEADER_BYTES] {
 /// # Errors
 ///
 /// If what follows cannot be understood.
-pub fn check_header(header: &[u8]) -> Result<(), HeaderError> {
+pub(crate) fn check_header(header: &[u8]) -> Result<(), HeaderError> {
     let number = |at: usize| header.get(at..).and_then(<[u8]>::first_chunk).copied().map(u16::from_le_bytes);
     let (Some(major), Some(minor)) = (number(8), number(10)) else { return Err(HeaderError::Foreign) };
     if header != header_of(major, minor) {
@@ -201,10 +200,6 @@ fn checksum(before: &[u8], behind: &[u8]) -> u32 {
 }
 
 /// Reads the next block; `None` where the file ends instead. Blocks of unknown kinds are not unpacked.
-///
-/// # Errors
-///
-/// See [`BlockError`].
 pub fn read_block(file: &mut impl Read) -> Result<Option<Block>, BlockError> {
     let mut header = [0; BLOCK_HEADER_BYTES];
     match fill(file, &mut header)? {

@@ -251,7 +251,6 @@ impl From<&MappedModule> for MappedRange {
 
 impl ModuleFacts {
     /// Of a module.
-    #[must_use]
     pub fn of(id: ModuleId, module: &Module) -> Self {
         let file = module.image().ok().map(|image| {
             let identity = image.identity();
@@ -265,7 +264,6 @@ impl ModuleFacts {
 
 impl Entry {
     /// When it happened, where it says so.
-    #[must_use]
     pub fn time(&self) -> Option<MonotonicNanos> {
         match self {
             Self::Event(event) => event_time(event),

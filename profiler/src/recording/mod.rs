@@ -6,18 +6,18 @@
 //! ```
 
 mod account;
-pub mod block;
-pub mod entry;
+pub(crate) mod block;
+pub(crate) mod entry;
 mod fold;
-pub mod modules;
-pub mod names;
-pub mod pack;
-pub mod read;
-pub mod recorder;
-pub mod replay;
-pub mod span;
-pub mod unpack;
-pub mod write;
+pub(crate) mod modules;
+pub(crate) mod names;
+pub(crate) mod pack;
+pub(crate) mod read;
+pub(crate) mod recorder;
+pub(crate) mod replay;
+pub(crate) mod span;
+pub(crate) mod unpack;
+pub(crate) mod write;
 
 #[cfg(test)]
 mod tests;

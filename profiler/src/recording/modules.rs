@@ -19,7 +19,6 @@ pub struct Found {
 }
 
 /// The modules of a recording. Files are opened only where they are `needed`.
-#[must_use]
 pub fn find(facts: &[ModuleFacts], needed: bool) -> Found {
     let mut missing = Vec::new();
     let modules = facts.iter().map(|facts| {

@@ -14,7 +14,6 @@ use crate::symbolize::{Resolve, ResolvedFrame};
 
 impl NamedPlace {
     /// Bytes that it takes, and nearly so when it is written.
-    #[must_use]
     pub fn size_bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         16 + self.frames.iter().map(|frame| 12 + text(&frame.function) + text(&frame.file)).sum::<usize>()
@@ -23,8 +22,7 @@ impl NamedPlace {
 
 /// The names of all places that a snapshot's stacks have. Asks for what the resolver knows already, when the snapshot was
 /// named with it.
-#[must_use]
-pub fn names(snapshot: &Snapshot, resolver: &dyn Resolve) -> Names {
+pub(crate) fn names(snapshot: &Snapshot, resolver: &dyn Resolve) -> Names {
     let mut offsets: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
     for target in &snapshot.targets {
         let stacks = target.books.callsites.iter().filter_map(|callsite| callsite.stack.as_ref());
@@ -72,7 +70,6 @@ impl<R> RecordedNames<R> {
     }
 
     /// Whether there are any.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }

@@ -81,7 +81,7 @@ pub(super) struct Thread {
 
 /// Writes the entries of one block.
 #[derive(Debug, Default)]
-pub struct Packer {
+pub(crate) struct Packer {
     bytes: Vec<u8>,
     callers: FxHashMap<Caller, u32>,
     threads: FxHashMap<Thread, u32>,
@@ -121,19 +121,17 @@ impl Near {
 
 impl Packer {
     /// How much was written.
-    #[must_use]
-    pub fn size_bytes(&self) -> usize {
+    pub(crate) fn size_bytes(&self) -> usize {
         self.bytes.len()
     }
 
     /// Whether nothing was written.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
     /// The bytes of the block. What is added next is of another one.
-    pub fn finish(&mut self, block: impl FnOnce(&[u8])) {
+    pub(crate) fn finish(&mut self, block: impl FnOnce(&[u8])) {
         block(&self.bytes);
         self.bytes.clear();
         self.callers.clear();
@@ -147,7 +145,7 @@ impl Packer {
     /// # Panics
     ///
     /// If memory runs out, or a fact is no JSON, which all are.
-    pub fn add(&mut self, entry: &Entry) {
+    pub(crate) fn add(&mut self, entry: &Entry) {
         match entry {
             Entry::Event(event) => self.event(event),
             Entry::Step(step) => {

@@ -101,13 +101,11 @@ impl<R: Read> Reading<R> {
     }
 
     /// Where it stops before its end, and why. To be asked when no entry is left.
-    #[must_use]
     pub fn damage(&self) -> Option<&Damage> {
         self.damage.as_ref()
     }
 
     /// Entries and blocks of kinds that this version does not know, so far.
-    #[must_use]
     pub fn passed_over(&self) -> u64 {
         self.passed_over + self.block.passed_over()
     }

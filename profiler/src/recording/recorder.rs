@@ -42,9 +42,8 @@ enum Message {
     Finish(Names, MonotonicNanos),
 }
 
-/// See the module.
 #[derive(Debug)]
-pub struct Recorder {
+pub(crate) struct Recorder {
     path: PathBuf,
     /// `None` when the recording has ended early.
     sender: Option<SyncSender<Message>>,
@@ -67,11 +66,7 @@ struct Said {
 
 impl Recorder {
     /// Begins a recording. What the file held before is lost.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
-    pub fn create(path: &Path, size_bytes_max: Option<u64>) -> Result<Self, WriteError> {
+    pub(crate) fn create(path: &Path, size_bytes_max: Option<u64>) -> Result<Self, WriteError> {
         let failed = |reason: std::io::Error| WriteError { path: path.to_owned(), reason: reason.into() };
         let writer = Writer::create(path, size_bytes_max).map_err(failed)?;
         let (sender, receiver) = sync_channel(BATCHES_MAX);
@@ -92,25 +87,19 @@ impl Recorder {
         })
     }
 
-    /// The file.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// An event of a target.
-    pub fn event(&mut self, event: &Event) {
+    pub(crate) fn event(&mut self, event: &Event) {
         self.push(Entry::Event(event.clone()));
     }
 
     /// Numbers empty books.
-    pub fn open(&mut self, ledger: &mut Ledger, pid: Pid) {
+    pub(crate) fn open(&mut self, ledger: &mut Ledger, pid: Pid) {
         let books = self.number(ledger);
         self.push(Entry::Step(Step::Opened { books, pid }));
     }
 
     /// What has become of books beside events, if anything.
-    pub fn correct(&mut self, ledger: &mut Ledger) {
+    pub(crate) fn correct(&mut self, ledger: &mut Ledger) {
         let books = BooksId(ledger.number());
         for part in ledger.take_corrections().chunks(CORRECTIONS_MAX) {
             self.push(Entry::Step(Step::Corrected { books, corrections: part.to_vec() }));
@@ -118,37 +107,37 @@ impl Recorder {
     }
 
     /// Numbers the books of a child. `is_empty` says that they are no copy of the parent's.
-    pub fn fork(&mut self, parent: u32, ledger: &mut Ledger, child: Pid, is_empty: bool) {
+    pub(crate) fn fork(&mut self, parent: u32, ledger: &mut Ledger, child: Pid, is_empty: bool) {
         let books = self.number(ledger);
         self.push(Entry::Step(Step::Forked { parent: BooksId(parent), books, child, is_empty }));
     }
 
     /// Numbers the books that take the place of others, because of an exec.
-    pub fn succeed(&mut self, before: &Ledger, ledger: &mut Ledger) {
+    pub(crate) fn succeed(&mut self, before: &Ledger, ledger: &mut Ledger) {
         let books = self.number(ledger);
         self.push(Entry::Step(Step::Succeeded { before: BooksId(before.number()), books }));
     }
 
     /// Events of a process go to these books.
-    pub fn join(&mut self, pid: Pid, ledger: &Ledger) {
+    pub(crate) fn join(&mut self, pid: Pid, ledger: &Ledger) {
         self.push(Entry::Step(Step::Joined { pid, books: BooksId(ledger.number()) }));
     }
 
     /// Events of a process go to no books.
-    pub fn leave(&mut self, pid: Pid) {
+    pub(crate) fn leave(&mut self, pid: Pid) {
         self.push(Entry::Step(Step::Left { pid }));
     }
 
     /// A target has ended and is reported.
     ///
     /// `closed` is when its live blocks were looked at for the last time.
-    pub fn keep(&mut self, ledger: &mut Ledger, closed: Option<MonotonicNanos>) {
+    pub(crate) fn keep(&mut self, ledger: &mut Ledger, closed: Option<MonotonicNanos>) {
         self.correct(ledger);
         self.push(Entry::Step(Step::Kept { books: BooksId(ledger.number()), closed }));
     }
 
     /// What callsites hold was noted at this instant.
-    pub fn note(&mut self, ledger: &Ledger, instant: timeline::Instant) {
+    pub(crate) fn note(&mut self, ledger: &Ledger, instant: timeline::Instant) {
         self.push(Entry::Step(Step::Noted { books: BooksId(ledger.number()), instant }));
     }
 
@@ -159,18 +148,17 @@ impl Recorder {
     }
 
     /// How the recording is made.
-    pub fn session(&mut self, facts: SessionFacts) {
+    pub(crate) fn session(&mut self, facts: SessionFacts) {
         self.fact(Fact::Session(facts));
     }
 
     /// Whether it is time to say what is known besides events.
-    #[must_use]
-    pub fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         self.facts_due <= Instant::now()
     }
 
     /// Modules that were not told yet. To be told before the mappings that name them.
-    pub fn modules(&mut self, store: &ModuleStore) {
+    pub(crate) fn modules(&mut self, store: &ModuleStore) {
         let new: Vec<ModuleFacts> =
             store.iter().skip(self.modules).map(|(id, module)| ModuleFacts::of(id, module)).collect();
         self.modules += new.len();
@@ -178,7 +166,7 @@ impl Recorder {
     }
 
     /// What is known of a target, where that has changed.
-    pub fn target(&mut self, books: u32, known: Known, space: &Arc<AddressSpace>, threads: &Arc<ThreadNames>) {
+    pub(crate) fn target(&mut self, books: u32, known: Known, space: &Arc<AddressSpace>, threads: &Arc<ThreadNames>) {
         let books = BooksId(books);
         let said = self.said.remove(&books);
         let is_same = |said: &Said| {
@@ -208,8 +196,7 @@ impl Recorder {
     }
 
     /// Whether nothing more can be learned of a target that has ended.
-    #[must_use]
-    pub fn has_all(&self, books: u32) -> bool {
+    pub(crate) fn has_all(&self, books: u32) -> bool {
         self.said.get(&BooksId(books)).is_some_and(|said| {
             let facts = &said.known.facts;
             facts.replaced || facts.exited && facts.exit_code.is_some()
@@ -217,24 +204,23 @@ impl Recorder {
     }
 
     /// Whether much is known of targets that may not be there any more.
-    #[must_use]
-    pub fn is_crowded(&self) -> bool {
+    pub(crate) fn is_crowded(&self) -> bool {
         self.said.len() > SAID_MAX
     }
 
     /// Forgets what was said of targets other than these.
-    pub fn forget_others(&mut self, is_one: impl Fn(u32) -> bool) {
+    pub(crate) fn forget_others(&mut self, is_one: impl Fn(u32) -> bool) {
         self.said.retain(|books, _| is_one(books.0));
     }
 
     /// The word on losses so far.
-    pub fn health(&mut self, health: HealthFacts) {
+    pub(crate) fn health(&mut self, health: HealthFacts) {
         self.fact(Fact::Health(Box::new(health)));
         self.facts_due = Instant::now() + FACTS_PERIOD;
     }
 
     /// A snapshot is taken.
-    pub fn mark(&mut self, time: MonotonicNanos, reason: &str) {
+    pub(crate) fn mark(&mut self, time: MonotonicNanos, reason: &str) {
         self.fact(Fact::Mark(Mark { monotonic_ns: time.0, reason: reason.to_owned() }));
     }
 
@@ -253,7 +239,7 @@ impl Recorder {
     }
 
     /// Hands over what there is. Waits while too much is on its way.
-    pub fn send(&mut self) {
+    pub(crate) fn send(&mut self) {
         if self.batch.is_empty() {
             return;
         }
@@ -265,8 +251,7 @@ impl Recorder {
     }
 
     /// Nothing more will happen.
-    #[must_use]
-    pub fn end(self, end: MonotonicNanos) -> Finishing {
+    pub(crate) fn end(self, end: MonotonicNanos) -> Finishing {
         Finishing { recorder: self, end }
     }
 

@@ -21,7 +21,7 @@ use crate::model::Health;
 use crate::units::MonotonicNanos;
 
 /// Ended targets that are kept one by one, as a session does. Of others the last word on losses has the sums.
-pub const ENDED_MAX: usize = 1000;
+pub(crate) const ENDED_MAX: usize = 1000;
 
 /// Books of processes that never became targets are forgotten after so many nanoseconds: a session decides in less.
 const UNDECIDED_NS_MAX: u64 = 60_000_000_000;
@@ -29,7 +29,7 @@ const UNDECIDED_NS_MAX: u64 = 60_000_000_000;
 /// Modules that are believed.
 const MODULES_MAX: usize = 1 << 20;
 
-/// See the module.
+/// Rebuilds the ledger of every process from the entries of a recording.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct Replay {
     session: SessionFacts,
@@ -69,7 +69,6 @@ pub struct Start {
 
 impl Replay {
     /// Has callsites told apart by thread. To be called before the first entry; what was folded before is as it was folded.
-    #[must_use]
     pub fn by_thread(self, by_thread: bool) -> Self {
         Self { by_thread, ..self }
     }
@@ -265,7 +264,6 @@ impl Replay {
     }
 
     /// Whether it can be used: what was read from a file need not hold together.
-    #[must_use]
     pub fn is_sound(&self) -> bool {
         let known = |books: &BooksId| self.accounts.contains_key(books);
         let in_order = |(at, module): (usize, &ModuleFacts)| module.id.0 as usize == at;
@@ -277,43 +275,36 @@ impl Replay {
     }
 
     /// How the recording was made.
-    #[must_use]
     pub fn session(&self) -> &SessionFacts {
         &self.session
     }
 
     /// All modules, by number.
-    #[must_use]
     pub fn modules(&self) -> &[ModuleFacts] {
         &self.modules
     }
 
     /// The latest time that anything had.
-    #[must_use]
     pub fn time(&self) -> MonotonicNanos {
         self.time
     }
 
     /// Events so far, those before a fold among them.
-    #[must_use]
     pub fn events(&self) -> u64 {
         self.events
     }
 
     /// Single events are known from here on; `None` where all are.
-    #[must_use]
     pub fn folded_until(&self) -> Option<MonotonicNanos> {
         self.folded_until
     }
 
     /// How long after the beginning something was, in nanoseconds.
-    #[must_use]
     pub fn since_start_ns(&self, time: MonotonicNanos) -> u64 {
         time.0.saturating_sub(self.session.started_monotonic_ns)
     }
 
     /// A time in nanoseconds since the Unix epoch.
-    #[must_use]
     pub fn unix_ns(&self, time: MonotonicNanos) -> u64 {
         if time.0 == self.health.monotonic_ns {
             return self.health.unix_ns;

@@ -47,7 +47,7 @@ fn seconds(ns: u64) -> String {
     format!("{:.1} s", Duration::from_nanos(ns).as_secs_f64())
 }
 
-/// See the module.
+/// State of a recording at the end of a span.
 #[derive(Debug)]
 pub struct Spanned {
     replay: Replay,
@@ -172,37 +172,31 @@ impl Spanned {
     }
 
     /// Until when the recording has no single events any more, in nanoseconds since it began.
-    #[must_use]
     pub fn folded_until_ns(&self) -> Option<u64> {
         self.replay.folded_until().map(|time| self.replay.since_start_ns(time))
     }
 
     /// When the last entry was, in nanoseconds since the recording began.
-    #[must_use]
     pub fn length_ns(&self) -> u64 {
         self.replay.since_start_ns(self.last)
     }
 
     /// Events that were read, those before a fold among them.
-    #[must_use]
     pub fn events(&self) -> u64 {
         self.events
     }
 
     /// All modules, by number.
-    #[must_use]
     pub fn modules(&self) -> &[ModuleFacts] {
         self.replay.modules()
     }
 
     /// The books of the snapshot's targets, in their order there.
-    #[must_use]
     pub fn targets(&self) -> Vec<BooksId> {
         self.replay.targets()
     }
 
     /// What was asked for. `modules` are those of [`modules`](Self::modules), in their order.
-    #[must_use]
     pub fn snapshot(&self, modules: Modules) -> Snapshot {
         let began = self.replay.session().started_monotonic_ns;
         let to = self.span.to_ns.map(|to_ns| MonotonicNanos(began.saturating_add(to_ns)));

@@ -30,7 +30,7 @@ pub enum PackError {
 
 /// Reads the entries of one block.
 #[derive(Debug, Default)]
-pub struct Unpacker {
+pub(crate) struct Unpacker {
     bytes: Vec<u8>,
     at: usize,
     callers: Vec<Caller>,
@@ -42,14 +42,12 @@ pub struct Unpacker {
 
 impl Unpacker {
     /// For the bytes of a block.
-    #[must_use]
-    pub fn new(bytes: Vec<u8>) -> Self {
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
         Self { bytes, ..Self::default() }
     }
 
     /// Entries of kinds that this version does not know, so far.
-    #[must_use]
-    pub fn passed_over(&self) -> u64 {
+    pub(crate) fn passed_over(&self) -> u64 {
         self.passed_over
     }
 
@@ -58,7 +56,7 @@ impl Unpacker {
     /// # Errors
     ///
     /// See [`PackError`]. There is nothing to be had behind one.
-    pub fn take(&mut self) -> Result<Option<Entry>, PackError> {
+    pub(crate) fn take(&mut self) -> Result<Option<Entry>, PackError> {
         // Taken out, so that what is read of it can be kept while the rest changes.
         let bytes = std::mem::take(&mut self.bytes);
         let entry = self.take_of(&bytes);

@@ -19,13 +19,13 @@ use crate::units::MonotonicNanos;
 /// A block is written when it holds so much.
 const BLOCK_RAW_BYTES: usize = 1 << 20;
 /// A block is written when its first entry is so old.
-pub const BLOCK_AGE_MAX: Duration = Duration::from_millis(400);
+pub(crate) const BLOCK_AGE_MAX: Duration = Duration::from_millis(400);
 /// Names in one block, in bytes at most and nearly.
 const NAMES_RAW_BYTES: usize = 1 << 20;
 /// Permissions of a recording: the owner's alone, for it has command lines and paths.
 pub(super) const MODE: u32 = 0o600;
 /// The smallest limit: some blocks and a fold must fit.
-pub const SIZE_BYTES_MIN: u64 = 256 << 10;
+pub(crate) const SIZE_BYTES_MIN: u64 = 256 << 10;
 
 /// Why a recording ended early.
 #[derive(Debug, Error)]
@@ -71,7 +71,7 @@ pub struct Written {
     pub folds: u64,
 }
 
-/// See the module.
+/// Writes entries to a recording.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
@@ -130,7 +130,6 @@ impl Writer {
     }
 
     /// When [`attend`](Self::attend) has something to do.
-    #[must_use]
     pub fn due(&mut self) -> Option<Instant> {
         if !self.packer.is_empty() && self.gathering.is_none() {
             self.gathering = Some(Instant::now());
@@ -139,10 +138,6 @@ impl Writer {
     }
 
     /// Does what is due.
-    ///
-    /// # Errors
-    ///
-    /// As [`add`](Self::add).
     pub fn attend(&mut self) -> Result<(), WriteReason> {
         if self.folding.as_ref().is_some_and(Folding::is_done) {
             self.take_fold()?;
@@ -151,10 +146,6 @@ impl Writer {
     }
 
     /// Writes what was gathered.
-    ///
-    /// # Errors
-    ///
-    /// As [`add`](Self::add).
     pub fn flush(&mut self) -> Result<(), WriteReason> {
         self.gathering = None;
         if self.packer.is_empty() {
@@ -239,10 +230,6 @@ impl Writer {
     }
 
     /// Writes what is left, the names and the end.
-    ///
-    /// # Errors
-    ///
-    /// As [`add`](Self::add).
     pub fn finish(mut self, names: &Names, end: MonotonicNanos) -> Result<Written, WriteReason> {
         self.flush()?;
         self.take_fold()?;

@@ -11,9 +11,8 @@ use super::valgrind::{Nodes, command, end_unix_ns, start_unix_ns};
 use super::{Presentation, Report, ReportError, View};
 use crate::model::{CallsiteProfile, Profile};
 
-/// See the module.
 #[derive(Clone, Copy, Debug)]
-pub struct Dhat;
+pub(crate) struct Dhat;
 
 /// Version of the format.
 const VERSION: u32 = 2;

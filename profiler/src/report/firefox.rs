@@ -27,9 +27,8 @@ const CATEGORY_NATIVE: usize = 1;
 const CATEGORY_GAP: usize = 2;
 const CATEGORY_GROUP: usize = 3;
 
-/// See the module.
 #[derive(Clone, Copy, Debug)]
-pub struct Firefox;
+pub(crate) struct Firefox;
 
 impl Report for Firefox {
     /// Samples weigh what the view says; allocations are in bytes in any case.

@@ -16,7 +16,7 @@ use crate::model::Profile;
 
 /// Writes flame graphs.
 #[derive(Clone, Copy, Debug)]
-pub struct Flamegraph;
+pub(crate) struct Flamegraph;
 
 /// Characters of a title or a line below it: what fits 1200 pixels.
 pub(super) const TITLE_CHARS_MAX: usize = 110;

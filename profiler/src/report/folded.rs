@@ -14,7 +14,7 @@ use crate::model::Profile;
 
 /// Writes folded stacks.
 #[derive(Clone, Copy, Debug)]
-pub struct Folded;
+pub(crate) struct Folded;
 
 impl Report for Folded {
     fn write(

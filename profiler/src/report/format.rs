@@ -64,7 +64,6 @@ impl Format {
     ];
 
     /// Its name on the command line.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Flamegraph => "svg",
@@ -85,7 +84,6 @@ impl Format {
     }
 
     /// What file names that ask for it end in, without the dot before it.
-    #[must_use]
     pub const fn extension(self) -> &'static str {
         match self {
             Self::Flamegraph => "svg",
@@ -106,7 +104,6 @@ impl Format {
     }
 
     /// What it is, in a few words.
-    #[must_use]
     pub const fn description(self) -> &'static str {
         match self {
             Self::Flamegraph => "flame graph",
@@ -127,7 +124,6 @@ impl Format {
     }
 
     /// What writes it.
-    #[must_use]
     pub fn report(self) -> &'static dyn Report {
         match self {
             Self::Flamegraph => &flamegraph::Flamegraph,
@@ -148,13 +144,11 @@ impl Format {
     }
 
     /// Its bytes are text that a terminal can show.
-    #[must_use]
     pub const fn is_text(self) -> bool {
         !matches!(self, Self::Pprof | Self::Perfetto | Self::Heaptrack | Self::Otlp)
     }
 
     /// It is made of single events, so a profile is not enough.
-    #[must_use]
     pub const fn needs_recording(self) -> bool {
         matches!(self, Self::Heaptrack)
     }
@@ -179,7 +173,6 @@ impl Format {
 
     /// How many bytes of a path's file name come before the dot of the end that asks for a format, and that format. Of
     /// several ends the longest counts: `x.dhat.json` is DHAT's.
-    #[must_use]
     pub fn split(path: &Path) -> Option<(usize, Self)> {
         let name = path.file_name()?.as_encoded_bytes();
         let stem = |format: &Self| {

@@ -24,7 +24,7 @@ const VIEWS: [View; 4] = [View::LiveCount, View::LiveBytes, View::AllocCount, Vi
 
 /// Writes gperftools' format.
 #[derive(Clone, Copy, Debug)]
-pub struct Gperftools;
+pub(crate) struct Gperftools;
 
 impl Report for Gperftools {
     fn write(&self, profile: &Profile, _: &Presentation, out: &mut dyn io::Write) -> Result<(), ReportError> {

@@ -23,9 +23,8 @@ use super::valgrind::command;
 use super::{Presentation, Report, ReportError};
 use crate::model::{FrameId, Profile};
 
-/// See the module.
 #[derive(Clone, Copy, Debug)]
-pub struct Heaptrack;
+pub(crate) struct Heaptrack;
 
 /// Versions of heaptrack and of its format that this is like.
 const VERSIONS: &str = "10400 3";
@@ -40,7 +39,7 @@ impl Report for Heaptrack {
 }
 
 /// Writes what comes and goes, in the order in which it happens. It remembers what it has named, and nothing of what is live.
-pub struct Events<'a, W> {
+pub(crate) struct Events<'a, W> {
     out: W,
     profile: &'a Profile,
     presentation: &'a Presentation,
@@ -58,11 +57,7 @@ pub struct Events<'a, W> {
 
 impl<'a, W: io::Write> Events<'a, W> {
     /// Begins a file with the names of this profile.
-    ///
-    /// # Errors
-    ///
-    /// If `out` cannot be written to.
-    pub fn new(mut out: W, profile: &'a Profile, presentation: &'a Presentation) -> io::Result<Self> {
+    pub(crate) fn new(mut out: W, profile: &'a Profile, presentation: &'a Presentation) -> io::Result<Self> {
         writeln!(out, "v {VERSIONS}")?;
         writeln!(
             out,
@@ -92,11 +87,7 @@ impl<'a, W: io::Write> Events<'a, W> {
     }
 
     /// It is so many nanoseconds after the beginning. Time does not go back.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
-    pub fn at(&mut self, since_start_ns: u64) -> io::Result<()> {
+    pub(crate) fn at(&mut self, since_start_ns: u64) -> io::Result<()> {
         let time_ms = since_start_ns / 1_000_000;
         if time_ms > self.time_ms {
             self.time_ms = time_ms;
@@ -106,41 +97,25 @@ impl<'a, W: io::Write> Events<'a, W> {
     }
 
     /// A callsite allocated: by its target's place in the profile, and its own in that. One that is not there is passed over.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
-    pub fn allocate(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
+    pub(crate) fn allocate(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
         let Some(info) = self.info(target, callsite, bytes)? else { return Ok(()) };
         writeln!(self.out, "+ {info:x}")
     }
 
     /// What a callsite had allocated was freed, or some of it.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
-    pub fn free(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
+    pub(crate) fn free(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
         let Some(info) = self.info(target, callsite, bytes)? else { return Ok(()) };
         writeln!(self.out, "- {info:x}")
     }
 
     /// What was freed was not, or what is live counts as so many bytes more. It is no allocation, so it is told as a free of what
     /// is less than nothing: readers take sizes from sums of 64 bits, in which that comes to the same.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
-    pub fn take_back(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
+    pub(crate) fn take_back(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
         self.free(target, callsite, bytes.wrapping_neg())
     }
 
     /// All is told.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
-    pub fn finish(mut self, since_start_ns: u64) -> io::Result<W> {
+    pub(crate) fn finish(mut self, since_start_ns: u64) -> io::Result<W> {
         self.at(since_start_ns)?;
         Ok(self.out)
     }

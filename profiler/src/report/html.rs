@@ -67,9 +67,8 @@ const SCRIPT: &str = concat!(
     "})();\n",
 );
 
-/// See the module.
 #[derive(Clone, Copy, Debug)]
-pub struct Html;
+pub(crate) struct Html;
 
 impl Report for Html {
     fn write(&self, profile: &Profile, presentation: &Presentation, out: &mut dyn Write) -> Result<(), ReportError> {

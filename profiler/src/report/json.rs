@@ -9,7 +9,7 @@ mod details;
 mod guardrails;
 pub(super) mod health;
 mod leaks;
-pub mod read;
+pub(crate) mod read;
 pub(super) mod stack;
 pub(super) mod totals;
 
@@ -30,11 +30,11 @@ use crate::ledger::details::Details;
 use crate::model::{Beginning, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window};
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 
 /// Writes the JSON report.
 #[derive(Clone, Copy, Debug)]
-pub struct Json;
+pub(crate) struct Json;
 
 impl Report for Json {
     /// The view only decides the order of callsites: the largest come first.

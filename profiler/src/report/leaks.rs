@@ -5,7 +5,7 @@ use crate::model::leaks::LeakCandidate;
 use crate::model::{CallsiteProfile, Profile};
 
 /// Callsites of a target that reports name, those first that are worst.
-pub const CANDIDATES_MAX: usize = 100;
+pub(crate) const CANDIDATES_MAX: usize = 100;
 
 impl Profile {
     /// Leaves callsites out of the candidates that a suppression matches, and counts them; then those beyond

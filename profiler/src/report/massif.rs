@@ -14,9 +14,8 @@ use crate::model::Profile;
 use timeline::{Detail, Point, timeline};
 use tree::Tree;
 
-/// See the module.
 #[derive(Clone, Copy, Debug)]
-pub struct Massif;
+pub(crate) struct Massif;
 
 impl Report for Massif {
     /// Always of live bytes: the format has no word for another quantity.

@@ -20,9 +20,8 @@ use maps::{Ids, Maps, Tables};
 
 mod maps;
 
-/// See the module.
 #[derive(Clone, Copy, Debug)]
-pub struct MemoryInfra;
+pub(crate) struct MemoryInfra;
 
 impl Report for MemoryInfra {
     fn write(

@@ -7,34 +7,36 @@ use std::io;
 
 use thiserror::Error;
 
-pub use format::{Format, FormatError};
-pub use presentation::{Group, Presentation, Share};
-pub use view::{View, ViewError};
+pub use format::Format;
+pub(crate) use format::FormatError;
+pub(crate) use presentation::Share;
+pub use presentation::{Group, Presentation};
+pub use view::View;
 
 use crate::model::Profile;
 
-pub mod diff;
-pub mod leaks;
+pub(crate) mod diff;
+pub(crate) mod leaks;
 pub mod summary;
-pub mod suppressions;
-pub mod tail;
-pub mod unreachable;
-pub mod window;
+pub(crate) mod suppressions;
+pub(crate) mod tail;
+pub(crate) mod unreachable;
+pub(crate) mod window;
 
-pub mod dhat;
-pub mod firefox;
-pub mod flamegraph;
-pub mod folded;
-pub mod gperftools;
-pub mod heaptrack;
-pub mod html;
-pub mod json;
-pub mod massif;
-pub mod memory_infra;
-pub mod otlp;
-pub mod perfetto;
-pub mod pprof;
-pub mod speedscope;
+pub(crate) mod dhat;
+pub(crate) mod firefox;
+pub(crate) mod flamegraph;
+pub(crate) mod folded;
+pub(crate) mod gperftools;
+pub(crate) mod heaptrack;
+pub(crate) mod html;
+pub(crate) mod json;
+pub(crate) mod massif;
+pub(crate) mod memory_infra;
+pub(crate) mod otlp;
+pub(crate) mod perfetto;
+pub(crate) mod pprof;
+pub(crate) mod speedscope;
 
 mod calls;
 mod chain;

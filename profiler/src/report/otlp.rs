@@ -21,9 +21,8 @@ use locations::Locations;
 mod dictionary;
 mod locations;
 
-/// See the module.
 #[derive(Clone, Copy, Debug)]
-pub struct Otlp;
+pub(crate) struct Otlp;
 
 impl Report for Otlp {
     /// The profile of the view comes first, which viewers show first. What `--by` groups by is an attribute in any case.

@@ -33,9 +33,8 @@ const SAMPLE_BYTES: usize = 64;
 
 const CLOCK_MONOTONIC: u32 = 3;
 
-/// See the module.
 #[derive(Clone, Copy, Debug)]
-pub struct Perfetto;
+pub(crate) struct Perfetto;
 
 impl Report for Perfetto {
     fn write(

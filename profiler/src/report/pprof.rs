@@ -35,7 +35,7 @@ const FOLDED: &str = "[processes that exited, of which sums alone are kept]";
 
 /// Writes pprof's format.
 #[derive(Clone, Copy, Debug)]
-pub struct Pprof;
+pub(crate) struct Pprof;
 
 impl Report for Pprof {
     fn write(

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::View;
 
-/// See the module.
+/// How a report is laid out: view, grouping and limits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Presentation {
     /// The quantity, of formats that show one only; that which the others show first.
@@ -37,7 +37,6 @@ impl Share {
     pub const ALL: Self = Self(1_000_000);
 
     /// Whether a part makes at least this share of the whole.
-    #[must_use]
     pub fn is_reached(self, part: u128, whole: u128) -> bool {
         // Neither comes near the end of the number: they are sums of fewer than 2^32 numbers of 64 bits.
         part.saturating_mul(Self::ALL.0.into()) >= whole.saturating_mul(self.0.into())
@@ -98,7 +97,6 @@ impl Group {
     pub const ALL: [Self; 4] = [Self::Thread, Self::Command, Self::Cgroup, Self::Heap];
 
     /// Its name on the command line.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Thread => "thread",

@@ -14,9 +14,8 @@ use crate::model::{CallsiteProfile, Frame, Profile, TargetProfile};
 
 const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 
-/// See the module.
 #[derive(Clone, Copy, Debug)]
-pub struct Speedscope;
+pub(crate) struct Speedscope;
 
 impl Report for Speedscope {
     /// The profile of the view is the one that is shown first.

@@ -29,7 +29,6 @@ pub(super) const PLAIN: Style = Style::new();
 
 /// The text to print, with `\n` after each line. `top` is how many callsites are listed. `width` is the terminal's, in columns; without one, lines are as long
 /// as they need to be. `colour` lets it use ANSI escapes.
-#[must_use]
 pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, colour: bool) -> String {
     let mut page = Page::new(width, colour);
     page.header(profile);

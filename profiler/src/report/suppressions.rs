@@ -78,26 +78,22 @@ impl Suppressions {
     }
 
     /// Whether there is none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
 
     /// Whether one matches the frame's function, module or source file.
-    #[must_use]
     pub fn matches(&self, frame: &Frame) -> bool {
         let names = [&frame.function, &frame.module, &frame.file];
         names.into_iter().flatten().any(|name| self.matches_name(name))
     }
 
     /// Whether one matches a frame of the stack. What is shown of a stack does not matter here: ask about the whole one.
-    #[must_use]
     pub fn matches_stack(&self, stack: &[FrameId], frames: &[Frame]) -> bool {
         !self.is_empty() && stack.iter().filter_map(|id| frames.get(id.0 as usize)).any(|frame| self.matches(frame))
     }
 
     /// Whether one matches this name: of a block without a stack, all that can be matched is its type's.
-    #[must_use]
     pub fn matches_name(&self, name: &str) -> bool {
         self.patterns.iter().any(|pattern| pattern.matches(name))
     }

@@ -22,11 +22,10 @@ use crate::model::history::{Change, Held};
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 
 /// The name of the frame that stands for the rest.
-pub const OTHER: &str = "<other>";
+pub(crate) const OTHER: &str = "<other>";
 
 impl Presentation {
     /// The profile as it is to be shown: with its tail folded, where that is asked for.
-    #[must_use]
     pub fn thinned<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
         match self.threshold {
             Some(threshold) if threshold > Share::NOTHING => Cow::Owned(fold(profile, self, threshold)),
@@ -36,7 +35,6 @@ impl Presentation {
 
     /// The profile with the stacks that [`Self::thinned`] would have, but all of its callsites in their places: for formats that
     /// tell what each of them did.
-    #[must_use]
     pub fn cut<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
         match self.threshold {
             Some(threshold) if threshold > Share::NOTHING => Cow::Owned(cut(profile, self, threshold, cut_target)),

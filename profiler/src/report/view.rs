@@ -26,7 +26,6 @@ pub enum View {
 
 impl View {
     /// Whether the profile shows of this quantity what blocks of some age hold, and nothing of younger ones.
-    #[must_use]
     pub const fn shows_old_blocks_only(self, profile: &Profile) -> bool {
         matches!(self, Self::LiveBytes | Self::LiveCount) && profile.older_than_ns.is_some()
     }
@@ -35,7 +34,6 @@ impl View {
     pub const ALL: [Self; 4] = [Self::LiveBytes, Self::LiveCount, Self::AllocBytes, Self::AllocCount];
 
     /// Its name on the command line.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::LiveBytes => "live-bytes",
@@ -46,7 +44,6 @@ impl View {
     }
 
     /// Its name in a sentence.
-    #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
             Self::LiveBytes => "live bytes",
@@ -57,7 +54,6 @@ impl View {
     }
 
     /// What it counts: `bytes` or `blocks`.
-    #[must_use]
     pub const fn unit(self) -> &'static str {
         match self {
             Self::LiveBytes | Self::AllocBytes => "bytes",
@@ -66,7 +62,6 @@ impl View {
     }
 
     /// The quantity, rounded to a whole number.
-    #[must_use]
     pub fn rounded(self, totals: &Totals) -> u64 {
         match self {
             Self::LiveBytes => totals.live_bytes().rounded(),
@@ -77,7 +72,6 @@ impl View {
     }
 
     /// The quantity of a callsite that is to be shown: of live blocks, those alone that are old enough.
-    #[must_use]
     pub fn of_callsite(self, callsite: &CallsiteProfile) -> u64 {
         match (self, callsite.older) {
             (Self::LiveBytes, Some(older)) => older.bytes.rounded(),
@@ -87,13 +81,11 @@ impl View {
     }
 
     /// The 95 % confidence interval of what the totals say of it.
-    #[must_use]
     pub fn confidence(self, totals: &Totals) -> [f64; 2] {
         Totals::confidence(self.estimate(totals), self.variance(totals))
     }
 
     /// The quantity, in bytes or blocks.
-    #[must_use]
     pub fn estimate(self, totals: &Totals) -> f64 {
         match self {
             Self::LiveBytes => totals.live_bytes().to_f64(),
@@ -104,7 +96,6 @@ impl View {
     }
 
     /// The variance of that estimate.
-    #[must_use]
     pub fn variance(self, totals: &Totals) -> EstimatedVariance {
         match self {
             Self::LiveBytes => totals.live_variance.bytes,
@@ -115,7 +106,6 @@ impl View {
     }
 
     /// Samples that it is estimated from.
-    #[must_use]
     pub fn samples(self, totals: &Totals) -> u64 {
         match self {
             Self::LiveBytes | Self::LiveCount => totals.live_samples,

@@ -16,8 +16,7 @@ pub(super) fn title(profile: &Profile) -> String {
 }
 
 /// What ended a window, its span, and what it holds: `signal, 10s to 20s, 3.1 MiB retained, +1.2 MiB`.
-#[must_use]
-pub fn outcome(profile: &Profile) -> String {
+pub(crate) fn outcome(profile: &Profile) -> String {
     let Some(window) = &profile.window else { return String::new() };
     let retained = describe::totals(profile).live_bytes().rounded();
     let about = describe::about(profile.is_exact());

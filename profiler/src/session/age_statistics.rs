@@ -7,7 +7,6 @@ use crate::leak::growth::Growths;
 use crate::ledger::totals::Amounts;
 use crate::units::MonotonicNanos;
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct AgeStatistics {
     /// When this was counted.

@@ -24,7 +24,6 @@ use crate::model::{ChangeReason, IntervalChange};
 use crate::report::text;
 use crate::units::MonotonicNanos;
 
-/// See the module.
 pub(super) struct BackPressure {
     overload: Overload,
     thinnings: Thinnings,

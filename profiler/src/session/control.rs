@@ -31,7 +31,6 @@ impl Control {
     }
 
     /// No orders ever come.
-    #[must_use]
     pub fn none() -> Self {
         Self::default()
     }

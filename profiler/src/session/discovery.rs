@@ -135,7 +135,7 @@ pub(super) struct Own {
 /// # Errors
 ///
 /// When it cannot be profiled.
-pub fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
+pub(crate) fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
     let mut discovery = Discovery::new(placement, HookSet::default(), HeapSelection::default());
     let target = discovery.open(pid)?;
     Ok(target.hooks.planned(&discovery.plan).cloned().collect())

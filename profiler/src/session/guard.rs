@@ -28,7 +28,7 @@ pub(super) const GUARD_PERIOD: Duration = Duration::from_millis(500);
     "`--max-memory {limit}` is less than heapbpf takes from the start: {} of its own and {} of kernel maps, most of it {largest} ({}); make that smaller with `{option}`, or raise the limit",
     ByteSize(*own_bytes), ByteSize(*maps_bytes), ByteSize(*largest_bytes)
 )]
-pub struct TooSmall {
+pub(crate) struct TooSmall {
     limit: ByteSize,
     own_bytes: u64,
     maps_bytes: u64,

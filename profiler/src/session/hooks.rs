@@ -27,7 +27,6 @@ use crate::snapshot::HeapFacts;
 use super::links::Links;
 use super::probes::Probes;
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Hooks {
     states: Vec<HookState>,

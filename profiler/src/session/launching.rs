@@ -110,7 +110,6 @@ impl Session {
     }
 
     /// The command that was started.
-    #[must_use]
     pub fn launched(&self) -> Option<Launched> {
         self.command.as_ref().map(Command::launched)
     }
@@ -228,7 +227,6 @@ impl Session {
 
 impl Command {
     /// Its number.
-    #[must_use]
     pub fn launched(&self) -> Launched {
         Launched(self.launch.pid())
     }

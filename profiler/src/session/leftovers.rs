@@ -15,7 +15,7 @@ use super::discovery::Discovery;
 
 /// What was found, and what became of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Leftovers {
+pub(crate) struct Leftovers {
     /// Processes that were searched.
     pub processes: usize,
     /// Breakpoints without an owner, now removed.
@@ -32,7 +32,7 @@ pub struct Leftovers {
 /// # Errors
 ///
 /// When there are breakpoints, and probes cannot be attached to remove them.
-pub fn remove_leftovers(kind: LinkKind) -> Result<Leftovers, KeeperError> {
+pub(crate) fn remove_leftovers(kind: LinkKind) -> Result<Leftovers, KeeperError> {
     let mut discovery = Discovery::new(PlacementMode::Auto, HookSet::default(), HeapSelection::default());
     let selection = Selection { all: true, ..Selection::default() };
     let mut leftovers = Leftovers::default();

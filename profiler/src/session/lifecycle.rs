@@ -76,7 +76,6 @@ pub(super) struct Descent {
     pub(super) requested: bool,
 }
 
-/// See the module.
 pub(super) struct Lifecycle {
     follow_forks: bool,
     /// Changes wait this long, so that processes which are gone by then cost nothing.

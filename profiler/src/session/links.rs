@@ -16,7 +16,6 @@ use crate::ids::{HookId, Pid};
 use crate::keeper::{Keeper, Link};
 use crate::probe::attach::{AttachError, Probe, attach};
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Links {
     keeper: Keeper,
@@ -48,10 +47,6 @@ impl Links {
 
     /// Attaches probes of one file, all or none. A function that may throw is probed for each process by itself, because it depends
     /// on the process whether it may be probed at all.
-    ///
-    /// # Errors
-    ///
-    /// See [`AttachError`].
     pub(super) fn attach(
         &mut self,
         kernel: &Kernel,

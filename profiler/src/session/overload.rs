@@ -50,7 +50,6 @@ pub(super) struct Change {
     pub(super) reason: ChangeReason,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Overload {
     policy: OverloadPolicy,

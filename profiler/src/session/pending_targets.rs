@@ -17,7 +17,6 @@ use crate::process::facts::ProcessFacts;
 use crate::process::filter::Selection;
 use crate::process::scan;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct PendingTargets {
     /// When processes are looked for next; `None` when those that begin are seen to do so.

@@ -29,7 +29,6 @@ use crate::probe::attach::choose;
 use crate::probe::cost::{self, CostError, Costs};
 use crate::report::text::printable;
 
-/// See the module.
 pub(super) struct Probes {
     pub(super) kernel: Kernel,
     pub(super) discovery: Discovery,

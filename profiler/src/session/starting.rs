@@ -65,13 +65,11 @@ impl Session {
     }
 
     /// Whether at least one process is being recorded, or may come to be.
-    #[must_use]
     pub fn has_begun(&self) -> bool {
         self.first_attached.is_some()
     }
 
     /// Whether the process that owns the probes has exited before its time.
-    #[must_use]
     pub fn has_lost_keeper(&self) -> bool {
         self.keeper.has_exited()
     }
@@ -88,7 +86,6 @@ impl Session {
     }
 
     /// Processes and attached hooks, in words.
-    #[must_use]
     pub fn describe(&self) -> String {
         const NAMED_MAX: usize = 5;
         let mut names: Vec<_> = self
@@ -111,13 +108,11 @@ impl Session {
     }
 
     /// What was asked for and that no process matched at the beginning, in words, where others did.
-    #[must_use]
     pub fn unmatched(&self) -> Option<String> {
         (self.unmatched.is_open() && self.targets.count() > 0).then(|| self.unmatched.to_string())
     }
 
     /// Functions that the user has named and that none of the processes has, as far as there are any.
-    #[must_use]
     pub fn unfound(&self) -> Vec<String> {
         let all = if self.targets.count() > 0 { self.probes.discovery.unfound() } else { Vec::new() };
         all.into_iter().filter(|hook| hook.required).map(|hook| hook.function).collect()

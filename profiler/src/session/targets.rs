@@ -19,7 +19,6 @@ use crate::units::{EstimatedBytes, MonotonicNanos};
 use super::lifecycle::Descent;
 use super::target::{End, Target};
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Targets {
     running: BTreeMap<Pid, Target>,

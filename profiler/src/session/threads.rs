@@ -19,7 +19,6 @@ const THREADS_MAX: usize = 2048;
 /// When names are read again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Threads {
     /// Somebody wants to know.

@@ -29,7 +29,6 @@ pub(super) struct Standing {
     pub(super) alloc_bytes: EstimatedBytes,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Triggers {
     plan: DumpPlan,

@@ -18,9 +18,8 @@ use crate::process::address_space::{AddressSpace, MappedModule};
 /// no file.
 const MAPPINGS_MAX: usize = 4096;
 
-/// See the module.
 #[derive(Clone, Debug, Default)]
-pub struct Code {
+pub(crate) struct Code {
     /// Files with code, each once, in the order in which targets map them.
     pub modules: Vec<ModuleProfile>,
     /// Mappings of each target, by rising address.
@@ -29,8 +28,7 @@ pub struct Code {
 
 impl Code {
     /// The code of these targets.
-    #[must_use]
-    pub fn of(targets: &[Unnamed<'_>], modules: &Modules) -> Self {
+    pub(crate) fn of(targets: &[Unnamed<'_>], modules: &Modules) -> Self {
         let mut gathered = Gathered { modules, code: Self::default(), places: FxHashMap::default() };
         targets.iter().for_each(|target| gathered.add(target));
         gathered.code

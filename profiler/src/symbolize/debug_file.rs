@@ -21,8 +21,7 @@ const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
 /// The debug file of a module, if it is installed here and really belongs to it.
 ///
 /// A module that has its own line information has none.
-#[must_use]
-pub fn find(module: &Module) -> Option<(PathBuf, Image)> {
+pub(crate) fn find(module: &Module) -> Option<(PathBuf, Image)> {
     let elf = module.elf().ok()?;
     let build_id = elf.build_id.as_ref()?;
     if elf.section(".debug_info").is_some() {
@@ -32,8 +31,7 @@ pub fn find(module: &Module) -> Option<(PathBuf, Image)> {
 }
 
 /// The file that a debug file shares strings and types with others in (dwz(1)), and its build id, if it is installed here.
-#[must_use]
-pub fn find_shared(image: &Image) -> Option<(BuildId, Image)> {
+pub(crate) fn find_shared(image: &Image) -> Option<(BuildId, Image)> {
     let elf = Elf::read(image).ok()?;
     let section = elf.section(".gnu_debugaltlink")?;
     let bytes = image.read(section.offset, section.size_bytes, LINK_BYTES_MAX).ok()?;

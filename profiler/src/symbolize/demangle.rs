@@ -15,8 +15,7 @@ const NAME_BYTES_MAX: usize = 1 << 14;
 const NESTING_MAX: u32 = 192;
 
 /// The name to print for a symbol.
-#[must_use]
-pub fn demangle(symbol: &str) -> String {
+pub(crate) fn demangle(symbol: &str) -> String {
     let mut name = Bounded::default();
     // Only what begins like a mangled name is one: to the C++ demangler, `f` alone is the type `float`.
     let mangled = symbol.len() <= MANGLED_BYTES_MAX && (symbol.starts_with("_Z") || symbol.starts_with("_R"));

@@ -8,7 +8,6 @@ use crate::model::history::{Change, History, Instant, Moment};
 use crate::snapshot::{Base, TargetState};
 use crate::units::MonotonicNanos;
 
-/// See the module.
 pub(super) struct Clip<'state> {
     target: &'state TargetState,
     /// When the window began, and what the books were; `None` where that is the target's own beginning.

@@ -13,20 +13,20 @@ use crate::ids::ModuleId;
 use crate::model::Symbolization;
 use crate::object::module::Module;
 
-pub mod code;
-pub mod debug_file;
-pub mod demangle;
-pub mod element;
+pub(crate) mod code;
+pub(crate) mod debug_file;
+pub(crate) mod demangle;
+pub(crate) mod element;
 mod history;
 mod inflate;
-pub mod names;
-pub mod profile;
-pub mod qualified;
-pub mod resolver;
-pub mod sandbox;
+pub(crate) mod names;
+pub(crate) mod profile;
+pub(crate) mod qualified;
+pub(crate) mod resolver;
+pub(crate) mod sandbox;
 mod threads;
-pub mod trim;
-pub mod types;
+pub(crate) mod trim;
+pub(crate) mod types;
 mod vtable;
 
 /// One function that was active at an address.

@@ -18,7 +18,7 @@ use crate::process::address_space::{AddressSpace, Location, Place};
 
 /// A target whose stacks are to be named.
 #[derive(Clone, Copy, Debug)]
-pub struct Unnamed<'a> {
+pub(crate) struct Unnamed<'a> {
     /// Its state.
     pub snapshot: &'a TargetSnapshot,
     /// Where its code lies.
@@ -27,7 +27,7 @@ pub struct Unnamed<'a> {
 
 /// Stacks with names.
 #[derive(Clone, Debug, Default)]
-pub struct Named {
+pub(crate) struct Named {
     /// All frames, each once, in the order in which they first occur.
     pub frames: Vec<Frame>,
     /// The callsites of each target, in the order of the targets and of their snapshots.
@@ -42,8 +42,7 @@ pub struct Named {
 ///
 /// A callsite's heap becomes its index in the snapshot's list of heaps; a heap that is not in that list would be a
 /// broken snapshot, and its callsites are left out with a warning.
-#[must_use]
-pub fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver: &dyn Resolve) -> Named {
+pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver: &dyn Resolve) -> Named {
     let places: Vec<Places> = targets.iter().map(Places::of).collect();
     let answers = ask(&places, modules, resolver);
     let mut named = Named::default();

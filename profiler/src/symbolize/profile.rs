@@ -17,7 +17,6 @@ use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 use crate::units::MonotonicNanos;
 
 /// What a snapshot says of a scope, with names. `trims` leaves the runtime's plumbing out of stacks.
-#[must_use]
 pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims: bool) -> Profile {
     let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> =
         snapshot.targets.iter().filter_map(|target| Some((target, target.books_of(scope)?))).collect();

@@ -9,7 +9,7 @@ const OPERATORS: [&str; 14] = ["()", "[]", "<=>", "<<=", ">>=", "->*", "<<", ">>
 
 /// A name up to, and with, its first arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Qualified<'a> {
+pub(crate) struct Qualified<'a> {
     /// Namespaces and the name, joined by `::`, without arguments and inline namespaces: `std::vector`, `alloc::vec::Vec`.
     pub path: String,
     /// The arguments: those of `std::vector<Foo, std::allocator<Foo> >` are `Foo` and `std::allocator<Foo>`.
@@ -20,8 +20,7 @@ pub struct Qualified<'a> {
 
 impl<'a> Qualified<'a> {
     /// Reads a function's name, or a type's. What it returns and its parameters are left out.
-    #[must_use]
-    pub fn of_function(name: &'a str) -> Self {
+    pub(crate) fn of_function(name: &'a str) -> Self {
         // Parts that a compiler splits off are told behind the name.
         let name = [" [.", " [clone"].iter().fold(name, |name, suffix| name.split(suffix).next().unwrap_or(name));
         let mut start = 0;
@@ -40,8 +39,7 @@ impl<'a> Qualified<'a> {
     }
 
     /// Reads a type's name.
-    #[must_use]
-    pub fn of_type(name: &'a str) -> Self {
+    pub(crate) fn of_type(name: &'a str) -> Self {
         let name = name.trim();
         let mut path = String::new();
         let mut from = 0;
@@ -92,8 +90,7 @@ fn listed(list: &str) -> Vec<&str> {
 }
 
 /// The type and the trait of an implementation, `T as Trait`.
-#[must_use]
-pub fn implemented(inside: &str) -> Option<(&str, &str)> {
+pub(crate) fn implemented(inside: &str) -> Option<(&str, &str)> {
     let spaces = outside(inside).into_iter().filter(|(_, byte)| *byte == b' ');
     let at = spaces.map(|(at, _)| at).find(|&at| inside[at..].starts_with(" as "))?;
     Some((&inside[..at], &inside[at + " as ".len()..]))

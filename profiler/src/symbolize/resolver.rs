@@ -40,13 +40,11 @@ enum Reader {
 
 impl Resolver {
     /// A resolver that has a process of its own parse files. The interrupt ends that, at once and for good.
-    #[must_use]
     pub fn sandboxed(interrupt: Interrupt) -> Self {
         Self::with(Reader::Sandbox(Sandbox::new(interrupt)))
     }
 
     /// A resolver that parses files in this process, which must therefore be trusted: for tests.
-    #[must_use]
     pub fn in_process() -> Self {
         Self::with(Reader::InProcess)
     }

@@ -70,8 +70,7 @@ const START: &[&str] = &[
 const ALLOCATION_TRAITS: &[&str] = &[" as alloc::vec::spec_", " as alloc::slice::hack::", " as alloc::vec::is_zero::"];
 
 /// The stack, leaf first, without the plumbing at its two ends. A stack of nothing else stays whole.
-#[must_use]
-pub fn trim<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> &'stack [FrameId] {
+pub(crate) fn trim<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> &'stack [FrameId] {
     let name = |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| frame.function.as_deref()).unwrap_or("");
     let allocates = |name: &str| {
         begins_like_any(name, ALLOCATION) || ALLOCATION_TRAITS.iter().any(|of_trait| name.contains(of_trait))

@@ -12,21 +12,20 @@ use crate::object::module::Modules;
 use crate::process::address_space::AddressSpace;
 
 /// Types of one process's blocks. Remembers what it has found: of 100,000 blocks of one callsite the names are read once.
-pub struct TypeNames<'a> {
+pub(crate) struct TypeNames<'a> {
     classes: Classes<'a>,
     frames: FxHashMap<FrameId, Told>,
 }
 
 impl<'a> TypeNames<'a> {
     /// `regions` are all that the process has mapped, by rising address, and `space` is where its code is, of these modules.
-    #[must_use]
-    pub fn new(regions: &'a [Region], space: &'a AddressSpace, modules: &'a Modules) -> Self {
+    pub(crate) fn new(regions: &'a [Region], space: &'a AddressSpace, modules: &'a Modules) -> Self {
         Self { classes: Classes::new(regions, space, modules), frames: FxHashMap::default() }
     }
 
     /// The type of a block. `first_word` is how it begins, where that is known; `stack` has the frames that asked for it, leaf first, best with
     /// those of allocators, and is empty where that was not seen. `frames` must always be those of the same profile.
-    pub fn of(&mut self, first_word: Option<u64>, stack: &[FrameId], frames: &[Frame]) -> Option<TypeName> {
+    pub(crate) fn of(&mut self, first_word: Option<u64>, stack: &[FrameId], frames: &[Frame]) -> Option<TypeName> {
         if let Some(name) = first_word.and_then(|word| self.classes.of(word)) {
             return Some(TypeName { name, evidence: TypeEvidence::Vtable });
         }

@@ -26,7 +26,7 @@ use super::image::Image;
 use super::table::Table;
 
 /// Bytes of tables that stay on disk, up to a sixteenth more while an agent runs. The longest unused are removed.
-pub const CACHE_BYTES_MAX: u64 = 512 << 20;
+pub(crate) const CACHE_BYTES_MAX: u64 = 512 << 20;
 
 /// Age at which an unfinished file is taken for an interrupted writer's, in seconds.
 const UNFINISHED_AGE_S: i64 = 3600;
@@ -39,7 +39,7 @@ const UNFINISHED: &[u8] = b".new-";
 
 /// Why there is no cache.
 #[derive(Debug, Error)]
-pub enum CacheError {
+pub(crate) enum CacheError {
     /// A directory could not be made or opened.
     #[error("cannot open cache directory `{path}`: {source}")]
     Directory {
@@ -61,15 +61,14 @@ pub enum CacheError {
 /// Identifies a table by a hash of what it is built from. A build id would not do: the author of a file chooses it, and
 /// with it could replace the table of another process's library.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TableKey([u8; 32]);
+pub(crate) struct TableKey([u8; 32]);
 
 impl TableKey {
     /// The key of this image's table: SHA-256 of its unwind sections, their addresses, where its code lies and where it
     /// starts. Bytes of code are not in it: the few that matter are checked when a table is read ([`Samples`]).
     ///
     /// [`Samples`]: super::frame_pointer::Samples
-    #[must_use]
-    pub fn of<'data, R: ReadRef<'data>>(image: &Image<'data, R>) -> Self {
+    pub(crate) fn of<'data, R: ReadRef<'data>>(image: &Image<'data, R>) -> Self {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_le_bytes());
@@ -106,7 +105,7 @@ fn array_with_mark(number: u64) -> [u8; 9] {
 
 /// A directory of tables.
 #[derive(Debug)]
-pub struct Cache {
+pub(crate) struct Cache {
     directory: OwnedFd,
     bytes_max: u64,
     /// Bytes written since the cache was last tidied, which looks at every file.
@@ -116,8 +115,7 @@ pub struct Cache {
 impl Cache {
     /// The cache where the environment says: `$XDG_CACHE_HOME/heapbpf/unwind`, else below `$HOME/.cache`; for root, where
     /// that is another user's, below `/var/cache`. `None`, with a warning, if there is none to use.
-    #[must_use]
-    pub fn from_environment() -> Option<Self> {
+    pub(crate) fn from_environment() -> Option<Self> {
         let roots = cache_roots(|name| std::env::var_os(name), rustix::process::geteuid().is_root());
         let mut refused = None;
         for root in roots {
@@ -137,7 +135,7 @@ impl Cache {
     ///
     /// # Errors
     /// When a directory cannot be made or opened, or is not the effective user's alone.
-    pub fn open(root: &Path, bytes_max: u64) -> Result<Self, CacheError> {
+    pub(crate) fn open(root: &Path, bytes_max: u64) -> Result<Self, CacheError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source: io::Error| CacheError::Directory { path, source }
@@ -161,7 +159,7 @@ impl Cache {
     }
 
     /// The table with this key, from the cache if there is one and `is_current`, or else from `build`, whose result is kept.
-    pub fn get_or_build(
+    pub(crate) fn get_or_build(
         &self,
         key: &TableKey,
         is_current: impl FnOnce(&Table) -> bool,
@@ -176,8 +174,7 @@ impl Cache {
     }
 
     /// The table with this key, if the cache has a sound one.
-    #[must_use]
-    pub fn load(&self, key: &TableKey) -> Option<Table> {
+    pub(crate) fn load(&self, key: &TableKey) -> Option<Table> {
         let name = key.file_name();
         match self.read(&name) {
             Ok(bytes) => {
@@ -196,7 +193,7 @@ impl Cache {
     }
 
     /// Keeps a table. Failure is a warning.
-    pub fn store(&self, key: &TableKey, table: &Table) {
+    pub(crate) fn store(&self, key: &TableKey, table: &Table) {
         let name = key.file_name();
         let bytes = encode::encode(name.as_bytes(), table);
         if let Err(error) = self.replace(&name, &bytes) {

@@ -15,20 +15,20 @@ use super::rules::{self, RuleTable};
 use super::table::BuildStats;
 
 /// Functions (FDEs) that are read of one module. The most that were met, in rustc's, are 174,248.
-pub const FUNCTIONS_MAX: usize = 2 << 20;
+pub(crate) const FUNCTIONS_MAX: usize = 2 << 20;
 
 /// Rows that are read of one module, before equal neighbours are merged. The most that were met, in rustc's, are 1.8
 /// million.
-pub const ROWS_MAX: usize = 16 << 20;
+pub(crate) const ROWS_MAX: usize = 16 << 20;
 
 /// Length that a CIE may have, in bytes: its instructions run again for each of its functions. Real ones have 20.
-pub const CIE_BYTES_MAX: usize = 1024;
+pub(crate) const CIE_BYTES_MAX: usize = 1024;
 
 /// Room for one row: 17 columns for general registers, 10 vector registers that functions of the Windows ABI save.
 ///
 /// Remembering a row copies it, and two bytes can ask for that, so its size bounds the work that a module can demand.
 #[derive(Clone, Copy, Debug)]
-pub struct RowStorage;
+pub(crate) struct RowStorage;
 
 impl UnwindContextStorage<usize> for RowStorage {
     type Rules = [(Register, RegisterRule<usize>); 32];
@@ -37,7 +37,7 @@ impl UnwindContextStorage<usize> for RowStorage {
 
 /// One function's stretch of code and its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Function {
+pub(crate) struct Function {
     /// First link address.
     pub start: u64,
     /// Link address after the last.
@@ -50,7 +50,7 @@ pub struct Function {
 
 /// From this distance into its function on, a rule holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FunctionRow {
+pub(crate) struct FunctionRow {
     /// Distance from the function's start, in bytes.
     pub offset: u32,
     /// The rule's number.
@@ -59,7 +59,7 @@ pub struct FunctionRow {
 
 /// All functions that a module's unwind information describes, in its order.
 #[derive(Debug, Default)]
-pub struct Functions {
+pub(crate) struct Functions {
     /// The functions. They may overlap.
     pub functions: Vec<Function>,
     /// The rows of all functions.
@@ -79,7 +79,7 @@ struct Reader<'a, 'data, S> {
 
 impl Functions {
     /// Adds the functions of `.eh_frame`.
-    pub fn read_eh_frame<'data, R: ReadRef<'data>>(
+    pub(crate) fn read_eh_frame<'data, R: ReadRef<'data>>(
         &mut self,
         bytes: &'data [u8],
         image: &Image<'data, R>,
@@ -92,7 +92,7 @@ impl Functions {
     }
 
     /// Adds the functions of `.debug_frame`.
-    pub fn read_debug_frame<'data, R: ReadRef<'data>>(
+    pub(crate) fn read_debug_frame<'data, R: ReadRef<'data>>(
         &mut self,
         bytes: &'data [u8],
         image: &Image<'data, R>,
@@ -105,8 +105,7 @@ impl Functions {
     }
 
     /// Bytes of code in all functions; where they overlap, counted twice.
-    #[must_use]
-    pub fn covered_bytes(&self) -> u64 {
+    pub(crate) fn covered_bytes(&self) -> u64 {
         self.functions.iter().map(|function| function.end - function.start).sum()
     }
 

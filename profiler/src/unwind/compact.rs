@@ -12,8 +12,7 @@ use crate::address::LinkAddr;
 const PAGE_BYTES: u64 = 1 << PAGE_BITS;
 
 /// Builds the table. `gap` is the number of the rule that holds in code which no function covers.
-#[must_use]
-pub fn compact(spans: &Spans, code: &[Code], gap: u16, rules: RuleTable, stats: BuildStats) -> Table {
+pub(crate) fn compact(spans: &Spans, code: &[Code], gap: u16, rules: RuleTable, stats: BuildStats) -> Table {
     let first = if gap == rules::GAP {
         spans.functions.first().map_or(0, |function| function.start)
     } else {

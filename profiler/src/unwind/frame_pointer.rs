@@ -49,7 +49,6 @@ impl Samples {
     }
 
     /// Whether this image has the same code at these places.
-    #[must_use]
     pub fn are_of<'data, R: ReadRef<'data>>(&self, image: &Image<'data, R>) -> bool {
         Self::of(image, self.places.clone()).digest == self.digest
     }
@@ -62,8 +61,7 @@ fn read<'data, R: ReadRef<'data>>(image: &Image<'data, R>, address: u64, length:
 }
 
 /// Whether the functions in a module's gaps set up frame pointers, and the sampled code.
-#[must_use]
-pub fn fill_gaps<'data, R: ReadRef<'data>>(image: &Image<'data, R>, spans: &Spans) -> (bool, Samples) {
+pub(crate) fn fill_gaps<'data, R: ReadRef<'data>>(image: &Image<'data, R>, spans: &Spans) -> (bool, Samples) {
     let samples = Samples::of(image, places(&gaps(image, spans)));
     let (mut bytes_read, mut found) = (0, 0);
     for &(address, length) in &samples.places {

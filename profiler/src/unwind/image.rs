@@ -9,13 +9,13 @@ use object::{LittleEndian, ReadRef};
 use thiserror::Error;
 
 /// Largest unwind section that is read, in bytes. The largest of 2,139 modules on one machine, rustc's, has 9.6 MB.
-pub const SECTION_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const SECTION_BYTES_MAX: u64 = 64 << 20;
 
 /// Largest table of section names that is read, in bytes.
 const NAMES_BYTES_MAX: u64 = 1 << 20;
 
 /// Largest stretch of addresses that a module's code may take, in bytes. Bounds the table's pages.
-pub const CODE_SPAN_MAX: u64 = 1 << 30;
+pub(crate) const CODE_SPAN_MAX: u64 = 1 << 30;
 
 /// Why an image has no table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -92,19 +92,16 @@ impl<'data, R: ReadRef<'data>> Image<'data, R> {
     }
 
     /// Bytes of executable segments.
-    #[must_use]
     pub fn code_bytes(&self) -> u64 {
         self.code.iter().map(|code| code.end - code.start).sum()
     }
 
     /// The executable segment that holds this link address.
-    #[must_use]
     pub fn code_at(&self, address: u64) -> Option<&Code> {
         code_at(&self.code, address)
     }
 
     /// Up to `length` bytes of code from a link address on, as the file has them.
-    #[must_use]
     pub fn read_code(&self, code: &Code, address: u64, length: u64) -> Option<&'data [u8]> {
         let length = length.min(code.end.checked_sub(address)?);
         let offset = code.file_offset.checked_add(address.checked_sub(code.start)?)?;

@@ -8,25 +8,26 @@
 //! Everything here is a function of bytes, but for [`cache`], which reads and writes files of its own. Modules are the
 //! target's to choose: work and memory are bounded whatever they say, and what is left out is counted by reason.
 
-pub mod cache;
-pub mod cfi;
-pub mod compact;
+pub(crate) mod cache;
+pub(crate) mod cfi;
+pub(crate) mod compact;
 pub(crate) mod encode;
-pub mod frame_pointer;
-pub mod image;
-pub mod ranges;
-pub mod rule;
-pub mod rules;
-pub mod spans;
-pub mod store;
-pub mod table;
+pub(crate) mod frame_pointer;
+pub(crate) mod image;
+pub(crate) mod ranges;
+pub(crate) mod rule;
+pub(crate) mod rules;
+pub(crate) mod spans;
+pub(crate) mod store;
+pub(crate) mod table;
 
 use object::ReadRef;
 
 use cache::{Cache, TableKey};
-pub use image::{Image, ImageError};
-pub use rules::RuleTable;
-pub use table::{BuildStats, Table};
+pub(crate) use image::{Image, ImageError};
+pub(crate) use rules::RuleTable;
+pub(crate) use table::BuildStats;
+pub use table::Table;
 
 /// Builds the table of an ELF file: a slice of bytes (the vDSO, read from a process), or `&object::ReadCache<File>`,
 /// which reads the few sections that are needed and not the rest of a large file.
@@ -43,7 +44,7 @@ pub fn build<'data, R: ReadRef<'data>>(data: R) -> Result<Table, ImageError> {
 ///
 /// # Errors
 /// As [`build`].
-pub fn build_cached<'data, R: ReadRef<'data>>(data: R, cache: &Cache) -> Result<Table, ImageError> {
+pub(crate) fn build_cached<'data, R: ReadRef<'data>>(data: R, cache: &Cache) -> Result<Table, ImageError> {
     let image = Image::parse(data)?;
     let is_current = |table: &Table| table.samples.are_of(&image);
     Ok(cache.get_or_build(&TableKey::of(&image), is_current, || build_from_image(&image)))

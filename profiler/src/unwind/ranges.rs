@@ -5,7 +5,8 @@ use std::ops::Range;
 
 /// Free stretches of an array, first fit.
 #[derive(Clone, Debug)]
-pub struct Ranges {
+pub(crate) struct Ranges {
+    #[cfg(test)]
     capacity: u32,
     /// Start and length; never adjacent, never empty.
     free: BTreeMap<u32, u32>,
@@ -13,14 +14,17 @@ pub struct Ranges {
 
 impl Ranges {
     /// All of an array of `capacity` elements.
-    #[must_use]
-    pub fn new(capacity: u32) -> Self {
+    pub(crate) fn new(capacity: u32) -> Self {
         let free = if capacity == 0 { BTreeMap::new() } else { BTreeMap::from([(0, capacity)]) };
-        Self { capacity, free }
+        Self {
+            #[cfg(test)]
+            capacity,
+            free,
+        }
     }
 
     /// Takes `length` elements that lie together; `None` when there is no such stretch.
-    pub fn take(&mut self, length: u32) -> Option<Range<u32>> {
+    pub(crate) fn take(&mut self, length: u32) -> Option<Range<u32>> {
         if length == 0 {
             return Some(0..0);
         }
@@ -33,7 +37,7 @@ impl Ranges {
     }
 
     /// Gives back what [`take`](Self::take) gave.
-    pub fn give_back(&mut self, range: Range<u32>) {
+    pub(crate) fn give_back(&mut self, range: Range<u32>) {
         if range.is_empty() {
             return;
         }
@@ -51,8 +55,8 @@ impl Ranges {
     }
 
     /// Elements that are taken.
-    #[must_use]
-    pub fn used(&self) -> u32 {
+    #[cfg(test)]
+    pub(crate) fn used(&self) -> u32 {
         self.capacity - self.free.values().sum::<u32>()
     }
 }

@@ -10,14 +10,14 @@ use profiler_common::unwind::{CallerBp, Cfa, Rule};
 use super::cfi::RowStorage;
 
 /// Bytes of an unwind section.
-pub type Bytes<'data> = EndianSlice<'data, LittleEndian>;
+pub(crate) type Bytes<'data> = EndianSlice<'data, LittleEndian>;
 
 /// Operations that are looked at in one expression. The longest that is understood, a procedure linkage table's, has 9.
 const OPERATIONS_MAX: usize = 10;
 
 /// Why a row has no rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unsupported {
+pub(crate) enum Unsupported {
     /// The CFA comes from a register that calls overwrite. No return address can lie in such code: only a signal that
     /// interrupts it leads there.
     VolatileCfa,
@@ -39,7 +39,7 @@ pub enum Unsupported {
 
 impl Unsupported {
     /// All reasons, in the order of their discriminants.
-    pub const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::VolatileCfa,
         Self::PreservedCfa,
         Self::CfaExpression,
@@ -51,15 +51,15 @@ impl Unsupported {
     ];
 
     /// Whether return addresses, and so ordinary stacks, can meet such a row.
-    #[must_use]
-    pub const fn breaks_stacks(self) -> bool {
+    #[cfg(test)]
+    pub(crate) const fn breaks_stacks(self) -> bool {
         !matches!(self, Self::VolatileCfa)
     }
 }
 
 /// What a row belongs to.
 #[derive(Clone, Copy, Debug)]
-pub struct Context<'a, S> {
+pub(crate) struct Context<'a, S> {
     /// The unwind section, which expressions lie in.
     pub section: &'a S,
     /// How expressions are encoded.
@@ -74,7 +74,7 @@ type Row = UnwindTableRow<usize, RowStorage>;
 ///
 /// # Errors
 /// Why there is none.
-pub fn translate<'data, S: UnwindSection<Bytes<'data>>>(
+pub(crate) fn translate<'data, S: UnwindSection<Bytes<'data>>>(
     context: &Context<'_, S>,
     row: &Row,
 ) -> Result<Rule, Unsupported> {

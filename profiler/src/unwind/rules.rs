@@ -4,15 +4,13 @@ use profiler_common::unwind::{RULES_MAX, Rule};
 use rustc_hash::FxHashMap;
 
 /// Number of [`Rule::GAP`] in every table.
-pub const GAP: u16 = 0;
+pub(crate) const GAP: u16 = 0;
 /// Number of [`Rule::END`] in every table.
-pub const END: u16 = 1;
+pub(crate) const END: u16 = 1;
 /// Number of [`Rule::UNSUPPORTED`] in every table.
-pub const UNSUPPORTED: u16 = 2;
-/// Number of [`Rule::SIGNAL`] in every table.
-pub const SIGNAL: u16 = 3;
+pub(crate) const UNSUPPORTED: u16 = 2;
 /// Number of [`Rule::FRAME_POINTER`] in every table.
-pub const FRAME_POINTER: u16 = 4;
+pub(crate) const FRAME_POINTER: u16 = 4;
 
 /// Distinct rules, numbered in the order of their arrival after the reserved ones.
 #[derive(Clone, Debug)]
@@ -23,7 +21,6 @@ pub struct RuleTable {
 
 impl RuleTable {
     /// A table of the reserved rules.
-    #[must_use]
     pub fn new() -> Self {
         let numbers = Rule::RESERVED.into_iter().zip(0..).collect();
         Self { rules: Rule::RESERVED.to_vec(), numbers }
@@ -42,13 +39,11 @@ impl RuleTable {
     }
 
     /// All rules, by number. What the kernel's rule map holds.
-    #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
     /// The rules alone.
-    #[must_use]
     pub fn into_rules(self) -> Vec<Rule> {
         self.rules
     }

@@ -11,7 +11,7 @@ const ENTRY_BYTES: u64 = 64;
 
 /// Functions by address, without overlap.
 #[derive(Debug)]
-pub struct Spans {
+pub(crate) struct Spans {
     /// The functions.
     pub functions: Vec<Function>,
     /// Their rows.
@@ -20,8 +20,7 @@ pub struct Spans {
 
 /// Sorts functions and resolves overlaps as the C++ runtime's search does: the function with the highest start at or
 /// before an address decides, even if it ends before that address. Of functions with one start the first stays.
-#[must_use]
-pub fn resolve(functions: Functions, entry: Option<u64>, code: &[Code], stats: &mut BuildStats) -> Spans {
+pub(crate) fn resolve(functions: Functions, entry: Option<u64>, code: &[Code], stats: &mut BuildStats) -> Spans {
     let Functions { mut functions, mut rows } = functions;
     functions.sort_by_key(|function| function.start);
     let before = functions.len();

@@ -20,48 +20,24 @@ use crate::ids::{ModuleId, Pid};
 use crate::units::MonotonicNanos;
 
 /// The kernel's maps.
-pub trait UnwindMaps {
+pub(crate) trait UnwindMaps {
     /// Writes cells of rows from this index on.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's.
     fn write_rows(&mut self, first: u32, cells: &[RowCell]) -> io::Result<()>;
     /// Writes pages from this index on.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's.
     fn write_pages(&mut self, first: u32, pages: &[PageRows]) -> io::Result<()>;
     /// Writes rules from this index on.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's.
     fn write_rules(&mut self, first: u32, rules: &[Rule]) -> io::Result<()>;
     /// Writes mappings from this index on.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's.
     fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()>;
     /// Says where a process's mappings lie.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's.
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()>;
     /// Forgets a process. One that is not there is no error: the kernel side forgets processes too.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's.
     fn remove_process(&mut self, pid: Pid) -> io::Result<()>;
 }
 
 /// Elements that the kernel's maps hold.
 #[derive(Clone, Copy, Debug)]
-pub struct Capacity {
+pub(crate) struct Capacity {
     /// Cells of two rows.
     pub cells: u32,
     /// Pages of 64 KiB of code.
@@ -72,7 +48,7 @@ pub struct Capacity {
 
 /// One executable mapping of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MappedCode {
+pub(crate) struct MappedCode {
     /// First address.
     pub start: TargetAddr,
     /// Address after the last.
@@ -83,9 +59,8 @@ pub struct MappedCode {
     pub generated: bool,
 }
 
-/// See the module.
 #[derive(Debug)]
-pub struct TableStore<M> {
+pub(crate) struct TableStore<M> {
     maps: M,
     cells: Ranges,
     pages: Ranges,
@@ -125,8 +100,7 @@ const WALK_MAX: Duration = Duration::from_secs(1);
 
 impl<M: UnwindMaps> TableStore<M> {
     /// An empty store over empty maps. `generated` says how code that was made at run time is unwound.
-    #[must_use]
-    pub fn new(maps: M, capacity: Capacity, generated: TableRef) -> Self {
+    pub(crate) fn new(maps: M, capacity: Capacity, generated: TableRef) -> Self {
         Self {
             maps,
             cells: Ranges::new(capacity.cells),
@@ -148,7 +122,7 @@ impl<M: UnwindMaps> TableStore<M> {
     /// # Errors
     ///
     /// When the kernel's maps cannot be written, or have no room for the mappings.
-    pub fn set_process(
+    pub(crate) fn set_process(
         &mut self,
         pid: Pid,
         code: &[MappedCode],
@@ -180,18 +154,11 @@ impl<M: UnwindMaps> TableStore<M> {
     /// # Errors
     ///
     /// When the kernel's maps cannot be written.
-    pub fn remove_process(&mut self, pid: Pid, now: MonotonicNanos) -> io::Result<()> {
+    pub(crate) fn remove_process(&mut self, pid: Pid, now: MonotonicNanos) -> io::Result<()> {
         let Some(before) = self.processes.remove(&pid) else { return Ok(()) };
         let removed = self.maps.remove_process(pid);
         self.retire(before, now);
         removed
-    }
-
-    /// Bytes of the row and page maps that are in use.
-    #[must_use]
-    pub fn used_bytes(&self) -> u64 {
-        u64::from(self.cells.used()) * size_of::<RowCell>() as u64
-            + u64::from(self.pages.used()) * size_of::<PageRows>() as u64
     }
 
     fn mapping(&self, mapped: &MappedCode) -> ProcessMapping {

@@ -64,14 +64,12 @@ pub struct Table {
 
 impl Table {
     /// The rule at a link address. Where no function covers it, [`Rule::GAP`].
-    #[must_use]
     pub fn lookup(&self, address: LinkAddr) -> Rule {
         find_rule(self, &self.place(TargetAddr(self.base.0), 0), address.0).unwrap_or(Rule::GAP)
     }
 
     /// The reference that a process's mapping carries: `start` is where the first page lies in the target, which is
     /// [`base`](Self::base) plus the load bias; `page_first` is where the pages were put in the page map.
-    #[must_use]
     pub fn place(&self, start: TargetAddr, page_first: u32) -> TableRef {
         // The span of code is limited to 2^30 bytes, so to 2^14 pages.
         let page_count = u32::try_from(self.pages.len()).unwrap_or(u32::MAX);
@@ -88,7 +86,6 @@ impl Table {
 
     /// Enters this table's rules into the table that all modules share. The result maps the numbers here to those
     /// there. Where all numbers are taken a rule becomes [`Rule::UNSUPPORTED`].
-    #[must_use]
     pub fn number_rules(&self, shared: &mut RuleTable) -> Vec<u16> {
         self.rules.iter().map(|&rule| shared.number(rule).unwrap_or(rules::UNSUPPORTED)).collect()
     }
@@ -116,7 +113,6 @@ impl Table {
     }
 
     /// Memory that the table takes in the kernel's row and page maps, in bytes.
-    #[must_use]
     pub fn kernel_bytes(&self) -> usize {
         self.rows.len().div_ceil(2) * size_of::<RowCell>() + self.pages.len() * size_of::<PageRows>()
     }

@@ -53,7 +53,6 @@ pub struct WalkedBlock {
 }
 
 /// Walks every allocator that is recognised.
-#[must_use]
 pub fn walk(scene: &Scene<'_>) -> Vec<Walk> {
     let regions = with_one_break(scene.regions);
     let scene = &Scene { regions: &regions, ..*scene };

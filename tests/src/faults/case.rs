@@ -18,7 +18,6 @@ macro_rules! named {
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
             /// The name on the command line and in tables.
-            #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }

@@ -32,7 +32,6 @@ const MISSES_MAX: u32 = 8;
 /// # Panics
 ///
 /// When the machine lacks what the run needs.
-#[must_use]
 #[expect(clippy::print_stderr, reason = "a long run reports its progress, and each fault when it happens")]
 pub fn run(plan: &Plan) -> Tally {
     crate::kernel::require_root();

@@ -56,13 +56,11 @@ impl Plan {
     }
 
     /// All kills.
-    #[must_use]
     pub fn kills(&self) -> usize {
         self.counts.iter().map(|(_, kills)| kills).sum()
     }
 
     /// What repeats the run.
-    #[must_use]
     pub fn seed(&self) -> u64 {
         self.seed
     }

@@ -55,25 +55,21 @@ impl Tally {
     }
 
     /// Kills that were made, and those that could not be.
-    #[must_use]
     pub fn made_and_missed(&self) -> (u64, u64) {
         (self.rows.values().map(|row| row.kills).sum(), self.missed)
     }
 
     /// Kills that harmed something.
-    #[must_use]
     pub fn harmed(&self) -> u64 {
         self.rows.values().map(|row| row.harmed).sum()
     }
 
     /// The counts as a table in Markdown, a row for each mode, backend and role, and sums by role.
-    #[must_use]
     pub fn table(&self) -> String {
         self.table_of(true)
     }
 
     /// The sums by role as a table in Markdown.
-    #[must_use]
     pub fn summary(&self) -> String {
         self.table_of(false)
     }

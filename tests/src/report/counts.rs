@@ -49,7 +49,6 @@ pub struct Site {
 
 impl Ledger {
     /// What each function did.
-    #[must_use]
     pub fn by_function(&self) -> BTreeMap<String, Counts> {
         self.sites.iter().map(|site| (site.function.clone(), site.counts)).collect()
     }
@@ -59,20 +58,17 @@ impl Ledger {
     /// # Panics
     ///
     /// When there is none.
-    #[must_use]
     #[track_caller]
     pub fn site(&self, function: &str) -> &Site {
         self.sites.iter().find(|site| site.function == function).unwrap_or_else(|| panic!("no site `{function}`"))
     }
 
     /// Over all functions.
-    #[must_use]
     pub fn sum(&self) -> Counts {
         self.sum_of(|_| true)
     }
 
     /// Over the functions of these names.
-    #[must_use]
     pub fn sum_of(&self, is_meant: impl Fn(&str) -> bool) -> Counts {
         let mut sum = Counts::default();
         self.sites.iter().filter(|site| is_meant(&site.function)).for_each(|site| sum.add(site.counts));
@@ -82,7 +78,6 @@ impl Ledger {
 
 impl Counts {
     /// So many blocks of together so many bytes, all of which are kept.
-    #[must_use]
     pub const fn kept(count: u64, bytes: u64) -> Self {
         Self {
             alloc_count: count,

@@ -81,7 +81,6 @@ pub struct TypeName {
 
 impl Sum {
     /// This many blocks of this many bytes altogether.
-    #[must_use]
     pub fn of(count: u64, bytes: u64) -> Self {
         Self { count, bytes }
     }
@@ -93,7 +92,6 @@ impl Check {
     /// # Panics
     ///
     /// When it cannot be read or is none.
-    #[must_use]
     #[track_caller]
     pub fn read(path: &Path) -> Self {
         let text = text(path);
@@ -109,7 +107,6 @@ impl Check {
     /// # Panics
     ///
     /// When there is none.
-    #[must_use]
     #[track_caller]
     pub fn heap(&self, name: &str) -> &Heap {
         let heap = self.heaps.iter().find(|heap| heap.name == name);
@@ -117,7 +114,6 @@ impl Check {
     }
 
     /// What leaked, in lines for whoever reads a failure.
-    #[must_use]
     pub fn told(&self) -> String {
         let line = |leak: &Leak| {
             let functions: Vec<&str> = leak.functions().into_iter().take(6).collect();
@@ -132,7 +128,6 @@ impl Check {
     /// # Panics
     ///
     /// When there is another number of them.
-    #[must_use]
     #[track_caller]
     pub fn leak_of(&self, function: &str) -> &Leak {
         let mut leaks = self.leaks.iter().filter(|leak| leak.functions().iter().any(|name| is_called(name, function)));
@@ -149,7 +144,6 @@ impl Leak {
     /// # Panics
     ///
     /// When the address is none.
-    #[must_use]
     #[track_caller]
     pub fn address(&self) -> u64 {
         let digits = self.address.strip_prefix("0x").unwrap_or_else(|| panic!("`{}`", self.address));
@@ -157,7 +151,6 @@ impl Leak {
     }
 
     /// The functions of its stack, from the leaf.
-    #[must_use]
     pub fn functions(&self) -> Vec<&str> {
         self.stack.iter().filter_map(|frame| frame.function.as_deref()).collect()
     }

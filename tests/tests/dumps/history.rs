@@ -1,15 +1,15 @@
 //! What a target held in the course of time: as its JSON report has it, and as its recording tells it.
 
-use heapbpf::model::history::{Held, Moment, Occasion};
-use heapbpf::model::{Profile, TargetProfile};
-use heapbpf::object::module::Modules;
-use heapbpf::recording::modules::{self, Found};
-use heapbpf::recording::names::RecordedNames;
-use heapbpf::recording::read;
-use heapbpf::recording::span::{Span, Spanned};
-use heapbpf::snapshot::Scope;
-use heapbpf::symbolize::profile::profile;
-use heapbpf::symbolize::resolver::Resolver;
+use heapbpf::internals::model::history::{Held, Moment, Occasion};
+use heapbpf::internals::model::{Profile, TargetProfile};
+use heapbpf::internals::object::module::Modules;
+use heapbpf::internals::recording::modules::{self, Found};
+use heapbpf::internals::recording::names::RecordedNames;
+use heapbpf::internals::recording::read;
+use heapbpf::internals::recording::span::{Span, Spanned};
+use heapbpf::internals::snapshot::Scope;
+use heapbpf::internals::symbolize::profile::profile;
+use heapbpf::internals::symbolize::resolver::Resolver;
 use heapbpf_tests::heapbpf::Heapbpf;
 use serde_json::Value;
 

@@ -20,7 +20,6 @@ const ALL_SIGNALS: u64 = u64::MAX;
 /// The processor stops after each instruction.
 const TRAP_FLAG: u64 = 1 << 8;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Borrowed {
     pid: Pid,

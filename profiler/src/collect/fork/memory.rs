@@ -30,7 +30,7 @@ struct Piece {
 
 /// See the module. The copy ends with it.
 #[derive(Debug)]
-pub struct ForkMemory {
+pub(crate) struct ForkMemory {
     copy: Box<dyn ProcessCopy>,
     /// Identifies the copy in this process.
     id: u64,
@@ -41,8 +41,7 @@ pub struct ForkMemory {
 impl ForkMemory {
     /// Of a copy in which these parts exist, by rising address and without overlaps. Memory that the process shares with others
     /// is read as it is when it is asked for.
-    #[must_use]
-    pub fn new(copy: Box<dyn ProcessCopy>, spans: Vec<Span>) -> Self {
+    pub(crate) fn new(copy: Box<dyn ProcessCopy>, spans: Vec<Span>) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let mut joined: Vec<Range<u64>> = Vec::with_capacity(spans.len());
         for span in spans.into_iter().filter(|span| span.start < span.end) {
@@ -55,15 +54,8 @@ impl ForkMemory {
     }
 
     /// The process that is read.
-    #[must_use]
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.copy.pid()
-    }
-
-    /// Bytes that are there.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.spans.iter().map(|span| span.end - span.start).sum()
     }
 
     fn between(&self, start: u64, end: u64) -> impl Iterator<Item = &Range<u64>> {

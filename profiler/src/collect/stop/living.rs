@@ -10,7 +10,7 @@ use crate::linux::proc::tasks;
 /// # Errors
 ///
 /// If the process is a part of the kernel, or heapbpf, or has ended.
-pub fn living(pid: Pid) -> Result<Pid, CollectError> {
+pub(crate) fn living(pid: Pid) -> Result<Pid, CollectError> {
     if pid.0 == std::process::id() {
         return Err(CollectError::Itself(pid));
     }

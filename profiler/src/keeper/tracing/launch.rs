@@ -23,7 +23,7 @@ use crate::process::launch::{LaunchError, StartUp, Stir, has_one_thread};
 /// A started program, or a process that has just begun. Dropping it lets the program run on: at once, or where it waits in the
 /// kernel, when it wakes. See [`crate::process::launch::Launch`], which is the keeper's side.
 #[derive(Debug)]
-pub struct Launch {
+pub(crate) struct Launch {
     pid: Pid,
     state: State,
     /// Readable when [`next_stir`](Self::next_stir) may have news.
@@ -47,7 +47,7 @@ impl Launch {
     /// # Errors
     ///
     /// [`LaunchError`], also in the place of what the new process could not do. Nothing is left running.
-    pub fn start(keeper: &Keeper, command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
+    pub(crate) fn start(keeper: &Keeper, command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
         let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
         let name = program.to_string_lossy().into_owned();
         let mut child = Command::new(program);
@@ -75,7 +75,7 @@ impl Launch {
     ///
     /// [`LaunchError::Keeper`] where somebody else traces it or tracing is forbidden, [`LaunchError::Unstoppable`] where it
     /// waits in the kernel. It runs on.
-    pub fn hold(keeper: &Keeper, pid: Pid) -> Result<Self, LaunchError> {
+    pub(crate) fn hold(keeper: &Keeper, pid: Pid) -> Result<Self, LaunchError> {
         let tracer = Tracer::start(keeper).map_err(|error| LaunchError::Keeper(error.to_string()))?;
         let stirs = event().map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
         let mut launch = Self { pid, state: State::Traced(tracer), stirs };
@@ -84,23 +84,17 @@ impl Launch {
     }
 
     /// Its number, also after its end.
-    #[must_use]
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
     /// Whether it has one thread: others are not held, and may do anything meanwhile. False if that cannot be told.
-    #[must_use]
-    pub fn is_alone(&self) -> bool {
+    pub(crate) fn is_alone(&self) -> bool {
         has_one_thread(self.pid)
     }
 
     /// From now on a held program is held again when it ends.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Keeper`].
-    pub fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
+    pub(crate) fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
         self.ask(LaunchOrder::HoldAtExit).map(drop)
     }
 
@@ -111,7 +105,7 @@ impl Launch {
     /// # Errors
     ///
     /// What `on_new_code` returns, and [`LaunchError::Keeper`].
-    pub fn step_until_loaded<E: From<LaunchError>>(
+    pub(crate) fn step_until_loaded<E: From<LaunchError>>(
         &mut self,
         on_new_code: &mut dyn FnMut(bool) -> Result<(), E>,
     ) -> Result<StartUp, E> {
@@ -137,21 +131,13 @@ impl Launch {
     }
 
     /// Lets a held program run, but stops it at its next exec, which [`next_stir`](Self::next_stir) reports.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Keeper`].
-    pub fn follow_execs(&mut self) -> Result<(), LaunchError> {
+    pub(crate) fn follow_execs(&mut self) -> Result<(), LaunchError> {
         self.ask(LaunchOrder::FollowExecs).map(drop)
     }
 
     /// Why a followed program is held, if it is: [`follow_execs`](Self::follow_execs) lets it go on, for one that ends to its
     /// end. Reports the same until then. To be called when [`AsFd`] is readable.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Keeper`].
-    pub fn next_stir(&mut self) -> Result<Option<Stir>, LaunchError> {
+    pub(crate) fn next_stir(&mut self) -> Result<Option<Stir>, LaunchError> {
         match self.ask(LaunchOrder::NextStir)? {
             Outcome::Stir(stir) => Ok(stir),
             _ => Ok(None),
@@ -164,7 +150,7 @@ impl Launch {
     /// # Errors
     ///
     /// [`LaunchError::Unstoppable`] where a thread waits in the kernel, as `vfork` does: the program runs on.
-    pub fn stop(&mut self) -> Result<bool, LaunchError> {
+    pub(crate) fn stop(&mut self) -> Result<bool, LaunchError> {
         Ok(matches!(self.ask(LaunchOrder::StopAll)?, Outcome::AllStopped(true)))
     }
 
@@ -173,7 +159,7 @@ impl Launch {
     /// # Errors
     ///
     /// When its threads cannot be read, or there is no keeper any more.
-    pub fn still(&self) -> Result<Box<dyn Still>, CollectError> {
+    pub(crate) fn still(&self) -> Result<Box<dyn Still>, CollectError> {
         match &self.state {
             State::Traced(tracer) => Ok(Box::new(RemoteStopped::new(tracer.clone(), self.pid)?)),
             _ => Err(CollectError::Ended(self.pid)),
@@ -185,12 +171,12 @@ impl Launch {
     /// # Errors
     ///
     /// [`LaunchError::Unstoppable`] for a followed program that waits in the kernel, as `vfork` does. It is let go when it wakes.
-    pub fn release(&mut self) -> Result<(), LaunchError> {
+    pub(crate) fn release(&mut self) -> Result<(), LaunchError> {
         self.ask(LaunchOrder::Release).map(drop)
     }
 
     /// How the program ended, if it has: it is reaped by this, and by nothing else.
-    pub fn try_reap(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn try_reap(&mut self) -> Option<ExitStatus> {
         // Where this fails, the kernel has let go of it.
         let _ = self.ask(LaunchOrder::Reap);
         if let State::Free = self.state

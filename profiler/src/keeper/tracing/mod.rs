@@ -27,7 +27,7 @@ use super::{Keeper, KeeperError, gone};
 use crate::collect::{CollectError, Still};
 use crate::ids::Pid;
 use crate::linux::channel::Channel;
-pub use launch::Launch;
+pub(crate) use launch::Launch;
 use protocol::{ANSWER_BYTES_MAX, Answer, Order};
 pub(super) use serve::Tracers;
 use stopped::RemoteStopped;
@@ -42,10 +42,6 @@ struct Tracer {
 
 impl Tracer {
     /// Starts the thread, or takes the one that [`Keeper::prepare_tracer`] has started.
-    ///
-    /// # Errors
-    ///
-    /// See [`KeeperError`].
     fn start(keeper: &Keeper) -> Result<Self, KeeperError> {
         let spare = keeper.spare().take();
         let channel = spare.map_or_else(|| keeper.start_tracer(), Ok)?;
@@ -67,7 +63,7 @@ impl Tracer {
 impl Keeper {
     /// Starts a tracing thread, unless there is one to spare: a process that has just begun calls its allocator within a
     /// millisecond, of which a thread's start would take a tenth and more. Where that fails, it is tried when a thread is needed.
-    pub fn prepare_tracer(&self) {
+    pub(crate) fn prepare_tracer(&self) {
         let mut spare = self.spare();
         if spare.is_none() {
             *spare = self.start_tracer().inspect_err(|error| debug!("{error}")).ok();
@@ -93,7 +89,7 @@ impl Keeper {
 /// # Errors
 ///
 /// When one cannot be stopped, or there is no keeper any more; then all run on.
-pub fn stop(keeper: &Keeper, pid: Pid) -> Result<Box<dyn Still>, CollectError> {
+pub(crate) fn stop(keeper: &Keeper, pid: Pid) -> Result<Box<dyn Still>, CollectError> {
     let tracer = Tracer::start(keeper).map_err(|error| CollectError::Keeper(error.to_string()))?;
     Ok(Box::new(RemoteStopped::new(tracer, pid)?))
 }

@@ -10,7 +10,6 @@ use super::protocol::{Answer, ORDER_BYTES_MAX, Order};
 use crate::linux::channel::Channel;
 use crate::linux::pidfd::PidFd;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) channel: Channel,

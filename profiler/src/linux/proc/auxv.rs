@@ -14,13 +14,11 @@ pub struct Auxv(Vec<[u64; 2]>);
 impl Auxv {
     /// Reads that of a process. `None` when there is no such process, it may not be read, or it has none, as kernel
     /// threads and zombies.
-    #[must_use]
     pub fn read(pid: Pid) -> Option<Self> {
         Self::parse(&process::read(pid, "auxv", BYTES_MAX).ok()?)
     }
 
     /// Takes a vector apart; `None` if it has no end.
-    #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|&word| u64::from_ne_bytes(word)).collect();
         let entries = words.as_chunks().0;
@@ -29,7 +27,6 @@ impl Auxv {
     }
 
     /// The value of an entry, `libc::AT_*`.
-    #[must_use]
     pub fn get(&self, wanted: u64) -> Option<u64> {
         self.0.iter().find_map(|&[kind, value]| (kind == wanted).then_some(value))
     }

@@ -23,8 +23,7 @@ const VERSION_1: Files =
 const VERSION_2: Files = Files { limit: "memory.max", used: "memory.current", reclaimable: "inactive_file " };
 
 /// Bytes that this process may still take, by the narrowest of its groups. `None` where no group has a limit, or none can be read.
-#[must_use]
-pub fn available_bytes() -> Option<u64> {
+pub(crate) fn available_bytes() -> Option<u64> {
     let places = cgroups::of(Pid(std::process::id())).ok()?;
     available_in(&places, Path::new(HIERARCHIES))
 }

@@ -24,7 +24,7 @@ pub struct Membership {
 /// # Errors
 ///
 /// If there is no such process, or it may not be read.
-pub fn of(pid: Pid) -> Result<Vec<Membership>, ProcError> {
+pub(crate) fn of(pid: Pid) -> Result<Vec<Membership>, ProcError> {
     let bytes = process::read(pid, "cgroup", BYTES_MAX)?;
     Ok(parse(&String::from_utf8_lossy(&bytes)))
 }

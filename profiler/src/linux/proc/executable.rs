@@ -9,15 +9,14 @@ use crate::ids::Pid;
 
 /// A file by its place in a file system, not by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileIdentity {
+pub(crate) struct FileIdentity {
     device: Device,
     inode: u64,
 }
 
 impl FileIdentity {
     /// The file with this inode on this device, both as `stat` reports them.
-    #[must_use]
-    pub fn new(device: Device, inode: u64) -> Self {
+    pub(crate) fn new(device: Device, inode: u64) -> Self {
         Self { device, inode }
     }
 }
@@ -27,7 +26,7 @@ impl FileIdentity {
 /// # Errors
 ///
 /// When the process has ended, has none, or may not be looked at.
-pub fn identity(pid: Pid) -> io::Result<FileIdentity> {
+pub(crate) fn identity(pid: Pid) -> io::Result<FileIdentity> {
     let metadata = std::fs::metadata(entry_path(pid, "exe"))?;
     Ok(FileIdentity { device: Device::from_raw(metadata.dev()), inode: metadata.ino() })
 }

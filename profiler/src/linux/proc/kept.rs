@@ -16,14 +16,13 @@ const FILES_MAX: usize = 1 << 20;
 
 /// Where a process's words are asked for: its epoll descriptors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Keepers {
+pub(crate) struct Keepers {
     epolls: Vec<u32>,
 }
 
 impl Keepers {
     /// Those of a process; none where it does not run any more. Asks for each of its files, so this is not to be done while it is stopped.
-    #[must_use]
-    pub fn of(pid: Pid) -> Self {
+    pub(crate) fn of(pid: Pid) -> Self {
         let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Self::default() };
         let is_epoll = |path: &Path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]");
         let files = files.take(FILES_MAX).filter_map(|entry| Some(entry.ok()?.path()));
@@ -32,8 +31,7 @@ impl Keepers {
     }
 
     /// The words that the kernel has now. What cannot be read has none: a kernel without `CONFIG_CHECKPOINT_RESTORE` tells of no timer.
-    #[must_use]
-    pub fn words(&self, pid: Pid) -> Vec<u64> {
+    pub(crate) fn words(&self, pid: Pid) -> Vec<u64> {
         let mut words = Vec::new();
         for descriptor in &self.epolls {
             collect(&format!("/proc/{pid}/fdinfo/{descriptor}"), of_epoll, &mut words);

@@ -8,8 +8,7 @@ const BYTES_MAX: u64 = 1 << 16;
 
 /// Why a request for memory may fail in this process though the machine has enough: in words, behind "and". `None` where
 /// nothing speaks for it. A memory limit of a control group does not count: that ends a process and refuses nothing.
-#[must_use]
-pub fn of_memory(pid: Pid) -> Option<String> {
+pub(crate) fn of_memory(pid: Pid) -> Option<String> {
     let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     reason(&read(pid).unwrap_or_default(), &overcommit)
 }

@@ -31,7 +31,6 @@ pub struct Device {
 
 impl Device {
     /// Takes apart what `stat` reports as `st_dev`.
-    #[must_use]
     pub fn from_raw(device: u64) -> Self {
         Self { major: rustix::fs::major(device), minor: rustix::fs::minor(device) }
     }
@@ -75,7 +74,7 @@ pub struct Mapping {
 /// # Errors
 ///
 /// If there is no such process, or it may not be read.
-pub fn executable_mappings(pid: Pid) -> Result<Vec<Mapping>, ProcError> {
+pub(crate) fn executable_mappings(pid: Pid) -> Result<Vec<Mapping>, ProcError> {
     let failed = |source| ProcError::from_io(pid, "maps", source);
     let file = File::open(process::entry_path(pid, "maps")).map_err(failed)?;
     let mut reader = BufReader::with_capacity(1 << 16, file);

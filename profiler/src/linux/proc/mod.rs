@@ -5,17 +5,17 @@ use std::io;
 
 use crate::ids::Pid;
 
-pub mod auxv;
-pub mod cgroup_memory;
-pub mod cgroups;
-pub mod executable;
-pub mod kept;
-pub mod limits;
-pub mod maps;
-pub mod process;
-pub mod regions;
-pub mod stat;
-pub mod tasks;
+pub(crate) mod auxv;
+pub(crate) mod cgroup_memory;
+pub(crate) mod cgroups;
+pub(crate) mod executable;
+pub(crate) mod kept;
+pub(crate) mod limits;
+pub(crate) mod maps;
+pub(crate) mod process;
+pub(crate) mod regions;
+pub(crate) mod stat;
+pub(crate) mod tasks;
 
 /// Why a file of `/proc/PID` could not be read.
 #[derive(Debug, thiserror::Error)]

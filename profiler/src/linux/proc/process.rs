@@ -10,8 +10,11 @@ use std::path::{Path, PathBuf};
 
 use super::ProcError;
 use super::maps::DELETED;
+#[cfg(test)]
 use super::stat::Stat;
-use crate::ids::{Pid, StartTime, Tid};
+#[cfg(test)]
+use crate::ids::StartTime;
+use crate::ids::{Pid, Tid};
 
 /// Inode of the initial PID namespace's entry in `/proc/PID/ns` (`PROC_PID_INIT_INO` in
 /// <https://github.com/torvalds/linux/blob/v6.12/include/linux/proc_ns.h#L42>).
@@ -21,8 +24,7 @@ const INITIAL_PID_NAMESPACE_INODE: u64 = 0xEFFF_FFFC;
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
 
 /// Whether the process exists (a zombie does).
-#[must_use]
-pub fn exists(pid: Pid) -> bool {
+pub(crate) fn exists(pid: Pid) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
@@ -32,7 +34,7 @@ pub fn exists(pid: Pid) -> bool {
 /// # Errors
 ///
 /// If there is no such process, or it may not be read.
-pub fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
+pub(crate) fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
     let bytes = read(pid, "cmdline", ARGUMENTS_BYTES_MAX)?;
     let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
     if bytes.is_empty() {
@@ -46,7 +48,7 @@ pub fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
 /// # Errors
 ///
 /// If there is no such process, or it may not be read.
-pub fn comm(pid: Pid) -> Result<String, ProcError> {
+pub(crate) fn comm(pid: Pid) -> Result<String, ProcError> {
     let bytes = read(pid, "comm", 64)?;
     Ok(String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned())
 }
@@ -56,7 +58,8 @@ pub fn comm(pid: Pid) -> Result<String, ProcError> {
 /// # Errors
 ///
 /// If there is no such process, or it may not be read.
-pub fn start_time(pid: Pid) -> Result<StartTime, ProcError> {
+#[cfg(test)]
+pub(crate) fn start_time(pid: Pid) -> Result<StartTime, ProcError> {
     Stat::read(pid).map(|stat| stat.start_ticks)
 }
 
@@ -65,7 +68,7 @@ pub fn start_time(pid: Pid) -> Result<StartTime, ProcError> {
 /// # Errors
 ///
 /// If `/proc` cannot be listed.
-pub fn all() -> Result<Vec<Pid>, ProcError> {
+pub(crate) fn all() -> Result<Vec<Pid>, ProcError> {
     let mut pids = Vec::new();
     for entry in fs::read_dir("/proc").map_err(ProcError::List)? {
         let name = entry.map_err(ProcError::List)?.file_name();
@@ -88,7 +91,7 @@ pub(crate) fn number(name: &str) -> Option<Pid> {
 /// # Errors
 ///
 /// If there is no such process, it may not be read, or it is a kernel thread.
-pub fn executable(pid: Pid) -> Result<PathBuf, ProcError> {
+pub(crate) fn executable(pid: Pid) -> Result<PathBuf, ProcError> {
     let path = fs::read_link(entry_path(pid, "exe")).map_err(|source| ProcError::from_io(pid, "exe", source))?;
     let bytes = path.as_os_str().as_bytes();
     Ok(PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes))))
@@ -100,7 +103,7 @@ pub fn executable(pid: Pid) -> Result<PathBuf, ProcError> {
 /// # Errors
 ///
 /// If `/proc` is not mounted.
-pub fn in_initial_pid_namespace() -> Result<bool, ProcError> {
+pub(crate) fn in_initial_pid_namespace() -> Result<bool, ProcError> {
     let metadata = fs::metadata("/proc/self/ns/pid").map_err(|source| ProcError::Io {
         pid: Pid(std::process::id()),
         entry: "ns/pid",
@@ -120,7 +123,7 @@ pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {
 /// # Errors
 ///
 /// If the process has no such thread, or it may not be read.
-pub fn thread_name(pid: Pid, tid: Tid) -> Result<String, ProcError> {
+pub(crate) fn thread_name(pid: Pid, tid: Tid) -> Result<String, ProcError> {
     const NAME_BYTES_MAX: u64 = 64;
     let mut bytes = Vec::new();
     File::open(format!("/proc/{pid}/task/{}/comm", tid.0))

@@ -59,13 +59,11 @@ pub enum RegionKind {
 
 impl Region {
     /// Bytes.
-    #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.end.0.saturating_sub(self.start.0)
     }
 
     /// Whether an address is in it.
-    #[must_use]
     pub fn contains(&self, address: TargetAddr) -> bool {
         (self.start..self.end).contains(&address)
     }
@@ -86,14 +84,12 @@ impl Region {
     }
 
     /// Whether it has no file, shared or not: memory that the process alone has filled.
-    #[must_use]
     pub fn is_anonymous(&self) -> bool {
         matches!(self.kind, RegionKind::Anonymous { .. } | RegionKind::Brk)
     }
 }
 
 /// The region that an address is in, of regions by rising address.
-#[must_use]
 pub fn region_of(regions: &[Region], address: TargetAddr) -> Option<&Region> {
     let behind = regions.partition_point(|region| region.start <= address);
     regions[..behind].last().filter(|region| region.contains(address))

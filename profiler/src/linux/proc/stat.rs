@@ -13,7 +13,7 @@ const KERNEL_THREAD: u32 = 0x0020_0000;
 
 /// What is used of the line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stat {
+pub(crate) struct Stat {
     /// The kernel's name for the process. Bytes that are not UTF-8 become `U+FFFD`.
     pub comm: String,
     /// `R`, `S`, `D`, `T`, `t`, `I`, and `Z` or `X` for one that has ended.
@@ -36,21 +36,19 @@ impl Stat {
     /// # Errors
     ///
     /// If there is no such process, or it may not be read.
-    pub fn read(pid: Pid) -> Result<Self, ProcError> {
+    pub(crate) fn read(pid: Pid) -> Result<Self, ProcError> {
         let bytes = process::read(pid, "stat", LINE_BYTES_MAX)?;
         let page_bytes = rustix::param::page_size() as u64;
         parse(&String::from_utf8_lossy(&bytes), page_bytes).ok_or(ProcError::Malformed { pid, entry: "stat" })
     }
 
     /// Whether it is of this process, and not of another one that had its number before or has it now.
-    #[must_use]
-    pub fn is_of(&self, identity: Identity) -> bool {
+    pub(crate) fn is_of(&self, identity: Identity) -> bool {
         self.start_ticks == identity.start_ticks
     }
 
     /// Whether the process has ended, or is about to and has given back its memory.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X') || self.virtual_bytes == 0 && !self.kernel_thread
     }
 }

@@ -11,7 +11,7 @@ const BYTES_MAX: u64 = 1 << 14;
 
 /// What is used of `/proc/PID/task/TID/status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status {
+pub(crate) struct Status {
     /// As in [`Stat`](super::stat::Stat).
     pub state: char,
     /// The thread that traces it.
@@ -25,7 +25,7 @@ pub struct Status {
 /// # Errors
 ///
 /// If there is no such process, or it may not be read.
-pub fn threads(pid: Pid) -> Result<Vec<Tid>, ProcError> {
+pub(crate) fn threads(pid: Pid) -> Result<Vec<Tid>, ProcError> {
     let failed = |source| ProcError::from_io(pid, "task", source);
     let mut tids = Vec::new();
     for entry in fs::read_dir(process::entry_path(pid, "task")).map_err(failed)? {
@@ -36,8 +36,7 @@ pub fn threads(pid: Pid) -> Result<Vec<Tid>, ProcError> {
 }
 
 /// What the kernel tells of a thread; `None` if there is none.
-#[must_use]
-pub fn status(pid: Pid, tid: Tid) -> Option<Status> {
+pub(crate) fn status(pid: Pid, tid: Tid) -> Option<Status> {
     let mut bytes = Vec::with_capacity(4096);
     let file = File::open(format!("/proc/{pid}/task/{}/status", tid.0)).ok()?;
     file.take(BYTES_MAX).read_to_end(&mut bytes).ok()?;

@@ -8,8 +8,7 @@ use super::Tracee;
 /// <https://github.com/torvalds/linux/blob/v5.15/arch/x86/include/asm/user_64.h#L69-L97>).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-#[expect(missing_docs, reason = "these are the processor's names")]
-pub struct Registers {
+pub(crate) struct Registers {
     pub r15: u64,
     pub r14: u64,
     pub r13: u64,
@@ -85,8 +84,7 @@ const EXTENDED_BYTES_MAX: usize = 16 << 10;
 
 impl Registers {
     /// All words that may be pointers: the sixteen general registers.
-    #[must_use]
-    pub fn general(&self) -> [u64; 16] {
+    pub(crate) fn general(&self) -> [u64; 16] {
         [
             self.rax, self.rbx, self.rcx, self.rdx, self.rsi, self.rdi, self.rbp, self.rsp, self.r8, self.r9, self.r10,
             self.r11, self.r12, self.r13, self.r14, self.r15,
@@ -94,15 +92,13 @@ impl Registers {
     }
 
     /// Whether the thread was in a system call when it stopped.
-    #[must_use]
-    pub fn is_in_syscall(&self) -> bool {
+    pub(crate) fn is_in_syscall(&self) -> bool {
         self.orig_rax.cast_signed() >= 0
     }
 
     /// The same, but that a system call which the stop alone has made fail is made again when the thread runs. `None` where
     /// there is nothing to change. To be asked at a [`Stop::Trap`](super::Stop::Trap) that is no signal's.
-    #[must_use]
-    pub fn undisturbed(&self) -> Option<Self> {
+    pub(crate) fn undisturbed(&self) -> Option<Self> {
         let interrupted = self.rax.cast_signed() == -i64::from(libc::EINTR);
         let fails = NOT_RESTARTED.contains(&self.orig_rax.cast_signed());
         (interrupted && fails).then(|| Self { rax: RESTART_UNLESS_HANDLED.cast_unsigned(), ..*self })
@@ -128,7 +124,7 @@ impl Tracee {
     /// # Errors
     ///
     /// `EINVAL` for a thread in 32-bit mode.
-    pub fn registers(&self) -> io::Result<Option<Registers>> {
+    pub(crate) fn registers(&self) -> io::Result<Option<Registers>> {
         let mut registers = Registers::default();
         let filled = self.register_set(libc::PTRACE_GETREGSET, libc::NT_PRSTATUS, &mut Buffer::of(&mut registers))?;
         match filled {
@@ -143,7 +139,7 @@ impl Tracee {
     /// # Errors
     ///
     /// `EIO` where the kernel refuses a value, as of a segment.
-    pub fn set_registers(&self, registers: &Registers) -> io::Result<()> {
+    pub(crate) fn set_registers(&self, registers: &Registers) -> io::Result<()> {
         let mut registers = *registers;
         self.register_set(libc::PTRACE_SETREGSET, libc::NT_PRSTATUS, &mut Buffer::of(&mut registers)).map(drop)
     }
@@ -154,7 +150,7 @@ impl Tracee {
     /// # Errors
     ///
     /// `ENODEV` on processors without.
-    pub fn extended_words(&self) -> io::Result<Vec<u64>> {
+    pub(crate) fn extended_words(&self) -> io::Result<Vec<u64>> {
         let mut words = vec![0_u64; EXTENDED_BYTES_MAX / 8];
         let address = words.as_mut_ptr().expose_provenance();
         let mut buffer = Buffer { address, size_bytes: EXTENDED_BYTES_MAX };
@@ -164,22 +160,14 @@ impl Tracee {
     }
 
     /// The signals that a stopped thread blocks, signal n as bit n − 1; `None` if it was killed meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// Should not happen.
-    pub fn blocked_signals(&self) -> io::Result<Option<u64>> {
+    pub(crate) fn blocked_signals(&self) -> io::Result<Option<u64>> {
         let mut set = 0_u64;
         let address = (&raw mut set).expose_provenance();
         Ok(self.ask(libc::PTRACE_GETSIGMASK, size_of::<u64>(), address)?.then_some(set))
     }
 
     /// Has a stopped thread block these signals. SIGKILL and SIGSTOP are left out by the kernel.
-    ///
-    /// # Errors
-    ///
-    /// Should not happen.
-    pub fn block_signals(&self, set: u64) -> io::Result<()> {
+    pub(crate) fn block_signals(&self, set: u64) -> io::Result<()> {
         let mut set = set;
         let address = (&raw mut set).expose_provenance();
         self.ask(libc::PTRACE_SETSIGMASK, size_of::<u64>(), address).map(drop)

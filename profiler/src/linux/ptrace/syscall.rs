@@ -6,7 +6,7 @@ use super::Tracee;
 
 /// A system call, seen from its stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SyscallInfo {
+pub(crate) struct SyscallInfo {
     /// `AUDIT_ARCH_*`: which instruction set's system call it is, and the process's.
     pub arch: u32,
     /// Address behind the instruction that makes it.
@@ -17,7 +17,7 @@ pub struct SyscallInfo {
 
 /// Before or after a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyscallPhase {
+pub(crate) enum SyscallPhase {
     /// The stop is at no system call.
     None,
     /// Before.
@@ -37,7 +37,7 @@ impl Tracee {
     /// # Errors
     ///
     /// `EIO` or `EINVAL` before Linux 5.3.
-    pub fn syscall_info(&self) -> io::Result<Option<SyscallInfo>> {
+    pub(crate) fn syscall_info(&self) -> io::Result<Option<SyscallInfo>> {
         let mut raw = RawSyscallInfo::default();
         let address = (&raw mut raw).expose_provenance();
         if !self.ask(libc::PTRACE_GET_SYSCALL_INFO, size_of::<RawSyscallInfo>(), address)? {
@@ -54,11 +54,7 @@ impl Tracee {
 
     /// Whether a stopped thread has the system calls that it makes sent back to it as signals (Linux 5.11); false where the
     /// kernel does not tell (before Linux 6.4).
-    ///
-    /// # Errors
-    ///
-    /// Should not happen.
-    pub fn dispatches_syscalls(&self) -> io::Result<bool> {
+    pub(crate) fn dispatches_syscalls(&self) -> io::Result<bool> {
         let mut raw = [0_u64; 4];
         let told = self.unless_unknown(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, &mut raw)?;
         Ok(told && raw[0] != 0)
@@ -66,11 +62,7 @@ impl Tracee {
 
     /// Where a stopped thread says in which restartable sequence it is (`struct rseq`); `None` if it has none, or the kernel does not tell
     /// (before Linux 5.13).
-    ///
-    /// # Errors
-    ///
-    /// Should not happen.
-    pub fn restartable_area(&self) -> io::Result<Option<u64>> {
+    pub(crate) fn restartable_area(&self) -> io::Result<Option<u64>> {
         let mut raw = [0_u64; 3];
         let told = self.unless_unknown(PTRACE_GET_RSEQ_CONFIGURATION, &mut raw)?;
         Ok(Some(raw[0]).filter(|&area| told && area != 0))

@@ -14,7 +14,6 @@ impl Emulation {
     /// That is `branch_setup_xol_ops` and `push_setup_xol_ops` of
     /// <https://github.com/torvalds/linux/blob/v6.12/arch/x86/kernel/uprobes.c>. The kernel accepts some prefixes as
     /// well; compilers do not write them there, so none is accepted here.
-    #[must_use]
     pub fn covers(self, instruction: &[u8]) -> bool {
         match instruction {
             // nop

@@ -9,7 +9,7 @@ use crate::ids::Pid;
 
 /// Why a program was not started, or is not held.
 #[derive(Debug, Error)]
-pub enum LaunchError {
+pub(crate) enum LaunchError {
     /// There is no command.
     #[error("no command to run; give one behind `--`: `heapbpf -- COMMAND ARGUMENTS`")]
     Empty,
@@ -60,8 +60,7 @@ impl LaunchError {
 
     /// The exit code that a shell has for it: 127 where there is no program, 126 where it cannot be run; `None` for what
     /// is no fault of the command's.
-    #[must_use]
-    pub fn exit_code(&self) -> Option<u8> {
+    pub(crate) fn exit_code(&self) -> Option<u8> {
         match self {
             Self::NotFound(..) => Some(127),
             Self::NotExecutable(..) => Some(126),

@@ -13,7 +13,7 @@ const ALL_STOP_WAIT: Duration = Duration::from_millis(500);
 
 /// Why a followed program is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Stir {
+pub(crate) enum Stir {
     /// It has called exec: nothing of the new program has run.
     Exec,
     /// It ends, as a whole: nothing of it will run any more, and its memory is there still.
@@ -24,11 +24,7 @@ impl Launch {
     /// From now on a held program is held again when it ends, by a call or a signal: [`next_stir`](Self::next_stir) tells.
     /// All its threads are traced for that, which costs it two stops for each that it makes and one for each that ends, and
     /// one for each signal. Children that it makes are not held. To be called before it has made threads.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Trace`].
-    pub fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
+    pub(crate) fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
         if let State::Held(_) = self.state {
             self.tracee.set_options(OPTIONS).map_err(|error| self.untraceable(error))?;
             self.threads = Some(Threads::new(self.tracee.clone()));
@@ -39,11 +35,7 @@ impl Launch {
     /// Why a followed program is held, if it is: [`follow_execs`](Self::follow_execs) lets it go on, for one that ends to its
     /// end. Tells the same until then. To be asked whenever `SIGCHLD` comes, or every so often: it lets signals through. Blocks
     /// only while some threads have come to their end and others are about to, and for no more than a second.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Trace`].
-    pub fn next_stir(&mut self) -> Result<Option<Stir>, LaunchError> {
+    pub(crate) fn next_stir(&mut self) -> Result<Option<Stir>, LaunchError> {
         let Some(threads) = &mut self.threads else {
             return Ok(self.next_exec()?.then_some(Stir::Exec));
         };
@@ -66,7 +58,7 @@ impl Launch {
     /// # Errors
     ///
     /// [`LaunchError::Unstoppable`] where a thread waits in the kernel, as `vfork` does: the program runs on.
-    pub fn stop(&mut self) -> Result<bool, LaunchError> {
+    pub(crate) fn stop(&mut self) -> Result<bool, LaunchError> {
         if !matches!(self.state, State::Followed) || self.next_stir()?.is_some() {
             return Ok(false);
         }
@@ -89,8 +81,7 @@ impl Launch {
 
     /// The threads of a program that is stopped or ends, held, each with the reason of its stop: their registers can be asked for. The first thread is not among
     /// them where it has ended before the others; then memory and mappings are those of `/proc/TID` of another.
-    #[must_use]
-    pub fn held_threads(&self) -> Vec<(Tracee, Stop)> {
+    pub(crate) fn held_threads(&self) -> Vec<(Tracee, Stop)> {
         self.threads.as_ref().map(Threads::held).unwrap_or_default()
     }
 

@@ -21,7 +21,7 @@ pub(super) fn add(tracee: Tracee) {
 
 /// Lets go of the processes that had to be left held and that have stopped since. Does not block: it costs a system call for
 /// each. To be called every so often on the thread that holds processes. Returns how many have not stopped yet.
-pub fn retry_releases() -> usize {
+pub(crate) fn retry_releases() -> usize {
     LEAVING.with(|leaving| {
         let mut leaving = leaving.borrow_mut();
         let mut made = Vec::new();

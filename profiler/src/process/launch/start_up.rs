@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// How far a program has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StartUp {
+pub(crate) struct StartUp {
     /// Why it is no longer stopped at system calls.
     pub end: StartUpEnd,
     /// At how many it was stopped.
@@ -13,7 +13,7 @@ pub struct StartUp {
 
 /// Why a program is no longer stopped at system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum StartUpEnd {
+pub(crate) enum StartUpEnd {
     /// Code other than the dynamic linker's runs: what the program starts with is mapped.
     Loaded,
     /// There is no dynamic linker, or none that is understood (32-bit programs): no code of it has run.

@@ -13,7 +13,6 @@ use crate::units::MonotonicNanos;
 
 impl Replay {
     /// The state as it is, to begin a window with.
-    #[must_use]
     pub fn start(&self) -> Start {
         let snapshot = |(&books, account): (&BooksId, &Account)| (books, Arc::new(account.ledger.snapshot(self.time)));
         Start {
@@ -25,7 +24,6 @@ impl Replay {
 
     /// The state at `now`, and the window that ends there, if there is one. `modules` are those of
     /// [`modules`](Self::modules), in their order, as far as this machine has them.
-    #[must_use]
     pub fn snapshot(&self, window: Option<(&Start, Window)>, modules: Modules, now: MonotonicNanos) -> Snapshot {
         let start = window.map(|(start, _)| start);
         let targets = self.targets().into_iter().filter_map(|books| self.state(books, start, now)).collect();
@@ -50,7 +48,6 @@ impl Replay {
     }
 
     /// The books of the targets of a snapshot, in their order there.
-    #[must_use]
     pub fn targets(&self) -> Vec<BooksId> {
         let known = |books: &BooksId| self.accounts.get(books)?.known.as_ref().filter(|known| known.begun);
         let named = self.kept.iter().chain(self.open.values());

@@ -23,13 +23,11 @@ pub struct Change {
 
 impl Change {
     /// Whether the view has nothing to say of it, before or after.
-    #[must_use]
     pub fn is_nothing(&self, view: View) -> bool {
         view.estimate(&self.before) == 0.0 && view.estimate(&self.after) == 0.0
     }
 
     /// How much of the view's quantity there is more of, in bytes or blocks; negative where there is less.
-    #[must_use]
     pub fn growth(&self, view: View) -> f64 {
         match view {
             View::LiveBytes => (self.after.live_bytes() - self.before.live_bytes()).to_f64(),
@@ -45,7 +43,6 @@ impl Change {
     /// where both come from one recording: what is in both was drawn once, so the errors go the same way and cancel in the
     /// difference. Each side counts as if one block of the callsite's mean size had been sampled more: the variance is
     /// itself estimated from the samples, and is too small, or nothing, where there are few.
-    #[must_use]
     pub fn confidence(&self, view: View) -> [f64; 2] {
         let estimated = view.variance(&self.before).to_f64() + view.variance(&self.after).to_f64();
         let one_more: f64 =
@@ -82,14 +79,12 @@ impl Change {
     }
 
     /// Whether it may as well not have changed: the interval holds 0.
-    #[must_use]
     pub fn is_noise(&self, view: View) -> bool {
         let [low, high] = self.confidence(view);
         low <= 0.0 && high >= 0.0
     }
 
     /// Whether both sides are exact.
-    #[must_use]
     pub fn is_exact(&self) -> bool {
         self.interval_bytes.iter().all(|&bytes| bytes <= 1)
     }

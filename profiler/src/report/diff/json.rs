@@ -11,7 +11,7 @@ use crate::report::json::totals::Number;
 use crate::report::{ReportError, View};
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 
 pub(super) fn write(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
     let root = Root {

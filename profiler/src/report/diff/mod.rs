@@ -21,8 +21,7 @@ use super::{Format, ReportError, View};
 use crate::ledger::totals::Totals;
 use crate::model::{Frame, FrameId, Profile};
 
-pub use change::Change;
-pub use json::VERSION;
+pub(crate) use change::Change;
 pub use table::table;
 
 /// Which of the two profiles gives a flame graph's frames their widths.
@@ -125,14 +124,12 @@ impl<'a> Stack<'a> {
 
 impl<'a> Diff<'a> {
     /// Compares.
-    #[must_use]
     pub fn new(before: Side<'a>, after: Side<'a>) -> Self {
         let (programs, callsites) = matching::matched(before.profile, after.profile);
         Self { before, after, programs, callsites }
     }
 
     /// What all callsites did together.
-    #[must_use]
     pub fn total(&self) -> Change {
         let mut sides = [Totals::default(); 2];
         for callsite in &self.callsites {
@@ -144,13 +141,11 @@ impl<'a> Diff<'a> {
     }
 
     /// Whether all numbers are exact.
-    #[must_use]
     pub fn is_exact(&self) -> bool {
         self.before.profile.is_exact() && self.after.profile.is_exact()
     }
 
     /// Whether either profile misses something. Exit code 3.
-    #[must_use]
     pub fn incomplete(&self) -> bool {
         self.before.profile.incomplete() || self.after.profile.incomplete()
     }
@@ -164,10 +159,6 @@ impl<'a> Diff<'a> {
     }
 
     /// Writes all of it in a format. What shows one quantity only shows the one that `view` names.
-    ///
-    /// # Errors
-    ///
-    /// If `out` cannot be written to.
     pub fn write(
         &self,
         format: Format,

@@ -21,7 +21,6 @@ struct Row<'a> {
 /// The text to print, with `\n` after each line. Of the callsites that grew, and of those that shrank, `top` are listed;
 /// those that changed by less than `threshold` (bytes, or blocks) are not. `width` is the terminal's, in columns; without
 /// one, lines are as long as they need to be. `colour` lets it use ANSI escapes.
-#[must_use]
 pub fn table(diff: &Diff<'_>, view: View, top: usize, threshold: u64, width: Option<usize>, colour: bool) -> String {
     let mut page = Page::new(width, colour);
     page.compared(diff, view);

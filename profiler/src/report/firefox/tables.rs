@@ -8,7 +8,6 @@ use crate::model::{Frame, FrameId, Profile, TargetProfile};
 use crate::report::calls::calls;
 use crate::report::places::{self, Place};
 
-/// See the module.
 pub(super) struct Tables<'a> {
     profile: &'a Profile,
     target: &'a TargetProfile,

@@ -16,7 +16,6 @@ const FREE: u64 = 0x1000_0000_0000;
 /// Mappings begin at multiples of it.
 const PAGE_BYTES: u64 = 4096;
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Space {
     /// First addresses here, by what is mapped.

@@ -15,7 +15,6 @@ use crate::model::leaks::Leaks;
 use crate::model::{HeapProfile, Origin, Profile, TargetProfile};
 use crate::report::{Presentation, describe};
 
-/// See the module.
 #[derive(Serialize)]
 pub(super) struct Document<'a> {
     version: u32,

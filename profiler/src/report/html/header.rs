@@ -7,7 +7,6 @@ use crate::ledger::totals::Totals;
 use crate::model::Profile;
 use crate::report::{View, describe, text, window};
 
-/// See the module.
 #[derive(Serialize)]
 pub(super) struct HeaderFields {
     subject: String,

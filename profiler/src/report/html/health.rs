@@ -11,7 +11,6 @@ use crate::report::{describe, naming, text};
 /// Hooks that are listed: of many processes with many modules there can be more than anybody reads.
 const HOOKS_MAX: usize = 500;
 
-/// See the module.
 #[derive(Serialize)]
 pub(super) struct HealthFields<'a> {
     lost: Vec<LossFields<'a>>,

@@ -10,7 +10,6 @@ use opentelemetry_proto::tonic::profiles::v1development::{
 };
 use rustc_hash::FxHashMap;
 
-/// See the module.
 pub(super) struct Dictionary {
     strings: FxHashMap<String, i32>,
     attributes: FxHashMap<(i32, Attribute), i32>,

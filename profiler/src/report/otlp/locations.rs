@@ -8,7 +8,6 @@ use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 use crate::report::calls::calls;
 use crate::report::places::{self, Place};
 
-/// See the module.
 pub(super) struct Locations<'a> {
     profile: &'a Profile,
     target: &'a TargetProfile,

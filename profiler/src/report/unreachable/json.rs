@@ -16,11 +16,7 @@ use crate::report::json::stack::StackFields;
 const VERSION: u32 = 1;
 
 /// Writes a check. `contents` says whether blocks' first bytes are in it, as far as they are known.
-///
-/// # Errors
-///
-/// If `out` cannot be written to.
-pub fn write_json(check: &Unreachable, contents: bool, out: &mut dyn io::Write) -> Result<(), ReportError> {
+pub(crate) fn write_json(check: &Unreachable, contents: bool, out: &mut dyn io::Write) -> Result<(), ReportError> {
     serde_json::to_writer(&mut *out, &Root::new(check, contents)).map_err(io::Error::from)?;
     out.write_all(b"\n")?;
     Ok(())

@@ -30,8 +30,7 @@ impl Likeness {
 /// Leaks of one callsite are one entry, that of the first of them, which counts the others as similar, unless their virtual tables say that they
 /// are of different types. Blocks without a stack are alike only where virtual tables say so. Entries are ordered by
 /// [`total_bytes`](Leak::total_bytes), the largest first; equal ones by address.
-#[must_use]
-pub fn merge(leaks: Vec<Leak>, limit: usize) -> (Vec<Leak>, u64) {
+pub(crate) fn merge(leaks: Vec<Leak>, limit: usize) -> (Vec<Leak>, u64) {
     let mut places: FxHashMap<Likeness, usize> = FxHashMap::default();
     let mut entries: Vec<Leak> = Vec::new();
     for leak in leaks {

@@ -1,10 +1,10 @@
 //! Blocks of a process that nothing holds any more, as reports tell them.
 
-pub use crate::leak::fold::Sum;
+pub(crate) use crate::leak::fold::Sum;
 use crate::model::{CallsiteProfile, Profile, TargetProfile, TypeName};
-pub use json::write_json;
-pub use merge::merge;
-pub use text::{Style, write_text};
+pub(crate) use json::write_json;
+pub(crate) use merge::merge;
+pub(crate) use text::{Style, write_text};
 
 mod json;
 mod merge;
@@ -13,7 +13,7 @@ mod text;
 /// One check of one process. Callsites' names, and the bytes that leaked of each, are in a profile of their own: its live blocks are the
 /// leaked ones, and it has one target.
 #[derive(Clone, Debug)]
-pub struct Unreachable {
+pub(crate) struct Unreachable {
     /// The leaked blocks by callsite.
     pub profile: Profile,
     /// When the process was stopped, in nanoseconds since the Unix epoch.
@@ -46,7 +46,7 @@ pub struct Unreachable {
 
 /// How the blocks of a heap are known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeapKnowledge {
+pub(crate) struct HeapKnowledge {
     /// The heap's name.
     pub name: String,
     /// How.
@@ -59,7 +59,7 @@ pub struct HeapKnowledge {
 
 /// How the blocks of a heap are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Precision {
+pub(crate) enum Precision {
     /// All were seen to be made.
     Watched,
     /// All were found in the allocator's bookkeeping; those that were seen to be made have a stack.
@@ -71,7 +71,7 @@ pub enum Precision {
 
 /// A leak: a block that nothing reaches, or several that hold each other and that nothing else does.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Leak {
+pub(crate) struct Leak {
     /// The block; of several that hold each other, the first by address.
     pub address: u64,
     /// Bytes of it.
@@ -97,12 +97,11 @@ pub struct Leak {
 }
 
 /// Bytes of a leaked block that are shown.
-pub const CONTENTS_BYTES_MAX: usize = 32;
+pub(crate) const CONTENTS_BYTES_MAX: usize = 32;
 
 impl Unreachable {
     /// Those of the leaked that other leaked ones hold.
-    #[must_use]
-    pub fn indirect(&self) -> Sum {
+    pub(crate) fn indirect(&self) -> Sum {
         Sum {
             count: self.leaked.count.saturating_sub(self.direct.count),
             bytes: self.leaked.bytes.saturating_sub(self.direct.bytes),
@@ -110,14 +109,12 @@ impl Unreachable {
     }
 
     /// The process.
-    #[must_use]
-    pub fn target(&self) -> Option<&TargetProfile> {
+    pub(crate) fn target(&self) -> Option<&TargetProfile> {
         self.profile.targets.first()
     }
 
     /// Where a leak was made; `None` if its callsite is of another check.
-    #[must_use]
-    pub fn callsite(&self, leak: &Leak) -> Option<&CallsiteProfile> {
+    pub(crate) fn callsite(&self, leak: &Leak) -> Option<&CallsiteProfile> {
         self.target()?.callsites.get(leak.callsite)
     }
 }
@@ -142,8 +139,7 @@ impl Leak {
     }
 
     /// Bytes of it, all that hangs on it, and its like: what entries are ordered by.
-    #[must_use]
-    pub fn total_bytes(&self) -> u64 {
+    pub(crate) fn total_bytes(&self) -> u64 {
         [self.referenced.bytes, self.similar.bytes, self.similar_referenced.bytes]
             .iter()
             .fold(self.size_bytes, |sum, bytes| sum.saturating_add(*bytes))

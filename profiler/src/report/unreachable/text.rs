@@ -21,7 +21,7 @@ const REMARKS_MAX: usize = 10;
 
 /// How a check is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Style {
+pub(crate) struct Style {
     /// The terminal's width, in columns; without one, lines are as long as they need to be.
     pub width: Option<usize>,
     /// ANSI escapes may be used.
@@ -31,11 +31,7 @@ pub struct Style {
 }
 
 /// Writes a check, with `\n` after each line.
-///
-/// # Errors
-///
-/// If `out` cannot be written to.
-pub fn write_text(check: &Unreachable, style: Style, out: &mut dyn io::Write) -> Result<(), ReportError> {
+pub(crate) fn write_text(check: &Unreachable, style: Style, out: &mut dyn io::Write) -> Result<(), ReportError> {
     let mut text = Text { page: Page::new(style.width, style.colour), style };
     text.header(check);
     for heap in &check.heaps {

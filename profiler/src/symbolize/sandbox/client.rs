@@ -247,7 +247,7 @@ impl Sandbox {
 /// # Errors
 ///
 /// Why none can be started.
-pub fn confinement() -> Result<Confinement, String> {
+pub(crate) fn confinement() -> Result<Confinement, String> {
     let mut sandbox = Sandbox::new(Interrupt::default());
     match sandbox.start() {
         Ok(()) => sandbox.confinement.ok_or_else(|| Failed::Answer.to_string()),

@@ -17,7 +17,7 @@ mod server;
 use std::time::Duration;
 
 pub(super) use self::client::Sandbox;
-pub use self::client::{Interrupt, confinement};
+pub(crate) use self::client::{Interrupt, confinement};
 pub(super) use self::engine::{Engine, ModuleFile, Reach};
 pub(super) use self::protocol::{Defect, Depth, NamedFrame, Names, Role};
 pub use self::server::serve;
@@ -28,14 +28,14 @@ pub const COMMAND: &str = "symbolizer";
 const PROCESS_NAME: &str = "heapbpf-symbol";
 
 /// Time limit for a module of ordinary size.
-pub const MODULE_TIME: Duration = Duration::from_secs(3);
+pub(crate) const MODULE_TIME: Duration = Duration::from_secs(3);
 /// Bytes of a module's files that extend its time limit by a second.
-pub const TIME_PER_BYTES: u64 = 64 << 20;
+pub(crate) const TIME_PER_BYTES: u64 = 64 << 20;
 /// Time limit for a module of any size. A target chooses the size of its files.
-pub const MODULE_TIME_MAX: Duration = Duration::from_secs(10);
+pub(crate) const MODULE_TIME_MAX: Duration = Duration::from_secs(10);
 /// Time limit for all modules of a report.
-pub const TOTAL_TIME_MAX: Duration = Duration::from_secs(30);
+pub(crate) const TOTAL_TIME_MAX: Duration = Duration::from_secs(30);
 /// Memory limit of the symbolizer, files that it has mapped not counted, in bytes.
-pub const MEMORY_BYTES_MAX: u64 = 2 << 30;
+pub(crate) const MEMORY_BYTES_MAX: u64 = 2 << 30;
 /// CPU time after which the kernel ends the symbolizer, should the agent not.
 const CPU_TIME_MAX: Duration = Duration::from_secs(60);
