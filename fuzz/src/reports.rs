@@ -16,7 +16,7 @@ pub fn write(profile: &Profile, choice: u8) {
     match Format::ALL.get(usize::from(choice & 0xf)) {
         // The only errors are those of formats that need single events.
         Some(format) => {
-            drop(format.report().write(&presentation.thinned(profile), &presentation, &mut io::sink()));
+            drop(format.write(&presentation.thinned(profile), &presentation, &mut io::sink()));
         }
         None if choice & 1 == 0 => drop(summary::summary(profile, view, 10, Some(80), false)),
         None => difference(profile, view),

@@ -20,8 +20,8 @@ use crate::check::{Plan, check};
 use crate::ids::Pid;
 use crate::report::text::printable;
 use crate::report::unreachable::Unreachable;
-use crate::report::unreachable::write_json;
-use crate::report::unreachable::{Style, write_text};
+use crate::report::unreachable::json::write_json;
+use crate::report::unreachable::text::{Style, write_text};
 use crate::report::{Format, Presentation, View};
 use crate::symbolize::resolver::Resolver;
 use crate::symbolize::sandbox::Interrupt;
@@ -235,7 +235,7 @@ fn write(output: Output, found: &Unreachable, contents: bool) -> Result<()> {
     let format = output.format();
     output.write(|out| match format {
         Format::Json => Ok(write_json(found, contents, out)?),
-        _ => Ok(format.report().write(&found.profile, &presentation, out)?),
+        _ => Ok(format.write(&found.profile, &presentation, out)?),
     })?;
     Ok(())
 }

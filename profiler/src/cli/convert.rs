@@ -84,7 +84,7 @@ fn report(args: &ConvertArgs, span: Span, recorded: &Recorded, outputs: Vec<Outp
         let events = recorded.events.as_ref().filter(|_| format.needs_recording());
         let written = output.write(|out| match events {
             Some(events) => events.write(&args.recording, span, args.presentation.by_thread(), &presentation, out),
-            None => Ok(format.report().write(&shown, &presentation, out)?),
+            None => Ok(format.write(&shown, &presentation, out)?),
         })?;
         match written {
             Some(path) => files.push_str(&format!("\n{} ({})", path.display(), format.description())),

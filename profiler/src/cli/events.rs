@@ -91,11 +91,11 @@ fn tell<W: Write>(events: &mut Events<'_, W>, target: usize, callsite: usize, fl
     match flow.movement {
         Movement::In(weight) => events.allocate(target, callsite, weight.bytes.rounded())?,
         Movement::Out(weight) => events.free(target, callsite, weight.bytes.rounded())?,
-        Movement::Back(weight) => events.take_back(target, callsite, weight.bytes.rounded())?,
+        Movement::Back(weight) => events.unfree(target, callsite, weight.bytes.rounded())?,
         Movement::Reweighed { from, to } => {
             let (from, to) = (from.bytes.rounded(), to.bytes.rounded());
             match to.checked_sub(from) {
-                Some(more) => events.take_back(target, callsite, more)?,
+                Some(more) => events.unfree(target, callsite, more)?,
                 None => events.free(target, callsite, from - to)?,
             }
         }

@@ -198,7 +198,7 @@ impl Worker {
         for path in paths {
             let report = |output: Output| {
                 let format = output.format();
-                output.write(|out| Ok(format.report().write(&shown, presentation, out)?))
+                output.write(|out| Ok(format.write(&shown, presentation, out)?))
             };
             match Output::open(&path, self.style.format, Access::All).and_then(report) {
                 Ok(_) => written.push(path.display().to_string()),
@@ -225,7 +225,7 @@ impl Worker {
         for output in outputs {
             let format = output.format();
             to_stdout |= output.path().is_none();
-            match output.write(|out| Ok(format.report().write(&shown, presentation, out)?)) {
+            match output.write(|out| Ok(format.write(&shown, presentation, out)?)) {
                 Ok(path) => files.extend(path.map(|path| (path, format))),
                 // Who reads no more has what was wanted.
                 Err(error) if is_broken_pipe(&error) => {}

@@ -1,60 +1,53 @@
-//! The format of valgrind's DHAT, version 2: per stack what was allocated, what was live at the peak and at the end, and how long
-//! blocks lived. Times are in microseconds since the profile's span began.
+//! The format of valgrind's DHAT, version 2: per stack what was allocated, what was live at the peak and at the end, and how long blocks
+//! lived. Times are in microseconds since the start of the profile. All quantities are included, whatever the view.
 
 use std::io;
 
 use rustc_hash::FxHashMap;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
+use super::caption::{command, end_unix_ns, start_unix_ns};
 use super::describe;
-use super::valgrind::{Nodes, command, end_unix_ns, start_unix_ns};
-use super::{Presentation, Report, ReportError, View};
+use super::intern::Interner;
+use super::presentation::{Presentation, View};
+use super::spec::FormatSpec;
+use super::valgrind::Nodes;
 use crate::model::{CallsiteProfile, Profile};
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Dhat;
+pub(super) const FORMAT: FormatSpec =
+    FormatSpec { name: "dhat", extension: "dhat.json", description: "DHAT", is_text: true, write: Some(write) };
 
-/// Version of the format.
-const VERSION: u32 = 2;
-
-/// Blocks that live for less on average are short-lived, in microseconds.
+/// Mean lifetime below which blocks are short-lived, in microseconds.
 const SHORT_LIVED_US: u64 = 500;
 
-impl Report for Dhat {
-    /// All quantities are in it, whatever the view.
-    fn write(
-        &self,
-        profile: &Profile,
-        presentation: &Presentation,
-        out: &mut dyn io::Write,
-    ) -> Result<(), ReportError> {
-        let points = Points::new(profile, presentation);
-        let start_ns = start_unix_ns(profile);
-        let micros = |unix_ns: u64| unix_ns.saturating_sub(start_ns) / 1000;
-        let end_us = micros(end_unix_ns(profile)).max(1);
-        // Of several processes each has its own peak, and the time is the largest one's.
-        let largest = profile.targets.iter().max_by_key(|target| target.totals.peak_bytes);
-        let peak = largest.and_then(|target| target.totals.peak_time).map(|time| micros(profile.unix_ns(time)));
-        let root = Root {
-            version: VERSION,
-            mode: format!("heap; {}", describe::taken(profile)),
-            verb: "Allocated",
-            has_lifetimes: true,
-            has_accesses: false,
-            time_unit: "µs",
-            time_unit_million: "s",
-            short_lived: SHORT_LIVED_US,
-            command: command(profile),
-            pid: profile.targets.first().map_or(0, |target| target.pid.0),
-            end: end_us,
-            peak: peak.unwrap_or(0).min(end_us),
-            points: Each(points.points.as_slice()),
-            frames: Frames { points: &points, profile },
-        };
-        serde_json::to_writer(&mut *out, &root).map_err(io::Error::from)?;
-        out.write_all(b"\n")?;
-        Ok(())
-    }
+fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    let points = Points::new(profile, presentation);
+    let start_ns = start_unix_ns(profile);
+    let micros = |unix_ns: u64| unix_ns.saturating_sub(start_ns) / 1000;
+    let end_us = micros(end_unix_ns(profile)).max(1);
+    // Each process has its own peak; the time is that of the largest one.
+    let largest = profile.targets.iter().max_by_key(|target| target.totals.peak_bytes);
+    let peak = largest.and_then(|target| target.totals.peak_time).map(|time| micros(profile.unix_ns(time)));
+    let texts = points.table.iter().map(|&node| points.nodes.text(profile, node));
+    let frames = std::iter::once("[root]".to_owned()).chain(texts).collect();
+    let root = Root {
+        version: 2,
+        mode: format!("heap; {}", describe::taken(profile)),
+        verb: "Allocated",
+        has_lifetimes: true,
+        has_accesses: false,
+        time_unit: "µs",
+        time_unit_million: "s",
+        short_lived: SHORT_LIVED_US,
+        command: command(profile),
+        pid: profile.targets.first().map_or(0, |target| target.pid.0),
+        end: end_us,
+        peak: peak.unwrap_or(0).min(end_us),
+        points: &points.points,
+        frames,
+    };
+    serde_json::to_writer(&mut *out, &root)?;
+    out.write_all(b"\n")
 }
 
 #[derive(Serialize)]
@@ -81,29 +74,20 @@ struct Root<'a> {
     #[serde(rename = "tg")]
     peak: u64,
     #[serde(rename = "pps")]
-    points: Each<'a>,
+    points: &'a [Point],
     #[serde(rename = "ftbl")]
-    frames: Frames<'a>,
+    frames: Vec<String>,
 }
 
-/// Program points, as the format calls places that allocate.
-struct Each<'a>(&'a [Point]);
-
-impl Serialize for Each<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0)
-    }
-}
-
-/// What one stack did.
+/// A program point, as the format calls callsites.
 #[derive(Debug, Default, Serialize)]
 struct Point {
-    /// Allocated, or there at the beginning.
+    /// Allocated, or live at the start.
     #[serde(rename = "tb")]
     total_bytes: u64,
     #[serde(rename = "tbk")]
     total_blocks: u64,
-    /// How long all of these have lived together; of those that are live, until the end.
+    /// Sum of the lifetimes of these blocks; those of live blocks last until the end.
     #[serde(rename = "tl")]
     lifetimes_us: u64,
     #[serde(rename = "mb")]
@@ -118,7 +102,7 @@ struct Point {
     live_bytes: u64,
     #[serde(rename = "ebk")]
     live_blocks: u64,
-    /// Places in the table of frames.
+    /// Indices into the table of frames.
     #[serde(rename = "fs")]
     frames: Vec<usize>,
 }
@@ -143,11 +127,11 @@ impl Point {
     }
 }
 
-/// All points, each stack once: readers refuse a file that has one twice. Of callsites that look alike (on different heaps, say)
-/// the peaks are added up, which is the most that they can have had together.
+/// The points of all stacks. Each stack occurs once, because readers reject duplicates. The peaks of callsites with equal stacks (on
+/// different heaps, say) are added up, which is an upper bound.
 struct Points {
     points: Vec<Point>,
-    /// Frames by their place in the file's table, which has the root first.
+    /// Nodes in the order of the file's table of frames, after the root.
     table: Vec<u32>,
     nodes: Nodes,
 }
@@ -155,36 +139,23 @@ struct Points {
 impl Points {
     fn new(profile: &Profile, presentation: &Presentation) -> Self {
         let mut points = Self { points: Vec::new(), table: Vec::new(), nodes: Nodes::default() };
-        let mut known: FxHashMap<Vec<u32>, usize> = FxHashMap::default();
-        let mut places: FxHashMap<u32, usize> = FxHashMap::default();
+        let mut paths: Interner<Vec<u32>> = Interner::default();
+        let mut indices: FxHashMap<u32, usize> = FxHashMap::default();
         let callsites = profile.targets.iter().flat_map(|target| target.callsites.iter().map(move |it| (target, it)));
         for (target, callsite) in callsites {
-            let path = points.nodes.path(profile, target, callsite, presentation);
-            let at = *known.entry(path).or_insert_with_key(|path| {
-                let place = |&node: &u32| {
-                    *places.entry(node).or_insert_with(|| {
+            let at = paths.intern(points.nodes.path(profile, target, callsite, presentation)) as usize;
+            if at == points.points.len() {
+                let index = |&node: &u32| {
+                    *indices.entry(node).or_insert_with(|| {
                         points.table.push(node);
                         points.table.len()
                     })
                 };
-                points.points.push(Point { frames: path.iter().map(place).collect(), ..Point::default() });
-                points.points.len() - 1
-            });
+                let frames = paths.values[at].iter().map(index).collect();
+                points.points.push(Point { frames, ..Point::default() });
+            }
             points.points[at].add(callsite);
         }
         points
-    }
-}
-
-/// The table of frames, the root first.
-struct Frames<'a> {
-    points: &'a Points,
-    profile: &'a Profile,
-}
-
-impl Serialize for Frames<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let texts = self.points.table.iter().map(|&node| self.points.nodes.text(self.profile, node));
-        serializer.collect_seq(std::iter::once("[root]".to_owned()).chain(texts))
     }
 }

@@ -1,8 +1,7 @@
 //! The Firefox Profiler's processed profile format.
 //!
-//! Owns what is a process, a thread, a library and a counter there. Written by hand, in version 55 of the format, which newer
-//! profilers bring up to theirs: the crate for it has no place for files and lines, and gives a process's allocations to one
-//! thread. A thread at a time is held as tables.
+//! Written by hand, in version 55 of the format, which newer profilers upgrade: the crate for it does not support source files and
+//! lines, and gives a process's allocations to one thread. The tables of one thread at a time are in memory.
 
 use std::io;
 
@@ -11,48 +10,42 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
-use super::{Presentation, Report, ReportError, describe, places, window};
-use crate::model::{ModuleProfile, Profile, TargetProfile};
-use pieces::Span;
-use thread::{Context, Part, ThreadFields, parts};
+use super::caption::Caption;
+use super::frames::hex;
+use super::presentation::Presentation;
+use super::spec::FormatSpec;
+use crate::model::history::{Held, Moment};
+use crate::model::{ModuleProfile, Profile, TargetProfile, base_name};
+use thread::{Context, Libs, Part, Span, ThreadFields, millis, parts};
 
-mod pieces;
-mod tables;
+mod allocations;
 mod thread;
 
-/// The version of the format (`preprocessedProfileVersion`).
-const VERSION: u32 = 55;
+pub(super) const FORMAT: FormatSpec = FormatSpec {
+    name: "firefox",
+    extension: "fxprofile.json",
+    description: "Firefox Profiler",
+    is_text: true,
+    write: Some(write),
+};
 
-const CATEGORY_NATIVE: usize = 1;
-const CATEGORY_GAP: usize = 2;
-const CATEGORY_GROUP: usize = 3;
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Firefox;
-
-impl Report for Firefox {
-    /// Samples weigh what the view says; allocations are in bytes in any case.
-    fn write(
-        &self,
-        profile: &Profile,
-        presentation: &Presentation,
-        out: &mut dyn io::Write,
-    ) -> Result<(), ReportError> {
-        let libs = Libs::of(profile);
-        let context = Context { profile, presentation, libs: &libs, span: Span::of(profile) };
-        let threads = Threads::new(context);
-        let root = Root {
-            meta: meta(context),
-            libs: libs.modules.iter().map(|&(path, module)| LibFields::new(path, module)).collect(),
-            counters: threads.counters(),
-            pages: [],
-            profiler_overhead: [],
-            threads,
-        };
-        serde_json::to_writer(&mut *out, &root).map_err(io::Error::from)?;
-        out.write_all(b"\n")?;
-        Ok(())
-    }
+/// Samples have the weight of the view; allocations are always in bytes.
+fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    let libs: Libs = profile.frames.iter().filter_map(|frame| frame.module.as_deref()).collect();
+    let context = Context { profile, presentation, libs: &libs, span: Span::of(profile) };
+    let threads = Threads::new(context);
+    let modules: FxHashMap<&str, &ModuleProfile> =
+        profile.modules.iter().rev().map(|module| (&*module.path, module)).collect();
+    let root = Root {
+        meta: meta(context),
+        libs: libs.values.iter().map(|path| LibFields::new(path, modules.get(path).copied())).collect(),
+        counters: threads.counters(),
+        pages: [],
+        profiler_overhead: [],
+        threads,
+    };
+    serde_json::to_writer(&mut *out, &root)?;
+    out.write_all(b"\n")
 }
 
 #[derive(Serialize)]
@@ -66,28 +59,23 @@ struct Root<'a> {
     threads: Threads<'a>,
 }
 
-/// Nanoseconds as the format has times.
-#[expect(clippy::cast_precision_loss, reason = "for display; 53 bits are enough")]
-fn millis(ns: u64) -> f64 {
-    ns as f64 / 1e6
-}
-
 fn meta(context: Context) -> serde_json::Value {
     let Context { profile, presentation, span, .. } = context;
+    let caption = Caption::new(profile, presentation.view);
     let categories: Vec<_> = [("Other", "grey"), ("Native", "blue"), ("Missing", "red"), ("Group", "purple")]
         .map(|(name, color)| json!({ "name": name, "color": color, "subcategories": ["Other"] }))
         .into();
     json!({
         "version": 24,
-        "preprocessedProfileVersion": VERSION,
-        "product": format!("{}{}", describe::subject(profile), window::title(profile)),
+        "preprocessedProfileVersion": 55,
+        "product": caption.subject,
         "importedFrom": "heapbpf",
         "startTime": millis(span.start_unix_ns),
         "interval": 1.0,
         "processType": 0,
         "stackwalk": 1,
         "debug": false,
-        // Names are in it, and nothing else is to be asked for them.
+        // All names are included, so that the profiler asks no symbol server.
         "symbolicated": true,
         "usesOnlyOneStackType": true,
         "doesNotUseFrameImplementation": true,
@@ -97,60 +85,23 @@ fn meta(context: Context) -> serde_json::Value {
         "pausedRanges": [],
         "extensions": { "length": 0, "baseURL": [], "id": [], "name": [] },
         "sampleUnits": { "time": "ms", "eventDelay": "ms", "threadCPUDelta": "µs" },
-        "extra": [{ "label": "heapbpf", "entries": words(profile, presentation) }],
+        "extra": [{ "label": "heapbpf", "entries": facts(profile, presentation, caption) }],
     })
 }
 
-/// What a reader has to know to believe the profile.
-fn words(profile: &Profile, presentation: &Presentation) -> Vec<serde_json::Value> {
-    let view = presentation.view;
-    let total = format!(
-        "{}{}{}",
-        describe::about(profile.is_exact()),
-        view.amount(describe::total(profile, view)),
-        describe::accuracy(profile, view),
-    );
-    let mut words = vec![
-        ("Interval", describe::interval(profile)),
-        ("Losses", describe::losses(profile)),
-        ("Samples are", describe::title(profile, view)),
-        // Of all, also where old blocks alone are shown.
-        (if view.shows_old_blocks_only(profile) { "Total, young blocks too" } else { "Total" }, total),
+/// How the profile was recorded, how exact it is, and what is missing.
+fn facts(profile: &Profile, presentation: &Presentation, caption: Caption) -> Vec<serde_json::Value> {
+    // The total includes young blocks even if the samples do not.
+    let only_old = presentation.view.shows_old_blocks_only(profile);
+    let mut facts = vec![
+        ("Interval", caption.interval),
+        ("Losses", caption.losses),
+        ("Samples are", caption.title),
+        (if only_old { "Total, young blocks too" } else { "Total" }, caption.total),
     ];
-    if let Some(amount) = describe::folded(profile, view) {
-        words.push(("Left out", format!("{amount} of {}", describe::folded_processes(profile))));
-    }
+    facts.extend(caption.left_out.map(|left_out| ("Left out", left_out)));
     let entry = |(label, value)| json!({ "label": label, "format": "string", "value": value });
-    words.into_iter().map(entry).collect()
-}
-
-/// The modules of frames, in the order in which frames name them.
-struct Libs<'a> {
-    modules: Vec<(&'a str, Option<&'a ModuleProfile>)>,
-    numbers: FxHashMap<&'a str, usize>,
-}
-
-impl<'a> Libs<'a> {
-    fn of(profile: &'a Profile) -> Self {
-        let mut libs = Self { modules: Vec::new(), numbers: FxHashMap::default() };
-        let known: FxHashMap<&str, &ModuleProfile> =
-            profile.modules.iter().rev().map(|module| (&*module.path, module)).collect();
-        for path in profile.frames.iter().filter_map(|frame| frame.module.as_deref()) {
-            if !libs.numbers.contains_key(path) {
-                libs.numbers.insert(path, libs.modules.len());
-                libs.modules.push((path, known.get(path).copied()));
-            }
-        }
-        libs
-    }
-
-    fn number(&self, path: &str) -> Option<usize> {
-        self.numbers.get(path).copied()
-    }
-
-    fn name(&self, number: usize) -> &str {
-        self.modules.get(number).map_or("", |(path, _)| crate::model::base_name(path))
-    }
+    facts.into_iter().map(entry).collect()
 }
 
 #[derive(Serialize)]
@@ -168,30 +119,30 @@ struct LibFields<'a> {
 impl<'a> LibFields<'a> {
     fn new(path: &'a str, module: Option<&ModuleProfile>) -> Self {
         let build_id = module.and_then(|module| module.build_id.as_deref());
-        let name = crate::model::base_name(path);
+        let name = base_name(path);
         Self {
             name,
             path,
             debug_name: name,
             debug_path: path,
             breakpad_id: breakpad_id(build_id.unwrap_or_default()),
-            code_id: build_id.map(places::hex),
+            code_id: build_id.map(hex),
             arch: None,
         }
     }
 }
 
-/// A build id's first 16 bytes as a GUID, whose first three numbers are little-endian, and an age of 0.
+/// Formats the first 16 bytes of a build id as a GUID, whose first three numbers are little-endian, with an age of 0.
 fn breakpad_id(build_id: &[u8]) -> String {
     let mut guid = [0; 16];
     guid.iter_mut().zip(build_id).for_each(|(byte, id)| *byte = *id);
     guid[..4].reverse();
     guid[4..6].reverse();
     guid[6..8].reverse();
-    format!("{}0", places::hex(&guid).to_uppercase())
+    format!("{}0", hex(&guid).to_uppercase())
 }
 
-/// Threads of all processes; each is made when it is written.
+/// Threads of all processes. The tables of each are built when it is written.
 struct Threads<'a> {
     context: Context<'a>,
     rows: Vec<ThreadRow<'a>>,
@@ -219,7 +170,7 @@ impl<'a> Threads<'a> {
         Self { context, rows }
     }
 
-    /// Live bytes over time, of each process of which that is known.
+    /// Live bytes over time, for the processes that have a history.
     fn counters(&self) -> Vec<serde_json::Value> {
         let first = self.rows.iter().enumerate().filter(|(_, row)| row.is_first);
         let counters = first.filter(|(_, row)| !row.target.history.curve.is_empty());
@@ -238,7 +189,7 @@ impl Serialize for Threads<'_> {
     }
 }
 
-/// Numbers as texts, a second one of which gets an end of its own.
+/// Formats numbers as distinct texts: repeated ones get a suffix.
 #[derive(Default)]
 struct Unique(FxHashMap<u32, u32>);
 
@@ -250,16 +201,14 @@ impl Unique {
     }
 }
 
-/// Each sample says how much more there is than at the one before.
+/// The samples of a counter are differences to the sample before.
 fn counter(span: &Span, thread: usize, row: &ThreadRow) -> serde_json::Value {
-    let moments = &row.target.history.curve;
-    let times: Vec<f64> = moments.iter().map(|moment| millis(span.since(moment.time))).collect();
-    let growth = |of: fn(&crate::model::history::Held) -> f64| -> Vec<f64> {
+    let points = &row.target.history.curve;
+    let times: Vec<f64> = points.iter().map(|point| millis(span.since(point.time))).collect();
+    let growth = |of: fn(&Held) -> f64| -> Vec<f64> {
         let mut before = 0.0;
-        let step = |moment: &crate::model::history::Moment| {
-            of(&moment.held) - std::mem::replace(&mut before, of(&moment.held))
-        };
-        moments.iter().map(step).collect()
+        let step = |point: &Moment| of(&point.held) - std::mem::replace(&mut before, of(&point.held));
+        points.iter().map(step).collect()
     };
     let count = growth(|held| held.live_bytes);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, and calls only grow")]
@@ -271,6 +220,6 @@ fn counter(span: &Span, thread: usize, row: &ThreadRow) -> serde_json::Value {
         "pid": row.pid,
         "mainThreadIndex": thread,
         "color": "orange",
-        "samples": { "length": moments.len(), "time": times, "count": count, "number": number },
+        "samples": { "length": points.len(), "time": times, "count": count, "number": number },
     })
 }

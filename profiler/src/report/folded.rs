@@ -1,52 +1,45 @@
-//! Folded stacks: a line per stack, the outermost frame first, `;` between frames, then a space and a whole number.
-//!
-//! The root frame is the process. Owns what such a line can say, which the flame graph shares; refuses to let a name
-//! change the shape of a line, and to pass off a stack as complete that is not.
+//! Folded stacks: a line per stack, the outermost frame first, `;` between frames, then a space and a whole number. The outermost
+//! frame is the process. Incomplete stacks have a frame with the reason.
 
 use std::cmp::Ordering;
 use std::io;
 
 use rustc_hash::FxHashMap;
 
-use super::roots::roots;
-use super::{Presentation, Report, ReportError, text};
+use super::frames::synthetic_frames;
+use super::intern::Interner;
+use super::presentation::Presentation;
+use super::spec::FormatSpec;
+use super::text;
 use crate::model::Profile;
 
-/// Writes folded stacks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Folded;
+pub(super) const FORMAT: FormatSpec =
+    FormatSpec { name: "folded", extension: "folded", description: "folded stacks", is_text: true, write: Some(write) };
 
-impl Report for Folded {
-    fn write(
-        &self,
-        profile: &Profile,
-        presentation: &Presentation,
-        out: &mut dyn io::Write,
-    ) -> Result<(), ReportError> {
-        let mut stacks = Stacks::merge(profile, presentation);
-        stacks.sort_by_line();
-        for i in 0..stacks.len() {
-            for (depth, frame) in stacks.frames(i).enumerate() {
-                if depth > 0 {
-                    out.write_all(b";")?;
-                }
-                out.write_all(frame.as_bytes())?;
+fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    let mut stacks = Stacks::merge(profile, presentation);
+    stacks.sort_by_line();
+    for i in 0..stacks.len() {
+        for (depth, frame) in stacks.frames(i).enumerate() {
+            if depth > 0 {
+                out.write_all(b";")?;
             }
-            writeln!(out, " {}", stacks.value(i))?;
+            out.write_all(frame.as_bytes())?;
         }
-        Ok(())
+        writeln!(out, " {}", stacks.value(i))?;
     }
+    Ok(())
 }
 
-/// The stacks of a profile by their printed frames, each once, with what the view says of them. Frames are kept as
-/// numbers: the text of all lines can be far larger than the profile.
+/// The distinct stacks of a profile by the labels of their frames, each with its value. Frames are kept as indices because the text
+/// of all lines can be far larger than the profile.
 pub(super) struct Stacks<V = u64> {
     pub(super) labels: Vec<String>,
     pub(super) stacks: Vec<(Box<[u32]>, V)>,
 }
 
 impl Stacks {
-    /// Merges what prints the same. Stacks of which nothing is left are left out. Sums stop at the largest number.
+    /// Merges callsites whose stacks have the same labels, and drops stacks whose value is 0. Sums saturate.
     pub(super) fn merge(profile: &Profile, presentation: &Presentation) -> Self {
         let mut labels = Labels::default();
         let frames: Vec<u32> = profile.frames.iter().map(|frame| labels.intern(label(&frame.label()))).collect();
@@ -57,19 +50,19 @@ impl Stacks {
                 if value == 0 {
                     continue;
                 }
-                let roots = roots(target, callsite, presentation);
-                let mut stack: Vec<u32> = roots.iter().map(|root| labels.intern(label(root))).collect();
+                let synthetic = synthetic_frames(target, callsite, presentation);
+                let mut stack: Vec<u32> = synthetic.iter().map(|name| labels.intern(label(name))).collect();
                 stack.extend(callsite.stack.iter().rev().filter_map(|id| frames.get(id.0 as usize)));
                 let sum = merged.entry(stack.into()).or_default();
                 *sum = sum.saturating_add(value);
             }
         }
-        Self { labels: labels.labels, stacks: merged.into_iter().collect() }
+        Self { labels: labels.values, stacks: merged.into_iter().collect() }
     }
 }
 
 impl<V: Copy> Stacks<V> {
-    /// Orders the stacks as their lines would be, byte by byte.
+    /// Sorts the stacks by the bytes of their lines.
     pub(super) fn sort_by_line(&mut self) {
         let labels = &self.labels;
         self.stacks.sort_unstable_by(|(a, _), (b, _)| {
@@ -78,8 +71,8 @@ impl<V: Copy> Stacks<V> {
         });
     }
 
-    /// Orders the stacks frame by frame, so that all stacks through a frame are neighbours. Lines do not give that: in
-    /// their order `f`, `f::g`, `f;h` the second parts the two stacks through `f`.
+    /// Sorts the stacks frame by frame, so that all stacks through a frame are adjacent. Sorting by line does not give that: in
+    /// `f`, `f::g`, `f;h` the second separates the two stacks through `f`.
     pub(super) fn sort_by_frame(&mut self) {
         let labels = &self.labels;
         self.stacks.sort_unstable_by(|(a, _), (b, _)| {
@@ -91,23 +84,21 @@ impl<V: Copy> Stacks<V> {
         });
     }
 
-    /// How many stacks there are.
     pub(super) fn len(&self) -> usize {
         self.stacks.len()
     }
 
-    /// The stack's frames, the outermost first.
+    /// The frames of a stack, the outermost first.
     pub(super) fn frames(&self, i: usize) -> impl Iterator<Item = &str> {
         self.stacks[i].0.iter().map(|&label| self.labels[label as usize].as_str())
     }
 
-    /// What is said of the stack.
     pub(super) fn value(&self, i: usize) -> V {
         self.stacks[i].1
     }
 }
 
-/// The bytes of a line from a frame on. What follows a line's frames sorts like the space there.
+/// The bytes of a line from a frame on. The space after a line's frames takes part in the order.
 fn line_rest<'a>(labels: &'a [String], stack: &'a [u32], from: usize) -> impl Iterator<Item = u8> + 'a {
     let rest = stack[from..].iter().enumerate().flat_map(move |(i, &label)| {
         let separator = if from + i == 0 { "" } else { ";" };
@@ -116,25 +107,11 @@ fn line_rest<'a>(labels: &'a [String], stack: &'a [u32], from: usize) -> impl It
     rest.chain(std::iter::once(b' '))
 }
 
-/// Labels by number, each once.
-#[derive(Default)]
-pub(super) struct Labels {
-    numbers: FxHashMap<String, u32>,
-    pub(super) labels: Vec<String>,
-}
+pub(super) type Labels = Interner<String>;
 
-impl Labels {
-    pub(super) fn intern(&mut self, label: String) -> u32 {
-        let next = u32::try_from(self.labels.len()).expect("profiles number their frames in 32 bits");
-        *self.numbers.entry(label).or_insert_with_key(|label| {
-            self.labels.push(label.clone());
-            next
-        })
-    }
-}
-
-/// A name as a frame of a line: `;` parts frames, so it becomes `:` (as FlameGraph's collapsers do); a last word that is
-/// a number would be read as a value, so it is tied to the one before; a leading `#` would make the line a comment.
+/// Converts a name to a frame of a line, so that no name changes the line's structure: `;` separates frames, so it becomes `:` (as in
+/// FlameGraph's collapsers); a trailing number would be parsed as the value, so `_` joins it to the word before; a leading `#` would
+/// start a comment.
 pub(super) fn label(name: &str) -> String {
     let mut label = text::printable(name).replace(';', ":");
     if label.is_empty() {

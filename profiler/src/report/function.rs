@@ -1,11 +1,18 @@
-//! Demangled function names, as people want to see them: shortened, and told apart from allocator and runtime plumbing.
-//!
-//! Owns guesses about names only, for text that people read. Files for programs carry full names and do not come here.
+//! Function names shortened for people, classified as program or plumbing (allocators and runtimes), and stacks on one line:
+//! `cache_insert (cache.c:42) ← handle_request ← main`. Heuristics for text only: files for programs carry full names and stacks.
 
-use crate::model::Frame;
-use crate::model::base_name;
+use profiler_common::stack::StackEnd;
 
-/// Modules that hold allocators and language runtimes: who called into them is what matters.
+use super::text;
+use crate::model::{Frame, FrameId, Profile, base_name};
+
+/// Maximum number of functions in a line; terminals cut it sooner.
+const FUNCTIONS_MAX: usize = 8;
+
+/// Maximum characters of one name, so that a long name does not push out its callers.
+const NAME_CHARS_MAX: usize = 60;
+
+/// Prefixes of the modules of allocators and language runtimes, whose callers are of interest.
 const PLUMBING_MODULES: &[&str] = &[
     "libc.so",
     "libc-2.",
@@ -21,7 +28,7 @@ const PLUMBING_MODULES: &[&str] = &[
     "libmimalloc",
 ];
 
-/// Functions of allocators and runtimes, by their short name. For where these are part of the program itself.
+/// Short names of allocator and runtime functions, for programs that contain them.
 const PLUMBING_FUNCTIONS: &[&str] = &[
     "malloc",
     "calloc",
@@ -44,7 +51,7 @@ const PLUMBING_FUNCTIONS: &[&str] = &[
     "rust_begin_unwind",
 ];
 
-/// Beginnings of such functions' short names.
+/// Prefixes of the short names of such functions.
 const PLUMBING_PREFIXES: &[&str] = &[
     "std::",
     "__gnu_cxx::",
@@ -62,7 +69,7 @@ const PLUMBING_PREFIXES: &[&str] = &[
     "__libc_",
 ];
 
-/// Whether the frame is an allocator's or a runtime's, as far as its name and module tell.
+/// Whether the frame belongs to an allocator or a runtime, judging by its name and module.
 pub(super) fn is_plumbing(frame: &Frame) -> bool {
     let module = frame.module.as_deref().map_or("", base_name);
     if PLUMBING_MODULES.iter().any(|prefix| module.starts_with(prefix)) {
@@ -70,7 +77,7 @@ pub(super) fn is_plumbing(frame: &Frame) -> bool {
     }
     let Some(function) = frame.function.as_deref() else { return false };
     let short = short(function);
-    // A template's name begins with what it returns: `void std::vector::push_back`. An implementation's does not.
+    // The name of a template instance starts with its return type: `void std::vector::push_back`.
     let name = if short.starts_with('<') { &short } else { short.rsplit(' ').next().unwrap_or(&short) };
     PLUMBING_FUNCTIONS.contains(&short.as_str())
         || PLUMBING_FUNCTIONS.contains(&name)
@@ -78,12 +85,12 @@ pub(super) fn is_plumbing(frame: &Frame) -> bool {
         || PLUMBING_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The function's name without parameters and template arguments: `std::map::insert` for
-/// `std::map<int, Foo>::insert(Foo&&) const`. A name whose brackets do not match stays as it is.
+/// Removes parameters and template arguments from a name: `std::map<int, Foo>::insert(Foo&&) const` becomes `std::map::insert`.
+/// Names with unbalanced brackets are returned unchanged.
 pub(super) fn short(function: &str) -> String {
     let mut short = String::with_capacity(function.len());
     let mut rest = function;
-    // A Rust implementation, `<T as Trait>::f`, says what matters inside the bracket that it begins with.
+    // A Rust implementation, `<T as Trait>::f`, names its type inside the first bracket.
     if let Some(inside) = rest.strip_prefix('<') {
         let Some(end) = closing(inside, '<', '>') else { return function.to_owned() };
         short = format!("<{}>", without_arguments(&inside[..end]));
@@ -112,30 +119,30 @@ pub(super) fn short(function: &str) -> String {
             rest = after;
         }
     }
-    // `Vec<T>::f` is written `Vec::<T>::f` too.
+    // `Vec<T>::f` can also be spelled `Vec::<T>::f`.
     let short = short.replace("::::", "::");
     let short = short.trim().trim_end_matches("::");
     if short.is_empty() { function.to_owned() } else { short.to_owned() }
 }
 
-/// The text without what is in angle brackets.
+/// Removes everything in angle brackets.
 fn without_arguments(text: &str) -> String {
     let mut depth = 0_usize;
     let mut before = ' ';
-    let mut kept = String::new();
+    let mut outside = String::new();
     for c in text.chars() {
         match c {
             '<' => depth += 1,
             '>' if before != '-' => depth = depth.saturating_sub(1),
-            _ if depth == 0 => kept.push(c),
+            _ if depth == 0 => outside.push(c),
             _ => {}
         }
         before = c;
     }
-    kept
+    outside
 }
 
-/// Where the bracket closes that was opened just before `text`. `->` closes none.
+/// Finds the bracket that closes the one just before `text`. `->` closes none.
 fn closing(text: &str, open: char, close: char) -> Option<usize> {
     let mut depth = 1_usize;
     let mut before = ' ';
@@ -153,12 +160,88 @@ fn closing(text: &str, open: char, close: char) -> Option<usize> {
     None
 }
 
-/// A C++ operator's name at the beginning of `rest`, with the brackets that belong to it.
+/// Returns the C++ operator at the start of `rest`, including brackets that are part of its name.
 fn operator(rest: &str) -> Option<&str> {
     const SYMBOLS: [&str; 12] = ["()", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<", ">"];
     let symbol = rest.strip_prefix("operator")?;
     let symbol = SYMBOLS.into_iter().find(|known| symbol.starts_with(known))?;
     Some(&rest[.."operator".len() + symbol.len()])
+}
+
+/// Formats a stack on one line, from the leaf outwards: the named functions of the program, or all frames if there are none.
+pub(super) fn chain(profile: &Profile, stack: &[FrameId], end: Option<StackEnd>) -> String {
+    if stack.is_empty() {
+        return missing(end).unwrap_or_else(|| "[no frames]".to_owned());
+    }
+    let frames: Vec<&Frame> = stack.iter().map(|&id| profile.frame(id)).collect();
+    let mut names = collapse(&program_frames(&frames));
+    if names.len() > FUNCTIONS_MAX {
+        names.truncate(FUNCTIONS_MAX);
+        names.push("…".to_owned());
+    }
+    names.extend(missing(end));
+    names.join(" ← ")
+}
+
+/// The program's named frames; if there are none, its frames; if there are none either, all frames.
+fn program_frames<'a>(frames: &[&'a Frame]) -> Vec<&'a Frame> {
+    let program: Vec<&Frame> = frames.iter().copied().filter(|frame| !is_plumbing(frame)).collect();
+    let named: Vec<&Frame> = program.iter().copied().filter(|frame| frame.function.is_some()).collect();
+    match (named.is_empty(), program.is_empty()) {
+        (false, _) => named,
+        (true, false) => program,
+        (true, true) => frames.to_vec(),
+    }
+}
+
+/// The frames' names, the first with its source line. Runs of one name (recursion) are merged: `f ×3`.
+fn collapse(frames: &[&Frame]) -> Vec<String> {
+    let mut names: Vec<(String, usize)> = Vec::new();
+    for frame in frames {
+        let name = name(frame);
+        match names.last_mut() {
+            Some((last, times)) if *last == name => *times += 1,
+            _ => names.push((name, 1)),
+        }
+    }
+    let source_line = frames.first().and_then(|frame| source_line(frame));
+    let source_lines = std::iter::once(source_line).chain(std::iter::repeat(None));
+    names
+        .into_iter()
+        .zip(source_lines)
+        .map(|((name, times), line)| {
+            let times = if times > 1 { format!(" ×{times}") } else { String::new() };
+            let line = line.map(|line| format!(" ({line})")).unwrap_or_default();
+            format!("{name}{times}{line}")
+        })
+        .collect()
+}
+
+fn name(frame: &Frame) -> String {
+    let name = match frame.function.as_deref() {
+        Some(function) if !text::printable(function).is_empty() => short(&text::printable(function)),
+        _ => Frame { function: None, ..frame.clone() }.label(),
+    };
+    text::cut(&text::printable(&name), NAME_CHARS_MAX).into_owned()
+}
+
+/// `file.c:42`, without directories.
+fn source_line(frame: &Frame) -> Option<String> {
+    let file = text::printable(frame.file.as_deref()?);
+    let file = text::cut(base_name(&file), NAME_CHARS_MAX).into_owned();
+    Some(match frame.line {
+        Some(line) => format!("{file}:{line}"),
+        None => file,
+    })
+}
+
+/// Names the reason if the stack is incomplete.
+fn missing(end: Option<StackEnd>) -> Option<String> {
+    match end {
+        None => Some("[stack lost]".to_owned()),
+        Some(StackEnd::Complete) => None,
+        Some(end) => Some(format!("[unwind: {}]", end.counter().name())),
+    }
 }
 
 #[cfg(test)]
@@ -171,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn short_names_say_what_matters() {
+    fn short_names_have_no_parameters_or_template_arguments() {
         for (function, expected) in [
             ("cache_insert", "cache_insert"),
             ("Cache::insert(int, Item const&) const", "Cache::insert"),
@@ -198,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn plumbing_is_told_from_the_program() {
+    fn plumbing_is_distinguished_from_the_program() {
         for (function, module, expected) in [
             (Some("cache_insert"), Some("/usr/bin/app"), false),
             (None, Some("/usr/bin/app"), false),

@@ -1,44 +1,36 @@
-//! The format of heaptrack: each allocation and each free by itself, so it is made of a recording and not of a profile, which gives
-//! the names alone.
+//! The format of heaptrack: every single allocation and free. It is written while a recording is read; the profile only supplies the
+//! names.
 //!
-//! Lines of text; numbers are hexadecimal, and count from 1, allocations from 0:
+//! Lines of text; numbers are hexadecimal. Ids start at 1, those of allocations at 0:
 //!
 //! ```text
 //! s <bytes> <string>         i <address> <module> {<function> <file> <line>}       t <instruction> <outer trace>
 //! a <bytes> <trace>          + <allocation>          - <allocation>                c <milliseconds>
 //! ```
-//!
-//! Owns what is written when; what came and went is told by whoever reads the recording.
 
 use std::io;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::calls::calls;
+use super::caption::command;
 use super::describe;
-use super::roots::roots;
+use super::frames::{calls, frame, synthetic_frames};
+use super::presentation::Presentation;
+use super::spec::FormatSpec;
 use super::text::printable;
-use super::valgrind::command;
-use super::{Presentation, Report, ReportError};
 use crate::model::{FrameId, Profile};
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Heaptrack;
+pub(super) const FORMAT: FormatSpec =
+    FormatSpec { name: "heaptrack", extension: "heaptrack.zst", description: "heaptrack", is_text: false, write: None };
 
-/// Versions of heaptrack and of its format that this is like.
+/// Versions of heaptrack and of its format that the output is compatible with.
 const VERSIONS: &str = "10400 3";
 
-/// Sizes with their traces that are remembered. When there are more, they are told anew, which costs a reader memory and nothing else.
+/// Maximum number of cached (size, trace) pairs. Beyond it, pairs are written again, which only costs readers memory.
 const INFOS_MAX: usize = 1 << 20;
 
-impl Report for Heaptrack {
-    fn write(&self, _: &Profile, _: &Presentation, _: &mut dyn io::Write) -> Result<(), ReportError> {
-        Err(ReportError::NeedsRecording(super::Format::Heaptrack))
-    }
-}
-
-/// Writes what comes and goes, in the order in which it happens. It remembers what it has named, and nothing of what is live.
+/// Writes allocations and frees in the order of time. Keeps the names it has written, and no live blocks.
 pub(crate) struct Events<'a, W> {
     out: W,
     profile: &'a Profile,
@@ -46,17 +38,17 @@ pub(crate) struct Events<'a, W> {
     time_ms: u64,
     strings: FxHashMap<Arc<str>, u32>,
     instructions: FxHashMap<Box<[u32]>, u32>,
-    words: FxHashMap<String, u32>,
+    synthetic: FxHashMap<String, u32>,
     instruction_count: u32,
     traces: FxHashMap<(u32, u32), u32>,
-    /// Of callsites, by their target's place and their own.
+    /// Traces of callsites, by target and callsite.
     known: FxHashMap<(usize, usize), u32>,
     infos: FxHashMap<(u64, u32), u64>,
     info_count: u64,
 }
 
 impl<'a, W: io::Write> Events<'a, W> {
-    /// Begins a file with the names of this profile.
+    /// Starts a file.
     pub(crate) fn new(mut out: W, profile: &'a Profile, presentation: &'a Presentation) -> io::Result<Self> {
         writeln!(out, "v {VERSIONS}")?;
         writeln!(
@@ -66,9 +58,9 @@ impl<'a, W: io::Write> Events<'a, W> {
             printable(&describe::losses(profile))
         )?;
         writeln!(out, "X {}", printable(&command(profile)))?;
-        // Of the machine's memory a recording says nothing.
+        // Page size, and the machine's memory, which a recording does not contain.
         writeln!(out, "I 1000 0")?;
-        // Readers take the first one for the latest where there is none, and so its frees for those of temporary allocations.
+        // Before the first allocation, readers use allocation 0 as the latest one, and would count its frees as temporary.
         writeln!(out, "a 0 0")?;
         Ok(Self {
             out,
@@ -77,7 +69,7 @@ impl<'a, W: io::Write> Events<'a, W> {
             time_ms: 0,
             strings: FxHashMap::default(),
             instructions: FxHashMap::default(),
-            words: FxHashMap::default(),
+            synthetic: FxHashMap::default(),
             instruction_count: 0,
             traces: FxHashMap::default(),
             known: FxHashMap::default(),
@@ -86,7 +78,7 @@ impl<'a, W: io::Write> Events<'a, W> {
         })
     }
 
-    /// It is so many nanoseconds after the beginning. Time does not go back.
+    /// Advances the time to `since_start_ns`. Time does not go back.
     pub(crate) fn at(&mut self, since_start_ns: u64) -> io::Result<()> {
         let time_ms = since_start_ns / 1_000_000;
         if time_ms > self.time_ms {
@@ -96,25 +88,24 @@ impl<'a, W: io::Write> Events<'a, W> {
         Ok(())
     }
 
-    /// A callsite allocated: by its target's place in the profile, and its own in that. One that is not there is passed over.
+    /// Writes an allocation, by the indices of the target and the callsite in the profile. Unknown ones are skipped.
     pub(crate) fn allocate(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
         let Some(info) = self.info(target, callsite, bytes)? else { return Ok(()) };
         writeln!(self.out, "+ {info:x}")
     }
 
-    /// What a callsite had allocated was freed, or some of it.
+    /// Writes a free of bytes that a callsite allocated.
     pub(crate) fn free(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
         let Some(info) = self.info(target, callsite, bytes)? else { return Ok(()) };
         writeln!(self.out, "- {info:x}")
     }
 
-    /// What was freed was not, or what is live counts as so many bytes more. It is no allocation, so it is told as a free of what
-    /// is less than nothing: readers take sizes from sums of 64 bits, in which that comes to the same.
-    pub(crate) fn take_back(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
+    /// Writes a correction: bytes were not freed after all, or live bytes have a larger weight. It must not count as an allocation, so it
+    /// is written as a free of a negative size: readers subtract sizes in 64-bit arithmetic, where that wraps to the right sum.
+    pub(crate) fn unfree(&mut self, target: usize, callsite: usize, bytes: u64) -> io::Result<()> {
         self.free(target, callsite, bytes.wrapping_neg())
     }
 
-    /// All is told.
     pub(crate) fn finish(mut self, since_start_ns: u64) -> io::Result<W> {
         self.at(since_start_ns)?;
         Ok(self.out)
@@ -135,7 +126,7 @@ impl<'a, W: io::Write> Events<'a, W> {
         Ok(Some(info))
     }
 
-    /// The trace of a callsite: what stands above it, then its frames, the outermost first.
+    /// Returns the trace of a callsite: its synthetic frames and its own, the outermost first.
     fn trace_of(&mut self, target: usize, callsite: usize) -> io::Result<Option<u32>> {
         if let Some(&trace) = self.known.get(&(target, callsite)) {
             return Ok(Some(trace));
@@ -144,13 +135,12 @@ impl<'a, W: io::Write> Events<'a, W> {
         let Some(of_target) = profile.targets.get(target) else { return Ok(None) };
         let Some(of_callsite) = of_target.callsites.get(callsite) else { return Ok(None) };
         let mut trace = 0;
-        for word in roots(of_target, of_callsite, self.presentation) {
-            let instruction = self.word(&word)?;
+        for name in synthetic_frames(of_target, of_callsite, self.presentation) {
+            let instruction = self.synthetic_instruction(&name)?;
             trace = self.trace(instruction, trace)?;
         }
-        let is_known = |id: &FrameId| profile.frames.get(id.0 as usize).is_some();
+        let is_known = |id: &FrameId| frame(profile, *id).is_some();
         let stack: Vec<FrameId> = of_callsite.stack.iter().copied().filter(is_known).collect();
-        // Calls that were inlined belong to the instruction of the function that they were inlined into.
         for call in calls(profile, &stack).rev() {
             let instruction = self.instruction(call)?;
             trace = self.trace(instruction, trace)?;
@@ -169,18 +159,18 @@ impl<'a, W: io::Write> Events<'a, W> {
         Ok(next)
     }
 
-    /// The instruction of a call.
+    /// Returns the instruction of a physical call, with all functions that were inlined there.
     fn instruction(&mut self, call: &[FrameId]) -> io::Result<u32> {
         let key: Box<[u32]> = call.iter().map(|id| id.0).collect();
         if let Some(&instruction) = self.instructions.get(&key) {
             return Ok(instruction);
         }
         let profile = self.profile;
-        let frames: Vec<_> = call.iter().filter_map(|id| profile.frames.get(id.0 as usize)).collect();
+        let frames: Vec<_> = call.iter().filter_map(|&id| frame(profile, id)).collect();
         let Some(outermost) = frames.last() else { return Ok(0) };
         let module = outermost.module.as_ref().map_or(Ok(0), |module| self.string(module))?;
         let mut line = format!("i {:x} {module:x}", outermost.address);
-        // Readers have words of their own for an instruction of which nothing is known.
+        // Readers have their own placeholder for instructions without names.
         if frames.iter().any(|frame| frame.function.is_some()) {
             for frame in &frames {
                 let function = frame.function.as_ref().map_or(Ok(0), |function| self.string(function))?;
@@ -194,19 +184,19 @@ impl<'a, W: io::Write> Events<'a, W> {
         Ok(self.instruction_count)
     }
 
-    /// An instruction that stands for a word of heapbpf's own. Its address is its number: readers tell instructions apart by it.
-    fn word(&mut self, word: &str) -> io::Result<u32> {
-        if let Some(&instruction) = self.words.get(word) {
+    /// Returns the instruction of a synthetic frame. Its address is its id, because readers identify instructions by address.
+    fn synthetic_instruction(&mut self, name: &str) -> io::Result<u32> {
+        if let Some(&instruction) = self.synthetic.get(name) {
             return Ok(instruction);
         }
-        let function = self.string(&Arc::from(word))?;
+        let function = self.string(&Arc::from(name))?;
         self.instruction_count += 1;
         writeln!(self.out, "i {0:x} 0 {function:x} 0 0", self.instruction_count)?;
-        self.words.insert(word.to_owned(), self.instruction_count);
+        self.synthetic.insert(name.to_owned(), self.instruction_count);
         Ok(self.instruction_count)
     }
 
-    /// A string on one line. An empty one would be none.
+    /// Returns the id of a string. An empty one would have no id.
     fn string(&mut self, string: &Arc<str>) -> io::Result<u32> {
         if let Some(&known) = self.strings.get(string) {
             return Ok(known);
@@ -222,7 +212,7 @@ impl<'a, W: io::Write> Events<'a, W> {
     }
 }
 
-/// Readers count in 32 bits.
+/// Readers have ids of 32 bits.
 fn number(of: usize) -> io::Result<u32> {
-    u32::try_from(of).map_err(|_| io::Error::other("there is more than heaptrack has numbers for"))
+    u32::try_from(of).map_err(|_| io::Error::other("more entries than heaptrack's 32-bit ids"))
 }

@@ -13,7 +13,7 @@ use base64::write::EncoderWriter;
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
-use super::{Presentation, Report, ReportError};
+use super::presentation::Presentation;
 use crate::model::Profile;
 use document::Document;
 
@@ -67,30 +67,24 @@ const SCRIPT: &str = concat!(
     "})();\n",
 );
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Html;
-
-impl Report for Html {
-    fn write(&self, profile: &Profile, presentation: &Presentation, out: &mut dyn Write) -> Result<(), ReportError> {
-        let mut rest = PAGE;
-        while let Some((before, (part, after))) =
-            rest.split_once("{{").and_then(|(before, rest)| Some((before, rest.split_once("}}")?)))
-        {
-            out.write_all(before.as_bytes())?;
-            match part {
-                "policy" => out.write_all(policy().as_bytes())?,
-                "style" => out.write_all(STYLE.as_bytes())?,
-                "licence" => out.write_all(LICENCE.as_bytes())?,
-                "chart" => out.write_all(CHART.as_bytes())?,
-                "script" => out.write_all(SCRIPT.as_bytes())?,
-                "profile" => write_data(profile, presentation, out)?,
-                _ => return Err(io::Error::other(format!("the page has no part `{part}`")).into()),
-            }
-            rest = after;
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn Write) -> io::Result<()> {
+    let mut rest = PAGE;
+    while let Some((before, (part, after))) =
+        rest.split_once("{{").and_then(|(before, rest)| Some((before, rest.split_once("}}")?)))
+    {
+        out.write_all(before.as_bytes())?;
+        match part {
+            "policy" => out.write_all(policy().as_bytes())?,
+            "style" => out.write_all(STYLE.as_bytes())?,
+            "licence" => out.write_all(LICENCE.as_bytes())?,
+            "chart" => out.write_all(CHART.as_bytes())?,
+            "script" => out.write_all(SCRIPT.as_bytes())?,
+            "profile" => write_data(profile, presentation, out)?,
+            _ => return Err(io::Error::other(format!("the page has no part `{part}`"))),
         }
-        out.write_all(rest.as_bytes())?;
-        Ok(())
+        rest = after;
     }
+    out.write_all(rest.as_bytes())
 }
 
 /// What the page may do: run its own two scripts, named by their hashes, and apply its one style. It can load nothing, and

@@ -25,29 +25,17 @@ use leaks::LeaksFields;
 use serde::{Serialize, Serializer};
 use totals::TotalsFields;
 
-use super::{Presentation, Report, ReportError, View};
+use super::presentation::{Presentation, View};
 use crate::ledger::details::Details;
 use crate::model::{Beginning, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window};
 
 /// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
 pub(crate) const VERSION: u32 = 1;
 
-/// Writes the JSON report.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Json;
-
-impl Report for Json {
-    /// The view only decides the order of callsites: the largest come first.
-    fn write(
-        &self,
-        profile: &Profile,
-        presentation: &Presentation,
-        out: &mut dyn io::Write,
-    ) -> Result<(), ReportError> {
-        serde_json::to_writer(&mut *out, &Root::new(profile, presentation.view)).map_err(io::Error::from)?;
-        out.write_all(b"\n")?;
-        Ok(())
-    }
+/// Writes the JSON report. The view only decides the order of callsites: the largest come first.
+pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, &Root::new(profile, presentation.view))?;
+    out.write_all(b"\n")
 }
 
 #[derive(Serialize)]

@@ -1,75 +1,66 @@
-//! A trace with Chrome's memory-infra heap dumps (`heaps_v2`): what each stack of each process held, at every dump and at the
-//! end.
-//!
-//! Owns what catapult's importer takes to show it. Sizes and counts are of live blocks: the format has no place for what was
-//! freed. What stacks are grouped by are their types.
+//! A trace with Chrome's memory-infra heap dumps (`heaps_v2`): the live blocks of each stack of each process, at every dump and at the
+//! end. Written for catapult's importer. The format has no place for freed blocks; groups of `--by` are the types of its objects.
 
 use std::collections::BTreeMap;
 use std::io;
 
-use rustc_hash::FxHashMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::caption::Caption;
+use super::describe;
 use super::dumps::{Dump, distinct_pids, dumps, end, held, rounded};
-use super::roots::{gaps, group_of};
-use super::{Presentation, Report, ReportError, View, describe, window};
+use super::frames::{frame, gap_frames, group_frame, heap_name};
+use super::intern::Interner;
+use super::presentation::{Presentation, View};
+use super::spec::FormatSpec;
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
-use maps::{Ids, Maps, Tables};
 
-mod maps;
+pub(super) const FORMAT: FormatSpec = FormatSpec {
+    name: "memory-infra",
+    extension: "memory-infra.json",
+    description: "Chrome memory-infra",
+    is_text: true,
+    write: Some(write),
+};
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct MemoryInfra;
-
-impl Report for MemoryInfra {
-    fn write(
-        &self,
-        profile: &Profile,
-        presentation: &Presentation,
-        out: &mut dyn io::Write,
-    ) -> Result<(), ReportError> {
-        write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":")?;
-        serialize(out, &words(profile))?;
-        write!(out, ",\"traceEvents\":[")?;
-        let mut next_id = Ids::default();
-        for (number, (target, pid)) in profile.targets.iter().zip(distinct_pids(profile)).enumerate() {
-            let comma = if number == 0 { "" } else { "," };
-            for (at, event) in metadata(profile, target, pid).iter().enumerate() {
-                writeln!(out, "{}", if at == 0 { comma } else { "," })?;
-                serialize(out, event)?;
-            }
-            write_dumps(profile, target, pid, presentation, &mut next_id, out)?;
+fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    let caption = Caption::new(profile, View::LiveBytes);
+    write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":")?;
+    serde_json::to_writer(&mut *out, &other_data(profile, &caption))?;
+    write!(out, ",\"traceEvents\":[")?;
+    let mut ids = Ids::default();
+    let mut separator = "";
+    for (target, pid) in profile.targets.iter().zip(distinct_pids(profile)) {
+        for event in metadata(profile, &caption, target, pid) {
+            writeln!(out, "{separator}")?;
+            separator = ",";
+            serde_json::to_writer(&mut *out, &event)?;
         }
-        writeln!(out, "\n]}}")?;
-        Ok(())
+        write_dumps(profile, target, pid, presentation, &mut ids, out)?;
     }
+    writeln!(out, "\n]}}")
 }
 
-fn serialize(out: &mut dyn io::Write, value: &impl Serialize) -> Result<(), ReportError> {
-    Ok(serde_json::to_writer(out, value).map_err(io::Error::from)?)
-}
-
-/// What the profile is about and how exact it is: viewers show it as the trace's metadata.
-fn words(profile: &Profile) -> Value {
-    let title = describe::title(profile, View::LiveBytes) + &window::title(profile);
+/// Viewers show this as the metadata of the trace.
+fn other_data(profile: &Profile, caption: &Caption) -> Value {
     json!({
-        "heapbpf": title,
+        "heapbpf": caption.title.clone() + &super::window::title(profile),
         "targets": describe::subject(profile),
-        "interval": describe::interval(profile),
+        "interval": caption.interval,
         "accuracy": describe::accuracy_of_shown(profile, View::LiveBytes).trim(),
-        "losses": describe::losses(profile),
+        "losses": caption.losses,
         "started_unix_ns": profile.started_unix_ns.to_string(),
     })
 }
 
-/// The process's name, with what it ran and how it was watched beside it.
-fn metadata(profile: &Profile, target: &TargetProfile, pid: u32) -> [Value; 2] {
+/// The name of the process, with its command and how it was recorded as labels.
+fn metadata(profile: &Profile, caption: &Caption, target: &TargetProfile, pid: u32) -> [Value; 2] {
     let event = |name: &str, args: Value| json!({ "ph": "M", "cat": "__metadata", "pid": pid, "tid": 0, "ts": 0, "name": name, "args": args });
-    let labels = [Some(target.command.clone()), Some(describe::interval(profile)), Some(describe::losses(profile))];
-    let labels = labels.into_iter().chain([describe::older(profile)]).flatten();
-    // Commas part labels.
+    let labels = [&target.command, &caption.interval, &caption.losses].into_iter().cloned();
+    let labels = labels.chain(describe::older(profile));
+    // Commas separate labels.
     let labels: Vec<String> = labels.map(|label| label.replace(", ", " · ").replace(',', "\u{2009}")).collect();
     [
         event("process_name", json!({ "name": target.comm })),
@@ -77,20 +68,15 @@ fn metadata(profile: &Profile, target: &TargetProfile, pid: u32) -> [Value; 2] {
     ]
 }
 
-/// Where a callsite's blocks are shown: its heap, the innermost frame and the type.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Slot {
-    node: u32,
-    r#type: u32,
-}
-
 /// Bytes and blocks.
-type Held = [u64; 2];
+type Amount = [u64; 2];
 
-/// By allocator's name, in the order of heaps: what its slots hold at each dump and at the end.
 struct Allocator {
     name: String,
-    slots: Vec<(Slot, Vec<Held>)>,
+    /// Node and type of each slot.
+    slots: Interner<(u32, u32)>,
+    /// By slot: the live amount at each dump and at the end.
+    amounts: Vec<Vec<Amount>>,
 }
 
 /// `args.dumps` of an event.
@@ -108,7 +94,7 @@ struct HeapDumps<'a> {
     allocators: BTreeMap<&'a str, Columns>,
 }
 
-/// The stacks of an allocator, as lists side by side.
+/// The slots of an allocator, as parallel lists.
 #[derive(Default, Serialize)]
 struct Columns {
     counts: Vec<u64>,
@@ -117,7 +103,6 @@ struct Columns {
     nodes: Vec<u32>,
 }
 
-/// A process's dump of memory.
 #[derive(Serialize)]
 struct Event<'a> {
     ph: &'static str,
@@ -142,12 +127,12 @@ fn write_dumps(
     presentation: &Presentation,
     ids: &mut Ids,
     out: &mut dyn io::Write,
-) -> Result<(), ReportError> {
+) -> io::Result<()> {
     let dumps = dumps(profile, target);
-    let mut maps = Maps::default();
-    let allocators = allocators(target, presentation, &dumps, &mut Names::new(profile, &mut maps, ids));
-    // What is said once holds for later dumps.
-    let mut tables = maps.into_tables();
+    let mut maps = Maps::new(profile, *ids);
+    let allocators = allocators(target, presentation, &dumps, &mut maps);
+    // Later dumps reuse the tables of the first one.
+    let mut tables = maps.into_tables(ids);
     let times = dumps.iter().map(|dump| (dump.time, format!("dump {}", dump.number)));
     for (at, (time, id)) in times.chain([(end(profile), "end".to_owned())]).enumerate() {
         let heaps = allocators.iter().map(|allocator| (allocator.name.as_str(), columns(allocator, at))).collect();
@@ -167,56 +152,51 @@ fn write_dumps(
             ts: microseconds(time),
             args: Args { dumps },
         };
-        serialize(out, &event)?;
+        serde_json::to_writer(&mut *out, &event)?;
     }
     Ok(())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "the format has floats, which hold the nanoseconds of three months")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "the format has floats, which represent the nanoseconds of three months"
+)]
 fn microseconds(time: MonotonicNanos) -> f64 {
     time.0 as f64 / 1000.0
 }
 
-/// What the target's heaps hold, by slot in the order of the tree.
+/// The heaps of a target by name, in the order of heaps.
 fn allocators(
     target: &TargetProfile,
     presentation: &Presentation,
     dumps: &[Dump],
-    names: &mut Names<'_>,
+    maps: &mut Maps<'_>,
 ) -> Vec<Allocator> {
-    let mut allocators: Vec<Allocator> = Vec::new();
-    let mut numbers: FxHashMap<String, usize> = FxHashMap::default();
-    let mut of_heap = |name: &str| {
-        // A `/` would make it a part of another.
-        let name = name.replace('/', ":");
-        *numbers.entry(name).or_insert_with_key(|name| {
-            allocators.push(Allocator { name: name.clone(), slots: Vec::new() });
-            allocators.len() - 1
-        })
-    };
-    let known: Vec<usize> = target.heaps.iter().map(|heap| of_heap(&heap.name)).collect();
-    let numbers: Vec<usize> = target
-        .callsites
-        .iter()
-        .map(|callsite| known.get(callsite.heap).copied().unwrap_or_else(|| of_heap("[heap unknown]")))
-        .collect();
-    let mut slots: FxHashMap<(usize, Slot), usize> = FxHashMap::default();
-    for (callsite, allocator) in target.callsites.iter().zip(numbers) {
-        let slot = names.slot(target, callsite, presentation);
-        let slots_of = &mut allocators[allocator].slots;
-        let at = *slots.entry((allocator, slot)).or_insert_with(|| {
-            slots_of.push((slot, vec![[0; 2]; dumps.len() + 1]));
-            slots_of.len() - 1
-        });
-        for (sum, held) in slots_of[at].1.iter_mut().zip(amounts(callsite, dumps)) {
-            *sum = std::array::from_fn(|i| sum[i].saturating_add(held[i]));
+    // A `/` would make an allocator a part of another one.
+    let name = |heap: usize| heap_name(target, heap).replace('/', ":");
+    let mut names: Interner<String> = (0..target.heaps.len()).map(name).collect();
+    let known = names.values.iter().cloned();
+    let new = |name| Allocator { name, slots: Interner::default(), amounts: Vec::new() };
+    let mut allocators: Vec<Allocator> = known.map(new).collect();
+    for callsite in &target.callsites {
+        let at = names.intern(name(callsite.heap)) as usize;
+        if at == allocators.len() {
+            allocators.push(new(names.values[at].clone()));
+        }
+        let Allocator { slots, amounts, .. } = &mut allocators[at];
+        let slot = slots.intern(maps.slot(target, callsite, presentation)) as usize;
+        if slot == amounts.len() {
+            amounts.push(vec![[0; 2]; dumps.len() + 1]);
+        }
+        for (sum, amount) in amounts[slot].iter_mut().zip(callsite_amounts(callsite, dumps)) {
+            *sum = std::array::from_fn(|i| sum[i].saturating_add(amount[i]));
         }
     }
     allocators
 }
 
-/// What a callsite held at each dump, and holds at the end.
-fn amounts(callsite: &CallsiteProfile, dumps: &[Dump]) -> impl Iterator<Item = Held> {
+/// The live amount of a callsite at each dump and at the end.
+fn callsite_amounts(callsite: &CallsiteProfile, dumps: &[Dump]) -> impl Iterator<Item = Amount> {
     let earlier = dumps.iter().map(|dump| {
         let held = held(callsite, dump);
         [held.live_bytes, held.live_count].map(rounded)
@@ -224,62 +204,25 @@ fn amounts(callsite: &CallsiteProfile, dumps: &[Dump]) -> impl Iterator<Item = H
     earlier.chain([[View::LiveBytes, View::LiveCount].map(|view| view.of_callsite(callsite))])
 }
 
-/// Names and stacks as they are numbered.
-struct Names<'a> {
-    profile: &'a Profile,
-    maps: &'a mut Maps,
-    ids: &'a mut Ids,
-    /// Of each frame of the profile.
-    frames: Vec<Option<u32>>,
-}
-
-impl<'a> Names<'a> {
-    fn new(profile: &'a Profile, maps: &'a mut Maps, ids: &'a mut Ids) -> Self {
-        Self { profile, maps, ids, frames: vec![None; profile.frames.len()] }
-    }
-
-    fn slot(&mut self, target: &TargetProfile, callsite: &CallsiteProfile, presentation: &Presentation) -> Slot {
-        let groups: Vec<String> = presentation.by.iter().map(|group| group_of(*group, target, callsite)).collect();
-        let groups = if groups.is_empty() { "[unknown]".to_owned() } else { groups.join(", ") };
-        let r#type = self.maps.r#type(groups, self.ids);
-        let mut node = gaps(callsite).fold(0, |node, gap| self.below(node, gap));
-        for id in callsite.stack.iter().rev() {
-            let at = id.0 as usize;
-            let Some(frame) = self.profile.frames.get(at) else { continue };
-            let name = *self.frames[at].get_or_insert_with(|| self.maps.string(frame.label(), self.ids));
-            node = self.maps.node(node, name, self.ids);
-        }
-        if node == 0 {
-            node = self.below(node, "[no frames]".to_owned());
-        }
-        Slot { node, r#type }
-    }
-
-    fn below(&mut self, parent: u32, name: String) -> u32 {
-        let name = self.maps.string(name, self.ids);
-        self.maps.node(parent, name, self.ids)
-    }
-}
-
-/// What an allocator's stacks hold. Those that hold nothing are left out.
+/// The slots of an allocator that are not empty.
 fn columns(allocator: &Allocator, at: usize) -> Columns {
     let mut columns = Columns::default();
-    for (slot, held) in &allocator.slots {
-        let [bytes, count] = held[at];
+    for (&(node, r#type), amounts) in allocator.slots.values.iter().zip(&allocator.amounts) {
+        let [bytes, count] = amounts[at];
         if [bytes, count] != [0; 2] {
             columns.counts.push(count);
             columns.sizes.push(bytes);
-            columns.types.push(slot.r#type);
-            columns.nodes.push(slot.node);
+            columns.types.push(r#type);
+            columns.nodes.push(node);
         }
     }
     columns
 }
 
-/// What each allocator holds as a whole, in hexadecimal, as the format has it.
+/// The total of each allocator, in hexadecimal as the format requires.
 fn totals(allocators: &[Allocator], at: usize, ids: &mut Ids) -> Value {
     let totals = allocators.iter().map(|allocator| {
-        let sum = |i: usize| allocator.slots.iter().fold(0, |sum: u64, (_, held)| sum.saturating_add(held[at][i]));
+        let sum = |i: usize| allocator.amounts.iter().fold(0, |sum: u64, amounts| sum.saturating_add(amounts[at][i]));
         let scalar =
             |units: &str, value: u64| json!({ "type": "scalar", "units": units, "value": format!("{value:x}") });
         ids.guid += 1;
@@ -290,4 +233,114 @@ fn totals(allocators: &[Allocator], at: usize, ids: &mut Ids) -> Value {
         (allocator.name.clone(), dump)
     });
     Value::Object(totals.collect())
+}
+
+/// The highest ids in use. Processes share no ids, because catapult resolves them in one table.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ids {
+    string: u32,
+    node: u32,
+    r#type: u32,
+    /// Of an allocator's total.
+    guid: u64,
+}
+
+/// The tables that the ids of a process's heap dumps refer to. An id is the index plus 1 plus the highest id of earlier processes.
+struct Maps<'a> {
+    profile: &'a Profile,
+    base: Ids,
+    strings: Interner<String>,
+    /// Parent, 0 for roots, and name.
+    nodes: Interner<(u32, u32)>,
+    /// Names of types.
+    types: Interner<u32>,
+    /// String ids of the profile's frames.
+    frames: Vec<Option<u32>>,
+}
+
+/// The tables as they are written.
+#[derive(Debug, Default, Serialize)]
+struct Tables {
+    strings: Vec<StringEntry>,
+    nodes: Vec<Node>,
+    types: Vec<Type>,
+}
+
+#[derive(Debug, Serialize)]
+struct StringEntry {
+    id: u32,
+    string: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Node {
+    id: u32,
+    name_sid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct Type {
+    id: u32,
+    name_sid: u32,
+}
+
+impl<'a> Maps<'a> {
+    fn new(profile: &'a Profile, base: Ids) -> Self {
+        let frames = vec![None; profile.frames.len()];
+        let (strings, nodes, types) = (Interner::default(), Interner::default(), Interner::default());
+        Self { profile, base, strings, nodes, types, frames }
+    }
+
+    /// Node and type of a callsite.
+    fn slot(&mut self, target: &TargetProfile, callsite: &CallsiteProfile, presentation: &Presentation) -> (u32, u32) {
+        let groups: Vec<String> = presentation.by.iter().map(|group| group_frame(*group, target, callsite)).collect();
+        let groups = if groups.is_empty() { "[unknown]".to_owned() } else { groups.join(", ") };
+        let type_name = self.string(groups);
+        let r#type = self.base.r#type + self.types.intern(type_name) + 1;
+        let mut node = gap_frames(callsite).fold(0, |node, gap| self.named_node(node, gap));
+        for &id in callsite.stack.iter().rev() {
+            let Some(frame) = frame(self.profile, id) else { continue };
+            let name = self.frames[id.0 as usize].unwrap_or_else(|| self.string(frame.label()));
+            self.frames[id.0 as usize] = Some(name);
+            node = self.node(node, name);
+        }
+        if node == 0 {
+            node = self.named_node(node, "[no frames]".to_owned());
+        }
+        (node, r#type)
+    }
+
+    fn string(&mut self, text: String) -> u32 {
+        self.base.string + self.strings.intern(text) + 1
+    }
+
+    fn named_node(&mut self, parent: u32, name: String) -> u32 {
+        let name = self.string(name);
+        self.node(parent, name)
+    }
+
+    fn node(&mut self, parent: u32, name: u32) -> u32 {
+        self.base.node + self.nodes.intern((parent, name)) + 1
+    }
+
+    /// All entries in the order of their ids, so that parents precede their children. Updates the highest ids.
+    fn into_tables(self, highest: &mut Ids) -> Tables {
+        let next = |id: &mut u32| {
+            *id += 1;
+            *id
+        };
+        let strings = self.strings.values.into_iter();
+        let nodes = self.nodes.values.into_iter();
+        let types = self.types.values.into_iter();
+        let parent = |parent: u32| (parent != 0).then_some(parent);
+        Tables {
+            strings: strings.map(|string| StringEntry { id: next(&mut highest.string), string }).collect(),
+            nodes: nodes
+                .map(|(above, name_sid)| Node { id: next(&mut highest.node), name_sid, parent: parent(above) })
+                .collect(),
+            types: types.map(|name_sid| Type { id: next(&mut highest.r#type), name_sid }).collect(),
+        }
+    }
 }

@@ -1,62 +1,59 @@
-//! A Perfetto trace, as heapprofd writes it: per process and heap, what each stack allocated and freed, at every dump and at
-//! the end; with a track of live bytes per process.
-//!
-//! Owns the order of packets. Stacks are in `stacks`, places in code in `code`, and the format on the wire in `messages`.
-//! Perfetto's own importer is what it has to suit: a trace that decodes can still show nothing.
+//! A Perfetto trace as heapprofd writes it: per process and heap, what each stack allocated and freed, at every dump and at the end,
+//! with a track of live bytes per process. Written for Perfetto's own importer, which silently ignores what it does not expect.
 
 use std::io;
 
 use profiler_common::stack::StackEnd;
 use prost::Message;
 
-use super::dumps::{Dump, distinct_pids, dumps, end, start};
-use super::{Presentation, Report, ReportError};
+use super::describe;
+use super::dumps::{Dump, distinct_pids, dumps, end, rounded, start};
+use super::frames::heap_name;
+use super::presentation::{Presentation, View};
+use super::spec::FormatSpec;
 use crate::model::{Origin, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
-use code::{Code, numbered};
 use messages::{
-    Callstack, Clock, ClockSnapshot, Data, HeapSample, InternedData, InternedString, Process, ProcessHeapSamples,
-    ProcessStats, ProcessTree, ProfilePacket, Thread, TracePacket,
+    Callstack, Clock, ClockSnapshot, CounterDescriptor, Data, HeapSample, InternedData, InternedString, Process,
+    ProcessDescriptor, ProcessHeapSamples, ProcessStats, ProcessTree, ProfilePacket, Thread, TracePacket,
+    TrackDescriptor, TrackEvent,
 };
-use stacks::{Callstacks, Stack, Tally, heap_name, stacks};
+use stacks::{Code, Stack, Tally, stacks};
 
-mod code;
 mod messages;
 mod stacks;
-mod tracks;
 
-/// Bytes of a packet at which the next one is begun. Perfetto's tools take half a megabyte.
+pub(super) const FORMAT: FormatSpec = FormatSpec {
+    name: "perfetto",
+    extension: "perfetto-trace",
+    description: "Perfetto trace",
+    is_text: false,
+    write: Some(write),
+};
+
+/// Bytes at which a packet is closed and the next one started. Perfetto's tools accept half a megabyte.
 const PACKET_BYTES: usize = 400_000;
 
-/// Bytes that a sample takes at most: five numbers and what goes before them.
+/// Maximum bytes of a sample: five numbers with their tags.
 const SAMPLE_BYTES: usize = 64;
 
 const CLOCK_MONOTONIC: u32 = 3;
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Perfetto;
-
-impl Report for Perfetto {
-    fn write(
-        &self,
-        profile: &Profile,
-        presentation: &Presentation,
-        out: &mut dyn io::Write,
-    ) -> Result<(), ReportError> {
-        let pids = distinct_pids(profile);
-        let mut system = Sequence::new(1, out);
-        system.write(None, clocks(profile))?;
-        for (target, &pid) in profile.targets.iter().zip(&pids) {
-            system.write(None, process_tree(profile, target, pid, &pids))?;
-        }
-        for (number, (target, &pid)) in (0_u64..).zip(profile.targets.iter().zip(&pids)) {
-            tracks::write(profile, target, pid, 2 * number + 1, &mut system)?;
-        }
-        write_heaps(profile, presentation, &pids, &mut Sequence::new(2, out))
+fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    let pids = distinct_pids(profile);
+    let mut system = Sequence::new(1, out);
+    system.write(None, clocks(profile))?;
+    for (target, &pid) in profile.targets.iter().zip(&pids) {
+        system.write(None, process_tree(profile, target, pid, &pids))?;
     }
+    // Track id 0 has a special meaning, so ids start at 1.
+    for (uuid, (target, &pid)) in (1..).step_by(2).zip(profile.targets.iter().zip(&pids)) {
+        write_track(profile, target, pid, uuid, &mut system)?;
+    }
+    write_heaps(profile, presentation, &pids, &mut Sequence::new(2, out))
 }
 
-/// Packets of one writer, whose numbers stand for the same things.
+/// Packets of one writer, which share interned ids.
 struct Sequence<'o> {
     id: u32,
     is_begun: bool,
@@ -69,7 +66,7 @@ impl<'o> Sequence<'o> {
         Self { id, is_begun: false, out, bytes: Vec::new() }
     }
 
-    fn write(&mut self, time: Option<MonotonicNanos>, data: Data) -> Result<(), ReportError> {
+    fn write(&mut self, time: Option<MonotonicNanos>, data: Data) -> io::Result<()> {
         self.packet(TracePacket {
             timestamp: time.map(|time| time.0),
             timestamp_clock_id: time.map(|_| CLOCK_MONOTONIC),
@@ -78,24 +75,24 @@ impl<'o> Sequence<'o> {
         })
     }
 
-    fn intern(&mut self, data: InternedData) -> Result<(), ReportError> {
+    fn intern(&mut self, data: InternedData) -> io::Result<()> {
         self.packet(TracePacket { interned_data: Some(data), ..TracePacket::default() })
     }
 
-    fn packet(&mut self, mut packet: TracePacket) -> Result<(), ReportError> {
+    fn packet(&mut self, mut packet: TracePacket) -> io::Result<()> {
         packet.trusted_packet_sequence_id = Some(self.id);
-        // The first begins with nothing known, the others need what it said.
+        // 1: the state is cleared, 2: the packet depends on earlier state.
         packet.sequence_flags = Some(if self.is_begun { 2 } else { 1 });
         self.is_begun = true;
         self.bytes.clear();
-        // A trace is a message of packets, so it can be written one by one.
+        // A trace is one message of packets, so packets can be written one by one.
         prost::encoding::message::encode(1, &packet, &mut self.bytes);
-        Ok(self.out.write_all(&self.bytes)?)
+        self.out.write_all(&self.bytes)
     }
 }
 
-/// What the clocks said when recording began. Perfetto places dumps by `CLOCK_MONOTONIC_COARSE` (4) and shows times of
-/// `CLOCK_BOOTTIME` (6), which is taken for the monotonic clock: suspended machines record nothing.
+/// Clock readings at the start of the recording. Perfetto places dumps by `CLOCK_MONOTONIC_COARSE` (4) and shows times of
+/// `CLOCK_BOOTTIME` (6), which is assumed to equal the monotonic clock: suspended machines record nothing.
 fn clocks(profile: &Profile) -> Data {
     let monotonic = [CLOCK_MONOTONIC, 4, 5, 6].map(|clock| (clock, profile.started_monotonic_ns));
     let clocks = std::iter::once((1, profile.started_unix_ns)).chain(monotonic);
@@ -122,41 +119,94 @@ fn signed(id: u32) -> i32 {
     i32::try_from(id).unwrap_or(i32::MAX)
 }
 
+/// `TrackEvent.Type.TYPE_COUNTER`.
+const TYPE_COUNTER: i32 = 4;
+
+/// `CounterDescriptor.Unit.UNIT_SIZE_BYTES`.
+const UNIT_SIZE_BYTES: i32 = 3;
+
+/// Writes the process's track (`uuid`), its counter track of live bytes (`uuid + 1`), and the counter's values.
+fn write_track(
+    profile: &Profile,
+    target: &TargetProfile,
+    pid: u32,
+    uuid: u64,
+    sequence: &mut Sequence<'_>,
+) -> io::Result<()> {
+    let process = ProcessDescriptor {
+        pid: Some(signed(pid)),
+        cmdline: vec![target.command.clone()],
+        process_name: Some(target.comm.clone()),
+        process_labels: target.cgroup.iter().map(|cgroup| cgroup.as_ref().to_owned()).collect(),
+    };
+    let track = TrackDescriptor { uuid: Some(uuid), process: Some(process), ..TrackDescriptor::default() };
+    sequence.write(None, Data::TrackDescriptor(track))?;
+    let counter = TrackDescriptor {
+        uuid: Some(uuid + 1),
+        parent_uuid: Some(uuid),
+        name: Some(View::LiveBytes.title().to_owned()),
+        counter: Some(CounterDescriptor { unit: Some(UNIT_SIZE_BYTES) }),
+        description: Some(description(profile)),
+        ..TrackDescriptor::default()
+    };
+    sequence.write(None, Data::TrackDescriptor(counter))?;
+
+    let end = end(profile);
+    let curve = target.history.curve.iter().filter(|point| point.time < end);
+    let curve = curve.map(|point| (point.time, rounded(point.held.live_bytes)));
+    for (time, live_bytes) in curve.chain([(end, target.totals.live_bytes().rounded())]) {
+        let value = TrackEvent {
+            r#type: Some(TYPE_COUNTER),
+            track_uuid: Some(uuid + 1),
+            counter_value: Some(i64::try_from(live_bytes).unwrap_or(i64::MAX)),
+        };
+        sequence.write(Some(time), Data::TrackEvent(value))?;
+    }
+    Ok(())
+}
+
+/// Facts that a trace has no other place for: how the profile was recorded, how exact it is, and what is missing.
+fn description(profile: &Profile) -> String {
+    let interval = describe::interval(profile);
+    let accuracy = describe::accuracy(profile, View::LiveBytes);
+    let older = describe::older(profile).map(|older| format!("; in the heap profile, {older}"));
+    format!("heapbpf: {interval}{accuracy}; {}{}", describe::losses(profile), older.unwrap_or_default())
+}
+
 /// A target with its stacks.
-struct Books<'a> {
+struct TargetStacks<'a> {
     target: &'a TargetProfile,
     pid: u32,
     dumps: Vec<Dump>,
     stacks: Vec<Stack>,
 }
 
-/// Writes what numbers stand for, then all dumps in the order of time, then lines of code.
+/// Writes the interned tables, then all dumps in the order of time, then symbols.
 fn write_heaps(
     profile: &Profile,
     presentation: &Presentation,
     pids: &[u32],
     sequence: &mut Sequence<'_>,
-) -> Result<(), ReportError> {
+) -> io::Result<()> {
     let mut code = Code::new(profile);
-    let mut callstacks = Callstacks::default();
-    let mut books = Vec::new();
+    let mut targets = Vec::new();
     for (target, &pid) in profile.targets.iter().zip(pids) {
         let dumps = dumps(profile, target);
-        let stacks = stacks(profile, target, presentation, &dumps, &mut code, &mut callstacks);
-        books.push(Books { target, pid, dumps, stacks });
+        let stacks = stacks(target, presentation, &dumps, &mut code);
+        targets.push(TargetStacks { target, pid, dumps, stacks });
     }
-    write_names(&mut code, &callstacks, sequence)?;
+    write_tables(&mut code, sequence)?;
 
     let mut order: Vec<(MonotonicNanos, usize, usize)> = Vec::new();
-    for (number, books) in books.iter().enumerate() {
-        let times = books.dumps.iter().map(|dump| dump.time).chain([end(profile)]);
+    for (number, target) in targets.iter().enumerate() {
+        let times = target.dumps.iter().map(|dump| dump.time).chain([end(profile)]);
         order.extend(times.enumerate().map(|(at, time)| (time, number, at)));
     }
     order.sort_unstable();
     let mut index = 0;
     for (_, number, at) in order {
-        for packet in packets(profile, &books[number], at, &mut index) {
-            sequence.write(Some(time_of(profile, &books[number], at)), Data::ProfilePacket(packet))?;
+        for packet in packets(profile, &targets[number], at, &mut index) {
+            sequence.write(Some(time_of(profile, &targets[number], at)), Data::ProfilePacket(packet))?;
         }
     }
     for symbols in code.symbols() {
@@ -165,24 +215,24 @@ fn write_heaps(
     Ok(())
 }
 
-/// When a dump of a target was, or the end.
-fn time_of(profile: &Profile, books: &Books<'_>, at: usize) -> MonotonicNanos {
-    books.dumps.get(at).map_or_else(|| end(profile), |dump| dump.time)
+/// The time of a dump of a target, or the end.
+fn time_of(profile: &Profile, target: &TargetStacks<'_>, at: usize) -> MonotonicNanos {
+    target.dumps.get(at).map_or_else(|| end(profile), |dump| dump.time)
 }
 
-/// Writes the tables of texts, mappings, frames and stacks, each packet of a bearable size.
-fn write_names(code: &mut Code<'_>, callstacks: &Callstacks, sequence: &mut Sequence<'_>) -> Result<(), ReportError> {
+/// Writes the tables of strings, mappings, frames and stacks, split into packets.
+fn write_tables(code: &mut Code<'_>, sequence: &mut Sequence<'_>) -> io::Result<()> {
     let (frames, frame_ids) = code.frames();
     let mut data = Chunks { data: InternedData::default(), bytes: 0, sequence };
-    let text = |(iid, text): (u64, &[u8])| InternedString { iid: Some(iid), str: Some(text.to_vec()) };
-    for entry in code.functions.all() {
-        data.add(text(entry), |data| &mut data.function_names)?;
+    let string = |iid: u64, bytes: &[u8]| InternedString { iid: Some(iid), str: Some(bytes.to_vec()) };
+    for (iid, name) in (1..).zip(&code.functions.values) {
+        data.add(string(iid, name.as_bytes()), |data| &mut data.function_names)?;
     }
-    for entry in code.paths.all() {
-        data.add(text(entry), |data| &mut data.mapping_paths)?;
+    for (iid, path) in (1..).zip(&code.paths.values) {
+        data.add(string(iid, path.as_bytes()), |data| &mut data.mapping_paths)?;
     }
-    for entry in numbered(code.build_ids.iter().map(|(&bytes, &iid)| (iid, bytes))) {
-        data.add(text(entry), |data| &mut data.build_ids)?;
+    for (iid, build_id) in (1..).zip(&code.build_ids.values) {
+        data.add(string(iid, build_id), |data| &mut data.build_ids)?;
     }
     for mapping in std::mem::take(&mut code.mappings) {
         data.add(mapping, |data| &mut data.mappings)?;
@@ -190,14 +240,14 @@ fn write_names(code: &mut Code<'_>, callstacks: &Callstacks, sequence: &mut Sequ
     for frame in frames {
         data.add(frame, |data| &mut data.frames)?;
     }
-    for (iid, places) in callstacks.all() {
-        let frames = places.iter().flat_map(|place| Code::ids_of(&frame_ids, *place)).copied().collect();
-        data.add(Callstack { iid: Some(iid), frame_ids: frames }, |data| &mut data.callstacks)?;
+    for (iid, stack) in (1..).zip(&code.callstacks.values) {
+        let frame_ids = stack.iter().flat_map(|&call| &frame_ids[call as usize]).copied().collect();
+        data.add(Callstack { iid: Some(iid), frame_ids }, |data| &mut data.callstacks)?;
     }
     data.flush()
 }
 
-/// Entries of tables that gather until they fill a packet.
+/// Table entries, buffered until they fill a packet.
 struct Chunks<'s, 'o> {
     data: InternedData,
     bytes: usize,
@@ -205,11 +255,7 @@ struct Chunks<'s, 'o> {
 }
 
 impl Chunks<'_, '_> {
-    fn add<M: Message>(
-        &mut self,
-        entry: M,
-        table: impl Fn(&mut InternedData) -> &mut Vec<M>,
-    ) -> Result<(), ReportError> {
+    fn add<M: Message>(&mut self, entry: M, table: impl Fn(&mut InternedData) -> &mut Vec<M>) -> io::Result<()> {
         let bytes = entry.encoded_len();
         if self.bytes > 0 && self.bytes + bytes > PACKET_BYTES {
             self.flush()?;
@@ -219,29 +265,29 @@ impl Chunks<'_, '_> {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), ReportError> {
+    fn flush(&mut self) -> io::Result<()> {
         self.bytes = 0;
         self.sequence.intern(std::mem::take(&mut self.data))
     }
 }
 
-/// The packets of a target's heaps at a dump, or at the end. A dump has the stacks that did something since the one before, the
-/// end has all.
-fn packets(profile: &Profile, books: &Books<'_>, at: usize, index: &mut u64) -> Vec<ProfilePacket> {
-    let is_end = at == books.dumps.len();
-    let unknown = books.stacks.iter().map(|stack| stack.heap).filter(|&heap| heap >= books.target.heaps.len()).max();
-    let heaps = (0..books.target.heaps.len()).chain(unknown);
+/// The packets of a target's heaps at a dump, or at the end. A dump contains the stacks that changed since the previous one, the end
+/// contains all.
+fn packets(profile: &Profile, target: &TargetStacks<'_>, at: usize, index: &mut u64) -> Vec<ProfilePacket> {
+    let is_end = at == target.dumps.len();
+    let unknown = target.stacks.iter().map(|stack| stack.heap).filter(|&heap| heap >= target.target.heaps.len()).max();
+    let heaps = (0..target.target.heaps.len()).chain(unknown);
     let mut packets = Vec::new();
     for heap in heaps {
-        let told = books.stacks.iter().filter(|stack| {
+        let changed = target.stacks.iter().filter(|stack| {
             let since = at.checked_sub(1).filter(|_| !is_end).map_or_else(Tally::default, |last| stack.tallies[last]);
             stack.heap == heap && stack.tallies[at] != since
         });
-        let samples: Vec<HeapSample> = told.map(|stack| sample(stack, at)).collect();
+        let samples: Vec<HeapSample> = changed.map(|stack| sample(stack, at)).collect();
         let mut rest = samples.as_slice();
         loop {
             let (now, later) = rest.split_at(rest.len().min(PACKET_BYTES / SAMPLE_BYTES));
-            let dump = ProcessHeapSamples { samples: now.to_vec(), ..header(profile, books, heap, at) };
+            let dump = ProcessHeapSamples { samples: now.to_vec(), ..header(profile, target, heap, at) };
             packets.push(ProfilePacket { process_dumps: vec![dump], continued: Some(true), index: Some(*index) });
             *index += 1;
             rest = later;
@@ -267,36 +313,36 @@ fn sample(stack: &Stack, at: usize) -> HeapSample {
     }
 }
 
-/// What is known of a heap besides its stacks.
-fn header(profile: &Profile, books: &Books<'_>, heap: usize, at: usize) -> ProcessHeapSamples {
-    let target = books.target;
-    let known = target.heaps.get(heap);
-    let asked = known.map_or(profile.interval_bytes, |heap| heap.interval_bytes);
-    let is_end = at == books.dumps.len();
+/// Facts about a heap besides its stacks.
+fn header(profile: &Profile, target: &TargetStacks<'_>, heap: usize, at: usize) -> ProcessHeapSamples {
+    let process = target.target;
+    let known = process.heaps.get(heap);
+    let interval_bytes = known.map_or(profile.interval_bytes, |heap| heap.interval_bytes);
+    let is_end = at == target.dumps.len();
     let since =
-        at.checked_sub(1).map_or_else(|| start(profile).max(target.beginning.time), |last| books.dumps[last].time);
-    let time = time_of(profile, books, at);
+        at.checked_sub(1).map_or_else(|| start(profile).max(process.beginning.time), |last| target.dumps[last].time);
+    let time = time_of(profile, target, at);
     let overran = profile.health.lost.iter().any(|(reason, count)| reason == "ring_full" && *count > 0);
     ProcessHeapSamples {
-        pid: Some(books.pid.into()),
+        pid: Some(target.pid.into()),
         samples: Vec::new(),
-        from_startup: Some(target.beginning.from_first_call),
+        from_startup: Some(process.beginning.from_first_call),
         rejected_concurrent: Some(false),
-        stats: Some(stats(target, heap)),
-        disconnected: Some(is_end && (target.exited || target.replaced || target.detached.is_some())),
+        stats: Some(stats(process, heap)),
+        disconnected: Some(is_end && (process.exited || process.replaced || process.detached.is_some())),
         buffer_overran: Some(is_end && overran),
         buffer_corrupted: Some(false),
         timestamp: Some(time.0),
-        hit_guardrail: Some(is_end && (target.detached.is_some() || profile.health.guardrails.stopped())),
-        heap_name: Some(heap_name(target, heap).to_owned()),
-        sampling_interval_bytes: Some(known.map_or(asked, |heap| heap.interval_bytes_max.max(asked))),
-        orig_sampling_interval_bytes: Some(asked),
+        hit_guardrail: Some(is_end && (process.detached.is_some() || profile.health.guardrails.stopped())),
+        heap_name: Some(heap_name(process, heap).to_owned()),
+        sampling_interval_bytes: Some(known.map_or(interval_bytes, |heap| heap.interval_bytes_max.max(interval_bytes))),
+        orig_sampling_interval_bytes: Some(interval_bytes),
         client_error: Some(0),
         start_timestamp: Some(since.min(time).0),
     }
 }
 
-/// Stacks of the heap that do not reach a thread's first frame, and all samples.
+/// Numbers of samples with incomplete stacks, and of all samples.
 fn stats(target: &TargetProfile, heap: usize) -> ProcessStats {
     let callsites = || target.callsites.iter().filter(|callsite| callsite.heap.min(target.heaps.len()) == heap);
     let count = |samples: &mut dyn Iterator<Item = u64>| Some(samples.fold(0, u64::saturating_add));

@@ -1,20 +1,23 @@
-//! How a profile is to be presented, whatever the format.
+//! Options of how a profile is presented: view, grouping and limits, independent of the format.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-use super::View;
+use super::text;
+use crate::ledger::totals::Totals;
+use crate::model::{CallsiteProfile, Profile};
+use crate::units::EstimatedVariance;
 
-/// How a report is laid out: view, grouping and limits.
+/// How a report is laid out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Presentation {
-    /// The quantity, of formats that show one only; that which the others show first.
+    /// The quantity of formats that show one only; the one that the others show first.
     pub view: View,
     /// What stacks are grouped by, the outermost first: frames above the process's, or labels where the format has them.
     pub by: Vec<Group>,
-    /// What makes less of the view's total is folded into `<other>` (see [`thinned`](Self::thinned)); `None` for nothing.
+    /// Frames below this share of the view's total are merged into `<other>` (see [`thinned`](Self::thinned)).
     pub threshold: Option<Share>,
     /// Flame graphs grow downwards, with the outermost frames at the top.
     pub icicle: bool,
@@ -26,19 +29,164 @@ impl From<View> for Presentation {
     }
 }
 
-/// A share of something, in millionths: from nothing to all of it.
+/// The quantity that a report shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum View {
+    /// Bytes allocated and not freed.
+    #[default]
+    LiveBytes,
+    /// Blocks allocated and not freed.
+    LiveCount,
+    /// Bytes allocated, freed or not.
+    AllocBytes,
+    /// Blocks allocated, freed or not.
+    AllocCount,
+}
+
+impl View {
+    /// All views, in the order in which they are listed to the user.
+    pub const ALL: [Self; 4] = [Self::LiveBytes, Self::LiveCount, Self::AllocBytes, Self::AllocCount];
+
+    /// Whether the profile restricts this quantity to blocks above a minimum age.
+    pub const fn shows_old_blocks_only(self, profile: &Profile) -> bool {
+        matches!(self, Self::LiveBytes | Self::LiveCount) && profile.older_than_ns.is_some()
+    }
+
+    /// Name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::LiveBytes => "live-bytes",
+            Self::LiveCount => "live-count",
+            Self::AllocBytes => "alloc-bytes",
+            Self::AllocCount => "alloc-count",
+        }
+    }
+
+    /// Name in a sentence.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::LiveBytes => "live bytes",
+            Self::LiveCount => "live blocks",
+            Self::AllocBytes => "allocated bytes",
+            Self::AllocCount => "allocated blocks",
+        }
+    }
+
+    /// `bytes` or `blocks`.
+    pub const fn unit(self) -> &'static str {
+        if self.is_bytes() { "bytes" } else { "blocks" }
+    }
+
+    pub(super) const fn is_bytes(self) -> bool {
+        matches!(self, Self::LiveBytes | Self::AllocBytes)
+    }
+
+    /// Sample type and unit, as Go's heap profiles name them.
+    pub(super) const fn sample_type(self) -> (&'static str, &'static str) {
+        match self {
+            Self::LiveBytes => ("inuse_space", "bytes"),
+            Self::LiveCount => ("inuse_objects", "count"),
+            Self::AllocBytes => ("alloc_space", "bytes"),
+            Self::AllocCount => ("alloc_objects", "count"),
+        }
+    }
+
+    /// The quantity, rounded to a whole number.
+    pub fn rounded(self, totals: &Totals) -> u64 {
+        match self {
+            Self::LiveBytes => totals.live_bytes().rounded(),
+            Self::LiveCount => totals.live_count().rounded(),
+            Self::AllocBytes => totals.alloc_bytes.rounded(),
+            Self::AllocCount => totals.alloc_count.rounded(),
+        }
+    }
+
+    /// The quantity of a callsite as shown: of live blocks, only those that are old enough.
+    pub fn of_callsite(self, callsite: &CallsiteProfile) -> u64 {
+        match (self, callsite.older) {
+            (Self::LiveBytes, Some(older)) => older.bytes.rounded(),
+            (Self::LiveCount, Some(older)) => older.count.rounded(),
+            _ => self.rounded(&callsite.totals),
+        }
+    }
+
+    /// The quantity of exited processes that are kept as totals only; 0 where ages are needed, which totals do not have.
+    pub(super) fn of_folded(self, profile: &Profile) -> u64 {
+        if self.shows_old_blocks_only(profile) { 0 } else { self.rounded(&profile.others.folded_totals) }
+    }
+
+    /// The 95 % confidence interval.
+    pub fn confidence(self, totals: &Totals) -> [f64; 2] {
+        Totals::confidence(self.estimate(totals), self.variance(totals))
+    }
+
+    /// The quantity, in bytes or blocks.
+    pub fn estimate(self, totals: &Totals) -> f64 {
+        match self {
+            Self::LiveBytes => totals.live_bytes().to_f64(),
+            Self::LiveCount => totals.live_count().to_f64(),
+            Self::AllocBytes => totals.alloc_bytes.to_f64(),
+            Self::AllocCount => totals.alloc_count.to_f64(),
+        }
+    }
+
+    /// The variance of [`Self::estimate`].
+    pub fn variance(self, totals: &Totals) -> EstimatedVariance {
+        match self {
+            Self::LiveBytes => totals.live_variance.bytes,
+            Self::LiveCount => totals.live_variance.count,
+            Self::AllocBytes => totals.alloc_variance.bytes,
+            Self::AllocCount => totals.alloc_variance.count,
+        }
+    }
+
+    /// Number of samples behind the estimate.
+    pub fn samples(self, totals: &Totals) -> u64 {
+        match self {
+            Self::LiveBytes | Self::LiveCount => totals.live_samples,
+            Self::AllocBytes | Self::AllocCount => totals.alloc_samples,
+        }
+    }
+
+    /// Formats an amount of the quantity: `17.3 MiB`, `12 blocks`.
+    pub(super) fn amount(self, rounded: u64) -> String {
+        if self.is_bytes() { text::size(rounded) } else { text::counted(rounded, "block") }
+    }
+}
+
+impl fmt::Display for View {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for View {
+    type Err = InvalidValue;
+
+    fn from_str(name: &str) -> Result<Self, InvalidValue> {
+        Self::ALL.into_iter().find(|view| view.name() == name).ok_or_else(|| {
+            let names = "`live-bytes`, `live-count`, `alloc-bytes` or `alloc-count`";
+            InvalidValue(format!("`{name}` is not a valid view; use {names}"))
+        })
+    }
+}
+
+/// An invalid value of an option.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct InvalidValue(String);
+
+/// A share of a whole, in millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Share(u32);
 
 impl Share {
-    /// Nothing of it.
-    pub const NOTHING: Self = Self(0);
-    /// All of it.
+    pub const ZERO: Self = Self(0);
     pub const ALL: Self = Self(1_000_000);
 
-    /// Whether a part makes at least this share of the whole.
+    /// Whether a part amounts to at least this share of the whole.
     pub fn is_reached(self, part: u128, whole: u128) -> bool {
-        // Neither comes near the end of the number: they are sums of fewer than 2^32 numbers of 64 bits.
+        // Neither product overflows: both are sums of fewer than 2^32 numbers of 64 bits.
         part.saturating_mul(Self::ALL.0.into()) >= whole.saturating_mul(self.0.into())
     }
 }
@@ -52,18 +200,18 @@ impl fmt::Display for Share {
 }
 
 impl FromStr for Share {
-    type Err = ShareError;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, ShareError> {
-        let error = |why| ShareError { text: text.to_owned(), why };
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let error = |why| InvalidValue(format!("`{text}` is not a valid share: {why}"));
         let percent = text.strip_suffix('%').ok_or_else(|| error("a share ends in `%`, as in `0.8%`"))?;
         let is_number = percent.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
         let percent: f64 = Some(percent)
             .filter(|_| is_number)
             .and_then(|percent| percent.parse().ok())
-            .ok_or_else(|| error("no number stands before the `%`"))?;
+            .ok_or_else(|| error("there is no number before the `%`"))?;
         if percent > 100.0 {
-            return Err(error("more than everything cannot be asked for"));
+            return Err(error("it exceeds 100%"));
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is from 0 to 1,000,000")]
         let millionths = (percent * 10_000.0).round() as u32;
@@ -71,15 +219,7 @@ impl FromStr for Share {
     }
 }
 
-/// This is no share.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{text}` is no share: {why}")]
-pub struct ShareError {
-    text: String,
-    why: &'static str,
-}
-
-/// What stacks can be grouped by.
+/// A property that stacks can be grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
     /// The thread that allocated.
@@ -93,10 +233,10 @@ pub enum Group {
 }
 
 impl Group {
-    /// All, in the order in which they are offered.
+    /// All groupings, in the order in which they are listed to the user.
     pub const ALL: [Self; 4] = [Self::Thread, Self::Command, Self::Cgroup, Self::Heap];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Thread => "thread",
@@ -114,18 +254,13 @@ impl fmt::Display for Group {
 }
 
 impl FromStr for Group {
-    type Err = GroupError;
+    type Err = InvalidValue;
 
-    fn from_str(name: &str) -> Result<Self, GroupError> {
-        Self::ALL.into_iter().find(|group| group.name() == name).ok_or_else(|| GroupError { name: name.to_owned() })
+    fn from_str(name: &str) -> Result<Self, InvalidValue> {
+        Self::ALL.into_iter().find(|group| group.name() == name).ok_or_else(|| {
+            InvalidValue(format!("cannot group by `{name}`; use `thread`, `command`, `cgroup` or `heap`"))
+        })
     }
-}
-
-/// Nothing can be grouped by this.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("nothing is grouped by `{name}`; use `thread`, `command`, `cgroup` or `heap`")]
-pub struct GroupError {
-    name: String,
 }
 
 #[cfg(test)]
@@ -133,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_percentages() {
+    fn shares_parse_from_percentages() {
         for (text, expected) in
             [("0.8%", "0.8%"), ("0%", "0%"), ("100%", "100%"), ("12.50%", "12.5%"), (".01%", "0.01%")]
         {
@@ -147,7 +282,7 @@ mod tests {
             ("1e1%", "no number"),
             ("inf%", "no number"),
             ("1.2.3%", "no number"),
-            ("100.1%", "more than everything"),
+            ("100.1%", "exceeds 100%"),
         ] {
             let error = text.parse::<Share>().expect_err(text).to_string();
             assert!(error.contains(why) && error.contains(&format!("`{text}`")), "{error}");
@@ -155,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_reached_by_just_as_much() {
+    fn is_reached_includes_equality() {
         let share: Share = "0.8%".parse().expect("a share");
         assert!(share.is_reached(8, 1000) && !share.is_reached(7, 1000) && share.is_reached(0, 0));
         assert!(Share::ALL.is_reached(u128::from(u64::MAX), u128::from(u64::MAX)));

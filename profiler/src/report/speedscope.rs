@@ -1,59 +1,51 @@
-//! The format of speedscope (its `file-format-schema.json`): one profile per view, of all processes together and, where there
-//! are several, of each.
-//!
-//! Owns which profiles a file has and in what order. Stacks are written one by one, as numbers of frames.
+//! The format of speedscope (its `file-format-schema.json`): a profile per view of all processes together, and of each process if
+//! there are several.
 
 use std::io;
 
-use rustc_hash::FxHashMap;
-use serde::ser::SerializeSeq;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use super::{Presentation, Report, ReportError, View, describe, roots, window};
-use crate::model::{CallsiteProfile, Frame, Profile, TargetProfile};
+use super::caption::Caption;
+use super::describe;
+use super::frames::synthetic_frames;
+use super::intern::Interner;
+use super::presentation::{Presentation, View};
+use super::spec::FormatSpec;
+use crate::model::{CallsiteProfile, Frame, Profile};
 
-const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
+pub(super) const FORMAT: FormatSpec = FormatSpec {
+    name: "speedscope",
+    extension: "speedscope.json",
+    description: "speedscope",
+    is_text: true,
+    write: Some(write),
+};
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Speedscope;
-
-impl Report for Speedscope {
-    /// The profile of the view is the one that is shown first.
-    fn write(
-        &self,
-        profile: &Profile,
-        presentation: &Presentation,
-        out: &mut dyn io::Write,
-    ) -> Result<(), ReportError> {
-        let stacks = Stacks::new(profile, presentation);
-        let file = File {
-            schema: SCHEMA,
-            exporter: concat!("heapbpf ", env!("CARGO_PKG_VERSION")),
-            name: name(profile),
-            active_profile_index: View::ALL.iter().position(|view| *view == presentation.view).unwrap_or(0),
-            profiles: profiles(profile, &stacks),
-            shared: Shared { frames: &stacks.frames.frames },
-        };
-        serde_json::to_writer(&mut *out, &file).map_err(io::Error::from)?;
-        out.write_all(b"\n")?;
-        Ok(())
-    }
+fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
+    let caption = Caption::new(profile, presentation.view);
+    let stacks = Stacks::new(profile, presentation);
+    let file = File {
+        schema: "https://www.speedscope.app/file-format-schema.json",
+        exporter: concat!("heapbpf ", env!("CARGO_PKG_VERSION")),
+        // The format has no other place for text about the recording.
+        name: format!("{}: {}, {}", caption.subject, caption.interval, caption.losses),
+        active_profile_index: View::ALL.iter().position(|view| *view == presentation.view).unwrap_or(0),
+        profiles: profiles(profile, &stacks),
+        shared: Shared { frames: &stacks.frames.values },
+    };
+    serde_json::to_writer(&mut *out, &file)?;
+    out.write_all(b"\n")
 }
 
-/// Of what, how it was sampled, and what is missing: speedscope has no other place for words.
-fn name(profile: &Profile) -> String {
-    let (subject, interval) = (describe::subject(profile), describe::interval(profile));
-    format!("{subject}{}: {interval}, {}", window::title(profile), describe::losses(profile))
-}
-
-/// The four of all processes, in the order of [`View::ALL`], then those of each that are not empty.
+/// The four of all processes, in the order of [`View::ALL`], then those of each process that are not empty.
 fn profiles<'a>(profile: &'a Profile, stacks: &'a Stacks<'a>) -> Vec<Sampled<'a>> {
+    let subject = describe::subject(profile);
     let all = View::ALL.into_iter().map(|view| {
-        let subject = describe::subject(profile);
-        let accuracy = describe::accuracy_of_shown(profile, view);
-        let folded = describe::folded(profile, view).map(|amount| format!("; {amount} of ended processes left out"));
         let title = describe::title(profile, view);
-        let name = format!("{title}, {subject}{accuracy}{}", folded.unwrap_or_default());
+        let accuracy = describe::accuracy_of_shown(profile, view);
+        let left_out = describe::folded(profile, view);
+        let left_out = left_out.map_or(String::new(), |amount| format!("; {amount} of exited processes left out"));
+        let name = format!("{title}, {subject}{accuracy}{left_out}");
         Sampled::new(name, view, &stacks.stacks)
     });
     let several = profile.targets.len() > 1;
@@ -88,7 +80,7 @@ struct Shared<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 struct FrameFields {
     name: String,
-    /// The source file; where that is not known, the module.
+    /// Source file; if unknown, the module.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -96,78 +88,48 @@ struct FrameFields {
 }
 
 impl FrameFields {
-    fn of_frame(frame: &Frame) -> Self {
+    fn new(frame: &Frame) -> Self {
         let file = frame.file.as_ref().or(frame.module.as_ref()).map(ToString::to_string);
         Self { name: frame.label(), file, line: frame.line }
     }
 
-    fn said(name: &str) -> Self {
-        Self { name: name.to_owned(), file: None, line: None }
-    }
-}
-
-/// All frames, each once: equal ones at different addresses are one.
-#[derive(Default)]
-struct Frames {
-    frames: Vec<FrameFields>,
-    numbers: FxHashMap<FrameFields, usize>,
-}
-
-impl Frames {
-    fn number(&mut self, frame: FrameFields) -> usize {
-        let next = self.frames.len();
-        *self.numbers.entry(frame).or_insert_with_key(|frame| {
-            self.frames.push(frame.clone());
-            next
-        })
+    fn synthetic(name: String) -> Self {
+        Self { name, file: None, line: None }
     }
 }
 
 /// All callsites in the profile's order, those of a target side by side.
 struct Stacks<'a> {
-    frames: Frames,
+    /// Equal frames at different addresses are one.
+    frames: Interner<FrameFields>,
     stacks: Vec<Stack<'a>>,
-    /// Where each target's stand.
+    /// The range of each target in `stacks`.
     targets: Vec<std::ops::Range<usize>>,
 }
 
 struct Stack<'a> {
     callsite: &'a CallsiteProfile,
-    /// Numbers of frames, the outermost first.
-    frames: Vec<usize>,
+    /// Indices of frames, the outermost first.
+    frames: Vec<u32>,
 }
 
 impl<'a> Stacks<'a> {
     fn new(profile: &'a Profile, presentation: &Presentation) -> Self {
-        let mut frames = Frames::default();
-        let numbers: Vec<usize> =
-            profile.frames.iter().map(|frame| frames.number(FrameFields::of_frame(frame))).collect();
-        let mut stacks = Vec::new();
-        let mut targets = Vec::new();
+        let mut frames = Interner::default();
+        let indices: Vec<u32> = profile.frames.iter().map(|frame| frames.intern(FrameFields::new(frame))).collect();
+        let (mut stacks, mut targets) = (Vec::new(), Vec::new());
         for target in &profile.targets {
             let first = stacks.len();
-            stacks.extend(target.callsites.iter().map(|callsite| {
-                let frames = stack(target, callsite, presentation, &numbers, &mut frames);
-                Stack { callsite, frames }
-            }));
+            for callsite in &target.callsites {
+                let synthetic = synthetic_frames(target, callsite, presentation).into_iter();
+                let mut stack: Vec<u32> = synthetic.map(|name| frames.intern(FrameFields::synthetic(name))).collect();
+                stack.extend(callsite.stack.iter().rev().filter_map(|id| indices.get(id.0 as usize)));
+                stacks.push(Stack { callsite, frames: stack });
+            }
             targets.push(first..stacks.len());
         }
         Self { frames, stacks, targets }
     }
-}
-
-/// `numbers` are those of the profile's frames.
-fn stack(
-    target: &TargetProfile,
-    callsite: &CallsiteProfile,
-    presentation: &Presentation,
-    numbers: &[usize],
-    frames: &mut Frames,
-) -> Vec<usize> {
-    let roots = roots::roots(target, callsite, presentation);
-    let mut stack: Vec<usize> = roots.iter().map(|root| frames.number(FrameFields::said(root))).collect();
-    stack.extend(callsite.stack.iter().rev().filter_map(|id| numbers.get(id.0 as usize)));
-    stack
 }
 
 #[derive(Serialize)]
@@ -179,49 +141,16 @@ struct Sampled<'a> {
     start_value: u64,
     #[serde(rename = "endValue")]
     end_value: u64,
-    samples: Samples<'a>,
-    weights: Weights<'a>,
+    samples: Vec<&'a [u32]>,
+    weights: Vec<u64>,
 }
 
 impl<'a> Sampled<'a> {
     fn new(name: String, view: View, stacks: &'a [Stack<'a>]) -> Self {
-        let unit = match view {
-            View::LiveBytes | View::AllocBytes => "bytes",
-            View::LiveCount | View::AllocCount => "none",
-        };
-        let end_value = shown(stacks, view).fold(0_u64, |sum, (_, weight)| sum.saturating_add(weight));
-        let (samples, weights) = (Samples { stacks, view }, Weights { stacks, view });
+        let unit = if view.is_bytes() { "bytes" } else { "none" };
+        let weighted = stacks.iter().map(|stack| (stack.frames.as_slice(), view.of_callsite(stack.callsite)));
+        let (samples, weights): (Vec<_>, Vec<_>) = weighted.filter(|(_, weight)| *weight > 0).unzip();
+        let end_value = weights.iter().fold(0, |sum: u64, weight| sum.saturating_add(*weight));
         Self { r#type: "sampled", name, unit, start_value: 0, end_value, samples, weights }
-    }
-}
-
-/// Those of which the view says something, with what it says.
-fn shown<'a>(stacks: &'a [Stack<'a>], view: View) -> impl Iterator<Item = (&'a Stack<'a>, u64)> {
-    stacks.iter().map(move |stack| (stack, view.of_callsite(stack.callsite))).filter(|(_, weight)| *weight > 0)
-}
-
-struct Samples<'a> {
-    stacks: &'a [Stack<'a>],
-    view: View,
-}
-
-impl Serialize for Samples<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut samples = serializer.serialize_seq(None)?;
-        for (stack, _) in shown(self.stacks, self.view) {
-            samples.serialize_element(&stack.frames)?;
-        }
-        samples.end()
-    }
-}
-
-struct Weights<'a> {
-    stacks: &'a [Stack<'a>],
-    view: View,
-}
-
-impl Serialize for Weights<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(shown(self.stacks, self.view).map(|(_, weight)| weight))
     }
 }

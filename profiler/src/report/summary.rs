@@ -1,34 +1,27 @@
-//! What is printed after a run: what was watched, totals, the callsites that matter, and how far to trust it.
-//!
-//! Owns the words for people. Nothing here is stable: programs read the JSON report.
+//! The summary printed after a run: what was recorded, totals, the largest callsites, and how complete the profile is. The text is for
+//! people and not stable: programs read the JSON report.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
-use anstyle::{AnsiColor, Style};
-
-use self::grid::Column;
-use super::{View, describe, text, window};
+use super::frames::group_frame;
+use super::function::chain;
+use super::page::{Column, HEADING, PLAIN, Page};
+use super::presentation::{Group, View};
+use super::{describe, text, window};
+use crate::ids::Pid;
+use crate::ledger::ages::Ages;
+use crate::model::leaks::{LeakCandidate, Leaks};
 use crate::model::{Profile, TargetProfile};
 use crate::units::{EstimatedBytes, EstimatedCount};
 
-mod callsites;
-pub(crate) mod grid;
-pub(super) mod guardrails;
-mod health;
-mod leaks;
+pub(super) mod health;
 
-/// Targets that are listed.
+/// Maximum number of targets listed.
 const TARGETS_MAX: usize = 10;
 
-/// Columns below which lines stop shrinking.
-const WIDTH_MIN: usize = 80;
-
-pub(super) const HEADING: Style = Style::new().bold();
-pub(super) const WARNING: Style = AnsiColor::Yellow.on_default().bold();
-pub(super) const PLAIN: Style = Style::new();
-
-/// The text to print, with `\n` after each line. `top` is how many callsites are listed. `width` is the terminal's, in columns; without one, lines are as long
-/// as they need to be. `colour` lets it use ANSI escapes.
+/// Formats the summary with the `top` largest callsites. `width` is the terminal's, in columns; without one, lines are not truncated.
+/// `colour` allows ANSI escapes.
 pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, colour: bool) -> String {
     let mut page = Page::new(width, colour);
     page.header(profile);
@@ -51,44 +44,11 @@ pub fn summary(profile: &Profile, view: View, top: usize, width: Option<usize>, 
     page.text
 }
 
-/// Text as it grows.
-pub(super) struct Page {
-    pub(super) text: String,
-    width: Option<usize>,
-    colour: bool,
-}
-
 impl Page {
-    /// An empty one. `width` is the terminal's, in columns; `colour` lets it use ANSI escapes.
-    pub(super) fn new(width: Option<usize>, colour: bool) -> Self {
-        Self { text: String::new(), width: width.map(|width| width.max(WIDTH_MIN)), colour }
-    }
-
-    pub(super) fn line(&mut self, style: Style, line: &str) {
-        if self.colour && style != PLAIN {
-            self.text.push_str(&format!("{style}{line}{style:#}\n"));
-        } else {
-            self.text.push_str(line);
-            self.text.push('\n');
-        }
-    }
-
-    pub(super) fn gap(&mut self) {
-        self.text.push('\n');
-    }
-
-    pub(super) fn table(&mut self, columns: &[Column], rows: Vec<Vec<String>>) {
-        let indent = "  ";
-        let width = self.width.map(|width| width - indent.len());
-        for line in grid::lines(columns, rows, width) {
-            self.line(PLAIN, &format!("{indent}{line}"));
-        }
-    }
-
     fn header(&mut self, profile: &Profile) {
         let parts = [
             describe::subject(profile),
-            format!("watched for {}", text::duration(describe::duration_ns(profile))),
+            format!("recorded for {}", text::duration(describe::duration_ns(profile))),
             describe::interval(profile),
         ];
         self.line(HEADING, &parts.join(" · "));
@@ -163,7 +123,7 @@ impl Page {
         }
         let all = describe::totals(profile);
         let sizes = [all.alloc_bytes, all.free_bytes, all.live_bytes()].map(|bytes| size(bytes, profile.is_exact()));
-        // Peaks are of different moments: their sum means nothing.
+        // Peaks are at different times, so there is no sum.
         rows.push(sizes.into_iter().chain([String::new(), "all together".to_owned()]).collect());
         let numbers = ["allocated", "freed", "live", "peak"].map(Column::Right);
         self.table(&[numbers.as_slice(), &[Column::Left("process")]].concat(), rows);
@@ -173,10 +133,190 @@ impl Page {
 /// How the target ended, if it did.
 fn exit(target: &TargetProfile) -> String {
     match (target.exited, target.exit_code) {
-        (false, _) if target.detached.is_some() => ", let go".to_owned(),
-        (false, _) if target.replaced => ", became another program".to_owned(),
+        (false, _) if target.detached.is_some() => ", detached".to_owned(),
+        (false, _) if target.replaced => ", replaced by exec".to_owned(),
         (false, _) => String::new(),
         (true, None) => ", exited".to_owned(),
         (true, Some(status)) => format!(", exited with {status}"),
     }
+}
+
+/// Identity of a row. Callsites that are identical on one line are one row.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Location<'a> {
+    pid: Pid,
+    heap: &'a str,
+    /// Empty if the recording does not distinguish threads.
+    thread: String,
+    chain: String,
+}
+
+#[derive(Default)]
+struct Sums {
+    view: u64,
+    live_bytes: EstimatedBytes,
+    live_count: EstimatedCount,
+    alloc_bytes: EstimatedBytes,
+    alloc_count: EstimatedCount,
+    ages: Ages,
+}
+
+impl Page {
+    /// Lists the locations with the largest amounts.
+    fn callsites(&mut self, profile: &Profile, view: View, top: usize) {
+        let locations = locations(profile, view);
+        let which = match locations.len() {
+            all if all > top => format!("largest {top} of {} callsites", text::count(all as u64)),
+            all => text::counted(all as u64, "callsite"),
+        };
+        let estimated = if profile.is_exact() { "" } else { " (estimates)" };
+        self.line(HEADING, &format!("{which} by {}{estimated}", describe::title(profile, view)));
+
+        let several_targets = profile.targets.len() > 1;
+        let several_heaps = profile.targets.iter().any(|target| target.heaps.len() > 1);
+        let live = matches!(view, View::LiveBytes | View::LiveCount);
+        let quantities = if live { ["live", "blocks", "allocated"] } else { ["allocated", "blocks", "live"] };
+        let mut columns: Vec<Column> = quantities.map(Column::Right).into();
+        columns.push(Column::Right("share"));
+        // Allocated blocks that may be freed have no age.
+        let aged = live && locations.iter().any(|(_, sums)| sums.ages.median_ns().is_some());
+        columns.extend(aged.then_some(Column::Right("median age")));
+        columns.extend(several_targets.then_some(Column::Right("pid")));
+        columns.extend(several_heaps.then_some(Column::Left("heap")));
+        let by_thread = locations.iter().any(|(location, _)| !location.thread.is_empty());
+        columns.extend(by_thread.then_some(Column::Left("thread")));
+        columns.push(Column::Left("where"));
+
+        let whole = describe::total(profile, view);
+        let rows = locations.into_iter().take(top).map(|(location, sums)| {
+            let size = |bytes: EstimatedBytes| text::size(bytes.rounded());
+            let count = |count: EstimatedCount| text::count(count.rounded());
+            let mut cells = if live {
+                vec![size(sums.live_bytes), count(sums.live_count), size(sums.alloc_bytes)]
+            } else {
+                vec![size(sums.alloc_bytes), count(sums.alloc_count), size(sums.live_bytes)]
+            };
+            cells.push(share(sums.view, whole));
+            cells.extend(aged.then(|| sums.ages.median_ns().map_or(String::new(), text::duration)));
+            cells.extend(several_targets.then(|| location.pid.to_string()));
+            cells.extend(several_heaps.then(|| text::printable(location.heap).into_owned()));
+            cells.extend(by_thread.then(|| text::printable(&location.thread).into_owned()));
+            cells.push(location.chain);
+            cells
+        });
+        let rows = rows.collect();
+        self.table(&columns, rows);
+        if describe::folded(profile, view).is_some() {
+            let share = share(view.rounded(&profile.others.folded_totals), whole);
+            let processes = describe::folded_processes(profile);
+            self.line(PLAIN, &format!("  {share} belongs to {processes}, of which only totals are kept"));
+        }
+    }
+}
+
+/// All locations with an amount, the largest first.
+fn locations(profile: &Profile, view: View) -> Vec<(Location<'_>, Sums)> {
+    let mut locations: BTreeMap<Location<'_>, Sums> = BTreeMap::new();
+    for target in &profile.targets {
+        for callsite in &target.callsites {
+            let value = view.of_callsite(callsite);
+            if value == 0 {
+                continue;
+            }
+            let heap = target.heaps.get(callsite.heap).map_or("", |heap| heap.name.as_str());
+            let mut chain = chain(profile, &callsite.stack, callsite.end);
+            if callsite.inherited {
+                chain.push(' ');
+                chain.push_str(describe::INHERITED);
+            }
+            let thread = callsite.thread.map(|_| group_frame(Group::Thread, target, callsite)).unwrap_or_default();
+            let sums = locations.entry(Location { pid: target.pid, heap, thread, chain }).or_default();
+            sums.view = sums.view.saturating_add(value);
+            let live = callsite.older.unwrap_or_else(|| callsite.totals.live());
+            sums.live_bytes += live.bytes;
+            sums.live_count += live.count;
+            sums.alloc_bytes += callsite.totals.alloc_bytes;
+            sums.alloc_count += callsite.totals.alloc_count;
+            sums.ages.add(&callsite.details.ages);
+        }
+    }
+    let mut locations: Vec<_> = locations.into_iter().collect();
+    locations.sort_by_key(|(_, sums)| Reverse(sums.view));
+    locations
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for a percentage")]
+fn share(part: u64, whole: u64) -> String {
+    text::share(part as f64, whole as f64)
+}
+
+/// Maximum number of growing callsites listed.
+const GROWING_MAX: usize = 5;
+
+impl Page {
+    /// Lists the growing callsites of all targets, or reports why there are none.
+    fn leaks(&mut self, profile: &Profile) {
+        let all: Vec<(&TargetProfile, &Leaks)> =
+            profile.targets.iter().filter_map(|target| Some((target, target.leaks.as_ref()?))).collect();
+        let analysed: Vec<_> = all.iter().filter(|(_, leaks)| !leaks.too_short).collect();
+        if all.is_empty() {
+            return;
+        }
+        if analysed.is_empty() {
+            let span = all.iter().map(|(_, leaks)| leaks.span_ns).max().unwrap_or(0);
+            let line =
+                format!("growing callsites: {} is too short to detect growth (minimum: 8s)", text::duration(span));
+            self.line(PLAIN, &line);
+            return self.gap();
+        }
+        let mut rows: Vec<(&TargetProfile, &LeakCandidate)> = analysed
+            .iter()
+            .flat_map(|(target, leaks)| leaks.candidates.iter().map(move |candidate| (*target, candidate)))
+            .collect();
+        rows.sort_by(|(_, a), (_, b)| b.score.total_cmp(&a.score));
+        let suppressed_count: u64 =
+            analysed.iter().map(|(_, leaks)| leaks.suppressed_count).fold(0, u64::saturating_add);
+        let bytes = analysed.iter().map(|(_, leaks)| leaks.suppressed_bytes).sum::<EstimatedBytes>();
+        let suppressed = match suppressed_count {
+            0 => String::new(),
+            count => format!(" ({} suppressed, {})", text::count(count), text::size(bytes.rounded())),
+        };
+        if rows.is_empty() {
+            self.line(PLAIN, &format!("growing callsites: none{suppressed}"));
+            return self.gap();
+        }
+        // If there are many growing callsites, only the worst are candidates.
+        let grow: u64 = analysed.iter().map(|(_, leaks)| leaks.count as u64).fold(0, u64::saturating_add);
+        let count = grow.saturating_sub(suppressed_count).max(rows.len() as u64);
+        let shown = rows.len().min(GROWING_MAX);
+        let which =
+            if count > shown as u64 { format!("first {shown} of {} ", text::count(count)) } else { String::new() };
+        self.line(HEADING, &format!("{which}growing callsites, suspected of leaking{suppressed}"));
+        let several = profile.targets.len() > 1;
+        let mut columns: Vec<Column> = ["grows/s", "±", "live", "oldest", "old", "survive"].map(Column::Right).into();
+        columns.extend(several.then_some(Column::Right("pid")));
+        columns.push(Column::Left("where"));
+        let rows = rows.into_iter().take(GROWING_MAX).filter_map(|(target, candidate)| {
+            let callsite = target.callsites.get(candidate.callsite)?;
+            let mut cells = vec![
+                size(candidate.bytes_per_second),
+                size(candidate.margin),
+                text::size(callsite.totals.live_bytes().rounded()),
+                callsite.details.ages.oldest_ns.map_or_else(|| "-".to_owned(), text::duration),
+                text::share(candidate.old_share, 1.0),
+                candidate.survival.map_or_else(|| "-".to_owned(), |survival| text::share(survival, 1.0)),
+            ];
+            cells.extend(several.then(|| target.pid.to_string()));
+            cells.push(chain(profile, &callsite.stack, callsite.end));
+            Some(cells)
+        });
+        let rows = rows.collect();
+        self.table(&columns, rows);
+        self.gap();
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates, and it is not negative")]
+fn size(bytes: f64) -> String {
+    text::size(bytes.round() as u64)
 }

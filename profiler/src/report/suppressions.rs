@@ -1,5 +1,5 @@
 //! Suppressions in the syntax of LeakSanitizer
-//! (<https://clang.llvm.org/docs/AddressSanitizer.html#suppressing-memory-leaks>): which stacks are known and not to be told of.
+//! (<https://clang.llvm.org/docs/AddressSanitizer.html#suppressing-memory-leaks>): known leaks that reports leave out.
 //!
 //! ```text
 //! # A comment.
@@ -12,45 +12,24 @@ use thiserror::Error;
 
 use crate::model::{Frame, FrameId};
 
-/// Patterns, each of which suppresses all stacks that have it in a frame.
+/// A set of patterns, each of which suppresses the stacks with a matching frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suppressions {
     patterns: Vec<Pattern>,
 }
 
-/// A line that is no suppression of leaks.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SuppressionError {
-    /// A suppression of something else.
-    #[error("line {line}: `{kind}` suppresses no leaks; heapbpf knows `leak:PATTERN`")]
-    Kind {
-        /// Counted from 1.
-        line: usize,
-        /// What stands before the colon.
-        kind: String,
-    },
-    /// No colon.
-    #[error("line {line}: `{text}` is no suppression; write `leak:PATTERN`")]
-    NoKind {
-        /// Counted from 1.
-        line: usize,
-        /// The line.
-        text: String,
-    },
-    /// Nothing behind the colon.
-    #[error("line {line}: the pattern is empty, and would suppress everything; write `leak:*` if that is meant")]
-    Empty {
-        /// Counted from 1.
-        line: usize,
-    },
+    #[error("line {line}: unsupported suppression type `{kind}`; only `leak:PATTERN` is supported")]
+    Kind { line: usize, kind: String },
+    #[error("line {line}: `{text}` is not a suppression; write `leak:PATTERN`")]
+    NoKind { line: usize, text: String },
+    #[error("line {line}: an empty pattern would suppress everything; write `leak:*` if that is intended")]
+    Empty { line: usize },
 }
 
 impl Suppressions {
-    /// Reads a file's text.
-    ///
-    /// # Errors
-    ///
-    /// When a line is neither blank, nor a comment, nor a suppression of leaks.
+    /// Parses the text of a file. Lines are numbered from 1 in errors.
     pub fn parse(text: &str) -> Result<Self, SuppressionError> {
         let mut patterns = Vec::new();
         for (line, text) in (1..).zip(text.lines()) {
@@ -72,35 +51,32 @@ impl Suppressions {
         Ok(Self { patterns })
     }
 
-    /// Adds those of another file.
-    pub fn extend(&mut self, other: Self) {
+    pub(crate) fn extend(&mut self, other: Self) {
         self.patterns.extend(other.patterns);
     }
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
 
-    /// Whether one matches the frame's function, module or source file.
-    pub fn matches(&self, frame: &Frame) -> bool {
+    /// Whether a pattern matches the frame's function, module or source file.
+    pub(crate) fn matches(&self, frame: &Frame) -> bool {
         let names = [&frame.function, &frame.module, &frame.file];
         names.into_iter().flatten().any(|name| self.matches_name(name))
     }
 
-    /// Whether one matches a frame of the stack. What is shown of a stack does not matter here: ask about the whole one.
-    pub fn matches_stack(&self, stack: &[FrameId], frames: &[Frame]) -> bool {
+    /// Whether a pattern matches a frame of the stack. Pass whole stacks, even if reports show only a part of them.
+    pub(crate) fn matches_stack(&self, stack: &[FrameId], frames: &[Frame]) -> bool {
         !self.is_empty() && stack.iter().filter_map(|id| frames.get(id.0 as usize)).any(|frame| self.matches(frame))
     }
 
-    /// Whether one matches this name: of a block without a stack, all that can be matched is its type's.
-    pub fn matches_name(&self, name: &str) -> bool {
+    /// Whether a pattern matches a name: for blocks without a stack, the only candidate is the name of their type.
+    pub(crate) fn matches_name(&self, name: &str) -> bool {
         self.patterns.iter().any(|pattern| pattern.matches(name))
     }
 }
 
-/// Pieces that must occur one after the other: at the beginning, where the pattern begins with `^`, and at the end, where it ends
-/// with `$`.
+/// Pieces that must occur in order, the first at the start if the pattern starts with `^`, and the last at the end if it ends with `$`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pattern {
     pieces: Vec<String>,
@@ -120,18 +96,18 @@ impl Pattern {
         let rest = if self.at_start { name.strip_prefix(first.as_str()) } else { after(name, first) };
         let Some(mut rest) = rest else { return false };
         let Some((last, between)) = others.split_last() else {
-            // One piece alone: at the end it may be a later occurrence than the first.
+            // A single piece can match at the end even if its first occurrence is earlier.
             return !self.at_end || if self.at_start { rest.is_empty() } else { name.ends_with(first.as_str()) };
         };
         for piece in between {
-            let Some(behind) = after(rest, piece) else { return false };
-            rest = behind;
+            let Some(next) = after(rest, piece) else { return false };
+            rest = next;
         }
         if self.at_end { rest.ends_with(last.as_str()) } else { rest.contains(last.as_str()) }
     }
 }
 
-/// What follows the first occurrence.
+/// Returns the text after the first occurrence of the piece.
 fn after<'a>(text: &'a str, piece: &str) -> Option<&'a str> {
     text.find(piece).map(|at| &text[at + piece.len()..])
 }
@@ -143,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_match_as_in_the_sanitizers() {
+    fn patterns_match_like_in_the_sanitizers() {
         let check = |pattern: &str, name: &str, expected: bool| {
             assert_eq!(Pattern::new(pattern).matches(name), expected, "{pattern} on {name}");
         };
@@ -178,25 +154,24 @@ mod tests {
         let text = "# known\n\nleak:foo\n  leak:a:b  \r\n";
         let suppressions = Suppressions::parse(text).expect("all lines are good");
         assert_eq!(suppressions.patterns, [Pattern::new("foo"), Pattern::new("a:b")]);
-        assert!(Suppressions::parse("# nothing\n").expect("that is a file too").is_empty());
+        assert!(Suppressions::parse("# nothing\n").expect("a file of comments is valid").is_empty());
     }
 
     #[test]
-    fn other_lines_are_errors_that_name_them() {
+    fn invalid_lines_are_reported_with_their_number() {
         let check = |text: &str, expected: &str| {
             let error = Suppressions::parse(text).expect_err("a bad line").to_string();
             assert!(error.contains(expected), "{error}");
         };
-        check("leak:a\nrace:b", "line 2: `race` suppresses no leaks");
-        check("\nfoo", "line 2: `foo` is no suppression");
-        check("leak:", "line 1: the pattern is empty");
-        check("Leak:a", "line 1: `Leak`");
+        check("leak:a\nrace:b", "line 2: unsupported suppression type `race`");
+        check("\nfoo", "line 2: `foo` is not a suppression");
+        check("leak:", "line 1: an empty pattern");
+        check("Leak:a", "line 1: unsupported suppression type `Leak`");
     }
 
     proptest! {
-        /// Against a matcher that tries everything.
         #[test]
-        fn pieces_are_found_wherever_they_are(pattern in "\\^?[ab*]{0,6}\\$?", name in "[ab]{0,8}") {
+        fn patterns_match_like_a_backtracking_matcher(pattern in "\\^?[ab*]{0,6}\\$?", name in "[ab]{0,8}") {
             fn whole(pattern: &[u8], name: &[u8]) -> bool {
                 match (pattern.split_first(), name.split_first()) {
                     (None, _) => name.is_empty(),

@@ -1,12 +1,9 @@
-//! The insignificant tail of a profile, folded: what makes less than a share of the whole of a view becomes `<other>`.
+//! `--threshold`: merges the small frames of a profile into `<other>`.
 //!
-//! Stacks are looked at as the flame graph shows them, level by level from the root: below a frame, those that it calls are
-//! kept, the largest first, until the next one makes less than the share of the view's total; the rest of them, with all that
-//! they call, is one frame, `<other>`. (Chrome's heap dumps were thinned so, at 0.8 %.) What stands above a callsite's own
-//! frames is always kept, and so are the callsites of leak candidates, down to their leaves.
-//!
-//! Owns what is folded and what it adds up to: no total changes, of any view. Refuses to part what belongs to different
-//! processes, heaps or threads.
+//! Stacks form a tree as in the flame graph. Below each frame, the callees that reach the threshold, a share of the view's total, are
+//! kept; all others, with everything they call, are merged into one frame, `<other>`. (Chrome thinned its heap dumps like this, at
+//! 0.8 %.) Synthetic frames above a callsite's own are always kept, and so are the whole stacks of leak candidates. No total of any
+//! view changes, and callsites of different processes, heaps or threads are never merged.
 
 use std::borrow::Cow;
 use std::hash::Hash;
@@ -14,51 +11,43 @@ use std::hash::Hash;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::folded::{Labels, label};
+use super::frames::synthetic_frames;
 use super::presentation::{Presentation, Share};
-use super::roots::roots;
 use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::model::history::{Change, Held};
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 
-/// The name of the frame that stands for the rest.
+/// Name of the frame that replaces merged frames.
 pub(crate) const OTHER: &str = "<other>";
 
 impl Presentation {
-    /// The profile as it is to be shown: with its tail folded, where that is asked for.
+    /// Returns the profile with frames below the threshold merged, and callsites that became equal merged too.
     pub fn thinned<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
-        match self.threshold {
-            Some(threshold) if threshold > Share::NOTHING => Cow::Owned(fold(profile, self, threshold)),
-            _ => Cow::Borrowed(profile),
-        }
+        self.cut_each(profile, merge_target)
     }
 
-    /// The profile with the stacks that [`Self::thinned`] would have, but all of its callsites in their places: for formats that
-    /// tell what each of them did.
+    /// Like [`Self::thinned`], but keeps the callsites and their indices: for formats that list the events of each.
     pub fn cut<'a>(&self, profile: &'a Profile) -> Cow<'a, Profile> {
+        self.cut_each(profile, cut_target)
+    }
+
+    fn cut_each<'a>(&self, profile: &'a Profile, cut_target: CutTarget) -> Cow<'a, Profile> {
         match self.threshold {
-            Some(threshold) if threshold > Share::NOTHING => Cow::Owned(cut(profile, self, threshold, cut_target)),
+            Some(threshold) if threshold > Share::ZERO => Cow::Owned(cut(profile, self, threshold, cut_target)),
             _ => Cow::Borrowed(profile),
         }
     }
 }
 
-fn fold(profile: &Profile, presentation: &Presentation, threshold: Share) -> Profile {
-    cut(profile, presentation, threshold, fold_target)
-}
+/// Cuts the stacks of a target, given the frame that replaces merged ones and the number of outermost frames of each callsite to keep.
+type CutTarget = fn(&mut TargetProfile, FrameId, &[usize]);
 
-/// Has `each` target's stacks cut: it is handed the target, the frame that stands for the rest, and how many of the outermost
-/// frames of each callsite are to be kept.
-fn cut(
-    profile: &Profile,
-    presentation: &Presentation,
-    threshold: Share,
-    each: impl Fn(&mut TargetProfile, FrameId, &[usize]),
-) -> Profile {
+fn cut(profile: &Profile, presentation: &Presentation, threshold: Share, cut_target: CutTarget) -> Profile {
     let tree = Tree::new(profile, presentation);
-    let mut folded = profile.clone();
-    let other = other(&mut folded.frames);
-    for (target, nodes) in folded.targets.iter_mut().zip(&tree.callsites) {
+    let mut thinned = profile.clone();
+    let other = other(&mut thinned.frames);
+    for (target, nodes) in thinned.targets.iter_mut().zip(&tree.callsites) {
         let kept_whole: FxHashSet<usize> =
             target.leaks.iter().flat_map(|leaks| &leaks.candidates).map(|candidate| candidate.callsite).collect();
         let kept = |at: usize, callsite: &CallsiteProfile| {
@@ -70,12 +59,12 @@ fn cut(
             outwards.take_while(|&(id, &node)| is_kept(id, node)).count()
         };
         let kept: Vec<usize> = target.callsites.iter().enumerate().map(|(at, callsite)| kept(at, callsite)).collect();
-        each(target, other, &kept);
+        cut_target(target, other, &kept);
     }
-    folded
+    thinned
 }
 
-/// The frame that stands for the rest, which is added unless an earlier folding has.
+/// Returns the `<other>` frame, which an earlier merge can have added.
 fn other(frames: &mut Vec<Frame>) -> FrameId {
     let frame = Frame { function: Some(OTHER.into()), ..Frame::default() };
     let at = frames.iter().position(|known| *known == frame).unwrap_or(frames.len());
@@ -85,14 +74,13 @@ fn other(frames: &mut Vec<Frame>) -> FrameId {
     FrameId(u32::try_from(at).expect("profiles number their frames in 32 bits"))
 }
 
-/// Cuts each callsite's stack to as many of its outermost frames as `kept` says.
 fn cut_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
     for (callsite, &kept) in target.callsites.iter_mut().zip(kept) {
         cut_stack(&mut callsite.stack, other, kept);
     }
 }
 
-/// Puts `other` in the place of what is further in than the `kept` outermost frames. Whether there was something.
+/// Replaces everything below the `kept` outermost frames by `other`. Returns whether there was something to replace.
 fn cut_stack(stack: &mut Vec<FrameId>, other: FrameId, kept: usize) -> bool {
     match stack.len().saturating_sub(kept) {
         0 => false,
@@ -104,32 +92,32 @@ fn cut_stack(stack: &mut Vec<FrameId>, other: FrameId, kept: usize) -> bool {
     }
 }
 
-/// The same, and joins callsites that are the same then.
-fn fold_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
+/// Like [`cut_target`], and merges callsites that became equal.
+fn merge_target(target: &mut TargetProfile, other: FrameId, kept: &[usize]) {
     let callsites = std::mem::take(&mut target.callsites);
-    let mut places = Vec::with_capacity(callsites.len());
-    let mut joined: FxHashMap<Key, usize> = FxHashMap::default();
+    let mut new_indices = Vec::with_capacity(callsites.len());
+    let mut merged: FxHashMap<Key, usize> = FxHashMap::default();
     for (mut callsite, &kept) in callsites.into_iter().zip(kept) {
         let next = target.callsites.len();
         if !cut_stack(&mut callsite.stack, other, kept) {
-            places.push(next);
+            new_indices.push(next);
             target.callsites.push(callsite);
             continue;
         }
-        let place = *joined.entry(Key::of(&callsite)).or_insert(next);
-        places.push(place);
-        match target.callsites.get_mut(place) {
-            Some(sum) => join(sum, &callsite, &target.totals),
+        let index = *merged.entry(Key::of(&callsite)).or_insert(next);
+        new_indices.push(index);
+        match target.callsites.get_mut(index) {
+            Some(sum) => add(sum, &callsite, &target.totals),
             None => target.callsites.push(callsite),
         }
     }
     for candidate in target.leaks.iter_mut().flat_map(|leaks| &mut leaks.candidates) {
-        // A candidate of no callsite stays one: there are not more of them than before.
-        candidate.callsite = places.get(candidate.callsite).copied().unwrap_or(candidate.callsite);
+        // An invalid index stays invalid: the number of callsites does not grow.
+        candidate.callsite = new_indices.get(candidate.callsite).copied().unwrap_or(candidate.callsite);
     }
 }
 
-/// What callsites that are folded into one have in common.
+/// Properties that merged callsites have in common.
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
     stack: Vec<FrameId>,
@@ -154,27 +142,26 @@ impl Key {
 }
 
 /// Adds another callsite of the same target.
-fn join(sum: &mut CallsiteProfile, more: &CallsiteProfile, target: &Totals) {
+fn add(sum: &mut CallsiteProfile, more: &CallsiteProfile, target: &Totals) {
     let mut at_peak = sum.totals.at_peak;
     at_peak.add(&more.totals.at_peak);
     let peak = |totals: &Totals| (totals.peak_bytes, totals.peak_count, totals.peak_time);
     let peaks = [peak(&sum.totals), peak(&more.totals)];
     sum.totals.add(&more.totals);
-    // When both together held most is not known. It was no less than either's peak, and no less than what they held together
-    // at the target's.
-    let at_targets = (at_peak.bytes, at_peak.count, target.peak_time);
-    let highest = peaks.into_iter().chain([at_targets]).max_by_key(|(bytes, ..)| *bytes);
-    (sum.totals.peak_bytes, sum.totals.peak_count, sum.totals.peak_time) = highest.unwrap_or(at_targets);
+    // The peak of the sum is unknown. Lower bounds are either callsite's peak, and their sum at the target's peak.
+    let at_target_peak = (at_peak.bytes, at_peak.count, target.peak_time);
+    let highest = peaks.into_iter().chain([at_target_peak]).max_by_key(|(bytes, ..)| *bytes);
+    (sum.totals.peak_bytes, sum.totals.peak_count, sum.totals.peak_time) = highest.unwrap_or(at_target_peak);
     sum.totals.at_peak = at_peak;
     if let (Some(sum), Some(more)) = (&mut sum.older, &more.older) {
         sum.add(more);
     }
     Details::add(&mut sum.details, &more.details);
-    sum.history = together(&sum.history, &more.history);
+    sum.history = added(&sum.history, &more.history);
 }
 
-/// The sum of two histories.
-fn together(one: &[Change], other: &[Change]) -> Vec<Change> {
+/// Adds two histories.
+fn added(one: &[Change], other: &[Change]) -> Vec<Change> {
     let mut sum = Vec::with_capacity(one.len() + other.len());
     let (mut held, mut rests) = ([Held::default(); 2], [one, other]);
     while let Some(instant) = rests.iter().filter_map(|rest| rest.first()).map(|change| change.instant).min() {
@@ -197,11 +184,11 @@ fn together(one: &[Change], other: &[Change]) -> Vec<Change> {
     sum
 }
 
-/// The frames as the flame graph shows them, each with what the view says of it and of all that it calls.
+/// The frames as in the flame graph, each with the value of itself and all that it calls.
 struct Tree {
     values: Vec<u128>,
     total: u128,
-    /// Per target and callsite, the node of each frame, the outermost first.
+    /// By target and callsite: the node of each frame, the outermost first.
     callsites: Vec<Vec<Vec<u32>>>,
 }
 
@@ -217,9 +204,9 @@ impl Tree {
             let mut of_target = Vec::with_capacity(target.callsites.len());
             for callsite in &target.callsites {
                 let value = u128::from(presentation.view.of_callsite(callsite));
-                let above: Vec<u32> =
-                    roots(target, callsite, presentation).into_iter().map(|root| labels.intern(label(&root))).collect();
-                // An id of no frame is a frame of its own kind.
+                let synthetic = synthetic_frames(target, callsite, presentation);
+                let above: Vec<u32> = synthetic.iter().map(|name| labels.intern(label(name))).collect();
+                // All invalid frame ids count as one frame.
                 let own = callsite.stack.iter().rev().map(|id| frames.get(id.0 as usize).copied().unwrap_or(u32::MAX));
                 let mut node = 0;
                 values[0] += value;

@@ -1,6 +1,4 @@
-//! How quantities and foreign strings are written for people: sizes, counts, times, shares, printable names.
-//!
-//! The one place that decides it, so that no two reports disagree. Machine formats (JSON) do not go through here.
+//! Formatting for people: sizes, counts, times, shares, and untrusted names. Machine formats (JSON) do not use it.
 
 use std::borrow::Cow;
 
@@ -11,26 +9,26 @@ use num_format::{Buffer, Locale};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A size in binary units: `17.3 MiB`, `512 B`.
+/// Formats a size in binary units: `17.3 MiB`, `512 B`.
 pub(super) fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
 }
 
-/// A size that was chosen by somebody, so that it is mostly round: `4 KiB` rather than `4.0 KiB`.
+/// Formats a size that the user chose, which is mostly round: `4 KiB` rather than `4.0 KiB`.
 pub(crate) fn round_size(bytes: u64) -> String {
     let size = size(bytes);
     let exact = size.parse::<ByteSize>().is_ok_and(|parsed| parsed.as_u64() == bytes);
     if exact { size.replace(".0 ", " ") } else { size }
 }
 
-/// A number with thousands separators: `12,345`.
+/// Formats a number with thousands separators: `12,345`.
 pub(crate) fn count(number: u64) -> String {
     let mut buffer = Buffer::new();
     buffer.write_formatted(&number, &Locale::en);
     buffer.as_str().to_owned()
 }
 
-/// A number with its noun: `1 block`, `12,345 blocks`.
+/// Formats a number with its noun: `1 block`, `12,345 blocks`.
 pub(super) fn counted(number: u64, noun: &str) -> String {
     let ending = match number {
         1 => "",
@@ -40,7 +38,7 @@ pub(super) fn counted(number: u64, noun: &str) -> String {
     format!("{} {noun}{ending}", count(number))
 }
 
-/// A duration in nanoseconds, to three digits or so: `250µs`, `120ms`, `30.5s`, `2m 5s`.
+/// Formats a duration in nanoseconds to about three digits: `250µs`, `120ms`, `30.5s`, `2m 5s`.
 pub(super) fn duration(nanos: u64) -> String {
     let step = match nanos {
         0..1_000_000 => 1_000,
@@ -60,14 +58,13 @@ pub(super) fn duration(nanos: u64) -> String {
     printer.duration_to_string(&SignedDuration::from_nanos(i64::try_from(rounded).unwrap_or(i64::MAX)))
 }
 
-/// A moment in nanoseconds since the Unix epoch, in UTC to the second: `2026-11-21T10:00:00Z`.
+/// Formats a time since the Unix epoch, in UTC to the second: `2026-11-21T10:00:00Z`.
 pub(super) fn moment(unix_ns: u64) -> String {
     let seconds = i64::try_from(unix_ns / SECOND_NS).unwrap_or(i64::MAX);
-    Timestamp::from_second(seconds).map_or_else(|_| "an unknown time".to_owned(), |moment| moment.to_string())
+    Timestamp::from_second(seconds).map_or_else(|_| "an unknown time".to_owned(), |time| time.to_string())
 }
 
-/// A share: `12.3%`, or `–` of nothing. What is not everything never reads `100.0%`, and what is something never
-/// `0.0%`.
+/// Formats a share: `12.3%`, or `–` if the whole is 0. Only all of it reads `100.0%`, and only nothing `0.0%`.
 pub(super) fn share(part: f64, whole: f64) -> String {
     if whole <= 0.0 {
         return "–".to_owned();
@@ -80,9 +77,8 @@ pub(super) fn share(part: f64, whole: f64) -> String {
     }
 }
 
-/// A name from a target, safe to print in a terminal and in XML: control characters (which could break lines, move the
-/// cursor, or are not allowed in XML at all) become spaces, what turns the writing direction around becomes `\u{fffd}`,
-/// and blanks at the ends go.
+/// Makes a name from a target safe for terminals and XML: replaces control characters (which can break lines, move the cursor, or are
+/// not allowed in XML) by spaces and bidirectional controls by `\u{fffd}`, and trims white space.
 pub(crate) fn printable(name: &str) -> Cow<'_, str> {
     let name = name.trim_matches(is_blank);
     if !name.contains(|c| is_blank(c) && c != ' ' || is_deceptive(c)) {
@@ -98,11 +94,11 @@ pub(crate) fn printable(name: &str) -> Cow<'_, str> {
         .into()
 }
 
-/// Text for a terminal: as it is, with line ends, tabs and colours (`ESC [ … m`), but with every other control character
-/// and what turns the writing direction around replaced by `\u{fffd}`.
+/// Makes text safe for a terminal: keeps newlines, tabs and colours (`ESC [ … m`), and replaces all other control characters and
+/// bidirectional controls by `\u{fffd}`.
 pub(crate) fn on_terminal(text: &str) -> Cow<'_, str> {
-    let is_kept = |c: char| matches!(c, '\n' | '\t') || !c.is_control() && !is_deceptive(c);
-    if text.chars().all(is_kept) {
+    let is_safe = |c: char| matches!(c, '\n' | '\t') || !c.is_control() && !is_deceptive(c);
+    if text.chars().all(is_safe) {
         return Cow::Borrowed(text);
     }
     let mut safe = String::with_capacity(text.len());
@@ -110,7 +106,7 @@ pub(crate) fn on_terminal(text: &str) -> Cow<'_, str> {
     while let Some(c) = rest.chars().next() {
         let (taken, replaced) = match colour_length(rest) {
             Some(length) => (length, false),
-            None => (c.len_utf8(), !is_kept(c)),
+            None => (c.len_utf8(), !is_safe(c)),
         };
         if replaced {
             safe.push(char::REPLACEMENT_CHARACTER);
@@ -122,7 +118,7 @@ pub(crate) fn on_terminal(text: &str) -> Cow<'_, str> {
     safe.into()
 }
 
-/// Bytes of the colour that a text begins with (ECMA-48, SGR).
+/// Returns the length of the colour sequence at the start of a text (ECMA-48, SGR).
 fn colour_length(text: &str) -> Option<usize> {
     let parameters = text.strip_prefix("\x1b[")?;
     let end = parameters.find(|c: char| !c.is_ascii_digit() && c != ';')?;
@@ -133,12 +129,12 @@ fn is_blank(c: char) -> bool {
     c.is_control() || c.is_whitespace()
 }
 
-/// Unicode's bidirectional controls, and two code points that XML 1.0 leaves out.
+/// Unicode's bidirectional controls, and two code points that XML 1.0 excludes.
 fn is_deceptive(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
 }
 
-/// The text cut to so many characters, with `…` where something was left out.
+/// Truncates the text to a number of characters, with `…` at the end.
 pub(super) fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
     if text.chars().nth(chars_max).is_none() {
         return Cow::Borrowed(text);
@@ -151,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn terminals_get_colours_and_no_other_sequence() {
+    fn terminal_text_keeps_colours_and_no_other_sequence() {
         assert_eq!(on_terminal("plain\tté\n"), "plain\tté\n");
         assert_eq!(on_terminal("\x1b[1;31mred\x1b[0m"), "\x1b[1;31mred\x1b[0m");
         assert_eq!(on_terminal("\x1b[1;31"), "\u{fffd}[1;31");
@@ -181,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_keep_what_matters() {
+    fn durations_have_three_digits() {
         for (nanos, expected) in [
             (0, "0s"),
             (250_000, "250µs"),
@@ -199,13 +195,13 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_in_utc() {
+    fn times_are_in_utc() {
         assert_eq!(moment(1_795_255_200_123_456_789), "2026-11-21T10:00:00Z");
         assert!(!moment(u64::MAX).is_empty());
     }
 
     #[test]
-    fn shares_do_not_round_into_lies() {
+    fn shares_never_round_to_all_or_nothing() {
         for (part, whole, expected) in [
             (1.0, 3.0, "33.3%"),
             (0.0, 3.0, "0.0%"),
@@ -219,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lose_what_could_do_harm() {
+    fn printable_removes_harmful_characters() {
         for (name, expected) in [
             ("cache_insert", "cache_insert"),
             (" a\nb\tc ", "a b c"),
@@ -233,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn cutting_shows() {
+    fn truncation_adds_an_ellipsis() {
         assert_eq!(cut("abcde", 5), "abcde");
         assert_eq!(cut("abcdef", 5), "abcd…");
         assert_eq!(cut("äöüß", 3), "äö…");

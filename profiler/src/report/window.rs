@@ -1,12 +1,11 @@
-//! Windows in words: the span, why it ended, and what was retained.
+//! Text about windows: the span, the reason it ended, and the retained bytes.
 
 use super::{describe, text};
 use crate::ledger::totals::Totals;
 use crate::model::{Profile, Window, WindowReason};
 use crate::units::EstimatedBytes;
 
-/// Of the whole recording, the part that a profile is about: `, window 3 (10s to 20s)`, `, at the peak`; nothing where it is
-/// about all of it.
+/// Names the part of the recording that a profile covers: `, window 3 (10s to 20s)`, `, at the peak`; empty for all of it.
 pub(super) fn title(profile: &Profile) -> String {
     match &profile.window {
         None => String::new(),
@@ -15,14 +14,14 @@ pub(super) fn title(profile: &Profile) -> String {
     }
 }
 
-/// What ended a window, its span, and what it holds: `signal, 10s to 20s, 3.1 MiB retained, +1.2 MiB`.
+/// Formats why a window ended, its span, and its live bytes: `signal, 10s to 20s, 3.1 MiB retained, +1.2 MiB`.
 pub(crate) fn outcome(profile: &Profile) -> String {
     let Some(window) = &profile.window else { return String::new() };
     let retained = describe::totals(profile).live_bytes().rounded();
     let about = describe::about(profile.is_exact());
     let merged = match window.merged_count {
         0 => String::new(),
-        merged => format!("; {} left out, because writing takes longer", text::counted(merged.into(), "dump")),
+        merged => format!("; {} skipped because writing was too slow", text::counted(merged.into(), "dump")),
     };
     if window.reason == WindowReason::Peak {
         return format!("each process at its peak, {about}{} live", text::size(retained));
@@ -36,7 +35,7 @@ pub(crate) fn outcome(profile: &Profile) -> String {
     )
 }
 
-/// By how much live bytes changed: `+1.2 MiB`, `−512 B`.
+/// Formats the change of live bytes: `+1.2 MiB`, `−512 B`.
 pub(super) fn delta(profile: &Profile) -> String {
     let totals = describe::totals(profile);
     let delta = delta_bytes(&totals);
@@ -45,12 +44,11 @@ pub(super) fn delta(profile: &Profile) -> String {
     format!("{sign}{}", text::size(distance.rounded()))
 }
 
-/// By how much live bytes changed.
 pub(super) fn delta_bytes(totals: &Totals) -> EstimatedBytes {
     totals.alloc_bytes - totals.free_bytes
 }
 
-/// From when to when, from the beginning of the recording: `10s to 20s`; where it began at a mark, that too.
+/// Formats the span relative to the start of the recording: `10s to 20s`, `from the mark at 10s to 20s`.
 fn span(profile: &Profile) -> String {
     let Some(window) = &profile.window else { return String::new() };
     let after = |unix_ns: u64| text::duration(unix_ns.saturating_sub(profile.started_unix_ns));
@@ -89,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_says_why_when_and_how_much() {
+    fn an_outcome_has_reason_span_and_amount() {
         let mut profile = window(WindowReason::Signal);
         assert_eq!(outcome(&profile), "signal, 10s to 20s, 1.9 KiB retained, \u{2212}1.0 KiB");
         assert_eq!(title(&profile), ", window 3 (10s to 20s)");
@@ -98,12 +96,12 @@ mod tests {
         }
         assert_eq!(
             outcome(&profile),
-            "time, from the mark at 10s to 20s, 1.9 KiB retained, \u{2212}1.0 KiB; 2 dumps left out, because writing takes longer"
+            "time, from the mark at 10s to 20s, 1.9 KiB retained, \u{2212}1.0 KiB; 2 dumps skipped because writing was too slow"
         );
     }
 
     #[test]
-    fn a_peak_is_no_span() {
+    fn a_peak_has_no_span() {
         let profile = window(WindowReason::Peak);
         assert_eq!(outcome(&profile), "each process at its peak, 1.9 KiB live");
         assert_eq!(title(&profile), ", at the peak");

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use heapbpf::internals::report::Format;
 use serde_json::{Value, json};
 
 use super::recording::Heapbpf;
@@ -22,23 +23,6 @@ use crate::repository::Repository;
 
 /// Where `--write` writes.
 const PAGE: &str = "docs/formats.md";
-
-/// Formats that a profile is enough for, by the end of their files' names.
-const EXTENSIONS: [&str; 13] = [
-    "svg",
-    "html",
-    "folded",
-    "json",
-    "pb.gz",
-    "speedscope.json",
-    "fxprofile.json",
-    "perfetto-trace",
-    "memory-infra.json",
-    "dhat.json",
-    "massif.out",
-    "heap",
-    "otlp",
-];
 
 /// The profile.
 const CALLSITES: usize = 10_000;
@@ -73,8 +57,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let report = folder.path().join("large.json");
     write_report(&report)?;
 
+    let formats = Format::ALL.into_iter().filter(|format| !format.needs_recording());
+    let extensions = formats.map(|format| Some(format.extension()));
     let mut runs: Vec<(Option<&str>, Vec<Run>)> =
-        std::iter::once(None).chain(EXTENSIONS.map(Some)).map(|extension| (extension, Vec::new())).collect();
+        std::iter::once(None).chain(extensions).map(|extension| (extension, Vec::new())).collect();
     for _ in 0..arguments.rounds.max(1) {
         for (extension, of_format) in &mut runs {
             let output = extension.map(|extension| folder.path().join(format!("large.{extension}")));

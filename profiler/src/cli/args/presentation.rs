@@ -31,9 +31,7 @@ pub(in crate::cli) struct PresentationArgs {
     #[arg(help_heading = OUTPUT, long)]
     pub(in crate::cli) icicle: bool,
 
-    /// Format of all reports, whatever their files are called: `svg`, `html`, `folded`, `json`, `pprof`, `speedscope`, `firefox`,
-    /// `perfetto`, `memory-infra`, `dhat`, `massif`, `heaptrack`, `gperftools` or `otlp`.
-    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", value_parser = format(), hide_possible_values = true)]
+    #[arg(help_heading = OUTPUT, long, value_name = "FORMAT", help = format_help(), value_parser = format(), hide_possible_values = true)]
     pub(in crate::cli) format: Option<Format>,
 }
 
@@ -57,6 +55,10 @@ where
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         Some(Box::new(self.names.iter().map(|named| PossibleValue::new((self.name)(named)))))
     }
+}
+
+fn format_help() -> String {
+    format!("Format of all reports, regardless of their file extensions: {}", Format::names())
 }
 
 pub(super) fn format() -> impl TypedValueParser<Value = Format> {
@@ -113,10 +115,10 @@ mod tests {
     #[test]
     fn what_has_no_such_name_is_refused_in_words() {
         for (arguments, reason) in [
-            (["--by", "heap,threads"], "nothing is grouped by `threads`; use `thread`, `command`"),
-            (["--format", "png"], "`png` is no format; use one of `svg`, `html`"),
-            (["--view", "bytes"], "`bytes` is no view; use `live-bytes`"),
-            (["--threshold", "-5%"], "`-5%` is no share"),
+            (["--by", "heap,threads"], "cannot group by `threads`; use `thread`, `command`"),
+            (["--format", "png"], "unknown format `png`; use one of `svg`, `html`"),
+            (["--view", "bytes"], "`bytes` is not a valid view; use `live-bytes`"),
+            (["--threshold", "-5%"], "`-5%` is not a valid share"),
         ] {
             let error = Cli::try_parse_from(["heapbpf"].into_iter().chain(arguments)).expect_err(reason).to_string();
             assert!(error.contains(reason) && !error.contains("possible values"), "{error}");

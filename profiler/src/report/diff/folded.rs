@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use super::{Change, Diff, Place, Stack, words};
 use crate::model::Frame;
 use crate::report::folded::{Labels, Stacks, label};
-use crate::report::roots;
+use crate::report::frames;
 use crate::report::{ReportError, View, describe};
 
 pub(super) fn write(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
@@ -42,14 +42,14 @@ pub(super) fn merge(diff: &Diff<'_>, view: View) -> Stacks<Change> {
             Place::Stack(stack) => {
                 let mut frames = vec![programs[stack.program]];
                 frames.extend(stack.inherited.then(|| labels.intern(describe::INHERITED.to_owned())));
-                frames.extend(roots::end(stack.end, stack.frames).map(|end| labels.intern(end)));
+                frames.extend(frames::end_frame(stack.end, stack.frames).map(|end| labels.intern(end)));
                 frames.extend(stack.frames().rev().map(|frame| labels.intern(frame_label(stack, frame))));
                 frames.into()
             }
         };
         merged.entry(frames).and_modify(|merged| merged.add(change)).or_insert(*change);
     }
-    Stacks { labels: labels.labels, stacks: merged.into_iter().collect() }
+    Stacks { labels: labels.values, stacks: merged.into_iter().collect() }
 }
 
 /// A frame's name. An address alone stands for any where it may be another process's.

@@ -5,9 +5,8 @@
 use std::collections::BTreeMap;
 
 use super::{Callsite, Change, Diff, Place, words};
-use crate::report::chain::chain;
-use crate::report::summary::grid::Column;
-use crate::report::summary::{HEADING, PLAIN, Page, WARNING};
+use crate::report::function::chain;
+use crate::report::page::{Column, HEADING, PLAIN, Page, WARNING};
 use crate::report::{View, describe, text};
 
 /// What callsites are one row by.

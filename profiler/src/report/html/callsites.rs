@@ -7,7 +7,7 @@ use super::names::Names;
 use super::stacks::Stacks;
 use crate::ledger::histogram::Histogram;
 use crate::model::{CallsiteProfile, TargetProfile};
-use crate::report::roots;
+use crate::report::frames;
 
 /// A list of a target's callsites. Every column has one number for each, or none at all where all are 0.
 #[derive(Debug, Default, Serialize)]
@@ -125,7 +125,7 @@ impl CallsiteColumns {
 
 /// Which of the lists of words stands before a callsite's stack; there are few.
 fn gap(callsite: &CallsiteProfile, gaps: &mut Vec<Vec<String>>) -> usize {
-    let words: Vec<String> = roots::gaps(callsite).collect();
+    let words: Vec<String> = frames::gap_frames(callsite).collect();
     gaps.iter().position(|known| *known == words).unwrap_or_else(|| {
         gaps.push(words);
         gaps.len() - 1

@@ -5,8 +5,8 @@ use serde::Serialize;
 use super::column::{Number, float};
 use crate::model::{HeapProfile, HookStatus, Profile, UnfoundHook};
 use crate::report::loss::{loss, stack_end};
-use crate::report::summary::guardrails::describe_reached;
-use crate::report::{describe, naming, text};
+use crate::report::summary::health::{describe_reached, missing_isolation, missing_names};
+use crate::report::{describe, text};
 
 /// Hooks that are listed: of many processes with many modules there can be more than anybody reads.
 const HOOKS_MAX: usize = 500;
@@ -112,8 +112,8 @@ impl<'a> HealthFields<'a> {
                 .map(|skipped| format!("{} (pid {}): {}", skipped.command, skipped.pid, skipped.reason))
                 .map(|line| text::printable(&line).into_owned())
                 .collect(),
-            symbolization: naming::missing_names(&health.symbolization)
-                .chain(naming::missing_isolation(&health.symbolization))
+            symbolization: missing_names(&health.symbolization)
+                .chain(missing_isolation(&health.symbolization))
                 .collect(),
         }
     }

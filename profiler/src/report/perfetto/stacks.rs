@@ -1,18 +1,243 @@
-//! What each stack of a heap did until each dump, as heapprofd tells it: all that was allocated and freed since the beginning.
+//! Stacks and their code as a trace numbers them, and what each stack did until each dump.
 //!
-//! Owns the numbers. They never fall from one dump to the next, which a reader would take for a broken trace.
+//! A physical call (a run of inlined functions and the function that contains them) is one frame of the trace; the names and lines of the
+//! run go into the symbols of the module. Perfetto looks symbols up by module and address, so if two runs differ at one address,
+//! neither gets symbols, and each of their functions is a frame.
+//!
+//! Amounts are cumulative and never decrease from one dump to the next, which a reader would take for a broken trace.
+
+use std::borrow::Cow;
 
 use rustc_hash::FxHashMap;
 
-use super::code::{Code, Place};
+use super::messages::{self, AddressSymbols, Line, ModuleSymbols};
 use crate::model::history::Held;
-use crate::model::{CallsiteProfile, FrameId, Profile, TargetProfile};
-use crate::report::calls::calls;
+use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile};
 use crate::report::dumps::{Dump, held, rounded};
-use crate::report::roots::{gaps, group_of};
-use crate::report::{Presentation, View};
+use crate::report::frames::{CodeLocation, call_address, calls, gap_frames, group_frame, heap_name};
+use crate::report::intern::Interner;
+use crate::report::presentation::{Presentation, View};
 
-/// All that was allocated and freed until some time, with what was live when watching began.
+/// Module path of synthetic frames, like heapprofd's `ERROR`.
+const SYNTHETIC_MODULE: &str = "[heapbpf]";
+
+/// The interned tables of a profile. Ids in the trace are indices plus 1; calls are by index.
+pub(super) struct Code<'a> {
+    profile: &'a Profile,
+    pub(super) functions: Interner<Cow<'a, str>>,
+    pub(super) paths: Interner<&'a str>,
+    pub(super) build_ids: Interner<&'a [u8]>,
+    pub(super) mappings: Vec<messages::Mapping>,
+    /// By module, and start, end, file offset and load bias.
+    mapping_keys: Interner<(Module<'a>, [u64; 4])>,
+    calls: Interner<Call>,
+    /// The calls whose functions are frames of their own.
+    is_expanded: Vec<bool>,
+    /// The call whose names are the symbols of an address in a module.
+    symbols: FxHashMap<(Module<'a>, u64), u32>,
+    /// Calls, the outermost first.
+    pub(super) callstacks: Interner<Box<[u32]>>,
+}
+
+/// A file, as Perfetto identifies it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Module<'a> {
+    path: &'a str,
+    build_id: &'a [u8],
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Call {
+    mapping: u64,
+    rel_pc: u64,
+    /// The innermost first; empty for a synthetic frame.
+    run: Box<[FrameId]>,
+    /// The name of a synthetic frame.
+    label: u64,
+}
+
+impl<'a> Code<'a> {
+    pub(super) fn new(profile: &'a Profile) -> Self {
+        Self {
+            profile,
+            functions: Interner::default(),
+            paths: Interner::default(),
+            build_ids: Interner::default(),
+            mappings: Vec::new(),
+            mapping_keys: Interner::default(),
+            calls: Interner::default(),
+            is_expanded: Vec::new(),
+            symbols: FxHashMap::default(),
+            callstacks: Interner::default(),
+        }
+    }
+
+    fn synthetic(&mut self, name: String) -> u32 {
+        let mapping = self.mapping(Module { path: SYNTHETIC_MODULE, build_id: &[] }, [0; 4]);
+        let label = id(self.functions.intern(Cow::Owned(name)));
+        self.intern(Call { mapping, rel_pc: 0, run: Box::default(), label })
+    }
+
+    /// `run` is a run of inlined functions and the function that contains them, the innermost first.
+    fn call(&mut self, target: &'a TargetProfile, run: &[FrameId]) -> Option<u32> {
+        let frame = self.profile.frames.get(run.last()?.0 as usize)?;
+        let (module, range, rel_pc) = locate(self.profile, target, frame);
+        let mapping = self.mapping(module, range);
+        let call = self.intern(Call { mapping, rel_pc, run: run.into(), label: 0 });
+        let owner = *self.symbols.entry((module, rel_pc)).or_insert(call);
+        if owner != call && !self.has_same_symbols(owner, call) {
+            self.is_expanded[owner as usize] = true;
+            self.is_expanded[call as usize] = true;
+        }
+        Some(call)
+    }
+
+    fn intern(&mut self, call: Call) -> u32 {
+        let index = self.calls.intern(call);
+        self.is_expanded.resize(self.calls.values.len(), false);
+        index
+    }
+
+    fn mapping(&mut self, module: Module<'a>, range: [u64; 4]) -> u64 {
+        let iid = id(self.mapping_keys.intern((module, range)));
+        if iid > self.mappings.len() as u64 {
+            let [start, end, offset, load_bias] = range;
+            let build_id = (!module.build_id.is_empty()).then(|| id(self.build_ids.intern(module.build_id)));
+            let path_string_ids = components(module.path).map(|part| id(self.paths.intern(part))).collect();
+            self.mappings.push(messages::Mapping {
+                iid: Some(iid),
+                build_id,
+                start_offset: Some(0),
+                start: Some(start),
+                end: Some(end),
+                load_bias: Some(load_bias),
+                path_string_ids,
+                exact_offset: Some(offset),
+            });
+        }
+        iid
+    }
+
+    /// The frames of a call, the innermost first.
+    fn run(&self, call: u32) -> impl DoubleEndedIterator<Item = &'a Frame> {
+        let profile = self.profile;
+        self.calls.values[call as usize].run.iter().map(|&id| profile.frame(id))
+    }
+
+    fn has_same_symbols(&self, one: u32, other: u32) -> bool {
+        let symbols = |call| self.run(call).map(|frame| (&frame.function, &frame.file, frame.line));
+        symbols(one).eq(symbols(other))
+    }
+
+    /// Returns the table of frames, and the frame ids of each call, the outermost first.
+    pub(super) fn frames(&mut self) -> (Vec<messages::Frame>, Vec<Box<[u64]>>) {
+        let mut frames = Vec::new();
+        let mut ids = Vec::with_capacity(self.calls.values.len());
+        for (Call { mapping, rel_pc, run, label }, &is_expanded) in self.calls.values.iter().zip(&self.is_expanded) {
+            let mut name = |id: &FrameId| {
+                let frame = self.profile.frame(*id);
+                let name = frame.function.as_deref().map_or_else(|| Cow::Owned(frame.label()), Cow::Borrowed);
+                self::id(self.functions.intern(name))
+            };
+            let functions: Vec<u64> = match run.last() {
+                None => vec![*label],
+                Some(physical) if !is_expanded => vec![name(physical)],
+                Some(_) => run.iter().rev().map(name).collect(),
+            };
+            let add = |function: u64| {
+                let iid = frames.len() as u64 + 1;
+                frames.push(messages::Frame {
+                    iid: Some(iid),
+                    function_name_id: Some(function),
+                    mapping_id: Some(*mapping),
+                    rel_pc: Some(*rel_pc),
+                });
+                iid
+            };
+            ids.push(functions.into_iter().map(add).collect());
+        }
+        (frames, ids)
+    }
+
+    /// Functions and lines, sorted by module and address. A call that consists of a function name only needs none beside its frame.
+    pub(super) fn symbols(&self) -> Vec<ModuleSymbols> {
+        let needs_symbols = |call: u32| {
+            let has_line = self.run(call).any(|frame| frame.file.is_some());
+            !self.is_expanded[call as usize] && (has_line || self.run(call).count() > 1)
+        };
+        let mut symbols: Vec<_> = self.symbols.iter().filter(|(_, call)| needs_symbols(**call)).collect();
+        symbols.sort_unstable_by_key(|((module, address), _)| (*module, *address));
+        let modules = symbols.chunk_by(|((a, _), _), ((b, _), _)| a == b);
+        let symbols = modules.filter_map(|addresses| {
+            let ((module, _), _) = *addresses.first()?;
+            let path = components(module.path).fold(String::new(), |path, part| path + "/" + part);
+            Some(ModuleSymbols {
+                path: Some(path),
+                build_id: (!module.build_id.is_empty()).then(|| module.build_id.to_vec()),
+                address_symbols: addresses.iter().map(|((_, address), call)| self.lines(*address, **call)).collect(),
+            })
+        });
+        symbols.collect()
+    }
+
+    fn lines(&self, address: u64, call: u32) -> AddressSymbols {
+        let lines = self.run(call).map(|frame| Line {
+            function_name: Some(frame.label()),
+            source_file_name: frame.file.as_deref().map(str::to_owned),
+            line_number: frame.line,
+        });
+        AddressSymbols { address: Some(address), lines: lines.collect() }
+    }
+
+    /// The stack with its synthetic frames, the outermost first; never empty.
+    fn stack(
+        &mut self,
+        target: &'a TargetProfile,
+        callsite: &CallsiteProfile,
+        presentation: &Presentation,
+    ) -> Vec<u32> {
+        let groups = presentation.by.iter().map(|group| group_frame(*group, target, callsite));
+        let mut stack: Vec<u32> = groups.chain(gap_frames(callsite)).map(|name| self.synthetic(name)).collect();
+        let profile = self.profile;
+        let known: Vec<FrameId> =
+            callsite.stack.iter().copied().filter(|id| (id.0 as usize) < profile.frames.len()).collect();
+        stack.extend(calls(profile, &known).rev().filter_map(|run| self.call(target, run)));
+        if stack.is_empty() {
+            stack.push(self.synthetic("[no frames]".to_owned()));
+        }
+        stack
+    }
+}
+
+/// Ids in a trace start at 1.
+fn id(index: u32) -> u64 {
+    u64::from(index) + 1
+}
+
+/// Returns the file of a frame; the start, end, file offset and load bias of its mapping; and the address in the file.
+fn locate<'a>(profile: &'a Profile, target: &'a TargetProfile, frame: &'a Frame) -> (Module<'a>, [u64; 4], u64) {
+    let address = call_address(frame);
+    let Some(path) = &frame.module else {
+        return (Module { path: "", build_id: &[] }, [0; 4], address);
+    };
+    let location = CodeLocation::of(profile, target, frame);
+    let module = Module { path, build_id: location.build_id().unwrap_or_default() };
+    let Some(mapping) = location.mapping else {
+        let offset = frame.module_offset.map_or(address, |offset| offset.saturating_sub(1));
+        return (module, [0; 4], offset);
+    };
+    // Without the bias, addresses are file offsets.
+    let bias = mapping.bias.unwrap_or_else(|| mapping.start.wrapping_sub(mapping.offset));
+    let load_bias = mapping.start.wrapping_sub(bias).wrapping_sub(mapping.offset);
+    (module, [mapping.start, mapping.end, mapping.offset, load_bias], address.wrapping_sub(bias))
+}
+
+/// The components of a path, which Perfetto joins with a `/` before each.
+fn components(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|part| !part.is_empty())
+}
+
+/// Everything allocated and freed until some time, including what was live at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     pub(super) alloc_bytes: u64,
@@ -22,7 +247,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// At the end. What is live is what the reports show as live.
+    /// At the end. The difference is what reports show as live.
     fn at_end(callsite: &CallsiteProfile) -> Self {
         let totals = &callsite.totals;
         let bytes = (totals.opening_bytes + totals.alloc_bytes).rounded();
@@ -30,7 +255,6 @@ impl Tally {
         Self::of([bytes, count], [View::LiveBytes, View::LiveCount].map(|view| view.of_callsite(callsite)))
     }
 
-    /// When this was live and allocated.
     fn at(callsite: &CallsiteProfile, held: &Held) -> Self {
         let totals = &callsite.totals;
         let bytes = totals.opening_bytes.to_f64() + held.alloc_bytes;
@@ -55,7 +279,7 @@ impl Tally {
 
 /// A stack of one heap.
 pub(super) struct Stack {
-    /// Its number in the trace.
+    /// Id in the trace.
     pub(super) iid: u64,
     /// Index into the target's heaps.
     pub(super) heap: usize,
@@ -63,49 +287,27 @@ pub(super) struct Stack {
     pub(super) tallies: Vec<Tally>,
 }
 
-/// Stacks by number, from 1, as places, the outermost first.
-#[derive(Default)]
-pub(super) struct Callstacks {
-    ids: FxHashMap<Box<[Place]>, u64>,
-}
-
-impl Callstacks {
-    fn intern(&mut self, places: Box<[Place]>) -> u64 {
-        let next = self.ids.len() as u64 + 1;
-        *self.ids.entry(places).or_insert(next)
-    }
-
-    /// All of them with their numbers, in that order.
-    pub(super) fn all(&self) -> Vec<(u64, &[Place])> {
-        let mut all: Vec<_> = self.ids.iter().map(|(places, &iid)| (iid, &**places)).collect();
-        all.sort_unstable_by_key(|&(iid, _)| iid);
-        all
-    }
-}
-
-/// The stacks of a target, in the order of callsites. Perfetto counts by process and stack, whatever the heap, so a stack that
-/// several heaps have gets an outermost frame that names the heap, in all but the first.
+/// The stacks of a target, in the order of callsites. Perfetto adds amounts by process and stack regardless of the heap, so a stack
+/// that occurs in several heaps gets an outermost frame with the heap's name, in all heaps but the first.
 pub(super) fn stacks<'a>(
-    profile: &Profile,
     target: &'a TargetProfile,
     presentation: &Presentation,
     dumps: &[Dump],
     code: &mut Code<'a>,
-    callstacks: &mut Callstacks,
 ) -> Vec<Stack> {
     let mut stacks: Vec<Stack> = Vec::new();
     let mut known: FxHashMap<(u64, usize), usize> = FxHashMap::default();
     let mut heap_of: FxHashMap<u64, usize> = FxHashMap::default();
     for callsite in &target.callsites {
-        let mut places = places(profile, target, callsite, presentation, code);
-        // A heap that is not there is one heap.
+        let mut stack = code.stack(target, callsite, presentation);
+        // All unknown heaps count as one.
         let heap = callsite.heap.min(target.heaps.len());
         let iid = loop {
-            let iid = callstacks.intern(places.as_slice().into());
+            let iid = id(code.callstacks.intern_ref(stack.as_slice()));
             if *heap_of.entry(iid).or_insert(heap) == heap {
                 break iid;
             }
-            places.insert(0, code.made_up(format!("[heap {}]", heap_name(target, heap))));
+            stack.insert(0, code.synthetic(format!("[heap {}]", heap_name(target, heap))));
         };
         let at = *known.entry((iid, heap)).or_insert_with(|| {
             stacks.push(Stack { iid, heap, tallies: vec![Tally::default(); dumps.len() + 1] });
@@ -118,7 +320,7 @@ pub(super) fn stacks<'a>(
     stacks
 }
 
-/// What a callsite did until each dump and the end.
+/// The tallies of a callsite at each dump and at the end.
 fn tallies(callsite: &CallsiteProfile, dumps: &[Dump]) -> impl Iterator<Item = Tally> {
     let end = Tally::at_end(callsite);
     let mut last = Tally::default();
@@ -127,29 +329,4 @@ fn tallies(callsite: &CallsiteProfile, dumps: &[Dump]) -> impl Iterator<Item = T
         last
     });
     earlier.chain([end])
-}
-
-/// What to call a heap of a target.
-pub(super) fn heap_name(target: &TargetProfile, heap: usize) -> &str {
-    target.heaps.get(heap).map_or("[heap unknown]", |heap| &heap.name)
-}
-
-/// The stack with the frames above it, the outermost first; never empty.
-fn places<'a>(
-    profile: &Profile,
-    target: &'a TargetProfile,
-    callsite: &CallsiteProfile,
-    presentation: &Presentation,
-    code: &mut Code<'a>,
-) -> Vec<Place> {
-    let groups = presentation.by.iter().map(|group| group_of(*group, target, callsite));
-    let roots: Vec<String> = groups.chain(gaps(callsite)).collect();
-    let mut places: Vec<Place> = roots.into_iter().map(|root| code.made_up(root)).collect();
-    let known: Vec<FrameId> =
-        callsite.stack.iter().copied().filter(|id| (id.0 as usize) < profile.frames.len()).collect();
-    places.extend(calls(profile, &known).rev().filter_map(|call| code.place(target, call)));
-    if places.is_empty() {
-        places.push(code.made_up("[no frames]".to_owned()));
-    }
-    places
 }

@@ -1,27 +1,30 @@
-//! How far the profile can be trusted, and what it cost, in words.
-//!
-//! What each reason means is in `report/loss.rs`. A reason that is not known there is still printed.
+//! The health section of the summary: how complete the profile is, and what it cost.
 
 use profiler_common::counter::Counter;
 
-use super::{HEADING, PLAIN, Page, WARNING};
-use crate::model::{Health, HeapProfile, HookStatus, Profile, Symbolization};
+use crate::model::guardrails::{Action, Excess, Guardrails, Reached};
+use crate::model::{Health, HeapProfile, HookStatus, NamesFrom, Profile, Symbolization, SymbolizationFailure};
 use crate::report::loss::{loss, stack_end};
-use crate::report::{View, describe, naming, text};
+use crate::report::page::{HEADING, PLAIN, Page, WARNING};
+use crate::report::presentation::View;
+use crate::report::{describe, text};
 
-/// Hooks that are listed with why they are not attached.
+/// Maximum number of hooks or modules listed.
 const HOOKS_MAX: usize = 5;
 
-/// Recordings from which on the agent's share of CPU time is told.
-const SHARE_FROM_NS: u64 = 1_000_000_000;
+/// Maximum number of reached limits listed.
+const REACHED_MAX: usize = 10;
+
+/// Minimum duration of a recording to report the agent's share of CPU time: startup dominates shorter ones.
+const SHARE_DURATION_NS_MIN: u64 = 1_000_000_000;
 
 impl Page {
-    /// Says what was lost, which hooks are missing, how stacks ended, and what profiling cost.
-    pub(super) fn health(&mut self, profile: &Profile, view: View) {
+    /// Lists losses, missing hooks, how stacks ended, and what profiling cost.
+    pub(in crate::report) fn health(&mut self, profile: &Profile, view: View) {
         if profile.incomplete() {
             self.line(WARNING, "health: this profile is incomplete");
         } else {
-            self.line(HEADING, "health: nothing was lost");
+            self.line(HEADING, "health: no losses");
         }
         self.losses(profile);
         self.guardrails(profile);
@@ -54,14 +57,43 @@ impl Page {
         }
         if health.resyncs > 0 {
             let times = text::counted(health.resyncs, "time");
-            self.line(PLAIN, &format!("  the ledger was put right from the kernel's live set {times}"));
+            self.line(PLAIN, &format!("  the ledger was resynced with the kernel's live set {times}"));
         }
+    }
+
+    /// Lists the limits that were reached, and how close the others came.
+    fn guardrails(&mut self, profile: &Profile) {
+        let guardrails = &profile.health.guardrails;
+        for reached in guardrails.reached.iter().take(REACHED_MAX) {
+            let style = if reached.action == Action::IntervalsRaised { PLAIN } else { WARNING };
+            self.line(style, &format!("  {}", describe_reached(profile, reached)));
+        }
+        self.and_more("  ", guardrails.reached.len(), REACHED_MAX);
+        if let (Some(highest), Some(max)) = (guardrails.memory_bytes_highest, guardrails.memory_bytes_max) {
+            let (highest, max) = (text::size(highest), text::size(max));
+            self.line(PLAIN, &format!("  memory: at most {highest}, kernel maps and agent, of the {max} allowed"));
+        }
+        self.overheads(profile, guardrails);
+    }
+
+    /// Reports the target with the highest overhead.
+    fn overheads(&mut self, profile: &Profile, guardrails: &Guardrails) {
+        let known = profile.targets.iter().filter_map(|target| Some((target, target.overhead?)));
+        let Some((target, overhead)) = known.max_by(|(_, a), (_, b)| a.percent.total_cmp(&b.percent)) else { return };
+        let most = if profile.targets.len() > 1 { ", the most of all" } else { "" };
+        let max = guardrails.overhead_percent_max.map_or(String::new(), |max| format!(" ({} allowed)", percent(max)));
+        let line = format!(
+            "  overhead: probes took ≈ {} of the CPU time of {}{most}{max}",
+            percent(overhead.percent),
+            describe::target(target)
+        );
+        self.line(PLAIN, &line);
     }
 
     fn hooks(&mut self, profile: &Profile) {
         let hooks = describe::each_once(profile);
         if hooks.is_empty() && !profile.targets.is_empty() {
-            self.line(WARNING, "  hooks: none, as no allocator was found");
+            self.line(WARNING, "  hooks: none, because no allocator was found");
         } else if hooks.is_empty() {
             self.line(PLAIN, "  hooks: none");
         } else {
@@ -70,7 +102,7 @@ impl Page {
         self.unfound(profile);
     }
 
-    /// How many functions of which heaps are watched, and why the others are not: those first that the profile takes.
+    /// Lists the number of attached functions, and why others are not attached: required ones first.
     fn attached(&mut self, hooks: &[(&HeapProfile, &HookStatus)]) {
         let is_attached = |(_, hook): &&(&HeapProfile, &HookStatus)| hook.error.is_none();
         let attached = hooks.iter().filter(is_attached).count();
@@ -87,11 +119,11 @@ impl Page {
             let line = format!("    {}: {}{need}", text::printable(&heap.name), describe::unattached(hook));
             self.line(style, &line);
         }
-        self.and_more(unattached.len());
+        self.and_more("    ", unattached.len(), HOOKS_MAX);
     }
 
-    /// Functions that the user has named and that are nowhere. Of a spec that ships a heap's are many, and few programs
-    /// have all: only where none is there it is told.
+    /// Lists functions that the user specified and that no module has. Built-in specs have many functions, and few programs have all of
+    /// them: these heaps are listed only if all of their functions are missing.
     fn unfound(&mut self, profile: &Profile) {
         let (required, optional): (Vec<_>, Vec<_>) = profile.health.unfound.iter().partition(|hook| hook.required);
         let whose = match profile.targets.as_slice() {
@@ -106,9 +138,9 @@ impl Page {
             };
             self.line(WARNING, &format!("    {heap}: no function `{function}` in any module{modules} of {whose}"));
         }
-        self.and_more(required.len());
+        self.and_more("    ", required.len(), HOOKS_MAX);
         if !required.is_empty() {
-            self.line(PLAIN, "    `nm -D MODULE` lists what a library exports, `nm MODULE` what else is named in it");
+            self.line(PLAIN, "    `nm -D MODULE` lists what a library exports, `nm MODULE` its other symbols");
         }
         let mut heaps: Vec<&str> = optional.iter().map(|hook| hook.heap.as_str()).collect();
         heaps.dedup();
@@ -121,9 +153,9 @@ impl Page {
         }
     }
 
-    fn and_more(&mut self, count: usize) {
-        if count > HOOKS_MAX {
-            self.line(PLAIN, &format!("    and {} more", text::count((count - HOOKS_MAX) as u64)));
+    fn and_more(&mut self, indent: &str, count: usize, listed_max: usize) {
+        if count > listed_max {
+            self.line(PLAIN, &format!("{indent}and {} more", text::count((count - listed_max) as u64)));
         }
     }
 
@@ -149,17 +181,19 @@ impl Page {
         if !health.frame_pointer_modules.is_empty() {
             let modules: Vec<String> =
                 health.frame_pointer_modules.iter().map(|path| text::printable(path).into_owned()).collect();
-            self.line(PLAIN, &format!("  unwound by frame pointers, for want of tables: {}", modules.join(", ")));
+            self.line(
+                PLAIN,
+                &format!("  unwound by frame pointers, because unwind tables are missing: {}", modules.join(", ")),
+            );
         }
     }
 
-    /// Modules whose names are missing, and why.
     fn symbolization(&mut self, symbolization: &Symbolization) {
-        for line in naming::missing_names(symbolization).take(HOOKS_MAX) {
+        for line in missing_names(symbolization).take(HOOKS_MAX) {
             self.line(WARNING, &format!("  {line}"));
         }
-        self.and_more(symbolization.failures.len());
-        if let Some(line) = naming::missing_isolation(symbolization) {
+        self.and_more("    ", symbolization.failures.len(), HOOKS_MAX);
+        if let Some(line) = missing_isolation(symbolization) {
             self.line(PLAIN, &format!("  {line}"));
         }
     }
@@ -167,10 +201,9 @@ impl Page {
     #[expect(clippy::cast_precision_loss, reason = "for a percentage")]
     fn cost(&mut self, profile: &Profile) {
         let Health { events, agent_cpu_ns, agent_rss_bytes_max, .. } = profile.health;
-        // What it takes to begin and end says nothing of a short recording's cost.
         let recorded_ns = describe::duration_ns(profile);
         let share = text::share(agent_cpu_ns as f64, recorded_ns as f64);
-        let share = if recorded_ns < SHARE_FROM_NS { String::new() } else { format!(" ({share} of one CPU)") };
+        let share = if recorded_ns < SHARE_DURATION_NS_MIN { String::new() } else { format!(" ({share} of one CPU)") };
         self.line(
             PLAIN,
             &format!(
@@ -196,4 +229,58 @@ fn heap_names(hooks: &[(&HeapProfile, &HookStatus)]) -> String {
         [only] => format!(" of heap {}", text::printable(only)),
         _ => format!(" of {} heaps ({})", text::count(names.len() as u64), text::printable(&names.join(", "))),
     }
+}
+
+/// Describes which limit was reached when, and the action taken.
+pub(in crate::report) fn describe_reached(profile: &Profile, reached: &Reached) -> String {
+    let guardrails = &profile.health.guardrails;
+    let after = text::duration(reached.unix_ns.saturating_sub(profile.started_unix_ns));
+    let limit = |max: Option<f64>| max.map_or(String::new(), |max| format!(", more than the {} allowed", percent(max)));
+    let cause = match reached.what {
+        Excess::Memory(bytes) => {
+            let max = text::size(guardrails.memory_bytes_max.unwrap_or(0));
+            format!("heapbpf and its kernel maps took {}, more than the {max} allowed", text::size(bytes))
+        }
+        Excess::Cpu(share) => {
+            format!("heapbpf took {} of a core{}", percent(share), limit(guardrails.cpu_percent_max))
+        }
+        Excess::Overhead(pid, share) => {
+            let target = profile.targets.iter().find(|target| target.pid == pid);
+            let whose = target.map_or_else(|| format!("process {pid}"), describe::target);
+            let limit = limit(guardrails.overhead_percent_max);
+            format!("probes took ≈ {} of the CPU time of {whose}{limit}", percent(share))
+        }
+        Excess::Keeper => "the keeper process, which owns the probes, exited".to_owned(),
+    };
+    match reached.action {
+        Action::Stopped => format!("stopped after {after}: {cause}"),
+        Action::IntervalsRaised => format!("intervals raised after {after}: {cause}"),
+        Action::Detached => {
+            format!("detached after {after}: {cause}; its numbers, including live bytes, are as of then")
+        }
+    }
+}
+
+/// Formats a percentage, with a decimal below 10 % only.
+fn percent(percent: f64) -> String {
+    if percent < 10.0 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
+}
+
+/// A line for each module whose function names are missing.
+pub(in crate::report) fn missing_names(symbolization: &Symbolization) -> impl Iterator<Item = String> {
+    symbolization.failures.iter().map(|SymbolizationFailure { module, reason, names }| {
+        let names = match names {
+            NamesFrom::SymbolTable => "from the symbol table alone",
+            NamesFrom::Nothing => "missing",
+        };
+        text::printable(&format!("names of {module}: {names}: {reason}")).into_owned()
+    })
+}
+
+/// The isolation that the symbolizer process lacks.
+pub(in crate::report) fn missing_isolation(symbolization: &Symbolization) -> Option<String> {
+    let missing: Vec<String> =
+        symbolization.isolated(false).map(|part| text::printable(part).replace('_', " ")).collect();
+    (!missing.is_empty())
+        .then(|| format!("symbolizer: not isolated ({}): the kernel refused; see `heapbpf doctor`", missing.join(", ")))
 }

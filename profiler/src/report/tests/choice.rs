@@ -1,4 +1,4 @@
-//! How formats and views are chosen.
+//! Selection of formats and views.
 
 use std::error::Error;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::report::{Format, View};
 
 #[test]
-fn the_extension_chooses_the_format() {
+fn the_extension_selects_the_format() {
     for (path, expected) in [
         ("heap.svg", Format::Flamegraph),
         ("out/a.b.folded", Format::Folded),
@@ -23,20 +23,17 @@ fn the_extension_chooses_the_format() {
 }
 
 #[test]
-fn other_extensions_are_named_with_what_there_is() {
+fn unknown_extensions_are_reported_with_the_known_ones() {
     let supported = "`.svg` (flame graph), `.html` (interactive report), `.folded` (folded stacks), `.json` (JSON), `.pb.gz` (pprof), \
                      `.speedscope.json` (speedscope), `.fxprofile.json` (Firefox Profiler), `.perfetto-trace` (Perfetto trace), \
                      `.memory-infra.json` (Chrome memory-infra), `.dhat.json` (DHAT), `.massif.out` (massif), `.heaptrack.zst` (heaptrack), \
                      `.heap` (gperftools heap profile), `.otlp` (OpenTelemetry profile)";
     for (path, expected) in [
-        (
-            "heap.png",
-            format!("`heap.png` has the extension `.png`, which no format has; use one of {supported}, or `--format`"),
-        ),
+        ("heap.png", format!("`heap.png`: unknown format `.png`; use one of {supported}, or `--format`")),
         (
             "out.d/heap",
             format!(
-                "`out.d/heap` has no extension, which chooses the format; use one of {supported}, as in `-o heap.svg`, or `--format`"
+                "`out.d/heap` has no extension to select a format by; use one of {supported}, as in `-o heap.svg`, or `--format`"
             ),
         ),
     ] {
@@ -46,13 +43,16 @@ fn other_extensions_are_named_with_what_there_is() {
 }
 
 #[test]
-fn views_have_the_names_that_they_are_asked_for_by() {
+fn views_parse_from_their_names() {
     for view in View::ALL {
         assert_eq!(view.to_string().parse(), Ok(view));
     }
     assert_eq!(View::default().to_string(), "live-bytes");
     let error = "bytes".parse::<View>().expect_err("there is no such view");
-    assert_eq!(error.to_string(), "`bytes` is no view; use `live-bytes`, `live-count`, `alloc-bytes` or `alloc-count`");
+    assert_eq!(
+        error.to_string(),
+        "`bytes` is not a valid view; use `live-bytes`, `live-count`, `alloc-bytes` or `alloc-count`"
+    );
 }
 
 /// A pipe whose reader went away.
@@ -69,10 +69,10 @@ impl io::Write for Closed {
 }
 
 #[test]
-fn what_the_writer_says_reaches_the_caller() {
+fn write_errors_reach_the_caller() {
     for format in super::formats() {
         for profile in [super::profiles::exact(), super::profiles::empty()] {
-            let written = format.report().write(&profile, &View::LiveBytes.into(), &mut Closed);
+            let written = format.write(&profile, &View::LiveBytes.into(), &mut Closed);
             if format == Format::Folded && profile.targets[0].callsites.is_empty() {
                 assert!(written.is_ok(), "there was nothing to write");
                 continue;

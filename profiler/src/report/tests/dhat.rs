@@ -1,4 +1,4 @@
-//! DHAT's format, read as its viewer does.
+//! DHAT's format, read like its viewer.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ fn parse(profile: &Profile) -> Value {
     serde_json::from_str(&render(Format::Dhat, profile, View::LiveBytes)).expect("it is JSON")
 }
 
-/// A line per program point, so that differences can be read.
+/// A line per program point, for readable diffs.
 fn readable(text: &str) -> String {
     text.replace("{\"tb\"", "\n{\"tb\"").replace(",\"ftbl\"", ",\n\"ftbl\"").replace("\",\"0x", "\",\n\"0x")
 }
@@ -50,7 +50,7 @@ fn check_totals(profile: &Profile) {
     assert_eq!(sum(&report, "ebk"), all(|totals| totals.live_count().rounded()));
 }
 
-/// What the viewer refuses files for.
+/// Checks the conditions on which the viewer rejects files.
 fn check_readable(report: &Value) {
     for field in [
         "dhatFileVersion",
@@ -83,7 +83,7 @@ fn check_readable(report: &Value) {
 }
 
 #[test]
-fn totals_are_the_profiles() {
+fn totals_equal_the_totals_of_the_profile() {
     for profile in [profiles::exact(), profiles::sampled(), profiles::mixed(), profiles::freed(), profiles::nobody()] {
         check_totals(&profile);
         check_readable(&parse(&profile));
@@ -91,7 +91,7 @@ fn totals_are_the_profiles() {
 }
 
 #[test]
-fn lives_count_whether_they_are_over_or_not() {
+fn lifetimes_include_live_blocks() {
     let report = parse(&profiles::exact());
     let frames = report["ftbl"].as_array().expect("frames are a list");
     let at = frames
@@ -106,10 +106,10 @@ fn lives_count_whether_they_are_over_or_not() {
 }
 
 #[test]
-fn several_processes_are_told_apart_and_groups_stand_above() {
+fn several_processes_are_separate_and_groups_are_above_them() {
     let presentation = Presentation { by: vec![Group::Heap], ..Presentation::default() };
     let mut bytes = Vec::new();
-    Format::Dhat.report().write(&profiles::sampled(), &presentation, &mut bytes).expect("a vector takes all bytes");
+    Format::Dhat.write(&profiles::sampled(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let report: Value = serde_json::from_slice(&bytes).expect("it is JSON");
     let frame = |point: &Value, at: usize| {
         report["ftbl"][usize::try_from(point["fs"][at].as_u64().expect("a number")).expect("a place")].clone()
@@ -119,7 +119,7 @@ fn several_processes_are_told_apart_and_groups_stand_above() {
 }
 
 #[test]
-fn callsites_that_look_alike_are_one() {
+fn callsites_with_equal_stacks_are_merged() {
     let mut profile = profiles::exact();
     let mut again = profile.targets[0].callsites[0].clone();
     again.heap = 7;
@@ -131,7 +131,7 @@ fn callsites_that_look_alike_are_one() {
 }
 
 #[test]
-fn what_leads_nowhere_does_no_harm() {
+fn invalid_indices_are_harmless() {
     let mut profile = profiles::exact();
     profile.targets[0].callsites[0].stack.push(FrameId(u32::MAX));
     profile.targets[0].callsites[1].thread = Some(99);

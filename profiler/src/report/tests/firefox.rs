@@ -1,4 +1,4 @@
-//! Files of the Firefox Profiler, with allocations and frees matched as it does.
+//! Files of the Firefox Profiler, with allocations and frees matched like there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,7 @@ fn index(value: &Value) -> usize {
     usize::try_from(value.as_u64().expect("an index")).expect("small")
 }
 
-/// What the profiler makes of a thread's allocations.
+/// A thread's allocations, as the profiler matches them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sums {
     retained: i64,
@@ -62,7 +62,7 @@ impl Sums {
     }
 }
 
-/// Every number in the thread's tables leads somewhere, and columns are as long as they are said to be.
+/// Checks that all indices in the thread's tables are valid, and all columns have the declared length.
 fn check_tables(file: &Value, thread: &Value) {
     let length = |table: &str| index(&thread[table]["length"]);
     for table in ["samples", "nativeAllocations", "markers", "resourceTable", "funcTable", "frameTable", "stackTable"] {
@@ -121,7 +121,7 @@ fn check(profile: &Profile, view: View) {
         assert_eq!(sums.retained, sum(target, |callsite| View::LiveBytes.of_callsite(callsite)));
         assert_eq!(sums.freed, sum(target, |callsite| callsite.totals.free_bytes.rounded()));
         assert_eq!(i64::try_from(*samples), Ok(sum(target, |callsite| view.of_callsite(callsite))));
-        // Each callsite's three numbers are rounded for themselves.
+        // The three numbers of a callsite are rounded separately.
         let allocated = sum(target, |callsite| callsite.totals.alloc_bytes.rounded());
         let allowed = if profile.is_exact_of(target) { 0 } else { target.callsites.len() };
         assert!(sums.allocated.abs_diff(allocated) <= allowed as u64, "{sums:?} allocated {allocated}");
@@ -143,7 +143,7 @@ proptest! {
 }
 
 #[test]
-fn what_was_there_before_is_retained_and_freed_and_not_allocated() {
+fn inherited_blocks_are_retained_or_freed_but_not_allocated() {
     for (opening, alloc, freed, expected) in [
         (1000, 500, 1200, Sums { retained: 300, allocated: 500, freed: 1200 }),
         (1000, 500, 0, Sums { retained: 1500, allocated: 1500, freed: 0 }),
@@ -189,7 +189,7 @@ fn allocations_follow_the_history() {
 }
 
 #[test]
-fn threads_are_told_apart_and_modules_have_their_build_ids() {
+fn threads_are_separate_and_modules_have_build_ids() {
     let file = parse(&profiles::exact(), View::LiveBytes);
     let names: Vec<(&Value, &Value, &Value)> = list(&file["threads"])
         .iter()
@@ -208,7 +208,7 @@ fn threads_are_told_apart_and_modules_have_their_build_ids() {
 fn groups_are_frames_and_threads_are_not() {
     let presentation = Presentation { by: vec![Group::Thread, Group::Heap], ..View::LiveBytes.into() };
     let mut bytes = Vec::new();
-    Format::Firefox.report().write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
+    Format::Firefox.write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let file: Value = serde_json::from_slice(&bytes).expect("the file is JSON");
     let thread = &file["threads"][0];
     let (stacks, frames, functions) = (&thread["stackTable"], &thread["frameTable"], &thread["funcTable"]);

@@ -1,4 +1,4 @@
-//! Flame graphs: that they are well-formed whatever names say, and what is written around the frames.
+//! Flame graphs: well-formed for any names, and the text around the frames.
 
 use quick_xml::Reader;
 use quick_xml::escape::unescape;
@@ -23,7 +23,7 @@ fn goldens() {
 }
 
 #[test]
-fn titles_say_what_is_shown() {
+fn titles_name_quantity_subject_and_accuracy() {
     check_title(
         &profiles::exact(),
         View::LiveBytes,
@@ -45,7 +45,7 @@ fn titles_say_what_is_shown() {
 }
 
 #[test]
-fn titles_of_leaks_speak_of_leaks() {
+fn titles_of_leak_checks_name_leaks() {
     let leaks = Profile { unreachable: true, ..profiles::exact() };
     let title = [
         "leaked bytes of cached (pid 4711)",
@@ -58,7 +58,7 @@ fn titles_of_leaks_speak_of_leaks() {
 }
 
 #[test]
-fn titles_name_heaps_that_are_sampled_for_themselves() {
+fn titles_name_heaps_with_their_own_interval() {
     check_title(
         &profiles::mixed(),
         View::AllocBytes,
@@ -83,7 +83,7 @@ fn check_title(profile: &Profile, view: View, expected: [&str; 2]) {
 }
 
 #[test]
-fn frames_are_named_and_counted() {
+fn frames_have_names_and_amounts() {
     let image = parse(&render(Format::Flamegraph, &profiles::exact(), View::LiveBytes));
     let bytes = 600 * 64 + 600 * 17 + (2 << 20) + 72_704;
     assert_eq!(bytes, 2_218_456);
@@ -99,7 +99,7 @@ fn frames_are_named_and_counted() {
 }
 
 #[test]
-fn a_frame_is_one_box_where_other_names_begin_like_it() {
+fn a_frame_is_one_box_even_if_other_names_start_with_its_name() {
     let image = parse(&render(Format::Flamegraph, &profiles::exact(), View::LiveBytes));
     let boxes = image.frames.iter().filter(|title| title.starts_with("cache_insert ("));
     assert_eq!(boxes.count(), 1, "{:#?}", image.frames);
@@ -119,7 +119,7 @@ fn names_are_escaped() {
     ] {
         assert!(image.frames.iter().any(|title| title.starts_with(name)), "{name} is not in {:#?}", image.frames);
     }
-    // A number at a name's end would make inferno draw a difference of two profiles.
+    // inferno would take a number at the end of a name for a second value, and draw a difference.
     assert!(image.frames.iter().all(|title| !title.contains("; ")), "{:#?}", image.frames);
 }
 
@@ -130,7 +130,7 @@ fn the_same_profile_gives_the_same_bytes() {
 }
 
 #[test]
-fn an_image_without_stacks_says_why() {
+fn an_image_without_stacks_has_the_reason() {
     for (profile, expected) in [
         (profiles::empty(), "allocated nothing while it was watched, or too little to be sampled"),
         (profiles::unwatched(), "no allocator function could be watched"),
@@ -144,7 +144,7 @@ fn an_image_without_stacks_says_why() {
 }
 
 #[test]
-fn notes_hold_whatever_the_command_is_called() {
+fn notes_escape_the_command() {
     let mut profile = profiles::exact();
     profile.targets[0].command = "/bin/x --> <script>--".to_owned();
     for profile in [profile.clone(), {
@@ -157,7 +157,7 @@ fn notes_hold_whatever_the_command_is_called() {
 }
 
 #[test]
-fn sums_beyond_floats_are_drawn_in_proportion() {
+fn sums_beyond_float_precision_are_drawn_in_proportion() {
     let mut profile = profiles::exact();
     for callsite in &mut profile.targets[0].callsites {
         callsite.totals.alloc_bytes = EstimatedBytes::exact(u64::MAX);
@@ -171,17 +171,17 @@ fn sums_beyond_floats_are_drawn_in_proportion() {
     );
 }
 
-/// What an image shows.
+/// Text of an image.
 #[derive(Default)]
 pub(super) struct Image {
-    /// Texts in their order; the title and the line below it come first.
+    /// Texts in order; the title and the line below it come first.
     pub(super) texts: Vec<String>,
-    /// What a frame shows when pointed at.
+    /// Tooltips of frames.
     pub(super) frames: Vec<String>,
     pub(super) comments: Vec<String>,
 }
 
-/// Reads an image as XML; panics where it is not.
+/// Parses an image as XML.
 #[track_caller]
 pub(super) fn parse_any(svg: &str) -> usize {
     parse(svg).frames.len()

@@ -19,14 +19,14 @@ fn goldens() {
 }
 
 #[test]
-fn nothing_gives_no_lines() {
+fn an_empty_profile_has_no_lines() {
     for profile in [profiles::empty(), profiles::nobody(), profiles::freed()] {
         assert_eq!(render(Format::Folded, &profile, View::LiveBytes), "");
     }
 }
 
 #[test]
-fn lines_are_sorted_and_whole() {
+fn lines_are_sorted_and_complete() {
     let text = render(Format::Folded, &profiles::sampled(), View::AllocBytes);
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines.is_sorted(), "{text}");
@@ -35,7 +35,7 @@ fn lines_are_sorted_and_whole() {
 }
 
 #[test]
-fn what_is_missing_from_a_stack_is_its_outermost_frame() {
+fn incomplete_stacks_have_an_outermost_frame_with_the_reason() {
     for (end, expected) in [
         (Some(StackEnd::Complete), "x (1);f 5\n"),
         (Some(StackEnd::Truncated), "x (1);[unwind: truncated];f 5\n"),
@@ -49,7 +49,7 @@ fn what_is_missing_from_a_stack_is_its_outermost_frame() {
 }
 
 #[test]
-fn a_stack_without_frames_says_so() {
+fn a_stack_without_frames_has_a_placeholder() {
     for (end, expected) in [
         (None, "x (1);[stack lost] 5\n"),
         (Some(StackEnd::NoScratch), "x (1);[unwind: no_scratch] 5\n"),
@@ -62,7 +62,7 @@ fn a_stack_without_frames_says_so() {
 }
 
 #[test]
-fn names_cannot_change_the_shape_of_a_line() {
+fn names_cannot_change_the_structure_of_a_line() {
     for (name, expected) in [
         ("<[u8; 8] as Key>::f", "x (1);<[u8: 8] as Key>::f 5\n"),
         ("a\nb 7", "x (1);a b_7 5\n"),

@@ -1,4 +1,4 @@
-//! Processes that are kept as sums alone: they count, and rows do not show them.
+//! Exited processes of which only totals are kept: they are in totals, and not in rows.
 
 use super::profiles::{self, taken};
 use super::render;
@@ -6,7 +6,7 @@ use crate::model::Profile;
 use crate::report::summary::summary;
 use crate::report::{Format, View};
 
-/// A profile of which a third of the live bytes is a sum of processes that have exited.
+/// A profile with a third of its live bytes in exited processes of which only totals are kept.
 fn folded(mut profile: Profile) -> Profile {
     profile.others.folded_count = 5;
     profile.others.folded_interval_bytes = Some(profile.interval_bytes);
@@ -15,14 +15,14 @@ fn folded(mut profile: Profile) -> Profile {
 }
 
 #[test]
-fn totals_are_of_all_processes_and_say_where_the_rest_is() {
+fn totals_are_of_all_processes_and_name_the_part_without_stacks() {
     let profile = folded(profiles::exact());
     let text = summary(&profile, View::LiveBytes, 10, None, false);
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     for line in [
         "8.1 MiB  4.9 MiB  3.2 MiB           all together",
         "2.0 MiB       2    3.0 MiB  63.0%       20.9s  cached (4711)  cache_insert.part.0 (cache.c:61) ← handle_request ← main",
-        "33.3% belongs to 5 processes that exited, of which sums alone are kept",
+        "33.3% belongs to 5 processes that exited, of which only totals are kept",
     ] {
         assert!(lines.contains(&line), "no `{line}` in\n{text}");
     }
@@ -40,7 +40,7 @@ fn samples_are_those_of_all_processes() {
 }
 
 #[test]
-fn a_profile_whose_rest_is_all_there_is_says_so() {
+fn a_profile_of_exited_processes_only_has_an_explanation() {
     for profile in [profiles::freed(), profiles::empty()] {
         let profile = folded(profile);
         let about = if profile.interval_bytes > 1 { "≈ " } else { "" };

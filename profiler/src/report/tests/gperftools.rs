@@ -1,4 +1,4 @@
-//! gperftools' format, read as google-pprof reads it.
+//! gperftools' format, read like google-pprof.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use crate::model::{FrameId, MappingProfile, ModuleProfile, Profile};
 use crate::report::{Format, View};
 use profiler_common::stack::StackEnd;
 
-/// A file as its reader has it.
+/// A parsed file.
 struct Read {
-    /// Numbers as the reader makes them, and addresses, leaf first.
+    /// Unsampled numbers and addresses, leaf first.
     stacks: Vec<([f64; 4], Vec<u64>)>,
-    /// Ranges with the offset and the path of what is there.
+    /// Ranges with the offset and the path of the mapped file.
     mapped: Vec<(std::ops::Range<u64>, u64, String)>,
 }
 
@@ -33,7 +33,7 @@ impl Read {
         self.stacks.iter().fold([0.0; 4], |sums, (values, _)| std::array::from_fn(|i| sums[i] + values[i]))
     }
 
-    /// The file at an address and the place in it.
+    /// The file at an address and the offset in it.
     fn file(&self, address: u64) -> Option<(&str, u64)> {
         let (range, offset, path) = self.mapped.iter().find(|(range, ..)| range.contains(&address))?;
         Some((path, address - range.start + offset))
@@ -83,7 +83,7 @@ fn goldens() {
 }
 
 #[test]
-fn what_is_read_is_what_was_counted() {
+fn the_reader_sees_the_real_amounts() {
     let mut profile = profiles::exact();
     profile.others.folded_totals = taken(1, 100, 11_092, 40);
     let totals = [View::LiveCount, View::LiveBytes, View::AllocCount, View::AllocBytes]
@@ -127,12 +127,12 @@ fn process(pid: u32, module: usize, start: u64, frames: &mut Frames, paths: &[&s
 }
 
 #[test]
-fn processes_are_brought_into_one_address_space() {
+fn processes_are_mapped_into_one_address_space() {
     let paths = ["/bin/a", "/lib/libb.so"];
     let mut frames = Frames::default();
     let targets = vec![
         process(1, 0, 0x40_0000, &mut frames, &paths),
-        // Another file at the same place.
+        // Another file at the same address.
         process(2, 1, 0x40_1000, &mut frames, &paths),
         // The same file elsewhere.
         process(3, 0, 0x7000_0000, &mut frames, &paths),
@@ -151,7 +151,7 @@ fn processes_are_brought_into_one_address_space() {
 }
 
 #[test]
-fn addresses_are_there_where_nothing_was_mapped() {
+fn addresses_without_a_mapping_are_kept() {
     let mut profile = profiles::exact();
     let with = Read::new(&profile);
     profile.targets[0].mappings.clear();
@@ -161,7 +161,7 @@ fn addresses_are_there_where_nothing_was_mapped() {
 }
 
 #[test]
-fn a_path_does_not_break_its_line() {
+fn newlines_in_paths_are_escaped() {
     let mut frames = Frames::default();
     let target = process(1, 0, 0x40_0000, &mut frames, &["/bin/a b\nc"]);
     let mut profile = profiles::profile(1, vec![], frames, Default::default());
@@ -174,7 +174,7 @@ fn a_path_does_not_break_its_line() {
 
 proptest! {
     #[test]
-    fn sums_are_right_whatever_is_in_it(mut profile in properties::profile(), beyond in any::<bool>()) {
+    fn sums_of_any_profile_are_right(mut profile in properties::profile(), beyond in any::<bool>()) {
         if beyond {
             for target in &mut profile.targets {
                 let mapping = MappingProfile { start: 9, end: 1, offset: u64::MAX, bias: None, module: 77 };
@@ -184,7 +184,7 @@ proptest! {
             }
         }
         let read = Read::new(&profile);
-        // What is merged is rounded before.
+        // Amounts are rounded before merging.
         let mut bytes = BTreeMap::new();
         for (view, at) in [(View::LiveBytes, 1), (View::AllocBytes, 3)] {
             let callsites = profile.targets.iter().flat_map(|target| &target.callsites);

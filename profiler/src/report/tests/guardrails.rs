@@ -1,4 +1,4 @@
-//! What reports say of limits that were reached.
+//! Reached limits in reports.
 
 use serde_json::{Value, json};
 
@@ -6,8 +6,8 @@ use super::profiles;
 use crate::ids::Pid;
 use crate::model::Profile;
 use crate::model::guardrails::{Action, Excess, Guardrails, Overhead, Reached};
-use crate::report::json::Json;
-use crate::report::{Report, View, describe, summary};
+
+use crate::report::{Format, View, describe, summary};
 use crate::units::MonotonicNanos;
 
 /// A recording with all limits, two of which were reached.
@@ -39,13 +39,13 @@ fn text(profile: &Profile) -> String {
 }
 
 #[test]
-fn the_summary_says_what_was_too_much_and_what_was_done() {
+fn the_summary_lists_reached_limits_and_actions() {
     let text = text(&limited());
     for expected in [
-        "command: /usr/bin/cached, let go",
+        "command: /usr/bin/cached, detached",
         "health: this profile is incomplete",
         "intervals raised after 2s: heapbpf took 3.2% of a core, more than the 2.5% allowed",
-        "let go after 4s: probes took ≈ 61% of the CPU time of cached (pid 4711), more than the 5.0% allowed; what is said of it is of the time until then, live bytes too",
+        "detached after 4s: probes took ≈ 61% of the CPU time of cached (pid 4711), more than the 5.0% allowed; its numbers, including live bytes, are as of then",
         "memory: at most 150.0 MiB, kernel maps and agent, of the 200.0 MiB allowed",
         "overhead: probes took ≈ 60% of the CPU time of cached (pid 4711) (5.0% allowed)",
     ] {
@@ -54,7 +54,7 @@ fn the_summary_says_what_was_too_much_and_what_was_done() {
 }
 
 #[test]
-fn the_end_of_a_recording_has_its_reason() {
+fn a_stopped_recording_has_its_reason() {
     let mut profile = limited();
     let unix_ns = profile.started_unix_ns + 9_000_000_000;
     profile.health.guardrails.reached =
@@ -66,7 +66,7 @@ fn the_end_of_a_recording_has_its_reason() {
 }
 
 #[test]
-fn a_profile_is_incomplete_when_time_was_cut_off() {
+fn a_profile_is_incomplete_if_a_limit_stopped_it() {
     let mut profile = limited();
     assert!(profile.incomplete());
     profile.health.guardrails.reached.truncate(1);
@@ -76,9 +76,9 @@ fn a_profile_is_incomplete_when_time_was_cut_off() {
 }
 
 #[test]
-fn json_has_limits_and_when_they_were_reached() {
+fn json_has_limits_and_the_times_they_were_reached() {
     let mut bytes = Vec::new();
-    Json.write(&limited(), &View::LiveBytes.into(), &mut bytes).expect("memory can be written");
+    Format::Json.write(&limited(), &View::LiveBytes.into(), &mut bytes).expect("memory can be written");
     let report: Value = serde_json::from_slice(&bytes).expect("it is JSON");
     let guardrails = &report["health"]["guardrails"];
     assert_eq!(guardrails["cpu_percent_max"], json!(2.5));

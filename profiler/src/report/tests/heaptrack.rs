@@ -1,4 +1,4 @@
-//! heaptrack's format, read as its own reader does: line by line, with sums and nothing else.
+//! heaptrack's format, read like its own reader: line by line, keeping sums only.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::model::Profile;
 use crate::report::heaptrack::Events;
 use crate::report::{Format, Group, Presentation, ReportError, View};
 
-/// Every callsite allocates twice what it has live, and frees half of that.
+/// Every callsite allocates twice its live bytes, and frees half of them.
 fn write(profile: &Profile, presentation: &Presentation) -> String {
     let mut events = Events::new(Vec::new(), profile, presentation).expect("a vector takes all bytes");
     let mut tell = || {
@@ -29,7 +29,7 @@ fn write(profile: &Profile, presentation: &Presentation) -> String {
     String::from_utf8(events.finish(50_000_000).expect("a vector takes all bytes")).expect("it is text")
 }
 
-/// What a reader knows at the end.
+/// State of a reader at the end.
 #[derive(Debug, Default)]
 struct Read {
     strings: Vec<String>,
@@ -127,28 +127,28 @@ fn goldens() {
 }
 
 #[test]
-fn a_profile_is_not_enough() {
-    let error = Format::Heaptrack.report().write(&profiles::exact(), &Presentation::default(), &mut Vec::new());
+fn a_profile_without_events_is_rejected() {
+    let error = Format::Heaptrack.write(&profiles::exact(), &Presentation::default(), &mut Vec::new());
     let error = error.expect_err("it takes a recording");
     assert!(matches!(error, ReportError::NeedsRecording(Format::Heaptrack)));
     assert!(error.to_string().contains("heapbpf convert x.heapbpf -o x.heaptrack.zst"), "{error}");
 }
 
 #[test]
-fn stacks_have_their_frames_and_what_stands_above_them() {
+fn stacks_have_synthetic_frames_above_their_own() {
     let profile = profiles::sampled();
     let read = Read::of(&write(&profile, &Presentation { by: vec![Group::Heap], ..Presentation::default() }));
     let stacks: Vec<Vec<String>> = read.leaked.keys().map(|&trace| read.stack(trace)).collect();
     let last = stacks[0].len() - 1;
     assert_eq!(stacks[0][0], "operator new(unsigned long)");
     assert_eq!(stacks[0][last - 2..], ["main", "app (900)", "libc"]);
-    // Of an instruction without any name nothing is said; its module is.
+    // An instruction without any name has a module only.
     assert!(stacks.iter().any(|stack| *stack == ["two lines [31m", "[unwind: truncated]", "app (900)", "libc"]));
     assert!(stacks.iter().any(|stack| *stack == ["[stack lost]", "app (900)", "libc"]));
 }
 
 #[test]
-fn calls_that_were_inlined_share_an_instruction() {
+fn inlined_calls_share_an_instruction() {
     let mut profile = profiles::exact();
     profile.frames[1].inlined = true;
     let read = Read::of(&write(&profile, &Presentation::default()));
@@ -156,13 +156,13 @@ fn calls_that_were_inlined_share_an_instruction() {
 }
 
 #[test]
-fn what_is_taken_back_is_no_allocation() {
+fn corrections_are_not_allocations() {
     let profile = profiles::exact();
     let presentation = Presentation::default();
     let mut events = Events::new(Vec::new(), &profile, &presentation).expect("a vector takes all bytes");
     events.allocate(0, 0, 100).expect("a vector takes all bytes");
     events.free(0, 0, 100).expect("a vector takes all bytes");
-    events.take_back(0, 0, 100).expect("a vector takes all bytes");
+    events.unfree(0, 0, 100).expect("a vector takes all bytes");
     let text = String::from_utf8(events.finish(0).expect("a vector takes all bytes")).expect("it is text");
     let read = Read::of(&text);
     assert_eq!((read.allocations, read.total(), read.peak), (1, 100, 100));
@@ -178,7 +178,7 @@ fn check(profile: &Profile) {
 }
 
 #[test]
-fn what_leads_nowhere_does_no_harm() {
+fn invalid_indices_are_harmless() {
     check(&out_of_range::profile());
     check(&profiles::nobody());
 }

@@ -1,4 +1,4 @@
-//! Hooks that are not attached: whether the profile is whole without them, all reports and the exit code say alike.
+//! Hooks that are not attached: all reports and the exit code agree on whether the profile is incomplete.
 
 use super::profiles;
 use super::render;
@@ -6,7 +6,7 @@ use crate::model::Profile;
 use crate::report::summary::summary;
 use crate::report::{Format, View};
 
-/// Two processes that have a hook alike, which is not attached in either and taken by the profiles of those that say so.
+/// Two processes with the same hook, which is attached in neither and required by those that are marked so.
 fn unattached(required: [bool; 2]) -> Profile {
     let mut profile = profiles::empty();
     profile.targets.push(profile.targets[0].clone());
@@ -18,7 +18,7 @@ fn unattached(required: [bool; 2]) -> Profile {
 }
 
 #[test]
-fn all_reports_agree_on_which_hooks_are_missing() {
+fn all_reports_agree_on_missing_hooks() {
     for (required, missing) in
         [([false, false], false), ([true, true], true), ([true, false], true), ([false, true], true)]
     {
@@ -28,7 +28,7 @@ fn all_reports_agree_on_which_hooks_are_missing() {
         let losses = if missing { "1 hook not attached" } else { "no losses" };
         assert!(image.contains(&format!(" · {losses}<")), "{required:?}: {image}");
         let reason = "`malloc` in `/usr/lib/x86_64-linux-gnu/libc.so.6` is not attached: the entry is patched";
-        // Where there is nothing to draw, every reason may be why.
+        // Without a graph, optional hooks are listed too.
         assert_eq!(image.matches(reason).count(), 1, "{required:?}: {image}");
         let text = summary(&profile, View::LiveBytes, 10, None, false);
         assert_eq!(text.contains("health: this profile is incomplete"), missing, "{required:?}: {text}");

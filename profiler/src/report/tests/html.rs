@@ -76,7 +76,7 @@ fn what_is_shown_first_is_what_was_asked_for() {
     let presentation =
         Presentation { view: View::AllocCount, by: vec![Group::Thread, Group::Heap], ..Presentation::default() };
     let mut bytes = Vec::new();
-    Format::Html.report().write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
+    Format::Html.write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let data = data(&String::from_utf8(bytes).expect("it is text"));
     assert_eq!(data["view"], "alloc-count");
     assert_eq!(data["by"], serde_json::json!(["thread", "heap"]));

@@ -1,4 +1,4 @@
-//! massif's format, read as ms_print does.
+//! massif's format, read like ms_print.
 
 use proptest::prelude::*;
 
@@ -21,7 +21,7 @@ fn goldens() {
     }
 }
 
-/// A snapshot as a reader has it.
+/// A parsed snapshot.
 #[derive(Debug, PartialEq)]
 struct Read {
     time_ms: u64,
@@ -36,7 +36,7 @@ fn field(line: Option<&str>, name: &str) -> String {
     line.strip_prefix(name).and_then(|rest| rest.strip_prefix('=')).unwrap_or_else(|| panic!("{line}")).to_owned()
 }
 
-/// Reads it, and checks that trees are whole.
+/// Parses a file, and checks that trees are complete.
 fn parse(text: &str) -> Vec<Read> {
     let mut lines = text
         .lines()
@@ -73,7 +73,7 @@ fn read(profile: &Profile) -> Vec<Read> {
     parse(&render(Format::Massif, profile, View::AllocCount))
 }
 
-/// Trees add up, times do not go back, and the end is what is live.
+/// Checks that trees add up, times do not go back, and the end equals the live bytes.
 fn check(profile: &Profile) -> Vec<Read> {
     let snapshots = read(profile);
     assert!(snapshots.is_sorted_by_key(|snapshot| snapshot.time_ms));
@@ -110,16 +110,16 @@ fn the_peak_has_its_stacks_and_its_time() {
         "0x555555550020: handle_request (/src/server.c:88)"
             .replace("555555550020", &format!("{:X}", profile.frames[1].address))
     );
-    // A curve of 31 moments, two instants with an occasion, the beginning, the peak and the end.
+    // A curve of 31 points, two dumps or marks, the start, the peak and the end.
     assert_eq!(snapshots.len(), 31 + 2 + 3);
     let details: Vec<u64> = snapshots.iter().filter(|it| it.kind == "detailed").map(|it| it.time_ms).collect();
     assert_eq!(details, [10_000, 20_000, 30_500]);
 }
 
 #[test]
-fn what_is_small_is_folded() {
+fn small_frames_are_merged() {
     let mut profile = profiles::exact();
-    // 0.9 % and 0.8 % of what is live beside.
+    // 0.9 % and 0.8 % of the other live bytes.
     profile.targets[0].callsites[0].totals = profiles::taken(1, 1, 9_000, 0);
     profile.targets[0].callsites[1].totals = profiles::taken(1, 1, 8_000, 0);
     profile.targets[0].callsites[2].totals = profiles::taken(1, 1, 983_000, 0);
@@ -131,7 +131,7 @@ fn what_is_small_is_folded() {
 }
 
 #[test]
-fn without_a_history_there_are_the_peak_and_the_ends() {
+fn without_a_history_there_are_start_peak_and_end() {
     let mut profile = profiles::exact();
     profile.targets[0].history = Default::default();
     let kinds: Vec<String> = check(&profile).into_iter().map(|snapshot| snapshot.kind).collect();
@@ -158,7 +158,7 @@ fn processes_are_added_up_by_time() {
 }
 
 #[test]
-fn a_long_history_is_thinned_and_keeps_its_heights() {
+fn a_long_history_is_downsampled_and_keeps_its_peaks() {
     let mut profile = profiles::exact();
     let began = profile.started_monotonic_ns;
     profile.targets[0].history.curve = (0..30_000_u32)
@@ -173,7 +173,7 @@ fn a_long_history_is_thinned_and_keeps_its_heights() {
 }
 
 #[test]
-fn names_do_not_change_the_shape() {
+fn names_cannot_change_the_structure() {
     let mut profile = profiles::exact();
     profile.targets[0].command = "a\nsnapshot=7 # b".to_owned();
     for name in ["f\nn3: 5 g", "{closure#0}", "", &"x".repeat(10_000)] {
@@ -184,7 +184,7 @@ fn names_do_not_change_the_shape() {
 }
 
 #[test]
-fn what_leads_nowhere_does_no_harm() {
+fn invalid_indices_are_harmless() {
     let mut profile = profiles::exact();
     let target = &mut profile.targets[0];
     target.callsites[0].stack.push(FrameId(u32::MAX));

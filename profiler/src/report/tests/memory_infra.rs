@@ -1,4 +1,4 @@
-//! memory-infra dumps: the bytes, and the rules by which catapult's importer takes them.
+//! memory-infra dumps: goldens, and the rules of catapult's importer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,10 +32,7 @@ fn groups_are_types() {
     let presentation =
         Presentation { view: View::LiveBytes, by: vec![Group::Thread, Group::Heap], ..Presentation::default() };
     let mut bytes = Vec::new();
-    Format::MemoryInfra
-        .report()
-        .write(&profiles::exact(), &presentation, &mut bytes)
-        .expect("a vector takes all bytes");
+    Format::MemoryInfra.write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let trace: Value = serde_json::from_slice(&bytes).expect("it is JSON");
     let dumps = dumps(&trace);
     let maps = &dumps[0]["args"]["dumps"]["heaps_v2"]["maps"];
@@ -49,7 +46,7 @@ fn groups_are_types() {
 }
 
 #[test]
-fn any_profile_keeps_the_rules() {
+fn edge_cases_follow_the_format() {
     let mut twice = profiles::sampled();
     twice.targets.push(twice.targets[0].clone());
     for profile in profiles::all().into_iter().chain([out_of_range::profile(), twice]) {
@@ -59,7 +56,7 @@ fn any_profile_keeps_the_rules() {
 
 proptest! {
     #[test]
-    fn made_up_profiles_keep_the_rules(profile in properties::profile()) {
+    fn any_profile_follows_the_format(profile in properties::profile()) {
         check(&profile);
     }
 }
@@ -76,7 +73,7 @@ fn dumps(trace: &Value) -> Vec<&Value> {
     list(&trace["traceEvents"]).iter().filter(|event| event["ph"] == "v").collect()
 }
 
-/// Names, nodes and types of all processes: no number is there twice, and parents come first.
+/// Names, nodes and types of all processes: ids are unique, and parents come first.
 #[derive(Default)]
 struct Known {
     strings: BTreeSet<u64>,
@@ -103,7 +100,7 @@ impl Known {
     }
 }
 
-/// Checks all rules of a trace.
+/// Checks the rules of a trace.
 fn check(profile: &Profile) {
     let trace = trace(profile);
     let (mut known, mut guids, mut ids) = (Known::default(), BTreeSet::new(), BTreeSet::new());

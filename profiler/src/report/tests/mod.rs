@@ -1,4 +1,4 @@
-//! Every format against its goldens, and what must hold for any profile.
+//! Every format against its goldens, and invariants for any profile.
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p heapbpf report` rewrites the goldens; read the difference before you commit it.
 
@@ -41,14 +41,14 @@ fn render(format: Format, profile: &Profile, view: View) -> String {
     String::from_utf8(written(format, profile, view)).expect("it is a format of text")
 }
 
-/// The same, of any format.
+/// Like [`render`], for binary formats too.
 fn written(format: Format, profile: &Profile, view: View) -> Vec<u8> {
     let mut bytes = Vec::new();
-    format.report().write(profile, &view.into(), &mut bytes).expect("a vector takes all bytes");
+    format.write(profile, &view.into(), &mut bytes).expect("a vector takes all bytes");
     bytes
 }
 
-/// Formats that a profile is enough for.
+/// Formats that do not need a recording.
 fn formats() -> impl Iterator<Item = Format> {
     Format::ALL.into_iter().filter(|format| !format.needs_recording())
 }
@@ -74,7 +74,7 @@ fn check_golden(path: &str, actual: &str) {
     );
 }
 
-/// The first line of `text` that is not in the same place in `other`, shortened.
+/// The first line of `text` that differs in `other`, truncated.
 fn first_difference<'a>(text: &'a str, other: &str) -> &'a str {
     let same = text.lines().zip(other.lines()).take_while(|(a, b)| a == b).count();
     let line = text.lines().nth(same).unwrap_or("(no more lines)");

@@ -1,10 +1,10 @@
-//! Profiles of old blocks alone: that formats say so, and do not tell the accuracy of all as that of what they show.
+//! Profiles of old blocks only: formats mention it, and do not show the accuracy of all blocks.
 
 use super::{profiles, written};
 use crate::model::Profile;
 use crate::report::{Format, View};
 
-/// Formats with room for words.
+/// Formats with text about the recording.
 const WORDY: [Format; 7] = [
     Format::Dhat,
     Format::Massif,
@@ -26,7 +26,7 @@ fn contains(bytes: &[u8], text: &str) -> bool {
 }
 
 #[test]
-fn it_is_said_that_young_ones_are_left_out() {
+fn reports_mention_that_young_blocks_are_excluded() {
     for format in WORDY {
         let words = if format == Format::Otlp { "heapbpf.older_than_ns" } else { "older than 5s" };
         assert!(contains(&written(format, &old(), View::LiveBytes), words), "{format}");
@@ -35,9 +35,9 @@ fn it_is_said_that_young_ones_are_left_out() {
 }
 
 #[test]
-fn the_accuracy_of_all_is_not_that_of_what_is_shown() {
+fn accuracy_of_all_blocks_is_not_shown_for_old_ones() {
     let all = written(Format::MemoryInfra, &profiles::sampled(), View::LiveBytes);
-    assert!(contains(&all, "(95 %: "), "it is told where all are shown");
+    assert!(contains(&all, "(95 %: "), "it is shown for all blocks");
     assert!(!contains(&written(Format::MemoryInfra, &old(), View::LiveBytes), "(95 %: "));
     let speedscope = |profile| {
         let file: serde_json::Value =

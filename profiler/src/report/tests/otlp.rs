@@ -1,4 +1,4 @@
-//! OTLP requests, decoded by the messages' own crate and by their numbers.
+//! OTLP requests, decoded by the crate of the messages.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -56,7 +56,7 @@ impl Decoded {
         indices.iter().map(|&index| self.attribute(index)).collect::<Vec<_>>().join(" ")
     }
 
-    /// A line per function of the location, or its address where there is none.
+    /// A line per function of the location, or its address if it has none.
     fn location(&self, index: i32) -> String {
         let Location { mapping_index, address, lines, .. } = &self.dictionary.location_table[at(index)];
         let lines: Vec<String> = lines
@@ -141,7 +141,7 @@ fn is_each_once<T: std::fmt::Debug>(table: &[T]) -> bool {
 
 fn check(profile: &Profile, view: View) {
     let decoded = Decoded::of(profile, view);
-    // Names every entry that a sample leads to, and fails where one is not there.
+    // Resolves everything that a sample references, and fails if an index is invalid.
     decoded.text();
     let tables = &decoded.dictionary;
     assert_eq!(tables.string_table[0], "");
@@ -200,7 +200,7 @@ fn inlined_functions_are_lines_of_one_location() {
 }
 
 #[test]
-fn a_container_is_told_by_its_control_group() {
+fn the_container_id_is_from_the_control_group() {
     let id = "0123456789abcdef".repeat(4);
     for (cgroup, expected) in [
         (format!("/system.slice/docker-{id}.scope"), Some(id.as_str())),

@@ -1,11 +1,11 @@
-//! Reports that are read back can hold any numbers: formats leave out what those point at, and do not fail.
+//! Reports read from files can contain invalid indices: formats skip them and do not fail.
 
 use super::{formats, profiles, written};
 use crate::model::history::{Change, Held};
 use crate::model::{MappingProfile, Profile};
 use crate::report::View;
 
-/// Every index of it that there is points nowhere in some place.
+/// A profile in which every kind of index is invalid somewhere.
 pub(super) fn profile() -> Profile {
     let mut profile = profiles::exact();
     let target = &mut profile.targets[0];
@@ -22,7 +22,7 @@ pub(super) fn profile() -> Profile {
 }
 
 #[test]
-fn numbers_that_point_nowhere_are_no_failure() {
+fn invalid_indices_are_harmless() {
     for format in formats() {
         for view in View::ALL {
             assert!(!written(format, &profile(), view).is_empty(), "{format}");

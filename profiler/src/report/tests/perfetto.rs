@@ -1,4 +1,4 @@
-//! Perfetto traces: the bytes, and the rules by which Perfetto's importer takes them.
+//! Perfetto traces: goldens, and the rules of Perfetto's importer.
 
 mod trace;
 
@@ -17,7 +17,7 @@ fn trace(profile: &Profile) -> Message {
     Message::trace(&written(Format::Perfetto, profile, View::LiveBytes))
 }
 
-/// Two heaps that share a stack, and a process that was two programs.
+/// Two heaps that share a stack, and a process that ran two programs.
 fn shared() -> Profile {
     let mut profile = profiles::mixed();
     let again = CallsiteProfile { heap: 1, ..profile.targets[0].callsites[0].clone() };
@@ -46,7 +46,7 @@ fn groups_are_frames_above_the_stack() {
     let presentation =
         Presentation { view: View::LiveBytes, by: vec![Group::Thread, Group::Heap], ..Presentation::default() };
     let mut bytes = Vec::new();
-    Format::Perfetto.report().write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
+    Format::Perfetto.write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let stacks = Names::of(&Message::trace(&bytes)).stacks;
     let stacks: Vec<&str> = stacks.values().map(String::as_str).collect();
     assert!(
@@ -57,7 +57,7 @@ fn groups_are_frames_above_the_stack() {
 }
 
 #[test]
-fn old_blocks_alone_are_live() {
+fn only_old_blocks_are_live() {
     let mut profile = profiles::exact();
     profile.older_than_ns = Some(1);
     for callsite in &mut profile.targets[0].callsites {
@@ -69,7 +69,7 @@ fn old_blocks_alone_are_live() {
     assert_eq!(check(&profile)[&4711], [100, 2]);
 }
 
-/// A profile that contradicts itself wherever it can.
+/// A profile with as many contradictions as possible.
 fn absurd() -> Profile {
     let mut profile = profiles::exact();
     profile.modules.truncate(1);
@@ -97,14 +97,14 @@ fn absurd() -> Profile {
 }
 
 #[test]
-fn any_profile_keeps_the_rules() {
+fn edge_cases_follow_the_format() {
     for profile in profiles::all().into_iter().chain([shared(), absurd(), out_of_range::profile()]) {
         check(&profile);
     }
 }
 
 #[test]
-fn large_profiles_are_parted() {
+fn large_profiles_are_split_into_packets() {
     let mut profile = profiles::exact();
     let callsite = profile.targets[0].callsites[0].clone();
     let callsites = (0..20_000_u32).map(|i| {
@@ -116,27 +116,27 @@ fn large_profiles_are_parted() {
     let bytes = written(Format::Perfetto, &profile, View::LiveBytes);
     let trace = Message::trace(&bytes);
     let packets = |kind: &'static str| trace.all("packet").filter(|packet| packet.all(kind).next().is_some()).count();
-    // The dump and the end, in packets of 6,250 samples; stacks are parted too.
+    // The dump and the end, in packets of 6,250 samples; stacks are split too.
     assert_eq!(packets("profile_packet"), 2 * 4);
     assert!(packets("interned_data") > 1);
 }
 
 proptest! {
     #[test]
-    fn made_up_profiles_keep_the_rules(profile in properties::profile()) {
+    fn any_profile_follows_the_format(profile in properties::profile()) {
         check(&profile);
     }
 }
 
-/// What a trace's numbers stand for.
+/// The interned tables of a trace.
 #[derive(Default)]
 struct Names {
-    /// By number, the outermost frame first.
+    /// By id, the outermost frame first.
     stacks: BTreeMap<u64, String>,
 }
 
 impl Names {
-    /// Follows every number of a trace, each of which has to be there once.
+    /// Resolves all ids of a trace, each of which must be defined once.
     fn of(trace: &Message) -> Self {
         let tables = || trace.all("packet").flat_map(|packet| packet.all("interned_data"));
         let texts = |table: &'static str| {
@@ -166,7 +166,7 @@ impl Names {
     }
 }
 
-/// Checks all rules of a trace; gives the live bytes and blocks by pid.
+/// Checks the rules of a trace. Returns the live bytes and blocks by pid.
 fn check(profile: &Profile) -> BTreeMap<u64, [u64; 2]> {
     let trace = trace(profile);
     let names = Names::of(&trace);
@@ -185,7 +185,7 @@ fn check(profile: &Profile) -> BTreeMap<u64, [u64; 2]> {
     assert!(packets.iter().map(|packet| packet.number("index")).eq(0..packets.len() as u64));
     assert!(packets.last().is_none_or(|packet| packet.numbers("continued").next().is_none()));
 
-    // As the importer does it: by process and stack, whatever the heap.
+    // Like the importer: by process and stack, regardless of the heap.
     let mut heaps: BTreeMap<(u64, u64), String> = BTreeMap::new();
     let mut sums: BTreeMap<(u64, u64), [u64; 4]> = BTreeMap::new();
     for dump in packets.iter().flat_map(|packet| packet.all("process_dumps")) {

@@ -1,4 +1,4 @@
-//! pprof's format, as a decoding of its own reads it.
+//! pprof's format, read by an independent decoder.
 
 mod decoded;
 mod wire;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::profiles::{self, Frames, callsite, taken};
 use super::{check_golden, properties, written};
 use crate::model::{FrameId, MappingProfile, Profile};
-use crate::report::{Format, Group, Presentation, View, roots};
+use crate::report::{Format, Group, Presentation, View, frames};
 use decoded::Decoded;
 use profiler_common::stack::StackEnd;
 
@@ -39,10 +39,10 @@ fn goldens() {
 }
 
 #[test]
-fn of_leaks_it_is_told_when_they_were_looked_for() {
+fn leak_checks_have_the_time_of_the_inspection() {
     let text = decoded(&Profile { unreachable: true, ..profiles::exact() }).text();
     assert!(text.contains("# looked at on 2026-11-21T10:00:30Z\n"), "{text}");
-    assert!(!text.contains("watched for") && !text.contains("interval: "), "{text}");
+    assert!(!text.contains("recorded for") && !text.contains("interval: "), "{text}");
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn sums_are_the_totals() {
 }
 
 #[test]
-fn processes_of_which_sums_are_kept_are_a_sample() {
+fn processes_with_totals_only_are_one_sample() {
     let mut profile = profiles::exact();
     let before = sums(&decoded(&profile));
     profile.others.folded_totals = taken(1, 100, 11_092, 40);
@@ -67,12 +67,12 @@ fn processes_of_which_sums_are_kept_are_a_sample() {
     let added: Vec<u64> = sums(&file).iter().zip(before).map(|(sum, before)| sum - before).collect();
     assert_eq!(added, [100, 1_109_200, 60, 665_520]);
     let sample = file.samples.last().expect("there are samples");
-    assert_eq!(file.names(sample), ["[processes that exited, of which sums alone are kept]"]);
+    assert_eq!(file.names(sample), ["[processes that exited, only totals kept]"]);
     assert!(!sample.labels.contains_key("pid"));
 }
 
 #[test]
-fn the_view_chooses_what_is_shown_first() {
+fn the_view_selects_the_default_sample_type() {
     for (view, expected) in VIEWS.into_iter().zip(["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"]) {
         let file = Decoded::new(&written(Format::Pprof, &profiles::exact(), view));
         assert_eq!(file.default_sample_type, expected);
@@ -82,17 +82,17 @@ fn the_view_chooses_what_is_shown_first() {
 }
 
 #[test]
-fn groups_are_labels_and_a_comment_says_how_to_see_them() {
+fn groups_are_labels_and_a_comment_names_the_option() {
     let mut bytes = Vec::new();
     let presentation = Presentation { by: vec![Group::Thread, Group::Heap], ..Presentation::default() };
-    Format::Pprof.report().write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
+    Format::Pprof.write(&profiles::exact(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let file = Decoded::new(&bytes);
     assert!(file.comments.iter().any(|comment| comment == "grouped with -tagroot=thread,heap"), "{:?}", file.comments);
     assert_eq!(file.samples.len(), decoded(&profiles::exact()).samples.len());
 }
 
 #[test]
-fn old_blocks_alone_are_in_use_where_that_is_asked_for() {
+fn only_old_blocks_are_in_use_if_requested() {
     let mut profile = profiles::exact();
     profile.older_than_ns = Some(1_000_000_000);
     profile.others.folded_totals = taken(1, 1, 100, 0);
@@ -120,7 +120,7 @@ fn the_program_is_the_first_mapping_and_addresses_are_those_of_calls() {
 }
 
 #[test]
-fn where_nothing_was_mapped_the_file_is_known_all_the_same() {
+fn frames_without_a_mapping_have_a_file() {
     let mut profile = profiles::exact();
     profile.targets[0].mappings.clear();
     let file = decoded(&profile);
@@ -157,7 +157,7 @@ fn hostile_names_survive() {
     }
 }
 
-/// Points at what is not there.
+/// Makes indices invalid.
 fn broken(profile: &mut Profile, by: u32) {
     let frame_count = u32::try_from(profile.frames.len()).expect("a handful");
     for frame in &mut profile.frames {
@@ -199,9 +199,9 @@ proptest! {
                     Some(frame) => frame.label(),
                     None => "[frame unknown]".to_owned(),
                 };
-                let gaps: Vec<String> = roots::gaps(callsite).collect();
+                let gaps: Vec<String> = frames::gap_frames(callsite).collect();
                 let stack = callsite.stack.iter().map(name).chain(gaps.into_iter().rev()).collect();
-                let sum = expected.entry((roots::process(target), stack)).or_default();
+                let sum = expected.entry((frames::process_frame(target), stack)).or_default();
                 sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
             }
         }

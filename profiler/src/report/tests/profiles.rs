@@ -1,4 +1,4 @@
-//! Profiles made by hand, for all formats.
+//! Synthetic profiles for the tests of all formats.
 
 mod code;
 
@@ -20,13 +20,13 @@ use crate::units::{MonotonicNanos, Weight};
 const STARTED_UNIX_NS: u64 = 1_795_255_200_000_000_000;
 const STARTED_MONOTONIC_NS: u64 = 5_000_000_000;
 
-/// A server in C, every allocation taken, nothing lost, all frames named.
+/// A server in C, every allocation sampled, no losses, all frames named.
 pub(in crate::report) fn exact() -> Profile {
     let mut frames = Frames::default();
     let main = frames.placed("main", "/usr/bin/cached", "/src/main.c", 12);
     let handle = frames.placed("handle_request", "/usr/bin/cached", "/src/server.c", 88);
     let insert = frames.placed("cache_insert", "/usr/bin/cached", "/src/cache.c", 42);
-    // Its line would fall between the two of `cache_insert`: see the flame graph's test of that.
+    // Its line sorts between the two of `cache_insert`, which a test of the flame graph needs.
     let copy = frames.placed("cache_insert.part.0", "/usr/bin/cached", "/src/cache.c", 61);
     let strdup = frames.add("strdup", "/usr/lib/x86_64-linux-gnu/libc.so.6");
     let start = frames.add("__libc_start_call_main", "/usr/lib/x86_64-linux-gnu/libc.so.6");
@@ -139,8 +139,8 @@ fn change(seconds: u64, from_bytes: u64, to_bytes: u64, reason: ChangeReason) ->
     IntervalChange { unix_ns, heap: "libc".to_owned(), from_bytes, to_bytes, reason }
 }
 
-/// Two processes, of which one has a heap that is sampled beside one of which every allocation is taken, as all of the
-/// other's are.
+/// Two processes. One has a sampled heap and an exact one; all heaps of the
+/// other are exact.
 pub(super) fn mixed() -> Profile {
     let mut frames = Frames::default();
     let main = frames.add("main", "/usr/bin/pooled");
@@ -159,7 +159,7 @@ pub(super) fn mixed() -> Profile {
     profile
 }
 
-/// As `exact`, of a program without any names.
+/// Like `exact`, of a program without symbols.
 pub(super) fn nameless() -> Profile {
     let mut profile = exact();
     for (i, frame) in profile.frames.iter_mut().enumerate() {
@@ -184,7 +184,7 @@ pub(super) fn unwatched() -> Profile {
     profile
 }
 
-/// A process that freed all that it allocated.
+/// A process that freed everything.
 pub(super) fn freed() -> Profile {
     let mut frames = Frames::default();
     let main = frames.add("main", "/usr/bin/tidy");
@@ -193,12 +193,12 @@ pub(super) fn freed() -> Profile {
     profile(1, vec![target(8, "tidy", "tidy", heaps, callsites)], frames, Health::default())
 }
 
-/// All of them.
+/// All profiles.
 pub(super) fn all() -> [Profile; 8] {
     named().map(|(_, profile)| profile)
 }
 
-/// The same, with what they are called.
+/// All profiles with their names.
 pub(super) fn named() -> [(&'static str, Profile); 8] {
     [
         ("exact", exact()),
@@ -231,7 +231,7 @@ pub(super) fn taken(interval_bytes: u32, blocks: u64, size_bytes: u64, freed: u6
     totals
 }
 
-/// Of blocks of one size that are live for so many seconds, or have lived for 3 ms, the first of them temporary.
+/// Details of blocks of one size that are live for some seconds, or lived for 3 ms, the first of them temporary.
 fn details(totals: &Totals, size_bytes: u64, age_s: u64) -> Details {
     let mut details = Details { temporary_count: Some(totals.free_count.rounded().min(1)), ..Details::default() };
     details.sizes.add(size_bytes, totals.alloc_count);
@@ -257,7 +257,7 @@ pub(super) fn callsite(stack: &[FrameId], end: Option<StackEnd>, heap: usize, to
     }
 }
 
-/// A target whose totals, and its heaps', are the sums over its callsites.
+/// A target whose totals, and those of its heaps, are the sums over its callsites.
 pub(super) fn target(
     pid: u32,
     comm: &str,
@@ -318,7 +318,7 @@ pub(super) fn heap(name: &str, hooks: &[(&str, Option<&str>)]) -> HeapProfile {
     HeapProfile { name: name.to_owned(), interval_bytes: 1, interval_bytes_max: 1, hooks, totals: Totals::default() }
 }
 
-/// A profile whose heaps all have its interval.
+/// A profile whose heaps all have the profile's interval.
 pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, frames: Frames, health: Health) -> Profile {
     for heap in targets.iter_mut().flat_map(|target| &mut target.heaps) {
         heap.interval_bytes = interval_bytes;
@@ -341,7 +341,7 @@ pub(super) fn profile(interval_bytes: u64, mut targets: Vec<TargetProfile>, fram
     profile
 }
 
-/// Frames as they are made up.
+/// A builder of frames.
 #[derive(Default)]
 pub(super) struct Frames {
     pub(super) frames: Vec<Frame>,
@@ -388,7 +388,7 @@ impl Frames {
     }
 }
 
-/// A module's names are missing, and part of the isolation was in force.
+/// Names of a module are missing, and the isolation is partial.
 fn symbolization() -> Symbolization {
     Symbolization {
         isolation: ["files", "capabilities", "limits"].map(|part| (part.to_owned(), true)).to_vec(),

@@ -1,4 +1,4 @@
-//! What holds for any profile.
+//! Invariants for any profile.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::report::summary::summary;
 use crate::report::{Format, View};
 use profiler_common::stack::StackEnd;
 
-/// Names, most of them with something that one format or another could trip over.
+/// Names, most of them with characters that are special in some format.
 fn name() -> impl Strategy<Value = Option<String>> {
     let awkward = proptest::sample::select(vec![
         ";",
@@ -97,7 +97,7 @@ proptest! {
             prop_assert!(off < 1e-6, "{sum} is not {exact}");
         }
 
-        // Depth: the process, what is missing, the frames.
+        // Depth: the process, the reason of an incomplete stack, the frames.
         let deepest = callsites().filter(|callsite| view.rounded(&callsite.totals) > 0).map(|callsite| {
             let said = callsite.end != Some(StackEnd::Complete) || callsite.stack.is_empty();
             1 + usize::from(said) + callsite.stack.len()
@@ -115,7 +115,7 @@ proptest! {
                 ("alloc_count", target.totals.alloc_count.to_f64()),
             ] {
                 let actual = json["totals"][field].as_f64().expect("a number");
-                // The reader may miss the nearest float by one.
+                // The parser can be off by one unit in the last place.
                 prop_assert!((actual - expected).abs() <= expected * 1e-15, "{field}: {actual} is not {expected}");
             }
             prop_assert_eq!(json["totals"]["alloc_bytes"].is_u64(), profile.interval_bytes == 1);

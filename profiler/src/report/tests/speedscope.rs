@@ -1,4 +1,4 @@
-//! Files of speedscope, by their numbers.
+//! speedscope's format: sums of weights.
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -30,7 +30,7 @@ fn total(profile: &Value) -> u64 {
     list(&profile["weights"]).iter().map(|weight| weight.as_u64().expect("a whole number")).sum()
 }
 
-/// What the view says of all callsites.
+/// The total of the view over all callsites.
 fn shown(profile: &Profile, view: View) -> u64 {
     profile.targets.iter().flat_map(|target| &target.callsites).map(|callsite| view.of_callsite(callsite)).sum()
 }
@@ -83,13 +83,10 @@ fn names(file: &Value, profile: usize, sample: usize) -> Vec<&str> {
 }
 
 #[test]
-fn stacks_begin_with_groups_and_the_process() {
+fn stacks_start_with_groups_and_the_process() {
     let mut bytes = Vec::new();
     let presentation = Presentation { by: vec![Group::Heap], ..View::AllocBytes.into() };
-    Format::Speedscope
-        .report()
-        .write(&profiles::sampled(), &presentation, &mut bytes)
-        .expect("a vector takes all bytes");
+    Format::Speedscope.write(&profiles::sampled(), &presentation, &mut bytes).expect("a vector takes all bytes");
     let file: Value = serde_json::from_slice(&bytes).expect("the file is JSON");
     assert_eq!(
         names(&file, 2, 2),
@@ -101,7 +98,7 @@ fn stacks_begin_with_groups_and_the_process() {
 }
 
 #[test]
-fn words_say_how_it_was_sampled_and_what_is_missing() {
+fn the_name_has_the_interval_and_losses() {
     let file = parse(&profiles::sampled(), View::LiveBytes);
     let name = file["name"].as_str().expect("a name");
     for words in ["2 processes", "sampled every 4 KiB", "12,348 events lost"] {

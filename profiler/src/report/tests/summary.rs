@@ -1,4 +1,4 @@
-//! The text after a run.
+//! The summary after a run.
 
 use super::check_golden;
 use super::profiles;
@@ -24,7 +24,7 @@ fn goldens() {
 }
 
 #[test]
-fn a_process_of_which_nothing_was_sampled_is_told_of_each_heaps_interval() {
+fn a_process_without_samples_has_each_heaps_interval() {
     let mut profile = profiles::mixed();
     for target in &mut profile.targets {
         target.totals = Totals::default();
@@ -51,7 +51,7 @@ fn tables_fit_the_terminal() {
 }
 
 #[test]
-fn escapes_are_only_there_when_asked_for() {
+fn escapes_are_optional() {
     let profile = profiles::sampled();
     let plain = summary(&profile, View::LiveBytes, 10, None, false);
     assert!(!plain.contains('\u{1b}'), "{plain}");
@@ -65,10 +65,10 @@ fn escapes_are_only_there_when_asked_for() {
 }
 
 #[test]
-fn what_looks_the_same_is_one_row() {
+fn callsites_that_look_the_same_are_one_row() {
     let mut profile = profiles::exact();
     let mut again = profile.targets[0].callsites[2].clone();
-    // The same functions, from another address.
+    // The same functions at another address.
     profile.frames.push(profile.frames[3].clone());
     profile.frames[6].address += 0x40;
     again.stack[0] = crate::model::FrameId(6);
@@ -80,7 +80,7 @@ fn what_looks_the_same_is_one_row() {
 }
 
 #[test]
-fn every_loss_says_what_to_do() {
+fn every_loss_has_a_remedy() {
     let text = summary(&profiles::sampled(), View::LiveBytes, 10, None, false);
     for line in [
         "health: this profile is incomplete",
@@ -99,7 +99,7 @@ fn every_loss_says_what_to_do() {
 }
 
 #[test]
-fn an_interval_that_was_raised_is_told_of() {
+fn raised_intervals_are_listed() {
     let mut profile = profiles::exact();
     profile.health.interval_changes = profiles::sampled().health.interval_changes;
     profile.health.interval_changes[0].from_bytes = 1;
@@ -113,7 +113,7 @@ fn an_interval_that_was_raised_is_told_of() {
 }
 
 #[test]
-fn as_many_rows_as_asked_for() {
+fn the_number_of_rows_is_limited() {
     let rows = |top| {
         let text = summary(&profiles::sampled(), View::LiveBytes, top, None, false);
         let table: Vec<String> =
@@ -128,10 +128,10 @@ fn as_many_rows_as_asked_for() {
 }
 
 #[test]
-fn a_process_without_an_allocator_is_told() {
+fn a_process_without_an_allocator_is_reported() {
     let mut profile = profiles::empty();
     profile.targets[0].heaps.clear();
     let text = summary(&profile, View::LiveBytes, 10, None, false);
     assert!(text.contains("no allocator function could be watched"), "{text}");
-    assert!(text.contains("hooks: none, as no allocator was found"), "{text}");
+    assert!(text.contains("hooks: none, because no allocator was found"), "{text}");
 }

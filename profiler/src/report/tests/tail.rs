@@ -1,4 +1,4 @@
-//! Folding of the insignificant tail: what stays, what it adds up to, and that nothing else changes.
+//! Merging of small frames: which frames stay, their sums, and that nothing else changes.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ fn check(threshold: &str, expected: &[&str]) {
 }
 
 #[test]
-fn what_is_small_is_folded_level_by_level() {
+fn small_frames_are_merged_level_by_level() {
     check(
         "0%",
         &[
@@ -86,7 +86,7 @@ fn what_is_small_is_folded_level_by_level() {
 }
 
 #[test]
-fn what_belongs_to_other_heaps_is_not_joined() {
+fn callsites_of_different_heaps_are_not_merged() {
     let mut profile = pieces();
     profile.targets[0].heaps.push(profiles::heap("pool", &[("get", None)]));
     profile.targets[0].callsites[1].heap = 1;
@@ -106,7 +106,7 @@ fn leak_candidates_keep_their_stacks() {
     profile.targets[0].leaks = Some(Leaks { candidates: vec![candidate, stray], count: 1, ..Leaks::default() });
     let folded = thinned(&profile, View::LiveBytes, "40%");
     let target = &folded.targets[0];
-    let candidates = &target.leaks.as_ref().expect("it was looked at").candidates;
+    let candidates = &target.leaks.as_ref().expect("leaks were analysed").candidates;
     let kept = &target.callsites[candidates[0].callsite];
     assert_eq!(kept.stack, profile.targets[0].callsites[4].stack);
     assert!(target.callsites.get(candidates[1].callsite).is_none());
@@ -118,7 +118,7 @@ fn leak_candidates_keep_their_stacks() {
 }
 
 #[test]
-fn histories_and_peaks_are_joined() {
+fn histories_and_peaks_are_merged() {
     let mut profile = pieces();
     let held = |live_bytes: f64| Held { live_bytes, live_count: 1.0, alloc_bytes: live_bytes, alloc_count: 1.0 };
     let change = |instant, live_bytes| Change { instant, held: held(live_bytes) };
@@ -136,7 +136,7 @@ fn histories_and_peaks_are_joined() {
     assert_eq!((peak_bytes.rounded(), peak_count.rounded()), (30, 3));
 }
 
-/// What the flame graph shows of each path.
+/// The value of each path of the flame graph.
 fn paths(profile: &Profile, view: View) -> BTreeMap<Vec<String>, u64> {
     let mut paths = BTreeMap::<Vec<String>, u64>::new();
     for line in render(Format::Folded, profile, view).lines() {
@@ -150,12 +150,12 @@ fn paths(profile: &Profile, view: View) -> BTreeMap<Vec<String>, u64> {
     paths
 }
 
-/// The number of leading frames that are not a callsite's own.
+/// The number of leading synthetic frames.
 fn roots(path: &[String]) -> usize {
     1 + usize::from(path.get(1).is_some_and(|frame| frame.starts_with('[')))
 }
 
-/// What can be added up, over all callsites of a target.
+/// The additive amounts of all callsites of a target.
 fn sum(profile: &Profile) -> Vec<(Totals, usize)> {
     let of_target = |target: &crate::model::TargetProfile| {
         let mut sum = Totals::default();
@@ -167,7 +167,7 @@ fn sum(profile: &Profile) -> Vec<(Totals, usize)> {
 
 proptest! {
     #[test]
-    fn totals_stay_and_so_does_what_is_large(
+    fn totals_and_large_frames_are_preserved(
         profile in properties::profile(),
         view in proptest::sample::select(View::ALL.to_vec()),
         threshold in proptest::sample::select(vec!["0%", "0.8%", "5%", "20%", "50%", "100%"]),
@@ -178,7 +178,7 @@ proptest! {
             prop_assert_eq!(before.totals, after.totals);
             prop_assert!(after.callsites.len() <= before.callsites.len());
         }
-        // Of estimates, the sum of what is rounded is not what the sum is rounded to.
+        // The sum of rounded estimates differs from the rounded sum.
         if profile.interval_bytes > 1 {
             return Ok(());
         }

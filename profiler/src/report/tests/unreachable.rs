@@ -7,9 +7,9 @@ use super::profiles::{self, Frames, callsite, taken};
 use super::{check_golden, schema};
 use crate::model::{FrameId, Health, Profile, TypeEvidence, TypeName};
 use crate::report::suppressions::Suppressions;
-use crate::report::unreachable::{
-    HeapKnowledge, Leak, Precision, Style, Sum, Unreachable, merge, write_json, write_text,
-};
+use crate::report::unreachable::json::write_json;
+use crate::report::unreachable::text::{Style, write_text};
+use crate::report::unreachable::{HeapKnowledge, Leak, Precision, Sum, Unreachable, merge};
 
 const TAKEN_UNIX_NS: u64 = 1_795_255_230_500_000_000;
 
@@ -24,7 +24,7 @@ fn named(name: &str, precision: Precision, known: Sum, gaps: &[&str]) -> HeapKno
 
 fn leak(address: u64, size_bytes: u64, callsite: usize) -> Leak {
     let contents = (0..=255).take(size_bytes.min(32) as usize).collect();
-    Leak { age_ns: Some(12_340_000_000), contents, ..Leak::made_up(address, size_bytes, callsite) }
+    Leak { age_ns: Some(12_340_000_000), contents, ..Leak::single(address, size_bytes, callsite) }
 }
 
 fn typed(name: &str, evidence: TypeEvidence) -> Option<TypeName> {
@@ -75,7 +75,7 @@ fn none() -> Unreachable {
     launched(Vec::new(), 100, Sum::default(), Sum::default())
 }
 
-/// Nothing could be looked at.
+/// No heap could be walked.
 fn nothing() -> Unreachable {
     let mut check = none();
     check.profile = profiles::nobody();
@@ -90,11 +90,11 @@ fn one() -> Unreachable {
     launched(vec![leak(0x7f00_1000_0010, 4096, 0)], 100, sum(1, 4096), sum(1, 4096))
 }
 
-/// A circle of three that holds a fourth.
+/// A cycle of three that references a fourth.
 fn cycle() -> Unreachable {
-    let circle = Leak { cycle_count: 3, referenced: sum(3, 120), ..leak(0x7f00_1000_0010, 24, 1) };
-    let circle = Leak { type_name: typed("Foo", TypeEvidence::Vtable), ..circle };
-    let mut check = launched(vec![circle], 100, sum(4, 144), sum(3, 72));
+    let cycle = Leak { cycle_count: 3, referenced: sum(3, 120), ..leak(0x7f00_1000_0010, 24, 1) };
+    let cycle = Leak { type_name: typed("Foo", TypeEvidence::Vtable), ..cycle };
+    let mut check = launched(vec![cycle], 100, sum(4, 144), sum(3, 72));
     (check.at_exit, check.method) = (true, "fork");
     check
 }
@@ -170,7 +170,7 @@ fn value(check: &Unreachable, contents: bool) -> Value {
 const PLAIN: Style = Style { width: None, colour: false, contents: true };
 
 #[test]
-fn texts_and_json_are_as_they_were() {
+fn goldens() {
     for (name, check) in all() {
         check_golden(&format!("unreachable/{name}.txt"), &text(&check, PLAIN));
         check_golden(&format!("unreachable/{name}.json"), &json(&check, true));
@@ -187,7 +187,7 @@ fn the_last_line_has_the_numbers_for_scripts() {
 }
 
 #[test]
-fn terminals_get_no_longer_lines_and_no_escapes_unasked() {
+fn lines_fit_the_terminal_and_escapes_are_optional() {
     for (name, check) in all() {
         let plain = text(&check, Style { width: Some(80), ..PLAIN });
         assert!(!plain.chars().any(|c| c.is_control() && c != '\n'), "{name}: {plain:?}");
@@ -201,7 +201,7 @@ fn terminals_get_no_longer_lines_and_no_escapes_unasked() {
 }
 
 #[test]
-fn contents_are_left_out_where_they_are_not_wanted() {
+fn contents_are_optional() {
     let plain = text(&one(), Style { contents: false, ..PLAIN });
     assert!(!plain.contains("contents") && !plain.contains("00 01 02"), "{plain}");
     assert_eq!(value(&one(), false)["leaks"][0]["contents"], Value::Null);
@@ -210,7 +210,7 @@ fn contents_are_left_out_where_they_are_not_wanted() {
 }
 
 #[test]
-fn similar_ones_and_those_beyond_the_limit_are_counted() {
+fn similar_leaks_and_those_beyond_the_limit_are_counted() {
     let report = value(&similar(), true);
     assert_eq!(report["leak_count"], 2);
     assert_eq!(report["leaks"].as_array().map(Vec::len), Some(1));
@@ -240,7 +240,7 @@ fn a_suppression_matches_any_frame_of_a_stack_or_a_type() {
 }
 
 #[test]
-fn every_report_keeps_to_the_schema() {
+fn every_report_matches_the_schema() {
     let leaks: Value = serde_json::from_str(include_str!("../../../../docs/leaks.schema.json")).expect("it is JSON");
     let reports: Vec<Value> = all().iter().flat_map(|(_, check)| [value(check, true), value(check, false)]).collect();
     let profiles = schema::schema();

@@ -1,37 +1,35 @@
-//! A check in words, for people and for logs. Programs read the JSON, or the last line alone, whose words do not change.
+//! The text of a leak check. Programs read the JSON, or the last line, whose wording is stable.
 
 use std::io;
 
 use super::{HeapKnowledge, Leak, Precision, Sum, Unreachable};
 use crate::model::{Frame, TypeEvidence, TypeName};
-use crate::report::summary::{HEADING, PLAIN, Page, WARNING};
-use crate::report::{ReportError, text};
+use crate::report::page::{HEADING, PLAIN, Page, WARNING};
+use crate::report::text;
 
 /// Bytes in a row of contents.
 const ROW_BYTES: usize = 16;
 
-/// Most characters of a type's name: a line that is longer hides what stands behind it.
+/// Maximum characters of a type's name, so that the rest of the line stays visible.
 const TYPE_CHARS_MAX: usize = 200;
 
-/// Characters of a function's name that are shown even where the terminal has to break the line.
+/// Minimum characters of a function's name, even if the terminal wraps the line.
 const FUNCTION_CHARS_MIN: usize = 40;
 
-/// Gaps and caveats of each kind that are listed.
+/// Maximum number of gaps and of caveats listed.
 const REMARKS_MAX: usize = 10;
 
-/// How a check is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Style {
-    /// The terminal's width, in columns; without one, lines are as long as they need to be.
+    /// The terminal's width, in columns; without one, lines are not truncated.
     pub width: Option<usize>,
-    /// ANSI escapes may be used.
+    /// Use ANSI escapes.
     pub colour: bool,
-    /// Blocks' first bytes are shown, as far as they are known.
+    /// Show the first bytes of blocks.
     pub contents: bool,
 }
 
-/// Writes a check, with `\n` after each line.
-pub(crate) fn write_text(check: &Unreachable, style: Style, out: &mut dyn io::Write) -> Result<(), ReportError> {
+pub(crate) fn write_text(check: &Unreachable, style: Style, out: &mut dyn io::Write) -> io::Result<()> {
     let mut text = Text { page: Page::new(style.width, style.colour), style };
     text.header(check);
     for heap in &check.heaps {
@@ -41,12 +39,11 @@ pub(crate) fn write_text(check: &Unreachable, style: Style, out: &mut dyn io::Wr
     for leak in &check.leaks {
         text.page.gap();
         text.leak(check, leak);
-        // As it comes: of 100,000 leaks the whole text is large.
+        // Write leaks one by one: the text of 100,000 leaks is large.
         out.write_all(std::mem::take(&mut text.page.text).as_bytes())?;
     }
     text.footer(check);
-    out.write_all(text.page.text.as_bytes())?;
-    Ok(())
+    out.write_all(text.page.text.as_bytes())
 }
 
 struct Text {
@@ -55,7 +52,7 @@ struct Text {
 }
 
 impl Text {
-    /// A line as wide as the terminal at most.
+    /// Truncates the line to the width of the terminal.
     fn line(&mut self, style: anstyle::Style, line: &str) {
         match self.style.width {
             Some(width) => self.page.line(style, &text::cut(line, width)),
@@ -66,7 +63,7 @@ impl Text {
     fn header(&mut self, check: &Unreachable) {
         let Sum { count, bytes } = check.leaked;
         let line = match (count, check.known.count) {
-            (0, 0) => "no unreachable allocation: none is known, so nothing could be looked at".to_owned(),
+            (0, 0) => "no unreachable allocation: no allocation is known".to_owned(),
             (0, _) => format!("no unreachable allocation among {}", amount(check.known)),
             _ => format!("{} in {}", size(bytes), text::counted(count, "unreachable allocation")),
         };
@@ -75,44 +72,47 @@ impl Text {
             let command = text::printable(&target.command);
             format!("process {} `{}` · ", target.pid, text::cut(&command, TYPE_CHARS_MAX))
         });
-        let when = if check.at_exit { "as it ended, " } else { "" };
+        let when = if check.at_exit { "at exit, " } else { "" };
         let paused = format!("stopped for {} (snapshot: {})", text::duration(check.pause_ns), check.method);
         self.line(PLAIN, &format!("{process}{when}{} · {paused}", text::moment(check.taken_unix_ns)));
         if check.indirect().count > 0 {
             let (direct, indirect) = (amount(check.direct), amount(check.indirect()));
-            self.line(PLAIN, &format!("direct: {direct} · indirect, held by those alone: {indirect}"));
+            self.line(PLAIN, &format!("direct: {direct} · indirect, referenced by direct ones only: {indirect}"));
         }
         if check.profile.interval_bytes > 1 {
             let every = text::round_size(check.profile.interval_bytes);
-            self.line(WARNING, &format!("one block per {every} is watched: others have no stack, and are unknown where heaps were not walked"));
+            self.line(WARNING, &format!("one block per {every} is sampled: others have no stack, and are unknown in heaps that were not walked"));
         }
         if check.suppressed.count > 0 {
             self.line(PLAIN, &format!("suppressed: {}", amount(check.suppressed)));
         }
     }
 
-    /// What is known of a heap, and how.
     fn heap(&mut self, heap: &HeapKnowledge, watched_ns: Option<u64>) {
         let since = watched_ns.map(text::duration);
         let (style, how) = match (heap.precision, since) {
-            (Precision::Watched, _) => (PLAIN, "all of its blocks, each seen to be made".to_owned()),
+            (Precision::Watched, _) => (PLAIN, "all of its blocks, from recorded allocations".to_owned()),
             (Precision::Walked, None) => {
-                (PLAIN, "all of its blocks, from the allocator's bookkeeping; none has a stack".to_owned())
+                (PLAIN, "all of its blocks, from the allocator's data structures; none has a stack".to_owned())
             }
             (Precision::Walked, Some(since)) => (
                 PLAIN,
-                format!("all of its blocks, from the allocator's bookkeeping; those of the last {since} have a stack"),
+                format!(
+                    "all of its blocks, from the allocator's data structures; those of the last {since} have a stack"
+                ),
             ),
             (Precision::Partial, None) => {
                 (WARNING, "none of its blocks could be found: it counts as reachable".to_owned())
             }
             (Precision::Partial, Some(since)) => (
                 WARNING,
-                format!("the blocks of the last {since} alone; older ones, and what they hold, count as reachable"),
+                format!(
+                    "only the blocks of the last {since}; older ones, and everything they reference, count as reachable"
+                ),
             ),
         };
         self.line(style, &format!("heap {}: {} known: {how}", text::printable(&heap.name), amount(heap.known)));
-        self.remarks("  not looked through: ", &heap.gaps);
+        self.remarks("  not walked: ", &heap.gaps);
     }
 
     fn remarks(&mut self, prefix: &str, remarks: &[String]) {
@@ -132,7 +132,7 @@ impl Text {
         self.line(HEADING, &line);
         if leak.cycle_count > 1 {
             let count = text::count(leak.cycle_count);
-            self.line(PLAIN, &format!("  in a circle of {count} allocations that hold each other"));
+            self.line(PLAIN, &format!("  in a cycle of {count} allocations that reference each other"));
         }
         self.referencing(leak.referenced);
         if leak.similar.count > 0 {
@@ -167,41 +167,41 @@ impl Text {
         }
     }
 
-    /// Frames as sanitizers print them, so that what reads theirs reads these.
+    /// Prints frames like the sanitizers, so that tools can parse them.
     fn stack(&mut self, check: &Unreachable, leak: &Leak) {
         let stack = check.callsite(leak).map_or(&[][..], |callsite| &callsite.stack);
         if !leak.watched {
-            // What stands for its stack says why there is none.
+            // The placeholder frame names the reason.
             let frame = stack.first().and_then(|id| check.profile.frames.get(id.0 as usize));
             let why = frame.and_then(|frame| frame.function.as_deref()?.strip_prefix('[')?.strip_suffix(']'));
-            return self.line(PLAIN, &format!("    {}: no stack", why.unwrap_or("made before heapbpf watched")));
+            return self.line(PLAIN, &format!("    {}: no stack", why.unwrap_or("allocated before recording started")));
         }
         if stack.is_empty() {
-            return self.line(PLAIN, "    its stack was lost");
+            return self.line(PLAIN, "    stack lost");
         }
         for (number, id) in stack.iter().enumerate() {
             let Some(frame) = check.profile.frames.get(id.0 as usize) else { continue };
-            let (start, place) = (format!("    #{number} {:#x}", frame.address), place(frame));
+            let (start, location) = (format!("    #{number} {:#x}", frame.address), location(frame));
             let function = function(
                 frame,
                 self.style.width.map(|width| {
-                    // What else is in the line is short, and worth more than the end of a long name.
-                    let others = start.chars().count() + place.chars().count() + " in ".len();
+                    // The other parts of the line are short, and more useful than the end of a long name.
+                    let others = start.chars().count() + location.chars().count() + " in ".len();
                     width.saturating_sub(others).max(FUNCTION_CHARS_MIN)
                 }),
             );
-            self.page.line(PLAIN, &format!("{start}{function}{place}"));
+            self.page.line(PLAIN, &format!("{start}{function}{location}"));
         }
     }
 
-    /// How the next check gets stacks, where leaks that are shown have none because they were made before.
+    /// Explains how to get stacks if leaks have none because they were allocated before the recording.
     fn no_stacks(&mut self, check: &Unreachable) {
         let is_complete = check.heaps.iter().all(|heap| heap.precision == Precision::Watched);
         if is_complete || check.at_exit || check.leaks.iter().all(|leak| leak.watched) {
             return;
         }
         let Some(target) = check.target() else { return };
-        self.line(PLAIN, "stacks are known of what is made while heapbpf watches:");
+        self.line(PLAIN, "only blocks allocated while heapbpf records have stacks:");
         self.line(PLAIN, &format!("  heapbpf leaks --pid {} --watch 60s", target.pid));
         self.line(PLAIN, "  heapbpf leaks -- COMMAND");
     }
@@ -213,7 +213,7 @@ impl Text {
             self.line(PLAIN, &format!("{} not shown (`--limit`)", text::counted(more, "more leak")));
         }
         self.no_stacks(check);
-        // Never cut or coloured, numbers without separators and nouns without numbers: for whoever greps.
+        // Stable for grep: never truncated or coloured, numbers without separators, nouns always in the plural.
         let (leaked, known) = (check.leaked, check.known);
         let line = format!(
             "{} bytes in {} allocations unreachable out of {} bytes in {} allocations",
@@ -243,7 +243,7 @@ fn of_type(known: &TypeName) -> String {
     }
 }
 
-/// ` in insert`, where its name is known.
+/// ` in insert`, if the name is known.
 fn function(frame: &Frame, chars_max: Option<usize>) -> String {
     match frame.function.as_deref().map(text::printable) {
         Some(name) if !name.is_empty() => format!(" in {}", text::cut(&name, chars_max.unwrap_or(usize::MAX))),
@@ -251,26 +251,26 @@ fn function(frame: &Frame, chars_max: Option<usize>) -> String {
     }
 }
 
-/// ` /src/cache.c:42 (/usr/bin/cached+0x1234)`, as far as it is known.
-fn place(frame: &Frame) -> String {
-    let mut place = String::new();
+/// ` /src/cache.c:42 (/usr/bin/cached+0x1234)`, as far as known.
+fn location(frame: &Frame) -> String {
+    let mut location = String::new();
     if let Some(file) = &frame.file {
-        place.push(' ');
-        place.push_str(&text::printable(file));
-        place.extend(frame.line.map(|line| format!(":{line}")));
+        location.push(' ');
+        location.push_str(&text::printable(file));
+        location.extend(frame.line.map(|line| format!(":{line}")));
     }
     if let Some(module) = &frame.module {
         let offset = frame.module_offset.map(|offset| format!("+{offset:#x}")).unwrap_or_default();
-        place.push_str(&format!(" ({}{offset})", text::printable(module)));
+        location.push_str(&format!(" ({}{offset})", text::printable(module)));
     }
     if frame.inlined {
-        place.push_str(" [inlined]");
+        location.push_str(" [inlined]");
     }
-    place
+    location
 }
 
-/// How old a block is. Ages are known to a sixtieth of a second.
+/// Formats an age. Its resolution is a sixtieth of a second.
 fn age(age_ns: u64) -> String {
-    const KNOWN_NS: u64 = 1 << 24;
-    if age_ns < KNOWN_NS { ", just made".to_owned() } else { format!(", {} old", text::duration(age_ns)) }
+    const RESOLUTION_NS: u64 = 1 << 24;
+    if age_ns < RESOLUTION_NS { ", just allocated".to_owned() } else { format!(", {} old", text::duration(age_ns)) }
 }

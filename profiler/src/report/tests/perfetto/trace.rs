@@ -1,4 +1,4 @@
-//! Reads Perfetto traces by the field numbers of its `.proto` files, which it has a table of its own for.
+//! Parses Perfetto traces by an independent table of the field numbers of its `.proto` files.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! A pprof file as its reader has it: everything resolved, nothing out of place.
+//! A parsed pprof file with all references resolved and checked.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use flate2::read::GzDecoder;
 
 use super::wire::Message;
 
-/// See the module. Texts are in the place of their numbers.
+/// Strings replace their indices.
 #[derive(Debug)]
 pub(super) struct Decoded {
     pub(super) sample_types: Vec<String>,
@@ -112,7 +112,7 @@ impl Decoded {
         locations.flat_map(|location| &location.lines).map(|(function, ..)| function.as_str()).collect()
     }
 
-    /// All of it, a line for each thing.
+    /// The whole file as text, one line per entry.
     pub(super) fn text(&self) -> String {
         let mut text = format!(
             "{}, default {}\nperiod {}, from {}, for {}\n",
@@ -146,7 +146,7 @@ impl Decoded {
     }
 }
 
-/// The samples, whose locations are all among so many.
+/// The samples; checks that their locations exist.
 fn samples(profile: &Message<'_>, location_count: usize, strings: &[String]) -> Vec<Sample> {
     let string = |message: &Message<'_>, field| strings[index(message.number(field))].clone();
     let label = |label: &Message<'_>| {
@@ -166,7 +166,7 @@ fn samples(profile: &Message<'_>, location_count: usize, strings: &[String]) -> 
     profile.messages(2).iter().map(sample).collect()
 }
 
-/// The messages, whose ids are their places from 1.
+/// The messages; checks that ids count from 1.
 fn numbered(messages: Vec<Message<'_>>) -> Vec<Message<'_>> {
     for (message, id) in messages.iter().zip(1..) {
         assert_eq!(message.number(1), id);

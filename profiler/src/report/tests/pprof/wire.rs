@@ -1,4 +1,4 @@
-//! Protocol buffers as they are on the wire, without knowing any message: what the messages that are written are checked with.
+//! A decoder of the protocol buffers wire format, independent of any message definition.
 
 /// A field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ fn varint(bytes: &mut &[u8]) -> u64 {
     panic!("a number has at most ten bytes")
 }
 
-/// A message whose fields are asked for by number.
+/// A message with its fields by number.
 pub(super) struct Message<'a>(Vec<(u64, Value<'a>)>);
 
 impl<'a> Message<'a> {
@@ -48,7 +48,7 @@ impl<'a> Message<'a> {
         Self(fields(bytes))
     }
 
-    /// A number; 0 where it is left out.
+    /// A number; 0 if it is absent.
     pub(super) fn number(&self, field: u64) -> u64 {
         self.numbers(field).last().copied().unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! Where the code of made-up profiles lies, which threads ran it, and how their heaps grew.
+//! Mappings, threads and histories of synthetic profiles.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use crate::model::history::{Change, Held, History, Instant, Moment, Occasion};
 use crate::model::{CallsiteProfile, MappingProfile, ModuleProfile, Profile, TargetProfile, ThreadProfile};
 use crate::units::MonotonicNanos;
 
-/// Bytes of each module's one mapping.
+/// Size of each module's only mapping.
 const MODULE_BYTES: u64 = 0x1000_0000;
 
-/// Puts every module of the frames at an address of its own, the same in all targets.
+/// Maps every module of the frames at its own address, the same in all targets.
 pub(super) fn place(profile: &mut Profile) {
     let Profile { frames, modules, targets, .. } = profile;
     for frame in frames.iter_mut() {
         let Some(path) = &frame.module else { continue };
         let known = modules.iter().position(|module| module.path == *path);
         let module = known.unwrap_or_else(|| {
-            // A vDSO's id is as long as a file's; one module has none.
+            // The build id of a vDSO is as long as a file's; one module has none.
             let build_id =
                 (!path.contains("stdc++")).then(|| vec![u8::try_from(modules.len()).expect("few") + 0xa0; 20]);
             modules.push(ModuleProfile { path: Arc::clone(path), build_id });
@@ -57,7 +57,7 @@ pub(super) fn group(target: &mut TargetProfile) {
     }
 }
 
-/// Has a target's heap grow: half of it came in the first 10 s, at which there was a dump, the rest by 20 s.
+/// Adds a history to a target: half of its heap was allocated in the first 10 s, up to a dump, the rest by 20 s.
 pub(super) fn grow(target: &mut TargetProfile) {
     let time = |seconds: u64| MonotonicNanos(STARTED_MONOTONIC_NS + seconds * 1_000_000_000);
     target.history = History {
@@ -96,7 +96,7 @@ fn target_held(target: &TargetProfile) -> Held {
     })
 }
 
-/// What of it there was after so many seconds: a twentieth for each, to the whole.
+/// The state after some seconds: a twentieth of the total for each second.
 fn share(held: &Held, seconds: u32) -> Held {
     let share = |amount: f64| (amount * f64::from(seconds.min(20)) / 20.0).floor();
     Held {
