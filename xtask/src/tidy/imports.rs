@@ -1,7 +1,7 @@
-//! A module of profiler/src imports only what its line in `layers` allows. Looks at `crate::…` and `super::…` paths as
-//! tokens, wherever they stand; tests may import anything.
+//! Collects the paths that a file of profiler/src uses, and checks them against the table in `layers`. Tokens are inspected,
+//! so that paths in macros count; tests may import anything.
 
-use proc_macro2::{Delimiter, Spacing, TokenTree};
+use proc_macro2::{Delimiter, Ident, Spacing, TokenTree};
 
 use super::Findings;
 use super::layers::{ALL_ABOVE, BASE, LAYERS};
@@ -11,29 +11,59 @@ const FOLDER: &str = "profiler/src/";
 /// The library's name, which stands for `crate` in the binary.
 const LIBRARY: &str = "heapbpf";
 
-/// The rule.
+/// A path that non-test code uses.
+#[derive(Debug)]
+pub(super) struct Import {
+    pub(super) line: usize,
+    /// From the crate's root, or, if `is_relative`, as written.
+    pub(super) path: Vec<String>,
+    pub(super) is_relative: bool,
+    /// The name that a `use` declaration gives to it.
+    pub(super) alias: Option<String>,
+    /// Whether it is of a `use` declaration with a visibility.
+    pub(super) is_reexport: bool,
+}
+
+/// The non-test code of one file of profiler/src.
+#[derive(Default)]
+pub(super) struct Imports {
+    /// Of the file, and of the inline modules around.
+    module: Vec<String>,
+    pub(super) found: Vec<Import>,
+    /// Modules declared by `mod name;`.
+    pub(super) declared: Vec<Vec<String>>,
+    /// Inside of a `use` declaration: whether it has a visibility.
+    in_use: Option<bool>,
+}
+
+/// Checks that a module uses only what its line in `layers` allows.
 pub(super) fn check(source: &Source, findings: &mut Findings<'_>) {
-    let (Some(path), Some(rust)) = (source.path.strip_prefix(FOLDER), &source.rust) else { return };
-    if source.is_test() {
-        return;
-    }
-    let module = module_path(path);
-    let root_file = path.strip_suffix(".rs").unwrap_or(path);
-    let layer = module.first().map_or(root_file, String::as_str).to_owned();
+    let Some((module, imports)) = collect(source) else { return };
+    let root_file = source.path.trim_start_matches(FOLDER).trim_end_matches(".rs");
+    let layer = module.first().map_or(root_file, String::as_str);
     if !LAYERS.iter().any(|(name, _)| *name == layer) {
         findings.add(1, format!("`{layer}` has no line in xtask/src/tidy/layers.rs"));
         return;
     }
-    let mut imports = Imports { module, found: Vec::new() };
-    imports.walk(&source::without_tests(rust.tokens.clone()));
-    for (line, path) in imports.found {
-        if !is_allowed(&layer, &path) {
-            findings.add(line, format!("`{layer}` may not use `{}`: see xtask/src/tidy/layers.rs", path.join("::")));
-        }
+    for import in imports.found.iter().filter(|import| !import.is_relative && !is_allowed(layer, &import.path)) {
+        let path = import.path.join("::");
+        findings.add(import.line, format!("`{layer}` may not use `{path}`: see xtask/src/tidy/layers.rs"));
     }
 }
 
-/// `ledger/live.rs` → `ledger`, `live`; nothing for the roots of crates.
+/// The module of a non-test file of profiler/src, and the paths it uses.
+pub(super) fn collect(source: &Source) -> Option<(Vec<String>, Imports)> {
+    let (path, rust) = (source.path.strip_prefix(FOLDER)?, source.rust.as_ref()?);
+    if source.is_test() {
+        return None;
+    }
+    let module = module_path(path);
+    let mut imports = Imports { module: module.clone(), ..Imports::default() };
+    imports.walk(&source::without_tests(rust.tokens.clone()));
+    Some((module, imports))
+}
+
+/// `ledger/live.rs` → `ledger`, `live`; empty for crate roots.
 fn module_path(path: &str) -> Vec<String> {
     let path = path.strip_suffix(".rs").unwrap_or(path);
     let path = path.strip_suffix("/mod").unwrap_or(path);
@@ -45,8 +75,9 @@ fn module_path(path: &str) -> Vec<String> {
 fn is_allowed(layer: &str, path: &[String]) -> bool {
     let Some(module) = path.first().map(String::as_str) else { return true };
     let row = |name: &str| LAYERS.iter().position(|(module, _)| *module == name);
-    // Something of the crate's root itself, which is no module; the compiler knows whether it exists.
-    let Some(used_row) = row(module) else { return !module.starts_with(|c: char| c.is_lowercase()) };
+    // An item of the crate's root, not a module.
+    let is_item = path.len() == 1 || !module.starts_with(|c: char| c.is_lowercase());
+    let Some(used_row) = row(module) else { return is_item };
     if module == layer || BASE.contains(&module) {
         return true;
     }
@@ -58,104 +89,122 @@ fn is_allowed(layer: &str, path: &[String]) -> bool {
     })
 }
 
-/// Collects paths from the crate's root, with their lines.
-struct Imports {
-    /// Of the file, and of the inline modules around.
-    module: Vec<String>,
-    found: Vec<(usize, Vec<String>)>,
-}
-
 impl Imports {
     fn walk(&mut self, trees: &[TokenTree]) {
         let mut at = 0;
         while at < trees.len() {
             let step = match &trees[at] {
-                TokenTree::Ident(name) if name == "mod" => self.inline_module(&trees[at..]),
+                TokenTree::Ident(name) if name == "mod" => self.module_item(&trees[at..]),
+                TokenTree::Ident(name) if name == "use" && !is_punct(trees.get(at + 1), '<') => {
+                    self.in_use = Some(has_visibility(&trees[..at]));
+                    1
+                }
                 TokenTree::Ident(_) => self.path(&trees[at..]),
                 TokenTree::Group(group) => {
                     self.walk(&source::without_tests(group.stream()));
                     1
                 }
-                _ => 1,
+                tree => {
+                    if is_punct(Some(tree), ';') {
+                        self.in_use = None;
+                    }
+                    1
+                }
             };
             at += step;
         }
     }
 
-    /// `mod name { … }`, from `mod` on. Returns how many trees it took.
-    fn inline_module(&mut self, trees: &[TokenTree]) -> usize {
-        let [_, TokenTree::Ident(name), TokenTree::Group(body), ..] = trees else { return 1 };
+    /// `mod name { … }` or `mod name;`, from `mod` on. Returns the number of trees consumed.
+    fn module_item(&mut self, trees: &[TokenTree]) -> usize {
+        let [_, TokenTree::Ident(name), end, ..] = trees else { return 1 };
         self.module.push(name.to_string());
-        self.walk(&source::without_tests(body.stream()));
+        match end {
+            TokenTree::Group(body) => self.walk(&source::without_tests(body.stream())),
+            _ => self.declared.push(self.module.clone()),
+        }
         self.module.pop();
         3
     }
 
-    /// A path that begins here; recorded if it begins at the crate's root or goes up. Returns how many trees it took.
+    /// A path that starts here. Returns the number of trees consumed.
     fn path(&mut self, trees: &[TokenTree]) -> usize {
         let TokenTree::Ident(first) = &trees[0] else { return 1 };
-        let first_name = first.to_string();
         if !follows_separator(trees, 1) {
             return 1;
         }
-        match first_name.as_str() {
-            "crate" => 3 + self.segments(Vec::new(), &trees[3..]),
-            LIBRARY if self.module.is_empty() => 3 + self.segments(Vec::new(), &trees[3..]),
-            "super" => {
-                let mut base = self.module.clone();
-                base.pop();
-                3 + self.segments(base, &trees[3..])
+        let mut base = self.module.clone();
+        let mut is_relative = false;
+        match first.to_string().as_str() {
+            "crate" => base.clear(),
+            LIBRARY if self.module.is_empty() => base.clear(),
+            "super" => drop(base.pop()),
+            "self" => {}
+            name => {
+                base = vec![name.to_owned()];
+                is_relative = true;
             }
-            // The rest of a path that begins elsewhere must not be taken for one of its own.
-            _ => 3 + self.elsewhere(&trees[3..]),
         }
+        3 + self.segments(base, is_relative, &trees[3..])
     }
 
-    /// Skips the idents of a path that begins outside of this crate, but not what stands in its braces or brackets.
-    fn elsewhere(&mut self, trees: &[TokenTree]) -> usize {
-        let is_ident = matches!(trees.first(), Some(TokenTree::Ident(_)));
-        match is_ident {
-            true if follows_separator(trees, 1) => 3 + self.elsewhere(&trees[3..]),
-            true => 1,
-            false => 0,
-        }
-    }
-
-    /// The rest of a path after `::`, with its groups. Returns how many trees it took.
-    fn segments(&mut self, mut base: Vec<String>, trees: &[TokenTree]) -> usize {
+    /// The rest of a path after `::`, with its groups. Returns the number of trees consumed.
+    fn segments(&mut self, mut base: Vec<String>, is_relative: bool, trees: &[TokenTree]) -> usize {
         match trees.first() {
             Some(TokenTree::Ident(name)) => {
-                let line = name.span().start().line;
                 match name.to_string().as_str() {
                     "super" => drop(base.pop()),
                     "self" => {}
                     segment => base.push(segment.to_owned()),
                 }
                 if follows_separator(trees, 1) {
-                    return 3 + self.segments(base, &trees[3..]);
+                    return 3 + self.segments(base, is_relative, &trees[3..]);
                 }
-                self.found.push((line, base));
+                let alias = match trees {
+                    [_, TokenTree::Ident(renamed), TokenTree::Ident(alias), ..] if renamed == "as" => Some(alias),
+                    _ => None,
+                };
+                let alias = alias.map(Ident::to_string).or_else(|| base.last().cloned());
+                self.add(name.span().start().line, base, is_relative, alias);
                 1
             }
             Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => {
                 let inner: Vec<_> = group.stream().into_iter().collect();
-                let is_comma = |tree: &TokenTree| matches!(tree, TokenTree::Punct(punct) if punct.as_char() == ',');
-                for part in inner.split(is_comma) {
-                    self.segments(base.clone(), part);
+                for part in inner.split(|tree| is_punct(Some(tree), ',')) {
+                    self.segments(base.clone(), is_relative, part);
                 }
                 1
             }
-            // A glob, or type arguments: the path so far is what is used.
+            // A glob, or type arguments: the path so far is used.
             Some(other) => {
-                self.found.push((other.span().start().line, base));
+                self.add(other.span().start().line, base, is_relative, None);
                 0
             }
             None => 0,
         }
     }
+
+    fn add(&mut self, line: usize, path: Vec<String>, is_relative: bool, alias: Option<String>) {
+        let alias = alias.filter(|_| self.in_use.is_some());
+        self.found.push(Import { line, path, is_relative, alias, is_reexport: self.in_use == Some(true) });
+    }
 }
 
-/// Whether `::` stands at `at`.
+/// Whether `pub` or `pub(…)` ends `trees`.
+fn has_visibility(trees: &[TokenTree]) -> bool {
+    let is_pub = |tree: &TokenTree| matches!(tree, TokenTree::Ident(name) if name == "pub");
+    match trees {
+        [.., visibility, TokenTree::Group(_)] if is_pub(visibility) => true,
+        [.., last] => is_pub(last),
+        [] => false,
+    }
+}
+
+fn is_punct(tree: Option<&TokenTree>, expected: char) -> bool {
+    matches!(tree, Some(TokenTree::Punct(punct)) if punct.as_char() == expected)
+}
+
+/// Whether `::` is at `at`.
 fn follows_separator(trees: &[TokenTree], at: usize) -> bool {
     matches!(trees.get(at..at + 2), Some([TokenTree::Punct(first), TokenTree::Punct(second)])
         if first.as_char() == ':' && first.spacing() == Spacing::Joint && second.as_char() == ':')

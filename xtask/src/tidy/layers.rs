@@ -1,13 +1,13 @@
-//! Who may import whom in profiler/src, as data. A module stands below those that it may use; what its line does not name is
-//! forbidden to it, itself and [`BASE`] excepted.
+//! Which module of profiler/src may use which, as a table in the order of the layers. Modules that a line does not list are
+//! forbidden to it, except itself and [`BASE`].
 
-/// Small value types, free to all.
+/// Small value types, which every module may use.
 pub(super) const BASE: [&str; 3] = ["units", "ids", "address"];
 
-/// In a line: every module of the lines above.
+/// Stands for every module of the lines above.
 pub(super) const ALL_ABOVE: &str = "*";
 
-/// Module, and what it may use: modules, or paths into one where the rest of it is forbidden.
+/// A module, and what it may use: modules, or paths into a module whose other items are forbidden.
 pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("ids", &[]),

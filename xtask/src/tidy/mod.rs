@@ -1,17 +1,15 @@
-//! `cargo xtask tidy`: rules of this repository that neither rustfmt nor clippy knows. One file per rule; this one
-//! gathers the files, applies every rule to each, and prints what they find.
+//! `cargo xtask tidy`: rules of this repository that neither rustfmt nor clippy checks. This file lists the files, applies
+//! the rules and prints the findings.
 
+mod code;
+mod commits;
+mod graph;
 mod imports;
+mod language;
 mod layers;
-mod length;
-mod links;
-mod machine_paths;
-mod markers;
-mod opening;
 mod source;
-mod terminal;
-mod unsafety;
-mod words;
+mod statistics;
+mod text;
 
 use std::fmt;
 
@@ -22,22 +20,28 @@ use source::Source;
 
 /// Checks the rules of this repository that neither rustfmt nor clippy knows.
 ///
-/// Looks at every file that git tracks or would track, and prints `file:line: what is wrong` for each finding.
+/// Checks every file that git tracks or would track, and prints `file:line: problem` for each finding.
 #[derive(clap::Args)]
 #[command(after_help = "The rules:
-  length     files of at most 400 lines (tests apart), functions of at most 70
-  opening    a Rust file begins with a `//!` comment: what it owns and what it refuses to do
-  words      no names that say nothing: see xtask/src/tidy/words.rs
-  layers     who may import whom in profiler/src: see xtask/src/tidy/layers.rs
+  length     files of at most 500 lines (tests excluded), functions of at most 70
+  opening    a Rust file begins with a `//!` comment: what it does and what it leaves to others
+  language   standard terms in comments, strings, docs and scripts: see xtask/src/tidy/language.rs
+  layers     which folder of profiler/src may use which: see xtask/src/tidy/layers.rs
+  cycles     imports form no cycle: neither between folders of profiler/src nor between the files of one folder
   unsafe     only in profiler-ebpf, profiler/src/linux, test targets, and `unsafe impl` in profiler-common
-  terminal   what goes to standard output and standard error goes through profiler/src/cli/terminal.rs
+  terminal   standard output and standard error are written through profiler/src/cli/terminal.rs
   links      a link to a kernel's source names a version or a commit
   markers    no leftovers of merges or of unfinished work
-  paths      no folders of somebody's machine")]
-pub(crate) struct Arguments {}
+  paths      no private folders of one machine
+  commits    subjects of at most 72 characters")]
+pub(crate) struct Arguments {
+    /// Print the size of the code and of the documentation instead.
+    #[arg(long)]
+    stats: bool,
+}
 
-/// Something that breaks a rule.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A violation of a rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Finding {
     path: String,
     /// Counted from 1.
@@ -51,7 +55,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What a rule writes its findings to.
+/// Collects the findings of one file.
 struct Findings<'a> {
     path: &'a str,
     found: Vec<Finding>,
@@ -63,50 +67,65 @@ impl Findings<'_> {
     }
 }
 
-/// A rule looks at one file.
+/// Checks one file.
 type Rule = fn(&Source, &mut Findings<'_>);
 
 const RULES: [Rule; 9] = [
-    length::check,
-    opening::check,
-    words::check,
+    code::length,
+    code::unsafe_code,
+    code::terminal,
+    text::opening,
+    text::links,
+    text::markers,
+    text::machine_paths,
+    language::check,
     imports::check,
-    unsafety::check,
-    terminal::check,
-    links::check,
-    markers::check,
-    machine_paths::check,
 ];
 
-/// Runs the verb.
-pub(crate) fn run(_: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let root = repository::root()?;
-    let paths = source::list(&root)?;
-    let mut findings = Vec::new();
-    let mut files = 0;
-    for path in paths {
-        let Some(text) = source::read(&root, &path)? else { continue };
-        files += 1;
-        findings.extend(check(&path, &text));
+    let mut files = Vec::new();
+    for path in source::list(&root)? {
+        if let Some(text) = source::read(&root, &path)? {
+            files.push((path, text));
+        }
     }
+    let mut findings = Vec::new();
+    let mut sources = Vec::new();
+    for (path, text) in &files {
+        match Source::parse(path, text) {
+            Ok(source) => sources.push(source),
+            Err(error) => findings.push(unparsable(path, &error)),
+        }
+    }
+    if arguments.stats {
+        print!("{}", statistics::table(&sources));
+        return Ok(());
+    }
+    findings.extend(sources.iter().flat_map(check));
+    findings.extend(graph::check(&sources));
+    findings.extend(commits::check(&root));
     findings.sort();
+    findings.dedup();
     for finding in &findings {
         println!("{finding}");
     }
-    println!("tidy: {} findings in {files} files", findings.len());
+    println!("tidy: {} findings in {} files", findings.len(), files.len());
     if !findings.is_empty() {
         bail!("this tree is not tidy; `cargo xtask tidy --help` lists the rules");
     }
     Ok(())
 }
 
-/// Applies every rule to one file.
-fn check(path: &str, text: &str) -> Vec<Finding> {
-    let mut findings = Findings { path, found: Vec::new() };
-    match Source::parse(path, text) {
-        Ok(source) => RULES.iter().for_each(|rule| rule(&source, &mut findings)),
-        Err(error) => findings.add(error.span().start().line, format!("does not parse as Rust: {error}")),
-    }
+fn unparsable(path: &str, error: &syn::Error) -> Finding {
+    let line = error.span().start().line;
+    Finding { path: path.to_owned(), line, message: format!("cannot be parsed as Rust: {error}") }
+}
+
+/// Applies the rules for single files.
+fn check(source: &Source) -> Vec<Finding> {
+    let mut findings = Findings { path: source.path, found: Vec::new() };
+    RULES.iter().for_each(|rule| rule(source, &mut findings));
     findings.found
 }
 
@@ -123,16 +142,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_not_rust_is_a_finding() {
-        let findings = check("profiler/src/units.rs", "//! Units.\n\nfn broken( {\n}\n");
-        assert_eq!(findings.len(), 1, "{findings:?}");
-        assert!(findings[0].to_string().starts_with("profiler/src/units.rs:"), "{findings:?}");
-        assert_eq!(check("notes.md", "fn broken( {\n"), []);
+    fn unparsable_rust_is_a_finding() {
+        let error = Source::parse("profiler/src/units.rs", "//! Units.\n\nfn broken( {\n}\n").err().expect("is broken");
+        assert!(unparsable("profiler/src/units.rs", &error).to_string().starts_with("profiler/src/units.rs:"));
+        assert!(Source::parse("notes.md", "fn broken( {\n").is_ok());
     }
 
     #[test]
-    fn rules_see_every_file() {
-        let findings = check("profiler/src/units.rs", "fn f() {}\n");
+    fn rules_are_applied_to_a_file() {
+        let findings = check(&Source::parse("profiler/src/units.rs", "fn f() {}\n").expect("parses"));
         assert_eq!(findings.len(), 1, "{findings:?}");
         assert_eq!((findings[0].path.as_str(), findings[0].line), ("profiler/src/units.rs", 1));
     }

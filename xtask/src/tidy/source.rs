@@ -1,4 +1,4 @@
-//! The files that tidy looks at, and one of them with what the rules need of it. Judges nothing.
+//! Lists, reads and parses the files that tidy checks.
 
 use std::fs;
 use std::path::Path;
@@ -12,21 +12,20 @@ use crate::command;
 
 /// One text file.
 pub(super) struct Source<'a> {
-    /// From the repository's root.
+    /// Relative to the repository's root.
     pub(super) path: &'a str,
     pub(super) text: &'a str,
-    /// For Rust.
     pub(super) rust: Option<Rust>,
 }
 
-/// A Rust file as a tree and as tokens, which also reach into macros.
+/// A Rust file as a syntax tree, and as tokens, which include the content of macros.
 pub(super) struct Rust {
     pub(super) syntax: syn::File,
     pub(super) tokens: TokenStream,
 }
 
 impl<'a> Source<'a> {
-    /// Parses it if it is Rust.
+    /// Parses files that end with `.rs`.
     pub(super) fn parse(path: &'a str, text: &'a str) -> syn::Result<Self> {
         let rust = if path.ends_with(".rs") {
             Some(Rust { syntax: syn::parse_file(text)?, tokens: text.parse::<TokenStream>()? })
@@ -36,22 +35,26 @@ impl<'a> Source<'a> {
         Ok(Self { path, text, rust })
     }
 
-    /// A file with nothing but tests.
+    /// Whether the file contains only tests.
     pub(super) fn is_test(&self) -> bool {
         self.path.ends_with("/tests.rs") || self.path.split('/').rev().skip(1).any(|folder| folder == "tests")
     }
 }
 
-/// Whether an attribute says `cfg(test)`.
-pub(super) fn is_cfg_test(attribute: &syn::Attribute) -> bool {
+fn is_cfg_test(attribute: &syn::Attribute) -> bool {
     attribute.path().is_ident("cfg")
         && attribute.meta.require_list().is_ok_and(|list| list.tokens.to_string() == "test")
 }
 
-/// First and last line of each item of the file that exists in tests only.
-pub(super) fn test_lines(file: &syn::File) -> Vec<(usize, usize)> {
-    let items = file.items.iter().filter(|item| attributes(item).iter().any(is_cfg_test));
-    items.map(|item| (item.span().start().line, item.span().end().line)).collect()
+/// Whether an item has the attribute `#[cfg(test)]`.
+pub(super) fn is_test_item(item: &syn::Item) -> bool {
+    attributes(item).iter().any(is_cfg_test)
+}
+
+/// Number of lines outside of items with `#[cfg(test)]`.
+pub(super) fn lines_without_tests(text: &str, file: &syn::File) -> usize {
+    let items = file.items.iter().filter(|item| is_test_item(item)).map(|item| item.span());
+    text.lines().count() - items.map(|span| span.end().line - span.start().line + 1).sum::<usize>()
 }
 
 fn attributes(item: &syn::Item) -> &[syn::Attribute] {
@@ -70,7 +73,7 @@ fn attributes(item: &syn::Item) -> &[syn::Attribute] {
     }
 }
 
-/// The trees without those that belong to an item with `#[cfg(test)]` at this level.
+/// Removes items with `#[cfg(test)]` at this level.
 pub(super) fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
     let mut kept = Vec::new();
     let mut trees = tokens.into_iter().peekable();
@@ -98,13 +101,13 @@ fn squeezed(tokens: &TokenStream) -> String {
     tokens.to_string().split_whitespace().collect()
 }
 
-/// Every file that git tracks or would track; without git, every file outside of folders that are built.
+/// Every file that git tracks or would track; without git, every file outside of `target` folders.
 pub(super) fn list(root: &Path) -> Result<Vec<String>> {
     let mut git = Command::new("git");
     git.arg("-C").arg(root).args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
     let mut paths = match command::output(&mut git) {
         Ok(listed) => listed.split('\0').filter(|path| !path.is_empty()).map(String::from).collect(),
-        // A tree from an archive, or of another owner.
+        // An archive, or a repository that another user owns.
         Err(_) => {
             let mut paths = Vec::new();
             walk(root, "", &mut paths)?;
@@ -132,7 +135,7 @@ fn walk(root: &Path, folder: &str, paths: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// The text of a file; nothing for what is not text, or was deleted and is still tracked.
+/// The content of a text file; `None` for binary files, and for deleted files that are still tracked.
 pub(super) fn read(root: &Path, path: &str) -> Result<Option<String>> {
     match fs::read(root.join(path)) {
         Ok(content) if content.contains(&0) => Ok(None),
@@ -148,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tests_are_known_by_their_place() {
+    fn tests_are_recognized_by_path() {
         let check = |path, expected| {
             assert_eq!(Source::parse(path, "").expect("empty files parse").is_test(), expected, "{path}");
         };
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn items_of_tests_are_cut_from_tokens() {
+    fn test_items_are_removed_from_tokens() {
         let text = "use a; #[cfg(test)] use b; #[cfg(test)] #[expect(x)] mod tests { use c; } #[cfg(linux)] use d;";
         let kept: TokenStream = without_tests(text.parse().expect("tokens")).into_iter().collect();
         assert_eq!(squeezed(&kept), "usea;#[cfg(linux)]used;");
@@ -171,14 +174,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         for path in ["a.rs", "src/b.rs", "target/debug/c.rs", "src/target/d.rs"] {
             let path = folder.path().join(path);
-            fs::create_dir_all(path.parent().expect("is in the folder")).expect("a folder");
+            fs::create_dir_all(path.parent().expect("has a parent")).expect("a folder");
             fs::write(path, "x").expect("a file");
         }
         let mut paths = Vec::new();
-        walk(folder.path(), "", &mut paths).expect("all is readable");
+        walk(folder.path(), "", &mut paths).expect("is readable");
         paths.sort();
         assert_eq!(paths, ["a.rs", "src/b.rs"]);
-        assert_eq!(read(folder.path(), "a.rs").expect("is there").as_deref(), Some("x"));
-        assert_eq!(read(folder.path(), "gone.rs").expect("not an error"), None);
+        assert_eq!(read(folder.path(), "a.rs").expect("exists").as_deref(), Some("x"));
+        assert_eq!(read(folder.path(), "gone.rs").expect("is no error"), None);
     }
 }

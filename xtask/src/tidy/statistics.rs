@@ -1,0 +1,121 @@
+//! `cargo xtask tidy --stats`: how large the code and the documentation are.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use syn::visit::{self, Visit};
+
+use super::source::{self, Source};
+
+/// Parts of the repository whose Rust code is counted.
+const PARTS: [&str; 4] = ["profiler/src/", "xtask/", "profiler-common/", "profiler-ebpf/"];
+
+/// Non-test Rust code.
+#[derive(Clone, Copy, Default)]
+struct Size {
+    files: usize,
+    lines: usize,
+    public: usize,
+}
+
+impl Size {
+    fn add(&mut self, other: Self) {
+        self.files += other.files;
+        self.lines += other.lines;
+        self.public += other.public;
+    }
+}
+
+/// Totals of each part, words of the documentation, and a line for each folder.
+pub(super) fn table(sources: &[Source]) -> String {
+    let mut parts = BTreeMap::<&str, Size>::new();
+    let mut folders = BTreeMap::<String, Size>::new();
+    for source in sources {
+        let part = PARTS.into_iter().find(|part| source.path.starts_with(part));
+        if let (Some(part), Some(size)) = (part, size(source)) {
+            parts.entry(part).or_default().add(size);
+            folders.entry(folder(source.path)).or_default().add(size);
+        }
+    }
+    let is_documentation = |path: &str| path == "README.md" || path.starts_with("docs/") && path.ends_with(".md");
+    let pages = sources.iter().filter(|source| is_documentation(source.path));
+    let words: usize = pages.map(|page| page.text.split_whitespace().count()).sum();
+    let mut total = Size::default();
+    let mut text = format!("{:<36} {:>6} {:>7} {:>5}\n", "Rust without tests", "files", "lines", "pub");
+    let mut line = |name: &str, size: &Size| {
+        let _ = writeln!(text, "{name:<36} {:>6} {:>7} {:>5}", size.files, size.lines, size.public);
+    };
+    for (part, size) in &parts {
+        line(part, size);
+        total.add(*size);
+    }
+    line("total", &total);
+    folders.iter().for_each(|(folder, size)| line(&format!("  {folder}"), size));
+    let _ = writeln!(text, "\nwords in docs/*.md and README.md: {words}");
+    text
+}
+
+/// `None` for files that are not Rust, and for tests.
+fn size(source: &Source) -> Option<Size> {
+    let rust = source.rust.as_ref().filter(|_| !source.is_test())?;
+    let mut public = Public(0);
+    public.visit_file(&rust.syntax);
+    Some(Size { files: 1, lines: source::lines_without_tests(source.text, &rust.syntax), public: public.0 })
+}
+
+/// The folder of a source file, at most one level below `src`.
+fn folder(path: &str) -> String {
+    let folders: Vec<&str> = path.split('/').collect();
+    let depth = folders.iter().position(|folder| *folder == "src").map_or(1, |src| src + 2);
+    folders[..depth.min(folders.len() - 1)].join("/")
+}
+
+/// Counts items with a plain `pub`, tests excluded.
+struct Public(usize);
+
+impl Public {
+    fn count(&mut self, visibility: &syn::Visibility) {
+        self.0 += usize::from(matches!(visibility, syn::Visibility::Public(_)));
+    }
+}
+
+impl<'ast> Visit<'ast> for Public {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        if source::is_test_item(item) {
+            return;
+        }
+        match item {
+            syn::Item::Const(item) => self.count(&item.vis),
+            syn::Item::Enum(item) => self.count(&item.vis),
+            syn::Item::Fn(item) => self.count(&item.vis),
+            syn::Item::Mod(item) => self.count(&item.vis),
+            syn::Item::Static(item) => self.count(&item.vis),
+            syn::Item::Struct(item) => self.count(&item.vis),
+            syn::Item::Trait(item) => self.count(&item.vis),
+            syn::Item::Type(item) => self.count(&item.vis),
+            _ => {}
+        }
+        visit::visit_item(self, item);
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
+        self.count(&function.vis);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_exclude_tests() {
+        let text = "//! A.\npub struct A;\nimpl A {\n    pub fn f() {}\n    fn g() {}\n}\npub(crate) fn h() {}\n\
+                    #[cfg(test)]\nmod tests {\n    pub fn t() {}\n}\n";
+        let source = Source::parse("profiler/src/a/b/c.rs", text).expect("parses");
+        let size = size(&source).expect("is code");
+        assert_eq!((size.files, size.lines, size.public), (1, 7, 2));
+        assert_eq!(folder(source.path), "profiler/src/a");
+        assert_eq!(folder("profiler/src/lib.rs"), "profiler/src");
+        assert!(table(&[source]).contains("total"));
+    }
+}
