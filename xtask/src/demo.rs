@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::command;
 use crate::privilege::Privilege;
-use crate::repository::{self, Repository};
+use crate::repository::Repository;
 
 /// How long the target is profiled.
 const DURATION: &str = "5s";
@@ -37,19 +37,9 @@ pub(crate) fn run(_: &Arguments) -> Result<()> {
     let repository = Repository::find()?;
     let folder = repository.target.join("demo");
     fs::create_dir_all(&folder).with_context(|| format!("could not make the folder `{}`", folder.display()))?;
-    let heapbpf = heapbpf(&repository)?;
+    let heapbpf = repository.heapbpf()?;
     let target = Target::start(&build_target(&repository, &folder)?)?;
     profile(&heapbpf, privilege, &target, &folder)
-}
-
-/// The binary that the variable names, or else one built now.
-fn heapbpf(repository: &Repository) -> Result<PathBuf> {
-    if let Some(given) = std::env::var_os("HEAPBPF_BIN") {
-        return Ok(given.into());
-    }
-    let mut cargo = Command::new(repository::cargo());
-    command::run(cargo.current_dir(&repository.root).args(["build", "--release", "--package", "heapbpf"]))?;
-    Ok(repository.target.join("release/heapbpf"))
 }
 
 /// Compiles the target with names, lines and frame pointers.

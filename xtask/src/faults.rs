@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use heapbpf_tests::faults::{Backend, Mode, Role};
 
-use crate::bench::{document, machine, recording};
+use crate::bench::document;
 use crate::repository::{self, Repository};
 use crate::{command, privilege::Privilege};
 
@@ -65,8 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         bail!("the test attaches to processes: run it as root");
     }
     let repository = Repository::find()?;
-    let heapbpf = recording::Heapbpf::find(&repository)?;
-    let binary = std::path::absolute(heapbpf.binary())?;
+    let binary = repository.heapbpf()?;
     let folder = tempfile::tempdir()?;
     let table = folder.path().join("table.md");
     let mut test = Command::new(repository::cargo());
@@ -102,6 +101,6 @@ fn variables(arguments: &Arguments) -> Vec<(&'static str, String)> {
 }
 
 fn write(page: &Path, table: &str) -> Result<()> {
-    let text = format!("{}.\n\n{table}", machine::describe());
+    let text = format!("{}\n\n{table}", document::provenance()?);
     document::write(page, "faults", &text).context("the table was not written")
 }

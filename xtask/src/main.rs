@@ -3,7 +3,6 @@
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for developers talks to them")]
 
-mod apt;
 mod bench;
 mod build_ebpf;
 mod command;

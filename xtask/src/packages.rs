@@ -1,22 +1,21 @@
-//! Debian packages that building the BPF object and the tests need, as data, with how to see that each is there.
-//! Installs nothing: see `apt`.
+//! Debian packages that building the BPF object, tests and benches need, and their installation: as root or through sudo.
 
 use std::path::Path;
 
-use crate::command;
+use anyhow::{Result, bail};
 
-/// One package.
+use crate::command;
+use crate::privilege::Privilege;
+
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Package {
     /// Its name in Debian 12.
     pub(crate) name: &'static str,
-    /// What shows that it, or something as good from elsewhere, is there.
     pub(crate) proof: Proof,
-    /// What it is for.
     pub(crate) purpose: &'static str,
 }
 
-/// What shows that a package's content is there.
+/// Evidence that a package, or a substitute from elsewhere, is installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proof {
     /// A program in `PATH`.
@@ -26,7 +25,6 @@ pub(crate) enum Proof {
 }
 
 impl Proof {
-    /// Looks on this machine.
     pub(crate) fn present(self) -> bool {
         match self {
             Self::Program(name) => command::find(name).is_some(),
@@ -34,7 +32,6 @@ impl Proof {
         }
     }
 
-    /// What to name to somebody who has no apt.
     pub(crate) const fn subject(self) -> &'static str {
         match self {
             Self::Program(subject) | Self::File(subject) => subject,
@@ -57,7 +54,7 @@ pub(crate) const RUST: &[Package] = &[
     ),
 ];
 
-/// What bpf-linker is built against.
+/// For building bpf-linker.
 pub(crate) const LLVM: &[Package] =
     &[package("llvm-22-dev", Proof::File("/usr/lib/llvm-22/include/llvm-c/Core.h"), "LLVM, for bpf-linker")];
 
@@ -111,7 +108,7 @@ pub(crate) const VIEWERS: &[Package] = &[
     package("valgrind", Proof::File("/usr/libexec/valgrind/dh_view.html"), "reads DHAT's and massif's files"),
 ];
 
-/// Programs whose stacks `cargo xtask bench unwind` looks at, and what puts load on them.
+/// Programs that `cargo xtask bench unwind` records, and load generators.
 pub(crate) const BENCH_UNWIND: &[Package] = &[
     package("gcc", Proof::Program("gcc"), "compiles a target, and is one"),
     package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the target in C"),
@@ -126,7 +123,7 @@ pub(crate) const BENCH_UNWIND: &[Package] = &[
     package("ffmpeg", Proof::Program("ffmpeg"), "a program of two hundred modules"),
 ];
 
-/// What virtual machines take.
+/// For virtual machines.
 pub(crate) const VM: &[Package] = &[
     package("qemu-system-x86", Proof::Program("qemu-system-x86_64"), "emulates a machine"),
     package("busybox-static", Proof::Program("busybox"), "the virtual machine's programs"),
@@ -135,22 +132,16 @@ pub(crate) const VM: &[Package] = &[
     package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the targets in C"),
 ];
 
-/// What libFuzzer is compiled with.
+/// For compiling libFuzzer.
 pub(crate) const FUZZ: &[Package] = &[package("g++", Proof::Program("c++"), "compiles libFuzzer")];
 
-/// What the soak runs.
-pub(crate) const BENCH_SOAK: &[Package] = &[
+/// For benches with test targets in C alone.
+pub(crate) const BENCH_C: &[Package] = &[
     package("gcc", Proof::Program("gcc"), "compiles a target in C"),
     package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the target in C"),
 ];
 
-/// What `cargo xtask bench leaks` looks at.
-pub(crate) const BENCH_LEAKS: &[Package] = &[
-    package("gcc", Proof::Program("gcc"), "compiles a target in C"),
-    package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the target in C"),
-];
-
-/// What `cargo xtask bench overhead` measures with.
+/// For `cargo xtask bench overhead`.
 pub(crate) const BENCH_OVERHEAD: &[Package] = &[
     package("gcc", Proof::Program("gcc"), "compiles targets in C"),
     package("libc6-dev", Proof::File("/usr/include/stdlib.h"), "headers of the targets in C"),
@@ -160,8 +151,63 @@ pub(crate) const BENCH_OVERHEAD: &[Package] = &[
     package("redis-tools", Proof::Program("redis-benchmark"), "puts load on redis"),
 ];
 
-/// Those of `packages` that are not `present`, in order.
-pub(crate) fn missing<'a>(packages: &[&'a [Package]], present: impl Fn(Proof) -> bool) -> Vec<&'a Package> {
+/// Script for `sh` as root, with the packages as arguments.
+///
+/// Packages of servers start the server when they are installed, unless `policy-rc.d` forbids it; one of the machine's own is
+/// respected.
+const INSTALL: &str = r#"
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+fi
+export DEBIAN_FRONTEND=noninteractive
+apt-get update --quiet
+apt-get install --quiet --yes --no-install-recommends "$@"
+"#;
+
+/// Installs those of `packages` that are missing.
+pub(crate) fn install(packages: &[&[Package]]) -> Result<()> {
+    let packages = &missing(packages, Proof::present);
+    if packages.is_empty() {
+        return Ok(());
+    }
+    if command::find("apt-get").is_none() {
+        bail!("this machine has no apt-get; install by other means:\n{}", list(packages));
+    }
+    let Some(mut shell) = Privilege::find().command("sh") else {
+        bail!(
+            "installing requires root, or sudo without a password or at a terminal; missing are:\n{}\nrun as root: \
+             apt-get install --no-install-recommends {}",
+            list(packages),
+            names(packages)
+        );
+    };
+    eprintln!("installing Debian packages:\n{}", list(packages));
+    let status = shell.args(["-euc", INSTALL, "sh"]).args(packages.iter().map(|package| package.name)).status()?;
+    if !status.success() {
+        bail!("apt-get could not install these packages: {status}");
+    }
+    let still: Vec<_> = packages.iter().copied().filter(|package| !package.proof.present()).collect();
+    if !still.is_empty() {
+        bail!("apt-get succeeded, but these are still missing:\n{}", list(&still));
+    }
+    Ok(())
+}
+
+fn list(packages: &[&Package]) -> String {
+    let lines = packages
+        .iter()
+        .map(|package| format!("  {:<14} {} (`{}`)", package.name, package.purpose, package.proof.subject()));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn names(packages: &[&Package]) -> String {
+    packages.iter().map(|package| package.name).collect::<Vec<_>>().join(" ")
+}
+
+fn missing<'a>(packages: &[&'a [Package]], present: impl Fn(Proof) -> bool) -> Vec<&'a Package> {
     packages.iter().copied().flatten().filter(|package| !present(package.proof)).collect()
 }
 
@@ -175,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_missing_is_planned_in_order() {
+    fn missing_packages_are_listed_in_order() {
         check(&[], &["rustc-web", "cargo-web", "rust-web-src", "llvm-22-dev"]);
         check(&["/usr/bin/rustc", "/usr/bin/cargo"], &["rust-web-src", "llvm-22-dev"]);
         let all: Vec<_> = RUST.iter().chain(LLVM).map(|package| package.proof.subject()).collect();
@@ -183,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn proofs_look_at_the_machine() {
+    fn proofs_inspect_the_machine() {
         assert!(Proof::Program("sh").present());
         assert!(!Proof::Program("no-such-program-anywhere").present());
         assert!(Proof::File("/proc/self/status").present());

@@ -1,4 +1,4 @@
-//! Where things are: the repository's root and cargo's target directory. Knows paths only.
+//! The repository's root, cargo's target directory, and the programs built there.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use crate::command;
 
 /// The repository this xtask was built from.
 pub(crate) struct Repository {
-    /// Its root, without symbolic links.
+    /// Without symbolic links.
     pub(crate) root: PathBuf,
     /// Cargo's target directory, which need not be below the root.
     pub(crate) target: PathBuf,
@@ -28,12 +28,33 @@ impl Repository {
         let target = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
         Ok(Self { root, target: target.into() })
     }
+
+    /// The heapbpf that `HEAPBPF_BIN` names, or one that is built now in release mode.
+    pub(crate) fn heapbpf(&self) -> Result<PathBuf> {
+        if let Some(given) = std::env::var_os("HEAPBPF_BIN") {
+            return Ok(std::path::absolute(given)?);
+        }
+        self.build_release(&["--bin", "heapbpf"])?;
+        Ok(self.target.join("release/heapbpf"))
+    }
+
+    /// An example of the package heapbpf, built in release mode.
+    pub(crate) fn example(&self, name: &str) -> Result<PathBuf> {
+        self.build_release(&["--example", name])?;
+        Ok(self.target.join("release/examples").join(name))
+    }
+
+    fn build_release(&self, arguments: &[&str]) -> Result<()> {
+        let mut cargo = Command::new(cargo());
+        cargo.current_dir(&self.root).args(["build", "--release", "--package", "heapbpf"]);
+        command::run(cargo.args(arguments))
+    }
 }
 
-/// The repository's root, for verbs that build nothing.
+/// The repository's root, for commands that build nothing.
 pub(crate) fn root() -> Result<PathBuf> {
     let manifest_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let root = manifest_folder.parent().context("xtask lies at the root of the file system")?;
+    let root = manifest_folder.parent().context("xtask is at the root of the file system")?;
     root.canonicalize().with_context(|| format!("the repository `{}` has moved: build xtask again", root.display()))
 }
 

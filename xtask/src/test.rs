@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use crate::privilege::Privilege;
 use crate::repository::{self, Repository};
-use crate::{apt, command, packages, viewers};
+use crate::{command, packages, viewers};
 
 /// How cargo starts a test as root.
 const RUNNER: (&str, &str) = ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if privilege == Privilege::Missing {
         bail!("the tests attach to processes, which takes root, and sudo is not to be had here: run it as root");
     }
-    apt::install(&packages::missing(&[packages::TESTS, packages::VIEWERS], packages::Proof::present))?;
+    packages::install(&[packages::TESTS, packages::VIEWERS])?;
     let repository = Repository::find()?;
     let cargo = || {
         let mut cargo = Command::new(repository::cargo());

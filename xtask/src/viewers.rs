@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::repository::Repository;
-use crate::{apt, command, packages};
+use crate::{command, packages};
 
 /// What is installed, below `tests/viewers`.
 const PYTHON_LIST: &str = "requirements.txt";
@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
 
 /// Runs the verb.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    apt::install(&packages::missing(&[packages::VIEWERS], packages::Proof::present))?;
+    packages::install(&[packages::VIEWERS])?;
     let repository = Repository::find()?;
     if arguments.again {
         remove(&folder(&repository))?;

@@ -1,77 +1,64 @@
-//! `cargo xtask bench formats`: what writing a large profile costs in each format, in time and in memory of heapbpf.
+//! `cargo xtask bench formats`: time and memory for writing a large profile in each format.
 //!
-//! A made-up JSON report is converted to each format. Reading it takes time too, which is measured by a conversion to nothing
-//! and subtracted; memory is the largest resident size of the whole run, reading included.
+//! A synthetic JSON report is converted to each format. The time of reading it, which a conversion without output takes, is
+//! subtracted; memory is the maximum resident size of the whole run, including reading.
 
-use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use heapbpf::internals::report::Format;
 use serde_json::{Value, json};
 
-use super::recording::Heapbpf;
-use super::spread::Spread;
-use super::{document, machine};
-use crate::command;
+use super::figures::{Spread, alternate, mib};
+use super::process::run_measured;
+use super::{Page, document};
 use crate::repository::Repository;
 
-/// Where `--write` writes.
-const PAGE: &str = "docs/formats.md";
-
-/// The profile.
+/// Size of the profile.
 const CALLSITES: usize = 10_000;
 const FRAMES: usize = 40;
-/// Callsites have half as many frames in common so many times from the leaf to the root: 2^14 is more than there are.
+/// From the leaf to the root, the number of distinct functions is halved so many times: 2^14 exceeds the number of callsites.
 const HALVINGS: usize = 14;
 
-/// What writing may take.
+/// Limits of writing.
 const SECONDS_MAX: f64 = 2.0;
 const MIB_MAX: f64 = 500.0;
 
-/// How often memory is looked at.
-const LOOK_PERIOD: Duration = Duration::from_millis(2);
-
-/// Measures what each format takes for 10,000 callsites of 40 frames each.
+/// Measures writing 10,000 callsites of 40 frames each, in each format.
 #[derive(clap::Parser)]
-pub(crate) struct Arguments {
-    /// Put the table into docs/formats.md.
+pub(super) struct Arguments {
+    /// Write the table into docs/formats.md.
     #[arg(long)]
     write: bool,
 
-    /// Conversions to each format.
+    /// Number of conversions to each format.
     #[arg(long, value_name = "COUNT", default_value_t = 3)]
     rounds: usize,
 }
 
-/// Runs the subject.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let repository = Repository::find()?;
-    let heapbpf = Heapbpf::find(&repository)?;
+    let heapbpf = repository.heapbpf()?;
     let folder = tempfile::tempdir()?;
     let report = folder.path().join("large.json");
     write_report(&report)?;
-
     let formats = Format::ALL.into_iter().filter(|format| !format.needs_recording());
-    let extensions = formats.map(|format| Some(format.extension()));
-    let mut runs: Vec<(Option<&str>, Vec<Run>)> =
-        std::iter::once(None).chain(extensions).map(|extension| (extension, Vec::new())).collect();
-    for _ in 0..arguments.rounds.max(1) {
-        for (extension, of_format) in &mut runs {
-            let output = extension.map(|extension| folder.path().join(format!("large.{extension}")));
-            of_format.push(convert(heapbpf.binary(), &report, output.as_deref())?);
-        }
-    }
-    let (text, above) = told(&runs, fs::metadata(&report)?.len());
-    println!("{text}");
-    if arguments.write {
-        document::write(&repository.root.join(PAGE), "formats", &text)?;
-    }
+    let extensions: Vec<_> = std::iter::once(None).chain(formats.map(|format| Some(format.extension()))).collect();
+    let runs = alternate(arguments.rounds, &extensions, |extension| {
+        let output = extension.map(|extension| folder.path().join(format!("large.{extension}")));
+        convert(&heapbpf, &report, output.as_deref())
+    })?;
+    let (table, above) = table(&extensions, &runs);
+    let rounds = arguments.rounds.max(1);
+    let size = mib(fs::metadata(&report)?.len());
+    let text = format!(
+        "Medians of {rounds} conversions of a JSON report of {CALLSITES} callsites with {FRAMES} frames each ({size:.0} \
+         MiB).\n\n{table}"
+    );
+    Page::new(&repository, "docs/formats.md", arguments.write).publish("formats", &text)?;
     if !above.is_empty() {
         bail!("above {SECONDS_MAX} s or {MIB_MAX} MiB: {}", above.join(", "));
     }
@@ -81,88 +68,45 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// One conversion.
 struct Run {
     seconds: f64,
-    resident_mib_max: f64,
+    resident_mib: f64,
     written_mib: f64,
 }
 
-fn convert(binary: &Path, report: &Path, output: Option<&Path>) -> Result<Run> {
-    let mut convert = Command::new(binary);
+fn convert(heapbpf: &Path, report: &Path, output: Option<&Path>) -> Result<Run> {
+    let mut convert = Command::new(heapbpf);
     convert.args(["convert", "--quiet"]).arg(report).stdin(Stdio::null());
     if let Some(output) = output {
         convert.arg("-o").arg(output);
     }
-    let began = Instant::now();
-    let mut child = convert.spawn().with_context(|| format!("could not start `{}`", command::line(&convert)))?;
-    let status = format!("/proc/{}/status", child.id());
-    let mut resident_kib = 0.0;
-    let ended = loop {
-        if let Some(ended) = child.try_wait()? {
-            break ended;
-        }
-        // It can end before it is looked at.
-        resident_kib = fs::read_to_string(&status).ok().and_then(|status| highest_kib(&status)).unwrap_or(resident_kib);
-        thread::sleep(LOOK_PERIOD);
-    };
-    let seconds = began.elapsed().as_secs_f64();
-    if !ended.success() {
-        bail!("`{}` failed: {ended}", command::line(&convert));
-    }
+    let (status, seconds, resident_mib) = run_measured(&mut convert)?;
+    ensure!(status.success(), "converting to {output:?} failed: {status}");
     let written = output.map(fs::metadata).transpose()?.map_or(0, |file| file.len());
-    Ok(Run { seconds, resident_mib_max: resident_kib / 1024.0, written_mib: mib(written) })
+    Ok(Run { seconds, resident_mib, written_mib: mib(written) })
 }
 
-#[expect(clippy::cast_precision_loss, reason = "sizes of files")]
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
-}
-
-/// The largest resident size so far, from `/proc/PID/status`.
-pub(crate) fn highest_kib(status: &str) -> Option<f64> {
-    status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?.trim().parse().ok()
-}
-
-/// The table, and the formats that take more than they may.
-fn told(runs: &[(Option<&str>, Vec<Run>)], report_bytes: u64) -> (String, Vec<String>) {
-    let of = |runs: &[Run], what: fn(&Run) -> f64| Spread::new(runs.iter().map(what).collect()).median();
-    let reading =
-        runs.iter().find(|(extension, _)| extension.is_none()).map_or(0.0, |(_, runs)| of(runs, |run| run.seconds));
+/// The table, and the formats that exceed a limit. The first run has no output.
+fn table(extensions: &[Option<&str>], runs: &[Vec<Run>]) -> (String, Vec<String>) {
+    let median = |runs: &[Run], of: fn(&Run) -> f64| Spread::of(runs.iter().map(of)).median();
+    let reading = median(&runs[0], |run| run.seconds);
     let (mut rows, mut above) = (Vec::new(), Vec::new());
-    for (extension, runs) in runs {
-        let (seconds, resident, written) =
-            (of(runs, |run| run.seconds), of(runs, |run| run.resident_mib_max), of(runs, |run| run.written_mib));
-        let Some(extension) = extension else {
-            rows.push(vec![
-                "reading alone".to_owned(),
-                format!("{seconds:.2} s"),
-                format!("{resident:.0} MiB"),
-                String::new(),
-            ]);
-            continue;
+    for (extension, runs) in extensions.iter().zip(runs) {
+        let (seconds, resident) = (median(runs, |run| run.seconds), median(runs, |run| run.resident_mib));
+        let (name, seconds, file) = match extension {
+            None => ("reading alone".to_owned(), seconds, String::new()),
+            Some(extension) => {
+                let written = median(runs, |run| run.written_mib);
+                (format!("`.{extension}`"), (seconds - reading).max(0.0), format!("{written:.1} MiB"))
+            }
         };
-        let seconds = (seconds - reading).max(0.0);
-        if seconds > SECONDS_MAX || resident > MIB_MAX {
-            above.push(format!("`.{extension}`"));
+        if extension.is_some() && (seconds > SECONDS_MAX || resident > MIB_MAX) {
+            above.push(name.clone());
         }
-        rows.push(vec![
-            format!("`.{extension}`"),
-            format!("{seconds:.2} s"),
-            format!("{resident:.0} MiB"),
-            format!("{written:.1} MiB"),
-        ]);
+        rows.push(vec![name, format!("{seconds:.2} s"), format!("{resident:.0} MiB"), file]);
     }
-    let mut text = String::new();
-    let _ = writeln!(
-        text,
-        "Medians of {} conversions of a JSON report of {CALLSITES} callsites with {FRAMES} frames each ({:.0} MiB); {}.\n",
-        runs.first().map_or(0, |(_, runs)| runs.len()),
-        mib(report_bytes),
-        machine::describe(),
-    );
-    text.push_str(&document::table(&["format", "writing", "memory, with reading", "file"], &rows));
-    (text, above)
+    (document::table(&["format", "writing", "memory, with reading", "file"], &rows), above)
 }
 
-/// Writes a report such as heapbpf writes itself.
+/// Writes a synthetic report.
 fn write_report(path: &Path) -> Result<()> {
     let file = File::create(path).with_context(|| format!("could not create `{}`", path.display()))?;
     let mut out = BufWriter::new(file);
@@ -198,13 +142,13 @@ fn write_report(path: &Path) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// What a callsite holds: many a little, few a lot.
+/// Live bytes of a callsite: few callsites have most of them.
 fn bytes(callsite: usize) -> u64 {
     let spread = callsite as u64 * 7919 % CALLSITES as u64 + 1;
     50_000_000 / spread
 }
 
-/// Totals of two blocks, of which one is live.
+/// Totals of two blocks, one of which is live.
 fn totals(bytes: u64) -> Value {
     json!({
         "inherited_count": 0, "inherited_bytes": 0, "alloc_count": 2, "alloc_bytes": 2 * bytes, "free_count": 1,
@@ -215,7 +159,7 @@ fn totals(bytes: u64) -> Value {
     })
 }
 
-/// A frame of a callsite, `depth` from the root: a function that it has in common with its neighbours, the fewer the deeper.
+/// A frame of a callsite, `depth` from the root. Fewer callsites share a function the deeper it is.
 fn frame(callsite: usize, depth: usize) -> Value {
     let of = callsite >> ((FRAMES - 1 - depth) * HALVINGS / (FRAMES - 1));
     let function = depth * CALLSITES + of;
@@ -236,15 +180,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_have_their_callers_in_common() {
+    fn neighbours_share_callers() {
         assert_eq!(frame(0, 0), frame(CALLSITES - 1, 0));
         assert_ne!(frame(0, FRAMES - 1), frame(1, FRAMES - 1));
         assert_eq!(frame(0, FRAMES - 4), frame(1, FRAMES - 4));
-    }
-
-    #[test]
-    fn memory_is_read() {
-        assert_eq!(highest_kib("Name:\tx\nVmHWM:\t  123 kB\nVmRSS:\t 5 kB\n"), Some(123.0));
-        assert_eq!(highest_kib("State:\tZ (zombie)\n"), None);
     }
 }

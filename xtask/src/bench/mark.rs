@@ -1,28 +1,24 @@
-//! `cargo xtask bench mark`: how fast blocks are marked and folded, and in how much memory, on heaps that are made up.
+//! `cargo xtask bench mark`: time and memory for marking and folding the blocks of synthetic heaps.
 //!
-//! Runs the example `marking` of heapbpf, a process for each heap. Times are processor time.
+//! Runs the example `marking` of heapbpf, a process for each heap. Times are CPU time.
 
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use super::spread::Spread;
-use super::{document, machine};
+use super::figures::{Spread, alternate};
+use super::{Page, document};
 use crate::command;
-use crate::repository::{self, Repository};
+use crate::repository::Repository;
 
-/// Where `--write` writes.
-const PAGE: &str = "docs/leaks.md";
-
-/// What marking must reach on heaps of a realistic kind, in GiB/s of each processor.
+/// Minimum rate of marking in GiB/s of each CPU.
 const GIB_PER_SECOND_MIN: f64 = 1.0;
-/// What 10 million blocks may take, in GiB: copied memory, blocks, marks and what is folded together.
+/// Limit for 10 million blocks, in GiB: copied memory, blocks, marks and the result of folding.
 const RESIDENT_GIB_MAX: f64 = 2.0;
 
-/// A heap, and what `marking` is given to make it: MiB, bytes of blocks from and to, percent of words that are pointers, percent of
-/// pointers that lead to neighbours, threads, percent of blocks that leak.
+/// A heap, and the arguments of `marking`: MiB, minimum and maximum bytes of a block, percent of words that are pointers, percent
+/// of pointers to near blocks, threads, percent of leaked blocks.
 const HEAPS: [(&str, [u32; 7]); 9] = [
     ("1 GiB, buffers of 4 to 64 KiB, 1 % pointers", [1024, 4096, 65536, 1, 90, 1, 0]),
     ("1 GiB, blocks of 64 to 256 bytes, 10 % pointers, 90 % of them near", [1024, 64, 256, 10, 90, 1, 0]),
@@ -35,19 +31,19 @@ const HEAPS: [(&str, [u32; 7]); 9] = [
     ("the same, all of them leaked", [640, 64, 64, 25, 90, 1, 100]),
 ];
 
-/// Measures marking and folding of made-up heaps of 1 GiB and of 10 million blocks.
+/// Measures marking and folding of synthetic heaps of 1 GiB and of 10 million blocks.
 #[derive(clap::Parser)]
-pub(crate) struct Arguments {
-    /// Put the table into docs/leaks.md.
+pub(super) struct Arguments {
+    /// Write the table into docs/leaks.md.
     #[arg(long)]
     write: bool,
 
-    /// Runs of each heap.
+    /// Number of runs of each heap.
     #[arg(long, value_name = "COUNT", default_value_t = 3)]
     rounds: usize,
 }
 
-/// What `marking` says.
+/// The output of `marking`.
 #[derive(Debug, Deserialize)]
 struct Marked {
     blocks: u64,
@@ -62,40 +58,28 @@ struct Marked {
     resident_bytes_max: u64,
 }
 
-/// Runs the subject.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let repository = Repository::find()?;
-    let mut cargo = Command::new(repository::cargo());
-    let example = ["build", "--release", "--package", "heapbpf", "--example", "marking"];
-    command::run(cargo.current_dir(&repository.root).args(example))?;
-    let program = repository.target.join("release/examples/marking");
-    let mut runs: Vec<Vec<Marked>> = HEAPS.iter().map(|_| Vec::new()).collect();
-    for _ in 0..arguments.rounds.max(1) {
-        for ((_, numbers), of_heap) in HEAPS.iter().zip(&mut runs) {
-            of_heap.push(marked(&program, numbers)?);
-        }
-    }
-    let (text, missed) = told(&runs);
-    println!("{text}");
-    if arguments.write {
-        document::write(&repository.root.join(PAGE), "mark", &text)?;
-    }
+    let program = repository.example("marking")?;
+    let runs = alternate(arguments.rounds, &HEAPS, |(_, numbers)| {
+        let output = command::output(Command::new(&program).args(numbers.iter().map(u32::to_string)))?;
+        serde_json::from_str::<Marked>(&output).context("`marking` wrote no JSON")
+    })?;
+    let (table, missed) = table(&runs);
+    let rounds = arguments.rounds.max(1);
+    let text = format!("Medians of {rounds} runs, in CPU time.\n\n{table}");
+    Page::new(&repository, "docs/leaks.md", arguments.write).publish("mark", &text)?;
     if !missed.is_empty() {
         bail!("below {GIB_PER_SECOND_MIN} GiB/s or above {RESIDENT_GIB_MAX} GiB: {}", missed.join("; "));
     }
     Ok(())
 }
 
-fn marked(program: &Path, numbers: &[u32]) -> Result<Marked> {
-    let output = command::output(Command::new(program).args(numbers.iter().map(u32::to_string)))?;
-    serde_json::from_str(&output).context("`marking` wrote no JSON")
-}
-
-/// The table, and the heaps on which less was reached than must be.
-fn told(runs: &[Vec<Marked>]) -> (String, Vec<&'static str>) {
+/// The table, and the heaps that exceed a limit.
+fn table(runs: &[Vec<Marked>]) -> (String, Vec<&'static str>) {
     let (mut rows, mut missed) = (Vec::new(), Vec::new());
     for ((heap, _), runs) in HEAPS.iter().zip(runs) {
-        let of = |what: fn(&Marked) -> f64| Spread::new(runs.iter().map(what).collect()).median();
+        let of = |value: fn(&Marked) -> f64| Spread::of(runs.iter().map(value)).median();
         let rate = of(|run| gib(run.reached_bytes) / run.marked_seconds.max(f64::MIN_POSITIVE));
         let resident = of(|run| gib(run.resident_bytes_max));
         let has_reached = runs[0].reached_bytes > 0;
@@ -109,7 +93,7 @@ fn told(runs: &[Vec<Marked>]) -> (String, Vec<&'static str>) {
         rows.push(vec![
             (*heap).to_owned(),
             runs[0].blocks.to_string(),
-            format!("{:.1}", of(|run| count(run.footprint_bytes) / count(run.blocks))),
+            format!("{:.1}", of(|run| run.footprint_bytes as f64 / run.blocks as f64)),
             format!("{:.2} s", of(|run| run.sorted_seconds)),
             format!("{:.2} s", of(|run| run.marked_seconds)),
             if has_reached { format!("{rate:.2} GiB/s") } else { String::new() },
@@ -129,23 +113,11 @@ fn told(runs: &[Vec<Marked>]) -> (String, Vec<&'static str>) {
         "folding",
         "memory, with the heap",
     ];
-    let text = format!(
-        "Medians of {} runs, in processor time; {}.\n\n{}",
-        runs.first().map_or(0, Vec::len),
-        machine::describe(),
-        document::table(&head, &rows)
-    );
-    (text, missed)
+    (document::table(&head, &rows), missed)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "sizes for display")]
 fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts for display")]
-fn count(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]
@@ -153,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missed_is_named() {
+    fn heaps_that_exceed_a_limit_are_listed() {
         let run = |reached_bytes, resident_bytes_max| Marked {
             blocks: 10,
             footprint_bytes: 200,
@@ -170,7 +142,7 @@ mod tests {
         runs[2] = vec![run(1 << 29, 1 << 30)];
         runs[7] = vec![run(2 << 30, 3 << 30)];
         runs[8] = vec![run(0, 1 << 30)];
-        let (text, missed) = told(&runs);
+        let (text, missed) = table(&runs);
         assert_eq!(missed, [HEAPS[2].0, HEAPS[7].0]);
         assert!(text.contains("| 20.0 | 0.10 s | 1.00 s | 2.00 GiB/s | 3 in 2, 1 of them at least |"), "{text}");
     }

@@ -1,26 +1,38 @@
-//! `cargo xtask bench`: measurements behind the figures in docs/. One folder per subject; what they share lies beside this
-//! file, which only dispatches.
+//! `cargo xtask bench`: the measurements behind the figures in docs/. One file for each subject; this one has the command
+//! line, and what the subjects share.
 
+mod agent;
+mod attach;
+mod calls;
 pub(crate) mod document;
+mod figures;
 mod formats;
 mod leaks;
-pub(crate) mod machine;
 mod mark;
 mod overhead;
 mod process;
-pub(crate) mod recording;
+mod programs;
 mod soak;
-mod spread;
+mod targets;
+mod throughput;
+mod tool;
 mod unwind;
+mod unwind_cost;
 
-use anyhow::Result;
-use clap::{Parser as _, Subcommand};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-/// Measures heapbpf on this machine: all subjects, unless one is named.
+use anyhow::{Result, bail};
+use clap::{Parser as _, Subcommand, ValueEnum};
+
+use self::process::bound;
+use crate::packages::{self, Package};
+use crate::repository::Repository;
+
+/// Measures heapbpf on this machine: all subjects, unless one is specified.
 ///
-/// Builds heapbpf in release mode, starts real programs under load, and prints what it finds as tables. Figures are
-/// medians of several rounds in which everything compared takes turns; a machine with other work to do gives other ones,
-/// so the tables name the machine.
+/// Builds heapbpf in release mode, starts real programs under load, and prints tables. Figures are medians of several rounds,
+/// in which all compared variants alternate. Other work of the machine affects them, so the tables describe the machine.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -37,7 +49,6 @@ enum Subject {
     Mark(mark::Arguments),
 }
 
-/// Runs the verb.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.subject {
         Some(Subject::Unwind(arguments)) => unwind::run(arguments),
@@ -54,5 +65,116 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             leaks::run(&leaks::Arguments::parse_from([""]))?;
             mark::run(&mark::Arguments::parse_from([""]))
         }
+    }
+}
+
+/// Environment of a bench that profiles programs.
+struct Bench {
+    repository: Repository,
+    heapbpf: PathBuf,
+    /// Temporary folder, which other users can enter: servers do not run as root.
+    folder: PathBuf,
+    rounds: usize,
+    /// Removes the folder.
+    _guard: tempfile::TempDir,
+}
+
+impl Bench {
+    /// Installs packages and builds heapbpf, unless `HEAPBPF_BIN` is set.
+    fn new(packages: &[Package], rounds: usize) -> Result<Self> {
+        if !rustix::process::geteuid().is_root() {
+            bail!("profiling other processes requires root: run `sudo -E cargo xtask bench …`");
+        }
+        packages::install(&[packages])?;
+        let repository = Repository::find()?;
+        let heapbpf = repository.heapbpf()?;
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        let guard = tempfile::Builder::new().prefix("heapbpf-bench-").permissions(permissions).tempdir()?;
+        let folder = guard.path().to_owned();
+        std::fs::create_dir(folder.join("cache"))?;
+        Ok(Self { repository, heapbpf, folder, rounds: rounds.max(1), _guard: guard })
+    }
+
+    /// A command of this or another heapbpf, with its cache of unwind tables in the temporary folder.
+    fn command(&self, heapbpf: &Path) -> Command {
+        let mut command = bound(heapbpf);
+        command.env("XDG_CACHE_HOME", self.folder.join("cache"));
+        command
+    }
+
+    /// A command that records a process.
+    fn record(&self, pid: u32) -> Command {
+        let mut command = self.command(&self.heapbpf);
+        command.args(["--pid", &pid.to_string()]);
+        command
+    }
+
+    /// An empty folder, which other users can enter.
+    fn empty_folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.folder.join(name);
+        if folder.exists() {
+            std::fs::remove_dir_all(&folder)?;
+        }
+        std::fs::create_dir(&folder)?;
+        std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        Ok(folder)
+    }
+}
+
+/// Result of a part: text with tables, and the limits that are not met.
+struct Measured {
+    text: String,
+    missed: Vec<String>,
+}
+
+impl From<String> for Measured {
+    /// For parts without limits that fail.
+    fn from(text: String) -> Self {
+        Self { text, missed: Vec::new() }
+    }
+}
+
+/// Where a subject publishes tables.
+struct Page<'a> {
+    repository: &'a Repository,
+    /// From the repository's root; `None` for printing alone.
+    path: Option<&'a str>,
+    /// Start of the names of sections.
+    prefix: &'a str,
+}
+
+impl<'a> Page<'a> {
+    fn new(repository: &'a Repository, path: &'a str, write: bool) -> Self {
+        Self { repository, path: write.then_some(path), prefix: "" }
+    }
+
+    /// Prints a section, and writes it into the page.
+    fn publish(&self, section: &str, text: &str) -> Result<()> {
+        let section = format!("{}{section}", self.prefix);
+        let text = format!("{}\n\n{}\n", text.trim_end(), document::provenance()?);
+        println!("\n{section}\n\n{text}");
+        match self.path {
+            Some(path) => document::write(&self.repository.root.join(path), &section, &text),
+            None => Ok(()),
+        }
+    }
+
+    /// Measures and publishes the requested parts, or all. Fails when a limit is not met.
+    fn run<P: ValueEnum + PartialEq>(
+        &self,
+        requested: &[P],
+        mut measure: impl FnMut(&P) -> Result<Measured>,
+    ) -> Result<()> {
+        let mut missed = Vec::new();
+        for part in P::value_variants().iter().filter(|part| requested.is_empty() || requested.contains(part)) {
+            let Measured { text, missed: of_part } = measure(part)?;
+            let name = part.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+            self.publish(&name, &text)?;
+            missed.extend(of_part);
+        }
+        if !missed.is_empty() {
+            bail!("not met: {}", missed.join("; "));
+        }
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::toolchain::{LINKER_VERSION, Linker, Rust, Toolchain};
-use crate::{apt, command, packages, repository};
+use crate::{command, packages, repository};
 
 /// The toolchain, after installing what is missing of it.
 pub(super) fn find_or_install() -> Result<Toolchain> {
@@ -16,7 +16,7 @@ pub(super) fn find_or_install() -> Result<Toolchain> {
     let rust: &[_] = if Rust::find().is_ok() { &[] } else { packages::RUST };
     let linker_missing = Linker::find().is_err();
     let llvm: &[_] = if linker_missing { packages::LLVM } else { &[] };
-    apt::install(&packages::missing(&[rust, llvm], packages::Proof::present))?;
+    packages::install(&[rust, llvm])?;
     if linker_missing {
         // With the environment as it is: without the RUSTUP_TOOLCHAIN of the cargo that started this xtask, rustup
         // would follow the rust-toolchain.toml of whatever crate is being compiled.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context as _, Result, bail};
 
 use crate::repository::Repository;
-use crate::{apt, command, packages};
+use crate::{command, packages};
 use run::{Limits, Outcome};
 use toolchain::Toolchain;
 
@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         Err(error) => return Err(error),
     };
-    apt::install(&packages::missing(&[packages::FUZZ], packages::Proof::present))?;
+    packages::install(&[packages::FUZZ])?;
     let repository = Repository::find()?;
     let targets = chosen(&all(&repository.root.join(FOLDER))?, &arguments.target)?;
     eprintln!("compiler: {toolchain}");

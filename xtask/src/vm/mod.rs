@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::packages;
 use crate::repository::Repository;
-use crate::{apt, packages};
 use checks::Check;
 use kernel::{Kernel, Wanted};
 use preemption::{Choice, Preemption};
@@ -71,7 +71,7 @@ pub(crate) struct Arguments {
 
 /// Runs the verb.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    apt::install(&packages::missing(&[packages::VM], packages::Proof::present))?;
+    packages::install(&[packages::VM])?;
     let repository = Repository::find()?;
     let folder = repository.target.join("vm");
     let mut kernels = Vec::new();

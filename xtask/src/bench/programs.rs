@@ -1,0 +1,358 @@
+//! Real programs under load, whose stacks `bench unwind` records: servers, interpreters, compilers, and a program with many
+//! modules.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+
+use super::process::{Output, Program, bound, command_line, descendant, descendants};
+use crate::command;
+
+/// A real program and its load.
+pub(super) struct Workload {
+    pub(super) name: &'static str,
+    pub(super) load: &'static str,
+    /// Sampling interval that gives enough samples.
+    pub(super) interval_bytes: u32,
+    /// Duration of the recording in seconds.
+    pub(super) seconds: u32,
+    /// Starts the program and its load in an empty folder, and returns when it works.
+    pub(super) start: fn(&Path) -> Result<Running>,
+}
+
+/// A program at work. Killed when dropped.
+pub(super) struct Running {
+    /// The processes to record.
+    pub(super) pids: Vec<u32>,
+    /// The load and the program, in the order in which they are killed.
+    #[expect(dead_code, reason = "held until dropped")]
+    programs: Vec<Program>,
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Result<Self> {
+        let program = Program::start(command, Output::None)?;
+        Ok(Self { pids: vec![program.pid()], programs: vec![program] })
+    }
+}
+
+const fn workload(
+    name: &'static str,
+    load: &'static str,
+    interval_bytes: u32,
+    seconds: u32,
+    start: fn(&Path) -> Result<Running>,
+) -> Workload {
+    Workload { name, load, interval_bytes, seconds, start }
+}
+
+pub(super) const POSTGRES: Workload = workload("postgres", "4 backends under pgbench", 1, 6, postgres);
+
+pub(super) const ALL: &[Workload] = &[
+    workload("redis-server", "redis-benchmark", 64, 4, redis),
+    workload("nginx", "wrk over gzip'd pages", 1, 6, nginx),
+    POSTGRES,
+    workload("python3", "a script, PYTHONMALLOC=malloc", 64, 4, python),
+    workload("git", "git log -p --stat -M -C", 64, 4, git),
+    workload("cc1", "gcc -O2 of a big C file", 128, 4, cc1),
+    workload("sqlite3", "inserts from a recursive query", 64, 4, sqlite),
+    workload("ffmpeg", "testsrc2 to x264 and AAC", 1, 6, ffmpeg),
+    workload("rustc", "a big Rust file, optimised", 128, 4, rustc),
+];
+
+/// redis-server under redis-benchmark, over a Unix socket.
+fn redis(folder: &Path) -> Result<Running> {
+    let socket = folder.join("redis.sock");
+    let mut server = bound("redis-server");
+    server.args(["--port", "0", "--save", "", "--appendonly", "no", "--maxmemory", "256mb", "--maxmemory-policy"]);
+    server.args(["allkeys-random", "--dir"]).arg(folder).arg("--unixsocket").arg(&socket);
+    let mut server = Program::start(&mut server, Output::None)?;
+    server.until(|_| socket.exists().then_some(()))?;
+    let mut load = bound("redis-benchmark");
+    load.arg("-s").arg(&socket).args(["-t", "set,get,lpush,lrange_100,hset,sadd,zadd,mset", "-l", "-q", "-c", "20"]);
+    load.args(["-n", "20000", "-r", "100000", "-d", "100"]);
+    Ok(Running { pids: vec![server.pid()], programs: vec![Program::start(&mut load, Output::None)?, server] })
+}
+
+/// nginx under wrk, over content that it compresses, on a free port of loopback.
+fn nginx(folder: &Path) -> Result<Running> {
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let page: String = (0..800).map(|i| format!("<p>Paragraph {i} of a page worth compressing.</p>\n")).collect();
+    fs::write(folder.join("page.html"), page)?;
+    let configuration = folder.join("nginx.conf");
+    let template = include_str!("../../../tests/targets/nginx.conf");
+    let text = template.replace("FOLDER", &folder.display().to_string()).replace("PORT", &port.to_string());
+    fs::write(&configuration, text)?;
+    let mut server = Program::start(bound("/usr/sbin/nginx").arg("-c").arg(&configuration), Output::None)?;
+    let worker = server.until(|pid| {
+        TcpStream::connect(("127.0.0.1", port)).ok()?;
+        descendant(pid, |line| line.contains("worker process"))
+    })?;
+    let url = format!("http://127.0.0.1:{port}/page.html");
+    let mut load = bound("wrk");
+    load.args(["-t", "1", "-c", "16", "-d", "120s", "-H", "Accept-Encoding: gzip", &url]);
+    Ok(Running { pids: vec![worker], programs: vec![Program::start(&mut load, Output::None)?, server] })
+}
+
+const BACKENDS: usize = 4;
+
+/// The database's user.
+const ROLE: &str = "bench";
+
+/// Backends of postgres under pgbench, over a Unix socket.
+fn postgres(folder: &Path) -> Result<Running> {
+    let programs = postgres_programs()?;
+    let data = folder.join("data");
+    fs::create_dir(&data)?;
+    command::output(Command::new("chown").args(["-R", "postgres"]).arg(folder))?;
+    // It refuses to run as root.
+    let unprivileged = |name: &str| {
+        let mut command = bound("setpriv");
+        command.args(["--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--pdeathsig", "KILL", "--"]);
+        command.arg(programs.join(name));
+        command
+    };
+    let mut initdb = unprivileged("initdb");
+    command::output(initdb.args(["--no-sync", "--auth", "trust", "--username", ROLE, "-D"]).arg(&data))?;
+    let mut server = unprivileged("postgres");
+    server.arg("-D").arg(&data).arg("-k").arg(folder);
+    server.args(["-c", "listen_addresses=", "-c", "fsync=off", "-c", "autovacuum=off"]);
+    // Its processes leave the process group, but exit at SIGQUIT.
+    let mut server = Program::start(&mut server, Output::None)?.stopped_by(Signal::QUIT);
+    let socket = folder.join(".s.PGSQL.5432");
+    let pgbench = |arguments: &[&str]| {
+        let mut pgbench = bound(programs.join("pgbench"));
+        pgbench.arg("-h").arg(folder).args(["-U", ROLE]).args(arguments).arg("postgres");
+        pgbench
+    };
+    let mut prepared = false;
+    server.until(|_| {
+        prepared = prepared || socket.exists() && command::output(&mut pgbench(&["-i", "-q", "-s", "2"])).is_ok();
+        prepared.then_some(())
+    })?;
+    let load = Program::start(&mut pgbench(&["-n", "-c", &BACKENDS.to_string(), "-T", "120"]), Output::None)?;
+    // Backends name themselves after their client.
+    let is_backend = |pid: &u32| command_line(*pid).starts_with(&format!("postgres: {ROLE} "));
+    let pids = server.until(|pid| {
+        let backends: Vec<u32> = descendants(pid).into_iter().filter(is_backend).collect();
+        (backends.len() == BACKENDS).then_some(backends)
+    })?;
+    Ok(Running { pids, programs: vec![load, server] })
+}
+
+/// The programs of the newest installed version.
+fn postgres_programs() -> Result<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").context("postgres is not installed as Debian does")?;
+    let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let newest = versions.flatten().map(|entry| entry.path()).max_by_key(version);
+    Ok(newest.context("no version of postgres is installed")?.join("bin"))
+}
+
+/// JSON, regular expressions, classes, SQL and compression, for two minutes.
+const PYTHON_SCRIPT: &str = r#"
+import collections, datetime, decimal, hashlib, json, random, re, sqlite3, threading, time, zlib
+
+WORD = re.compile(r"(\w+)[,.;]?\s*")
+
+class Record:
+    def __init__(self, number):
+        self.number = number
+        self.name = "record-%d" % number
+        self.tags = [random.choice(["red", "green", "blue"]) for _ in range(5)]
+        self.price = decimal.Decimal(number) / 7
+        self.when = datetime.datetime(2024, 1, 1) + datetime.timedelta(minutes=number)
+
+    def as_dict(self):
+        return {"number": self.number, "name": self.name, "tags": self.tags, "price": str(self.price),
+                "when": self.when.isoformat()}
+
+def work(database, rounds):
+    records = [Record(number) for number in range(200)]
+    text = json.dumps([record.as_dict() for record in records], indent=1)
+    words = collections.Counter(match.group(1) for match in WORD.finditer(text))
+    database.executemany("insert into words values (?, ?)", words.items())
+    database.execute("delete from words where rowid % 10 > 0")
+    packed = zlib.compress(text.encode())
+    again = sorted(json.loads(zlib.decompress(packed)), key=lambda entry: entry["name"])
+    return hashlib.sha256("".join(entry["when"] for entry in again).encode()).hexdigest()
+
+def run():
+    database = sqlite3.connect(":memory:")
+    database.execute("create table words (word text, count integer)")
+    end = time.monotonic() + 120
+    rounds = 0
+    while time.monotonic() < end:
+        work(database, rounds)
+        rounds += 1
+
+threading.Thread(target=run, daemon=True).start()
+run()
+"#;
+
+/// python3 with a script.
+fn python(folder: &Path) -> Result<Running> {
+    let script = folder.join("script.py");
+    fs::write(&script, PYTHON_SCRIPT)?;
+    let mut python = bound("python3");
+    python.arg(&script).env("PYTHONMALLOC", "malloc");
+    Running::start(&mut python)
+}
+
+const COMMITS: usize = 30_000;
+const FILES: usize = 300;
+const LINES: usize = 120;
+
+/// git log over a synthetic repository.
+fn git(folder: &Path) -> Result<Running> {
+    let git = || {
+        let mut git = bound("git");
+        git.arg("-C").arg(folder).env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null");
+        git
+    };
+    command::output(git().args(["init", "-q", "-b", "main"]))?;
+    let mut import = Program::start(git().args(["fast-import", "--quiet"]), Output::Standard)?;
+    let mut input = BufWriter::new(import.input()?);
+    write_history(&mut input)?;
+    input.flush()?;
+    drop(input);
+    import.close_input();
+    let status = import.wait()?;
+    ensure!(status.success(), "git fast-import failed: {status}");
+    let mut log = git();
+    log.args(["--no-pager", "log", "-p", "--stat", "-M", "-C"]);
+    Running::start(&mut log)
+}
+
+/// Writes commits that each change a few lines of a file, for `git fast-import`.
+fn write_history(out: &mut impl Write) -> Result<()> {
+    let mut random = 1_u64;
+    let mut random_below = |below: usize| {
+        // Knuth's MMIX generator: each run makes the same repository.
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(random >> 33).unwrap_or(0) % below
+    };
+    let mut files: Vec<Vec<u32>> = vec![vec![0; LINES]; FILES];
+    for commit in 0..COMMITS {
+        let file = if commit < FILES { commit } else { random_below(FILES) };
+        for _ in 0..4 {
+            files[file][random_below(LINES)] = u32::try_from(commit)?;
+        }
+        let lines = files[file].iter().enumerate();
+        let text: String = lines.map(|(line, by)| format!("line {line} as commit {by} wrote it\n")).collect();
+        let message = format!("change file {file}\n");
+        writeln!(out, "commit refs/heads/main\ncommitter A <a@b> {} +0000", 1_700_000_000 + commit)?;
+        write!(out, "data {}\n{message}", message.len())?;
+        write!(out, "M 100644 inline d{}/file{file}.txt\ndata {}\n{text}\n", file % 20, text.len())?;
+    }
+    writeln!(out, "done")?;
+    Ok(())
+}
+
+/// Functions in a source file: several times as many as are compiled during the recording.
+const FUNCTIONS: usize = 12_000;
+
+/// The compiler proper of gcc, on a big source file.
+fn cc1(folder: &Path) -> Result<Running> {
+    let source = folder.join("big.c");
+    fs::write(&source, c_source())?;
+    let mut gcc = bound("gcc");
+    gcc.args(["-O2", "-g", "-c", "-o"]).arg(folder.join("big.o")).arg(&source);
+    let mut gcc = Program::start(&mut gcc, Output::None)?;
+    let compiler = gcc.until(|pid| descendant(pid, |line| line.contains("/cc1 ")))?;
+    Ok(Running { pids: vec![compiler], programs: vec![gcc] })
+}
+
+/// rustc on a big source file.
+fn rustc(folder: &Path) -> Result<Running> {
+    let source = folder.join("big.rs");
+    fs::write(&source, rust_source())?;
+    // The one in `PATH` may be rustup's, which starts the compiler as another process.
+    let root = command::output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let mut rustc = bound(Path::new(root.trim()).join("bin/rustc"));
+    rustc.args(["--edition=2024", "--crate-type=lib", "-O", "--out-dir"]).arg(folder).arg(&source);
+    Running::start(&mut rustc)
+}
+
+fn c_source() -> String {
+    let function = |i: usize| {
+        format!(
+            "struct s{i} {{ int a, b[{n}]; double c; struct s{i} *next; }};
+static int sum{i}(const struct s{i} *s) {{ int t = 0; for (int i = 0; i < {n}; i++) t += s->b[i] * s->a; return t; }}
+int walk{i}(struct s{i} *s, int key) {{
+    int found = 0;
+    while (s) {{
+        switch ((s->a ^ key) & 7) {{
+        case 0: found += sum{i}(s); break;
+        case 1: s->c *= 1.5; break;
+        case 2: for (int i = 0; i < {n}; i += 2) s->b[i] = key + i; break;
+        case 3: if (s->next && s->next->a > s->a) {{ found--; s = s->next; continue; }} break;
+        default: found ^= key >> (s->a & 15);
+        }}
+        s = s->next;
+    }}
+    return found;
+}}
+",
+            n = i % 13 + 3
+        )
+    };
+    (0..FUNCTIONS).map(function).collect()
+}
+
+fn rust_source() -> String {
+    let function = |i: usize| {
+        format!(
+            "#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct S{i} {{ pub name: String, pub values: Vec<u{width}>, pub next: Option<Box<S{i}>> }}
+pub fn walk{i}(items: &[S{i}], key: u64) -> std::collections::BTreeMap<String, u64> {{
+    let mut found = std::collections::BTreeMap::new();
+    for item in items.iter().filter(|item| item.values.len() as u64 > key % {n}) {{
+        let total: u64 = item.values.iter().map(|value| u64::from(*value)).sum();
+        *found.entry(format!(\"{{}}-{{key:x}}\", item.name)).or_insert(0) += total;
+    }}
+    found
+}}
+",
+            width = [8, 16, 32][i % 3],
+            n = i % 13 + 3
+        )
+    };
+    (0..FUNCTIONS / 8).map(function).collect()
+}
+
+/// Rounds of filling and emptying a table: more than run during the recording.
+const SQLITE_ROUNDS: usize = 200;
+
+/// sqlite3, filling and emptying a table by recursive queries.
+fn sqlite(folder: &Path) -> Result<Running> {
+    let script = folder.join("script.sql");
+    let round = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 200000)
+INSERT INTO t SELECT i, printf('%d-%s', i, hex(randomblob(12))), i * 0.5 FROM n;
+SELECT count(*), group_concat(substr(b, 1, 3)) FROM t WHERE b LIKE '%7A%' GROUP BY a % 100;
+DELETE FROM t;
+";
+    fs::write(
+        &script,
+        format!(
+            "CREATE TABLE t(a INTEGER PRIMARY KEY, b TEXT, c REAL);\nCREATE INDEX tb ON t(b);\n{}",
+            round.repeat(SQLITE_ROUNDS)
+        ),
+    )?;
+    let mut sqlite = bound("sqlite3");
+    sqlite.arg(folder.join("data.sqlite")).stdin(File::open(&script)?);
+    Running::start(&mut sqlite)
+}
+
+/// ffmpeg, which maps some two hundred modules, encoding a generated picture.
+fn ffmpeg(_: &Path) -> Result<Running> {
+    let mut ffmpeg = bound("ffmpeg");
+    ffmpeg.args(["-nostdin", "-loglevel", "error", "-f", "lavfi", "-i", "testsrc2=size=320x240:rate=30:duration=7200"]);
+    ffmpeg.args(["-f", "lavfi", "-i", "sine=frequency=440:duration=7200", "-vf", "scale=160:120,hue=s=0"]);
+    ffmpeg.args(["-c:v", "libx264", "-preset", "veryfast", "-c:a", "aac", "-f", "matroska", "-y", "/dev/null"]);
+    Running::start(&mut ffmpeg)
+}

@@ -1,0 +1,281 @@
+//! Test programs of tests/targets that benches control: they allocate as commanded, and report what they did.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::Bench;
+use super::figures::Spread;
+use super::process::{Output, PATIENCE, Program, bound};
+use crate::command;
+
+/// Minimum number of batches for a figure.
+const BATCHES_MIN: usize = 5;
+
+const POLL_PERIOD: Duration = Duration::from_millis(20);
+
+/// Compiles a C target with frame pointers, without tail calls and without inlined allocator calls.
+pub(super) fn build(bench: &Bench, name: &str) -> Result<PathBuf> {
+    let program = bench.folder.join(name);
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O2", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin", "-pthread", "-o"]);
+    command::run(gcc.arg(&program).arg(bench.repository.root.join("tests/targets").join(name).with_extension("c")))?;
+    Ok(program)
+}
+
+/// Parses numbers that are separated by spaces.
+fn numbers<const N: usize>(line: &str) -> Result<[u64; N]> {
+    let numbers: Vec<u64> = line.split(' ').map_while(|number| number.parse().ok()).collect();
+    let count = numbers.len();
+    numbers.try_into().map_err(|_| anyhow::anyhow!("`{line}` has {count} numbers instead of {N}"))
+}
+
+/// A program that calls the allocator in a loop, and times each batch of calls: churn.c, documents.py or words.cpp.
+pub(super) struct Churn {
+    program: Program,
+    calls_per_batch: f64,
+}
+
+/// Times of a batch in nanoseconds, the first two of `CLOCK_MONOTONIC`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Batch {
+    started: u64,
+    ended: u64,
+    cpu: u64,
+}
+
+impl Churn {
+    /// Starts churn.c.
+    pub(super) fn start(bench: &Bench, operation: &str, threads: u32) -> Result<Self> {
+        Self::run(bound(build(bench, "churn")?).args([operation, &threads.to_string()]))
+    }
+
+    pub(super) fn run(command: &mut Command) -> Result<Self> {
+        let program = Program::start(command, Output::Standard)?;
+        let calls_per_batch = program.line_after("ready ")?.parse()?;
+        Ok(Self { program, calls_per_batch })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
+    /// Batches that start from now on and end within `window`; waits longer for the minimum number.
+    fn batches(&self, window: Duration) -> Result<Vec<Batch>> {
+        let _ = self.program.lines_so_far();
+        let started = now_ns();
+        let mut batches = Vec::new();
+        while batches.len() < BATCHES_MIN || now_ns() < started + ns(window) {
+            if now_ns() > started + ns(PATIENCE) {
+                bail!("fewer than {BATCHES_MIN} batches in {PATIENCE:?}");
+            }
+            thread::sleep(POLL_PERIOD);
+            for line in self.program.lines_so_far() {
+                let [batch_started, ended, cpu] = numbers(&line)?;
+                if batch_started >= started {
+                    batches.push(Batch { started: batch_started, ended, cpu });
+                }
+            }
+        }
+        ensure!(batches.iter().all(|batch| batch.ended >= batch.started), "a batch ended before it started");
+        Ok(batches)
+    }
+
+    /// CPU time of one call in nanoseconds: the median batch of a window.
+    pub(super) fn call_ns(&self, window: Duration) -> Result<f64> {
+        Ok(self.batch_seconds(window)?.1 * 1e9 / self.calls_per_batch)
+    }
+
+    /// Calls per second of all threads together.
+    pub(super) fn calls_per_second(&self, window: Duration) -> Result<f64> {
+        let batches = self.batches(window)?;
+        let started = batches.iter().map(|batch| batch.started).min().unwrap_or(0);
+        let ended = batches.iter().map(|batch| batch.ended).max().unwrap_or(0);
+        Ok(self.calls_per_batch * batches.len() as f64 / Duration::from_nanos(ended - started).as_secs_f64())
+    }
+
+    /// Wall-clock time and CPU time in seconds: the median batch of a window.
+    pub(super) fn batch_seconds(&self, window: Duration) -> Result<(f64, f64)> {
+        let batches = self.batches(window)?;
+        let median = |ns: fn(&Batch) -> u64| {
+            Spread::of(batches.iter().map(|batch| Duration::from_nanos(ns(batch)).as_secs_f64())).median()
+        };
+        Ok((median(|batch| batch.ended - batch.started), median(|batch| batch.cpu)))
+    }
+}
+
+/// `CLOCK_MONOTONIC`, as the targets print it.
+fn now_ns() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+fn ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// steps.c: allocates and frees blocks on command.
+pub(super) struct Steps(Program);
+
+impl Steps {
+    pub(super) fn start(bench: &Bench) -> Result<Self> {
+        let program = Program::start(&mut bound(build(bench, "steps")?), Output::Standard)?;
+        program.line_after("ready")?;
+        Ok(Self(program))
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
+    /// Allocates blocks of 64 bytes.
+    pub(super) fn allocate(&mut self, blocks: u32) -> Result<()> {
+        self.step(&format!("alloc {blocks}"))
+    }
+
+    /// Frees all blocks.
+    pub(super) fn free(&mut self) -> Result<()> {
+        self.step("free")
+    }
+
+    fn step(&mut self, line: &str) -> Result<()> {
+        self.0.send(line)?;
+        let answer = self.0.line()?;
+        ensure!(answer == "done", "the target answers `{answer}` to `{line}`");
+        Ok(())
+    }
+}
+
+/// Content of the heap of hoard.c.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heap {
+    /// Linked structures with this sum of bytes.
+    Structures(u64),
+    /// This number of blocks of 48 to 64 bytes.
+    Blocks(u64),
+}
+
+/// hoard.c: has a heap, of which a known part has leaked, and serves a request each millisecond.
+pub(super) struct Hoard {
+    program: Program,
+    pub(super) truth: Truth,
+}
+
+/// Blocks in use and leaked blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Truth {
+    pub(super) held_bytes: u64,
+    pub(super) held_count: u64,
+    pub(super) leaked_bytes: u64,
+    pub(super) leaked_count: u64,
+}
+
+impl Hoard {
+    pub(super) fn arguments(heap: Heap, threads: u32) -> [String; 3] {
+        let (kind, size) = match heap {
+            Heap::Structures(bytes) => ("structures", bytes),
+            Heap::Blocks(count) => ("blocks", count),
+        };
+        [kind.to_owned(), size.to_string(), threads.to_string()]
+    }
+
+    /// Starts the compiled program and waits until it serves requests.
+    pub(super) fn start(program: &std::path::Path, heap: Heap, threads: u32) -> Result<Self> {
+        let program = Program::start(bound(program).args(Self::arguments(heap, threads)), Output::Standard)?;
+        let [held_bytes, held_count, leaked_bytes, leaked_count] = numbers(&program.line_after("ready ")?)?;
+        Ok(Self { program, truth: Truth { held_bytes, held_count, leaked_bytes, leaked_count } })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
+    /// The longest delay of an answer since the previous call, from the time that the request was due.
+    pub(super) fn delay_max(&mut self) -> Result<Duration> {
+        self.program.send("")?;
+        let [delay_ns, served] = numbers(&self.program.line()?)?;
+        ensure!(served > 0, "no request was served");
+        Ok(Duration::from_nanos(delay_ns))
+    }
+}
+
+/// turnover.c: has blocks in use, and replaces them at a rate.
+pub(super) struct Turnover(Program);
+
+impl Turnover {
+    pub(super) fn start(bench: &Bench, blocks: u32, rate: u32) -> Result<Self> {
+        let mut command = bound(build(bench, "turnover")?);
+        let program = Program::start(command.args([blocks.to_string(), rate.to_string()]), Output::Standard)?;
+        program.line_after("ready")?;
+        Ok(Self(program))
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
+    /// Lets the program allocate its blocks and replace them for a second. Returns the number of replaced blocks.
+    pub(super) fn begin(&mut self) -> Result<u64> {
+        self.0.send("")?;
+        self.next_second()
+    }
+
+    /// Waits for the work of another second, which takes longer on a machine that is too busy for the rate. Returns the number
+    /// of blocks replaced so far.
+    pub(super) fn next_second(&mut self) -> Result<u64> {
+        let [replaced, _live_bytes] = numbers(&self.0.line()?)?;
+        Ok(replaced)
+    }
+
+    /// Lets the program exit. Returns the number of live bytes at the end.
+    pub(super) fn end(mut self) -> Result<u64> {
+        self.0.close_input();
+        let status = self.0.wait()?;
+        ensure!(status.success(), "the target exited with {status}");
+        let mut last = self.0.line()?;
+        while let Ok(line) = self.0.line() {
+            last = line;
+        }
+        let [_replaced, live_bytes] = numbers(&last)?;
+        Ok(live_bytes)
+    }
+}
+
+/// nested.c: times malloc with 20 frames above it.
+pub(super) struct Nested(Program);
+
+impl Nested {
+    pub(super) fn start(program: &std::path::Path) -> Result<Self> {
+        let program = Program::start(&mut bound(program), Output::Standard)?;
+        program.line_after("ready")?;
+        Ok(Self(program))
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
+    /// The median duration of a call in nanoseconds.
+    pub(super) fn call_ns(&mut self) -> Result<f64> {
+        self.0.send("go")?;
+        let line = self.0.line()?;
+        line.parse().with_context(|| format!("the target printed `{line}`"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_have_an_exact_count_of_numbers() {
+        assert_eq!(numbers::<3>("7 9 1").expect("three numbers"), [7, 9, 1]);
+        assert!(numbers::<3>("7 9").is_err());
+        assert!(numbers::<2>("ready 7").is_err());
+        assert_eq!(Hoard::arguments(Heap::Blocks(7), 2), ["blocks", "7", "2"]);
+    }
+}

@@ -1,0 +1,270 @@
+//! Profilers attached to a running process: heapbpf in its variants, empty probes, and other tools. The breakpoints in the
+//! process's code show when a tool is attached and detached. Requires root.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use heapbpf_tests::report::{Hook, Report};
+
+use super::Bench;
+use super::agent::{self, Agent};
+use super::figures::alternate;
+use super::process::{Output, PATIENCE, Program, bound, mappings};
+use crate::command;
+
+const POLL_PERIOD: Duration = Duration::from_millis(50);
+
+/// `int3`.
+const BREAKPOINT: u8 = 0xcc;
+
+/// The environment of `bench overhead`.
+pub(super) struct Setup {
+    pub(super) bench: Bench,
+    /// Another heapbpf to compare with.
+    pub(super) against: Option<PathBuf>,
+    pub(super) memleak: Option<PathBuf>,
+    /// Duration of one measurement.
+    pub(super) window: Duration,
+    /// Duration of a recording under sustained load.
+    pub(super) sustained: Duration,
+}
+
+/// A profiler and its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tool {
+    Nothing,
+    /// Empty programs at the places of heapbpf's probes. Functions that free have plain entry probes.
+    Floor,
+    /// The same, with all probes as entries of one session, as heapbpf attaches them.
+    SessionFloor,
+    /// heapbpf with these options.
+    Heapbpf(&'static [&'static str]),
+    /// The heapbpf of `--against` with these options.
+    Against(&'static [&'static str]),
+    /// bcc's memleak with these options.
+    Memleak(&'static [&'static str]),
+    /// bpftrace, counting calls and returns of malloc, and calls of free.
+    Bpftrace,
+}
+
+/// A tool with its name in tables.
+pub(super) type Variant = (&'static str, Tool);
+
+/// An attached tool. Killed when dropped.
+pub(super) enum Attached {
+    Nothing,
+    Agent(Agent),
+    /// Detaches when its input is closed.
+    Floor(Program),
+    Other(Program),
+}
+
+impl Tool {
+    /// Why the tool is not available.
+    pub(super) fn missing(self, setup: &Setup) -> Option<&'static str> {
+        match self {
+            Self::Against(_) if setup.against.is_none() => Some("no other heapbpf is specified (`--against PATH`)"),
+            Self::Memleak(_) if setup.memleak.is_none() => Some("memleak of bcc's libbpf-tools is not installed"),
+            Self::Bpftrace if command::find("bpftrace").is_none() => Some("bpftrace is not installed"),
+            _ => None,
+        }
+    }
+
+    /// Attaches the tool to a process and waits until its probes are in place. Fails when another tool has probes there.
+    pub(super) fn attach(self, setup: &Setup, pid: u32, hooks: &[Hook]) -> Result<Attached> {
+        let foreign = breakpoints(pid)?;
+        ensure!(foreign == 0, "process {pid} has {foreign} breakpoints of another tool, which would be measured, too");
+        let report = setup.bench.folder.join("tool.json");
+        let attached = match self {
+            Self::Nothing => return Ok(Attached::Nothing),
+            Self::Heapbpf(options) => Attached::Agent(Agent::start(setup.bench.record(pid).args(options), &report)?),
+            Self::Against(options) => {
+                let heapbpf = setup.against.as_ref().context("the tool is missing")?;
+                let mut command = setup.bench.command(heapbpf);
+                Attached::Agent(Agent::start(command.args(["--pid", &pid.to_string()]).args(options), &report)?)
+            }
+            Self::Floor | Self::SessionFloor => {
+                let program = Program::start(&mut self.floor_command(setup, pid, hooks)?, Output::Standard)?;
+                program.line_after("ready")?;
+                Attached::Floor(program)
+            }
+            Self::Memleak(options) => {
+                let mut command = bound(setup.memleak.as_ref().context("the tool is missing")?);
+                // The last argument is the interval of its reports in seconds: longer than the measurement.
+                command.args(["-p", &pid.to_string()]).args(options).arg("3600");
+                Attached::Other(Program::start(&mut command, Output::Errors)?)
+            }
+            Self::Bpftrace => {
+                let module = &hooks.first().context("heapbpf has attached no hook")?.module;
+                let program = format!(
+                    "uprobe:{module}:malloc {{ @calls = count(); }} uretprobe:{module}:malloc {{ @returns = count(); }} \
+                     uprobe:{module}:free {{ @frees = count(); }}"
+                );
+                let mut command = bound("bpftrace");
+                Attached::Other(Program::start(command.args(["-p", &pid.to_string(), "-e", &program]), Output::Errors)?)
+            }
+        };
+        if matches!(attached, Attached::Other(_)) {
+            wait_until_attached(pid)?;
+        }
+        Ok(attached)
+    }
+
+    fn floor_command(self, setup: &Setup, pid: u32, hooks: &[Hook]) -> Result<Command> {
+        let module = &hooks.first().context("heapbpf has attached no hook")?.module;
+        ensure!(hooks.iter().all(|hook| hook.module == *module), "the hooks belong to several modules");
+        let mut command = bound(setup.bench.repository.example("floor")?);
+        command.arg(pid.to_string()).arg(module);
+        let mut offsets = Vec::new();
+        for hook in hooks {
+            // Aliases of a function share its probe.
+            if !offsets.contains(&hook.offset) {
+                offsets.push(hook.offset);
+                let is_entry = self == Self::Floor && hook.function.contains("free");
+                command.arg(format!("{}={}", if is_entry { "ENTRY" } else { "SESSION" }, hook.offset));
+            }
+        }
+        Ok(command)
+    }
+}
+
+impl Attached {
+    /// The process of heapbpf.
+    pub(super) fn agent(&self) -> Result<u32> {
+        match self {
+            Self::Agent(agent) => Ok(agent.pid()),
+            _ => bail!("heapbpf is not attached"),
+        }
+    }
+
+    /// Detaches the tool, and waits until the process has its original code. Returns heapbpf's report.
+    pub(super) fn detach(self, pid: u32) -> Result<Option<Report>> {
+        let report = match self {
+            Self::Nothing => None,
+            Self::Agent(agent) => {
+                agent.interrupt()?;
+                Some(agent.finish()?)
+            }
+            Self::Floor(mut program) => {
+                program.close_input();
+                program.wait()?;
+                None
+            }
+            Self::Other(mut program) => {
+                program.interrupt()?;
+                program.wait()?;
+                None
+            }
+        };
+        wait_until_detached(pid)?;
+        Ok(report)
+    }
+}
+
+/// Measures a running process under each tool, in alternation. `measure` detaches the tool.
+pub(super) fn compare<T>(
+    setup: &Setup,
+    pid: u32,
+    variants: &[Variant],
+    mut measure: impl FnMut(&Variant, Attached) -> Result<T>,
+) -> Result<Vec<Vec<T>>> {
+    let hooks = hooks(setup, pid)?;
+    alternate(setup.bench.rounds, variants, |variant| {
+        let (name, tool) = variant;
+        let attached = tool.attach(setup, pid, &hooks).with_context(|| format!("attaching: {name}"))?;
+        measure(variant, attached).with_context(|| format!("measuring: {name}"))
+    })
+}
+
+/// The hooks that heapbpf attaches in a process.
+pub(super) fn hooks(setup: &Setup, pid: u32) -> Result<Vec<Hook>> {
+    let attached = Tool::Heapbpf(&["--interval", "1GiB"]).attach(setup, pid, &[])?;
+    let mut report = attached.detach(pid)?.context("heapbpf writes a report")?;
+    let heaps = report.targets.iter_mut().flat_map(|target| &mut target.heaps);
+    Ok(heaps.flat_map(|heap| std::mem::take(&mut heap.hooks)).filter(|hook| hook.attached).collect())
+}
+
+/// Number of breakpoints in the code of a process that its files do not have.
+fn breakpoints(pid: u32) -> Result<usize> {
+    let memory = memory(pid)?;
+    let mut count = 0;
+    for mapping in mappings(pid)? {
+        let mut current = vec![0; mapping.bytes];
+        memory.read_exact_at(&mut current, mapping.start)?;
+        let mut original = vec![0; mapping.bytes];
+        let file = File::open(&mapping.path)?;
+        let available = file.metadata()?.len().saturating_sub(mapping.file_offset);
+        let available = usize::try_from(available)?.min(mapping.bytes);
+        file.read_exact_at(&mut original[..available], mapping.file_offset)?;
+        let is_breakpoint = |(current, original): &(&u8, &u8)| **current == BREAKPOINT && **original != BREAKPOINT;
+        count += current.iter().zip(&original).filter(is_breakpoint).count();
+    }
+    Ok(count)
+}
+
+fn memory(pid: u32) -> Result<File> {
+    File::open(format!("/proc/{pid}/mem")).context("reading the memory of another process requires root")
+}
+
+/// Waits until there are breakpoints, and their number has not changed for a second.
+fn wait_until_attached(pid: u32) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let (mut before, mut since) = (0, Instant::now());
+    while before == 0 || since.elapsed() < Duration::from_secs(1) {
+        ensure!(Instant::now() < deadline, "the breakpoints in process {pid} still change after {PATIENCE:?}");
+        thread::sleep(POLL_PERIOD);
+        let count = breakpoints(pid)?;
+        if count != before {
+            (before, since) = (count, Instant::now());
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn wait_until_detached(pid: u32) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while breakpoints(pid)? > 0 {
+        ensure!(Instant::now() < deadline, "process {pid} still has breakpoints after {PATIENCE:?}");
+        thread::sleep(POLL_PERIOD);
+    }
+    Ok(())
+}
+
+/// An instruction of a process, which may be replaced by a breakpoint.
+pub(super) struct Instruction {
+    memory: File,
+    address: u64,
+}
+
+impl Instruction {
+    /// The probed instruction of a hook.
+    pub(super) fn of(pid: u32, hook: &Hook) -> Result<Self> {
+        let address = mappings(pid)?.into_iter().find_map(|mapping| {
+            let inside = hook.offset.checked_sub(mapping.file_offset)?;
+            (mapping.path == hook.module && inside < mapping.bytes as u64).then_some(mapping.start + inside)
+        });
+        let address = address.with_context(|| format!("process {pid} has not mapped `{}`", hook.module))?;
+        Ok(Self { memory: memory(pid)?, address })
+    }
+
+    pub(super) fn is_breakpoint(&self) -> Result<bool> {
+        let mut byte = [0];
+        self.memory.read_exact_at(&mut byte, self.address)?;
+        Ok(byte == [BREAKPOINT])
+    }
+}
+
+/// Fails unless nearly all stacks have this depth: figures are published for a number of frames.
+pub(super) fn check_depth(report: &Report, depth: usize) -> Result<()> {
+    let count = |is_counted: &dyn Fn(usize) -> bool| -> f64 {
+        let callsites = agent::callsites(report).filter(|callsite| is_counted(agent::depth(callsite)));
+        callsites.map(agent::alloc_count).sum()
+    };
+    ensure!(count(&|it| it == depth) > 0.99 * count(&|_| true), "not all stacks have {depth} frames");
+    Ok(())
+}
