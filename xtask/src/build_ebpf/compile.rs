@@ -1,5 +1,5 @@
-//! Runs the BPF toolchain on profiler-ebpf. Owns its flags and its environment: what the cargo that started this xtask
-//! has set must not reach it, and what it needs (`RUSTC_BOOTSTRAP`) must not reach anything else.
+//! Runs the BPF toolchain on profiler-ebpf, with its flags and environment: without the variables of the cargo that started this
+//! xtask.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,16 +14,16 @@ use crate::command;
 use crate::repository::Repository;
 
 /// Instruction set of the object. v3 (Linux 5.12) has the atomic operations that return the old value and 32-bit jumps;
-/// v4 would take Linux 6.6. An atomic operation whose result is used must not be `Relaxed`: LLVM 22 then writes the
-/// instruction that returns nothing and takes the operand for the result, without a word. `AcqRel` is right.
+/// v4 would take Linux 6.6. An atomic operation whose result is used must not be `Relaxed`: LLVM 22 then emits the
+/// instruction without a result, and silently uses the operand as the result. `AcqRel` works.
 pub(super) const CPU: &str = "v3";
 /// Name of the package and of its binary.
 const PACKAGE: &str = "heapbpf-ebpf";
 
-/// The same on every machine, because they take part in what comes out. Paths do not: see [`rustc`].
+/// Flags that affect the object, and are therefore equal on every machine. Paths are not among them: see [`rustc`].
 fn rustflags() -> String {
     [
-        // What aya-ebpf takes the registers of the probed function from.
+        // Selects the registers of the probed function in aya-ebpf.
         r#"--cfg=bpf_target_arch="x86_64""#,
         "-Clinker=bpf-linker",
         "-Clink-arg=--btf",
@@ -42,7 +42,7 @@ pub(super) fn build(repository: &Repository, toolchain: &Toolchain, log: bool) -
         .current_dir(&source)
         .args(["build", "--release", "--target", TARGET, "-Zbuild-std=core", "--package", PACKAGE])
         .env("RUSTC", &toolchain.rust.rustc)
-        // A stable compiler otherwise refuses -Z; nightly needs it not and does not mind.
+        // Makes a stable compiler accept -Z.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_TARGET_DIR", &target)
         .env("CARGO_ENCODED_RUSTFLAGS", rustflags())
@@ -59,15 +59,15 @@ pub(super) fn build(repository: &Repository, toolchain: &Toolchain, log: bool) -
     fs::read(&object).with_context(|| format!("cargo succeeded without writing `{}`", object.display()))
 }
 
-/// Its own target directory: user space must not wait for its lock.
+/// A separate target directory: builds of user space do not wait for its lock.
 fn target(repository: &Repository) -> PathBuf {
     repository.target.join("ebpf")
 }
 
-/// The folders of this machine, and how the object is to name them.
+/// The folders of this machine, and their names in the object.
 fn remaps(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<Remap>> {
-    // Seen from profiler-ebpf, where the linker runs. So LLVM finds our source there and puts the lines into the BTF,
-    // and the verifier's log shows them.
+    // Relative to profiler-ebpf, where the linker runs: LLVM reads the source there and stores its lines in the BTF, for the
+    // verifier's log.
     let mut remaps = vec![Remap::new(&repository.root, "..")];
     // A distribution's sysroot has symbolic links, and both names occur.
     let source = &toolchain.rust.source;
@@ -75,13 +75,13 @@ fn remaps(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<Remap>> 
     remaps.push(Remap::new(source, "rust"));
     remaps.push(Remap::new(&canonical, "rust"));
     remaps.push(Remap::new(&cargo_home()?, "cargo"));
-    // Below the repository mostly, so it must win over that.
+    // Last, because it is usually below the repository.
     remaps.push(Remap::new(&target(repository), "target"));
     Ok(remaps)
 }
 
-/// What must not be found in the object: folders that belong to this machine. Each is long enough not to occur by
-/// chance, as a repository's root such as `/src` does.
+/// Folders of this machine, which must not occur in the object. Each is long enough not to occur by chance, unlike a root such
+/// as `/src`.
 pub(super) fn private_paths(repository: &Repository, toolchain: &Toolchain) -> Result<Vec<String>> {
     let source = &toolchain.rust.source;
     let folders = [
@@ -95,7 +95,7 @@ pub(super) fn private_paths(repository: &Repository, toolchain: &Toolchain) -> R
     Ok(folders.iter().map(|folder| folder.to_string_lossy().into_owned()).collect())
 }
 
-/// `PATH` with the linker's folder first, so that its name alone is in the flags.
+/// `PATH` with the linker's folder first: the flags contain only its name.
 fn path_with_linker(toolchain: &Toolchain) -> Result<OsString> {
     let folder = toolchain.linker.program.parent().context("bpf-linker is in no folder")?;
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -109,7 +109,7 @@ pub(super) fn cargo_home() -> Result<PathBuf> {
     std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(home).context("neither CARGO_HOME nor HOME is set")
 }
 
-/// Takes away what the cargo that started this xtask, or a user, set for another toolchain.
+/// Removes variables that the cargo that started this xtask, or a user, has set for another toolchain.
 pub(super) fn without_parent_cargo(command: &mut Command) -> &mut Command {
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(belongs_to_other_toolchain) {
@@ -119,12 +119,12 @@ pub(super) fn without_parent_cargo(command: &mut Command) -> &mut Command {
     command
 }
 
-/// Whether a variable would change what another cargo or rustc does. Those that say how to reach a registry stay.
+/// Whether a variable affects another cargo or rustc. Those for accessing registries stay.
 fn belongs_to_other_toolchain(name: &str) -> bool {
     const KEPT: [&str; 6] =
         ["CARGO_HOME", "CARGO_HTTP_", "CARGO_NET_", "CARGO_REGISTR", "CARGO_SOURCE_", "CARGO_TERM_"];
     match name {
-        // Set by `cargo run`, and it leads to the libraries of the other compiler.
+        // Set by `cargo run`, for the libraries of the other compiler.
         "LD_LIBRARY_PATH" | "RUST_RECURSION_COUNT" | "RUSTUP_TOOLCHAIN" => true,
         _ if name.starts_with("CARGO") => !KEPT.iter().any(|kept| name.starts_with(kept)),
         _ => name.starts_with("RUSTC") || name.starts_with("RUSTDOC") || name.starts_with("RUSTFLAGS"),
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_steers_a_toolchain_is_taken_away() {
+    fn variables_of_toolchains_are_removed() {
         let taken = "RUSTUP_TOOLCHAIN RUSTFLAGS RUSTC RUSTC_WRAPPER RUSTC_BOOTSTRAP CARGO CARGO_PKG_NAME \
                      CARGO_TARGET_DIR CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_TARGET LD_LIBRARY_PATH \
                      CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER CARGO_PROFILE_RELEASE_LTO";

@@ -1,10 +1,10 @@
-//! Stands between cargo and rustc while the object is built, so that it comes out the same in every folder.
+//! A wrapper of rustc that makes the object independent of the folder in which it is built.
 //!
-//! Two things would carry a machine's folders into the object. One is the paths of source files; they are renamed by
-//! `--remap-path-prefix`, also those in a registry, whose folder has a name that depends on where crates come from.
-//! The other is the hash that cargo gives a crate by `-C metadata` and that rustc puts into every symbol: for a crate
+//! Two things would add folders of the machine to the object. One is the paths of source files; they are renamed by
+//! `--remap-path-prefix`, including those in a registry, whose folder depends on the origin of crates.
+//! The other is the hash that cargo passes by `-C metadata` and that rustc adds to every symbol: for a crate
 //! outside of the workspace it covers the absolute path, and profiler-common is one for profiler-ebpf. Flags cannot
-//! replace it, a wrapper can. Everything that is not for the BPF target passes unchanged.
+//! replace it, a wrapper can. Arguments for other targets are not changed.
 
 use std::env;
 use std::os::unix::process::CommandExt as _;
@@ -15,9 +15,8 @@ use anyhow::{Context as _, Result};
 
 use super::toolchain::TARGET;
 
-/// Set for the cargo that builds the object; holds the [`Remap`]s.
+/// Contains the [`Remap`]s for the cargo that builds the object.
 const VARIABLE: &str = "HEAPBPF_XTASK_REMAP";
-/// Between two of them, and between their sides.
 const SEPARATOR: char = '\u{1f}';
 
 /// A folder and its name in the object.
@@ -41,11 +40,11 @@ impl Remap {
 pub(super) fn install(cargo: &mut Command, remaps: &[Remap]) -> Result<()> {
     let text: Vec<_> = remaps.iter().flat_map(|remap| [remap.from.as_str(), &remap.to]).collect();
     cargo.env(VARIABLE, text.join(&SEPARATOR.to_string()));
-    cargo.env("RUSTC_WRAPPER", env::current_exe().context("this program does not know where it is")?);
+    cargo.env("RUSTC_WRAPPER", env::current_exe().context("the path of this program is unknown")?);
     Ok(())
 }
 
-/// Where cargo started this program as rustc: becomes rustc, and returns only if that fails.
+/// If cargo has started this program as rustc, executes rustc, and returns only on failure.
 pub(crate) fn stand_in() -> Option<ExitCode> {
     let remaps = parse(&env::var(VARIABLE).ok()?);
     let mut given = env::args_os().skip(1);
@@ -77,7 +76,6 @@ struct Package {
 }
 
 impl Package {
-    /// Cargo tells by these variables.
     fn current() -> Option<Self> {
         let get = |name| env::var(name).ok();
         let (name, version) = (get("CARGO_PKG_NAME")?, get("CARGO_PKG_VERSION")?);
@@ -85,7 +83,7 @@ impl Package {
     }
 }
 
-/// The arguments for rustc in place of the `given` ones.
+/// Replaces arguments for rustc.
 fn arguments(given: &[String], package: Option<&Package>, remaps: &[Remap]) -> Vec<String> {
     let for_target = given.windows(2).any(|pair| pair[0] == "--target" && pair[1] == TARGET)
         || given.iter().any(|argument| argument.strip_prefix("--target=") == Some(TARGET));
@@ -96,8 +94,7 @@ fn arguments(given: &[String], package: Option<&Package>, remaps: &[Remap]) -> V
         if is_metadata { format!("metadata={name}-{version}") } else { argument.clone() }
     };
     let mut arguments: Vec<_> = given.iter().map(metadata).collect();
-    // Of several that match, rustc takes the last: the package's own folder serves where no other does better, and
-    // that is for packages of a registry, which are below cargo's home.
+    // rustc applies the last match: the package's own folder is for packages of a registry, which are below cargo's home.
     let in_cargo_home = |remap: &&Remap| remap.to == "cargo";
     arguments.extend(remaps.iter().filter(in_cargo_home).map(Remap::flag));
     arguments.push(format!("--remap-path-prefix={folder}=cargo/{name}-{version}"));
@@ -121,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn target_crates_lose_the_machine() {
+    fn folders_are_removed_for_the_bpf_target() {
         check(
             "--crate-name aya_ebpf -C metadata=abc -C extra-filename=-abc --target bpfel-unknown-none",
             Some(("aya-ebpf", "/home/.cargo/registry/src/index-1/aya-ebpf-0.2.1")),
@@ -133,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_passes_unchanged() {
+    fn other_arguments_are_not_changed() {
         let host = "--crate-name syn -C metadata=abc --target x86_64-unknown-linux-gnu";
         check(host, Some(("syn", "/home/.cargo/registry/src/index-1/syn-0.2.1")), host);
         check("-vV", None, "-vV");
@@ -141,10 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn remaps_survive_the_environment() {
+    fn remaps_are_passed_by_the_environment() {
         let remaps = vec![Remap::new(Path::new("/a b"), ".."), Remap::new(Path::new("/c"), "rust")];
         let mut command = Command::new("true");
-        install(&mut command, &remaps).expect("a test knows where it is");
+        install(&mut command, &remaps).expect("a test has a path");
         let value = command.get_envs().find_map(|(name, value)| value.filter(|_| name == VARIABLE)).expect("just set");
         assert_eq!(parse(value.to_str().expect("UTF-8")), remaps);
     }

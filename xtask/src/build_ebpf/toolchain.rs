@@ -1,23 +1,24 @@
-//! Finds what can compile for BPF: a Rust compiler with the source of `core`, and bpf-linker. Every candidate is
-//! asked, none is assumed; what is wrong with each is kept for the error. Installs nothing.
+//! The toolchain for BPF: finds or installs a Rust compiler with the source of `core`, and bpf-linker, and records their versions.
+//! Every candidate is probed; the error lists why each is unsuitable.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::compile;
-use crate::command;
+use super::compile::{self, CPU};
+use crate::{command, packages, repository};
 
 /// The target to compile for.
 pub(super) const TARGET: &str = "bpfel-unknown-none";
-/// The bpf-linker to use: another one gives another object.
-pub(super) const LINKER_VERSION: &str = "0.13.0";
-/// Older compilers do not know everything that the kernel side uses.
+/// The required bpf-linker: another version builds another object.
+const LINKER_VERSION: &str = "0.13.0";
+/// Older compilers lack features that the kernel side uses.
 const RUSTC_MINOR_MIN: u32 = 95;
 
-/// All it takes.
 pub(super) struct Toolchain {
     pub(super) rust: Rust,
     pub(super) linker: Linker,
@@ -28,7 +29,7 @@ pub(super) struct Toolchain {
 pub(super) struct Rust {
     pub(super) cargo: PathBuf,
     pub(super) rustc: PathBuf,
-    /// Where its sysroot has the source: the folder that holds `library`.
+    /// The folder of its sysroot that contains `library`.
     pub(super) source: PathBuf,
     /// The first line of `rustc -vV`.
     pub(super) version: String,
@@ -40,24 +41,23 @@ pub(super) struct Rust {
 #[derive(Debug)]
 pub(super) struct Linker {
     pub(super) program: PathBuf,
-    /// As `bpf-linker --version` says.
     pub(super) version: String,
     /// Version of the LLVM in it, or loaded by it.
     pub(super) llvm: String,
 }
 
 impl Toolchain {
-    /// Finds both, or says everything that is missing and how to get it.
+    /// Finds both; the error lists everything that is missing and how to install it.
     pub(super) fn find() -> Result<Self> {
         match (Rust::find(), Linker::find()) {
-            (Ok(rust), Ok(linker)) => Self { rust, linker }.agreeing(),
+            (Ok(rust), Ok(linker)) => Self { rust, linker }.checked(),
             (Err(error), Ok(_)) | (Ok(_), Err(error)) => Err(error),
             (Err(rust), Err(linker)) => bail!("{rust:#}\n{linker:#}"),
         }
     }
 
-    /// LLVM reads the bitcode of older versions, but not that of newer ones.
-    fn agreeing(self) -> Result<Self> {
+    /// Checks that the linker can read the compiler's bitcode: LLVM reads that of older versions only.
+    fn checked(self) -> Result<Self> {
         let major = |version: &str| version.split('.').next().and_then(|major| major.parse::<u32>().ok());
         if major(&self.rust.llvm) > major(&self.linker.llvm) {
             bail!(
@@ -73,8 +73,8 @@ impl Toolchain {
 }
 
 impl Rust {
-    /// The distribution's compiler, or else rustup's nightly.
-    pub(super) fn find() -> Result<Self> {
+    /// The distribution's compiler, or rustup's nightly.
+    fn find() -> Result<Self> {
         let distribution = Self::distribution();
         let error = match distribution {
             Ok(rust) => return Ok(rust),
@@ -83,7 +83,7 @@ impl Rust {
         Self::nightly().map_err(|nightly| {
             anyhow::anyhow!(
                 "no Rust compiler that can build for BPF:\n  the distribution's: {error:#}\n  rustup's nightly: \
-                 {nightly:#}\nget one:\n  Debian:    apt-get install rustc-web cargo-web rust-web-src\n  elsewhere: \
+                 {nightly:#}\ninstall one:\n  Debian:    apt-get install rustc-web cargo-web rust-web-src\n  elsewhere: \
                  rustup toolchain install nightly --component rust-src\nor let `cargo xtask build-ebpf --install` do it"
             )
         })
@@ -104,7 +104,7 @@ impl Rust {
         Self::probe(which("cargo")?, which("rustc")?)
     }
 
-    /// Asks a compiler for everything that is needed of it.
+    /// Checks the requirements.
     fn probe(cargo: PathBuf, rustc: PathBuf) -> Result<Self> {
         for program in [&cargo, &rustc] {
             if !command::is_executable(program) {
@@ -116,10 +116,10 @@ impl Rust {
         };
         let (version, llvm) = parse_rustc(&ask(&["-vV"])?)?;
         if parse_minor(&version).is_none_or(|minor| minor < RUSTC_MINOR_MIN) {
-            bail!("`{}` is `{version}`, and it takes 1.{RUSTC_MINOR_MIN} or later", rustc.display());
+            bail!("`{}` is `{version}`, but 1.{RUSTC_MINOR_MIN} or later is required", rustc.display());
         }
         if !ask(&["--print=target-list"])?.lines().any(|target| target == TARGET) {
-            bail!("`{}` does not know the target `{TARGET}`", rustc.display());
+            bail!("`{}` does not support the target `{TARGET}`", rustc.display());
         }
         let source = Path::new(ask(&["--print=sysroot"])?.trim()).join("lib/rustlib/src/rust");
         if !source.join("library/Cargo.lock").exists() {
@@ -130,14 +130,14 @@ impl Rust {
 }
 
 impl Linker {
-    /// Looks in `PATH` and where cargo installs.
-    pub(super) fn find() -> Result<Self> {
+    /// Searches `PATH` and cargo's folder.
+    fn find() -> Result<Self> {
         let installed = compile::cargo_home()?.join("bin/bpf-linker");
         let program = command::find("bpf-linker").or_else(|| installed.exists().then_some(installed));
         let program = program.with_context(|| format!("no `bpf-linker` in PATH; {}", Self::remedy()))?;
         let version = parse_linker(&command::output(Command::new(&program).arg("--version"))?)?;
         if version != LINKER_VERSION {
-            bail!("`{}` is {version}, and it takes {LINKER_VERSION}; {}", program.display(), Self::remedy());
+            bail!("`{}` is {version}, but {LINKER_VERSION} is required; {}", program.display(), Self::remedy());
         }
         let llvm = llvm_of(&program)?;
         Ok(Self { program, version, llvm })
@@ -145,14 +145,14 @@ impl Linker {
 
     fn remedy() -> String {
         format!(
-            "get it:\n  Debian:    apt-get install llvm-22-dev && LLVM_PREFIX=/usr/lib/llvm-22 cargo install bpf-linker \
+            "install it:\n  Debian:    apt-get install llvm-22-dev && LLVM_PREFIX=/usr/lib/llvm-22 cargo install bpf-linker \
              --version {LINKER_VERSION} --no-default-features --features llvm-22\n  elsewhere: cargo binstall \
              bpf-linker@{LINKER_VERSION}\nor let `cargo xtask build-ebpf --install` do it"
         )
     }
 }
 
-/// The LLVM of a program: linked into it, or else in a library that the loader gives it.
+/// The version of LLVM in a program: linked into it, or in a library that it loads.
 fn llvm_of(program: &Path) -> Result<String> {
     let libraries = command::output(Command::new("ldd").arg(program)).unwrap_or_default();
     let library = libraries.lines().filter(|line| line.contains("libLLVM")).find_map(|line| {
@@ -161,7 +161,7 @@ fn llvm_of(program: &Path) -> Result<String> {
     });
     let file = library.as_deref().unwrap_or(program);
     let content = fs::read(file).with_context(|| format!("could not read `{}`", file.display()))?;
-    parse_llvm(&content).with_context(|| format!("`{}` does not say which LLVM it is", file.display()))
+    parse_llvm(&content).with_context(|| format!("`{}` contains no version of LLVM", file.display()))
 }
 
 /// First line and LLVM version of `rustc -vV`.
@@ -184,7 +184,7 @@ fn parse_linker(text: &str) -> Result<String> {
     Ok(version.trim().to_owned())
 }
 
-/// The version in the text `LLVM version X.Y.Z`, which every LLVM carries for its `--version`.
+/// The version in the text `LLVM version X.Y.Z`, which every LLVM contains.
 fn parse_llvm(content: &[u8]) -> Option<String> {
     const MARK: &[u8] = b"LLVM version ";
     let mut rest = content;
@@ -197,6 +197,84 @@ fn parse_llvm(content: &[u8]) -> Option<String> {
         }
     }
     None
+}
+
+/// Finds the toolchain, after installing missing parts: Debian's packages by apt-get, bpf-linker by cargo.
+pub(super) fn find_or_install() -> Result<Toolchain> {
+    if let Ok(toolchain) = Toolchain::find() {
+        return Ok(toolchain);
+    }
+    let rust: &[_] = if Rust::find().is_ok() { &[] } else { packages::RUST };
+    let linker_missing = Linker::find().is_err();
+    let llvm: &[_] = if linker_missing { packages::LLVM } else { &[] };
+    packages::install(&[rust, llvm])?;
+    if linker_missing {
+        // Without RUSTUP_TOOLCHAIN of the cargo that started this xtask, rustup would use the rust-toolchain.toml of the
+        // compiled crate.
+        let mut cargo = Command::new(repository::cargo());
+        cargo
+            .env("LLVM_PREFIX", "/usr/lib/llvm-22")
+            .args(["install", "bpf-linker", "--version", LINKER_VERSION, "--locked", "--force"])
+            .args(["--no-default-features", "--features", "llvm-22"]);
+        command::run(&mut cargo)?;
+    }
+    Toolchain::find()
+}
+
+/// One line per property, in this order.
+const NAMES: [&str; 5] = ["rustc", "rustc's LLVM", "bpf-linker", "bpf-linker's LLVM", "target-cpu"];
+
+/// The content of `toolchain.txt`: everything besides the source that affects the object. Toolchains with equal records build
+/// equal objects.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    /// Values of [`NAMES`].
+    values: [String; NAMES.len()],
+}
+
+impl Record {
+    pub(super) fn of(toolchain: &Toolchain) -> Result<Self> {
+        let Toolchain { rust, linker } = toolchain;
+        let record = Self {
+            values: [&rust.version, &rust.llvm, &linker.version, &linker.llvm, CPU].map(|value| value.to_owned()),
+        };
+        // Otherwise every later check would fail.
+        let read = record.to_string().parse::<Self>().context("a version has a form that cannot be recorded")?;
+        anyhow::ensure!(read == record, "a version has a form that cannot be recorded:\n{record}");
+        Ok(record)
+    }
+
+    /// One line per property that differs.
+    pub(super) fn differences(&self, here: &Self) -> Vec<String> {
+        let pairs = self.values.iter().zip(&here.values);
+        let differing = NAMES.iter().zip(pairs).filter(|(_, (recorded, here))| recorded != here);
+        differing
+            .map(|(name, (recorded, here))| format!("  {name}: built with `{recorded}`, this machine has `{here}`"))
+            .collect()
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, value) in NAMES.iter().zip(&self.values) {
+            writeln!(f, "{name}: {value}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Record {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut values = NAMES.map(String::from);
+        for value in &mut values {
+            let prefix = format!("{value}: ");
+            let found = text.lines().find_map(|line| line.strip_prefix(&prefix));
+            *value = found.with_context(|| format!("no line `{prefix}…`"))?.to_owned();
+        }
+        Ok(Self { values })
+    }
 }
 
 #[cfg(test)]
@@ -232,5 +310,25 @@ mod tests {
         assert_eq!(parse_llvm(b"\0LLVM version %s\0\0LLVM version 22.1.8\0more").as_deref(), Some("22.1.8"));
         assert_eq!(parse_llvm(b"LLVM version 22"), None);
         assert_eq!(parse_llvm(b""), None);
+    }
+
+    fn record(rustc: &str, linker: &str) -> Record {
+        Record { values: [rustc, "22.1.8", linker, "22.1.8", "v3"].map(String::from) }
+    }
+
+    #[test]
+    fn records_can_be_read_back() {
+        let written = record("rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)", "0.13.0");
+        assert_eq!(written.to_string().parse::<Record>().expect("just written"), written);
+        assert_eq!(written.to_string().lines().count(), NAMES.len());
+        assert!("rustc: rustc 1.96.0\n".parse::<Record>().is_err());
+    }
+
+    #[test]
+    fn differences_contain_both_versions() {
+        let made = record("rustc 1.96.0", "0.13.0");
+        assert_eq!(made.differences(&made), Vec::<String>::new());
+        let differences = made.differences(&record("rustc 1.97.0", "0.13.0"));
+        assert_eq!(differences, ["  rustc: built with `rustc 1.96.0`, this machine has `rustc 1.97.0`"]);
     }
 }

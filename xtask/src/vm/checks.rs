@@ -1,23 +1,21 @@
-//! What must have come of the sessions in `init.sh`, one check for each thing. Pure.
+//! Checks of the results of `init.sh`: sessions, injected faults, and leaks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use heapbpf_tests::report::{Counts, Ledger, Process, Report, Totals};
+use heapbpf_tests::unreachable::{self, Known, Sum, Truth};
 use serde_json::Number;
 
 use super::transcript::Transcript;
 
-/// One thing that must hold.
 #[derive(Debug)]
 pub(super) struct Check {
-    /// What.
     pub(super) name: String,
-    /// What was measured, or why it does not hold.
     pub(super) outcome: Outcome,
 }
 
-/// Either way, words for the reader.
+/// Details of a success, or the reason of a failure.
 pub(super) type Outcome = Result<String, String>;
 
 impl fmt::Display for Check {
@@ -30,17 +28,16 @@ impl fmt::Display for Check {
     }
 }
 
-/// A session of `init.sh` and what its target lets us ask.
+/// A session of `init.sh`, and the properties of its target.
 struct Session {
     name: &'static str,
-    /// Functions outwards of every one that allocates.
+    /// Callers of every function that allocates, outwards.
     callers: &'static [&'static str],
-    /// Least share of stacks that reach their thread's first frame. By tables it is 1 or nearly so; libc has no frame
-    /// pointers to get there by.
+    /// Minimum share of complete stacks. By tables it is 1 or nearly so; libc has no frame pointers.
     complete_min: f64,
-    /// The links are the cheapest that the kernel has, not perf events.
+    /// Whether links are the cheapest that the kernel has, not perf events.
     cheapest_links: bool,
-    /// Nothing but the functions of the ledger allocates.
+    /// Whether only the functions of the ledger allocate.
     alone: bool,
 }
 
@@ -58,44 +55,49 @@ const fn soak(name: &'static str) -> Session {
     Session { name, callers: &["thread"], complete_min: 0.9999, cheapest_links: true, alone: false }
 }
 
-/// The most instructions that the verifier goes through for one program (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h
+/// Maximum number of instructions that the verifier processes for one program (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h
 /// in 6.1.192 and 6.12.117).
 const VERIFIER_LIMIT: u64 = 1_000_000;
 
-/// Every check.
+/// All checks.
 pub(super) fn judge(transcript: &Transcript) -> Vec<Check> {
+    [sessions(transcript), faults(transcript), leaks(transcript)].into_iter().flatten().collect()
+}
+
+fn sessions(transcript: &Transcript) -> Vec<Check> {
     let kernel = transcript.value("kernel").map_or((0, 0), version);
     let mut checks = Vec::new();
     let soak: &[Session] = if transcript.value("soak").is_some() { &SOAK } else { &[] };
     for session in SESSIONS.iter().chain(soak) {
         let mut add = |what: &str, outcome| checks.push(Check { name: format!("{}: {what}", session.name), outcome });
-        add("heapbpf ends with 0", ended(transcript, session.name));
+        add("heapbpf exits with 0", exited(transcript, session.name));
         match read(transcript, session.name) {
             Err(reason) => add("there is a report", Err(reason)),
             Ok((report, ledger)) => {
                 let process = &report.targets[0];
-                add("every hook is attached, nothing is lost", complete(&report));
-                add("links are the kind they should be", links(process, session, kernel));
-                add("totals are true to the byte", totals(process, &ledger, session.alone));
+                add("every hook is attached, no event is dropped", complete(&report));
+                add("links are of the expected kind", links(process, session, kernel));
+                add("totals are exact", totals(process, &ledger, session.alone));
                 add("stacks", stacks(&report, &ledger, session));
                 if session.name == "ending" {
-                    add("the target's end is known", exit(process, kernel));
+                    add("the target's exit is recorded", exit(process, kernel));
                 }
             }
         }
         add("the target is unharmed", unharmed(transcript, session.name));
     }
     for name in ["forks", "execs"] {
-        checks.push(Check { name: format!("{name}: heapbpf ends with 0"), outcome: ended(transcript, name) });
+        checks.push(Check { name: format!("{name}: heapbpf exits with 0"), outcome: exited(transcript, name) });
         checks.push(Check { name: format!("{name}: each fork is accounted for"), outcome: forks(transcript, name) });
     }
-    checks.push(Check { name: "tables: probes come and go".to_owned(), outcome: probes(transcript) });
-    checks.push(Check { name: "threads: works on unprofiled".to_owned(), outcome: works_on(transcript) });
-    checks.push(Check { name: "the verifier's effort".to_owned(), outcome: effort(transcript) });
+    checks.push(Check { name: "tables: probes are attached and detached".to_owned(), outcome: probes(transcript) });
+    checks
+        .push(Check { name: "threads: the target works after detaching".to_owned(), outcome: works_after(transcript) });
+    checks.push(Check { name: "instructions processed by the verifier".to_owned(), outcome: effort(transcript) });
     checks
 }
 
-pub(super) fn ended(transcript: &Transcript, session: &str) -> Outcome {
+fn exited(transcript: &Transcript, session: &str) -> Outcome {
     match transcript.value(&format!("{session}.code")) {
         Some("0") => Ok(String::new()),
         Some(code) => {
@@ -103,17 +105,16 @@ pub(super) fn ended(transcript: &Transcript, session: &str) -> Outcome {
             let summary = transcript.text(&format!("{session}.summary")).unwrap_or_default();
             Err(format!("exit code {code}\n{}\n{}", log.trim(), summary.trim()))
         }
-        None => Err("it did not come to that".to_owned()),
+        None => Err("it was not reached".to_owned()),
     }
 }
 
-/// The session's report.
-pub(super) fn report(transcript: &Transcript, session: &str) -> Result<Report, String> {
+fn report(transcript: &Transcript, session: &str) -> Result<Report, String> {
     let json = transcript.text(&format!("{session}.json")).ok_or("no report was written")?;
     serde_json::from_str(json).map_err(|error| format!("the report cannot be read: {error}"))
 }
 
-/// The session's report and what its target says it did.
+/// The session's report and its target's ledger.
 fn read(transcript: &Transcript, session: &str) -> Result<(Report, Ledger), String> {
     let mut report = report(transcript, session)?;
     // A child that the target forks is a target too, if it lives for long enough.
@@ -124,9 +125,9 @@ fn read(transcript: &Transcript, session: &str) -> Result<(Report, Ledger), Stri
     Ok((report, ledger(transcript, session, 0)?))
 }
 
-/// What the target did for its line of input number `index`.
-pub(super) fn ledger(transcript: &Transcript, session: &str, index: usize) -> Result<Ledger, String> {
-    let text = transcript.text(&format!("{session}.ledger")).ok_or("the target said nothing")?;
+/// The target's ledger for its line of input number `index`.
+fn ledger(transcript: &Transcript, session: &str, index: usize) -> Result<Ledger, String> {
+    let text = transcript.text(&format!("{session}.ledger")).ok_or("the target printed nothing")?;
     let line = text.lines().filter(|line| line.starts_with('{')).nth(index).ok_or("the target did not do its work")?;
     serde_json::from_str(line).map_err(|error| format!("the target's ledger cannot be read: {error}"))
 }
@@ -138,12 +139,12 @@ fn complete(report: &Report) -> Outcome {
     }
     let lost: BTreeMap<_, _> = report.health.lost.iter().filter(|(_, count)| **count > 0).collect();
     if hooks.is_empty() || !lost.is_empty() {
-        return Err(format!("{} hooks, lost: {lost:?}", hooks.len()));
+        return Err(format!("{} hooks, dropped: {lost:?}", hooks.len()));
     }
     Ok(format!("{} hooks, {} events", hooks.len(), report.health.events))
 }
 
-/// A kernel that has better links and is thought to have none would go unnoticed otherwise.
+/// Detects kernels whose better links heapbpf does not use.
 fn links(process: &Process, session: &Session, kernel: (u32, u32)) -> Outcome {
     let expected = match kernel {
         (6, 13..) | (7.., _) if session.cheapest_links => "session",
@@ -166,12 +167,12 @@ fn totals(process: &Process, ledger: &Ledger, alone: bool) -> Outcome {
     for site in &ledger.sites {
         let got = reported.get(site.function.as_str()).copied().unwrap_or_default();
         if got != site.counts {
-            return Err(format!("`{}`: {:?} is true, {got:?} is reported", site.function, site.counts));
+            return Err(format!("`{}`: expected {:?}, {got:?} is reported", site.function, site.counts));
         }
     }
     let (all, sum) = (exact(&process.totals)?, ledger.sum());
     if alone && all != sum {
-        return Err(format!("{sum:?} is true, {all:?} is reported"));
+        return Err(format!("expected {sum:?}, {all:?} is reported"));
     }
     if alone && process.totals.peak_bytes.as_u64() != Some(ledger.peak_bytes) {
         return Err(format!("the peak is {}, {} is reported", ledger.peak_bytes, process.totals.peak_bytes));
@@ -181,7 +182,7 @@ fn totals(process: &Process, ledger: &Ledger, alone: bool) -> Outcome {
 }
 
 fn exact(totals: &Totals) -> Result<Counts, String> {
-    let integer = |number: &Number| number.as_u64().ok_or_else(|| format!("`{number}` is no exact total"));
+    let integer = |number: &Number| number.as_u64().ok_or_else(|| format!("`{number}` is not an integer"));
     Ok(Counts {
         alloc_count: integer(&totals.alloc_count)?,
         alloc_bytes: integer(&totals.alloc_bytes)?,
@@ -192,7 +193,7 @@ fn exact(totals: &Totals) -> Result<Counts, String> {
     })
 }
 
-/// How stacks ended, and whether those of the ledger's functions go through their callers.
+/// Checks how stacks end, and that those of the ledger's functions contain the callers.
 fn stacks(report: &Report, ledger: &Ledger, session: &Session) -> Outcome {
     let ends = &report.health.unwind;
     let sum: u64 = ends.values().sum();
@@ -217,11 +218,11 @@ fn stacks(report: &Report, ledger: &Ledger, session: &Session) -> Outcome {
     Ok(words)
 }
 
-/// Before Linux 6.15 nobody but its parent learns the exit code of a process that is gone.
+/// Before Linux 6.15 only its parent can read the exit code of a process that has exited.
 fn exit(process: &Process, kernel: (u32, u32)) -> Outcome {
-    let told = process.exit_code.map_or("no exit code".to_owned(), |code| format!("exit code {code}"));
+    let code = process.exit_code.map_or("no exit code".to_owned(), |code| format!("exit code {code}"));
     let expected = process.exit_code == Some(7) || process.exit_code.is_none() && kernel < (6, 15);
-    if process.exited && expected { Ok(told) } else { Err(format!("exited: {}, {told}", process.exited)) }
+    if process.exited && expected { Ok(code) } else { Err(format!("exited: {}, {code}", process.exited)) }
 }
 
 /// Major and minor version.
@@ -230,10 +231,10 @@ fn version(kernel: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-pub(super) fn unharmed(transcript: &Transcript, session: &str) -> Outcome {
+fn unharmed(transcript: &Transcript, session: &str) -> Outcome {
     match transcript.value(&format!("{session}.target_code")) {
-        Some("7") => Ok("it ends as it was told to".to_owned()),
-        other => Err(format!("its exit code is {}", other.unwrap_or("not known"))),
+        Some("7") => Ok("it exits with the requested code".to_owned()),
+        other => Err(format!("its exit code is {}", other.unwrap_or("unknown"))),
     }
 }
 
@@ -252,8 +253,8 @@ const FORKED: u64 = 1 + 8 + 8 * 100;
 const EXECUTED: u64 = 8 * 100;
 
 /// Each fork is a target, or counted as too short-lived to become one, or as one that could not be profiled: `/bin/true` is
-/// busybox here, which is static. One that became a target and then executes another program counts for both. No lost event is
-/// known: heapbpf would end with 3.
+/// busybox here, which is static. One that became a target and then executes another program counts for both. No event is
+/// dropped: heapbpf would exit with 3.
 fn forks(transcript: &Transcript, session: &str) -> Outcome {
     let report = report(transcript, session)?;
     let (targets, short_lived) = (report.targets.len() as u64, report.others.short_lived_count);
@@ -265,11 +266,11 @@ fn forks(transcript: &Transcript, session: &str) -> Outcome {
         // Each fork and each exec is an event of its own.
         _ => sum >= FORKED && report.health.events >= FORKED - 1 + EXECUTED,
     };
-    if whole { Ok(words) } else { Err(format!("{words}, lost: {:?}", report.health.lost)) }
+    if whole { Ok(words) } else { Err(format!("{words}, dropped: {:?}", report.health.lost)) }
 }
 
-/// The same work once more, after heapbpf has gone.
-fn works_on(transcript: &Transcript) -> Outcome {
+/// The same work is done again after detaching.
+fn works_after(transcript: &Transcript) -> Outcome {
     let allocations = |index| ledger(transcript, "threads", index).map(|ledger| ledger.sum().alloc_count);
     let (first, second) = (allocations(0)?, allocations(1)?);
     if first == second { Ok(format!("{second} blocks again")) } else { Err(format!("{first} blocks, then {second}")) }
@@ -280,14 +281,117 @@ fn effort(transcript: &Transcript) -> Outcome {
     for (session, unwinder) in [("tables", "tables"), ("pointers", "frame pointers")] {
         let counts = transcript.value(&format!("{session}.verified")).unwrap_or_default();
         let most: u64 =
-            counts.split(' ').filter_map(|count| count.parse().ok()).max().ok_or("the kernel does not tell")?;
+            counts.split(' ').filter_map(|count| count.parse().ok()).max().ok_or("the kernel does not report it")?;
         words.push(format!("{most} ({unwinder})"));
-        // Half of it is left for compilers to come.
+        // Half of it is reserved for future compilers.
         if most > VERIFIER_LIMIT / 2 {
             return Err(format!("{} instructions of {VERIFIER_LIMIT} in one program", words.join(", ")));
         }
     }
     Ok(format!("at most {} instructions of {VERIFIER_LIMIT}", words.join(", ")))
+}
+
+/// Limit for the duration of the recording with clock steps, in nanoseconds. The steps are decades.
+const RECORDED_NS_MAX: u64 = 3_600_000_000_000;
+
+/// Sessions in which a process of heapbpf is killed, or the clock is set.
+fn faults(transcript: &Transcript) -> Vec<Check> {
+    let check = |name: &str, outcome| Check { name: name.to_owned(), outcome };
+    vec![
+        check(
+            "agent killed: no probe and no keeper remain",
+            no_probes(transcript, "agent-killed").and(keepers(transcript)),
+        ),
+        check("agent killed: the target is unharmed", unharmed(transcript, "agent-killed")),
+        check("keeper killed: heapbpf reports it", reported(transcript)),
+        check("keeper killed: no probe remains", no_probes(transcript, "keeper-killed")),
+        check("keeper killed: the target is unharmed", unharmed(transcript, "keeper-killed")),
+        check("clock steps: heapbpf exits with 0", exited(transcript, "clock")),
+        check("clock steps: totals and duration are correct", clock(transcript)),
+    ]
+}
+
+fn no_probes(transcript: &Transcript, session: &str) -> Outcome {
+    match transcript.value(&format!("{session}.probes_after")) {
+        Some("0") => Ok("0 bytes of libc's code differ".to_owned()),
+        other => Err(format!("{} bytes of libc's code differ", other.unwrap_or("an unknown number of"))),
+    }
+}
+
+fn keepers(transcript: &Transcript) -> Outcome {
+    match transcript.value("agent-killed.keepers") {
+        Some("0") => Ok(String::new()),
+        other => Err(format!("{} keepers run", other.unwrap_or("an unknown number of"))),
+    }
+}
+
+/// Exit code 3, a message and a report are expected.
+fn reported(transcript: &Transcript) -> Outcome {
+    let log = transcript.text("keeper-killed.log").unwrap_or_default();
+    match transcript.value("keeper-killed.code") {
+        Some("3") if log.contains("keeper") => report(transcript, "keeper-killed").map(|_| String::new()),
+        code => Err(format!("exit code {}: {}", code.unwrap_or("unknown"), log.trim())),
+    }
+}
+
+fn clock(transcript: &Transcript) -> Outcome {
+    let report = report(transcript, "clock")?;
+    let (first, second) = (ledger(transcript, "clock", 0)?, ledger(transcript, "clock", 1)?);
+    let expected = first.sum().alloc_bytes + second.sum().alloc_bytes;
+    let is_known = |function: &str| first.sites.iter().any(|site| site.function == function);
+    let callsites = report.targets.iter().flat_map(|target| &target.callsites);
+    let known = callsites
+        .filter(|callsite| callsite.stack.first().and_then(|frame| frame.function.as_deref()).is_some_and(is_known));
+    let reported: u64 = known.filter_map(|callsite| callsite.totals.alloc_bytes.as_u64()).sum();
+    if reported != expected {
+        return Err(format!("{expected} bytes were allocated, {reported} are reported"));
+    }
+    match report.ended_unix_ns.checked_sub(report.started_unix_ns) {
+        Some(duration_ns @ ..=RECORDED_NS_MAX) => Ok(format!("{expected} bytes in {} s", duration_ns / 1_000_000_000)),
+        other => Err(format!("recorded for {other:?} ns")),
+    }
+}
+
+/// Names of leak checks, the output of the program, and how blocks are known.
+const LEAK_CHECKS: [(&str, &str, Known); 3] = [
+    ("leaks-read", "leaking.truth", Known::Walked),
+    ("leaks-fork", "leaking.truth", Known::Walked),
+    ("leaks-exit", "ended.truth", Known::Watched),
+];
+
+/// Exit code of `heapbpf leaks` with leaks.
+const LEAKS_FOUND: &str = "4";
+
+/// Leak checks: the leaked blocks are found, and no others.
+fn leaks(transcript: &Transcript) -> Vec<Check> {
+    let check = |&(name, output, known): &(&str, &str, Known)| Check {
+        name: format!("{name}: leaked blocks are found, and no others"),
+        outcome: leak_check(transcript, name, output, known),
+    };
+    LEAK_CHECKS.iter().map(check).collect()
+}
+
+fn leak_check(transcript: &Transcript, name: &str, output: &str, known: Known) -> Outcome {
+    let code = transcript.value(&format!("{name}.code")).ok_or("it was not reached")?;
+    if code != LEAKS_FOUND {
+        let log = transcript.text(&format!("{name}.log")).unwrap_or_default();
+        return Err(format!("exit code {code}\n{}", log.trim()));
+    }
+    let json = transcript.text(&format!("{name}.json")).ok_or("no report was written")?;
+    let found: unreachable::Check =
+        serde_json::from_str(json).map_err(|error| format!("the report cannot be read: {error}"))?;
+    let lines = transcript.text(output).ok_or("the program printed nothing")?.lines();
+    let truth = Truth::of(lines.filter(|line| line.contains(' ')));
+    let (leaked, reported) = (truth.lost(), found.leaks.iter().map(|leak| leak.address()).collect::<BTreeSet<u64>>());
+    if let Some(address) = reported.difference(&leaked).next() {
+        return Err(format!("{address:#x} is reported and has not leaked"));
+    }
+    let sums = truth.sums(known);
+    if (found.leaked, found.direct) != sums {
+        return Err(format!("{:?} have leaked, {:?} is reported", sums, (found.leaked, found.direct)));
+    }
+    let Sum { count, bytes } = found.leaked;
+    Ok(format!("{count} blocks, {bytes} bytes of {}; stopped for {} ms", found.known.bytes, found.pause_ns / 1_000_000))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 #!/bin/busybox sh
-# The virtual machine's first process. Profiles targets with heapbpf as a user would, and sends what came of it over the
-# second serial line: `file NAME BYTES`, a newline, the bytes, a newline; `value NAME TEXT`; `done` at the end. Judges
-# nothing: that is for the machine that reads it.
+# The virtual machine's first process. Profiles targets with heapbpf as a user would, and sends the results over the
+# second serial line: `file NAME BYTES`, a newline, the bytes, a newline; `value NAME TEXT`; `done` at the end. The
+# host checks the results.
 
 /bin/busybox mkdir -p /proc /sys /dev /tmp
 /bin/busybox --install -s /bin
@@ -28,7 +28,7 @@ file() {
     printf '\n' >&4
 }
 
-# Waits until FILE has COUNT lines that begin with TEXT; gives up after a minute and the time that threads are at work, or
+# Waits until FILE has COUNT lines that start with TEXT; gives up after a minute and the time that threads are busy, or
 # two seconds after process PID ended.
 await() {
     patience=$((600 + 20 * soak))
@@ -53,8 +53,8 @@ probes() {
     cmp -l memory code 2>/dev/null | wc -l
 }
 
-# Starts PROGRAM and attaches heapbpf to it, as session NAME, with further arguments for heapbpf; has it do one piece of work.
-# heapbpf goes before the target's threads, or it would have their share of a processor each and drop events.
+# Starts PROGRAM and attaches heapbpf to it, as session NAME, with further arguments for heapbpf; requests one unit of work.
+# heapbpf has priority over the target's threads, or it would drop events.
 work=go
 begin() {
     name=$1 program=$2
@@ -69,13 +69,13 @@ begin() {
     heapbpf=$!
     await "$name.log" 'heapbpf: recording' 1 $heapbpf || return
     value "$name.probes_during" "$(probes $target)"
-    # What checking each program cost the verifier.
+    # Instructions that the verifier processed for each program.
     value "$name.verified" "$(cat /proc/$heapbpf/fdinfo/* 2>/dev/null | sed -n 's/^verified_insns:[^0-9]*//p' | tr '\n' ' ')"
     echo "$work" >&3
     await "$name.ledger" '{' 1 $target
 }
 
-# Has the target exit with 7.
+# Lets the target exit with 7.
 leave() {
     echo exit 7 >&3
     exec 3>&-
@@ -83,7 +83,7 @@ leave() {
     value "$name.target_code" $?
 }
 
-# Waits for the end of heapbpf.
+# Waits for the exit of heapbpf.
 finish() {
     wait $heapbpf
     value "$name.code" $?
@@ -97,7 +97,7 @@ value kernel "$(uname -r)"
 value preempt "$(cat /sys/kernel/debug/sched/preempt)"
 value command_line "$(cat /proc/cmdline)"
 
-# Every function of libc, counted to the byte, with stacks by tables: the target has no frame pointers.
+# Every function of libc, with exact counts, with stacks by tables: the target has no frame pointers.
 begin tables exact --interval 1 --unwind dwarf
 kill -TERM $heapbpf
 finish
@@ -112,7 +112,7 @@ finish
 file pointers.ledger
 leave
 
-# Eight threads on two processors. Detached from, the target does the same work again.
+# Eight threads on two processors. After detaching, the target does the same work again.
 begin threads threads --interval 1
 kill -TERM $heapbpf
 finish
@@ -135,7 +135,7 @@ if [ "$soak" -gt 0 ]; then
     value soak "$soak"
 fi
 
-# The target ends while it is profiled.
+# The target exits while it is profiled.
 begin ending exact --interval 1
 leave
 finish
@@ -150,7 +150,7 @@ for work in 'fork 8 100' 'exec 8 100'; do
 done
 work=go
 
-# heapbpf or its keeper is killed: the target has its own code again, and goes on.
+# heapbpf or its keeper is killed: the target has its original code, and continues.
 begin agent-killed exact --interval 1
 kill -KILL $heapbpf
 wait $heapbpf
@@ -180,11 +180,11 @@ finish
 file clock.ledger
 leave
 
-# Blocks that nothing holds: of a program that runs, by both ways to keep its memory still, and of one that ends. Contents are not wanted here.
-look() {
+# Unreachable blocks: of a running program, by both snapshot methods, and of a launched command. Contents are not needed.
+check_leaks() {
     name=$1
     shift
-    echo "look $name"
+    echo "leaks $name"
     heapbpf leaks --limit 1000 --no-contents -o "$name.json" "$@" >"$name.summary" 2>"$name.log"
     value "$name.code" $?
     for kind in json summary log; do file "$name.$kind"; done
@@ -195,13 +195,13 @@ cases <leaking.in >leaking.truth &
 target=$!
 exec 3>leaking.in
 await leaking.truth ready 1 $target
-look leaks-read --pid $target
-look leaks-fork --pid $target --snapshot fork
+check_leaks leaks-read --pid $target
+check_leaks leaks-fork --pid $target --snapshot fork
 exec 3>&-
 wait $target
 file leaking.truth
-printf 'truth\nexit 0\n' >told.in
-look leaks-exit -- sh -c 'exec cases <told.in >ended.truth'
+printf 'truth\nexit 0\n' >commands.in
+check_leaks leaks-exit -- sh -c 'exec cases <commands.in >ended.truth'
 file ended.truth
 
 printf 'done\n' >&4

@@ -1,4 +1,4 @@
-//! Puts together what a virtual machine runs: busybox, heapbpf, targets, their libraries and our init. Boots nothing.
+//! Builds the file system of a virtual machine: busybox, heapbpf, targets, their libraries and `init.sh`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,7 +13,7 @@ use crate::repository::{self, Repository};
 /// The first process.
 const INIT: &str = include_str!("init.sh");
 
-/// The static binary's target: naming one keeps the flags away from build scripts and macros, which must be dynamic.
+/// The static binary's target: specifying one excludes build scripts and macros, which must be dynamic, from the flags.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Targets: name, source in tests/targets, flags beside [`C_FLAGS`].
@@ -39,7 +39,7 @@ pub(super) fn build(repository: &Repository, folder: &Path) -> Result<PathBuf> {
     fs::create_dir_all(&bin).with_context(|| format!("could not make the folder `{}`", bin.display()))?;
     copy(&heapbpf, &bin.join("heapbpf"))?;
     copy(&command::find("busybox").context("`busybox` is not in PATH")?, &bin.join("busybox"))?;
-    // Debian's busybox has none.
+    // Debian's busybox does not contain it.
     copy(&command::find("nice").context("`nice` is not in PATH")?, &bin.join("nice"))?;
     for (name, source, flag) in TARGETS {
         let mut gcc = Command::new("gcc");
@@ -63,7 +63,7 @@ pub(super) fn build(repository: &Repository, folder: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// The binary that the variable names, or else one built now.
+/// The binary that `HEAPBPF_BIN` names, or one that is built now.
 fn heapbpf(repository: &Repository) -> Result<PathBuf> {
     if let Some(given) = std::env::var_os("HEAPBPF_BIN") {
         return Ok(given.into());
@@ -75,9 +75,9 @@ fn heapbpf(repository: &Repository) -> Result<PathBuf> {
     Ok(repository.target.join(TARGET).join("release/heapbpf"))
 }
 
-/// The libraries that a program needs, its loader among them; none for a static one.
+/// The libraries of a program, including its loader; none for a static one.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    // Fails for static programs, and says so.
+    // Fails for static programs.
     let output = Command::new("ldd").arg(program).output().context("could not start `ldd`")?;
     Ok(library_paths(&String::from_utf8_lossy(&output.stdout)))
 }
@@ -92,7 +92,7 @@ fn library_paths(printed: &str) -> Vec<PathBuf> {
     printed.lines().filter_map(path).collect()
 }
 
-/// Copies a file with its permissions, and makes the folders it lies in.
+/// Copies a file with its permissions, and creates its folder.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder).with_context(|| format!("could not make the folder `{}`", folder.display()))?;

@@ -1,4 +1,5 @@
-//! Fetches kernels: from Debian's packages, or a given image. Installs nothing, and leaves their modules packed.
+//! Fetches kernels: from the packages of all Debian suites, or a given image. Installs nothing, and needs no root: apt runs with
+//! lists, cache and status of its own.
 
 use std::cmp::Ordering;
 use std::fs;
@@ -6,14 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
-use super::archive::Archive;
 use crate::command;
 
-/// A kernel as it was asked for.
+/// A requested kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(crate) enum Wanted {
     /// The newest of a series (`6.1`) in any Debian suite.
     Series(String),
     /// An image.
@@ -23,7 +23,7 @@ pub(super) enum Wanted {
 /// A kernel that can be booted.
 #[derive(Debug)]
 pub(super) struct Kernel {
-    /// What to call it, and the folder of its results.
+    /// Also the name of the folder of its results.
     pub(super) name: String,
     /// The compressed image.
     pub(super) image: PathBuf,
@@ -48,7 +48,7 @@ impl FromStr for Wanted {
 }
 
 impl Wanted {
-    /// The kernel, fetched into `folder` unless it is there.
+    /// Fetches the kernel into `folder`, unless it is there.
     pub(super) fn get(&self, folder: &Path) -> Result<Kernel> {
         match self {
             Self::Image(path) => {
@@ -70,7 +70,7 @@ impl Wanted {
 const PREFIXES: [&str; 2] = ["linux-image-", "linux-binary-"];
 const SUFFIX: &str = "-cloud-amd64";
 
-/// The newest package of a series. Downloads new lists when the present ones have none.
+/// The newest package of a series. Downloads new lists when the existing ones have none.
 fn package(series: &str, archive: &Archive) -> Result<String> {
     let pattern = format!("^linux-(image|binary)-{}\\.", series.replace('.', "\\."));
     if let Some(package) = newest(&archive.search(&pattern)?, series) {
@@ -90,7 +90,7 @@ fn version_of(package: &str) -> Option<&str> {
 }
 
 /// Of what `apt-cache search` lists (`NAME - DESCRIPTION` in a line), the newest kernel of the series. Meta packages,
-/// debug symbols and unsigned builds are other things.
+/// debug symbols and unsigned builds are excluded.
 fn newest<'a>(listing: &'a str, series: &str) -> Option<&'a str> {
     let names = listing.lines().filter_map(|line| line.split_whitespace().next());
     let of_series = names.filter_map(|name| Some((version_of(name)?, name)));
@@ -128,6 +128,91 @@ fn fetch(package: &str, archive: &Archive, folder: &Path) -> Result<PathBuf> {
     command::run(Command::new("sh").args(["-euc", unpack, "sh"]).arg(&deb).arg(&image))?;
     fs::remove_file(&deb)?;
     Ok(image)
+}
+
+/// Suites that have kernels, by the label of their archive. The mirrors are those of this machine.
+const SUITES: [(&str, &[&str]); 2] = [
+    ("Debian", &["bullseye", "bookworm", "trixie", "trixie-backports", "sid"]),
+    ("Debian-Security", &["bullseye-security", "bookworm-security", "trixie-security"]),
+];
+
+/// apt with its own state.
+#[derive(Debug)]
+struct Archive {
+    configuration: PathBuf,
+}
+
+impl Archive {
+    /// Prepares `folder`; downloads nothing.
+    fn open(folder: &Path) -> Result<Self> {
+        if command::find("apt-get").is_none() {
+            bail!("this machine has no apt-get to fetch a kernel with: specify an image, `--kernel PATH`");
+        }
+        let mirrors = command::output(Command::new("apt-get").args([
+            "indextargets",
+            "--format",
+            "$(LABEL) $(REPO_URI)",
+            "Created-By: Packages",
+        ]))?;
+        let sources = sources(&mirrors);
+        if sources.is_empty() {
+            bail!("this machine's apt has no Debian mirror to fetch a kernel from: specify an image, `--kernel PATH`");
+        }
+        for part in ["state/lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(folder.join(part)).with_context(|| format!("cannot create `{}`", folder.display()))?;
+        }
+        let write = |name: &str, content: String| -> Result<PathBuf> {
+            let path = folder.join(name);
+            fs::write(&path, content).with_context(|| format!("cannot write `{}`", path.display()))?;
+            Ok(path)
+        };
+        let list = write("sources.list", sources)?;
+        let status = write("status", String::new())?;
+        let configuration = write(
+            "apt.conf",
+            format!(
+                "Dir::State {:?};\nDir::State::status {status:?};\nDir::Cache {:?};\nDir::Etc::sourcelist {list:?};\n\
+                 Dir::Etc::sourceparts \"/dev/null\";\nAPT::Architectures \"amd64\";\n",
+                folder.join("state"),
+                folder.join("cache"),
+            ),
+        )?;
+        Ok(Self { configuration })
+    }
+
+    /// Downloads new package lists.
+    fn update(&self) -> Result<()> {
+        command::run(self.apt("apt-get").args(["update", "--quiet"]))
+    }
+
+    /// Packages whose names match, as `NAME - DESCRIPTION` lines.
+    fn search(&self, pattern: &str) -> Result<String> {
+        command::output(self.apt("apt-cache").args(["search", "--names-only", pattern]))
+    }
+
+    /// Downloads a package into `folder`.
+    fn download(&self, package: &str, folder: &Path) -> Result<()> {
+        command::run(self.apt("apt-get").args(["download", "--quiet", package]).current_dir(folder))
+    }
+
+    fn apt(&self, program: &str) -> Command {
+        let mut apt = Command::new(program);
+        apt.env("APT_CONFIG", &self.configuration);
+        apt
+    }
+}
+
+/// Lines for `sources.list(5)` of all suites, from `LABEL URI` lines of the machine's sources.
+fn sources(mirrors: &str) -> String {
+    let mut lines = String::new();
+    for (label, suites) in SUITES {
+        let uri = mirrors.lines().filter_map(|line| line.split_once(' ')).find(|(its, _)| *its == label);
+        let Some((_, uri)) = uri else { continue };
+        for suite in suites {
+            lines.push_str(&format!("deb {uri} {suite} main\n"));
+        }
+    }
+    lines
 }
 
 #[cfg(test)]
@@ -170,5 +255,14 @@ linux-image-7.2.13+deb14-cloud-amd64 - Linux 7.2.13 for x86-64 cloud
         assert_eq!("/bin/sh".parse(), Ok(Wanted::Image("/bin/sh".into())));
         assert!("no-such-image".parse::<Wanted>().is_err());
         assert!("6.12-rc1".parse::<Wanted>().is_err());
+    }
+
+    #[test]
+    fn every_suite_comes_from_the_machines_mirrors() {
+        let lines = sources("Node m://node/\nDebian m://one/debian/\nDebian m://two/\nDebian-Security m://three/\n");
+        assert!(lines.starts_with("deb m://one/debian/ bullseye main\n"), "{lines}");
+        assert!(lines.contains("deb m://one/debian/ sid main\n"), "{lines}");
+        assert!(lines.ends_with("deb m://three/ trixie-security main\n"), "{lines}");
+        assert_eq!(sources("Node m://node/\n"), "");
     }
 }

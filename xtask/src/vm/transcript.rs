@@ -1,21 +1,19 @@
-//! What a virtual machine sends over its second serial line, taken apart: the counterpart of `value` and `file` in
-//! `init.sh`. Pure; trusts no length.
+//! Parses what a virtual machine sends over its second serial line: the counterpart of `value` and `file` in `init.sh`.
 
 use std::collections::BTreeMap;
 
-/// Everything that was sent.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Transcript {
     /// Files by name.
     pub(super) files: BTreeMap<String, Vec<u8>>,
     /// Short texts by name.
     values: BTreeMap<String, String>,
-    /// Why this is not all, when it is not.
+    /// Why the transcript is incomplete.
     pub(super) broken: Option<String>,
 }
 
 impl Transcript {
-    /// Reads lines `value NAME TEXT`, `file NAME BYTES` with as many bytes and a newline behind them, and `done`.
+    /// Parses lines `value NAME TEXT`, `file NAME BYTES` followed by these bytes and a newline, and `done`.
     pub(super) fn parse(data: &[u8]) -> Self {
         let mut transcript = Self::default();
         if let Err(reason) = transcript.read(data) {
@@ -24,20 +22,17 @@ impl Transcript {
         transcript
     }
 
-    /// A short text.
     pub(super) fn value(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
 
-    /// A file's text.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         self.files.get(name).and_then(|content| std::str::from_utf8(content).ok())
     }
 
     fn read(&mut self, mut data: &[u8]) -> Result<(), String> {
         loop {
-            let line =
-                take_line(&mut data).ok_or("nothing more came over the serial line, and the end was not said")?;
+            let line = take_line(&mut data).ok_or("the serial line ended without `done`")?;
             let mut words = line.splitn(3, ' ');
             match (words.next(), words.next(), words.next()) {
                 (Some("done"), None, None) => return Ok(()),
@@ -48,17 +43,17 @@ impl Transcript {
                     let length: usize = length.parse().map_err(|_| format!("`{line}` has no length"))?;
                     let content = data.split_off(..length).ok_or_else(|| format!("`{name}` was cut off"))?;
                     if take_line(&mut data).is_none_or(|rest| !rest.is_empty()) {
-                        return Err(format!("`{name}` is not as long as it was said to be"));
+                        return Err(format!("`{name}` has another length than announced"));
                     }
                     self.files.insert(name.to_owned(), content.to_owned());
                 }
-                _ => return Err(format!("`{line}` came over the serial line and means nothing")),
+                _ => return Err(format!("`{line}` was received and is not valid")),
             }
         }
     }
 }
 
-/// The text up to the next newline, which is dropped.
+/// Removes a line, and returns it without its newline.
 fn take_line<'a>(data: &mut &'a [u8]) -> Option<&'a str> {
     let end = data.iter().position(|byte| *byte == b'\n')?;
     let line = data.split_off(..end)?;
@@ -66,7 +61,7 @@ fn take_line<'a>(data: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(line).ok()
 }
 
-/// Whether a name can be one of a file in a folder of ours.
+/// Whether a name is a valid file name without a folder.
 fn is_plain(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphanumeric())
         && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter))
@@ -77,7 +72,7 @@ mod tests {
     use super::*;
 
     fn check_broken(data: &str, reason: &str) {
-        let broken = Transcript::parse(data.as_bytes()).broken.expect("it is not whole");
+        let broken = Transcript::parse(data.as_bytes()).broken.expect("it is incomplete");
         assert!(broken.contains(reason), "{broken}");
     }
 
@@ -95,14 +90,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_says_so_and_keeps_what_came() {
-        check_broken("", "the end was not said");
-        check_broken("value a b\n", "the end was not said");
+    fn incomplete_transcripts_have_a_reason_and_the_received_data() {
+        check_broken("", "without `done`");
+        check_broken("value a b\n", "without `done`");
         check_broken("file a 10\nshort\n", "`a` was cut off");
-        check_broken("file a 2\nlonger\ndone\n", "not as long");
+        check_broken("file a 2\nlonger\ndone\n", "another length");
         check_broken("file a b\n", "no length");
-        check_broken("file ../a 1\nx\n\n", "means nothing");
-        check_broken("hello\n", "means nothing");
+        check_broken("file ../a 1\nx\n\n", "not valid");
+        check_broken("hello\n", "not valid");
         let transcript = Transcript::parse(b"value a b\nfile c 1\nx\n\nfile d 7\n");
         assert_eq!((transcript.value("a"), transcript.text("c")), (Some("b"), Some("x")));
     }

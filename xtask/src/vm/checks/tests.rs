@@ -1,4 +1,4 @@
-//! Checks on made-up transcripts: what holds passes, and each thing that can be wrong fails its own check.
+//! Checks on synthetic transcripts: a correct one passes, and each error fails its own check.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn report(outermost: &str, exit_code: &str) -> String {
     )
 }
 
-/// A transcript in which all is well, with `from` replaced by `to`.
+/// A correct transcript, with `from` replaced by `to`.
 fn transcript(from: &str, to: &str) -> Transcript {
     let mut data =
         "value kernel 6.1.0-56-cloud-amd64\nvalue tables.probes_during 9\nvalue tables.probes_after 0\n".to_owned();
@@ -53,7 +53,7 @@ fn transcript(from: &str, to: &str) -> Transcript {
 
 /// Fails unless exactly these checks fail.
 fn check(from: &str, to: &str, failing: &[&str]) {
-    let checks = judge(&transcript(from, to));
+    let checks = sessions(&transcript(from, to));
     let failed: Vec<_> = checks.iter().filter(|check| check.outcome.is_err()).map(|check| &check.name).collect();
     assert_eq!(failed, failing, "{from} -> {to}: {checks:#?}");
 }
@@ -64,22 +64,26 @@ fn all_is_well() {
 }
 
 #[test]
-fn each_fault_fails_its_own_check() {
-    check("tables.code 0", "tables.code 3", &["tables: heapbpf ends with 0"]);
+fn each_error_fails_its_own_check() {
+    check("tables.code 0", "tables.code 3", &["tables: heapbpf exits with 0"]);
     check("ending.target_code 7", "ending.target_code 139", &["ending: the target is unharmed"]);
     let each = ["forks: each fork is accounted for", "execs: each fork is accounted for"];
     check(r#""short_lived_count":808"#, r#""short_lived_count":807"#, &each);
     check(r#""short_lived_count":808"#, r#""short_lived_count":809"#, &each[..1]);
     check(r#""events":1608"#, r#""events":1607"#, &each[1..]);
-    check("forks.code 0", "forks.code 3", &["forks: heapbpf ends with 0"]);
-    check("probes_after 0", "probes_after 9", &["tables: probes come and go"]);
-    check("probes_during 9", "probes_during 0", &["tables: probes come and go"]);
-    check("pointers.verified 10 400000 30", "pointers.verified 10 999999 30", &["the verifier's effort"]);
-    check("tables.verified 10 400000 30", "tables.verified", &["the verifier's effort"]);
-    let links = |session: &str| format!("{session}: links are the kind they should be");
+    check("forks.code 0", "forks.code 3", &["forks: heapbpf exits with 0"]);
+    check("probes_after 0", "probes_after 9", &["tables: probes are attached and detached"]);
+    check("probes_during 9", "probes_during 0", &["tables: probes are attached and detached"]);
+    check(
+        "pointers.verified 10 400000 30",
+        "pointers.verified 10 999999 30",
+        &["instructions processed by the verifier"],
+    );
+    check("tables.verified 10 400000 30", "tables.verified", &["instructions processed by the verifier"]);
+    let links = |session: &str| format!("{session}: links are of the expected kind");
     let [tables, threads, ending] = ["tables", "threads", "ending"].map(links);
     check("6.1.0-56", "6.6.0", &[&tables, &threads, &ending]);
-    check("6.1.0-56", "6.15.0", &[&tables, &threads, &ending, "ending: the target's end is known"]);
+    check("6.1.0-56", "6.15.0", &[&tables, &threads, &ending, "ending: the target's exit is recorded"]);
 }
 
 #[test]
@@ -88,9 +92,9 @@ fn faults_of_reports() {
     let check_all = |from: &str, to: &str, what: &str| {
         check(from, to, &all(what).iter().map(String::as_str).collect::<Vec<_>>());
     };
-    check_all("\"lost\":{}", "\"lost\":{\"a\":1}", "every hook is attached, nothing is lost");
-    check_all("\"perf\"", "\"multi\"", "links are the kind they should be");
-    check_all("\"attached\":true", "\"attached\":false", "every hook is attached, nothing is lost");
+    check_all("\"lost\":{}", "\"lost\":{\"a\":1}", "every hook is attached, no event is dropped");
+    check_all("\"perf\"", "\"multi\"", "links are of the expected kind");
+    check_all("\"attached\":true", "\"attached\":false", "every hook is attached, no event is dropped");
     check("\"work\",\"module\"", "\"other\",\"module\"", &["tables: stacks", "pointers: stacks", "ending: stacks"]);
 }
 
@@ -99,8 +103,8 @@ fn one_byte_too_many_is_an_error() {
     let mut wrong = transcript("", "");
     let json = report("main", "null").replace("\"alloc_bytes\":30", "\"alloc_bytes\":31");
     wrong.files.insert("tables.json".to_owned(), json.into_bytes());
-    let check = judge(&wrong).into_iter().find(|check| check.outcome.is_err()).expect("a byte too many");
-    assert_eq!(check.name, "tables: totals are true to the byte");
+    let check = sessions(&wrong).into_iter().find(|check| check.outcome.is_err()).expect("a byte too many");
+    assert_eq!(check.name, "tables: totals are exact");
     assert!(check.to_string().starts_with("  FAILED  tables"), "{check}");
 }
 
@@ -114,8 +118,59 @@ fn a_report_that_is_not_there() {
     let mut wrong = transcript("", "");
     wrong.files.remove("pointers.json");
     let failed: Vec<_> =
-        judge(&wrong).into_iter().filter(|check| check.outcome.is_err()).map(|check| check.name).collect();
+        sessions(&wrong).into_iter().filter(|check| check.outcome.is_err()).map(|check| check.name).collect();
     assert_eq!(failed, ["pointers: there is a report"]);
-    let nothing = judge(&Transcript::default());
+    let nothing = sessions(&Transcript::default());
     assert!(nothing.iter().all(|check| check.outcome.is_err()), "{nothing:#?}");
+}
+
+/// Names of the failed checks of a correct transcript with `from` replaced by `to`.
+fn failed_faults(from: &str, to: &str) -> Vec<String> {
+    let totals = r#""inherited_count":0,"inherited_bytes":0,"alloc_count":4,"alloc_bytes":60,"free_count":2,"free_bytes":20,"live_count":2,"live_bytes":40,"peak_bytes":50,"peak_unix_ns":null"#;
+    let json = format!(
+        r#"{{"version":1,"interval_bytes":1,"started_unix_ns":1000,"ended_unix_ns":2000000000,"targets":[{{"pid":1,"command":"c",
+        "beginning":{{"origin":"running","parent":null,"unix_ns":1,"delay_ns":null,"from_first_call":false}},
+        "exited":false,"exit_code":null,"replaced":false,"totals":{{{totals}}},"heaps":[],
+        "callsites":[{{"stack":[{{"function":"grows","module":"m","file":null,"line":null,"inlined":false,"address":"0x1"}}],"heap":"libc","inherited":false,{totals}}}]}}],
+        "others":{{"skipped":[],"skipped_count":0,"short_lived_count":0,"not_inherited_count":0,"folded_count":0}},
+        "health":{{"events":3,"lost":{{}},"unwind":{{"complete":2}},"resyncs":0,"interval_changes":[],"agent_cpu_ns":1,"agent_rss_bytes_max":1,
+        "guardrails":{{"memory_bytes_max":null,"memory_bytes_highest":null,"cpu_percent_max":null,"cpu_percent_highest":null,"overhead_percent_max":null,"probe_costs":null,"reached":[]}}}}}}"#
+    )
+    .replace(from, to);
+    let log = "the keeper process exited";
+    let ledger = format!("ready\n{LEDGER}\n{LEDGER}\n");
+    let mut data = "value agent-killed.keepers 0\nvalue keeper-killed.code 3\nvalue clock.code 0\n".to_owned();
+    for session in ["agent-killed", "keeper-killed"] {
+        data += &format!("value {session}.probes_after 0\nvalue {session}.target_code 7\n");
+    }
+    for (name, text) in [
+        ("keeper-killed.json", &json),
+        ("clock.json", &json),
+        ("clock.ledger", &ledger),
+        ("keeper-killed.log", &log.to_owned()),
+    ] {
+        data += &format!("file {name} {}\n{text}\n", text.len());
+    }
+    let transcript = Transcript::parse(format!("{}done\n", data.replace(from, to)).as_bytes());
+    assert_eq!(transcript.broken, None);
+    faults(&transcript).into_iter().filter(|check| check.outcome.is_err()).map(|check| check.name).collect()
+}
+
+#[test]
+fn each_error_after_a_fault_fails_its_own_check() {
+    assert_eq!(failed_faults("", ""), [""; 0]);
+    let clock = ["clock steps: totals and duration are correct"];
+    for (from, to, expected) in [
+        ("agent-killed.probes_after 0", "agent-killed.probes_after 9", ["agent killed: no probe and no keeper remain"]),
+        ("agent-killed.keepers 0", "agent-killed.keepers 1", ["agent killed: no probe and no keeper remain"]),
+        ("agent-killed.target_code 7", "agent-killed.target_code 139", ["agent killed: the target is unharmed"]),
+        ("keeper-killed.code 3", "keeper-killed.code 0", ["keeper killed: heapbpf reports it"]),
+        ("keeper-killed.probes_after 0", "keeper-killed.probes_after 9", ["keeper killed: no probe remains"]),
+        ("clock.code 0", "clock.code 1", ["clock steps: heapbpf exits with 0"]),
+        ("\"alloc_bytes\":60", "\"alloc_bytes\":61", clock),
+        ("_ns\":2000000000", "_ns\":9000000000000", clock),
+        ("_ns\":1000,", "_ns\":3000000000,", clock),
+    ] {
+        assert_eq!(failed_faults(from, to), expected, "{from} -> {to}");
+    }
 }
