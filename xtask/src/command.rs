@@ -1,12 +1,14 @@
-//! Runs other programs: says which, and turns their failure into an error that names them.
+//! Runs other programs: prints their command lines, and converts failures into errors that contain them. Finds out how to run
+//! programs as root.
 
 use std::ffi::OsStr;
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-/// Runs a program with our own input and output, after printing its command line to standard error.
+/// Runs a program with the input and output of this process, after printing its command line to standard error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     eprintln!("+ {}", line(command));
     let status = command.status().with_context(|| format!("could not start `{}`", line(command)))?;
@@ -16,7 +18,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a program quietly and returns what it wrote to standard output.
+/// Runs a program and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
@@ -24,13 +26,13 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         .output()
         .with_context(|| format!("could not start `{}`", line(command)))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("`{}` failed: {}: {}", line(command), output.status, said.trim());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        bail!("`{}` failed: {}: {}", line(command), output.status, errors.trim());
     }
     String::from_utf8(output.stdout).with_context(|| format!("`{}` did not write UTF-8", line(command)))
 }
 
-/// A command as one would type it.
+/// A command line for a shell.
 pub(crate) fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(word).collect::<Vec<_>>().join(" ")
@@ -53,10 +55,50 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|candidate| is_executable(candidate))
 }
 
-/// Whether the path leads to a file that somebody may execute.
 pub(crate) fn is_executable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt as _;
     path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}
+
+/// How this user can run programs as root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Privilege {
+    Root,
+    /// Through sudo: without a password, or with one that is typed at a terminal.
+    Sudo,
+    Missing,
+}
+
+impl Privilege {
+    pub(crate) fn find() -> Self {
+        if rustix::process::geteuid().is_root() {
+            return Self::Root;
+        }
+        if find("sudo").is_none() {
+            return Self::Missing;
+        }
+        let quiet = Command::new("sudo")
+            .args(["-n", "true"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success());
+        if quiet || std::io::stdin().is_terminal() { Self::Sudo } else { Self::Missing }
+    }
+
+    /// A command that runs `program` as root; `None` where that is impossible.
+    pub(crate) fn command(self, program: impl AsRef<OsStr>) -> Option<Command> {
+        match self {
+            Self::Root => Some(Command::new(program)),
+            Self::Sudo => {
+                let mut command = Command::new("sudo");
+                command.arg("--").arg(program);
+                Some(command)
+            }
+            Self::Missing => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -71,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_names_the_program_and_what_it_said() {
+    fn failures_contain_the_command_line_and_its_errors() {
         let error = output(Command::new("sh").args(["-c", "echo broken >&2; exit 7"])).expect_err("exits with 7");
         let text = error.to_string();
         assert!(text.contains("sh -c") && text.contains('7') && text.contains("broken"), "{text}");

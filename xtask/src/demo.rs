@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: a first look at heapbpf in a few seconds. Builds it and a small leaking program, profiles the one
-//! with the other, and leaves a page to open and the flame graph in the target directory.
+//! `cargo xtask demo`: shows heapbpf in a few seconds. Builds it and a small leaking program, profiles the program, and writes an
+//! HTML report and a flame graph into the target directory.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -8,35 +8,32 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::command;
-use crate::privilege::Privilege;
+use crate::command::{self, Privilege};
 use crate::repository::Repository;
 
-/// How long the target is profiled.
 const DURATION: &str = "5s";
-/// heapbpf's exit code for a profile that lacks something and says what.
+/// heapbpf's exit code for an incomplete profile.
 const INCOMPLETE: i32 = 3;
 
-/// Profiles a small leaking program and says where its reports are.
+/// Profiles a small leaking program and prints the paths of its reports.
 ///
 /// Builds heapbpf in release mode and the target tests/targets/leaky.rs, starts the target, attaches heapbpf to it for
-/// five seconds, prints the callsites that hold most memory and writes leaky.html, leaky.svg and leaky.json to target/demo. Watching
-/// another process takes root: sudo is used where it can be.
+/// five seconds, prints the callsites with most live memory, and writes leaky.html, leaky.svg and leaky.json to target/demo.
+/// Profiling another process requires root: sudo is used where possible.
 #[derive(clap::Args)]
 #[command(after_help = "The widest tower of the flame graph is `cache_insert`, which keeps a KiB of every request. \
-                  `parse_request` allocates most often and keeps nothing. HEAPBPF_BIN=PATH uses that binary instead of \
+                  `parse_request` allocates most often and keeps no block. HEAPBPF_BIN=PATH uses that binary instead of \
                   building one.")]
 pub(crate) struct Arguments {}
 
-/// Runs the verb.
 pub(crate) fn run(_: &Arguments) -> Result<()> {
     let privilege = Privilege::find();
     if privilege == Privilege::Missing {
-        bail!("watching another process takes root, and sudo is not to be had here: run `cargo xtask demo` as root");
+        bail!("profiling another process requires root, and sudo is not available: run `cargo xtask demo` as root");
     }
     let repository = Repository::find()?;
     let folder = repository.target.join("demo");
-    fs::create_dir_all(&folder).with_context(|| format!("could not make the folder `{}`", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("could not create the folder `{}`", folder.display()))?;
     let heapbpf = repository.heapbpf()?;
     let target = Target::start(&build_target(&repository, &folder)?)?;
     profile(&heapbpf, privilege, &target, &folder)
@@ -51,7 +48,6 @@ fn build_target(repository: &Repository, folder: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Attaches heapbpf and says where the results are.
 fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path) -> Result<()> {
     let [page, svg, json] = ["leaky.html", "leaky.svg", "leaky.json"].map(|name| folder.join(name));
     for old in [&page, &svg, &json] {
@@ -61,7 +57,7 @@ fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path)
     }
     let mut command = privilege.command(heapbpf).context("neither root nor sudo")?;
     if privilege == Privilege::Sudo {
-        eprintln!("heapbpf watches another process, which takes root: through sudo");
+        eprintln!("profiling another process requires root: using sudo");
     }
     command.args(["--pid", &target.pid().to_string(), "--duration", DURATION, "--trim"]).args([
         "-o".as_ref(),
@@ -75,12 +71,12 @@ fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path)
     let status = command.status().with_context(|| format!("could not start `{}`", heapbpf.display()))?;
     match status.code() {
         Some(0) => {}
-        Some(INCOMPLETE) => eprintln!("the profile is incomplete; heapbpf says above what it lacks"),
+        Some(INCOMPLETE) => eprintln!("the profile is incomplete: see the messages of heapbpf above"),
         _ => bail!("heapbpf failed: {status}"),
     }
     for written in [&page, &svg, &json] {
         if !written.exists() {
-            bail!("heapbpf ended well without writing `{}`", written.display());
+            bail!("heapbpf succeeded without writing `{}`", written.display());
         }
     }
     println!(
@@ -92,11 +88,11 @@ fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path)
     Ok(())
 }
 
-/// The running target; killed when this goes.
+/// The running target. Killed when dropped.
 struct Target(Child);
 
 impl Target {
-    /// Starts it and waits until it works.
+    /// Starts it and waits until it is ready.
     fn start(program: &Path) -> Result<Self> {
         let child = Command::new(program)
             .stdin(Stdio::null())
@@ -104,11 +100,11 @@ impl Target {
             .spawn()
             .with_context(|| format!("could not start `{}`", program.display()))?;
         let mut target = Self(child);
-        let output = target.0.stdout.take().context("its output was asked for above")?;
+        let output = target.0.stdout.take().context("its output is piped")?;
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line)?;
         if line.trim() != "ready" {
-            bail!("`{}` said `{}` instead of `ready`", program.display(), line.trim());
+            bail!("`{}` printed `{}` instead of `ready`", program.display(), line.trim());
         }
         Ok(target)
     }
@@ -120,7 +116,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It may have ended by itself; then neither call has anything to do.
+        // It may have exited by itself; then both calls fail.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -131,12 +127,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_target_does_not_outlive_its_guard() {
+    fn dropping_the_guard_kills_the_target() {
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("target");
-        fs::write(&program, "#!/bin/sh\necho ready\nexec sleep 60\n").expect("its folder was just made");
+        fs::write(&program, "#!/bin/sh\necho ready\nexec sleep 60\n").expect("its folder exists");
         make_executable(&program);
-        let target = Target::start(&program).expect("it says `ready`");
+        let target = Target::start(&program).expect("it prints `ready`");
         let process = PathBuf::from(format!("/proc/{}", target.pid()));
         assert!(process.exists());
         drop(target);
@@ -144,12 +140,12 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_does_not_work_is_an_error() {
+    fn a_target_that_is_not_ready_is_an_error() {
         let folder = tempfile::tempdir().expect("a folder");
         let program = folder.path().join("target");
-        fs::write(&program, "#!/bin/sh\necho broken\n").expect("its folder was just made");
+        fs::write(&program, "#!/bin/sh\necho broken\n").expect("its folder exists");
         make_executable(&program);
-        let error = Target::start(&program).err().expect("it does not say `ready`");
+        let error = Target::start(&program).err().expect("it does not print `ready`");
         assert!(error.to_string().contains("`broken`"), "{error}");
     }
 

@@ -1,5 +1,5 @@
-//! `cargo xtask faults`: kills heapbpf's processes and its target at random points in time and counts what that harms. Only
-//! configures the test `faults` of the integration tests, which does the work, and writes its table into docs/.
+//! `cargo xtask faults`: kills heapbpf's processes and its target at random points in time, and counts the harm. Configures the
+//! integration test `faults`, and writes its table into docs/.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,15 +8,14 @@ use anyhow::{Context as _, Result, bail};
 use heapbpf_tests::faults::{Backend, Mode, Role};
 
 use crate::bench::document;
+use crate::command::{self, Privilege};
 use crate::repository::{self, Repository};
-use crate::{command, privilege::Privilege};
 
-/// Where `--write` writes.
 const PAGE: &str = "docs/reliability.md";
 
 /// Kills heapbpf or its target at random points in time, and checks that nothing else is harmed.
 ///
-/// Runs the release build, or what HEAPBPF_BIN names. The seed of the run is printed, and for each fault the command that
+/// Uses a release build, or the binary that HEAPBPF_BIN names. Prints the seed of the run, and for each fault the command that
 /// repeats it. Fails when any kill does harm.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
@@ -51,18 +50,17 @@ pub(crate) struct Arguments {
     role: Option<Role>,
 
     /// Point in time of all kills: `start+MICROSECONDSus`, `steady+…us` or `detach+…us`.
-    #[arg(long, value_name = "MOMENT")]
+    #[arg(long, value_name = "TIME")]
     at: Option<String>,
 
-    /// Put the table into docs/reliability.md.
+    /// Write the table into docs/reliability.md.
     #[arg(long)]
     write: bool,
 }
 
-/// Runs the verb.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if Privilege::find() != Privilege::Root {
-        bail!("the test attaches to processes: run it as root");
+        bail!("profiling other processes requires root: run it as root");
     }
     let repository = Repository::find()?;
     let binary = repository.heapbpf()?;
@@ -76,7 +74,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         test.env(format!("HEAPBPF_FAULTS_{name}"), value);
     }
     let outcome = command::run(&mut test);
-    // Also written when there was harm: then the counts say so.
+    // Also written when there was harm, which the counts include.
     if let Ok(text) = std::fs::read_to_string(&table) {
         println!("{text}");
         if arguments.write {

@@ -1,7 +1,6 @@
-//! `cargo xtask`: what building, testing and showing heapbpf takes besides cargo itself. This file only dispatches;
-//! each verb is a module of its own.
+//! `cargo xtask`: commands for developing heapbpf. Each command is a module; this file dispatches.
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for developers talks to them")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool for developers")]
 
 mod bench;
 mod build_ebpf;
@@ -10,7 +9,6 @@ mod demo;
 mod faults;
 mod fuzz;
 mod packages;
-mod privilege;
 mod repository;
 mod test;
 mod tidy;
@@ -21,17 +19,16 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Builds, tests and shows heapbpf.
+/// Builds, tests and measures heapbpf.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
 struct Arguments {
     #[command(subcommand)]
-    verb: Verb,
+    command: Subcommands,
 }
 
-/// What each does is said where it is done.
 #[derive(Subcommand)]
-enum Verb {
+enum Subcommands {
     Bench(bench::Arguments),
     BuildEbpf(build_ebpf::Arguments),
     Demo(demo::Arguments),
@@ -47,16 +44,16 @@ fn main() -> ExitCode {
     if let Some(code) = build_ebpf::stand_in_for_rustc() {
         return code;
     }
-    let outcome = match Arguments::parse().verb {
-        Verb::Bench(arguments) => bench::run(&arguments),
-        Verb::BuildEbpf(arguments) => build_ebpf::run(&arguments),
-        Verb::Demo(arguments) => demo::run(&arguments),
-        Verb::Fuzz(arguments) => fuzz::run(&arguments),
-        Verb::Faults(arguments) => faults::run(&arguments),
-        Verb::Test(arguments) => test::run(&arguments),
-        Verb::Tidy(arguments) => tidy::run(&arguments),
-        Verb::Viewers(arguments) => viewers::run(&arguments),
-        Verb::Vm(arguments) => vm::run(&arguments),
+    let outcome = match Arguments::parse().command {
+        Subcommands::Bench(arguments) => bench::run(&arguments),
+        Subcommands::BuildEbpf(arguments) => build_ebpf::run(&arguments),
+        Subcommands::Demo(arguments) => demo::run(&arguments),
+        Subcommands::Fuzz(arguments) => fuzz::run(&arguments),
+        Subcommands::Faults(arguments) => faults::run(&arguments),
+        Subcommands::Test(arguments) => test::run(&arguments),
+        Subcommands::Tidy(arguments) => tidy::run(&arguments),
+        Subcommands::Viewers(arguments) => viewers::run(&arguments),
+        Subcommands::Vm(arguments) => vm::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

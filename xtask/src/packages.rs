@@ -4,8 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use crate::command;
-use crate::privilege::Privilege;
+use crate::command::{self, Privilege};
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Package {

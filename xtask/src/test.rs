@@ -1,22 +1,21 @@
-//! `cargo xtask test`: every test of the workspace, with what it takes: the built binary, programs to profile, root.
-//! Does not decide what is a test, and skips none.
+//! `cargo xtask test`: runs every test of the workspace, with its requirements: the built binary, programs to profile, root.
 
 use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::privilege::Privilege;
+use crate::command::{self, Privilege};
 use crate::repository::{self, Repository};
-use crate::{command, packages, viewers};
+use crate::{packages, viewers};
 
 /// How cargo starts a test as root.
 const RUNNER: (&str, &str) = ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
 
 /// Runs every test of the workspace, on the real kernel.
 ///
-/// Builds heapbpf first, because integration tests run the binary that HEAPBPF_BIN names. They attach to other
-/// processes, which takes root: another user's tests are started through sudo, what is built stays that user's. Programs
-/// that the tests profile, or open profiles with, are installed where they are missing (Debian: with apt-get; see also
+/// Builds heapbpf first, because integration tests run the binary that HEAPBPF_BIN names. Profiling
+/// other processes requires root: the tests of other users are started through sudo, and built files stay theirs. Missing
+/// programs that the tests profile, or open profiles with, are installed (Debian: with apt-get; see also
 /// `cargo xtask viewers`).
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
@@ -30,11 +29,10 @@ pub(crate) struct Arguments {
     arguments: Vec<String>,
 }
 
-/// Runs the verb.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let privilege = Privilege::find();
     if privilege == Privilege::Missing {
-        bail!("the tests attach to processes, which takes root, and sudo is not to be had here: run it as root");
+        bail!("profiling other processes requires root, and sudo is not available: run it as root");
     }
     packages::install(&[packages::TESTS, packages::VIEWERS])?;
     let repository = Repository::find()?;
@@ -50,13 +48,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     test.env("HEAPBPF_VIEWERS", viewers);
     absolute_object(&mut test)?;
     if privilege == Privilege::Sudo {
-        eprintln!("the tests attach to processes, which takes root: cargo starts them through `{}`", RUNNER.1);
+        eprintln!("profiling other processes requires root: cargo starts the tests through `{}`", RUNNER.1);
         test.env(RUNNER.0, RUNNER.1);
     }
     command::run(&mut test)
 }
 
-/// What cargo is told: the whole workspace, unless the arguments name packages.
+/// Arguments of cargo: the whole workspace, unless they specify packages.
 fn words(arguments: &[String]) -> Vec<&str> {
     let of_cargo = arguments.iter().take_while(|argument| *argument != "--");
     let names_packages = of_cargo
@@ -70,7 +68,7 @@ fn words(arguments: &[String]) -> Vec<&str> {
     words
 }
 
-/// Tests run in their package's folder, so a relative path to another BPF object would lead nowhere there.
+/// Makes the path to another BPF object absolute: tests run in the folder of their package.
 fn absolute_object(test: &mut Command) -> Result<()> {
     const VARIABLE: &str = "HEAPBPF_BPF_OBJECT";
     let Some(given) = std::env::var_os(VARIABLE) else { return Ok(()) };
@@ -93,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_workspace_unless_packages_are_named() {
+    fn the_workspace_is_tested_unless_packages_are_specified() {
         check("", "test --no-fail-fast --workspace");
         check("ledger -- --nocapture", "test --no-fail-fast --workspace ledger -- --nocapture");
         check("-p heapbpf ledger", "test --no-fail-fast -p heapbpf ledger");

@@ -1,5 +1,5 @@
-//! `cargo xtask viewers`: other people's readers of the formats that heapbpf writes, from PyPI and npm, in exact versions.
-//! Where packages come from is for pip's and npm's own configuration to say. Debian's are `packages`'.
+//! `cargo xtask viewers`: installs third-party readers of heapbpf's formats from PyPI and npm, in exact versions. The registries
+//! are those of pip's and npm's configuration. Debian packages are in `packages`.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -11,29 +11,28 @@ use anyhow::{Context as _, Result};
 use crate::repository::Repository;
 use crate::{command, packages};
 
-/// What is installed, below `tests/viewers`.
+/// Lists of packages, below `tests/viewers`.
 const PYTHON_LIST: &str = "requirements.txt";
 const NODE_LIST: &str = "package.json";
 
-/// Written last, with the lists' fingerprint: what has none was broken off.
+/// Written last, with the lists' fingerprint: an incomplete installation has none.
 const STAMP: &str = "installed";
 
 /// Installs the programs that tests open profiles with.
 ///
-/// `target/viewers/venv` is a Python environment with what `tests/viewers/requirements.txt` names, node and npm among it;
-/// `target/viewers/node_modules` has what `tests/viewers/package.json` names. Nothing is done where both are there and the
-/// lists have not changed. `cargo xtask test` does this by itself.
+/// `target/viewers/venv` is a Python environment with the packages of `tests/viewers/requirements.txt`, including node and npm;
+/// `target/viewers/node_modules` has those of `tests/viewers/package.json`. Both are reused while the lists have not changed.
+/// `cargo xtask test` does this, too.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask viewers             installs what is missing
-  cargo xtask viewers --again     installs everything anew")]
+  cargo xtask viewers             installs missing packages
+  cargo xtask viewers --again     reinstalls everything")]
 pub(crate) struct Arguments {
-    /// Install everything anew.
+    /// Reinstall everything.
     #[arg(long)]
     again: bool,
 }
 
-/// Runs the verb.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     packages::install(&[packages::VIEWERS])?;
     let repository = Repository::find()?;
@@ -45,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Has everything installed, and says where: what tests are given as `HEAPBPF_VIEWERS`.
+/// Installs everything. Returns the folder, which is `HEAPBPF_VIEWERS` of tests.
 pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
     let viewers = folder(repository);
     let lists = repository.root.join("tests/viewers");
@@ -83,7 +82,7 @@ fn install_python(lists: &Path, viewers: &Path) -> Result<()> {
     command::run(pip.arg(lists.join(PYTHON_LIST)))
 }
 
-/// With the node and the npm of the Python environment: a distribution's can be too old.
+/// With node and npm of the Python environment: a distribution's may be too old.
 fn install_node(lists: &Path, viewers: &Path) -> Result<()> {
     fs::copy(lists.join(NODE_LIST), viewers.join(NODE_LIST))?;
     let programs = viewers.join("venv/bin");
@@ -94,7 +93,6 @@ fn install_node(lists: &Path, viewers: &Path) -> Result<()> {
     command::run(npm.args(["--no-audit", "--no-fund", "--loglevel=error"]))
 }
 
-/// Changes with the lists.
 fn fingerprint(lists: &Path) -> Result<String> {
     let mut hasher = DefaultHasher::new();
     for name in [PYTHON_LIST, NODE_LIST] {
@@ -110,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_of_either_list_is_a_change() {
+    fn the_fingerprint_depends_on_both_lists() {
         let folder = tempfile::tempdir().expect("there is a directory for temporary files");
         let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("it is ours");
         write(PYTHON_LIST, "a==1\n");
@@ -126,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_name_exact_versions_and_no_places() {
+    fn lists_contain_exact_versions_and_no_urls() {
         let lists = crate::repository::root().expect("it has not moved").join("tests/viewers");
         let python = fs::read_to_string(lists.join(PYTHON_LIST)).expect("it is there");
         for line in python.lines().filter(|line| !line.starts_with('#')) {

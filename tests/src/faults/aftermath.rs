@@ -1,4 +1,4 @@
-//! What a kill has done to everything that should not notice it: the target, the system and the file system.
+//! Finds harm after a kill: to the target, the system and the file system.
 
 use std::fmt;
 use std::path::Path;
@@ -6,45 +6,45 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::agent::{Agent, send};
-use super::processes::{children, comm, held_threads, is_alive, orphans, somebody_profiles_all};
+use super::processes::{another_profiles_all, children, comm, held_threads, is_alive, orphans};
 use super::subject::Subject;
 use crate::kernel::changed_code_in;
 
 use rustix::process::Signal;
 
-/// Until all processes of a killed heapbpf have ended. Only a hang takes this long.
+/// Timeout of the exit of all processes of a killed heapbpf.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
-/// From then until the target is as it was.
+/// From then until the target is restored.
 const SETTLED_WITHIN: Duration = Duration::from_secs(2);
-/// Until somebody else's probes are gone, where somebody else profiles every process of the machine.
+/// Timeout of the removal of foreign probes, while another heapbpf profiles all processes of the machine.
 const OTHERS_GONE_WITHIN: Duration = Duration::from_secs(120);
 const POLL_PERIOD: Duration = Duration::from_millis(10);
 
-/// What can be wrong after a kill.
+/// A kind of harm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Harm {
-    /// The target ended, or its verification failed.
+    /// The target exited, or its verification failed.
     Died,
-    /// Threads of the target do not go on.
+    /// Threads of the target make no progress.
     Stalled,
     /// The target's code differs from its files.
     Breakpoints,
     /// Threads of the target are stopped or traced.
     Held,
-    /// A copy of the target was left running.
+    /// A copy of the target remains.
     Copies,
-    /// The kernel gave up removing a breakpoint.
+    /// The kernel could not remove a breakpoint.
     KernelLog,
-    /// Processes of heapbpf stay.
+    /// Processes of heapbpf remain.
     Processes,
-    /// Files stay.
+    /// Files remain.
     Files,
-    /// heapbpf did not end as documented, or without its report.
+    /// heapbpf did not exit as documented, or wrote no report.
     Ending,
 }
 
 impl Harm {
-    /// All of them, in the order of the tables' columns.
+    /// All kinds, in the order of the tables' columns.
     pub(super) const ALL: [Self; 9] = [
         Self::Died,
         Self::Stalled,
@@ -77,7 +77,7 @@ impl fmt::Display for Harm {
 /// Harms with their details.
 pub(super) type Harms = Vec<(Harm, String)>;
 
-/// Waits until all processes of heapbpf have ended that are left without a parent; kills those that stay.
+/// Waits until all orphaned processes of heapbpf have exited; kills those that remain.
 pub(super) fn await_processes(known: &[u32]) -> Harms {
     let of_heapbpf = || -> Vec<u32> {
         let is_one = |pid: &u32| comm(*pid).is_some_and(|name| name.starts_with("heapbpf"));
@@ -93,24 +93,24 @@ pub(super) fn await_processes(known: &[u32]) -> Harms {
             let names: Vec<String> =
                 left.iter().map(|&pid| format!("{} {pid}", comm(pid).unwrap_or_default())).collect();
             left.iter().for_each(|&pid| send(pid, Signal::KILL));
-            return vec![(Harm::Processes, format!("still there: {}", names.join(", ")))];
+            return vec![(Harm::Processes, format!("still running: {}", names.join(", ")))];
         }
         thread::sleep(POLL_PERIOD);
     }
 }
 
-/// Examines a target that is to go on as if nothing had happened.
+/// Examines a target that must be unaffected.
 pub(super) fn examine(subject: &mut Subject) -> Harms {
     let mut harms = Vec::new();
     let copies = children(subject.pid());
-    let began = Instant::now();
+    let started = Instant::now();
     loop {
         if let Some(status) = subject.ended() {
-            return vec![(Harm::Died, format!("{status}: {}", subject.complaint()))];
+            return vec![(Harm::Died, format!("{status}: {}", subject.errors()))];
         }
         harms.clear();
         let stays = |copy: &&u32| is_alive(**copy) && children(subject.pid()).contains(copy);
-        harms.extend(copies.iter().find(stays).map(|copy| (Harm::Copies, format!("process {copy} stays"))));
+        harms.extend(copies.iter().find(stays).map(|copy| (Harm::Copies, format!("process {copy} remains"))));
         let family = std::iter::once(subject.pid()).chain(children(subject.pid()));
         harms.extend(family.flat_map(held_threads).map(|held| (Harm::Held, held)));
         let changed = changed(subject);
@@ -118,8 +118,8 @@ pub(super) fn examine(subject: &mut Subject) -> Harms {
         if harms.is_empty() {
             break;
         }
-        let others = !changed.is_empty() && somebody_profiles_all();
-        if began.elapsed() > if others { OTHERS_GONE_WITHIN } else { SETTLED_WITHIN } {
+        let others = !changed.is_empty() && another_profiles_all();
+        if started.elapsed() > if others { OTHERS_GONE_WITHIN } else { SETTLED_WITHIN } {
             break;
         }
         thread::sleep(POLL_PERIOD);
@@ -127,19 +127,19 @@ pub(super) fn examine(subject: &mut Subject) -> Harms {
     if let Err(error) = subject.make_progress() {
         harms.push((if subject.ended().is_some() { Harm::Died } else { Harm::Stalled }, error));
     }
-    // One line for each kind.
+    // One entry of each kind.
     harms.dedup_by_key(|(harm, _)| *harm);
     harms
 }
 
-/// Places in the target's private libraries that differ from their files. The plugin comes and goes.
+/// Code in the target's private libraries that differs from their files. The plugin is excluded: it is loaded and unloaded.
 fn changed(subject: &Subject) -> Vec<String> {
     let is_private = |path: &Path| path.starts_with(subject.directory()) && !path.ends_with("plugin.so");
-    // It may end meanwhile, which the next poll notices.
+    // An exit of the target is found by the next poll.
     changed_code_in(subject.pid(), |path| is_private(Path::new(path))).unwrap_or_default()
 }
 
-/// Files that heapbpf has left, and an output that is not whole.
+/// Remaining files of heapbpf, and an incomplete output.
 pub(super) fn files(agent: &Agent) -> Harms {
     let mut harms: Harms =
         agent.other_files().into_iter().map(|path| (Harm::Files, path.display().to_string())).collect();

@@ -1,4 +1,4 @@
-//! One run of heapbpf: its processes, its output and its files.
+//! A run of heapbpf: its processes, output and files.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -15,11 +15,11 @@ use super::processes;
 use super::subject::Progress;
 use crate::heapbpf::binary;
 
-/// Until probes are in place. Only a hang takes this long.
+/// Timeout of attaching.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const POLL_PERIOD: Duration = Duration::from_micros(500);
-/// Lines that announce that probes are in place.
-const READY: [&str; 3] = ["heapbpf: recording", "heapbpf: watching", "heapbpf: monitoring"];
+/// Start of the line that heapbpf prints when its probes are attached.
+const READY: &str = "heapbpf: recording";
 
 /// A running heapbpf. Killed when dropped.
 #[derive(Debug)]
@@ -27,14 +27,14 @@ pub(super) struct Agent {
     child: Child,
     case: Case,
     room: TempDir,
-    /// The target's.
+    /// Of the target.
     progress: Progress,
     started: Instant,
     status: Option<ExitStatus>,
 }
 
 impl Agent {
-    /// Starts heapbpf in a directory of its own. Unwind tables are cached in `cache`, as in real use.
+    /// Starts heapbpf in its own directory. Unwind tables are cached in `cache`.
     pub(super) fn start(case: Case, arguments: &[OsString], cache: &Path, progress: Progress) -> Self {
         let room = tempfile::tempdir().expect("there is a directory for temporary files");
         for directory in ["work", "tmp"] {
@@ -64,12 +64,12 @@ impl Agent {
         processes::family(self.pid()).into_iter().flat_map(processes::threads).collect()
     }
 
-    /// Its process of this role. The target's is not known here.
+    /// The process of this role; `None` for the target.
     pub(super) fn process(&self, role: Role) -> Option<u32> {
         let name = match role {
             Role::Agent => return Some(self.pid()),
             Role::Keeper => "heapbpf-keeper",
-            // The kernel keeps 15 characters.
+            // Names have at most 15 characters.
             Role::Symbolizer => "heapbpf-symbol",
             Role::Target => return None,
         };
@@ -84,7 +84,7 @@ impl Agent {
         self.status
     }
 
-    /// Waits for its end; `None` when it takes longer than this.
+    /// Waits for its exit; `None` after `limit`.
     pub(super) fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + limit;
         while self.ended().is_none() && Instant::now() < deadline {
@@ -93,16 +93,15 @@ impl Agent {
         self.status
     }
 
-    /// Whether probes are in place. Nothing announces that of a command, except that it runs: its streams are its own.
+    /// Whether probes are attached. For a launched command, which has its own streams: whether it runs.
     pub(super) fn is_ready(&self) -> bool {
         if self.case.mode == Mode::Launch {
             return self.progress.announced().is_some();
         }
-        let text = self.stderr();
-        READY.iter().any(|line| text.contains(line))
+        self.stderr().contains(READY)
     }
 
-    /// Waits until probes are in place, and returns how long that took; `None` when it ends or hangs instead.
+    /// Waits until probes are attached, and returns the duration; `None` when heapbpf exits or hangs.
     pub(super) fn wait_until_ready(&mut self) -> Option<Duration> {
         let deadline = self.started + READY_WITHIN;
         while !self.is_ready() {
@@ -124,7 +123,7 @@ impl Agent {
         String::from_utf8_lossy(&fs::read(self.room.path().join("stderr")).unwrap_or_default()).into_owned()
     }
 
-    /// Why the output is missing or broken; `None` when it is as it should be.
+    /// Why the output is missing or broken.
     pub(super) fn output_fault(&self) -> Option<String> {
         let path = self.output();
         let bytes = match fs::read(&path) {
@@ -133,17 +132,16 @@ impl Agent {
         };
         if path.extension().is_some_and(|extension| extension == "json") {
             let parsed = serde_json::from_slice::<serde_json::Value>(&bytes);
-            return parsed.err().map(|error| format!("the output is no JSON: {error}"));
+            return parsed.err().map(|error| format!("the output is not JSON: {error}"));
         }
         bytes.is_empty().then(|| "the output is empty".to_owned())
     }
 
-    /// Whether it has written its output.
     pub(super) fn has_output(&self) -> bool {
         self.output().exists()
     }
 
-    /// Whether the output is written while recording, so that it ends where heapbpf was killed.
+    /// Whether the output is written while recording: then it is truncated when heapbpf is killed.
     pub(super) fn keeps_partial_output(&self) -> bool {
         self.case.mode.keeps_output()
     }
@@ -166,14 +164,14 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         if self.ended().is_none() {
-            // It ends now or has just ended.
+            // It may have exited.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
     }
 }
 
-/// Sends a signal to a process, which may have ended.
+/// Sends a signal to a process, which may have exited.
 pub(super) fn send(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, signal);

@@ -1,16 +1,14 @@
-//! Processes as `/proc` has them: who descends from whom, who is stopped or traced, and who is left behind. Every reading
-//! may meet a process that has just ended.
+//! Facts about processes in `/proc`: descendants, stopped and traced threads, and orphans. Any process may exit meanwhile.
 
 use std::fs;
 
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 
-/// A process's name, as `comm` has it.
 pub(super) fn comm(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
 }
 
-/// A process's threads; none when it has ended.
+/// A process's threads; none when it has exited.
 pub(super) fn threads(pid: u32) -> Vec<u32> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect()
@@ -35,12 +33,12 @@ pub(super) fn family(pid: u32) -> Vec<u32> {
     family
 }
 
-/// Whether a process runs: it exists and is no zombie.
+/// Whether a process exists and is not a zombie.
 pub(super) fn is_alive(pid: u32) -> bool {
     field(&format!("/proc/{pid}/status"), "State:").is_some_and(|state| !state.starts_with(['Z', 'X']))
 }
 
-/// Threads of a process that are stopped or traced, with what they are.
+/// Threads of a process that are stopped or traced, with their states.
 pub(super) fn held_threads(pid: u32) -> Vec<String> {
     let held = |thread: u32| {
         let path = format!("/proc/{pid}/task/{thread}/status");
@@ -56,20 +54,20 @@ fn field(path: &str, name: &str) -> Option<String> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
 }
 
-/// How a child of this process ended; `None` while it runs, or when it is no child.
+/// Exit status of a child of this process; `None` while it runs, or if it is not a child.
 pub(super) fn reap(pid: u32) -> Option<WaitStatus> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     waitpid(Some(pid), WaitOptions::NOHANG).ok().flatten().map(|(_, status)| status)
 }
 
-/// Processes that became children of this one because their parents ended, without those of `known`. Reaps zombies.
+/// Processes that became children of this one because their parents exited, without those of `known`. Reaps zombies.
 pub(super) fn orphans(known: &[u32]) -> Vec<u32> {
     let children = children(std::process::id()).into_iter().filter(|pid| !known.contains(pid));
     children.filter(|&pid| is_alive(pid) || reap(pid).is_none() && is_alive(pid)).collect()
 }
 
-/// Whether somebody else on this machine profiles every process: their probes are in our target too.
-pub(super) fn somebody_profiles_all() -> bool {
+/// Whether another heapbpf on this machine profiles all processes, and has probes in the target, too.
+pub(super) fn another_profiles_all() -> bool {
     let Ok(processes) = fs::read_dir("/proc") else { return false };
     let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     pids.filter(|&pid| comm(pid).is_some_and(|name| name == "heapbpf")).any(|pid| {

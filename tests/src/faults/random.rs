@@ -1,8 +1,7 @@
-//! A seeded generator of random numbers (SplitMix64): a run can be repeated from its seed.
+//! A seeded generator of random numbers (SplitMix64), so that a run can be repeated.
 
 use std::time::Duration;
 
-/// The generator.
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
@@ -24,12 +23,12 @@ impl Random {
         self.next() % bound.max(1)
     }
 
-    /// Uniform between nothing and `longest`, to the microsecond.
+    /// Uniform below `longest`, in microseconds.
     pub(super) fn duration(&mut self, longest: Duration) -> Duration {
         Duration::from_micros(self.below(u64::try_from(longest.as_micros()).unwrap_or(u64::MAX)))
     }
 
-    /// Puts a list in random order (Fisher-Yates).
+    /// Shuffles a list (Fisher-Yates).
     pub(super) fn shuffle<T>(&mut self, list: &mut [T]) {
         for last in (1..list.len()).rev() {
             let other = usize::try_from(self.below(last as u64 + 1)).unwrap_or(last);
@@ -43,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_order_again() {
+    fn equal_seeds_give_equal_orders() {
         let order = |seed| {
             let mut list: Vec<u32> = (0..20).collect();
             Random::new(seed).shuffle(&mut list);
