@@ -96,7 +96,7 @@ fn definition(files: &BTreeMap<Module, File<'_>>, module: &Module, import: &Impo
             let is_module_name = length == path.len() && import.alias.is_some();
             path.truncate(length);
             let is_child = path.len() > module.len() && path.starts_with(module);
-            return (!is_module_name && !(import.is_reexport && is_child)).then_some(path);
+            return (!(is_module_name || import.is_reexport && is_child)).then_some(path);
         };
         path = reexported.iter().chain(&path[length + 1..]).cloned().collect();
     }

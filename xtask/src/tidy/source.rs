@@ -46,14 +46,9 @@ fn is_cfg_test(attribute: &syn::Attribute) -> bool {
         && attribute.meta.require_list().is_ok_and(|list| list.tokens.to_string() == "test")
 }
 
-/// Whether an item has the attribute `#[cfg(test)]`.
-pub(super) fn is_test_item(item: &syn::Item) -> bool {
-    attributes(item).iter().any(is_cfg_test)
-}
-
 /// Number of lines outside of items with `#[cfg(test)]`.
 pub(super) fn lines_without_tests(text: &str, file: &syn::File) -> usize {
-    let items = file.items.iter().filter(|item| is_test_item(item)).map(|item| item.span());
+    let items = file.items.iter().filter(|item| attributes(item).iter().any(is_cfg_test)).map(|item| item.span());
     text.lines().count() - items.map(|span| span.end().line - span.start().line + 1).sum::<usize>()
 }
 
