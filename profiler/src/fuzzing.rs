@@ -2,10 +2,11 @@
 //! nothing itself, and panics where a result breaks what its users rely on.
 
 use crate::address::LinkAddr;
-use crate::collect::fork::flags;
+use crate::collect::fork_memory;
 use crate::ids::Pid;
+use crate::linux::memory;
 use crate::linux::proc::auxv::Auxv;
-use crate::linux::proc::{cgroups, kept, limits, maps, process, regions, stat, tasks};
+use crate::linux::proc::{kernel_words, maps, process, stat};
 use crate::process::link_map::{LinkMap, Memory};
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::element;
@@ -15,13 +16,18 @@ use crate::unwind::{Table, encode};
 /// Parses the contents of any file of `/proc/PID` with all parsers of these files.
 pub fn proc_file(bytes: &[u8]) {
     for line in bytes.split(|&byte| byte == b'\n') {
-        let _ = (maps::parse(line), regions::parse(line), flags::begins(line));
+        let _ = (maps::parse_mapping(line), maps::parse_region(line), fork_memory::mapping_start(line));
     }
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines() {
-        let _ = (kept::of_epoll(line), kept::of_timer(line), process::number(line));
+        let _ = (kernel_words::of_epoll(line), kernel_words::of_timer(line), process::number(line));
     }
-    let _ = (stat::parse(&text, 4096), tasks::parse(&text), limits::reason(&text, ""), cgroups::parse(&text));
+    let _ = (
+        stat::parse(&text, 4096),
+        stat::parse_status(&text),
+        memory::limit_reason(&text, ""),
+        process::parse_cgroups(&text),
+    );
 }
 
 /// Reads the dynamic linker's list from memory that `read` copies, with the auxiliary vector in `auxv`. Returns the number of positions

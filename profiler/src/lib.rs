@@ -120,7 +120,7 @@ pub mod internals {
                 pub use crate::linux::proc::auxv::Auxv;
             }
             pub mod regions {
-                pub use crate::linux::proc::regions::{Region, RegionKind, region_of, regions};
+                pub use crate::linux::proc::maps::{Region, RegionKind, region_of, regions};
             }
         }
     }
@@ -163,13 +163,13 @@ pub mod internals {
             pub use crate::process::address_space::AddressSpace;
         }
         pub mod filter {
-            pub use crate::process::filter::Selection;
+            pub use crate::process::selection::Selection;
         }
         pub mod module_pattern {
             pub use crate::process::module_pattern::ModulePattern;
         }
         pub mod names {
-            pub use crate::process::names::Names;
+            pub use crate::process::pattern::Names;
         }
         pub mod pattern {
             pub use crate::process::pattern::Pattern;

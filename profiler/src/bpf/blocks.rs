@@ -11,8 +11,8 @@ use profiler_common::live::{LiveBlock, LiveKey};
 use super::load::{Kernel, LoadError};
 use crate::address::TargetAddr;
 use crate::ids::Pid;
-use crate::linux::map_batch::{BATCH, read_hash, remove_hash, write_hash};
-use crate::linux::map_memory::SharedCounts;
+use crate::linux::bpf_map::SharedCounts;
+use crate::linux::bpf_map::{BATCH, read_hash, remove_hash, write_hash};
 
 pub(super) const LIVE: &str = "LIVE";
 const COUNTS: &str = "LIVE_COUNTS";

@@ -11,8 +11,8 @@ use super::blocks::LIVE;
 use super::load::{Kernel, LoadError};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, StackId};
-use crate::linux::map_batch::{read_hash, remove_hash};
-use crate::linux::map_memory::SharedCounts;
+use crate::linux::bpf_map::SharedCounts;
+use crate::linux::bpf_map::{read_hash, remove_hash};
 
 const STACKS: &str = "STACKS";
 

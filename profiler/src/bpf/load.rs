@@ -20,7 +20,7 @@ use super::program::RelocatedObject;
 use super::ring::Ring;
 use crate::ids::HeapId;
 use crate::linux::bpf::AttachType;
-use crate::linux::perf_event::UPROBE_SOURCE;
+use crate::linux::bpf::UPROBE_SOURCE;
 
 /// The release object, built by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/heapbpf.bpf.o"));

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::load::{Kernel, PERF_PROGRAMS};
-use crate::linux::program_info::recursion_misses;
+use crate::linux::bpf::recursion_misses;
 
 impl Kernel {
     /// Calls, forks and execs that the kernel counts as missed; 0 before Linux 5.12, which counts none.

@@ -6,7 +6,7 @@
 use std::os::fd::AsFd;
 
 use super::load::{Kernel, LoadError};
-use crate::linux::program_info::machine_code;
+use crate::linux::bpf::machine_code;
 
 /// What the machine code of a program shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

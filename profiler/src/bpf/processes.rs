@@ -14,7 +14,7 @@ use super::kernel_types::LayoutError;
 use super::load::{Kernel, LoadError, loaded};
 use super::private_stack;
 use crate::ids::Pid;
-use crate::linux::program_info::recursion_misses;
+use crate::linux::bpf::recursion_misses;
 
 const TARGETS: &str = "TARGETS";
 pub(super) const PROCESSES: &str = "PROCESSES";

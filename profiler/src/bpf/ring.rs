@@ -4,7 +4,7 @@ use std::io;
 
 use aya::maps::{Map, MapData, MapError, RingBuf};
 
-use crate::linux::map_memory::RingPositions;
+use crate::linux::bpf_map::RingPositions;
 use crate::linux::readiness::Readiness;
 
 /// The reading end. Owned by the session's task alone.

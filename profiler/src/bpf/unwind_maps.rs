@@ -9,8 +9,8 @@ use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell
 use super::load::{Kernel, LoadError};
 use super::processes::{PROCESSES, is_missing};
 use crate::ids::Pid;
-use crate::linux::map_batch::write_array;
-use crate::linux::map_memory::write_mapped;
+use crate::linux::bpf_map::write_array;
+use crate::linux::bpf_map::write_mapped;
 use crate::unwind::store::UnwindMaps;
 
 /// The five maps. Taken from the kernel once.

@@ -9,7 +9,7 @@ use super::look::WatchedBlock;
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::leak::blocks::{Block, Blocks};
-use crate::linux::proc::regions::{Region, region_of};
+use crate::linux::proc::maps::{Region, region_of};
 use crate::walk::Walk;
 
 /// Origins from here on are of walked blocks: the walk's number is added.

@@ -12,7 +12,7 @@ use crate::leak::growth::Growths;
 use crate::ledger::details::Details;
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::ledger::totals::Totals;
-use crate::linux::proc::regions::{Region, RegionKind};
+use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::Copied;
 use crate::model::{Beginning, Health, Others};
 use crate::object::module::{Module, Modules};
@@ -44,7 +44,7 @@ impl Resolve for Nameless {
 }
 
 fn region(start: u64, size_bytes: u64) -> Region {
-    Region::made_up(start, size_bytes, RegionKind::Anonymous { name: None })
+    Region::synthetic(start, size_bytes, RegionKind::Anonymous { name: None })
 }
 
 /// Memory with these words in it, zeros elsewhere.

@@ -23,7 +23,7 @@ use crate::keeper::Keeper;
 use crate::linux::inherited::Inherited;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
-use crate::process::filter::Selection;
+use crate::process::selection::Selection;
 use crate::report::ReportError;
 use crate::session::{Control, DumpPlan, Hold, Listener, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode};
 

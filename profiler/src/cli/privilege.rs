@@ -4,12 +4,12 @@ use std::io;
 
 use anyhow::{Context, Result, bail};
 
-use crate::linux::capability;
+use crate::linux::feature;
 use crate::linux::proc::process;
 
 /// Checks that this process may profile at all.
 pub(super) fn check() -> Result<()> {
-    let missing = capability::missing().context("cannot read this process's capabilities")?;
+    let missing = feature::missing().context("cannot read this process's capabilities")?;
     if !missing.is_empty() {
         let names: Vec<_> = missing.iter().map(ToString::to_string).collect();
         bail!("not allowed: missing {}; run `sudo {}`", names.join(", "), command_line());

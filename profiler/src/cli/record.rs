@@ -25,7 +25,7 @@ use crate::linux::inherited::Inherited;
 use crate::linux::input;
 use crate::linux::proc::process;
 use crate::probe::attach::BackendChoice;
-use crate::process::filter::Selection;
+use crate::process::selection::Selection;
 use crate::recording::write::Written as Recorded;
 use crate::report::suppressions::Suppressions;
 use crate::report::{Format, ReportError, summary};

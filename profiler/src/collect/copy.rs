@@ -1,46 +1,42 @@
-//! Memory of a process, copied: into one buffer that is made ready before the process is stopped, by as many threads as pay.
+//! Copies memory of a process into one buffer, allocated before the process is stopped, with several threads where that pays.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::pages::PAGE_BYTES;
-use super::{CollectError, Span};
+use super::process::CollectError;
+use super::spans::Span;
 use crate::address::TargetAddr;
 use crate::ids::Pid;
-use crate::linux::buffer::Buffer;
-use crate::linux::proc::cgroup_memory;
+use crate::linux::mapping::Buffer;
 use crate::linux::{memory, process_memory};
 use crate::memory::Memory;
+use profiler_common::limits::PAGE_BYTES;
 
-/// Most threads that copy: they wait for memory more than for the processor.
+/// Maximum number of copying threads: they wait for memory more than for the CPU.
 const THREADS_MAX: usize = 4;
 
-/// Bytes that a thread copies in one call.
+/// Bytes copied by a thread in one call.
 const JOB_BYTES: usize = 4 << 20;
 
-/// Room for a copy.
+/// Memory allocated for a copy.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct Reserved {
     buffer: Buffer,
     allowed_bytes: u64,
 }
 
-impl Room {
-    /// For a process that holds so many bytes now, and perhaps some more when it is stopped. Takes half a second for a
-    /// GiB, which is not to be spent while the process is stopped.
-    ///
-    /// # Errors
-    ///
-    /// [`CollectError::TooLarge`] for more than three quarters of the memory that is free, on the machine and in this process's control
-    /// groups: what the copy is looked through with takes some too.
+impl Reserved {
+    /// Allocates memory for a process that has this many bytes now, with room for growth until it is stopped. Takes half a
+    /// second per GiB, which must not be spent while the process is stopped. Fails for more than three quarters of the memory that is
+    /// available on the machine and in this process's control groups: the analysis of the copy needs memory as well.
     pub(crate) fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
-        let free = [memory::available_bytes(), cgroup_memory::available_bytes()].into_iter().flatten().min();
-        let mut room = Self::empty(pid, bytes, free.map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
-        // Where less memory can be had than the kernel says the process is not to pay for its copy.
-        memory::give_way();
-        room.buffer.prepare(usize::try_from(bytes).unwrap_or(usize::MAX));
-        Ok(room)
+        let free = [memory::available_bytes(), memory::available_in_cgroup_bytes()].into_iter().flatten().min();
+        let mut reserved = Self::empty(pid, bytes, free.map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
+        // If the kernel's estimate is too high, this process is killed, and not the target.
+        memory::prefer_for_oom_kill();
+        reserved.buffer.prepare(usize::try_from(bytes).unwrap_or(usize::MAX));
+        Ok(reserved)
     }
 
     fn empty(pid: Pid, bytes: u64, allowed_bytes: u64) -> Result<Self, CollectError> {
@@ -48,18 +44,18 @@ impl Room {
         if bytes > allowed_bytes {
             return Err(too_large);
         }
-        // Address space costs nothing: a process that has grown until it is stopped is copied too.
+        // Address space costs nothing, and allows the process to grow until it is stopped.
         let length = bytes.saturating_add(bytes / 2).saturating_add(64 << 20);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         Ok(Self { buffer: Buffer::new(length).map_err(|_| too_large)?, allowed_bytes })
     }
 }
 
-/// Memory that was copied.
+/// Copied memory.
 #[derive(Debug)]
 pub(crate) struct Copy {
     buffer: Buffer,
-    /// By rising address, and in the buffer in this order. Neighbours are joined.
+    /// By rising address, and in this order in the buffer. Adjacent pieces are joined.
     pieces: Vec<Piece>,
     /// Bytes that could not be read.
     pub unread_bytes: u64,
@@ -69,21 +65,21 @@ pub(crate) struct Copy {
 struct Piece {
     start: u64,
     end: u64,
-    /// Where it lies in the buffer.
+    /// In the buffer.
     offset: usize,
 }
 
 impl Copy {
-    /// Copies these spans of a process (by rising address, without overlaps) into the room that was made for them.
-    ///
-    /// # Errors
-    ///
-    /// When the process has ended, may not be read, or holds too much.
-    pub(crate) fn take(pid: Pid, spans: &[Span], room: Room) -> Result<Self, CollectError> {
+    /// Copies spans of a process (by rising address, without overlaps). Fails when the process has exited, cannot be read, or
+    /// has grown too much.
+    pub(crate) fn take(pid: Pid, spans: &[Span], reserved: Reserved) -> Result<Self, CollectError> {
         let pieces = laid_out(spans);
         let bytes = pieces.last().map_or(0, |last| last.offset + length(last));
-        let Room { mut buffer, allowed_bytes } =
-            if bytes > room.buffer.len() { Room::empty(pid, bytes as u64, room.allowed_bytes)? } else { room };
+        let Reserved { mut buffer, allowed_bytes } = if bytes > reserved.buffer.len() {
+            Reserved::empty(pid, bytes as u64, reserved.allowed_bytes)?
+        } else {
+            reserved
+        };
         if bytes as u64 > allowed_bytes {
             return Err(CollectError::TooLarge { pid, needed_bytes: bytes as u64, allowed_bytes });
         }
@@ -98,7 +94,7 @@ impl Copy {
     }
 }
 
-/// Bytes; the pieces are laid out in this process's memory, so that their lengths fit.
+/// Length of a piece, which fits because the buffer is in this process's memory.
 fn length(piece: &Piece) -> usize {
     usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX)
 }
@@ -117,7 +113,7 @@ fn laid_out(spans: &[Span]) -> Vec<Piece> {
     pieces
 }
 
-/// The pieces without what could not be read.
+/// Removes the parts that could not be read.
 fn without(pieces: &[Piece], unread: &[Range<u64>]) -> Vec<Piece> {
     let mut rest = Vec::with_capacity(pieces.len() + unread.len());
     let mut holes = unread.iter().peekable();
@@ -135,7 +131,7 @@ fn without(pieces: &[Piece], unread: &[Range<u64>]) -> Vec<Piece> {
         .collect()
 }
 
-/// A part of the work: ranges that lie one behind the other in a part of the buffer.
+/// Ranges to copy into a part of the buffer, one after the other.
 struct Job<'a> {
     ranges: Vec<(u64, usize)>,
     buffer: &'a mut [u8],
@@ -164,14 +160,14 @@ fn jobs<'a>(pieces: &[Piece], mut buffer: &'a mut [u8]) -> VecDeque<Job<'a>> {
     jobs
 }
 
-/// Does all the work; tells what could not be read, by rising address.
+/// Runs all jobs; returns the unreadable ranges by rising address.
 fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>) -> Result<Vec<Range<u64>>, CollectError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.min(THREADS_MAX).min(jobs.len());
     let (jobs, unread) = (Mutex::new(jobs), Mutex::new(Vec::new()));
     let work = || -> Result<(), CollectError> {
         loop {
-            // Nothing panics while it has a lock.
+            // No thread panics while it holds a lock.
             let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             let Some(job) = next else { return Ok(()) };
             let holes = copy(pid, job)?;
@@ -179,7 +175,7 @@ fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>) -> Result<Vec<Range<u64>>, Collec
         }
     };
     std::thread::scope(|scope| {
-        // The calling thread is one of them; where no other can be had, it does all.
+        // The calling thread takes part; if no other can be started, it does everything.
         let others: Vec<_> =
             (1..threads).filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
         let own = work();
@@ -193,13 +189,13 @@ fn copy_all(pid: Pid, jobs: VecDeque<Job<'_>>) -> Result<Vec<Range<u64>>, Collec
     Ok(unread)
 }
 
-/// Copies a part; pages that cannot be read are left out and told.
+/// Runs a job; returns the unreadable ranges.
 fn copy(pid: Pid, job: Job<'_>) -> Result<Vec<Range<u64>>, CollectError> {
     let Job { mut ranges, buffer } = job;
     let (mut done, mut first, mut holes) = (0, 0, Vec::new());
     while done < buffer.len() {
         let copied = match process_memory::read(pid, &ranges[first..], &mut buffer[done..]) {
-            // All threads may be gone and the memory with them.
+            // `EFAULT` also if all threads have exited and the memory is gone.
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) => 0,
             result => result.map_err(CollectError::refused(pid, "read the memory of"))?,
         };
@@ -207,11 +203,11 @@ fn copy(pid: Pid, job: Job<'_>) -> Result<Vec<Range<u64>>, CollectError> {
         skip(&mut ranges, &mut first, copied);
         if done < buffer.len() {
             let Some(&(address, rest)) = ranges.get(first) else { break };
-            // Some of what cannot be read is closed to the process itself for now.
-            let closed = process_memory::read_closed(pid, address, &mut buffer[done..done + rest]).unwrap_or(0);
+            // The process may have revoked its own access (`PROT_NONE`).
+            let protected = process_memory::read_protected(pid, address, &mut buffer[done..done + rest]).unwrap_or(0);
             let to_next_page = PAGE_BYTES - address % PAGE_BYTES;
-            let count = if closed > 0 { closed } else { rest.min(usize::try_from(to_next_page).unwrap_or(rest)) };
-            if closed == 0 {
+            let count = if protected > 0 { protected } else { rest.min(usize::try_from(to_next_page).unwrap_or(rest)) };
+            if protected == 0 {
                 holes.push(address..address + count as u64);
             }
             done += count;
@@ -221,7 +217,7 @@ fn copy(pid: Pid, job: Job<'_>) -> Result<Vec<Range<u64>>, CollectError> {
     Ok(holes)
 }
 
-/// Takes so many bytes from the ranges, of which those before `first` are done.
+/// Advances the ranges by `bytes`; those before `first` are complete.
 fn skip(ranges: &mut [(u64, usize)], first: &mut usize, mut bytes: usize) {
     while let Some((address, length)) = ranges.get_mut(*first) {
         let count = bytes.min(*length);
@@ -242,7 +238,7 @@ impl Memory for Copy {
     }
 
     fn read(&self, address: TargetAddr, buffer: &mut [u8]) -> usize {
-        // Pieces do not touch: what follows the first is not there.
+        // Pieces are not adjacent, so a read ends with the piece.
         let Some(piece) = self.between(address.0, address.0.saturating_add(1)).next() else { return 0 };
         let rest = usize::try_from(piece.end - address.0).unwrap_or(usize::MAX);
         let count = rest.min(buffer.len());

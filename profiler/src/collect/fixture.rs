@@ -1,4 +1,4 @@
-//! Programs to be stopped, compiled on the spot. They say when they are ready, and end with the test.
+//! Test programs to be stopped, compiled by the tests.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -10,7 +10,7 @@ use super::{CollectError, Collected, Method, ThreadState, collect};
 use crate::ids::Pid;
 use crate::object::fixture::Workshop;
 
-/// What every program begins with: `say` prints a line at once, `wait_for_word` returns when the test says something.
+/// Start of every program: `say` prints a line, `wait_for_word` returns when the test writes a line.
 const PROLOGUE: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,7 +26,7 @@ const PROLOGUE: &str = r#"
 static void wait_for_word(void) { char c; do { if (read(0, &c, 1) == 0) _exit(3); } while (c != '\n'); }
 "#;
 
-/// Collects a process by the calling thread.
+/// Collects a process from the calling thread.
 pub(super) fn collect_here(
     pid: Pid,
     method: Method,
@@ -35,7 +35,7 @@ pub(super) fn collect_here(
     collect(pid, method, || Ok(Box::new(Stopped::new(pid, Vec::new())?)), while_stopped)
 }
 
-/// A program that runs.
+/// A running test program.
 pub(super) struct Subject {
     child: Child,
     input: ChildStdin,
@@ -44,12 +44,11 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// Starts a program of this text.
     pub(super) fn start(text: &str) -> Self {
         Self::start_with(text, &[], "gcc")
     }
 
-    /// The same, with arguments and a compiler.
+    /// Starts a program with arguments and a compiler.
     pub(super) fn start_with(text: &str, arguments: &[&str], compiler: &str) -> Self {
         let workshop = Workshop::new();
         let program = workshop.compile(compiler, "subject.c", &format!("{PROLOGUE}{text}"), &["-O1", "-pthread"]);
@@ -65,15 +64,15 @@ impl Subject {
         Pid(self.child.id())
     }
 
-    /// What it says next.
+    /// Reads the next line of its output.
     pub(super) fn line(&mut self) -> String {
         let mut line = String::new();
-        self.output.read_line(&mut line).expect("it speaks");
-        assert!(line.ends_with('\n'), "it ended: {line:?}");
+        self.output.read_line(&mut line).expect("it writes");
+        assert!(line.ends_with('\n'), "it exited: {line:?}");
         line.trim_end().to_owned()
     }
 
-    /// The hexadecimal numbers that it says next.
+    /// Reads a line of hexadecimal numbers.
     pub(super) fn numbers(&mut self) -> Vec<u64> {
         let line = self.line();
         let numbers = line.split_ascii_whitespace().map(|word| {
@@ -82,34 +81,34 @@ impl Subject {
         numbers.collect()
     }
 
-    /// Lets it go on.
+    /// Makes it continue.
     pub(super) fn say(&mut self) {
-        self.input.write_all(b"\n").expect("it listens");
+        self.input.write_all(b"\n").expect("it reads");
     }
 
-    /// That it runs: it answers.
+    /// Checks that it runs.
     pub(super) fn check_answers(&mut self) {
         self.say();
         assert_eq!(self.line(), "on");
     }
 
     pub(super) fn send(&self, signal: Signal) {
-        kill_process(crate::linux::pid::raw(self.pid()).expect("a process"), signal).expect("it lives");
+        kill_process(crate::linux::pidfd::raw_pid(self.pid()).expect("a process"), signal).expect("it lives");
     }
 
-    /// Its exit code.
+    /// Waits for its exit and returns its exit code.
     pub(super) fn end(&mut self) -> Option<i32> {
-        self.child.wait().expect("its end is left to be seen").code()
+        self.child.wait().expect("not reaped elsewhere").code()
     }
 
-    /// A line of its status.
+    /// Returns a field of `/proc/PID/status`.
     pub(super) fn status(&self, field: &str) -> String {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it lives");
         let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(":\t"));
         line.expect("a field").to_owned()
     }
 
-    /// Waits until its status is so.
+    /// Waits until a field of its status begins with `start`.
     pub(super) fn wait_for(&self, field: &str, start: &str) {
         while !self.status(field).starts_with(start) {
             std::thread::yield_now();
@@ -119,7 +118,7 @@ impl Subject {
 
 impl Drop for Subject {
     fn drop(&mut self) {
-        // It may have ended already.
+        // It may have exited already.
         drop(self.child.kill());
         drop(self.child.wait());
     }

@@ -1,178 +1,101 @@
-//! A copy of a stopped process that keeps its memory as it is now: the kernel copies a page when the process next writes to it.
-//! The process is made to fork by one of its threads, which notices nothing. The copy runs nothing but its own `exit_group(0)`, once it is
-//! no longer held: whoever adopts it may take a child that was killed for a crash, and end all its others (PostgreSQL's first process
-//! does). That is so when heapbpf is killed, too. Refuses where something in the process would notice.
+//! Copies of stopped processes by a fork: the kernel copies a page when the process next writes to it.
+//!
+//! One of the process's threads is made to fork, and notices nothing. The copy runs nothing but `exit_group(0)` once it is
+//! released, also when heapbpf is killed: a parent might take a child that was killed for a crash, and end all its others
+//! (PostgreSQL's postmaster does). Processes that could notice the fork are refused.
 //!
 //! ```text
-//! thread ─clone(CLONE_VM)─▶ go-between ─clone()─▶ copy
-//!        ◀─wait4()─ it is killed          └──▶ child of init
+//! thread ─clone(CLONE_VM)─▶ intermediate process ─clone()─▶ copy
+//!        ◀─wait4()─ it is killed                    └──▶ child of init
 //! ```
-//! A child that the thread made itself would stay the process's own until its end, which any of its calls of `wait` could see, and
-//! would be left a zombie behind. The go-between lives and is waited for while the process stands still; the copy becomes the child of
-//! whoever adopts orphans, which must not be the process itself. Were heapbpf killed in the microseconds before the go-between is bound to
-//! die with it, it would run into its first use of the stack, which it has none of, with all signals blocked, and die of that.
-//! The descriptors are shared, not copied, so that a file that the process closes is closed.
+//! A direct child would belong to the process until its exit, visible to any of its `wait` calls, and remain as a zombie. The
+//! intermediate process lives and is reaped while the process is stopped; the copy is reparented to init or a subreaper, which
+//! must not be the process itself. If heapbpf is killed in the microseconds before `PTRACE_O_EXITKILL` is set for the intermediate
+//! process, that process dies at its first use of the stack, which it does not have, with all signals blocked. Descriptors are
+//! shared, not copied, so that a file that the process closes is closed.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::Span;
+use rustix::process::{Signal, kill_process};
+
+use super::process::{ForkError, ProcessCopy};
+use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
-use crate::linux::pidfd::PidFd;
-use crate::linux::proc::ProcError;
-use crate::linux::proc::regions::{Region, regions};
-use crate::linux::proc::tasks;
-use crate::linux::ptrace::{Options, Pause, Stop, Tracee};
+use crate::linux::arch::{ADDRESS_END, Registers, SYSCALL_INSTRUCTION};
+use crate::linux::pidfd::{PidFd, raw_pid};
+use crate::linux::proc::maps::{Region, RegionKind, region_of};
+use crate::linux::proc::stat;
+use crate::linux::process_memory;
+use crate::linux::ptrace::{Options, Pause, Stop, SyscallPhase, Tracee};
 
-mod borrowed;
-pub(crate) mod flags;
-mod instruction;
-mod memory;
-
-use borrowed::Borrowed;
-pub(crate) use memory::ForkMemory;
-
-/// Longest wait for what is killed to be gone.
+/// Time limit for a killed process to exit.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// Where the stacks of what is made are said to be: nowhere.
+/// Stack pointer of the created processes: invalid.
 const NO_STACK: u64 = 8;
 
-/// Why no copy could be made. The process is as it was.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ForkError {
-    /// No thread can be made to fork.
-    #[error(
-        "process `{0}` cannot be made to fork now: none of its threads stands where it can be borrowed (it is stopped, ends, or runs in 32-bit mode); use `--snapshot read`"
-    )]
-    NoThread(Pid),
-    /// The kernel would end a thread for what it does.
-    #[error(
-        "process `{0}` cannot be made to fork: {1} decides which system calls its threads may make; use `--snapshot read`"
-    )]
-    Filtered(Pid, &'static str),
-    /// There is no instruction to make system calls with.
-    #[error(
-        "process `{0}` cannot be made to fork: no `syscall` instruction was found in its code; use `--snapshot read`"
-    )]
-    NoInstruction(Pid),
-    /// The kernel makes no copy.
-    #[error(
-        "process `{0}` cannot be made to fork: {1}; it may be at a limit of processes or memory (`pids.max`, `ulimit -u`, `vm.overcommit_memory`); use `--snapshot read`"
-    )]
-    Refused(Pid, io::Error),
-    /// Tracing has failed.
-    #[error("cannot make process `{0}` fork: {1}; use `--snapshot read`")]
-    Trace(Pid, io::Error),
-    /// It ended.
-    #[error(
-        "process `{0}` ended while a copy of it was made; start it with `heapbpf leaks -- COMMAND` to have it checked at its exit"
-    )]
-    Ended(Pid),
-    /// The copy would become its child.
-    #[error(
-        "process `{0}` cannot be made to fork: it adopts orphans (it is the first process of a container, or PR_SET_CHILD_SUBREAPER is set), and would see the copy's end; use `--snapshot read`"
-    )]
-    Adopts(Pid),
-    /// What `/proc` tells of it cannot be read.
-    #[error(transparent)]
-    Proc(#[from] ProcError),
-}
-
-/// A thread that is held by the calling thread, and may be made to fork.
+/// A thread that is held by the calling thread and may be made to fork.
 #[derive(Clone, Debug)]
 pub(crate) struct Lender {
-    /// The thread.
     pub tracee: Tracee,
-    /// Why it is held. Only one at a [`Stop::Trap`] can be borrowed.
+    /// Only a thread at a [`Stop::Trap`] can be used.
     pub stop: Stop,
-    /// Threads that it makes are traced already; else they are while it is borrowed.
+    /// Whether threads that it creates are traced already; otherwise they are while it is used.
     pub traces_threads: bool,
 }
 
-/// A copy of a process, of which nothing runs. Dropping it ends it, on the thread that has made it. It ends too when that thread ends.
+/// A copy of a process that does not run. Dropping it on the thread that created it makes it exit, as does the exit of that thread.
 #[derive(Debug)]
-pub(crate) struct Forked {
+pub(crate) struct ForkCopy {
     of: Pid,
     pid: Pid,
     pidfd: PidFd,
-    /// The process that made it and has ended.
+    /// The process that created it and has exited.
     #[cfg(test)]
     between: Pid,
 }
 
-impl Forked {
-    /// Makes a copy of a process all of whose threads are held, these among them; `mapped` is what it has mapped. The threads are
-    /// held as before when this returns. Takes some 10 ms for each GiB, most of it to copy the tables of its pages.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be made to fork, see [`ForkError`].
+impl ForkCopy {
+    /// Copies a process whose threads are all held, including `lenders`. `mapped` are its mappings. The threads are held as
+    /// before when this returns. Takes about 10 ms per GiB, mostly to copy page tables.
     pub(crate) fn make(pid: Pid, lenders: &[Lender], mapped: &[Region]) -> Result<Self, ForkError> {
         if is_first_of_namespace(pid) {
             return Err(ForkError::Adopts(pid));
         }
         let lender = choose(pid, lenders)?;
-        let instruction = instruction::find(pid, &lender.tracee, mapped)?.ok_or(ForkError::NoInstruction(pid))?;
+        let instruction =
+            find_syscall_instruction(pid, &lender.tracee, mapped)?.ok_or(ForkError::NoInstruction(pid))?;
         let failed = |error| ForkError::Trace(pid, error);
         if !lender.traces_threads {
             lender.tracee.set_options(Options::THREADS).map_err(failed)?;
         }
         let mut thread =
-            Borrowed::take(pid, &lender.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
+            InjectedThread::take(pid, &lender.tracee, instruction).map_err(failed)?.ok_or(ForkError::Ended(pid))?;
         let made = copy_with(pid, &mut thread);
-        let given_back = thread.give_back();
+        let restored = thread.restore();
         if !lender.traces_threads {
             lender.tracee.set_options(Options::default()).map_err(failed)?;
         }
         let forked = made?;
-        given_back.map_err(failed)?;
+        restored.map_err(failed)?;
         Ok(forked)
     }
 
-    /// The copy. Its memory can be read as that of any process.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Whether it was killed.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.pidfd.has_ended().unwrap_or(true)
-    }
-
-    /// The processes that were made: the go-between, which has ended, and the copy.
+    /// The intermediate process, which has exited, and the copy.
     #[cfg(test)]
     pub(crate) fn pids(&self) -> [Pid; 2] {
         [self.between, self.pid]
     }
 }
 
-/// What a process had mapped, readable and its own, and is not in its copy, because it has asked for that (`MADV_DONTFORK`,
-/// `MADV_WIPEONFORK`); neighbours are joined. To be asked when the process runs again: it takes as long as the copying.
-///
-/// # Errors
-///
-/// When `/proc` does not tell.
-pub(super) fn left_out(copy: Pid, mapped: &[Region]) -> Result<Vec<Span>, ForkError> {
-    let copied: BTreeSet<_> = regions(copy)?.into_iter().map(|region| (region.start, region.end)).collect();
-    let wiped = flags::wiped(copy)?;
-    let mut left_out: Vec<Span> = Vec::new();
-    for region in mapped.iter().filter(|region| region.readable && !region.shared) {
-        if copied.contains(&(region.start, region.end)) && !wiped.contains(&region.start) {
-            continue;
-        }
-        match left_out.last_mut() {
-            Some(last) if last.end == region.start => last.end = region.end,
-            _ => left_out.push(region.start..region.end),
-        }
-    }
-    Ok(left_out)
-}
-
-impl Drop for Forked {
+impl Drop for ForkCopy {
     fn drop(&mut self) {
-        // The tracing thread is this one, or has exited.
+        // This is the tracing thread, or the tracing thread has exited.
         if let Err(error) = Tracee::of(Tid(self.pid.0)).detach(Stop::Trap) {
             tracing::debug!("process {}, a copy of {}: {error}", self.pid, self.of);
         }
@@ -187,7 +110,7 @@ impl Drop for Forked {
     }
 }
 
-/// The thread to be borrowed, one that makes a system call if there is any: no other thing can be under way there.
+/// Selects a thread, preferably one in a system call, where nothing else can be in progress.
 fn choose(pid: Pid, lenders: &[Lender]) -> Result<&Lender, ForkError> {
     let failed = |error| ForkError::Trace(pid, error);
     let mut filter = None;
@@ -197,9 +120,9 @@ fn choose(pid: Pid, lenders: &[Lender]) -> Result<&Lender, ForkError> {
         let Some(registers) = lender.tracee.registers().ok().flatten() else { continue };
         if let Some(found) = filter_of(pid, &lender.tracee).map_err(failed)? {
             filter = Some(found);
-        } else if registers.is_in_syscall() {
+        } else if registers.syscall().is_some() {
             return Ok(lender);
-        } else if running.is_none() && !borrowed::is_in_restartable(&lender.tracee, &registers).map_err(failed)? {
+        } else if running.is_none() && !is_in_rseq(&lender.tracee, &registers).map_err(failed)? {
             running = Some(lender);
         }
     }
@@ -210,7 +133,7 @@ fn choose(pid: Pid, lenders: &[Lender]) -> Result<&Lender, ForkError> {
     }
 }
 
-/// What decides about a thread's system calls.
+/// Returns what restricts a thread's system calls.
 fn filter_of(pid: Pid, tracee: &Tracee) -> io::Result<Option<&'static str>> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/task/{}/status", tracee.tid().0))?;
     let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
@@ -220,16 +143,16 @@ fn filter_of(pid: Pid, tracee: &Tracee) -> io::Result<Option<&'static str>> {
     Ok(tracee.dispatches_syscalls()?.then_some("the program itself (PR_SET_SYSCALL_USER_DISPATCH)"))
 }
 
-/// Whether a process is the first one of a container, which every orphan there becomes a child of.
+/// Whether a process is the init process of a PID namespace, to which orphans are reparented.
 fn is_first_of_namespace(pid: Pid) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    // Its numbers, the last of them in its own namespace.
+    // PIDs in all namespaces, the last one in its own.
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     numbers.and_then(|numbers| numbers.split_ascii_whitespace().next_back()) == Some("1")
 }
 
-/// Has a borrowed thread make the go-between, and that the copy.
-fn copy_with(pid: Pid, thread: &mut Borrowed) -> Result<Forked, ForkError> {
+/// Makes a thread create the intermediate process, and that the copy.
+fn copy_with(pid: Pid, thread: &mut InjectedThread) -> Result<ForkCopy, ForkError> {
     let flags = (libc::CLONE_VM | libc::CLONE_FILES).unsigned_abs();
     let (between, number) = make_child(pid, thread, flags)?;
     let copied = copy_from(pid, thread, &between);
@@ -237,7 +160,7 @@ fn copy_with(pid: Pid, thread: &mut Borrowed) -> Result<Forked, ForkError> {
     killed.map_err(|error| ForkError::Trace(pid, error))?;
     wait_in(pid, thread, number)?;
     let (copy, number) = copied?;
-    let parent = tasks::status(copy.pid, Tid(copy.pid.0)).map(|status| status.parent);
+    let parent = stat::status(copy.pid, Tid(copy.pid.0)).map(|status| status.parent);
     if parent == Some(pid) {
         drop(copy);
         wait_in(pid, thread, number)?;
@@ -246,19 +169,19 @@ fn copy_with(pid: Pid, thread: &mut Borrowed) -> Result<Forked, ForkError> {
     Ok(copy)
 }
 
-/// Has a borrowed thread wait for a child that has ended, whose number is as the process itself sees it. So nothing is waited for.
-fn wait_in(pid: Pid, thread: &mut Borrowed, number: u64) -> Result<(), ForkError> {
+/// Makes a thread reap a child that has exited, by its PID in the process's namespace. Does not block.
+fn wait_in(pid: Pid, thread: &mut InjectedThread, number: u64) -> Result<(), ForkError> {
     let options = (libc::__WALL | libc::WNOHANG).unsigned_abs();
     let waited = thread.call(libc::SYS_wait4, [number, 0, options.into(), 0, 0, 0], &mut |_| {});
     let reaped = waited.map_err(|error| ForkError::Trace(pid, error))?.ok_or(ForkError::Ended(pid))?;
     if reaped != number.cast_signed() {
-        tracing::debug!("process {pid}: wait4 for what it was made to make returned {reaped}");
+        tracing::debug!("process {pid}: injected wait4 returned {reaped}");
     }
     Ok(())
 }
 
-/// The copy, which ends by itself when it is let go; and its number as the process sees it.
-fn copy_from(pid: Pid, thread: &Borrowed, between: &Tracee) -> Result<(Forked, u64), ForkError> {
+/// Returns the copy, which exits when it is detached, and its PID in the process's namespace.
+fn copy_from(pid: Pid, thread: &InjectedThread, between: &Tracee) -> Result<(ForkCopy, u64), ForkError> {
     let failed = |error| ForkError::Trace(pid, error);
     between.set_options(Options::THREADS.and(Options::KILLED)).map_err(failed)?;
     let mut maker = thread.child(between);
@@ -269,9 +192,9 @@ fn copy_from(pid: Pid, thread: &Borrowed, between: &Tracee) -> Result<(Forked, u
         let _ = copy.kill().and_then(|()| wait_for_end(&copy));
         failed(error)
     })?;
-    // What the process writes to from now on is there twice: where memory runs out, the copy is to end, and not the process.
+    // Pages that the process writes from now on exist twice: if memory runs out, the copy is killed, and not the process.
     let _ = std::fs::write(format!("/proc/{}/oom_score_adj", copy.pid()), "1000");
-    let forked = Forked {
+    let forked = ForkCopy {
         of: pid,
         pid: copy.pid(),
         pidfd,
@@ -281,8 +204,9 @@ fn copy_from(pid: Pid, thread: &Borrowed, between: &Tracee) -> Result<(Forked, u
     Ok((forked, number))
 }
 
-/// Makes a process and waits until it stands still, before its first instruction; and its number as its maker sees it.
-fn make_child(pid: Pid, maker: &mut Borrowed, flags: u32) -> Result<(Tracee, u64), ForkError> {
+/// Makes a thread create a process and waits until it is stopped before its first instruction. Also returns its PID in the
+/// process's namespace.
+fn make_child(pid: Pid, maker: &mut InjectedThread, flags: u32) -> Result<(Tracee, u64), ForkError> {
     let failed = |error| ForkError::Trace(pid, error);
     let mut child = None;
     let arguments = [u64::from(flags), NO_STACK, 0, 0, 0, 0];
@@ -292,7 +216,7 @@ fn make_child(pid: Pid, maker: &mut Borrowed, flags: u32) -> Result<(Tracee, u64
         let code = i32::try_from(-number).unwrap_or(libc::EINVAL);
         return Err(ForkError::Refused(pid, io::Error::from_raw_os_error(code)));
     }
-    let child = child.ok_or_else(|| failed(io::Error::other("the kernel did not tell what was made")))?;
+    let child = child.ok_or_else(|| failed(io::Error::other("no ptrace event for the created process")))?;
     match child.wait(END_WAIT).map_err(failed)? {
         Some(Stop::Ended(_)) => Err(ForkError::Ended(pid)),
         Some(_) => Ok((child, number.unsigned_abs())),
@@ -308,6 +232,200 @@ fn wait_for_end(tracee: &Tracee) -> io::Result<()> {
             Some(stop) => tracee.run(stop)?,
             None => return Err(io::ErrorKind::TimedOut.into()),
         }
+    }
+}
+
+/// Time limit of an injected system call: a fork of a TiB takes about ten seconds.
+const CALL_WAIT: Duration = Duration::from_secs(20);
+
+const ALL_SIGNALS: u64 = u64::MAX;
+
+/// A thread that is made to make system calls by an existing instruction, and is restored afterwards: registers, signal mask and the
+/// interrupted system call. Its memory is written only by the injected calls.
+#[derive(Debug)]
+struct InjectedThread {
+    pid: Pid,
+    tracee: Tracee,
+    /// Address of a system call instruction.
+    instruction: u64,
+    saved: Registers,
+    blocked: u64,
+    /// It has run since it was taken.
+    ran: bool,
+    /// It has not stopped since: a call timed out, as every call does in a frozen control group.
+    runs: bool,
+    /// SIGSTOP arrived, which cannot be blocked.
+    sigstop_arrived: bool,
+}
+
+impl InjectedThread {
+    /// Takes a thread that is held at a [`Stop::Trap`]. `None` if it was killed.
+    fn take(pid: Pid, tracee: &Tracee, instruction: u64) -> io::Result<Option<Self>> {
+        let (Some(saved), Some(blocked)) = (tracee.registers()?, tracee.blocked_signals()?) else { return Ok(None) };
+        tracee.block_signals(ALL_SIGNALS)?;
+        let tracee = tracee.clone();
+        Ok(Some(Self { pid, tracee, instruction, saved, blocked, ran: false, runs: false, sigstop_arrived: false }))
+    }
+
+    /// A thread created by this one, which is never restored.
+    fn child(&self, tracee: &Tracee) -> Self {
+        let Self { pid, instruction, saved, blocked, .. } = *self;
+        let tracee = tracee.clone();
+        Self { pid, tracee, instruction, saved, blocked, ran: false, runs: false, sigstop_arrived: false }
+    }
+
+    /// Sets the registers so that it makes this system call when it runs.
+    fn prepare(&self, number: libc::c_long, arguments: [u64; 6]) -> io::Result<()> {
+        self.tracee.set_registers(&self.saved.for_syscall(self.instruction, number, arguments))
+    }
+
+    /// Makes a system call; `None` if the thread was killed. Calls `made` with the TID of what the call creates.
+    fn call(
+        &mut self,
+        number: libc::c_long,
+        arguments: [u64; 6],
+        made: &mut dyn FnMut(Tid),
+    ) -> io::Result<Option<i64>> {
+        self.prepare(number, arguments)?;
+        self.ran = true;
+        let deadline = Instant::now() + CALL_WAIT;
+        let mut entered = false;
+        loop {
+            // Signals are not passed on: all are blocked but SIGSTOP, which is sent again.
+            self.tracee.run_to_syscall(Stop::Trap)?;
+            self.runs = true;
+            match self.next(deadline)? {
+                Stop::Ended(_) => return Ok(None),
+                Stop::Clone | Stop::Fork => {
+                    let number = self.tracee.event_message()?.and_then(|number| u32::try_from(number).ok());
+                    number.into_iter().for_each(|number| made(Tid(number)));
+                }
+                Stop::Syscall => match self.tracee.syscall_info()?.map(|info| info.phase) {
+                    None => return Ok(None),
+                    Some(SyscallPhase::Entry { number: found, .. }) if found == number.cast_unsigned() => {
+                        entered = true
+                    }
+                    Some(SyscallPhase::Exit(result)) if entered => return Ok(Some(result)),
+                    // Exit of the call that it was stopped in.
+                    Some(SyscallPhase::Exit(_)) => {}
+                    Some(_) => {
+                        return Err(io::Error::other("the thread made another system call than the injected one"));
+                    }
+                },
+                _ => {}
+            }
+        }
+    }
+
+    /// Restores the thread, held as before. The kernel restarts an interrupted system call after a `PTRACE_INTERRUPT` stop, so the
+    /// thread is brought to one again.
+    fn restore(mut self) -> io::Result<()> {
+        if self.ran {
+            self.tracee.interrupt()?;
+            if !self.runs {
+                self.tracee.run(Stop::Syscall)?;
+            }
+            let deadline = Instant::now() + CALL_WAIT;
+            loop {
+                match self.next(deadline)? {
+                    Stop::Trap => break,
+                    Stop::Ended(_) => return Ok(()),
+                    _ => self.tracee.run(Stop::Syscall)?,
+                }
+            }
+        }
+        self.tracee.set_registers(&self.saved)?;
+        self.tracee.block_signals(self.blocked)?;
+        if self.sigstop_arrived
+            && let Some(pid) = raw_pid(self.pid)
+        {
+            kill_process(pid, Signal::STOP)?;
+        }
+        Ok(())
+    }
+
+    fn next(&mut self, deadline: Instant) -> io::Result<Stop> {
+        let stop = self.tracee.wait(deadline.saturating_duration_since(Instant::now()))?;
+        self.runs &= stop.is_none();
+        self.sigstop_arrived |= matches!(stop, Some(Stop::Signal(libc::SIGSTOP)));
+        stop.ok_or_else(|| io::ErrorKind::TimedOut.into())
+    }
+}
+
+/// Whether a thread outside of system calls may be in a restartable sequence
+/// ([`struct rseq`](https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/rseq.h)): if it were moved elsewhere, the kernel
+/// would not restart the sequence.
+fn is_in_rseq(tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
+    let Some(area) = tracee.rseq_area()? else { return Ok(false) };
+    let word = |address: u64| {
+        let mut bytes = [0; 8];
+        let read = process_memory::read(tracee.pid(), &[(address, bytes.len())], &mut bytes);
+        read.ok().filter(|&count| count == bytes.len()).map(|_| u64::from_le_bytes(bytes))
+    };
+    let Some(section) = word(area.saturating_add(8)).filter(|&section| section != 0) else { return Ok(false) };
+    let (Some(start), Some(length)) = (word(section.saturating_add(8)), word(section.saturating_add(16))) else {
+        return Ok(true);
+    };
+    Ok(registers.instruction().wrapping_sub(start) < length)
+}
+
+/// Maximum number of searched bytes.
+const BYTES_MAX: u64 = 16 << 20;
+
+const PIECE_BYTES: u64 = 64 << 10;
+
+/// Finds a system call instruction: in mappings of the kernel, where the thread made its last system call, or in any code.
+fn find_syscall_instruction(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> Result<Option<u64>, ForkError> {
+    let runs = |region: &&Region| region.executable && region.readable && region.end.0 < ADDRESS_END;
+    let registers = tracee.registers().map_err(|error| ForkError::Trace(pid, error))?.ok_or(ForkError::Ended(pid))?;
+    let (kernel, others): (Vec<&Region>, Vec<&Region>) =
+        mapped.iter().filter(runs).partition(|region| region.kind == RegionKind::Kernel);
+    // The first thread may have exited, and has no memory then.
+    let living = tracee.pid();
+    let mut left_bytes = BYTES_MAX;
+    if let Some(found) = kernel.iter().find_map(|region| search(living, region, &mut left_bytes)) {
+        return Ok(Some(found));
+    }
+    let last = registers.instruction().saturating_sub(SYSCALL_INSTRUCTION.len() as u64);
+    let is_code = region_of(mapped, TargetAddr(last)).is_some_and(|region| runs(&region));
+    if registers.syscall().is_some()
+        && is_code
+        && read(living, last, SYSCALL_INSTRUCTION.len() as u64) == SYSCALL_INSTRUCTION
+    {
+        return Ok(Some(last));
+    }
+    Ok(others.iter().find_map(|region| search(living, region, &mut left_bytes)))
+}
+
+fn search(pid: Pid, region: &Region, left_bytes: &mut u64) -> Option<u64> {
+    let mut start = region.start.0;
+    while start < region.end.0 && *left_bytes > 0 {
+        let count = PIECE_BYTES.min(region.end.0 - start);
+        *left_bytes = left_bytes.saturating_sub(count);
+        let bytes = read(pid, start, count);
+        let found = bytes.windows(SYSCALL_INSTRUCTION.len()).position(|window| window == SYSCALL_INSTRUCTION);
+        if let Some(offset) = found {
+            return Some(start + offset as u64);
+        }
+        start += count;
+    }
+    None
+}
+
+fn read(pid: Pid, address: u64, count: u64) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(count).unwrap_or(0)];
+    let read = process_memory::read(pid, &[(address, bytes.len())], &mut bytes).unwrap_or(0);
+    bytes.truncate(read);
+    bytes
+}
+
+impl ProcessCopy for ForkCopy {
+    fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    fn has_ended(&self) -> bool {
+        self.pidfd.has_ended().unwrap_or(true)
     }
 }
 

@@ -1,110 +1,77 @@
-//! Everything of a process that says which of its blocks can be reached, as it was at one instant: threads, registers, mappings, memory.
+//! Heap snapshots: threads, registers, mappings and memory of a process at one point in time.
 //!
 //! ```text
-//! seize all threads ─▶ stopped ─▶ registers, mappings ─▶ memory: read now, or kept still by a fork ─▶ let run
+//! seize all threads ─▶ stopped ─▶ registers, mappings ─▶ memory: copied now, or preserved by a fork ─▶ resume
 //!                                 └──────────────────── pause ────────────────────┘
 //! ```
 
-use std::ops::Range;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use crate::address::TargetAddr;
-use crate::ids::{Pid, Tid};
-use crate::linux::deferral::Deferral;
-use crate::linux::proc::kept::Keepers;
-use crate::linux::proc::regions::{Region, regions};
+use crate::ids::Pid;
+use crate::linux::proc::kernel_words::EpollSet;
+use crate::linux::proc::maps::{Region, regions};
 use crate::linux::proc::stat::Stat;
+use crate::linux::signals::Deferral;
 use crate::memory::Memory;
 
 pub(crate) mod copy;
-mod error;
 pub(crate) mod fork;
+pub(crate) mod fork_memory;
 pub(crate) mod pages;
+pub(crate) mod process;
 pub(crate) mod roots;
 pub(crate) mod spans;
-mod still;
 pub(crate) mod stop;
 
-pub(crate) use error::CollectError;
-pub(crate) use still::{ProcessCopy, Still};
+pub use process::ThreadState;
+pub(crate) use process::{CollectError, ProcessCopy, StoppedProcess};
+pub(crate) use spans::Span;
 
-use copy::{Copy, Room};
-use fork::{ForkMemory, left_out};
+use copy::{Copy, Reserved};
+use fork_memory::{ForkMemory, left_out};
 use pages::Touched;
 
-/// How memory is kept from changing while it is looked through.
+/// How memory is preserved for the analysis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
-    /// It is copied while the process is stopped.
+    /// Copied while the process is stopped.
     #[default]
     Read,
-    /// The process is made to fork, and the copy, which never runs, is read after it runs on.
+    /// The process is made to fork; the copy, which never runs, is read afterwards.
     Fork,
 }
 
-/// A process at one instant.
+/// A heap snapshot of a process.
 pub struct Collected {
-    /// The process.
     pub pid: Pid,
-    /// All of its threads.
     pub threads: Vec<ThreadState>,
-    /// What it has mapped, by rising address.
+    /// By rising address.
     pub regions: Vec<Region>,
-    /// What is in there.
     pub memory: Box<dyn Memory>,
-    /// Words that the kernel keeps for it, which may be the only pointers to blocks.
+    /// User data that the kernel stores for the process, which may be the only pointers to blocks.
     pub kernel_words: Vec<u64>,
-    /// How long it was stopped, all times together.
+    /// Total duration of all stops.
     pub pause: Duration,
-    /// How memory was kept.
     pub method: Method,
-    /// Bytes that are mapped, were touched, and could not be read.
+    /// Touched bytes that could not be read.
     pub unread_bytes: u64,
 }
 
-/// A thread that is stopped.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ThreadState {
-    /// The thread.
-    pub tid: Tid,
-    /// All words that its general and vector registers hold.
-    pub registers: Vec<u64>,
-    /// Next instruction.
-    pub instruction: TargetAddr,
-    /// Where its stack ends now.
-    pub stack_pointer: TargetAddr,
-    /// Its control block and, below it, its thread-local storage (`fs_base`).
-    pub thread_pointer: TargetAddr,
-}
-
-/// Bytes below the stack pointer that a leaf function may use
-/// (<https://gitlab.com/x86-psABIs/x86-64-ABI>, "The Stack Frame").
-pub(crate) const RED_ZONE_BYTES: u64 = 128;
-
-/// A range of addresses.
-pub(crate) type Span = Range<TargetAddr>;
-
-/// Stops a process, calls `while_stopped` while it is stopped, reads it and resumes it. `stop` stops it.
-///
-/// # Errors
-///
-/// When it cannot be stopped or read, or exits. It runs on then too, if it still exists.
+/// Stops a process with `stop`, calls `while_stopped`, reads the process and resumes it, on errors as well.
 pub(crate) fn collect(
     pid: Pid,
     method: Method,
-    stop: impl FnOnce() -> Result<Box<dyn Still>, CollectError>,
+    stop: impl FnOnce() -> Result<Box<dyn StoppedProcess>, CollectError>,
     while_stopped: &mut dyn FnMut(&[ThreadState]),
 ) -> Result<Collected, CollectError> {
-    // What takes long and can be done before is not done while it is stopped. What it has mapped may change until then.
-    let living = stop::living(pid)?;
+    // Slow preparations are done before the stop. Mappings may change until then.
+    let living = stop::living_thread(pid)?;
     let started = Stat::read(pid)?.start_ticks;
-    let room = match method {
-        Method::Read => Some(Room::of(pid, Touched::of(living, &regions(living)?)?.bytes())?),
+    let reserved = match method {
+        Method::Read => Some(Reserved::of(pid, Touched::of(living, &regions(living)?)?.bytes())?),
         Method::Fork => None,
     };
-    let keepers = Keepers::of(living);
+    let epolls = EpollSet::of(living);
     let _deferral = Deferral::begin();
     let stopped = stop()?;
     if Stat::read(pid)?.start_ticks != started {
@@ -112,13 +79,13 @@ pub(crate) fn collect(
     }
     let threads = stopped.states()?;
     while_stopped(&threads);
-    let living = stopped.living();
-    let kernel_words = keepers.words(living);
+    let living = stopped.living_thread();
+    let kernel_words = epolls.user_data(living);
     let regions = regions(living)?;
-    let (memory, unread_bytes, pause): (Box<dyn Memory>, _, _) = match room {
-        Some(room) => {
+    let (memory, unread_bytes, pause): (Box<dyn Memory>, _, _) = match reserved {
+        Some(reserved) => {
             let touched = Touched::of(living, &regions)?;
-            let memory = Copy::take(living, &touched.spans, room)?;
+            let memory = Copy::take(living, &touched.spans, reserved)?;
             let unread_bytes = memory.unread_bytes.saturating_add(touched.unread_bytes);
             (Box::new(memory), unread_bytes, stopped.release()?)
         }
@@ -127,11 +94,14 @@ pub(crate) fn collect(
     Ok(Collected { pid, threads, regions, memory, kernel_words, pause, method, unread_bytes })
 }
 
-/// Memory of a copy of a stopped process, which is resumed; the bytes missing from the copy, and the duration of the stop.
-fn forked(mut stopped: Box<dyn Still>, regions: &[Region]) -> Result<(Box<dyn Memory>, u64, Duration), CollectError> {
+/// Resumes a stopped process and returns the memory of a copy of it, the bytes missing from the copy, and the duration of the stop.
+fn forked(
+    mut stopped: Box<dyn StoppedProcess>,
+    regions: &[Region],
+) -> Result<(Box<dyn Memory>, u64, Duration), CollectError> {
     let (shared, own): (Vec<Region>, Vec<Region>) = regions.iter().cloned().partition(|region| region.shared);
-    // The copy has none of the pages that it shares until they are asked for.
-    let shared = Touched::of(stopped.living(), &shared)?;
+    // The copy has no page table entries for shared pages until it accesses them.
+    let shared = Touched::of(stopped.living_thread(), &shared)?;
     let copy = stopped.fork(regions)?;
     let pause = stopped.release()?;
     let own = Touched::of(copy.pid(), &own)?;

@@ -1,5 +1,5 @@
-//! Which pages of a process have to be read: those that it has written to, of mappings that can hold pointers. Nothing is made
-//! present by asking, and memory that was reserved and never touched costs nothing, terabytes of it neither.
+//! Pages of a process that have to be read: written ones, of mappings that can contain pointers. Nothing is faulted in, and memory
+//! that was reserved and never touched costs nothing, even terabytes.
 
 use std::fs::File;
 use std::io;
@@ -7,45 +7,40 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use profiler_common::limits::PAGE_BYTES;
 use rustix::fs::SeekFrom;
 
-use super::{CollectError, Span};
+use super::process::CollectError;
+use super::spans::Span;
 use crate::address::TargetAddr;
 use crate::ids::Pid;
-use crate::linux::page_scan::{self, Pages};
-use crate::linux::proc::regions::{Region, RegionKind};
+use crate::linux::proc::maps::{Region, RegionKind};
+use crate::linux::process_memory::{self, Pages};
 
-/// Bytes of a page.
-pub(super) const PAGE_BYTES: u64 = 4096;
-
-/// A mapping of more bytes is not looked through page by page where the kernel has no faster way (before Linux 6.7): only
-/// sanitizers' shadows are as large.
+/// Limit for inspecting a mapping page by page, where the kernel has no faster way (before Linux 6.7): only shadow memory of
+/// sanitizers is as large.
 const SLOW_BYTES_MAX: u64 = 1 << 40;
 
 /// Pages of a process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Touched {
-    /// By rising address; neighbours are joined.
+    /// By rising address; adjacent spans are joined.
     pub spans: Vec<Span>,
-    /// Bytes of mappings that could not be looked through.
+    /// Bytes of mappings that could not be inspected.
     pub unread_bytes: u64,
 }
 
 impl Touched {
-    /// What these regions of a process hold.
-    ///
-    /// # Errors
-    ///
-    /// When the process has ended, or the kernel does not tell.
+    /// Finds the pages of these regions.
     pub(crate) fn of(pid: Pid, regions: &[Region]) -> Result<Self, CollectError> {
-        Self::with(pid, regions, Way::Scan)
+        Self::with(pid, regions, Source::Scan)
     }
 
-    fn with(pid: Pid, regions: &[Region], mut way: Way) -> Result<Self, CollectError> {
+    fn with(pid: Pid, regions: &[Region], mut source: Source) -> Result<Self, CollectError> {
         let failed = CollectError::refused(pid, "list the pages of");
         let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => CollectError::Ended(pid),
-            // Not by ptrace's rules, but by the file's mode.
+            // Restricted by the mode of the file, not by the rules of ptrace.
             io::ErrorKind::PermissionDenied => CollectError::PagemapNotPermitted(pid),
             _ => failed(source),
         })?;
@@ -58,22 +53,24 @@ impl Touched {
                 found.into_iter().for_each(|found| touched.push(found));
                 continue;
             }
-            touched.add(&pagemap, region, pages, &mut way).map_err(&failed)?;
+            touched.add(&pagemap, region, pages, &mut source).map_err(&failed)?;
         }
         Ok(touched)
     }
 
-    /// How many bytes they hold.
+    /// Total length of the spans.
     pub(crate) fn bytes(&self) -> u64 {
         self.spans.iter().map(|span| span.end.0 - span.start.0).sum()
     }
 
-    fn add(&mut self, pagemap: &File, region: &Region, pages: Pages, way: &mut Way) -> io::Result<()> {
+    fn add(&mut self, pagemap: &File, region: &Region, pages: Pages, source: &mut Source) -> io::Result<()> {
         let range = region.start.0..region.end.0;
-        if *way == Way::Scan {
-            match page_scan::scan(pagemap, range.clone(), pages, &mut |found| self.push(found)) {
-                // The first answer of a kernel that does not know the question.
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => *way = Way::Entries,
+        if *source == Source::Scan {
+            match process_memory::scan_pages(pagemap, range.clone(), pages, &mut |found| self.push(found)) {
+                // The kernel lacks the request.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
+                    *source = Source::Pagemap;
+                }
                 result => return result,
             }
         }
@@ -86,7 +83,7 @@ impl Touched {
 
     fn push(&mut self, found: Range<u64>) {
         match self.spans.last_mut() {
-            // What was told before a way failed is not told twice.
+            // Ranges that a failed scan has reported before.
             Some(last) if found.end <= last.end.0 => {}
             Some(last) if found.start <= last.end.0 => last.end = TargetAddr(found.end),
             _ => self.spans.push(TargetAddr(found.start)..TargetAddr(found.end)),
@@ -94,19 +91,19 @@ impl Touched {
     }
 }
 
-/// How the kernel is asked.
+/// How pages are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// For ranges (Linux 6.7).
+enum Source {
+    /// `PAGEMAP_SCAN` (Linux 6.7).
     Scan,
-    /// For each page.
-    Entries,
+    /// An entry of the pagemap per page.
+    Pagemap,
 }
 
-/// Which pages of a mapping can hold pointers to heap blocks that the process has put there; `None` for none.
+/// Selects the pages of a mapping that can contain pointers stored by the process; `None` for none.
 fn wanted(region: &Region) -> Option<Pages> {
-    // Code of files was not written by the process. Made code has pointers among its constants; memory that is closed for now (guarded heaps,
-    // keys of cryptography) is opened again.
+    // Code of files was not written by the process. Generated code contains pointers; protected memory (guarded heaps,
+    // cryptographic keys) may become accessible again.
     let is_file = matches!(region.kind, RegionKind::File { .. });
     let is_closed = !region.readable || region.executable && !region.writable;
     if is_closed && (is_file || region.shared) {
@@ -115,7 +112,7 @@ fn wanted(region: &Region) -> Option<Pages> {
     match &region.kind {
         RegionKind::Kernel => None,
         RegionKind::File { path } if region.shared => (region.writable && is_memory(path)).then_some(Pages::All),
-        // Devices' memory looks as if it were the process's own.
+        // Device memory looks like private memory.
         RegionKind::File { path } if path.starts_with("/dev") && !is_memory(path) => None,
         RegionKind::File { .. } => Some(Pages::Anonymous),
         RegionKind::Anonymous { .. } | RegionKind::Brk | RegionKind::Stack if region.shared => {
@@ -125,7 +122,7 @@ fn wanted(region: &Region) -> Option<Pages> {
     }
 }
 
-/// Whether the kernel calls memory without a file on a disk so.
+/// Whether this is the kernel's name for memory without a file on a disk.
 fn is_memory(path: &Path) -> bool {
     const NAMES: [&str; 8] = [
         "/dev/shm/",
@@ -134,18 +131,18 @@ fn is_memory(path: &Path) -> bool {
         "/memfd:",
         "/SYSV",
         "/anon_hugepage",
-        // Requests to the kernel, with words that it hands back when they are done.
+        // Kernel requests with user data that is returned on completion.
         "anon_inode:[io_uring]",
         "/[aio]",
     ];
     NAMES.iter().any(|name| path.as_os_str().as_encoded_bytes().starts_with(name.as_bytes()))
 }
 
-/// Shared memory of fewer bytes is looked through as a whole. Of larger mappings, as databases have, only what the process has touched.
+/// Shared mappings up to this size are inspected completely; of larger ones, such as of databases, only what this process touched.
 const SHARED_BYTES_MAX: u64 = 64 << 20;
 
-/// All that was ever written to shared memory, by whomever: after a fork, a child has none of its pages until it asks for them, and pointers that
-/// were put there before are its own as well. `None` where that is not to be told, or is too much.
+/// Ranges of shared memory that any process has written: after a fork, a child has no page table entries for them until it
+/// accesses them, but may hold pointers stored there before. `None` where that is unknown or too large.
 fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
     const TMPFS_MAGIC: u64 = 0x0102_1994;
     let (start, end) = (region.start.0, region.end.0);
@@ -153,7 +150,7 @@ fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
         return None;
     }
     let file = File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}")).ok()?;
-    // Others say of all of a file that it has data, and would make pages of what has none.
+    // Other file systems report data for a whole file, and reading holes would allocate pages.
     if rustix::fs::fstatfs(&file).ok()?.f_type.cast_unsigned() != TMPFS_MAGIC {
         return None;
     }
@@ -162,7 +159,7 @@ fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
     while at < last {
         let data = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
             Ok(data) => data,
-            // Nothing more.
+            // No more data.
             Err(rustix::io::Errno::NXIO) => break,
             Err(_) => return None,
         };
@@ -177,7 +174,7 @@ fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
     Some(found)
 }
 
-/// Asks for every page, a word each (<https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/mm/pagemap.rst>).
+/// Reads a pagemap entry for every page (<https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/mm/pagemap.rst>).
 fn entries(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
     let mut words = vec![0_u8; 1 << 19];
     let mut page = range.start / PAGE_BYTES;
@@ -186,12 +183,12 @@ fn entries(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMu
         let count = usize::try_from(end - page).unwrap_or(usize::MAX).min(words.len() / 8);
         let read = pagemap.read_at(&mut words[..count * 8], page.saturating_mul(8))?;
         if read < 8 {
-            // Behind the last address that a process can have.
+            // After the last address of user processes.
             return Ok(());
         }
         let mut start = None;
         for (index, word) in (page..).zip(words[..read].as_chunks().0) {
-            match (start, holds(u64::from_le_bytes(*word), pages)) {
+            match (start, is_wanted(u64::from_le_bytes(*word), pages)) {
                 (None, true) => start = Some(index),
                 (Some(first), false) => {
                     found(first * PAGE_BYTES..index * PAGE_BYTES);
@@ -208,7 +205,7 @@ fn entries(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMu
     Ok(())
 }
 
-fn holds(entry: u64, pages: Pages) -> bool {
+fn is_wanted(entry: u64, pages: Pages) -> bool {
     const PRESENT_OR_SWAPPED: u64 = 1 << 63 | 1 << 62;
     const FILE_OR_SHARED: u64 = 1 << 61;
     const GUARD: u64 = 1 << 58;

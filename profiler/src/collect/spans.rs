@@ -1,8 +1,13 @@
-//! Ranges of addresses, put together and taken apart.
+//! Ranges of addresses: union and difference.
 
-use super::Span;
+use std::ops::Range;
 
-/// Spans by rising address, empty ones left out, those that overlap or touch made one.
+use crate::address::TargetAddr;
+
+/// A range of addresses.
+pub(crate) type Span = Range<TargetAddr>;
+
+/// Sorts and joins overlapping or adjacent spans; removes empty ones.
 pub(crate) fn joined(mut spans: Vec<Span>) -> Vec<Span> {
     spans.retain(|span| span.start < span.end);
     spans.sort_by_key(|span| span.start);
@@ -39,10 +44,9 @@ pub(crate) fn without(spans: Vec<Span>, cuts: &[Span]) -> Vec<Span> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address::TargetAddr;
 
     #[test]
-    fn holes_are_cut_out_of_ranges() {
+    fn cuts_are_removed_from_spans() {
         let spans = |all: &[(u64, u64)]| -> Vec<Span> {
             all.iter().map(|&(start, end)| TargetAddr(start)..TargetAddr(end)).collect()
         };

@@ -1,153 +1,139 @@
-//! All threads of a process, stopped, and let run again whatever happens: at the end of [`Stopped`], on an error, on a panic; when
-//! the tracing process is killed, the kernel does it. What is done meanwhile is the caller's.
+//! Stops all threads of a process, and resumes them in every case: when [`Stopped`] is dropped, on errors and panics; when the
+//! tracing process is killed, the kernel does.
 
 use std::io;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
-pub(crate) use living::living;
-use reaping::{Reaping, own_tid};
-
-use super::fork::{ForkError, Forked, Lender};
-use super::{CollectError, ThreadState};
+use super::fork::{ForkCopy, Lender};
+use super::process::{CollectError, ForkError, ProcessCopy, StoppedProcess, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
+use crate::linux::pidfd::raw_pid;
+use crate::linux::proc::maps::Region;
 use crate::linux::proc::process::thread_name;
-use crate::linux::proc::regions::Region;
-use crate::linux::proc::stat::Stat;
-use crate::linux::proc::tasks;
+use crate::linux::proc::stat::{self, Stat};
 use crate::linux::ptrace::{Options, Stop, Tracee};
 
-mod living;
-mod reaping;
-
-/// How long threads are waited for. One that waits for a disk stops when the disk has answered.
+/// Time limit for threads to stop. A thread that waits for a disk stops when the disk has answered.
 const STOP_SECONDS_MAX: u64 = 2;
 
-/// How long those are waited for that have not stopped, before they are given up.
+/// Time limit for threads that have not stopped when the others resume.
 const RELEASE_LIMIT: Duration = Duration::from_millis(500);
 
-/// A thread that is held by ptrace, and stands still.
+/// A thread in a ptrace stop.
 #[derive(Debug)]
-pub(crate) struct Held {
-    /// The thread.
+pub(crate) struct StoppedThread {
     pub tracee: Tracee,
-    /// Where it was stopped.
     pub stop: Stop,
-    /// What becomes of it.
     pub release: Release,
 }
 
-/// What becomes of a thread that is held.
+/// What happens to a stopped thread at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
-    /// It is let go of, as if nothing had been.
+    /// It is detached, as if nothing had happened.
     Detach,
-    /// It was held before, and whoever holds it lets it run.
-    Leave,
+    /// It was held before, and its holder resumes it.
+    Keep,
 }
 
-/// A process that stands still. It runs on when this is dropped.
+/// A stopped process. Dropping it resumes the process.
 #[derive(Debug)]
 pub(crate) struct Stopped {
     pid: Pid,
-    held: Vec<Held>,
-    /// Asked to stop, and not seen to have done so.
+    held: Vec<StoppedThread>,
+    /// Stop requested, but not confirmed.
     running: Vec<Tracee>,
-    /// Threads that have ended and are listed still: the first one waits there for the others.
+    /// Exited threads that are still listed: the first one waits for the others.
     ended: Vec<Tid>,
-    /// It is a child of this process, whose end is somebody else's to be told.
+    /// A child of this process, whose exit status is left to others.
     is_child: bool,
-    /// As soon as there are several threads, until all have stopped.
-    reaping: Option<Reaping>,
+    /// Running while there are several threads, until all have stopped.
+    reaper: Option<Reaper>,
     since: Instant,
 }
 
 impl Stopped {
-    /// Stops all threads of a process but those that are held already, which stand still and are left so.
-    ///
-    /// # Errors
-    ///
-    /// When one cannot be stopped; then all run on.
+    /// Stops all threads of a process except those in `held`, which are stopped already. On errors, all resume.
     #[cfg(test)]
-    pub(crate) fn new(pid: Pid, held: Vec<Held>) -> Result<Self, CollectError> {
+    pub(crate) fn new(pid: Pid, held: Vec<StoppedThread>) -> Result<Self, CollectError> {
         Self::new_while(pid, held, &|| true)
     }
 
-    /// As [`new`](Self::new), as long as somebody wants it. `is_wanted` is called while a thread takes long to stop.
-    ///
-    /// # Errors
-    ///
-    /// As of [`new`](Self::new), and [`CollectError::Interrupted`].
-    pub(crate) fn new_while(pid: Pid, held: Vec<Held>, is_wanted: &dyn Fn() -> bool) -> Result<Self, CollectError> {
-        living(pid)?;
-        let is_child = tasks::status(pid, Tid(pid.0)).is_some_and(|status| status.parent.0 == std::process::id());
+    /// Like [`new`](Self::new). Calls `is_wanted` while a thread takes long to stop, and fails with
+    /// [`CollectError::Interrupted`] when it returns false.
+    pub(crate) fn new_while(
+        pid: Pid,
+        held: Vec<StoppedThread>,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Self, CollectError> {
+        living_thread(pid)?;
+        let is_child = stat::status(pid, Tid(pid.0)).is_some_and(|status| status.parent.0 == std::process::id());
         let (running, ended, since) = (Vec::new(), Vec::new(), Instant::now());
-        let mut stopped = Self { pid, held, running, ended, is_child, reaping: None, since };
+        let mut stopped = Self { pid, held, running, ended, is_child, reaper: None, since };
         stopped.stop_all(stopped.since + Duration::from_secs(STOP_SECONDS_MAX), is_wanted)?;
         Ok(stopped)
     }
 
-    /// As of [`living`], while it is stopped.
-    pub(crate) fn living(&self) -> Pid {
+    /// Like the function [`living_thread`], for a stopped process.
+    pub(crate) fn living_thread(&self) -> Pid {
         let first = self.held.iter().find(|held| held.tracee.tid().0 == self.pid.0).or(self.held.first());
         first.map_or(self.pid, |held| held.tracee.pid())
     }
 
-    /// The threads.
     #[cfg(test)]
-    pub(crate) fn held(&self) -> &[Held] {
+    pub(crate) fn held(&self) -> &[StoppedThread] {
         &self.held
     }
 
-    /// What the threads' registers hold.
-    ///
-    /// # Errors
-    ///
-    /// When the process was killed meanwhile, or is one of 32 bits.
+    /// State of all threads. Fails when the process was killed meanwhile, or runs 32-bit code.
     pub(crate) fn states(&self) -> Result<Vec<ThreadState>, CollectError> {
         self.held.iter().map(|held| self.state(&held.tracee)).collect()
     }
 
     fn state(&self, tracee: &Tracee) -> Result<ThreadState, CollectError> {
         let registers = tracee.registers().map_err(|source| match source.raw_os_error() {
-            Some(libc::EINVAL) => CollectError::Narrow(self.pid),
+            Some(libc::EINVAL) => CollectError::Is32Bit(self.pid),
             _ => CollectError::refused(self.pid, "read the registers of")(source),
         })?;
         let registers = registers.ok_or(CollectError::Ended(self.pid))?;
         let mut words = registers.general().to_vec();
-        // Compilers keep pointers in vector registers too, two or more at a time. A processor without has none to lose.
+        // Compilers keep pointers in vector registers too. Processors without them fail.
         words.extend(tracee.extended_words().unwrap_or_default());
         Ok(ThreadState {
             tid: tracee.tid(),
             registers: words,
-            instruction: TargetAddr(registers.rip),
-            stack_pointer: TargetAddr(registers.rsp),
-            thread_pointer: TargetAddr(registers.fs_base),
+            instruction: TargetAddr(registers.instruction()),
+            stack_pointer: TargetAddr(registers.stack_pointer()),
+            thread_pointer: TargetAddr(registers.thread_pointer()),
         })
     }
 
-    /// Makes the process fork. `mapped` is what it has mapped. The threads are stopped as before when this returns.
-    pub(crate) fn fork(&self, mapped: &[Region]) -> Result<Forked, ForkError> {
-        let lender = |held: &Held| Lender {
+    /// Makes the process fork. `mapped` are its mappings. The threads are stopped as before when this returns.
+    pub(crate) fn fork(&self, mapped: &[Region]) -> Result<ForkCopy, ForkError> {
+        let lender = |held: &StoppedThread| Lender {
             tracee: held.tracee.clone(),
             stop: held.stop,
-            traces_threads: held.release == Release::Leave,
+            traces_threads: held.release == Release::Keep,
         };
         let lenders: Vec<Lender> = self.held.iter().map(lender).collect();
-        Forked::make(self.pid, &lenders, mapped)
+        ForkCopy::make(self.pid, &lenders, mapped)
     }
 
-    /// Lets the process run, and tells how long it stood still.
+    /// Resumes the process, and returns the duration of the stop.
     pub(crate) fn release(mut self) -> Duration {
-        self.let_go()
+        self.resume()
     }
 
-    /// Stops what is listed until nothing new is: a thread that is not stopped yet can make others.
+    /// Stops listed threads until no new ones appear: a running thread can create others.
     fn stop_all(&mut self, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Result<(), CollectError> {
         loop {
-            let listed = tasks::threads(self.pid)?;
+            let listed = stat::threads(self.pid)?;
             let known = |tid| self.ended.contains(&tid) || self.held.iter().any(|held| held.tracee.tid() == tid);
             let new: Vec<Tid> = if self.held.len() + self.ended.len() < 64 {
                 listed.into_iter().filter(|&tid| !known(tid)).collect()
@@ -158,21 +144,21 @@ impl Stopped {
                 listed.into_iter().filter(|tid| known.binary_search(tid).is_err()).collect()
             };
             if new.is_empty() {
-                if let Some(reaping) = self.reaping.take() {
-                    self.held.retain(|held| !reaping.has_reaped(held.tracee.tid()));
+                if let Some(reaper) = self.reaper.take() {
+                    self.held.retain(|held| !reaper.has_reaped(held.tracee.tid()));
                 }
                 return if self.held.is_empty() { Err(CollectError::Ended(self.pid)) } else { Ok(()) };
             }
-            if self.reaping.is_none() && self.held.len() + new.len() > 1 {
-                self.reaping =
-                    Some(Reaping::begin(self.pid).map_err(CollectError::refused(self.pid, "start a thread to stop"))?);
+            if self.reaper.is_none() && self.held.len() + new.len() > 1 {
+                self.reaper =
+                    Some(Reaper::start(self.pid).map_err(CollectError::refused(self.pid, "start a thread to stop"))?);
             }
             for tid in new {
                 self.seize(tid)?;
             }
             self.wait(deadline, is_wanted)?;
             if Instant::now() >= deadline {
-                return Err(CollectError::Restless { pid: self.pid, seconds: STOP_SECONDS_MAX });
+                return Err(CollectError::StillForking { pid: self.pid, seconds: STOP_SECONDS_MAX });
             }
         }
     }
@@ -183,31 +169,31 @@ impl Stopped {
             tries_left -= 1;
             match Tracee::seize_thread(tid, Options::default()) {
                 Ok(tracee) => break tracee,
-                // It has ended since it was listed.
+                // It has exited since it was listed.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
-                Err(error) if error.raw_os_error() == Some(libc::EPERM) => match self.why_not(tid) {
-                    // That may have been a first thread that had ended, whose number another has now by its exec.
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) => match self.explain_refusal(tid) {
+                    // This may have been an exited first thread, whose TID another thread has taken over by its exec.
                     Err(CollectError::NotPermitted(_)) if tries_left > 0 => {}
                     result => return result,
                 },
                 Err(error) => return Err(CollectError::refused(self.pid, "trace")(error)),
             }
         };
-        // From here on it is let go of by `Drop`.
+        // From here on, `Drop` detaches it.
         self.running.push(tracee.clone());
         tracee.interrupt().map_err(CollectError::refused(self.pid, "stop"))
     }
 
-    /// Why a thread may not be traced.
-    fn why_not(&mut self, tid: Tid) -> Result<(), CollectError> {
-        let Some(status) = tasks::status(self.pid, tid) else { return Ok(()) };
+    /// Determines why a thread cannot be traced. `Ok` if it exits.
+    fn explain_refusal(&mut self, tid: Tid) -> Result<(), CollectError> {
+        let Some(status) = stat::status(self.pid, tid) else { return Ok(()) };
         if matches!(status.state, 'Z' | 'X') {
             self.ended.push(tid);
             return Ok(());
         }
         let Some(tracer) = status.tracer else { return Err(CollectError::NotPermitted(self.pid)) };
         if tracer == own_tid() {
-            // Whoever holds the others has let this one go to its end.
+            // The holder of the other threads has released this one to exit.
             self.ended.push(tid);
             return Ok(());
         }
@@ -215,7 +201,7 @@ impl Stopped {
         Err(CollectError::Traced { pid: self.pid, tid, tracer, name })
     }
 
-    /// Waits for all that were asked to stop.
+    /// Waits until all requested stops have occurred.
     fn wait(&mut self, deadline: Instant, is_wanted: &dyn Fn() -> bool) -> Result<(), CollectError> {
         let mut idle_since = Instant::now();
         loop {
@@ -226,39 +212,39 @@ impl Stopped {
             let now = Instant::now();
             if now >= deadline {
                 let tid = first.tid();
-                let state = tasks::status(self.pid, tid).map_or('?', |status| status.state);
+                let state = stat::status(self.pid, tid).map_or('?', |status| status.state);
                 return Err(CollectError::Stuck { pid: self.pid, tid, state, seconds: STOP_SECONDS_MAX });
             }
             match now.duration_since(idle_since).as_micros() {
                 0..2000 => std::thread::yield_now(),
                 2000..20_000 => std::thread::sleep(Duration::from_micros(100)),
-                // The end of a child is not waited for here, and shows in its state alone.
+                // The exit of a child is not reaped here, and visible only in its state.
                 _ if self.held.is_empty() && Stat::read(self.pid).map_or(true, |stat| stat.has_ended()) => {
                     return Err(CollectError::Ended(self.pid));
                 }
                 _ if !is_wanted() => return Err(CollectError::Interrupted(self.pid)),
                 _ => {
-                    self.set_ended_aside();
-                    self.forget_killed()?;
+                    self.set_aside_exited();
+                    self.remove_killed()?;
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
         }
     }
 
-    /// The first thread's end is told when the others have ended too: it is not waited for.
-    fn set_ended_aside(&mut self) {
-        let has_ended = |tid| tasks::status(self.pid, tid).is_some_and(|status| matches!(status.state, 'Z' | 'X'));
+    /// The kernel reports the first thread's exit only after those of all others, so it is not waited for.
+    fn set_aside_exited(&mut self) {
+        let has_ended = |tid| stat::status(self.pid, tid).is_some_and(|status| matches!(status.state, 'Z' | 'X'));
         let ended = self.running.extract_if(.., |tracee| has_ended(tracee.tid()));
         self.ended.extend(ended.map(|tracee| tracee.tid()));
     }
 
-    /// Threads that stood still and were killed since, by an exec of another thread, which waits until their end was seen.
-    fn forget_killed(&mut self) -> Result<(), CollectError> {
+    /// Removes stopped threads that were killed since by an exec of another thread, which waits until they are reaped.
+    fn remove_killed(&mut self) -> Result<(), CollectError> {
         let mut held = std::mem::take(&mut self.held);
         held.retain_mut(|held| match self.stop_of(&held.tracee) {
-            // Others are asked for those that are theirs.
-            _ if held.release == Release::Leave => true,
+            // Their holder handles these.
+            _ if held.release == Release::Keep => true,
             Ok(None) => true,
             Ok(Some(Stop::Ended(_))) | Err(_) => false,
             Ok(Some(stop)) => {
@@ -270,7 +256,7 @@ impl Stopped {
         Ok(())
     }
 
-    /// Takes note of what has stopped or ended; whether anything has.
+    /// Records which threads have stopped or exited; returns whether any has.
     fn gather(&mut self) -> Result<bool, CollectError> {
         let (mut has_moved, mut has_ended) = (false, false);
         for tracee in std::mem::take(&mut self.running) {
@@ -278,39 +264,39 @@ impl Stopped {
             has_moved |= !matches!(stop, Ok(None));
             match stop {
                 Ok(None) => self.running.push(tracee),
-                // It is delivered first: where heapbpf ended before the thread is let go of, it would be lost.
+                // Delivered first: if heapbpf exited before the thread is detached, the signal would be lost.
                 Ok(Some(stop @ Stop::Signal(_))) => {
                     let stops = tracee.interrupt().and_then(|()| tracee.run(stop));
                     self.running.push(tracee);
                     stops.map_err(CollectError::refused(self.pid, "stop"))?;
                 }
                 Ok(Some(Stop::Ended(_))) => has_ended |= tracee.tid().0 == self.pid.0,
-                Ok(Some(stop)) => self.held.push(Held { tracee, stop, release: Release::Detach }),
-                Err(_) if self.reaping.as_ref().is_some_and(|reaping| reaping.has_reaped(tracee.tid())) => {}
+                Ok(Some(stop)) => self.held.push(StoppedThread { tracee, stop, release: Release::Detach }),
+                Err(_) if self.reaper.as_ref().is_some_and(|reaper| reaper.has_reaped(tracee.tid())) => {}
                 Err(_) => self.follow_exec(),
             }
         }
         if has_ended { Err(CollectError::Ended(self.pid)) } else { Ok(has_moved) }
     }
 
-    /// A thread that is not there any more without having ended has called exec: it is the first one now, and about to stop.
+    /// Handles a thread that disappeared without exiting: it has called exec, is the first thread now, and about to stop.
     fn follow_exec(&mut self) {
         let first = Tracee::of(Tid(self.pid.0));
-        if tasks::status(self.pid, first.tid()).is_some_and(|status| status.tracer == Some(own_tid())) {
+        if stat::status(self.pid, first.tid()).is_some_and(|status| status.tracer == Some(own_tid())) {
             self.ended.retain(|&tid| tid != first.tid());
             self.held.retain(|held| held.tracee.tid() != first.tid());
             self.running.retain(|tracee| tracee.tid() != first.tid());
-            // It may have been held of only since.
+            // It may have become traced only by the exec.
             let _ = first.interrupt();
             self.running.push(first);
         }
     }
 
-    /// Why a thread does not run, if it does not.
+    /// Returns a thread's stop, if it has stopped.
     fn stop_of(&self, tracee: &Tracee) -> io::Result<Option<Stop>> {
         if self.is_child && tracee.tid().0 == self.pid.0 {
-            // The end is left for whoever started it.
-            let Some(pid) = crate::linux::pid::raw(self.pid) else { return Ok(None) };
+            // The exit status is left for the parent.
+            let Some(pid) = crate::linux::pidfd::raw_pid(self.pid) else { return Ok(None) };
             let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
             if !matches!(waitid(WaitId::Pid(pid), options), Ok(Some(_))) {
                 return Ok(None);
@@ -319,10 +305,10 @@ impl Stopped {
         tracee.stopped()
     }
 
-    fn let_go(&mut self) -> Duration {
+    fn resume(&mut self) -> Duration {
         let mut tracees = self.detach_held();
         let pause = self.since.elapsed();
-        // One that has not stopped cannot be let go of: it is asked to, and will.
+        // Running threads cannot be detached before they stop, which was requested.
         let deadline = Instant::now() + RELEASE_LIMIT;
         while !self.running.is_empty() && self.gather().is_ok() && Instant::now() < deadline {
             tracees.extend(self.detach_held());
@@ -330,10 +316,10 @@ impl Stopped {
         }
         tracees.extend(self.detach_held());
         for tracee in tracees {
-            self.make_sure(&tracee);
+            self.ensure_detached(&tracee);
         }
         for tracee in std::mem::take(&mut self.running) {
-            tracing::warn!("thread {} of process {} is held until its tracer ends", tracee.tid().0, self.pid);
+            tracing::warn!("thread {} of process {} stays traced until its tracer exits", tracee.tid().0, self.pid);
         }
         pause
     }
@@ -343,10 +329,9 @@ impl Stopped {
         held.into_iter().filter(|held| held.release == Release::Detach).map(|held| detach(&held)).collect()
     }
 
-    /// A thread whose process has called exec is another one than was stopped, and is traced still; one that was killed waits
-    /// for its end to be seen.
-    fn make_sure(&self, tracee: &Tracee) {
-        let is_ours = || tasks::status(self.pid, tracee.tid()).is_some_and(|status| status.tracer == Some(own_tid()));
+    /// After an exec, the TID belongs to another thread, which is still traced; a killed thread waits to be reaped.
+    fn ensure_detached(&self, tracee: &Tracee) {
+        let is_ours = || stat::status(self.pid, tracee.tid()).is_some_and(|status| status.tracer == Some(own_tid()));
         let deadline = Instant::now() + RELEASE_LIMIT;
         while is_ours() && Instant::now() < deadline {
             let _ = tracee.interrupt();
@@ -362,24 +347,122 @@ impl Stopped {
 impl Drop for Stopped {
     fn drop(&mut self) {
         if !self.held.is_empty() || !self.running.is_empty() {
-            self.let_go();
+            self.resume();
         }
     }
 }
 
-/// Lets go of a thread. What it did when it was stopped goes on.
-fn detach(held: &Held) -> Tracee {
-    let Held { tracee, stop, .. } = held;
-    if *stop == Stop::Trap
-        && let Ok(Some(registers)) = tracee.registers()
-        && let Some(undisturbed) = registers.undisturbed()
-    {
-        let _ = tracee.set_registers(&undisturbed);
-    }
+fn detach(held: &StoppedThread) -> Tracee {
+    let StoppedThread { tracee, stop, .. } = held;
+    let _ = tracee.restart_syscall(*stop);
     if let Err(error) = tracee.detach(*stop) {
-        tracing::warn!("thread {} cannot be let go of: {error}", tracee.tid().0);
+        tracing::warn!("cannot detach from thread {}: {error}", tracee.tid().0);
     }
     tracee.clone()
+}
+
+/// Returns a thread through which the memory of a process can be read: the first one unless it has exited. Fails for kernel threads,
+/// for heapbpf itself, and for exited processes.
+pub(crate) fn living_thread(pid: Pid) -> Result<Pid, CollectError> {
+    if pid.0 == std::process::id() {
+        return Err(CollectError::Itself(pid));
+    }
+    let own = std::fs::read_link("/proc/self").unwrap_or_default();
+    if own.as_os_str() != std::process::id().to_string().as_str() {
+        return Err(CollectError::Elsewhere(pid));
+    }
+    match Stat::read(pid)? {
+        stat if stat.kernel_thread => Err(CollectError::Kernel(pid)),
+        stat if !stat.has_ended() => Ok(pid),
+        _ => {
+            let lives = |tid: &Tid| stat::status(pid, *tid).is_some_and(|status| !matches!(status.state, 'Z' | 'X'));
+            let tid = stat::threads(pid)?.into_iter().find(lives).ok_or(CollectError::Ended(pid))?;
+            Ok(Pid(tid.0))
+        }
+    }
+}
+
+/// Polling interval, coarse because threads often exit by themselves.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// Reaps stopped threads that were killed, in a second thread: an exec waits for that, and `PTRACE_SEIZE` of a thread that calls
+/// exec waits in the kernel for the exec without a limit, a deadlock. Stops when it is dropped.
+#[derive(Debug)]
+struct Reaper {
+    reaped: Arc<Mutex<Vec<Tid>>>,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reaper {
+    /// Starts reaping threads of this process that the calling thread traces.
+    fn start(pid: Pid) -> io::Result<Self> {
+        let reaped = Arc::new(Mutex::new(Vec::new()));
+        let (list, tracer) = (Arc::clone(&reaped), own_tid());
+        let (stop, stopped) = mpsc::channel();
+        let work = move || {
+            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                reap(pid, tracer, &list);
+            }
+        };
+        let thread = std::thread::Builder::new().name("collect-reap".to_owned()).spawn(work)?;
+        Ok(Self { reaped, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Whether this has reaped a thread, whose exit is then not visible elsewhere.
+    fn has_reaped(&self, tid: Tid) -> bool {
+        self.reaped.lock().unwrap_or_else(PoisonError::into_inner).contains(&tid)
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        self.stop = None;
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// TID of the calling thread.
+fn own_tid() -> Tid {
+    Tid(rustix::thread::gettid().as_raw_pid().unsigned_abs())
+}
+
+/// Leaves the first thread alone, whose exit is that of the process.
+fn reap(pid: Pid, tracer: Tid, reaped: &Mutex<Vec<Tid>>) {
+    let threads = stat::threads(pid).unwrap_or_default().into_iter().filter(|tid| tid.0 != pid.0);
+    let is_killed = |tid: &Tid| {
+        stat::status(pid, *tid).is_some_and(|status| status.tracer == Some(tracer) && matches!(status.state, 'Z'))
+    };
+    // Stops are left for the tracing thread.
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    let options = options | WaitIdOptions::from_bits_retain(libc::__WALL.unsigned_abs());
+    for tid in threads.filter(is_killed) {
+        let Some(id) = raw_pid(Pid(tid.0)).map(WaitId::Pid) else { continue };
+        // Under the lock, so that the other thread knows when it finds the thread gone.
+        let mut list = reaped.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(waitid(id, options), Ok(Some(_))) {
+            list.push(tid);
+        }
+    }
+}
+
+impl StoppedProcess for Stopped {
+    fn living_thread(&self) -> Pid {
+        self.living_thread()
+    }
+
+    fn states(&self) -> Result<Vec<ThreadState>, CollectError> {
+        self.states()
+    }
+
+    fn fork(&mut self, mapped: &[Region]) -> Result<Box<dyn ProcessCopy>, CollectError> {
+        let copy: Result<ForkCopy, ForkError> = Self::fork(self, mapped);
+        Ok(Box::new(copy?))
+    }
+
+    fn release(self: Box<Self>) -> Result<Duration, CollectError> {
+        Ok((*self).release())
+    }
 }
 
 #[cfg(test)]

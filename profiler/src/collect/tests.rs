@@ -1,10 +1,11 @@
-//! Real processes, collected.
+//! Tests with real processes.
 
 use super::fixture::{Subject, collect_here};
 use super::roots::root_spans;
 use super::*;
+use crate::address::TargetAddr;
 
-/// A register that a compiler keeps as it is, and memory whose contents are known.
+/// A known register value, and memory with known contents.
 const HOLDS: &str = r#"
 int main(void) {
     uint64_t *words = mmap(NULL, 1 << 24, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -27,7 +28,7 @@ fn collected(subject: &Subject) -> Collected {
 }
 
 #[test]
-fn all_that_was_written_is_read_and_nothing_else() {
+fn exactly_the_written_memory_is_read() {
     let mut subject = Subject::start(HOLDS);
     let &[words, reserved, shared] = subject.numbers().as_slice() else { panic!("three addresses") };
     let before = subject.status("VmRSS");
@@ -39,7 +40,7 @@ fn all_that_was_written_is_read_and_nothing_else() {
     });
     let collected = collected.unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(stops, 1);
-    assert_eq!(subject.status("VmRSS"), before, "nothing is made present");
+    assert_eq!(subject.status("VmRSS"), before, "nothing is faulted in");
     assert!(collected.pause > Duration::ZERO && collected.unread_bytes == 0);
     assert!(collected.threads[0].registers.contains(&0x05ca_1ab1_e0dd_ba11));
     let memory = &collected.memory;
@@ -55,7 +56,7 @@ fn all_that_was_written_is_read_and_nothing_else() {
 }
 
 #[test]
-fn a_panic_of_the_caller_lets_it_run() {
+fn a_panic_of_the_caller_resumes_the_process() {
     let mut subject = Subject::start("int main(void) { say(\"ready\"); for (;;) { wait_for_word(); say(\"on\"); } }");
     assert_eq!(subject.line(), "ready");
     let pid = subject.pid();
@@ -68,10 +69,10 @@ fn a_panic_of_the_caller_lets_it_run() {
     subject.check_answers();
 }
 
-/// Says how long a process stands still: `HEAPBPF_TEST_PID=N cargo test --lib the_pause_is_told -- --ignored --nocapture`.
+/// Measures the pause of a process: `HEAPBPF_TEST_PID=N cargo test --lib measures_the_pause -- --ignored --nocapture`.
 #[test]
 #[ignore = "measures, and asserts nothing"]
-fn the_pause_is_told() {
+fn measures_the_pause() {
     let pid = std::env::var("HEAPBPF_TEST_PID").expect("a process").parse().map(Pid).expect("a number");
     for _ in 0..5 {
         let start = std::time::Instant::now();
@@ -84,9 +85,9 @@ fn the_pause_is_told() {
         let rooted = start.elapsed();
         let rate = bytes as f64 / pause.as_secs_f64() / f64::from(1 << 30);
         let (threads, spans, roots) = (collected.threads.len(), present.len(), roots.len());
-        let told =
+        let text =
             format!("{bytes} bytes, {spans} spans, {threads} threads: pause {pause:?}, {rate:.2} GiB/s, all {all:?}");
-        std::io::Write::write_all(&mut std::io::stderr(), format!("{told}; {roots} roots in {rooted:?}\n").as_bytes())
+        std::io::Write::write_all(&mut std::io::stderr(), format!("{text}; {roots} roots in {rooted:?}\n").as_bytes())
             .expect("written");
     }
 }

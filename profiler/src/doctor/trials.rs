@@ -5,7 +5,7 @@ use profiler_common::limits::PAGE_BYTES;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind, LoadError};
 use crate::bpf::processes::WatchError;
 use crate::keeper::Keeper;
-use crate::linux::capability::{self, Capability};
+use crate::linux::feature::{self, Capability};
 use crate::linux::feature::{Feature, Support};
 use crate::linux::proc::process;
 use crate::probe::attach::{BackendChoice, choose};
@@ -163,7 +163,7 @@ fn leftovers() -> Trial {
 }
 
 fn capabilities() -> Trial {
-    let missing = match capability::missing() {
+    let missing = match feature::missing() {
         Ok(missing) => missing,
         Err(error) => return Trial::new(TrialKind::Capabilities, Support::Unknown(error.to_string())),
     };

@@ -1,4 +1,4 @@
-//! Links in the keeper: creates them, and closes them side by side.
+//! Uprobe links in the keeper.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,13 +9,12 @@ use std::thread::{self, JoinHandle};
 use super::protocol::{LinkId, Site};
 use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
+use crate::linux::bpf::open_uprobe;
 use crate::linux::bpf::{AttachType, MultiLink, link_multi, link_perf};
-use crate::linux::perf_event::open_uprobe;
 
-/// Bytes of the stack of a thread that closes a descriptor.
 const CLOSER_STACK_BYTES: usize = 64 << 10;
 
-/// All links, by the request that has created them.
+/// All links, by the request that created them.
 #[derive(Debug, Default)]
 pub(super) struct Links {
     attached: BTreeMap<LinkId, Vec<OwnedFd>>,
@@ -24,7 +23,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Attaches all or nothing. The descriptors are the file's and the programs'.
+    /// Attaches all sites or none. `descriptors` are the file's and the programs'.
     pub(super) fn attach(
         &mut self,
         kind: LinkKind,
@@ -39,7 +38,7 @@ impl Links {
             (LinkKind::Session, [program]) => {
                 multi(program, AttachType::UprobeSession, &path, sites, pid, false, &mut links)
             }
-            // Returns first: an entry that is seen then has its return seen as well.
+            // Return probes first: the return of every recorded entry is then recorded as well.
             (LinkKind::Multi, [entry, at_return]) => {
                 let returning: Vec<Site> = sites.iter().filter(|site| site.returns).copied().collect();
                 multi(at_return, AttachType::UprobeMulti, &path, &returning, pid, true, &mut links)
@@ -58,13 +57,13 @@ impl Links {
         Ok(id)
     }
 
-    /// Detaches, soon.
+    /// Starts detaching.
     pub(super) fn detach(&mut self, id: LinkId) {
         let links = self.attached.remove(&id).unwrap_or_default();
         self.close(links);
     }
 
-    /// Waits until all is detached that was to be.
+    /// Waits until all started detachments are complete.
     pub(super) fn settle(&mut self) {
         for closer in self.closing.drain(..) {
             // A thread that only closes descriptors does not panic.
@@ -72,32 +71,31 @@ impl Links {
         }
     }
 
-    /// Detaches everything, and waits until that is done.
+    /// Detaches everything, and waits until that is complete.
     pub(super) fn detach_all(&mut self) {
         let all = std::mem::take(&mut self.attached);
         self.close(all.into_values().flatten().collect());
         self.settle();
     }
 
-    /// Closes descriptors, each on a thread of its own: the kernel lets each wait until no program can be in its handler any more,
-    /// up to 100 ms, and side by side they wait together.
+    /// Closes descriptors, each on its own thread: each close waits up to 100 ms until no CPU runs the probe handler, and the
+    /// waits overlap.
     fn close(&mut self, links: Vec<OwnedFd>) {
         self.closing.retain(|closer| !closer.is_finished());
         for link in links {
             let closer = thread::Builder::new().stack_size(CLOSER_STACK_BYTES);
-            // Where there can be no further thread, the link is closed here.
+            // If no thread can be started, the link is closed here.
             self.closing.extend(closer.spawn(move || drop(link)));
         }
     }
 }
 
-/// A path that leads the kernel to an open file. Not the file's own path: that may lie in another mount namespace, or
-/// name another file by now.
+/// A path to an open file. The file's own path may be in another mount namespace, or name another file by now.
 fn path_of(file: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// One link for all sites. Needs Linux 6.6, for sessions 6.13.
+/// Attaches all sites with one link. Requires Linux 6.6, for sessions 6.13.
 fn multi(
     program: &OwnedFd,
     attach_type: AttachType,
@@ -117,12 +115,12 @@ fn multi(
     Ok(())
 }
 
-/// A perf event for each entry and for each return. Needs Linux 5.15, which brought cookies (`BPF_LINK_CREATE` for perf events with
-/// `bpf_cookie`); works without tracefs.
+/// Attaches one perf event per entry and per return. Requires Linux 5.15, for cookies (`bpf_cookie` in `BPF_LINK_CREATE`); works
+/// without tracefs.
 ///
 /// Return probes of this kind also fire in other processes that have a probe of their own on the same function
-/// (`uretprobe_perf_func` has no filter, up to 7.2 at least), so the programs go by thread: a return whose entry was not
-/// seen is ignored.
+/// (`uretprobe_perf_func` has no filter, up to 7.2 at least), so the programs match by thread and ignore a return without a
+/// recorded entry.
 fn perf(
     entry: &OwnedFd,
     at_return: &OwnedFd,
@@ -131,7 +129,7 @@ fn perf(
     pid: Option<Pid>,
     links: &mut Vec<OwnedFd>,
 ) -> io::Result<()> {
-    // An event of all processes would be needed on each CPU.
+    // An event for all processes would be required on each CPU.
     let pid = pid.ok_or(io::ErrorKind::Unsupported)?;
     for site in sites {
         // The return first, as above.

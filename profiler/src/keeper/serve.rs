@@ -9,34 +9,27 @@ use rustix::io::retry_on_intr;
 
 use super::links::Links;
 use super::protocol::{REQUEST_BYTES_MAX, Reply, Request};
-use super::tracing::Tracers;
+use super::worker::Tracers;
 use crate::ids::Pid;
 use crate::linux::channel::{Channel, Message};
 use crate::linux::pidfd::PidFd;
-use crate::linux::{child_signal, companion};
+use crate::linux::{companion, signals};
 
-/// The hidden command that makes heapbpf the keeper.
-pub const COMMAND: &str = "keeper";
-
-/// Its name in `ps` and `top`.
+/// Process name in `ps` and `top`.
 const NAME: &str = "heapbpf-keeper";
 
-/// Is the keeper until the agent, which is the parent, exits or closes the channel; then has injections finished and threads
-/// resumed, and detaches everything.
-///
-/// # Errors
-///
-/// When standard input is not the channel.
+/// Runs the keeper until the agent, its parent, exits or closes the channel; then completes injections, resumes threads and
+/// detaches everything. Fails when standard input is not the channel.
 pub fn serve() -> io::Result<()> {
     let channel = Channel::of_standard_input()?;
     companion::set_name(NAME);
-    // Threads that trace processes receive it.
-    child_signal::block();
-    // Where the agent has exited already, the channel is closed.
+    // Tracing threads receive it.
+    signals::block_child_signal();
+    // If the agent has exited already, the channel is closed.
     let agent = Arc::new(PidFd::open(Pid(std::os::unix::process::parent_id())).ok());
     let (mut links, mut tracers) = (Links::default(), Tracers::new(Arc::clone(&agent)));
     while let Some(message) = next(&channel, (*agent).as_ref()) {
-        // What the agent was killed in the middle of saying is not done.
+        // An incomplete request of a killed agent is ignored.
         let Ok(request) = postcard::from_bytes(&message.bytes) else { break };
         if let Some(reply) = answer(&mut links, &mut tracers, request, message)
             && !postcard::to_stdvec(&reply).is_ok_and(|bytes| channel.send(&bytes, &[]).is_ok())
@@ -49,14 +42,14 @@ pub fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// The next request; `None` when there will be none. Descriptors of the channel that another process has inherited do not
-/// keep it open for longer than the agent lives.
+/// Returns the next request; `None` when there are no more. Ends with the agent even if another process has inherited a
+/// descriptor of the channel.
 fn next(channel: &Channel, agent: Option<&PidFd>) -> Option<Message> {
     let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-    let mut awaited = vec![readable(channel.as_fd())];
-    awaited.extend(agent.map(|agent| readable(agent.as_fd())));
-    retry_on_intr(|| poll(&mut awaited, None)).ok()?;
-    if awaited[0].revents().is_empty() {
+    let mut polled = vec![readable(channel.as_fd())];
+    polled.extend(agent.map(|agent| readable(agent.as_fd())));
+    retry_on_intr(|| poll(&mut polled, None)).ok()?;
+    if polled[0].revents().is_empty() {
         return None;
     }
     channel.receive(REQUEST_BYTES_MAX).ok().flatten()

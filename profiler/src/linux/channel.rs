@@ -21,58 +21,40 @@ pub(crate) const DESCRIPTORS_MAX: usize = 16;
 
 const HEADER_BYTES: usize = 8;
 
-/// One end of a connection to another process of heapbpf.
+/// One end of a connection between two heapbpf processes.
 #[derive(Debug)]
 pub struct Channel(UnixStream);
 
-/// A received message.
 #[derive(Debug, Default)]
 pub struct Message {
-    /// Its bytes.
     pub bytes: Vec<u8>,
-    /// The descriptors that came with it, closed at exec.
+    /// Received with `FD_CLOEXEC`.
     pub descriptors: Vec<OwnedFd>,
 }
 
 impl Channel {
     /// Creates two connected ends. Both are closed at exec.
-    ///
-    /// # Errors
-    ///
-    /// `EMFILE` when there are no descriptors left.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = UnixStream::pair()?;
         Ok((Self(one), Self(other)))
     }
 
-    /// Returns the end that this process was started with as its standard input.
-    ///
-    /// # Errors
-    ///
-    /// `EMFILE` when there are no descriptors left, `ENOTSOCK` when standard input is something else.
+    /// Returns the end that is this process's standard input. Errors: `ENOTSOCK` when standard input is something else.
     pub fn of_standard_input() -> io::Result<Self> {
         let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         stream.peer_addr()?;
         Ok(Self(stream))
     }
 
-    /// Limits the time that each [`receive`](Self::receive) and each [`send`](Self::send) waits for the other end; `None` waits
-    /// without a limit. Zero is not allowed.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` for zero.
+    /// Limits the time that each [`receive`](Self::receive) and each [`send`](Self::send) waits; `None` for no limit. Zero is
+    /// invalid.
     pub fn set_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
         self.0.set_read_timeout(limit)?;
         self.0.set_write_timeout(limit)
     }
 
-    /// Sends a message.
-    ///
-    /// # Errors
-    ///
-    /// `EPIPE` or `ECONNRESET` when the other process has exited, `WouldBlock` after the time limit, `InvalidInput` for too many
-    /// descriptors or bytes.
+    /// Sends a message. Errors: `EPIPE` or `ECONNRESET` when the other process has exited, `WouldBlock` after the time limit,
+    /// `InvalidInput` for too many descriptors or bytes.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -93,21 +75,14 @@ impl Channel {
         (&self.0).write_all(bytes)
     }
 
-    /// Waits for the next message; `None` when the other process has closed its end.
-    ///
-    /// # Errors
-    ///
-    /// `WouldBlock` after the time limit, `UnexpectedEof` when the other process exited within a message, `InvalidData` for a message
-    /// above `bytes_max`.
+    /// Waits for the next message; `None` when the other process has closed its end. Errors: `WouldBlock` after the time
+    /// limit, `UnexpectedEof` when the other process exited within a message, `InvalidData` for a message above `bytes_max`.
     pub fn receive(&self, bytes_max: usize) -> io::Result<Option<Message>> {
         self.receive_while(bytes_max, || Ok(()))
     }
 
-    /// Like [`receive`](Self::receive), but asks `wait` before each part of a message, which waits until [readable](Self::readable)
-    /// or fails: the time limit is then that of the whole message, however slowly the other process sends it.
-    ///
-    /// # Errors
-    ///
+    /// Like [`receive`](Self::receive), but calls `wait` before each part of a message. `wait` waits until the channel is
+    /// [readable](Self::readable) or fails, so that a time limit covers the whole message, however slowly it is sent.
     /// Those of [`receive`](Self::receive) and of `wait`.
     pub fn receive_while(
         &self,
@@ -157,11 +132,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Waits until there is something to receive, the end of the connection included. False after the time limit.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's, when there is no memory.
+    /// Waits until there is data, or the end of the connection. False after the time limit.
     pub fn readable(&self, limit: Duration) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
         let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -180,7 +151,6 @@ impl AsFd for Channel {
 }
 
 impl From<OwnedFd> for Channel {
-    /// An end that came with a message.
     fn from(end: OwnedFd) -> Self {
         Self(end.into())
     }
@@ -201,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_arrive_whole_and_in_order_with_their_descriptors() {
+    fn messages_arrive_complete_and_in_order_with_their_descriptors() {
         let (one, other) = Channel::pair().expect("descriptors");
         let large = vec![7; 3 << 20];
         let file = File::open("/proc/self/comm").expect("readable");

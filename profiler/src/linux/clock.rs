@@ -1,4 +1,4 @@
-//! Clocks, and what the agent itself uses.
+//! Clocks, and resource usage of the agent.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use crate::ids::Pid;
 use crate::units::MonotonicNanos;
 
-/// An instant on both clocks, so that the kernel's times can be placed in the world's.
+/// A point in time on both clocks, to convert kernel timestamps to wall-clock time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Instant {
     /// `CLOCK_MONOTONIC`, as `bpf_ktime_get_ns` counts.
@@ -16,7 +16,6 @@ pub(crate) struct Instant {
     pub unix_ns: u64,
 }
 
-/// Now.
 pub(crate) fn now() -> Instant {
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Instant {
@@ -25,29 +24,29 @@ pub(crate) fn now() -> Instant {
     }
 }
 
-/// CPU time that this process has used, in nanoseconds.
+/// CPU time used by this process, in nanoseconds.
 pub(crate) fn cpu_ns() -> u64 {
     nanos(clock_gettime(ClockId::ProcessCPUTime))
 }
 
-/// CPU time that a process has used, all its threads together, in nanoseconds; `None` when there is no such process.
-#[expect(unsafe_code, reason = "the C library alone knows how a process's clock is numbered")]
+/// CPU time used by all threads of a process, in nanoseconds; `None` when there is no such process.
+#[expect(unsafe_code, reason = "rustix has no clock of another process")]
 pub(crate) fn process_cpu_ns(pid: Pid) -> Option<u64> {
     let pid = libc::pid_t::try_from(pid.0).ok().filter(|pid| *pid > 0)?;
     let mut clock = 0;
-    // SAFETY: the pointer is to a place for a clock's number.
+    // SAFETY: the pointer is to a variable for a clock's number.
     if unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } != 0 {
         return None;
     }
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a place for a time.
+    // SAFETY: the pointer is to a variable for a time.
     if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
         return None;
     }
     Some(nanos(Timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec }))
 }
 
-/// Largest resident size that this process has had, in bytes; 0 when `/proc` does not tell.
+/// Peak resident size of this process, in bytes; 0 when `/proc` cannot be read.
 pub(crate) fn rss_bytes_max() -> u64 {
     let peak_kib = procfs::process::Process::myself().and_then(|process| process.status()).ok().and_then(|s| s.vmhwm);
     peak_kib.unwrap_or(0) * 1024
@@ -62,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_its_own_clock() {
+    fn cpu_time_of_a_process_is_read_by_pid() {
         let me = Pid(std::process::id());
         let (before, own, after) = (process_cpu_ns(me), cpu_ns(), process_cpu_ns(me));
         assert!(before <= Some(own) && Some(own) <= after, "{before:?} {own} {after:?}");

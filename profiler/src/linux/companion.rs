@@ -1,6 +1,6 @@
-//! Processes of heapbpf's own: this program started again with a hidden command, connected by a [`Channel`].
+//! Helper processes: this program started again with a hidden command, connected by a [`Channel`].
 
-#![expect(unsafe_code, reason = "code between fork and exec cannot be checked")]
+#![expect(unsafe_code, reason = "runs code between fork and exec")]
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,11 +11,11 @@ use std::sync::{Mutex, PoisonError};
 use super::channel::Channel;
 use crate::ids::Pid;
 
-/// The file that this process runs, whatever its path names by now.
+/// The file that this process runs, even if its path now names another.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// Signals that a terminal, a service manager or `pkill heapbpf` sends to all processes of a group or of a name. A companion
-/// ends when the agent does, and not before.
+/// Signals that a terminal, a service manager or `pkill heapbpf` sends to all processes of a group or name. A companion exits
+/// only when the agent does.
 const IGNORED: [libc::c_int; 9] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -31,8 +31,8 @@ const IGNORED: [libc::c_int; 9] = [
 /// Companions of this process that may be running.
 static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// A running companion process. Dropping it closes the channel, at which the companion finishes what it has begun and exits,
-/// and waits until it has.
+/// A running companion process. Dropping it closes the channel, at which the companion completes its current work and exits,
+/// and waits for that.
 #[derive(Debug)]
 pub(crate) struct Companion {
     child: Child,
@@ -40,17 +40,12 @@ pub(crate) struct Companion {
 }
 
 impl Companion {
-    /// Starts this program with a hidden command. The companion has its own session, ignores the signals that terminals and
-    /// service managers send, has its end of the channel as standard input, writes nothing to standard output, and shares
-    /// standard error.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's, when there can be no further process or descriptor.
+    /// Starts this program with a hidden command. The companion has its own session, ignores the signals of terminals and
+    /// service managers, has its end of the channel as standard input, no standard output, and shares standard error.
     pub(crate) fn start(command: &str) -> io::Result<Self> {
         let (channel, theirs) = Channel::pair()?;
         let mut program = Command::new(PROGRAM);
-        // Not `heapbpf`, which `kill -USR1 $(pidof heapbpf)` is for.
+        // Not `heapbpf`, so that `kill -USR1 $(pidof heapbpf)` does not reach it.
         program.arg0(format!("heapbpf-{command}")).arg(command);
         program.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null());
         let before_exec = || {
@@ -69,27 +64,25 @@ impl Companion {
         Ok(Self { child, channel: Some(channel) })
     }
 
-    /// Its process number.
     pub(crate) fn pid(&self) -> Pid {
         Pid(self.child.id())
     }
 
-    /// The connection to it; `None` after [`hang_up`](Self::hang_up).
+    /// `None` after [`hang_up`](Self::hang_up).
     pub(crate) fn channel(&self) -> Option<&Channel> {
         self.channel.as_ref()
     }
 
-    /// Closes the channel: the companion finishes what it has begun and exits.
+    /// Closes the channel: the companion completes its current work and exits.
     pub(crate) fn hang_up(&mut self) {
         self.channel = None;
     }
 
-    /// How it has exited, if it has.
     pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills it and waits for its exit.
     pub(crate) fn kill(&mut self) {
         self.channel = None;
         // It may have exited already.
@@ -107,13 +100,12 @@ impl Drop for Companion {
     }
 }
 
-/// Whether a process is a companion of this one.
 pub(crate) fn is_companion(pid: Pid) -> bool {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
 }
 
-/// Gives this process, a companion, a name of its own in `ps` and `top`. At most 15 bytes are kept.
+/// Sets the name of this process in `ps` and `top`. At most 15 bytes are kept.
 pub(crate) fn set_name(name: &str) {
-    // Only the name of the main thread is that of the process; this may be another one.
+    // The process has the name of its main thread; this may be another thread.
     let _ = std::fs::write("/proc/self/comm", name);
 }

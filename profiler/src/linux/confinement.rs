@@ -1,10 +1,9 @@
-//! Takes from this process all that reading passed descriptors does not need: capabilities, other files, system calls, memory
-//! without a limit.
+//! Confines this process to reading passed descriptors: no capabilities, no other files, a system call filter, memory limits.
 //!
-//! Files are named by paths in libraries that map them, so descriptors need paths. The root directory becomes an empty one of
-//! the process's own in which only `/fd/N` leads anywhere: to descriptor N (`/proc/self/fd`, proc_pid_fd(5)).
+//! Libraries that map files open them by path, so descriptors need paths. The root directory becomes an empty one in which only
+//! `/fd/N` exists: descriptor N (`/proc/self/fd`, proc_pid_fd(5)).
 
-#![expect(unsafe_code, reason = "namespaces and descriptors are changed for a process that has one thread")]
+#![expect(unsafe_code, reason = "changes namespaces and descriptors of a process that has one thread")]
 
 use std::ffi::CStr;
 use std::fs::{self, OpenOptions};
@@ -12,39 +11,38 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::linux::arch::{LEGACY_OPEN, LEGACY_SYSCALLS_ALLOWED, SECCOMP_ARCH};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, chdir, chroot, getegid, geteuid, pivot_root};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 use serde::{Deserialize, Serialize};
 
-use super::syscall_filter;
-
-/// What the process may use at most.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Memory that is not a file's, in bytes.
+    /// Anonymous memory, in bytes.
     pub memory_bytes: u64,
-    /// Addresses, mapped files among them, in bytes.
+    /// Address space including mapped files, in bytes.
     pub address_space_bytes: u64,
-    /// Bytes of the stack.
     pub stack_bytes: u64,
-    /// CPU time.
     pub cpu_time: Duration,
 }
 
 /// Which files the process can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Root {
-    /// An empty directory in a mount namespace of its own, with `/fd`.
+    /// An empty directory in a private mount namespace, with `/fd`.
     Private,
     /// `/proc/self/fd` as its root directory.
     Descriptors,
-    /// All that this user can.
+    /// All that this user can open.
     Shared,
 }
 
 impl Root {
-    /// The directory whose entries are the descriptors of this process.
+    /// The directory whose entries are this process's descriptors.
     pub(crate) fn descriptors(self) -> &'static str {
         match self {
             Self::Private => "/fd",
@@ -54,14 +52,13 @@ impl Root {
     }
 }
 
-/// What is in force.
+/// The confinement in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Confinement {
-    /// The files in reach.
     pub root: Root,
-    /// The process has no capability, and can gain none.
+    /// The process has no capabilities and cannot gain any.
     pub without_capabilities: bool,
-    /// System calls outside of the list end the process.
+    /// System calls outside of the allow list kill the process.
     pub filtered: bool,
     /// Memory and CPU time are limited.
     pub limited: bool,
@@ -79,27 +76,27 @@ impl Confinement {
     }
 }
 
-/// Confines this process for good, as far as the kernel allows. Call it on the main thread and before there is another one:
-/// capabilities and namespaces are a thread's. Descriptors stay open; standard output and standard error lead nowhere.
+/// Confines this process permanently, as far as the kernel allows. Call it on the main thread before there is another one:
+/// capabilities and namespaces are per thread. Descriptors stay open; standard output and standard error become `/dev/null`.
 pub(crate) fn confine(limits: &Limits) -> Confinement {
-    // When the agent is killed, nobody waits for this process's answers. A closed channel ends an idle process alone.
+    // A closed channel ends only an idle process: when the agent is killed, its answers are useless.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let nowhere = OpenOptions::new().read(true).write(true).open("/dev/null");
     let root = root();
     let limited = limit(limits).is_ok();
     let without_capabilities = drop_capabilities().is_ok();
     if let Ok(nowhere) = nowhere {
-        // A process that was taken over must not write to the user's terminal.
+        // A compromised process must not write to the user's terminal.
         let _ = rustix::stdio::dup2_stdout(&nowhere);
         let _ = rustix::stdio::dup2_stderr(&nowhere);
     }
-    let filtered = syscall_filter::install().is_ok();
+    let filtered = install_syscall_filter().is_ok();
     Confinement { root, without_capabilities, filtered, limited }
 }
 
-/// Closes what other programs have left open for this one, the standard descriptors excepted. Call it before anything is opened.
+/// Closes inherited descriptors except the standard ones. Call it before anything is opened.
 pub(crate) fn close_inherited() {
-    // SAFETY: nothing in this process owns a descriptor yet beside the standard ones.
+    // SAFETY: no value in this process owns a descriptor other than the standard ones yet.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
 }
 
@@ -113,14 +110,14 @@ fn root() -> Root {
     }
 }
 
-/// Makes a mount namespace; without the privilege, in a user namespace, where any user has it.
+/// Creates a mount namespace; without the privilege, in a user namespace, where any user has it.
 fn own_namespace() -> io::Result<()> {
-    // SAFETY: the process has one thread, and no descriptor that could lead out of the namespace stays open.
+    // SAFETY: the process has one thread, and keeps no descriptor open that leads out of the namespace.
     if unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.is_ok() {
         return Ok(());
     }
     let (user, group) = (geteuid().as_raw(), getegid().as_raw());
-    // The maps belong to root where the program has capabilities of its own, unless it may be dumped.
+    // In a program with file capabilities the maps belong to root unless the process is dumpable.
     rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     // SAFETY: as above.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNS) }?;
@@ -129,24 +126,24 @@ fn own_namespace() -> io::Result<()> {
     fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
 }
 
-/// Directories to mount the new root on; what they hold stays as it is for everybody else.
-const PLACES: [&str; 4] = ["/tmp", "/dev", "/run", "/sys"];
+/// Directories on which the new root can be mounted. Other processes do not see the mount.
+const MOUNT_POINTS: [&str; 4] = ["/tmp", "/dev", "/run", "/sys"];
 
 fn private_root() -> io::Result<()> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let options: &CStr = c"size=64k,nr_inodes=256,mode=0700";
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    let mounted = |place: &&'static str| mount("heapbpf", *place, "tmpfs", flags, Some(options)).is_ok();
-    let place = PathBuf::from(PLACES.into_iter().find(mounted).ok_or(io::ErrorKind::PermissionDenied)?);
-    let descriptors = place.join("fd");
+    let mounted = |point: &&'static str| mount("heapbpf", *point, "tmpfs", flags, Some(options)).is_ok();
+    let point = PathBuf::from(MOUNT_POINTS.into_iter().find(mounted).ok_or(io::ErrorKind::PermissionDenied)?);
+    let descriptors = point.join("fd");
     fs::create_dir(&descriptors)?;
     mount_bind("/proc/self/fd", &descriptors)?;
-    chdir(&place)?;
-    // The old root goes on top of the new one, from where it is taken away (pivot_root(2)).
+    chdir(&point)?;
+    // The old root is stacked on the new one and unmounted from there (pivot_root(2)).
     if pivot_root(".", ".").is_ok() {
         unmount(".", UnmountFlags::DETACH)?;
     } else {
-        // The first root of a machine cannot be exchanged.
+        // `pivot_root` does not work on the initial ramfs.
         chroot(".")?;
     }
     chdir("/")?;
@@ -157,10 +154,7 @@ fn limit(limits: &Limits) -> io::Result<()> {
     let both = |value| Rlimit { current: Some(value), maximum: Some(value) };
     let stack = rustix::process::getrlimit(Resource::Stack);
     if stack.maximum.is_none_or(|maximum| maximum >= limits.stack_bytes) {
-        let _ = rustix::process::setrlimit(
-            Resource::Stack,
-            Rlimit { current: Some(limits.stack_bytes), maximum: Some(limits.stack_bytes) },
-        );
+        let _ = rustix::process::setrlimit(Resource::Stack, both(limits.stack_bytes));
     }
     for (resource, value) in [
         (Resource::Data, limits.memory_bytes),
@@ -184,7 +178,103 @@ fn drop_capabilities() -> io::Result<()> {
     let none = CapabilitySet::empty();
     rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
     rustix::thread::set_no_new_privs(true)?;
-    // Nobody else of this user may look into it.
+    // Other processes of this user cannot trace it.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     Ok(())
+}
+
+/// Reading files, allocating memory, exchanging messages and exiting. None of them acts on another process, on the network or
+/// on a file's contents.
+const ALLOWED: &[i64] = &[
+    // Messages.
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_recvmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_ppoll,
+    // Files.
+    libc::SYS_close,
+    libc::SYS_pread64,
+    libc::SYS_lseek,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_readlinkat,
+    libc::SYS_fcntl,
+    // Names for passed descriptors, in a private root directory.
+    libc::SYS_mkdirat,
+    libc::SYS_symlinkat,
+    libc::SYS_unlinkat,
+    // Memory.
+    libc::SYS_brk,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    // Rust runtime.
+    libc::SYS_futex,
+    libc::SYS_getrandom,
+    libc::SYS_clock_gettime,
+    libc::SYS_sched_yield,
+    libc::SYS_sigaltstack,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_restart_syscall,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// Calls that are allowed if an argument (its index) has none of these bits.
+const WITHOUT_BITS: &[(i64, u8, u64)] = &[
+    // Read-only.
+    (libc::SYS_openat, 2, (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64),
+    (LEGACY_OPEN.0, LEGACY_OPEN.1, (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64),
+    // No new executable code.
+    (libc::SYS_mmap, 2, libc::PROT_EXEC as u64),
+    (libc::SYS_mprotect, 2, libc::PROT_EXEC as u64),
+];
+
+/// Installs the filter for this process permanently; any other system call kills the process by `SIGSYS`. Fails when the kernel
+/// has no seccomp filters, or `no_new_privs` is not set.
+fn install_syscall_filter() -> io::Result<()> {
+    let program = program().map_err(io::Error::other)?;
+    seccompiler::apply_filter_all_threads(&program).map_err(|error| match error {
+        seccompiler::Error::Seccomp(error) | seccompiler::Error::Prctl(error) => error,
+        error => io::Error::other(error),
+    })
+}
+
+fn program() -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: Vec<(i64, Vec<SeccompRule>)> =
+        ALLOWED.iter().chain(&LEGACY_SYSCALLS_ALLOWED).map(|&number| (number, Vec::new())).collect();
+    for &(number, argument, bits) in WITHOUT_BITS {
+        let without = SeccompCmpOp::MaskedEq(bits);
+        let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, without, 0)?;
+        rules.push((number, vec![SeccompRule::new(vec![condition])?]));
+    }
+    // `abort`.
+    let abort =
+        SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::from(libc::SIGABRT.unsigned_abs()))?;
+    rules.push((libc::SYS_tgkill, vec![SeccompRule::new(vec![abort])?]));
+    let filter = SeccompFilter::new(
+        rules.into_iter().collect(),
+        SeccompAction::KillProcess,
+        SeccompAction::Allow,
+        SECCOMP_ARCH,
+    )?;
+    filter.try_into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filter_compiles() {
+        assert!(program().expect("valid rules").len() > ALLOWED.len());
+    }
 }

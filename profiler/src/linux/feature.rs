@@ -1,33 +1,34 @@
-//! What this kernel can do, found out by trying. Versions say little: distributions backport, and administrators lock down.
+//! Detects kernel features by trying them. Versions are unreliable: distributions backport, and administrators lock down.
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::{fmt, io};
 
-use super::bpf::{AttachType, link_perf, load_nothing, supports};
-use super::perf_event::open_uprobe;
+use rustix::thread::{CapabilitySet, capabilities};
+
 use crate::ids::Pid;
+use crate::linux::arch::{heapbpf_emulated, heapbpf_emulated_returning, heapbpf_stepped, heapbpf_stepped_returning};
+use crate::linux::bpf::open_uprobe;
+use crate::linux::bpf::{AttachType, link_perf, load_nothing, supports};
 
-/// Where the kernel puts its own type information (Linux 5.4).
+/// The kernel's BTF (Linux 5.4).
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// The answer to whether something is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Support {
-    /// It is: it was tried.
+    /// Tried with success.
     Yes,
-    /// It is not, for this reason.
+    /// Missing, with the reason.
     No(String),
-    /// It could not be tried, for this reason.
+    /// Could not be tried, with the reason.
     Unknown(String),
 }
 
-/// Something that kernels have or have not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Feature {
-    /// The `bpf` system call, allowed to load a program for probes.
+    /// The `bpf` system call, with the permission to load a program for probes.
     BpfPrograms,
-    /// The kernel's own type information.
+    /// The kernel's BTF.
     KernelBtf,
     /// Perf events for uprobes.
     Uprobes,
@@ -40,11 +41,10 @@ pub(crate) enum Feature {
 }
 
 impl Feature {
-    /// All of them.
     pub(crate) const ALL: [Self; 6] =
         [Self::BpfPrograms, Self::KernelBtf, Self::Uprobes, Self::Cookies, Self::UprobeMulti, Self::UprobeSession];
 
-    /// Tries it. `offset` is that of an instruction in this program's own file, to put a probe on.
+    /// Tries the feature. `offset` is that of an instruction in this program's own file, for a probe.
     pub(crate) fn support(self, offset: u64) -> Support {
         let tried = match self {
             Self::BpfPrograms => load_program().map(drop),
@@ -62,7 +62,7 @@ fn has_links(attach_type: AttachType) -> io::Result<()> {
     if supports(attach_type)? { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
 }
 
-/// Without the right to try, a failure says nothing of the kernel.
+/// Without permission to try, a failure says nothing about the kernel.
 fn judge(error: &io::Error) -> Support {
     match error.kind() {
         io::ErrorKind::PermissionDenied => Support::Unknown(error.to_string()),
@@ -75,9 +75,102 @@ fn load_program() -> io::Result<OwnedFd> {
     load_nothing(AttachType::PerfEvent).map_err(|refused| refused.error)
 }
 
-/// Opens a probe on an instruction of this program, for this process.
+/// Opens a uprobe on an instruction of this program, for this process.
 fn uprobe_event(offset: u64) -> io::Result<OwnedFd> {
     open_uprobe(Path::new("/proc/self/exe"), offset, Pid(std::process::id()), false)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Capability {
+    /// Loads programs and creates maps (Linux 5.8; before, `CAP_SYS_ADMIN`).
+    Bpf,
+    /// Attaches programs to uprobes (Linux 5.8; before, `CAP_SYS_ADMIN`).
+    Perfmon,
+    /// Reads another user's `/proc/PID/maps` and the files mapped there.
+    SysPtrace,
+}
+
+impl Capability {
+    pub(crate) const ALL: [Self; 3] = [Self::Bpf, Self::Perfmon, Self::SysPtrace];
+
+    /// Whether `CAP_SYS_ADMIN` includes it.
+    fn implied_by_admin(self) -> bool {
+        !matches!(self, Self::SysPtrace)
+    }
+
+    fn bit(self) -> CapabilitySet {
+        match self {
+            Self::Bpf => CapabilitySet::BPF,
+            Self::Perfmon => CapabilitySet::PERFMON,
+            Self::SysPtrace => CapabilitySet::SYS_PTRACE,
+        }
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bpf => "CAP_BPF",
+            Self::Perfmon => "CAP_PERFMON",
+            Self::SysPtrace => "CAP_SYS_PTRACE",
+        })
+    }
+}
+
+/// Returns the needed capabilities that this process lacks.
+pub(crate) fn missing() -> std::io::Result<Vec<Capability>> {
+    Ok(missing_from(capabilities(None)?.effective))
+}
+
+/// Whether this process has `CAP_SYS_ADMIN`; true where that is unknown, so that the later system call decides.
+pub(crate) fn has_admin() -> bool {
+    capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
+fn missing_from(effective: CapabilitySet) -> Vec<Capability> {
+    let admin = effective.contains(CapabilitySet::SYS_ADMIN);
+    Capability::ALL
+        .into_iter()
+        .filter(|capability| !(effective.contains(capability.bit()) || (admin && capability.implied_by_admin())))
+        .collect()
+}
+
+/// A function of this program on which `doctor` places probes, to test that this works and to measure its cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spot {
+    /// Begins with an instruction that the kernel emulates.
+    Emulated,
+    /// The same, with a return probe.
+    EmulatedReturning,
+    /// Begins with an instruction that the kernel executes out of line.
+    Stepped,
+    /// The same, with a return probe.
+    SteppedReturning,
+}
+
+impl Spot {
+    pub(crate) const ALL: [Self; 4] = [Self::Emulated, Self::EmulatedReturning, Self::Stepped, Self::SteppedReturning];
+
+    pub(crate) fn address(self) -> u64 {
+        self.function() as usize as u64
+    }
+
+    /// Calls it `times` times, with an argument that is not the address of a block.
+    pub(crate) fn call(self, times: u32) {
+        let function = self.function();
+        for _ in 0..times {
+            function(1);
+        }
+    }
+
+    fn function(self) -> extern "C" fn(u64) {
+        match self {
+            Self::Emulated => heapbpf_emulated,
+            Self::EmulatedReturning => heapbpf_emulated_returning,
+            Self::Stepped => heapbpf_stepped,
+            Self::SteppedReturning => heapbpf_stepped_returning,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -85,11 +178,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_allowed_is_not_taken_for_missing() {
+    fn a_missing_permission_is_not_a_missing_feature() {
         let judge = |errno| judge(&io::Error::from_raw_os_error(errno));
         assert!(matches!(judge(libc::EPERM), Support::Unknown(_)));
         assert!(matches!(judge(libc::EACCES), Support::Unknown(_)));
         assert!(matches!(judge(libc::ENOSYS), Support::No(_)));
         assert!(matches!(judge(libc::EINVAL), Support::No(_)));
+    }
+}
+
+#[cfg(test)]
+mod capability_tests {
+    use super::*;
+
+    fn check(effective: CapabilitySet, missing: &[Capability]) {
+        assert_eq!(missing_from(effective), missing, "{effective:?}");
+    }
+
+    #[test]
+    fn sys_admin_includes_bpf_and_perfmon_only() {
+        use Capability::{Bpf, Perfmon, SysPtrace};
+        check(CapabilitySet::empty(), &[Bpf, Perfmon, SysPtrace]);
+        check(CapabilitySet::SYS_ADMIN, &[SysPtrace]);
+        check(CapabilitySet::BPF | CapabilitySet::SYS_PTRACE, &[Perfmon]);
+        check(CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYS_PTRACE, &[]);
+    }
+}
+
+#[cfg(test)]
+mod calibration_tests {
+    use super::*;
+
+    #[test]
+    fn every_spot_is_a_separate_function_that_returns() {
+        let mut addresses = Spot::ALL.map(Spot::address).to_vec();
+        addresses.dedup();
+        assert_eq!(addresses.len(), Spot::ALL.len());
+        Spot::ALL.iter().for_each(|spot| spot.call(3));
     }
 }

@@ -1,25 +1,43 @@
-//! What a program that heapbpf starts is to find as heapbpf itself found it.
+//! Signal dispositions and resource limits that a launched program must inherit unchanged.
 
-use super::limits::InheritedLimits;
-use super::signals::InheritedSignals;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// What heapbpf changes of itself and a program inherits. To be asked for before it does.
+use crate::linux::signals::InheritedSignals;
+
+/// State that heapbpf changes for itself and a child would inherit. Captured before the first change.
 #[derive(Clone, Copy, Debug)]
 pub struct Inherited {
-    /// Signals that are ignored and blocked.
     pub(super) signals: InheritedSignals,
-    /// Limits that heapbpf raises.
     pub(super) limits: InheritedLimits,
 }
 
 impl Inherited {
-    /// Of now and this thread.
+    /// Captures the state of this process and thread.
     pub fn now() -> Self {
         Self { signals: InheritedSignals::now(), limits: InheritedLimits::now() }
     }
 
-    /// How signals were.
     pub fn signals(&self) -> &InheritedSignals {
         &self.signals
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InheritedLimits {
+    locked_memory: Rlimit,
+    descriptors: Rlimit,
+}
+
+impl InheritedLimits {
+    pub(crate) fn now() -> Self {
+        Self { locked_memory: getrlimit(Resource::Memlock), descriptors: getrlimit(Resource::Nofile) }
+    }
+
+    /// Restores the captured limits. Async-signal-safe, for a child between fork and exec. Open descriptors stay open, but no
+    /// others may be opened afterwards.
+    pub(super) fn restore(&self) {
+        // They fail where a lower limit was set meanwhile, which then stays in force.
+        let _ = setrlimit(Resource::Memlock, self.locked_memory);
+        let _ = setrlimit(Resource::Nofile, self.descriptors);
     }
 }

@@ -1,4 +1,4 @@
-//! Opens files that the user names as inputs. Waits for no writer that does not come, and reads no more than requested.
+//! Opens input files that the user names. Named pipes without a writer time out; sizes are limited.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,22 +11,17 @@ use rustix::fs::{FsWord, Mode, OFlags, fcntl_setfl, fstatfs, open as open_at};
 use rustix::io::Errno;
 use rustix::pipe::{SpliceFlags, pipe, tee};
 
-/// How long a named pipe may have no writer.
+/// Time limit for a named pipe to get a writer.
 const WRITER_WAIT: Duration = Duration::from_secs(10);
 
-/// How often a named pipe is asked for its writer.
 const WRITER_PERIOD: Duration = Duration::from_millis(50);
 
-/// `PIPEFS_MAGIC` in include/uapi/linux/magic.h: where pipes without a name are, such as those of `<(command)`.
+/// `PIPEFS_MAGIC` in include/uapi/linux/magic.h: file system of unnamed pipes, such as those of `<(command)`.
 const PIPEFS_MAGIC: FsWord = 0x5049_5045;
 
-/// Opens a file for reading.
-///
-/// # Errors
-///
-/// The system's; that it is a directory; that nobody opens the other end of a named pipe within ten seconds.
+/// Opens a file for reading. Fails for directories, and for named pipes without a writer within ten seconds.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
-    // Without `NONBLOCK`, opening a named pipe waits until somebody opens its other end.
+    // Without `NONBLOCK`, opening a named pipe waits for a writer.
     let file = File::from(open_at(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?);
     let kind = file.metadata()?.file_type();
     if kind.is_dir() {
@@ -39,14 +34,14 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Waits until somebody has a named pipe open for writing, or has written to it.
+/// Waits until a named pipe is open for writing, or has data.
 fn await_writer(file: &File) -> io::Result<()> {
     let (_reader, copy) = pipe()?;
     let deadline = Instant::now() + WRITER_WAIT;
-    // Copying takes nothing out of the pipe, and distinguishes one without a writer (0) from one that is empty yet.
+    // `tee` consumes nothing, and distinguishes a pipe without a writer (0) from an empty one (`EAGAIN`).
     while tee(file, &copy, 1, SpliceFlags::NONBLOCK).or_else(empty)? == 0 {
         if Instant::now() >= deadline {
-            let text = "it is a named pipe that nobody writes to; start its writer first";
+            let text = "it is a named pipe without a writer; start its writer first";
             return Err(io::Error::new(io::ErrorKind::TimedOut, text));
         }
         thread::sleep(WRITER_PERIOD);
@@ -59,11 +54,7 @@ fn empty(error: Errno) -> Result<usize, Errno> {
     if error == Errno::AGAIN { Ok(1) } else { Err(error) }
 }
 
-/// Reads a file of text.
-///
-/// # Errors
-///
-/// As [`open`]; that it has more than `bytes_max` bytes, or is not UTF-8.
+/// Reads a text file. Fails if it has more than `bytes_max` bytes or is not UTF-8.
 pub(crate) fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     let mut text = String::new();
     open(path)?.take(bytes_max + 1).read_to_string(&mut text)?;
@@ -90,14 +81,14 @@ mod tests {
         std::fs::write(&path, "ten bytes.").expect("ours");
         assert_eq!(read_text(&path, 10).expect("it fits"), "ten bytes.");
         assert_eq!(read_text(&path, 9).expect_err("too long").kind(), io::ErrorKind::FileTooLarge);
-        let error = read_text(Path::new("/dev/zero"), 1 << 20).expect_err("it has no end");
+        let error = read_text(Path::new("/dev/zero"), 1 << 20).expect_err("endless");
         assert!(error.to_string().contains("limit of 1.0 MiB"), "{error}");
         assert_eq!(open(folder.path()).expect_err("a directory").kind(), io::ErrorKind::IsADirectory);
         assert_eq!(open(&folder.path().join("none")).expect_err("missing").kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
-    fn a_named_pipe_is_read_where_somebody_writes() {
+    fn a_named_pipe_with_a_writer_is_read() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("pipe");
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("ours");
@@ -105,12 +96,12 @@ mod tests {
             let path = path.clone();
             move || File::options().write(true).open(path)?.write_all(b"text")
         });
-        assert_eq!(read_text(&path, 100).expect("somebody writes"), "text");
-        writer.join().expect("it does not panic").expect("somebody reads");
+        assert_eq!(read_text(&path, 100).expect("it has a writer"), "text");
+        writer.join().expect("no panic").expect("it has a reader");
     }
 
     #[test]
-    fn a_slow_writer_is_waited_for() {
+    fn opening_a_named_pipe_waits_for_a_slow_writer() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("pipe");
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("ours");
@@ -119,16 +110,16 @@ mod tests {
             let path = path.clone();
             move || {
                 let mut file = open(&path).expect("it has a writer");
-                opened.send(()).expect("somebody waits");
+                opened.send(()).expect("the receiver waits");
                 let mut text = String::new();
                 file.read_to_string(&mut text).expect("it is text");
                 text
             }
         });
-        let mut writer = File::options().write(true).open(&path).expect("somebody reads");
+        let mut writer = File::options().write(true).open(&path).expect("it has a reader");
         is_open.recv().expect("the reader does not wait for the first byte");
-        writer.write_all(b"late").expect("somebody reads");
+        writer.write_all(b"late").expect("it has a reader");
         drop(writer);
-        assert_eq!(reader.join().expect("it does not panic"), "late");
+        assert_eq!(reader.join().expect("no panic"), "late");
     }
 }

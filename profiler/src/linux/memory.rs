@@ -1,29 +1,35 @@
-//! How much memory this machine has, and this process takes.
+//! Memory of the machine, of control groups and of this process.
+
+use std::fs;
+use std::path::Path;
 
 use procfs::Current;
 use procfs::process::{MMapPath, Process};
 use rustix::system::sysinfo;
 
-/// Requests below this many bytes succeed in a process without limits of its own: half of what the machine has, which not
-/// even the kernel's cautious accounting refuses (`OVERCOMMIT_GUESS` in
+use crate::ids::Pid;
+use crate::linux::proc::process::{self, Membership};
+
+/// Requests below this many bytes succeed in a process without limits of its own: half of the machine's memory, which even
+/// heuristic overcommit does not refuse (`OVERCOMMIT_GUESS` in
 /// [`__vm_enough_memory`](https://github.com/torvalds/linux/blob/v6.12/mm/util.c#L946)).
 pub(crate) fn throw_safe_bytes() -> u64 {
     let info = sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit)) / 2
 }
 
-/// Memory that can be had without anything being swapped out or ended for it, in bytes, as the kernel guesses (`MemAvailable`).
+/// Memory available without swapping or killing, in bytes, as the kernel estimates (`MemAvailable`).
 pub(crate) fn available_bytes() -> Option<u64> {
     procfs::Meminfo::current().ok()?.mem_available
 }
 
-/// Has the kernel end this process before any other where memory runs out, that of a control group too.
-pub(crate) fn give_way() {
+/// Makes this process the first candidate of the OOM killer, for control groups as well.
+pub(crate) fn prefer_for_oom_kill() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
-/// Resident memory of this process, in bytes, without what of it are the kernel's maps: those are mapped as files that have
-/// no name. 0 when `/proc` does not tell.
+/// Resident memory of this process in bytes, without BPF maps, which are mapped as files without a name. 0 when `/proc` cannot
+/// be read.
 pub(crate) fn resident_bytes() -> u64 {
     let read = |process: Process| process.smaps();
     let Ok(maps) = Process::myself().and_then(read) else { return 0 };
@@ -31,9 +37,83 @@ pub(crate) fn resident_bytes() -> u64 {
     own.filter_map(|map| map.extension.map.get("Rss")).sum()
 }
 
-/// Whether this is what a BPF map is called that is mapped into a process.
+/// Whether this is the name of a mapped BPF map.
 fn is_bpf_map(name: &MMapPath) -> bool {
     matches!(name, MMapPath::Path(path) if path.as_os_str() == "anon_inode:bpf-map")
+}
+
+/// Mount point of the hierarchies with systemd and container runtimes.
+const HIERARCHIES: &str = "/sys/fs/cgroup";
+
+/// Files of a cgroup version: limit, usage, and the line of `memory.stat` with the part that is reclaimable. See
+/// [cgroup-v2.rst](https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/cgroup-v2.rst) and
+/// [memory.rst](https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/cgroup-v1/memory.rst).
+struct Files {
+    limit: &'static str,
+    used: &'static str,
+    reclaimable: &'static str,
+}
+
+const VERSION_1: Files =
+    Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", reclaimable: "total_inactive_file " };
+const VERSION_2: Files = Files { limit: "memory.max", used: "memory.current", reclaimable: "inactive_file " };
+
+/// Bytes that this process may still allocate in the most restrictive of its groups. `None` where no group has a limit, or none is readable.
+pub(crate) fn available_in_cgroup_bytes() -> Option<u64> {
+    let memberships = process::cgroups(Pid(std::process::id())).ok()?;
+    available_in(&memberships, Path::new(HIERARCHIES))
+}
+
+fn available_in(memberships: &[Membership], hierarchies: &Path) -> Option<u64> {
+    let groups = memberships.iter().filter_map(|place| {
+        let has_memory = place.controllers.split(',').any(|controller| controller == "memory");
+        match place.controllers.as_str() {
+            "" => Some((hierarchies.to_owned(), VERSION_2, &place.path)),
+            _ if has_memory => Some((hierarchies.join("memory"), VERSION_1, &place.path)),
+            _ => None,
+        }
+    });
+    // Limits include all descendants. In a container, ancestors, or its own group by that name, may not be visible.
+    let left = groups.flat_map(|(hierarchy, files, path)| {
+        let above = Path::new(path).ancestors().map(|group| group.strip_prefix("/").unwrap_or(group).to_owned());
+        above.map(move |group| hierarchy.join(group)).filter_map(move |group| left_in(&group, &files))
+    });
+    left.min()
+}
+
+fn left_in(group: &Path, files: &Files) -> Option<u64> {
+    let number = |file: &str| fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
+    // Version 2 writes `max` where there is no limit; version 1 a number larger than any memory.
+    let (limit, used) = (number(files.limit)?, number(files.used)?);
+    let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let reclaimable = stat.lines().find_map(|line| line.strip_prefix(files.reclaimable)?.parse::<u64>().ok());
+    Some(limit.saturating_sub(used).saturating_add(reclaimable.unwrap_or(0)).min(limit))
+}
+
+/// Read limit; real files have about 1,300 bytes.
+const LIMITS_BYTES_MAX: u64 = 1 << 16;
+
+/// Why an allocation may fail in this process although the machine has enough memory, as a clause that follows "and". `None`
+/// without such a reason. Limits of control groups do not count: they kill processes and fail no requests.
+pub(crate) fn memory_limit_reason(pid: Pid) -> Option<String> {
+    let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
+    limit_reason(&read_limits(pid).unwrap_or_default(), &overcommit)
+}
+
+fn read_limits(pid: Pid) -> Option<String> {
+    String::from_utf8(process::read(pid, "limits", LIMITS_BYTES_MAX).ok()?).ok()
+}
+
+pub(crate) fn limit_reason(limits: &str, overcommit: &str) -> Option<String> {
+    for (name, what) in [("Max address space", "ulimit -v"), ("Max data size", "ulimit -d")] {
+        let soft = limits.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
+        if let Some(bytes) = soft.filter(|&soft| soft != "unlimited") {
+            return Some(format!("this process is limited to {bytes} bytes (`{what}`)"));
+        }
+    }
+    // `OVERCOMMIT_NEVER` (Documentation/mm/overcommit-accounting.rst).
+    (overcommit.trim() == "2")
+        .then(|| "this machine does not overcommit memory (`vm.overcommit_memory` is 2)".to_owned())
 }
 
 #[cfg(test)]
@@ -41,9 +121,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bpf_maps_are_told_from_other_files() {
-        let check = |name: &str| is_bpf_map(&MMapPath::from(name).expect("it is a name"));
-        assert!(check("anon_inode:bpf-map"), "as Linux writes it");
+    fn bpf_maps_are_distinguished_from_other_files() {
+        let check = |name: &str| is_bpf_map(&MMapPath::from(name).expect("a valid name"));
+        assert!(check("anon_inode:bpf-map"), "Linux's name");
         assert!(!["anon_inode:[perf_event]", "/usr/lib/libc.so.6", "[heap]", ""].iter().any(|name| check(name)));
     }
 
@@ -51,5 +131,91 @@ mod tests {
     fn machines_have_memory() {
         let bytes = throw_safe_bytes();
         assert!((16 << 20..1 << 46).contains(&bytes), "{bytes}");
+    }
+}
+
+#[cfg(test)]
+mod cgroup_memory_tests {
+    use super::*;
+
+    /// Writes a group's limit, usage, and `memory.stat`.
+    fn group(folder: &Path, files: &Files, [limit, used, stat]: [&str; 3]) {
+        fs::create_dir_all(folder).expect("the directory is ours");
+        for (file, text) in [(files.limit, limit), (files.used, used), ("memory.stat", stat)] {
+            fs::write(folder.join(file), format!("{text}\n")).expect("the directory is ours");
+        }
+    }
+
+    fn place(controllers: &str, path: &str) -> Membership {
+        Membership { controllers: controllers.to_owned(), path: path.to_owned() }
+    }
+
+    #[test]
+    fn the_most_restrictive_group_counts() {
+        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+        let root = folder.path();
+        let places = [place("", "/pod/container")];
+        assert_eq!(available_in(&places, root), None, "nothing is mounted");
+        group(&root.join("pod/container"), &VERSION_2, ["max", "700", "anon 5"]);
+        assert_eq!(available_in(&places, root), None, "no limit");
+        group(&root.join("pod"), &VERSION_2, ["1000", "900", "active_file 7\ninactive_file 50"]);
+        assert_eq!(available_in(&places, root), Some(150));
+        group(&root.join("pod/container"), &VERSION_2, ["800", "700", ""]);
+        assert_eq!(available_in(&places, root), Some(100));
+        group(&root.join("pod/container"), &VERSION_2, ["800", "900", "inactive_file 5000"]);
+        assert_eq!(available_in(&places, root), Some(150), "no more than the limit");
+        assert_eq!(available_in(&[place("", "/other")], root), None);
+    }
+
+    #[test]
+    fn version_1_has_a_hierarchy_of_its_own() {
+        let folder = tempfile::tempdir().expect("there is a directory for temporary files");
+        let root = folder.path();
+        group(&root.join("memory"), &VERSION_1, ["1000", "400", "inactive_file 1\ntotal_inactive_file 30"]);
+        group(&root.join("cpu"), &VERSION_1, ["1", "1", ""]);
+        let places = [place("cpu,cpuacct", "/"), place("memory", "/docker/abc"), place("", "/")];
+        assert_eq!(available_in(&places, root), Some(630), "the container's group is mounted as the root");
+    }
+
+    #[test]
+    fn limits_of_this_process_are_readable() {
+        assert!(available_in_cgroup_bytes().is_none_or(|bytes| bytes > 0));
+    }
+}
+
+#[cfg(test)]
+mod limits_tests {
+    use super::*;
+
+    const LIMITS: &str = "\
+Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              unlimited            unlimited            seconds
+Max data size             unlimited            unlimited            bytes
+Max address space         unlimited            unlimited            bytes
+";
+
+    fn check(limits: &str, overcommit: &str, expected: Option<&str>) {
+        let reason = limit_reason(limits, overcommit);
+        assert_eq!(reason.is_some(), expected.is_some(), "{reason:?}");
+        assert!(reason.unwrap_or_default().contains(expected.unwrap_or_default()));
+    }
+
+    #[test]
+    fn memory_limits_are_reported() {
+        check(LIMITS, "0\n", None);
+        check("", "", None);
+        check(LIMITS, "2\n", Some("overcommit"));
+        check(&LIMITS.replace("address space         unlimited", "address space         1048576000"), "0", Some("-v"));
+        check(
+            &LIMITS.replace("data size             unlimited", "data size             4096"),
+            "0",
+            Some("4096 bytes"),
+        );
+    }
+
+    #[test]
+    fn limits_of_this_process_are_readable() {
+        let own = read_limits(Pid(std::process::id())).expect("there");
+        assert!(own.contains("Max address space"), "{own}");
     }
 }

@@ -1,33 +1,23 @@
-//! System calls, procfs, ptrace and perf events. The only folder of the agent with `unsafe`.
+//! System calls, procfs, ptrace and perf events. The only folder of the agent with `unsafe`; what depends on the CPU is in
+//! `arch`.
 
+pub(crate) mod arch;
 pub(crate) mod bpf;
-pub(crate) mod buffer;
-pub(crate) mod calibration;
-pub(crate) mod capability;
+pub(crate) mod bpf_map;
 pub(crate) mod channel;
-pub(crate) mod child_signal;
 pub(crate) mod clock;
 pub(crate) mod companion;
 pub(crate) mod confinement;
-pub(crate) mod deferral;
 pub(crate) mod feature;
-pub(crate) mod grace_period;
 pub(crate) mod inherited;
 pub(crate) mod input;
-pub(crate) mod limits;
-pub(crate) mod map_batch;
-pub(crate) mod map_memory;
+pub(crate) mod mapping;
 pub(crate) mod memory;
-pub(crate) mod page_scan;
-pub(crate) mod perf_event;
-pub(crate) mod pid;
 pub(crate) mod pidfd;
 pub(crate) mod proc;
 pub(crate) mod process_memory;
-pub(crate) mod program_info;
 pub(crate) mod ptrace;
 pub(crate) mod readiness;
 pub(crate) mod replacement;
 pub(crate) mod signals;
 pub(crate) mod spawn;
-pub(crate) mod syscall_filter;

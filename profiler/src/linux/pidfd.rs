@@ -1,4 +1,4 @@
-//! A process that is watched for its end.
+//! Process file descriptors.
 
 #![expect(unsafe_code, reason = "rustix has no PIDFD_GET_INFO")]
 
@@ -9,51 +9,37 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::pid;
 use crate::ids::Pid;
 
-/// A handle on a process that outlives it and is never another one's, even when its number is used again. Readable
-/// (`poll`) once the process has ended. Needs Linux 5.3.
+/// A handle on a process that stays valid when its PID is reused. Readable (`poll`) once the process has exited. Linux 5.3.
 #[derive(Debug)]
 pub(crate) struct PidFd(OwnedFd);
 
 impl PidFd {
-    /// Takes hold of a running process.
-    ///
-    /// # Errors
-    ///
-    /// `ESRCH` when there is no such process.
+    /// Opens a running process. Errors: `ESRCH` when there is no such process.
     pub(crate) fn open(pid: Pid) -> io::Result<Self> {
-        let pid = pid::raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+        let pid = raw_pid(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
         Ok(Self(pidfd_open(pid, PidfdFlags::NONBLOCK)?))
     }
 
-    /// Kills the process.
-    ///
-    /// # Errors
-    ///
-    /// `ESRCH` if it has ended, `EPERM` without the right to.
+    /// Kills the process. Errors: `ESRCH` if it has exited, `EPERM`.
     pub(crate) fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::KILL)?)
     }
 
-    /// Whether the process has ended, reaped or not. While it has not, its number is its own: what was read of
-    /// `/proc/PID` between [`open`](Self::open) and a `false` of this is this very process's.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel has no memory for it.
+    /// Whether the process has exited, reaped or not. Until then its PID is not reused: what was read from `/proc/PID` between
+    /// [`open`](Self::open) and a `false` of this belongs to this process.
     pub(crate) fn has_ended(&self) -> io::Result<bool> {
-        let mut waited_for = [PollFd::new(&self.0, PollFlags::IN)];
-        // A signal interrupts this though it does not wait (`do_poll` in fs/select.c).
-        let ready = retry_on_intr(|| poll(&mut waited_for, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })))?;
+        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+        // A signal interrupts `poll` even without a timeout (`do_poll` in fs/select.c).
+        let ready = retry_on_intr(|| poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })))?;
         Ok(ready > 0)
     }
 
-    /// The wait status of the ended and reaped process, where the kernel keeps it (Linux 6.15).
+    /// Wait status of the exited and reaped process, where the kernel keeps it (Linux 6.15).
     pub(crate) fn wait_status(&self) -> Option<i32> {
         let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
-        // SAFETY: the request number states the size of `PidfdInfo`, which the kernel fills and nothing else.
+        // SAFETY: the request number states the size of `PidfdInfo`, which is all that the kernel writes.
         let result = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
         (result == 0 && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
     }
@@ -91,24 +77,30 @@ const PIDFD_GET_INFO: libc::c_ulong = (3 << 30) | ((size_of::<PidfdInfo>() as li
 
 const _: () = assert!(size_of::<PidfdInfo>() == 64);
 
+/// `None` for 0, which has another meaning in system calls, and for numbers above `pid_t`.
+pub(crate) fn raw_pid(pid: Pid) -> Option<rustix::process::Pid> {
+    i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::process::Command;
 
+    use super::*;
+
     #[test]
-    fn the_exit_status_is_told_after_the_process_is_gone() {
+    fn the_exit_status_is_available_after_reaping() {
         let mut child = Command::new("sh").args(["-c", "exit 7"]).spawn().expect("sh starts");
         let pidfd = PidFd::open(Pid(child.id())).expect("the child is not reaped yet");
         child.wait().expect("the child ends");
-        // Kernels before 6.15 do not keep it.
+        // Linux 6.15 and later keep it.
         if let Some(status) = pidfd.wait_status() {
             assert_eq!(status, 7 << 8);
         }
     }
 
     #[test]
-    fn an_end_is_noticed_before_and_after_reaping() {
+    fn an_exit_is_noticed_before_and_after_reaping() {
         let mut child = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat starts");
         let pidfd = PidFd::open(Pid(child.id())).expect("the child runs");
         assert!(!pidfd.has_ended().expect("polled"));
@@ -116,7 +108,7 @@ mod tests {
         // Waits for the end and leaves the zombie.
         let id = || rustix::process::WaitId::PidFd(pidfd.as_fd());
         let options = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
-        // The descriptor does not block, so neither does waiting for it.
+        // The descriptor is non-blocking, so `waitid` is, too.
         while rustix::process::waitid(id(), options).is_err() {
             std::thread::yield_now();
         }
@@ -126,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn signals_end_nothing() {
+    async fn a_signal_is_not_taken_for_an_exit() {
         let _caught = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::window_change()).expect("a handler");
         // SAFETY: takes no arguments and cannot fail.
         let this = unsafe { libc::pthread_self() };
@@ -135,18 +127,25 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                    // SAFETY: the thread waits for this one's end.
+                    // SAFETY: this thread outlives the scope.
                     unsafe { libc::pthread_kill(this, libc::SIGWINCH) };
                 }
             });
             let answers: Vec<_> = (0..20_000).map(|_| pidfd.has_ended().ok()).collect();
             done.store(true, std::sync::atomic::Ordering::Relaxed);
-            assert!(answers.iter().all(|&ended| ended == Some(false)));
+            assert!(answers.iter().all(|&exited| exited == Some(false)));
         });
     }
 
     #[test]
-    fn no_process_has_number_zero() {
+    fn zero_is_not_a_process() {
         assert_eq!(PidFd::open(Pid(0)).expect_err("0 is no process").raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn only_valid_pids_are_converted() {
+        for (number, taken) in [(0, None), (1, Some(1)), (1 << 22, Some(1 << 22)), (1 << 31, None), (u32::MAX, None)] {
+            assert_eq!(raw_pid(Pid(number)).map(rustix::process::Pid::as_raw_pid), taken, "{number}");
+        }
     }
 }

@@ -1,45 +1,138 @@
-//! Reads memory of another process.
+//! Reads memory of another process, and finds which of its pages hold data.
 
-#![expect(unsafe_code, reason = "rustix has no process_vm_readv")]
+#![expect(unsafe_code, reason = "rustix has no process_vm_readv and no PAGEMAP_SCAN")]
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use crate::ids::Pid;
 
-/// Most ranges that one call reads (`UIO_MAXIOV`).
+/// Maximum number of ranges in one call (`UIO_MAXIOV`).
 pub(crate) const RANGES_MAX: usize = 1024;
 
-/// Copies ranges of a process's memory, each an address and a length, one behind the other into the buffer, and tells how many
-/// bytes that were. Where something cannot be read, or the buffer is full, copying ends.
-///
-/// # Errors
-///
-/// `EFAULT` if not even the first byte could be read, `ESRCH` if there is no such process, `EPERM` without the right to, `EINVAL`
-/// with more than [`RANGES_MAX`] ranges.
+/// Copies ranges of a process's memory (address, length) into the buffer, one after the other, and returns the number of bytes.
+/// Stops at the first unreadable byte, or when the buffer is full. Errors: `EFAULT` if not even the first byte is readable, `ESRCH`,
+/// `EPERM`, `EINVAL` with more than [`RANGES_MAX`] ranges.
 pub(crate) fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
     let raw_pid = libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-    let there: Vec<libc::iovec> = ranges.iter().map(|&(address, length)| remote(address, length)).collect();
-    let here = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    let count = libc::c_ulong::try_from(there.len()).map_err(io::Error::other)?;
-    // SAFETY: the kernel writes to `here` alone, which is all of a buffer that is borrowed for writing; `there` are addresses
-    // of another process, which are only read, and checked by the kernel.
-    let copied = unsafe { libc::process_vm_readv(raw_pid, &raw const here, 1, there.as_ptr(), count, 0) };
+    let remote: Vec<libc::iovec> = ranges.iter().map(|&(address, length)| remote_range(address, length)).collect();
+    let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    let count = libc::c_ulong::try_from(remote.len()).map_err(io::Error::other)?;
+    // SAFETY: the kernel writes only to `local`, which is a buffer that is borrowed mutably; `remote` are addresses of another
+    // process, which are only read, and checked by the kernel.
+    let copied = unsafe { libc::process_vm_readv(raw_pid, &raw const local, 1, remote.as_ptr(), count, 0) };
     usize::try_from(copied).map_err(|_| io::Error::last_os_error())
 }
 
-/// Copies memory that the process itself may not read at the time, as debuggers do; how many bytes that was.
-///
-/// # Errors
-///
-/// Where it is not there, or the kernel lets nobody do so (`proc_mem.force_override=never`).
-pub(crate) fn read_closed(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
+/// Copies memory that the process itself may not read (`PROT_NONE`), like a debugger; returns the number of bytes. Fails where
+/// nothing is mapped, or with `proc_mem.force_override=never`.
+pub(crate) fn read_protected(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
     File::open(format!("/proc/{pid}/mem"))?.read_at(buffer, address)
 }
 
-fn remote(address: u64, length: usize) -> libc::iovec {
-    // Addresses have as many bits as here: x86-64.
+fn remote_range(address: u64, length: usize) -> libc::iovec {
+    // Addresses have 64 bits in both processes.
     let base = std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(usize::MAX));
     libc::iovec { iov_base: base, iov_len: length }
 }
+
+/// Pages to find. Pages that map the kernel's zero page are never included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// All pages in memory or swapped out.
+    All,
+    /// Without pages that are unmodified file contents.
+    Anonymous,
+}
+
+/// Passes all such pages in a range of a process's memory to `found`, by rising address (`PAGEMAP_SCAN`, Linux 6.7). `pagemap`
+/// is its `/proc/PID/pagemap`. Memory that was never touched costs nothing. Errors: `ENOTTY` or `EINVAL` where the kernel lacks the
+/// request, `ESRCH` when the process has exited.
+pub(crate) fn scan_pages(
+    pagemap: &File,
+    range: Range<u64>,
+    pages: Pages,
+    found: &mut dyn FnMut(Range<u64>),
+) -> io::Result<()> {
+    // The kernel refuses unknown categories. Linux 6.15 reports guard pages, which look like swapped pages before.
+    match scan_without(pagemap, range.clone(), pages, ZEROS | GUARD, found) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => scan_without(pagemap, range, pages, ZEROS, found),
+        result => result,
+    }
+}
+
+fn scan_without(
+    pagemap: &File,
+    range: Range<u64>,
+    pages: Pages,
+    unwanted: u64,
+    found: &mut dyn FnMut(Range<u64>),
+) -> io::Result<()> {
+    let unwanted = unwanted | if pages == Pages::Anonymous { FILE } else { 0 };
+    let mut regions = [PageRegion::default(); 512];
+    let mut start = range.start;
+    while start < range.end {
+        let mut request = ScanRequest {
+            size: size_of::<ScanRequest>() as u64,
+            start,
+            end: range.end,
+            regions: (&raw mut regions).expose_provenance() as u64,
+            region_count: regions.len() as u64,
+            inverted: unwanted,
+            all_of: unwanted,
+            any_of: PRESENT | SWAPPED,
+            reported: unwanted,
+            ..ScanRequest::default()
+        };
+        // SAFETY: the kernel reads and writes a `ScanRequest`, and writes at most `region_count` regions; both outlive the call.
+        let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) };
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        regions.iter().take(count).for_each(|region| found(region.start..region.end));
+        if request.walk_end <= start {
+            return Err(io::Error::other("PAGEMAP_SCAN makes no progress"));
+        }
+        start = request.walk_end;
+    }
+    Ok(())
+}
+
+/// `struct pm_scan_arg` (<https://github.com/torvalds/linux/blob/v6.7/include/uapi/linux/fs.h#L350-L393>).
+#[derive(Default)]
+#[repr(C)]
+struct ScanRequest {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    region_count: u64,
+    pages_max: u64,
+    inverted: u64,
+    all_of: u64,
+    any_of: u64,
+    reported: u64,
+}
+
+const _: () = assert!(size_of::<ScanRequest>() == 96);
+
+/// `struct page_region`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct PageRegion {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
+/// `PAGE_IS_*`.
+const FILE: u64 = 1 << 2;
+const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
+const ZEROS: u64 = 1 << 5;
+const GUARD: u64 = 1 << 8;

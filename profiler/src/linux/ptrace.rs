@@ -1,8 +1,7 @@
-//! A thread that is traced (`ptrace(2)`): stopped at system calls, execs and its end, asked for its registers, and let run
-//! again. What a stop means is the caller's to say.
+//! Traced threads (`ptrace(2)`): stops, registers, resuming.
 //!
-//! `libc` is called itself: the safe wrapper crates know no real-time signals, which a program may be sent as it starts,
-//! and have no `PTRACE_LISTEN`.
+//! Calls `libc` directly: the safe wrapper crates have neither real-time signals, which a program may receive as it starts, nor
+//! `PTRACE_LISTEN`.
 
 #![expect(unsafe_code, reason = "rustix has no ptrace")]
 
@@ -14,41 +13,36 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 
-use super::pid;
 use crate::ids::{Pid, Tid};
+use crate::linux::arch::{self, Registers};
+use crate::linux::pidfd::raw_pid;
 
-mod registers;
-mod syscall;
-
-pub(crate) use registers::Registers;
-pub(crate) use syscall::SyscallPhase;
-
-/// Why a traced process does not run.
+/// Why a traced thread is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// It is about to make a system call, or has made one: [`Tracee::syscall_info`] tells.
+    /// Entry to or exit from a system call: see [`Tracee::syscall_info`].
     Syscall,
-    /// It has called exec: nothing of the new program has run.
+    /// It has called exec. No instruction of the new program has run.
     Exec,
-    /// A signal has come and is delivered only if it is handed back.
+    /// A signal, delivered only if it is passed on when the thread resumes.
     Signal(i32),
-    /// A signal has stopped the whole process, as Ctrl-Z does.
+    /// A signal has stopped the whole process, as Ctrl-Z does (group-stop).
     GroupStop,
-    /// It was asked to stop, or SIGCONT has ended a group stop; or it is new, and has run nothing yet.
+    /// `PTRACE_INTERRUPT`, SIGCONT ending a group-stop, or a new thread that has run nothing yet.
     Trap,
-    /// It has made a thread, which is traced too and stops before it runs anything:
-    /// [`event_message`](Tracee::event_message) is its number.
+    /// It has created a thread, which is traced too and stops before its first instruction:
+    /// [`event_message`](Tracee::event_message) is its TID.
     Clone,
-    /// It has made a process, by fork or vfork, as of [`Clone`](Self::Clone).
+    /// It has created a process by fork or vfork; otherwise like [`Clone`](Self::Clone).
     Fork,
-    /// It is about to end, and everything of it is there still: [`event_message`](Tracee::event_message) is its status.
+    /// It is about to exit; its memory still exists. [`event_message`](Tracee::event_message) is the wait status.
     Exiting,
-    /// It has ended and is reaped.
+    /// It has exited and is reaped.
     Ended(ExitStatus),
 }
 
 impl Stop {
-    /// The signal to hand back for the process to notice nothing; 0 for none.
+    /// Returns the signal to pass on when the thread resumes; 0 for none.
     fn signal(self) -> i32 {
         match self {
             Self::Signal(signal) => signal,
@@ -73,20 +67,19 @@ impl Stop {
     }
 }
 
-/// At which stops a thread is held, and what becomes of it when its tracer ends. At execs it always is.
+/// Ptrace options: additional stops, and what happens to the thread when its tracer exits. Execs always stop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options(libc::c_int);
 
 impl Options {
-    /// Threads that it makes are traced with the same options: [`Stop::Clone`]. A process is meant too that it makes by
-    /// `clone` without a signal of its end, and so are those of [`FORKS`](Self::FORKS).
+    /// Threads that it creates are traced with the same options: [`Stop::Clone`]. Includes processes created by `clone`
+    /// without a termination signal.
     pub(crate) const THREADS: Self = Self(libc::PTRACE_O_TRACECLONE);
-    /// [`Stop::Exiting`].
+    /// Stops at [`Stop::Exiting`].
     pub(crate) const EXIT: Self = Self(libc::PTRACE_O_TRACEEXIT);
-    /// It is killed when its tracer ends.
+    /// The kernel kills it when its tracer exits.
     pub(crate) const KILLED: Self = Self(libc::PTRACE_O_EXITKILL);
 
-    /// These and those.
     pub(crate) const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
@@ -96,12 +89,11 @@ impl Options {
     }
 }
 
-/// A traced thread; a process, where it has one. The kernel lets only the thread that took hold of it ask anything, so this
-/// cannot be sent to another.
+/// A traced thread. The kernel accepts requests from the tracing thread alone, so this is not `Send`.
 ///
-/// A thread that is killed while it is stopped is no longer there to be asked or let run; then requests succeed and do
-/// nothing, and [`wait`](Self::wait) tells its end. When the tracing thread ends, whatever the reason, the kernel lets go of
-/// all that it holds, which runs on. A clone is the same thread, held once.
+/// Requests about a thread that is killed while it is stopped succeed without effect, and [`wait`](Self::wait) returns its
+/// exit. When the tracing thread exits for any reason, the kernel detaches and resumes all its tracees. Clones refer to the
+/// same thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Tracee {
     pid: Pid,
@@ -109,74 +101,61 @@ pub(crate) struct Tracee {
 }
 
 impl Tracee {
-    /// Takes hold of a process with one thread, without stopping it; of others, of the first thread. It stops from now on
-    /// when it calls exec and when a signal comes.
+    /// Attaches to the first thread of a process without stopping it. From now on it stops at execs and signals.
     ///
-    /// # Errors
-    ///
-    /// `EPERM` where tracing is forbidden, or another tracer has it, or it has ended and was not waited for; `ESRCH` where
-    /// there is none; `ENOSYS` and others where a filter says so.
+    /// Errors: `EPERM` where tracing is forbidden, another tracer is attached, or it is a zombie; `ESRCH`; `ENOSYS` and others
+    /// under a seccomp filter.
     pub(crate) fn seize(pid: Pid) -> io::Result<Self> {
         Self::seize_thread(Tid(pid.0), Options::default())
     }
 
-    /// Takes hold of any thread, without stopping it.
+    /// Attaches to any thread without stopping it.
     pub(crate) fn seize_thread(tid: Tid, options: Options) -> io::Result<Self> {
         let tracee = Self::of(tid);
         tracee.request(libc::PTRACE_SEIZE, 0, options.raw())?;
         Ok(tracee)
     }
 
-    /// A thread of which the kernel took hold for this one, because what made it is traced: of a [`Stop::Clone`] or
-    /// [`Stop::Fork`].
+    /// A thread that the kernel attached automatically because its creator is traced: [`Stop::Clone`], [`Stop::Fork`].
     pub(crate) fn of(tid: Tid) -> Self {
         Self { pid: Pid(tid.0), of_this_thread: PhantomData }
     }
 
-    /// Its number as that of a process, which it is for the first thread of one.
+    /// The TID as a PID, which it is for the first thread of a process.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Its number.
     pub(crate) fn tid(&self) -> Tid {
         Tid(self.pid.0)
     }
 
-    /// Kills a process. Its end comes as any stop.
+    /// Kills the process. Its exit arrives as a stop.
     pub(crate) fn kill(&self) -> io::Result<()> {
-        match pid::raw(self.pid).map(|pid| kill_process(pid, Signal::KILL)) {
+        match raw_pid(self.pid).map(|pid| kill_process(pid, Signal::KILL)) {
             None | Some(Ok(()) | Err(rustix::io::Errno::SRCH)) => Ok(()),
-            // One that may be traced can be killed this way.
+            // Killing a process of another user requires only the permission to trace it.
             Some(Err(_)) => unless_gone(self.request(libc::PTRACE_KILL, 0, 0)),
         }
     }
 
-    /// At which stops it is held from now on. Possible at a stop only.
+    /// Changes the options. Requires that the thread is stopped.
     pub(crate) fn set_options(&self, options: Options) -> io::Result<()> {
         unless_gone(self.request(libc::PTRACE_SETOPTIONS, 0, options.raw()))
     }
 
-    /// What belongs to a stop: the number of a new thread or process, the status of one that ends, the former number of the
-    /// thread that called exec. `None` if it was killed meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` at stops without.
+    /// Value that belongs to the stop: PID or TID of what was created, wait status of an exit, former TID of the thread
+    /// that called exec. `None` if the thread was killed meanwhile. Errors: `EINVAL` at stops without a value.
     pub(crate) fn event_message(&self) -> io::Result<Option<u64>> {
         let mut message: libc::c_ulong = 0;
         let address = (&raw mut message).expose_provenance();
         Ok(self.ask(libc::PTRACE_GETEVENTMSG, 0, address)?.then_some(message))
     }
 
-    /// The next stop, once it comes; `None` if none does in time.
+    /// Waits for the next stop; `None` after the time limit.
     ///
-    /// `waitpid` has no time limit, and the signal that announces a stop may go to any thread: so this asks again and
-    /// again, at first without a pause, because a stop at a system call is microseconds away.
-    ///
-    /// # Errors
-    ///
-    /// `ECHILD` if the process was reaped elsewhere.
+    /// `waitpid` has no time limit, and any thread may receive the SIGCHLD of a stop, so this polls, at first without a pause:
+    /// a stop at a system call is microseconds away. Errors: `ECHILD` if another caller has reaped the process.
     pub(crate) fn wait(&self, limit: Duration) -> io::Result<Option<Stop>> {
         let mut pause = Pause::new(limit);
         loop {
@@ -185,32 +164,28 @@ impl Tracee {
                 return Ok(stop);
             }
             if !pause.wait() {
-                // On a busy machine the pause may have been long, and the stop has come meanwhile.
+                // On a busy machine the pause may have been long, and the stop has occurred meanwhile.
                 return self.stopped();
             }
         }
     }
 
-    /// The next stop if it has come already.
+    /// Returns the next stop if it has occurred already.
     pub(crate) fn stopped(&self) -> io::Result<Option<Stop>> {
         reap(self.pid)
     }
 
-    /// Lets it run to its next system call. What made it stop is handed back: a signal is delivered.
-    ///
-    /// # Errors
-    ///
-    /// `ESRCH` never, see [`Tracee`]; others should not happen.
+    /// Resumes the thread until its next system call. The signal of `stop` is delivered.
     pub(crate) fn run_to_syscall(&self, stop: Stop) -> io::Result<()> {
         self.resume(libc::PTRACE_SYSCALL, stop)
     }
 
-    /// Lets it run to its next exec or signal.
+    /// Resumes the thread until its next exec or signal.
     pub(crate) fn run(&self, stop: Stop) -> io::Result<()> {
         self.resume(libc::PTRACE_CONT, stop)
     }
 
-    /// Lets go of it: it runs, or stays stopped where a signal has stopped the whole process. Possible at a stop only.
+    /// Detaches: the thread runs, or stays in a group-stop. Requires that it is stopped.
     pub(crate) fn detach(&self, stop: Stop) -> io::Result<()> {
         if matches!(stop, Stop::Ended(_)) {
             return Ok(());
@@ -218,7 +193,18 @@ impl Tracee {
         unless_gone(self.request(libc::PTRACE_DETACH, 0, stop.signal().unsigned_abs() as usize))
     }
 
-    /// Asks a running process to stop. Another stop may come first.
+    /// Makes sure that a thread notices nothing of a stop at [`Stop::Trap`]: restarts a system call that failed because of it.
+    pub(crate) fn restart_syscall(&self, stop: Stop) -> io::Result<()> {
+        if stop == Stop::Trap
+            && let Ok(Some(registers)) = self.registers()
+            && let Some(restarted) = registers.with_syscall_restarted()
+        {
+            self.set_registers(&restarted)?;
+        }
+        Ok(())
+    }
+
+    /// Requests a stop. Another stop may occur first.
     pub(crate) fn interrupt(&self) -> io::Result<()> {
         unless_gone(self.request(libc::PTRACE_INTERRUPT, 0, 0))
     }
@@ -226,13 +212,13 @@ impl Tracee {
     fn resume(&self, how: libc::c_uint, stop: Stop) -> io::Result<()> {
         match stop {
             Stop::Ended(_) => Ok(()),
-            // Only this leaves the process stopped, and tells when it is continued.
+            // `PTRACE_LISTEN` alone keeps the process in its group-stop and reports when it continues.
             Stop::GroupStop => unless_gone(self.request(libc::PTRACE_LISTEN, 0, 0)),
             _ => unless_gone(self.request(how, 0, stop.signal().unsigned_abs() as usize)),
         }
     }
 
-    /// As [`request`](Self::request); false if the thread was killed meanwhile.
+    /// Like [`request`](Self::request); false if the thread was killed meanwhile.
     fn ask(&self, request: libc::c_uint, address: usize, data: usize) -> io::Result<bool> {
         match self.request(request, address, data) {
             Ok(()) => Ok(true),
@@ -241,22 +227,18 @@ impl Tracee {
         }
     }
 
-    /// `data` is a number, or the address of what the kernel reads from or writes to.
+    /// `data` is a number, or the address of memory that the kernel reads or writes.
     fn request(&self, request: libc::c_uint, address: usize, data: usize) -> io::Result<()> {
         let pid = libc::pid_t::try_from(self.pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
         // SAFETY: where the kernel reads or writes memory of this process, `data` is the address of a value, or of a buffer's
-        // description, that lives longer than the call, and of the size that the request or `address` says. No request
-        // writes to memory of the traced process.
+        // description, that outlives the call and has the size that the request or `address` states. No request writes to
+        // memory of the traced process.
         let result = unsafe { libc::ptrace(request, pid, address, data) };
         if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }
 
-/// The end of a child that is not traced, if it has ended: it is reaped, so this tells it once.
-///
-/// # Errors
-///
-/// `ECHILD` if it is no child, or was reaped before.
+/// Reaps a child that is not traced, if it has exited. Errors: `ECHILD` if it is no child, or was reaped before.
 pub(crate) fn try_reap(pid: Pid) -> io::Result<Option<ExitStatus>> {
     Ok(reap(pid)?.and_then(|stop| match stop {
         Stop::Ended(status) => Some(status),
@@ -264,10 +246,10 @@ pub(crate) fn try_reap(pid: Pid) -> io::Result<Option<ExitStatus>> {
     }))
 }
 
-/// What has become of a process that is traced or a child, if there is news. Does not wait for any.
+/// Returns the next state change of a tracee or child without waiting.
 fn reap(pid: Pid) -> io::Result<Option<Stop>> {
-    let pid = pid::raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
-    // Without `__WALL`, threads are not told of, nor processes whose end makes no SIGCHLD.
+    let pid = raw_pid(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
+    // Without `__WALL`, threads and processes without a SIGCHLD at exit are not reported.
     let options = WaitOptions::NOHANG | WaitOptions::from_bits_retain(libc::__WALL.unsigned_abs());
     let news = rustix::io::retry_on_intr(|| waitpid(Some(pid), options))?;
     Ok(news.map(|(_, status)| Stop::from_status(status.as_raw())))
@@ -280,7 +262,7 @@ fn unless_gone(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Waits between two questions: not at all at first, then longer and longer.
+/// Polling interval that grows: no pause at first, then up to 1 ms.
 #[derive(Debug)]
 pub(crate) struct Pause {
     round: u32,
@@ -288,12 +270,11 @@ pub(crate) struct Pause {
 }
 
 impl Pause {
-    /// For no longer than this.
     pub(crate) fn new(limit: Duration) -> Self {
         Self { round: 0, deadline: Instant::now() + limit }
     }
 
-    /// False when the time is over.
+    /// Waits; false after the time limit.
     pub(crate) fn wait(&mut self) -> bool {
         self.round = self.round.saturating_add(1);
         match self.round {
@@ -307,6 +288,159 @@ impl Pause {
 
 /// `PTRACE_EVENT_STOP`.
 const EVENT_STOP: i32 = 128;
+
+/// `struct iovec`.
+#[repr(C)]
+struct Buffer {
+    address: usize,
+    size_bytes: usize,
+}
+
+impl Buffer {
+    fn of<T>(value: &mut T) -> Self {
+        Self { address: std::ptr::from_mut(value).expose_provenance(), size_bytes: size_of::<T>() }
+    }
+}
+
+impl Tracee {
+    /// General registers of a stopped thread; `None` if it was killed meanwhile. Errors: `EINVAL` for a thread in 32-bit mode.
+    pub(crate) fn registers(&self) -> io::Result<Option<Registers>> {
+        let mut registers = Registers::default();
+        let filled = self.register_set(libc::PTRACE_GETREGSET, libc::NT_PRSTATUS, &mut Buffer::of(&mut registers))?;
+        match filled {
+            None => Ok(None),
+            Some(bytes) if bytes == size_of::<Registers>() => Ok(Some(registers)),
+            Some(_) => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        }
+    }
+
+    /// Sets the general registers of a stopped thread. Errors: `EIO` where the kernel refuses a value, such as a segment.
+    pub(crate) fn set_registers(&self, registers: &Registers) -> io::Result<()> {
+        let mut registers = *registers;
+        self.register_set(libc::PTRACE_SETREGSET, libc::NT_PRSTATUS, &mut Buffer::of(&mut registers)).map(drop)
+    }
+
+    /// Floating-point and vector registers of a stopped thread as words (the `XSAVE` area); empty if it was killed meanwhile.
+    /// Errors: `ENODEV` on processors without XSAVE.
+    pub(crate) fn extended_words(&self) -> io::Result<Vec<u64>> {
+        let mut words = vec![0_u64; arch::EXTENDED_BYTES_MAX / 8];
+        let address = words.as_mut_ptr().expose_provenance();
+        let mut buffer = Buffer { address, size_bytes: arch::EXTENDED_BYTES_MAX };
+        let filled = self.register_set(libc::PTRACE_GETREGSET, arch::NT_EXTENDED, &mut buffer)?;
+        words.truncate(filled.unwrap_or(0) / 8);
+        Ok(words)
+    }
+
+    /// Signal mask of a stopped thread, signal n as bit n − 1; `None` if it was killed meanwhile.
+    pub(crate) fn blocked_signals(&self) -> io::Result<Option<u64>> {
+        let mut set = 0_u64;
+        let address = (&raw mut set).expose_provenance();
+        Ok(self.ask(libc::PTRACE_GETSIGMASK, size_of::<u64>(), address)?.then_some(set))
+    }
+
+    /// Sets the signal mask of a stopped thread. The kernel ignores SIGKILL and SIGSTOP.
+    pub(crate) fn block_signals(&self, set: u64) -> io::Result<()> {
+        let mut set = set;
+        let address = (&raw mut set).expose_provenance();
+        self.ask(libc::PTRACE_SETSIGMASK, size_of::<u64>(), address).map(drop)
+    }
+
+    /// Returns the number of bytes copied; `None` if the thread was killed meanwhile.
+    fn register_set(
+        &self,
+        request: libc::c_uint,
+        which: libc::c_int,
+        buffer: &mut Buffer,
+    ) -> io::Result<Option<usize>> {
+        let address = std::ptr::from_mut(buffer).expose_provenance();
+        Ok(self.ask(request, which.unsigned_abs() as usize, address)?.then_some(buffer.size_bytes))
+    }
+}
+
+/// The system call at which a thread is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SyscallInfo {
+    /// `AUDIT_ARCH_*`: the instruction set of the system call and of the process.
+    pub arch: u32,
+    /// Address after the system call instruction.
+    pub instruction: u64,
+    pub phase: SyscallPhase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SyscallPhase {
+    /// The stop is not at a system call.
+    None,
+    Entry {
+        number: u64,
+        arguments: [u64; 6],
+    },
+    /// Return value; an error is a small negative number.
+    Exit(i64),
+}
+
+impl Tracee {
+    /// `None` if the thread was killed meanwhile. Errors: `EIO` or `EINVAL` before Linux 5.3.
+    pub(crate) fn syscall_info(&self) -> io::Result<Option<SyscallInfo>> {
+        let mut raw = RawSyscallInfo::default();
+        let address = (&raw mut raw).expose_provenance();
+        if !self.ask(libc::PTRACE_GET_SYSCALL_INFO, size_of::<RawSyscallInfo>(), address)? {
+            return Ok(None);
+        }
+        let [number, ref arguments @ .., _] = raw.words;
+        let phase = match raw.phase {
+            SYSCALL_INFO_ENTRY => SyscallPhase::Entry { number, arguments: *arguments },
+            SYSCALL_INFO_EXIT => SyscallPhase::Exit(number.cast_signed()),
+            _ => SyscallPhase::None,
+        };
+        Ok(Some(SyscallInfo { arch: raw.arch, instruction: raw.instruction, phase }))
+    }
+
+    /// Whether syscall user dispatch is on for a stopped thread (Linux 5.11); false where the kernel cannot report it (before
+    /// Linux 6.4).
+    pub(crate) fn dispatches_syscalls(&self) -> io::Result<bool> {
+        let mut raw = [0_u64; 4];
+        let reported = self.ask_if_supported(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, &mut raw)?;
+        Ok(reported && raw[0] != 0)
+    }
+
+    /// Address of a stopped thread's `struct rseq`; `None` if it has none, or the kernel cannot report it (before Linux 5.13).
+    pub(crate) fn rseq_area(&self) -> io::Result<Option<u64>> {
+        let mut raw = [0_u64; 3];
+        let reported = self.ask_if_supported(PTRACE_GET_RSEQ_CONFIGURATION, &mut raw)?;
+        Ok(Some(raw[0]).filter(|&area| reported && area != 0))
+    }
+
+    /// Reads a structure of words; false where the kernel does not support the request, or the thread is gone.
+    fn ask_if_supported<const N: usize>(&self, request: libc::c_uint, words: &mut [u64; N]) -> io::Result<bool> {
+        let size_bytes = size_of::<[u64; N]>();
+        match self.ask(request, size_bytes, words.as_mut_ptr().expose_provenance()) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => Ok(false),
+            result => result,
+        }
+    }
+}
+
+/// `struct ptrace_syscall_info`, with the longest member of its union
+/// (<https://github.com/torvalds/linux/blob/v5.15/include/uapi/linux/ptrace.h#L78-L103>).
+#[derive(Default)]
+#[repr(C)]
+struct RawSyscallInfo {
+    phase: u8,
+    padding: [u8; 3],
+    arch: u32,
+    instruction: u64,
+    stack: u64,
+    words: [u64; 8],
+}
+
+const _: () = assert!(size_of::<RawSyscallInfo>() == 88);
+
+const SYSCALL_INFO_ENTRY: u8 = 1;
+const SYSCALL_INFO_EXIT: u8 = 2;
+
+const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
 
 #[cfg(test)]
 mod tests {
@@ -334,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_no_child_cannot_be_reaped() {
+    fn a_process_that_is_not_a_child_cannot_be_reaped() {
         assert_eq!(try_reap(Pid(1)).expect_err("no child").raw_os_error(), Some(libc::ECHILD));
     }
 }

@@ -1,5 +1,5 @@
-//! New files that take the place of old ones when they are complete. Readers see the old file or the new one, a full disk
-//! leaves the old one, and a process that is killed leaves nothing behind: until then the file has no name.
+//! Output files that replace an existing file atomically. The new file has no name until it is complete: readers see the old
+//! or the new file, a full disk keeps the old one, and a killed process leaves nothing behind.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,16 +17,12 @@ pub(crate) struct Replacement {
     folder: OwnedFd,
     name: OsString,
     file: File,
-    /// The name that it has meanwhile, on file systems without unnamed files (`O_TMPFILE`: NFS, FUSE, overlayfs before 6.3).
+    /// Temporary name on file systems without unnamed files (`O_TMPFILE`: NFS, FUSE, overlayfs before 6.3).
     temporary: Option<OsString>,
 }
 
 impl Replacement {
-    /// Begins a file for this path, with these permissions less the umask. No link at the path itself is followed.
-    ///
-    /// # Errors
-    ///
-    /// The system's, as when the folder does not exist or cannot be written.
+    /// Creates a file for this path, with these permissions less the umask. A symbolic link at the path is not followed.
     pub(crate) fn create(path: &Path, mode: u32) -> io::Result<Self> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -35,33 +31,28 @@ impl Replacement {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         match openat(&folder, ".", flags | OFlags::TMPFILE, mode) {
             Ok(file) => Ok(Self { folder, name, file: file.into(), temporary: None }),
-            // Older kernels take the flag for `O_DIRECTORY`.
+            // Older kernels treat the flag as `O_DIRECTORY`.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
                 let open = |name: &OsStr| openat(&folder, name, flags | OFlags::CREATE | OFlags::EXCL, mode);
-                let (file, name_meanwhile) = under_free_name(open)?;
-                Ok(Self { folder, name, file: file.into(), temporary: Some(name_meanwhile) })
+                let (file, temporary) = under_free_name(open)?;
+                Ok(Self { folder, name, file: file.into(), temporary: Some(temporary) })
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// The file.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Gives the file its name, in place of what had it.
-    ///
-    /// # Errors
-    ///
-    /// The system's. What had the name keeps it then.
+    /// Gives the file its name, replacing an existing file. On errors, that one is kept.
     pub(crate) fn commit(mut self) -> io::Result<File> {
         if self.temporary.is_none() {
             let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
             let link = |name: &OsStr| linkat(CWD, &own, &self.folder, name, AtFlags::SYMLINK_FOLLOW);
             match link(&self.name) {
                 Ok(()) => return self.file.try_clone(),
-                // A link cannot replace, renaming can.
+                // `linkat` cannot replace a file, `renameat` can.
                 Err(Errno::EXIST) => self.temporary = Some(under_free_name(link)?.1),
                 Err(error) => return Err(error.into()),
             }
@@ -82,7 +73,7 @@ impl Drop for Replacement {
     }
 }
 
-/// Does something under a name that no file has yet.
+/// Calls `create` with a name that no file has yet.
 fn under_free_name<T>(mut create: impl FnMut(&OsStr) -> rustix::io::Result<T>) -> io::Result<(T, OsString)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -118,11 +109,11 @@ mod tests {
     }
 
     #[test]
-    fn the_file_appears_whole_or_not_at_all() {
+    fn the_file_appears_complete_or_not_at_all() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("file");
         let first = write(&path, "first");
-        assert_eq!(names(folder.path()), [""; 0], "it has no name yet");
+        assert_eq!(names(folder.path()), [""; 0], "no name yet");
         first.commit().expect("committed");
         assert_eq!(fs::read_to_string(&path).expect("there"), "first");
         assert_eq!(path.metadata().expect("there").permissions().mode() & 0o777, 0o600);
@@ -134,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_replaced_and_not_followed() {
+    fn symbolic_links_are_replaced_and_not_followed() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let (path, precious) = (folder.path().join("file"), folder.path().join("precious"));
         fs::write(&precious, "precious").expect("ours");
@@ -146,12 +137,12 @@ mod tests {
     }
 
     #[test]
-    fn a_named_file_is_removed_unless_it_is_committed() {
+    fn a_file_with_a_temporary_name_is_removed_unless_committed() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("file");
         let named = |text: &str| {
             let mut replacement = write(&path, text);
-            // As on a file system without unnamed files.
+            // Simulates a file system without unnamed files.
             let name = OsString::from(".heapbpf-test");
             replacement.file = File::create_new(folder.path().join(&name)).expect("ours");
             replacement.file.write_all(text.as_bytes()).expect("there is room");

@@ -1,11 +1,10 @@
-//! A program started in such a way that it is traced before its first instruction, by this process or another.
+//! Starts a program so that it can be traced from its first instruction, by this process or another.
 //!
-//! The child waits between fork and exec until it is held (`PTRACE_SEIZE`). The other way, in which the child asks to be
-//! traced (`PTRACE_TRACEME`), has three faults: a signal between that and exec stops the child while the parent waits for
-//! its exec, so that neither goes on; a parent that is killed while the child stops at its exec leaves it a SIGTRAP, and it
-//! dies; and the stops of job control cannot be told from the delivery of their signals.
+//! The child waits between fork and exec until the tracer is attached (`PTRACE_SEIZE`). `PTRACE_TRACEME` has three faults: a
+//! signal before exec stops the child while the parent waits for the exec, a deadlock; a parent that is killed while the child
+//! stops at its exec leaves it a SIGTRAP, which kills it; and group-stops cannot be distinguished from signal delivery.
 
-#![expect(unsafe_code, reason = "code between fork and exec cannot be checked")]
+#![expect(unsafe_code, reason = "runs code between fork and exec")]
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -17,67 +16,62 @@ use std::time::Duration;
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::inherited::Inherited;
-use super::pid;
+use super::pidfd::raw_pid;
 use super::ptrace::{Pause, Stop, Tracee};
 use crate::ids::Pid;
 
-/// A child that waits before its exec until it is traced. Dropping it has the child exit without exec.
+/// A child that waits before its exec until it is traced. Dropping it makes the child exit without exec.
 #[derive(Debug)]
 pub(crate) struct Spawned {
     pid: Pid,
-    /// The child goes on at the first byte, and exits when this is closed.
-    tell_held: Option<PipeWriter>,
-    /// `Command::spawn` returns after the exec, but the child's number is needed before.
+    /// The child continues at the first byte, and exits when this is closed.
+    start_exec: Option<PipeWriter>,
+    /// `Command::spawn` returns after the exec, but the PID is needed before.
     spawner: Option<JoinHandle<io::Result<Child>>>,
 }
 
-/// Starts a process for a program. It inherits what heapbpf has: standard streams, process group, environment, working folder; and
+/// Forks a child for a program. It inherits standard streams, process group, environment and working directory of heapbpf, and
 /// the given signals and limits.
-///
-/// # Errors
-///
-/// When there is no process to run it in.
 pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Spawned> {
-    let (mut number, mut tell_number) = io::pipe()?;
-    let (mut held, tell_held) = io::pipe()?;
-    let parents_end = tell_held.as_raw_fd();
+    let (mut pid_reader, mut pid_writer) = io::pipe()?;
+    let (mut may_exec, start_exec) = io::pipe()?;
+    let parents_end = start_exec.as_raw_fd();
     let before_exec = move || {
         close(parents_end);
         inherited.signals.restore();
-        tell_number.write_all(&std::process::id().to_ne_bytes())?;
-        wait_for_byte(&mut held)?;
-        // Last: with the limit that the program is to have, there may be no room for another descriptor.
+        pid_writer.write_all(&std::process::id().to_ne_bytes())?;
+        wait_for_byte(&mut may_exec)?;
+        // Last: the program's limit may not allow another descriptor.
         inherited.limits.restore();
         Ok(())
     };
     // SAFETY: the closure makes system calls on what it owns and on plain numbers. It allocates no memory, takes no lock,
-    // and its errors are numbers.
+    // and its errors are error numbers.
     unsafe { command.pre_exec(before_exec) };
     // Any thread may be the parent.
     let spawner = thread::spawn(move || command.spawn());
     let mut bytes = [0; 4];
-    if let Err(error) = number.read_exact(&mut bytes) {
+    if let Err(error) = pid_reader.read_exact(&mut bytes) {
         return Err(failure(spawner).unwrap_or(error));
     }
-    Ok(Spawned { pid: Pid(u32::from_ne_bytes(bytes)), tell_held: Some(tell_held), spawner: Some(spawner) })
+    Ok(Spawned { pid: Pid(u32::from_ne_bytes(bytes)), start_exec: Some(start_exec), spawner: Some(spawner) })
 }
 
 impl Spawned {
-    /// The child.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Has the child call exec, now that it is traced.
-    pub(crate) fn go_on(&mut self) {
-        if let Some(mut tell_held) = self.tell_held.take() {
+    /// Lets the child call exec, now that it is traced.
+    pub(crate) fn start_exec(&mut self) {
+        if let Some(mut start_exec) = self.start_exec.take() {
             // A child that was killed does not read it.
-            let _ = tell_held.write_all(&[1]);
+            let _ = start_exec.write_all(&[1]);
         }
     }
 
-    /// Why the program cannot be run (`execvp`), if so. Waits until the child has called exec or ended, which it does only after
-    /// [`go_on`](Self::go_on), and only once its tracer lets it.
+    /// Returns why exec failed, if it did. Waits until the child has called exec or exited, which requires
+    /// [`start_exec`](Self::start_exec) and that the tracer resumes it.
     pub(crate) fn exec_error(&mut self) -> Option<io::Error> {
         self.spawner.take().and_then(failure)
     }
@@ -90,17 +84,13 @@ impl Spawned {
 
 impl Drop for Spawned {
     fn drop(&mut self) {
-        self.tell_held = None;
+        self.start_exec = None;
         self.exec_error();
     }
 }
 
-/// Runs a traced process to its exec, or its end where it is killed before. A child of this process is given as `spawned`.
-/// `is_wanted` is called again and again.
-///
-/// # Errors
-///
-/// When the process cannot be traced, the child cannot call exec, or the stop is not wanted any more.
+/// Runs a traced process to its exec, or to its exit if it is killed before. `spawned` is given if it is a child of this
+/// process. Calls `is_wanted` repeatedly. Fails when the process cannot be traced, exec fails, or `is_wanted` returns false.
 pub(crate) fn run_to_exec(
     tracee: &Tracee,
     mut spawned: Option<&mut Spawned>,
@@ -108,7 +98,7 @@ pub(crate) fn run_to_exec(
 ) -> io::Result<Stop> {
     let mut pause = Pause::new(Duration::ZERO);
     loop {
-        // The end of a child that could not exec belongs to `Command::spawn`, which panics if it is reaped elsewhere.
+        // `Command::spawn` reaps a child whose exec failed, and panics if it is reaped elsewhere.
         let is_past_exec = spawned.as_ref().is_none_or(|spawned| spawned.is_past_exec());
         if is_past_exec && let Some(error) = spawned.as_mut().and_then(|spawned| spawned.exec_error()) {
             return Err(error);
@@ -130,15 +120,15 @@ pub(crate) fn run_to_exec(
     }
 }
 
-/// Whether the process has stopped, or, where that is asked for, ended.
-fn peek(pid: Pid, ended: bool) -> io::Result<bool> {
-    let pid = pid::raw(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
+/// Whether the process has stopped, or, with `exited`, exited.
+fn peek(pid: Pid, exited: bool) -> io::Result<bool> {
+    let pid = raw_pid(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
     let mut options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    options.set(WaitIdOptions::EXITED, ended);
+    options.set(WaitIdOptions::EXITED, exited);
     Ok(rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), options))?.is_some())
 }
 
-/// What `Command::spawn` said, if it failed.
+/// Returns the error of `Command::spawn`.
 fn failure(spawner: JoinHandle<io::Result<Child>>) -> Option<io::Error> {
     match spawner.join() {
         Ok(result) => result.err(),
@@ -146,18 +136,18 @@ fn failure(spawner: JoinHandle<io::Result<Child>>) -> Option<io::Error> {
     }
 }
 
-/// In the child. Its copy of the parent's end would keep the pipe open after the parent's death.
+/// Runs in the child: its copy of the parent's end would keep the pipe open after the parent's death.
 fn close(fd: RawFd) {
-    // SAFETY: the number is that of this process's copy, which nothing uses again: the value that owns it is the parent's.
+    // SAFETY: the number is that of this process's copy, which nothing uses again: its owner is a value of the parent.
     unsafe { rustix::io::close(fd) };
 }
 
-/// In the child. Fails if the other end is closed instead.
+/// Runs in the child. Fails if the other end is closed instead.
 fn wait_for_byte(pipe: &mut PipeReader) -> io::Result<()> {
     match pipe.read(&mut [0]) {
         Ok(1) => Ok(()),
         Ok(_) => Err(io::Error::from_raw_os_error(libc::ECANCELED)),
-        // Signals have their default actions here: one that interrupts a call and does not kill is SIGCONT.
+        // Signals have their default actions here: the only one that interrupts a call without killing is SIGCONT.
         Err(error) if error.kind() == io::ErrorKind::Interrupted => wait_for_byte(pipe),
         Err(error) => Err(error),
     }

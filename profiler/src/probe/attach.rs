@@ -11,7 +11,7 @@ use crate::bpf::load::{Kernel, LinkKind, LoadError};
 use crate::ids::Pid;
 use crate::keeper::{Keeper, KeeperError, Link, Site};
 use crate::linux::bpf::{AttachType, supports};
-use crate::linux::capability;
+use crate::linux::feature;
 
 /// A hook placed at an instruction of a file.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +105,7 @@ pub(crate) fn choose(choice: BackendChoice) -> Result<LinkKind, NoBackend> {
         BackendChoice::Only(kind) => kind,
         BackendChoice::Auto => LinkKind::Perf,
     };
-    if kind == LinkKind::Perf && !capability::has_admin() { Err(NoBackend::NeedsAdmin) } else { Ok(kind) }
+    if kind == LinkKind::Perf && !feature::has_admin() { Err(NoBackend::NeedsAdmin) } else { Ok(kind) }
 }
 
 /// What could not be told counts as missing: perf events are there since the cookies that all need.

@@ -18,8 +18,8 @@ use super::subject::{PROGRAM, Subject};
 use crate::bpf::load::{Kernel, LoadError};
 use crate::ids::{HeapId, Pid};
 use crate::keeper::Keeper;
-use crate::linux::calibration::Spot;
 use crate::linux::clock;
+use crate::linux::feature::Spot;
 
 /// The hidden command that makes heapbpf the process to be probed.
 pub(crate) const TARGET_COMMAND: &str = "doctor-target";

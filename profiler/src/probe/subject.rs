@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::Pid;
-use crate::linux::calibration::Spot;
+use crate::linux::feature::Spot;
 use crate::linux::proc::maps::{self, Mapping};
 
 /// The file that this process runs, whatever became of its name.

@@ -1,7 +1,7 @@
-//! Where a process's code lies: which module is at which address. Owned by the target's task; knows no symbols.
+//! Executable mappings of a process and their modules, without symbols.
 //!
-//! What was mapped once is remembered, because stacks outlive `dlclose` and the process. An address that two modules had
-//! in turn is taken for the later one's. A process that calls exec needs a new value of this type.
+//! Unmapped modules are remembered, because stacks outlive `dlclose` and the process. An address that two modules had is
+//! attributed to the later one. A process that calls exec needs a new value of this type.
 
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{ModuleId, Pid};
@@ -9,34 +9,33 @@ use crate::linux::proc::ProcError;
 use crate::linux::proc::maps::{Mapping, executable_mappings};
 use crate::object::module::ModuleStore;
 
-/// Most mappings that are remembered after they were unmapped. Just-in-time compilers come and go; the oldest are
-/// forgotten.
+/// Maximum number of remembered unmapped ranges, which just-in-time compilers create; the oldest are dropped.
 const RETIRED_MAX: usize = 4096;
 
-/// A place in a module.
+/// An offset in a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
     /// The module.
     pub module: ModuleId,
-    /// Offset in its file.
+    /// File offset.
     pub offset: FileOffset,
 }
 
-/// What kind of code is at an address.
+/// What an address in executable memory belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Code of a module.
+pub enum CodeOrigin {
+    /// A module.
     Module(Location),
     /// Executable memory without a file: generated code.
     Generated,
 }
 
-/// An executable mapping and what it maps.
+/// An executable mapping and its module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedModule {
-    /// The mapping.
+    /// Address range and file.
     pub mapping: Mapping,
-    /// Its module; `None` for anonymous memory.
+    /// `None` for anonymous memory.
     pub module: Option<ModuleId>,
 }
 
@@ -45,59 +44,55 @@ impl MappedModule {
         (self.mapping.start..self.mapping.end).contains(&address)
     }
 
-    fn place(&self, address: TargetAddr) -> Place {
+    fn origin(&self, address: TargetAddr) -> CodeOrigin {
         let inside = address.0.saturating_sub(self.mapping.start.0);
         match self.module {
-            None => Place::Generated,
-            Some(module) => {
-                Place::Module(Location { module, offset: FileOffset(self.mapping.offset.0.saturating_add(inside)) })
-            }
+            None => CodeOrigin::Generated,
+            Some(module) => CodeOrigin::Module(Location {
+                module,
+                offset: FileOffset(self.mapping.offset.0.saturating_add(inside)),
+            }),
         }
     }
 }
 
-/// The executable mappings of one process.
+/// Executable mappings of one process.
 #[derive(Clone, Debug)]
 pub struct AddressSpace {
     pid: Pid,
     /// By rising address, without overlaps, as of the last refresh.
     current: Vec<MappedModule>,
-    /// No longer mapped, oldest first.
+    /// Unmapped, oldest first.
     retired: Vec<MappedModule>,
 }
 
 impl AddressSpace {
-    /// The address space of a process, nothing of which is known yet.
+    /// Creates an empty address space.
     pub fn new(pid: Pid) -> Self {
         Self { pid, current: Vec::new(), retired: Vec::new() }
     }
 
-    /// What was known of an address space: what was mapped at last, by rising address, and what was mapped before, the
-    /// oldest first.
+    /// Restores an address space: the last mappings by rising address, and unmapped ones, the oldest first.
     pub fn of(pid: Pid, current: Vec<MappedModule>, retired: Vec<MappedModule>) -> Self {
         Self { pid, current, retired }
     }
 
-    /// The same mappings for a process that is a copy of this one, made by a fork.
+    /// The same mappings for a child created by a fork.
     pub fn for_child(&self, child: Pid) -> Self {
         Self { pid: child, ..self.clone() }
     }
 
-    /// The process.
+    /// PID of its process.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Reads the mappings again and opens the modules that are new. Tells which modules were not mapped before, in
-    /// mapping order.
-    ///
-    /// # Errors
-    ///
-    /// If the process has ended or may not be read; what was known stays known then.
+    /// Reads the mappings again and opens new modules. Returns the modules that were not mapped before, in mapping order. On
+    /// errors, the former mappings are kept.
     pub fn refresh(&mut self, modules: &mut ModuleStore) -> Result<Vec<ModuleId>, ProcError> {
         let mappings = executable_mappings(self.pid)?;
         if mappings.is_empty() {
-            // A zombie has no memory any more. What it had is what its stacks are about.
+            // A zombie has no memory any more. Its former mappings are needed for its stacks.
             return Ok(Vec::new());
         }
         let before = self.modules();
@@ -117,42 +112,42 @@ impl AddressSpace {
         Ok(self.modules().into_iter().filter(|module| !before.contains(module)).collect())
     }
 
-    /// What is at this address: now or, where nothing is now, at last.
-    pub fn place(&self, address: TargetAddr) -> Option<Place> {
+    /// Returns what is mapped at this address, or was mapped last.
+    pub fn origin(&self, address: TargetAddr) -> Option<CodeOrigin> {
         let now = self.current_at(address);
-        now.or_else(|| self.retired.iter().rev().find(|old| old.contains(address))).map(|at| at.place(address))
+        now.or_else(|| self.retired.iter().rev().find(|old| old.contains(address))).map(|at| at.origin(address))
     }
 
-    /// The module at this address and where in its file the address lies; `None` in generated code and outside code.
+    /// Returns the module at this address and the file offset; `None` in generated code and outside of code.
     pub fn lookup(&self, address: TargetAddr) -> Option<Location> {
-        match self.place(address)? {
-            Place::Module(location) => Some(location),
-            Place::Generated => None,
+        match self.origin(address)? {
+            CodeOrigin::Module(location) => Some(location),
+            CodeOrigin::Generated => None,
         }
     }
 
-    /// Whether the address lies in code that is known to be mapped now. If it does not, the mappings may have changed
-    /// since the last [`refresh`](Self::refresh) — or the address is no code, so refresh once for several such stacks.
+    /// Whether the address is in currently mapped code. If not, the mappings may have changed since the last
+    /// [`refresh`](Self::refresh), or the address is not code: refresh once for several such stacks.
     pub fn covers(&self, address: TargetAddr) -> bool {
         self.current_at(address).is_some()
     }
 
-    /// Whether anything is known: not if the process ended before its mappings were read.
+    /// Whether the mappings were read before the process exited.
     pub fn is_known(&self) -> bool {
         !self.current.is_empty()
     }
 
-    /// The executable mappings of the last refresh, by rising address.
+    /// Mappings of the last refresh, by rising address.
     pub fn mappings(&self) -> &[MappedModule] {
         &self.current
     }
 
-    /// Executable mappings that went meanwhile, the oldest first.
+    /// Unmapped ranges, the oldest first.
     pub fn retired(&self) -> &[MappedModule] {
         &self.retired
     }
 
-    /// The modules mapped now, each once, in the order of their first mapping.
+    /// Mapped modules without duplicates, in the order of their first mapping.
     pub fn modules(&self) -> Vec<ModuleId> {
         let mut seen = rustc_hash::FxHashSet::default();
         self.current.iter().filter_map(|at| at.module).filter(|&module| seen.insert(module)).collect()
@@ -163,14 +158,14 @@ impl AddressSpace {
         self.current[..behind].last().filter(|at| at.contains(address))
     }
 
-    /// Remembers what was mapped and is not any more.
+    /// Remembers mappings that are gone.
     fn retire(&mut self, known: Vec<MappedModule>) {
         let current: rustc_hash::FxHashSet<&Mapping> = self.current.iter().map(|at| &at.mapping).collect();
         let gone: Vec<MappedModule> = known.into_iter().filter(|old| !current.contains(&old.mapping)).collect();
         if gone.is_empty() {
             return;
         }
-        // What is unmapped again counts as new, so that the list does not grow with every dlopen of the same library.
+        // Ranges that are unmapped again count as new, so that the list does not grow with every dlopen of the same library.
         let again: rustc_hash::FxHashSet<&Mapping> = gone.iter().map(|old| &old.mapping).collect();
         self.retired.retain(|old| !again.contains(&old.mapping));
         self.retired.extend(gone);

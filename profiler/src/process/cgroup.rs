@@ -1,49 +1,46 @@
-//! Control groups as `--cgroup` takes them: by path, or by the id of the container they are for; and which of the groups of a
-//! process reports tell. Pure.
+//! `--cgroup`: control groups by path, or by container ID; and the group of a process that reports show. Pure.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::linux::proc::cgroups::Membership;
+use crate::linux::proc::process::Membership;
 
-/// Where control groups are mounted.
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// Fewest digits of a container's id that are taken: shorter ones are common in other names.
+/// Minimum number of digits of a container ID: shorter ones are common in other names.
 const ID_DIGITS_MIN: usize = 6;
-/// Digits of a whole id.
 const ID_DIGITS_MAX: usize = 64;
 
-/// What container engines put before an id in a group's name.
+/// Prefixes that container engines add to an ID in a group's name.
 const ENGINES: [&str; 6] = ["docker-", "cri-containerd-", "crio-", "libpod-", "containerd-", "nerdctl-"];
 
-/// A control group with all below it, or a container's.
+/// A control group with its descendants, or that of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     text: String,
-    place: Place,
+    matcher: Matcher,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
-    /// Names from the root on.
+enum Matcher {
+    /// Path components from the root.
     Path(Vec<String>),
-    /// The beginning of an id, in small letters.
+    /// Prefix of an ID, in lower case.
     Container(String),
 }
 
-/// Why a text names no control group.
+/// Why a text is not a valid control group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CgroupError {
-    /// There is nothing.
+    /// No text.
     #[error("the control group `{0}` is empty; give a path as in `/proc/PID/cgroup`, or a container's id")]
     Empty(String),
-    /// Too many groups may begin like that.
+    /// Ambiguous.
     #[error(
         "the container id `{0}` is too short: give at least {ID_DIGITS_MIN} digits of it, or a path that begins with `/`"
     )]
     TooShort(String),
-    /// No id is as long.
+    /// Longer than any ID.
     #[error(
         "the container id `{0}` has more than {ID_DIGITS_MAX} digits; give its beginning, or a path that begins with `/`"
     )]
@@ -57,26 +54,26 @@ pub enum CgroupError {
 }
 
 impl Cgroup {
-    /// Whether a process with these memberships is in the group, or in one below it, in any hierarchy.
+    /// Whether a process with these memberships is in the group or a descendant, in any hierarchy.
     pub fn contains(&self, memberships: &[Membership]) -> bool {
-        memberships.iter().any(|membership| match &self.place {
-            Place::Path(names) => is_within(membership, names),
-            Place::Container(id) => is_of_container(&membership.path, id),
+        memberships.iter().any(|membership| match &self.matcher {
+            Matcher::Path(names) => is_within(membership, names),
+            Matcher::Container(id) => is_of_container(&membership.path, id),
         })
     }
 }
 
-/// The group of those that a process is in that reports tell: the one that its memory is charged to. With both versions, the
-/// memory controller is in one of the two. Where nothing accounts for memory, the one of version 2, or of the system's services.
+/// Returns the group that a process's memory is charged to, for reports. With both versions mounted, one of the two has the memory
+/// controller. Without memory accounting, returns the group of version 2, or that of systemd.
 pub(crate) fn of_memory(memberships: &[Membership]) -> Option<&str> {
-    let of = |is_it: fn(&str) -> bool| memberships.iter().find(|membership| is_it(&membership.controllers));
+    let of = |matches: fn(&str) -> bool| memberships.iter().find(|membership| matches(&membership.controllers));
     let memory = of(|controllers| controllers.split(',').any(|controller| controller == "memory"));
     let group = memory.or_else(|| of(str::is_empty)).or_else(|| of(|controllers| controllers == "name=systemd"));
     group.map(|membership| membership.path.as_str())
 }
 
-/// Whether the membership is in the group with this path or below it. Version 1 mounts each hierarchy in a directory of
-/// its own, which the path may begin with.
+/// Whether the membership is in the group with this path or below it. Version 1 mounts each hierarchy in a separate directory,
+/// which may be the first component of the path.
 fn is_within(membership: &Membership, names: &[String]) -> bool {
     let begins_with = |names: &[String]| {
         let mut own = components(&membership.path);
@@ -86,7 +83,7 @@ fn is_within(membership: &Membership, names: &[String]) -> bool {
         || names.split_first().is_some_and(|(mount, names)| is_hierarchy(membership, mount) && begins_with(names))
 }
 
-/// Whether the hierarchy is mounted in the directory of this name, by custom.
+/// Whether the hierarchy is usually mounted in the directory of this name.
 fn is_hierarchy(membership: &Membership, mount: &str) -> bool {
     match membership.controllers.as_str() {
         "" => mount == "unified",
@@ -99,7 +96,7 @@ fn is_hierarchy(membership: &Membership, mount: &str) -> bool {
 }
 
 fn is_of_container(path: &str, id: &str) -> bool {
-    // Under systemd, containerd may name a group `kubepods-….slice:cri-containerd:ID`.
+    // With systemd, containerd may name a group `kubepods-….slice:cri-containerd:ID`.
     components(path).flat_map(|name| name.split(':')).any(|name| {
         let bare = ENGINES.iter().find_map(|engine| name.strip_prefix(engine)).unwrap_or(name);
         bare.starts_with(id)
@@ -115,10 +112,10 @@ impl FromStr for Cgroup {
 
     fn from_str(text: &str) -> Result<Self, CgroupError> {
         let owned = || text.to_owned();
-        let place = if text.starts_with('/') {
+        let matcher = if text.starts_with('/') {
             let below =
                 text.strip_prefix(MOUNT).filter(|rest| rest.is_empty() || rest.starts_with('/')).unwrap_or(text);
-            Place::Path(components(below).map(str::to_owned).collect())
+            Matcher::Path(components(below).map(str::to_owned).collect())
         } else if text.trim().is_empty() {
             return Err(CgroupError::Empty(owned()));
         } else if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -128,9 +125,9 @@ impl FromStr for Cgroup {
         } else if text.len() > ID_DIGITS_MAX {
             return Err(CgroupError::TooLong(owned()));
         } else {
-            Place::Container(text.to_ascii_lowercase())
+            Matcher::Container(text.to_ascii_lowercase())
         };
-        Ok(Self { text: owned(), place })
+        Ok(Self { text: owned(), matcher })
     }
 }
 
@@ -156,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_means_itself_and_all_below() {
+    fn a_path_matches_itself_and_its_descendants() {
         let unit = "/system.slice/redis.service";
         for cgroup in
             ["/system.slice", "/system.slice/", unit, "/sys/fs/cgroup/system.slice//redis.service", "/", MOUNT]
@@ -188,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_group_that_memory_is_charged_to_is_told() {
+    fn the_group_that_memory_is_charged_to_is_selected() {
         let check = |memberships: &[(&str, &str)], expected: Option<&str>| {
             let memberships: Vec<Membership> = memberships
                 .iter()
@@ -205,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_are_found_under_every_engine() {
+    fn containers_are_found_with_every_engine() {
         let short = &ID[..12];
         for path in [
             format!("/docker/{ID}"),
@@ -225,27 +222,27 @@ mod tests {
             check("123456789abc", "", &path, false);
             check(&ID[1..13], "", &path, false);
         }
-        // What watches over a container is not in it.
+        // A container's monitor is not in it.
         check(short, "", &format!("/machine.slice/libpod-conmon-{ID}.scope"), false);
     }
 
     #[test]
-    fn what_is_no_control_group_is_refused_by_name() {
-        for (text, said) in [
+    fn invalid_groups_are_refused_by_name() {
+        for (text, message) in [
             ("", "the control group `` is empty"),
             ("abc12", "the container id `abc12` is too short: give at least 6 digits of it"),
             ("redis.service", "the control group `redis.service` is neither a path that begins with `/`"),
             ("system.slice/x", "the control group `system.slice/x` is neither"),
         ] {
             let error = text.parse::<Cgroup>().expect_err("refused").to_string();
-            assert!(error.starts_with(said), "{error}");
+            assert!(error.starts_with(message), "{error}");
         }
         assert_eq!("a".repeat(65).parse::<Cgroup>(), Err(CgroupError::TooLong("a".repeat(65))));
     }
 
     proptest! {
         #[test]
-        fn anything_is_survived(text in any::<String>(), path in any::<String>(), controllers in any::<String>()) {
+        fn any_text_is_parsed_without_panic(text in any::<String>(), path in any::<String>(), controllers in any::<String>()) {
             for text in [format!("/{text}"), text] {
                 if let Ok(cgroup) = text.parse::<Cgroup>() {
                     let _ = cgroup.contains(&[Membership { controllers: controllers.clone(), path: path.clone() }]);
@@ -254,7 +251,7 @@ mod tests {
         }
 
         #[test]
-        fn a_group_contains_itself_and_what_is_below(names in proptest::collection::vec("[a-z@:.-]{1,9}", 1..5), depth in 1usize..5) {
+        fn a_group_contains_itself_and_its_descendants(names in proptest::collection::vec("[a-z@:.-]{1,9}", 1..5), depth in 1usize..5) {
             let path = format!("/{}", names.join("/"));
             let above = format!("/{}", names[..depth.min(names.len())].join("/"));
             check(&above, "", &path, true);

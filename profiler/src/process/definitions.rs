@@ -1,5 +1,5 @@
-//! Which of the wanted functions the modules of a process define. Reads each module's symbol tables once per session,
-//! however many processes map it; knows no allocator.
+//! Finds the definitions of functions in the modules of a process. Reads each module's symbol tables once per session, however
+//! many processes map it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,61 +11,59 @@ use super::address_space::AddressSpace;
 use super::link_map::{LinkMap, LinkPosition};
 use super::module_pattern::ModulePattern;
 use crate::ids::{ModuleId, Pid};
-use crate::linux::proc::executable::{self, FileIdentity};
+use crate::linux::proc::maps::{self, FileIdentity};
 use crate::linux::proc::process;
 use crate::object::ObjectError;
 use crate::object::image::Image;
 use crate::object::module::{Module, ModuleStore};
 use crate::object::symbols::{DefinedFunction, Search, Symbols};
 
-/// A module of a process, and those of the wanted functions that it defines.
+/// A module of a process, with the definitions it contains.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
-    /// The module.
     pub module: ModuleId,
-    /// Its path, as the target names it.
+    /// In the target's mount namespace.
     pub path: Arc<str>,
-    /// It is the program itself, not a library.
+    /// The program, not a library.
     pub is_executable: bool,
-    /// It has no dynamic linking: nothing outside it is reached.
+    /// Without dynamic linking: calls do not leave it.
     pub is_static: bool,
-    /// It is a Go program.
+    /// A Go program.
     pub is_go: bool,
-    /// It calls C++'s operator new of another module.
+    /// It imports C++'s operator new.
     pub imports_operator_new: bool,
-    /// When the dynamic linker searches it; `None` when that is not known.
+    /// Position in the dynamic linker's search order; `None` if unknown.
     pub link: Option<LinkPosition>,
-    /// The functions, by name and offset. Indirect ones, whose code is not at their address, are left out.
+    /// By name and offset. Without indirect functions (`STT_GNU_IFUNC`), whose code is elsewhere.
     pub functions: Arc<[DefinedFunction]>,
 }
 
 impl Candidate {
-    /// The functions with this name: several where local ones share it.
+    /// The functions with this name: several if local ones share it.
     pub(crate) fn functions(&self, name: &str) -> &[DefinedFunction] {
         let first = self.functions.partition_point(|function| &*function.name < name);
         let named = self.functions[first..].partition_point(|function| function.name == name);
         &self.functions[first..first + named]
     }
 
-    /// The function that calls of this name reach. A static program has no other modules, and linkers make what is in it
-    /// local at will (`malloc` in a static-pie program with glibc).
+    /// The function that calls of this name reach. A static program has no other modules, and linkers make its functions local
+    /// arbitrarily (`malloc` in a static-pie program with glibc).
     pub(crate) fn exported(&self, name: &str) -> Option<&DefinedFunction> {
         self.functions(name).iter().find(|function| function.global || self.is_static)
     }
 }
 
-/// Finds functions by name, and remembers what it found.
+/// Finds functions by name, with a cache.
 #[derive(Debug)]
 pub(crate) struct Definitions {
     names: Vec<&'static str>,
-    searched_whole: Vec<ModulePattern>,
-    /// By module and how it was searched.
-    known: FxHashMap<(ModuleId, bool), Known>,
+    search_internal: Vec<ModulePattern>,
+    /// Keyed by module, and whether `.symtab` was searched.
+    cache: FxHashMap<(ModuleId, bool), ModuleDefinitions>,
 }
 
-/// What is known of a module.
 #[derive(Clone, Debug)]
-struct Known {
+struct ModuleDefinitions {
     functions: Arc<[DefinedFunction]>,
     imports_operator_new: bool,
 }
@@ -74,14 +72,13 @@ struct Known {
 const OPERATORS_NEW: [&str; 2] = ["_Znwm", "_Znam"];
 
 impl Definitions {
-    /// Looks for functions of these names. `.dynsym` is searched in all modules, `.symtab` in programs and in the modules
-    /// that are named here: a library's internal functions are nobody else's business, and reading the tables of large
-    /// ones takes time.
-    pub(crate) fn new(names: Vec<&'static str>, searched_whole: Vec<ModulePattern>) -> Self {
-        Self { names, searched_whole, known: FxHashMap::default() }
+    /// Searches `.dynsym` of all modules, and `.symtab` of programs and of modules that match `search_internal`: other libraries'
+    /// internal functions are irrelevant, and reading large tables takes time.
+    pub(crate) fn new(names: Vec<&'static str>, search_internal: Vec<ModulePattern>) -> Self {
+        Self { names, search_internal, cache: FxHashMap::default() }
     }
 
-    /// The modules of a process, in the order in which they are mapped. Modules that cannot be read are left out.
+    /// Readable modules of a process, in mapping order.
     pub(crate) fn candidates(
         &mut self,
         space: &AddressSpace,
@@ -95,7 +92,7 @@ impl Definitions {
             let link = links.and_then(|links| links.position(bias(space, id, module)?));
             let is_program = program.is(module);
             let is_first = link == Some(LinkPosition { namespace: 0, index: 0 });
-            let known = self.known(id, module, is_program || is_first);
+            let definitions = self.definitions(id, module, is_program || is_first);
             Some(Candidate {
                 module: id,
                 path: Arc::clone(module.path()),
@@ -103,14 +100,14 @@ impl Definitions {
                 is_static: elf.is_static,
                 is_go: elf.is_go,
                 link,
-                imports_operator_new: known.imports_operator_new,
-                functions: known.functions,
+                imports_operator_new: definitions.imports_operator_new,
+                functions: definitions.functions,
             })
         };
         space.modules().into_iter().filter_map(candidate).collect()
     }
 
-    /// Why the program of a process is no candidate: its path, and what is wrong with its file.
+    /// Path and error of the process's program, if it cannot be read.
     pub(crate) fn unreadable_program(space: &AddressSpace, modules: &ModuleStore) -> Option<(Arc<str>, ObjectError)> {
         let program = Program::of(space.pid());
         let unreadable = |id: ModuleId| {
@@ -121,25 +118,25 @@ impl Definitions {
         space.modules().into_iter().find_map(unreadable)
     }
 
-    fn known(&mut self, id: ModuleId, module: &Module, is_executable: bool) -> Known {
-        let whole = is_executable || self.searched_whole.iter().any(|pattern| pattern.matches(module.path()));
+    fn definitions(&mut self, id: ModuleId, module: &Module, is_executable: bool) -> ModuleDefinitions {
+        let whole = is_executable || self.search_internal.iter().any(|pattern| pattern.matches(module.path()));
         let names = &self.names;
-        let known = self.known.entry((id, whole)).or_insert_with(|| {
+        let definitions = self.cache.entry((id, whole)).or_insert_with(|| {
             let search = if whole { Search::Everything } else { Search::Exported };
             let symbols = Symbols::of(module, names, &OPERATORS_NEW, search).unwrap_or_else(|error| {
                 debug!("module {}: {error}", module.path());
                 Symbols::default()
             });
-            Known {
+            ModuleDefinitions {
                 functions: symbols.functions.into_iter().filter(|function| !function.indirect).collect(),
                 imports_operator_new: symbols.imports,
             }
         });
-        known.clone()
+        definitions.clone()
     }
 }
 
-/// Which of the modules a process was started from.
+/// Identifies the program of a process among its modules.
 struct Program {
     path: Option<PathBuf>,
     file: Option<FileIdentity>,
@@ -147,11 +144,11 @@ struct Program {
 
 impl Program {
     fn of(pid: Pid) -> Self {
-        Self { path: process::executable(pid).ok(), file: executable::identity(pid).ok() }
+        Self { path: process::executable(pid).ok(), file: maps::executable_identity(pid).ok() }
     }
 
-    /// By its file, because a module has the path that the first target knew it by, and a deleted file has another one.
-    /// On some file systems `stat` says otherwise of what is mapped: then by its path.
+    /// Compares the file, because a module has the path in the first target's mount namespace, and a deleted file has another one. On
+    /// some file systems `stat` reports another device than the mapping has: then compares the path.
     fn is(&self, module: &Module) -> bool {
         let file = module.image().ok().map(Image::identity).map(|file| FileIdentity::new(file.device, file.inode));
         let same_path = self.path.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());
@@ -159,7 +156,7 @@ impl Program {
     }
 }
 
-/// What was added to the module's link addresses in this process.
+/// Load bias of a module in this process.
 fn bias(space: &AddressSpace, id: ModuleId, module: &Module) -> Option<u64> {
     let first = space.mappings().iter().find(|mapped| mapped.module == Some(id))?;
     module.bias(first.mapping.start, first.mapping.offset)
@@ -170,7 +167,7 @@ mod tests {
     use super::*;
     use crate::object::fixture::{Running, Workshop};
 
-    /// A program with functions of its own, of which one is local.
+    /// A program with functions of its own, one of them local.
     const PROGRAM: &str = r#"
         #include <stdlib.h>
         #include <unistd.h>
@@ -180,7 +177,7 @@ mod tests {
     "#;
 
     #[test]
-    fn programs_are_searched_whole_and_libraries_for_what_they_export() {
+    fn programs_are_searched_completely_and_libraries_for_exports() {
         let workshop = Workshop::new();
         let running = Running::sleep(&workshop.compile("gcc", "program.c", PROGRAM, &["-O1"]));
         let mut modules = ModuleStore::new();
@@ -197,7 +194,7 @@ mod tests {
         assert_eq!(names(program), [("_rjem_malloc".to_owned(), true), ("mi_malloc".to_owned(), false)]);
         assert!(program.exported("mi_malloc").is_none() && program.exported("_rjem_malloc").is_some());
         let libc = found.iter().find(|candidate| candidate.path.contains("libc.so")).expect("it is mapped");
-        // memcpy is indirect.
+        // memcpy is an indirect function.
         assert_eq!(names(libc), [("malloc".to_owned(), true)]);
         assert!(program.link < libc.link);
         let again = definitions.candidates(&space, &modules, None);

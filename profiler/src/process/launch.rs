@@ -1,83 +1,87 @@
-//! A program that heapbpf starts itself, held until the code that it starts with can be watched: its first allocation is
-//! seen. Owns the process from its first instruction to its exit status; what is attached meanwhile is the caller's.
+//! Launches a program and holds it until its start-up code can be probed, so that its first allocation is recorded. Owns the
+//! process from its first instruction to its exit status; the caller attaches probes meanwhile.
 //!
-//! The kernel maps the program and its dynamic linker at the exec; the linker maps the rest, and runs nothing of it before.
-//! So the program is stopped at its system calls until one is made that the linker does not make, and after each that
-//! mapped code the caller may attach.
+//! The kernel maps the program and its dynamic linker at the exec; the linker maps all other modules before it runs their code.
+//! So the program is stopped at its system calls until it makes one that the linker does not make, and the caller may attach
+//! probes after each that mapped code.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tracing::debug;
 
 use crate::ids::Pid;
+use crate::linux::arch::{AUDIT_ARCH, is_probe_syscall};
 use crate::linux::ptrace::{self, Stop, SyscallPhase, Tracee};
 use crate::linux::spawn::{Spawned, run_to_exec};
 
-mod error;
-mod exit;
-#[cfg(test)]
-mod fixture;
 mod leaving;
 mod loader;
-mod start_up;
+mod outcome;
 mod threads;
 
-pub(crate) use error::LaunchError;
-pub(crate) use exit::Stir;
 pub(crate) use leaving::retry_releases;
-use loader::{Loader, is_of_probes, maps_code};
-pub(crate) use start_up::{StartUp, StartUpEnd};
-use threads::Threads;
+use loader::{Loader, maps_code};
+pub(crate) use outcome::{LaunchError, StartUp, StartUpEnd};
+use threads::{Change, OPTIONS, Threads};
 
-/// Most system calls at which a program is stopped before it is let run regardless: a hundred times what the largest
-/// programs start with, and less than a second.
+/// Maximum number of system calls at which a program is stopped: a hundred times as many as the largest programs make during
+/// start-up, and less than a second.
 const SYSCALLS_MAX: u32 = 20_000;
 
-/// Longest time without a system call before a program is let run regardless. It waits for something, which a dynamic linker
-/// does only where files come from afar, or computes.
+/// Time limit without a system call. The program waits for something, which a dynamic linker does only with remote files, or
+/// computes.
 const QUIET_MAX: Duration = Duration::from_secs(1);
 
-/// Longest wait for a running process to stop, which takes microseconds unless it waits in the kernel: then it may take
-/// for ever, and nothing else is done meanwhile.
+/// Time limit for a running process to stop, which takes microseconds except in an uninterruptible wait, which may last
+/// indefinitely and block everything else.
 const STOP_WAIT: Duration = Duration::from_millis(20);
 
-/// How long a process that has just begun may go without a system call: it is likely to be past its start-up, and needs no steps then.
+/// Like [`QUIET_MAX`], for a process that has just started: it is likely to be past its start-up.
 const HOLD_QUIET_MAX: Duration = Duration::from_millis(20);
 
-/// A started program. Dropping it lets the program run on: at once, or where it waits in the kernel, by
-/// [`retry_releases`].
-///
-/// The kernel takes questions about a held process from one thread alone, so this cannot be sent to another.
+/// Time limit for all threads of a program to stop.
+const ALL_STOP_WAIT: Duration = Duration::from_millis(500);
+
+/// Why a followed program is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ProgramStop {
+    /// It has called exec. No instruction of the new program has run.
+    Exec,
+    /// The process exits. None of its instructions will run, but its memory still exists.
+    Exiting,
+}
+
+/// A launched program. Dropping it detaches: at once, or from an uninterruptible wait by [`retry_releases`]. Not `Send`, because
+/// the kernel accepts requests about a traced process only from its tracing thread.
 #[derive(Debug)]
 pub(crate) struct Launch {
     tracee: Tracee,
     state: State,
     program: String,
-    /// How long it may go without a system call while it is stepped.
+    /// Time limit without a system call while it is stepped.
     quiet_max: Duration,
-    /// All its threads, where it is held when it ends.
+    /// All its threads, if it is held at its exit.
     threads: Option<Threads>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Stopped, for this reason.
     Held(Stop),
-    /// Runs, and will stop at its next exec.
+    /// Runs until its next exec.
     Followed,
-    /// Was asked to stop, and is let go when it does.
+    /// Stop requested; it is detached when it stops.
     Leaving,
-    /// Runs as if heapbpf had never held it.
+    /// Not traced any more.
     Free,
-    /// Was reaped.
     Ended(ExitStatus),
 }
 
 impl Launch {
-    /// Traces a process that waits before its exec until it is traced. [`run_to_exec`](Self::run_to_exec) is next.
+    /// Attaches to a process that waits before its exec. [`run_to_exec`](Self::run_to_exec) is next.
     pub(crate) fn seize(pid: Pid, program: String) -> Result<Self, LaunchError> {
         match Tracee::seize(pid) {
             Ok(tracee) => Ok(Self { tracee, state: State::Followed, program, quiet_max: QUIET_MAX, threads: None }),
@@ -85,12 +89,8 @@ impl Launch {
         }
     }
 
-    /// Runs it to its exec, and holds it there: nothing of the program has run. A child of this process is given as `spawned`. It
-    /// may end instead. `is_wanted` is called again and again.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Trace`], and for a child of this process that its program cannot be run.
+    /// Runs it to its exec, and holds it there before its first instruction; it may exit instead. `spawned` is given if it is a
+    /// child of this process. Calls `is_wanted` repeatedly. Also fails if exec fails in a child of this process.
     pub(crate) fn run_to_exec(
         &mut self,
         spawned: Option<&mut Spawned>,
@@ -101,13 +101,9 @@ impl Launch {
         Ok(())
     }
 
-    /// Takes hold of a process that has just begun, and stops it wherever it is: to be stepped like a started one. Its parent
-    /// does not notice.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Trace`] where somebody else traces it or tracing is forbidden, [`LaunchError::Unstoppable`] where it
-    /// waits in the kernel. It runs on, if [`retry_releases`] is called now and then.
+    /// Attaches to a process that has just started, and stops it, to step it like a launched one. Its parent does not notice.
+    /// Fails with [`LaunchError::Trace`] where another tracer is attached or tracing is forbidden, with
+    /// [`LaunchError::Unstoppable`] in an uninterruptible wait; it continues if [`retry_releases`] is called periodically.
     pub(crate) fn hold(pid: Pid) -> Result<Self, LaunchError> {
         let name = format!("process {pid}");
         let tracee = Tracee::seize(pid).map_err(|error| LaunchError::Trace(name.clone(), error))?;
@@ -117,22 +113,20 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Its number, also after its end.
     pub(crate) fn pid(&self) -> Pid {
         self.tracee.pid()
     }
 
-    /// Whether it runs as if it had never been held.
+    /// Whether it is not traced any more.
     pub(crate) fn is_free(&self) -> bool {
         matches!(self.state, State::Free)
     }
 
-    /// Whether it runs, and will stop at its next exec, or be let go at its next stop.
+    /// Whether it runs until its next exec, or is detached at its next stop.
     pub(crate) fn is_followed(&self) -> bool {
         matches!(self.state, State::Followed | State::Leaving)
     }
 
-    /// How it ended, if that was seen.
     pub(crate) fn ended(&self) -> Option<ExitStatus> {
         match self.state {
             State::Ended(status) => Some(status),
@@ -140,20 +134,16 @@ impl Launch {
         }
     }
 
-    /// Whether it has one thread: others are not held, and may do anything meanwhile. False if that cannot be told.
+    /// Whether it has one thread: others are not held. False if that is unknown.
     #[cfg(test)]
     pub(crate) fn is_alone(&self) -> bool {
         has_one_thread(self.pid())
     }
 
-    /// Runs a held program until all is mapped that it starts with, and holds it there, unless it waits in the kernel.
-    /// `on_new_code` is called while it is stopped: at once, and whenever code was mapped of which nothing has run yet. It is
-    /// told whether the program stands at an exec, so that nothing of it has run; it may have been stopped anywhere else.
-    /// Signals reach the program meanwhile. Blocks, but for no more than a few seconds.
-    ///
-    /// # Errors
-    ///
-    /// What `on_new_code` returns, and [`LaunchError::Trace`]. The program is still held.
+    /// Runs a held program until its start-up code is mapped, and holds it there, unless it is in an uninterruptible wait. Calls
+    /// `on_new_code` while it is stopped: at once, and whenever code was mapped of which nothing has run yet. The argument tells
+    /// whether the program is at an exec, before its first instruction, or anywhere else. Signals are delivered meanwhile. Blocks
+    /// for a few seconds at most. On errors, the program is still held.
     pub(crate) fn step_until_loaded<E: From<LaunchError>>(
         &mut self,
         on_new_code: &mut dyn FnMut(bool) -> Result<(), E>,
@@ -182,7 +172,7 @@ impl Launch {
                     }
                 }
                 Stop::Syscall => match self.syscall()? {
-                    (_, SyscallPhase::Entry { number, .. }) if is_of_probes(number) => {}
+                    (_, SyscallPhase::Entry { number, .. }) if is_probe_syscall(number) => {}
                     (instruction, SyscallPhase::Entry { number, arguments }) => {
                         syscalls += 1;
                         if loader.as_mut().is_none_or(|loader| !loader.makes(instruction, number, &arguments)) {
@@ -212,27 +202,27 @@ impl Launch {
         Ok(StartUp { end, syscalls })
     }
 
-    /// Lets a held program run, but stops it at its next exec, which [`next_exec`](Self::next_exec) tells: shells and
-    /// wrappers (`env`, `nice`, `sh -c 'exec …'`) become the program that is meant. It costs the program nothing until a
-    /// signal comes, which is delivered by `next_exec`; debuggers cannot attach. Children that it forks are not held. One that
-    /// is held at its exit, or was [stopped](Self::stop), goes on.
+    /// Resumes a held program until its next exec, which [`next_exec`](Self::next_exec) reports: shells and wrappers (`env`,
+    /// `nice`, `sh -c 'exec …'`) become the actual program. Costs nothing until a signal arrives, which `next_exec` delivers;
+    /// debuggers cannot attach. Forked children are not held. Also resumes a program that is held at its exit, or was
+    /// [stopped](Self::stop).
     pub(crate) fn follow_execs(&mut self) -> Result<(), LaunchError> {
         if let State::Held(stop) = self.state {
             self.tracee.run(stop).map_err(|error| self.untraceable(error))?;
             self.state = State::Followed;
             if let Some(threads) = &mut self.threads {
-                threads.runs();
+                threads.first_resumed();
             }
             return Ok(());
         }
-        self.go_on()
+        self.resume_threads()
     }
 
-    /// Whether a followed program is held at an exec, to be stepped like a new one. Does not block; to be asked whenever
-    /// `SIGCHLD` comes, or every so often.
+    /// Whether a followed program is held at an exec, to be stepped like a new one. Does not block; to be called at each
+    /// `SIGCHLD`, or periodically.
     pub(crate) fn next_exec(&mut self) -> Result<bool, LaunchError> {
         if self.threads.is_some() {
-            return Ok(self.next_stir()? == Some(Stir::Exec));
+            return Ok(self.next_stop()? == Some(ProgramStop::Exec));
         }
         while let State::Followed | State::Leaving = self.state {
             let Some(stop) = self.tracee.stopped().map_err(|error| self.untraceable(error))? else {
@@ -249,12 +239,9 @@ impl Launch {
         Ok(matches!(self.state, State::Held(Stop::Exec)))
     }
 
-    /// Lets go of the program: from now on it runs as if it had never been held, and may be debugged.
-    ///
-    /// # Errors
-    ///
-    /// [`LaunchError::Unstoppable`] for a followed program that waits in the kernel, as `vfork` does. It will stand still
-    /// when it wakes: this is to be called again then, as `SIGCHLD` tells, or every so often.
+    /// Detaches: the program runs as if it had never been traced. Fails with [`LaunchError::Unstoppable`] for a followed program
+    /// in an uninterruptible wait, such as `vfork`. It will stop when it wakes up: call this again then, at `SIGCHLD` or
+    /// periodically.
     pub(crate) fn release(&mut self) -> Result<(), LaunchError> {
         if let Some(threads) = self.threads.take() {
             return self.release_threads(threads);
@@ -274,7 +261,7 @@ impl Launch {
         Ok(())
     }
 
-    /// How the program ended, if it has: it is reaped by this, and by nothing else.
+    /// Reaps the program if it has exited; nothing else does.
     pub(crate) fn try_reap(&mut self) -> Option<ExitStatus> {
         match self.state {
             State::Ended(status) => return Some(status),
@@ -294,8 +281,91 @@ impl Launch {
         }
     }
 
-    /// Lets it run to its next stop; false if that does not come in time. Then it is held where it is, or followed if it
-    /// waits in the kernel.
+    /// From now on, a held program is held again when it exits, by a call or a signal: see [`next_stop`](Self::next_stop). All its
+    /// threads are traced for that, which costs two stops per created thread, one per exited thread and one per signal. Its
+    /// children are not held. To be called before it has created threads.
+    pub(crate) fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
+        if let State::Held(_) = self.state {
+            self.tracee.set_options(OPTIONS).map_err(|error| self.untraceable(error))?;
+            self.threads = Some(Threads::new(self.tracee.clone()));
+        }
+        Ok(())
+    }
+
+    /// Why a followed program is held, if it is, until [`follow_execs`](Self::follow_execs) resumes it. To be called at each
+    /// `SIGCHLD`, or periodically: it delivers signals. Blocks for at most a second, and only while some threads have reached
+    /// their exit and others are about to.
+    pub(crate) fn next_stop(&mut self) -> Result<Option<ProgramStop>, LaunchError> {
+        let Some(threads) = &mut self.threads else {
+            return Ok(self.next_exec()?.then_some(ProgramStop::Exec));
+        };
+        if let State::Followed = self.state {
+            let change = threads.next_change();
+            match change.map_err(|error| self.untraceable(error))? {
+                Some(Change::Exec) => self.state = State::Held(Stop::Exec),
+                Some(Change::Exiting) => return Ok(Some(ProgramStop::Exiting)),
+                Some(Change::Ended(stop)) => self.stopped_at(stop),
+                None => {}
+            }
+        }
+        Ok(matches!(self.state, State::Held(Stop::Exec)).then_some(ProgramStop::Exec))
+    }
+
+    /// Stops all threads of a followed program until [`follow_execs`](Self::follow_execs) resumes them and restarts interrupted
+    /// system calls. False, with the program running, where it calls exec or exits instead, which [`next_stop`](Self::next_stop)
+    /// reports, and where it is not held at its exit. Fails with [`LaunchError::Unstoppable`], with the program running, where a
+    /// thread is in an uninterruptible wait, such as `vfork`.
+    pub(crate) fn stop(&mut self) -> Result<bool, LaunchError> {
+        if !matches!(self.state, State::Followed) || self.next_stop()?.is_some() {
+            return Ok(false);
+        }
+        // Its exit may have been found.
+        if !matches!(self.state, State::Followed) {
+            return Ok(false);
+        }
+        let Some(threads) = &mut self.threads else { return Ok(false) };
+        let stopped = threads.stop(ALL_STOP_WAIT);
+        if stopped.map_err(|error| self.untraceable(error))? {
+            return Ok(true);
+        }
+        let pid = self.pid();
+        self.resume_threads()?;
+        match self.next_stop()? {
+            None if !matches!(self.state, State::Ended(_)) => Err(LaunchError::Unstoppable(pid)),
+            _ => Ok(false),
+        }
+    }
+
+    /// The threads of a program that is stopped or exits, with their stops. Without the first thread if it has exited before the
+    /// others; then memory and mappings are in `/proc/TID` of another.
+    pub(crate) fn held_threads(&self) -> Vec<(Tracee, Stop)> {
+        self.threads.as_ref().map(Threads::held).unwrap_or_default()
+    }
+
+    /// Resumes all held threads.
+    fn resume_threads(&mut self) -> Result<(), LaunchError> {
+        let Some(threads) = &mut self.threads else { return Ok(()) };
+        threads.resume().map_err(|error| LaunchError::Trace(self.program.clone(), error))
+    }
+
+    /// Detaches from all threads.
+    fn release_threads(&mut self, mut threads: Threads) -> Result<(), LaunchError> {
+        match self.state {
+            State::Held(stop) => threads.hold(0, stop),
+            State::Followed | State::Leaving => {}
+            State::Free | State::Ended(_) => return Ok(()),
+        }
+        self.state = State::Free;
+        let (left, ended) = threads.release(ALL_STOP_WAIT).map_err(|error| self.untraceable(error))?;
+        if let Some(stop) = ended {
+            self.stopped_at(stop);
+        }
+        left.into_iter().for_each(leaving::add);
+        Ok(())
+    }
+
+    /// Runs it to its next stop; false if that does not occur in time. Then it is held where it is, or followed in an
+    /// uninterruptible wait.
     fn step(&mut self, stop: Stop) -> Result<bool, LaunchError> {
         self.tracee.run_to_syscall(stop).map_err(|error| self.untraceable(error))?;
         self.state = State::Followed;
@@ -305,14 +375,14 @@ impl Launch {
             return Ok(true);
         }
         match self.interrupt() {
-            // Its stop, when it comes, is one like those that signals make.
+            // Its stop, when it occurs, looks like one caused by a signal.
             Err(LaunchError::Unstoppable(_)) => self.state = State::Followed,
             stopped => stopped?,
         }
         Ok(false)
     }
 
-    /// Stops a running program wherever it is.
+    /// Stops a running program.
     fn interrupt(&mut self) -> Result<(), LaunchError> {
         self.tracee.interrupt().map_err(|error| self.untraceable(error))?;
         self.state = State::Leaving;
@@ -328,7 +398,7 @@ impl Launch {
         };
         if stop == Stop::Clone
             && let Some(threads) = &mut self.threads
-            && let Err(error) = threads.adopt(&self.tracee)
+            && let Err(error) = threads.add_created(&self.tracee)
         {
             debug!("process {}: {error}", self.pid());
         }
@@ -336,10 +406,10 @@ impl Launch {
 
     fn loader(&self) -> Result<Option<Loader>, LaunchError> {
         let info = self.tracee.syscall_info().map_err(|error| self.untraceable(error))?;
-        Ok(info.filter(|info| info.arch == loader::ARCH).and_then(|_| Loader::of(self.pid())))
+        Ok(info.filter(|info| info.arch == AUDIT_ARCH).and_then(|_| Loader::of(self.pid())))
     }
 
-    /// The instruction that makes the system call at which it is stopped, and the call.
+    /// The system call at which it is stopped, and the address after its instruction.
     fn syscall(&self) -> Result<(u64, SyscallPhase), LaunchError> {
         let info = self.tracee.syscall_info().map_err(|error| self.untraceable(error))?;
         Ok(info.map_or((0, SyscallPhase::None), |info| (info.instruction, info.phase)))
@@ -358,20 +428,22 @@ impl Drop for Launch {
     }
 }
 
-/// Whether a process has one thread. False if that cannot be told.
+/// Whether a process has one thread. False if that is unknown.
 pub(crate) fn has_one_thread(pid: Pid) -> bool {
     std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.take(2).count() == 1)
 }
 
-/// The shell's number for an exit status: the exit code, or 128 plus the signal.
+/// The exit code of a shell: that of the process, or 128 plus the signal.
 pub(crate) fn shell_code(status: ExitStatus) -> i32 {
     status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
-/// The system call failed: the kernel returns errors as −4095 to −1.
+/// The kernel returns errors as −4095 to −1.
 fn is_error(result: i64) -> bool {
     (-4095..0).contains(&result)
 }
 
+#[cfg(test)]
+mod exit_tests;
 #[cfg(test)]
 mod tests;

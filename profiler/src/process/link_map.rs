@@ -1,9 +1,9 @@
-//! The dynamic linker's list of what it loaded, in the order in which it searches: which of several definitions of a
-//! function a call reaches follows from it.
+//! The dynamic linker's list of loaded objects in search order, which determines the definition of a function that a call
+//! reaches.
 //!
 //! Linkers keep the list for debuggers (`r_debug` and `link_map` in glibc's and musl's `<link.h>`, the System V ABI's
-//! rendezvous): the program's dynamic section has the address in `DT_DEBUG`. All of it lies in the target's memory and may
-//! be anything, so every walk is bounded, and what makes no sense counts as no list at all. Static programs have none.
+//! rendezvous): `DT_DEBUG` of the program's dynamic section has the address. All of it is in the target's memory and may be
+//! anything, so every walk is bounded, and an inconsistent list counts as none. Static programs have none.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -16,28 +16,27 @@ use crate::ids::Pid;
 use crate::linux::proc::auxv::Auxv;
 use crate::linux::proc::process::entry_path;
 
-/// Most nodes that are followed in one namespace; programs have hundreds at most.
+/// Maximum number of nodes in one namespace; programs have hundreds at most.
 const NODES_MAX: usize = 8192;
-/// Most namespaces (`dlmopen`); glibc has sixteen.
+/// Maximum number of namespaces (`dlmopen`); glibc has sixteen.
 const NAMESPACES_MAX: usize = 16;
-/// Most program headers, as in a file of the usual linkers' making, and most entries of a dynamic section.
+/// Maximum numbers of program headers and of entries of a dynamic section.
 const HEADERS_MAX: u64 = 256;
 const DYNAMIC_MAX: u64 = 1024;
 
-/// Place in the search order: the namespace, then the place in its list. The program itself is the first of the first.
+/// Position in the search order. The program is the first of the first namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LinkPosition {
-    /// 0 is the program's own; each further one was made by `dlmopen`, and sees only what is in it.
+    /// 0 is the program's; others are created by `dlmopen`, and contain all that they can reach.
     pub namespace: u16,
-    /// Place in the namespace's list.
     pub index: u16,
 }
 
-/// Most bytes of an object's path that are read; Linux takes no longer ones.
+/// Maximum length of an object's path, as in Linux.
 const NAME_BYTES_MAX: u64 = 4096;
 
-/// One loaded object: its node's address, and what was added to its link addresses. Linkers reuse both for what is loaded
-/// when another object has gone, so the path belongs to it, as a hash.
+/// A loaded object: address of its node, and load bias. Linkers reuse both after an object is unloaded, so the path is included, as
+/// a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
     address: u64,
@@ -45,31 +44,29 @@ struct Node {
     name_hash: u64,
 }
 
-/// The list as it was when it was read.
+/// The list at the time of reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkMap {
     pid: Pid,
-    /// Where the linker keeps the head.
+    /// Address of `r_debug`.
     rendezvous: u64,
     namespaces: Vec<Vec<Node>>,
 }
 
 impl LinkMap {
-    /// Reads the list. `None` when there is none, now: the process may be about to start, be static, be run by naming the
-    /// dynamic linker as the program, or have overwritten it.
+    /// Reads the list. `None` if there is none yet or at all: the process may be before its start-up, be static, be run by naming
+    /// the dynamic linker as the program, or have overwritten it.
     pub(crate) fn read(pid: Pid) -> Option<Self> {
         Self::read_from(pid, &ProcessMemory::open(pid)?, &Auxv::read(pid)?)
     }
 
-    /// Reads the list from a process's memory.
     pub(crate) fn read_from(pid: Pid, memory: &impl Memory, auxv: &Auxv) -> Option<Self> {
         let rendezvous = find_rendezvous(memory, auxv)?;
         let namespaces = walk(memory, rendezvous)?;
         Some(Self { pid, rendezvous, namespaces })
     }
 
-    /// Where in the search order the object is to whose link addresses this much was added. Of two at the same bias
-    /// (there is one that is not moved: the program) the first.
+    /// Position of the object with this load bias; the first of several (non-PIE programs have bias 0).
     pub(crate) fn position(&self, bias: u64) -> Option<LinkPosition> {
         let in_namespace = |nodes: &Vec<Node>| nodes.iter().position(|node| node.bias == bias);
         let (namespace, index) =
@@ -77,20 +74,19 @@ impl LinkMap {
         Some(LinkPosition { namespace: u16::try_from(namespace).ok()?, index: u16::try_from(index).ok()? })
     }
 
-    /// Whether anything was loaded or unloaded since. Costs a read of 32 bytes and one of its path for each object; the symbol tables need no
-    /// look when it is false. True too when the list cannot be read any more: the process called exec, or has ended.
+    /// Whether objects were loaded or unloaded since. Reads 32 bytes and the path of each object; if it returns false, symbol tables
+    /// need not be read. Also true when the list cannot be read any more, after an exec or exit.
     pub(crate) fn changed(&self) -> bool {
         let now = ProcessMemory::open(self.pid).and_then(|memory| walk(&memory, self.rendezvous));
         now.as_ref() != Some(&self.namespaces)
     }
 }
 
-/// Memory that can be read, all of it or an error.
+/// Memory of which a range is read completely or not at all.
 pub(crate) trait Memory {
-    /// Fills the buffer from this address.
     fn read(&self, address: u64, bytes: &mut [u8]) -> Option<()>;
 
-    /// So many words of 64 bits.
+    /// Reads words of 64 bits.
     fn words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
         let mut bytes = [[0; 8]; N];
         self.read(address, bytes.as_flattened_mut())?;
@@ -112,7 +108,7 @@ impl Memory for ProcessMemory {
     }
 }
 
-/// The address of `r_debug`, from the program headers that the kernel told the program of (`AT_PHDR`).
+/// Finds the address of `r_debug` through the program headers (`AT_PHDR`).
 fn find_rendezvous(memory: &impl Memory, auxv: &Auxv) -> Option<u64> {
     let (headers, count) = (auxv.get(libc::AT_PHDR)?, auxv.get(libc::AT_PHNUM)?.min(HEADERS_MAX));
     let (mut bias, mut dynamic) = (None, None);
@@ -139,11 +135,11 @@ fn find_rendezvous(memory: &impl Memory, auxv: &Auxv) -> Option<u64> {
     None
 }
 
-/// All namespaces. `None` when a node cannot be read, a list leads into itself or is longer than any is.
+/// Reads all namespaces. `None` if a node is unreadable, or a list is cyclic or exceeds the limits.
 fn walk(memory: &impl Memory, rendezvous: u64) -> Option<Vec<Vec<Node>>> {
     let mut namespaces = Vec::new();
     let mut at = rendezvous;
-    // Those without objects count too: they may lead into each other.
+    // Namespaces without objects count: they may form a cycle.
     for _ in 0..NAMESPACES_MAX {
         if at == 0 {
             break;
@@ -164,7 +160,7 @@ fn walk_namespace(memory: &impl Memory, head: u64) -> Option<Vec<Node>> {
     let mut nodes = Vec::new();
     let mut at = head;
     while at != 0 {
-        // A list that leads into itself has no end either.
+        // Also the end of a cyclic list.
         if nodes.len() == NODES_MAX {
             return None;
         }
@@ -176,13 +172,13 @@ fn walk_namespace(memory: &impl Memory, head: u64) -> Option<Vec<Node>> {
     Some(nodes)
 }
 
-/// Tells paths apart. What cannot be read ends them.
+/// Distinguishes paths. They end at unreadable memory.
 fn name_hash(memory: &impl Memory, name: u64) -> u64 {
     const CHUNK: usize = 64;
     let mut hasher = FxHasher::default();
     let mut at = name;
     while at.wrapping_sub(name) < NAME_BYTES_MAX {
-        // Chunks of aligned addresses lie in one page, so that an end beside unmapped memory can be read.
+        // Aligned chunks lie in one page, so that a path next to unmapped memory is readable.
         let length = CHUNK - usize::try_from(at % CHUNK as u64).unwrap_or_default();
         let mut bytes = [0; CHUNK];
         let Some(()) = memory.read(at, &mut bytes[..length]) else { break };

@@ -1,29 +1,29 @@
-//! Names modules by their files, with `*` and `?` standing for anything and any character.
+//! Patterns for modules: `*` matches any characters, `?` one.
 
 use std::fmt;
 
-/// Which modules are meant. One that begins with `/` is compared with whole paths, any other with file names.
+/// A pattern for modules. One that begins with `/` is compared with whole paths, any other with file names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModulePattern(String);
 
 impl ModulePattern {
-    /// The pattern that is written like this: `libcudart.so*`, `/opt/app/lib/libarena.so`, `*`.
+    /// Creates a pattern such as `libcudart.so*`, `/opt/app/lib/libarena.so`, `*`.
     pub fn new(text: &str) -> Self {
         Self(text.to_owned())
     }
 
-    /// Whether it is `*`, which means every module and so names none.
+    /// Whether it is `*`, which matches every module.
     pub fn is_any(&self) -> bool {
         self.0 == "*"
     }
 
-    /// Whether the module with this path, as the target names it, is meant.
+    /// Whether it matches the module with this path.
     pub fn matches(&self, path: &str) -> bool {
         let name = if self.0.starts_with('/') { path } else { path.rsplit('/').next().unwrap_or(path) };
         matches(self.0.as_bytes(), name.as_bytes())
     }
 
-    /// As it was written.
+    /// The text of the pattern.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -35,8 +35,7 @@ impl fmt::Display for ModulePattern {
     }
 }
 
-/// Compares byte by byte; where that fails, the last `*` takes one byte more. Names are short, so the square of their
-/// lengths that this can take is no matter.
+/// Compares byte by byte; on a mismatch, the last `*` takes one byte more. Quadratic, but names are short.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut in_pattern, mut in_name) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -66,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_mean_file_names_or_whole_paths() {
+    fn patterns_match_file_names_or_whole_paths() {
         let check = |pattern: &str, path: &str, expected: bool| {
             assert_eq!(ModulePattern::new(pattern).matches(path), expected, "{pattern} {path}");
         };
@@ -85,7 +84,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn a_name_matches_itself_and_with_any_part_left_out(name in "[a-z.]{0,12}", from: usize, to: usize) {
+        fn a_name_matches_itself_and_with_any_part_replaced_by_a_star(name in "[a-z.]{0,12}", from: usize, to: usize) {
             let (from, to) = (from % (name.len() + 1), to % (name.len() + 1));
             let (from, to) = (from.min(to), from.max(to));
             let pattern = format!("{}*{}", &name[..from], &name[to..]);

@@ -1,27 +1,24 @@
-//! Patterns for programs, as `--cmdline` and `--exclude` take them. Pure.
+//! Patterns for programs (`--cmdline` and `--exclude`), and the names of a process that they are matched against. Pure.
 
 use std::fmt;
 use std::str::FromStr;
 
 use globset::{GlobBuilder, GlobMatcher};
 
-use super::names::Names;
-
-/// Longest pattern, in bytes: the longest path that Linux knows.
+/// Maximum length of a pattern: that of a path in Linux.
 const PATTERN_BYTES_MAX: usize = 4096;
 
-/// Characters that make a pattern more than a name.
+/// Characters that make a pattern a glob.
 const METACHARACTERS: [char; 5] = ['*', '?', '[', '{', '\\'];
 
-/// A pattern that says which programs are meant.
+/// A pattern for programs.
 ///
-/// Without a `/` it is compared with the base name of `argv[0]`, cut at `@` unless the pattern has an `@` itself. With
-/// one, as in `/usr/bin/redis*` or `./server`, it is compared with the whole of `argv[0]`. What counts as `argv[0]`
-/// where a program has written a title over it says [`Names`]; the whole title can be matched as well
-/// (`nginx: worker*`).
+/// Without a `/` it is compared with the base name of `argv[0]`, cut at `@` unless the pattern contains an `@`. With a `/`, as in
+/// `/usr/bin/redis*` or `./server`, it is compared with the whole of `argv[0]`. [`Names`] defines these names for programs that
+/// overwrite `argv[0]` by a title; the whole title can be matched as well (`nginx: worker*`).
 ///
-/// `*` stands for any characters, `/` among them, `?` for one, `[…]` for one of a set, `{a,b}` for one of several
-/// patterns, and `\` takes the next character for itself. A pattern without these is exact. Case counts.
+/// `*` matches any characters including `/`, `?` one, `[…]` one of a set, `{a,b}` one of several patterns, and `\` quotes the
+/// next character. A pattern without these is exact. Case-sensitive.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     text: String,
@@ -34,25 +31,25 @@ enum Matcher {
     Glob(GlobMatcher),
 }
 
-/// Why a text is no pattern.
+/// Why a pattern is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
     /// It would match nothing.
     #[error("the pattern `{0}` is empty; give a program's name such as `redis-server`, or `redis*`")]
     Empty(String),
-    /// Most likely it was meant for another option.
-    #[error("the pattern `{0}` looks like a process's number; use `--pid {0}`, or `{1}` for a program of that name")]
+    /// Probably meant for another option.
+    #[error("the pattern `{0}` looks like a PID; use `--pid {0}`, or `{1}` for a program of that name")]
     Number(String, String),
-    /// No program's path is as long.
+    /// Longer than any path.
     #[error("the pattern `{0}…` has {1} bytes, more than any path ({PATTERN_BYTES_MAX}); shorten it with `*`")]
     TooLong(String, usize),
-    /// Brackets or braces that do not fit.
-    #[error("the pattern `{0}` cannot be understood: {1}; a `\\` before `*`, `?`, `[` or `{{` takes it for itself")]
+    /// Unbalanced brackets or braces.
+    #[error("the pattern `{0}` is invalid: {1}; quote `*`, `?`, `[` or `{{` with a `\\`")]
     Glob(String, String),
 }
 
 impl Pattern {
-    /// Whether the pattern means a process with these names.
+    /// Whether the pattern matches a process with these names.
     pub fn matches(&self, names: &Names) -> bool {
         let names = if self.text.contains('/') {
             &names.whole
@@ -108,6 +105,104 @@ impl PartialEq for Pattern {
 
 impl Eq for Pattern {}
 
+/// The names of one process.
+///
+/// A program may overwrite its arguments, and many show a title there: `postgres: 15/main: checkpointer`,
+/// `/usr/bin/redis-server 127.0.0.1:6379`, `sshd: user@pts/0`. The kernel does not mark titles, but a title leaves a first argument
+/// with a blank in it and no other arguments. Its first word names the program, and so does the executable, which also replaces
+/// a missing `argv[0]`. A path with blanks and without arguments looks like a title; it is recognised if it is the executable's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// Base names, also without the `-` of a login shell, and titles without the directory of their first word.
+    pub programs: Vec<String>,
+    /// The same cut at `@`, as in Android: `composer@2.1-service` is `composer`. Titles are not cut.
+    pub cut: Vec<String>,
+    /// `argv[0]`, and the first word of a title.
+    pub whole: Vec<String>,
+}
+
+impl Names {
+    /// Returns the names of a process with these arguments, this executable if it is known, and the kernel's name `comm`, which is
+    /// at most 15 bytes long and only used if nothing else names the program.
+    pub fn of(arguments: &[String], executable: Option<&str>, comm: &str) -> Self {
+        let first = arguments.first().map_or("", |first| first.trim());
+        let executable = executable.filter(|path| !path.is_empty());
+        let mut names = Self::default();
+        let has_blank = has_blank(first);
+        let alone = arguments.iter().skip(1).all(String::is_empty);
+        if !first.is_empty() {
+            names.add_whole(first);
+            if has_blank && alone {
+                names.add_title(first, executable);
+            } else {
+                names.add_program(base_name(first));
+            }
+        }
+        if Self::need_executable(arguments) {
+            match executable {
+                Some(path) => names.add_path(path),
+                None => names.add_program(comm),
+            }
+        }
+        names
+    }
+
+    /// Whether the executable is needed in addition to the arguments.
+    pub fn need_executable(arguments: &[String]) -> bool {
+        let first = arguments.first().map_or("", |first| first.trim());
+        has_blank(first) || base_name(first).is_empty()
+    }
+
+    /// Adds a title and its program.
+    fn add_title(&mut self, title: &str, executable: Option<&str>) {
+        let of_executable = executable.filter(|path| title.strip_prefix(path).is_some_and(ends_a_word));
+        let end = of_executable.map_or_else(|| title.find(char::is_whitespace).unwrap_or(title.len()), str::len);
+        let (word, rest) = title.split_at(end);
+        self.add_path(word.trim_end_matches(':'));
+        let titled = format!("{}{rest}", base_name(word));
+        add(&mut self.programs, &titled);
+        add(&mut self.cut, &titled);
+    }
+
+    fn add_path(&mut self, path: &str) {
+        self.add_whole(path);
+        self.add_program(base_name(path));
+    }
+
+    fn add_whole(&mut self, path: &str) {
+        add(&mut self.whole, path);
+    }
+
+    fn add_program(&mut self, name: &str) {
+        let of_login_shell = name.strip_prefix('-').unwrap_or(name);
+        for name in [name, of_login_shell] {
+            add(&mut self.programs, name);
+            // A leading `@` requests protection from being killed at shutdown, and is not a version.
+            let at = name.char_indices().skip(1).find(|(_, letter)| *letter == '@').map_or(name.len(), |(at, _)| at);
+            add(&mut self.cut, &name[..at]);
+        }
+    }
+}
+
+fn has_blank(text: &str) -> bool {
+    text.contains(char::is_whitespace)
+}
+
+/// Whether the word before this rest ends there.
+fn ends_a_word(rest: &str) -> bool {
+    rest.chars().next().is_none_or(|letter| letter.is_whitespace() || letter == ':')
+}
+
+fn base_name(path: &str) -> &str {
+    path.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
+}
+
+fn add(names: &mut Vec<String>, name: &str) {
+    if !name.is_empty() && !names.iter().any(|known| known == name) {
+        names.push(name.to_owned());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -136,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_with_a_slash_match_the_whole() {
+    fn patterns_with_a_slash_match_whole_paths() {
         let (redis, executable) = (["/usr/bin/redis-server", "*:6379"], "/usr/bin/redis-check-rdb");
         for pattern in ["/usr/bin/redis-server", "/usr/*", "/*server", "*/bin/*", "/usr/bin/redis-serve[r]"] {
             check(pattern, &redis, executable, true);
@@ -149,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn titles_match_by_program_and_in_whole() {
+    fn titles_match_by_program_and_completely() {
         let postgres = "/usr/lib/postgresql/15/bin/postgres";
         for title in ["postgres: checkpointer ", "postgres: 15/main: checkpointer ", "postgres: bob db [local] idle"] {
             for pattern in ["postgres", "postgres*", "post*", "/usr/lib/postgresql/*/bin/postgres", "postgres: *"] {
@@ -196,20 +291,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pattern_is_refused_by_name() {
-        for (text, said) in [
+    fn invalid_patterns_are_refused_by_name() {
+        for (text, message) in [
             ("", "the pattern `` is empty; give a program's name such as `redis-server`, or `redis*`"),
             ("  ", "the pattern `  ` is empty; give a program's name such as `redis-server`, or `redis*`"),
-            (
-                "1234",
-                "the pattern `1234` looks like a process's number; use `--pid 1234`, or `[1]234` for a program of that name",
-            ),
+            ("1234", "the pattern `1234` looks like a PID; use `--pid 1234`, or `[1]234` for a program of that name"),
             (
                 "a[b",
-                "the pattern `a[b` cannot be understood: unclosed character class; missing ']'; a `\\` before `*`, `?`, `[` or `{` takes it for itself",
+                "the pattern `a[b` is invalid: unclosed character class; missing ']'; quote `*`, `?`, `[` or `{` with a `\\`",
             ),
         ] {
-            assert_eq!(text.parse::<Pattern>().expect_err("refused").to_string(), said);
+            assert_eq!(text.parse::<Pattern>().expect_err("refused").to_string(), message);
         }
         let error = "x".repeat(5000).parse::<Pattern>().expect_err("refused").to_string();
         assert!(error.starts_with("the pattern `xxxxxxxx") && error.contains("has 5000 bytes"), "{error}");
@@ -219,7 +311,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_pattern_is_survived(pattern in any::<String>(), glob in "[a-z*?\\[\\]{},!@/\\\\-]{0,60}", name in any::<String>()) {
+        fn any_pattern_is_parsed_without_panic(pattern in any::<String>(), glob in "[a-z*?\\[\\]{},!@/\\\\-]{0,60}", name in any::<String>()) {
             for text in [pattern, glob] {
                 if let Ok(pattern) = text.parse::<Pattern>() {
                     let _ = pattern.matches(&Names::of(std::slice::from_ref(&name), None, "comm"));
@@ -228,7 +320,7 @@ mod tests {
         }
 
         #[test]
-        fn a_name_matches_itself_and_its_beginning(name in "[a-z][a-zA-Z0-9._-]{0,20}", at in 0usize..20) {
+        fn a_name_matches_itself_and_its_prefix(name in "[a-z][a-zA-Z0-9._-]{0,20}", at in 0usize..20) {
             let names = Names::of(&[format!("/usr/bin/{name}")], None, "comm");
             let begin = &name[..at.min(name.len())];
             for text in [name.clone(), format!("{begin}*"), format!("*{name}"), format!("/usr/*/{name}")] {
@@ -240,10 +332,110 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_pattern_is_understood() {
+    fn the_longest_pattern_is_parsed() {
         for text in ["*a".repeat(2048), "?".repeat(4096), "[a-z]".repeat(819), format!("{{{}}}", "a,".repeat(2047))] {
             let pattern: Pattern = text.parse().expect("a pattern");
             assert!(!pattern.matches(&Names::of(&["b".repeat(50)], None, "comm")), "{text}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod names_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check(arguments: &[&str], executable: Option<&str>, cut: &[&str], whole: &[&str]) {
+        let owned: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        let names = Names::of(&owned, executable, "comm");
+        assert_eq!(names.cut, cut, "{arguments:?}");
+        assert_eq!(names.whole, whole, "{arguments:?}");
+    }
+
+    #[test]
+    fn arguments_name_the_program() {
+        check(
+            &["/usr/bin/redis-server", "*:6379"],
+            Some("/usr/bin/redis-check-rdb"),
+            &["redis-server"],
+            &["/usr/bin/redis-server"],
+        );
+        check(&["-bash"], Some("/usr/bin/bash"), &["-bash", "bash"], &["-bash"]);
+        check(&["/vendor/bin/hw/composer@2.1-service"], None, &["composer"], &["/vendor/bin/hw/composer@2.1-service"]);
+        check(&["/srv/a@b/tool"], None, &["tool"], &["/srv/a@b/tool"]);
+        check(&["@sbin/plymouthd", "--mode=boot"], None, &["plymouthd"], &["@sbin/plymouthd"]);
+        check(&["@root"], None, &["@root"], &["@root"]);
+        check(&["(sd-pam)"], None, &["(sd-pam)"], &["(sd-pam)"]);
+        check(&["dir/"], None, &["dir"], &["dir/"]);
+    }
+
+    #[test]
+    fn the_first_word_of_a_title_names_the_program() {
+        let postgres = "/usr/lib/postgresql/15/bin/postgres";
+        check(
+            &["postgres: 15/main: checkpointer ", "", ""],
+            Some(postgres),
+            &["postgres", "postgres: 15/main: checkpointer"],
+            &["postgres: 15/main: checkpointer", "postgres", postgres],
+        );
+        check(
+            &["/usr/bin/redis-server 127.0.0.1:6379"],
+            Some("/usr/bin/redis-check-rdb"),
+            &["redis-server", "redis-server 127.0.0.1:6379", "redis-check-rdb"],
+            &["/usr/bin/redis-server 127.0.0.1:6379", "/usr/bin/redis-server", "/usr/bin/redis-check-rdb"],
+        );
+        check(
+            &["sshd: user@pts/0"],
+            Some("/usr/sbin/sshd"),
+            &["sshd", "sshd: user@pts/0"],
+            &["sshd: user@pts/0", "sshd", "/usr/sbin/sshd"],
+        );
+        check(
+            &["nginx: worker process"],
+            None,
+            &["nginx", "nginx: worker process", "comm"],
+            &["nginx: worker process", "nginx"],
+        );
+    }
+
+    #[test]
+    fn paths_with_blanks_are_not_titles() {
+        let chrome = "/opt/Google Chrome/chrome";
+        check(&[chrome, "--type=gpu"], Some(chrome), &["chrome"], &[chrome]);
+        check(&[chrome], Some(chrome), &["chrome"], &[chrome]);
+        check(
+            &["/opt/Google Chrome/chrome --type=gpu"],
+            Some(chrome),
+            &["chrome", "chrome --type=gpu"],
+            &["/opt/Google Chrome/chrome --type=gpu", chrome],
+        );
+    }
+
+    #[test]
+    fn without_arguments_the_executable_names_the_program() {
+        for arguments in [&[][..], &[""], &["  "], &["", "-v"]] {
+            check(arguments, Some("/usr/bin/tool"), &["tool"], &["/usr/bin/tool"]);
+            check(arguments, None, &["comm"], &[]);
+        }
+        check(&["///"], Some("/usr/bin/tool"), &["tool"], &["///", "/usr/bin/tool"]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_process_is_named_without_panic(arguments in proptest::collection::vec(any::<String>(), 0..4),
+                                          executable in proptest::option::of(any::<String>())) {
+            let names = Names::of(&arguments, executable.as_deref(), "comm");
+            prop_assert!(!names.programs.is_empty() || executable.is_some(), "{names:?}");
+            prop_assert!(names.programs.iter().chain(&names.cut).chain(&names.whole).all(|name| !name.is_empty()));
+        }
+
+        #[test]
+        fn a_title_never_hides_the_program(program in "[a-z][a-z0-9-]{0,12}", rest in "[ -~]{0,40}") {
+            for title in [format!("{program}: {rest}."), format!("/usr/sbin/{program} {rest}.")] {
+                let names = Names::of(&[title], None, "comm");
+                prop_assert!(names.cut.contains(&program), "{names:?}");
+            }
         }
     }
 }

@@ -1,79 +1,72 @@
-//! One process being profiled: who it is, and whether it still runs.
+//! Running processes to be profiled, and waiting for their exits.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::retry_on_intr;
 use thiserror::Error;
 
-use super::cgroup;
 use crate::ids::{Identity, Pid, StartTime};
 use crate::linux::companion::is_companion;
 use crate::linux::pidfd::PidFd;
 use crate::linux::proc::stat::Stat;
-use crate::linux::proc::{ProcError, cgroups, process};
+use crate::linux::proc::{ProcError, process};
+use crate::linux::readiness::Readiness;
+use crate::process::cgroup;
 
 /// A process that was found running.
 #[derive(Debug)]
 pub(crate) struct Process {
-    /// Its number.
     pub pid: Pid,
-    /// When it started: tells it from others that had its number before, or get it after its end.
+    /// Distinguishes it from other processes with the same PID.
     pub started: StartTime,
-    /// `argv[0]`; the kernel's name where there is none.
+    /// `argv[0]`, or the kernel's name without arguments.
     pub command: String,
     /// The kernel's name (`/proc/PID/comm`).
     pub comm: String,
-    /// Its control group as this process sees it: see [`of_memory`](cgroup::of_memory).
+    /// As seen from this process: see [`of_memory`](cgroup::of_memory).
     pub cgroup: Option<Arc<str>>,
     pidfd: PidFd,
 }
 
-/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exit {
-    /// Its exit status, 128 plus the signal's number when a signal killed it; `None` where the kernel does not tell.
+    /// Exit code, or 128 plus the signal that killed it; `None` if unknown.
     pub code: Option<i32>,
 }
 
-/// Why a process cannot be a target.
+/// Why a process cannot be profiled.
 #[derive(Debug, Error)]
 pub(crate) enum TargetError {
-    /// There is none.
     #[error("no process `{0}`; list processes with `pgrep -a NAME`")]
     NotFound(Pid),
-    /// It is this one.
-    #[error(
-        "process `{0}` is heapbpf itself, whose own bookkeeping would be counted as it profiles; give another process"
-    )]
+    #[error("process `{0}` is heapbpf itself, which cannot profile its own allocations; give another process")]
     Myself(Pid),
-    /// It has no memory of its own.
     #[error("process `{0}` is a kernel thread and has no heap of its own")]
     KernelThread(Pid),
-    /// It is over.
-    #[error("process `{0}` has ended, and only waits for its parent to ask how; choose one that runs")]
+    #[error("process `{0}` is a zombie: it has exited and waits to be reaped; choose a running process")]
     Ended(Pid),
-    /// `/proc` does not tell.
     #[error(transparent)]
     Proc(#[from] ProcError),
-    /// It cannot be watched.
-    #[error("cannot watch process `{0}`: {1}")]
-    Watch(Pid, io::Error),
+    #[error("cannot monitor process `{0}`: {1}")]
+    Monitor(Pid, io::Error),
 }
 
 impl Process {
-    /// Takes hold of a running process.
+    /// Opens a running process.
     pub(crate) fn open(pid: Pid) -> Result<Self, TargetError> {
         let pidfd = PidFd::open(pid).map_err(|error| match error.raw_os_error() {
-            // EINVAL: the number is a thread's; ENOENT since Linux 6.15.
+            // EINVAL: the PID is a TID; ENOENT since Linux 6.15.
             Some(libc::ESRCH | libc::EINVAL | libc::ENOENT) => TargetError::NotFound(pid),
-            _ => TargetError::Watch(pid, error),
+            _ => TargetError::Monitor(pid, error),
         })?;
-        // All of this is of the process that the descriptor stands for: see `PidFd::has_ended`.
+        // All of this belongs to the process of the descriptor: see `PidFd::has_ended`.
         let stat = running(pid)?;
         let arguments = process::arguments(pid)?;
-        let cgroups = cgroups::of(pid).unwrap_or_default();
-        if pidfd.has_ended().map_err(|error| TargetError::Watch(pid, error))? {
+        let cgroups = process::cgroups(pid).unwrap_or_default();
+        if pidfd.has_ended().map_err(|error| TargetError::Monitor(pid, error))? {
             return Err(TargetError::Ended(pid));
         }
         let command = arguments.into_iter().next().unwrap_or_else(|| stat.comm.clone());
@@ -81,23 +74,23 @@ impl Process {
         Ok(Self { pid, started: stat.start_ticks, command, comm: stat.comm, cgroup, pidfd })
     }
 
-    /// Which process it is, for good.
+    /// PID and start time.
     pub(crate) fn identity(&self) -> Identity {
         Identity { pid: self.pid, start_ticks: self.started }
     }
 
-    /// Whether it has ended, reaped or not.
+    /// Whether it has exited, reaped or not.
     pub(crate) fn has_ended(&self) -> bool {
         self.pidfd.has_ended().unwrap_or(true)
     }
 
-    /// Whether its number has been given to another process.
-    pub(crate) fn is_succeeded(&self) -> bool {
+    /// Whether its PID belongs to another process now.
+    pub(crate) fn is_pid_reused(&self) -> bool {
         Stat::read(self.pid).is_ok_and(|stat| !stat.is_of(self.identity()))
     }
 
-    /// How the process ended, if it has and the kernel tells: at once while it is a zombie, and from Linux 6.15 on also when
-    /// it was reaped.
+    /// Returns how the process exited, if it has and the kernel reports it: for zombies, and from Linux 6.15 on also for reaped
+    /// processes.
     pub(crate) fn exit_now(&self) -> Option<Exit> {
         // A zombie's status is in its `/proc` entry, a reaped process's in the pidfd.
         let zombie = || Stat::read(self.pid).ok().filter(|stat| stat.is_of(self.identity()) && stat.state == 'Z');
@@ -106,7 +99,7 @@ impl Process {
     }
 }
 
-/// The first line about a process that can be a target.
+/// Returns the `stat` line of a process that can be profiled.
 pub(super) fn running(pid: Pid) -> Result<Stat, TargetError> {
     if pid.0 == std::process::id() || is_companion(pid) {
         return Err(TargetError::Myself(pid));
@@ -119,13 +112,13 @@ pub(super) fn running(pid: Pid) -> Result<Stat, TargetError> {
 }
 
 impl AsFd for Process {
-    /// Its pidfd: readable once it has ended.
+    /// Its pidfd: readable once it has exited.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
 }
 
-/// The shell's number for a wait status: the exit code, or 128 plus the signal.
+/// The exit code of a shell: that of the process, or 128 plus the signal.
 fn exit_code(status: i32) -> i32 {
     match status & 0x7f {
         0 => (status >> 8) & 0xff,
@@ -133,9 +126,60 @@ fn exit_code(status: i32) -> i32 {
     }
 }
 
+/// Processes whose exits are awaited. A pidfd is readable once its process has exited, and epoll removes closed descriptors, so
+/// dropping a process needs no call.
+#[derive(Debug)]
+pub(crate) struct Exits {
+    epoll: OwnedFd,
+    readiness: Readiness,
+}
+
+/// Exits returned at once.
+const BATCH: usize = 256;
+
+impl Exits {
+    pub(crate) fn new() -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let readiness = Readiness::of(&epoll)?;
+        Ok(Self { epoll, readiness })
+    }
+
+    /// Adds a process.
+    pub(crate) fn add(&self, pid: Pid, pidfd: impl AsFd) -> io::Result<()> {
+        // Reported once: a pidfd stays readable.
+        let flags = EventFlags::IN | EventFlags::ONESHOT;
+        Ok(epoll::add(&self.epoll, pidfd, EventData::new_u64(u64::from(pid.0)), flags)?)
+    }
+
+    /// Waits for at least one exit; each is returned once.
+    pub(crate) async fn next(&self) -> Vec<Pid> {
+        loop {
+            let exited = self.exited();
+            if !exited.is_empty() {
+                return exited;
+            }
+            if self.readiness.readable().await.is_err() {
+                // The runtime is shutting down, and this task with it.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    fn exited(&self) -> Vec<Pid> {
+        let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; BATCH];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // A signal must not skip this: readiness is edge-triggered.
+        let count = retry_on_intr(|| epoll::wait(&self.epoll, &mut events, Some(&now))).unwrap_or(0);
+        events[..count].iter().map(|event| Pid(u32::try_from(event.data.u64()).unwrap_or(0))).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command, Stdio};
+
     use super::*;
+    use crate::linux::pidfd::PidFd;
 
     #[test]
     fn wait_statuses_become_shell_codes() {
@@ -151,13 +195,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_does_not_exist_is_named() {
+    async fn a_missing_process_is_reported_by_pid() {
         let error = Process::open(Pid(i32::MAX.unsigned_abs())).expect_err("no such process");
         assert_eq!(error.to_string(), "no process `2147483647`; list processes with `pgrep -a NAME`");
     }
 
     #[tokio::test]
-    async fn an_exit_code_is_told_before_and_after_reaping() {
+    async fn an_exit_code_is_available_before_and_after_reaping() {
         for reap in [false, true] {
             let mut command = std::process::Command::new("sh");
             let mut child = child_with_pipe(command.args(["-c", "read x; exit 7"]));
@@ -167,7 +211,7 @@ mod tests {
             if reap {
                 child.wait().expect("it ended");
             }
-            // Before 6.15 the status of a reaped process is not kept.
+            // Before Linux 6.15, the status of a reaped process is lost.
             let exit = process.exit_now();
             assert!(exit == Some(Exit { code: Some(7) }) || (reap && exit.is_none()), "{exit:?}, reaped: {reap}");
             let _ = child.wait();
@@ -175,15 +219,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_stays_itself_until_it_is_reaped() {
+    async fn a_process_keeps_its_identity_until_it_is_reaped() {
         let mut child = child_with_pipe(std::process::Command::new("sh").args(["-c", "read x"]));
         let process = Process::open(Pid(child.id())).expect("it waits for its input");
         assert_eq!(process.started, process::start_time(process.pid).expect("it runs"));
         assert!(is_same(&process));
-        // Who has the number with another start is somebody else.
+        // The same PID with another start time is another process.
         let earlier = StartTime(process.started.0 - 1);
         let other = Process { started: earlier, ..Process::open(process.pid).expect("it runs") };
-        assert!(!is_same(&other) && other.is_succeeded() && !process.is_succeeded());
+        assert!(!is_same(&other) && other.is_pid_reused() && !process.is_pid_reused());
         assert_ne!(other.identity(), process.identity());
         drop(child.stdin.take());
         ended(&process).await;
@@ -194,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_exec_gives_other_names_to_the_same_process() {
+    async fn an_exec_changes_the_names_of_a_process() {
         let mut child = child_with_pipe(std::process::Command::new("sh").args(["-c", "read x; exec cat"]));
         let process = Process::open(Pid(child.id())).expect("it waits for its input");
         assert_eq!((process.command.as_str(), process.comm.as_str()), ("sh", "sh"));
@@ -209,19 +253,41 @@ mod tests {
         child.wait().expect("it ends");
     }
 
-    /// Whether the number is still this process's: it runs, or it has ended and is not reaped.
+    /// Whether the PID still belongs to this process, running or zombie.
     fn is_same(process: &Process) -> bool {
         Stat::read(process.pid).is_ok_and(|stat| stat.is_of(process.identity()))
     }
 
     async fn ended(process: &Process) {
-        let ends = crate::process::ends::Ends::new().expect("descriptors are to be had");
-        ends.add(process.pid, process).expect("a pidfd can be waited for");
-        assert_eq!(ends.next().await, [process.pid]);
+        let exits = crate::process::process::Exits::new().expect("descriptors");
+        exits.add(process.pid, process).expect("a pidfd can be polled");
+        assert_eq!(exits.next().await, [process.pid]);
         assert!(process.exit_now().is_some());
     }
 
     fn child_with_pipe(command: &mut std::process::Command) -> std::process::Child {
         command.stdin(std::process::Stdio::piped()).spawn().expect("sh starts")
+    }
+
+    fn waiting() -> Child {
+        Command::new("sh").args(["-c", "read x"]).stdin(Stdio::piped()).spawn().expect("sh starts")
+    }
+
+    #[tokio::test]
+    async fn every_exit_is_reported_once() {
+        let exits = Exits::new().expect("descriptors");
+        let mut children = [waiting(), waiting(), waiting()];
+        let pidfds = children.each_ref().map(|child| PidFd::open(Pid(child.id())).expect("it waits"));
+        for (child, pidfd) in children.iter().zip(&pidfds) {
+            exits.add(Pid(child.id()), pidfd).expect("a pidfd can be polled");
+        }
+        for chosen in [1, 0] {
+            drop(children[chosen].stdin.take());
+            assert_eq!(exits.next().await, [Pid(children[chosen].id())]);
+        }
+        assert_eq!(exits.exited(), [], "the third still runs");
+        drop(children[2].stdin.take());
+        assert_eq!(exits.next().await, [Pid(children[2].id())]);
+        children.iter_mut().for_each(|child| drop(child.wait()));
     }
 }

@@ -15,7 +15,7 @@ use crate::linux::clock;
 use crate::linux::proc::stat::Stat;
 use crate::model::Origin;
 use crate::process::process::{Exit, Process, TargetError};
-use crate::process::scan;
+use crate::process::selection;
 
 /// In so many looks every target has its turn: what is mapped later is hooked within a second.
 const LOOK_TURNS: u32 = 3;
@@ -227,8 +227,8 @@ impl Session {
         self.targets.keep(ended, &self.probes.discovery.plan);
         self.probes.unwinding.forget(exec.pid);
         let selection = &self.config.selection;
-        let meant = || scan::means_beginner(exec.pid, selection).unwrap_or(false);
-        let wanted = target.requested || selection.means_beginners() && meant();
+        let meant = || selection::matches_new(exec.pid, selection).unwrap_or(false);
+        let wanted = target.requested || selection.matches_new() && meant();
         if !wanted {
             target.close(&mut self.probes.kernel);
             return self.probes.release(&mut target);
@@ -305,11 +305,11 @@ impl Session {
     fn judge(&self, exec: &Exec, origin: Origin, descent: Option<Descent>) -> Result<Option<Target>, TargetError> {
         let selection = &self.config.selection;
         let requested = descent.is_some_and(|descent| descent.requested);
-        if !(requested || selection.means_beginners()) || exec.pid.0 == std::process::id() {
+        if !(requested || selection.matches_new()) || exec.pid.0 == std::process::id() {
             return Ok(None);
         }
         if !requested {
-            match scan::means_beginner(exec.pid, selection) {
+            match selection::matches_new(exec.pid, selection) {
                 Ok(true) => {}
                 // An error: whether it was meant cannot be told any more.
                 Err(error) if selection.all => return Err(error),

@@ -13,7 +13,7 @@ use crate::collect::Method;
 use crate::guardrail::Limits;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
-use crate::process::filter::Selection;
+use crate::process::selection::Selection;
 use crate::units::EstimatedBytes;
 
 /// What to record.

@@ -12,7 +12,7 @@ use crate::guardrail::overhead::CallCosts;
 use crate::ids::{HeapId, HookId, ModuleId, Pid};
 use crate::keeper::Link;
 use crate::ledger::totals::Totals;
-use crate::linux::proc::limits;
+use crate::linux::memory;
 use crate::linux::proc::stat::Stat;
 use crate::model::HookStatus;
 use crate::object::module::ModuleStore;
@@ -326,7 +326,7 @@ fn probe(planned: &PlannedHook, kind: LinkKind, limits: &OnceCell<Option<String>
         if kind != LinkKind::Session {
             return Err(THROWS.to_owned());
         }
-        if let Some(limit) = limits.get_or_init(|| limits::of_memory(pid)) {
+        if let Some(limit) = limits.get_or_init(|| memory::memory_limit_reason(pid)) {
             return Err(format!("it may throw a C++ exception, which a probe does not survive, and {limit}"));
         }
     }

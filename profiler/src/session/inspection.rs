@@ -30,7 +30,9 @@ impl Session {
         let method = if at_exit { Method::Read } else { method };
         let pid = launch.pid();
         // They do not run between two tries.
-        self.inspect_by(pid, at_exit, 1, |while_stopped| collect(pid, method, || launch.still(), while_stopped))
+        self.inspect_by(pid, at_exit, 1, |while_stopped| {
+            collect(pid, method, || launch.stopped_process(), while_stopped)
+        })
     }
 
     /// Looks at a target: stops it, takes all that it has done to the books, collects it and lets it run.

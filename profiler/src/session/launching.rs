@@ -17,10 +17,10 @@ use crate::collect::Method;
 use crate::ids::Pid;
 use crate::keeper::Launch;
 use crate::linux::inherited::Inherited;
-use crate::linux::pid;
+use crate::linux::pidfd::raw_pid;
 use crate::linux::readiness::Readiness;
 use crate::model::Origin;
-use crate::process::launch::{LaunchError, Stir, shell_code};
+use crate::process::launch::{LaunchError, ProgramStop, shell_code};
 
 /// A command that a session has started.
 pub struct Command {
@@ -62,7 +62,7 @@ const REAP_PERIOD: Duration = Duration::from_millis(200);
 impl Launched {
     /// Forwards a signal that was sent to heapbpf.
     pub fn signal(self, signal: rustix::process::Signal) {
-        if let Some(pid) = pid::raw(self.0)
+        if let Some(pid) = raw_pid(self.0)
             && let Err(error) = kill_process(pid, signal)
         {
             debug!("process {}: {error}", self.0);
@@ -191,13 +191,13 @@ impl Session {
 
     fn follow(&mut self, command: &mut Command, listener: &mut dyn Listener) -> Result<(), LaunchError> {
         let Some(until) = command.followed_until else { return Ok(()) };
-        while let Some(stir) = command.launch.next_stir()? {
-            match (stir, self.config.checks) {
-                (Stir::Exec, _) => self.step(&mut command.launch)?,
-                (Stir::Exiting, Some(method)) => {
+        while let Some(stop) = command.launch.next_stop()? {
+            match (stop, self.config.checks) {
+                (ProgramStop::Exec, _) => self.step(&mut command.launch)?,
+                (ProgramStop::Exiting, Some(method)) => {
                     listener.looked(self.inspect_launched(&command.launch, method, true));
                 }
-                (Stir::Exiting, None) => {}
+                (ProgramStop::Exiting, None) => {}
             }
             command.launch.follow_execs()?;
         }

@@ -8,8 +8,7 @@ use crate::keeper::{Keeper, KeeperError};
 use crate::probe::leftover::{Place, breakpoints, remove};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::PlannedHook;
-use crate::process::filter::Selection;
-use crate::process::scan;
+use crate::process::selection::{self, Selection};
 
 use super::discovery::Discovery;
 
@@ -37,7 +36,7 @@ pub(crate) fn remove_leftovers(kind: LinkKind) -> Result<Leftovers, KeeperError>
     let selection = Selection { all: true, ..Selection::default() };
     let mut leftovers = Leftovers::default();
     let mut keeper: Option<Keeper> = None;
-    for facts in scan::scan(&selection).unwrap_or_default() {
+    for facts in selection::scan(&selection).unwrap_or_default() {
         let pid: Pid = facts.pid();
         // One without an allocator, or that has exited, has no probes.
         let Ok(target) = discovery.open(pid) else { continue };

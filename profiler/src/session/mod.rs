@@ -55,10 +55,9 @@ use crate::bpf::ring::Ring;
 use crate::ids::Pid;
 use crate::ingest::decode::decode;
 use crate::ingest::event::Event;
-use crate::linux::{clock, grace_period};
-use crate::process::ends::Ends;
-use crate::process::filter::Selection;
-use crate::process::scan;
+use crate::linux::{bpf, clock};
+use crate::process::process::Exits;
+use crate::process::selection::{self, Selection};
 use crate::recording::recorder::Finishing;
 use crate::snapshot::Snapshot;
 use back_pressure::BackPressure;
@@ -83,7 +82,7 @@ pub struct Session {
     targets: Targets,
     lifecycle: Lifecycle,
     pending_targets: PendingTargets,
-    ends: Ends,
+    ends: Exits,
     started: clock::Instant,
     records_unreadable: u64,
     /// Targets that found no room in the kernel's map of them: their calls are not drawn.
@@ -134,7 +133,7 @@ impl Session {
             target.requested = true;
             found.push(target);
         }
-        let matching = scan::scan(&config.selection)?;
+        let matching = selection::scan(&config.selection)?;
         let unmatched = config.selection.unmatched(&matching);
         for facts in matching {
             if found.iter().any(|target: &Target| target.pid == facts.pid()) {
@@ -152,7 +151,7 @@ impl Session {
         let mut probes = Probes::load(&config, discovery, tables)?;
         let guard = Guard::new(config.limits, &mut probes)?;
         let ring = probes.kernel.take_ring()?;
-        let ends = Ends::new().context("cannot watch processes for their end")?;
+        let ends = Exits::new().context("cannot watch processes for their end")?;
         let keeper = KeeperWatch::new(probes.keeper())?;
         Ok(Self {
             lifecycle: Lifecycle::new(&config),
@@ -311,7 +310,7 @@ impl Session {
         let now = clock::now();
         while !self.take_records() {}
         // The ring ends at the first record that a preempted program has begun and not finished.
-        grace_period::wait_for_programs();
+        bpf::wait_for_programs();
         while !self.take_records() {}
         let ended = (now, self.counters()?);
         self.resync_at_end();

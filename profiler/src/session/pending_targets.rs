@@ -13,9 +13,7 @@ use super::target::Target;
 use super::targets::Targets;
 use crate::ids::Identity;
 use crate::linux::proc::stat::Stat;
-use crate::process::facts::ProcessFacts;
-use crate::process::filter::Selection;
-use crate::process::scan;
+use crate::process::selection::{self, ProcessFacts, Selection};
 
 #[derive(Debug)]
 pub(super) struct PendingTargets {
@@ -31,7 +29,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 impl PendingTargets {
     /// Those that a selection may mean.
     pub(super) fn new(selection: &Selection) -> Self {
-        let may_grow = selection.is_open() && !selection.means_beginners();
+        let may_grow = selection.is_open() && !selection.matches_new();
         Self { next: may_grow.then(|| Instant::now() + PERIOD), declined: BTreeSet::new() }
     }
 
@@ -69,7 +67,7 @@ impl Session {
 
     /// Makes targets of all processes that match now.
     pub(super) fn take_pending_targets(&mut self) {
-        let mut found = match scan::scan(&self.config.selection) {
+        let mut found = match selection::scan(&self.config.selection) {
             Ok(found) => found,
             Err(error) => return debug!("{error}"),
         };

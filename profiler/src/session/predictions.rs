@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::hooks::Hooks;
 use crate::ids::HookId;
-use crate::linux::proc::executable::FileIdentity;
+use crate::linux::proc::maps::FileIdentity;
 use crate::probe::plan::Plan;
 
 /// What programs needed that were seen before; for others, the C libraries.

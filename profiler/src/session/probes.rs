@@ -23,7 +23,7 @@ use crate::health;
 use crate::ids::{HeapId, Pid};
 use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
-use crate::linux::proc::executable;
+use crate::linux::proc::maps;
 use crate::linux::{clock, memory};
 use crate::probe::attach::choose;
 use crate::probe::cost::{self, CostError, Costs};
@@ -56,7 +56,7 @@ impl Probes {
             row_cells,
             stack_seed: health::random_seed(),
             raw_stacks: config.raw_stacks_max > 0,
-            watch_execs: config.selection.means_beginners(),
+            watch_execs: config.selection.matches_new(),
             throw_safe_bytes: memory::throw_safe_bytes(),
         };
         let maps = KernelMaps {
@@ -125,7 +125,7 @@ impl Probes {
         if !target.has_begun() {
             target.begin(clock::now().monotonic, (stopped && target.held_before_mapping) || foreseen);
             target.announce();
-            let executable = executable::identity(target.pid).ok();
+            let executable = maps::executable_identity(target.pid).ok();
             self.predictions.learn(executable, &target.hooks, &self.discovery.plan);
         }
         Ok(())
@@ -133,7 +133,7 @@ impl Probes {
 
     /// Puts probes on what a program that has just begun will probably map.
     pub(super) fn foresee(&mut self, target: &mut Target) {
-        let executable = executable::identity(target.pid).ok();
+        let executable = maps::executable_identity(target.pid).ok();
         let likely = self.predictions.of(executable);
         likely.iter().for_each(|&id| target.hooks.want(id));
         if let Err(error) = self.attach(target) {

@@ -194,7 +194,7 @@ impl Targets {
     /// that called exec, which has the number of a target that ended.
     pub(super) fn exec(&mut self, exec: &Exec) -> Option<Ledger> {
         let target = self.running.get_mut(&exec.pid)?;
-        if target.process.as_ref().is_some_and(Process::is_succeeded) {
+        if target.process.as_ref().is_some_and(Process::is_pid_reused) {
             return None;
         }
         let mut next = target.ledger.succeed();

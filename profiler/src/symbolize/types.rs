@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::element::{Told, told};
 use super::vtable::Classes;
-use crate::linux::proc::regions::Region;
+use crate::linux::proc::maps::Region;
 use crate::model::{Frame, FrameId, TypeEvidence, TypeName};
 use crate::object::module::Modules;
 use crate::process::address_space::AddressSpace;

@@ -9,7 +9,7 @@ use super::demangle::demangle;
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::ModuleId;
 use crate::linux::proc::maps::MappingName;
-use crate::linux::proc::regions::{Region, RegionKind, region_of};
+use crate::linux::proc::maps::{Region, RegionKind, region_of};
 use crate::object::module::Modules;
 use crate::object::vtables::Vtables;
 use crate::process::address_space::{AddressSpace, MappedModule};
@@ -94,7 +94,7 @@ fn class_of(symbol: &str) -> Option<Arc<str>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linux::proc::regions::regions;
+    use crate::linux::proc::maps::regions;
     use crate::object::fixture::{Running, Workshop};
     use crate::object::module::ModuleStore;
     use crate::object::symbols::{Search, defined_functions};

@@ -10,7 +10,7 @@ use super::WalkedBlock;
 use crate::address::TargetAddr;
 use crate::collect::ThreadState;
 use crate::ids::{Pid, Tid};
-use crate::linux::proc::regions::{Region, RegionKind, regions};
+use crate::linux::proc::maps::{Region, RegionKind, regions};
 use crate::memory::Copied;
 
 /// The program's text.

@@ -14,7 +14,7 @@ mod spans;
 
 use crate::address::TargetAddr;
 use crate::collect::{Span, ThreadState};
-use crate::linux::proc::regions::{Region, RegionKind};
+use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::Memory;
 
 /// What a walk looks through.
@@ -85,10 +85,10 @@ mod tests {
     fn what_was_added_since_a_fork_is_joined() {
         let other = || RegionKind::Anonymous { name: None };
         let regions = [
-            Region::made_up(0x1000, 0x1000, other()),
-            Region::made_up(0x2000, 0x1000, RegionKind::Brk),
-            Region::made_up(0x3000, 0x1000, RegionKind::Brk),
-            Region::made_up(0x5000, 0x1000, RegionKind::Brk),
+            Region::synthetic(0x1000, 0x1000, other()),
+            Region::synthetic(0x2000, 0x1000, RegionKind::Brk),
+            Region::synthetic(0x3000, 0x1000, RegionKind::Brk),
+            Region::synthetic(0x5000, 0x1000, RegionKind::Brk),
         ];
         let spans = |regions: &[Region]| regions.iter().map(|it| (it.start.0, it.end.0)).collect::<Vec<_>>();
         let expected = [(0x1000, 0x2000), (0x2000, 0x4000), (0x5000, 0x6000)];

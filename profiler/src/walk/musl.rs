@@ -20,7 +20,7 @@ use super::{Scene, Walk, WalkedBlock};
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::collect::spans::{joined, without};
-use crate::linux::proc::regions::{Region, RegionKind};
+use crate::linux::proc::maps::{Region, RegionKind};
 use group::Meta;
 use slot::Slot;
 

@@ -1,7 +1,7 @@
 //! Ranges of addresses, and what is mapped there.
 
 use crate::collect::Span;
-use crate::linux::proc::regions::Region;
+use crate::linux::proc::maps::Region;
 
 /// Whether a range is mapped from end to end, and private.
 pub(super) fn covered(regions: &[Region], span: &Span) -> bool {

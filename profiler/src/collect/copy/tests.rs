@@ -1,11 +1,12 @@
-//! Copies of real processes' memory, and how they are laid out.
+//! Tests with memory of real processes.
 
 use proptest::prelude::*;
 
 use super::super::fixture::Subject;
 use super::*;
 
-/// Four MiB and some pages, of which every hundredth is gone, and the one after it closed; then as much again with every second one.
+/// More than four MiB, of which every hundredth page is unmapped and the next one protected; then the same size with every second
+/// page unmapped.
 const HOLES: &str = r#"
 int main(void) {
     enum { PAGES = 1200 };
@@ -24,14 +25,14 @@ fn spans(spans: &[Range<u64>]) -> Vec<Span> {
 }
 
 #[test]
-fn pages_that_cannot_be_read_are_left_out_and_counted() {
+fn unreadable_pages_are_skipped_and_counted() {
     let mut subject = Subject::start(HOLES);
     let start = subject.numbers()[0];
     let pid = subject.pid();
     let all = spans(&[start + 8..start + 2 * 1200 * 4096]);
-    let copy = Copy::take(pid, &all, Room::of(pid, 0).expect("little")).expect("it lives");
+    let copy = Copy::take(pid, &all, Reserved::of(pid, 0).expect("little")).expect("it runs");
     assert_eq!(copy.unread_bytes, (12 + 600) * 4096);
-    assert_eq!(copy.word(TargetAddr(start)), None, "not asked for");
+    assert_eq!(copy.word(TargetAddr(start)), None, "not requested");
     for page in 0..2 * 1200_u64 {
         let there = if page < 1200 { page % 100 != 99 } else { page % 2 == 1 };
         for index in [1, 511] {
@@ -47,10 +48,10 @@ fn pages_that_cannot_be_read_are_left_out_and_counted() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_both_sizes() {
-    let error = Room::empty(Pid(7), 3 << 30, 2 << 30).expect_err("too large").to_string();
+fn a_copy_above_the_limit_is_refused_with_both_sizes() {
+    let error = Reserved::empty(Pid(7), 3 << 30, 2 << 30).expect_err("too large").to_string();
     assert!(error.contains("3.0 GiB") && error.contains("2.0 GiB") && error.contains("--snapshot fork"), "{error}");
-    let room = Room::empty(Pid(7), 1 << 10, 1 << 20).expect("little");
+    let room = Reserved::empty(Pid(7), 1 << 10, 1 << 20).expect("little");
     let larger = spans(&[0x1000..0x1000 + (2 << 30)]);
     assert!(
         matches!(Copy::take(Pid(7), &larger, room), Err(CollectError::TooLarge { needed_bytes, .. }) if needed_bytes == 2 << 30)
@@ -58,15 +59,15 @@ fn what_does_not_fit_is_refused_with_both_sizes() {
 }
 
 #[test]
-fn nobody_has_no_memory() {
-    let nobody = Pid(1 << 22);
-    let room = Room::of(nobody, 0).expect("little");
-    assert!(matches!(Copy::take(nobody, &spans(&[4096..8192]), room), Err(CollectError::Ended(_))));
+fn a_missing_process_is_an_error() {
+    let unused = Pid(1 << 22);
+    let room = Reserved::of(unused, 0).expect("little");
+    assert!(matches!(Copy::take(unused, &spans(&[4096..8192]), room), Err(CollectError::Ended(_))));
 }
 
 proptest! {
     #[test]
-    fn pieces_hold_what_was_asked_for_but_the_holes(
+    fn pieces_contain_the_requested_spans_without_holes(
         lengths in proptest::collection::vec((0_u64..4, 1_u64..5), 0..20),
         holes in proptest::collection::btree_set(0_u64..100, 0..30),
     ) {

@@ -1,26 +1,28 @@
-//! Real programs that would notice: they look for children and signals, and count calls that were interrupted.
+//! Tests with real programs that notice children, signals and interrupted calls.
 
 use std::fs::read_to_string;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::*;
-use crate::address::TargetAddr;
 use crate::collect::Method;
 use crate::collect::fixture::collect_here;
-use crate::linux::proc::tasks;
-use crate::linux::ptrace::Registers;
+use crate::collect::fork_memory::{ForkMemory, left_out};
+use crate::collect::spans::Span;
+use crate::linux::arch::Registers;
+use crate::linux::proc::maps::regions;
+use crate::linux::proc::stat;
 use crate::memory::Memory;
 use crate::object::fixture::Workshop;
 
-/// In the environment of another process: whose copy it shall make.
+/// Environment variable of another process: the process to copy.
 const PID: &str = "HEAPBPF_TEST_PID";
-/// Where the program counts.
+/// Address of the counters.
 const COUNTS: TargetAddr = TargetAddr(0x1000_0000);
-/// What is not copied by a fork, and what is emptied.
+/// Pages that a fork does not copy, and that it empties.
 const NOT_COPIED: TargetAddr = TargetAddr(0x2000_0000);
 const EMPTIED: TargetAddr = TargetAddr(0x3000_0000);
-/// Memory of so many MiB as the program is told to fill.
+/// Memory of a given size that the program fills.
 const FILLED: TargetAddr = TargetAddr(0x10_0000_0000);
 
 const NOTICES: &str = r#"
@@ -72,7 +74,7 @@ const NOTICES: &str = r#"
         _exit(25);
     }
     static void *counts(void *at) { for (volatile uint64_t *count = at;;) ++*count; }
-    static void *looks_for_children(void *none) {
+    static void *waits_for_children(void *none) {
         for (int status;;) is(waitpid(-1, &status, __WALL) == -1 && errno == ECHILD, 26);
     }
     static void *forks(void *none) {
@@ -94,7 +96,7 @@ const NOTICES: &str = r#"
         page[511] = 0x1234567890abcdef;
         if (!strcmp(how, "all")) {
             signal(SIGCHLD, child_ended);
-            make(sleeps, 0); make(reads, 0); make(waits, 0); make(polls, 0); make(polls_on, 0); make(looks_for_children, 0);
+            make(sleeps, 0); make(reads, 0); make(waits, 0); make(polls, 0); make(polls_on, 0); make(waits_for_children, 0);
             make(counts, page); make(counts, page + 1); make(counts, page + 2);
         }
         if (!strcmp(how, "counts")) { make(counts, page + 1); make(counts, page + 2); }
@@ -122,7 +124,7 @@ const NOTICES: &str = r#"
         }
         if (!strcmp(how, "adopts")) {
             is(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, 35);
-            make(looks_for_children, 0);
+            make(waits_for_children, 0);
         }
         if (!strcmp(how, "reaps")) {
             is(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, 36);
@@ -141,7 +143,7 @@ const NOTICES: &str = r#"
         return 6;
     }"#;
 
-/// A program that runs, and ends when its input does.
+/// A running program, which exits at the end of its input.
 struct Noticing {
     child: Child,
     input: Option<ChildStdin>,
@@ -167,16 +169,16 @@ impl Noticing {
         Pid(self.child.id())
     }
 
-    /// It has noticed nothing.
+    /// Checks that it has noticed nothing.
     fn check_end(mut self) {
         drop(self.input.take());
         assert_eq!(self.child.wait().expect("a child").code(), Some(6));
     }
 
     fn children(&self) -> String {
-        let tasks = tasks::threads(self.pid()).expect("it lives").into_iter();
+        let tasks = stat::threads(self.pid()).expect("it runs").into_iter();
         let entry = |tid: Tid| format!("/proc/{}/task/{}/children", self.pid(), tid.0);
-        tasks.map(|tid| read_to_string(entry(tid)).expect("it lives")).collect()
+        tasks.map(|tid| read_to_string(entry(tid)).expect("it runs")).collect()
     }
 }
 
@@ -187,12 +189,12 @@ impl Drop for Noticing {
     }
 }
 
-/// All threads of a process, held.
+/// All threads of a process, held by ptrace.
 struct All(Vec<Lender>);
 
 impl All {
     fn hold(pid: Pid) -> Self {
-        let threads = tasks::threads(pid).expect("it lives");
+        let threads = stat::threads(pid).expect("it runs");
         let seize = |tid| Tracee::seize_thread(tid, Options::default()).expect("permitted");
         let tracees: Vec<Tracee> = threads.into_iter().map(seize).collect();
         tracees.iter().for_each(|tracee| tracee.interrupt().expect("held"));
@@ -203,36 +205,33 @@ impl All {
         Self(tracees.into_iter().map(wait).collect())
     }
 
-    fn let_go(self) {
+    fn detach(self) {
         for Lender { tracee, stop, .. } in self.0 {
-            let registers = tracee.registers().expect("held").expect("it lives");
-            if let Some(undisturbed) = registers.undisturbed().filter(|_| stop == Stop::Trap) {
-                tracee.set_registers(&undisturbed).expect("held");
-            }
+            tracee.restart_syscall(stop).expect("held");
             tracee.detach(stop).expect("held");
         }
     }
 
-    /// What can be seen of the threads from outside.
-    fn seen(&self) -> Vec<(Registers, u64)> {
-        let seen = |lender: &Lender| {
+    /// Registers and signal masks.
+    fn states(&self) -> Vec<(Registers, u64)> {
+        let state = |lender: &Lender| {
             let (registers, blocked) = (lender.tracee.registers(), lender.tracee.blocked_signals());
-            (registers.expect("held").expect("it lives"), blocked.expect("held").expect("it lives"))
+            (registers.expect("held").expect("it runs"), blocked.expect("held").expect("it runs"))
         };
-        self.0.iter().map(seen).collect()
+        self.0.iter().map(state).collect()
     }
 }
 
-fn fork(pid: Pid) -> Result<(Forked, Duration), ForkError> {
+fn fork(pid: Pid) -> Result<(ForkCopy, Duration), ForkError> {
     let all = All::hold(pid);
-    let seen = all.seen();
-    let mapped = regions(pid).expect("it lives");
+    let seen = all.states();
+    let mapped = regions(pid).expect("it runs");
     let begun = Instant::now();
-    let forked = Forked::make(pid, &all.0, &mapped);
+    let forked = ForkCopy::make(pid, &all.0, &mapped);
     let took = begun.elapsed();
-    assert_eq!(all.seen(), seen);
-    assert_eq!(regions(pid).expect("it lives"), mapped);
-    all.let_go();
+    assert_eq!(all.states(), seen);
+    assert_eq!(regions(pid).expect("it runs"), mapped);
+    all.detach();
     Ok((forked?, took))
 }
 
@@ -240,21 +239,21 @@ fn page(start: TargetAddr) -> Span {
     start..TargetAddr(start.0 + 4096)
 }
 
-/// Whoever has adopted it waits for it some time after its end.
-fn is_there(pid: Pid) -> bool {
+/// Whether it runs. A zombie does not: its new parent may reap it later.
+fn is_running(pid: Pid) -> bool {
     read_to_string(format!("/proc/{pid}/status"))
         .is_ok_and(|status| !status.contains("State:\tZ") && !status.contains("State:\tX"))
 }
 
-/// The process's own, now.
+/// A counter of the process, not of its copy.
 fn count(pid: Pid, index: u64) -> u64 {
     let mut bytes = [0; 8];
-    crate::linux::process_memory::read(pid, &[(COUNTS.0 + 8 * index, 8)], &mut bytes).expect("it lives");
+    crate::linux::process_memory::read(pid, &[(COUNTS.0 + 8 * index, 8)], &mut bytes).expect("it runs");
     u64::from_le_bytes(bytes)
 }
 
 #[test]
-fn a_copy_stays_as_the_process_was() {
+fn a_copy_preserves_memory() {
     let program = Noticing::start(&["counts"]);
     let (forked, _) = fork(program.pid()).expect("copied");
     let copy = forked.pid();
@@ -263,7 +262,7 @@ fn a_copy_stays_as_the_process_was() {
     let before = [word(1), word(2)];
     while count(program.pid(), 1) == before[0] || count(program.pid(), 2) == before[1] {}
     assert_eq!([word(1), word(2), word(511)], [before[0], before[1], 0x1234_5678_90ab_cdef]);
-    // Nor does what is read anew, by a thread that keeps nothing.
+    // Neither for a thread with an empty cache.
     let other = std::thread::scope(|scope| scope.spawn(|| [word(1), word(2)]).join().expect("no panic"));
     assert_eq!(other, before);
     assert_eq!(
@@ -275,12 +274,12 @@ fn a_copy_stays_as_the_process_was() {
     assert_eq!(memory.read(page(COUNTS).end, &mut bytes), 0);
     assert_eq!(memory.word(TargetAddr(COUNTS.0 + 4092)), None);
     drop(memory);
-    assert!(!is_there(copy));
+    assert!(!is_running(copy));
     program.check_end();
 }
 
 #[test]
-fn a_process_is_collected_by_a_copy() {
+fn a_process_is_collected_from_a_copy() {
     let program = Noticing::start(&["counts"]);
     let mut stopped_threads = 0;
     let collected = collect_here(program.pid(), Method::Fork, &mut |threads| stopped_threads = threads.len());
@@ -288,7 +287,7 @@ fn a_process_is_collected_by_a_copy() {
     let word = |index: u64| collected.memory.word(TargetAddr(COUNTS.0 + 8 * index));
     let before = word(1).expect("there");
     while count(program.pid(), 1) == before {}
-    // By another thread, which keeps nothing.
+    // Read by another thread, with an empty cache.
     let other = std::thread::scope(|scope| scope.spawn(|| word(1)).join().expect("no panic"));
     assert_eq!((other, word(511)), (Some(before), Some(0x1234_5678_90ab_cdef)));
     assert_eq!((stopped_threads, collected.threads.len(), collected.unread_bytes), (3, 3, 0));
@@ -309,15 +308,15 @@ fn a_process_notices_nothing() {
         assert!(!status.contains(&format!("PPid:\t{}\n", program.pid())) && status.contains("State:\tt"), "{status}");
         copies.push(forked);
     }
-    let pids: Vec<Pid> = copies.iter().flat_map(Forked::pids).collect();
+    let pids: Vec<Pid> = copies.iter().flat_map(ForkCopy::pids).collect();
     drop(copies);
-    assert!(!pids.into_iter().any(is_there));
+    assert!(!pids.into_iter().any(is_running));
     assert_eq!(program.children(), "");
     program.check_end();
 }
 
 #[test]
-fn whoever_adopts_a_copy_sees_no_crash() {
+fn the_process_that_adopts_a_copy_sees_no_crash() {
     let program = Noticing::start(&["reaps"]);
     let child = Pid(program.children().trim().parse().expect("one child"));
     for _ in 0..3 {
@@ -343,16 +342,16 @@ fn a_process_that_runs_and_one_that_forks_are_copied() {
 }
 
 #[test]
-fn what_is_not_copied_is_told() {
+fn pages_that_are_not_copied_are_reported() {
     let program = Noticing::start(&["keeps"]);
-    let mapped = regions(program.pid()).expect("it lives");
+    let mapped = regions(program.pid()).expect("it runs");
     let (forked, _) = fork(program.pid()).expect("copied");
     assert_eq!(left_out(forked.pid(), &mapped).expect("it is held"), [page(NOT_COPIED), page(EMPTIED)]);
     program.check_end();
 }
 
 #[test]
-fn where_a_copy_cannot_be_made_the_way_out_is_told() {
+fn the_error_where_a_fork_is_impossible_suggests_reading() {
     let check = |how: &str, words: &str| {
         let program = Noticing::start(&[how]);
         let error = fork(program.pid()).expect_err("no copy").to_string();
@@ -360,41 +359,41 @@ fn where_a_copy_cannot_be_made_the_way_out_is_told() {
         assert_eq!(program.children(), "");
         program.check_end();
     };
-    check("filters", "a seccomp filter decides");
+    check("filters", "a seccomp filter restricts");
     check("adopts", "it adopts orphans");
     check("limited", "Resource temporarily unavailable");
     let program = Noticing::start(&["counts"]);
-    let error = Forked::make(program.pid(), &[], &[]).expect_err("no thread").to_string();
+    let error = ForkCopy::make(program.pid(), &[], &[]).expect_err("no thread").to_string();
     assert!(error.contains("none of its threads"), "{error}");
 }
 
 #[test]
-fn a_process_that_is_stopped_is_left_so() {
+fn a_stopped_process_stays_stopped() {
     let program = Noticing::start(&["counts"]);
-    let raw = crate::linux::pid::raw(program.pid()).expect("a process");
-    rustix::process::kill_process(raw, rustix::process::Signal::STOP).expect("it lives");
-    let state = || read_to_string(format!("/proc/{}/status", program.pid())).expect("it lives");
+    let raw = crate::linux::pidfd::raw_pid(program.pid()).expect("a process");
+    rustix::process::kill_process(raw, rustix::process::Signal::STOP).expect("it runs");
+    let state = || read_to_string(format!("/proc/{}/status", program.pid())).expect("it runs");
     while !state().contains("State:\tT (stopped)") {}
     let error = fork(program.pid()).expect_err("stopped").to_string();
-    assert!(error.contains("it is stopped"), "{error}");
+    assert!(error.contains("the process is stopped"), "{error}");
     while !state().contains("State:\tT (stopped)") {}
-    rustix::process::kill_process(raw, rustix::process::Signal::CONT).expect("it lives");
+    rustix::process::kill_process(raw, rustix::process::Signal::CONT).expect("it runs");
     program.check_end();
 }
 
 #[test]
-#[ignore = "a part of other tests"]
+#[ignore = "part of other tests"]
 fn holds_a_copy() {
     let pid = Pid(std::env::var(PID).expect("set").parse().expect("a number"));
     let (forked, _) = fork(pid).expect("copied");
-    std::io::stdout().write_all(format!("\ncopy {}\n", forked.pid()).as_bytes()).expect("it is read");
+    std::io::stdout().write_all(format!("\ncopy {}\n", forked.pid()).as_bytes()).expect("the parent reads");
     loop {
         std::thread::park();
     }
 }
 
 #[test]
-fn a_copy_ends_with_heapbpf() {
+fn a_copy_exits_with_heapbpf() {
     let program = Noticing::start(&["all"]);
     let mut command = Command::new(std::env::current_exe().expect("known"));
     command.args(["--ignored", "--exact", "--nocapture", "collect::fork::tests::holds_a_copy"]);
@@ -402,16 +401,16 @@ fn a_copy_ends_with_heapbpf() {
     let lines = BufReader::new(reader.stdout.take().expect("piped")).lines();
     let copy = lines.map(|line| line.expect("text")).find_map(|line| line.strip_prefix("copy ")?.parse().ok());
     let copy = Pid(copy.expect("a number"));
-    assert!(is_there(copy));
-    reader.kill().expect("it lives");
+    assert!(is_running(copy));
+    reader.kill().expect("it runs");
     reader.wait().expect("a child");
-    while is_there(copy) {}
+    while is_running(copy) {}
     program.check_end();
 }
 
 #[test]
 #[ignore = "a measurement: takes a GiB"]
-#[expect(clippy::print_stdout, reason = "that is what it is for")]
+#[expect(clippy::print_stdout, reason = "prints measurements")]
 fn pauses() {
     for mebibytes in ["64", "256", "1024"] {
         let program = Noticing::start(&["fills", mebibytes]);

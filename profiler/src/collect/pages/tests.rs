@@ -1,9 +1,9 @@
-//! Pages of a real process, asked for in both ways.
+//! Tests with pages of real processes, found in both ways.
 
 use super::super::fixture::Subject;
 use super::super::stop::Stopped;
 use super::*;
-use crate::linux::proc::regions::{region_of, regions};
+use crate::linux::proc::maps::{region_of, regions};
 
 /// Mappings of many kinds, each of four pages of which the second is written.
 const KINDS: &str = r#"
@@ -33,14 +33,14 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// Which of the pages at an address are told of.
+/// Indexes of the reported pages at an address.
 fn pages_at(touched: &Touched, start: u64) -> Vec<u64> {
     let address = |page: u64| TargetAddr(start + page * PAGE_BYTES);
     (0..4).filter(|&page| touched.spans.iter().any(|span| span.contains(&address(page)))).collect()
 }
 
 #[test]
-fn what_was_written_is_told_of_in_both_ways() {
+fn written_pages_are_found_in_both_ways() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), [7; 4 * 4096]).expect("writable");
     let path = file.path().to_str().expect("UTF-8").to_owned();
@@ -49,33 +49,33 @@ fn what_was_written_is_told_of_in_both_ways() {
     let reserved = subject.numbers()[0];
     let stopped = Stopped::new(subject.pid(), Vec::new()).expect("it stops");
     let regions = regions(subject.pid()).expect("readable");
-    for way in [Way::Scan, Way::Entries] {
-        let touched = Touched::with(subject.pid(), &regions, way).expect("readable");
+    for source in [Source::Scan, Source::Pagemap] {
+        let touched = Touched::with(subject.pid(), &regions, source).expect("readable");
         assert_eq!(touched.unread_bytes, 0);
-        assert!(touched.spans.is_sorted_by(|first, second| first.end < second.start), "{way:?}");
+        assert!(touched.spans.is_sorted_by(|first, second| first.end < second.start), "{source:?}");
         let found: Vec<Vec<u64>> = addresses.iter().map(|&start| pages_at(&touched, start)).collect();
         let [anonymous, read_only, closed, code, private, shared, shared_anonymous, memory] = found.as_slice() else {
             panic!("eight mappings: {found:?}")
         };
         for written in [anonymous, read_only, closed, code, private, shared_anonymous] {
-            assert_eq!(written, &[1], "{way:?}: {found:?}");
+            assert_eq!(written, &[1], "{source:?}: {found:?}");
         }
-        assert!(memory.contains(&1) && !memory.contains(&0), "{way:?}: a page that was only read is as good");
-        assert!(shared.is_empty(), "{way:?}: {found:?}");
-        let stack = region_of(&regions, stopped.states().expect("it lives")[0].stack_pointer).expect("mapped");
+        assert!(memory.contains(&1) && !memory.contains(&0), "{source:?}: a page that was only read may be included");
+        assert!(shared.is_empty(), "{source:?}: {found:?}");
+        let stack = region_of(&regions, stopped.states().expect("it runs")[0].stack_pointer).expect("mapped");
         assert_eq!(stack.kind, RegionKind::Stack);
         let of_stack = |span: &Span| stack.contains(span.start);
-        assert!(touched.spans.iter().any(of_stack) && touched.bytes() < 64 << 20, "{way:?}: {}", touched.bytes());
+        assert!(touched.spans.iter().any(of_stack) && touched.bytes() < 64 << 20, "{source:?}: {}", touched.bytes());
         let at = TargetAddr(reserved + (1 << 39));
-        assert!(touched.spans.iter().any(|span| span.contains(&at)), "{way:?}");
+        assert!(touched.spans.iter().any(|span| span.contains(&at)), "{source:?}");
     }
 }
 
 #[test]
-fn devices_are_not_read() {
+fn device_memory_is_not_read() {
     let region = |path: &str, shared| Region {
         shared,
-        ..Region::made_up(0x1000, 0x1000, RegionKind::File { path: path.into() })
+        ..Region::synthetic(0x1000, 0x1000, RegionKind::File { path: path.into() })
     };
     for (path, private, shared) in [
         ("/dev/mem", None, None),
@@ -94,9 +94,9 @@ fn devices_are_not_read() {
     assert_eq!(wanted(&kernel), None);
 }
 
-/// What is written before a fork is as good as the child's, and is not in its page tables.
+/// Pages that were written before a fork belong to the child as well, and are not in its page tables.
 #[test]
-fn shared_memory_that_was_filled_before_a_fork_is_told_of() {
+fn shared_memory_written_before_a_fork_is_found() {
     const FORKS: &str = r#"
 int main(void) {
     char *memory = mmap(NULL, 4 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -1,4 +1,4 @@
-//! Made-up memory, and glibc's and musl's own.
+//! Tests with synthetic memory, and with that of glibc and musl.
 
 use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ fn check(threads: &[ThreadState], regions: &[Region], memory: &Copied, heap: &[(
 }
 
 #[test]
-fn the_heap_is_left_out() {
+fn the_heap_is_excluded() {
     let memory = memory(&[(0x1000, 0x5000), (0x8000, 0x9000)], &[]);
     let heap = [(0x8800, 0xa000), (0x2000, 0x3000), (0x2800, 0x3800)];
     check(&[], &[], &memory, &heap, &[(0x1000, 0x2000), (0x3800, 0x5000), (0x8000, 0x8800)]);
@@ -57,44 +57,44 @@ fn the_heap_is_left_out() {
 }
 
 #[test]
-fn the_first_stack_counts_from_its_end() {
+fn the_first_stack_counts_from_the_stack_pointer() {
     let regions = [anonymous(0x1000, 0x3000), region(0x10000, 0x20000, RegionKind::Stack)];
     let memory = memory(&[(0x1000, 0x3000), (0x10000, 0x20000)], &[]);
     let whole = [(0x1000, 0x3000), (0x10000, 0x20000)];
     check(&[thread(1, 0x18000, 0)], &regions, &memory, &[], &[whole[0], (0x18000 - 128, 0x20000)]);
     check(&[thread(1, 0x10010, 0)], &regions, &memory, &[], &whole);
-    // On a stack that nobody knows, as of a coroutine or of signals, all counts, the ordinary stack too.
+    // On an unknown stack, such as of a coroutine or for signals, everything counts, including the ordinary stack.
     check(&[thread(1, 0x2000, 0)], &regions, &memory, &[], &whole);
     check(&[thread(1, 0, 0)], &regions, &memory, &[], &whole);
-    // Two threads: the lower end.
+    // Two threads: the lower stack pointer.
     let two = [thread(1, 0x18000, 0), thread(2, 0x14000, 0)];
     check(&two, &regions, &memory, &[], &[whole[0], (0x14000 - 128, 0x20000)]);
 }
 
 #[test]
-fn a_thread_s_stack_is_what_its_control_block_says() {
+fn the_control_block_defines_the_stack_of_a_thread() {
     let regions = [anonymous(0x10000, 0x40000)];
     let block = 0x2f700;
     let words = [(block, block), (block + 16, block), (block + 0x690, 0x20000), (block + 0x698, 0x10000)];
     let spans = [(0x10000, 0x40000)];
     let known = memory(&spans, &words);
-    // What lies below the stack in the same mapping is another's.
+    // Memory below the stack in the same mapping is not excluded.
     let expected = [(0x10000, 0x20000), (0x28000 - 128, 0x40000)];
     check(&[thread(2, 0x28000, block)], &regions, &known, &[], &expected);
-    // Nor what lies below the mapping, in which it would begin.
+    // Nor is memory below the mapping.
     let [guard, stack] = [(0x10000, 0x24000), (0x24000, 0x40000)];
     let two = [anonymous(guard.0, guard.1), anonymous(stack.0, stack.1)];
     check(&[thread(2, 0x28000, block)], &two, &known, &[], &[(0x10000, 0x24000), (0x28000 - 128, 0x40000)]);
-    // On another stack in the same mapping: all counts.
+    // On another stack in the same mapping: everything counts.
     check(&[thread(2, 0x18000, block)], &regions, &known, &[], &spans);
     check(&[thread(2, 0x38000, block)], &regions, &known, &[], &spans);
-    // Not a word of it makes sense: all counts.
+    // An inconsistent control block: everything counts.
     for missing in [0, 2, 3] {
         let mut words = words.to_vec();
         words.remove(missing);
         check(&[thread(2, 0x28000, block)], &regions, &memory(&spans, &words), &[], &spans);
     }
-    // A stack that would begin above its end or is as large as everything.
+    // Invalid bounds.
     let no_stacks = [
         (0x2f800, 0x800),
         (0, 0x30000),
@@ -111,7 +111,7 @@ fn a_thread_s_stack_is_what_its_control_block_says() {
     }
 }
 
-/// A control block of a thread that has ended, in a list of two.
+/// The control block of an exited thread, in a list of two.
 fn ended(tid: u64) -> Vec<(u64, u64)> {
     let (block, links, head) = (0x2f700, 0x2f700 + 0x2c0, 0x50000);
     vec![
@@ -128,18 +128,18 @@ fn ended(tid: u64) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn stacks_of_threads_that_have_ended_are_left_out() {
+fn stacks_of_exited_threads_are_excluded() {
     let regions = [anonymous(0x10000, 0x40000), anonymous(0x50000, 0x51000)];
     let spans = [(0x10000, 0x40000), (0x50000, 0x51000)];
     let head = spans[1];
     let check = |threads: &[ThreadState], words: &[(u64, u64)], expected: &[(u64, u64)]| {
         check(threads, &regions, &memory(&spans, words), &[], expected);
     };
-    let next_one_s = (0x2f700, 0x2f710);
-    check(&[], &ended(u64::from(u32::MAX)), &[(0x10000, 0x20000), next_one_s, (0x30000, 0x40000), head]);
-    // Not joined: what it has returned is in its block.
+    let header = (0x2f700, 0x2f710);
+    check(&[], &ended(u64::from(u32::MAX)), &[(0x10000, 0x20000), header, (0x30000, 0x40000), head]);
+    // Not joined: its return value is in the block.
     check(&[], &ended(0), &[(0x10000, 0x20000), (0x2f700, 0x40000), head]);
-    // It lives; or somebody is on its stack.
+    // It runs, or another thread is on its stack.
     check(&[], &ended(77), &spans);
     check(&[thread(3, 0x28000, 0)], &ended(0), &spans);
     check(&[thread(3, 0, 0x2f700)], &ended(0), &spans);
@@ -152,7 +152,7 @@ fn stacks_of_threads_that_have_ended_are_left_out() {
     }
 }
 
-/// Threads that live, have ended, were joined; words that each had on its stack, and returned ones.
+/// Running, exited and joined threads, with words on their stacks and return values.
 const THREADS: &str = r#"
 static __thread uint64_t in_tls;
 static uint64_t addresses[8];
@@ -187,7 +187,7 @@ int main(void) {
     pthread_join(other, NULL);
     bury(5);
     while (!ready || !addresses[4]) usleep(1000);
-    // Until the kernel has written 0 for its end, it is as good as alive.
+    // Until the kernel has cleared its TID, it counts as running.
     for (int i = 0; i < 1000; i++) usleep(10);
     volatile uint64_t word = 4;
     addresses[7] = (uint64_t)&word;
@@ -198,7 +198,7 @@ int main(void) {
 }
 "#;
 
-/// Which of the threads' words are among the roots.
+/// Checks which of the threads' words are roots.
 fn check_real(compiler: &str, cached: bool) {
     let mut subject = Subject::start_with(THREADS, &[], compiler);
     let addresses = subject.numbers();
@@ -208,28 +208,28 @@ fn check_real(compiler: &str, cached: bool) {
     let is_root = |address: u64| roots.iter().any(|span| span.contains(&TargetAddr(address)));
     let found: Vec<bool> = addresses.iter().map(|&address| is_root(address)).collect();
     let expected = [true, true, false, false, false, false, false, true, true];
-    // musl keeps the stack of a thread that nobody has waited for, and says of it nothing that is looked at.
+    // musl keeps the stack of a thread that was not joined, without a record that is read here.
     let expected = expected.iter().enumerate().map(|(index, &root)| root || index == 4 && !cached);
     assert_eq!(found, expected.collect::<Vec<_>>(), "{compiler}: {addresses:x?}");
     let control_block = TargetAddr(addresses[8]);
     let bytes: Vec<u64> =
         (0..0x900 / 8).filter_map(|i| collected.memory.word(TargetAddr(control_block.0 + i * 8))).collect();
-    assert!(bytes.contains(&0x05ca_1ab1_e0dd_ba11), "what it has returned is there");
+    assert!(bytes.contains(&0x05ca_1ab1_e0dd_ba11), "its return value");
 }
 
 #[test]
-fn stacks_of_glibc_are_understood() {
+fn stacks_of_glibc_are_recognised() {
     check_real("gcc", true);
 }
 
 #[test]
-fn stacks_of_musl_are_understood() {
+fn stacks_of_musl_are_recognised() {
     check_real("musl-gcc", false);
 }
 
 proptest! {
     #[test]
-    fn cuts_are_cut(
+    fn cuts_are_removed(
         spans in proptest::collection::vec((0_u64..200, 1_u64..20), 0..12),
         cuts in proptest::collection::vec((0_u64..200, 0_u64..20), 0..12),
     ) {
@@ -245,7 +245,7 @@ proptest! {
     }
 
     #[test]
-    fn any_memory_is_survived(words in proptest::collection::vec((0_u64..0x600, any::<u64>()), 0..200), at in 0_u64..0x3000) {
+    fn any_memory_is_scanned_without_panic(words in proptest::collection::vec((0_u64..0x600, any::<u64>()), 0..200), at in 0_u64..0x3000) {
         let regions = [anonymous(0x10000, 0x13000)];
         let near = words.iter().map(|&(index, word)| (0x10000 + index * 8, if word % 3 == 0 { 0x10000 + word % 0x3000 } else { word }));
         let memory = memory(&[(0x10000, 0x13000)], &near.collect::<Vec<_>>());
@@ -256,15 +256,15 @@ proptest! {
 }
 
 #[test]
-fn what_a_signal_interrupted_counts_where_it_is_handled_on_the_same_stack() {
+fn frames_interrupted_by_a_signal_handled_on_the_same_stack_count() {
     let regions = [region(0x10000, 0x20000, RegionKind::Stack)];
     let on = |words: &[(u64, u64)], expected: (u64, u64)| {
         check(&[thread(1, 0x18000, 0)], &regions, &memory(&[(0x10000, 0x20000)], words), &[], &[expected]);
     };
     let (whole, cut) = ((0x10000, 0x20000), (0x18000 - 128, 0x20000));
-    // An alternate stack from 0x17000 to 0x19000; what is above the number of its flags is not written.
+    // An alternate stack from 0x17000 to 0x19000; the upper half of the flags word is not initialised.
     on(&[(0x18100, 0x17000), (0x18108, 0xdead_0000_0000), (0x18110, 0x2000)], whole);
-    // One that is elsewhere, one that has none of the frame, what is no flags, and what is larger than all.
+    // Another stack, a record outside of the frame, invalid flags, and an invalid size.
     on(&[(0x18100, 0x1a000), (0x18110, 0x2000)], cut);
     on(&[(0x1a100, 0x17000), (0x1a110, 0x2000)], cut);
     on(&[(0x18100, 0x17000), (0x18108, 2), (0x18110, 0x2000)], cut);

@@ -1,4 +1,4 @@
-//! Real processes, stopped.
+//! Tests with real processes.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use super::super::Method;
 use super::super::fixture::{Subject, collect_here};
 use super::*;
 
-/// A program with N threads, the first among them, all of which wait.
+/// A program with N threads, including the first, all of which wait.
 const THREADS: &str = r#"
 static void *run(void *unused) { for (;;) pause(); return unused; }
 int main(int argc, char **argv) {
@@ -37,21 +37,21 @@ fn stopped(subject: &Subject) -> Stopped {
 }
 
 fn states_of_all(pid: Pid) -> Vec<char> {
-    let tids = tasks::threads(pid).expect("it lives");
-    tids.into_iter().filter_map(|tid| Some(tasks::status(pid, tid)?.state)).collect()
+    let tids = stat::threads(pid).expect("it runs");
+    tids.into_iter().filter_map(|tid| Some(stat::status(pid, tid)?.state)).collect()
 }
 
-/// `ThreadCapture`'s lists and captures: every thread stands still, has registers, and runs on.
+/// Checks that every thread is stopped, has registers, and resumes.
 fn check_capture(count: usize) {
     let mut subject = Subject::start_with(THREADS, &[&count.to_string()], "gcc");
     assert_eq!(subject.line(), "ready");
-    let listed: BTreeSet<Tid> = tasks::threads(subject.pid()).expect("it lives").into_iter().collect();
+    let listed: BTreeSet<Tid> = stat::threads(subject.pid()).expect("it runs").into_iter().collect();
     assert_eq!(listed.len(), count);
     let stopped = stopped(&subject);
     let captured: BTreeSet<Tid> = stopped.held().iter().map(|held| held.tracee.tid()).collect();
     assert_eq!(captured, listed);
     assert_eq!(states_of_all(subject.pid()), vec!['t'; count]);
-    let states = stopped.states().expect("it lives");
+    let states = stopped.states().expect("it runs");
     assert!(states.iter().all(|state| state.stack_pointer.0 != 0 && state.thread_pointer.0 != 0));
     let ends: BTreeSet<TargetAddr> = states.iter().map(|state| state.stack_pointer).collect();
     assert_eq!(ends.len(), count, "each has a stack");
@@ -68,7 +68,7 @@ fn one_two_ten_and_1024_threads_are_captured() {
 }
 
 #[test]
-fn a_process_that_is_killed_while_it_is_stopped_is_an_error() {
+fn killing_a_stopped_process_is_an_error() {
     let mut subject = Subject::start_with(THREADS, &["10"], "gcc");
     assert_eq!(subject.line(), "ready");
     let stopped = stopped(&subject);
@@ -76,11 +76,11 @@ fn a_process_that_is_killed_while_it_is_stopped_is_an_error() {
     subject.wait_for("State", "Z");
     assert!(matches!(stopped.states(), Err(CollectError::Ended(pid)) if pid == subject.pid()));
     drop(stopped);
-    assert_eq!(subject.end(), None, "killed, and its end is there for its parent to see");
+    assert_eq!(subject.end(), None, "killed, and left to be reaped by its parent");
 }
 
 #[test]
-fn signals_that_come_meanwhile_are_delivered_once_each() {
+fn signals_during_a_stop_are_delivered_once_each() {
     const COUNTS: &str = r#"
         static volatile int counts[3], order[200], next;
         static void count(int signal, siginfo_t *info, void *unused) {
@@ -101,7 +101,7 @@ fn signals_that_come_meanwhile_are_delivered_once_each() {
     let mut subject = Subject::start(COUNTS);
     assert_eq!(subject.line(), "ready");
     for round in 1..=20_u64 {
-        // One is on its way when it is stopped, the others come when it stands.
+        // One signal is pending when the process is stopped, the others arrive afterwards.
         subject.send(Signal::USR1);
         let stopped = stopped(&subject);
         assert!(
@@ -121,7 +121,7 @@ fn signals_that_come_meanwhile_are_delivered_once_each() {
 }
 
 #[test]
-fn what_ctrl_z_has_stopped_stays_stopped() {
+fn a_group_stop_persists() {
     let mut subject = answering();
     subject.send(Signal::STOP);
     subject.wait_for("State", "T (stopped)");
@@ -132,7 +132,7 @@ fn what_ctrl_z_has_stopped_stays_stopped() {
         drop(stopped);
         subject.wait_for("State", "T (stopped)");
     }
-    // One that comes while it is stopped by us stops it too.
+    // A SIGSTOP that arrives during the ptrace stop also takes effect.
     subject.send(Signal::CONT);
     subject.check_answers();
     let stopped = stopped(&subject);
@@ -144,7 +144,7 @@ fn what_ctrl_z_has_stopped_stays_stopped() {
 }
 
 #[test]
-fn a_panic_lets_it_run() {
+fn a_panic_resumes_the_process() {
     let mut subject = answering();
     let pid = subject.pid();
     let caught = catch_unwind(AssertUnwindSafe(|| {
@@ -157,7 +157,7 @@ fn a_panic_lets_it_run() {
 }
 
 #[test]
-fn a_process_whose_first_thread_has_ended_is_stopped_and_survives() {
+fn a_process_whose_first_thread_has_exited_is_stopped_and_survives() {
     const LEADERLESS: &str = r#"
         static void *run(void *unused) { say("ready"); for (;;) { wait_for_word(); say("on"); } return unused; }
         int main(void) {
@@ -180,7 +180,7 @@ fn a_process_whose_first_thread_has_ended_is_stopped_and_survives() {
 }
 
 #[test]
-fn threads_that_come_and_go_are_stopped_and_go_on() {
+fn short_lived_threads_are_stopped_and_continue() {
     const CHURN: &str = r#"
         static void *end(void *unused) { return unused; }
         static void *churn(void *unused) {
@@ -211,7 +211,7 @@ fn threads_that_come_and_go_are_stopped_and_go_on() {
 }
 
 #[test]
-fn a_process_that_ends_while_it_is_stopped_is_no_hang() {
+fn a_process_that_exits_while_it_is_stopped_does_not_hang() {
     const ENDS: &str = r#"
         static void *wait(void *unused) { for (;;) pause(); return unused; }
         int main(void) {
@@ -234,31 +234,31 @@ fn a_process_that_ends_while_it_is_stopped_is_no_hang() {
 }
 
 #[test]
-fn who_traces_it_already_is_named() {
+fn an_existing_tracer_is_named() {
     let mut subject = answering();
     let pid = subject.pid();
     std::thread::scope(|scope| {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         scope.spawn(move || {
             let tracee = Tracee::seize(pid).expect("it is not traced");
-            tell.send(Tid(rustix::thread::gettid().as_raw_pid().unsigned_abs())).expect("awaited");
+            sender.send(Tid(rustix::thread::gettid().as_raw_pid().unsigned_abs())).expect("awaited");
             let _ = ended.recv();
             let _ = tracee;
         });
-        let tracer = told.recv().expect("it traces");
+        let tracer = receiver.recv().expect("it traces");
         let error = Stopped::new(pid, Vec::new()).expect_err("it is traced");
         assert!(matches!(error, CollectError::Traced { tracer: named, .. } if named == tracer), "{error}");
         drop(end);
     });
-    // The tracer's end lets it go.
+    // The tracer's exit detaches it.
     subject.wait_for("TracerPid", "0");
     assert_eq!(stopped(&subject).held().len(), 1);
     subject.check_answers();
 }
 
 #[test]
-fn a_thread_that_waits_and_cannot_be_stopped_is_named() {
+fn a_thread_in_an_uninterruptible_wait_is_named() {
     const WAITS: &str = r#"
         int main(void) {
             if (vfork() == 0) {
@@ -273,7 +273,7 @@ fn a_thread_that_waits_and_cannot_be_stopped_is_named() {
     let mut subject = Subject::start(WAITS);
     assert_eq!(subject.line(), "ready");
     let pid = subject.pid();
-    // In a thread of its own, with which all ends that it traces.
+    // In a separate thread, whose exit detaches its tracees.
     let error = std::thread::spawn(move || Stopped::new(pid, Vec::new()).map(drop)).join().expect("no panic");
     let error = error.expect_err("it waits in the kernel");
     assert!(matches!(error, CollectError::Stuck { tid, .. } if tid.0 == pid.0), "{error}");
@@ -282,15 +282,15 @@ fn a_thread_that_waits_and_cannot_be_stopped_is_named() {
 }
 
 #[test]
-fn what_cannot_be_stopped_is_told() {
-    let stop = |pid| Stopped::new(Pid(pid), Vec::new()).map(drop).expect_err("it cannot be").to_string();
+fn processes_that_cannot_be_stopped_are_reported() {
+    let stop = |pid| Stopped::new(Pid(pid), Vec::new()).map(drop).expect_err("refused").to_string();
     assert!(stop(std::process::id()).contains("heapbpf itself"));
-    assert!(stop(2).contains("thread of the kernel"), "{}", stop(2));
+    assert!(stop(2).contains("kernel thread"), "{}", stop(2));
     assert!(stop(1 << 22).contains("no process `4194304`"));
 }
 
 #[test]
-fn an_exec_that_waits_for_threads_that_stand_still_is_no_hang() {
+fn an_exec_that_waits_for_stopped_threads_does_not_hang() {
     const EXECS: &str = r#"
         static void *wait(void *unused) { say("%x", gettid()); for (;;) pause(); return unused; }
         static void *exec(void *unused) {
@@ -311,11 +311,11 @@ fn an_exec_that_waits_for_threads_that_stand_still_is_no_hang() {
     tracee.interrupt().expect("seized");
     let stop = tracee.wait(Duration::from_secs(10)).expect("seized").expect("it stops");
     subject.say();
-    while tasks::status(subject.pid(), tid).is_some_and(|status| status.state != 'Z') {}
-    let held = vec![Held { tracee, stop, release: Release::Detach }];
+    while stat::status(subject.pid(), tid).is_some_and(|status| status.state != 'Z') {}
+    let held = vec![StoppedThread { tracee, stop, release: Release::Detach }];
     let stopped = Stopped::new(subject.pid(), held).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(stopped.held().iter().map(|held| held.tracee.tid().0).collect::<Vec<_>>(), [subject.pid().0]);
-    assert_eq!(stopped.states().expect("it lives").len(), 1);
+    assert_eq!(stopped.states().expect("it runs").len(), 1);
     drop(stopped);
     subject.check_answers();
     assert_eq!(subject.end(), Some(0));

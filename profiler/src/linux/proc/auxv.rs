@@ -1,24 +1,22 @@
-//! `/proc/PID/auxv`: what the kernel told the program at its exec. Of 64-bit programs alone: those of others have
-//! shorter words, which are not understood.
+//! `/proc/PID/auxv`: the auxiliary vector of a 64-bit program. That of a 32-bit one has shorter words, which are not supported.
 
-use super::process;
 use crate::ids::Pid;
+use crate::linux::proc::process;
 
-/// Most bytes that are read: the kernel keeps 50 words or so.
+/// Read limit: the kernel writes about 50 words.
 const BYTES_MAX: u64 = 4096;
 
-/// The auxiliary vector of a process.
+/// An auxiliary vector without its terminator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Auxv(Vec<[u64; 2]>);
 
 impl Auxv {
-    /// Reads that of a process. `None` when there is no such process, it may not be read, or it has none, as kernel
-    /// threads and zombies.
+    /// `None` when there is no such process, it cannot be read, or it has no vector (kernel threads, zombies).
     pub fn read(pid: Pid) -> Option<Self> {
         Self::parse(&process::read(pid, "auxv", BYTES_MAX).ok()?)
     }
 
-    /// Takes a vector apart; `None` if it has no end.
+    /// `None` without the terminating `AT_NULL`.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|&word| u64::from_ne_bytes(word)).collect();
         let entries = words.as_chunks().0;
@@ -53,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_that_is_cut_short_is_refused() {
+    fn a_truncated_vector_is_rejected() {
         let whole = bytes(&[libc::AT_BASE, 5, 0, 0]);
         assert!(Auxv::parse(&whole).is_some());
         for length in 0..whole.len() {
@@ -62,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_one_and_nobody_has_none() {
+    fn this_process_has_a_vector_and_a_missing_one_does_not() {
         let auxv = Auxv::read(Pid(std::process::id())).expect("readable");
         assert_eq!(auxv.get(libc::AT_PAGESZ), Some(rustix::param::page_size() as u64));
         // A PID that no kernel gives out.
@@ -71,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_vector_is_survived(bytes in proptest::collection::vec(any::<u8>(), 0..64), wanted in 0u64..4) {
+        fn any_bytes_are_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), wanted in 0u64..4) {
             let _ = Auxv::parse(&bytes).map(|auxv| auxv.get(wanted));
         }
     }

@@ -1,155 +1,301 @@
-//! The executable mappings of a process, from `/proc/PID/maps`.
+//! Mappings of a process, from `/proc/PID/maps`: executable ones ([`Mapping`]), and all as memory that may hold data
+//! ([`Region`]).
 //!
-//! The `procfs` crate is not used for this file: it panics on a mapped file called `/SYSV`, and refuses the whole
-//! list when one path is not UTF-8, and a target chooses its file names.
+//! The `procfs` crate is not used for this file: it panics on a mapped file called `/SYSV`, and rejects the whole list when one
+//! path is not UTF-8, and a target chooses its file names.
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use super::{ProcError, process};
+use super::process::{ProcError, entry_path};
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::Pid;
 
-/// Most executable mappings that are kept of one process: sixteen times what the kernel lets a process have by default
-/// (`vm.max_map_count`).
+/// Limit for one process: sixteen times what the kernel allows by default (`vm.max_map_count`).
 const MAPPINGS_MAX: usize = 1 << 20;
 
-/// What the kernel appends to the path of a file that was deleted or replaced.
-pub(super) const DELETED: &[u8] = b" (deleted)";
+/// Suffix that the kernel appends to the path of a deleted or replaced file.
+const DELETED: &[u8] = b" (deleted)";
 
 /// A device number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
-    /// Major number.
     pub major: u32,
-    /// Minor number.
     pub minor: u32,
 }
 
 impl Device {
-    /// Takes apart what `stat` reports as `st_dev`.
+    /// Splits `st_dev` of `stat`.
     pub fn from_raw(device: u64) -> Self {
         Self { major: rustix::fs::major(device), minor: rustix::fs::minor(device) }
     }
 }
 
-/// What is mapped.
+/// Identifies a file by device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FileIdentity {
+    device: Device,
+    inode: u64,
+}
+
+impl FileIdentity {
+    /// Both numbers as `stat` reports them.
+    pub(crate) fn new(device: Device, inode: u64) -> Self {
+        Self { device, inode }
+    }
+}
+
+/// Identifies the process's executable. Fails when the process has exited, has none, or cannot be read.
+pub(crate) fn executable_identity(pid: Pid) -> io::Result<FileIdentity> {
+    let metadata = std::fs::metadata(entry_path(pid, "exe"))?;
+    Ok(FileIdentity { device: Device::from_raw(metadata.dev()), inode: metadata.ino() })
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum MappingName {
     /// Memory without a file, such as the code of a just-in-time compiler.
     Anonymous,
-    /// A file.
     File {
-        /// Its path in the process's mount namespace.
+        /// Path in the process's mount namespace.
         path: PathBuf,
-        /// It was deleted or replaced since. A file whose name really ends with ` (deleted)` looks the same.
+        /// Deleted or replaced since. A file name that really ends with ` (deleted)` is indistinguishable.
         deleted: bool,
     },
-    /// Code that the kernel put there: `[vdso]`, `[vsyscall]`, `[uprobes]`.
+    /// Code of the kernel: `[vdso]`, `[vsyscall]`, `[uprobes]`.
     Special(String),
 }
 
-/// One executable mapping.
+/// An executable mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mapping {
-    /// First address.
     pub start: TargetAddr,
-    /// First address behind it.
+    /// Exclusive.
     pub end: TargetAddr,
-    /// Where in the file it begins.
     pub offset: FileOffset,
-    /// Device of the file, as the memory manager sees it: on overlays and btrfs `stat` may say otherwise.
+    /// Device of the file, as the memory manager sees it: on overlays and btrfs, `stat` may report another.
     pub device: Device,
-    /// Inode of the file; 0 where there is none.
+    /// 0 without a file.
     pub inode: u64,
-    /// What is mapped.
     pub name: MappingName,
 }
 
-/// The executable mappings of a process, by rising address. Empty for kernel threads and zombies.
-///
-/// # Errors
-///
-/// If there is no such process, or it may not be read.
-pub(crate) fn executable_mappings(pid: Pid) -> Result<Vec<Mapping>, ProcError> {
-    let failed = |source| ProcError::from_io(pid, "maps", source);
-    let file = File::open(process::entry_path(pid, "maps")).map_err(failed)?;
-    let mut reader = BufReader::with_capacity(1 << 16, file);
-    let mut mappings = Vec::new();
-    let mut line = Vec::new();
-    while mappings.len() < MAPPINGS_MAX {
-        line.clear();
-        if reader.read_until(b'\n', &mut line).map_err(failed)? == 0 {
-            break;
-        }
-        let text = line.strip_suffix(b"\n").unwrap_or(&line);
-        match parse(text).ok_or(ProcError::Malformed { pid, entry: "maps" })? {
-            Some(mapping) => mappings.push(mapping),
-            None => continue,
-        }
-    }
-    Ok(mappings)
+/// A mapping with any permissions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Inclusive.
+    pub start: TargetAddr,
+    /// Exclusive.
+    pub end: TargetAddr,
+    /// `r`.
+    pub readable: bool,
+    /// `w`.
+    pub writable: bool,
+    /// `x`.
+    pub executable: bool,
+    /// `s` instead of `p`: other processes that map it see writes.
+    pub shared: bool,
+    /// Of its first byte in the file.
+    pub offset: FileOffset,
+    /// From the name.
+    pub kind: RegionKind,
 }
 
-/// One line. `Some(None)` for a mapping that is not executable, `None` when the line cannot be understood.
-pub(crate) fn parse(line: &[u8]) -> Option<Option<Mapping>> {
+/// Kind of a mapping, by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RegionKind {
+    /// Memory without a file, and the label that the process may give it (`[anon:NAME]`).
+    Anonymous {
+        /// Without `[anon:` and `]`.
+        name: Option<String>,
+    },
+    /// The heap that `brk` extends.
+    Brk,
+    /// The first thread's stack.
+    Stack,
+    /// A file, by its path in the process's mount namespace; for shared memory without one, the kernel's name for it (`/dev/zero
+    /// (deleted)`, `/memfd:…`).
+    File {
+        /// Not resolved.
+        path: PathBuf,
+    },
+    /// Mappings of the kernel: `[vdso]`, `[vvar]`, `[uprobes]` and others.
+    Kernel,
+}
+
+impl Region {
+    /// Length of the range.
+    pub fn size_bytes(&self) -> u64 {
+        self.end.0.saturating_sub(self.start.0)
+    }
+
+    /// Whether the range includes the address.
+    pub fn contains(&self, address: TargetAddr) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
+    /// A readable and writable region at offset 0.
+    #[cfg(test)]
+    pub(crate) fn synthetic(start: u64, size_bytes: u64, kind: RegionKind) -> Self {
+        Self {
+            start: TargetAddr(start),
+            end: TargetAddr(start + size_bytes),
+            readable: true,
+            writable: true,
+            executable: false,
+            shared: false,
+            offset: FileOffset(0),
+            kind,
+        }
+    }
+
+    /// Whether it has no file: memory that only the process has filled.
+    pub fn is_anonymous(&self) -> bool {
+        matches!(self.kind, RegionKind::Anonymous { .. } | RegionKind::Brk)
+    }
+}
+
+/// Returns the region that contains an address, from regions by rising address.
+pub fn region_of(regions: &[Region], address: TargetAddr) -> Option<&Region> {
+    let behind = regions.partition_point(|region| region.start <= address);
+    regions[..behind].last().filter(|region| region.contains(address))
+}
+
+/// Executable mappings of a process, by rising address, at most 2²⁰. Empty for kernel threads and zombies.
+pub(crate) fn executable_mappings(pid: Pid) -> Result<Vec<Mapping>, ProcError> {
+    Ok(read(pid, parse_mapping)?.0)
+}
+
+/// All mappings of a process, by rising address. Empty for kernel threads and zombies. Fails above 2²⁰ mappings: blocks that
+/// the others reference would be reported as leaks.
+pub fn regions(pid: Pid) -> Result<Vec<Region>, ProcError> {
+    match read(pid, |line| parse_region(line).map(Some))? {
+        (regions, false) => Ok(regions),
+        (_, true) => Err(ProcError::TooManyMappings { pid, max: MAPPINGS_MAX }),
+    }
+}
+
+/// Parses all lines; `parse` returns `Some(None)` for lines to skip. Also returns whether there are more than the limit.
+fn read<T>(pid: Pid, parse: impl Fn(&[u8]) -> Option<Option<T>>) -> Result<(Vec<T>, bool), ProcError> {
+    let failed = |source| ProcError::from_io(pid, "maps", source);
+    let file = File::open(entry_path(pid, "maps")).map_err(failed)?;
+    let mut reader = BufReader::with_capacity(1 << 16, file);
+    let (mut all, mut line) = (Vec::new(), Vec::new());
+    loop {
+        line.clear();
+        if reader.read_until(b'\n', &mut line).map_err(failed)? == 0 {
+            return Ok((all, false));
+        }
+        let text = line.strip_suffix(b"\n").unwrap_or(&line);
+        let Some(found) = parse(text).ok_or(ProcError::Malformed { pid, entry: "maps" })? else { continue };
+        if all.len() == MAPPINGS_MAX {
+            return Ok((all, true));
+        }
+        all.push(found);
+    }
+}
+
+/// The fields of a line. Device and inode are not parsed.
+struct Line<'a> {
+    start: TargetAddr,
+    end: TargetAddr,
+    permissions: &'a [u8],
+    offset: FileOffset,
+    device: &'a [u8],
+    inode: &'a [u8],
+    name: &'a [u8],
+}
+
+fn split(line: &[u8]) -> Option<Line<'_>> {
     let mut fields = line.splitn(6, |&byte| byte == b' ');
     let (start, end) = pair(fields.next()?, b'-')?;
-    let executable = *fields.next()?.get(2)? == b'x';
-    let offset = hexadecimal(fields.next()?)?;
-    let (major, minor) = pair(fields.next()?, b':')?;
-    let inode = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    Some(Line {
+        start: TargetAddr(start),
+        end: TargetAddr(end),
+        permissions: fields.next()?,
+        offset: FileOffset(hexadecimal(fields.next()?)?),
+        device: fields.next()?,
+        inode: fields.next()?,
+        name: fields.next().unwrap_or_default().trim_ascii_start(),
+    })
+}
+
+/// Parses a line. `Some(None)` for a mapping that is not executable, `None` for an invalid line.
+pub(crate) fn parse_mapping(line: &[u8]) -> Option<Option<Mapping>> {
+    let Line { start, end, permissions, offset, device, inode, name } = split(line)?;
+    let executable = *permissions.get(2)? == b'x';
+    let (major, minor) = pair(device, b':')?;
+    let inode = std::str::from_utf8(inode).ok()?.parse().ok()?;
     if !executable {
         return Some(None);
     }
-    Some(Some(Mapping {
-        start: TargetAddr(start),
-        end: TargetAddr(end),
-        offset: FileOffset(offset),
-        device: Device { major: u32::try_from(major).ok()?, minor: u32::try_from(minor).ok()? },
-        inode,
-        name: name(fields.next().unwrap_or_default().trim_ascii_start()),
-    }))
+    let device = Device { major: u32::try_from(major).ok()?, minor: u32::try_from(minor).ok()? };
+    Some(Some(Mapping { start, end, offset, device, inode, name: mapping_name(name) }))
 }
 
-/// What the last field says. Heaps and stacks that are executable hold generated code, if any, and `[anon:…]` is a
-/// label that the process chose: all of these are anonymous memory.
-fn name(field: &[u8]) -> MappingName {
+/// Executable heaps and stacks hold generated code, if any, and the process chooses the label of `[anon:…]`: all of these are
+/// anonymous memory.
+fn mapping_name(field: &[u8]) -> MappingName {
     match field {
         b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => MappingName::Special(String::from_utf8_lossy(field).into_owned()),
         [] | [b'[', ..] => MappingName::Anonymous,
         path => {
             let (path, deleted) = path.strip_suffix(DELETED).map_or((path, false), |path| (path, true));
-            MappingName::File { path: PathBuf::from(OsString::from_vec(unescape(path))), deleted }
+            MappingName::File { path: unescape(path), deleted }
         }
     }
 }
 
-/// Undoes the one escape that the kernel makes here, that of a line feed (`seq_file_path(m, file, "\n")`).
-pub(super) fn unescape(path: &[u8]) -> Vec<u8> {
+pub(crate) fn parse_region(line: &[u8]) -> Option<Region> {
+    let Line { start, end, permissions, offset, name, .. } = split(line)?;
+    let &[read, write, execute, share, ..] = permissions else { return None };
+    Some(Region {
+        start,
+        end,
+        readable: read == b'r',
+        writable: write == b'w',
+        executable: execute == b'x',
+        shared: share == b's',
+        offset,
+        kind: region_kind(name),
+    })
+}
+
+fn region_kind(field: &[u8]) -> RegionKind {
+    let named = field.strip_prefix(b"[anon:").or_else(|| field.strip_prefix(b"[anon_shmem:"));
+    match field {
+        [] => RegionKind::Anonymous { name: None },
+        b"[heap]" => RegionKind::Brk,
+        b"[stack]" => RegionKind::Stack,
+        _ if let Some(name) = named => {
+            let name = name.strip_suffix(b"]").unwrap_or(name);
+            RegionKind::Anonymous { name: Some(String::from_utf8_lossy(name).into_owned()) }
+        }
+        [b'[', ..] => RegionKind::Kernel,
+        path => RegionKind::File { path: unescape(path) },
+    }
+}
+
+/// Undoes the only escape of the kernel in this file, that of a line feed (`seq_file_path(m, file, "\n")`).
+fn unescape(mut path: &[u8]) -> PathBuf {
     let mut plain = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some((&first, tail)) = rest.split_first() {
-        if let Some(tail) = rest.strip_prefix(b"\\012") {
-            plain.push(b'\n');
-            rest = tail;
-        } else {
-            plain.push(first);
-            rest = tail;
-        }
+    while let Some((&first, tail)) = path.split_first() {
+        let line_feed = path.strip_prefix(b"\\012");
+        plain.push(if line_feed.is_some() { b'\n' } else { first });
+        path = line_feed.unwrap_or(tail);
     }
-    plain
+    PathBuf::from(OsString::from_vec(plain))
 }
 
-pub(super) fn pair(field: &[u8], separator: u8) -> Option<(u64, u64)> {
+fn pair(field: &[u8], separator: u8) -> Option<(u64, u64)> {
     let at = field.iter().position(|&byte| byte == separator)?;
     Some((hexadecimal(&field[..at])?, hexadecimal(&field[at + 1..])?))
 }
 
-pub(super) fn hexadecimal(digits: &[u8]) -> Option<u64> {
+fn hexadecimal(digits: &[u8]) -> Option<u64> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
@@ -162,7 +308,7 @@ mod tests {
     fn check(field: &[u8], expected: &MappingName) {
         let mut line = b"7f2d1000-7f2d3000 r-xp 00001000 fe:01 4711                     ".to_vec();
         line.extend_from_slice(field);
-        let mapping = parse(&line).expect("a whole line").expect("an executable mapping");
+        let mapping = parse_mapping(&line).expect("a whole line").expect("an executable mapping");
         assert_eq!(&mapping.name, expected, "{}", String::from_utf8_lossy(field));
         assert_eq!((mapping.start, mapping.end), (TargetAddr(0x7f2d_1000), TargetAddr(0x7f2d_3000)));
         assert_eq!((mapping.offset, mapping.inode), (FileOffset(0x1000), 4711));
@@ -174,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_apart() {
+    fn names_are_classified() {
         check(b"/usr/bin/redis-server", &file(b"/usr/bin/redis-server", false));
         check(b"/opt/a b/c (deleted)", &file(b"/opt/a b/c", true));
         check(b"/tmp/line\\012feed", &file(b"/tmp/line\nfeed", false));
@@ -189,9 +335,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_executable_is_left_out() {
-        assert_eq!(parse(b"1000-2000 rw-p 00000000 00:00 0 "), Some(None));
-        assert_eq!(parse(b"1000-2000 rw-"), None);
+    fn non_executable_mappings_are_skipped() {
+        assert_eq!(parse_mapping(b"1000-2000 rw-p 00000000 00:00 0 "), Some(None));
+        assert_eq!(parse_mapping(b"1000-2000 rw-"), None);
     }
 
     #[test]
@@ -207,13 +353,81 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_line_is_survived(line in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = parse(&line);
+        fn any_line_is_parsed_without_panic(line in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_mapping(&line);
         }
 
         #[test]
-        fn any_path_is_survived(path in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let _ = name(&path);
+        fn any_path_is_parsed_without_panic(path in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _ = mapping_name(&path);
         }
+    }
+}
+
+#[cfg(test)]
+mod region_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check(line: &str, permissions: [bool; 4], expected: &RegionKind) {
+        let region = parse_region(line.as_bytes()).expect("a whole line");
+        assert_eq!((region.start, region.end), (TargetAddr(0x7f00), TargetAddr(0x8f00)), "{line}");
+        assert_eq!([region.readable, region.writable, region.executable, region.shared], permissions, "{line}");
+        assert_eq!(&region.kind, expected, "{line}");
+    }
+
+    #[test]
+    fn kinds_and_permissions_are_parsed() {
+        let anonymous = |name: Option<&str>| RegionKind::Anonymous { name: name.map(str::to_owned) };
+        let file = |path: &str| RegionKind::File { path: path.into() };
+        let rw = [true, true, false, false];
+        check("7f00-8f00 rw-p 00000000 00:00 0 ", rw, &anonymous(None));
+        check("7f00-8f00 rw-p 00000000 00:00 0      [heap]", rw, &RegionKind::Brk);
+        check("7f00-8f00 rw-p 00000000 00:00 0      [stack]", rw, &RegionKind::Stack);
+        check("7f00-8f00 rw-p 00000000 00:00 0  [anon:scudo:primary]", rw, &anonymous(Some("scudo:primary")));
+        check("7f00-8f00 rw-s 00000000 00:01 42 [anon_shmem:x]", [true, true, false, true], &anonymous(Some("x")));
+        check("7f00-8f00 r-xp 00000000 00:00 0 [vdso]", [true, false, true, false], &RegionKind::Kernel);
+        check("7f00-8f00 ---p 00001000 fe:01 7 /opt/a b/c", [false; 4], &file("/opt/a b/c"));
+        check(
+            "7f00-8f00 rw-s 00000000 00:01 7 /dev/zero (deleted)",
+            [true, true, false, true],
+            &file("/dev/zero (deleted)"),
+        );
+    }
+
+    #[test]
+    fn own_data_and_stack_are_found() {
+        let regions = regions(Pid(std::process::id())).expect("readable");
+        assert!(regions.is_sorted_by_key(|region| region.start));
+        let local = 0_u8;
+        let here = TargetAddr((&raw const local).addr() as u64);
+        let own = region_of(&regions, here).expect("mapped");
+        assert!(own.readable && own.writable && !own.shared, "{own:?}");
+        assert!(regions.iter().any(|region| region.kind == RegionKind::Stack));
+        assert_eq!(region_of(&regions, TargetAddr(0)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_parsed_without_panic(line in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_region(&line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod executable_tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_distinguished_by_their_file() {
+        let own = executable_identity(Pid(std::process::id())).expect("this process runs");
+        let mut sleep = std::process::Command::new("sleep").arg("9").spawn().expect("sleep starts");
+        let other = executable_identity(Pid(sleep.id()));
+        let _ = sleep.kill();
+        let _ = sleep.wait();
+        assert_ne!(own, other.expect("it ran"));
+        assert!(executable_identity(Pid(u32::MAX)).is_err());
     }
 }

@@ -1,39 +1,67 @@
-//! Who a process is: its arguments, its name, when it started, which program it runs. Read once per question; nothing is
-//! cached, because every answer may change.
+//! Arguments, name, executable and namespace of a process. Nothing is cached, because every value may change.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::ProcError;
-use super::maps::DELETED;
-#[cfg(test)]
-use super::stat::Stat;
+use crate::ids::{Pid, Tid};
+
 #[cfg(test)]
 use crate::ids::StartTime;
-use crate::ids::{Pid, Tid};
+#[cfg(test)]
+use crate::linux::proc::stat::Stat;
+
+/// Why an entry of `/proc` could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcError {
+    /// There is no such process, or it exited meanwhile.
+    #[error("no process `{pid}`: it does not exist or has exited; `ps -e` lists running processes")]
+    NoSuchProcess { pid: Pid },
+    #[error("cannot read `/proc/{pid}/{entry}`: permission denied; run as root or with CAP_SYS_PTRACE")]
+    Permission { pid: Pid, entry: &'static str },
+    /// Anything else, such as `/proc` not being mounted.
+    #[error("cannot read `/proc/{pid}/{entry}`: {source}; check that /proc is mounted (`mount -t proc proc /proc`)")]
+    Io { pid: Pid, entry: &'static str, source: io::Error },
+    /// `vm.max_map_count` is 65,530 by default.
+    #[error("process `{pid}` has more mappings than the limit of {max}; see `sysctl vm.max_map_count`")]
+    TooManyMappings { pid: Pid, max: usize },
+    #[error("cannot list `/proc`: {0}; check that it is mounted (`mount -t proc proc /proc`)")]
+    List(io::Error),
+    /// An entry does not have the format of all kernels since 5.15.
+    #[error("cannot parse `/proc/{pid}/{entry}`; please report its contents (`cat`)")]
+    Malformed { pid: Pid, entry: &'static str },
+}
+
+impl ProcError {
+    /// Classifies an error. A process that exits between opening and reading yields `ESRCH`, not `ENOENT`.
+    pub(super) fn from_io(pid: Pid, entry: &'static str, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::PermissionDenied => Self::Permission { pid, entry },
+            io::ErrorKind::NotFound if exists(pid) => Self::Io { pid, entry, source },
+            io::ErrorKind::NotFound => Self::NoSuchProcess { pid },
+            _ if source.raw_os_error() == Some(libc::ESRCH) => Self::NoSuchProcess { pid },
+            _ => Self::Io { pid, entry, source },
+        }
+    }
+}
 
 /// Inode of the initial PID namespace's entry in `/proc/PID/ns` (`PROC_PID_INIT_INO` in
 /// <https://github.com/torvalds/linux/blob/v6.12/include/linux/proc_ns.h#L42>).
 const INITIAL_PID_NAMESPACE_INODE: u64 = 0xEFFF_FFFC;
 
-/// Most bytes of a command line that are read. A target may write what it likes there, up to megabytes.
+/// Read limit of a command line, which a target may enlarge to megabytes.
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
 
-/// Whether the process exists (a zombie does).
+/// Whether the process exists; true for zombies.
 pub(crate) fn exists(pid: Pid) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// The arguments that the process was started with, `argv[0]` first, or what it made of them since. Empty for kernel
-/// threads, zombies and a process that is just executing a program. Bytes that are not UTF-8 become `U+FFFD`.
-///
-/// # Errors
-///
-/// If there is no such process, or it may not be read.
+/// Arguments of the process, `argv[0]` first, as it may have overwritten them. Empty for kernel threads, zombies and during an
+/// exec. Invalid UTF-8 becomes `U+FFFD`.
 pub(crate) fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
     let bytes = read(pid, "cmdline", ARGUMENTS_BYTES_MAX)?;
     let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
@@ -43,31 +71,18 @@ pub(crate) fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
     Ok(bytes.split(|&byte| byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect())
 }
 
-/// The kernel's name for the process, at most 15 bytes. Bytes that are not UTF-8 become `U+FFFD`.
-///
-/// # Errors
-///
-/// If there is no such process, or it may not be read.
+/// The kernel's name for the process, at most 15 bytes. Invalid UTF-8 becomes `U+FFFD`.
 pub(crate) fn comm(pid: Pid) -> Result<String, ProcError> {
     let bytes = read(pid, "comm", 64)?;
     Ok(String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned())
 }
 
-/// When the process started.
-///
-/// # Errors
-///
-/// If there is no such process, or it may not be read.
 #[cfg(test)]
 pub(crate) fn start_time(pid: Pid) -> Result<StartTime, ProcError> {
     Stat::read(pid).map(|stat| stat.start_ticks)
 }
 
-/// The processes there are, by rising number; kernel threads and zombies are among them. Some may have ended already.
-///
-/// # Errors
-///
-/// If `/proc` cannot be listed.
+/// All processes by rising PID, including kernel threads and zombies.
 pub(crate) fn all() -> Result<Vec<Pid>, ProcError> {
     let mut pids = Vec::new();
     for entry in fs::read_dir("/proc").map_err(ProcError::List)? {
@@ -78,31 +93,22 @@ pub(crate) fn all() -> Result<Vec<Pid>, ProcError> {
     Ok(pids)
 }
 
-/// The process whose directory has this name; `None` for `/proc`'s other entries.
+/// Parses the name of a process's directory; `None` for other entries of `/proc`.
 pub(crate) fn number(name: &str) -> Option<Pid> {
-    // `parse` would take a sign.
+    // `parse` would accept a sign.
     let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| name.parse().ok().map(Pid)).flatten()
 }
 
-/// The program that the process runs, as the process names its path, without the ` (deleted)` that the kernel puts behind
-/// it when the file is gone. A file whose name really ends like this looks the same.
-///
-/// # Errors
-///
-/// If there is no such process, it may not be read, or it is a kernel thread.
+/// Path of the executable as the process sees it, without the suffix ` (deleted)` that the kernel appends when the file is
+/// gone. A name that really ends like this is indistinguishable. Fails for kernel threads.
 pub(crate) fn executable(pid: Pid) -> Result<PathBuf, ProcError> {
     let path = fs::read_link(entry_path(pid, "exe")).map_err(|source| ProcError::from_io(pid, "exe", source))?;
     let bytes = path.as_os_str().as_bytes();
-    Ok(PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes))))
+    Ok(PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(b" (deleted)").unwrap_or(bytes))))
 }
 
-/// Whether this process is in the initial PID namespace, so that the PIDs it sees are those that the kernel side
-/// reports.
-///
-/// # Errors
-///
-/// If `/proc` is not mounted.
+/// Whether this process is in the initial PID namespace, so that the PIDs it sees are those that the kernel side reports.
 pub(crate) fn in_initial_pid_namespace() -> Result<bool, ProcError> {
     let metadata = fs::metadata("/proc/self/ns/pid").map_err(|source| ProcError::Io {
         pid: Pid(std::process::id()),
@@ -112,17 +118,11 @@ pub(crate) fn in_initial_pid_namespace() -> Result<bool, ProcError> {
     Ok(metadata.ino() == INITIAL_PID_NAMESPACE_INODE)
 }
 
-/// Path of an entry of the process's directory.
 pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{entry}"))
 }
 
-/// The kernel's name for a thread of the process (`/proc/PID/task/TID/comm`), at most 15 bytes. Bytes that are not UTF-8 become
-/// `U+FFFD`.
-///
-/// # Errors
-///
-/// If the process has no such thread, or it may not be read.
+/// The kernel's name for a thread (`/proc/PID/task/TID/comm`), at most 15 bytes. Invalid UTF-8 becomes `U+FFFD`.
 pub(crate) fn thread_name(pid: Pid, tid: Tid) -> Result<String, ProcError> {
     const NAME_BYTES_MAX: u64 = 64;
     let mut bytes = Vec::new();
@@ -133,14 +133,45 @@ pub(crate) fn thread_name(pid: Pid, tid: Tid) -> Result<String, ProcError> {
     Ok(name.strip_suffix('\n').unwrap_or(&name).to_owned())
 }
 
-/// The first `bytes_max` bytes of an entry.
-pub(super) fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> Result<Vec<u8>, ProcError> {
-    // Room for all of an ordinary entry: the kernel puts a command line together anew for each call.
+/// Reads the first `bytes_max` bytes of an entry.
+pub(in crate::linux) fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> Result<Vec<u8>, ProcError> {
+    // Large enough for most entries: the kernel generates a command line again for each `read`.
     let mut bytes = Vec::with_capacity(4096);
     File::open(entry_path(pid, entry))
         .and_then(|file| file.take(bytes_max).read_to_end(&mut bytes))
         .map_err(|source| ProcError::from_io(pid, entry, source))?;
     Ok(bytes)
+}
+
+/// Read limit: a line per hierarchy, of which there are about 15, and paths of at most 4 KiB.
+const CGROUPS_BYTES_MAX: u64 = 1 << 16;
+
+/// The group of a process in one hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Membership {
+    /// The controllers of a version 1 hierarchy (`memory`, `cpu,cpuacct`, `name=systemd`); empty for version 2.
+    pub controllers: String,
+    /// The group's path from the root of the hierarchy or of this process's cgroup namespace; begins with `/`.
+    pub path: String,
+}
+
+/// Groups of the process, in the kernel's order: one with version 2, one per hierarchy with version 1, both where both are
+/// mounted. Invalid UTF-8 becomes `U+FFFD`.
+pub(crate) fn cgroups(pid: Pid) -> Result<Vec<Membership>, ProcError> {
+    let bytes = read(pid, "cgroup", CGROUPS_BYTES_MAX)?;
+    Ok(parse_cgroups(&String::from_utf8_lossy(&bytes)))
+}
+
+/// Parses lines of `number:controllers:path`. Skips invalid lines.
+pub(crate) fn parse_cgroups(text: &str) -> Vec<Membership> {
+    let membership = |line: &str| {
+        let (_number, rest) = line.split_once(':')?;
+        // Names of version 1 hierarchies contain no colons, paths may.
+        let (controllers, path) = rest.split_once(':')?;
+        let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+        path.starts_with('/').then(|| Membership { controllers: controllers.to_owned(), path: path.to_owned() })
+    };
+    text.split('\n').filter_map(membership).collect()
 }
 
 #[cfg(test)]
@@ -150,12 +181,12 @@ mod tests {
     use super::*;
     use crate::object::fixture::Running;
 
-    /// A PID that no kernel gives out: `PID_MAX_LIMIT` is 2^22.
-    const NOBODY: Pid = Pid(1 << 22);
+    /// A PID that the kernel never assigns: `PID_MAX_LIMIT` is 2^22.
+    const UNUSED: Pid = Pid(1 << 22);
 
     #[test]
-    fn a_child_is_described_as_it_was_started() {
-        // It sleeps by then: between exec and its first instruction a process has no arguments yet.
+    fn a_child_is_described() {
+        // Until it sleeps, between exec and its first instruction, a process has no arguments.
         let mut child = Running::sleep(Path::new("/bin/sleep"));
         let pid = child.pid();
         let described = (arguments(pid), comm(pid), executable(pid), start_time(pid), start_time(pid));
@@ -168,13 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn a_later_process_starts_later() {
+    fn start_times_increase() {
         let first_process = start_time(Pid(1)).expect("init is readable");
         assert!(first_process < start_time(Pid(std::process::id())).expect("readable"));
     }
 
     #[test]
-    fn this_process_and_its_child_are_among_all() {
+    fn all_processes_include_this_one_and_its_child() {
         let child = Running::sleep(Path::new("/bin/sleep"));
         let all = all().expect("/proc is mounted");
         assert!(all.is_sorted_by(|first, second| first < second), "{all:?}");
@@ -184,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_told_from_other_entries() {
+    fn process_directories_are_distinguished_from_other_entries() {
         for (name, pid) in [("1", Some(1)), ("4194303", Some(4_194_303)), ("self", None), ("", None), ("+5", None)] {
             assert_eq!(number(name), pid.map(Pid), "{name}");
         }
@@ -193,21 +224,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_entry_is_survived(name in any::<String>()) {
+        fn any_name_is_parsed_without_panic(name in any::<String>()) {
             let _ = number(&name);
         }
 
         #[test]
-        fn any_number_is_a_process(pid in any::<u32>()) {
+        fn any_number_is_a_pid(pid in any::<u32>()) {
             prop_assert_eq!(number(&pid.to_string()), Some(Pid(pid)));
         }
     }
 
     #[test]
-    fn who_is_missing_is_named() {
-        let error = comm(NOBODY).expect_err("nobody has this PID");
+    fn errors_name_the_missing_process() {
+        let error = comm(UNUSED).expect_err("never assigned");
         assert!(error.to_string().starts_with("no process `4194304`"), "{error}");
-        assert!(!exists(NOBODY));
+        assert!(!exists(UNUSED));
         assert!(exists(Pid(std::process::id())));
     }
 
@@ -216,5 +247,55 @@ mod tests {
         let link = fs::read_link("/proc/self/ns/pid").expect("readable");
         let initial = link.to_str() == Some("pid:[4026531836]");
         assert_eq!(in_initial_pid_namespace().expect("readable"), initial);
+    }
+}
+
+#[cfg(test)]
+mod cgroups_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check(text: &str, expected: &[(&str, &str)]) {
+        let found = parse_cgroups(text);
+        let found: Vec<_> = found.iter().map(|place| (place.controllers.as_str(), place.path.as_str())).collect();
+        assert_eq!(found, expected, "{text}");
+    }
+
+    #[test]
+    fn both_versions_are_parsed() {
+        check("0::/system.slice/redis.service\n", &[("", "/system.slice/redis.service")]);
+        check(
+            "9:name=systemd:/\n4:memory:/docker/abc\n3:cpu,cpuacct:/\n0::/\n",
+            &[("name=systemd", "/"), ("memory", "/docker/abc"), ("cpu,cpuacct", "/"), ("", "/")],
+        );
+        check("0::/a:b/kubepods.slice:cri-containerd:0123\n", &[("", "/a:b/kubepods.slice:cri-containerd:0123")]);
+        check("0::/gone (deleted)\n", &[("", "/gone")]);
+        check("0::/../sibling", &[("", "/../sibling")]);
+    }
+
+    #[test]
+    fn invalid_lines_are_skipped() {
+        check("", &[]);
+        check("\n0:\n0::\n0::relative\nx\n0::/\n", &[("", "/")]);
+    }
+
+    #[test]
+    fn this_process_is_in_a_group() {
+        let places = cgroups(Pid(std::process::id())).expect("readable");
+        assert!(places.iter().all(|place| place.path.starts_with('/')), "{places:?}");
+        assert!(!places.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_parsed_without_panic(text in any::<String>()) {
+            let _ = parse_cgroups(&text);
+        }
+
+        #[test]
+        fn any_path_is_preserved(path in "/[^\\n]{0,50}[^)\\n]") {
+            check(&format!("0::{path}\n"), &[("", &path)]);
+        }
     }
 }

@@ -1,61 +1,57 @@
-//! `/proc/PID/stat`: what the kernel tells of a process in one line that costs little to read.
+//! `/proc/PID/stat`, and threads (`/proc/PID/task`).
 //!
-//! The `procfs` crate is not used for it: it panics on a line that is cut short.
+//! The `procfs` crate is not used for `stat`: it panics on a truncated line.
 
-use super::{ProcError, process};
-use crate::ids::{Identity, Pid, StartTime};
+use std::fs::{self, File};
+use std::io::Read;
 
-/// Most bytes that are read: 52 numbers of at most 20 digits and a name of at most 64 bytes.
+use crate::ids::{Identity, Pid, StartTime, Tid};
+use crate::linux::proc::{ProcError, process};
+
+/// Read limit: 52 numbers of at most 20 digits and a name of at most 64 bytes.
 const LINE_BYTES_MAX: u64 = 4096;
 
 /// `PF_KTHREAD` (<https://github.com/torvalds/linux/blob/v6.12/include/linux/sched.h#L1696>).
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
-/// What is used of the line.
+/// The used fields of the line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
-    /// The kernel's name for the process. Bytes that are not UTF-8 become `U+FFFD`.
+    /// The kernel's name for the process. Invalid UTF-8 becomes `U+FFFD`.
     pub comm: String,
-    /// `R`, `S`, `D`, `T`, `t`, `I`, and `Z` or `X` for one that has ended.
+    /// `R`, `S`, `D`, `T`, `t`, `I`, and `Z` or `X` after its exit.
     pub state: char,
-    /// When it started.
     pub start_ticks: StartTime,
-    /// It is a part of the kernel, without memory of its own.
     pub kernel_thread: bool,
-    /// Size of its address space; 0 for kernel threads, which have none, and for what has ended.
+    /// Size of its address space; 0 for kernel threads and after its exit.
     pub virtual_bytes: u64,
-    /// Memory that it has in use, some pages off: the kernel collects the number in each CPU by itself.
+    /// Resident memory, accurate to some pages: the kernel counts per CPU.
     pub resident_bytes: u64,
-    /// The wait status of one that has ended; 0 without the right to read its memory.
+    /// Wait status after its exit; 0 without the permission to trace it.
     pub exit_status: Option<i32>,
 }
 
 impl Stat {
-    /// Reads the line of a process.
-    ///
-    /// # Errors
-    ///
-    /// If there is no such process, or it may not be read.
     pub(crate) fn read(pid: Pid) -> Result<Self, ProcError> {
         let bytes = process::read(pid, "stat", LINE_BYTES_MAX)?;
         let page_bytes = rustix::param::page_size() as u64;
         parse(&String::from_utf8_lossy(&bytes), page_bytes).ok_or(ProcError::Malformed { pid, entry: "stat" })
     }
 
-    /// Whether it is of this process, and not of another one that had its number before or has it now.
+    /// Whether it belongs to this process and not to another one with the same PID.
     pub(crate) fn is_of(&self, identity: Identity) -> bool {
         self.start_ticks == identity.start_ticks
     }
 
-    /// Whether the process has ended, or is about to and has given back its memory.
+    /// Whether the process has exited, or is exiting and has released its memory.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X') || self.virtual_bytes == 0 && !self.kernel_thread
     }
 }
 
-/// Takes a line apart (field numbers of `man 5 proc_pid_stat`, from 1).
+/// Parses the line (field numbers of `man 5 proc_pid_stat`, from 1).
 pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
-    // The name is what the process likes, blanks and parentheses too; behind the last one are numbers alone.
+    // A process chooses its name, which may contain blanks and parentheses; only numbers follow the last parenthesis.
     let (_, named) = line.split_once('(')?;
     let (comm, rest) = named.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -66,9 +62,51 @@ pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
         start_ticks: StartTime(field(22)?.parse().ok()?),
         kernel_thread: field(9)?.parse::<u32>().ok()? & KERNEL_THREAD != 0,
         virtual_bytes: field(23)?.parse().ok()?,
-        // Signed: the sum over the CPUs may be below 0 for a moment.
+        // Signed: the sum over the CPUs may be negative for a short time.
         resident_bytes: u64::try_from(field(24)?.parse::<i64>().ok()?).unwrap_or(0).saturating_mul(page_bytes),
         exit_status: field(52).and_then(|status| status.parse().ok()),
+    })
+}
+
+/// Read limit of a thread's entry.
+const STATUS_BYTES_MAX: u64 = 1 << 14;
+
+/// The used fields of `/proc/PID/task/TID/status`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Status {
+    /// As in [`Stat`].
+    pub state: char,
+    pub tracer: Option<Tid>,
+    pub parent: Pid,
+}
+
+/// All threads of a process, including zombies.
+pub(crate) fn threads(pid: Pid) -> Result<Vec<Tid>, ProcError> {
+    let failed = |source| ProcError::from_io(pid, "task", source);
+    let mut tids = Vec::new();
+    for entry in fs::read_dir(process::entry_path(pid, "task")).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        tids.extend(name.to_str().and_then(|name| name.parse().ok()).map(Tid));
+    }
+    Ok(tids)
+}
+
+/// Status of a thread; `None` if there is none.
+pub(crate) fn status(pid: Pid, tid: Tid) -> Option<Status> {
+    let mut bytes = Vec::with_capacity(4096);
+    let file = File::open(format!("/proc/{pid}/task/{}/status", tid.0)).ok()?;
+    file.take(STATUS_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    parse_status(&String::from_utf8_lossy(&bytes))
+}
+
+pub(crate) fn parse_status(text: &str) -> Option<Status> {
+    // The name comes first, and the kernel escapes line feeds in it.
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+    let tracer = field("TracerPid")?.trim().parse().ok()?;
+    Some(Status {
+        state: field("State")?.chars().next()?,
+        tracer: (tracer != 0).then_some(Tid(tracer)),
+        parent: Pid(field("PPid")?.trim().parse().ok()?),
     })
 }
 
@@ -78,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// A line with this name, field 4 and all that follows up to field 52.
+    /// A line with this name and fields up to 52.
     fn line(comm: &str) -> String {
         let numbers: Vec<String> = (5..=52).map(|field: u32| (field * 1000).to_string()).collect();
         format!("17514 ({comm}) S 17483 {}\n", numbers.join(" "))
@@ -98,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn names_may_hold_anything() {
+    fn names_may_contain_anything() {
         for comm in ["sleep", "(sd-pam)", "tmux: server", ") R 1 1", "a) Z 2 (b", "", " ", "\n", "\u{fffd}"] {
             check(comm);
         }
     }
 
     #[test]
-    fn a_line_that_is_cut_short_is_refused() {
+    fn a_truncated_line_is_rejected() {
         let whole = line("sleep");
         let end = whole.find(" 24000").expect("a field");
         for at in 0..end {
@@ -115,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_less_than_no_memory() {
+    fn negative_resident_memory_is_zero() {
         let text = line("x").replace(" 24000", " -3");
         assert_eq!(parse(&text, 4096).map(|stat| stat.resident_bytes), Some(0));
     }
 
     #[test]
-    fn kernel_threads_are_told_by_their_flag() {
-        // As of `kthreadd`: without memory, and yet it has not ended.
+    fn kernel_threads_are_recognised_by_their_flag() {
+        // Like `kthreadd`: without memory, but running.
         let text = line("kthreadd").replace(" 9000 ", " 2129984 ").replace(" 23000", " 0");
         let stat = parse(&text, 4096).expect("a whole line");
         assert!(stat.kernel_thread && !stat.has_ended(), "{stat:?}");
@@ -136,27 +174,64 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_reaped_has_ended() {
+    fn a_zombie_has_ended() {
         let mut child = std::process::Command::new("true").spawn().expect("true starts");
         let pid = Pid(child.id());
-        while !Stat::read(pid).expect("it is not reaped").has_ended() {
+        while !Stat::read(pid).expect("a zombie").has_ended() {
             std::thread::yield_now();
         }
-        let stat = Stat::read(pid).expect("it is not reaped");
+        let stat = Stat::read(pid).expect("a zombie");
         assert_eq!(stat.virtual_bytes, 0);
-        child.wait().expect("it ended");
+        child.wait().expect("it has exited");
     }
 
     proptest! {
         #[test]
-        fn any_name_is_kept(comm in "\\PC{0,30}") {
+        fn any_name_is_preserved(comm in "\\PC{0,30}") {
             check(&comm);
         }
 
         #[test]
-        fn any_line_is_survived(text in any::<String>(), cut in 0usize..400) {
+        fn any_line_is_parsed_without_panic(text in any::<String>(), cut in 0usize..400) {
             let _ = parse(&text, u64::MAX);
             let _ = parse(&line(&text).chars().take(cut).collect::<String>(), u64::MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tasks_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_status_is_parsed() {
+        let text = "Name:\tState:\\n\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t7\nPPid:\t4\nTracerPid:\t12\n";
+        assert_eq!(parse_status(text), Some(Status { state: 'S', tracer: Some(Tid(12)), parent: Pid(4) }));
+        let untraced = text.replace("12", "0");
+        assert_eq!(parse_status(&untraced).expect("valid").tracer, None);
+        assert_eq!(parse_status("State:\tS\n"), None);
+    }
+
+    #[test]
+    fn threads_are_listed() {
+        let pid = Pid(std::process::id());
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || receiver.recv());
+        let tids = threads(pid).expect("readable");
+        assert!(tids.len() >= 2 && tids.contains(&Tid(pid.0)), "{tids:?}");
+        assert!(tids.iter().filter_map(|&tid| status(pid, tid)).all(|status| status.tracer.is_none()));
+        drop(sender);
+        thread.join().expect("no panic").expect_err("nothing was sent");
+        assert!(matches!(threads(Pid(1 << 22)), Err(ProcError::NoSuchProcess { .. })));
+        assert_eq!(status(pid, Tid(1 << 22)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_parsed_without_panic(text in any::<String>()) {
+            let _ = parse_status(&text);
         }
     }
 }

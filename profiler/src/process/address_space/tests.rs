@@ -1,4 +1,4 @@
-//! Address spaces of real processes, over time.
+//! Tests with address spaces of real processes.
 
 use std::path::PathBuf;
 
@@ -23,12 +23,11 @@ fn mapped(start: u64, end: u64, offset: u64, module: Option<u32>) -> MappedModul
 }
 
 impl AddressSpace {
-    /// An address space with these mappings, for tests.
     pub(crate) fn with(pid: Pid, current: Vec<MappedModule>) -> Self {
         Self { pid, current, retired: Vec::new() }
     }
 
-    /// Other mappings take the place of all that were there.
+    /// Replaces all mappings.
     fn replace(&mut self, current: Vec<MappedModule>) {
         let known = std::mem::replace(&mut self.current, current);
         self.retire(known);
@@ -40,21 +39,21 @@ fn location(module: u32, offset: u64) -> Option<Location> {
 }
 
 #[test]
-fn addresses_are_placed_in_their_mapping() {
+fn addresses_are_attributed_to_their_mapping() {
     let maps = vec![mapped(0x1000, 0x2000, 0x400, Some(7)), mapped(0x2000, 0x3000, 0, None)];
     let space = AddressSpace::with(Pid(1), maps);
     assert_eq!(space.lookup(TargetAddr(0x1000)), location(7, 0x400));
     assert_eq!(space.lookup(TargetAddr(0x1fff)), location(7, 0x13ff));
-    assert_eq!(space.place(TargetAddr(0x2000)), Some(Place::Generated));
+    assert_eq!(space.origin(TargetAddr(0x2000)), Some(CodeOrigin::Generated));
     assert_eq!(space.lookup(TargetAddr(0x2000)), None);
     for address in [0, 0xfff, 0x3000, u64::MAX] {
-        assert_eq!(space.place(TargetAddr(address)), None, "{address:#x}");
+        assert_eq!(space.origin(TargetAddr(address)), None, "{address:#x}");
         assert!(!space.covers(TargetAddr(address)), "{address:#x}");
     }
 }
 
 #[test]
-fn what_was_mapped_stays_known_until_something_else_is_there() {
+fn unmapped_ranges_are_remembered_until_they_are_reused() {
     let mut space = AddressSpace::with(Pid(1), vec![mapped(0x1000, 0x3000, 0, Some(1))]);
     space.replace(vec![mapped(0x2000, 0x3000, 0, Some(2))]);
     assert_eq!(space.lookup(TargetAddr(0x1800)), location(1, 0x800));
@@ -67,7 +66,7 @@ fn what_was_mapped_stays_known_until_something_else_is_there() {
 }
 
 #[test]
-fn what_comes_and_goes_is_remembered_within_bounds() {
+fn unmapped_ranges_are_limited() {
     let mut space = AddressSpace::new(Pid(1));
     for round in 0..3 * RETIRED_MAX as u64 {
         space.replace(vec![mapped(0x1000 * round, 0x1000 * (round + 1), 0, None)]);
@@ -81,7 +80,7 @@ fn what_comes_and_goes_is_remembered_within_bounds() {
 }
 
 #[test]
-fn a_process_is_read_and_survives_its_end() {
+fn mappings_survive_the_exit_of_the_process() {
     let mut child = Running::sleep("/bin/sleep".as_ref());
     let mut modules = ModuleStore::new();
     let mut space = AddressSpace::new(child.pid());
@@ -100,9 +99,9 @@ fn a_process_is_read_and_survives_its_end() {
 }
 
 #[test]
-fn the_bias_takes_a_symbol_to_its_address() {
+fn link_address_and_bias_give_the_runtime_address() {
     use crate::object::symbols::{Search, defined_functions};
-    // What the process itself says about where a function is, against what its file and its mappings say.
+    // Compares a function pointer with the result from file and mappings.
     let here = TargetAddr(libc::getpid as *const () as u64);
     let mut modules = ModuleStore::new();
     let mut space = AddressSpace::new(Pid(std::process::id()));

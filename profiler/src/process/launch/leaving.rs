@@ -1,5 +1,5 @@
-//! Processes that nobody has any use for, and that did not stop to be let go: they wait in the kernel, as `vfork` or a
-//! frozen control group has them do, and would stand still for ever when they wake. Refuses to wait for any of them.
+//! Processes to be detached that did not stop: they are in an uninterruptible wait, as in `vfork` or a frozen control group, and
+//! would stay stopped when they wake up. Never waits for them.
 
 use std::cell::RefCell;
 
@@ -9,31 +9,31 @@ use crate::ids::Tid;
 use crate::linux::ptrace::{Stop, Tracee};
 
 thread_local! {
-    /// Of this thread, because the kernel takes requests from the thread alone that holds a process.
+    /// Per thread, because the kernel accepts requests only from the tracing thread.
     static LEAVING: RefCell<Vec<Tracee>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Has a process let go that was asked to stop.
+/// Adds a process whose stop was requested.
 pub(super) fn add(tracee: Tracee) {
-    // Where the thread ends, the kernel lets go of all that it holds.
+    // When the thread exits, the kernel detaches all its tracees.
     let _ = LEAVING.try_with(|leaving| leaving.borrow_mut().push(tracee));
 }
 
-/// Lets go of the processes that had to be left held and that have stopped since. Does not block: it costs a system call for
-/// each. To be called every so often on the thread that holds processes. Returns how many have not stopped yet.
+/// Detaches from the processes that have stopped since. Does not block: costs a system call for each. To be called periodically on
+/// the tracing thread. Returns how many have not stopped yet.
 pub(crate) fn retry_releases() -> usize {
     LEAVING.with(|leaving| {
         let mut leaving = leaving.borrow_mut();
         let mut made = Vec::new();
-        leaving.retain(|tracee| !let_go(tracee, &mut made));
+        leaving.retain(|tracee| !try_detach(tracee, &mut made));
         leaving.append(&mut made);
         leaving.len()
     })
 }
 
-/// Whether it is held no more: it was let go, has ended, or is not there to be asked. What it has made and is held with it
-/// is to be let go too.
-fn let_go(tracee: &Tracee, made: &mut Vec<Tracee>) -> bool {
+/// Whether it is not traced any more: detached, or gone. What it has created, which is traced with it, is added to `made` to be
+/// detached too.
+fn try_detach(tracee: &Tracee, made: &mut Vec<Tracee>) -> bool {
     let detach = |stop: Stop| {
         if let (Stop::Clone | Stop::Fork, Some(number)) = (stop, tracee.event_message().ok().flatten()) {
             made.extend(u32::try_from(number).map(|number| Tracee::of(Tid(number))));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_waits_in_the_kernel_runs_on_when_it_wakes() {
+    fn a_process_in_an_uninterruptible_wait_is_detached_when_it_wakes_up() {
         let mut child = start(&vforks(&Workshop::new()));
         let held = Launch::hold(Pid(child.id()));
         assert!(matches!(held, Err(LaunchError::Unstoppable(_))), "{held:?}");
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_followed_program_is_let_go_when_it_wakes() {
+    fn a_followed_program_is_detached_when_it_wakes_up() {
         for dropped in [false, true] {
             let workshop = Workshop::new();
             let script = "exec \"$0\" <\"$1\"";
@@ -113,7 +113,7 @@ mod tests {
             let mut launch = Launch::start(&command.map(Into::into), inherited).expect("started");
             let pid = launch.pid();
             launch.follow_execs().expect("held");
-            // Opens when the shell does, which then becomes the program.
+            // Opening succeeds when the shell opens the pipe, before it executes the program.
             let input = std::fs::File::options().write(true).open(&pipe).expect("a pipe");
             while !launch.next_exec().expect("followed") {
                 std::thread::yield_now();
@@ -121,7 +121,7 @@ mod tests {
             launch.follow_execs().expect("held");
             wait_in_kernel(pid.0);
             assert!(matches!(launch.release(), Err(LaunchError::Unstoppable(_))));
-            assert!(matches!(launch.release(), Err(LaunchError::Unstoppable(_))), "asked again");
+            assert!(matches!(launch.release(), Err(LaunchError::Unstoppable(_))), "again");
             assert!(is_held(pid.0));
             if dropped {
                 drop(launch);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_killed_as_it_waits_is_gone() {
+    fn a_process_that_is_killed_during_its_wait_is_gone() {
         let mut child = start(&vforks(&Workshop::new()));
         drop(Launch::hold(Pid(child.id())));
         child.kill().expect("it lives");

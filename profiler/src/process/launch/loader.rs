@@ -1,39 +1,35 @@
-//! The dynamic linker of a program that starts, and what tells its system calls from the program's.
+//! The dynamic linker of a program during start-up, and how its system calls are distinguished from the program's.
 
 use std::ops::Range;
 
 use crate::ids::Pid;
+use crate::linux::arch::{LEGACY_OPEN, is_legacy_loader_syscall};
 use crate::linux::proc::auxv::Auxv;
 use crate::linux::proc::maps::{MappingName, executable_mappings};
 
-/// `AUDIT_ARCH_X86_64`: the only system calls that are understood.
-pub(super) const ARCH: u32 = 0xc000_003e;
-
-/// `MAP_ANONYMOUS` and `PROT_EXEC`, as the kernel takes them.
 const MAP_ANONYMOUS: u64 = libc::MAP_ANONYMOUS.unsigned_abs() as u64;
 const PROT_EXEC: u64 = libc::PROT_EXEC.unsigned_abs() as u64;
 
-/// A dynamic linker.
 #[derive(Debug)]
 pub(super) struct Loader {
-    /// Where its code lies.
+    /// Address range of its code.
     code: Range<u64>,
-    /// It may be the C library, too (musl), so that the place of a system call tells nothing.
+    /// It may also be the C library (musl), so that the address of a system call does not distinguish them.
     is_libc: bool,
-    /// The file it has opened last.
+    /// The descriptor that it has opened last.
     file: Option<u64>,
-    /// The system call it is in opens a file.
+    /// The current system call opens a file.
     opens: bool,
 }
 
 impl Loader {
-    /// That of a process that stops at its exec; `None` for static programs, and where `/proc` does not tell.
+    /// Finds that of a process at its exec; `None` for static programs, and if `/proc` is unreadable.
     pub(super) fn of(pid: Pid) -> Option<Self> {
         let auxv = Auxv::read(pid)?;
-        // Where the dynamic linker lies: 0 if there is none.
+        // Base address of the dynamic linker: 0 if there is none.
         let base = auxv.get(libc::AT_BASE).unwrap_or(0);
         let mappings = executable_mappings(pid).ok()?;
-        // A linker that is run as a program itself, as in `ld.so --preload X PROGRAM`, is at the entry.
+        // A linker that is run as a program, as in `ld.so --preload X PROGRAM`, is at the entry point.
         let from = if base == 0 { auxv.get(libc::AT_ENTRY)? } else { base };
         let mapping = mappings.iter().find(|mapping| mapping.end.0 > from)?;
         let MappingName::File { path, .. } = &mapping.name else {
@@ -44,56 +40,50 @@ impl Loader {
         (base != 0 || !is_libc).then_some(Self { code, is_libc, file: None, opens: false })
     }
 
-    /// Whether it makes this system call; otherwise the program does. `instruction` is the address behind the one that
-    /// makes it.
+    /// Whether it makes this system call; otherwise the program does. `instruction` is the address after the system call
+    /// instruction.
     pub(super) fn makes(&mut self, instruction: u64, number: u64, arguments: &[u64; 6]) -> bool {
-        self.opens = matches!(number.cast_signed(), libc::SYS_open | libc::SYS_openat);
-        // The address behind the last instruction may lie behind the code.
+        self.opens = matches!(number.cast_signed(), libc::SYS_openat) || number.cast_signed() == LEGACY_OPEN.0;
+        // The address after the last instruction may be outside of the code.
         let inside = self.code.contains(&instruction.wrapping_sub(1));
         inside && (!self.is_libc || self.loads(number, arguments))
     }
 
-    /// Notes what its system call returned.
+    /// Records the return value of its system call.
     pub(super) fn returned(&mut self, result: i64) {
         if std::mem::take(&mut self.opens) {
             self.file = u64::try_from(result).ok();
         }
     }
 
-    /// Whether loading takes this system call. Where it also may be a call of the program's, no harm is done: it is held a
-    /// little longer. But it must not wait for input while it is held, so it may read only what it has opened.
+    /// Whether loading takes this system call. If the program makes it instead, it is held a little longer, which is harmless. But
+    /// it must not wait for input while it is held, so it may read only what was opened before.
     fn loads(&self, number: u64, arguments: &[u64; 6]) -> bool {
         match number.cast_signed() {
             libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 => self.file == Some(arguments[0]),
-            libc::SYS_open
-            | libc::SYS_openat
+            libc::SYS_openat
             | libc::SYS_close
-            | libc::SYS_access
-            | libc::SYS_stat
             | libc::SYS_fstat
-            | libc::SYS_lstat
             | libc::SYS_newfstatat
             | libc::SYS_statx
             | libc::SYS_fcntl
-            | libc::SYS_readlink
             | libc::SYS_mmap
             | libc::SYS_mprotect
             | libc::SYS_munmap
             | libc::SYS_brk
-            | libc::SYS_arch_prctl
             | libc::SYS_set_tid_address => true,
-            _ => false,
+            number => is_legacy_loader_syscall(number),
         }
     }
 }
 
-/// Whether a file of this name is a dynamic linker that is not the C library, too: glibc's.
+/// Whether this is the name of glibc's dynamic linker, which is not the C library.
 fn is_linker_only(name: &str) -> bool {
-    // `ld-2.31.so` and the like until glibc 2.33.
+    // `ld-2.31.so` and similar until glibc 2.33.
     ["ld-linux", "ld-2."].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether a system call may make code of a file executable.
+/// Whether a system call may make file-backed memory executable.
 pub(super) fn maps_code(number: u64, arguments: &[u64; 6]) -> bool {
     let executable = arguments[2] & PROT_EXEC != 0;
     match number.cast_signed() {
@@ -101,12 +91,6 @@ pub(super) fn maps_code(number: u64, arguments: &[u64; 6]) -> bool {
         libc::SYS_mprotect | libc::SYS_pkey_mprotect => executable,
         _ => false,
     }
-}
-
-/// Whether a system call is made by the kernel's own code for probes (`uretprobe` and `uprobe`), which may already be
-/// attached and tell nothing of who runs.
-pub(super) fn is_of_probes(number: u64) -> bool {
-    matches!(number, 335 | 336)
 }
 
 #[cfg(test)]
@@ -123,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linker_makes_what_its_code_makes() {
+    fn system_calls_in_the_linkers_code_are_its_own() {
         for (instruction, number, made) in
             [(0x1002, WRITE, true), (0x2000, MMAP, true), (0x1000, MMAP, false), (0x5000, MMAP, false)]
         {
@@ -143,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn code_is_mapped_from_files_and_unprotected() {
+    fn code_is_mapped_from_files_or_by_mprotect() {
         let file = [0, 4096, PROT_EXEC | 1, 2, 3, 0];
         let memory = [0, 4096, PROT_EXEC | 1, 2 | MAP_ANONYMOUS, u64::MAX, 0];
         let data = [0, 4096, 1, 2, 3, 0];
@@ -161,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn only_glibcs_linkers_are_nothing_else() {
+    fn only_glibcs_linkers_are_separate_from_libc() {
         for (name, expected) in [
             ("ld-linux-x86-64.so.2", true),
             ("ld-2.31.so", true),

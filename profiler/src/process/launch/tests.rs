@@ -1,21 +1,37 @@
-//! Real programs, compiled on the spot. What cannot be seen from the test's own process is seen from another that runs
-//! one of the ignored tests here.
+//! Tests with real programs. Some run an ignored test of this file in another process.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Signal, kill_process};
 
 use super::*;
 use crate::linux::inherited::Inherited;
+use crate::linux::spawn::spawn;
 use crate::object::fixture::{Running, Workshop};
 
-/// In the environment of another process: the command that it shall start, a word a line.
+/// Environment variable of another process: the command to launch, one word per line.
 const COMMAND: &str = "HEAPBPF_TEST_COMMAND";
-/// And at which call of `on_new_code` it shall wait for ever.
+/// Environment variable: the call of `on_new_code` at which it waits forever.
 const HOLD_AT: &str = "HEAPBPF_TEST_HOLD_AT";
+
+impl Launch {
+    pub(crate) fn start(command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
+        let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
+        let name = program.to_string_lossy().into_owned();
+        let mut child = Command::new(program);
+        child.args(arguments);
+        let mut spawned = spawn(child, inherited).map_err(|error| LaunchError::Fork(name.clone(), error))?;
+        let mut launch = Self::seize(spawned.pid(), name.clone())?;
+        spawned.start_exec();
+        match launch.run_to_exec(Some(&mut spawned), &|| true) {
+            Err(LaunchError::Trace(_, error)) => Err(LaunchError::not_run(Path::new(program), name, error)),
+            result => result.map(|()| launch),
+        }
+    }
+}
 
 fn words(command: &[&str]) -> Vec<OsString> {
     command.iter().map(OsString::from).collect()
@@ -26,11 +42,11 @@ fn start(command: &[&str]) -> Launch {
 }
 
 fn step(launch: &mut Launch, mut on_new_code: impl FnMut()) -> StartUp {
-    step_told(launch, |_| on_new_code())
+    step_with_exec(launch, |_| on_new_code())
 }
 
-/// What is called is told whether the program stands at an exec.
-fn step_told(launch: &mut Launch, mut on_new_code: impl FnMut(bool)) -> StartUp {
+/// Passes on whether the program is at an exec.
+fn step_with_exec(launch: &mut Launch, mut on_new_code: impl FnMut(bool)) -> StartUp {
     let step = launch.step_until_loaded::<LaunchError>(&mut |at_exec| {
         on_new_code(at_exec);
         Ok(())
@@ -38,9 +54,9 @@ fn step_told(launch: &mut Launch, mut on_new_code: impl FnMut(bool)) -> StartUp 
     step.expect("held")
 }
 
-/// The shell's code for its end.
+/// Detaches and returns the exit code of a shell.
 fn code(launch: &mut Launch) -> i32 {
-    launch.release().expect("let go");
+    launch.release().expect("detached");
     loop {
         if let Some(status) = launch.try_reap() {
             return shell_code(status);
@@ -50,20 +66,20 @@ fn code(launch: &mut Launch) -> i32 {
 }
 
 fn send(pid: Pid, signal: Signal) {
-    let number = crate::linux::pid::raw(pid).expect("a process's");
-    kill_process(number, signal).expect("it lives");
+    let number = crate::linux::pidfd::raw_pid(pid).expect("a valid PID");
+    kill_process(number, signal).expect("it runs");
 }
 
 fn maps(pid: Pid) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it is held")
 }
 
-/// Lines of `maps` of one file with these rights.
+/// Whether `maps` has a line of this file with these permissions.
 fn mapped(maps: &str, file: &str, rights: &str) -> bool {
     maps.lines().any(|line| line.contains(file) && line.contains(rights))
 }
 
-/// Why stepping ended, and the exit code.
+/// Checks why stepping ends, and the exit code.
 fn check(command: &[&str], end: StartUpEnd, exit_code: i32) {
     let mut launch = start(command);
     let mut calls = 0;
@@ -71,15 +87,15 @@ fn check(command: &[&str], end: StartUpEnd, exit_code: i32) {
     assert_eq!(start_up.end, end, "{command:?}: {start_up:?}");
     assert!(calls > 0, "{command:?}");
     assert_eq!(code(&mut launch), exit_code, "{command:?}");
-    assert_eq!(launch.try_reap().map(shell_code), Some(exit_code), "told again");
+    assert_eq!(launch.try_reap().map(shell_code), Some(exit_code), "reported again");
 }
 
-fn path(path: &std::path::Path) -> &str {
+fn path(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
 #[test]
-fn libc_is_seen_before_its_code_has_run() {
+fn libc_is_reported_before_its_code_has_run() {
     let mut launch = start(&["/bin/true"]);
     let pid = launch.pid();
     let mut seen = Vec::new();
@@ -87,16 +103,16 @@ fn libc_is_seen_before_its_code_has_run() {
     assert_eq!(start_up.end, StartUpEnd::Loaded);
     assert!(!mapped(&seen[0], "libc.so.6", ""), "{}", seen[0]);
     let first = seen.iter().find(|maps| mapped(maps, "libc.so.6", "r-xp")).expect("seen");
-    // Without its data, no code of it can have run, and nothing has asked for a heap.
+    // Without its data, none of its code can have run, and there is no heap.
     assert!(!mapped(first, "libc.so.6", "rw-p") && !mapped(first, "[heap]", ""), "{first}");
     assert!(mapped(&maps(pid), "libc.so.6", "rw-p"));
-    // The search path of the tests' environment makes for some.
+    // The library search path of the test environment causes some.
     assert!(start_up.syscalls < 1000, "{start_up:?}");
     assert_eq!(code(&mut launch), 0);
 }
 
 #[test]
-fn a_preloaded_allocator_is_seen_before_its_code_has_run() {
+fn a_preloaded_allocator_is_reported_before_its_code_has_run() {
     let mut launch = start(&["env", "LD_PRELOAD=libjemalloc.so.2", "/bin/true"]);
     let pid = launch.pid();
     step(&mut launch, || {});
@@ -112,7 +128,7 @@ fn a_preloaded_allocator_is_seen_before_its_code_has_run() {
 }
 
 #[test]
-fn constructors_run_after_all_is_seen() {
+fn constructors_run_after_all_code_is_reported() {
     let workshop = Workshop::new();
     let ran = workshop.path("ran");
     let text = "#include <fcntl.h>\n\
@@ -139,7 +155,7 @@ fn constructors_run_after_all_is_seen() {
 }
 
 #[test]
-fn static_programs_are_all_there_at_the_exec() {
+fn static_programs_are_complete_at_the_exec() {
     let workshop = Workshop::new();
     let text = "#include <stdlib.h>\nint main(void) { return malloc(10) ? 7 : 8; }";
     for (tool, source, flag) in
@@ -151,7 +167,7 @@ fn static_programs_are_all_there_at_the_exec() {
 }
 
 #[test]
-fn musl_is_stepped_to_what_no_linker_does() {
+fn musl_is_stepped_to_the_first_call_that_no_linker_makes() {
     let workshop = Workshop::new();
     let text = "#include <stdlib.h>\n#include <unistd.h>\n\
          int main(void) { void *volatile block = malloc(1 << 20); write(1, \"\", 0); return block ? 9 : 8; }";
@@ -169,7 +185,7 @@ fn a_linker_run_as_a_program_is_stepped() {
 }
 
 #[test]
-fn exit_codes_are_a_shells() {
+fn exit_codes_are_those_of_a_shell() {
     check(&["/bin/true"], StartUpEnd::Loaded, 0);
     check(&["sh", "-c", "exit 7"], StartUpEnd::Loaded, 7);
     check(&["sh", "-c", "kill -KILL $$"], StartUpEnd::Loaded, 137);
@@ -206,22 +222,22 @@ fn an_exec_is_followed() {
 }
 
 #[test]
-fn an_exec_is_told_from_other_stops() {
+fn an_exec_is_distinguished_from_other_stops() {
     let mut launch = start(&["/bin/true"]);
     let mut at_exec = Vec::new();
-    step_told(&mut launch, |exec| at_exec.push(exec));
+    step_with_exec(&mut launch, |exec| at_exec.push(exec));
     assert!(at_exec[0] && at_exec.len() > 1 && !at_exec[1..].contains(&true), "{at_exec:?}");
     assert_eq!(code(&mut launch), 0);
 
     let sleeps = Running::sleep("sleep".as_ref());
     let mut launch = Launch::hold(sleeps.pid()).expect("it can be stopped");
     at_exec.clear();
-    step_told(&mut launch, |exec| at_exec.push(exec));
+    step_with_exec(&mut launch, |exec| at_exec.push(exec));
     assert_eq!(at_exec, [false]);
 }
 
 #[test]
-fn a_process_with_two_threads_is_not_alone() {
+fn is_alone_is_false_with_two_threads() {
     let workshop = Workshop::new();
     let text = "#include <pthread.h>\n#include <unistd.h>\n\
          static void *wait(void *none) { pause(); return none; }\n\
@@ -230,7 +246,7 @@ fn a_process_with_two_threads_is_not_alone() {
     let mut child = Command::new(&program).stdout(Stdio::piped()).spawn().expect("it was compiled");
     child.stdout.take().expect("piped").read_exact(&mut [0]).expect("it writes");
     assert!(!Launch::hold(Pid(child.id())).expect("it can be stopped").is_alone());
-    child.kill().expect("it lives");
+    child.kill().expect("it runs");
     child.wait().expect("it is a child");
     let mut launch = start(&["/bin/true"]);
     assert!(launch.is_alone());
@@ -239,7 +255,7 @@ fn a_process_with_two_threads_is_not_alone() {
 }
 
 #[test]
-fn a_followed_program_gets_signals_and_is_let_go() {
+fn a_followed_program_receives_signals_and_is_detached() {
     for (signal, expected) in [(None, 3), (Some(Signal::TERM), 143)] {
         let mut launch = start(&["sh", "-c", "sleep 0.05; exit 3"]);
         step(&mut launch, || {});
@@ -255,7 +271,7 @@ fn a_followed_program_gets_signals_and_is_let_go() {
 }
 
 #[test]
-fn a_program_that_forks_at_once_is_let_go_with_its_child() {
+fn a_program_that_forks_at_once_is_detached_with_its_child() {
     let workshop = Workshop::new();
     let text = "#include <sys/wait.h>\n#include <unistd.h>\n\
          int main(void) { int s; if (FORK() == 0) _exit(3); wait(&s); return WEXITSTATUS(s) + 1; }";
@@ -266,8 +282,8 @@ fn a_program_that_forks_at_once_is_let_go_with_its_child() {
 }
 
 #[test]
-fn signals_that_come_meanwhile_are_delivered() {
-    // Also one that has no name.
+fn signals_during_the_start_up_are_delivered() {
+    // Including a real-time signal.
     for (signal, expected) in [("TERM", 143), ("KILL", 137), ("40", 168), ("CHLD", 0), ("CONT", 0)] {
         let mut launch = start(&["/bin/true"]);
         let pid = launch.pid().to_string();
@@ -293,8 +309,8 @@ fn a_stopped_program_stays_stopped_and_goes_on() {
         }
     });
     assert_eq!(start_up.end, StartUpEnd::Quiet);
-    launch.release().expect("let go");
-    // It gets there by itself once it is let go, and would end otherwise.
+    launch.release().expect("detached");
+    // It stops once it is detached, and would exit otherwise.
     let status = || std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it is not reaped");
     while !status().contains("State:\tT (stopped)") {
         assert!(!status().contains("State:\tZ"), "{}", status());
@@ -305,7 +321,7 @@ fn a_stopped_program_stays_stopped_and_goes_on() {
 }
 
 #[test]
-fn what_cannot_run_has_a_shells_code() {
+fn exec_errors_have_the_exit_code_of_a_shell() {
     let workshop = Workshop::new();
     let orphan = workshop.path("orphan");
     std::fs::write(&orphan, "#!/nowhere/interpreter\n").expect("writable");
@@ -314,7 +330,7 @@ fn what_cannot_run_has_a_shells_code() {
     for (command, message, code) in [
         ("no-such-program-here", "`no-such-program-here`: not found in PATH", Some(127)),
         ("./no-such-file", "`./no-such-file`: no such file", Some(127)),
-        (path(&orphan), "its interpreter or dynamic linker is not there", Some(127)),
+        (path(&orphan), "its interpreter or dynamic linker does not exist", Some(127)),
         (&folder, "Permission denied", Some(126)),
     ] {
         let error = Launch::start(&words(&[command]), Inherited::now()).expect_err("it cannot run");
@@ -339,8 +355,8 @@ fn an_error_of_the_caller_leaves_the_program_held() {
     assert_eq!(code(&mut launch), 0);
 }
 
-/// Another process that starts a command.
-fn elsewhere(test: &str, command: &[&str], wrap: &[&str]) -> Child {
+/// Starts another process that runs a test of this file.
+fn run_test(test: &str, command: &[&str], wrap: &[&str]) -> Child {
     let this = std::env::current_exe().expect("known");
     let mut all: Vec<PathBuf> = wrap.iter().map(PathBuf::from).collect();
     all.push(this);
@@ -350,45 +366,45 @@ fn elsewhere(test: &str, command: &[&str], wrap: &[&str]) -> Child {
     process.spawn().expect("this program starts")
 }
 
-fn given() -> Vec<OsString> {
+fn given_command() -> Vec<OsString> {
     std::env::var(COMMAND).expect("started by a test").lines().map(OsString::from).collect()
 }
 
-/// A line of its own for the test that started this process.
-fn tell(line: &str) {
+/// Prints a line for the test that started this process.
+fn print(line: &str) {
     std::io::stdout().write_all(format!("\n{line}\n").as_bytes()).expect("it is read");
 }
 
-/// What it writes when it is given this input.
+/// Returns its output for this input.
 fn output(mut process: Child, input: &str) -> String {
     process.stdin.take().expect("piped").write_all(input.as_bytes()).expect("it reads");
-    let output = process.wait_with_output().expect("it ends");
+    let output = process.wait_with_output().expect("it exits");
     assert!(output.status.success());
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
 #[tokio::test(flavor = "current_thread")]
-#[ignore = "a part of other tests"]
-async fn starts_what_is_given() {
+#[ignore = "part of other tests"]
+async fn launches_the_given_command() {
     let inherited = Inherited::now();
     let _caught = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt()).expect("installed");
-    let mut launch = match Launch::start(&given(), inherited) {
+    let mut launch = match Launch::start(&given_command(), inherited) {
         Ok(launch) => launch,
-        Err(error) => return tell(&error.to_string()),
+        Err(error) => return print(&error.to_string()),
     };
     launch.step_until_loaded::<LaunchError>(&mut |_| Ok(())).expect("held");
-    tell(&format!("code {}", code(&mut launch)));
+    print(&format!("code {}", code(&mut launch)));
 }
 
 #[test]
-#[ignore = "a part of other tests"]
-fn holds_what_is_given() {
+#[ignore = "part of other tests"]
+fn holds_the_given_command() {
     let hold_at: u32 = std::env::var(HOLD_AT).expect("set").parse().expect("a number");
     let mut calls = 0;
-    let mut launch = Launch::start(&given(), Inherited::now()).expect("started");
+    let mut launch = Launch::start(&given_command(), Inherited::now()).expect("started");
     step(&mut launch, || {
         if calls == hold_at {
-            tell("holds");
+            print("holds");
             loop {
                 std::thread::park();
             }
@@ -400,7 +416,7 @@ fn holds_what_is_given() {
 #[test]
 fn streams_and_environment_are_inherited() {
     let written = output(
-        elsewhere("starts_what_is_given", &["sh", "-c", "cat; echo $HEAPBPF_TEST_COMMAND; exit 2"], &[]),
+        run_test("launches_the_given_command", &["sh", "-c", "cat; echo $HEAPBPF_TEST_COMMAND; exit 2"], &[]),
         "hello\n",
     );
     assert!(written.contains("hello\nsh -c cat; echo $HEAPBPF_TEST_COMMAND; exit 2\n"), "{written}");
@@ -408,34 +424,37 @@ fn streams_and_environment_are_inherited() {
 }
 
 #[test]
-fn only_signals_that_were_ignored_are() {
+fn only_ignored_signals_are_inherited_as_ignored() {
     let command = ["sed", "-n", "s/^SigBlk:.//p; s/^SigIgn:.//p", "/proc/self/status"];
     // SIGPIPE, which this process ignores, is bit 12.
     for (trap, ignored) in [("true", 0), ("trap '' INT HUP", 3)] {
-        // Where the tests run in the background, some are ignored already.
+        // If the tests run in the background, some are ignored already.
         let wrap = ["env", "--default-signal", "sh", "-c", &format!("{trap}; exec \"$0\" \"$@\"")];
-        let written = output(elsewhere("starts_what_is_given", &command, &wrap), "");
+        let written = output(run_test("launches_the_given_command", &command, &wrap), "");
         let sets = written.lines().filter(|line| line.len() == 16).map(|line| u64::from_str_radix(line, 16));
         let sets: Vec<u64> = sets.collect::<Result<_, _>>().expect("hexadecimal");
-        // Those from 32 on are the C library's.
+        // Signals from 32 on belong to the C library.
         let named = sets.iter().map(|set| set & 0x7fff_ffff).collect::<Vec<_>>();
         assert_eq!(named, [0, ignored], "{trap}: {written}");
     }
 }
 
 #[test]
-fn the_program_lives_on_when_its_tracer_is_killed() {
+fn the_program_survives_the_death_of_its_tracer() {
     // At the exec, and when libc was mapped.
     for hold_at in ["0", "1"] {
-        let mut process =
-            elsewhere("holds_what_is_given", &["sh", "-c", "echo survived"], &["env", &format!("{HOLD_AT}={hold_at}")]);
+        let mut process = run_test(
+            "holds_the_given_command",
+            &["sh", "-c", "echo survived"],
+            &["env", &format!("{HOLD_AT}={hold_at}")],
+        );
         let mut lines = BufReader::new(process.stdout.take().expect("piped"));
         let mut line = String::new();
         while line != "holds\n" {
             line.clear();
-            assert_ne!(lines.read_line(&mut line).expect("it writes"), 0, "it ended");
+            assert_ne!(lines.read_line(&mut line).expect("it writes"), 0, "it exited");
         }
-        process.kill().expect("it lives");
+        process.kill().expect("it runs");
         process.wait().expect("it is a child");
         let mut rest = String::new();
         lines.read_to_string(&mut rest).expect("the program writes");
@@ -444,7 +463,7 @@ fn the_program_lives_on_when_its_tracer_is_killed() {
 }
 
 #[test]
-fn where_tracing_is_forbidden_the_way_out_is_told() {
+fn the_error_where_tracing_is_forbidden_suggests_pid() {
     let workshop = Workshop::new();
     let text = r"
         #include <errno.h>
@@ -465,7 +484,7 @@ fn where_tracing_is_forbidden_the_way_out_is_told() {
             return execv(words[1], words + 1);
         }";
     let without_ptrace = workshop.compile("gcc", "without.c", text, &[]);
-    let written = output(elsewhere("starts_what_is_given", &["echo", "it has run"], &[path(&without_ptrace)]), "");
-    assert!(written.contains("cannot hold `echo` until it is watched: Operation not permitted"), "{written}");
+    let written = output(run_test("launches_the_given_command", &["echo", "it has run"], &[path(&without_ptrace)]), "");
+    assert!(written.contains("cannot hold `echo` until its probes are attached: Operation not permitted"), "{written}");
     assert!(written.contains("`--pid`") && !written.contains("it has run"), "{written}");
 }

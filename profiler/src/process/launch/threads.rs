@@ -1,5 +1,5 @@
-//! All threads of a launched program, each traced, so that the program can be held when it ends as a whole, and be stopped at
-//! any time. Refuses to hold children that it makes, and threads that end alone: others may wait for them.
+//! All threads of a launched program, each traced, so that the program can be held when it exits as a whole, and be stopped at
+//! any time. Does not hold its children, nor threads that exit alone: others may wait for them.
 
 use std::io;
 use std::time::Duration;
@@ -7,80 +7,78 @@ use std::time::Duration;
 use crate::ids::{Pid, Tid};
 use crate::linux::ptrace::{Options, Pause, Stop, Tracee};
 
-/// How a thread is traced whose program is held when it ends.
+/// Ptrace options of the threads.
 pub(super) const OPTIONS: Options = Options::EXIT.and(Options::THREADS);
 
-/// Longest wait for the last threads of a program that ends: one that waits for a disk does not.
+/// Time limit for the last threads of a program that exits, except those that wait for a disk.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// See the module. The first thread is the first; it stays when it has ended, for the others' sake.
+/// The first thread is always the first; it stays in the list after its exit.
 #[derive(Debug)]
 pub(super) struct Threads {
     threads: Vec<Thread>,
-    /// Processes of their own, traced because clone has made them without a signal of their end: let go when they stop.
-    strangers: Vec<Tracee>,
-    /// What happened while something else was waited for.
-    untold: Option<News>,
-    /// It ends as a whole, and was told to.
+    /// Processes that are traced because clone created them without a termination signal: detached when they stop.
+    foreign: Vec<Tracee>,
+    /// A change found while waiting for something else.
+    pending: Option<Change>,
+    /// All threads are held at their exit, and this was reported.
     exiting: bool,
 }
 
 #[derive(Debug)]
 struct Thread {
     tracee: Tracee,
-    at: At,
+    state: ThreadState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    Runs,
-    /// For this reason.
+enum ThreadState {
+    Running,
     Held(Stop),
-    /// Held at its end, which is not its alone.
-    End {
-        /// Why it is known that the whole program ends.
-        sign: Sign,
+    /// Held at an exit that is not its alone.
+    Exiting {
+        evidence: Evidence,
     },
-    /// Was let go at its end.
-    Past,
+    /// Resumed at its exit.
+    Exited,
 }
 
-/// What a thread's end says of the others'.
+/// What a thread's exit indicates about the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sign {
-    /// It was killed by what another thread does: `exit_group`, or exec.
+enum Evidence {
+    /// It was killed by another thread's `exit_group` or exec.
     None,
-    /// `exit_group`, or a signal.
-    Whole,
-    /// A signal that may be of a filter that ends one thread.
+    /// `exit_group`, or a signal: the process exits.
+    ProcessExit,
+    /// SIGSYS, which a seccomp filter may send to one thread.
     Filter,
 }
 
-/// What has become of a program.
+/// A change of the program's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum Change {
     /// Its first thread is held at an exec, and there is no other.
     Exec,
-    /// All threads that it has are held at their end.
+    /// All its threads are held at their exit.
     Exiting,
-    /// It has ended, and how.
+    /// It has exited.
     Ended(Stop),
 }
 
-/// How much of a program has come to its end.
-enum Ending {
+/// How many threads have reached their exit.
+enum ExitProgress {
     None,
-    Partly(Sign),
+    Some(Evidence),
     All,
 }
 
 impl Threads {
-    /// Of a program that has one thread, which is held.
+    /// For a program with one thread, which is held.
     pub(super) fn new(first: Tracee) -> Self {
         Self {
-            threads: vec![Thread { tracee: first, at: At::Runs }],
-            strangers: Vec::new(),
-            untold: None,
+            threads: vec![Thread { tracee: first, state: ThreadState::Running }],
+            foreign: Vec::new(),
+            pending: None,
             exiting: false,
         }
     }
@@ -89,97 +87,97 @@ impl Threads {
         self.threads[0].tracee.pid()
     }
 
-    /// What has happened. Lets signals through, and threads come and go. Does not block, unless some threads have come to
-    /// their end and others are about to.
-    pub(super) fn news(&mut self) -> io::Result<Option<News>> {
+    /// Returns the next change. Delivers signals, and handles new and exiting threads. Does not block, unless some threads have
+    /// reached their exit and others are about to.
+    pub(super) fn next_change(&mut self) -> io::Result<Option<Change>> {
         let mut pause: Option<Pause> = None;
-        if let Some(news) = self.untold.take() {
-            return Ok(Some(news));
+        if let Some(change) = self.pending.take() {
+            return Ok(Some(change));
         }
         while !self.exiting {
-            if let Some(news) = self.attend()? {
-                return Ok(Some(news));
+            if let Some(change) = self.handle_stops()? {
+                return Ok(Some(change));
             }
-            let sign = match self.ending() {
-                Ending::None => return Ok(None),
-                Ending::All => break,
-                Ending::Partly(sign) => sign,
+            let evidence = match self.exit_progress() {
+                ExitProgress::None => return Ok(None),
+                ExitProgress::All => break,
+                ExitProgress::Some(evidence) => evidence,
             };
-            self.relist();
+            self.add_listed();
             if self.is_in_exec() {
-                self.let_end()?;
+                self.resume_exiting()?;
             } else if !pause.get_or_insert_with(|| Pause::new(END_WAIT)).wait() {
-                if sign == Sign::Whole {
+                if evidence == Evidence::ProcessExit {
                     break;
                 }
-                self.let_end()?;
+                self.resume_exiting()?;
             }
         }
         self.exiting = true;
-        Ok(Some(News::Exiting))
+        Ok(Some(Change::Exiting))
     }
 
-    /// A held first thread runs.
-    pub(super) fn runs(&mut self) {
-        self.threads[0].at = At::Runs;
+    /// Records that the held first thread was resumed.
+    pub(super) fn first_resumed(&mut self) {
+        self.threads[0].state = ThreadState::Running;
     }
 
-    /// Lets all run that are held.
-    pub(super) fn run(&mut self) -> io::Result<()> {
+    /// Resumes all held threads.
+    pub(super) fn resume(&mut self) -> io::Result<()> {
         if std::mem::take(&mut self.exiting) {
-            self.let_end()?;
+            self.resume_exiting()?;
         }
-        let held = |threads: &[Thread]| threads.iter().position(|thread| matches!(thread.at, At::Held(_)));
-        while self.untold.is_none()
+        let held = |threads: &[Thread]| threads.iter().position(|thread| matches!(thread.state, ThreadState::Held(_)));
+        while self.pending.is_none()
             && let Some(index) = held(&self.threads)
         {
             let thread = &mut self.threads[index];
-            let At::Held(stop) = std::mem::replace(&mut thread.at, At::Runs) else { continue };
-            // A signal that kills does not wait for held threads to be let run.
+            let ThreadState::Held(stop) = std::mem::replace(&mut thread.state, ThreadState::Running) else { continue };
+            // A fatal signal does not wait until held threads are resumed.
             match thread.tracee.stopped()? {
-                Some(stop) => self.untold = self.take(index, stop)?,
-                None => run(&thread.tracee, stop)?,
+                Some(stop) => self.pending = self.record(index, stop)?,
+                None => resume(&thread.tracee, stop)?,
             }
         }
         Ok(())
     }
 
-    /// The threads that are held, and why.
+    /// The held threads and their stops.
     pub(super) fn held(&self) -> Vec<(Tracee, Stop)> {
-        let held = self.threads.iter().filter_map(|thread| match thread.at {
-            At::Held(stop) => Some((thread.tracee.clone(), stop)),
-            At::End { .. } => Some((thread.tracee.clone(), Stop::Exiting)),
-            At::Runs | At::Past => None,
+        let held = self.threads.iter().filter_map(|thread| match thread.state {
+            ThreadState::Held(stop) => Some((thread.tracee.clone(), stop)),
+            ThreadState::Exiting { .. } => Some((thread.tracee.clone(), Stop::Exiting)),
+            ThreadState::Running | ThreadState::Exited => None,
         });
         held.collect()
     }
 
-    /// Stops all threads, wherever they are; false if that does not come to pass in time, or the program calls exec or ends
-    /// instead. Those that have stopped are held either way.
+    /// Stops all threads; false after the time limit, or if the program calls exec or exits instead. Threads that have stopped
+    /// are held in any case.
     pub(super) fn stop(&mut self, limit: Duration) -> io::Result<bool> {
         let mut pause = Pause::new(limit);
-        let mut asked: Vec<Tid> = Vec::new();
+        let mut requested: Vec<Tid> = Vec::new();
         loop {
-            self.relist();
+            self.add_listed();
             for thread in &self.threads {
-                if thread.at == At::Runs && !asked.contains(&thread.tracee.tid()) {
+                if thread.state == ThreadState::Running && !requested.contains(&thread.tracee.tid()) {
                     thread.tracee.interrupt()?;
-                    asked.push(thread.tracee.tid());
+                    requested.push(thread.tracee.tid());
                 }
             }
             while let Some((index, stop)) = self.next_stop()? {
-                match self.take(index, stop)? {
-                    Some(news) => {
-                        self.untold = Some(news);
+                match self.record(index, stop)? {
+                    Some(change) => {
+                        self.pending = Some(change);
                         return Ok(false);
                     }
-                    None if self.threads.get(index).is_some_and(|thread| thread.at == At::Past) => {}
+                    None if self.threads.get(index).is_some_and(|thread| thread.state == ThreadState::Exited) => {}
                     None => self.hold(index, stop),
                 }
             }
-            if !self.threads.iter().any(|thread| thread.at == At::Runs) {
-                self.relist();
-                if !self.threads.iter().any(|thread| thread.at == At::Runs) {
+            if !self.has_running() {
+                self.add_listed();
+                if !self.has_running() {
                     return Ok(true);
                 }
             }
@@ -189,73 +187,73 @@ impl Threads {
         }
     }
 
-    /// Lets go of all, as far as they can be stopped. Returns those that cannot, and how the program has ended, if it has.
+    /// Detaches from all threads that can be stopped. Returns the others, and how the program has exited, if it has.
     pub(super) fn release(mut self, limit: Duration) -> io::Result<(Vec<Tracee>, Option<Stop>)> {
         self.stop(limit)?;
-        if let Some(News::Ended(stop)) = self.untold {
-            return Ok((self.strangers, Some(stop)));
+        if let Some(Change::Ended(stop)) = self.pending {
+            return Ok((self.foreign, Some(stop)));
         }
-        let mut left = self.strangers;
-        for Thread { tracee, at } in self.threads {
-            match at {
-                At::Runs => left.push(tracee),
-                At::Held(stop) => {
-                    undisturb(&tracee, stop)?;
+        let mut left = self.foreign;
+        for Thread { tracee, state } in self.threads {
+            match state {
+                ThreadState::Running => left.push(tracee),
+                ThreadState::Held(stop) => {
+                    tracee.restart_syscall(stop)?;
                     tracee.detach(stop)?;
                 }
-                At::End { .. } => tracee.detach(Stop::Exiting)?,
-                At::Past => {}
+                ThreadState::Exiting { .. } => tracee.detach(Stop::Exiting)?,
+                ThreadState::Exited => {}
             }
         }
         Ok((left, None))
     }
 
-    /// A thread that another has made, as its stop says.
-    pub(super) fn adopt(&mut self, maker: &Tracee) -> io::Result<()> {
-        if let Some(number) = maker.event_message()?
+    /// Adds a thread or process that `creator` has created, according to its stop.
+    pub(super) fn add_created(&mut self, creator: &Tracee) -> io::Result<()> {
+        if let Some(number) = creator.event_message()?
             && let Ok(number) = u32::try_from(number)
         {
             let tid = Tid(number);
             if self.has(tid) {
                 self.add(tid);
             } else {
-                self.strangers.push(Tracee::of(tid));
+                self.foreign.push(Tracee::of(tid));
             }
         }
         Ok(())
     }
 
-    /// Attends to all stops that have come; to be told is what the first of them means for the program.
-    fn attend(&mut self) -> io::Result<Option<News>> {
+    /// Handles all stops that have occurred; returns the first change of the program.
+    fn handle_stops(&mut self) -> io::Result<Option<Change>> {
         while let Some((index, stop)) = self.next_stop()? {
-            let news = self.take(index, stop)?;
-            if news.is_some() {
-                return Ok(news);
+            let change = self.record(index, stop)?;
+            if change.is_some() {
+                return Ok(change);
             }
             if let Some(thread) = self.threads.get_mut(index)
-                && thread.at == At::Runs
+                && thread.state == ThreadState::Running
                 && !matches!(stop, Stop::Ended(_))
             {
-                run(&thread.tracee, stop)?;
+                resume(&thread.tracee, stop)?;
             }
         }
         Ok(None)
     }
 
-    /// The next thread that has stopped or ended. Forgets those that are not there to be asked.
+    /// Returns the next thread that has stopped or exited. Removes threads that are gone.
     fn next_stop(&mut self) -> io::Result<Option<(usize, Stop)>> {
-        self.strangers.retain(|tracee| match tracee.stopped() {
+        self.foreign.retain(|tracee| match tracee.stopped() {
             Ok(Some(stop)) => tracee.detach(stop).is_err(),
             Ok(None) => true,
             Err(_) => false,
         });
         let mut index = 0;
         while let Some(thread) = self.threads.get(index) {
-            if matches!(thread.at, At::Runs | At::Past) {
+            if matches!(thread.state, ThreadState::Running | ThreadState::Exited) {
                 match thread.tracee.stopped() {
                     Ok(None) => {}
                     Ok(Some(stop)) => return Ok(Some((index, stop))),
-                    // It was reaped, or has taken the first one's place at an exec.
+                    // It was reaped, or has become the first thread by an exec.
                     Err(_) if index > 0 => {
                         self.threads.swap_remove(index);
                         continue;
@@ -268,91 +266,94 @@ impl Threads {
         Ok(None)
     }
 
-    /// What a stop says about the threads that there are. Lets none run but those that end alone.
-    fn take(&mut self, index: usize, stop: Stop) -> io::Result<Option<News>> {
+    /// Records a stop. Resumes only threads that exit alone.
+    fn record(&mut self, index: usize, stop: Stop) -> io::Result<Option<Change>> {
         let tracee = self.threads[index].tracee.clone();
         match stop {
-            Stop::Ended(_) if index == 0 => return Ok(Some(News::Ended(stop))),
+            Stop::Ended(_) if index == 0 => return Ok(Some(Change::Ended(stop))),
             Stop::Ended(_) => {
                 self.threads.swap_remove(index);
             }
             Stop::Exec => {
-                // An exec ends all other threads, and whichever calls it becomes the first.
+                // An exec ends all other threads, and its caller becomes the first.
                 self.threads.truncate(1);
-                self.threads[0].at = At::Held(stop);
-                return Ok(Some(News::Exec));
+                self.threads[0].state = ThreadState::Held(stop);
+                return Ok(Some(Change::Exec));
             }
-            Stop::Clone => self.adopt(&tracee)?,
-            Stop::Exiting => self.take_end(index, &tracee)?,
+            Stop::Clone => self.add_created(&tracee)?,
+            Stop::Exiting => self.record_exit(index, &tracee)?,
             _ => {}
         }
         Ok(None)
     }
 
-    /// A thread has come to its end.
-    fn take_end(&mut self, index: usize, tracee: &Tracee) -> io::Result<()> {
-        // Of a 32-bit program there are none that are understood.
-        let number = tracee.registers().ok().flatten().map_or(-1, |registers| registers.orig_rax.cast_signed());
+    fn record_exit(&mut self, index: usize, tracee: &Tracee) -> io::Result<()> {
+        // The registers of 32-bit programs are not supported.
+        let number = tracee.registers().ok().flatten().and_then(|registers| registers.syscall()).unwrap_or(-1);
         let signal = tracee.event_message()?.map_or(0, |status| status & 0x7f);
-        let ends = |thread: &Thread| matches!(thread.at, At::Past | At::End { .. });
-        let is_last = self.threads.iter().enumerate().all(|(other, thread)| other == index || ends(thread));
-        self.threads[index].at = if number == libc::SYS_exit && !is_last {
+        let exits = |thread: &Thread| matches!(thread.state, ThreadState::Exited | ThreadState::Exiting { .. });
+        let is_last = self.threads.iter().enumerate().all(|(other, thread)| other == index || exits(thread));
+        self.threads[index].state = if number == libc::SYS_exit && !is_last {
             tracee.run(Stop::Exiting)?;
-            At::Past
+            ThreadState::Exited
         } else {
-            let sign = match signal {
-                _ if number == libc::SYS_exit_group => Sign::Whole,
-                0 => Sign::None,
-                signal if signal == libc::SIGSYS as u64 => Sign::Filter,
-                _ => Sign::Whole,
+            let evidence = match signal {
+                _ if number == libc::SYS_exit_group => Evidence::ProcessExit,
+                0 => Evidence::None,
+                signal if signal == libc::SIGSYS as u64 => Evidence::Filter,
+                _ => Evidence::ProcessExit,
             };
-            At::End { sign }
+            ThreadState::Exiting { evidence }
         };
         Ok(())
     }
 
-    /// A thread that is held.
+    /// Marks a thread as held, unless it exits.
     pub(super) fn hold(&mut self, index: usize, stop: Stop) {
         if let Some(thread) = self.threads.get_mut(index)
-            && thread.at == At::Runs
+            && thread.state == ThreadState::Running
             && !matches!(stop, Stop::Ended(_))
         {
-            thread.at = At::Held(stop);
+            thread.state = ThreadState::Held(stop);
         }
     }
 
-    fn ending(&self) -> Ending {
-        let mut sign = None;
+    fn has_running(&self) -> bool {
+        self.threads.iter().any(|thread| thread.state == ThreadState::Running)
+    }
+
+    fn exit_progress(&self) -> ExitProgress {
+        let mut evidence = None;
         let mut others = false;
         for thread in &self.threads {
-            match thread.at {
-                At::End { sign: own } if own == Sign::None => sign = sign.or(Some(own)),
-                At::End { sign: own } => sign = Some(own),
-                At::Runs | At::Held(_) => others = true,
-                At::Past => {}
+            match thread.state {
+                ThreadState::Exiting { evidence: Evidence::None } => evidence = evidence.or(Some(Evidence::None)),
+                ThreadState::Exiting { evidence: own } => evidence = Some(own),
+                ThreadState::Running | ThreadState::Held(_) => others = true,
+                ThreadState::Exited => {}
             }
         }
-        match sign {
-            None => Ending::None,
-            Some(sign) if others => Ending::Partly(sign),
-            Some(_) => Ending::All,
+        match evidence {
+            None => ExitProgress::None,
+            Some(evidence) if others => ExitProgress::Some(evidence),
+            Some(_) => ExitProgress::All,
         }
     }
 
-    /// Lets those end that are held at their end.
-    fn let_end(&mut self) -> io::Result<()> {
+    /// Lets the threads exit that are held at their exit.
+    fn resume_exiting(&mut self) -> io::Result<()> {
         for thread in &mut self.threads {
-            if matches!(thread.at, At::End { .. }) {
-                thread.at = At::Past;
+            if matches!(thread.state, ThreadState::Exiting { .. }) {
+                thread.state = ThreadState::Exited;
                 thread.tracee.run(Stop::Exiting)?;
             }
         }
         Ok(())
     }
 
-    /// Whether a thread waits for all others to end, so that it can run another program.
+    /// Whether a thread is in an exec, which waits for the exit of all others.
     fn is_in_exec(&self) -> bool {
-        let mut running = self.threads.iter().filter(|thread| thread.at == At::Runs);
+        let mut running = self.threads.iter().filter(|thread| thread.state == ThreadState::Running);
         running.any(|thread| {
             let entry = format!("/proc/{}/task/{}/syscall", self.pid(), thread.tracee.pid());
             let call = std::fs::read_to_string(entry).unwrap_or_default();
@@ -361,8 +362,8 @@ impl Threads {
         })
     }
 
-    /// Finds threads whose maker was killed before it could tell of them.
-    fn relist(&mut self) {
+    /// Adds threads whose creator was killed before its stop was handled.
+    fn add_listed(&mut self) {
         let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", self.pid())) else { return };
         let numbers = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
         for number in numbers {
@@ -372,29 +373,18 @@ impl Threads {
 
     fn add(&mut self, tid: Tid) {
         if !self.threads.iter().any(|thread| thread.tracee.tid() == tid) {
-            self.threads.push(Thread { tracee: Tracee::of(tid), at: At::Runs });
+            self.threads.push(Thread { tracee: Tracee::of(tid), state: ThreadState::Running });
         }
     }
 
-    /// Whether a thread is one of the program's.
+    /// Whether a thread belongs to the program.
     fn has(&self, tid: Tid) -> bool {
         std::path::Path::new(&format!("/proc/{}/task/{}", self.pid(), tid.0)).exists()
     }
 }
 
-/// Lets a thread run that is held, as if it had not been.
-fn run(tracee: &Tracee, stop: Stop) -> io::Result<()> {
-    undisturb(tracee, stop)?;
+/// Resumes a held thread, as if it had not been stopped.
+fn resume(tracee: &Tracee, stop: Stop) -> io::Result<()> {
+    tracee.restart_syscall(stop)?;
     tracee.run(stop)
-}
-
-/// Has a thread that was asked to stop notice nothing of it.
-fn undisturb(tracee: &Tracee, stop: Stop) -> io::Result<()> {
-    if stop == Stop::Trap
-        && let Ok(Some(registers)) = tracee.registers()
-        && let Some(undisturbed) = registers.undisturbed()
-    {
-        tracee.set_registers(&undisturbed)?;
-    }
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! Link maps of real processes, and of memory that no linker wrote.
+//! Tests with link maps of real processes, and with arbitrary memory.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::process::address_space::AddressSpace;
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 
-/// Loads and unloads what it is told to, and says when it has.
+/// Loads and unloads modules on command, and confirms it.
 const LOADER: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -33,7 +33,7 @@ int main(void) {
 }
 "#;
 
-/// Sleeps in the one system call that tests wait for; musl's `sleep` has another.
+/// Sleeps in the system call that tests wait for; musl's `sleep` uses another.
 const SLEEPER: &str = r"
     #include <stdlib.h>
     #include <time.h>
@@ -69,10 +69,10 @@ impl Loader {
         String::from_utf8(line).expect("text")
     }
 
-    fn tell(&mut self, order: &str) {
+    fn command(&mut self, command: &str) {
         let input = self.0.stdin.as_mut().expect("piped");
-        std::io::Write::write_all(input, format!("{order}\n").as_bytes()).expect("it reads");
-        assert_eq!(self.answer(), "done\n", "{order}");
+        std::io::Write::write_all(input, format!("{command}\n").as_bytes()).expect("it reads");
+        assert_eq!(self.answer(), "done\n", "{command}");
     }
 }
 
@@ -122,7 +122,7 @@ fn a_preloaded_allocator_comes_before_libc() {
 }
 
 #[test]
-fn what_is_loaded_and_unloaded_later_is_noticed() {
+fn later_loading_and_unloading_is_noticed() {
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "loader.c", LOADER, &[]);
     let plugin =
@@ -130,21 +130,21 @@ fn what_is_loaded_and_unloaded_later_is_noticed() {
     let plugin = plugin.to_str().expect("ASCII");
     let mut loader = Loader::start(&program, "");
     let before = LinkMap::read(loader.pid()).expect("it has one");
-    loader.tell(&format!("+{plugin}"));
+    loader.command(&format!("+{plugin}"));
     assert!(before.changed());
     let loaded = LinkMap::read(loader.pid()).expect("it has one");
     let found = positions(loader.pid(), &loaded, &["libc.so", "plugin"]);
     assert!(found[0] < found[1], "{found:?}");
-    loader.tell("-");
+    loader.command("-");
     assert!(loaded.changed());
-    loader.tell(&format!("={plugin}"));
+    loader.command(&format!("={plugin}"));
     let map = LinkMap::read(loader.pid()).expect("it has one");
     let found = positions(loader.pid(), &map, &["plugin"]);
     assert_eq!(found, [Some(LinkPosition { namespace: 1, index: 0 })], "{map:?}");
 }
 
 #[test]
-fn musl_programs_have_one_too() {
+fn musl_programs_have_a_link_map() {
     let workshop = Workshop::new();
     workshop.compile("musl-gcc", "program.c", SLEEPER, &[]);
     let running = Running::sleep(&workshop.path("program"));
@@ -153,7 +153,7 @@ fn musl_programs_have_one_too() {
 }
 
 #[test]
-fn static_programs_and_the_dead_have_none() {
+fn static_and_exited_programs_have_no_link_map() {
     let workshop = Workshop::new();
     workshop.compile("gcc", "program.c", SLEEPER, &["-static"]);
     let mut running = Running::sleep(&workshop.path("program"));
@@ -162,7 +162,7 @@ fn static_programs_and_the_dead_have_none() {
     assert_eq!(LinkMap::read(running.pid()), None);
 }
 
-/// Memory with these words; nothing else is mapped.
+/// Memory that consists of these words.
 struct Words(HashMap<u64, u64>);
 
 impl Memory for Words {
@@ -179,7 +179,7 @@ fn words(at: u64, words: &[u64]) -> impl Iterator<Item = (u64, u64)> {
 }
 
 #[test]
-fn lists_that_make_no_sense_count_as_none() {
+fn inconsistent_lists_count_as_none() {
     let check = |nodes: &[(u64, [u64; 4])], expected: Option<usize>| {
         let mut memory: HashMap<u64, u64> = words(0x1000, &[1, 0x2000, 0, 0, 0]).collect();
         memory.extend(nodes.iter().flat_map(|(at, node)| words(*at, node)));
@@ -190,14 +190,14 @@ fn lists_that_make_no_sense_count_as_none() {
     check(&[(0x2000, [0, 0, 0, 0x3000])], None);
     check(&[(0x2000, [0, 0, 0, u64::MAX])], None);
     assert_eq!(walk(&Words(words(0x1000, &[1, 0, 0, 0, 0]).collect()), 0x1000), None);
-    // A namespace without objects that leads into itself.
+    // A cyclic namespace without objects.
     assert_eq!(walk(&Words(words(0x1000, &[2, 0, 0, 0, 0, 0x1000]).collect()), 0x1000), None);
 }
 
 proptest! {
-    /// Addresses are few, so that garbage often leads to garbage instead of nowhere.
+    /// Few addresses, so that pointers are often valid.
     #[test]
-    fn any_memory_is_survived(
+    fn any_memory_is_walked_without_panic(
         memory in proptest::collection::vec(0u64..64, 64),
         auxv in proptest::collection::vec(any::<u8>(), 0..64),
         headers in 0u64..64,

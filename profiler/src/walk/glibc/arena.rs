@@ -4,7 +4,7 @@
 //! Offsets are those of glibc's malloc/malloc.c (<https://sourceware.org/git/?p=glibc.git;a=blob;f=malloc/malloc.c>), 2.26 to 2.43.
 
 use crate::address::TargetAddr;
-use crate::linux::proc::regions::RegionKind;
+use crate::linux::proc::maps::RegionKind;
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::Scene;
 

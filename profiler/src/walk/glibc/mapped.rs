@@ -6,7 +6,7 @@ use super::words::Words;
 use super::{PAGE_BYTES, span};
 use crate::address::TargetAddr;
 use crate::collect::Span;
-use crate::linux::proc::regions::region_of;
+use crate::linux::proc::maps::region_of;
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::{Scene, Walk, WalkedBlock};
 

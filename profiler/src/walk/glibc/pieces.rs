@@ -5,7 +5,7 @@ use super::chunk::{Chunks, FLAGS, Piece};
 use super::{PAGE_BYTES, heap, span};
 use crate::address::TargetAddr;
 use crate::collect::Span;
-use crate::linux::proc::regions::{RegionKind, region_of};
+use crate::linux::proc::maps::{RegionKind, region_of};
 use crate::memory::WORD_BYTES;
 use crate::walk::{Scene, Walk};
 

@@ -6,7 +6,7 @@ use super::{span, tcache};
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::collect::spans::joined;
-use crate::linux::proc::regions::region_of;
+use crate::linux::proc::maps::region_of;
 use crate::memory::WORD_BYTES;
 use crate::walk::{Scene, WalkedBlock};
 

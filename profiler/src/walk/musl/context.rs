@@ -3,7 +3,7 @@
 
 use super::group::{AREA_METAS, PAGE_BYTES};
 use crate::address::TargetAddr;
-use crate::linux::proc::regions::{Region, RegionKind};
+use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::Scene;
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::super::*;
-use crate::linux::proc::regions::{Region, RegionKind};
+use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::Copied;
 
 const DATA: u64 = 0x5555_0000_0000;
@@ -50,10 +50,10 @@ impl Made {
         let pieces = self.0.iter().map(|(address, word)| (TargetAddr(*address), Box::from(word.as_slice())));
         let anonymous = || RegionKind::Anonymous { name: None };
         let regions = [
-            Region::made_up(DATA - 4096, 4096, RegionKind::File { path: PathBuf::from("/bin/x") }),
-            Region::made_up(DATA, 8 << 18, anonymous()),
-            Region::made_up(BASE, BASE_BYTES, anonymous()),
-            Region::made_up(PAGES, 16 * 4096, anonymous()),
+            Region::synthetic(DATA - 4096, 4096, RegionKind::File { path: PathBuf::from("/bin/x") }),
+            Region::synthetic(DATA, 8 << 18, anonymous()),
+            Region::synthetic(BASE, BASE_BYTES, anonymous()),
+            Region::synthetic(PAGES, 16 * 4096, anonymous()),
         ];
         walk(&Scene { memory: &Copied::new(pieces), regions: &regions, threads: &[] })
     }

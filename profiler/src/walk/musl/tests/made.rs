@@ -67,10 +67,10 @@ impl Made {
         let anonymous = || RegionKind::Anonymous { name: None };
         let file = RegionKind::File { path: PathBuf::from("/lib/ld-musl-x86_64.so.1") };
         vec![
-            Region::made_up(DATA, 4096, file),
-            Region::made_up(AREA, 8192, anonymous()),
-            Region::made_up(GROUPS, GROUPS_BYTES / 2, anonymous()),
-            Region::made_up(GROUPS + GROUPS_BYTES / 2, GROUPS_BYTES / 2, anonymous()),
+            Region::synthetic(DATA, 4096, file),
+            Region::synthetic(AREA, 8192, anonymous()),
+            Region::synthetic(GROUPS, GROUPS_BYTES / 2, anonymous()),
+            Region::synthetic(GROUPS + GROUPS_BYTES / 2, GROUPS_BYTES / 2, anonymous()),
         ]
     }
 
@@ -190,7 +190,7 @@ fn blocks_that_reserve_terabytes_are_searched_where_they_were_touched() {
     made.header(start + 16, 0, 7 << 5);
     let mut regions = Made::regions();
     regions.truncate(2);
-    regions.push(Region::made_up(start, pages * 4096, RegionKind::Anonymous { name: None }));
+    regions.push(Region::synthetic(start, pages * 4096, RegionKind::Anonymous { name: None }));
     let memory = Patient::new(made.memory(), 10_000);
     let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).expect("a heap");
     assert_eq!(walk.gaps.len(), 1, "{walk:?}");

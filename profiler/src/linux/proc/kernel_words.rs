@@ -1,5 +1,5 @@
-//! Words of a process that the kernel keeps for it: what it gave with a file descriptor to be told of (`epoll_event.data`), and with a
-//! timer (`sigevent.sigev_value`). Often that is the only pointer to a block. Other requests that the kernel holds are not told by it.
+//! Pointers that the kernel stores for a process: user data of epoll registrations (`epoll_event.data`) and timers
+//! (`sigevent.sigev_value`). Often these are the only pointers to a block. The kernel does not expose others.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
@@ -7,33 +7,34 @@ use std::path::Path;
 
 use crate::ids::Pid;
 
-/// Most words that are kept of a process: as many files as it can have open by the kernel's highest default.
+/// Maximum number of words: as many files as a process can have open by the kernel's highest default.
 const WORDS_MAX: usize = 1 << 20;
-/// Most bytes of one entry that are read.
+/// Maximum number of bytes read from one entry.
 const BYTES_MAX: u64 = 1 << 28;
-/// Most files of a process that are looked at.
+/// Maximum number of inspected files.
 const FILES_MAX: usize = 1 << 20;
 
-/// Where a process's words are asked for: its epoll descriptors.
+/// The epoll descriptors of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Keepers {
-    epolls: Vec<u32>,
+pub(crate) struct EpollSet {
+    descriptors: Vec<u32>,
 }
 
-impl Keepers {
-    /// Those of a process; none where it does not run any more. Asks for each of its files, so this is not to be done while it is stopped.
+impl EpollSet {
+    /// Finds them; empty if the process has exited. Reads the link of each open file, so call it before the process is stopped.
     pub(crate) fn of(pid: Pid) -> Self {
         let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Self::default() };
         let is_epoll = |path: &Path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]");
         let files = files.take(FILES_MAX).filter_map(|entry| Some(entry.ok()?.path()));
         let epolls = files.filter(|path| is_epoll(path)).filter_map(|path| path.file_name()?.to_str()?.parse().ok());
-        Self { epolls: epolls.collect() }
+        Self { descriptors: epolls.collect() }
     }
 
-    /// The words that the kernel has now. What cannot be read has none: a kernel without `CONFIG_CHECKPOINT_RESTORE` tells of no timer.
-    pub(crate) fn words(&self, pid: Pid) -> Vec<u64> {
+    /// The user data words that the kernel stores now, for these descriptors and all timers. Unreadable entries have none: a kernel
+    /// without `CONFIG_CHECKPOINT_RESTORE` lists no timers.
+    pub(crate) fn user_data(&self, pid: Pid) -> Vec<u64> {
         let mut words = Vec::new();
-        for descriptor in &self.epolls {
+        for descriptor in &self.descriptors {
             collect(&format!("/proc/{pid}/fdinfo/{descriptor}"), of_epoll, &mut words);
         }
         collect(&format!("/proc/{pid}/timers"), of_timer, &mut words);
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_read_as_the_kernel_writes_them() {
+    fn lines_of_the_kernel_are_parsed() {
         let line = "tfd:        4 events:       19 data:     559d89d542a0  pos:0 ino:40e sdev:10";
         assert_eq!(of_epoll(line), Some(0x559d_89d5_42a0));
         assert_eq!(of_epoll("pos:\t0"), None);
@@ -77,21 +78,21 @@ mod tests {
     }
 
     #[test]
-    fn data_given_to_epoll_is_told_of_at_each_look() {
+    fn epoll_user_data_is_read_again_at_each_call() {
         let (reader, _writer) = std::io::pipe().expect("a pipe");
         let queue = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
         let own = Pid(std::process::id());
-        let keepers = Keepers::of(own);
+        let epolls = EpollSet::of(own);
         let word = 0x1234_5678_9abc_def0;
-        assert!(!keepers.words(own).contains(&word));
+        assert!(!epolls.user_data(own).contains(&word));
         epoll::add(&queue, &reader, epoll::EventData::new_u64(word), epoll::EventFlags::IN).expect("added");
-        assert!(keepers.words(own).contains(&word), "asked for anew, of the same descriptors");
-        assert_eq!(Keepers::of(Pid(u32::MAX >> 1)), Keepers::default());
+        assert!(epolls.user_data(own).contains(&word), "read again from the same descriptors");
+        assert_eq!(EpollSet::of(Pid(u32::MAX >> 1)), EpollSet::default());
     }
 
     proptest! {
         #[test]
-        fn any_line_is_survived(line in any::<String>()) {
+        fn any_line_is_parsed_without_panic(line in any::<String>()) {
             let _ = (of_epoll(&line), of_timer(&line));
         }
     }

@@ -1,4 +1,4 @@
-//! Real programs that end in all the ways there are, each with something at a known address that must be there still.
+//! Tests with real programs that exit in many ways. At the exit, each must still have known data at a known address.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,12 +12,12 @@ use crate::linux::inherited::Inherited;
 use crate::object::fixture::Workshop;
 use crate::process::launch::shell_code;
 
-/// Where the program has put [`MARK`] by the time it ends.
+/// Where the program stores [`MARK`] before it exits.
 const MARK_ADDRESS: u64 = 0x1000_0000;
 const MARK: [u8; 8] = *b"it is me";
 
-/// The first argument says how it ends. Its second and later ones are a program to be run.
-const ENDS: &str = r#"
+/// The first argument is the way to exit; further ones are a program to execute.
+const EXITS: &str = r#"
     #define _GNU_SOURCE
     #include <errno.h>
     #include <pthread.h>
@@ -96,7 +96,7 @@ const ENDS: &str = r#"
     }"#;
 
 fn program(workshop: &Workshop) -> String {
-    let path = workshop.compile("gcc", "ends.c", ENDS, &["-pthread"]);
+    let path = workshop.compile("gcc", "exits.c", EXITS, &["-pthread"]);
     path.to_str().expect("UTF-8").to_owned()
 }
 
@@ -113,15 +113,15 @@ fn step(launch: &mut Launch) {
     launch.follow_execs().expect("held");
 }
 
-/// The next stir; `None` once the program has ended.
-fn next(launch: &mut Launch) -> Option<Stir> {
+/// The next stop; `None` once the program has ended.
+fn next(launch: &mut Launch) -> Option<ProgramStop> {
     let begun = Instant::now();
     loop {
-        let stir = launch.next_stir().expect("followed");
-        if stir.is_some() || launch.try_reap().is_some() {
-            return stir;
+        let stop = launch.next_stop().expect("followed");
+        if stop.is_some() || launch.try_reap().is_some() {
+            return stop;
         }
-        assert!(begun.elapsed() < Duration::from_secs(60), "neither held nor ended: {launch:?}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "neither held nor exited: {launch:?}");
         std::thread::yield_now();
     }
 }
@@ -129,10 +129,10 @@ fn next(launch: &mut Launch) -> Option<Stir> {
 fn end(launch: &mut Launch) -> i32 {
     launch.follow_execs().expect("held");
     assert_eq!(next(launch), None);
-    shell_code(launch.try_reap().expect("it has ended"))
+    shell_code(launch.try_reap().expect("it has exited"))
 }
 
-/// What a held thread's process has at the known address.
+/// Reads the mark from a held thread's process.
 fn mark(tracee: &Tracee) -> [u8; 8] {
     let mut bytes = [0; 8];
     let memory = File::open(format!("/proc/{}/mem", tracee.pid())).expect("it is held");
@@ -140,32 +140,32 @@ fn mark(tracee: &Tracee) -> [u8; 8] {
     bytes
 }
 
-/// A program that ends in this way is held then, with as many threads, and ends with this code.
+/// Checks that a program is held at its exit, with this many threads, and exits with this code.
 fn check(how: &str, threads: usize, code: i32) {
     let workshop = Workshop::new();
     let mut launch = start(&[&program(&workshop), how]);
-    assert_eq!(next(&mut launch), Some(Stir::Exiting), "{how}");
-    assert_eq!(launch.next_stir().expect("held"), Some(Stir::Exiting), "{how}: told again");
+    assert_eq!(next(&mut launch), Some(ProgramStop::Exiting), "{how}");
+    assert_eq!(launch.next_stop().expect("held"), Some(ProgramStop::Exiting), "{how}: reported again");
     assert_eq!(launch.try_reap(), None, "{how}");
     let held = launch.held_threads();
     assert_eq!(held.len(), threads, "{how}: {launch:?}");
     for (tracee, stop) in &held {
         assert_eq!(*stop, Stop::Exiting, "{how}");
         assert_eq!(mark(tracee), MARK, "{how}");
-        let registers = tracee.registers().expect("held").expect("it lives");
-        assert!(registers.rsp != 0 && registers.fs_base != 0, "{how}: {registers:?}");
+        let registers = tracee.registers().expect("held").expect("it runs");
+        assert!(registers.stack_pointer() != 0 && registers.thread_pointer() != 0, "{how}: {registers:?}");
     }
     assert_eq!(end(&mut launch), code, "{how}");
 }
 
 #[test]
-fn a_program_is_held_when_it_ends_by_itself() {
+fn a_program_is_held_at_its_exit() {
     check("returns", 1, 3);
     check("many_end", 1, 7);
 }
 
 #[test]
-fn a_program_is_held_when_a_signal_ends_it() {
+fn a_program_is_held_when_a_signal_kills_it() {
     check("segv", 1, 139);
     check("kills", 1, 137);
 }
@@ -178,7 +178,7 @@ fn all_threads_are_held() {
 }
 
 #[test]
-fn the_end_of_the_first_thread_is_not_the_programs() {
+fn the_exit_of_the_first_thread_is_not_that_of_the_program() {
     check("first_ends", 1, 0);
     check("first_ends_first", 1, 6);
 }
@@ -189,14 +189,14 @@ fn children_are_not_held() {
 }
 
 #[test]
-fn execs_are_told_from_ends() {
+fn execs_are_distinguished_from_exits() {
     for how in ["execs", "thread_execs"] {
         let workshop = Workshop::new();
         let program = program(&workshop);
         let mut launch = start(&[&program, how, &program, "ten"]);
-        assert_eq!(next(&mut launch), Some(Stir::Exec), "{how}");
+        assert_eq!(next(&mut launch), Some(ProgramStop::Exec), "{how}");
         step(&mut launch);
-        assert_eq!(next(&mut launch), Some(Stir::Exiting), "{how}");
+        assert_eq!(next(&mut launch), Some(ProgramStop::Exiting), "{how}");
         assert_eq!(launch.held_threads().len(), 10, "{how}");
         assert_eq!(end(&mut launch), 4, "{how}");
     }
@@ -212,45 +212,45 @@ fn asleep(workshop: &Workshop, how: &str, threads: usize) -> Launch {
     };
     let pid = launch.pid().0;
     while waits(pid, libc::SYS_pause) + waits(pid, libc::SYS_epoll_wait) < threads {
-        assert_eq!(launch.next_stir().expect("followed"), None);
+        assert_eq!(launch.next_stop().expect("followed"), None);
     }
     launch
 }
 
 #[test]
-fn a_program_that_is_killed_is_held_and_ends() {
+fn a_killed_program_is_held_and_exits() {
     let workshop = Workshop::new();
     for held in [false, true] {
         let mut launch = asleep(&workshop, "sleeps", 1);
         if held {
             assert!(launch.stop().expect("it stops"));
         }
-        let pid = crate::linux::pid::raw(launch.pid()).expect("a process's");
-        kill_process(pid, Signal::KILL).expect("it lives");
+        let pid = crate::linux::pidfd::raw_pid(launch.pid()).expect("a valid PID");
+        kill_process(pid, Signal::KILL).expect("it runs");
         if held {
             launch.follow_execs().expect("held");
         }
-        // Where the kill and the letting go meet, the end may pass unseen; it must come.
-        let stir = next(&mut launch);
-        assert!(matches!(stir, Some(Stir::Exiting) | None) && (held || stir.is_some()), "{stir:?}");
+        // If the kill coincides with the resumption, the stop may be missed, but not the exit.
+        let stop = next(&mut launch);
+        assert!(matches!(stop, Some(ProgramStop::Exiting) | None) && (held || stop.is_some()), "{stop:?}");
         assert_eq!(end(&mut launch), 137);
     }
 }
 
 #[test]
-fn a_program_that_has_ended_meanwhile_is_not_stopped() {
+fn a_program_that_has_exited_meanwhile_is_not_stopped() {
     let workshop = Workshop::new();
     let mut launch = start(&[&program(&workshop), "returns"]);
-    assert_eq!(next(&mut launch), Some(Stir::Exiting));
+    assert_eq!(next(&mut launch), Some(ProgramStop::Exiting));
     launch.follow_execs().expect("held");
     let stat = format!("/proc/{}/stat", launch.pid());
-    while !std::fs::read_to_string(&stat).expect("nobody has asked for its end").contains(") Z ") {}
-    assert!(!launch.stop().expect("it has ended"));
+    while !std::fs::read_to_string(&stat).expect("not reaped").contains(") Z ") {}
+    assert!(!launch.stop().expect("it has exited"));
     assert_eq!(launch.try_reap().map(shell_code), Some(3));
 }
 
 #[test]
-fn a_program_is_stopped_and_goes_on_undisturbed() {
+fn a_stopped_program_continues_undisturbed() {
     let workshop = Workshop::new();
     let mut launch = asleep(&workshop, "epolls", 2);
     for _ in 0..3 {
@@ -259,44 +259,44 @@ fn a_program_is_stopped_and_goes_on_undisturbed() {
         assert_eq!(held.len(), 2);
         assert!(held.iter().all(|(tracee, _)| mark(tracee) == MARK));
         launch.follow_execs().expect("held");
-        assert_eq!(launch.next_stir().expect("followed"), None);
+        assert_eq!(launch.next_stop().expect("followed"), None);
     }
-    assert_eq!(next(&mut launch), Some(Stir::Exiting));
+    assert_eq!(next(&mut launch), Some(ProgramStop::Exiting));
     assert_eq!(end(&mut launch), 8, "no call has failed");
 }
 
 #[test]
-fn a_program_that_is_let_go_is_held_no_more() {
+fn a_detached_program_is_not_held() {
     let workshop = Workshop::new();
     let mut launch = asleep(&workshop, "epolls", 2);
-    launch.release().expect("let go");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", launch.pid())).expect("it lives");
+    launch.release().expect("detached");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", launch.pid())).expect("it runs");
     assert!(status.contains("TracerPid:\t0"), "{status}");
     assert_eq!(next(&mut launch), None);
     assert_eq!(launch.try_reap().map(shell_code), Some(8));
 }
 
 #[test]
-fn a_program_in_a_group_stop_stays_there() {
+fn a_program_in_a_group_stop_stays_stopped() {
     let workshop = Workshop::new();
     let mut launch = asleep(&workshop, "sleeps", 1);
-    let pid = crate::linux::pid::raw(launch.pid()).expect("a process's");
-    let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).expect("it lives");
-    kill_process(pid, Signal::STOP).expect("it lives");
+    let pid = crate::linux::pidfd::raw_pid(launch.pid()).expect("a valid PID");
+    let state = || std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).expect("it runs");
+    kill_process(pid, Signal::STOP).expect("it runs");
     while !state().contains("State:\tt") {
-        assert_eq!(launch.next_stir().expect("followed"), None);
+        assert_eq!(launch.next_stop().expect("followed"), None);
     }
     assert!(launch.stop().expect("it stops"));
     launch.follow_execs().expect("held");
     for _ in 0..100 {
-        assert_eq!(launch.next_stir().expect("followed"), None);
+        assert_eq!(launch.next_stop().expect("followed"), None);
     }
     assert!(state().contains("State:\tt"), "{}", state());
-    kill_process(pid, Signal::CONT).expect("it lives");
+    kill_process(pid, Signal::CONT).expect("it runs");
     while !state().contains("State:\tS") {
-        assert_eq!(launch.next_stir().expect("followed"), None);
+        assert_eq!(launch.next_stop().expect("followed"), None);
     }
-    kill_process(pid, Signal::TERM).expect("it lives");
-    assert_eq!(next(&mut launch), Some(Stir::Exiting));
+    kill_process(pid, Signal::TERM).expect("it runs");
+    assert_eq!(next(&mut launch), Some(ProgramStop::Exiting));
     assert_eq!(end(&mut launch), 143);
 }

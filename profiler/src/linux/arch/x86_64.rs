@@ -1,0 +1,263 @@
+//! x86-64.
+
+#![expect(unsafe_code, reason = "declares functions that are defined in assembly")]
+
+use std::arch::global_asm;
+
+/// The system call instruction (`syscall`).
+pub(crate) const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
+
+/// `AUDIT_ARCH_X86_64`: identifies 64-bit system calls.
+pub(crate) const AUDIT_ARCH: u32 = 0xc000_003e;
+
+/// End of the addresses of user processes. `[vsyscall]` above it belongs to the kernel and cannot make system calls.
+pub(crate) const ADDRESS_END: u64 = 1 << 56;
+
+/// Bytes below the stack pointer that a leaf function may use
+/// (<https://gitlab.com/x86-psABIs/x86-64-ABI>, "The Stack Frame").
+pub(crate) const RED_ZONE_BYTES: u64 = 128;
+
+/// Offsets of `list` and `tid` in glibc's `struct pthread`, which are the same in all versions: they follow a header of 704 bytes.
+pub(crate) const PTHREAD_LIST_OFFSET: u64 = 0x2c0;
+pub(crate) const PTHREAD_TID_OFFSET: u64 = 0x2d0;
+
+/// The architecture for seccomp filters.
+pub(crate) const SECCOMP_ARCH: seccompiler::TargetArch = seccompiler::TargetArch::x86_64;
+
+/// System calls of this architecture that others replace by newer ones, allowed in the symbolizer.
+pub(crate) const LEGACY_SYSCALLS_ALLOWED: [libc::c_long; 7] = [
+    libc::SYS_poll,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_readlink,
+    libc::SYS_mkdir,
+    libc::SYS_symlink,
+    libc::SYS_unlink,
+];
+
+/// The legacy system call that opens files, and the index of its flags.
+pub(crate) const LEGACY_OPEN: (libc::c_long, u8) = (libc::SYS_open, 1);
+
+/// System calls of this architecture that a dynamic linker makes while it loads.
+pub(crate) fn is_legacy_loader_syscall(number: libc::c_long) -> bool {
+    matches!(
+        number,
+        libc::SYS_open
+            | libc::SYS_access
+            | libc::SYS_stat
+            | libc::SYS_lstat
+            | libc::SYS_readlink
+            | libc::SYS_arch_prctl
+    )
+}
+
+/// Whether a system call is made by the kernel's own trampolines for probes (`uretprobe` and `uprobe`), which may already be
+/// attached. It indicates nothing about the running code.
+pub(crate) fn is_probe_syscall(number: u64) -> bool {
+    matches!(number, 335 | 336)
+}
+
+/// The general registers of a stopped thread, in the kernel's order (`struct user_regs_struct` of
+/// <https://github.com/torvalds/linux/blob/v5.15/arch/x86/include/asm/user_64.h#L69-L97>).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Registers {
+    pub r15: u64,
+    pub r14: u64,
+    pub r13: u64,
+    pub r12: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub r11: u64,
+    pub r10: u64,
+    pub r9: u64,
+    pub r8: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    /// Number of the interrupted system call, or negative.
+    pub orig_rax: u64,
+    pub rip: u64,
+    pub cs: u64,
+    pub eflags: u64,
+    pub rsp: u64,
+    pub ss: u64,
+    /// Thread pointer.
+    pub fs_base: u64,
+    pub gs_base: u64,
+    pub ds: u64,
+    pub es: u64,
+    pub fs: u64,
+    pub gs: u64,
+}
+
+const _: () = assert!(size_of::<Registers>() == 27 * 8);
+
+/// System calls that fail with `EINTR` after a ptrace stop although no signal was delivered; the kernel restarts all others
+/// ([signal(7)](https://man7.org/linux/man-pages/man7/signal.7.html), "Interruption of system calls and library functions by
+/// stop signals").
+const NOT_RESTARTED: [libc::c_long; 22] = [
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_io_getevents,
+    libc::SYS_io_uring_enter,
+    libc::SYS_read,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_accept4,
+    // Variants, and sockets with a timeout (`SO_RCVTIMEO`, `SO_SNDTIMEO`). `connect` must not be restarted: it fails while the
+    // first attempt is in progress.
+    libc::SYS_accept,
+    libc::SYS_recvmmsg,
+    libc::SYS_readv,
+    libc::SYS_preadv2,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    // On tmpfs only.
+    libc::SYS_fallocate,
+];
+
+/// `ERESTARTNOHAND`: the kernel restarts the system call unless a signal handler is to run
+/// (<https://github.com/torvalds/linux/blob/v5.15/include/linux/errno.h#L11-L22>).
+const RESTART_UNLESS_HANDLED: i64 = -514;
+
+/// Upper bound of the XSAVE area on any processor so far: AMX tiles take 8 KiB.
+pub(crate) const EXTENDED_BYTES_MAX: usize = 16 << 10;
+
+/// `NT_X86_XSTATE`: the register set of floating-point and vector registers.
+pub(crate) const NT_EXTENDED: libc::c_int = 0x202;
+
+/// `TF` in `eflags`: single-step.
+const TRAP_FLAG: u64 = 1 << 8;
+
+impl Registers {
+    /// All registers that may contain pointers.
+    pub(crate) fn general(&self) -> [u64; 16] {
+        [
+            self.rax, self.rbx, self.rcx, self.rdx, self.rsi, self.rdi, self.rbp, self.rsp, self.r8, self.r9, self.r10,
+            self.r11, self.r12, self.r13, self.r14, self.r15,
+        ]
+    }
+
+    /// Address of the next instruction.
+    pub(crate) fn instruction(&self) -> u64 {
+        self.rip
+    }
+
+    pub(crate) fn stack_pointer(&self) -> u64 {
+        self.rsp
+    }
+
+    pub(crate) fn thread_pointer(&self) -> u64 {
+        self.fs_base
+    }
+
+    /// Number of the system call in which the thread stopped.
+    pub(crate) fn syscall(&self) -> Option<libc::c_long> {
+        Some(self.orig_rax.cast_signed()).filter(|&number| number >= 0)
+    }
+
+    /// The registers with which a system call that failed only because of the stop is restarted when the thread resumes; `None`
+    /// where nothing has to change. Valid at a [`Stop::Trap`](crate::linux::ptrace::Stop::Trap) that no signal has caused.
+    pub(crate) fn with_syscall_restarted(&self) -> Option<Self> {
+        let interrupted = self.rax.cast_signed() == -i64::from(libc::EINTR);
+        let fails = NOT_RESTARTED.contains(&self.orig_rax.cast_signed());
+        (interrupted && fails).then(|| Self { rax: RESTART_UNLESS_HANDLED.cast_unsigned(), ..*self })
+    }
+
+    /// Registers with which the thread makes this system call by the instruction at `instruction`. Keeps stack, thread pointer and
+    /// segments, and clears all others.
+    pub(crate) fn for_syscall(&self, instruction: u64, number: libc::c_long, arguments: [u64; 6]) -> Self {
+        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+        let Self { rsp, cs, ss, fs_base, gs_base, ds, es, fs, gs, .. } = *self;
+        Self {
+            rax: number.cast_unsigned(),
+            // No interrupted system call that the kernel would restart.
+            orig_rax: u64::MAX,
+            rip: instruction,
+            eflags: self.eflags & !TRAP_FLAG,
+            rdi,
+            rsi,
+            rdx,
+            r10,
+            r8,
+            r9,
+            rsp,
+            cs,
+            ss,
+            fs_base,
+            gs_base,
+            ds,
+            es,
+            fs,
+            gs,
+            ..Self::default()
+        }
+    }
+}
+
+/// Defines a function for `doctor` to probe, from instructions in AT&T syntax.
+macro_rules! function {
+    ($name:literal, $($instruction:literal),+) => {
+        global_asm!(
+            ".pushsection .text.heapbpf_calibration, \"ax\", @progbits",
+            concat!(".globl ", $name),
+            concat!(".hidden ", $name),
+            concat!(".type ", $name, ", @function"),
+            ".p2align 4",
+            concat!($name, ":"),
+            $($instruction,)+
+            concat!(".size ", $name, ", . - ", $name),
+            ".popsection",
+            options(att_syntax)
+        );
+    };
+}
+
+// Each does nothing and returns. The first instruction matters: the kernel emulates `push` and single-steps `test`
+// (see `probe::place`). There are two of each: one for an entry probe alone, one for a return probe as well.
+function!("heapbpf_emulated", "push %rbx", "pop %rbx", "ret");
+function!("heapbpf_emulated_returning", "push %rbx", "pop %rbx", "ret");
+function!("heapbpf_stepped", "test %rdi, %rdi", "ret");
+function!("heapbpf_stepped_returning", "test %rdi, %rdi", "ret");
+
+// SAFETY: the functions above follow the C calling convention: they change only the flags.
+unsafe extern "C" {
+    pub(crate) safe fn heapbpf_emulated(argument: u64);
+    pub(crate) safe fn heapbpf_emulated_returning(argument: u64);
+    pub(crate) safe fn heapbpf_stepped(argument: u64);
+    pub(crate) safe fn heapbpf_stepped_returning(argument: u64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_system_calls_interrupted_by_the_stop_are_restarted() {
+        let check = |number: libc::c_long, error: i32| {
+            let registers = Registers {
+                orig_rax: number.cast_unsigned(),
+                rax: i64::from(-error).cast_unsigned(),
+                ..Default::default()
+            };
+            registers.with_syscall_restarted().map(|registers| registers.rax.cast_signed())
+        };
+        assert_eq!(check(libc::SYS_epoll_wait, libc::EINTR), Some(-514));
+        assert_eq!(check(libc::SYS_sendto, libc::EINTR), Some(-514));
+        assert_eq!(check(libc::SYS_connect, libc::EINTR), None, "the connection is in progress");
+        assert_eq!(check(libc::SYS_epoll_wait, libc::EBADF), None);
+        assert_eq!(check(libc::SYS_epoll_wait, 512), None, "the kernel restarts it");
+        assert_eq!(check(libc::SYS_close, libc::EINTR), None, "the descriptor is closed");
+        assert_eq!(check(-1, libc::EINTR), None, "not in a system call");
+    }
+}

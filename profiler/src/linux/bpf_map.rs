@@ -1,0 +1,428 @@
+//! Batch operations on maps: a system call per element would take seconds for large tables.
+
+#![expect(unsafe_code, reason = "aya 0.14 has no batch operations")]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aya::Pod;
+use rustix::mm::ProtFlags;
+
+use crate::linux::mapping::Mapped;
+
+/// `union bpf_attr` for batches
+/// (<https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/bpf.h#L1566-L1587>).
+#[repr(C)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// `BPF_MAP_LOOKUP_BATCH` (Linux 5.6).
+const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
+
+/// `BPF_MAP_UPDATE_BATCH` (Linux 5.6).
+const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
+
+/// `BPF_MAP_DELETE_BATCH` (Linux 5.6).
+const BPF_MAP_DELETE_BATCH: libc::c_long = 27;
+
+/// Elements per system call: bounds the key buffer, and the time of one call.
+pub(crate) const BATCH: usize = 65_536;
+
+/// An incomplete batch: how many elements were processed, and the error.
+struct Incomplete {
+    done: usize,
+    error: io::Error,
+}
+
+/// Runs a command on elements of a map; empty `values` stand for none.
+fn batch<K: Pod, V: Pod>(command: libc::c_long, map: &impl AsFd, keys: &[K], values: &[V]) -> Result<(), Incomplete> {
+    let unusable = |errno| Incomplete { done: 0, error: io::Error::from_raw_os_error(errno) };
+    if !values.is_empty() && values.len() != keys.len() {
+        return Err(unusable(libc::EINVAL));
+    }
+    let count = u32::try_from(keys.len()).map_err(|_| unusable(libc::E2BIG))?;
+    let mut attr = BatchAttr {
+        in_batch: 0,
+        out_batch: 0,
+        keys: keys.as_ptr() as u64,
+        values: if values.is_empty() { 0 } else { values.as_ptr() as u64 },
+        count,
+        map_fd: map.as_fd().as_raw_fd().unsigned_abs(),
+        elem_flags: 0,
+        flags: 0,
+    };
+    // SAFETY: `keys`, and `values` if any, have `count` elements and outlive the call; the callers guarantee the map's sizes.
+    // The kernel reads them and writes `count` back. `Pod` guarantees that they have no padding to leak.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong) };
+    if result == 0 {
+        return Ok(());
+    }
+    // A kernel that refuses the command itself leaves the count at its maximum.
+    let done = if attr.count < count { attr.count as usize } else { 0 };
+    Err(Incomplete { done, error: io::Error::last_os_error() })
+}
+
+/// Writes `values` to an array map, starting at index `first`. Errors: `E2BIG` when an index is beyond the map, `ENOTSUPP` (524)
+/// before Linux 5.6.
+pub(crate) fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
+    let mut next = first;
+    for chunk in values.chunks(BATCH) {
+        let count = u32::try_from(chunk.len()).map_err(io::Error::other)?;
+        let end = next.checked_add(count).ok_or_else(|| io::Error::from_raw_os_error(libc::E2BIG))?;
+        let keys: Vec<u32> = (next..end).collect();
+        batch(BPF_MAP_UPDATE_BATCH, &map, &keys, chunk).map_err(|incomplete| incomplete.error)?;
+        next = end;
+    }
+    Ok(())
+}
+
+/// Writes elements to a hash map, replacing existing ones, and returns how many fit: all, or the first so many. Errors: `ENOTSUPP`
+/// (524) before Linux 5.6, `EINVAL` when there are not as many values as keys; a full map is no error.
+pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V]) -> io::Result<usize> {
+    if keys.len() != values.len() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mut written = 0;
+    for (keys, values) in keys.chunks(BATCH).zip(values.chunks(BATCH)) {
+        match batch(BPF_MAP_UPDATE_BATCH, &map, keys, values) {
+            Ok(()) => written += keys.len(),
+            Err(Incomplete { done, error }) => {
+                let full = matches!(error.raw_os_error(), Some(libc::E2BIG | libc::ENOMEM));
+                return if full { Ok(written + done) } else { Err(error) };
+            }
+        }
+    }
+    Ok(written)
+}
+
+/// Removes elements from a hash map and passes those that existed to `removed`, in parts. Errors: `ENOTSUPP` (524) before Linux
+/// 5.6; some may be removed then.
+pub(crate) fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl FnMut(&[K])) -> io::Result<()> {
+    for mut chunk in keys.chunks(BATCH) {
+        while !chunk.is_empty() {
+            match batch::<K, u8>(BPF_MAP_DELETE_BATCH, &map, chunk, &[]) {
+                Ok(()) => {
+                    removed(chunk);
+                    break;
+                }
+                // The kernel stops at the first missing element.
+                Err(Incomplete { done, error }) if error.raw_os_error() == Some(libc::ENOENT) => {
+                    removed(&chunk[..done]);
+                    chunk = &chunk[done + 1..];
+                }
+                Err(Incomplete { error, .. }) => return Err(error),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Elements read at a time: buckets are read as a whole, and few have more than a handful.
+const READ_BATCH: usize = 8192;
+
+/// Reads all elements of a hash map and passes them to `found`, keys and values in the same order, in parts. Concurrently
+/// added or removed elements may be missing; all others are passed exactly once. Errors: `ENOTSUPP` (524) before Linux 5.6.
+pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[K], &[V])) -> io::Result<()> {
+    let (mut keys, mut values) = (Vec::<K>::with_capacity(READ_BATCH), Vec::<V>::with_capacity(READ_BATCH));
+    // Where the kernel continues: a bucket number, in a buffer with room for a key, as its documentation requires.
+    let mut cursor = [0u8; 64];
+    let mut is_first = true;
+    if size_of::<K>() > cursor.len() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    loop {
+        let count = u32::try_from(keys.capacity().min(values.capacity())).map_err(io::Error::other)?;
+        let mut attr = BatchAttr {
+            in_batch: if is_first { 0 } else { cursor.as_ptr() as u64 },
+            out_batch: cursor.as_mut_ptr() as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count,
+            map_fd: map.as_fd().as_raw_fd().unsigned_abs(),
+            elem_flags: 0,
+            flags: 0,
+        };
+        // SAFETY: `keys` and `values` have room for `count` elements, `cursor` for the kernel's position, and all outlive the
+        // call; the callers guarantee the map's sizes. The kernel reads the cursor before it writes it.
+        let result = unsafe {
+            libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_BATCH, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong)
+        };
+        let error = if result == 0 { None } else { io::Error::last_os_error().raw_os_error() };
+        match error {
+            // The last elements arrive with an error.
+            None | Some(libc::ENOENT) => {}
+            // The first non-empty bucket has more elements than fit, and nothing was read. Otherwise the kernel leaves such a
+            // bucket to the next call and reports no error (`__htab_map_lookup_and_delete_batch` in kernel/bpf/hashtab.c).
+            Some(libc::ENOSPC) => {
+                keys.reserve(keys.capacity() * 2);
+                values.reserve(values.capacity() * 2);
+                continue;
+            }
+            Some(errno) => return Err(io::Error::from_raw_os_error(errno)),
+        }
+        let length = attr.count.min(count) as usize;
+        // SAFETY: the kernel has written so many, and `Pod` guarantees that any bytes are an element.
+        unsafe {
+            keys.set_len(length);
+            values.set_len(length);
+        }
+        found(&keys, &values);
+        keys.clear();
+        values.clear();
+        if error == Some(libc::ENOENT) {
+            return Ok(());
+        }
+        is_first = false;
+    }
+}
+
+/// Alignment of mapping offsets, in bytes.
+const PAGE_BYTES: usize = 4096;
+
+/// Consumer and producer positions of a ring buffer, in its first two pages.
+pub(crate) struct RingPositions(Mapped);
+
+impl RingPositions {
+    pub(crate) fn new(ring: impl AsFd) -> io::Result<Self> {
+        // The second page is read-only.
+        Ok(Self(Mapped::shared(ring, ProtFlags::READ, 0, 2 * PAGE_BYTES)?))
+    }
+
+    /// Bytes that were written, including headers, and not read.
+    pub(crate) fn unread_bytes(&self) -> u64 {
+        let start = self.0.start();
+        // SAFETY: both pages are mapped and begin with a word that is written atomically (`struct bpf_ringbuf` in
+        // kernel/bpf/ringbuf.c: the consumer's position, then the producers').
+        let (read, written) = unsafe {
+            let position = |page: usize| AtomicU64::from_ptr(start.byte_add(page * PAGE_BYTES).cast::<u64>());
+            (position(0).load(Ordering::Acquire), position(1).load(Ordering::Acquire))
+        };
+        written.saturating_sub(read)
+    }
+}
+
+/// Writes `values` to an array map with `BPF_F_MMAPABLE` (Linux 5.5), starting at index `first`. Concurrent readers may see
+/// some elements written and others not. Errors, with nothing written: `EINVAL` where the map lacks the flag or an index is beyond its
+/// last page, `ENOTSUPP` (524) where it is not an array.
+pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
+    // The kernel rounds elements up to 8 bytes; values of another size would not be adjacent.
+    const { assert!(size_of::<V>().is_multiple_of(8) && align_of::<V>() <= 8) };
+    if values.is_empty() {
+        return Ok(());
+    }
+    let too_far = || io::Error::from_raw_os_error(libc::EINVAL);
+    let begin = (first as usize).checked_mul(size_of::<V>()).ok_or_else(too_far)?;
+    let offset = begin - begin % PAGE_BYTES;
+    let length = (begin - offset).checked_add(size_of_val(values)).ok_or_else(too_far)?;
+    let mapped = Mapped::shared(map, ProtFlags::READ | ProtFlags::WRITE, offset, length)?;
+    // SAFETY: the mapping has `length` bytes, of which the last `size_of_val(values)` begin here; they are aligned to 8,
+    // because the mapping begins at a page and elements are multiples of 8. The kernel side reads words of 8 bytes and
+    // accepts any value. `Pod` guarantees that the values have no padding to leak.
+    unsafe {
+        let destination = mapped.start().byte_add(begin - offset).cast::<V>();
+        std::ptr::copy_nonoverlapping(values.as_ptr(), destination, values.len());
+    }
+    Ok(())
+}
+
+/// An array map of words in which the kernel side counts concurrently, with atomic instructions.
+pub(crate) struct SharedCounts {
+    mapped: Mapped,
+    count: usize,
+}
+
+impl SharedCounts {
+    /// Maps the first `count` words of an array map with `BPF_F_MMAPABLE` (Linux 5.5). Errors: as of [`write_mapped`].
+    pub(crate) fn new(map: impl AsFd, count: u32) -> io::Result<Self> {
+        let count = count as usize;
+        let length = count.checked_mul(size_of::<u64>()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        Ok(Self { mapped: Mapped::shared(map, ProtFlags::READ | ProtFlags::WRITE, 0, length)?, count })
+    }
+
+    /// The sum of all words. May or may not include concurrent changes.
+    pub(crate) fn sum(&self) -> u64 {
+        let words = self.mapped.start().cast::<u64>();
+        // SAFETY: within the mapping, as in `add`.
+        let word = |index| unsafe { AtomicU64::from_ptr(words.add(index)) }.load(Ordering::Relaxed);
+        (0..self.count).map(word).fold(0, u64::wrapping_add)
+    }
+
+    /// Adds to a word, wrapping around. Ignores indexes beyond the last.
+    pub(crate) fn add(&self, index: u32, change: i64) {
+        let index = index as usize;
+        if index < self.count {
+            // SAFETY: within the mapping, which lives as long as this and is aligned to a page; all other writers write
+            // atomically.
+            let word = unsafe { AtomicU64::from_ptr(self.mapped.start().cast::<u64>().add(index)) };
+            word.fetch_add(change.cast_unsigned(), Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{FromRawFd, OwnedFd};
+
+    use super::*;
+
+    const BPF_MAP_CREATE: libc::c_long = 0;
+    const BPF_MAP_TYPE_HASH: u32 = 1;
+    const BPF_F_NO_PREALLOC: u32 = 1;
+
+    /// A hash map of `entries` pairs of 8 bytes each.
+    fn hash(entries: u32) -> OwnedFd {
+        let attr: [u32; 5] = [BPF_MAP_TYPE_HASH, 8, 8, entries, BPF_F_NO_PREALLOC];
+        // SAFETY: type, key size, value size, entries and flags are the first fields of the command and all that it needs.
+        let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, attr.as_ptr(), size_of_val(&attr)) };
+        let fd = i32::try_from(fd).expect("descriptors are small");
+        assert!(fd >= 0, "no map: {}; run as root", io::Error::last_os_error());
+        // SAFETY: a new descriptor without another owner.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    }
+
+    fn keys(range: std::ops::Range<u64>) -> Vec<u64> {
+        range.collect()
+    }
+
+    /// Removes elements and returns how many existed.
+    fn remove_all(map: &impl AsFd, keys: &[u64]) -> usize {
+        let mut all = Vec::new();
+        remove_hash(map, keys, |removed| all.extend_from_slice(removed)).expect("a hash map");
+        assert!(all.iter().all(|key| keys.contains(key)));
+        all.len()
+    }
+
+    #[test]
+    fn written_elements_are_removed_once() {
+        let map = hash(200_000);
+        let all = keys(0..150_000);
+        assert_eq!(write_hash(&map, &all, &all).expect("they fit"), 150_000);
+        assert_eq!(write_hash(&map, &all, &all).expect("replaced"), 150_000);
+        // Existing and missing keys alternate, with a missing one at both ends.
+        let some = [200_000u64, 0, 1, 200_001, 200_002, 149_999, 200_003];
+        let mut removed = Vec::new();
+        remove_hash(&map, &some, |keys| removed.extend_from_slice(keys)).expect("a hash map");
+        assert_eq!(removed, [0, 1, 149_999]);
+        let mut count = 0;
+        remove_hash(&map, &some, |keys| count += keys.len()).expect("a hash map");
+        assert_eq!(count, 0);
+        remove_hash(&map, &all, |keys| count += keys.len()).expect("a hash map");
+        assert_eq!(count, 149_997);
+    }
+
+    #[test]
+    fn a_full_map_takes_as_many_elements_as_fit() {
+        let map = hash(1000);
+        let all = keys(0..3000);
+        let written = write_hash(&map, &all, &all).expect("a full map is no error");
+        assert_eq!(written, 1000);
+        assert_eq!(remove_all(&map, &all[..written]), written, "the reported ones");
+        assert_eq!(remove_all(&map, &all), 0, "no others");
+    }
+
+    #[test]
+    fn every_element_is_read_once() {
+        for (entries, written) in [(1, 0), (1, 1), (10, 3), (200_000, 150_000), (30_000, 30_000)] {
+            let map = hash(entries);
+            let all = keys(0..written);
+            let doubled: Vec<u64> = all.iter().map(|key| key * 2).collect();
+            write_hash(&map, &all, &doubled).expect("they fit");
+            let mut found = Vec::new();
+            read_hash(&map, |keys: &[u64], values: &[u64]| {
+                found.extend(keys.iter().copied().zip(values.iter().copied()))
+            })
+            .expect("a hash map");
+            found.sort_unstable();
+            assert_eq!(found, all.into_iter().zip(doubled).collect::<Vec<_>>(), "{written} of {entries}");
+        }
+    }
+
+    #[test]
+    fn a_refused_command_is_an_error() {
+        let not_a_map = std::fs::File::open("/").expect("readable");
+        assert!(write_hash(&not_a_map, &[1u64], &[1u64]).is_err());
+        assert!(remove_hash(&not_a_map, &[1u64], |_| ()).is_err());
+        assert!(read_hash(&not_a_map, |_: &[u64], _: &[u64]| ()).is_err());
+        assert!(write_hash(hash(1), &[1u64], &[] as &[u64]).is_err());
+    }
+}
+
+#[cfg(test)]
+mod map_memory_tests {
+    use std::os::fd::{FromRawFd, OwnedFd};
+
+    use super::*;
+
+    const BPF_MAP_CREATE: libc::c_long = 0;
+    const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+    const BPF_MAP_TYPE_ARRAY: u32 = 2;
+    const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+    /// An array of 1000 values of 8 bytes.
+    fn array(flags: u32) -> OwnedFd {
+        let attr: [u32; 5] = [BPF_MAP_TYPE_ARRAY, 4, 8, 1000, flags];
+        // SAFETY: type, key size, value size, entries and flags are the first fields of the command and all that it needs.
+        let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, attr.as_ptr(), size_of_val(&attr)) };
+        let fd = i32::try_from(fd).expect("descriptors are small");
+        assert!(fd >= 0, "no map: {}; run as root", io::Error::last_os_error());
+        // SAFETY: a new descriptor without another owner.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    }
+
+    fn value(map: &OwnedFd, key: u32) -> u64 {
+        let value = 0_u64;
+        let attr: [u64; 4] =
+            [u64::from(map.as_raw_fd().unsigned_abs()), &raw const key as u64, &raw const value as u64, 0];
+        // SAFETY: descriptor, key, value and flags; both outlive the call and have the map's sizes.
+        let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_ELEM, attr.as_ptr(), size_of_val(&attr)) };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        // SAFETY: a local variable.
+        unsafe { std::ptr::read_volatile(&raw const value) }
+    }
+
+    #[test]
+    fn only_the_given_elements_are_written() {
+        let map = array(BPF_F_MMAPABLE);
+        // Crosses a page, which holds 512 elements.
+        let values: Vec<u64> = (1..=600).collect();
+        write_mapped(&map, 200, &values).expect("the map allows it");
+        let read = [0, 199, 200, 511, 512, 799, 800, 999].map(|key| value(&map, key));
+        assert_eq!(read, [0, 0, 1, 312, 313, 600, 0, 0]);
+        write_mapped::<u64>(&map, 5, &[]).expect("an empty write succeeds");
+        write_array(&map, 999, &[7_u64]).expect("system calls still work");
+        assert_eq!(value(&map, 999), 7);
+    }
+
+    #[test]
+    fn counts_are_shared() {
+        let map = array(BPF_F_MMAPABLE);
+        let (counts, others) = (SharedCounts::new(&map, 1000).expect("mappable"), SharedCounts::new(&map, 1000));
+        counts.add(999, 5);
+        others.expect("mappable twice").add(999, -2);
+        counts.add(1000, 1);
+        assert_eq!([0, 998, 999].map(|key| value(&map, key)), [0, 0, 3]);
+        assert!(SharedCounts::new(array(0), 1000).is_err(), "no flag");
+    }
+
+    #[test]
+    fn a_map_that_cannot_be_mapped_is_not_changed() {
+        let plain = array(0);
+        assert_eq!(write_mapped(&plain, 0, &[1_u64]).expect_err("no flag").raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(value(&plain, 0), 0);
+        let map = array(BPF_F_MMAPABLE);
+        let error = write_mapped(&map, 900, &[1_u64; 600]).expect_err("ends beyond the map's last page");
+        assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(value(&map, 900), 0);
+        assert!(write_mapped(&map, u32::MAX, &[1_u64]).is_err());
+    }
+}
