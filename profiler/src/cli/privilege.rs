@@ -11,8 +11,7 @@ use crate::linux::proc::process;
 pub(super) fn check() -> Result<()> {
     let missing = feature::missing().context("cannot read this process's capabilities")?;
     if !missing.is_empty() {
-        let names: Vec<_> = missing.iter().map(ToString::to_string).collect();
-        bail!("not allowed: missing {}; run `sudo {}`", names.join(", "), command_line());
+        bail!("not allowed: missing {}; run `sudo {}`", missing.join(", "), command_line());
     }
     if !process::in_initial_pid_namespace().unwrap_or(true) {
         bail!(

@@ -1,4 +1,5 @@
-//! Copies memory of a process into one buffer, allocated before the process is stopped, with several threads where that pays.
+//! Copies memory of a process into one buffer, allocated before the process is stopped, with several threads where that
+//! pays.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,9 +28,10 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    /// Allocates memory for a process that has this many bytes now, with room for growth until it is stopped. Takes half a
-    /// second per GiB, which must not be spent while the process is stopped. Fails for more than three quarters of the memory that is
-    /// available on the machine and in this process's control groups: the analysis of the copy needs memory as well.
+    /// Allocates memory for a process that has this many bytes now, with room for growth until it is stopped. Takes
+    /// half a second per GiB, which must not be spent while the process is stopped. Fails for more than three quarters
+    /// of the memory that is available on the machine and in this process's control groups: the analysis of the copy
+    /// needs memory as well.
     pub(crate) fn of(pid: Pid, bytes: u64) -> Result<Self, CollectError> {
         let free = [memory::available_bytes(), memory::available_in_cgroup_bytes()].into_iter().flatten().min();
         let mut reserved = Self::empty(pid, bytes, free.map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
@@ -70,8 +72,8 @@ struct Piece {
 }
 
 impl Copy {
-    /// Copies spans of a process (by rising address, without overlaps). Fails when the process has exited, cannot be read, or
-    /// has grown too much.
+    /// Copies spans of a process (by rising address, without overlaps). Fails when the process has exited, cannot be
+    /// read, or has grown too much.
     pub(crate) fn take(pid: Pid, spans: &[Span], reserved: Reserved) -> Result<Self, CollectError> {
         let pieces = laid_out(spans);
         let bytes = pieces.last().map_or(0, |last| last.offset + length(last));

@@ -1,25 +1,26 @@
 //! Copies of stopped processes by a fork: the kernel copies a page when the process next writes to it.
 //!
-//! One of the process's threads is made to fork, and notices nothing. The copy runs nothing but `exit_group(0)` once it is
-//! released, also when heapbpf is killed: a parent might take a child that was killed for a crash, and end all its others
-//! (PostgreSQL's postmaster does). Processes that could notice the fork are refused.
+//! One of the process's threads is made to fork, and notices nothing. The copy runs nothing but `exit_group(0)` once it
+//! is released, also when heapbpf is killed: a parent might take a child that was killed for a crash, and end all its
+//! others (PostgreSQL's postmaster does). Processes that could notice the fork are refused.
 //!
 //! ```text
 //! thread ─clone(CLONE_VM)─▶ intermediate process ─clone()─▶ copy
 //!        ◀─wait4()─ it is killed                    └──▶ child of init
 //! ```
-//! A direct child would belong to the process until its exit, visible to any of its `wait` calls, and remain as a zombie. The
-//! intermediate process lives and is reaped while the process is stopped; the copy is reparented to init or a subreaper, which
-//! must not be the process itself. If heapbpf is killed in the microseconds before `PTRACE_O_EXITKILL` is set for the intermediate
-//! process, that process dies at its first use of the stack, which it does not have, with all signals blocked. Descriptors are
-//! shared, not copied, so that a file that the process closes is closed.
+//! A direct child would belong to the process until its exit, visible to any of its `wait` calls, and remain as a
+//! zombie. The intermediate process lives and is reaped while the process is stopped; the copy is reparented to init or
+//! a subreaper, which must not be the process itself. If heapbpf is killed in the microseconds before
+//! `PTRACE_O_EXITKILL` is set for the intermediate process, that process dies at its first use of the stack, which it
+//! does not have, with all signals blocked. Descriptors are shared, not copied, so that a file that the process closes
+//! is closed.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
 
-use super::process::{ForkError, ProcessCopy};
+use super::process::ForkError;
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::linux::arch::{ADDRESS_END, Registers, SYSCALL_INSTRUCTION};
@@ -45,7 +46,8 @@ pub(crate) struct Lender {
     pub traces_threads: bool,
 }
 
-/// A copy of a process that does not run. Dropping it on the thread that created it makes it exit, as does the exit of that thread.
+/// A copy of a process that does not run. Dropping it on the thread that created it makes it exit, as does the exit of
+/// that thread.
 #[derive(Debug)]
 pub(crate) struct ForkCopy {
     of: Pid,
@@ -57,8 +59,8 @@ pub(crate) struct ForkCopy {
 }
 
 impl ForkCopy {
-    /// Copies a process whose threads are all held, including `lenders`. `mapped` are its mappings. The threads are held as
-    /// before when this returns. Takes about 10 ms per GiB, mostly to copy page tables.
+    /// Copies a process whose threads are all held, including `lenders`. `mapped` are its mappings. The threads are
+    /// held as before when this returns. Takes about 10 ms per GiB, mostly to copy page tables.
     pub(crate) fn make(pid: Pid, lenders: &[Lender], mapped: &[Region]) -> Result<Self, ForkError> {
         if is_first_of_namespace(pid) {
             return Err(ForkError::Adopts(pid));
@@ -192,7 +194,8 @@ fn copy_from(pid: Pid, thread: &InjectedThread, between: &Tracee) -> Result<(For
         let _ = copy.kill().and_then(|()| wait_for_end(&copy));
         failed(error)
     })?;
-    // Pages that the process writes from now on exist twice: if memory runs out, the copy is killed, and not the process.
+    // Pages that the process writes from now on exist twice: if memory runs out, the copy is killed, and not the
+    // process.
     let _ = std::fs::write(format!("/proc/{}/oom_score_adj", copy.pid()), "1000");
     let forked = ForkCopy {
         of: pid,
@@ -204,8 +207,8 @@ fn copy_from(pid: Pid, thread: &InjectedThread, between: &Tracee) -> Result<(For
     Ok((forked, number))
 }
 
-/// Makes a thread create a process and waits until it is stopped before its first instruction. Also returns its PID in the
-/// process's namespace.
+/// Makes a thread create a process and waits until it is stopped before its first instruction. Also returns its PID in
+/// the process's namespace.
 fn make_child(pid: Pid, maker: &mut InjectedThread, flags: u32) -> Result<(Tracee, u64), ForkError> {
     let failed = |error| ForkError::Trace(pid, error);
     let mut child = None;
@@ -240,8 +243,8 @@ const CALL_WAIT: Duration = Duration::from_secs(20);
 
 const ALL_SIGNALS: u64 = u64::MAX;
 
-/// A thread that is made to make system calls by an existing instruction, and is restored afterwards: registers, signal mask and the
-/// interrupted system call. Its memory is written only by the injected calls.
+/// A thread that is made to make system calls by an existing instruction, and is restored afterwards: registers, signal
+/// mask and the interrupted system call. Its memory is written only by the injected calls.
 #[derive(Debug)]
 struct InjectedThread {
     pid: Pid,
@@ -317,8 +320,8 @@ impl InjectedThread {
         }
     }
 
-    /// Restores the thread, held as before. The kernel restarts an interrupted system call after a `PTRACE_INTERRUPT` stop, so the
-    /// thread is brought to one again.
+    /// Restores the thread, held as before. The kernel restarts an interrupted system call after a `PTRACE_INTERRUPT`
+    /// stop, so the thread is brought to one again.
     fn restore(mut self) -> io::Result<()> {
         if self.ran {
             self.tracee.interrupt()?;
@@ -352,9 +355,9 @@ impl InjectedThread {
     }
 }
 
-/// Whether a thread outside of system calls may be in a restartable sequence
-/// ([`struct rseq`](https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/rseq.h)): if it were moved elsewhere, the kernel
-/// would not restart the sequence.
+/// Whether a thread outside of system calls may be in a restartable sequence ([`struct
+/// rseq`](https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/rseq.h)): if it were moved elsewhere, the
+/// kernel would not restart the sequence.
 fn is_in_rseq(tracee: &Tracee, registers: &Registers) -> io::Result<bool> {
     let Some(area) = tracee.rseq_area()? else { return Ok(false) };
     let word = |address: u64| {
@@ -374,7 +377,8 @@ const BYTES_MAX: u64 = 16 << 20;
 
 const PIECE_BYTES: u64 = 64 << 10;
 
-/// Finds a system call instruction: in mappings of the kernel, where the thread made its last system call, or in any code.
+/// Finds a system call instruction: in mappings of the kernel, where the thread made its last system call, or in any
+/// code.
 fn find_syscall_instruction(pid: Pid, tracee: &Tracee, mapped: &[Region]) -> Result<Option<u64>, ForkError> {
     let runs = |region: &&Region| region.executable && region.readable && region.end.0 < ADDRESS_END;
     let registers = tracee.registers().map_err(|error| ForkError::Trace(pid, error))?.ok_or(ForkError::Ended(pid))?;
@@ -417,16 +421,6 @@ fn read(pid: Pid, address: u64, count: u64) -> Vec<u8> {
     let read = process_memory::read(pid, &[(address, bytes.len())], &mut bytes).unwrap_or(0);
     bytes.truncate(read);
     bytes
-}
-
-impl ProcessCopy for ForkCopy {
-    fn pid(&self) -> Pid {
-        self.pid
-    }
-
-    fn has_ended(&self) -> bool {
-        self.pidfd.has_ended().unwrap_or(true)
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Memory of a copy of a process, read on demand. Each thread caches what it has read last, so that adjacent words cost one
-//! system call.
+//! Memory of a copy of a process, read on demand. Each thread caches what it has read last, so that adjacent words cost
+//! one system call.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -45,8 +45,8 @@ pub(crate) struct ForkMemory {
 }
 
 impl ForkMemory {
-    /// `spans` is the existing memory, by rising address and without overlaps. Memory that the process shares with others is
-    /// read as it is at the time of the read.
+    /// `spans` is the existing memory, by rising address and without overlaps. Memory that the process shares with
+    /// others is read as it is at the time of the read.
     pub(crate) fn new(copy: Box<dyn ProcessCopy>, spans: Vec<Span>) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let mut joined: Vec<Range<u64>> = Vec::with_capacity(spans.len());

@@ -94,7 +94,8 @@ pub(crate) fn collect(
     Ok(Collected { pid, threads, regions, memory, kernel_words, pause, method, unread_bytes })
 }
 
-/// Resumes a stopped process and returns the memory of a copy of it, the bytes missing from the copy, and the duration of the stop.
+/// Resumes a stopped process and returns the memory of a copy of it, the bytes missing from the copy, and the duration
+/// of the stop.
 fn forked(
     mut stopped: Box<dyn StoppedProcess>,
     regions: &[Region],

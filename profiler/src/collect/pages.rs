@@ -1,5 +1,5 @@
-//! Pages of a process that have to be read: written ones, of mappings that can contain pointers. Nothing is faulted in, and memory
-//! that was reserved and never touched costs nothing, even terabytes.
+//! Pages of a process that have to be read: written ones, of mappings that can contain pointers. Nothing is faulted in,
+//! and memory that was reserved and never touched costs nothing, even terabytes.
 
 use std::fs::File;
 use std::io;
@@ -17,8 +17,8 @@ use crate::ids::Pid;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::linux::process_memory::{self, Pages};
 
-/// Limit for inspecting a mapping page by page, where the kernel has no faster way (before Linux 6.7): only shadow memory of
-/// sanitizers is as large.
+/// Limit for inspecting a mapping page by page, where the kernel has no faster way (before Linux 6.7): only shadow
+/// memory of sanitizers is as large.
 const SLOW_BYTES_MAX: u64 = 1 << 40;
 
 /// Pages of a process.
@@ -138,11 +138,12 @@ fn is_memory(path: &Path) -> bool {
     NAMES.iter().any(|name| path.as_os_str().as_encoded_bytes().starts_with(name.as_bytes()))
 }
 
-/// Shared mappings up to this size are inspected completely; of larger ones, such as of databases, only what this process touched.
+/// Shared mappings up to this size are inspected completely; of larger ones, such as of databases, only what this
+/// process touched.
 const SHARED_BYTES_MAX: u64 = 64 << 20;
 
-/// Ranges of shared memory that any process has written: after a fork, a child has no page table entries for them until it
-/// accesses them, but may hold pointers stored there before. `None` where that is unknown or too large.
+/// Ranges of shared memory that any process has written: after a fork, a child has no page table entries for them until
+/// it accesses them, but may hold pointers stored there before. `None` where that is unknown or too large.
 fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
     const TMPFS_MAGIC: u64 = 0x0102_1994;
     let (start, end) = (region.start.0, region.end.0);
@@ -174,7 +175,8 @@ fn shared_data(pid: Pid, region: &Region) -> Option<Vec<Range<u64>>> {
     Some(found)
 }
 
-/// Reads a pagemap entry for every page (<https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/mm/pagemap.rst>).
+/// Reads a pagemap entry for every page
+/// (<https://github.com/torvalds/linux/blob/v6.12/Documentation/admin-guide/mm/pagemap.rst>).
 fn entries(pagemap: &File, range: Range<u64>, pages: Pages, found: &mut dyn FnMut(Range<u64>)) -> io::Result<()> {
     let mut words = vec![0_u8; 1 << 19];
     let mut page = range.start / PAGE_BYTES;

@@ -38,8 +38,8 @@ pub(crate) trait StoppedProcess {
     /// Makes the process fork. `mapped` are its mappings. The threads are stopped as before when this returns.
     fn fork(&mut self, mapped: &[Region]) -> Result<Box<dyn ProcessCopy>, CollectError>;
 
-    /// Resumes the process, and returns the duration of the stop. Fails when the tracing thread has exited, at which the kernel
-    /// resumes the process.
+    /// Resumes the process, and returns the duration of the stop. Fails when the tracing thread has exited, at which
+    /// the kernel resumes the process.
     fn release(self: Box<Self>) -> Result<Duration, CollectError>;
 }
 

@@ -1,7 +1,7 @@
 //! Roots of the reachability analysis: all memory without the heap and the unused parts of stacks. Pure.
 //!
-//! An unused range that is included hides leaks; a used range that is excluded causes false reports. So part of a stack is excluded
-//! only if the thread library's own record of the stack confirms its bounds.
+//! An unused range that is included hides leaks; a used range that is excluded causes false reports. So part of a stack
+//! is excluded only if the thread library's own record of the stack confirms its bounds.
 
 use std::collections::HashSet;
 use std::iter;
@@ -14,8 +14,8 @@ use crate::linux::arch::{PTHREAD_LIST_OFFSET, PTHREAD_TID_OFFSET, RED_ZONE_BYTES
 use crate::linux::proc::maps::{Region, RegionKind, region_of};
 use crate::memory::{Memory, WORD_BYTES};
 
-/// Returns all of `memory` without `heap_areas` (in any order), the unused parts of stacks, and stacks of exited threads, by
-/// rising address and without overlaps.
+/// Returns all of `memory` without `heap_areas` (in any order), the unused parts of stacks, and stacks of exited
+/// threads, by rising address and without overlaps.
 pub(crate) fn root_spans(
     threads: &[ThreadState],
     regions: &[Region],
@@ -54,8 +54,8 @@ fn unused(thread: &ThreadState, threads: &[ThreadState], regions: &[Region], mem
     (start.0 < end).then_some(start..TargetAddr(end))
 }
 
-/// Whether a thread handles a signal on an alternate stack that is a variable on its own stack: the interrupted frames are below
-/// it. The kernel's signal frame records the alternate stack (`uc_stack`).
+/// Whether a thread handles a signal on an alternate stack that is a variable on its own stack: the interrupted frames
+/// are below it. The kernel's signal frame records the alternate stack (`uc_stack`).
 fn is_on_nested_stack(thread: &ThreadState, stack: &Span, memory: &dyn Memory) -> bool {
     const SEARCHED_BYTES_MAX: u64 = 1 << 18;
     // `SS_ONSTACK`, and `SS_AUTODISARM`.
@@ -73,9 +73,9 @@ fn is_on_nested_stack(thread: &ThreadState, stack: &Span, memory: &dyn Memory) -
     })
 }
 
-/// Returns the memory of a thread's stack including guard, thread-local storage and control block, from the control block. glibc
-/// (`stackblock`, `stackblock_size` in `struct pthread`) and musl (`map_base`, `map_size`) store it in two adjacent words, at
-/// offsets that differ between their versions.
+/// Returns the memory of a thread's stack including guard, thread-local storage and control block, from the control
+/// block. glibc (`stackblock`, `stackblock_size` in `struct pthread`) and musl (`map_base`, `map_size`) store it in two
+/// adjacent words, at offsets that differ between their versions.
 fn stack_of(thread_pointer: TargetAddr, memory: &dyn Memory) -> Option<Span> {
     const BLOCK_BYTES: u64 = 4096;
     // In both libraries, a control block begins with a pointer to itself.
@@ -94,15 +94,16 @@ fn stack_of(thread_pointer: TargetAddr, memory: &dyn Memory) -> Option<Span> {
     })
 }
 
-/// Upper bound of a stack's size. Pointers, which may appear in such a pair of words as well, are larger, except low addresses.
+/// Upper bound of a stack's size. Pointers, which may appear in such a pair of words as well, are larger, except low
+/// addresses.
 const STACK_BYTES_MAX: u64 = 1 << 36;
 
 fn may_contain_stacks(region: &Region) -> bool {
     region.writable && !region.shared && matches!(region.kind, RegionKind::Anonymous { .. })
 }
 
-/// Stacks of exited threads, which glibc keeps for new threads and which contain stale pointers. `span` contains the control
-/// blocks at their top.
+/// Stacks of exited threads, which glibc keeps for new threads and which contain stale pointers. `span` contains the
+/// control blocks at their top.
 fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>, memory: &dyn Memory) -> Vec<Span> {
     let (mut found, mut buffer) = (Vec::new(), Vec::new());
     // Control blocks are aligned to cache lines.
@@ -121,7 +122,8 @@ fn ended_stacks(span: &Span, threads: &[ThreadState], live: &HashSet<TargetAddr>
     found
 }
 
-/// Addresses of cache lines whose first and third word are their own address. Without calls per line, because this scans gigabytes.
+/// Addresses of cache lines whose first and third word are their own address. Without calls per line, because this
+/// scans gigabytes.
 fn own_lines(start: u64, bytes: &[u8]) -> Vec<u64> {
     let words = bytes.as_chunks::<8>().0;
     let (mut index, mut address, mut own) = (0, start, Vec::new());
@@ -141,7 +143,8 @@ const WINDOW_BYTES: usize = 1 << 16;
 const LINE_BYTES: usize = 64;
 const LINE_WORDS: usize = LINE_BYTES / 8;
 
-/// Unused parts of the stack below this control block and of the block; empty unless it is certainly that of an exited thread.
+/// Unused parts of the stack below this control block and of the block; empty unless it is certainly that of an exited
+/// thread.
 fn ended_stack(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) -> Vec<Span> {
     let Some((stack, is_joined)) = stack_of_ended(block, threads, memory) else { return Vec::new() };
     let head_end = TargetAddr(block.0.saturating_add(HEAD_BYTES));
@@ -150,7 +153,8 @@ fn ended_stack(block: TargetAddr, threads: &[ThreadState], memory: &dyn Memory) 
     iter::once(stack.start..block).chain(behind).collect()
 }
 
-/// Start of a control block: a pointer to itself, and the pointer to the thread's DTV, which the next thread on the stack reuses.
+/// Start of a control block: a pointer to itself, and the pointer to the thread's DTV, which the next thread on the
+/// stack reuses.
 const HEAD_BYTES: u64 = 2 * WORD_BYTES;
 
 /// Returns the stack below this control block, and whether its thread was joined.

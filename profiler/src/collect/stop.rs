@@ -1,5 +1,5 @@
-//! Stops all threads of a process, and resumes them in every case: when [`Stopped`] is dropped, on errors and panics; when the
-//! tracing process is killed, the kernel does.
+//! Stops all threads of a process, and resumes them in every case: when [`Stopped`] is dropped, on errors and panics;
+//! when the tracing process is killed, the kernel does.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use super::fork::{ForkCopy, Lender};
-use super::process::{CollectError, ForkError, ProcessCopy, StoppedProcess, ThreadState};
+use super::process::{CollectError, ForkError, ThreadState};
 use crate::address::TargetAddr;
 use crate::ids::{Pid, Tid};
 use crate::linux::pidfd::raw_pid;
@@ -279,7 +279,8 @@ impl Stopped {
         if has_ended { Err(CollectError::Ended(self.pid)) } else { Ok(has_moved) }
     }
 
-    /// Handles a thread that disappeared without exiting: it has called exec, is the first thread now, and about to stop.
+    /// Handles a thread that disappeared without exiting: it has called exec, is the first thread now, and about to
+    /// stop.
     fn follow_exec(&mut self) {
         let first = Tracee::of(Tid(self.pid.0));
         if stat::status(self.pid, first.tid()).is_some_and(|status| status.tracer == Some(own_tid())) {
@@ -361,8 +362,8 @@ fn detach(held: &StoppedThread) -> Tracee {
     tracee.clone()
 }
 
-/// Returns a thread through which the memory of a process can be read: the first one unless it has exited. Fails for kernel threads,
-/// for heapbpf itself, and for exited processes.
+/// Returns a thread through which the memory of a process can be read: the first one unless it has exited. Fails for
+/// kernel threads, for heapbpf itself, and for exited processes.
 pub(crate) fn living_thread(pid: Pid) -> Result<Pid, CollectError> {
     if pid.0 == std::process::id() {
         return Err(CollectError::Itself(pid));
@@ -385,8 +386,8 @@ pub(crate) fn living_thread(pid: Pid) -> Result<Pid, CollectError> {
 /// Polling interval, coarse because threads often exit by themselves.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// Reaps stopped threads that were killed, in a second thread: an exec waits for that, and `PTRACE_SEIZE` of a thread that calls
-/// exec waits in the kernel for the exec without a limit, a deadlock. Stops when it is dropped.
+/// Reaps stopped threads that were killed, in a second thread: an exec waits for that, and `PTRACE_SEIZE` of a thread
+/// that calls exec waits in the kernel for the exec without a limit, a deadlock. Stops when it is dropped.
 #[derive(Debug)]
 struct Reaper {
     reaped: Arc<Mutex<Vec<Tid>>>,
@@ -443,25 +444,6 @@ fn reap(pid: Pid, tracer: Tid, reaped: &Mutex<Vec<Tid>>) {
         if matches!(waitid(id, options), Ok(Some(_))) {
             list.push(tid);
         }
-    }
-}
-
-impl StoppedProcess for Stopped {
-    fn living_thread(&self) -> Pid {
-        self.living_thread()
-    }
-
-    fn states(&self) -> Result<Vec<ThreadState>, CollectError> {
-        self.states()
-    }
-
-    fn fork(&mut self, mapped: &[Region]) -> Result<Box<dyn ProcessCopy>, CollectError> {
-        let copy: Result<ForkCopy, ForkError> = Self::fork(self, mapped);
-        Ok(Box::new(copy?))
-    }
-
-    fn release(self: Box<Self>) -> Result<Duration, CollectError> {
-        Ok((*self).release())
     }
 }
 

@@ -5,7 +5,7 @@ use profiler_common::limits::PAGE_BYTES;
 use crate::bpf::load::{Kernel, KernelConfig, LinkKind, LoadError};
 use crate::bpf::processes::WatchError;
 use crate::keeper::Keeper;
-use crate::linux::feature::{self, Capability};
+use crate::linux::feature;
 use crate::linux::feature::{Feature, Support};
 use crate::linux::proc::process;
 use crate::probe::attach::{BackendChoice, choose};
@@ -167,14 +167,11 @@ fn capabilities() -> Trial {
         Ok(missing) => missing,
         Err(error) => return Trial::new(TrialKind::Capabilities, Support::Unknown(error.to_string())),
     };
-    let list = |capabilities: &[Capability]| {
-        let names: Vec<String> = capabilities.iter().map(ToString::to_string).collect();
-        names.join(", ")
-    };
-    let present: Vec<Capability> =
-        Capability::ALL.into_iter().filter(|capability| !missing.contains(capability)).collect();
-    let support = if missing.is_empty() { Support::Yes } else { Support::No(format!("missing {}", list(&missing))) };
-    let remark = (!present.is_empty()).then(|| format!("present: {}", list(&present)));
+    let names = feature::CAPABILITIES.into_iter().map(|(name, ..)| name);
+    let present: Vec<&str> = names.filter(|name| !missing.contains(name)).collect();
+    let support =
+        if missing.is_empty() { Support::Yes } else { Support::No(format!("missing {}", missing.join(", "))) };
+    let remark = (!present.is_empty()).then(|| format!("present: {}", present.join(", ")));
     Trial { kind: TrialKind::Capabilities, support, remark }
 }
 

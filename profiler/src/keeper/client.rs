@@ -3,8 +3,9 @@
 //! ```text
 //! agent: Tracer ── commands ─▶ keeper: a thread for each Tracer ── ptrace ─▶ process
 //! ```
-//! The kernel accepts requests about a traced thread only from its tracing thread: so each [`Tracer`] has its own thread and
-//! channel, and its tracees resume when the channel closes. The agent reads memory itself, which requires no tracing.
+//! The kernel accepts requests about a traced thread only from its tracing thread: so each [`Tracer`] has its own
+//! thread and channel, and its tracees resume when the channel closes. The agent reads memory itself, which requires no
+//! tracing.
 
 use std::fs::File;
 use std::io;
@@ -79,8 +80,8 @@ impl Keeper {
         PidFd::open(self.lock().pid()).map_err(KeeperError::Exited)
     }
 
-    /// Attaches programs to instructions of a file, all of them or none, in one process or in every process that maps the file.
-    /// `programs` has one program for sessions; otherwise that of entries and that of returns.
+    /// Attaches programs to instructions of a file, all of them or none, in one process or in every process that maps
+    /// the file. `programs` has one program for sessions; otherwise that of entries and that of returns.
     pub(crate) fn attach(
         &self,
         kind: LinkKind,
@@ -166,7 +167,8 @@ impl Tracer {
 
 impl Keeper {
     /// Starts a spare tracing thread, if there is none: a process that has just started calls its allocator within a
-    /// millisecond, of which starting a thread would take a tenth and more. On errors, the thread is started when it is needed.
+    /// millisecond, of which starting a thread would take a tenth and more. On errors, the thread is started when it is
+    /// needed.
     pub(crate) fn prepare_tracer(&self) {
         let mut spare = self.spare();
         if spare.is_none() {

@@ -78,8 +78,8 @@ impl Links {
         self.settle();
     }
 
-    /// Closes descriptors, each on its own thread: each close waits up to 100 ms until no CPU runs the probe handler, and the
-    /// waits overlap.
+    /// Closes descriptors, each on its own thread: each close waits up to 100 ms until no CPU runs the probe handler,
+    /// and the waits overlap.
     fn close(&mut self, links: Vec<OwnedFd>) {
         self.closing.retain(|closer| !closer.is_finished());
         for link in links {
@@ -115,12 +115,12 @@ fn multi(
     Ok(())
 }
 
-/// Attaches one perf event per entry and per return. Requires Linux 5.15, for cookies (`bpf_cookie` in `BPF_LINK_CREATE`); works
-/// without tracefs.
+/// Attaches one perf event per entry and per return. Requires Linux 5.15, for cookies (`bpf_cookie` in
+/// `BPF_LINK_CREATE`); works without tracefs.
 ///
 /// Return probes of this kind also fire in other processes that have a probe of their own on the same function
-/// (`uretprobe_perf_func` has no filter, up to 7.2 at least), so the programs match by thread and ignore a return without a
-/// recorded entry.
+/// (`uretprobe_perf_func` has no filter, up to 7.2 at least), so the programs match by thread and ignore a return
+/// without a recorded entry.
 fn perf(
     entry: &OwnedFd,
     at_return: &OwnedFd,

@@ -1,5 +1,5 @@
-//! Messages between agent and keeper, and between the agent and a tracing thread of the keeper. Both are the same binary, so
-//! there are no versions. Each command has one answer, [`LaunchCommand::Start`] two.
+//! Messages between agent and keeper, and between the agent and a tracing thread of the keeper. Both are the same
+//! binary, so there are no versions. Each command has one answer, [`LaunchCommand::Start`] two.
 
 use std::time::Duration;
 
@@ -77,7 +77,8 @@ const CODE_MAX: usize = 100_000;
 pub(super) enum Command {
     /// Stop all threads of a process.
     Stop(Pid),
-    /// Make the stopped process fork. The descriptor is one end of a pipe; the copy exits when the agent closes the other.
+    /// Make the stopped process fork. The descriptor is one end of a pipe; the copy exits when the agent closes the
+    /// other.
     Fork(Vec<CodeRange>),
     /// Resume the stopped process.
     Resume,
@@ -87,15 +88,16 @@ pub(super) enum Command {
 /// Commands about a program: see [`Launch`](crate::process::launch::Launch).
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum LaunchCommand {
-    /// Trace a child of the agent that waits for this; answered when it is traced, and again when it is held at its exec. The
-    /// descriptor is an eventfd for notifications.
+    /// Trace a child of the agent that waits for this; answered when it is traced, and again when it is held at its
+    /// exec. The descriptor is an eventfd for notifications.
     Start {
         pid: Pid,
         program: String,
     },
     Hold(Pid),
     HoldAtExit,
-    /// Answered by any number of [`Answer::NewCode`], each to be followed by `Continue` or `Abandon`, and by the outcome.
+    /// Answered by any number of [`Answer::NewCode`], each to be followed by `Continue` or `Abandon`, and by the
+    /// outcome.
     Step,
     Continue,
     Abandon,

@@ -18,8 +18,8 @@ use crate::linux::{companion, signals};
 /// Process name in `ps` and `top`.
 const NAME: &str = "heapbpf-keeper";
 
-/// Runs the keeper until the agent, its parent, exits or closes the channel; then completes injections, resumes threads and
-/// detaches everything. Fails when standard input is not the channel.
+/// Runs the keeper until the agent, its parent, exits or closes the channel; then completes injections, resumes threads
+/// and detaches everything. Fails when standard input is not the channel.
 pub fn serve() -> io::Result<()> {
     let channel = Channel::of_standard_input()?;
     companion::set_name(NAME);

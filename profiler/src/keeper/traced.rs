@@ -24,7 +24,8 @@ use crate::linux::spawn::spawn;
 use crate::process::launch::{LaunchError, ProgramStop, StartUp, has_one_thread};
 
 /// A launched program, or a process that has just started. Dropping it detaches: at once, or when it wakes up from an
-/// uninterruptible wait. The keeper's side is [`crate::process::launch::Launch`].
+/// uninterruptible wait. The keeper's side is [`crate::process::launch::Launch`], which documents the methods; its
+/// [`LaunchError::Trace`] arrives here as [`LaunchError::Keeper`].
 #[derive(Debug)]
 pub(crate) struct Launch {
     pid: Pid,
@@ -43,9 +44,9 @@ enum State {
 }
 
 impl Launch {
-    /// Starts a command (the program, looked up in `PATH`, and its arguments) as a child of this process, with its standard
-    /// streams, process group, environment and working directory, and with the inherited state. The program is held at its exec,
-    /// before its first instruction. On errors no process is left.
+    /// Starts a command (the program, looked up in `PATH`, and its arguments) as a child of this process, with its
+    /// standard streams, process group, environment and working directory, and with the inherited state. The program is
+    /// held at its exec, before its first instruction. On errors no process is left.
     pub(crate) fn start(keeper: &Keeper, command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
         let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
         let name = program.to_string_lossy().into_owned();
@@ -67,9 +68,6 @@ impl Launch {
         launch.handle(started).map(|_| launch)
     }
 
-    /// Traces and stops a process that has just started, to step it like a launched program. Its parent does not notice. Fails
-    /// with [`LaunchError::Keeper`] where another tracer is attached or tracing is forbidden, with [`LaunchError::Unstoppable`] in an
-    /// uninterruptible wait. The process continues then.
     pub(crate) fn hold(keeper: &Keeper, pid: Pid) -> Result<Self, LaunchError> {
         let tracer = Tracer::start(keeper).map_err(|error| LaunchError::Keeper(error.to_string()))?;
         let events = event().map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
@@ -82,19 +80,14 @@ impl Launch {
         self.pid
     }
 
-    /// Whether it has one thread: others are not held. False if that is unknown.
     pub(crate) fn is_alone(&self) -> bool {
         has_one_thread(self.pid)
     }
 
-    /// From now on the program is also held when it exits.
     pub(crate) fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
         self.command(LaunchCommand::HoldAtExit).map(drop)
     }
 
-    /// Runs a held program until its start-up code is mapped, and holds it there, unless it is in an uninterruptible wait. Calls
-    /// `on_new_code` while it is stopped: at once, and whenever code was mapped of which nothing has run yet. The argument tells
-    /// whether the program is at an exec. Blocks for a few seconds at most.
     pub(crate) fn step_until_loaded<E: From<LaunchError>>(
         &mut self,
         on_new_code: &mut dyn FnMut(bool) -> Result<(), E>,
@@ -120,13 +113,10 @@ impl Launch {
         }
     }
 
-    /// Resumes a held program until its next exec, which [`next_stop`](Self::next_stop) reports.
     pub(crate) fn follow_execs(&mut self) -> Result<(), LaunchError> {
         self.command(LaunchCommand::FollowExecs).map(drop)
     }
 
-    /// Why a followed program is held, if it is, until [`follow_execs`](Self::follow_execs) resumes it. To be called when
-    /// [`AsFd`] is readable.
     pub(crate) fn next_stop(&mut self) -> Result<Option<ProgramStop>, LaunchError> {
         match self.command(LaunchCommand::NextStop)? {
             Outcome::Stop(stop) => Ok(stop),
@@ -134,9 +124,6 @@ impl Launch {
         }
     }
 
-    /// Stops all threads of a followed program until [`follow_execs`](Self::follow_execs) resumes them. False, with the program
-    /// running, where it calls exec or exits instead, and where it is not held at its exit. Fails with
-    /// [`LaunchError::Unstoppable`], with the program running, where a thread is in an uninterruptible wait, such as `vfork`.
     pub(crate) fn stop(&mut self) -> Result<bool, LaunchError> {
         Ok(matches!(self.command(LaunchCommand::StopAll)?, Outcome::AllStopped(true)))
     }
@@ -149,13 +136,10 @@ impl Launch {
         }
     }
 
-    /// Detaches: the program runs as if it had never been traced. Fails with [`LaunchError::Unstoppable`] for a followed program
-    /// in an uninterruptible wait, such as `vfork`; it is detached when it wakes up.
     pub(crate) fn release(&mut self) -> Result<(), LaunchError> {
         self.command(LaunchCommand::Release).map(drop)
     }
 
-    /// Reaps the program if it has exited; nothing else does.
     pub(crate) fn try_reap(&mut self) -> Option<ExitStatus> {
         // If this fails, the kernel has detached it.
         let _ = self.command(LaunchCommand::Reap);

@@ -1,6 +1,6 @@
-//! Tracing threads of the keeper: one of them stops a process, makes it fork, or steps a launched program, on behalf of the agent.
-//! Critical sequences do not wait for the agent half-way. When the agent exits at any point, the thread completes the current
-//! command, ends copies and resumes the process.
+//! Tracing threads of the keeper: one of them stops a process, makes it fork, or steps a launched program, on behalf of
+//! the agent. Critical sequences do not wait for the agent half-way. When the agent exits at any point, the thread
+//! completes the current command, ends copies and resumes the process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -101,8 +101,8 @@ impl Worker {
         true
     }
 
-    /// Waits until the agent exits, closes a pipe, or the traced program may have stopped; with `with_channel` also until the
-    /// channel is readable, and returns whether it is. Ends the copies that the agent has released.
+    /// Waits until the agent exits, closes a pipe, or the traced program may have stopped; with `with_channel` also
+    /// until the channel is readable, and returns whether it is. Ends the copies that the agent has released.
     fn wait(&mut self, with_channel: bool) -> bool {
         let limit = (retry_releases() > 0).then_some(Timespec { tv_sec: 0, tv_nsec: RELEASE_PERIOD_NS });
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
@@ -260,7 +260,8 @@ impl TracedProgram {
         self.changes.as_ref().map(AsFd::as_fd)
     }
 
-    /// Handles stops: passes signals on and traces new threads. Notifies the agent when the program is held or has exited.
+    /// Handles stops: passes signals on and traces new threads. Notifies the agent when the program is held or has
+    /// exited.
     fn handle_changes(&mut self) {
         if let Some(changes) = &self.changes {
             changes.clear();
@@ -326,8 +327,8 @@ impl Agent {
         postcard::to_stdvec(answer).is_ok_and(|bytes| self.channel.send(&bytes, &[]).is_ok())
     }
 
-    /// Waits for the next command, with its descriptors; `None` when there are no more. An incomplete command of a killed agent is
-    /// ignored.
+    /// Waits for the next command, with its descriptors; `None` when there are no more. An incomplete command of a
+    /// killed agent is ignored.
     fn receive(&self) -> Option<(Command, Vec<OwnedFd>)> {
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let process = (*self.process).as_ref().map(AsFd::as_fd);

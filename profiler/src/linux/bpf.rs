@@ -1,17 +1,20 @@
-//! The `bpf` system call for what aya 0.14 lacks: programs and links of uprobe sessions and multi-uprobes, and information
-//! about programs; and `perf_event_open(2)` for uprobes.
+//! The `bpf` system call for what aya 0.14 lacks: programs and links of uprobe sessions and multi-uprobes, and
+//! information about programs; and `perf_event_open(2)` for uprobes.
 //!
 //! The structures are prefixes of `union bpf_attr` for each command
-//! (<https://github.com/torvalds/linux/blob/v6.13/include/uapi/linux/bpf.h#L1527-L1790>); the kernel takes the rest as 0.
+//! (<https://github.com/torvalds/linux/blob/v6.13/include/uapi/linux/bpf.h#L1527-L1790>); the kernel takes the rest as
+//! 0.
 
 #![expect(unsafe_code, reason = "aya 0.14 has no uprobe_multi and no uprobe session")]
 
 use std::ffi::CString;
+use std::fs;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
-use std::{fs, io, thread};
 
 use aya_obj::generated::bpf_insn;
 use rustix::thread::{MembarrierCommand, membarrier};
@@ -226,7 +229,8 @@ fn try_load(program: ProgramLoad<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
             attr.line_info_cnt = count(lines.0.len() / lines.1)?;
         }
     }
-    // SAFETY: every pointer is to a slice or string that outlives the call, with its length; the kernel writes only to `log`.
+    // SAFETY: every pointer is to a slice or string that outlives the call, with its length; the kernel writes only to
+    // `log`.
     unsafe { command(BPF_PROG_LOAD, &mut attr) }
 }
 
@@ -245,8 +249,8 @@ pub struct MultiLink<'a> {
     pub at_return: bool,
 }
 
-/// Attaches a program to many instructions of a file. Closing the descriptor detaches. Errors: `EBADF` for anything but a
-/// regular file, `EINVAL` where the kernel lacks the attach type.
+/// Attaches a program to many instructions of a file. Closing the descriptor detaches. Errors: `EBADF` for anything but
+/// a regular file, `EINVAL` where the kernel lacks the attach type.
 pub fn link_multi(program: impl AsFd, attach_type: AttachType, link: MultiLink<'_>) -> io::Result<OwnedFd> {
     if link.offsets.len() != link.cookies.len() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -303,9 +307,9 @@ pub(crate) fn load_with_stack(attach_type: AttachType) -> Result<OwnedFd, Progra
     })
 }
 
-/// Whether the kernel has links of this type. Loading a program proves nothing: kernels without these links accept it. A link
-/// to anything but a regular file fails with `EBADF` if the type is supported, and with `EINVAL` otherwise. Other errors mean
-/// that the answer is unknown.
+/// Whether the kernel has links of this type. Loading a program proves nothing: kernels without these links accept it.
+/// A link to anything but a regular file fails with `EBADF` if the type is supported, and with `EINVAL` otherwise.
+/// Other errors mean that the answer is unknown.
 pub(crate) fn supports(attach_type: AttachType) -> io::Result<bool> {
     let program = match load_nothing(attach_type) {
         Ok(program) => program,
@@ -362,8 +366,8 @@ unsafe fn program_info(program: impl AsFd, info: &mut ProgInfo) -> io::Result<()
     let fd = program.as_fd().as_raw_fd().unsigned_abs();
     let mut attr = InfoAttr { fd, length, info: std::ptr::from_mut(info) as u64 };
     let size = size_of::<InfoAttr>() as libc::c_ulong;
-    // SAFETY: the kernel writes at most `length` bytes to `info`, which outlives the call; the caller guarantees the addresses
-    // in it.
+    // SAFETY: the kernel writes at most `length` bytes to `info`, which outlives the call; the caller guarantees the
+    // addresses in it.
     let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &raw mut attr, size) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -376,9 +380,9 @@ pub(crate) fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
     Ok(info.recursion_misses)
 }
 
-/// Machine code of a loaded program, followed by that of its subprograms. Empty when the kernel interprets the program. `None`
-/// when the kernel hides it: reading it requires CAP_SYSLOG, and `kernel.kptr_restrict` below 2 (`bpf_dump_raw_ok` in
-/// `kernel/bpf/syscall.c`).
+/// Machine code of a loaded program, followed by that of its subprograms. Empty when the kernel interprets the program.
+/// `None` when the kernel hides it: reading it requires CAP_SYSLOG, and `kernel.kptr_restrict` below 2
+/// (`bpf_dump_raw_ok` in `kernel/bpf/syscall.c`).
 pub(crate) fn machine_code(program: impl AsFd) -> io::Result<Option<Vec<u8>>> {
     let mut info = ProgInfo::default();
     // SAFETY: all of `info` is 0.
@@ -416,9 +420,9 @@ struct EventAttr {
 
 const _: () = assert!(size_of::<EventAttr>() == 72);
 
-/// Opens a perf event at an instruction of a file, or at the returns of the function that begins there, in all threads of one
-/// process. Closing it and all links to it detaches. Errors: `EINVAL` for anything but an instruction of a regular file, `ESRCH`,
-/// `NotFound` where the kernel has no uprobes.
+/// Opens a perf event at an instruction of a file, or at the returns of the function that begins there, in all threads
+/// of one process. Closing it and all links to it detaches. Errors: `EINVAL` for anything but an instruction of a
+/// regular file, `ESRCH`, `NotFound` where the kernel has no uprobes.
 pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Pid, at_return: bool) -> io::Result<OwnedFd> {
     let source = Path::new(UPROBE_SOURCE);
     let kind = fs::read_to_string(source.join("type"))?;
@@ -461,8 +465,8 @@ const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Returns when every probe program that was running has completed, including preempted ones: they run as RCU readers
 /// (`uprobe_prog_run` in kernel/trace/bpf_trace.c, `bpf_prog_run_array_uprobe` in include/linux/bpf.h), and
-/// `MEMBARRIER_CMD_GLOBAL` waits for a grace period (kernel/sched/membarrier.c, Linux 4.3), which takes 10 to 30 ms. With one
-/// CPU or with `nohz_full` it does not wait, so this sleeps instead.
+/// `MEMBARRIER_CMD_GLOBAL` waits for a grace period (kernel/sched/membarrier.c, Linux 4.3), which takes 10 to 30 ms.
+/// With one CPU or with `nohz_full` it does not wait, so this sleeps instead.
 pub(crate) fn wait_for_programs() {
     let has_one_cpu = thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
     if has_one_cpu || membarrier(MembarrierCommand::Global).is_err() {

@@ -25,13 +25,9 @@ struct BatchAttr {
     flags: u64,
 }
 
-/// `BPF_MAP_LOOKUP_BATCH` (Linux 5.6).
+// Linux 5.6.
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
-
-/// `BPF_MAP_UPDATE_BATCH` (Linux 5.6).
 const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
-
-/// `BPF_MAP_DELETE_BATCH` (Linux 5.6).
 const BPF_MAP_DELETE_BATCH: libc::c_long = 27;
 
 /// Elements per system call: bounds the key buffer, and the time of one call.
@@ -60,8 +56,8 @@ fn batch<K: Pod, V: Pod>(command: libc::c_long, map: &impl AsFd, keys: &[K], val
         elem_flags: 0,
         flags: 0,
     };
-    // SAFETY: `keys`, and `values` if any, have `count` elements and outlive the call; the callers guarantee the map's sizes.
-    // The kernel reads them and writes `count` back. `Pod` guarantees that they have no padding to leak.
+    // SAFETY: `keys`, and `values` if any, have `count` elements and outlive the call; the callers guarantee the map's
+    // sizes. The kernel reads them and writes `count` back. `Pod` guarantees that they have no padding to leak.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong) };
     if result == 0 {
@@ -72,8 +68,8 @@ fn batch<K: Pod, V: Pod>(command: libc::c_long, map: &impl AsFd, keys: &[K], val
     Err(Incomplete { done, error: io::Error::last_os_error() })
 }
 
-/// Writes `values` to an array map, starting at index `first`. Errors: `E2BIG` when an index is beyond the map, `ENOTSUPP` (524)
-/// before Linux 5.6.
+/// Writes `values` to an array map, starting at index `first`. Errors: `E2BIG` when an index is beyond the map,
+/// `ENOTSUPP` (524) before Linux 5.6.
 pub(crate) fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
     let mut next = first;
     for chunk in values.chunks(BATCH) {
@@ -86,8 +82,8 @@ pub(crate) fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> i
     Ok(())
 }
 
-/// Writes elements to a hash map, replacing existing ones, and returns how many fit: all, or the first so many. Errors: `ENOTSUPP`
-/// (524) before Linux 5.6, `EINVAL` when there are not as many values as keys; a full map is no error.
+/// Writes elements to a hash map, replacing existing ones, and returns how many fit: all, or the first so many. Errors:
+/// `ENOTSUPP` (524) before Linux 5.6, `EINVAL` when there are not as many values as keys; a full map is no error.
 pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V]) -> io::Result<usize> {
     if keys.len() != values.len() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -105,8 +101,8 @@ pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V
     Ok(written)
 }
 
-/// Removes elements from a hash map and passes those that existed to `removed`, in parts. Errors: `ENOTSUPP` (524) before Linux
-/// 5.6; some may be removed then.
+/// Removes elements from a hash map and passes those that existed to `removed`, in parts. Errors: `ENOTSUPP` (524)
+/// before Linux 5.6; some may be removed then.
 pub(crate) fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl FnMut(&[K])) -> io::Result<()> {
     for mut chunk in keys.chunks(BATCH) {
         while !chunk.is_empty() {
@@ -130,8 +126,9 @@ pub(crate) fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl 
 /// Elements read at a time: buckets are read as a whole, and few have more than a handful.
 const READ_BATCH: usize = 8192;
 
-/// Reads all elements of a hash map and passes them to `found`, keys and values in the same order, in parts. Concurrently
-/// added or removed elements may be missing; all others are passed exactly once. Errors: `ENOTSUPP` (524) before Linux 5.6.
+/// Reads all elements of a hash map and passes them to `found`, keys and values in the same order, in parts.
+/// Concurrently added or removed elements may be missing; all others are passed exactly once. Errors: `ENOTSUPP` (524)
+/// before Linux 5.6.
 pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[K], &[V])) -> io::Result<()> {
     let (mut keys, mut values) = (Vec::<K>::with_capacity(READ_BATCH), Vec::<V>::with_capacity(READ_BATCH));
     // Where the kernel continues: a bucket number, in a buffer with room for a key, as its documentation requires.
@@ -152,8 +149,8 @@ pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[
             elem_flags: 0,
             flags: 0,
         };
-        // SAFETY: `keys` and `values` have room for `count` elements, `cursor` for the kernel's position, and all outlive the
-        // call; the callers guarantee the map's sizes. The kernel reads the cursor before it writes it.
+        // SAFETY: `keys` and `values` have room for `count` elements, `cursor` for the kernel's position, and all
+        // outlive the call; the callers guarantee the map's sizes. The kernel reads the cursor before it writes it.
         let result = unsafe {
             libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_BATCH, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong)
         };
@@ -161,8 +158,9 @@ pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[
         match error {
             // The last elements arrive with an error.
             None | Some(libc::ENOENT) => {}
-            // The first non-empty bucket has more elements than fit, and nothing was read. Otherwise the kernel leaves such a
-            // bucket to the next call and reports no error (`__htab_map_lookup_and_delete_batch` in kernel/bpf/hashtab.c).
+            // The first non-empty bucket has more elements than fit, and nothing was read. Otherwise the kernel leaves
+            // such a bucket to the next call and reports no error (`__htab_map_lookup_and_delete_batch` in
+            // kernel/bpf/hashtab.c).
             Some(libc::ENOSPC) => {
                 keys.reserve(keys.capacity() * 2);
                 values.reserve(values.capacity() * 2);
@@ -211,9 +209,9 @@ impl RingPositions {
     }
 }
 
-/// Writes `values` to an array map with `BPF_F_MMAPABLE` (Linux 5.5), starting at index `first`. Concurrent readers may see
-/// some elements written and others not. Errors, with nothing written: `EINVAL` where the map lacks the flag or an index is beyond its
-/// last page, `ENOTSUPP` (524) where it is not an array.
+/// Writes `values` to an array map with `BPF_F_MMAPABLE` (Linux 5.5), starting at index `first`. Concurrent readers may
+/// see some elements written and others not. Errors, with nothing written: `EINVAL` where the map lacks the flag or an
+/// index is beyond its last page, `ENOTSUPP` (524) where it is not an array.
 pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> io::Result<()> {
     // The kernel rounds elements up to 8 bytes; values of another size would not be adjacent.
     const { assert!(size_of::<V>().is_multiple_of(8) && align_of::<V>() <= 8) };
@@ -225,9 +223,9 @@ pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> 
     let offset = begin - begin % PAGE_BYTES;
     let length = (begin - offset).checked_add(size_of_val(values)).ok_or_else(too_far)?;
     let mapped = Mapped::shared(map, ProtFlags::READ | ProtFlags::WRITE, offset, length)?;
-    // SAFETY: the mapping has `length` bytes, of which the last `size_of_val(values)` begin here; they are aligned to 8,
-    // because the mapping begins at a page and elements are multiples of 8. The kernel side reads words of 8 bytes and
-    // accepts any value. `Pod` guarantees that the values have no padding to leak.
+    // SAFETY: the mapping has `length` bytes, of which the last `size_of_val(values)` begin here; they are aligned to
+    // 8, because the mapping begins at a page and elements are multiples of 8. The kernel side reads words of 8 bytes
+    // and accepts any value. `Pod` guarantees that the values have no padding to leak.
     unsafe {
         let destination = mapped.start().byte_add(begin - offset).cast::<V>();
         std::ptr::copy_nonoverlapping(values.as_ptr(), destination, values.len());
@@ -282,7 +280,8 @@ mod tests {
     /// A hash map of `entries` pairs of 8 bytes each.
     fn hash(entries: u32) -> OwnedFd {
         let attr: [u32; 5] = [BPF_MAP_TYPE_HASH, 8, 8, entries, BPF_F_NO_PREALLOC];
-        // SAFETY: type, key size, value size, entries and flags are the first fields of the command and all that it needs.
+        // SAFETY: type, key size, value size, entries and flags are the first fields of the command and all that it
+        // needs.
         let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, attr.as_ptr(), size_of_val(&attr)) };
         let fd = i32::try_from(fd).expect("descriptors are small");
         assert!(fd >= 0, "no map: {}; run as root", io::Error::last_os_error());
@@ -371,7 +370,8 @@ mod map_memory_tests {
     /// An array of 1000 values of 8 bytes.
     fn array(flags: u32) -> OwnedFd {
         let attr: [u32; 5] = [BPF_MAP_TYPE_ARRAY, 4, 8, 1000, flags];
-        // SAFETY: type, key size, value size, entries and flags are the first fields of the command and all that it needs.
+        // SAFETY: type, key size, value size, entries and flags are the first fields of the command and all that it
+        // needs.
         let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, attr.as_ptr(), size_of_val(&attr)) };
         let fd = i32::try_from(fd).expect("descriptors are small");
         assert!(fd >= 0, "no map: {}; run as root", io::Error::last_os_error());

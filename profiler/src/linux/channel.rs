@@ -1,7 +1,7 @@
 //! Messages between heapbpf's own processes, with file descriptors: frames on a pair of connected stream sockets.
 //!
-//! A frame is its length (4 bytes, native order), the number of descriptors (4 bytes), and its bytes. The descriptors travel
-//! with the first 8 bytes (`SCM_RIGHTS`, unix(7)).
+//! A frame is its length (4 bytes, native order), the number of descriptors (4 bytes), and its bytes. The descriptors
+//! travel with the first 8 bytes (`SCM_RIGHTS`, unix(7)).
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -46,15 +46,15 @@ impl Channel {
         Ok(Self(stream))
     }
 
-    /// Limits the time that each [`receive`](Self::receive) and each [`send`](Self::send) waits; `None` for no limit. Zero is
-    /// invalid.
+    /// Limits the time that each [`receive`](Self::receive) and each [`send`](Self::send) waits; `None` for no limit.
+    /// Zero is invalid.
     pub fn set_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
         self.0.set_read_timeout(limit)?;
         self.0.set_write_timeout(limit)
     }
 
-    /// Sends a message. Errors: `EPIPE` or `ECONNRESET` when the other process has exited, `WouldBlock` after the time limit,
-    /// `InvalidInput` for too many descriptors or bytes.
+    /// Sends a message. Errors: `EPIPE` or `ECONNRESET` when the other process has exited, `WouldBlock` after the time
+    /// limit, `InvalidInput` for too many descriptors or bytes.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -75,15 +75,16 @@ impl Channel {
         (&self.0).write_all(bytes)
     }
 
-    /// Waits for the next message; `None` when the other process has closed its end. Errors: `WouldBlock` after the time
-    /// limit, `UnexpectedEof` when the other process exited within a message, `InvalidData` for a message above `bytes_max`.
+    /// Waits for the next message; `None` when the other process has closed its end. Errors: `WouldBlock` after the
+    /// time limit, `UnexpectedEof` when the other process exited within a message, `InvalidData` for a message above
+    /// `bytes_max`.
     pub fn receive(&self, bytes_max: usize) -> io::Result<Option<Message>> {
         self.receive_while(bytes_max, || Ok(()))
     }
 
-    /// Like [`receive`](Self::receive), but calls `wait` before each part of a message. `wait` waits until the channel is
-    /// [readable](Self::readable) or fails, so that a time limit covers the whole message, however slowly it is sent.
-    /// Those of [`receive`](Self::receive) and of `wait`.
+    /// Like [`receive`](Self::receive), but calls `wait` before each part of a message. `wait` waits until the channel
+    /// is [readable](Self::readable) or fails, so that a time limit covers the whole message, however slowly it is
+    /// sent. Those of [`receive`](Self::receive) and of `wait`.
     pub fn receive_while(
         &self,
         bytes_max: usize,

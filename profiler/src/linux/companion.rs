@@ -14,8 +14,8 @@ use crate::ids::Pid;
 /// The file that this process runs, even if its path now names another.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// Signals that a terminal, a service manager or `pkill heapbpf` sends to all processes of a group or name. A companion exits
-/// only when the agent does.
+/// Signals that a terminal, a service manager or `pkill heapbpf` sends to all processes of a group or name. A companion
+/// exits only when the agent does.
 const IGNORED: [libc::c_int; 9] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -31,8 +31,8 @@ const IGNORED: [libc::c_int; 9] = [
 /// Companions of this process that may be running.
 static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// A running companion process. Dropping it closes the channel, at which the companion completes its current work and exits,
-/// and waits for that.
+/// A running companion process. Dropping it closes the channel, at which the companion completes its current work and
+/// exits, and waits for that.
 #[derive(Debug)]
 pub(crate) struct Companion {
     child: Child,
@@ -40,8 +40,9 @@ pub(crate) struct Companion {
 }
 
 impl Companion {
-    /// Starts this program with a hidden command. The companion has its own session, ignores the signals of terminals and
-    /// service managers, has its end of the channel as standard input, no standard output, and shares standard error.
+    /// Starts this program with a hidden command. The companion has its own session, ignores the signals of terminals
+    /// and service managers, has its end of the channel as standard input, no standard output, and shares standard
+    /// error.
     pub(crate) fn start(command: &str) -> io::Result<Self> {
         let (channel, theirs) = Channel::pair()?;
         let mut program = Command::new(PROGRAM);

@@ -1,7 +1,8 @@
-//! Confines this process to reading passed descriptors: no capabilities, no other files, a system call filter, memory limits.
+//! Confines this process to reading passed descriptors: no capabilities, no other files, a system call filter, memory
+//! limits.
 //!
-//! Libraries that map files open them by path, so descriptors need paths. The root directory becomes an empty one in which only
-//! `/fd/N` exists: descriptor N (`/proc/self/fd`, proc_pid_fd(5)).
+//! Libraries that map files open them by path, so descriptors need paths. The root directory becomes an empty one in
+//! which only `/fd/N` exists: descriptor N (`/proc/self/fd`, proc_pid_fd(5)).
 
 #![expect(unsafe_code, reason = "changes namespaces and descriptors of a process that has one thread")]
 
@@ -76,8 +77,9 @@ impl Confinement {
     }
 }
 
-/// Confines this process permanently, as far as the kernel allows. Call it on the main thread before there is another one:
-/// capabilities and namespaces are per thread. Descriptors stay open; standard output and standard error become `/dev/null`.
+/// Confines this process permanently, as far as the kernel allows. Call it on the main thread before there is another
+/// one: capabilities and namespaces are per thread. Descriptors stay open; standard output and standard error become
+/// `/dev/null`.
 pub(crate) fn confine(limits: &Limits) -> Confinement {
     // A closed channel ends only an idle process: when the agent is killed, its answers are useless.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
@@ -183,8 +185,8 @@ fn drop_capabilities() -> io::Result<()> {
     Ok(())
 }
 
-/// Reading files, allocating memory, exchanging messages and exiting. None of them acts on another process, on the network or
-/// on a file's contents.
+/// Reading files, allocating memory, exchanging messages and exiting. None of them acts on another process, on the
+/// network or on a file's contents.
 const ALLOWED: &[i64] = &[
     // Messages.
     libc::SYS_read,
@@ -238,8 +240,8 @@ const WITHOUT_BITS: &[(i64, u8, u64)] = &[
     (libc::SYS_mprotect, 2, libc::PROT_EXEC as u64),
 ];
 
-/// Installs the filter for this process permanently; any other system call kills the process by `SIGSYS`. Fails when the kernel
-/// has no seccomp filters, or `no_new_privs` is not set.
+/// Installs the filter for this process permanently; any other system call kills the process by `SIGSYS`. Fails when
+/// the kernel has no seccomp filters, or `no_new_privs` is not set.
 fn install_syscall_filter() -> io::Result<()> {
     let program = program().map_err(io::Error::other)?;
     seccompiler::apply_filter_all_threads(&program).map_err(|error| match error {

@@ -1,8 +1,9 @@
-//! Detects kernel features by trying them. Versions are unreliable: distributions backport, and administrators lock down.
+//! Detects kernel features by trying them. Versions are unreliable: distributions backport, and administrators lock
+//! down.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::{fmt, io};
 
 use rustix::thread::{CapabilitySet, capabilities};
 
@@ -80,45 +81,17 @@ fn uprobe_event(offset: u64) -> io::Result<OwnedFd> {
     open_uprobe(Path::new("/proc/self/exe"), offset, Pid(std::process::id()), false)
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Capability {
-    /// Loads programs and creates maps (Linux 5.8; before, `CAP_SYS_ADMIN`).
-    Bpf,
-    /// Attaches programs to uprobes (Linux 5.8; before, `CAP_SYS_ADMIN`).
-    Perfmon,
-    /// Reads another user's `/proc/PID/maps` and the files mapped there.
-    SysPtrace,
-}
-
-impl Capability {
-    pub(crate) const ALL: [Self; 3] = [Self::Bpf, Self::Perfmon, Self::SysPtrace];
-
-    /// Whether `CAP_SYS_ADMIN` includes it.
-    fn implied_by_admin(self) -> bool {
-        !matches!(self, Self::SysPtrace)
-    }
-
-    fn bit(self) -> CapabilitySet {
-        match self {
-            Self::Bpf => CapabilitySet::BPF,
-            Self::Perfmon => CapabilitySet::PERFMON,
-            Self::SysPtrace => CapabilitySet::SYS_PTRACE,
-        }
-    }
-}
-
-impl fmt::Display for Capability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bpf => "CAP_BPF",
-            Self::Perfmon => "CAP_PERFMON",
-            Self::SysPtrace => "CAP_SYS_PTRACE",
-        })
-    }
-}
+/// Capabilities that profiling needs (`capabilities(7)`), and whether `CAP_SYS_ADMIN` includes them. They allow loading
+/// programs and attaching them to uprobes (before Linux 5.8, `CAP_SYS_ADMIN` does), and reading another user's
+/// `/proc/PID/maps` and the files mapped there.
+pub(crate) const CAPABILITIES: [(&str, CapabilitySet, bool); 3] = [
+    ("CAP_BPF", CapabilitySet::BPF, true),
+    ("CAP_PERFMON", CapabilitySet::PERFMON, true),
+    ("CAP_SYS_PTRACE", CapabilitySet::SYS_PTRACE, false),
+];
 
 /// Returns the needed capabilities that this process lacks.
-pub(crate) fn missing() -> std::io::Result<Vec<Capability>> {
+pub(crate) fn missing() -> io::Result<Vec<&'static str>> {
     Ok(missing_from(capabilities(None)?.effective))
 }
 
@@ -127,12 +100,10 @@ pub(crate) fn has_admin() -> bool {
     capabilities(None).map_or(true, |sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-fn missing_from(effective: CapabilitySet) -> Vec<Capability> {
+fn missing_from(effective: CapabilitySet) -> Vec<&'static str> {
     let admin = effective.contains(CapabilitySet::SYS_ADMIN);
-    Capability::ALL
-        .into_iter()
-        .filter(|capability| !(effective.contains(capability.bit()) || (admin && capability.implied_by_admin())))
-        .collect()
+    let is_missing = |(_, bit, in_admin): &(_, _, bool)| !(effective.contains(*bit) || admin && *in_admin);
+    CAPABILITIES.into_iter().filter(is_missing).map(|(name, ..)| name).collect()
 }
 
 /// A function of this program on which `doctor` places probes, to test that this works and to measure its cost.
@@ -191,16 +162,15 @@ mod tests {
 mod capability_tests {
     use super::*;
 
-    fn check(effective: CapabilitySet, missing: &[Capability]) {
+    fn check(effective: CapabilitySet, missing: &[&str]) {
         assert_eq!(missing_from(effective), missing, "{effective:?}");
     }
 
     #[test]
     fn sys_admin_includes_bpf_and_perfmon_only() {
-        use Capability::{Bpf, Perfmon, SysPtrace};
-        check(CapabilitySet::empty(), &[Bpf, Perfmon, SysPtrace]);
-        check(CapabilitySet::SYS_ADMIN, &[SysPtrace]);
-        check(CapabilitySet::BPF | CapabilitySet::SYS_PTRACE, &[Perfmon]);
+        check(CapabilitySet::empty(), &["CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE"]);
+        check(CapabilitySet::SYS_ADMIN, &["CAP_SYS_PTRACE"]);
+        check(CapabilitySet::BPF | CapabilitySet::SYS_PTRACE, &["CAP_PERFMON"]);
         check(CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYS_PTRACE, &[]);
     }
 }

@@ -8,34 +8,27 @@ use crate::linux::signals::InheritedSignals;
 #[derive(Clone, Copy, Debug)]
 pub struct Inherited {
     pub(super) signals: InheritedSignals,
-    pub(super) limits: InheritedLimits,
+    locked_memory: Rlimit,
+    descriptors: Rlimit,
 }
 
 impl Inherited {
     /// Captures the state of this process and thread.
     pub fn now() -> Self {
-        Self { signals: InheritedSignals::now(), limits: InheritedLimits::now() }
+        Self {
+            signals: InheritedSignals::now(),
+            locked_memory: getrlimit(Resource::Memlock),
+            descriptors: getrlimit(Resource::Nofile),
+        }
     }
 
     pub fn signals(&self) -> &InheritedSignals {
         &self.signals
     }
-}
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct InheritedLimits {
-    locked_memory: Rlimit,
-    descriptors: Rlimit,
-}
-
-impl InheritedLimits {
-    pub(crate) fn now() -> Self {
-        Self { locked_memory: getrlimit(Resource::Memlock), descriptors: getrlimit(Resource::Nofile) }
-    }
-
-    /// Restores the captured limits. Async-signal-safe, for a child between fork and exec. Open descriptors stay open, but no
-    /// others may be opened afterwards.
-    pub(super) fn restore(&self) {
+    /// Async-signal-safe, for a child between fork and exec. Open descriptors stay open, but no others may be opened
+    /// afterwards.
+    pub(super) fn restore_limits(&self) {
         // They fail where a lower limit was set meanwhile, which then stays in force.
         let _ = setrlimit(Resource::Memlock, self.locked_memory);
         let _ = setrlimit(Resource::Nofile, self.descriptors);

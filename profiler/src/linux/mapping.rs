@@ -54,7 +54,8 @@ unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
-/// Zeroed anonymous memory with its own mapping. Excluded from core dumps, because it holds copies of another process's memory.
+/// Zeroed anonymous memory with its own mapping. Excluded from core dumps, because it holds copies of another process's
+/// memory.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     mapped: Mapped,
@@ -62,17 +63,18 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Creates a buffer whose pages are allocated when they are written, or [prepared](Self::prepare). Errors: `ENOMEM` without
-    /// enough address space.
+    /// Creates a buffer whose pages are allocated when they are written, or [prepared](Self::prepare). Errors: `ENOMEM`
+    /// without enough address space.
     pub(crate) fn new(length: usize) -> io::Result<Self> {
         let buffer = Self { mapped: Mapped::anonymous(length.max(1))?, length };
-        // Without huge pages: copying into them was not faster, and on a machine with little free memory finding them took four
-        // times as long as filling small ones (2 s of CPU time per GiB, not 0.5 s).
+        // Without huge pages: copying into them was not faster, and on a machine with little free memory finding them
+        // took four times as long as filling small ones (2 s of CPU time per GiB, not 0.5 s).
         let _ = buffer.advise(Advice::LinuxDontDump, buffer.mapped.length);
         Ok(buffer)
     }
 
-    /// Allocates the first `length` bytes now, so that later writes do not wait for page faults. Has no effect before Linux 5.14.
+    /// Allocates the first `length` bytes now, so that later writes do not wait for page faults. Has no effect before
+    /// Linux 5.14.
     pub(crate) fn prepare(&mut self, length: usize) {
         let _ = self.advise(Advice::LinuxPopulateWrite, length.min(self.length));
     }

@@ -10,8 +10,8 @@ use rustix::system::sysinfo;
 use crate::ids::Pid;
 use crate::linux::proc::process::{self, Membership};
 
-/// Requests below this many bytes succeed in a process without limits of its own: half of the machine's memory, which even
-/// heuristic overcommit does not refuse (`OVERCOMMIT_GUESS` in
+/// Requests below this many bytes succeed in a process without limits of its own: half of the machine's memory, which
+/// even heuristic overcommit does not refuse (`OVERCOMMIT_GUESS` in
 /// [`__vm_enough_memory`](https://github.com/torvalds/linux/blob/v6.12/mm/util.c#L946)).
 pub(crate) fn throw_safe_bytes() -> u64 {
     let info = sysinfo();
@@ -28,8 +28,8 @@ pub(crate) fn prefer_for_oom_kill() {
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
-/// Resident memory of this process in bytes, without BPF maps, which are mapped as files without a name. 0 when `/proc` cannot
-/// be read.
+/// Resident memory of this process in bytes, without BPF maps, which are mapped as files without a name. 0 when `/proc`
+/// cannot be read.
 pub(crate) fn resident_bytes() -> u64 {
     let read = |process: Process| process.smaps();
     let Ok(maps) = Process::myself().and_then(read) else { return 0 };
@@ -58,7 +58,8 @@ const VERSION_1: Files =
     Files { limit: "memory.limit_in_bytes", used: "memory.usage_in_bytes", reclaimable: "total_inactive_file " };
 const VERSION_2: Files = Files { limit: "memory.max", used: "memory.current", reclaimable: "inactive_file " };
 
-/// Bytes that this process may still allocate in the most restrictive of its groups. `None` where no group has a limit, or none is readable.
+/// Bytes that this process may still allocate in the most restrictive of its groups. `None` where no group has a limit,
+/// or none is readable.
 pub(crate) fn available_in_cgroup_bytes() -> Option<u64> {
     let memberships = process::cgroups(Pid(std::process::id())).ok()?;
     available_in(&memberships, Path::new(HIERARCHIES))
@@ -93,8 +94,8 @@ fn left_in(group: &Path, files: &Files) -> Option<u64> {
 /// Read limit; real files have about 1,300 bytes.
 const LIMITS_BYTES_MAX: u64 = 1 << 16;
 
-/// Why an allocation may fail in this process although the machine has enough memory, as a clause that follows "and". `None`
-/// without such a reason. Limits of control groups do not count: they kill processes and fail no requests.
+/// Why an allocation may fail in this process although the machine has enough memory, as a clause that follows "and".
+/// `None` without such a reason. Limits of control groups do not count: they kill processes and fail no requests.
 pub(crate) fn memory_limit_reason(pid: Pid) -> Option<String> {
     let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     limit_reason(&read_limits(pid).unwrap_or_default(), &overcommit)

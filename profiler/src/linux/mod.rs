@@ -1,5 +1,5 @@
-//! System calls, procfs, ptrace and perf events. The only folder of the agent with `unsafe`; what depends on the CPU is in
-//! `arch`.
+//! System calls, procfs, ptrace and perf events. The only folder of the agent with `unsafe`; what depends on the CPU is
+//! in `arch`.
 
 pub(crate) mod arch;
 pub(crate) mod bpf;

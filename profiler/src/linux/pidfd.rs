@@ -11,7 +11,8 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::ids::Pid;
 
-/// A handle on a process that stays valid when its PID is reused. Readable (`poll`) once the process has exited. Linux 5.3.
+/// A handle on a process that stays valid when its PID is reused. Readable (`poll`) once the process has exited. Linux
+/// 5.3.
 #[derive(Debug)]
 pub(crate) struct PidFd(OwnedFd);
 
@@ -27,8 +28,8 @@ impl PidFd {
         Ok(rustix::process::pidfd_send_signal(&self.0, rustix::process::Signal::KILL)?)
     }
 
-    /// Whether the process has exited, reaped or not. Until then its PID is not reused: what was read from `/proc/PID` between
-    /// [`open`](Self::open) and a `false` of this belongs to this process.
+    /// Whether the process has exited, reaped or not. Until then its PID is not reused: what was read from `/proc/PID`
+    /// between [`open`](Self::open) and a `false` of this belongs to this process.
     pub(crate) fn has_ended(&self) -> io::Result<bool> {
         let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
         // A signal interrupts `poll` even without a timeout (`do_poll` in fs/select.c).

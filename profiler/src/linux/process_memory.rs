@@ -13,22 +13,22 @@ use crate::ids::Pid;
 /// Maximum number of ranges in one call (`UIO_MAXIOV`).
 pub(crate) const RANGES_MAX: usize = 1024;
 
-/// Copies ranges of a process's memory (address, length) into the buffer, one after the other, and returns the number of bytes.
-/// Stops at the first unreadable byte, or when the buffer is full. Errors: `EFAULT` if not even the first byte is readable, `ESRCH`,
-/// `EPERM`, `EINVAL` with more than [`RANGES_MAX`] ranges.
+/// Copies ranges of a process's memory (address, length) into the buffer, one after the other, and returns the number
+/// of bytes. Stops at the first unreadable byte, or when the buffer is full. Errors: `EFAULT` if not even the first
+/// byte is readable, `ESRCH`, `EPERM`, `EINVAL` with more than [`RANGES_MAX`] ranges.
 pub(crate) fn read(pid: Pid, ranges: &[(u64, usize)], buffer: &mut [u8]) -> io::Result<usize> {
     let raw_pid = libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     let remote: Vec<libc::iovec> = ranges.iter().map(|&(address, length)| remote_range(address, length)).collect();
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let count = libc::c_ulong::try_from(remote.len()).map_err(io::Error::other)?;
-    // SAFETY: the kernel writes only to `local`, which is a buffer that is borrowed mutably; `remote` are addresses of another
-    // process, which are only read, and checked by the kernel.
+    // SAFETY: the kernel writes only to `local`, which is a buffer that is borrowed mutably; `remote` are addresses of
+    // another process, which are only read, and checked by the kernel.
     let copied = unsafe { libc::process_vm_readv(raw_pid, &raw const local, 1, remote.as_ptr(), count, 0) };
     usize::try_from(copied).map_err(|_| io::Error::last_os_error())
 }
 
-/// Copies memory that the process itself may not read (`PROT_NONE`), like a debugger; returns the number of bytes. Fails where
-/// nothing is mapped, or with `proc_mem.force_override=never`.
+/// Copies memory that the process itself may not read (`PROT_NONE`), like a debugger; returns the number of bytes.
+/// Fails where nothing is mapped, or with `proc_mem.force_override=never`.
 pub(crate) fn read_protected(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<usize> {
     File::open(format!("/proc/{pid}/mem"))?.read_at(buffer, address)
 }
@@ -48,9 +48,9 @@ pub(crate) enum Pages {
     Anonymous,
 }
 
-/// Passes all such pages in a range of a process's memory to `found`, by rising address (`PAGEMAP_SCAN`, Linux 6.7). `pagemap`
-/// is its `/proc/PID/pagemap`. Memory that was never touched costs nothing. Errors: `ENOTTY` or `EINVAL` where the kernel lacks the
-/// request, `ESRCH` when the process has exited.
+/// Passes all such pages in a range of a process's memory to `found`, by rising address (`PAGEMAP_SCAN`, Linux 6.7).
+/// `pagemap` is its `/proc/PID/pagemap`. Memory that was never touched costs nothing. Errors: `ENOTTY` or `EINVAL`
+/// where the kernel lacks the request, `ESRCH` when the process has exited.
 pub(crate) fn scan_pages(
     pagemap: &File,
     range: Range<u64>,
@@ -87,7 +87,8 @@ fn scan_without(
             reported: unwanted,
             ..ScanRequest::default()
         };
-        // SAFETY: the kernel reads and writes a `ScanRequest`, and writes at most `region_count` regions; both outlive the call.
+        // SAFETY: the kernel reads and writes a `ScanRequest`, and writes at most `region_count` regions; both outlive
+        // the call.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut request) };
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         regions.iter().take(count).for_each(|region| found(region.start..region.end));

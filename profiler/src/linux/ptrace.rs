@@ -1,7 +1,7 @@
 //! Traced threads (`ptrace(2)`): stops, registers, resuming.
 //!
-//! Calls `libc` directly: the safe wrapper crates have neither real-time signals, which a program may receive as it starts, nor
-//! `PTRACE_LISTEN`.
+//! Calls `libc` directly: the safe wrapper crates have neither real-time signals, which a program may receive as it
+//! starts, nor `PTRACE_LISTEN`.
 
 #![expect(unsafe_code, reason = "rustix has no ptrace")]
 
@@ -91,9 +91,9 @@ impl Options {
 
 /// A traced thread. The kernel accepts requests from the tracing thread alone, so this is not `Send`.
 ///
-/// Requests about a thread that is killed while it is stopped succeed without effect, and [`wait`](Self::wait) returns its
-/// exit. When the tracing thread exits for any reason, the kernel detaches and resumes all its tracees. Clones refer to the
-/// same thread.
+/// Requests about a thread that is killed while it is stopped succeed without effect, and [`wait`](Self::wait) returns
+/// its exit. When the tracing thread exits for any reason, the kernel detaches and resumes all its tracees. Clones
+/// refer to the same thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Tracee {
     pid: Pid,
@@ -103,8 +103,8 @@ pub(crate) struct Tracee {
 impl Tracee {
     /// Attaches to the first thread of a process without stopping it. From now on it stops at execs and signals.
     ///
-    /// Errors: `EPERM` where tracing is forbidden, another tracer is attached, or it is a zombie; `ESRCH`; `ENOSYS` and others
-    /// under a seccomp filter.
+    /// Errors: `EPERM` where tracing is forbidden, another tracer is attached, or it is a zombie; `ESRCH`; `ENOSYS` and
+    /// others under a seccomp filter.
     pub(crate) fn seize(pid: Pid) -> io::Result<Self> {
         Self::seize_thread(Tid(pid.0), Options::default())
     }
@@ -154,8 +154,8 @@ impl Tracee {
 
     /// Waits for the next stop; `None` after the time limit.
     ///
-    /// `waitpid` has no time limit, and any thread may receive the SIGCHLD of a stop, so this polls, at first without a pause:
-    /// a stop at a system call is microseconds away. Errors: `ECHILD` if another caller has reaped the process.
+    /// `waitpid` has no time limit, and any thread may receive the SIGCHLD of a stop, so this polls, at first without a
+    /// pause: a stop at a system call is microseconds away. Errors: `ECHILD` if another caller has reaped the process.
     pub(crate) fn wait(&self, limit: Duration) -> io::Result<Option<Stop>> {
         let mut pause = Pause::new(limit);
         loop {
@@ -193,7 +193,8 @@ impl Tracee {
         unless_gone(self.request(libc::PTRACE_DETACH, 0, stop.signal().unsigned_abs() as usize))
     }
 
-    /// Makes sure that a thread notices nothing of a stop at [`Stop::Trap`]: restarts a system call that failed because of it.
+    /// Makes sure that a thread notices nothing of a stop at [`Stop::Trap`]: restarts a system call that failed because
+    /// of it.
     pub(crate) fn restart_syscall(&self, stop: Stop) -> io::Result<()> {
         if stop == Stop::Trap
             && let Ok(Some(registers)) = self.registers()
@@ -230,9 +231,9 @@ impl Tracee {
     /// `data` is a number, or the address of memory that the kernel reads or writes.
     fn request(&self, request: libc::c_uint, address: usize, data: usize) -> io::Result<()> {
         let pid = libc::pid_t::try_from(self.pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-        // SAFETY: where the kernel reads or writes memory of this process, `data` is the address of a value, or of a buffer's
-        // description, that outlives the call and has the size that the request or `address` states. No request writes to
-        // memory of the traced process.
+        // SAFETY: where the kernel reads or writes memory of this process, `data` is the address of a value, or of a
+        // buffer's description, that outlives the call and has the size that the request or `address` states. No
+        // request writes to memory of the traced process.
         let result = unsafe { libc::ptrace(request, pid, address, data) };
         if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -303,7 +304,8 @@ impl Buffer {
 }
 
 impl Tracee {
-    /// General registers of a stopped thread; `None` if it was killed meanwhile. Errors: `EINVAL` for a thread in 32-bit mode.
+    /// General registers of a stopped thread; `None` if it was killed meanwhile. Errors: `EINVAL` for a thread in
+    /// 32-bit mode.
     pub(crate) fn registers(&self) -> io::Result<Option<Registers>> {
         let mut registers = Registers::default();
         let filled = self.register_set(libc::PTRACE_GETREGSET, libc::NT_PRSTATUS, &mut Buffer::of(&mut registers))?;
@@ -314,14 +316,15 @@ impl Tracee {
         }
     }
 
-    /// Sets the general registers of a stopped thread. Errors: `EIO` where the kernel refuses a value, such as a segment.
+    /// Sets the general registers of a stopped thread. Errors: `EIO` where the kernel refuses a value, such as a
+    /// segment.
     pub(crate) fn set_registers(&self, registers: &Registers) -> io::Result<()> {
         let mut registers = *registers;
         self.register_set(libc::PTRACE_SETREGSET, libc::NT_PRSTATUS, &mut Buffer::of(&mut registers)).map(drop)
     }
 
-    /// Floating-point and vector registers of a stopped thread as words (the `XSAVE` area); empty if it was killed meanwhile.
-    /// Errors: `ENODEV` on processors without XSAVE.
+    /// Floating-point and vector registers of a stopped thread as words (the `XSAVE` area); empty if it was killed
+    /// meanwhile. Errors: `ENODEV` on processors without XSAVE.
     pub(crate) fn extended_words(&self) -> io::Result<Vec<u64>> {
         let mut words = vec![0_u64; arch::EXTENDED_BYTES_MAX / 8];
         let address = words.as_mut_ptr().expose_provenance();
@@ -396,15 +399,16 @@ impl Tracee {
         Ok(Some(SyscallInfo { arch: raw.arch, instruction: raw.instruction, phase }))
     }
 
-    /// Whether syscall user dispatch is on for a stopped thread (Linux 5.11); false where the kernel cannot report it (before
-    /// Linux 6.4).
+    /// Whether syscall user dispatch is on for a stopped thread (Linux 5.11); false where the kernel cannot report it
+    /// (before Linux 6.4).
     pub(crate) fn dispatches_syscalls(&self) -> io::Result<bool> {
         let mut raw = [0_u64; 4];
         let reported = self.ask_if_supported(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, &mut raw)?;
         Ok(reported && raw[0] != 0)
     }
 
-    /// Address of a stopped thread's `struct rseq`; `None` if it has none, or the kernel cannot report it (before Linux 5.13).
+    /// Address of a stopped thread's `struct rseq`; `None` if it has none, or the kernel cannot report it (before Linux
+    /// 5.13).
     pub(crate) fn rseq_area(&self) -> io::Result<Option<u64>> {
         let mut raw = [0_u64; 3];
         let reported = self.ask_if_supported(PTRACE_GET_RSEQ_CONFIGURATION, &mut raw)?;

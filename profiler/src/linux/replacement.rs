@@ -1,5 +1,5 @@
-//! Output files that replace an existing file atomically. The new file has no name until it is complete: readers see the old
-//! or the new file, a full disk keeps the old one, and a killed process leaves nothing behind.
+//! Output files that replace an existing file atomically. The new file has no name until it is complete: readers see
+//! the old or the new file, a full disk keeps the old one, and a killed process leaves nothing behind.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -22,7 +22,8 @@ pub(crate) struct Replacement {
 }
 
 impl Replacement {
-    /// Creates a file for this path, with these permissions less the umask. A symbolic link at the path is not followed.
+    /// Creates a file for this path, with these permissions less the umask. A symbolic link at the path is not
+    /// followed.
     pub(crate) fn create(path: &Path, mode: u32) -> io::Result<Self> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -2,19 +2,20 @@
 
 #![expect(unsafe_code, reason = "rustix has neither sigaction nor sigprocmask for programs with a libc")]
 
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{io, ptr};
 
 use rustix::event::{EventfdFlags, eventfd};
 use signal_hook_registry::SigId;
 
 /// Ignored and blocked signals, as a launched program must inherit them.
 ///
-/// Captured before heapbpf installs any handler: a shell that starts a background job, or `nohup`, ignores signals, and a
-/// handler would be reset to the default action at exec, so that they kill the program.
+/// Captured before heapbpf installs any handler: a shell that starts a background job, or `nohup`, ignores signals, and
+/// a handler would be reset to the default action at exec, so that they kill the program.
 #[derive(Clone, Copy)]
 pub struct InheritedSignals {
     /// Bit n for signal n.
@@ -45,8 +46,8 @@ impl InheritedSignals {
     pub(super) fn restore(&self) {
         for signal in 1..=SIGNAL_MAX {
             let action = if self.ignores(signal) { libc::SIG_IGN } else { libc::SIG_DFL };
-            // SAFETY: neither ignoring a signal nor its default action runs code of this program. The call fails for signals
-            // that cannot be changed, which is correct.
+            // SAFETY: neither ignoring a signal nor its default action runs code of this program. The call fails for
+            // signals that cannot be changed, which is correct.
             unsafe { libc::signal(signal, action) };
         }
         // SAFETY: the set was filled by the kernel.
@@ -66,11 +67,12 @@ pub(crate) fn ignore_file_size_signal() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Signals whose last occurrence was sent by a process (`kill`), and not by the kernel for a terminal, which signals the whole
-/// process group. Bit n for signal n.
+/// Signals whose last occurrence was sent by a process (`kill`), and not by the kernel for a terminal, which signals
+/// the whole process group. Bit n for signal n.
 static FROM_PROCESS: AtomicU64 = AtomicU64::new(0);
 
-/// Records from now on who sends these signals. Call it before other handlers are registered, so that they find it recorded.
+/// Records from now on who sends these signals. Call it before other handlers are registered, so that they find it
+/// recorded.
 pub(crate) fn record_senders(signals: &[i32]) -> io::Result<()> {
     for &signal in signals {
         // `SI_FROMUSER` in include/uapi/asm-generic/siginfo.h: signals sent by processes have codes of 0 and below.
@@ -143,7 +145,8 @@ impl Drop for ChildSignal {
     }
 }
 
-/// Blocks SIGCHLD in the calling thread and in threads that it starts, so that it does not interrupt their system calls.
+/// Blocks SIGCHLD in the calling thread and in threads that it starts, so that it does not interrupt their system
+/// calls.
 pub(crate) fn block_child_signal() {
     mask(libc::SIG_BLOCK);
 }

@@ -1,8 +1,9 @@
 //! Starts a program so that it can be traced from its first instruction, by this process or another.
 //!
-//! The child waits between fork and exec until the tracer is attached (`PTRACE_SEIZE`). `PTRACE_TRACEME` has three faults: a
-//! signal before exec stops the child while the parent waits for the exec, a deadlock; a parent that is killed while the child
-//! stops at its exec leaves it a SIGTRAP, which kills it; and group-stops cannot be distinguished from signal delivery.
+//! The child waits between fork and exec until the tracer is attached (`PTRACE_SEIZE`). `PTRACE_TRACEME` has three
+//! faults: a signal before exec stops the child while the parent waits for the exec, a deadlock; a parent that is
+//! killed while the child stops at its exec leaves it a SIGTRAP, which kills it; and group-stops cannot be
+//! distinguished from signal delivery.
 
 #![expect(unsafe_code, reason = "runs code between fork and exec")]
 
@@ -30,8 +31,8 @@ pub(crate) struct Spawned {
     spawner: Option<JoinHandle<io::Result<Child>>>,
 }
 
-/// Forks a child for a program. It inherits standard streams, process group, environment and working directory of heapbpf, and
-/// the given signals and limits.
+/// Forks a child for a program. It inherits standard streams, process group, environment and working directory of
+/// heapbpf, and the given signals and limits.
 pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Spawned> {
     let (mut pid_reader, mut pid_writer) = io::pipe()?;
     let (mut may_exec, start_exec) = io::pipe()?;
@@ -42,11 +43,11 @@ pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Sp
         pid_writer.write_all(&std::process::id().to_ne_bytes())?;
         wait_for_byte(&mut may_exec)?;
         // Last: the program's limit may not allow another descriptor.
-        inherited.limits.restore();
+        inherited.restore_limits();
         Ok(())
     };
-    // SAFETY: the closure makes system calls on what it owns and on plain numbers. It allocates no memory, takes no lock,
-    // and its errors are error numbers.
+    // SAFETY: the closure makes system calls on what it owns and on plain numbers. It allocates no memory, takes no
+    // lock, and its errors are error numbers.
     unsafe { command.pre_exec(before_exec) };
     // Any thread may be the parent.
     let spawner = thread::spawn(move || command.spawn());
@@ -89,8 +90,9 @@ impl Drop for Spawned {
     }
 }
 
-/// Runs a traced process to its exec, or to its exit if it is killed before. `spawned` is given if it is a child of this
-/// process. Calls `is_wanted` repeatedly. Fails when the process cannot be traced, exec fails, or `is_wanted` returns false.
+/// Runs a traced process to its exec, or to its exit if it is killed before. `spawned` is given if it is a child of
+/// this process. Calls `is_wanted` repeatedly. Fails when the process cannot be traced, exec fails, or `is_wanted`
+/// returns false.
 pub(crate) fn run_to_exec(
     tracee: &Tracee,
     mut spawned: Option<&mut Spawned>,

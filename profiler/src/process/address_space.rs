@@ -1,7 +1,7 @@
 //! Executable mappings of a process and their modules, without symbols.
 //!
-//! Unmapped modules are remembered, because stacks outlive `dlclose` and the process. An address that two modules had is
-//! attributed to the later one. A process that calls exec needs a new value of this type.
+//! Unmapped modules are remembered, because stacks outlive `dlclose` and the process. An address that two modules had
+//! is attributed to the later one. A process that calls exec needs a new value of this type.
 
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{ModuleId, Pid};
@@ -87,8 +87,8 @@ impl AddressSpace {
         self.pid
     }
 
-    /// Reads the mappings again and opens new modules. Returns the modules that were not mapped before, in mapping order. On
-    /// errors, the former mappings are kept.
+    /// Reads the mappings again and opens new modules. Returns the modules that were not mapped before, in mapping
+    /// order. On errors, the former mappings are kept.
     pub fn refresh(&mut self, modules: &mut ModuleStore) -> Result<Vec<ModuleId>, ProcError> {
         let mappings = executable_mappings(self.pid)?;
         if mappings.is_empty() {
@@ -165,7 +165,8 @@ impl AddressSpace {
         if gone.is_empty() {
             return;
         }
-        // Ranges that are unmapped again count as new, so that the list does not grow with every dlopen of the same library.
+        // Ranges that are unmapped again count as new, so that the list does not grow with every dlopen of the same
+        // library.
         let again: rustc_hash::FxHashSet<&Mapping> = gone.iter().map(|old| &old.mapping).collect();
         self.retired.retain(|old| !again.contains(&old.mapping));
         self.retired.extend(gone);

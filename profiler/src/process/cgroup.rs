@@ -63,8 +63,8 @@ impl Cgroup {
     }
 }
 
-/// Returns the group that a process's memory is charged to, for reports. With both versions mounted, one of the two has the memory
-/// controller. Without memory accounting, returns the group of version 2, or that of systemd.
+/// Returns the group that a process's memory is charged to, for reports. With both versions mounted, one of the two has
+/// the memory controller. Without memory accounting, returns the group of version 2, or that of systemd.
 pub(crate) fn of_memory(memberships: &[Membership]) -> Option<&str> {
     let of = |matches: fn(&str) -> bool| memberships.iter().find(|membership| matches(&membership.controllers));
     let memory = of(|controllers| controllers.split(',').any(|controller| controller == "memory"));
@@ -72,8 +72,8 @@ pub(crate) fn of_memory(memberships: &[Membership]) -> Option<&str> {
     group.map(|membership| membership.path.as_str())
 }
 
-/// Whether the membership is in the group with this path or below it. Version 1 mounts each hierarchy in a separate directory,
-/// which may be the first component of the path.
+/// Whether the membership is in the group with this path or below it. Version 1 mounts each hierarchy in a separate
+/// directory, which may be the first component of the path.
 fn is_within(membership: &Membership, names: &[String]) -> bool {
     let begins_with = |names: &[String]| {
         let mut own = components(&membership.path);

@@ -1,5 +1,5 @@
-//! Finds the definitions of functions in the modules of a process. Reads each module's symbol tables once per session, however
-//! many processes map it.
+//! Finds the definitions of functions in the modules of a process. Reads each module's symbol tables once per session,
+//! however many processes map it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -46,8 +46,8 @@ impl Candidate {
         &self.functions[first..first + named]
     }
 
-    /// The function that calls of this name reach. A static program has no other modules, and linkers make its functions local
-    /// arbitrarily (`malloc` in a static-pie program with glibc).
+    /// The function that calls of this name reach. A static program has no other modules, and linkers make its
+    /// functions local arbitrarily (`malloc` in a static-pie program with glibc).
     pub(crate) fn exported(&self, name: &str) -> Option<&DefinedFunction> {
         self.functions(name).iter().find(|function| function.global || self.is_static)
     }
@@ -72,8 +72,8 @@ struct ModuleDefinitions {
 const OPERATORS_NEW: [&str; 2] = ["_Znwm", "_Znam"];
 
 impl Definitions {
-    /// Searches `.dynsym` of all modules, and `.symtab` of programs and of modules that match `search_internal`: other libraries'
-    /// internal functions are irrelevant, and reading large tables takes time.
+    /// Searches `.dynsym` of all modules, and `.symtab` of programs and of modules that match `search_internal`: other
+    /// libraries' internal functions are irrelevant, and reading large tables takes time.
     pub(crate) fn new(names: Vec<&'static str>, search_internal: Vec<ModulePattern>) -> Self {
         Self { names, search_internal, cache: FxHashMap::default() }
     }
@@ -147,8 +147,8 @@ impl Program {
         Self { path: process::executable(pid).ok(), file: maps::executable_identity(pid).ok() }
     }
 
-    /// Compares the file, because a module has the path in the first target's mount namespace, and a deleted file has another one. On
-    /// some file systems `stat` reports another device than the mapping has: then compares the path.
+    /// Compares the file, because a module has the path in the first target's mount namespace, and a deleted file has
+    /// another one. On some file systems `stat` reports another device than the mapping has: then compares the path.
     fn is(&self, module: &Module) -> bool {
         let file = module.image().ok().map(Image::identity).map(|file| FileIdentity::new(file.device, file.inode));
         let same_path = self.path.as_deref().is_some_and(|path| path.as_os_str() == &**module.path());

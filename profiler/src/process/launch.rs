@@ -1,9 +1,9 @@
-//! Launches a program and holds it until its start-up code can be probed, so that its first allocation is recorded. Owns the
-//! process from its first instruction to its exit status; the caller attaches probes meanwhile.
+//! Launches a program and holds it until its start-up code can be probed, so that its first allocation is recorded.
+//! Owns the process from its first instruction to its exit status; the caller attaches probes meanwhile.
 //!
-//! The kernel maps the program and its dynamic linker at the exec; the linker maps all other modules before it runs their code.
-//! So the program is stopped at its system calls until it makes one that the linker does not make, and the caller may attach
-//! probes after each that mapped code.
+//! The kernel maps the program and its dynamic linker at the exec; the linker maps all other modules before it runs
+//! their code. So the program is stopped at its system calls until it makes one that the linker does not make, and the
+//! caller may attach probes after each that mapped code.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -28,12 +28,12 @@ use loader::{Loader, maps_code};
 pub(crate) use outcome::{LaunchError, StartUp, StartUpEnd};
 use threads::{Change, OPTIONS, Threads};
 
-/// Maximum number of system calls at which a program is stopped: a hundred times as many as the largest programs make during
-/// start-up, and less than a second.
+/// Maximum number of system calls at which a program is stopped: a hundred times as many as the largest programs make
+/// during start-up, and less than a second.
 const SYSCALLS_MAX: u32 = 20_000;
 
-/// Time limit without a system call. The program waits for something, which a dynamic linker does only with remote files, or
-/// computes.
+/// Time limit without a system call. The program waits for something, which a dynamic linker does only with remote
+/// files, or computes.
 const QUIET_MAX: Duration = Duration::from_secs(1);
 
 /// Time limit for a running process to stop, which takes microseconds except in an uninterruptible wait, which may last
@@ -55,8 +55,8 @@ pub(crate) enum ProgramStop {
     Exiting,
 }
 
-/// A launched program. Dropping it detaches: at once, or from an uninterruptible wait by [`retry_releases`]. Not `Send`, because
-/// the kernel accepts requests about a traced process only from its tracing thread.
+/// A launched program. Dropping it detaches: at once, or from an uninterruptible wait by [`retry_releases`]. Not
+/// `Send`, because the kernel accepts requests about a traced process only from its tracing thread.
 #[derive(Debug)]
 pub(crate) struct Launch {
     tracee: Tracee,
@@ -89,8 +89,9 @@ impl Launch {
         }
     }
 
-    /// Runs it to its exec, and holds it there before its first instruction; it may exit instead. `spawned` is given if it is a
-    /// child of this process. Calls `is_wanted` repeatedly. Also fails if exec fails in a child of this process.
+    /// Runs it to its exec, and holds it there before its first instruction; it may exit instead. `spawned` is given if
+    /// it is a child of this process. Calls `is_wanted` repeatedly. Also fails if exec fails in a child of this
+    /// process.
     pub(crate) fn run_to_exec(
         &mut self,
         spawned: Option<&mut Spawned>,
@@ -101,9 +102,10 @@ impl Launch {
         Ok(())
     }
 
-    /// Attaches to a process that has just started, and stops it, to step it like a launched one. Its parent does not notice.
-    /// Fails with [`LaunchError::Trace`] where another tracer is attached or tracing is forbidden, with
-    /// [`LaunchError::Unstoppable`] in an uninterruptible wait; it continues if [`retry_releases`] is called periodically.
+    /// Attaches to a process that has just started, and stops it, to step it like a launched one. Its parent does not
+    /// notice. Fails with [`LaunchError::Trace`] where another tracer is attached or tracing is forbidden, with
+    /// [`LaunchError::Unstoppable`] in an uninterruptible wait; it continues if [`retry_releases`] is called
+    /// periodically.
     pub(crate) fn hold(pid: Pid) -> Result<Self, LaunchError> {
         let name = format!("process {pid}");
         let tracee = Tracee::seize(pid).map_err(|error| LaunchError::Trace(name.clone(), error))?;
@@ -134,16 +136,10 @@ impl Launch {
         }
     }
 
-    /// Whether it has one thread: others are not held. False if that is unknown.
-    #[cfg(test)]
-    pub(crate) fn is_alone(&self) -> bool {
-        has_one_thread(self.pid())
-    }
-
-    /// Runs a held program until its start-up code is mapped, and holds it there, unless it is in an uninterruptible wait. Calls
-    /// `on_new_code` while it is stopped: at once, and whenever code was mapped of which nothing has run yet. The argument tells
-    /// whether the program is at an exec, before its first instruction, or anywhere else. Signals are delivered meanwhile. Blocks
-    /// for a few seconds at most. On errors, the program is still held.
+    /// Runs a held program until its start-up code is mapped, and holds it there, unless it is in an uninterruptible
+    /// wait. Calls `on_new_code` while it is stopped: at once, and whenever code was mapped of which nothing has run
+    /// yet. The argument indicates whether the program is at an exec, before its first instruction, or anywhere else.
+    /// Signals are delivered meanwhile. Blocks for a few seconds at most. On errors, the program is still held.
     pub(crate) fn step_until_loaded<E: From<LaunchError>>(
         &mut self,
         on_new_code: &mut dyn FnMut(bool) -> Result<(), E>,
@@ -202,10 +198,10 @@ impl Launch {
         Ok(StartUp { end, syscalls })
     }
 
-    /// Resumes a held program until its next exec, which [`next_exec`](Self::next_exec) reports: shells and wrappers (`env`,
-    /// `nice`, `sh -c 'exec …'`) become the actual program. Costs nothing until a signal arrives, which `next_exec` delivers;
-    /// debuggers cannot attach. Forked children are not held. Also resumes a program that is held at its exit, or was
-    /// [stopped](Self::stop).
+    /// Resumes a held program until its next exec, which [`next_exec`](Self::next_exec) reports: shells and wrappers
+    /// (`env`, `nice`, `sh -c 'exec …'`) become the actual program. Costs nothing until a signal arrives, which
+    /// `next_exec` delivers; debuggers cannot attach. Forked children are not held. Also resumes a program that is held
+    /// at its exit, or was [stopped](Self::stop).
     pub(crate) fn follow_execs(&mut self) -> Result<(), LaunchError> {
         if let State::Held(stop) = self.state {
             self.tracee.run(stop).map_err(|error| self.untraceable(error))?;
@@ -218,8 +214,8 @@ impl Launch {
         self.resume_threads()
     }
 
-    /// Whether a followed program is held at an exec, to be stepped like a new one. Does not block; to be called at each
-    /// `SIGCHLD`, or periodically.
+    /// Whether a followed program is held at an exec, to be stepped like a new one. Does not block; to be called at
+    /// each `SIGCHLD`, or periodically.
     pub(crate) fn next_exec(&mut self) -> Result<bool, LaunchError> {
         if self.threads.is_some() {
             return Ok(self.next_stop()? == Some(ProgramStop::Exec));
@@ -239,9 +235,9 @@ impl Launch {
         Ok(matches!(self.state, State::Held(Stop::Exec)))
     }
 
-    /// Detaches: the program runs as if it had never been traced. Fails with [`LaunchError::Unstoppable`] for a followed program
-    /// in an uninterruptible wait, such as `vfork`. It will stop when it wakes up: call this again then, at `SIGCHLD` or
-    /// periodically.
+    /// Detaches: the program runs as if it had never been traced. Fails with [`LaunchError::Unstoppable`] for a
+    /// followed program in an uninterruptible wait, such as `vfork`. It will stop when it wakes up: call this again
+    /// then, at `SIGCHLD` or periodically.
     pub(crate) fn release(&mut self) -> Result<(), LaunchError> {
         if let Some(threads) = self.threads.take() {
             return self.release_threads(threads);
@@ -281,9 +277,9 @@ impl Launch {
         }
     }
 
-    /// From now on, a held program is held again when it exits, by a call or a signal: see [`next_stop`](Self::next_stop). All its
-    /// threads are traced for that, which costs two stops per created thread, one per exited thread and one per signal. Its
-    /// children are not held. To be called before it has created threads.
+    /// From now on, a held program is held again when it exits, by a call or a signal: see
+    /// [`next_stop`](Self::next_stop). All its threads are traced for that, which costs two stops per created thread,
+    /// one per exited thread and one per signal. Its children are not held. To be called before it has created threads.
     pub(crate) fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
         if let State::Held(_) = self.state {
             self.tracee.set_options(OPTIONS).map_err(|error| self.untraceable(error))?;
@@ -292,9 +288,9 @@ impl Launch {
         Ok(())
     }
 
-    /// Why a followed program is held, if it is, until [`follow_execs`](Self::follow_execs) resumes it. To be called at each
-    /// `SIGCHLD`, or periodically: it delivers signals. Blocks for at most a second, and only while some threads have reached
-    /// their exit and others are about to.
+    /// Why a followed program is held, if it is, until [`follow_execs`](Self::follow_execs) resumes it. To be called at
+    /// each `SIGCHLD`, or periodically: it delivers signals. Blocks for at most a second, and only while some threads
+    /// have reached their exit and others are about to.
     pub(crate) fn next_stop(&mut self) -> Result<Option<ProgramStop>, LaunchError> {
         let Some(threads) = &mut self.threads else {
             return Ok(self.next_exec()?.then_some(ProgramStop::Exec));
@@ -311,10 +307,11 @@ impl Launch {
         Ok(matches!(self.state, State::Held(Stop::Exec)).then_some(ProgramStop::Exec))
     }
 
-    /// Stops all threads of a followed program until [`follow_execs`](Self::follow_execs) resumes them and restarts interrupted
-    /// system calls. False, with the program running, where it calls exec or exits instead, which [`next_stop`](Self::next_stop)
-    /// reports, and where it is not held at its exit. Fails with [`LaunchError::Unstoppable`], with the program running, where a
-    /// thread is in an uninterruptible wait, such as `vfork`.
+    /// Stops all threads of a followed program until [`follow_execs`](Self::follow_execs) resumes them and restarts
+    /// interrupted system calls. False, with the program running, where it calls exec or exits instead, which
+    /// [`next_stop`](Self::next_stop) reports, and where it is not held at its exit. Fails with
+    /// [`LaunchError::Unstoppable`], with the program running, where a thread is in an uninterruptible wait, such as
+    /// `vfork`.
     pub(crate) fn stop(&mut self) -> Result<bool, LaunchError> {
         if !matches!(self.state, State::Followed) || self.next_stop()?.is_some() {
             return Ok(false);
@@ -336,8 +333,8 @@ impl Launch {
         }
     }
 
-    /// The threads of a program that is stopped or exits, with their stops. Without the first thread if it has exited before the
-    /// others; then memory and mappings are in `/proc/TID` of another.
+    /// The threads of a program that is stopped or exits, with their stops. Without the first thread if it has exited
+    /// before the others; then memory and mappings are in `/proc/TID` of another.
     pub(crate) fn held_threads(&self) -> Vec<(Tracee, Stop)> {
         self.threads.as_ref().map(Threads::held).unwrap_or_default()
     }

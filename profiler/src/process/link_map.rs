@@ -1,9 +1,9 @@
-//! The dynamic linker's list of loaded objects in search order, which determines the definition of a function that a call
-//! reaches.
+//! The dynamic linker's list of loaded objects in search order, which determines the definition of a function that a
+//! call reaches.
 //!
 //! Linkers keep the list for debuggers (`r_debug` and `link_map` in glibc's and musl's `<link.h>`, the System V ABI's
-//! rendezvous): `DT_DEBUG` of the program's dynamic section has the address. All of it is in the target's memory and may be
-//! anything, so every walk is bounded, and an inconsistent list counts as none. Static programs have none.
+//! rendezvous): `DT_DEBUG` of the program's dynamic section has the address. All of it is in the target's memory and
+//! may be anything, so every walk is bounded, and an inconsistent list counts as none. Static programs have none.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -35,8 +35,8 @@ pub(crate) struct LinkPosition {
 /// Maximum length of an object's path, as in Linux.
 const NAME_BYTES_MAX: u64 = 4096;
 
-/// A loaded object: address of its node, and load bias. Linkers reuse both after an object is unloaded, so the path is included, as
-/// a hash.
+/// A loaded object: address of its node, and load bias. Linkers reuse both after an object is unloaded, so the path is
+/// included, as a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
     address: u64,
@@ -54,8 +54,8 @@ pub(crate) struct LinkMap {
 }
 
 impl LinkMap {
-    /// Reads the list. `None` if there is none yet or at all: the process may be before its start-up, be static, be run by naming
-    /// the dynamic linker as the program, or have overwritten it.
+    /// Reads the list. `None` if there is none yet or at all: the process may be before its start-up, be static, be run
+    /// by naming the dynamic linker as the program, or have overwritten it.
     pub(crate) fn read(pid: Pid) -> Option<Self> {
         Self::read_from(pid, &ProcessMemory::open(pid)?, &Auxv::read(pid)?)
     }
@@ -74,8 +74,8 @@ impl LinkMap {
         Some(LinkPosition { namespace: u16::try_from(namespace).ok()?, index: u16::try_from(index).ok()? })
     }
 
-    /// Whether objects were loaded or unloaded since. Reads 32 bytes and the path of each object; if it returns false, symbol tables
-    /// need not be read. Also true when the list cannot be read any more, after an exec or exit.
+    /// Whether objects were loaded or unloaded since. Reads 32 bytes and the path of each object; if it returns false,
+    /// symbol tables need not be read. Also true when the list cannot be read any more, after an exec or exit.
     pub(crate) fn changed(&self) -> bool {
         let now = ProcessMemory::open(self.pid).and_then(|memory| walk(&memory, self.rendezvous));
         now.as_ref() != Some(&self.namespaces)

@@ -13,22 +13,17 @@ const METACHARACTERS: [char; 5] = ['*', '?', '[', '{', '\\'];
 
 /// A pattern for programs.
 ///
-/// Without a `/` it is compared with the base name of `argv[0]`, cut at `@` unless the pattern contains an `@`. With a `/`, as in
-/// `/usr/bin/redis*` or `./server`, it is compared with the whole of `argv[0]`. [`Names`] defines these names for programs that
-/// overwrite `argv[0]` by a title; the whole title can be matched as well (`nginx: worker*`).
+/// Without a `/` it is compared with the base name of `argv[0]`, cut at `@` unless the pattern contains an `@`. With a
+/// `/`, as in `/usr/bin/redis*` or `./server`, it is compared with the whole of `argv[0]`. [`Names`] defines these
+/// names for programs that overwrite `argv[0]` by a title; the whole title can be matched as well (`nginx: worker*`).
 ///
-/// `*` matches any characters including `/`, `?` one, `[…]` one of a set, `{a,b}` one of several patterns, and `\` quotes the
-/// next character. A pattern without these is exact. Case-sensitive.
+/// `*` matches any characters including `/`, `?` one, `[…]` one of a set, `{a,b}` one of several patterns, and `\`
+/// quotes the next character. A pattern without these is exact. Case-sensitive.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     text: String,
-    matcher: Matcher,
-}
-
-#[derive(Clone, Debug)]
-enum Matcher {
-    Exact,
-    Glob(GlobMatcher),
+    /// `None` for an exact pattern.
+    glob: Option<GlobMatcher>,
 }
 
 /// Why a pattern is invalid.
@@ -58,10 +53,7 @@ impl Pattern {
         } else {
             &names.cut
         };
-        names.iter().any(|name| match &self.matcher {
-            Matcher::Exact => *name == self.text,
-            Matcher::Glob(glob) => glob.is_match(name),
-        })
+        names.iter().any(|name| self.glob.as_ref().map_or(*name == self.text, |glob| glob.is_match(name)))
     }
 }
 
@@ -79,15 +71,10 @@ impl FromStr for Pattern {
             let (first, rest) = text.split_at(1);
             return Err(PatternError::Number(text.to_owned(), format!("[{first}]{rest}")));
         }
-        let matcher = if text.contains(METACHARACTERS) {
-            let glob = GlobBuilder::new(text).literal_separator(false).backslash_escape(true).build();
-            Matcher::Glob(
-                glob.map_err(|error| PatternError::Glob(text.to_owned(), error.kind().to_string()))?.compile_matcher(),
-            )
-        } else {
-            Matcher::Exact
-        };
-        Ok(Self { text: text.to_owned(), matcher })
+        let invalid = |error: globset::Error| PatternError::Glob(text.to_owned(), error.kind().to_string());
+        let build = || GlobBuilder::new(text).literal_separator(false).backslash_escape(true).build().map_err(invalid);
+        let glob = text.contains(METACHARACTERS).then(build).transpose()?.map(|glob| glob.compile_matcher());
+        Ok(Self { text: text.to_owned(), glob })
     }
 }
 
@@ -108,9 +95,10 @@ impl Eq for Pattern {}
 /// The names of one process.
 ///
 /// A program may overwrite its arguments, and many show a title there: `postgres: 15/main: checkpointer`,
-/// `/usr/bin/redis-server 127.0.0.1:6379`, `sshd: user@pts/0`. The kernel does not mark titles, but a title leaves a first argument
-/// with a blank in it and no other arguments. Its first word names the program, and so does the executable, which also replaces
-/// a missing `argv[0]`. A path with blanks and without arguments looks like a title; it is recognised if it is the executable's.
+/// `/usr/bin/redis-server 127.0.0.1:6379`, `sshd: user@pts/0`. The kernel does not mark titles, but a title leaves a
+/// first argument with a blank in it and no other arguments. Its first word names the program, and so does the
+/// executable, which also replaces a missing `argv[0]`. A path with blanks and without arguments looks like a title; it
+/// is recognised if it is the executable's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     /// Base names, also without the `-` of a login shell, and titles without the directory of their first word.
@@ -122,8 +110,8 @@ pub struct Names {
 }
 
 impl Names {
-    /// Returns the names of a process with these arguments, this executable if it is known, and the kernel's name `comm`, which is
-    /// at most 15 bytes long and only used if nothing else names the program.
+    /// Returns the names of a process with these arguments, this executable if it is known, and the kernel's name
+    /// `comm`, which is at most 15 bytes long and only used if nothing else names the program.
     pub fn of(arguments: &[String], executable: Option<&str>, comm: &str) -> Self {
         let first = arguments.first().map_or("", |first| first.trim());
         let executable = executable.filter(|path| !path.is_empty());

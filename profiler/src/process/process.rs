@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::sync::Arc;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -15,6 +17,7 @@ use crate::linux::proc::stat::Stat;
 use crate::linux::proc::{ProcError, process};
 use crate::linux::readiness::Readiness;
 use crate::process::cgroup;
+use crate::process::launch::shell_code;
 
 /// A process that was found running.
 #[derive(Debug)]
@@ -89,13 +92,13 @@ impl Process {
         Stat::read(self.pid).is_ok_and(|stat| !stat.is_of(self.identity()))
     }
 
-    /// Returns how the process exited, if it has and the kernel reports it: for zombies, and from Linux 6.15 on also for reaped
-    /// processes.
+    /// Returns how the process exited, if it has and the kernel reports it: for zombies, and from Linux 6.15 on also
+    /// for reaped processes.
     pub(crate) fn exit_now(&self) -> Option<Exit> {
         // A zombie's status is in its `/proc` entry, a reaped process's in the pidfd.
         let zombie = || Stat::read(self.pid).ok().filter(|stat| stat.is_of(self.identity()) && stat.state == 'Z');
         let status = self.pidfd.wait_status().or_else(|| zombie()?.exit_status)?;
-        Some(Exit { code: Some(exit_code(status)) })
+        Some(Exit { code: Some(shell_code(ExitStatus::from_raw(status))) })
     }
 }
 
@@ -118,16 +121,8 @@ impl AsFd for Process {
     }
 }
 
-/// The exit code of a shell: that of the process, or 128 plus the signal.
-fn exit_code(status: i32) -> i32 {
-    match status & 0x7f {
-        0 => (status >> 8) & 0xff,
-        signal => 128 + signal,
-    }
-}
-
-/// Processes whose exits are awaited. A pidfd is readable once its process has exited, and epoll removes closed descriptors, so
-/// dropping a process needs no call.
+/// Processes whose exits are awaited. A pidfd is readable once its process has exited, and epoll removes closed
+/// descriptors, so dropping a process needs no call.
 #[derive(Debug)]
 pub(crate) struct Exits {
     epoll: OwnedFd,
@@ -184,7 +179,7 @@ mod tests {
     #[test]
     fn wait_statuses_become_shell_codes() {
         for (status, code) in [(0, 0), (7 << 8, 7), (9, 137), (11 | 0x80, 139)] {
-            assert_eq!(exit_code(status), code, "{status:#x}");
+            assert_eq!(shell_code(ExitStatus::from_raw(status)), code, "{status:#x}");
         }
     }
 
@@ -222,7 +217,7 @@ mod tests {
     async fn a_process_keeps_its_identity_until_it_is_reaped() {
         let mut child = child_with_pipe(std::process::Command::new("sh").args(["-c", "read x"]));
         let process = Process::open(Pid(child.id())).expect("it waits for its input");
-        assert_eq!(process.started, process::start_time(process.pid).expect("it runs"));
+        assert_eq!(process.started, Stat::read(process.pid).expect("it runs").start_ticks);
         assert!(is_same(&process));
         // The same PID with another start time is another process.
         let earlier = StartTime(process.started.0 - 1);

@@ -24,8 +24,8 @@ pub struct Selection {
     pub all: bool,
     /// Excludes programs that match any of these.
     pub exclude: Vec<Pattern>,
-    /// Excludes processes with less resident memory at the time of a scan. A new process has little: it becomes a target when it
-    /// has grown.
+    /// Excludes processes with less resident memory at the time of a scan. A new process has little: it becomes a
+    /// target when it has grown.
     pub min_rss_bytes: u64,
 }
 
@@ -48,8 +48,8 @@ impl Selection {
         self.names_pid(facts.pid()) || self.matches_later(facts)
     }
 
-    /// Whether a process that starts later, or a program that a process executes, is a target. PIDs do not count: they mean
-    /// running processes and may be reused.
+    /// Whether a process that starts later, or a program that a process executes, is a target. PIDs do not count: they
+    /// mean running processes and may be reused.
     pub fn matches_later(&self, facts: &ProcessFacts) -> bool {
         let names = facts.names();
         let chosen = self.all
@@ -73,7 +73,8 @@ impl Selection {
         self.is_open() && self.min_rss_bytes == 0
     }
 
-    /// Patterns and control groups that match none of these processes. No error, as a match may start later, but worth a warning.
+    /// Patterns and control groups that match none of these processes. No error, as a match may start later, but worth
+    /// a warning.
     pub fn unmatched(&self, found: &[ProcessFacts]) -> Self {
         let mut unmatched = Self { patterns: self.patterns.clone(), cgroups: self.cgroups.clone(), ..Self::default() };
         for facts in found {
@@ -122,9 +123,10 @@ impl ProcessFacts {
     }
 }
 
-/// Returns the running processes that the selection matches, by rising PID, without this process, kernel threads and zombies.
-/// Reads only what the decision needs: the executable if the arguments do not name the program, and control groups if some are
-/// selected. Skips selected PIDs that do not exist: [`Process::open`](super::process::Process::open) reports errors for them.
+/// Returns the running processes that the selection matches, by rising PID, without this process, kernel threads and
+/// zombies. Reads only what the decision needs: the executable if the arguments do not name the program, and control
+/// groups if some are selected. Skips selected PIDs that do not exist: [`Process::open`](super::process::Process::open)
+/// reports errors for them.
 pub(crate) fn scan(selection: &Selection) -> Result<Vec<ProcessFacts>, ProcError> {
     let mut pids = if selection.is_open() { process::all()? } else { selection.pids.clone() };
     pids.sort_unstable();
@@ -148,7 +150,8 @@ fn examine(pid: Pid, selection: &Selection) -> Option<ProcessFacts> {
     (selection.matches(&facts) && is_same(&facts)).then_some(facts)
 }
 
-/// Returns the properties that the selection needs. They belong to the process of `stat` if [`is_same`] holds afterwards.
+/// Returns the properties that the selection needs. They belong to the process of `stat` if [`is_same`] holds
+/// afterwards.
 fn facts(pid: Pid, stat: Stat, selection: &Selection) -> Result<ProcessFacts, ProcError> {
     let arguments = process::arguments(pid)?;
     let executable = if Names::need_executable(&arguments) { process::executable(pid).ok() } else { None };
@@ -303,7 +306,7 @@ mod scan_tests {
         let pid = child.pid();
         let facts = known(pid).expect("it runs");
         assert!(is_same(&facts));
-        assert_eq!(facts.identity.start_ticks, process::start_time(pid).expect("it runs"));
+        assert_eq!(facts.identity.start_ticks, Stat::read(pid).expect("it runs").start_ticks);
         assert_eq!(facts.comm, "heapbpf-facts");
         let program = workshop.path("heapbpf-facts");
         assert_eq!(facts.arguments, [program.to_str().expect("plain"), "1000"]);

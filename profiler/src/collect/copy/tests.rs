@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::super::fixture::Subject;
 use super::*;
 
-/// More than four MiB, of which every hundredth page is unmapped and the next one protected; then the same size with every second
-/// page unmapped.
+/// More than four MiB, of which every hundredth page is unmapped and the next one protected; then the same size with
+/// every second page unmapped.
 const HOLES: &str = r#"
 int main(void) {
     enum { PAGES = 1200 };

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::*;
 use crate::collect::Method;
+use crate::collect::ProcessCopy;
 use crate::collect::fixture::collect_here;
 use crate::collect::fork_memory::{ForkMemory, left_out};
 use crate::collect::spans::Span;
@@ -14,6 +15,16 @@ use crate::linux::proc::maps::regions;
 use crate::linux::proc::stat;
 use crate::memory::Memory;
 use crate::object::fixture::Workshop;
+
+impl ProcessCopy for ForkCopy {
+    fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    fn has_ended(&self) -> bool {
+        self.pidfd.has_ended().unwrap_or(true)
+    }
+}
 
 /// Environment variable of another process: the process to copy.
 const PID: &str = "HEAPBPF_TEST_PID";

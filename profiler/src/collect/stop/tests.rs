@@ -8,6 +8,26 @@ use rustix::process::Signal;
 use super::super::Method;
 use super::super::fixture::{Subject, collect_here};
 use super::*;
+use crate::collect::{ProcessCopy, StoppedProcess};
+
+impl StoppedProcess for Stopped {
+    fn living_thread(&self) -> Pid {
+        self.living_thread()
+    }
+
+    fn states(&self) -> Result<Vec<ThreadState>, CollectError> {
+        self.states()
+    }
+
+    fn fork(&mut self, mapped: &[Region]) -> Result<Box<dyn ProcessCopy>, CollectError> {
+        let copy: Result<ForkCopy, ForkError> = Self::fork(self, mapped);
+        Ok(Box::new(copy?))
+    }
+
+    fn release(self: Box<Self>) -> Result<Duration, CollectError> {
+        Ok((*self).release())
+    }
+}
 
 /// A program with N threads, including the first, all of which wait.
 const THREADS: &str = r#"

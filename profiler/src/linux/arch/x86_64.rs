@@ -17,7 +17,8 @@ pub(crate) const ADDRESS_END: u64 = 1 << 56;
 /// (<https://gitlab.com/x86-psABIs/x86-64-ABI>, "The Stack Frame").
 pub(crate) const RED_ZONE_BYTES: u64 = 128;
 
-/// Offsets of `list` and `tid` in glibc's `struct pthread`, which are the same in all versions: they follow a header of 704 bytes.
+/// Offsets of `list` and `tid` in glibc's `struct pthread`, which are the same in all versions: they follow a header of
+/// 704 bytes.
 pub(crate) const PTHREAD_LIST_OFFSET: u64 = 0x2c0;
 pub(crate) const PTHREAD_TID_OFFSET: u64 = 0x2d0;
 
@@ -51,8 +52,8 @@ pub(crate) fn is_legacy_loader_syscall(number: libc::c_long) -> bool {
     )
 }
 
-/// Whether a system call is made by the kernel's own trampolines for probes (`uretprobe` and `uprobe`), which may already be
-/// attached. It indicates nothing about the running code.
+/// Whether a system call is made by the kernel's own trampolines for probes (`uretprobe` and `uprobe`), which may
+/// already be attached. It indicates nothing about the running code.
 pub(crate) fn is_probe_syscall(number: u64) -> bool {
     matches!(number, 335 | 336)
 }
@@ -95,9 +96,9 @@ pub(crate) struct Registers {
 
 const _: () = assert!(size_of::<Registers>() == 27 * 8);
 
-/// System calls that fail with `EINTR` after a ptrace stop although no signal was delivered; the kernel restarts all others
-/// ([signal(7)](https://man7.org/linux/man-pages/man7/signal.7.html), "Interruption of system calls and library functions by
-/// stop signals").
+/// System calls that fail with `EINTR` after a ptrace stop although no signal was delivered; the kernel restarts all
+/// others ([signal(7)](https://man7.org/linux/man-pages/man7/signal.7.html), "Interruption of system calls and library
+/// functions by stop signals").
 const NOT_RESTARTED: [libc::c_long; 22] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -111,8 +112,8 @@ const NOT_RESTARTED: [libc::c_long; 22] = [
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_accept4,
-    // Variants, and sockets with a timeout (`SO_RCVTIMEO`, `SO_SNDTIMEO`). `connect` must not be restarted: it fails while the
-    // first attempt is in progress.
+    // Variants, and sockets with a timeout (`SO_RCVTIMEO`, `SO_SNDTIMEO`). `connect` must not be restarted: it fails
+    // while the first attempt is in progress.
     libc::SYS_accept,
     libc::SYS_recvmmsg,
     libc::SYS_readv,
@@ -166,16 +167,17 @@ impl Registers {
         Some(self.orig_rax.cast_signed()).filter(|&number| number >= 0)
     }
 
-    /// The registers with which a system call that failed only because of the stop is restarted when the thread resumes; `None`
-    /// where nothing has to change. Valid at a [`Stop::Trap`](crate::linux::ptrace::Stop::Trap) that no signal has caused.
+    /// The registers with which a system call that failed only because of the stop is restarted when the thread
+    /// resumes; `None` where nothing has to change. Valid at a [`Stop::Trap`](crate::linux::ptrace::Stop::Trap) that no
+    /// signal has caused.
     pub(crate) fn with_syscall_restarted(&self) -> Option<Self> {
         let interrupted = self.rax.cast_signed() == -i64::from(libc::EINTR);
         let fails = NOT_RESTARTED.contains(&self.orig_rax.cast_signed());
         (interrupted && fails).then(|| Self { rax: RESTART_UNLESS_HANDLED.cast_unsigned(), ..*self })
     }
 
-    /// Registers with which the thread makes this system call by the instruction at `instruction`. Keeps stack, thread pointer and
-    /// segments, and clears all others.
+    /// Registers with which the thread makes this system call by the instruction at `instruction`. Keeps stack, thread
+    /// pointer and segments, and clears all others.
     pub(crate) fn for_syscall(&self, instruction: u64, number: libc::c_long, arguments: [u64; 6]) -> Self {
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
         let Self { rsp, cs, ss, fs_base, gs_base, ds, es, fs, gs, .. } = *self;

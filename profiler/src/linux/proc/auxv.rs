@@ -1,4 +1,5 @@
-//! `/proc/PID/auxv`: the auxiliary vector of a 64-bit program. That of a 32-bit one has shorter words, which are not supported.
+//! `/proc/PID/auxv`: the auxiliary vector of a 64-bit program. That of a 32-bit one has shorter words, which are not
+//! supported.
 
 use crate::ids::Pid;
 use crate::linux::proc::process;

@@ -21,7 +21,8 @@ pub(crate) struct EpollSet {
 }
 
 impl EpollSet {
-    /// Finds them; empty if the process has exited. Reads the link of each open file, so call it before the process is stopped.
+    /// Finds them; empty if the process has exited. Reads the link of each open file, so call it before the process is
+    /// stopped.
     pub(crate) fn of(pid: Pid) -> Self {
         let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Self::default() };
         let is_epoll = |path: &Path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]");
@@ -30,8 +31,8 @@ impl EpollSet {
         Self { descriptors: epolls.collect() }
     }
 
-    /// The user data words that the kernel stores now, for these descriptors and all timers. Unreadable entries have none: a kernel
-    /// without `CONFIG_CHECKPOINT_RESTORE` lists no timers.
+    /// The user data words that the kernel stores now, for these descriptors and all timers. Unreadable entries have
+    /// none: a kernel without `CONFIG_CHECKPOINT_RESTORE` lists no timers.
     pub(crate) fn user_data(&self, pid: Pid) -> Vec<u64> {
         let mut words = Vec::new();
         for descriptor in &self.descriptors {

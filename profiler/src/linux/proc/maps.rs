@@ -1,8 +1,8 @@
 //! Mappings of a process, from `/proc/PID/maps`: executable ones ([`Mapping`]), and all as memory that may hold data
 //! ([`Region`]).
 //!
-//! The `procfs` crate is not used for this file: it panics on a mapped file called `/SYSV`, and rejects the whole list when one
-//! path is not UTF-8, and a target chooses its file names.
+//! The `procfs` crate is not used for this file: it panics on a mapped file called `/SYSV`, and rejects the whole list
+//! when one path is not UTF-8, and a target chooses its file names.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -116,8 +116,8 @@ pub enum RegionKind {
     Brk,
     /// The first thread's stack.
     Stack,
-    /// A file, by its path in the process's mount namespace; for shared memory without one, the kernel's name for it (`/dev/zero
-    /// (deleted)`, `/memfd:…`).
+    /// A file, by its path in the process's mount namespace; for shared memory without one, the kernel's name for it
+    /// (`/dev/zero (deleted)`, `/memfd:…`).
     File {
         /// Not resolved.
         path: PathBuf,
@@ -169,8 +169,8 @@ pub(crate) fn executable_mappings(pid: Pid) -> Result<Vec<Mapping>, ProcError> {
     Ok(read(pid, parse_mapping)?.0)
 }
 
-/// All mappings of a process, by rising address. Empty for kernel threads and zombies. Fails above 2²⁰ mappings: blocks that
-/// the others reference would be reported as leaks.
+/// All mappings of a process, by rising address. Empty for kernel threads and zombies. Fails above 2²⁰ mappings: blocks
+/// that the others reference would be reported as leaks.
 pub fn regions(pid: Pid) -> Result<Vec<Region>, ProcError> {
     match read(pid, |line| parse_region(line).map(Some))? {
         (regions, false) => Ok(regions),
@@ -178,7 +178,8 @@ pub fn regions(pid: Pid) -> Result<Vec<Region>, ProcError> {
     }
 }
 
-/// Parses all lines; `parse` returns `Some(None)` for lines to skip. Also returns whether there are more than the limit.
+/// Parses all lines; `parse` returns `Some(None)` for lines to skip. Also returns whether there are more than the
+/// limit.
 fn read<T>(pid: Pid, parse: impl Fn(&[u8]) -> Option<Option<T>>) -> Result<(Vec<T>, bool), ProcError> {
     let failed = |source| ProcError::from_io(pid, "maps", source);
     let file = File::open(entry_path(pid, "maps")).map_err(failed)?;
@@ -236,8 +237,8 @@ pub(crate) fn parse_mapping(line: &[u8]) -> Option<Option<Mapping>> {
     Some(Some(Mapping { start, end, offset, device, inode, name: mapping_name(name) }))
 }
 
-/// Executable heaps and stacks hold generated code, if any, and the process chooses the label of `[anon:…]`: all of these are
-/// anonymous memory.
+/// Executable heaps and stacks hold generated code, if any, and the process chooses the label of `[anon:…]`: all of
+/// these are anonymous memory.
 fn mapping_name(field: &[u8]) -> MappingName {
     match field {
         b"[vdso]" | b"[vsyscall]" | b"[uprobes]" => MappingName::Special(String::from_utf8_lossy(field).into_owned()),

@@ -9,11 +9,6 @@ use std::path::{Path, PathBuf};
 
 use crate::ids::{Pid, Tid};
 
-#[cfg(test)]
-use crate::ids::StartTime;
-#[cfg(test)]
-use crate::linux::proc::stat::Stat;
-
 /// Why an entry of `/proc` could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcError {
@@ -60,8 +55,8 @@ pub(crate) fn exists(pid: Pid) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// Arguments of the process, `argv[0]` first, as it may have overwritten them. Empty for kernel threads, zombies and during an
-/// exec. Invalid UTF-8 becomes `U+FFFD`.
+/// Arguments of the process, `argv[0]` first, as it may have overwritten them. Empty for kernel threads, zombies and
+/// during an exec. Invalid UTF-8 becomes `U+FFFD`.
 pub(crate) fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
     let bytes = read(pid, "cmdline", ARGUMENTS_BYTES_MAX)?;
     let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
@@ -75,11 +70,6 @@ pub(crate) fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
 pub(crate) fn comm(pid: Pid) -> Result<String, ProcError> {
     let bytes = read(pid, "comm", 64)?;
     Ok(String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned())
-}
-
-#[cfg(test)]
-pub(crate) fn start_time(pid: Pid) -> Result<StartTime, ProcError> {
-    Stat::read(pid).map(|stat| stat.start_ticks)
 }
 
 /// All processes by rising PID, including kernel threads and zombies.
@@ -100,15 +90,16 @@ pub(crate) fn number(name: &str) -> Option<Pid> {
     digits.then(|| name.parse().ok().map(Pid)).flatten()
 }
 
-/// Path of the executable as the process sees it, without the suffix ` (deleted)` that the kernel appends when the file is
-/// gone. A name that really ends like this is indistinguishable. Fails for kernel threads.
+/// Path of the executable as the process sees it, without the suffix ` (deleted)` that the kernel appends when the file
+/// is gone. A name that really ends like this is indistinguishable. Fails for kernel threads.
 pub(crate) fn executable(pid: Pid) -> Result<PathBuf, ProcError> {
     let path = fs::read_link(entry_path(pid, "exe")).map_err(|source| ProcError::from_io(pid, "exe", source))?;
     let bytes = path.as_os_str().as_bytes();
     Ok(PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(b" (deleted)").unwrap_or(bytes))))
 }
 
-/// Whether this process is in the initial PID namespace, so that the PIDs it sees are those that the kernel side reports.
+/// Whether this process is in the initial PID namespace, so that the PIDs it sees are those that the kernel side
+/// reports.
 pub(crate) fn in_initial_pid_namespace() -> Result<bool, ProcError> {
     let metadata = fs::metadata("/proc/self/ns/pid").map_err(|source| ProcError::Io {
         pid: Pid(std::process::id()),
@@ -155,8 +146,8 @@ pub struct Membership {
     pub path: String,
 }
 
-/// Groups of the process, in the kernel's order: one with version 2, one per hierarchy with version 1, both where both are
-/// mounted. Invalid UTF-8 becomes `U+FFFD`.
+/// Groups of the process, in the kernel's order: one with version 2, one per hierarchy with version 1, both where both
+/// are mounted. Invalid UTF-8 becomes `U+FFFD`.
 pub(crate) fn cgroups(pid: Pid) -> Result<Vec<Membership>, ProcError> {
     let bytes = read(pid, "cgroup", CGROUPS_BYTES_MAX)?;
     Ok(parse_cgroups(&String::from_utf8_lossy(&bytes)))
@@ -179,6 +170,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::linux::proc::stat::Stat;
+
+    fn start_time(pid: Pid) -> Result<crate::ids::StartTime, ProcError> {
+        Stat::read(pid).map(|stat| stat.start_ticks)
+    }
     use crate::object::fixture::Running;
 
     /// A PID that the kernel never assigns: `PID_MAX_LIMIT` is 2^22.

@@ -1,5 +1,5 @@
-//! Processes to be detached that did not stop: they are in an uninterruptible wait, as in `vfork` or a frozen control group, and
-//! would stay stopped when they wake up. Never waits for them.
+//! Processes to be detached that did not stop: they are in an uninterruptible wait, as in `vfork` or a frozen control
+//! group, and would stay stopped when they wake up. Never waits for them.
 
 use std::cell::RefCell;
 
@@ -19,8 +19,8 @@ pub(super) fn add(tracee: Tracee) {
     let _ = LEAVING.try_with(|leaving| leaving.borrow_mut().push(tracee));
 }
 
-/// Detaches from the processes that have stopped since. Does not block: costs a system call for each. To be called periodically on
-/// the tracing thread. Returns how many have not stopped yet.
+/// Detaches from the processes that have stopped since. Does not block: costs a system call for each. To be called
+/// periodically on the tracing thread. Returns how many have not stopped yet.
 pub(crate) fn retry_releases() -> usize {
     LEAVING.with(|leaving| {
         let mut leaving = leaving.borrow_mut();
@@ -31,8 +31,8 @@ pub(crate) fn retry_releases() -> usize {
     })
 }
 
-/// Whether it is not traced any more: detached, or gone. What it has created, which is traced with it, is added to `made` to be
-/// detached too.
+/// Whether it is not traced any more: detached, or gone. What it has created, which is traced with it, is added to
+/// `made` to be detached too.
 fn try_detach(tracee: &Tracee, made: &mut Vec<Tracee>) -> bool {
     let detach = |stop: Stop| {
         if let (Stop::Clone | Stop::Fork, Some(number)) = (stop, tracee.event_message().ok().flatten()) {

@@ -40,8 +40,8 @@ impl Loader {
         (base != 0 || !is_libc).then_some(Self { code, is_libc, file: None, opens: false })
     }
 
-    /// Whether it makes this system call; otherwise the program does. `instruction` is the address after the system call
-    /// instruction.
+    /// Whether it makes this system call; otherwise the program does. `instruction` is the address after the system
+    /// call instruction.
     pub(super) fn makes(&mut self, instruction: u64, number: u64, arguments: &[u64; 6]) -> bool {
         self.opens = matches!(number.cast_signed(), libc::SYS_openat) || number.cast_signed() == LEGACY_OPEN.0;
         // The address after the last instruction may be outside of the code.
@@ -56,8 +56,8 @@ impl Loader {
         }
     }
 
-    /// Whether loading takes this system call. If the program makes it instead, it is held a little longer, which is harmless. But
-    /// it must not wait for input while it is held, so it may read only what was opened before.
+    /// Whether loading takes this system call. If the program makes it instead, it is held a little longer, which is
+    /// harmless. But it must not wait for input while it is held, so it may read only what was opened before.
     fn loads(&self, number: u64, arguments: &[u64; 6]) -> bool {
         match number.cast_signed() {
             libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 => self.file == Some(arguments[0]),

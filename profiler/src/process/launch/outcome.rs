@@ -54,8 +54,8 @@ impl LaunchError {
         Self::NotFound(name, reason)
     }
 
-    /// The exit code of a shell: 127 if the program is missing, 126 if it cannot be executed; `None` if the command is not the
-    /// cause.
+    /// The exit code of a shell: 127 if the program is missing, 126 if it cannot be executed; `None` if the command is
+    /// not the cause.
     pub(crate) fn exit_code(&self) -> Option<u8> {
         match self {
             Self::NotFound(..) => Some(127),

@@ -237,7 +237,7 @@ fn an_exec_is_distinguished_from_other_stops() {
 }
 
 #[test]
-fn is_alone_is_false_with_two_threads() {
+fn threads_are_counted() {
     let workshop = Workshop::new();
     let text = "#include <pthread.h>\n#include <unistd.h>\n\
          static void *wait(void *none) { pause(); return none; }\n\
@@ -245,13 +245,13 @@ fn is_alone_is_false_with_two_threads() {
     let program = workshop.compile("gcc", "threads.c", text, &["-pthread"]);
     let mut child = Command::new(&program).stdout(Stdio::piped()).spawn().expect("it was compiled");
     child.stdout.take().expect("piped").read_exact(&mut [0]).expect("it writes");
-    assert!(!Launch::hold(Pid(child.id())).expect("it can be stopped").is_alone());
+    assert!(!has_one_thread(Launch::hold(Pid(child.id())).expect("it can be stopped").pid()));
     child.kill().expect("it runs");
     child.wait().expect("it is a child");
     let mut launch = start(&["/bin/true"]);
-    assert!(launch.is_alone());
+    assert!(has_one_thread(launch.pid()));
     assert_eq!(code(&mut launch), 0);
-    assert!(!launch.is_alone(), "it is gone");
+    assert!(!has_one_thread(launch.pid()), "it is gone");
 }
 
 #[test]

@@ -1,10 +1,11 @@
-//! All threads of a launched program, each traced, so that the program can be held when it exits as a whole, and be stopped at
-//! any time. Does not hold its children, nor threads that exit alone: others may wait for them.
+//! All threads of a launched program, each traced, so that the program can be held when it exits as a whole, and be
+//! stopped at any time. Does not hold its children, nor threads that exit alone: others may wait for them.
 
 use std::io;
 use std::time::Duration;
 
 use crate::ids::{Pid, Tid};
+use crate::linux::proc::stat;
 use crate::linux::ptrace::{Options, Pause, Stop, Tracee};
 
 /// Ptrace options of the threads.
@@ -87,8 +88,8 @@ impl Threads {
         self.threads[0].tracee.pid()
     }
 
-    /// Returns the next change. Delivers signals, and handles new and exiting threads. Does not block, unless some threads have
-    /// reached their exit and others are about to.
+    /// Returns the next change. Delivers signals, and handles new and exiting threads. Does not block, unless some
+    /// threads have reached their exit and others are about to.
     pub(super) fn next_change(&mut self) -> io::Result<Option<Change>> {
         let mut pause: Option<Pause> = None;
         if let Some(change) = self.pending.take() {
@@ -152,8 +153,8 @@ impl Threads {
         held.collect()
     }
 
-    /// Stops all threads; false after the time limit, or if the program calls exec or exits instead. Threads that have stopped
-    /// are held in any case.
+    /// Stops all threads; false after the time limit, or if the program calls exec or exits instead. Threads that have
+    /// stopped are held in any case.
     pub(super) fn stop(&mut self, limit: Duration) -> io::Result<bool> {
         let mut pause = Pause::new(limit);
         let mut requested: Vec<Tid> = Vec::new();
@@ -364,10 +365,8 @@ impl Threads {
 
     /// Adds threads whose creator was killed before its stop was handled.
     fn add_listed(&mut self) {
-        let Ok(tasks) = std::fs::read_dir(format!("/proc/{}/task", self.pid())) else { return };
-        let numbers = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
-        for number in numbers {
-            self.add(Tid(number));
+        for tid in stat::threads(self.pid()).unwrap_or_default() {
+            self.add(tid);
         }
     }
 
