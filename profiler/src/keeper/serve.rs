@@ -1,15 +1,11 @@
 //! The keeper process.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
-
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::retry_on_intr;
 
 use super::links::Links;
 use super::protocol::{REQUEST_BYTES_MAX, Reply, Request};
-use super::worker::Tracers;
+use super::worker::{Agent, Tracers};
 use crate::ids::Pid;
 use crate::linux::channel::{Channel, Message};
 use crate::linux::pidfd::PidFd;
@@ -26,13 +22,14 @@ pub fn serve() -> io::Result<()> {
     // Tracing threads receive it.
     signals::block_child_signal();
     // If the agent has exited already, the channel is closed.
-    let agent = Arc::new(PidFd::open(Pid(std::os::unix::process::parent_id())).ok());
-    let (mut links, mut tracers) = (Links::default(), Tracers::new(Arc::clone(&agent)));
-    while let Some(message) = next(&channel, (*agent).as_ref()) {
+    let process = Arc::new(PidFd::open(Pid(std::os::unix::process::parent_id())).ok());
+    let (mut links, mut tracers) = (Links::default(), Tracers::new(Arc::clone(&process)));
+    let agent = Agent { channel, process };
+    while let Some(message) = agent.receive_message(REQUEST_BYTES_MAX) {
         // An incomplete request of a killed agent is ignored.
         let Ok(request) = postcard::from_bytes(&message.bytes) else { break };
         if let Some(reply) = answer(&mut links, &mut tracers, request, message)
-            && !postcard::to_stdvec(&reply).is_ok_and(|bytes| channel.send(&bytes, &[]).is_ok())
+            && !postcard::to_stdvec(&reply).is_ok_and(|bytes| agent.channel.send(&bytes, &[]).is_ok())
         {
             break;
         }
@@ -40,19 +37,6 @@ pub fn serve() -> io::Result<()> {
     tracers.finish();
     links.detach_all();
     Ok(())
-}
-
-/// Returns the next request; `None` when there are no more. Ends with the agent even if another process has inherited a
-/// descriptor of the channel.
-fn next(channel: &Channel, agent: Option<&PidFd>) -> Option<Message> {
-    let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-    let mut polled = vec![readable(channel.as_fd())];
-    polled.extend(agent.map(|agent| readable(agent.as_fd())));
-    retry_on_intr(|| poll(&mut polled, None)).ok()?;
-    if polled[0].revents().is_empty() {
-        return None;
-    }
-    channel.receive(REQUEST_BYTES_MAX).ok().flatten()
 }
 
 fn answer(links: &mut Links, tracers: &mut Tracers, request: Request, message: Message) -> Option<Reply> {

@@ -18,7 +18,7 @@ use crate::collect::CollectError;
 use crate::collect::fork::ForkCopy;
 use crate::collect::stop::{Release, Stopped, StoppedThread};
 use crate::ids::Pid;
-use crate::linux::channel::Channel;
+use crate::linux::channel::{Channel, Message};
 use crate::linux::pidfd::PidFd;
 use crate::linux::signals::ChildSignal;
 use crate::process::launch::{Launch, LaunchError, retry_releases};
@@ -303,10 +303,10 @@ fn failure(error: LaunchError) -> LaunchFailure {
 }
 
 #[derive(Debug)]
-struct Agent {
-    channel: Channel,
+pub(super) struct Agent {
+    pub(super) channel: Channel,
     /// `None` if it had exited already.
-    process: Arc<Option<PidFd>>,
+    pub(super) process: Arc<Option<PidFd>>,
 }
 
 impl Agent {
@@ -330,6 +330,13 @@ impl Agent {
     /// Waits for the next command, with its descriptors; `None` when there are no more. An incomplete command of a
     /// killed agent is ignored.
     fn receive(&self) -> Option<(Command, Vec<OwnedFd>)> {
+        let message = self.receive_message(COMMAND_BYTES_MAX)?;
+        Some((postcard::from_bytes(&message.bytes).ok()?, message.descriptors))
+    }
+
+    /// Waits for the next message; `None` when there are no more. Ends with the agent even if another process has
+    /// inherited a descriptor of the channel.
+    pub(super) fn receive_message(&self, bytes_max: usize) -> Option<Message> {
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let process = (*self.process).as_ref().map(AsFd::as_fd);
         let mut polled: Vec<PollFd<'_>> = std::iter::once(self.channel.as_fd()).chain(process).map(readable).collect();
@@ -337,7 +344,6 @@ impl Agent {
         if polled[0].revents().is_empty() {
             return None;
         }
-        let message = self.channel.receive(COMMAND_BYTES_MAX).ok().flatten()?;
-        Some((postcard::from_bytes(&message.bytes).ok()?, message.descriptors))
+        self.channel.receive(bytes_max).ok().flatten()
     }
 }

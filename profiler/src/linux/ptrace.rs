@@ -27,7 +27,7 @@ pub(crate) enum Stop {
     /// A signal, delivered only if it is passed on when the thread resumes.
     Signal(i32),
     /// A signal has stopped the whole process, as Ctrl-Z does (group-stop).
-    GroupStop,
+    Group,
     /// `PTRACE_INTERRUPT`, SIGCONT ending a group-stop, or a new thread that has run nothing yet.
     Trap,
     /// It has created a thread, which is traced too and stops before its first instruction:
@@ -59,7 +59,7 @@ impl Stop {
             libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => Self::Fork,
             libc::PTRACE_EVENT_EXIT => Self::Exiting,
             EVENT_STOP if signal == libc::SIGTRAP => Self::Trap,
-            EVENT_STOP => Self::GroupStop,
+            EVENT_STOP => Self::Group,
             0 if signal == libc::SIGTRAP | 0x80 => Self::Syscall,
             0 => Self::Signal(signal),
             _ => Self::Trap,
@@ -214,7 +214,7 @@ impl Tracee {
         match stop {
             Stop::Ended(_) => Ok(()),
             // `PTRACE_LISTEN` alone keeps the process in its group-stop and reports when it continues.
-            Stop::GroupStop => unless_gone(self.request(libc::PTRACE_LISTEN, 0, 0)),
+            Stop::Group => unless_gone(self.request(libc::PTRACE_LISTEN, 0, 0)),
             _ => unless_gone(self.request(how, 0, stop.signal().unsigned_abs() as usize)),
         }
     }
@@ -464,7 +464,7 @@ mod tests {
             (0x857f, Stop::Syscall),
             (0x057f, Stop::Signal(libc::SIGTRAP)),
             (0x7f | (40 << 8), Stop::Signal(40)),
-            (0x7f | (libc::SIGTSTP << 8) | (128 << 16), Stop::GroupStop),
+            (0x7f | (libc::SIGTSTP << 8) | (128 << 16), Stop::Group),
             (0x057f | (128 << 16), Stop::Trap),
         ] {
             assert_eq!(Stop::from_status(status), stop, "{status:#x}");

@@ -201,8 +201,7 @@ impl Drop for Deferral {
         set(libc::SIG_DFL);
         drop(deferring);
         if CAME.swap(false, Ordering::Relaxed) {
-            // SAFETY: sends a signal to this process, which it received before.
-            unsafe { libc::kill(libc::getpid(), libc::SIGTSTP) };
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TSTP);
         }
     }
 }
@@ -216,12 +215,7 @@ extern "C" fn note(_signal: libc::c_int) {
 }
 
 fn is_default() -> bool {
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: without a new action this only fills the old one, which is also valid when zeroed.
-    unsafe {
-        libc::sigaction(libc::SIGTSTP, ptr::null(), action.as_mut_ptr()) == 0
-            && action.assume_init().sa_sigaction == libc::SIG_DFL
-    }
+    disposition(libc::SIGTSTP) == Some(libc::SIG_DFL)
 }
 
 fn set(action: libc::sighandler_t) {

@@ -7,5 +7,5 @@ pub(crate) mod launch;
 pub(crate) mod link_map;
 pub(crate) mod module_pattern;
 pub(crate) mod pattern;
-pub(crate) mod process;
 pub(crate) mod selection;
+pub(crate) mod target;

@@ -9,7 +9,7 @@ use crate::linux::proc::stat::Stat;
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::Names;
 use crate::process::pattern::Pattern;
-use crate::process::process::{TargetError, running};
+use crate::process::target::{TargetError, running};
 
 /// The selection on the command line. The default matches nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl ProcessFacts {
 
 /// Returns the running processes that the selection matches, by rising PID, without this process, kernel threads and
 /// zombies. Reads only what the decision needs: the executable if the arguments do not name the program, and control
-/// groups if some are selected. Skips selected PIDs that do not exist: [`Process::open`](super::process::Process::open)
+/// groups if some are selected. Skips selected PIDs that do not exist: [`Process::open`](super::target::Process::open)
 /// reports errors for them.
 pub(crate) fn scan(selection: &Selection) -> Result<Vec<ProcessFacts>, ProcError> {
     let mut pids = if selection.is_open() { process::all()? } else { selection.pids.clone() };

@@ -14,8 +14,8 @@ use crate::ledger::Ledger;
 use crate::linux::clock;
 use crate::linux::proc::stat::Stat;
 use crate::model::Origin;
-use crate::process::process::{Exit, Process, TargetError};
 use crate::process::selection;
+use crate::process::target::{Exit, Process, TargetError};
 
 /// In so many looks every target has its turn: what is mapped later is hooked within a second.
 const LOOK_TURNS: u32 = 3;

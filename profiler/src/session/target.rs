@@ -18,7 +18,7 @@ use crate::model::{Beginning, Origin};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::process::link_map::LinkMap;
-use crate::process::process::{Exit, Process, TargetError};
+use crate::process::target::{Exit, Process, TargetError};
 use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
 use crate::snapshot::{Base, TargetFacts, TargetState};

@@ -11,7 +11,7 @@ use crate::ledger::timeline::{Instant, Occasion};
 use crate::ledger::totals::Totals;
 use crate::model::{Others, Skipped};
 use crate::probe::plan::Plan;
-use crate::process::process::{Exit, Process};
+use crate::process::target::{Exit, Process};
 use crate::recording::recorder::Recorder;
 use crate::snapshot::{Base, TargetState};
 use crate::units::{EstimatedBytes, MonotonicNanos};

@@ -66,13 +66,6 @@ pub(super) enum Change {
     Ended(Stop),
 }
 
-/// How many threads have reached their exit.
-enum ExitProgress {
-    None,
-    Some(Evidence),
-    All,
-}
-
 impl Threads {
     /// For a program with one thread, which is held.
     pub(super) fn new(first: Tracee) -> Self {
@@ -100,9 +93,9 @@ impl Threads {
                 return Ok(Some(change));
             }
             let evidence = match self.exit_progress() {
-                ExitProgress::None => return Ok(None),
-                ExitProgress::All => break,
-                ExitProgress::Some(evidence) => evidence,
+                None => return Ok(None),
+                Some((_, false)) => break,
+                Some((evidence, true)) => evidence,
             };
             self.add_listed();
             if self.is_in_exec() {
@@ -323,22 +316,18 @@ impl Threads {
         self.threads.iter().any(|thread| thread.state == ThreadState::Running)
     }
 
-    fn exit_progress(&self) -> ExitProgress {
+    /// If threads are held at their exit: what that indicates, and whether other threads remain.
+    fn exit_progress(&self) -> Option<(Evidence, bool)> {
         let mut evidence = None;
-        let mut others = false;
         for thread in &self.threads {
-            match thread.state {
-                ThreadState::Exiting { evidence: Evidence::None } => evidence = evidence.or(Some(Evidence::None)),
-                ThreadState::Exiting { evidence: own } => evidence = Some(own),
-                ThreadState::Running | ThreadState::Held(_) => others = true,
-                ThreadState::Exited => {}
+            if let ThreadState::Exiting { evidence: own } = thread.state
+                && (own != Evidence::None || evidence.is_none())
+            {
+                evidence = Some(own);
             }
         }
-        match evidence {
-            None => ExitProgress::None,
-            Some(evidence) if others => ExitProgress::Some(evidence),
-            Some(_) => ExitProgress::All,
-        }
+        let remains = |thread: &Thread| matches!(thread.state, ThreadState::Running | ThreadState::Held(_));
+        Some((evidence?, self.threads.iter().any(remains)))
     }
 
     /// Lets the threads exit that are held at their exit.

@@ -254,7 +254,7 @@ mod tests {
     }
 
     async fn ended(process: &Process) {
-        let exits = crate::process::process::Exits::new().expect("descriptors");
+        let exits = crate::process::target::Exits::new().expect("descriptors");
         exits.add(process.pid, process).expect("a pidfd can be polled");
         assert_eq!(exits.next().await, [process.pid]);
         assert!(process.exit_now().is_some());
