@@ -1,5 +1,7 @@
 //! heapbpf's agent, stage by stage, in reading order.
 
+#![expect(missing_docs, reason = "no stable interface: `internals` re-exports internal items")]
+
 mod address;
 mod ids;
 mod memory;
@@ -180,10 +182,11 @@ pub mod internals {
             pub use crate::recording::block::{BlockWriter, FILE_HEADER_BYTES, Kind, file_header, read_block};
         }
         pub mod entry {
-            pub use crate::recording::entry::{Entry, Names};
+            pub use crate::recording::entry::Names;
+            pub use crate::recording::replay::Entry;
         }
         pub mod modules {
-            pub use crate::recording::modules::{Found, find};
+            pub use crate::recording::names::{Found, find};
         }
         pub mod names {
             pub use crate::recording::names::RecordedNames;

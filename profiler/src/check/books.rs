@@ -11,8 +11,7 @@ use crate::ids::HeapId;
 use crate::leak::blocks::{Block, BlockId, Blocks};
 use crate::leak::growth::Growths;
 use crate::ledger::details::Details;
-use crate::ledger::part::Picked;
-use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
+use crate::ledger::snapshot::{CallsiteSnapshot, SelectedBlock, Stack, TargetSnapshot};
 use crate::ledger::totals::Totals;
 use crate::model::{Frame, FrameId, Profile};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
@@ -67,7 +66,7 @@ impl<'a> Books<'a> {
         trims: bool,
     ) -> (Profile, Vec<u32>) {
         let picked = leaked.iter().map(|&id| self.picked(blocks.get(id)));
-        let part = self.with_walked.only(picked, self.look.now);
+        let part = self.with_walked.of_blocks(picked, self.look.now);
         let indices: Vec<u32> = part.callsites.iter().map(|callsite| callsite.index).collect();
         let state = TargetState { books: Arc::new(part), ..self.state.clone() };
         let snapshot = Snapshot { targets: vec![state], ..self.look.snapshot.clone() };
@@ -78,9 +77,9 @@ impl<'a> Books<'a> {
         (profile, indices)
     }
 
-    fn picked(&self, block: Block) -> Picked {
+    fn picked(&self, block: Block) -> SelectedBlock {
         let born = watched_at(&self.look.watched, block.start).map(WatchedBlock::born);
-        Picked { callsite: block.origin, size_bytes: block.size_bytes, born }
+        SelectedBlock { callsite: block.origin, size_bytes: block.size_bytes, born }
     }
 
     /// Blocks without a stack have a frame that says why.

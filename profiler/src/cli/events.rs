@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::ledger::journal::{Flow, Movement};
 use crate::model::Profile;
-use crate::recording::entry::BooksId;
+use crate::recording::entry::LedgerId;
 use crate::recording::read;
 use crate::recording::span::{Span, Spanned};
 use crate::report::Presentation;
@@ -25,7 +25,7 @@ pub(super) struct Names {
     /// All that the recording has until the end of the span.
     profile: Profile,
     /// Where it has the callsites of books, by their numbers there.
-    places: FxHashMap<BooksId, Place>,
+    places: FxHashMap<LedgerId, Place>,
     /// Entries that were read.
     entries: usize,
 }
@@ -39,12 +39,12 @@ impl Names {
     /// `books` are those of the snapshot's targets, in their order.
     pub(super) fn new(
         snapshot: &Snapshot,
-        books: Vec<BooksId>,
+        books: Vec<LedgerId>,
         resolver: &dyn Resolve,
         trims: bool,
         entries: usize,
     ) -> Self {
-        let place = |(at, (books, target)): (usize, (BooksId, &crate::snapshot::TargetState))| {
+        let place = |(at, (books, target)): (usize, (LedgerId, &crate::snapshot::TargetState))| {
             let callsites = target.books.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
             (books, Place { target: at, callsites: callsites.collect() })
         };
@@ -81,7 +81,7 @@ impl Names {
         Ok(())
     }
 
-    fn place(&self, books: BooksId, callsite: u32) -> Option<(usize, usize)> {
+    fn place(&self, books: LedgerId, callsite: u32) -> Option<(usize, usize)> {
         let place = self.places.get(&books)?;
         Some((place.target, *place.callsites.get(&callsite)?))
     }

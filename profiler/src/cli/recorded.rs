@@ -9,8 +9,7 @@ use super::events::Names;
 use super::record::UsageError;
 use super::say;
 use crate::model::Profile;
-use crate::recording::modules::{self, Found};
-use crate::recording::names::RecordedNames;
+use crate::recording::names::{self, Found, RecordedNames};
 use crate::recording::read::{self, Damage};
 use crate::recording::span::{Span, SpanError, Spanned};
 use crate::report::text::count;
@@ -71,7 +70,7 @@ impl Recorded {
             let passed_over = count(reading.passed_over());
             say(&format!("heapbpf: `{name}`: {passed_over} entries of a later version of heapbpf were passed over"));
         }
-        let Found { modules, missing } = modules::find(spanned.modules(), names.is_empty());
+        let Found { modules, missing } = names::find(spanned.modules(), names.is_empty());
         if !how.quiet {
             tell_missing(&missing);
         }

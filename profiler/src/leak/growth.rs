@@ -65,7 +65,7 @@ impl Growths {
             return Self { span_ns, too_short: true, growing: Vec::new(), count: 0 };
         }
         let half = half_of(&times);
-        let older_blocks = ledger.born_before([times[half]]);
+        let older_blocks = ledger.allocated_before([times[half]]);
         let mut growing = Vec::new();
         for (index, totals) in ledger.callsite_totals().enumerate() {
             let is_young = older.is_some_and(|older| older.get(index).is_none_or(|old| *old == Amounts::default()));

@@ -1,33 +1,29 @@
-//! How the totals of a target went up and down, at evenly spaced moments and in little memory. By the times of events alone,
-//! so that whoever enters the same events gets the same curve: a session and the replay of its recording.
+//! Totals of a target over time, at evenly spaced points and with bounded memory. Depends on event timestamps alone,
+//! so that a session and the replay of its recording produce the same curve.
 //!
 //! ```text
-//!   first event ─ 10 ms ─ 20 ms ─ 30 ms ─ …  at most 512; then every other one goes, and the next come half as often
+//!   first event ─ 10 ms ─ 20 ms ─ 30 ms ─ …  at most 512; then every other point is dropped and the period doubles
 //! ```
 //!
-//! A moment tells what was held after all events that were entered before the first later one. Moments in which nothing
-//! happened are entered with the next event. A target takes 32 bytes for each moment, 16 KiB at most. The highest moment is
-//! kept by itself, so that it is there whatever is forgotten.
+//! A point is the state after all events that were entered before the first later one. Points of an idle period are
+//! added with the next event. A target takes 32 bytes per point, 16 KiB at most. The peak is stored separately and is
+//! never dropped.
 
 use serde::{Deserialize, Serialize};
 
-use super::Ledger;
-use super::held::Held;
-use super::totals::Totals;
+use super::totals::{Held, Totals};
 use crate::units::{EstimatedBytes, EstimatedCount, MonotonicNanos};
 
-/// Moments that are kept at most.
+/// Maximum number of points.
 pub(crate) const MOMENTS_MAX: usize = 512;
 
-/// Nanoseconds between the first moments.
+/// Initial period.
 const PERIOD_NS: u64 = 10_000_000;
 
-/// The totals of a target at a moment.
+/// The totals of a target at one point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moment {
-    /// When.
     pub time: MonotonicNanos,
-    /// What there was.
     pub held: Held,
 }
 
@@ -36,9 +32,9 @@ pub(crate) struct Curve {
     /// Just before the first event.
     origin: MonotonicNanos,
     period_ns: u64,
-    /// What there was at the origin, and each period later.
+    /// The state at the origin and after each period.
     held: Vec<Held>,
-    /// An event that is later than this has a moment entered first.
+    /// An event later than this requires a new point first.
     due: MonotonicNanos,
 }
 
@@ -49,18 +45,18 @@ impl Default for Curve {
 }
 
 impl Curve {
-    /// Whether [`pass`](Self::pass) is to be called before an event of this time is entered.
+    /// Returns whether [`pass`](Self::pass) must be called before an event of this time is entered.
     pub(crate) fn is_due(&self, time: MonotonicNanos) -> bool {
         time > self.due
     }
 
-    /// Time goes on to `time`, and until then this is held.
+    /// Adds the points up to `time`, at which `held` was the state.
     pub(crate) fn pass(&mut self, time: MonotonicNanos, held: Held) {
         if self.held.is_empty() {
             self.origin = MonotonicNanos(time.0.saturating_sub(1));
             self.held.push(held);
         }
-        // The grid is never behind: either moments are entered up to this time, or there is no room for so many.
+        // The grid either covers this time or has too many points for it.
         while self.index_of(time) >= MOMENTS_MAX {
             self.halve();
         }
@@ -73,7 +69,7 @@ impl Curve {
         self.due = self.time_of(self.held.len());
     }
 
-    /// The place of the latest moment that is earlier than a time.
+    /// Returns the index of the latest point before a time.
     fn index_of(&self, time: MonotonicNanos) -> usize {
         let since_ns = time.0.saturating_sub(self.origin.0).saturating_sub(1);
         usize::try_from(since_ns / self.period_ns).unwrap_or(usize::MAX)
@@ -89,9 +85,9 @@ impl Curve {
         self.held.retain(|_| index.next().is_some_and(|index: usize| index.is_multiple_of(2)));
     }
 
-    /// The moments, of which those within a time without change are left out, up to `until`, when `held` is what there is.
-    /// The last one is that.
-    fn moments(&self, until: MonotonicNanos, held: Held) -> Vec<Moment> {
+    /// Returns the points up to `until`, the last of which is the current state `held`. Points within an idle period
+    /// are left out.
+    pub(super) fn moments(&self, until: MonotonicNanos, held: Held) -> Vec<Moment> {
         let mut moments: Vec<Moment> = Vec::new();
         let noted = (0..).zip(&self.held).map(|(index, &held)| Moment { time: self.time_of(index), held });
         let due = (!self.held.is_empty()).then(|| Moment { time: self.time_of(self.held.len()), held });
@@ -105,72 +101,44 @@ impl Curve {
         moments
     }
 
-    /// Whether it holds together: what was read from a file need not.
+    /// Validates a curve that was read from a file.
     pub(crate) fn is_sound(&self) -> bool {
         self.held.len() <= MOMENTS_MAX
             && self.held.iter().all(Held::is_sound)
             && (PERIOD_NS..u64::MAX / 4).contains(&self.period_ns)
     }
 
-    /// Bytes that it takes.
     #[cfg(test)]
     pub(crate) fn memory_bytes(&self) -> usize {
         self.held.capacity() * size_of::<Held>()
     }
 }
 
-/// What there was beside live bytes when those were at their highest.
+/// Totals other than live bytes at the peak of live bytes.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Highest {
+pub(super) struct PeakDetails {
     live_count: EstimatedCount,
     alloc_bytes: EstimatedBytes,
     alloc_count: EstimatedCount,
 }
 
-impl Highest {
-    /// Now that these totals are higher than ever.
+impl PeakDetails {
     pub(super) fn of(totals: &Totals) -> Self {
         Self { live_count: totals.live_count(), alloc_bytes: totals.alloc_bytes, alloc_count: totals.alloc_count }
     }
 
-    /// Whether no sum is near the end of its number.
+    pub(super) fn at(&self, time: MonotonicNanos, live_bytes: EstimatedBytes) -> Moment {
+        let held = Held {
+            live_bytes: live_bytes.to_f64(),
+            live_count: self.live_count.to_f64(),
+            alloc_bytes: self.alloc_bytes.to_f64(),
+            alloc_count: self.alloc_count.to_f64(),
+        };
+        Moment { time, held }
+    }
+
     pub(super) fn is_sound(&self) -> bool {
         self.live_count.is_sound() && self.alloc_bytes.is_sound() && self.alloc_count.is_sound()
-    }
-}
-
-impl Ledger {
-    /// Time goes on to that of the next event.
-    #[inline]
-    pub(super) fn pass(&mut self, time: MonotonicNanos) {
-        if self.curve.is_due(time) {
-            self.curve.pass(time, Held::of(&self.totals));
-        }
-        self.latest = self.latest.max(time);
-    }
-
-    /// What there was at evenly spaced moments since the first event, and at the peak, up to `until`, which is now, or when the
-    /// books were closed. In the order of time, at most [`MOMENTS_MAX`] and 3; within a time without change there are none.
-    pub fn moments(&self, until: MonotonicNanos) -> Vec<Moment> {
-        let mut moments = self.curve.moments(until, Held::of(&self.totals));
-        if let Some(peak) = self.highest_moment().filter(|peak| peak.time <= until) {
-            let behind = moments.partition_point(|moment| moment.time < peak.time);
-            if moments[behind..].first() != Some(&peak) {
-                moments.insert(behind, peak);
-            }
-        }
-        moments
-    }
-
-    /// The moment at which live bytes were at their highest; `None` when that was the beginning.
-    fn highest_moment(&self) -> Option<Moment> {
-        let held = Held {
-            live_bytes: self.totals.peak_bytes.to_f64(),
-            live_count: self.highest.live_count.to_f64(),
-            alloc_bytes: self.highest.alloc_bytes.to_f64(),
-            alloc_count: self.highest.alloc_count.to_f64(),
-        };
-        self.totals.peak_time.map(|time| Moment { time, held })
     }
 }
 

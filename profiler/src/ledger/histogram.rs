@@ -1,71 +1,67 @@
-//! How values are spread, in buckets that double. Pure sums: what is added can be taken away again.
+//! Histograms with exponential buckets.
 
 use serde::{Deserialize, Serialize};
 
 use crate::units::EstimatedCount;
 
-/// Estimated counts by value: one bucket for 0, then 1, 2 to 3, 4 to 7, and so on; the last holds 2^62 and more. Only
-/// buckets that are not empty take memory, 16 bytes each, besides 32 for the whole.
+/// Estimated counts by value: one bucket for 0, then 1, 2 to 3, 4 to 7, and so on; the last one covers 2^62 and
+/// above. Only non-empty buckets take memory: 16 bytes each, plus 32 for the histogram.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
-    /// One bit per bucket that is there.
+    /// One bit per non-empty bucket.
     present: u64,
-    /// The counts of those, in the order of their values.
+    /// The counts of the non-empty buckets, in ascending order of values.
     counts: Vec<EstimatedCount>,
 }
 
 const BUCKETS: u32 = u64::BITS;
 
-/// The bucket of a value.
 fn bucket(value: u64) -> u32 {
     (u64::BITS - value.leading_zeros()).min(BUCKETS - 1)
 }
 
-/// The smallest value of a bucket.
 fn lower_bound(bucket: u32) -> u64 {
     if bucket == 0 { 0 } else { 1 << (bucket - 1) }
 }
 
 impl Histogram {
-    /// Counts `count` blocks of this value.
     pub fn add(&mut self, value: u64, count: EstimatedCount) {
         self.change(bucket(value), |sum| sum + count);
     }
 
-    /// Takes back what was added.
+    /// Undoes [`add`](Self::add).
     pub fn take(&mut self, value: u64, count: EstimatedCount) {
         self.change(bucket(value), |sum| sum - count);
     }
 
-    /// Adds all that another one has.
+    /// Adds another histogram.
     pub fn join(&mut self, other: &Self) {
         other.buckets().for_each(|(bucket, count)| self.change(bucket, |sum| sum + count));
     }
 
-    /// What has been added since `base`, an earlier state of this one.
+    /// Returns the difference to `base`, an earlier state of this histogram.
     pub fn since(&self, base: &Self) -> Self {
         let mut window = self.clone();
         base.buckets().for_each(|(bucket, count)| window.change(bucket, |sum| sum - count));
         window
     }
 
-    /// Whether there is a count for each bucket, none near the end of its number.
+    /// Validates a histogram that was read from a file.
     pub fn is_sound(&self) -> bool {
         self.present.count_ones() as usize == self.counts.len() && self.counts.iter().all(|count| count.is_sound())
     }
 
-    /// The buckets that are not empty: smallest value and count, in the order of values.
+    /// Returns lower bound and count of the non-empty buckets in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, EstimatedCount)> {
         self.buckets().map(|(bucket, count)| (lower_bound(bucket), count))
     }
 
-    /// Whether there is nothing in it.
     pub fn is_empty(&self) -> bool {
         self.present == 0
     }
 
-    /// The value that half of the blocks are below: known to the bucket, which spans a factor of two; within it blocks are
-    /// taken to be spread evenly. `highest` is the largest value of all. `None` when there are none.
+    /// Estimates the median by linear interpolation within its bucket, which spans a factor of two. `highest` is the
+    /// maximum of all values. `None` for an empty histogram.
     #[expect(clippy::cast_precision_loss, reason = "a bucket is wider than what is lost")]
     pub fn median(&self, highest: u64) -> Option<f64> {
         let half = self.counts.iter().copied().sum::<EstimatedCount>().to_f64() / 2.0;
@@ -76,7 +72,7 @@ impl Histogram {
                 let low = lower_bound(bucket);
                 let is_last = self.present >> bucket == 1;
                 let high = if bucket == 0 { 0 } else { low.saturating_mul(2).min(highest).max(low) };
-                // The last one is known.
+                // The value of a single block in the last bucket is known: the maximum.
                 let share = if is_last && count <= 1.0 { 1.0 } else { (half - below) / count };
                 return Some(low as f64 + (high - low) as f64 * share);
             }
@@ -99,7 +95,7 @@ impl Histogram {
         let bit = 1 << bucket;
         let place = (self.present & (bit - 1)).count_ones() as usize;
         if self.present & bit == 0 {
-            // Few are ever added: no room is kept for more.
+            // Histograms have few buckets: do not over-allocate.
             self.counts.reserve_exact(1);
             self.counts.insert(place, EstimatedCount::ZERO);
             self.present |= bit;

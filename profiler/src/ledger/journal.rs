@@ -1,75 +1,46 @@
-//! What comes into books and goes out of them, change by change, for who tells it so. Kept only where it is asked for.
+//! Records of single changes of a ledger: movements for consumers of events, corrections for recordings.
 
-use super::Ledger;
+use profiler_common::interval::Interval;
+use serde::{Deserialize, Serialize};
+
+use super::live::LiveAllocation;
+use crate::address::TargetAddr;
 use crate::units::Weight;
 
-/// How one change moves what is live.
+/// A change of the live amounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Movement {
-    /// A block, or a mapping, came.
+    /// A block was allocated, or memory mapped.
     In(Weight),
-    /// It went; of a mapping also a part, which counts as no block unless it is the last.
+    /// A block was freed, or memory unmapped; a part of a mapping counts as no block unless it is the last.
     Out(Weight),
-    /// It went and is there again: it had not been freed.
+    /// A free was undone: the block is still live.
     Back(Weight),
-    /// A live block that was taken to weigh one thing weighs another; nothing, where it is not followed any more.
-    Reweighed {
-        /// What it weighed.
-        from: Weight,
-        /// What it weighs.
-        to: Weight,
-    },
+    /// The weight of a live block changed; the new one is 0 if the block is no longer sampled.
+    Reweighed { from: Weight, to: Weight },
 }
 
-/// One change of the books.
+/// One change of a ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// The callsite's number, as [`CallsiteSnapshot::index`](super::snapshot::CallsiteSnapshot::index) has it.
+    /// The callsite's [`CallsiteSnapshot::index`](super::snapshot::CallsiteSnapshot::index).
     pub callsite: u32,
-    /// What happened.
     pub movement: Movement,
 }
 
-/// Changes that nobody has asked for yet; `None` where nobody will.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Journal(Option<Vec<Flow>>);
-
-impl Journal {
-    pub(super) fn note(&mut self, callsite: u32, movement: Movement) {
-        if let Some(flows) = &mut self.0 {
-            flows.push(Flow { callsite, movement });
-        }
-    }
+/// A change of a ledger that was not caused by an event: recordings contain it so that a replay repeats it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Correction {
+    /// The block at this address is not live: its free record was dropped.
+    Gone(TargetAddr),
+    /// A block is live whose allocation record was dropped.
+    Found(LiveAllocation),
+    /// The block at this address counts as sampled at this interval (see [`Interval::code`]), or not at all: live blocks were thinned.
+    Thinned(TargetAddr, Option<u32>),
 }
 
-impl Ledger {
-    /// Keeps a journal from now on, which has to be asked for with [`take_flows`](Self::take_flows). It begins with what is
-    /// live, block by block, in the order of callsites and sizes.
-    pub fn keep_journal(&mut self) {
-        self.journal = Journal(Some(self.opening()));
-    }
-
-    /// What has changed since this was last asked, in that order.
-    pub fn take_flows(&mut self) -> Vec<Flow> {
-        self.journal.0.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// All that is live, as if it came now. A mapping is as large as what is left of it.
-    fn opening(&self) -> Vec<Flow> {
-        let mut blocks: Vec<_> =
-            self.live.iter().map(|(_, block)| (block.callsite, block.size_bytes, block.interval.code())).collect();
-        blocks.sort_unstable();
-        let weigh = |(callsite, size_bytes, interval)| {
-            let weight = Weight::of(size_bytes, profiler_common::interval::Interval::from_code(interval));
-            Flow { callsite, movement: Movement::In(weight) }
-        };
-        let blocks = blocks.into_iter().map(weigh);
-        blocks
-            .chain(
-                self.ranges
-                    .whole()
-                    .map(|(callsite, bytes)| Flow { callsite, movement: Movement::In(Weight::exact(bytes, 1)) }),
-            )
-            .collect()
+impl Correction {
+    pub(super) fn thinned(address: TargetAddr, to: Option<Interval>) -> Self {
+        Self::Thinned(address, to.map(Interval::code))
     }
 }

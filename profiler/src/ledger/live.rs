@@ -1,4 +1,4 @@
-//! The live blocks of one target, by address. Millions of them, so every byte of an entry counts.
+//! The live blocks of one target by address. There can be millions, so entries are packed.
 
 use std::hash::{BuildHasher, BuildHasherDefault};
 
@@ -8,7 +8,31 @@ use rustc_hash::FxHasher;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::address::TargetAddr;
+use crate::ids::{HeapId, StackId};
+use crate::ingest::event::Allocation;
 use crate::units::MonotonicNanos;
+
+/// A live block as the kernel side has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveAllocation {
+    pub address: TargetAddr,
+    /// Requested size.
+    pub size_bytes: u64,
+    /// The interval it was sampled at.
+    #[serde(serialize_with = "write_interval", deserialize_with = "read_interval")]
+    pub interval: Interval,
+    pub stack: StackId,
+    pub heap: HeapId,
+    /// Allocation time. The ledger stores it to a tick of 16.8 ms, and returns the middle of the tick.
+    pub time: MonotonicNanos,
+}
+
+impl From<&Allocation> for LiveAllocation {
+    fn from(allocation: &Allocation) -> Self {
+        let Allocation { address, size_bytes, interval, stack, heap, time, .. } = *allocation;
+        Self { address, size_bytes, interval, stack, heap, time }
+    }
+}
 
 /// A live sampled block. Its weight follows from size and interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,31 +41,31 @@ pub(super) struct LiveBlock {
     #[serde(serialize_with = "write_interval", deserialize_with = "read_interval")]
     pub(super) interval: Interval,
     pub(super) callsite: u32,
-    /// When it was made. What comes out is the middle of the tick that it fell into: see [`TICK_BITS`].
+    /// Allocation time. Stored to a tick and returned as the middle of it: see [`TICK_BITS`].
     pub(super) time: MonotonicNanos,
 }
 
-/// A block as it is stored: 24 bytes, where plain fields and their padding would take 40.
+/// A block as stored: 24 bytes, where plain fields and their padding would take 40.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Entry {
     /// Low and high half.
     address: [u32; 2],
-    /// The size below, the interval's code above: see [`SIZE_BITS`].
+    /// The size in the low bits, the interval's code above: see [`SIZE_BITS`].
     size_and_interval: [u32; 2],
-    /// [`SEEN`] above.
+    /// With [`SEEN`] in the highest bit.
     callsite: u32,
-    /// When it was made, in ticks since the first block was.
+    /// Allocation time in ticks since that of the first block.
     born: u32,
 }
 
-/// Bits of a size: what the kernel side keeps of it too.
+/// Bits of a size, as on the kernel side.
 const SIZE_BITS: u32 = 44;
 
-/// A tick has 2^24 ns, 16.8 ms, so that 32 bits of them reach 2.3 years. What is older than the first block counts as being
-/// made with it, and what is younger than that as made then.
+/// A tick is 2^24 ns (16.8 ms), so that 32 bits cover 2.3 years. Times before the first block and beyond the last
+/// tick are clamped.
 const TICK_BITS: u32 = 24;
 
-/// Marks an entry while the table is compared with another one.
+/// Marks an entry during a comparison with the kernel's live set.
 const SEEN: u32 = 1 << 31;
 
 const _: () = assert!(size_of::<Entry>() == 24);
@@ -77,25 +101,23 @@ impl Entry {
     }
 }
 
-/// The middle of a tick.
 fn middle(tick: u32, first: MonotonicNanos) -> MonotonicNanos {
     const HALF: u64 = 1 << (TICK_BITS - 1);
     MonotonicNanos(first.0.saturating_add((u64::from(tick) << TICK_BITS) + HALF))
 }
 
-/// All live blocks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LiveBlocks {
     table: HashTable<Entry>,
-    /// When the first one was made.
+    /// Allocation time of the first block.
     first: Option<MonotonicNanos>,
 }
 
-pub(super) fn write_interval<S: Serializer>(interval: &Interval, serializer: S) -> Result<S::Ok, S::Error> {
+fn write_interval<S: Serializer>(interval: &Interval, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_u32(interval.code())
 }
 
-pub(super) fn read_interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Interval, D::Error> {
+fn read_interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Interval, D::Error> {
     u32::deserialize(deserializer).map(Interval::from_code)
 }
 
@@ -112,7 +134,7 @@ impl<'de> Deserialize<'de> for LiveBlocks {
         for entry in entries {
             let entry = Entry { callsite: entry.callsite & !SEEN, ..entry };
             let address = whole(entry.address);
-            // An address is there once, whatever is read.
+            // A file may contain an address twice.
             blocks.remove(TargetAddr(address));
             blocks.table.insert_unique(hash(address), entry, |entry| hash(whole(entry.address)));
         }
@@ -125,52 +147,48 @@ fn hash(address: u64) -> u64 {
 }
 
 impl LiveBlocks {
-    /// Enters a block. The address must be free: see [`remove`](Self::remove).
+    /// Adds a block. No block may be live at its address.
     pub(super) fn insert(&mut self, address: TargetAddr, block: LiveBlock) {
         self.first.get_or_insert(block.time);
         let entry = Entry::new(address, block, self.tick(block.time));
         self.table.insert_unique(hash(address.0), entry, |entry| hash(whole(entry.address)));
     }
 
-    /// The callsites of all, in no order.
     pub(super) fn callsites(&self) -> impl Iterator<Item = u32> {
         self.table.iter().map(|entry| entry.callsite & !SEEN)
     }
 
-    /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// All of them, in no order.
+    /// Returns all blocks in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (TargetAddr, LiveBlock)> {
         let first = self.first();
         self.table.iter().map(move |entry| (TargetAddr(whole(entry.address)), entry.block(first)))
     }
 
-    /// The block at this address.
     pub(super) fn get(&self, address: TargetAddr) -> Option<LiveBlock> {
         let halves = halves(address.0);
         let entry = self.table.find(hash(address.0), |entry| entry.address == halves)?;
         Some(entry.block(self.first()))
     }
 
-    /// Takes the block at this address out.
     pub(super) fn remove(&mut self, address: TargetAddr) -> Option<LiveBlock> {
         let halves = halves(address.0);
         let entry = self.table.find_entry(hash(address.0), |entry| entry.address == halves).ok()?;
         Some(entry.remove().0.block(self.first()))
     }
 
-    /// Marks the block at this address, to survive [`sweep`](Self::sweep).
-    pub(super) fn see(&mut self, address: TargetAddr) {
+    /// Marks the block at this address, so that [`sweep`](Self::sweep) keeps it.
+    pub(super) fn mark_seen(&mut self, address: TargetAddr) {
         let halves = halves(address.0);
         if let Some(entry) = self.table.find_mut(hash(address.0), |entry| entry.address == halves) {
             entry.callsite |= SEEN;
         }
     }
 
-    /// Takes out all blocks that are not marked and that `keeps` does not ask for; takes the marks away.
+    /// Removes all blocks that are neither marked nor kept by `keeps`, and clears the marks.
     pub(super) fn sweep(&mut self, keeps: impl Fn(TargetAddr) -> bool) -> Vec<(TargetAddr, LiveBlock)> {
         let mut gone = Vec::new();
         let first = self.first();
@@ -185,7 +203,7 @@ impl LiveBlocks {
         gone
     }
 
-    /// Whether blocks made at these two times cannot be told apart.
+    /// Returns whether two allocation times fall into the same tick.
     pub(super) fn is_same_time(&self, one: MonotonicNanos, other: MonotonicNanos) -> bool {
         self.tick(one) == self.tick(other)
     }
@@ -206,7 +224,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_goes_in_comes_out_once(
+        fn inserted_blocks_can_be_removed_once(
             address: u64,
             size_bytes in 0u64..1 << SIZE_BITS,
             interval in 1u32..=1 << 30,
@@ -223,7 +241,7 @@ mod tests {
             blocks.insert(TargetAddr(address), given);
             prop_assert_eq!(blocks.remove(TargetAddr(address ^ 1)), None);
             prop_assert_eq!(blocks.get(TargetAddr(address)), Some(block));
-            blocks.see(TargetAddr(address));
+            blocks.mark_seen(TargetAddr(address));
             prop_assert_eq!(blocks.sweep(|_| false), []);
             prop_assert_eq!(blocks.clone().sweep(|_| false), [(TargetAddr(address), block)]);
             prop_assert_eq!(blocks.remove(TargetAddr(address)), Some(block));

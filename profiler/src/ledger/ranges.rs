@@ -1,8 +1,7 @@
-//! What is mapped, and by whom: pieces of the address space, each a part of one mapping. Pure; knows neither totals nor
-//! what a callsite is. How much it holds is up to the target: one entry per piece.
+//! Mapped address ranges of a process, each a part of one mapping, with the callsite that mapped it. Memory use is
+//! bounded only by the number of mappings of the target.
 //!
-//! Records of different threads may come in another order than their calls were made. The times of the calls tell which
-//! was first where two mappings claim one address.
+//! Records of different threads may arrive out of order; their timestamps tell which mapping is the later one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -12,46 +11,41 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::MonotonicNanos;
 
-/// Addresses from the start up to the end.
 pub(super) type Addresses = Range<u64>;
 
-/// A piece of a mapping, whose start is its key.
+/// A piece of a mapping; its start is the key.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Piece {
     end: u64,
-    /// When the call that mapped it had ended.
+    /// When the mapping call returned.
     time: MonotonicNanos,
     callsite: u32,
     mapping: u64,
 }
 
-/// A piece of a mapping that is gone.
+/// A removed piece of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Freed {
-    /// Its length.
     pub(super) bytes: u64,
-    /// Who had mapped it.
     pub(super) callsite: u32,
-    /// When that was.
+    /// When it was mapped.
     pub(super) time: MonotonicNanos,
-    /// Nothing of the mapping is left.
+    /// Nothing is left of the mapping.
     pub(super) is_last: bool,
 }
 
-/// A piece of a mapping that is there.
+/// A mapped piece of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mapped {
-    /// Its length.
     pub(super) bytes: u64,
-    /// Who has mapped it.
     pub(super) callsite: u32,
-    /// When that was.
+    /// When it was mapped.
     pub(super) time: MonotonicNanos,
-    /// No piece of the mapping comes before it.
+    /// It is the lowest piece of its mapping.
     pub(super) is_first: bool,
 }
 
-/// A piece over which something else was mapped before its own unmapping was seen.
+/// A piece that was replaced by another mapping before its unmap record arrived.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Displaced {
     addresses: Addresses,
@@ -59,29 +53,28 @@ struct Displaced {
     mapping: u64,
 }
 
-/// Displaced pieces that are remembered. Only records that are late ask for them.
+/// Maximum number of displaced pieces to remember; only late records need them.
 const DISPLACED_MAX: usize = 64;
 
-/// All mapped pieces of one process, by address. They do not overlap.
+/// All mapped pieces of one process by address, without overlaps.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ranges {
     pieces: BTreeMap<u64, Piece>,
-    /// How many pieces are left of a mapping, of those that have been split.
+    /// Number of remaining pieces, for mappings that have been split.
     splits: FxHashMap<u64, u64>,
-    /// Mappings so far, which numbers the next one.
+    /// Number of mappings so far; the next mapping's id.
     mappings: u64,
-    /// The latest of these.
     displaced: VecDeque<Displaced>,
 }
 
 impl Ranges {
-    /// Takes away what was mapped in this range by `until`, piece by piece.
+    /// Removes what was mapped in this range by `until` and returns the pieces.
     pub(super) fn unmap(&mut self, range: &Addresses, until: MonotonicNanos) -> Vec<Freed> {
         self.take(range, until).into_iter().map(|(_, freed)| freed).collect()
     }
 
-    /// Takes away what was mapped in this range before the mapping that is there as of `time`: the record of how it went
-    /// is late, or it was replaced. See [`was_displaced`](Self::was_displaced).
+    /// Removes what was mapped in this range before the mapping that exists as of `time`: it was replaced, or its
+    /// unmap record is late. See [`was_displaced`](Self::was_displaced).
     pub(super) fn displace(&mut self, range: &Addresses, time: MonotonicNanos) -> Vec<Freed> {
         let mut gone = Vec::new();
         for (displaced, freed) in self.take(range, time) {
@@ -94,8 +87,8 @@ impl Ranges {
         gone
     }
 
-    /// Whether something that had been mapped in this range by `until` was displaced lately. True once for each mapping, the
-    /// latest first: it is the one that whoever gives up the range had.
+    /// Returns whether a mapping made in this range by `until` was displaced recently. True once per mapping, the
+    /// latest first: the unmapping thread refers to that one.
     pub(super) fn was_displaced(&mut self, range: &Addresses, until: MonotonicNanos) -> bool {
         let is_meant = |piece: &&Displaced| piece.time <= until && overlap(&piece.addresses, range);
         let Some(mapping) =
@@ -107,8 +100,8 @@ impl Ranges {
         true
     }
 
-    /// Enters a mapping, which may not be empty. It goes where nothing is: what is there already was mapped later (see
-    /// [`displace`](Self::displace)). Those parts of it are gone already, and returned.
+    /// Adds a non-empty mapping to the free parts of its range: what is mapped there already was mapped later (see
+    /// [`displace`](Self::displace)). Returns the occupied parts, which count as unmapped.
     pub(super) fn map(&mut self, range: &Addresses, time: MonotonicNanos, callsite: u32) -> Option<Freed> {
         let taken: Vec<Addresses> = self.overlapping(range).map(|(start, piece)| start..piece.end).collect();
         let mapping = self.mappings;
@@ -128,13 +121,12 @@ impl Ranges {
         (covered > 0).then_some(Freed { bytes: covered, callsite, time, is_last: pieces == 0 })
     }
 
-    /// All mappings of which something is left: who mapped them, and when.
+    /// Returns callsite and time of all mappings.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (u32, MonotonicNanos)> {
         self.pieces().filter(|piece| piece.is_first).map(|piece| (piece.callsite, piece.time))
     }
 
-    /// All mappings of which something is left: who mapped them, and how much of them that is. In the order in which they were
-    /// mapped.
+    /// Returns callsite and remaining bytes of all mappings, in the order in which they were mapped.
     pub(super) fn whole(&self) -> impl Iterator<Item = (u32, u64)> {
         let mut bytes: BTreeMap<u64, (u32, u64)> = BTreeMap::new();
         for (start, piece) in &self.pieces {
@@ -143,7 +135,6 @@ impl Ranges {
         bytes.into_values()
     }
 
-    /// All that is mapped, piece by piece.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Mapped> {
         let mut seen = FxHashSet::default();
         self.pieces.iter().map(move |(start, piece)| Mapped {
@@ -154,32 +145,32 @@ impl Ranges {
         })
     }
 
-    /// Whether pieces are none that overlap, each with a callsite that `leads` to one, and their numbers have room to grow.
-    pub(super) fn is_sound(&self, leads: impl Fn(u32) -> bool) -> bool {
-        let mut behind = 0;
+    /// Validates ranges that were read from a file; `leads` tells whether a callsite exists.
+    pub(super) fn is_sound(&self, has_callsite: impl Fn(u32) -> bool) -> bool {
+        let mut end = 0;
         let in_order = self.pieces.iter().all(|(&start, piece)| {
-            let is_behind = behind <= start && start < piece.end && leads(piece.callsite);
-            behind = piece.end;
-            is_behind
+            let is_valid = end <= start && start < piece.end && has_callsite(piece.callsite);
+            end = piece.end;
+            is_valid
         });
         let split = self.splits.values().all(|&pieces| (2..u64::MAX / 2).contains(&pieces));
         in_order && split && self.mappings < u64::MAX / 2 && self.displaced.len() <= DISPLACED_MAX
     }
 
-    /// Takes out what was mapped by `until`.
+    /// Removes what was mapped by `until`.
     fn take(&mut self, range: &Addresses, until: MonotonicNanos) -> Vec<(Displaced, Freed)> {
         let meant: Vec<(u64, Piece)> = self.overlapping(range).filter(|(_, piece)| piece.time <= until).collect();
         meant.into_iter().map(|(start, piece)| self.cut(start, piece, range)).collect()
     }
 
-    /// The pieces of which at least a part lies in this range, in the order of addresses.
+    /// Returns the pieces that overlap this range in ascending order.
     fn overlapping(&self, range: &Addresses) -> impl Iterator<Item = (u64, Piece)> + use<'_> {
         let (start, end) = (range.start, range.end.max(range.start));
         let reaching_in = self.pieces.range(..start).next_back().filter(|(_, piece)| piece.end > start && start < end);
         reaching_in.into_iter().chain(self.pieces.range(start..end)).map(|(&start, &piece)| (start, piece))
     }
 
-    /// Cuts the range out of a piece that overlaps it.
+    /// Cuts the range out of an overlapping piece.
     fn cut(&mut self, start: u64, piece: Piece, range: &Addresses) -> (Displaced, Freed) {
         let gone = start.max(range.start)..piece.end.min(range.end);
         self.pieces.remove(&start);
@@ -195,7 +186,7 @@ impl Ranges {
         (Displaced { addresses: gone, time: piece.time, mapping: piece.mapping }, freed)
     }
 
-    /// One piece of a mapping has become `rests` pieces. Returns how many the mapping has now.
+    /// Replaces one piece of a mapping by `rests` pieces and returns the mapping's new number of pieces.
     fn replace_piece(&mut self, mapping: u64, rests: u64) -> u64 {
         let left = self.splits.get(&mapping).copied().unwrap_or(1) - 1 + rests;
         if left > 1 {

@@ -1,50 +1,93 @@
-//! The ledger's state at an instant, and what can be told from it: a window between two, and the state at the peak.
-//! Addresses only: names come later.
+//! Snapshots of a ledger, and what is derived from them: windows, the state at the peak, and selections of blocks.
+//! Addresses only; symbolization comes later.
 
+use profiler_common::interval::Interval;
 use rustc_hash::FxHashMap;
 
 use super::details::Details;
 use super::totals::Totals;
 use crate::ids::{HeapId, Pid, Tid};
 pub(crate) use crate::ingest::event::Stack;
+use crate::units::{EstimatedCount, MonotonicNanos, Weight};
 
-/// One target at an instant, or over a window that ends there. Immutable.
+/// One target at one point in time, or over a window that ends there.
 #[derive(Clone, Debug)]
 pub struct TargetSnapshot {
-    /// The process.
     pub pid: Pid,
-    /// Over everything.
     pub totals: Totals,
-    /// By heap, in the order of their ids.
+    /// By ascending id.
     pub heaps: Vec<(HeapId, Totals)>,
-    /// By stack, heap and, where that was asked for, thread, in the order of their index.
+    /// One entry per stack, heap and, if enabled, thread, by ascending index.
     pub callsites: Vec<CallsiteSnapshot>,
 }
 
-/// One callsite at an instant.
 #[derive(Clone, Debug)]
 pub struct CallsiteSnapshot {
-    /// Its number in the books of its process, for as long as that runs this program. Callsites that did nothing are left
-    /// out of snapshots, so this is not its place in the list.
+    /// Index in the ledger of its process, stable until the process calls exec. Not the position in the list:
+    /// snapshots omit callsites without activity.
     pub index: u32,
-    /// Its stack; `None` when the frames were lost on the way from the kernel.
+    /// `None` if the kernel side dropped the frames.
     pub stack: Option<Stack>,
-    /// The heap it allocated from.
     pub heap: HeapId,
-    /// The thread that allocated, where threads are told apart and it is known.
+    /// The allocating thread, if the ledger distinguishes threads and it is known.
     pub thread: Option<Tid>,
-    /// Its blocks are copies of a parent's, made by the fork.
+    /// The blocks were copied from the parent by a fork.
     pub inherited: bool,
-    /// What it did.
     pub totals: Totals,
-    /// What is known of its blocks besides.
     pub details: Details,
 }
 
+/// A block to include in [`TargetSnapshot::of_blocks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SelectedBlock {
+    /// Index of its callsite in the snapshot.
+    pub callsite: u32,
+    pub size_bytes: u64,
+    /// When it was allocated, if known.
+    pub born: Option<MonotonicNanos>,
+}
+
 impl TargetSnapshot {
-    /// The window from `base`, an earlier snapshot of the same program of the same process, to this one: see
-    /// [`Totals::since`]. Callsites that freed all they had are in it; those that did nothing, and have nothing live, are not.
-    /// Windows chain: opening + allocated − freed of one is the opening of the next.
+    /// Returns a snapshot of these blocks alone, as if nothing else had been allocated and nothing freed. Each block
+    /// counts as one, whatever its sampling weight. Ages are as of `now`.
+    pub fn of_blocks(&self, blocks: impl IntoIterator<Item = SelectedBlock>, now: MonotonicNanos) -> Self {
+        let known = self.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
+        let known: FxHashMap<u32, usize> = known.collect();
+        let empty = |callsite: &CallsiteSnapshot| CallsiteSnapshot {
+            stack: callsite.stack.clone(),
+            totals: Totals::default(),
+            details: Details { temporary_count: callsite.details.temporary_count.map(|_| 0), ..Details::default() },
+            ..*callsite
+        };
+        let mut callsites: Vec<CallsiteSnapshot> = self.callsites.iter().map(empty).collect();
+        let mut heaps: FxHashMap<HeapId, Totals> = FxHashMap::default();
+        let mut totals = Totals::default();
+        for block in blocks {
+            let Some(callsite) = known.get(&block.callsite).map(|&at| &mut callsites[at]) else { continue };
+            let weight = Weight::of(block.size_bytes, Interval::EXACT);
+            let time = block.born.unwrap_or(now);
+            for sum in [&mut callsite.totals, &mut totals, heaps.entry(callsite.heap).or_default()] {
+                sum.allocate(weight, time);
+            }
+            callsite.details.sizes.add(block.size_bytes, weight.count);
+            if let Some(born) = block.born {
+                callsite.details.ages.add_block(born, now, EstimatedCount::exact(1));
+            }
+        }
+        for sum in
+            callsites.iter_mut().map(|callsite| &mut callsite.totals).chain(heaps.values_mut()).chain([&mut totals])
+        {
+            sum.at_peak = sum.live();
+        }
+        callsites.retain(|callsite| !callsite.totals.is_empty());
+        let mut heaps: Vec<_> = heaps.into_iter().collect();
+        heaps.sort_unstable_by_key(|(heap, _)| *heap);
+        Self { pid: self.pid, totals, heaps, callsites }
+    }
+
+    /// Returns the window from `base`, an earlier snapshot of the same program, to this one: see [`Totals::since`].
+    /// Includes callsites that freed everything; excludes idle callsites without live blocks. Windows chain: opening
+    /// + allocated − freed of one is the opening balance of the next.
     pub fn since(&self, base: &Self) -> Self {
         let before: FxHashMap<HeapId, &Totals> = base.heaps.iter().map(|(heap, totals)| (*heap, totals)).collect();
         let heaps = self.heaps.iter().map(|(heap, totals)| {
@@ -68,28 +111,27 @@ impl TargetSnapshot {
         }
     }
 
-    /// The state when the target's live bytes were at their highest, of a snapshot over the whole recording (a window has
-    /// left callsites out). Only what was live then is known of that moment: it counts as allocated, with nothing freed; what
-    /// a child made by a fork had from its parent is the opening balance. So live = opening + allocated − freed holds, and
-    /// allocated tells nothing more than live does. Details are not known.
+    /// Returns the state at the peak of the target's live bytes, given a snapshot of the whole recording (a window
+    /// omits callsites). Only live amounts are known of that time: they count as allocated and not freed; blocks
+    /// inherited at a fork are the opening balance. So live = opening + allocated − freed holds. Details are empty.
     pub fn at_peak(&self) -> Self {
         let mut totals = self.totals.only_peak();
         let mut heaps: Vec<_> = self.heaps.iter().map(|(heap, totals)| (*heap, totals.only_peak())).collect();
         let mut callsites = Vec::new();
         for callsite in &self.callsites {
-            let held = callsite.totals.of_peak(callsite.inherited);
-            if held.is_idle() {
+            let at_peak = callsite.totals.of_peak(callsite.inherited);
+            if at_peak.is_idle() {
                 continue;
             }
             let heap = heaps.iter_mut().filter(|(heap, _)| *heap == callsite.heap).map(|(_, totals)| totals);
             for sum in heap.chain([&mut totals]) {
                 let peak = sum.only_peak();
-                sum.add(&held);
+                sum.add(&at_peak);
                 let Totals { peak_bytes, peak_count, peak_time, at_peak, .. } = peak;
                 *sum = Totals { peak_bytes, peak_count, peak_time, at_peak, ..*sum };
             }
             callsites.push(CallsiteSnapshot {
-                totals: held,
+                totals: at_peak,
                 details: Details::default(),
                 stack: callsite.stack.clone(),
                 ..*callsite
@@ -100,7 +142,6 @@ impl TargetSnapshot {
 }
 
 impl CallsiteSnapshot {
-    /// The window from `base`, the same callsite earlier.
     fn since(&self, base: &Self) -> Self {
         Self {
             totals: self.totals.since(&base.totals),
@@ -108,5 +149,51 @@ impl CallsiteSnapshot {
             stack: self.stack.clone(),
             ..*self
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selection_contains_its_blocks_alone() {
+        let callsite = |index| CallsiteSnapshot {
+            index,
+            stack: None,
+            heap: HeapId(u8::try_from(index % 2).expect("small")),
+            thread: None,
+            inherited: false,
+            totals: Totals::default(),
+            details: Details { temporary_count: Some(7), ..Details::default() },
+        };
+        let snapshot = TargetSnapshot {
+            pid: Pid(1),
+            totals: Totals::default(),
+            heaps: Vec::new(),
+            callsites: [1, 2, 3].map(callsite).to_vec(),
+        };
+        let block =
+            |callsite, size_bytes, born: u64| SelectedBlock { callsite, size_bytes, born: Some(MonotonicNanos(born)) };
+        let part = snapshot.of_blocks(
+            [block(1, 10, 5_000), block(3, 20, 6_000), block(1, 5, 7_000), block(9, 1, 0)],
+            MonotonicNanos(9_000),
+        );
+        let live: Vec<_> = part
+            .callsites
+            .iter()
+            .map(|it| {
+                (
+                    it.index,
+                    it.totals.live_count().rounded(),
+                    it.totals.live_bytes().rounded(),
+                    it.details.ages.oldest_ns,
+                )
+            })
+            .collect();
+        assert_eq!(live, [(1, 2, 15, Some(4_000)), (3, 1, 20, Some(3_000))]);
+        assert_eq!((part.totals.live_count().rounded(), part.totals.live_bytes().rounded()), (3, 35));
+        assert_eq!(part.heaps.len(), 1, "no block of the second heap was selected");
+        assert_eq!(part.callsites[0].details.temporary_count, Some(0));
     }
 }

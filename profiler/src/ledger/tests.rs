@@ -14,10 +14,12 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::totals::{Amounts, Totals};
 use super::*;
-use crate::ids::{HookId, Tid};
-use crate::ingest::event::Remap;
-use crate::units::{EstimatedBytes, EstimatedCount, EstimatedMicros, MonotonicNanos};
+use crate::address::TargetAddr;
+use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
+use crate::units::{EstimatedBytes, EstimatedCount, EstimatedMicros, MonotonicNanos, Weight};
 use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
 

@@ -1,4 +1,5 @@
-//! What each thread did last, to tell which blocks were temporary, and to take a free back that was none.
+//! The latest allocation and free of each thread, to detect temporary blocks and to undo the free of a failed
+//! realloc.
 
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -8,10 +9,10 @@ use crate::address::TargetAddr;
 use crate::ids::{HeapId, Tid};
 use crate::ingest::event::Free;
 
-/// Threads and heaps that are kept. Threads end unseen; when there are more, all are forgotten and it begins anew.
+/// Maximum number of (thread, heap) entries. Thread exits are not observed, so all entries are dropped when the table
+/// is full.
 const THREADS_MAX: usize = 4096;
 
-/// The last allocation and the last free of each thread, on each heap.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Threads {
     latest: FxHashMap<(Tid, HeapId), Latest>,
@@ -19,18 +20,18 @@ pub(super) struct Threads {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Latest {
-    /// The last block it made, while it is live.
+    /// The thread's latest block, while it is live.
     made: Option<TargetAddr>,
-    freed: Option<(TargetAddr, Lived)>,
+    freed: Option<(TargetAddr, FreedBlock)>,
 }
 
-/// What a free tells of its block's life.
+/// A freed block and its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Lived {
-    /// As it was in the books.
+pub(super) struct FreedBlock {
+    /// As the ledger had it.
     pub(super) block: LiveBlock,
     pub(super) lifetime_us: u64,
-    /// The thread that made it freed it before it made another one.
+    /// Freed by the allocating thread before its next allocation.
     pub(super) temporary: bool,
 }
 
@@ -39,32 +40,32 @@ impl Threads {
         self.latest(tid, heap).made = Some(address);
     }
 
-    /// Returns what to tell of the block's life.
-    pub(super) fn free(&mut self, free: &Free, heap: HeapId, block: LiveBlock) -> Lived {
+    /// Records a free and returns the block's lifetime.
+    pub(super) fn free(&mut self, free: &Free, heap: HeapId, block: LiveBlock) -> FreedBlock {
         let lifetime_us = match free.age_us {
             u32::MAX => (free.time.0.saturating_sub(block.time.0) / 1000).max(u64::from(u32::MAX)),
             age_us => u64::from(age_us),
         };
         let latest = self.latest(free.tid, heap);
         let temporary = latest.made.take_if(|made| *made == free.address).is_some();
-        let lived = Lived { block, lifetime_us, temporary };
-        latest.freed = Some((free.address, lived));
-        lived
+        let freed = FreedBlock { block, lifetime_us, temporary };
+        latest.freed = Some((free.address, freed));
+        freed
     }
 
-    /// The thread's last free was none. Returns what was told of it.
-    pub(super) fn restore(&mut self, tid: Tid, heap: HeapId, address: TargetAddr) -> Option<Lived> {
+    /// Undoes the thread's latest free and returns what [`free`](Self::free) returned.
+    pub(super) fn restore(&mut self, tid: Tid, heap: HeapId, address: TargetAddr) -> Option<FreedBlock> {
         let latest = self.latest(tid, heap);
-        let (_, lived) = latest.freed.take_if(|(freed, _)| *freed == address)?;
-        if lived.temporary {
+        let (_, freed) = latest.freed.take_if(|(freed, _)| *freed == address)?;
+        if freed.temporary {
             latest.made = Some(address);
         }
-        Some(lived)
+        Some(freed)
     }
 
-    /// The callsites of all that was freed last.
+    /// Returns the callsites of all freed blocks in the table.
     pub(super) fn callsites(&self) -> impl Iterator<Item = u32> {
-        self.latest.values().filter_map(|latest| latest.freed.as_ref()).map(|(_, lived)| lived.block.callsite)
+        self.latest.values().filter_map(|latest| latest.freed.as_ref()).map(|(_, freed)| freed.block.callsite)
     }
 
     fn latest(&mut self, tid: Tid, heap: HeapId) -> &mut Latest {

@@ -1,65 +1,60 @@
-//! What the callsites of one target held in the course of a recording, at few instants and in little memory. Owns when
-//! callsites are looked at; what is made of it is the reports' (`report/history.rs`) and the leak candidates' (`leak/growth.rs`).
+//! What the callsites of one target held over the course of a recording, at few points in time and with bounded
+//! memory. Used by reports (`report/history.rs`) and leak candidates (`leak/growth.rs`).
 //!
 //! ```text
-//!   periodic   0 s   1 s   2 s   3 s  …  at most 64; then every other one goes, and the next come half as often
-//!   occasions           dump 1     mark  …  at most 64; then every other one goes, and of the next every other one stays
-//!   callsite 0  ●     ●                  changed at 0 s and 1 s only: it holds the same ever since
+//!   periodic   0 s   1 s   2 s   3 s  …  at most 64; then every other one is dropped and the period doubles
+//!   occasions           dump 1     mark  …  at most 64; then every other one is dropped, and of the next every other one is kept
+//!   callsite 0  ●     ●                  changed at 0 s and 1 s only, constant since then
 //!   callsite 1        ●     ●     ●
 //! ```
 //!
-//! Neither kind of instant displaces the other. The last occasion is always there. A callsite costs 40 bytes for each instant
-//! at which it had changed, 5 KiB at most; one that rests costs nothing more.
+//! The two kinds do not displace each other. The latest occasion is always kept. A callsite takes 40 bytes for each
+//! point at which it had changed, 5 KiB at most.
 
 use serde::{Deserialize, Serialize};
 
-use super::Ledger;
-use super::held::Held;
-use super::totals::Totals;
+use super::ledger::Ledger;
+use super::totals::{Held, Totals};
 use crate::units::MonotonicNanos;
 
-/// Periodic instants that are kept at most, and occasions.
+/// Maximum number of periodic points, and of occasions.
 pub(crate) const POINTS_MAX: usize = 64;
 
-/// Nanoseconds between the first instants.
+/// Initial period.
 const PERIOD_NS: u64 = 1_000_000_000;
 
-/// An instant at which callsites were looked at.
+/// A point in time at which all callsites were sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instant {
-    /// When.
     pub time: MonotonicNanos,
-    /// What happened then, if it is not of the periodic ones.
+    /// `None` for a periodic point.
     pub occasion: Option<Occasion>,
 }
 
-/// Why callsites were looked at.
+/// Why callsites were sampled outside the period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Occasion {
     /// The window with this number ended.
     Dump(u32),
-    /// A mark was set.
     Mark,
 }
 
-/// What a callsite holds, and how far off that may be.
+/// What a callsite holds, with the variance of the estimate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Noted {
-    /// What it holds.
     pub held: Held,
-    /// The variance of its live bytes.
+    /// Variance of the live bytes.
     pub live_variance: f32,
 }
 
 impl Noted {
-    /// What these totals say of now.
     #[expect(clippy::cast_possible_truncation, reason = "seven digits of a variance are more than it is worth")]
     pub fn of(totals: &Totals) -> Self {
         Self { held: Held::of(totals), live_variance: totals.live_variance.bytes.to_f64() as f32 }
     }
 }
 
-/// A change: at which instant, and what is held since.
+/// A change: the index of its point, and the state since.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Change {
     held: Held,
@@ -83,11 +78,11 @@ const _: () = assert!(size_of::<Change>() == 40 && 2 * POINTS_MAX <= u8::MAX as 
 pub struct Timeline {
     instants: Vec<Instant>,
     period_ns: u64,
-    /// Occasions there were, kept or not.
+    /// Number of occasions so far, including dropped ones.
     occasions: u64,
-    /// Of so many occasions one is kept; and the last.
+    /// One of this many occasions is kept, besides the latest.
     stride: u64,
-    /// By the callsite's index in the books.
+    /// By the callsite's index in the ledger.
     callsites: Vec<Vec<Change>>,
 }
 
@@ -98,20 +93,20 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// Notes what is held at this instant, which is now: on an occasion, or if it [is time](Self::is_due).
+    /// Samples all callsites now: on an occasion, or if a periodic point [is due](Self::is_due).
     pub fn note(&mut self, instant: Instant, ledger: &Ledger) {
         if instant.occasion.is_some() || self.is_due(instant.time) {
             self.enter(instant, ledger.callsite_totals().map(Noted::of));
         }
     }
 
-    /// Whether it is time for a periodic instant.
+    /// Returns whether a periodic point is due.
     pub fn is_due(&self, now: MonotonicNanos) -> bool {
         let last = self.instants.iter().rev().find(|instant| instant.occasion.is_none());
         last.is_none_or(|last| now.0.saturating_sub(last.time.0) >= self.period_ns)
     }
 
-    /// Whether it holds together: what was read from a file need not.
+    /// Validates a timeline that was read from a file.
     pub fn is_sound(&self) -> bool {
         let points = self.instants.len();
         let is_known = |change: &Change| usize::from(change.point) < points && change.held.is_sound();
@@ -126,13 +121,13 @@ impl Timeline {
             && self.callsites.iter().flatten().all(is_known)
     }
 
-    /// Enters what each callsite holds at an instant, in the order of their indices.
+    /// Adds a point with the state of each callsite, in the order of their indices.
     fn enter(&mut self, mut instant: Instant, noted: impl Iterator<Item = Noted>) {
         match instant.occasion {
             Some(_) => self.make_room_for_occasion(),
             None => self.make_room(),
         }
-        // A session's clock goes on; a file may say anything.
+        // The clock of a session is monotonic; a file may contain any time.
         instant.time = instant.time.max(self.instants.last().map_or(MonotonicNanos(0), |last| last.time));
         #[expect(clippy::cast_possible_truncation, reason = "below twice POINTS_MAX")]
         let point = self.instants.len() as u8;
@@ -151,7 +146,7 @@ impl Timeline {
         }
     }
 
-    /// Sees to it that a periodic instant fits.
+    /// Drops periodic points if there is no room for another one.
     fn make_room(&mut self) {
         let periodic = self.instants.iter().filter(|instant| instant.occasion.is_none()).count();
         if periodic < POINTS_MAX {
@@ -162,7 +157,7 @@ impl Timeline {
         self.retain(|instant| instant.occasion.is_some() || at.next().is_some_and(|at: usize| at.is_multiple_of(2)));
     }
 
-    /// Sees to it that an occasion fits. What was the last one stays if it is its turn.
+    /// Drops occasions if there is no room for another one. The previous one is kept only if it is on the stride.
     fn make_room_for_occasion(&mut self) {
         let number = self.occasions;
         self.occasions += 1;
@@ -180,9 +175,9 @@ impl Timeline {
         }
     }
 
-    /// Forgets some instants.
+    /// Drops points.
     fn retain(&mut self, mut stays: impl FnMut(&Instant) -> bool) {
-        // What came at an instant that goes is there at the next that stays, which may be one that is yet to come.
+        // A change at a dropped point moves to the next kept point, which may be the one about to be added.
         let mut points = Vec::with_capacity(self.instants.len());
         let mut kept = 0u8;
         self.instants.retain(|instant| {
@@ -205,12 +200,11 @@ impl Timeline {
         }
     }
 
-    /// The instants, in the order of time.
     pub fn instants(&self) -> &[Instant] {
         &self.instants
     }
 
-    /// What a callsite held at each instant.
+    /// Returns the state of a callsite at each point.
     pub fn series(&self, callsite: usize) -> impl Iterator<Item = Noted> {
         let mut changes = self.callsites.get(callsite).map_or(&[][..], Vec::as_slice).iter().peekable();
         let mut noted = Noted::default();
@@ -222,13 +216,12 @@ impl Timeline {
         })
     }
 
-    /// At which instants what a callsite held had changed, by their place, and what it held since; those first that were first.
+    /// Returns the changes of a callsite: index of the point, and the state since, in ascending order.
     pub fn changes(&self, callsite: usize) -> impl Iterator<Item = (usize, Held)> {
         let changes = self.callsites.get(callsite).map_or(&[][..], Vec::as_slice);
         changes.iter().map(|change| (usize::from(change.point), change.held))
     }
 
-    /// Bytes that it takes.
     pub fn memory_bytes(&self) -> usize {
         let changes: usize = self.callsites.iter().map(|changes| changes.capacity() * size_of::<Change>()).sum();
         let lists = self.callsites.capacity() * size_of::<Vec<Change>>();

@@ -1,18 +1,16 @@
-//! What is counted for a target, a heap or a callsite.
+//! Counters of a target, a heap or a callsite.
 
 use serde::{Deserialize, Serialize};
 
 use crate::units::{EstimatedBytes, EstimatedCount, EstimatedVariance, MonotonicNanos, Weight};
 
-/// Standard deviations to both sides that hold 95 % of a normal distribution.
+/// Standard deviations on either side of the mean that cover 95 % of a normal distribution.
 pub(crate) const Z_95: f64 = 1.959_963_984_540_054;
 
 /// Variances of estimated bytes and blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variance {
-    /// Of bytes.
     pub bytes: EstimatedVariance,
-    /// Of blocks.
     pub count: EstimatedVariance,
 }
 
@@ -27,7 +25,6 @@ impl Variance {
         self.count -= weight.count_variance;
     }
 
-    /// What has been added since `base`.
     fn since(&self, base: &Self) -> Self {
         Self { bytes: self.bytes - base.bytes, count: self.count - base.count }
     }
@@ -38,29 +35,24 @@ impl Variance {
     }
 }
 
-/// What is live at an instant.
+/// Live blocks at one point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amounts {
-    /// Blocks.
     pub count: EstimatedCount,
-    /// Bytes.
     pub bytes: EstimatedBytes,
-    /// Samples that these are estimated from.
+    /// Number of samples that the estimates are based on.
     pub samples: u64,
-    /// How far off they may be.
     pub variance: Variance,
 }
 
 impl Amounts {
-    /// Adds a block.
-    pub(super) fn take_in(&mut self, weight: Weight) {
+    pub(super) fn add_block(&mut self, weight: Weight) {
         self.count += weight.count;
         self.bytes += weight.bytes;
         self.samples += weight.samples;
         self.variance.add(weight);
     }
 
-    /// Adds what is live elsewhere at the same instant.
     pub fn add(&mut self, other: &Self) {
         self.count += other.count;
         self.bytes += other.bytes;
@@ -69,43 +61,35 @@ impl Amounts {
     }
 }
 
-/// Estimates over a span of time: all since the recording began, or a window (see [`since`](Self::since)).
+/// Estimates over a time span: since the recording began, or of a window (see [`since`](Self::since)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Blocks that were live at the beginning: for a recording, what a forked process began with, copies of what was live in
-    /// its parent.
+    /// Blocks live at the start. For a whole recording these are the blocks that a forked process inherited.
     pub opening_count: EstimatedCount,
-    /// Their bytes.
     pub opening_bytes: EstimatedBytes,
-    /// Blocks allocated.
     pub alloc_count: EstimatedCount,
-    /// Bytes allocated.
     pub alloc_bytes: EstimatedBytes,
-    /// Blocks freed, of those that were live at the beginning or allocated since.
+    /// Freed blocks, of those live at the start or allocated since.
     pub free_count: EstimatedCount,
-    /// Bytes freed, of those that were live at the beginning or allocated since.
     pub free_bytes: EstimatedBytes,
-    /// Samples that the allocated amounts are estimated from.
+    /// Number of samples that the allocated amounts are estimated from.
     pub alloc_samples: u64,
-    /// Samples that the live amounts are estimated from.
+    /// Number of samples that the live amounts are estimated from.
     pub live_samples: u64,
-    /// How far off the allocated amounts may be.
     pub alloc_variance: Variance,
-    /// How far off the live amounts may be.
     pub live_variance: Variance,
-    /// The most bytes that were live at once since the recording began, also in a window.
+    /// Maximum of live bytes since the recording began, also in a window.
     pub peak_bytes: EstimatedBytes,
-    /// Blocks that were live then.
+    /// Live blocks at that time.
     pub peak_count: EstimatedCount,
-    /// When that was; `None` when nothing was ever live.
+    /// Time of the maximum; `None` if nothing was ever live.
     pub peak_time: Option<MonotonicNanos>,
-    /// What was live here when the *target's* live bytes were at their highest since the recording began. Known in
-    /// snapshots only.
+    /// Amounts live here when the live bytes of the *target* peaked. Set in snapshots only.
     pub at_peak: Amounts,
 }
 
 impl Totals {
-    /// What a copy of a process begins with, whose parent has done this.
+    /// Returns the initial totals of a forked copy.
     pub fn inherit(&self) -> Self {
         Self {
             opening_count: self.live_count(),
@@ -118,14 +102,14 @@ impl Totals {
         }
     }
 
-    /// What has happened since `base`, an earlier state of the same books: what was live then is the opening balance,
-    /// allocated and freed are differences, live is what it is now. Variances of what was allocated are differences too: each
-    /// block adds its own, whenever it comes. Peaks stay those of the whole recording: the highest within a part of it cannot
-    /// be told from its ends.
+    /// Returns the difference to `base`, an earlier state of the same ledger: what was live then is the opening
+    /// balance, allocated and freed are differences, live is the current state. The variances of allocations are
+    /// differences too, since each block adds its own. Peaks remain those of the whole recording: the peak within a
+    /// window does not follow from its ends.
     pub fn since(&self, base: &Self) -> Self {
         let opening = base.live();
         Self {
-            // A base that these books did not have yet is empty, and they begin with what they were born with.
+            // If `base` predates the process it is empty, and the inherited blocks are the opening balance.
             opening_count: self.opening_count - base.opening_count + opening.count,
             opening_bytes: self.opening_bytes - base.opening_bytes + opening.bytes,
             alloc_count: self.alloc_count - base.alloc_count,
@@ -138,15 +122,15 @@ impl Totals {
         }
     }
 
-    /// Nothing was allocated or freed in this span, and nothing is live at its end.
+    /// Returns whether nothing was allocated or freed in this span and nothing is live at its end.
     pub fn is_idle(&self) -> bool {
         let bytes = [self.alloc_bytes, self.free_bytes, self.live_bytes()];
         let counts = [self.alloc_count, self.free_count, self.live_count()];
         bytes == [EstimatedBytes::ZERO; 3] && counts == [EstimatedCount::ZERO; 3]
     }
 
-    /// Only what was live at the peak is known: it counts as allocated and not freed, or, of blocks that were there before
-    /// (`inherited`), as the opening balance.
+    /// Returns the totals at the peak: what was live then counts as allocated and not freed, or, if `inherited`, as
+    /// the opening balance.
     pub(super) fn of_peak(&self, inherited: bool) -> Self {
         let Amounts { count, bytes, samples, variance } = self.at_peak;
         let held = Self { live_samples: samples, live_variance: variance, ..self.only_peak() };
@@ -157,13 +141,12 @@ impl Totals {
         }
     }
 
-    /// Nothing but the peak's fields.
+    /// Returns the peak fields alone.
     pub(super) fn only_peak(&self) -> Self {
         let Self { peak_bytes, peak_count, peak_time, at_peak, .. } = *self;
         Self { peak_bytes, peak_count, peak_time, at_peak, ..Self::default() }
     }
 
-    /// What is live.
     pub fn live(&self) -> Amounts {
         Amounts {
             count: self.live_count(),
@@ -173,30 +156,27 @@ impl Totals {
         }
     }
 
-    /// Blocks more live at the end than at the beginning.
     pub fn delta_count(&self) -> EstimatedCount {
         self.alloc_count - self.free_count
     }
 
-    /// Bytes more live at the end than at the beginning.
     pub fn delta_bytes(&self) -> EstimatedBytes {
         self.alloc_bytes - self.free_bytes
     }
 
-    /// Blocks of the opening balance or allocated, and not freed.
     pub fn live_count(&self) -> EstimatedCount {
         self.opening_count + self.alloc_count - self.free_count
     }
 
-    /// Bytes of the opening balance or allocated, and not freed.
     pub fn live_bytes(&self) -> EstimatedBytes {
         self.opening_bytes + self.alloc_bytes - self.free_bytes
     }
 
-    /// The 95 % confidence interval of an estimate y with variance v: the truths μ from which y is at most 1.96 standard
-    /// deviations away, the variance at μ being v·μ/y, since it grows with what there is to sample (Wilson's score interval,
-    /// 1927, for a compound Poisson sum). With few samples that holds the truth more often than y ± 1.96·√v does, and it
-    /// does not reach below 0; with many it is the same. Where nothing was sampled nothing can be said: both ends are y.
+    /// The 95 % confidence interval of an estimate y with variance v: the true values μ from which y is at most 1.96
+    /// standard deviations away, with a variance of v·μ/y at μ, since the variance is proportional to the amount
+    /// sampled (Wilson's score interval, 1927, for a compound Poisson sum). With few samples it covers the true value
+    /// more often than y ± 1.96·√v does, and it does not extend below 0; with many samples both are the same. Without
+    /// samples the interval is [y, y].
     pub fn confidence(estimate: f64, variance: EstimatedVariance) -> [f64; 2] {
         let variance = variance.to_f64();
         if estimate <= 0.0 || variance <= 0.0 {
@@ -207,7 +187,7 @@ impl Totals {
         [estimate + half_shift - margin, estimate + half_shift + margin]
     }
 
-    /// Whether no sum is near the end of its number.
+    /// Returns whether no sum is near an overflow.
     pub fn is_sound(&self) -> bool {
         let bytes = [self.opening_bytes, self.alloc_bytes, self.free_bytes, self.peak_bytes, self.at_peak.bytes];
         let counts = [self.opening_count, self.alloc_count, self.free_count, self.peak_count, self.at_peak.count];
@@ -218,23 +198,23 @@ impl Totals {
             && self.alloc_samples.max(self.live_samples).max(self.at_peak.samples) < u64::MAX / 2
     }
 
-    /// The variance of an estimate of which [`confidence`](Self::confidence) gave this interval; 0 where it said nothing.
+    /// Inverse of [`confidence`](Self::confidence): the variance of an estimate with this interval; 0 for an empty
+    /// interval.
     pub fn variance_of(estimate: f64, [low, high]: [f64; 2]) -> f64 {
         let margin = (high - low) / 2.0;
         if estimate <= 0.0 || margin <= 0.0 {
             return 0.0;
         }
-        // With h for the shift of the middle, margin² = 2·h·estimate + h².
+        // With h the shift of the center: margin² = 2·h·estimate + h².
         let shift = margin * margin / (estimate + estimate.hypot(margin));
         2.0 * shift * estimate / (Z_95 * Z_95)
     }
 
-    /// Nothing was ever counted here.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What two have done together. Peaks are of different moments: theirs is not known.
+    /// Adds the totals of another callsite or target. The result has no peak: the two peaked at different times.
     pub fn add(&mut self, other: &Self) {
         self.opening_count += other.opening_count;
         self.opening_bytes += other.opening_bytes;
@@ -251,7 +231,6 @@ impl Totals {
         *self = Self { peak_bytes, peak_count, peak_time, at_peak, ..*self };
     }
 
-    /// A block was allocated.
     pub fn allocate(&mut self, weight: Weight, time: MonotonicNanos) {
         self.alloc_count += weight.count;
         self.alloc_bytes += weight.bytes;
@@ -270,7 +249,6 @@ impl Totals {
         }
     }
 
-    /// A block was freed.
     pub fn free(&mut self, weight: Weight) {
         self.free_count += weight.count;
         self.free_bytes += weight.bytes;
@@ -278,8 +256,7 @@ impl Totals {
         self.live_variance.take(weight);
     }
 
-    /// A live block that was taken to weigh `from` weighs `to`, whether it was there at the beginning (`inherited`) or was
-    /// allocated.
+    /// Changes the weight of a live block from `from` to `to`; `inherited` selects which sum contains the block.
     pub fn reweigh(&mut self, from: Weight, to: Weight, inherited: bool) {
         if inherited {
             self.opening_count += to.count - from.count;
@@ -296,12 +273,44 @@ impl Totals {
         self.live_variance.add(to);
     }
 
-    /// A block that was thought freed was not, as is learned at `time`: takes [`free`](Self::free) back.
+    /// Undoes [`free`](Self::free): at `time` it turned out that the block is still live.
     pub fn restore(&mut self, weight: Weight, time: MonotonicNanos) {
         self.free_count -= weight.count;
         self.free_bytes -= weight.bytes;
         self.live_samples += weight.samples;
         self.live_variance.add(weight);
         self.raise_peak(time);
+    }
+}
+
+/// Live and cumulative amounts at one point in time as floats, for curves and tables over time. Exact up to 2^53 where the totals are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Held {
+    pub live_bytes: f64,
+    pub live_count: f64,
+    /// Allocated since the recording began.
+    pub alloc_bytes: f64,
+    pub alloc_count: f64,
+}
+
+impl Held {
+    /// Returns the current amounts, given the totals of a whole recording.
+    pub fn of(totals: &Totals) -> Self {
+        Self {
+            live_bytes: totals.live_bytes().to_f64(),
+            live_count: totals.live_count().to_f64(),
+            alloc_bytes: totals.alloc_bytes.to_f64(),
+            alloc_count: totals.alloc_count.to_f64(),
+        }
+    }
+
+    /// Returns the initial amounts: those that a forked child inherited.
+    pub fn at_first(totals: &Totals) -> Self {
+        Self { live_bytes: totals.opening_bytes.to_f64(), live_count: totals.opening_count.to_f64(), ..Self::default() }
+    }
+
+    /// Validates amounts that were read from a file.
+    pub fn is_sound(&self) -> bool {
+        [self.live_bytes, self.live_count, self.alloc_bytes, self.alloc_count].iter().all(|sum| sum.is_finite())
     }
 }

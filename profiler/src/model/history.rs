@@ -1,9 +1,9 @@
 //! How a target's heap came to be what it is: its totals at many instants, its callsites' at few.
 
 pub use crate::ledger::curve::Moment;
-pub use crate::ledger::held::Held;
 pub(crate) use crate::ledger::timeline::Instant;
 pub use crate::ledger::timeline::Occasion;
+pub use crate::ledger::totals::Held;
 
 /// See the module. Times are of the recording; estimates are as exact as a float of 64 bits holds them.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,11 +1,11 @@
-//! All that a replay keeps of one target.
+//! The state that a replay has of one target.
 
 use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Known, MappedRange, ThreadFacts};
+use super::entry::{MappedRange, TargetRecord, ThreadFacts};
 use crate::ids::Pid;
 use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
@@ -15,39 +15,36 @@ use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::snapshot::ThreadNames;
 use crate::units::MonotonicNanos;
 
-/// Mappings that are remembered after they went, as a session does.
+/// Maximum number of removed mappings to remember, as in a session.
 const RETIRED_MAX: usize = 4096;
 
-/// Names of threads that are believed, and the bytes of one.
+/// Limits for names of threads in a recording.
 const THREADS_MAX: usize = 4096;
 const THREAD_NAME_BYTES_MAX: usize = 64;
 
-/// The books of one target, and what is known of it.
+/// The ledger and the facts of one target.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct Account {
     pub(super) ledger: Ledger,
-    /// `None` when that was not written yet.
-    pub(super) known: Option<Known>,
-    /// Where its code lies, and where it was, the oldest first.
+    /// `None` until it was recorded.
+    pub(super) record: Option<TargetRecord>,
+    /// Current executable mappings, and removed ones, the oldest first.
     pub(super) mapped: Vec<MappedRange>,
     retired: Vec<MappedRange>,
-    /// What its threads are called.
     pub(super) threads: Arc<ThreadNames>,
-    /// What callsites held in the course of time, and how they had grown at the end.
+    /// What callsites held over time, and their growth at the end.
     pub(super) timeline: Timeline,
     growths_at_end: Option<Growths>,
-    /// When live blocks were looked at for the last time, where no event comes any more.
+    /// When live blocks were last sampled, if the ledger is closed.
     closed: Option<MonotonicNanos>,
-    /// When these books were opened.
     pub(super) opened: MonotonicNanos,
 }
 
 impl Account {
-    /// These books, opened now.
     pub(super) fn new(ledger: Ledger, opened: MonotonicNanos) -> Self {
         Self {
             ledger,
-            known: None,
+            record: None,
             mapped: Vec::new(),
             retired: Vec::new(),
             threads: Arc::default(),
@@ -58,42 +55,40 @@ impl Account {
         }
     }
 
-    /// Notes what callsites hold.
-    pub(super) fn note(&mut self, instant: Instant) {
+    pub(super) fn sample(&mut self, instant: Instant) {
         self.timeline.note(instant, &self.ledger);
     }
 
-    /// A thread is called so.
-    pub(super) fn call(&mut self, ThreadFacts { tid, name }: ThreadFacts) {
+    pub(super) fn set_thread_name(&mut self, ThreadFacts { tid, name }: ThreadFacts) {
         let is_known = self.threads.contains_key(&tid);
         if name.len() <= THREAD_NAME_BYTES_MAX && (is_known || self.threads.len() < THREADS_MAX) {
             Arc::make_mut(&mut self.threads).insert(tid, name);
         }
     }
 
-    /// No event will come. `closed` is when live blocks were looked at for the last time.
+    /// Closes the ledger. `closed` is when live blocks were last sampled.
     pub(super) fn close(&mut self, closed: Option<MonotonicNanos>) {
         self.growths_at_end = closed.map(|closed| Growths::of(&self.timeline, &self.ledger, closed, None));
         self.ledger.close(closed.unwrap_or_default());
         self.closed = closed;
     }
 
-    /// How callsites have grown until `now`, or until the books were closed.
+    /// Returns the growth of callsites until `now`, or until the ledger was closed.
     pub(super) fn growths(&self, now: MonotonicNanos) -> Growths {
         self.growths_at_end.clone().unwrap_or_else(|| Growths::of(&self.timeline, &self.ledger, now, None))
     }
 
-    /// Until when its books tell something, at `now`.
+    /// Returns `now`, or when the ledger was closed.
     pub(super) fn until(&self, now: MonotonicNanos) -> MonotonicNanos {
         self.closed.unwrap_or(now)
     }
 
-    /// Whether it holds together: what was read from a file need not.
+    /// Validates an account that was read from a file.
     pub(super) fn is_sound(&self) -> bool {
         self.ledger.is_sound() && self.timeline.is_sound()
     }
 
-    /// Where its code lies; what is said to be in a module that there is not is taken for generated code.
+    /// Returns the address space; mappings of unknown modules count as generated code.
     pub(super) fn space(&self, pid: Pid, modules: usize) -> AddressSpace {
         let mapped = |range: &MappedRange| MappedModule {
             mapping: Mapping {
@@ -113,8 +108,8 @@ impl Account {
         let before = std::mem::replace(&mut self.mapped, mappings);
         let current: FxHashSet<MappedRange> = self.mapped.iter().copied().collect();
         let gone: Vec<MappedRange> = before.into_iter().filter(|old| !current.contains(old)).collect();
-        let again: FxHashSet<MappedRange> = gone.iter().copied().collect();
-        self.retired.retain(|old| !again.contains(old));
+        let retired_again: FxHashSet<MappedRange> = gone.iter().copied().collect();
+        self.retired.retain(|old| !retired_again.contains(old));
         self.retired.extend(gone);
         let excess = self.retired.len().saturating_sub(RETIRED_MAX);
         self.retired.drain(..excess);

@@ -1,50 +1,47 @@
-//! Blocks: what a recording is written and checked in.
+//! Blocks: the units in which a recording is written and checked.
 //!
 //! ```text
 //! file     magic 8 · major 2 · minor 2 · crc32 of these 4      then blocks
-//! block    kind 2 · flags 2 · stored bytes 4 · raw bytes 4 · crc32 of these and of what is stored 4      then what is stored
+//! block    kind 2 · flags 2 · stored bytes 4 · raw bytes 4 · crc32 of these and of the stored bytes 4      then the stored bytes
 //! ```
 //!
-//! Numbers are little endian; what is stored is zstd's. The length of either is bounded, whatever a file says.
+//! Numbers are little endian; stored bytes are compressed with zstd. Both lengths are bounded, whatever a file
+//! contains.
 
 use std::io::{self, Read};
 
 use thiserror::Error;
 
-/// How every recording begins. The first byte is no text, so that nothing takes it for some.
+/// Start of every recording. The first byte is not text, so that the file is not taken for a text file.
 pub(crate) const MAGIC: [u8; 8] = *b"\x89HEAPBPF";
-/// A reader refuses another one.
+/// Readers refuse other major versions.
 pub(crate) const VERSION_MAJOR: u16 = 2;
-/// Raised when something was added that a reader may pass over.
+/// Incremented for additions that a reader may skip.
 pub(crate) const VERSION_MINOR: u16 = 0;
 
-/// Bytes before the first block.
 pub const FILE_HEADER_BYTES: usize = 16;
-/// Bytes before what a block stores.
 pub(crate) const BLOCK_HEADER_BYTES: usize = 16;
-/// The most that a block holds, before and after it was compressed.
+/// Maximum size of a block's contents, before and after compression.
 pub(crate) const BLOCK_BYTES_MAX: usize = 16 << 20;
 
-/// Compresses at some 500 MB/s; the next levels gain little on what is packed already.
+/// Compresses about 500 MB/s; higher levels gain little on packed entries.
 const COMPRESSION_LEVEL: i32 = 1;
 
-/// The next block goes on where this one stops.
+/// Flag: the next block continues this one.
 const GOES_ON: u16 = 1;
 
-/// What a block holds.
+/// Contents of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Events, steps and facts.
     Entries,
-    /// A part of the state that older blocks led to.
+    /// A part of the state that replaces older blocks.
     Fold,
-    /// Names of places.
+    /// Symbolized locations.
     Names,
-    /// The end.
     End,
-    /// How the places were named.
+    /// How the locations were symbolized.
     Symbolization,
-    /// Something of a later version.
+    /// Added by a later version.
     Unknown(u16),
 }
 
@@ -72,58 +69,41 @@ impl Kind {
     }
 }
 
-/// A block that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// What it holds.
     pub kind: Kind,
-    /// The next block goes on where this one stops.
+    /// The next block continues this one.
     pub goes_on: bool,
-    /// What it holds, as it was before it was compressed.
+    /// Decompressed contents.
     pub bytes: Vec<u8>,
-    /// What it takes in the file.
+    /// Size in the file, with the header.
     pub stored_bytes: u64,
 }
 
-/// Why there is no block to be read where one should be.
 #[derive(Debug, Error)]
 pub enum BlockError {
-    /// The file ends within it.
     #[error("the file ends within a block")]
     Cut,
-    /// The checksum is of other bytes.
-    #[error("checksum")]
+    #[error("checksum mismatch in a block")]
     Checksum,
-    /// It is larger than blocks are.
-    #[error("a block is larger than any is")]
+    #[error("a block exceeds the limit of {} MiB", BLOCK_BYTES_MAX >> 20)]
     Large,
-    /// What was compressed cannot be had back.
-    #[error("what was compressed cannot be had back")]
+    #[error("a block cannot be decompressed")]
     Compression,
-    /// It cannot be read.
-    #[error("cannot read it: {0}")]
+    #[error("cannot read the file: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Why a file is not read as a recording.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum HeaderError {
-    /// It begins in another way.
-    #[error("it is no recording of heapbpf's, or its first bytes are damaged")]
+    #[error("not a heapbpf recording, or its header is damaged")]
     Foreign,
-    /// It is of a version that this one does not read.
     #[error(
-        "it is of format {major}.{minor}, and this heapbpf reads format {VERSION_MAJOR}; use a heapbpf of the version that wrote it"
+        "unsupported recording format {major}.{minor}: this heapbpf reads format {VERSION_MAJOR}; use the heapbpf version that wrote it"
     )]
-    Version {
-        /// Its major version.
-        major: u16,
-        /// Its minor version.
-        minor: u16,
-    },
+    Version { major: u16, minor: u16 },
 }
 
-/// The bytes before the first block.
 pub fn file_header() -> [u8; FILE_HEADER_BYTES] {
     header_of(VERSION_MAJOR, VERSION_MINOR)
 }
@@ -138,11 +118,6 @@ fn header_of(major: u16, minor: u16) -> [u8; FILE_HEADER_BYTES] {
     header
 }
 
-/// Looks at the bytes before the first block.
-///
-/// # Errors
-///
-/// If what follows cannot be understood.
 pub(crate) fn check_header(header: &[u8]) -> Result<(), HeaderError> {
     let number = |at: usize| header.get(at..).and_then(<[u8]>::first_chunk).copied().map(u16::from_le_bytes);
     let (Some(major), Some(minor)) = (number(8), number(10)) else { return Err(HeaderError::Foreign) };
@@ -152,7 +127,7 @@ pub(crate) fn check_header(header: &[u8]) -> Result<(), HeaderError> {
     if major == VERSION_MAJOR { Ok(()) } else { Err(HeaderError::Version { major, minor }) }
 }
 
-/// Makes blocks. Holds what compressing takes.
+/// Compresses blocks.
 pub struct BlockWriter(zstd::bulk::Compressor<'static>);
 
 impl std::fmt::Debug for BlockWriter {
@@ -162,21 +137,14 @@ impl std::fmt::Debug for BlockWriter {
 }
 
 impl BlockWriter {
-    /// # Errors
-    ///
-    /// If there is no memory.
     pub fn new() -> io::Result<Self> {
         zstd::bulk::Compressor::new(COMPRESSION_LEVEL).map(Self)
     }
 
-    /// A whole block, to be written with one call.
-    ///
-    /// # Errors
-    ///
-    /// If there is no memory, or these are more bytes than a block may have.
+    /// Returns a whole block, to be written with one call. Fails if it exceeds [`BLOCK_BYTES_MAX`].
     pub fn block(&mut self, kind: Kind, goes_on: bool, bytes: &[u8]) -> io::Result<Vec<u8>> {
         let stored = self.0.compress(bytes)?;
-        let large = || io::Error::new(io::ErrorKind::InvalidInput, "a block is too large");
+        let large = || io::Error::new(io::ErrorKind::InvalidInput, BlockError::Large.to_string());
         let length =
             |bytes: &[u8]| u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= BLOCK_BYTES_MAX).ok_or_else(large);
         let mut block = Vec::with_capacity(BLOCK_HEADER_BYTES + stored.len());
@@ -191,7 +159,6 @@ impl BlockWriter {
     }
 }
 
-/// Of all that comes before the checksum, and of what comes behind it.
 fn checksum(before: &[u8], behind: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(before);
@@ -199,7 +166,7 @@ fn checksum(before: &[u8], behind: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Reads the next block; `None` where the file ends instead. Blocks of unknown kinds are not unpacked.
+/// Reads the next block; `None` at the end of the file. Blocks of unknown kinds are not decompressed.
 pub fn read_block(file: &mut impl Read) -> Result<Option<Block>, BlockError> {
     let mut header = [0; BLOCK_HEADER_BYTES];
     match fill(file, &mut header)? {
@@ -213,7 +180,7 @@ pub fn read_block(file: &mut impl Read) -> Result<Option<Block>, BlockError> {
         |at: usize| usize::try_from(word(at)).ok().filter(|&length| length <= BLOCK_BYTES_MAX).ok_or(BlockError::Large);
     let (stored_bytes, raw_bytes) = (length(4)?, length(8)?);
     let mut stored = Vec::new();
-    // Grows with what is there, not with what is promised.
+    // Grows with what is read, not with the length in the header.
     file.take(stored_bytes as u64).read_to_end(&mut stored)?;
     if stored.len() < stored_bytes {
         return Err(BlockError::Cut);
@@ -235,7 +202,7 @@ fn unpack(stored: &[u8], raw_bytes: usize) -> Result<Vec<u8>, BlockError> {
     if bytes.len() == raw_bytes { Ok(bytes) } else { Err(BlockError::Compression) }
 }
 
-/// Reads until the buffer is full or the file ends. Returns how much was read.
+/// Reads until the buffer is full or the file ends, and returns the number of bytes.
 fn fill(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {

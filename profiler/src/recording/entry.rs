@@ -1,14 +1,12 @@
-//! What a recording holds, entry by entry, in the order in which it happened.
+//! Steps and facts: the entries of a recording besides events.
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::replay::Replay;
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{ModuleId, Pid, Tid};
-use crate::ingest::event::Event;
-use crate::ledger::corrections::Correction;
+use crate::ledger::journal::Correction;
 use crate::ledger::timeline::Instant;
 use crate::linux::proc::maps::Mapping;
 use crate::model::{Health, Others, Symbolization};
@@ -16,142 +14,88 @@ use crate::object::elf::Segment;
 use crate::object::module::Module;
 use crate::process::address_space::MappedModule;
 use crate::snapshot::{HeapFacts, TargetFacts};
+use crate::symbolize::ResolvedFrame;
 use crate::units::MonotonicNanos;
 
-/// One entry.
-#[derive(Debug)]
-pub enum Entry {
-    /// What a target did. Goes to the books that its process has open, or to none.
-    Event(Event),
-    /// What became of books.
-    Step(Step),
-    /// What is known besides.
-    Fact(Box<Fact>),
-    /// The state that older entries led to, which are not there any more.
-    Fold(Box<Replay>),
-    /// What places in modules are called.
-    Names(Vec<NamedPlace>),
-    /// How they were named.
-    Symbolization(Symbolization),
-    /// The recording ended as it was to.
-    End(MonotonicNanos),
-}
-
-/// The books of one target, by a number that no others of the recording have.
+/// A ledger, by a number that is unique in the recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct BooksId(pub u32);
+pub struct LedgerId(pub u32);
 
-/// What became of books, as the session acted on it.
+/// A change of the set of ledgers, or of one of them. Written with postcard: the order of variants and fields is part of the format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
-    /// Empty books were opened for a process.
-    Opened {
-        /// The new books.
-        books: BooksId,
-        /// Whose they are.
-        pid: Pid,
-    },
-    /// Books were copied for a child, which is no target yet.
+    /// An empty ledger was created for a process.
+    Opened { ledger: LedgerId, pid: Pid },
+    /// A ledger was copied for a child, which is not a target yet.
     Forked {
-        /// What was copied.
-        parent: BooksId,
-        /// The copy.
-        books: BooksId,
-        /// The child.
+        parent: LedgerId,
+        ledger: LedgerId,
         child: Pid,
-        /// There was no room for a copy: the new books are empty.
+        /// The copy exceeded the limit on live blocks: the new ledger is empty.
         is_empty: bool,
     },
-    /// A process became another program: its events go to new books.
-    Succeeded {
-        /// Those that it had.
-        before: BooksId,
-        /// The new ones.
-        books: BooksId,
-    },
-    /// Events of a process go to these books from now on.
-    Joined {
-        /// The process.
-        pid: Pid,
-        /// Its books.
-        books: BooksId,
-    },
-    /// Events of a process go to no books.
-    Left {
-        /// The process.
-        pid: Pid,
-    },
-    /// Its target has ended: no event will come, and reports name it.
-    Kept {
-        /// The books.
-        books: BooksId,
-        /// When its live blocks were looked at for the last time; `None` where they were not.
+    /// A process called exec: its events go to a new ledger.
+    Succeeded { before: LedgerId, ledger: LedgerId },
+    /// Events of a process go to this ledger from now on.
+    Joined { pid: Pid, ledger: LedgerId },
+    /// Events of a process go to no ledger.
+    Left { pid: Pid },
+    /// The target exited, and reports include it.
+    Ended {
+        ledger: LedgerId,
+        /// When its live blocks were last sampled, if ever.
         closed: Option<MonotonicNanos>,
     },
-    /// What callsites hold now was noted, to tell later what it was and how it has grown.
-    Noted {
-        /// The books.
-        books: BooksId,
-        /// When, and why.
-        instant: Instant,
-    },
-    /// Where a target's code lies now.
+    /// All callsites were sampled.
+    Sampled { ledger: LedgerId, instant: Instant },
+    /// The executable mappings of a target changed.
     Mapped {
-        /// The target's books.
-        books: BooksId,
-        /// All executable mappings, by rising address.
+        ledger: LedgerId,
+        /// All of them by ascending address.
         mappings: Vec<MappedRange>,
     },
-    /// Books were put right after loss.
-    Corrected {
-        /// The books.
-        books: BooksId,
-        /// What was changed, in that order.
-        corrections: Vec<Correction>,
-    },
+    /// A ledger was resynced.
+    Corrected { ledger: LedgerId, corrections: Vec<Correction> },
 }
 
 /// An executable mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MappedRange {
-    /// First address.
     pub start: TargetAddr,
-    /// First address behind it.
     pub end: TargetAddr,
-    /// Where in the file it begins.
+    /// File offset of the start.
     pub offset: FileOffset,
-    /// Its module; `None` for generated code.
+    /// `None` for generated code.
     pub module: Option<ModuleId>,
 }
 
-/// What is known besides events. Written as JSON: a reader passes over fields and kinds that it does not know.
+/// What is known besides events. Written as JSON: readers skip unknown fields and kinds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Fact {
     /// The recording began.
     Session(SessionFacts),
-    /// What is known of a target; later ones take the place of earlier ones.
-    Target(BooksId, Known),
-    /// A module was met for the first time.
+    /// State of a target; replaces earlier ones.
+    Target(LedgerId, TargetRecord),
+    /// A module was mapped for the first time.
     Module(ModuleFacts),
-    /// What was lost so far, and whom the targets are not.
+    /// Losses so far, and other processes.
     Health(Box<HealthFacts>),
-    /// A snapshot was taken.
+    /// A mark was set.
     Mark(Mark),
-    /// What a thread is called; later ones take the place of earlier ones.
-    Thread(BooksId, ThreadFacts),
+    /// Name of a thread; replaces earlier ones.
+    Thread(LedgerId, ThreadFacts),
 }
 
-/// How a recording was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SessionFacts {
     /// When it began, in nanoseconds since the Unix epoch.
     pub started_unix_ns: u64,
-    /// `CLOCK_MONOTONIC` of that instant.
+    /// The same time by `CLOCK_MONOTONIC`.
     pub started_monotonic_ns: u64,
-    /// The interval asked for, in bytes.
+    /// The requested interval.
     pub interval_bytes: u64,
-    /// Callsites are told apart by the threads that allocated.
+    /// Callsites distinguish the allocating threads.
     pub by_thread: bool,
     /// The arguments of heapbpf.
     pub arguments: Vec<String>,
@@ -159,87 +103,77 @@ pub struct SessionFacts {
     pub version: String,
 }
 
-/// A thread of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadFacts {
-    /// Its number.
     pub tid: Tid,
-    /// The kernel's name for it.
+    /// `/proc/PID/task/TID/comm`.
     pub name: Arc<str>,
 }
 
-/// What is known of a target beside its books.
+/// State of a target besides its ledger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Known {
-    /// Who it is.
+pub struct TargetRecord {
     pub facts: TargetFacts,
-    /// Its probes were in place at some time.
+    /// Its probes have been attached.
     pub begun: bool,
-    /// Its heaps.
     pub heaps: Vec<HeapFacts>,
 }
 
-/// What tells a module from others of its name.
+/// What identifies a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleFacts {
-    /// Its number. They are counted from 0 without a gap.
+    /// Numbered from 0 without gaps.
     pub id: ModuleId,
-    /// Its path, as the first target names it.
+    /// Path in the first target that mapped it.
     pub path: String,
-    /// Its GNU build id.
+    /// GNU build id.
     pub build_id: Option<Vec<u8>>,
-    /// Size of its file in bytes and when that was last changed (seconds and nanoseconds since the Unix epoch): where there
-    /// is no build id they have to do.
+    /// File size in bytes and modification time (seconds and nanoseconds since the Unix epoch): the identity of files without a
+    /// build id.
     pub file: Option<(u64, i64, i64)>,
-    /// The segments that hold its code, the first ones: where it was mapped tells then what its addresses were linked as.
+    /// The first executable segments, which translate mapped into linked addresses.
     #[serde(default)]
     pub code: Vec<Segment>,
 }
 
-/// Segments of code that are told of a module; linked files have one.
+/// Maximum number of segments to record of a module; linked files have one.
 const CODE_SEGMENTS_MAX: usize = 64;
 
-/// What a recording says of its own gaps.
+/// Losses of a recording.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HealthFacts {
-    /// As of when, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time of the counters, in nanoseconds of `CLOCK_MONOTONIC`.
     pub monotonic_ns: u64,
-    /// The same in nanoseconds since the Unix epoch: that clock may be set, or run at another pace.
+    /// The same time since the Unix epoch: that clock may be set, or run at another pace.
     pub unix_ns: u64,
     /// Losses and costs since the recording began.
     pub health: Health,
-    /// Processes that are no targets of their own.
+    /// Processes that are not targets of their own.
     pub others: Others,
 }
 
-/// A snapshot was taken here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// In nanoseconds of `CLOCK_MONOTONIC`.
     pub monotonic_ns: u64,
-    /// Why.
     pub reason: String,
 }
 
-/// The names of all places in stacks.
+/// All symbolized locations of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
-    /// The places that have names.
-    pub places: Vec<NamedPlace>,
-    /// How they were named.
+    pub locations: Vec<NamedLocation>,
     pub symbolization: Symbolization,
 }
 
-/// The functions at one place in a module.
+/// The functions at one location of a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamedPlace {
-    /// The module.
+pub struct NamedLocation {
     pub module: ModuleId,
-    /// Offset in its file.
     pub offset: FileOffset,
-    /// The functions, the innermost first.
-    pub frames: Arc<[crate::symbolize::ResolvedFrame]>,
+    /// Innermost first.
+    pub frames: Arc<[ResolvedFrame]>,
 }
 
 impl From<&MappedModule> for MappedRange {
@@ -250,7 +184,6 @@ impl From<&MappedModule> for MappedRange {
 }
 
 impl ModuleFacts {
-    /// Of a module.
     pub fn of(id: ModuleId, module: &Module) -> Self {
         let file = module.image().ok().map(|image| {
             let identity = image.identity();
@@ -259,34 +192,5 @@ impl ModuleFacts {
         let build_id = module.build_id().map(|build_id| build_id.as_bytes().to_vec());
         let code = module.elf().map(|elf| elf.code().take(CODE_SEGMENTS_MAX).copied().collect());
         Self { id, path: module.path().to_string(), build_id, file, code: code.unwrap_or_default() }
-    }
-}
-
-impl Entry {
-    /// When it happened, where it says so.
-    pub fn time(&self) -> Option<MonotonicNanos> {
-        match self {
-            Self::Event(event) => event_time(event),
-            Self::Fact(fact) => match &**fact {
-                Fact::Health(health) => Some(MonotonicNanos(health.monotonic_ns)),
-                Fact::Mark(mark) => Some(MonotonicNanos(mark.monotonic_ns)),
-                // Times are told from the session's beginning, so that comes before all.
-                Fact::Session(_) | Fact::Target(..) | Fact::Module(_) | Fact::Thread(..) => None,
-            },
-            Self::End(time) => Some(*time),
-            Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => None,
-        }
-    }
-}
-
-fn event_time(event: &Event) -> Option<MonotonicNanos> {
-    match event {
-        Event::Alloc(allocation) => Some(allocation.time),
-        Event::Free(free) => Some(free.time),
-        Event::Remap(remap) => Some(remap.ended),
-        Event::Fork(fork) => Some(fork.time),
-        Event::Exec(exec) => Some(exec.time),
-        // A restored block has the time of its allocation.
-        Event::Restore(_) | Event::Stack(..) | Event::RawStack(..) => None,
     }
 }

@@ -1,27 +1,31 @@
-//! The names that a recording takes with it, so that it can be read where its modules are not, and who gives them out.
+//! The symbolized locations of a recording, so that it can be read without its modules; and the recorded modules that
+//! this machine has.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::entry::{NamedPlace, Names};
+use super::entry::{ModuleFacts, NamedLocation, Names};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::model::Symbolization;
-use crate::object::module::Module;
+use crate::object::ObjectError;
+use crate::object::elf::BuildId;
+use crate::object::module::{Module, Modules, Recorded};
+use crate::object::open::open_regular;
 use crate::snapshot::Snapshot;
 use crate::symbolize::{Resolve, ResolvedFrame};
 
-impl NamedPlace {
-    /// Bytes that it takes, and nearly so when it is written.
+impl NamedLocation {
+    /// Approximate size in memory and in the file.
     pub fn size_bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         16 + self.frames.iter().map(|frame| 12 + text(&frame.function) + text(&frame.file)).sum::<usize>()
     }
 }
 
-/// The names of all places that a snapshot's stacks have. Asks for what the resolver knows already, when the snapshot was
-/// named with it.
+/// Symbolizes all locations of a snapshot's stacks. Cheap if the resolver has symbolized the snapshot before.
 pub(crate) fn names(snapshot: &Snapshot, resolver: &dyn Resolve) -> Names {
     let mut offsets: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
     for target in &snapshot.targets {
@@ -39,37 +43,33 @@ pub(crate) fn names(snapshot: &Snapshot, resolver: &dyn Resolve) -> Names {
         offsets.sort_unstable();
         offsets.dedup();
         let frames = resolver.resolve(module, snapshot.modules.get(module), &offsets);
-        let places = offsets.into_iter().zip(frames).filter(|(_, frames)| !frames.is_empty());
-        named.extend(places.map(|(offset, frames)| NamedPlace { module, offset, frames }));
+        let locations = offsets.into_iter().zip(frames).filter(|(_, frames)| !frames.is_empty());
+        named.extend(locations.map(|(offset, frames)| NamedLocation { module, offset, frames }));
     }
-    Names { places: named, symbolization: resolver.symbolization() }
+    Names { locations: named, symbolization: resolver.symbolization() }
 }
 
-/// Gives the names of a recording, and for what it has none those of another resolver.
+/// Resolves the locations of a recording, and others with another resolver if the recording has no names at all.
 pub struct RecordedNames<R> {
     names: FxHashMap<(ModuleId, FileOffset), Arc<[ResolvedFrame]>>,
-    /// How the recording's names were found; `None` where it has none.
+    /// How the recording was symbolized; `None` if it was not.
     symbolization: Option<Symbolization>,
     other: R,
 }
 
 impl<R> RecordedNames<R> {
-    /// No names yet.
     pub fn new(other: R) -> Self {
         Self { names: FxHashMap::default(), symbolization: None, other }
     }
 
-    /// Adds names.
-    pub fn add(&mut self, names: Vec<NamedPlace>) {
-        self.names.extend(names.into_iter().map(|place| ((place.module, place.offset), place.frames)));
+    pub fn add(&mut self, names: Vec<NamedLocation>) {
+        self.names.extend(names.into_iter().map(|location| ((location.module, location.offset), location.frames)));
     }
 
-    /// Notes how the names were found.
-    pub fn found_by(&mut self, symbolization: Symbolization) {
+    pub fn set_symbolization(&mut self, symbolization: Symbolization) {
         self.symbolization = Some(symbolization);
     }
 
-    /// Whether there are any.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
@@ -79,7 +79,7 @@ impl<R: Resolve> Resolve for RecordedNames<R> {
     fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>> {
         let known = |offset: &FileOffset| self.names.get(&(id, *offset)).cloned();
         let unknown: Vec<FileOffset> = offsets.iter().copied().filter(|offset| known(offset).is_none()).collect();
-        // Where the recording has names at all, what it does not name has none.
+        // In a symbolized recording, a location without a name has none.
         let mut others =
             if self.is_empty() { self.other.resolve(id, module, &unknown) } else { Vec::new() }.into_iter();
         offsets.iter().map(|offset| known(offset).or_else(|| others.next()).unwrap_or_default()).collect()
@@ -91,4 +91,49 @@ impl<R: Resolve> Resolve for RecordedNames<R> {
             _ => self.other.symbolization(),
         }
     }
+}
+
+/// The modules of a recording on this machine.
+#[derive(Debug)]
+pub struct Found {
+    /// All modules in their order; those not found have no file.
+    pub modules: Modules,
+    /// Files that were not used, and why.
+    pub missing: Vec<(String, &'static str)>,
+}
+
+/// Opens the modules of a recording if they are unchanged on this machine. Files are opened only if `needed`.
+pub fn find(facts: &[ModuleFacts], needed: bool) -> Found {
+    let mut missing = Vec::new();
+    let modules = facts.iter().map(|facts| {
+        let absent = || Module::recorded(&facts.path, Err(ObjectError::NoFile), recorded(facts));
+        if !needed || !facts.path.starts_with('/') {
+            return Arc::new(absent());
+        }
+        match open(facts) {
+            Ok(module) => Arc::new(module),
+            Err(why) => {
+                missing.push((facts.path.clone(), why));
+                Arc::new(absent())
+            }
+        }
+    });
+    let modules = modules.collect();
+    Found { modules, missing }
+}
+
+fn recorded(facts: &ModuleFacts) -> Recorded {
+    Recorded { build_id: facts.build_id.as_deref().and_then(BuildId::recorded), code: facts.code.clone() }
+}
+
+fn open(facts: &ModuleFacts) -> Result<Module, &'static str> {
+    let image = open_regular(Path::new(&facts.path)).map_err(|_| "not found")?;
+    let identity = image.identity();
+    let module = Module::recorded(&facts.path, Ok(image), recorded(facts));
+    let is_same = match (&facts.build_id, module.build_id()) {
+        (Some(recorded), Some(own)) => recorded.as_slice() == own.as_bytes(),
+        (None, None) => facts.file == Some((identity.size_bytes, identity.modified.0, identity.modified.1)),
+        _ => false,
+    };
+    if is_same { Ok(module) } else { Err("another build") }
 }

@@ -1,19 +1,27 @@
-//! Entries → bytes of a block; the way back is `unpack`. Pure. What repeats within a block is said once: who called, from
-//! where, and the high digits of addresses and times. Blocks know nothing of each other.
+//! The entries of a block as bytes. Pure. What repeats within a block is written once: callers, threads, and the high
+//! digits of addresses and times. Blocks are independent of each other. Unpacking any bytes gives entries or an
+//! error, never a panic.
+
+use std::sync::Arc;
 
 use profiler_common::interval::Interval;
+use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
-use super::entry::Entry;
+use super::entry::{Fact, Step};
+use super::replay::Entry;
 use crate::address::TargetAddr;
-use crate::ingest::event::{Allocation, Event, Remap};
+use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
+use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
 use crate::units::MonotonicNanos;
 
-/// An entry as it is written, with postcard. New variants go to the end, and change the major version; whatever can be an
-/// `Other` need not.
+/// An entry as written, with postcard. New variants go to the end, and change the major version; entries of kind
+/// `Other` do not.
 #[derive(Deserialize, Serialize)]
-pub(super) enum Packed<'block> {
+enum Packed<'block> {
     /// The next caller of this block.
     Caller(Caller),
     /// The next thread of this block.
@@ -36,7 +44,7 @@ pub(super) enum Packed<'block> {
         time: i64,
         age_us: u32,
     },
-    /// Each frame as its distance from the one before.
+    /// Each frame as its distance from the previous one.
     Stack {
         pid: u32,
         id: u64,
@@ -47,11 +55,11 @@ pub(super) enum Packed<'block> {
         caller: u32,
         old: (i64, u64),
         new: (i64, u64),
-        /// The end of the call, and how long it took.
+        /// End of the call, and its duration.
         time: i64,
         took: i64,
     },
-    /// Anything else, which a reader may pass over.
+    /// Anything else, which a reader may skip.
     Other {
         kind: u16,
         #[serde(borrow)]
@@ -60,26 +68,26 @@ pub(super) enum Packed<'block> {
 }
 
 /// Kinds of [`Packed::Other`].
-pub(super) const STEP: u16 = 1;
-pub(super) const FACT: u16 = 2;
+const STEP: u16 = 1;
+const FACT: u16 = 2;
 
-/// Everything about an allocating call that calls have in common.
+/// What the calls of one callsite have in common.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
-pub(super) struct Caller {
-    pub(super) thread: Thread,
-    pub(super) stack: u64,
-    pub(super) interval: u32,
-    pub(super) hook: u16,
-    pub(super) heap: u8,
+struct Caller {
+    thread: Thread,
+    stack: u64,
+    interval: u32,
+    hook: u16,
+    heap: u8,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
-pub(super) struct Thread {
-    pub(super) pid: u32,
-    pub(super) tid: u32,
+struct Thread {
+    pid: u32,
+    tid: u32,
 }
 
-/// Writes the entries of one block.
+/// Packs the entries of one block.
 #[derive(Debug, Default)]
 pub(crate) struct Packer {
     bytes: Vec<u8>,
@@ -88,9 +96,9 @@ pub(crate) struct Packer {
     near: Near,
 }
 
-/// What the next address and the next time are told from.
+/// The latest address and time, which the next ones are relative to.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Near {
+struct Near {
     address: u64,
     time: u64,
 }
@@ -108,29 +116,27 @@ impl Near {
         distance
     }
 
-    pub(super) fn address_at(&mut self, distance: i64) -> TargetAddr {
+    fn address_at(&mut self, distance: i64) -> TargetAddr {
         self.address = self.address.wrapping_add(distance.cast_unsigned());
         TargetAddr(self.address)
     }
 
-    pub(super) fn time_at(&mut self, distance: i64) -> MonotonicNanos {
+    fn time_at(&mut self, distance: i64) -> MonotonicNanos {
         self.time = self.time.wrapping_add(distance.cast_unsigned());
         MonotonicNanos(self.time)
     }
 }
 
 impl Packer {
-    /// How much was written.
     pub(crate) fn size_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether nothing was written.
     pub(crate) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The bytes of the block. What is added next is of another one.
+    /// Passes the bytes to `block` and starts the next block.
     pub(crate) fn finish(&mut self, block: impl FnOnce(&[u8])) {
         block(&self.bytes);
         self.bytes.clear();
@@ -139,12 +145,7 @@ impl Packer {
         self.near = Near::default();
     }
 
-    /// Adds an event, step or fact. Of events, those that the session itself acts on are left out: forks, execs and copies
-    /// of stacks.
-    ///
-    /// # Panics
-    ///
-    /// If memory runs out, or a fact is no JSON, which all are.
+    /// Adds an event, step or fact. Events that the session itself acts on are left out: forks, execs and raw stacks.
     pub(crate) fn add(&mut self, entry: &Entry) {
         match entry {
             Entry::Event(event) => self.event(event),
@@ -156,7 +157,7 @@ impl Packer {
                 let payload = serde_json::to_vec(fact).expect("facts can be written");
                 self.write(&Packed::Other { kind: FACT, payload: &payload });
             }
-            // They have blocks of their own.
+            // These have blocks of their own.
             Entry::Fold(_) | Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => {}
         }
     }
@@ -229,7 +230,7 @@ impl Packer {
     }
 
     fn caller(&mut self, caller: Caller) -> u32 {
-        let next = u32::try_from(self.callers.len()).expect("a block is no gigabyte");
+        let next = u32::try_from(self.callers.len()).expect("blocks are far below a gigabyte");
         if let Some(&known) = self.callers.get(&caller) {
             return known;
         }
@@ -239,7 +240,7 @@ impl Packer {
     }
 
     fn thread(&mut self, thread: Thread) -> u32 {
-        let next = u32::try_from(self.threads.len()).expect("a block is no gigabyte");
+        let next = u32::try_from(self.threads.len()).expect("blocks are far below a gigabyte");
         if let Some(&known) = self.threads.get(&thread) {
             return known;
         }
@@ -250,6 +251,163 @@ impl Packer {
 
     fn write(&mut self, packed: &Packed<'_>) {
         let bytes = std::mem::take(&mut self.bytes);
-        self.bytes = postcard::to_extend(packed, bytes).expect("it goes to memory");
+        self.bytes = postcard::to_extend(packed, bytes).expect("writing to memory cannot fail");
     }
+}
+
+/// Why the bytes of a block with a valid checksum are not entries.
+#[derive(Debug, Error)]
+pub enum PackError {
+    #[error("malformed entries: {0}")]
+    Malformed(#[from] postcard::Error),
+    #[error("malformed entries: invalid reference")]
+    Dangling,
+    #[error("malformed entries: a stack has more than {STACK_FRAMES_MAX} frames")]
+    Deep,
+}
+
+/// Unpacks the entries of one block.
+#[derive(Debug, Default)]
+pub(crate) struct Unpacker {
+    bytes: Vec<u8>,
+    at: usize,
+    callers: Vec<Caller>,
+    threads: Vec<Thread>,
+    near: Near,
+    /// Number of entries of unknown kinds.
+    passed_over: u64,
+}
+
+impl Unpacker {
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+
+    /// Returns the number of entries of unknown kinds so far.
+    pub(crate) fn passed_over(&self) -> u64 {
+        self.passed_over
+    }
+
+    /// Returns the next entry; `None` at the end of the block, and after an error.
+    pub(crate) fn take(&mut self) -> Result<Option<Entry>, PackError> {
+        // Moved out, so that payloads can borrow from it.
+        let bytes = std::mem::take(&mut self.bytes);
+        let entry = self.take_of(&bytes);
+        self.bytes = bytes;
+        if entry.is_err() {
+            self.at = self.bytes.len();
+        }
+        entry
+    }
+
+    fn take_of(&mut self, bytes: &[u8]) -> Result<Option<Entry>, PackError> {
+        while self.at < bytes.len() {
+            let (packed, rest) = postcard::take_from_bytes::<Packed<'_>>(&bytes[self.at..])?;
+            self.at = bytes.len() - rest.len();
+            if let Some(entry) = self.entry(packed)? {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
+    }
+
+    fn entry(&mut self, packed: Packed<'_>) -> Result<Option<Entry>, PackError> {
+        let event = match packed {
+            Packed::Caller(caller) => {
+                self.callers.push(caller);
+                return Ok(None);
+            }
+            Packed::Thread(thread) => {
+                self.threads.push(thread);
+                return Ok(None);
+            }
+            Packed::Alloc { caller, address, size_bytes, time } => {
+                Event::Alloc(self.allocation(caller, address, size_bytes, time)?)
+            }
+            Packed::Restore { caller, address, size_bytes, time } => {
+                Event::Restore(self.allocation(caller, address, size_bytes, time)?)
+            }
+            Packed::Free { thread, address, time, age_us } => {
+                let thread = self.threads.get(thread as usize).ok_or(PackError::Dangling)?;
+                Event::Free(Free {
+                    pid: Pid(thread.pid),
+                    tid: Tid(thread.tid),
+                    address: self.near.address_at(address),
+                    time: self.near.time_at(time),
+                    age_us,
+                })
+            }
+            Packed::Stack { pid, id, end, frames } => stack(pid, id, end, &frames)?,
+            Packed::Remap { caller, old, new, time, took } => Event::Remap(self.remap(caller, old, new, time, took)?),
+            Packed::Other { kind, payload } => return Ok(self.other(kind, payload)),
+        };
+        Ok(Some(Entry::Event(event)))
+    }
+
+    fn allocation(&mut self, caller: u32, address: i64, size_bytes: u64, time: i64) -> Result<Allocation, PackError> {
+        let caller = *self.callers.get(caller as usize).ok_or(PackError::Dangling)?;
+        Ok(Allocation {
+            pid: Pid(caller.thread.pid),
+            tid: Tid(caller.thread.tid),
+            address: self.near.address_at(address),
+            size_bytes,
+            time: self.near.time_at(time),
+            stack: StackId(caller.stack),
+            interval: Interval::from_code(caller.interval),
+            hook: HookId(caller.hook),
+            heap: HeapId(caller.heap),
+        })
+    }
+
+    fn remap(
+        &mut self,
+        caller: u32,
+        old: (i64, u64),
+        new: (i64, u64),
+        time: i64,
+        took: i64,
+    ) -> Result<Remap, PackError> {
+        let caller = *self.callers.get(caller as usize).ok_or(PackError::Dangling)?;
+        let old_address = self.near.address_at(old.0);
+        let new_address = self.near.address_at(new.0);
+        let ended = self.near.time_at(time);
+        Ok(Remap {
+            pid: Pid(caller.thread.pid),
+            tid: Tid(caller.thread.tid),
+            old_address,
+            old_bytes: old.1,
+            new_address,
+            new_bytes: new.1,
+            began: MonotonicNanos(ended.0.wrapping_sub(took.cast_unsigned())),
+            ended,
+            stack: StackId(caller.stack),
+            hook: HookId(caller.hook),
+            heap: HeapId(caller.heap),
+        })
+    }
+
+    /// Entries that cannot be decoded were added by a later version.
+    fn other(&mut self, kind: u16, payload: &[u8]) -> Option<Entry> {
+        let entry = match kind {
+            STEP => postcard::from_bytes::<Step>(payload).ok().map(Entry::Step),
+            FACT => serde_json::from_slice::<Fact>(payload).ok().map(Box::new).map(Entry::Fact),
+            _ => None,
+        };
+        self.passed_over += u64::from(entry.is_none());
+        entry
+    }
+}
+
+fn stack(pid: u32, id: u64, end: u8, frames: &[i64]) -> Result<Event, PackError> {
+    if frames.len() > STACK_FRAMES_MAX {
+        return Err(PackError::Deep);
+    }
+    let mut at = 0u64;
+    let address = |distance: &i64| {
+        at = at.wrapping_add(distance.cast_unsigned());
+        TargetAddr(at)
+    };
+    let frames: Arc<[TargetAddr]> = frames.iter().map(address).collect();
+    let end = StackEnd::from_wire(end).ok_or(PackError::Dangling)?;
+    Ok(Event::Stack(Pid(pid), StackId(id), Stack { frames, end }))
 }

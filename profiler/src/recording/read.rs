@@ -1,4 +1,4 @@
-//! Reads a recording, entry by entry. What is damaged ends it there; what was read before stands.
+//! Reads a recording entry by entry, up to its end or to the first damaged block.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -7,24 +7,20 @@ use std::path::Path;
 use thiserror::Error;
 
 use super::block::{Block, BlockError, FILE_HEADER_BYTES, HeaderError, Kind, check_header, read_block};
-use super::entry::{Entry, NamedPlace};
-
-use super::replay::Replay;
-use super::unpack::{PackError, Unpacker};
+use super::entry::NamedLocation;
+use super::pack::{PackError, Unpacker};
+use super::replay::{Entry, Replay};
 use crate::linux::input;
 use crate::units::MonotonicNanos;
 
-/// A fold is at most so many times as large as what it takes in the file. Real ones are compressed to a third or so; this
-/// is against files that were made to fill the memory.
+/// Maximum ratio of a fold's size to its compressed size. The usual ratio is about 3; this guards against files that
+/// are made to exhaust memory.
 const FOLD_RATIO_MAX: usize = 200;
 
-/// Why a file cannot be read at all.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// It cannot be opened, or its first bytes cannot be read.
-    #[error("cannot read it")]
+    #[error("cannot read the file")]
     Io(#[from] io::Error),
-    /// It is something else.
     #[error(transparent)]
     Header(#[from] HeaderError),
 }
@@ -33,36 +29,30 @@ pub enum ReadError {
 #[derive(Debug, Error)]
 #[error("damaged at byte {position}: {reason}")]
 pub struct Damage {
-    /// Where the block begins of which nothing is believed.
+    /// Start of the block that was discarded.
     pub position: u64,
-    /// Why.
     pub reason: DamageReason,
 }
 
-/// Why a recording stops before its end.
 #[derive(Debug, Error)]
 pub enum DamageReason {
-    /// There is no block.
     #[error("{0}")]
     Block(#[from] BlockError),
-    /// The block does not hold entries.
     #[error("{0}")]
     Entries(#[from] PackError),
-    /// The block does not hold what it says.
-    #[error("its contents make no sense")]
+    #[error("malformed contents of a block")]
     Contents,
-    /// The file ends where another block should be.
     #[error("the file ends here, before the recording did")]
     NoEnd,
 }
 
-/// The entries of a recording.
+/// Iterator over the entries of a recording.
 #[derive(Debug)]
 pub struct Reading<R> {
     file: R,
-    /// Where the next block begins.
+    /// Start of the next block.
     position: u64,
-    /// Where the present block begins.
+    /// Start of the current block.
     block_position: u64,
     block: Unpacker,
     ended: bool,
@@ -70,21 +60,12 @@ pub struct Reading<R> {
     passed_over: u64,
 }
 
-/// Opens a recording.
-///
-/// # Errors
-///
-/// If it is none, or cannot be read.
 pub fn read(path: &Path) -> Result<Reading<BufReader<File>>, ReadError> {
     Reading::new(BufReader::with_capacity(1 << 18, input::open(path)?))
 }
 
 impl<R: Read> Reading<R> {
-    /// From its first byte.
-    ///
-    /// # Errors
-    ///
-    /// If that is not how recordings begin.
+    /// Reads the header; fails if it is not that of a supported recording.
     pub fn new(mut file: R) -> Result<Self, ReadError> {
         let mut header = Vec::new();
         (&mut file).take(FILE_HEADER_BYTES as u64).read_to_end(&mut header)?;
@@ -100,12 +81,12 @@ impl<R: Read> Reading<R> {
         })
     }
 
-    /// Where it stops before its end, and why. To be asked when no entry is left.
+    /// Returns where the recording stops before its end. Valid once the iterator is exhausted.
     pub fn damage(&self) -> Option<&Damage> {
         self.damage.as_ref()
     }
 
-    /// Entries and blocks of kinds that this version does not know, so far.
+    /// Returns the number of entries and blocks of unknown kinds so far.
     pub fn passed_over(&self) -> u64 {
         self.passed_over + self.block.passed_over()
     }
@@ -125,7 +106,7 @@ impl<R: Read> Reading<R> {
                 Kind::Entries => self.block = Unpacker::new(block.bytes),
                 Kind::Fold => return self.fold(block).map(Some),
                 Kind::Names => {
-                    let names: Vec<NamedPlace> =
+                    let names: Vec<NamedLocation> =
                         postcard::from_bytes(&block.bytes).map_err(|_| DamageReason::Contents)?;
                     return Ok(Some(Entry::Names(names)));
                 }
@@ -150,7 +131,7 @@ impl<R: Read> Reading<R> {
         Ok(block)
     }
 
-    /// All parts of a fold, of which this is the first.
+    /// Reads the remaining parts of a fold.
     fn fold(&mut self, first: Block) -> Result<Entry, DamageReason> {
         let (mut bytes, mut stored_bytes, mut goes_on) = (first.bytes, first.stored_bytes, first.goes_on);
         while goes_on {
@@ -162,7 +143,7 @@ impl<R: Read> Reading<R> {
             bytes.extend(part.bytes);
             goes_on = part.goes_on;
             let bytes_max = usize::try_from(stored_bytes).unwrap_or(usize::MAX).saturating_mul(FOLD_RATIO_MAX);
-            // Blocks alone may have more.
+            // Small folds may exceed the ratio.
             if bytes.len() > bytes_max.max(64 << 20) {
                 return Err(DamageReason::Contents);
             }

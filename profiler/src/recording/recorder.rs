@@ -1,6 +1,7 @@
-//! What a session tells its recording to. Numbers books, says what has changed and only that, and hands entries to the
-//! thread that writes. When that cannot keep up, the session waits: the ring overflows then, which is counted and repaired.
+//! The recorder of a session: numbers ledgers, writes facts when they change, and passes entries to the
+//! writer thread. If the thread cannot keep up, the session waits; the ring buffer overflows then, which is counted and resynced.
 
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -11,8 +12,9 @@ use rustc_hash::FxHashMap;
 use tracing::warn;
 
 use super::entry::{
-    BooksId, Entry, Fact, HealthFacts, Known, MappedRange, Mark, ModuleFacts, Names, SessionFacts, Step, ThreadFacts,
+    Fact, HealthFacts, LedgerId, MappedRange, Mark, ModuleFacts, Names, SessionFacts, Step, TargetRecord, ThreadFacts,
 };
+use super::replay::Entry;
 use super::write::{WriteError, WriteReason, Writer, Written};
 use crate::ids::Pid;
 use crate::ingest::event::Event;
@@ -22,50 +24,84 @@ use crate::process::address_space::AddressSpace;
 use crate::snapshot::ThreadNames;
 use crate::units::MonotonicNanos;
 
-/// Entries that are handed over at once.
+/// Entries per batch.
 const BATCH: usize = 8192;
-/// Batches on their way: 5 MiB or so.
+/// Maximum number of batches in the queue to the writer thread: about 5 MiB.
 const BATCHES_MAX: usize = 8;
-/// How often what is known besides events is written.
+/// How often facts are written.
 const FACTS_PERIOD: Duration = Duration::from_millis(400);
-/// How often the thread looks whether something is due.
+/// How often the writer thread checks for due blocks.
 const ATTEND_PERIOD: Duration = Duration::from_millis(50);
 
-/// Corrections in one entry.
+/// Maximum number of corrections in one entry.
 const CORRECTIONS_MAX: usize = 4096;
 
-/// Targets of which it is remembered what was said.
-const SAID_MAX: usize = 2048;
+/// Number of targets from which on the facts of removed ones are forgotten.
+const WRITTEN_MAX: usize = 2048;
 
 enum Message {
     Entries(Vec<Entry>),
     Finish(Names, MonotonicNanos),
 }
 
+/// A ledger with its id in the recording.
+#[derive(Debug)]
+pub(crate) struct RecordedLedger {
+    ledger: Ledger,
+    id: Option<LedgerId>,
+}
+
+impl RecordedLedger {
+    /// `None` until the recorder has numbered the ledger, and without a recording.
+    pub(crate) fn id(&self) -> Option<LedgerId> {
+        self.id
+    }
+}
+
+impl From<Ledger> for RecordedLedger {
+    fn from(ledger: Ledger) -> Self {
+        Self { ledger, id: None }
+    }
+}
+
+impl Deref for RecordedLedger {
+    type Target = Ledger;
+
+    fn deref(&self) -> &Ledger {
+        &self.ledger
+    }
+}
+
+impl DerefMut for RecordedLedger {
+    fn deref_mut(&mut self) -> &mut Ledger {
+        &mut self.ledger
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Recorder {
     path: PathBuf,
-    /// `None` when the recording has ended early.
+    /// `None` if the recording ended early.
     sender: Option<SyncSender<Message>>,
     thread: JoinHandle<Result<Option<Written>, WriteReason>>,
     batch: Vec<Entry>,
-    books: u32,
+    ledgers: u32,
     modules: usize,
-    said: FxHashMap<BooksId, Said>,
+    targets: FxHashMap<LedgerId, WrittenTarget>,
     facts_due: Instant,
 }
 
-/// What was written of a target last.
+/// What was last written of a target.
 #[derive(Debug)]
-struct Said {
-    known: Known,
-    /// Held, so that it is not changed in place.
-    space: Option<Arc<AddressSpace>>,
+struct WrittenTarget {
+    record: TargetRecord,
+    /// A reference, so that it is copied before it is changed.
+    space: Arc<AddressSpace>,
     threads: Arc<ThreadNames>,
 }
 
 impl Recorder {
-    /// Begins a recording. What the file held before is lost.
+    /// Starts a recording. Replaces an existing file.
     pub(crate) fn create(path: &Path, size_bytes_max: Option<u64>) -> Result<Self, WriteError> {
         let failed = |reason: std::io::Error| WriteError { path: path.to_owned(), reason: reason.into() };
         let writer = Writer::create(path, size_bytes_max).map_err(failed)?;
@@ -80,84 +116,90 @@ impl Recorder {
             sender: Some(sender),
             thread,
             batch: Vec::with_capacity(BATCH),
-            books: 0,
+            ledgers: 0,
             modules: 0,
-            said: FxHashMap::default(),
+            targets: FxHashMap::default(),
             facts_due: Instant::now(),
         })
     }
 
-    /// An event of a target.
     pub(crate) fn event(&mut self, event: &Event) {
         self.push(Entry::Event(event.clone()));
     }
 
-    /// Numbers empty books.
-    pub(crate) fn open(&mut self, ledger: &mut Ledger, pid: Pid) {
-        let books = self.number(ledger);
-        self.push(Entry::Step(Step::Opened { books, pid }));
+    /// Numbers an empty ledger.
+    pub(crate) fn open(&mut self, ledger: &mut RecordedLedger, pid: Pid) {
+        let ledger = self.number(ledger);
+        self.step(Step::Opened { ledger, pid });
     }
 
-    /// What has become of books beside events, if anything.
-    pub(crate) fn correct(&mut self, ledger: &mut Ledger) {
-        let books = BooksId(ledger.number());
+    /// Writes the corrections of a ledger.
+    pub(crate) fn correct(&mut self, ledger: &mut RecordedLedger) {
+        let Some(id) = ledger.id else { return };
         for part in ledger.take_corrections().chunks(CORRECTIONS_MAX) {
-            self.push(Entry::Step(Step::Corrected { books, corrections: part.to_vec() }));
+            self.step(Step::Corrected { ledger: id, corrections: part.to_vec() });
         }
     }
 
-    /// Numbers the books of a child. `is_empty` says that they are no copy of the parent's.
-    pub(crate) fn fork(&mut self, parent: u32, ledger: &mut Ledger, child: Pid, is_empty: bool) {
-        let books = self.number(ledger);
-        self.push(Entry::Step(Step::Forked { parent: BooksId(parent), books, child, is_empty }));
+    /// Numbers the ledger of a forked child; an empty one is not a copy of the parent's.
+    pub(crate) fn fork(&mut self, parent: Option<LedgerId>, ledger: &mut RecordedLedger, child: Pid, is_empty: bool) {
+        let ledger = self.number(ledger);
+        // Without a parent's ledger a replay creates an empty one.
+        self.step(Step::Forked { parent: parent.unwrap_or(LedgerId(0)), ledger, child, is_empty });
     }
 
-    /// Numbers the books that take the place of others, because of an exec.
-    pub(crate) fn succeed(&mut self, before: &Ledger, ledger: &mut Ledger) {
-        let books = self.number(ledger);
-        self.push(Entry::Step(Step::Succeeded { before: BooksId(before.number()), books }));
+    /// Numbers the ledger that replaces another one at an exec.
+    pub(crate) fn succeed(&mut self, before: &RecordedLedger, ledger: &mut RecordedLedger) {
+        let ledger = self.number(ledger);
+        let before = before.id.unwrap_or(LedgerId(0));
+        self.step(Step::Succeeded { before, ledger });
     }
 
-    /// Events of a process go to these books.
-    pub(crate) fn join(&mut self, pid: Pid, ledger: &Ledger) {
-        self.push(Entry::Step(Step::Joined { pid, books: BooksId(ledger.number()) }));
+    /// Directs the events of a process to this ledger.
+    pub(crate) fn join(&mut self, pid: Pid, ledger: &RecordedLedger) {
+        if let Some(ledger) = ledger.id {
+            self.step(Step::Joined { pid, ledger });
+        }
     }
 
-    /// Events of a process go to no books.
+    /// Directs the events of a process to no ledger.
     pub(crate) fn leave(&mut self, pid: Pid) {
-        self.push(Entry::Step(Step::Left { pid }));
+        self.step(Step::Left { pid });
     }
 
-    /// A target has ended and is reported.
-    ///
-    /// `closed` is when its live blocks were looked at for the last time.
-    pub(crate) fn keep(&mut self, ledger: &mut Ledger, closed: Option<MonotonicNanos>) {
+    /// Writes that a target exited and is reported. `closed` is when its live blocks were last sampled.
+    pub(crate) fn end_target(&mut self, ledger: &mut RecordedLedger, closed: Option<MonotonicNanos>) {
         self.correct(ledger);
-        self.push(Entry::Step(Step::Kept { books: BooksId(ledger.number()), closed }));
+        if let Some(ledger) = ledger.id {
+            self.step(Step::Ended { ledger, closed });
+        }
     }
 
-    /// What callsites hold was noted at this instant.
-    pub(crate) fn note(&mut self, ledger: &Ledger, instant: timeline::Instant) {
-        self.push(Entry::Step(Step::Noted { books: BooksId(ledger.number()), instant }));
+    /// Writes that callsites were sampled.
+    pub(crate) fn sample(&mut self, ledger: &RecordedLedger, instant: timeline::Instant) {
+        if let Some(ledger) = ledger.id {
+            self.step(Step::Sampled { ledger, instant });
+        }
     }
 
-    fn number(&mut self, ledger: &mut Ledger) -> BooksId {
-        self.books += 1;
-        ledger.set_number(self.books);
-        BooksId(self.books)
+    fn number(&mut self, ledger: &mut RecordedLedger) -> LedgerId {
+        self.ledgers += 1;
+        let id = LedgerId(self.ledgers);
+        ledger.id = Some(id);
+        ledger.record_corrections();
+        id
     }
 
-    /// How the recording is made.
     pub(crate) fn session(&mut self, facts: SessionFacts) {
         self.fact(Fact::Session(facts));
     }
 
-    /// Whether it is time to say what is known besides events.
+    /// Returns whether facts are due.
     pub(crate) fn is_due(&self) -> bool {
         self.facts_due <= Instant::now()
     }
 
-    /// Modules that were not told yet. To be told before the mappings that name them.
+    /// Writes new modules. Must precede the mappings that refer to them.
     pub(crate) fn modules(&mut self, store: &ModuleStore) {
         let new: Vec<ModuleFacts> =
             store.iter().skip(self.modules).map(|(id, module)| ModuleFacts::of(id, module)).collect();
@@ -165,67 +207,77 @@ impl Recorder {
         new.into_iter().for_each(|module| self.fact(Fact::Module(module)));
     }
 
-    /// What is known of a target, where that has changed.
-    pub(crate) fn target(&mut self, books: u32, known: Known, space: &Arc<AddressSpace>, threads: &Arc<ThreadNames>) {
-        let books = BooksId(books);
-        let said = self.said.remove(&books);
-        let is_same = |said: &Said| {
-            said.space.as_ref().is_some_and(|old| Arc::ptr_eq(old, space) || old.mappings() == space.mappings())
+    /// Writes what has changed of a target.
+    pub(crate) fn target(
+        &mut self,
+        ledger: &RecordedLedger,
+        record: TargetRecord,
+        space: &Arc<AddressSpace>,
+        threads: &Arc<ThreadNames>,
+    ) {
+        let Some(id) = ledger.id else { return };
+        let written = self.targets.remove(&id);
+        let has_space = |written: &WrittenTarget| {
+            Arc::ptr_eq(&written.space, space) || written.space.mappings() == space.mappings()
         };
-        if !said.as_ref().is_some_and(is_same) {
+        if !written.as_ref().is_some_and(has_space) {
             let mappings = space.mappings().iter().map(MappedRange::from).collect();
-            self.push(Entry::Step(Step::Mapped { books, mappings }));
+            self.step(Step::Mapped { ledger: id, mappings });
         }
-        if said.as_ref().is_none_or(|said| said.known != known) {
-            self.fact(Fact::Target(books, known.clone()));
+        if written.as_ref().is_none_or(|written| written.record != record) {
+            self.fact(Fact::Target(id, record.clone()));
         }
-        self.threads(books, said.as_ref().map(|said| &said.threads), threads);
-        self.said.insert(books, Said { known, space: Some(Arc::clone(space)), threads: Arc::clone(threads) });
+        self.threads(id, written.as_ref().map(|written| &written.threads), threads);
+        let written = WrittenTarget { record, space: Arc::clone(space), threads: Arc::clone(threads) };
+        self.targets.insert(id, written);
     }
 
-    /// Names of threads that were not said.
-    fn threads(&mut self, books: BooksId, said: Option<&Arc<ThreadNames>>, threads: &Arc<ThreadNames>) {
-        if said.is_some_and(|said| Arc::ptr_eq(said, threads)) {
+    /// Writes names of threads that have not been written.
+    fn threads(&mut self, ledger: LedgerId, written: Option<&Arc<ThreadNames>>, threads: &Arc<ThreadNames>) {
+        if written.is_some_and(|written| Arc::ptr_eq(written, threads)) {
             return;
         }
         for (&tid, name) in &**threads {
-            if said.is_none_or(|said| said.get(&tid) != Some(name)) {
-                self.fact(Fact::Thread(books, ThreadFacts { tid, name: Arc::clone(name) }));
+            if written.is_none_or(|written| written.get(&tid) != Some(name)) {
+                self.fact(Fact::Thread(ledger, ThreadFacts { tid, name: Arc::clone(name) }));
             }
         }
     }
 
-    /// Whether nothing more can be learned of a target that has ended.
-    pub(crate) fn has_all(&self, books: u32) -> bool {
-        self.said.get(&BooksId(books)).is_some_and(|said| {
-            let facts = &said.known.facts;
+    /// Returns whether the facts of an ended target are final.
+    pub(crate) fn is_complete(&self, ledger: &RecordedLedger) -> bool {
+        ledger.id.and_then(|id| self.targets.get(&id)).is_some_and(|written| {
+            let facts = &written.record.facts;
             facts.replaced || facts.exited && facts.exit_code.is_some()
         })
     }
 
-    /// Whether much is known of targets that may not be there any more.
+    /// Returns whether [`retain_targets`](Self::retain_targets) should be called.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.said.len() > SAID_MAX
+        self.targets.len() > WRITTEN_MAX
     }
 
-    /// Forgets what was said of targets other than these.
-    pub(crate) fn forget_others(&mut self, is_one: impl Fn(u32) -> bool) {
-        self.said.retain(|books, _| is_one(books.0));
+    /// Forgets what was written of other targets.
+    pub(crate) fn retain_targets(&mut self, keeps: impl Fn(LedgerId) -> bool) {
+        self.targets.retain(|id, _| keeps(*id));
     }
 
-    /// The word on losses so far.
+    /// Writes the losses so far.
     pub(crate) fn health(&mut self, health: HealthFacts) {
         self.fact(Fact::Health(Box::new(health)));
         self.facts_due = Instant::now() + FACTS_PERIOD;
     }
 
-    /// A snapshot is taken.
     pub(crate) fn mark(&mut self, time: MonotonicNanos, reason: &str) {
         self.fact(Fact::Mark(Mark { monotonic_ns: time.0, reason: reason.to_owned() }));
     }
 
     fn fact(&mut self, fact: Fact) {
         self.push(Entry::Fact(Box::new(fact)));
+    }
+
+    fn step(&mut self, step: Step) {
+        self.push(Entry::Step(step));
     }
 
     fn push(&mut self, entry: Entry) {
@@ -238,19 +290,19 @@ impl Recorder {
         }
     }
 
-    /// Hands over what there is. Waits while too much is on its way.
+    /// Passes the current batch to the writer thread. Waits while the queue is full.
     pub(crate) fn send(&mut self) {
         if self.batch.is_empty() {
             return;
         }
         let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH));
         if self.sender.as_ref().is_some_and(|sender| sender.send(Message::Entries(batch)).is_err()) {
-            // It has said why.
+            // The thread has logged the error.
             self.sender = None;
         }
     }
 
-    /// Nothing more will happen.
+    /// Ends the recording, except for its names.
     pub(crate) fn end(self, end: MonotonicNanos) -> Finishing {
         Finishing { recorder: self, end }
     }
@@ -258,7 +310,7 @@ impl Recorder {
     fn finish(mut self, names: Names, end: MonotonicNanos) -> Result<Written, WriteError> {
         self.send();
         if let Some(sender) = self.sender.take() {
-            // A failure is told by the thread's end.
+            // The result of the thread contains the error.
             let _ = sender.send(Message::Finish(names, end));
         }
         let failed = |reason| WriteError { path: self.path.clone(), reason };
@@ -267,7 +319,7 @@ impl Recorder {
     }
 }
 
-/// A recording that has all but the names of its places.
+/// A recording that lacks only the names of its locations.
 #[derive(Debug)]
 pub struct Finishing {
     recorder: Recorder,
@@ -275,21 +327,17 @@ pub struct Finishing {
 }
 
 impl Finishing {
-    /// Ends the recording, with names for what it has.
-    ///
-    /// # Errors
-    ///
-    /// Why it ended early.
+    /// Writes the names and the end. Fails if the recording ended early.
     pub fn finish(self, names: Names) -> Result<Written, WriteError> {
         self.recorder.finish(names, self.end)
     }
 }
 
-/// Writes until there is nothing more to come. `None` when the end was not told.
+/// Writes until the channel is closed. Returns `None` if it was closed without [`Message::Finish`].
 fn write(writer: Writer, path: &Path, receiver: &Receiver<Message>) -> Result<Option<Written>, WriteReason> {
     let result = write_all(writer, receiver);
     if let Err(reason) = &result {
-        warn!("the recording `{}` ends here: {reason}", path.display());
+        warn!("recording to `{}` stopped: {reason}", path.display());
     }
     result
 }

@@ -1,8 +1,6 @@
-//! The books of a whole recording, made again from its entries: by the same ledger, in the same order. Pure.
+//! Replays a recording: the same ledgers get the same events in the same order. Pure.
 //!
-//! It is also what older entries are folded into, so all of it can be written.
-
-mod state;
+//! The state of a replay is also what older entries are folded into, so it is serializable.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,69 +9,116 @@ use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 
 use super::account::Account;
-use super::entry::{BooksId, Entry, Fact, HealthFacts, Mark, ModuleFacts, SessionFacts, Step};
-use crate::ids::Pid;
+use super::entry::{Fact, HealthFacts, LedgerId, Mark, ModuleFacts, NamedLocation, SessionFacts, Step};
+use crate::ids::{HeapId, Pid};
 use crate::ingest::event::Event;
 use crate::ledger::Ledger;
 use crate::ledger::journal::Flow;
 use crate::ledger::snapshot::TargetSnapshot;
-use crate::model::Health;
+use crate::model::{Health, Symbolization, Window};
+use crate::object::module::Modules;
+use crate::snapshot::{Base, HeapFacts, Snapshot, TargetState, WindowFacts};
 use crate::units::MonotonicNanos;
 
-/// Ended targets that are kept one by one, as a session does. Of others the last word on losses has the sums.
+/// Maximum number of ended targets to keep, as in a session. The sums of others are in the health facts.
 pub(crate) const ENDED_MAX: usize = 1000;
 
-/// Books of processes that never became targets are forgotten after so many nanoseconds: a session decides in less.
+/// Age at which ledgers of processes that never became targets are dropped: a session decides in less.
 const UNDECIDED_NS_MAX: u64 = 60_000_000_000;
 
-/// Modules that are believed.
+/// Limit for a file that is made to exhaust memory.
 const MODULES_MAX: usize = 1 << 20;
 
-/// Rebuilds the ledger of every process from the entries of a recording.
+/// One entry of a recording, in the order in which they were written.
+#[derive(Debug)]
+pub enum Entry {
+    /// An event of a process, for the ledger that the process has joined, if any.
+    Event(Event),
+    Step(Step),
+    Fact(Box<Fact>),
+    /// The state that replaces older entries.
+    Fold(Box<Replay>),
+    /// Symbolized locations.
+    Names(Vec<NamedLocation>),
+    /// How the locations were symbolized.
+    Symbolization(Symbolization),
+    /// The recording is complete.
+    End(MonotonicNanos),
+}
+
+impl Entry {
+    /// Returns the time of the entry, if it has one.
+    pub fn time(&self) -> Option<MonotonicNanos> {
+        match self {
+            Self::Event(event) => event_time(event),
+            Self::Fact(fact) => match &**fact {
+                Fact::Health(health) => Some(MonotonicNanos(health.monotonic_ns)),
+                Fact::Mark(mark) => Some(MonotonicNanos(mark.monotonic_ns)),
+                // Times are relative to the start of the session, which precedes all entries.
+                Fact::Session(_) | Fact::Target(..) | Fact::Module(_) | Fact::Thread(..) => None,
+            },
+            Self::End(time) => Some(*time),
+            Self::Step(_) | Self::Fold(_) | Self::Names(_) | Self::Symbolization(_) => None,
+        }
+    }
+}
+
+fn event_time(event: &Event) -> Option<MonotonicNanos> {
+    match event {
+        Event::Alloc(allocation) => Some(allocation.time),
+        Event::Free(free) => Some(free.time),
+        Event::Remap(remap) => Some(remap.ended),
+        Event::Fork(fork) => Some(fork.time),
+        Event::Exec(exec) => Some(exec.time),
+        // The time of a restored block is that of its allocation.
+        Event::Restore(_) | Event::Stack(..) | Event::RawStack(..) => None,
+    }
+}
+
+/// Rebuilds the ledgers of all targets from the entries of a recording. The order of its fields is part of the format.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct Replay {
     session: SessionFacts,
-    accounts: BTreeMap<BooksId, Account>,
-    /// Where events of a process go.
-    open: BTreeMap<Pid, BooksId>,
-    /// Targets that have ended, in that order.
-    kept: Vec<BooksId>,
+    accounts: BTreeMap<LedgerId, Account>,
+    /// Where the events of a process go.
+    open: BTreeMap<Pid, LedgerId>,
+    /// Ended targets in the order in which they ended.
+    ended: Vec<LedgerId>,
     modules: Vec<ModuleFacts>,
-    /// The last word on losses.
+    /// The latest health facts.
     health: HealthFacts,
     marks: Vec<Mark>,
-    /// The latest time that anything has.
+    /// Time of the latest entry.
     time: MonotonicNanos,
     events: u64,
-    /// Single events are known from here on.
+    /// Single events are available from here on.
     folded_until: Option<MonotonicNanos>,
-    /// Callsites are told apart by thread, whether the recording was made so or not.
+    /// Callsites distinguish threads, even if they did not in the recording session.
     #[serde(skip)]
     by_thread: bool,
-    /// The books stay as they are; what they lack is still taken.
+    /// Ledgers do not change any more; missing facts are still added.
     #[serde(skip)]
     is_frozen: bool,
-    /// What came into books and went out of them, and nobody has asked for yet; `None` where nobody will.
+    /// Changes that were not taken yet; `None` if nothing takes them.
     #[serde(skip)]
-    flows: Option<Vec<(BooksId, Flow)>>,
+    flows: Option<Vec<(LedgerId, Flow)>>,
 }
 
-/// A recording at an instant, for windows that begin there.
+/// The state of a recording where a window begins.
 #[derive(Debug, Default)]
 pub struct Start {
-    books: BTreeMap<BooksId, Arc<TargetSnapshot>>,
+    snapshots: BTreeMap<LedgerId, Arc<TargetSnapshot>>,
     /// Targets that had ended.
-    ended: FxHashSet<BooksId>,
+    ended: FxHashSet<LedgerId>,
     health: Health,
 }
 
 impl Replay {
-    /// Has callsites told apart by thread. To be called before the first entry; what was folded before is as it was folded.
+    /// Lets callsites distinguish threads. Must be called before the first entry; does not apply to a fold.
     pub fn by_thread(self, by_thread: bool) -> Self {
         Self { by_thread, ..self }
     }
 
-    /// Takes the next entry.
     pub fn enter(&mut self, entry: Entry) {
         if self.is_frozen {
             return self.complete(entry);
@@ -85,55 +130,55 @@ impl Replay {
             Entry::Event(event) => self.event(event),
             Entry::Step(step) => self.step(step),
             Entry::Fact(fact) => self.fact(*fact),
-            Entry::Fold(before) => self.begin_with(*before),
+            Entry::Fold(before) => self.continue_from(*before),
             Entry::Names(_) | Entry::Symbolization(_) | Entry::End(_) => {}
         }
     }
 
-    fn begin_with(&mut self, before: Self) {
+    fn continue_from(&mut self, before: Self) {
         let follows = self.flows.is_some();
         *self = Self { by_thread: self.by_thread, ..before };
         if self.by_thread {
-            self.accounts.values_mut().for_each(|account| account.ledger.tell_threads_apart());
+            self.accounts.values_mut().for_each(|account| account.ledger.distinguish_threads());
         }
         if follows {
             self.follow();
         }
     }
 
-    /// Leaves the books as they are from here on.
+    /// Stops changing ledgers.
     pub fn freeze(&mut self) {
         self.is_frozen = true;
     }
 
-    /// Keeps what comes into books and goes out of them from now on, beginning with what is live.
+    /// Records flows for [`take_flows`](Self::take_flows), starting with the live blocks.
     pub fn follow(&mut self) {
         let mut flows = Vec::new();
-        for (&books, account) in &mut self.accounts {
-            account.ledger.keep_journal();
-            flows.extend(account.ledger.take_flows().into_iter().map(|flow| (books, flow)));
+        for (&id, account) in &mut self.accounts {
+            account.ledger.record_flows();
+            flows.extend(account.ledger.take_flows().into_iter().map(|flow| (id, flow)));
         }
         self.flows = Some(flows);
     }
 
-    /// What came and went since this was last asked, in that order.
-    pub fn take_flows(&mut self) -> Vec<(BooksId, Flow)> {
+    /// Returns the flows since the last call, in order.
+    pub fn take_flows(&mut self) -> Vec<(LedgerId, Flow)> {
         self.flows.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Takes what is told late: it was known to the session when the books were frozen.
+    /// Adds a fact that was recorded late: the session knew it when the ledgers were frozen.
     fn complete(&mut self, entry: Entry) {
         match entry {
             Entry::Fact(fact) => {
                 let is_missing = match &*fact {
-                    Fact::Target(books, _) => {
-                        let known = self.accounts.get(books).and_then(|account| account.known.as_ref());
+                    Fact::Target(id, _) => {
+                        let known = self.accounts.get(id).and_then(|account| account.record.as_ref());
                         known.is_none_or(|known| !known.begun)
                     }
                     Fact::Health(_) => self.health.monotonic_ns == 0,
                     Fact::Module(_) => true,
-                    Fact::Thread(books, thread) => {
-                        self.accounts.get(books).is_some_and(|account| !account.threads.contains_key(&thread.tid))
+                    Fact::Thread(id, thread) => {
+                        self.accounts.get(id).is_some_and(|account| !account.threads.contains_key(&thread.tid))
                     }
                     Fact::Session(_) | Fact::Mark(_) => false,
                 };
@@ -141,8 +186,8 @@ impl Replay {
                     self.fact(*fact);
                 }
             }
-            Entry::Step(Step::Mapped { books, mappings }) => {
-                if let Some(account) = self.accounts.get_mut(&books).filter(|account| account.mapped.is_empty()) {
+            Entry::Step(Step::Mapped { ledger: id, mappings }) => {
+                if let Some(account) = self.accounts.get_mut(&id).filter(|account| account.mapped.is_empty()) {
                     account.map(mappings);
                 }
             }
@@ -152,75 +197,75 @@ impl Replay {
 
     fn event(&mut self, event: Event) {
         self.events += 1;
-        let Some(&books) = self.open.get(&event.pid()) else { return };
-        if let Some(account) = self.accounts.get_mut(&books) {
+        let Some(&id) = self.open.get(&event.pid()) else { return };
+        if let Some(account) = self.accounts.get_mut(&id) {
             account.ledger.enter(event);
-            note(&mut self.flows, books, account);
+            take_new_flows(&mut self.flows, id, account);
         }
     }
 
     fn step(&mut self, step: Step) {
         match step {
-            Step::Opened { books, pid } => self.open_account(books, Ledger::new(pid)),
-            Step::Forked { parent, books, child, is_empty } => {
+            Step::Opened { ledger: id, pid } => self.open_account(id, Ledger::new(pid)),
+            Step::Forked { parent, ledger: id, child, is_empty } => {
                 let parent = self.accounts.get(&parent).filter(|_| !is_empty);
                 let ledger = parent.map_or_else(|| Ledger::new(child), |parent| parent.ledger.fork(child));
-                self.open_account(books, ledger);
+                self.open_account(id, ledger);
             }
-            Step::Succeeded { before, books } => {
+            Step::Succeeded { before, ledger: id } => {
                 let Some(account) = self.accounts.get(&before) else { return };
                 let ledger = account.ledger.succeed();
-                self.open_account(books, ledger);
-                self.open.values_mut().filter(|open| **open == before).for_each(|open| *open = books);
+                self.open_account(id, ledger);
+                self.open.values_mut().filter(|open| **open == before).for_each(|open| *open = id);
             }
-            Step::Joined { pid, books } => {
-                self.open.insert(pid, books);
+            Step::Joined { pid, ledger: id } => {
+                self.open.insert(pid, id);
             }
             Step::Left { pid } => {
                 self.open.remove(&pid);
             }
-            Step::Kept { books, closed } => self.keep(books, closed),
-            Step::Noted { books, instant } => {
-                if let Some(account) = self.accounts.get_mut(&books) {
-                    account.note(instant);
+            Step::Ended { ledger: id, closed } => self.end(id, closed),
+            Step::Sampled { ledger: id, instant } => {
+                if let Some(account) = self.accounts.get_mut(&id) {
+                    account.sample(instant);
                 }
             }
-            Step::Mapped { books, mappings } => {
-                if let Some(account) = self.accounts.get_mut(&books) {
+            Step::Mapped { ledger: id, mappings } => {
+                if let Some(account) = self.accounts.get_mut(&id) {
                     account.map(mappings);
                 }
             }
-            Step::Corrected { books, corrections } => {
-                if let Some(account) = self.accounts.get_mut(&books) {
+            Step::Corrected { ledger: id, corrections } => {
+                if let Some(account) = self.accounts.get_mut(&id) {
                     corrections.iter().for_each(|correction| account.ledger.correct(correction));
-                    note(&mut self.flows, books, account);
+                    take_new_flows(&mut self.flows, id, account);
                 }
             }
         }
     }
 
-    fn open_account(&mut self, books: BooksId, mut ledger: Ledger) {
+    fn open_account(&mut self, id: LedgerId, mut ledger: Ledger) {
         if self.by_thread || self.session.by_thread {
-            ledger.tell_threads_apart();
+            ledger.distinguish_threads();
         }
         let mut account = Account::new(ledger, self.time);
         if self.flows.is_some() {
-            account.ledger.keep_journal();
-            note(&mut self.flows, books, &mut account);
+            account.ledger.record_flows();
+            take_new_flows(&mut self.flows, id, &mut account);
         }
-        self.accounts.insert(books, account);
+        self.accounts.insert(id, account);
     }
 
-    fn keep(&mut self, books: BooksId, closed: Option<MonotonicNanos>) {
-        let Some(account) = self.accounts.get_mut(&books) else { return };
+    fn end(&mut self, id: LedgerId, closed: Option<MonotonicNanos>) {
+        let Some(account) = self.accounts.get_mut(&id) else { return };
         account.close(closed);
-        self.open.retain(|_, open| *open != books);
-        self.kept.retain(|kept| *kept != books);
-        self.kept.push(books);
-        if self.kept.len() > ENDED_MAX {
-            let allocated = |books: &BooksId| self.accounts.get(books).map(|it| it.ledger.totals().alloc_bytes);
-            let smallest = (0..self.kept.len()).min_by_key(|&at| allocated(&self.kept[at])).unwrap_or(0);
-            let folded = self.kept.swap_remove(smallest);
+        self.open.retain(|_, open| *open != id);
+        self.ended.retain(|ended| *ended != id);
+        self.ended.push(id);
+        if self.ended.len() > ENDED_MAX {
+            let allocated = |id: &LedgerId| self.accounts.get(id).map(|it| it.ledger.totals().alloc_bytes);
+            let smallest = (0..self.ended.len()).min_by_key(|&at| allocated(&self.ended[at])).unwrap_or(0);
+            let folded = self.ended.swap_remove(smallest);
             self.accounts.remove(&folded);
         }
     }
@@ -231,9 +276,9 @@ impl Replay {
                 self.time = self.time.max(MonotonicNanos(facts.started_monotonic_ns));
                 self.session = facts;
             }
-            Fact::Target(books, known) => {
-                if let Some(account) = self.accounts.get_mut(&books) {
-                    account.known = Some(known);
+            Fact::Target(id, record) => {
+                if let Some(account) = self.accounts.get_mut(&id) {
+                    account.record = Some(record);
                 }
             }
             Fact::Module(module) => {
@@ -243,68 +288,65 @@ impl Replay {
             }
             Fact::Health(health) => self.health = *health,
             Fact::Mark(mark) => self.marks.push(mark),
-            Fact::Thread(books, thread) => {
-                if let Some(account) = self.accounts.get_mut(&books) {
-                    account.call(thread);
+            Fact::Thread(id, thread) => {
+                if let Some(account) = self.accounts.get_mut(&id) {
+                    account.set_thread_name(thread);
                 }
             }
         }
     }
 
-    /// Says that what was entered so far will not be told again: windows can begin here, and not before. What nobody will
-    /// ask for is forgotten.
+    /// Prepares to replace all entries so far: windows can begin here, and not before. Drops ledgers that no report will
+    /// include.
     pub fn fold(&mut self) {
         self.folded_until = Some(self.time);
-        let (now, open, kept) = (self.time.0, &self.open, &self.kept);
-        self.accounts.retain(|books, account| {
-            open.values().any(|open| open == books)
-                || kept.contains(books)
+        let (now, open, ended) = (self.time.0, &self.open, &self.ended);
+        self.accounts.retain(|id, account| {
+            open.values().any(|open| open == id)
+                || ended.contains(id)
                 || now.saturating_sub(account.opened.0) < UNDECIDED_NS_MAX
         });
     }
 
-    /// Whether it can be used: what was read from a file need not hold together.
+    /// Validates a replay that was read from a file.
     pub fn is_sound(&self) -> bool {
-        let known = |books: &BooksId| self.accounts.contains_key(books);
+        let exists = |id: &LedgerId| self.accounts.contains_key(id);
         let in_order = |(at, module): (usize, &ModuleFacts)| module.id.0 as usize == at;
         self.accounts.values().all(Account::is_sound)
-            && self.open.values().all(known)
-            && self.kept.iter().all(known)
+            && self.open.values().all(exists)
+            && self.ended.iter().all(exists)
             && self.modules.iter().enumerate().all(in_order)
             && self.events < u64::MAX / 2
     }
 
-    /// How the recording was made.
     pub fn session(&self) -> &SessionFacts {
         &self.session
     }
 
-    /// All modules, by number.
     pub fn modules(&self) -> &[ModuleFacts] {
         &self.modules
     }
 
-    /// The latest time that anything had.
+    /// Returns the time of the latest entry.
     pub fn time(&self) -> MonotonicNanos {
         self.time
     }
 
-    /// Events so far, those before a fold among them.
+    /// Returns the number of events so far, including folded ones.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// Single events are known from here on; `None` where all are.
+    /// Returns from when on single events are available; `None` if all are.
     pub fn folded_until(&self) -> Option<MonotonicNanos> {
         self.folded_until
     }
 
-    /// How long after the beginning something was, in nanoseconds.
     pub fn since_start_ns(&self, time: MonotonicNanos) -> u64 {
         time.0.saturating_sub(self.session.started_monotonic_ns)
     }
 
-    /// A time in nanoseconds since the Unix epoch.
+    /// Converts a time to nanoseconds since the Unix epoch.
     pub fn unix_ns(&self, time: MonotonicNanos) -> u64 {
         if time.0 == self.health.monotonic_ns {
             return self.health.unix_ns;
@@ -312,16 +354,100 @@ impl Replay {
         self.session.started_unix_ns.saturating_add(self.since_start_ns(time))
     }
 
-    /// The clock of events at a time since the Unix epoch that was told from the recording's beginning.
+    /// Inverse of [`unix_ns`](Self::unix_ns), for times derived from the start of the recording.
     fn monotonic(&self, unix_ns: u64) -> MonotonicNanos {
         let since_start_ns = unix_ns.saturating_sub(self.session.started_unix_ns);
         MonotonicNanos(self.session.started_monotonic_ns.saturating_add(since_start_ns))
     }
+
+    /// Returns the current state, as the start of a window.
+    pub fn start(&self) -> Start {
+        let snapshot = |(&id, account): (&LedgerId, &Account)| (id, Arc::new(account.ledger.snapshot(self.time)));
+        Start {
+            snapshots: self.accounts.iter().map(snapshot).collect(),
+            ended: self.ended.iter().copied().collect(),
+            health: self.health.health.clone(),
+        }
+    }
+
+    /// Returns the state at `now`, and the window that ends there, if any. `modules` are those of
+    /// [`modules`](Self::modules), in their order.
+    pub fn snapshot(&self, window: Option<(&Start, Window)>, modules: Modules, now: MonotonicNanos) -> Snapshot {
+        let start = window.map(|(start, _)| start);
+        let targets = self.targets().into_iter().filter_map(|id| self.state(id, start, now)).collect();
+        let health = Health { events: self.health.health.events.max(self.events), ..self.health.health.clone() };
+        Snapshot {
+            interval_bytes: self.session.interval_bytes,
+            started_unix_ns: self.session.started_unix_ns,
+            started_monotonic_ns: self.session.started_monotonic_ns,
+            ended_unix_ns: self.unix_ns(now),
+            older_than: None,
+            window: window.map(|(start, window)| WindowFacts {
+                window,
+                start: self.monotonic(window.start_unix_ns),
+                others: self.health.others.clone(),
+                health: health.since(&start.health),
+            }),
+            targets,
+            others: self.health.others.clone(),
+            modules,
+            health,
+        }
+    }
+
+    /// Returns the ledgers of a snapshot's targets, in their order there.
+    pub fn targets(&self) -> Vec<LedgerId> {
+        let known = |id: &LedgerId| self.accounts.get(id)?.record.as_ref().filter(|known| known.begun);
+        let named = self.ended.iter().chain(self.open.values());
+        let mut targets: Vec<_> = named.filter_map(|id| Some((known(id)?, *id))).collect();
+        targets.sort_by_key(|(known, _)| (known.facts.beginning.time, known.facts.pid));
+        targets.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Returns `None` if it had no probes yet.
+    fn state(&self, id: LedgerId, start: Option<&Start>, now: MonotonicNanos) -> Option<TargetState> {
+        let account = self.accounts.get(&id)?;
+        let known = account.record.as_ref().filter(|known| known.begun)?;
+        let (snapshot, until) = (account.ledger.snapshot(now), account.until(now));
+        let base = match start {
+            Some(start) if start.ended.contains(&id) => Base::Ended,
+            Some(start) => start.snapshots.get(&id).map_or(Base::Beginning, |snapshot| Base::At(Arc::clone(snapshot))),
+            None => Base::Beginning,
+        };
+        let mut heaps = known.heaps.clone();
+        for &(id, _) in &snapshot.heaps {
+            if heaps.iter().all(|heap| heap.id != id) {
+                heaps.push(self.unnamed_heap(id));
+            }
+        }
+        Some(TargetState {
+            facts: known.facts.clone(),
+            threads: Arc::clone(&account.threads),
+            space: Arc::new(account.space(known.facts.pid, self.modules.len())),
+            heaps,
+            books: Arc::new(snapshot),
+            growths: account.growths(now),
+            curve: account.ledger.moments(until),
+            timeline: Arc::new(account.timeline.clone()),
+            until,
+            older: None,
+            base,
+        })
+    }
+
+    /// Describes a heap whose name was not written before the recording ended early.
+    fn unnamed_heap(&self, id: HeapId) -> HeapFacts {
+        let known = self.accounts.values().filter_map(|account| account.record.as_ref());
+        let elsewhere = known.flat_map(|known| &known.heaps).find(|heap| heap.id == id);
+        let name = elsewhere.map_or_else(|| format!("heap-{}", id.0), |heap| heap.name.clone());
+        let interval_bytes = elsewhere.map_or(self.session.interval_bytes, |heap| heap.interval_bytes);
+        HeapFacts { id, name, interval_bytes, interval_bytes_max: interval_bytes, hooks: Vec::new() }
+    }
 }
 
-/// Takes from a journal what nobody has asked for yet.
-fn note(flows: &mut Option<Vec<(BooksId, Flow)>>, books: BooksId, account: &mut Account) {
+/// Moves the new flows of a ledger to the list.
+fn take_new_flows(flows: &mut Option<Vec<(LedgerId, Flow)>>, id: LedgerId, account: &mut Account) {
     if let Some(flows) = flows {
-        flows.extend(account.ledger.take_flows().into_iter().map(|flow| (books, flow)));
+        flows.extend(account.ledger.take_flows().into_iter().map(|flow| (id, flow)));
     }
 }

@@ -1,77 +1,69 @@
-//! Writes a recording: gathers entries into blocks, and writes each with one call, so that what was written is whole
-//! whenever this process ends. Keeps the file below its limit (`fold`).
+//! Writes a recording: packs entries into blocks, and writes each with one call, so that the file consists of whole
+//! blocks whenever this process ends. Keeps the file below its size limit by folding: a thread replays the older part
+//! of the recording and writes the resulting state to a new file.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use thiserror::Error;
 
 use super::block::{BlockWriter, Kind, file_header};
-use super::entry::{Entry, NamedPlace, Names};
-use super::fold::{Folded, Folding};
+use super::entry::{NamedLocation, Names};
 use super::pack::Packer;
+use super::read::{DamageReason, Reading};
+use super::replay::{Entry, Replay};
 use crate::linux::replacement::Replacement;
 use crate::units::MonotonicNanos;
 
-/// A block is written when it holds so much.
+/// A block is written when it reaches this size.
 const BLOCK_RAW_BYTES: usize = 1 << 20;
-/// A block is written when its first entry is so old.
+/// A block is written when its first entry reaches this age.
 pub(crate) const BLOCK_AGE_MAX: Duration = Duration::from_millis(400);
-/// Names in one block, in bytes at most and nearly.
+/// Approximate maximum size of a block of names.
 const NAMES_RAW_BYTES: usize = 1 << 20;
-/// Permissions of a recording: the owner's alone, for it has command lines and paths.
-pub(super) const MODE: u32 = 0o600;
-/// The smallest limit: some blocks and a fold must fit.
+/// Owner only: recordings contain command lines and paths.
+const MODE: u32 = 0o600;
+/// Size of a block of a fold.
+const PART_BYTES: usize = 1 << 20;
+/// Minimum of `--max-size`: some blocks and a fold must fit.
 pub(crate) const SIZE_BYTES_MIN: u64 = 256 << 10;
 
-/// Why a recording ended early.
 #[derive(Debug, Error)]
-#[error("the recording `{}` ends early: {reason}", path.display())]
+#[error("the recording `{}` is incomplete: {reason}", path.display())]
 pub struct WriteError {
-    /// The file.
     pub path: PathBuf,
-    /// Why.
     pub reason: WriteReason,
 }
 
 /// Why a recording ended early.
 #[derive(Debug, Error)]
 pub enum WriteReason {
-    /// The file cannot be written.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// What must be kept is larger than the file may be.
     #[error(
-        "what is live takes {} even without single events, and `--max-size` is {}; allow more, or sample less with a larger `--interval`",
+        "the state of live blocks alone takes {}, more than `--max-size` {}; raise it, or sample less with a larger `--interval`",
         ByteSize(*.needed_bytes),
         ByteSize(*.size_bytes_max)
     )]
-    Large {
-        /// What the state alone takes.
-        needed_bytes: u64,
-        /// What the file may take.
-        size_bytes_max: u64,
-    },
-    /// What wrote it is gone.
-    #[error("the thread that writes it failed for a reason that only heapbpf's authors can tell")]
+    Large { needed_bytes: u64, size_bytes_max: u64 },
+    #[error("internal error: the writer thread panicked; please report it")]
     Panic,
 }
 
-/// A recording that was written.
+/// A completed recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// The file.
     pub path: PathBuf,
-    /// Its size.
     pub size_bytes: u64,
     /// How often older entries were folded.
     pub folds: u64,
 }
 
-/// Writes entries to a recording.
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
@@ -80,21 +72,17 @@ pub struct Writer {
     size_bytes_max: Option<u64>,
     packer: Packer,
     blocks: BlockWriter,
-    /// Since when the block that is gathered has an entry.
+    /// When the first entry was added to the current block.
     gathering: Option<Instant>,
-    /// Where blocks end, where there is a limit.
-    ends: Vec<u64>,
+    /// Ends of the blocks, if the size is limited.
+    block_ends: Vec<u64>,
     folding: Option<Folding>,
     folds: u64,
 }
 
 impl Writer {
-    /// Begins a recording in a new file, which takes the place of what had the path at once: should this process be killed,
-    /// what was recorded until then is there.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written, or is no regular file.
+    /// Creates a recording in a new file, which replaces an existing one at once, so that what is recorded is there
+    /// even if this process is killed. Fails if the path is not a regular file.
     pub fn create(path: &Path, size_bytes_max: Option<u64>) -> io::Result<Self> {
         let new = Replacement::create(path, MODE)?;
         new.file().write_all(&file_header())?;
@@ -107,17 +95,14 @@ impl Writer {
             packer: Packer::default(),
             blocks: BlockWriter::new()?,
             gathering: None,
-            ends: Vec::new(),
+            block_ends: Vec::new(),
             folding: None,
             folds: 0,
         })
     }
 
-    /// Adds an entry. It is in the file after [`BLOCK_AGE_MAX`], when [`attend`](Self::attend) is called often enough.
-    ///
-    /// # Errors
-    ///
-    /// See [`WriteReason`]. Nothing more can be added then.
+    /// Adds an entry. It is in the file after [`BLOCK_AGE_MAX`] if [`attend`](Self::attend) is called often enough.
+    /// After an error nothing more can be added.
     pub fn add(&mut self, entry: &Entry) -> Result<(), WriteReason> {
         self.packer.add(entry);
         if self.packer.size_bytes() >= self.block_raw_bytes() { self.flush() } else { Ok(()) }
@@ -129,7 +114,7 @@ impl Writer {
         part.map_or(BLOCK_RAW_BYTES, |part| part.min(BLOCK_RAW_BYTES))
     }
 
-    /// When [`attend`](Self::attend) has something to do.
+    /// Returns when [`attend`](Self::attend) must be called.
     pub fn due(&mut self) -> Option<Instant> {
         if !self.packer.is_empty() && self.gathering.is_none() {
             self.gathering = Some(Instant::now());
@@ -137,15 +122,15 @@ impl Writer {
         self.gathering.map(|since| since + BLOCK_AGE_MAX)
     }
 
-    /// Does what is due.
+    /// Completes a finished fold, and writes a block that is due.
     pub fn attend(&mut self) -> Result<(), WriteReason> {
-        if self.folding.as_ref().is_some_and(Folding::is_done) {
+        if self.folding.as_ref().is_some_and(|folding| folding.thread.is_finished()) {
             self.take_fold()?;
         }
         if self.due().is_some_and(|due| due <= Instant::now()) { self.flush() } else { Ok(()) }
     }
 
-    /// Writes what was gathered.
+    /// Writes the current block.
     pub fn flush(&mut self) -> Result<(), WriteReason> {
         self.gathering = None;
         if self.packer.is_empty() {
@@ -161,7 +146,7 @@ impl Writer {
         self.make_room(block.len() as u64)?;
         self.append(block)?;
         if let Some(max) = self.size_bytes_max {
-            self.ends.push(self.size_bytes);
+            self.block_ends.push(self.size_bytes);
             if self.folding.is_none() && self.size_bytes > begin_at(max) {
                 self.fold(keep_of(max))?;
             }
@@ -169,10 +154,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes a block, wholly or not at all.
+    /// Writes a block wholly or not at all.
     fn append(&mut self, block: &[u8]) -> io::Result<()> {
         if let Err(error) = self.file.write_all(block) {
-            // Where this fails too, a reader notices half a block.
+            // If this fails too, readers detect the partial block.
             let _ = self.file.set_len(self.size_bytes);
             return Err(error);
         }
@@ -180,7 +165,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Sees to it that so many bytes fit.
+    /// Folds until this many bytes fit.
     fn make_room(&mut self, bytes: u64) -> Result<(), WriteReason> {
         let Some(max) = self.size_bytes_max else { return Ok(()) };
         while self.size_bytes + bytes > max {
@@ -199,41 +184,41 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins to fold all but the latest `keep_bytes`.
+    /// Starts to fold all but the latest `keep_bytes`.
     fn fold(&mut self, keep_bytes: u64) -> io::Result<()> {
         let until = self.size_bytes.saturating_sub(keep_bytes);
-        let at = self.ends.partition_point(|&end| end <= until);
-        let Some(&end) = at.checked_sub(1).and_then(|at| self.ends.get(at)) else { return Ok(()) };
+        let at = self.block_ends.partition_point(|&end| end <= until);
+        let Some(&end) = at.checked_sub(1).and_then(|at| self.block_ends.get(at)) else { return Ok(()) };
         self.folding = Some(Folding::start(&self.path, self.file.try_clone()?, end)?);
         Ok(())
     }
 
-    /// Waits for a fold, and goes on in the file that it made.
+    /// Waits for the fold, and continues in its file.
     fn take_fold(&mut self) -> Result<(), WriteReason> {
         let Some(folding) = self.folding.take() else { return Ok(()) };
-        let end = folding.end();
+        let end = folding.end;
         let Folded { file, folded_bytes } = folding.finish(self.size_bytes)?;
         let tail_bytes = self.size_bytes - end;
         let max = self.size_bytes_max.unwrap_or(u64::MAX);
-        // A state that leaves no room for events would be written again and again. What there is stays as it is.
+        // A state that leaves no room for events would be rewritten again and again. Keep the current file instead.
         if folded_bytes > begin_at(max) || folded_bytes + tail_bytes > max {
             return Err(WriteReason::Large { needed_bytes: folded_bytes, size_bytes_max: max });
         }
         file.file().set_permissions(self.file.metadata()?.permissions())?;
         self.file = file.commit()?;
         self.size_bytes = folded_bytes + tail_bytes;
-        self.ends.retain(|&block_end| block_end > end);
-        self.ends.iter_mut().for_each(|block_end| *block_end = *block_end - end + folded_bytes);
-        self.ends.insert(0, folded_bytes);
+        self.block_ends.retain(|&block_end| block_end > end);
+        self.block_ends.iter_mut().for_each(|block_end| *block_end = *block_end - end + folded_bytes);
+        self.block_ends.insert(0, folded_bytes);
         self.folds += 1;
         Ok(())
     }
 
-    /// Writes what is left, the names and the end.
+    /// Writes the current block, the names and the end.
     pub fn finish(mut self, names: &Names, end: MonotonicNanos) -> Result<Written, WriteReason> {
         self.flush()?;
         self.take_fold()?;
-        for part in parts(&names.places) {
+        for part in parts(&names.locations) {
             let bytes = postcard::to_allocvec(part).map_err(io::Error::other)?;
             let block = self.blocks.block(Kind::Names, false, &bytes)?;
             self.write(&block)?;
@@ -250,22 +235,22 @@ impl Writer {
     }
 }
 
-/// From this size on, older entries are folded. The rest is for what comes meanwhile.
+/// Size from which on older entries are folded, with room for what is written meanwhile.
 fn begin_at(size_bytes_max: u64) -> u64 {
     size_bytes_max / 4 * 3
 }
 
-/// So much is left as it is.
+/// Bytes that are not folded.
 fn keep_of(size_bytes_max: u64) -> u64 {
     size_bytes_max / 8 * 3
 }
 
-/// Names, so many at a time as a block may have.
-fn parts(names: &[NamedPlace]) -> impl Iterator<Item = &[NamedPlace]> {
+/// Splits names by the size limit of a block.
+fn parts(names: &[NamedLocation]) -> impl Iterator<Item = &[NamedLocation]> {
     let mut rest = names;
     std::iter::from_fn(move || {
         let mut bytes = 0;
-        let fits = |place: &&NamedPlace| {
+        let fits = |place: &&NamedLocation| {
             bytes += place.size_bytes();
             bytes <= NAMES_RAW_BYTES
         };
@@ -274,4 +259,84 @@ fn parts(names: &[NamedPlace]) -> impl Iterator<Item = &[NamedPlace]> {
         rest = behind;
         (!part.is_empty()).then_some(part)
     })
+}
+
+/// A fold in progress, on a thread of its own, so that recording continues in the current file.
+#[derive(Debug)]
+struct Folding {
+    thread: JoinHandle<io::Result<Replacement>>,
+    file: File,
+    end: u64,
+}
+
+/// A new file that begins with the fold, followed by the blocks written since.
+#[derive(Debug)]
+struct Folded {
+    file: Replacement,
+    /// Size of the header and the fold.
+    folded_bytes: u64,
+}
+
+impl Folding {
+    /// Starts folding the blocks of `file` up to `end`. The new file is created beside `path`.
+    fn start(path: &Path, file: File, end: u64) -> io::Result<Self> {
+        let target = Replacement::create(path, MODE)?;
+        let source = file.try_clone()?;
+        let thread = thread::Builder::new().name("heapbpf-fold".to_owned()).spawn(move || fold(source, end, target))?;
+        Ok(Self { thread, file, end })
+    }
+
+    /// Waits for the fold, and copies the blocks written since, up to `size_bytes`.
+    fn finish(self, size_bytes: u64) -> io::Result<Folded> {
+        let panicked = |_| io::Error::other("internal error: the folding thread panicked; please report it");
+        let file = self.thread.join().map_err(panicked)??;
+        let folded_bytes = file.file().metadata()?.len();
+        let mut tail = Part { file: &self.file, at: self.end, end: size_bytes };
+        io::copy(&mut tail, &mut file.file())?;
+        Ok(Folded { file, folded_bytes })
+    }
+}
+
+fn fold(source: File, end: u64, target: Replacement) -> io::Result<Replacement> {
+    let part = Part { file: &source, at: 0, end };
+    let malformed = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
+    let mut reading = Reading::new(io::BufReader::with_capacity(1 << 18, part)).map_err(|error| malformed(&error))?;
+    let mut replay = Replay::default();
+    for entry in &mut reading {
+        replay.enter(entry);
+    }
+    // The recording has no end yet; any other damage was caused by someone else.
+    match reading.damage() {
+        Some(damage) if matches!(damage.reason, DamageReason::NoEnd) => {}
+        Some(damage) => return Err(malformed(damage)),
+        None => return Err(malformed(&"the recording has ended already")),
+    }
+    replay.fold();
+    let state = postcard::to_allocvec(&replay).map_err(io::Error::other)?;
+    drop(replay);
+    let mut blocks = BlockWriter::new()?;
+    let mut out = target.file();
+    out.write_all(&file_header())?;
+    let mut parts = state.chunks(PART_BYTES).peekable();
+    while let Some(part) = parts.next() {
+        out.write_all(&blocks.block(Kind::Fold, parts.peek().is_some(), part)?)?;
+    }
+    Ok(target)
+}
+
+/// A part of a file that is being written to.
+#[derive(Debug)]
+struct Part<'file> {
+    file: &'file File,
+    at: u64,
+    end: u64,
+}
+
+impl Read for Part<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX).min(buffer.len());
+        let count = self.file.read_at(&mut buffer[..left], self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
 }

@@ -10,7 +10,7 @@ use super::page::{Column, HEADING, PLAIN, Page};
 use super::presentation::{Group, View};
 use super::{describe, text, window};
 use crate::ids::Pid;
-use crate::ledger::ages::Ages;
+use crate::ledger::details::Ages;
 use crate::model::leaks::{LeakCandidate, Leaks};
 use crate::model::{Profile, TargetProfile};
 use crate::units::{EstimatedBytes, EstimatedCount};

@@ -27,7 +27,7 @@ impl Target {
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let older: Option<Vec<Amounts>> = self.older_than.map(|age| {
             let born = MonotonicNanos(now.0.saturating_sub(nanos(age)));
-            self.ledger.born_before([born]).into_iter().map(|[amounts]| amounts).collect()
+            self.ledger.allocated_before([born]).into_iter().map(|[amounts]| amounts).collect()
         });
         let growths = Growths::of(&self.timeline, &self.ledger, now, older.as_deref());
         AgeStatistics { counted: now, growths, older }

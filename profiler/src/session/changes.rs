@@ -10,12 +10,12 @@ use crate::allocator::resolve::NoAllocator;
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
 use crate::keeper::Launch;
-use crate::ledger::Ledger;
 use crate::linux::clock;
 use crate::linux::proc::stat::Stat;
 use crate::model::Origin;
 use crate::process::selection;
 use crate::process::target::{Exit, Process, TargetError};
+use crate::recording::recorder::RecordedLedger;
 
 /// In so many looks every target has its turn: what is mapped later is hooked within a second.
 const LOOK_TURNS: u32 = 3;
@@ -207,7 +207,7 @@ impl Session {
     }
 
     /// A target runs another program: the one before has ended.
-    fn follow_exec(&mut self, exec: &Exec, before: Ledger) {
+    fn follow_exec(&mut self, exec: &Exec, before: RecordedLedger) {
         let requested = self.targets.get(exec.pid).is_some_and(|target| target.requested);
         let seized = requested.then(|| self.seize(exec.pid)).flatten();
         let Ok(process) = Process::open(exec.pid) else {
@@ -238,7 +238,7 @@ impl Session {
 
     /// A target has become another program, which has ended since, or is not looked at any more: what it did is not worth a
     /// target of its own.
-    fn end_before(&mut self, exec: &Exec, before: Ledger) {
+    fn end_before(&mut self, exec: &Exec, before: RecordedLedger) {
         let Some(mut target) = self.targets.remove(exec.pid) else { return };
         let after = std::mem::replace(&mut target.ledger, before);
         if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, after.live().map(|block| block.address)) {

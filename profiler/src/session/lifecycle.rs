@@ -13,9 +13,9 @@ use super::target::Target;
 use super::targets::Targets;
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
-use crate::ledger::Ledger;
 use crate::model::Origin;
 use crate::process::address_space::AddressSpace;
+use crate::recording::recorder::RecordedLedger;
 use crate::snapshot::ThreadNames;
 
 /// Something that a process did and that the session has to act on.
@@ -23,7 +23,7 @@ pub(super) enum Change {
     /// A target has made a process.
     Forked(Box<Birth>),
     /// A target runs another program; with the books of the one before.
-    Executed(Exec, Box<Ledger>),
+    Executed(Exec, Box<RecordedLedger>),
     /// A process that is no target has come to be what it is, in this way.
     Began(Exec, Origin, Option<Descent>),
 }
@@ -32,7 +32,7 @@ pub(super) enum Change {
 pub(super) struct Birth {
     pub(super) fork: Fork,
     /// The books that it begins with.
-    pub(super) ledger: Ledger,
+    pub(super) ledger: RecordedLedger,
     /// Where its code lies.
     pub(super) space: AddressSpace,
     /// What is to be hooked in it.
@@ -48,7 +48,7 @@ impl Birth {
     fn of(parent: &Target, fork: Fork) -> Self {
         Self {
             fork,
-            ledger: parent.ledger.fork(fork.child),
+            ledger: parent.ledger.fork(fork.child).into(),
             space: parent.space.for_child(fork.child),
             hooks: parent.hooks.for_child(),
             threads: Arc::clone(parent.threads.names()),
@@ -60,7 +60,7 @@ impl Birth {
     fn fork(&self, fork: Fork) -> Self {
         Self {
             fork,
-            ledger: self.ledger.fork(fork.child),
+            ledger: self.ledger.fork(fork.child).into(),
             space: self.space.for_child(fork.child),
             hooks: self.hooks.for_child(),
             threads: Arc::clone(&self.threads),
@@ -148,9 +148,9 @@ impl Lifecycle {
         };
         let parent = self.changes.iter().map(|(_, change)| change).find(|change| pending(change));
         let books = match (targets.get(fork.parent), parent) {
-            (Some(parent), _) => parent.ledger.number(),
-            (None, Some(Change::Forked(parent))) => parent.ledger.number(),
-            (None, _) => 0,
+            (Some(parent), _) => parent.ledger.id(),
+            (None, Some(Change::Forked(parent))) => parent.ledger.id(),
+            (None, _) => None,
         };
         let mut birth = match (targets.get(fork.parent), parent) {
             (Some(parent), _) => Birth::of(parent, fork),
@@ -166,7 +166,7 @@ impl Lifecycle {
         let room = self.live_max.saturating_sub(targets.live_blocks() + self.unborn_blocks());
         let is_empty = birth.ledger.live_blocks() > room;
         if is_empty {
-            birth.ledger = birth.ledger.empty(fork.child);
+            birth.ledger = birth.ledger.empty(fork.child).into();
             targets.others.not_inherited_count += 1;
         }
         if let Some(recorder) = &mut targets.recorder {
@@ -236,7 +236,7 @@ impl Lifecycle {
     }
 
     /// The targets that have become other programs, with the books of those before.
-    pub(super) fn take_executed(&mut self) -> Vec<(Exec, Ledger)> {
+    pub(super) fn take_executed(&mut self) -> Vec<(Exec, RecordedLedger)> {
         let (executed, others): (VecDeque<_>, _) =
             self.changes.drain(..).partition(|change| matches!(change.1, Change::Executed(..)));
         self.changes = others;

@@ -8,7 +8,7 @@ use tracing::debug;
 use super::Session;
 use super::target::Target;
 use crate::linux::clock;
-use crate::recording::entry::{HealthFacts, Known, SessionFacts};
+use crate::recording::entry::{HealthFacts, LedgerId, SessionFacts, TargetRecord};
 use crate::recording::recorder::{Finishing, Recorder};
 use crate::snapshot::Snapshot;
 
@@ -74,23 +74,23 @@ impl Session {
         self.targets.record_corrections();
         let Some(mut recorder) = self.targets.recorder.take() else { return };
         recorder.modules(&self.probes.discovery.modules);
-        let ended = self.targets.ended().iter().filter(|target| is_last || !recorder.has_all(target.ledger.number()));
+        let ended = self.targets.ended().iter().filter(|target| is_last || !recorder.is_complete(&target.ledger));
         let told: Vec<&Target> = ended.chain(self.targets.running()).collect();
         for target in told {
-            recorder.target(target.ledger.number(), self.known(target), &target.space, target.threads.names());
+            recorder.target(&target.ledger, self.known(target), &target.space, target.threads.names());
         }
         if recorder.is_crowded() {
             let kept = self.targets.ended().iter().chain(self.targets.running());
-            let kept: FxHashSet<u32> = kept.map(|target| target.ledger.number()).collect();
-            recorder.forget_others(|books| kept.contains(&books));
+            let kept: FxHashSet<LedgerId> = kept.filter_map(|target| target.ledger.id()).collect();
+            recorder.retain_targets(|ledger| kept.contains(&ledger));
         }
         recorder.health(facts);
         recorder.send();
         self.targets.recorder = Some(recorder);
     }
 
-    fn known(&self, target: &Target) -> Known {
+    fn known(&self, target: &Target) -> TargetRecord {
         let heaps = self.heaps(target, &target.ledger.heaps());
-        Known { facts: target.facts(), begun: target.has_begun(), heaps }
+        TargetRecord { facts: target.facts(), begun: target.has_begun(), heaps }
     }
 }

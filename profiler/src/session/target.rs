@@ -19,7 +19,7 @@ use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::process::link_map::LinkMap;
 use crate::process::target::{Exit, Process, TargetError};
-use crate::recording::recorder::Recorder;
+use crate::recording::recorder::{RecordedLedger, Recorder};
 use crate::report::text::printable;
 use crate::snapshot::{Base, TargetFacts, TargetState};
 use crate::units::MonotonicNanos;
@@ -46,7 +46,7 @@ pub(super) struct Target {
     pub(super) threads: Threads,
     /// Shared with the snapshots that were made.
     pub(super) space: Arc<AddressSpace>,
-    pub(super) ledger: Ledger,
+    pub(super) ledger: RecordedLedger,
     pub(super) beginning: Beginning,
     /// When its program, or it itself, came into being, where that was seen.
     pub(super) born: Option<MonotonicNanos>,
@@ -111,7 +111,7 @@ impl Target {
             process: Some(process),
             threads: Threads::default(),
             space: Arc::new(AddressSpace::new(pid)),
-            ledger: Ledger::new(pid),
+            ledger: Ledger::new(pid).into(),
             beginning: Beginning { origin, time: MonotonicNanos(0), delay_ns: None, from_first_call: false },
             born,
             hooks: Hooks::default(),
@@ -149,7 +149,7 @@ impl Target {
 
     /// The program is replaced by another one: what it was becomes a target of its own, which has ended, and this one
     /// goes on as what `process` is now. Its links stay: they follow the process.
-    pub(super) fn replace(&mut self, ledger: Ledger, process: Process, born: MonotonicNanos) -> Self {
+    pub(super) fn replace(&mut self, ledger: RecordedLedger, process: Process, born: MonotonicNanos) -> Self {
         let mut next = Self::new(process, Origin::Executed, Some(born));
         std::mem::swap(&mut next.ledger, &mut self.ledger);
         next.hooks = self.hooks.succeed();
@@ -203,7 +203,7 @@ impl Target {
     pub(super) fn note(&mut self, instant: timeline::Instant, recorder: Option<&mut Recorder>) {
         Arc::make_mut(&mut self.timeline).note(instant, &self.ledger);
         if let Some(recorder) = recorder {
-            recorder.note(&self.ledger, instant);
+            recorder.sample(&self.ledger, instant);
         }
     }
 

@@ -6,13 +6,12 @@ use std::time;
 
 use crate::ids::{HeapId, Pid};
 use crate::ingest::event::{Event, Exec};
-use crate::ledger::Ledger;
 use crate::ledger::timeline::{Instant, Occasion};
 use crate::ledger::totals::Totals;
 use crate::model::{Others, Skipped};
 use crate::probe::plan::Plan;
 use crate::process::target::{Exit, Process};
-use crate::recording::recorder::Recorder;
+use crate::recording::recorder::{RecordedLedger, Recorder};
 use crate::snapshot::{Base, TargetState};
 use crate::units::{EstimatedBytes, MonotonicNanos};
 
@@ -134,13 +133,13 @@ impl Targets {
     /// A new one. Returns the one that had its number before and was not seen to end: it has.
     pub(super) fn add(&mut self, mut target: Target) -> Option<Target> {
         if self.by_thread {
-            target.ledger.tell_threads_apart();
+            target.ledger.distinguish_threads();
         }
         if self.names_threads {
             target.threads.ask();
         }
         if let Some(recorder) = &mut self.recorder {
-            if target.ledger.number() == 0 {
+            if target.ledger.id().is_none() {
                 recorder.open(&mut target.ledger, target.pid);
             }
             recorder.join(target.pid, &target.ledger);
@@ -192,12 +191,12 @@ impl Targets {
 
     /// The books of the program that a target ran until now; it goes on with empty ones. `None` when it was another process
     /// that called exec, which has the number of a target that ended.
-    pub(super) fn exec(&mut self, exec: &Exec) -> Option<Ledger> {
+    pub(super) fn exec(&mut self, exec: &Exec) -> Option<RecordedLedger> {
         let target = self.running.get_mut(&exec.pid)?;
         if target.process.as_ref().is_some_and(Process::is_pid_reused) {
             return None;
         }
-        let mut next = target.ledger.succeed();
+        let mut next: RecordedLedger = target.ledger.succeed().into();
         if let Some(recorder) = &mut self.recorder {
             recorder.succeed(&target.ledger, &mut next);
         }
@@ -221,7 +220,7 @@ impl Targets {
         }
         if let Some(recorder) = &mut self.recorder {
             let closed = target.age_statistics_at_end.as_ref().map(|age_statistics| age_statistics.counted);
-            recorder.keep(&mut target.ledger, closed);
+            recorder.end_target(&mut target.ledger, closed);
         }
         self.ended.push(target);
         if self.ended.len() > ENDED_MAX {

@@ -1,8 +1,8 @@
 //! The part of a target's past that a profile is about: clipped to its window, told by the callsites of its books. Sums stay
 //! those since the recording began; what was held when the window began is its first instant.
 
-use crate::ledger::held::Held;
 use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::totals::Held;
 use crate::ledger::totals::Totals;
 use crate::model::history::{Change, History, Instant, Moment};
 use crate::snapshot::{Base, TargetState};

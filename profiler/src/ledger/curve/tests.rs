@@ -6,6 +6,7 @@ use super::*;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free};
+use crate::ledger::Ledger;
 use profiler_common::interval::Interval;
 
 const PID: Pid = Pid(1);
@@ -68,7 +69,8 @@ proptest! {
         prop_assert!(moments.is_sorted_by_key(|moment| moment.time));
         prop_assert_eq!(moments.last(), Some(&Moment { time: until, held: Held::of(ledger.totals()) }));
         prop_assert!(ledger.curve.is_sound() && ledger.curve.memory_bytes() <= 16 << 10);
-        let peak = ledger.highest_moment();
+        let totals = ledger.totals();
+        let peak = totals.peak_time.map(|time| ledger.peak_details.at(time, totals.peak_bytes));
         for moment in &moments {
             let is_peak = Some(moment) == peak.as_ref();
             prop_assert!(is_peak || moment.held == held_at(&all, moment.time), "{:?}", moment);

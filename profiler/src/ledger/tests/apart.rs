@@ -23,7 +23,7 @@ fn what_threads_do_is_kept_apart_only_where_that_is_asked() {
     let together = ledger(events.clone());
     assert_eq!(told(&together), [(None, 30, 60, false)]);
     let mut apart = Ledger::new(PID);
-    apart.tell_threads_apart();
+    apart.distinguish_threads();
     events.into_iter().for_each(|event| apart.enter(event));
     assert_eq!(told(&apart), [(Some(5), 30, 40, false), (Some(6), 0, 20, false)]);
     assert_eq!(apart.totals(), together.totals());
@@ -40,7 +40,7 @@ fn what_threads_do_is_kept_apart_only_where_that_is_asked() {
 #[test]
 fn what_was_there_before_it_was_asked_is_of_no_thread() {
     let mut books = ledger([made(1, 10, 5)]);
-    books.tell_threads_apart();
+    books.distinguish_threads();
     [made(2, 20, 5), free(1)].into_iter().for_each(|event| books.enter(event));
     assert_eq!(told(&books), [(None, 0, 10, false), (Some(5), 20, 20, false)]);
 }
@@ -48,7 +48,7 @@ fn what_was_there_before_it_was_asked_is_of_no_thread() {
 #[test]
 fn a_target_can_make_as_many_threads_as_it_likes() {
     let mut books = Ledger::new(PID);
-    books.tell_threads_apart();
+    books.distinguish_threads();
     (1..=10_000).for_each(|tid| books.enter(made(tid, 1, u32::try_from(tid).expect("small"))));
     let told = told(&books);
     assert_eq!(told.len(), 2049);

@@ -1,7 +1,7 @@
 //! The journal against the totals.
 
 use super::*;
-use crate::ledger::corrections::Correction;
+use crate::ledger::journal::Correction;
 use crate::ledger::journal::{Flow, Movement};
 
 /// Bytes and blocks that are live, and samples that came, by the journal alone.
@@ -57,20 +57,20 @@ fn nothing_is_kept_where_nobody_asks() {
 fn it_begins_with_what_is_live() {
     let mut books = ledger([alloc(1, 100, 7), alloc(2, 50, 8), alloc(3, 7, 7), free(2), map(0..0, 0..4096, 5)]);
     books.enter(map(1024..2048, 0..0, 6));
-    books.keep_journal();
+    books.record_flows();
     let flow = |callsite, bytes| Flow { callsite, movement: Movement::In(Weight::exact(bytes, 1)) };
     assert_eq!(books.take_flows(), [flow(0, 7), flow(0, 100), flow(2, 3072)]);
     assert_eq!(books.take_flows(), []);
     let mut child = books.fork(Pid(2));
     assert_eq!(child.take_flows(), []);
-    child.keep_journal();
+    child.record_flows();
     assert_eq!(child.take_flows(), [flow(0, 7), flow(0, 100), flow(2, 3072)]);
 }
 
 #[test]
 fn a_failed_realloc_goes_and_comes_back() {
     let mut books = ledger([]);
-    books.keep_journal();
+    books.record_flows();
     for event in [alloc(1, 100, 7), free(1), Event::Restore(allocation(1, 100, 7, 1))] {
         books.enter(event);
     }
@@ -93,7 +93,7 @@ proptest! {
         for (at, (address, size, stack, operation)) in operations.into_iter().enumerate() {
             if at == asked_at {
                 came_before = books.totals().alloc_samples - books.totals().live_samples;
-                books.keep_journal();
+                books.record_flows();
             }
             let block = Allocation { time: MonotonicNanos(1), ..allocation(address, size, stack, interval_bytes) };
             let time = 10 + at as u64;
@@ -122,7 +122,7 @@ proptest! {
     #[test]
     fn thinning_adds_up(sizes in proptest::collection::vec((1u64..5000, any::<bool>()), 1..20)) {
         let mut books = Ledger::new(PID);
-        books.keep_journal();
+        books.record_flows();
         let mut sums = Sums::default();
         for (address, (size, _)) in (0..).zip(&sizes) {
             books.enter(Event::Alloc(allocation(address, *size, 1, 64)));

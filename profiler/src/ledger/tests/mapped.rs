@@ -201,7 +201,7 @@ fn what_is_mapped_has_an_age_too() {
         map((20, 3), 5 * second, 7),
         map((30, 2), 6 * second, 8),
     ];
-    let older = ledger(events).born_before([3, 10].map(|seconds| MonotonicNanos(seconds * second)));
+    let older = ledger(events).allocated_before([3, 10].map(|seconds| MonotonicNanos(seconds * second)));
     let pages = |amounts: &Amounts| (amounts.bytes.rounded() / PAGE, amounts.count.rounded());
     let told: Vec<_> = older.iter().map(|[old, all]| [pages(old), pages(all)]).collect();
     assert_eq!(told, [[(3, 1), (6, 2)], [(0, 0), (2, 1)]]);

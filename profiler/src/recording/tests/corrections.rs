@@ -1,7 +1,7 @@
 //! Books that were put right after loss are put right in the replay.
 
 use super::*;
-use crate::ledger::corrections::Correction;
+use crate::ledger::journal::Correction;
 use crate::ledger::{Ledger, LiveAllocation};
 
 proptest! {
@@ -10,7 +10,7 @@ proptest! {
         calls in prop::collection::vec((1u64..20, 1u64..9000, any::<bool>(), 0u8..4), 1..100),
     ) {
         let mut ledger = Ledger::new(Pid(7));
-        ledger.set_number(1);
+        ledger.record_corrections();
         let mut replay = Replay::default();
         beginning().into_iter().for_each(|entry| replay.enter(entry));
         // What is live in truth; of four events one is lost.
@@ -33,11 +33,11 @@ proptest! {
             ledger.thin(block, stays.then(|| Interval::nearest(8192)));
         }
         let thinned = ledger.take_corrections();
-        replay.enter(Entry::Step(Step::Corrected { books: BooksId(1), corrections: thinned }));
+        replay.enter(Entry::Step(Step::Corrected { ledger: LedgerId(1), corrections: thinned }));
         let reconciled = ledger.reconcile(truth.iter().copied(), |_| false);
         let corrections: Vec<Correction> = ledger.take_corrections();
         prop_assert_eq!(corrections.len() as u64, reconciled.total() + reconciled.replaced);
-        replay.enter(Entry::Step(Step::Corrected { books: BooksId(1), corrections }));
+        replay.enter(Entry::Step(Step::Corrected { ledger: LedgerId(1), corrections }));
 
         let now = MonotonicNanos(1 << 40);
         let replayed = replay.snapshot(None, Modules::default(), now);

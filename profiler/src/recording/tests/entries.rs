@@ -1,7 +1,7 @@
 //! Entries and blocks.
 
 use super::*;
-use crate::ledger::corrections::Correction;
+use crate::ledger::journal::Correction;
 use crate::ledger::timeline::{Instant, Occasion};
 use crate::recording::block::{HeaderError, check_header};
 use crate::recording::entry::MappedRange;
@@ -50,20 +50,20 @@ fn steps_come_out_as_they_went_in() {
         MappedRange { start: TargetAddr(1), end: TargetAddr(2), offset: crate::address::FileOffset(3), module: None };
     let found = (&allocation(1, 2, 3)).into();
     let steps = [
-        Step::Opened { books: BooksId(1), pid: Pid(2) },
-        Step::Forked { parent: BooksId(1), books: BooksId(2), child: Pid(3), is_empty: true },
-        Step::Succeeded { before: BooksId(1), books: BooksId(3) },
-        Step::Joined { pid: Pid(2), books: BooksId(3) },
+        Step::Opened { ledger: LedgerId(1), pid: Pid(2) },
+        Step::Forked { parent: LedgerId(1), ledger: LedgerId(2), child: Pid(3), is_empty: true },
+        Step::Succeeded { before: LedgerId(1), ledger: LedgerId(3) },
+        Step::Joined { pid: Pid(2), ledger: LedgerId(3) },
         Step::Left { pid: Pid(2) },
-        Step::Kept { books: BooksId(1), closed: Some(MonotonicNanos(5)) },
-        Step::Noted { books: BooksId(1), instant: Instant { time: MonotonicNanos(6), occasion: None } },
-        Step::Noted {
-            books: BooksId(1),
+        Step::Ended { ledger: LedgerId(1), closed: Some(MonotonicNanos(5)) },
+        Step::Sampled { ledger: LedgerId(1), instant: Instant { time: MonotonicNanos(6), occasion: None } },
+        Step::Sampled {
+            ledger: LedgerId(1),
             instant: Instant { time: MonotonicNanos(7), occasion: Some(Occasion::Dump(8)) },
         },
-        Step::Mapped { books: BooksId(1), mappings: vec![range; 3] },
+        Step::Mapped { ledger: LedgerId(1), mappings: vec![range; 3] },
         Step::Corrected {
-            books: BooksId(1),
+            ledger: LedgerId(1),
             corrections: vec![Correction::Gone(TargetAddr(1)), Correction::Found(found)],
         },
     ];

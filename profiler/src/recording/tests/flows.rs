@@ -11,7 +11,7 @@ fn told(bytes: &[u8], span: Span) -> (EstimatedBytes, usize, Vec<u64>) {
     let (mut live, mut came, mut times) = (EstimatedBytes::ZERO, 0, Vec::new());
     let entries = Reading::new(bytes).expect("whole");
     let length_ns = Spanned::flows(entries, span, false, |at_ns, books, flow| {
-        assert_eq!(books, BooksId(1));
+        assert_eq!(books, LedgerId(1));
         times.push(at_ns);
         let (more, less) = match flow.movement {
             Movement::In(weight) => (weight, Weight::default()),
@@ -69,7 +69,7 @@ proptest! {
         let Ok(spanned) = Spanned::read(Reading::new(&*bytes).expect("whole"), span, false, &mut RecordedNames::new(())) else { return Ok(()) };
         spanned.check_whole().expect("nothing was folded");
         let snapshot = spanned.snapshot(Modules::default());
-        prop_assert_eq!(spanned.targets(), [BooksId(1)]);
+        prop_assert_eq!(spanned.targets(), [LedgerId(1)]);
         prop_assert_eq!(told(&bytes, span).0, snapshot.targets[0].books.totals.live_bytes());
     }
 }

@@ -10,7 +10,7 @@ use crate::recording::entry::{MappedRange, ModuleFacts, ThreadFacts};
 /// Something of everything that a fold can hold.
 fn replay() -> Replay {
     let mut replay = Replay::default().by_thread(true);
-    let books = BooksId(1);
+    let books = LedgerId(1);
     let frames = [TargetAddr(0x1010), TargetAddr(0x1020)].into();
     let module = ModuleFacts {
         id: ModuleId(0),
@@ -40,13 +40,13 @@ fn replay() -> Replay {
     };
     let entries = [
         fact(Fact::Module(module)),
-        Entry::Step(Step::Mapped { books, mappings: vec![mapped] }),
+        Entry::Step(Step::Mapped { ledger: books, mappings: vec![mapped] }),
         fact(Fact::Thread(books, ThreadFacts { tid: Tid(8), name: "eight".into() })),
         Entry::Event(Event::Stack(Pid(7), StackId(1), Stack { frames, end: StackEnd::Complete })),
         Entry::Event(Event::Alloc(allocation(0x4001, 100, 1000))),
         Entry::Event(Event::Alloc(allocation(0x4006, 200, 2000))),
         Entry::Event(Event::Remap(mapping)),
-        Entry::Step(Step::Noted { books, instant: Instant { time: MonotonicNanos(5000), occasion: None } }),
+        Entry::Step(Step::Sampled { ledger: books, instant: Instant { time: MonotonicNanos(5000), occasion: None } }),
         Entry::Event(free(0x4001, 6000)),
     ];
     beginning().into_iter().chain(entries).for_each(|entry| replay.enter(entry));

@@ -15,11 +15,10 @@ use profiler_common::stack::StackEnd;
 use proptest::prelude::*;
 
 use super::block::{BlockWriter, Kind, file_header};
-use super::entry::{BooksId, Entry, Fact, Known, SessionFacts, Step};
-use super::pack::Packer;
+use super::entry::{Fact, LedgerId, SessionFacts, Step, TargetRecord};
+use super::pack::{Packer, Unpacker};
 use super::read::Reading;
-use super::replay::Replay;
-use super::unpack::Unpacker;
+use super::replay::{Entry, Replay};
 use super::write::Writer;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
@@ -127,9 +126,9 @@ fn beginning() -> Vec<Entry> {
     let session = SessionFacts { started_unix_ns: 1000, started_monotonic_ns: 1, ..SessionFacts::default() };
     vec![
         fact(Fact::Session(session)),
-        Entry::Step(Step::Opened { books: BooksId(1), pid: Pid(7) }),
-        Entry::Step(Step::Joined { pid: Pid(7), books: BooksId(1) }),
-        fact(Fact::Target(BooksId(1), Known { facts, begun: true, heaps: Vec::new() })),
+        Entry::Step(Step::Opened { ledger: LedgerId(1), pid: Pid(7) }),
+        Entry::Step(Step::Joined { pid: Pid(7), ledger: LedgerId(1) }),
+        fact(Fact::Target(LedgerId(1), TargetRecord { facts, begun: true, heaps: Vec::new() })),
     ]
 }
 

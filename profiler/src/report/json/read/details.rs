@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::amounts::Amount;
-use crate::ledger::ages::Ages;
+use crate::ledger::details::Ages;
 use crate::ledger::details::Details;
 use crate::ledger::histogram::Histogram;
 use crate::units::EstimatedMicros;

@@ -1,0 +1,331 @@
+//! The state of a ledger, and what events change in it.
+
+use profiler_common::interval::Interval;
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde::{Deserialize, Serialize};
+
+use super::callsite::{BEFORE_PEAKS, Callsite, PeakEpoch};
+use super::curve::{Curve, PeakDetails};
+use super::details::AgesByCallsite;
+use super::journal::{Correction, Flow, Movement};
+use super::live::{LiveAllocation, LiveBlock, LiveBlocks};
+use super::ranges::{Freed, Ranges};
+use super::threads::{FreedBlock, Threads};
+use super::totals::{Held, Totals};
+use crate::address::TargetAddr;
+use crate::ids::{HeapId, Pid, StackId, Tid};
+use crate::ingest::event::{Allocation, Event, Free, Remap, Stack};
+use crate::units::{MonotonicNanos, Weight};
+
+/// The ledger of one target. The order of its fields is part of the recording format.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Ledger {
+    pub(super) pid: Pid,
+    pub(super) live: LiveBlocks,
+    pub(super) ranges: Ranges,
+    pub(super) callsites: Vec<Callsite>,
+    pub(super) callsite_ids: FxHashMap<(StackId, HeapId, Option<Tid>), u32>,
+    /// Threads with callsites of their own; `None` if callsites do not distinguish threads.
+    distinguished: Option<FxHashSet<Tid>>,
+    pub(super) stacks: FxHashMap<StackId, Stack>,
+    pub(super) totals: Totals,
+    pub(super) heaps: FxHashMap<HeapId, Totals>,
+    pub(super) frees_unknown: u64,
+    /// Always 0: fills a field of the recording format that is no longer used.
+    reserved: u32,
+    /// Corrections that were not taken yet; `None` if there is no recording.
+    #[serde(skip)]
+    pub(super) corrections: Option<Vec<Correction>>,
+    /// Changes that were not taken yet; `None` if nothing takes them.
+    #[serde(skip)]
+    flows: Option<Vec<Flow>>,
+    pub(super) peak: PeakEpoch,
+    /// Latest event time.
+    pub(super) latest: MonotonicNanos,
+    pub(super) curve: Curve,
+    pub(super) peak_details: PeakDetails,
+    pub(super) threads: Threads,
+    /// Heaps whose temporary blocks are not known: not all their allocations were recorded, or they consist of mapped memory.
+    pub(super) sampled: FxHashSet<HeapId>,
+    /// Ages of the blocks that were live when the process exited.
+    pub(super) ages_at_end: Option<AgesByCallsite>,
+}
+
+/// Maximum number of distinguished threads; others share callsites without a thread. The number of threads is up to the target.
+const THREADS_DISTINGUISHED_MAX: usize = 2048;
+
+impl Ledger {
+    pub fn new(pid: Pid) -> Self {
+        Self {
+            pid,
+            live: LiveBlocks::default(),
+            ranges: Ranges::default(),
+            callsites: Vec::new(),
+            callsite_ids: FxHashMap::default(),
+            distinguished: None,
+            stacks: FxHashMap::default(),
+            totals: Totals::default(),
+            heaps: FxHashMap::default(),
+            frees_unknown: 0,
+            reserved: 0,
+            corrections: None,
+            flows: None,
+            peak: BEFORE_PEAKS + 1,
+            latest: MonotonicNanos(0),
+            curve: Curve::default(),
+            peak_details: PeakDetails::default(),
+            threads: Threads::default(),
+            sampled: FxHashSet::default(),
+            ages_at_end: None,
+        }
+    }
+
+    /// Returns an empty ledger that distinguishes threads if this one does.
+    pub fn empty(&self, pid: Pid) -> Self {
+        Self { distinguished: self.distinguished.as_ref().map(|_| FxHashSet::default()), ..Self::new(pid) }
+    }
+
+    /// Returns the ledger of a forked child: what is live here is live there, marked as inherited. The child's first peak is
+    /// its initial state.
+    pub fn fork(&self, child: Pid) -> Self {
+        Self {
+            live: self.live.clone(),
+            ranges: self.ranges.clone(),
+            callsites: self.callsites.iter().map(Callsite::inherit).collect(),
+            stacks: self.stacks.clone(),
+            totals: self.totals.inherit(),
+            heaps: self.heaps.iter().map(|(&heap, totals)| (heap, totals.inherit())).collect(),
+            latest: self.latest,
+            sampled: self.sampled.clone(),
+            ..self.empty(child)
+        }
+    }
+
+    /// Returns the ledger of the program that replaces this one by exec: empty except for frames. A stack at the same addresses
+    /// has the same id, and the kernel side sends its frames once.
+    pub fn succeed(&self) -> Self {
+        Self { stacks: self.stacks.clone(), ..self.empty(self.pid) }
+    }
+
+    /// Creates separate callsites for the threads of later allocations.
+    pub fn distinguish_threads(&mut self) {
+        self.distinguished.get_or_insert_default();
+    }
+
+    /// Records corrections for [`take_corrections`](Self::take_corrections).
+    pub fn record_corrections(&mut self) {
+        self.corrections.get_or_insert_default();
+    }
+
+    /// Returns the corrections since the last call.
+    pub fn take_corrections(&mut self) -> Vec<Correction> {
+        self.corrections.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Records changes for [`take_flows`](Self::take_flows), starting with all live blocks, ordered by callsite
+    /// and size, and with the remaining size of all mappings.
+    pub fn record_flows(&mut self) {
+        let mut blocks: Vec<_> =
+            self.live.iter().map(|(_, block)| (block.callsite, block.size_bytes, block.interval.code())).collect();
+        blocks.sort_unstable();
+        let blocks = blocks
+            .into_iter()
+            .map(|(callsite, size_bytes, interval)| (callsite, Weight::of(size_bytes, Interval::from_code(interval))));
+        let mappings = self.ranges.whole().map(|(callsite, bytes)| (callsite, Weight::exact(bytes, 1)));
+        let flow = |(callsite, weight)| Flow { callsite, movement: Movement::In(weight) };
+        self.flows = Some(blocks.chain(mappings).map(flow).collect());
+    }
+
+    /// Returns the changes since the last call, in order.
+    pub fn take_flows(&mut self) -> Vec<Flow> {
+        self.flows.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Enters an event of this target. Events of one address must arrive in the order in which they happened.
+    pub fn enter(&mut self, event: Event) {
+        match event {
+            Event::Alloc(allocation) => self.allocate(&allocation),
+            Event::Free(free) => self.free(&free),
+            Event::Restore(allocation) => self.restore(&allocation),
+            Event::Stack(_, id, stack) => {
+                self.stacks.insert(id, stack);
+            }
+            Event::Remap(remap) => self.remap(&remap),
+            // The session acts on these.
+            Event::Fork(_) | Event::Exec(_) | Event::RawStack(..) => {}
+        }
+    }
+
+    fn allocate(&mut self, allocation: &Allocation) {
+        self.pass(allocation.time);
+        // Two live blocks cannot share an address: the free record of the old one was dropped.
+        self.remove(allocation.address);
+        self.insert(&allocation.into(), allocation.time, Some(allocation.tid));
+        self.threads.allocate(allocation.tid, allocation.heap, allocation.address);
+    }
+
+    /// Adds an allocated block at a free address. `time` is that of a resulting peak.
+    pub(super) fn insert(&mut self, block: &LiveAllocation, time: MonotonicNanos, thread: Option<Tid>) {
+        let callsite = self.callsite(block.stack, block.heap, thread);
+        let LiveAllocation { address, size_bytes, interval, time: born, .. } = *block;
+        self.live.insert(address, LiveBlock { size_bytes, interval, callsite, time: born });
+        let weight = Weight::of(size_bytes, interval);
+        self.callsites[callsite as usize].sizes.add(block.size_bytes, weight.count);
+        self.change(callsite, Movement::In(weight), time);
+        if block.interval != Interval::EXACT {
+            self.sampled.insert(block.heap);
+        }
+    }
+
+    fn free(&mut self, free: &Free) {
+        self.pass(free.time);
+        let Some((block, weight)) = self.remove(free.address) else {
+            self.frees_unknown += 1;
+            return;
+        };
+        let callsite = &mut self.callsites[block.callsite as usize];
+        let freed = self.threads.free(free, callsite.heap, block);
+        callsite.lived(freed.lifetime_us, weight.count);
+        callsite.temporary_count += u64::from(freed.temporary);
+    }
+
+    /// Removes the live block at this address, if any.
+    pub(super) fn remove(&mut self, address: TargetAddr) -> Option<(LiveBlock, Weight)> {
+        let block = self.live.remove(address)?;
+        let weight = Weight::of(block.size_bytes, block.interval);
+        self.change(block.callsite, Movement::Out(weight), self.latest);
+        Some((block, weight))
+    }
+
+    /// Undoes the preceding free, which was part of a failed realloc.
+    fn restore(&mut self, allocation: &Allocation) {
+        let block = LiveAllocation::from(allocation);
+        if self.live.get(block.address).is_some_and(|known| self.is_same(known, &block)) {
+            // The record of that free was dropped.
+            return;
+        }
+        self.remove(block.address);
+        let freed = self.threads.restore(allocation.tid, block.heap, block.address);
+        match freed.filter(|freed| self.is_same(freed.block, &block)) {
+            Some(freed) => self.undo_free(block.address, freed),
+            // Its allocation was never entered, or its free is no longer remembered.
+            None => self.insert(&block, self.latest, Some(allocation.tid)),
+        }
+    }
+
+    /// Makes a block live again exactly as it was: its interval here may differ from the event's, and it may be inherited.
+    fn undo_free(&mut self, address: TargetAddr, freed: FreedBlock) {
+        let FreedBlock { block, lifetime_us, temporary } = freed;
+        let weight = Weight::of(block.size_bytes, block.interval);
+        self.live.insert(address, block);
+        let callsite = &mut self.callsites[block.callsite as usize];
+        callsite.undo_lived(lifetime_us, weight.count);
+        callsite.temporary_count -= u64::from(temporary);
+        // Not the allocation time, which is in the past.
+        self.change(block.callsite, Movement::Back(weight), self.latest);
+    }
+
+    /// Enters a change of mappings. Unmapping memory whose mapping was not recorded changes nothing, and moving it adds
+    /// nothing: it may be a file's.
+    fn remap(&mut self, remap: &Remap) {
+        self.pass(remap.ended);
+        let addresses = |start: TargetAddr, bytes: u64| start.0..start.0.saturating_add(bytes);
+        let old = addresses(remap.old_address, remap.old_bytes);
+        let new = addresses(remap.new_address, remap.new_bytes);
+        let unmapped = self.ranges.unmap(&old, remap.began);
+        // If this call's own range was found, what was displaced belongs to another thread, whose record is yet to come.
+        let old_is_known = !unmapped.is_empty() || self.ranges.was_displaced(&old, remap.began);
+        self.remove_pieces(unmapped, remap.began);
+        if new.is_empty() || !(old.is_empty() || old_is_known) {
+            return;
+        }
+        let displaced = self.ranges.displace(&new, remap.ended);
+        self.remove_pieces(displaced, remap.ended);
+        let callsite = self.callsite(remap.stack, remap.heap, Some(remap.tid));
+        let size_bytes = new.end - new.start;
+        let weight = Weight::exact(size_bytes, 1);
+        self.callsites[callsite as usize].sizes.add(size_bytes, weight.count);
+        self.sampled.insert(remap.heap);
+        self.change(callsite, Movement::In(weight), remap.ended);
+        let covered = self.ranges.map(&new, remap.ended, callsite);
+        self.remove_pieces(covered, remap.ended);
+    }
+
+    /// Enters the removal of pieces of mappings. A mapping is freed with its last piece.
+    fn remove_pieces(&mut self, pieces: impl IntoIterator<Item = Freed>, time: MonotonicNanos) {
+        for piece in pieces {
+            let weight = Weight::exact(piece.bytes, u64::from(piece.is_last));
+            if piece.is_last {
+                let lifetime_us = time.0.saturating_sub(piece.time.0) / 1000;
+                self.callsites[piece.callsite as usize].lived(lifetime_us, weight.count);
+            }
+            self.change(piece.callsite, Movement::Out(weight), time);
+        }
+    }
+
+    /// Adds points to the curve up to the time of the next event.
+    #[inline]
+    fn pass(&mut self, time: MonotonicNanos) {
+        if self.curve.is_due(time) {
+            self.curve.pass(time, Held::of(&self.totals));
+        }
+        self.latest = self.latest.max(time);
+    }
+
+    /// Returns the index of a callsite, which is created if needed.
+    fn callsite(&mut self, stack: StackId, heap: HeapId, thread: Option<Tid>) -> u32 {
+        let thread = thread.filter(|&thread| self.is_distinguished(thread));
+        *self.callsite_ids.entry((stack, heap, thread)).or_insert_with(|| {
+            self.callsites.push(Callsite::new(stack, heap, thread));
+            u32::try_from(self.callsites.len() - 1).expect("four billion callsites do not fit in memory")
+        })
+    }
+
+    fn is_distinguished(&mut self, thread: Tid) -> bool {
+        let Some(threads) = &mut self.distinguished else { return false };
+        threads.contains(&thread) || threads.len() < THREADS_DISTINGUISHED_MAX && threads.insert(thread)
+    }
+
+    /// Changes the totals of a callsite, its heap and the target. `time` is that of a resulting peak.
+    pub(super) fn change(&mut self, callsite: u32, movement: Movement, time: MonotonicNanos) {
+        if let Some(flows) = &mut self.flows {
+            flows.push(Flow { callsite, movement });
+        }
+        let callsite = &mut self.callsites[callsite as usize];
+        let inherited = callsite.inherited;
+        let change = |totals: &mut Totals| match movement {
+            Movement::In(weight) => totals.allocate(weight, time),
+            Movement::Out(weight) => totals.free(weight),
+            Movement::Back(weight) => totals.restore(weight, time),
+            Movement::Reweighed { from, to } => totals.reweigh(from, to, inherited),
+        };
+        change(callsite.change(self.peak));
+        change(self.heaps.entry(callsite.heap).or_default());
+        let peak_bytes = self.totals.peak_bytes;
+        change(&mut self.totals);
+        if self.totals.peak_bytes > peak_bytes {
+            self.peak += 1;
+            self.peak_details = PeakDetails::of(&self.totals);
+        }
+    }
+
+    /// Returns whether a block of the ledger is the given one of the kernel: see [`reconcile`](Self::reconcile).
+    pub(super) fn is_same(&self, known: LiveBlock, block: &LiveAllocation) -> bool {
+        let callsite = &self.callsites[known.callsite as usize];
+        (known.size_bytes, callsite.stack, callsite.heap) == (block.size_bytes, block.stack, block.heap)
+            && known.interval.bytes() >= block.interval.bytes()
+            && self.live.is_same_time(known.time, block.time)
+    }
+
+    /// Drops single blocks and keeps the totals: the process exited at `now`, and no event will follow. Later snapshots have the ages
+    /// of that time.
+    pub fn close(&mut self, now: MonotonicNanos) {
+        if self.ages_at_end.is_none() {
+            self.ages_at_end = Some(self.ages(now.max(self.latest)));
+        }
+        self.threads = Threads::default();
+        self.live = LiveBlocks::default();
+        self.ranges = Ranges::default();
+        self.callsite_ids = FxHashMap::default();
+    }
+}

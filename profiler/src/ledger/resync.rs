@@ -1,0 +1,151 @@
+//! Corrects a ledger by the kernel's live set, after dropped records and when live blocks are thinned.
+
+use profiler_common::interval::Interval;
+
+use super::journal::{Correction, Movement};
+use super::ledger::Ledger;
+use super::live::{LiveAllocation, LiveBlock};
+use crate::address::TargetAddr;
+use crate::units::Weight;
+
+/// Number of sampled blocks changed by [`Ledger::reconcile`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reconciled {
+    /// Live blocks that were missing because their allocation records were dropped. They count as allocated.
+    pub inserted: u64,
+    /// Blocks that are no longer live: their free records were dropped. They count as freed.
+    pub removed: u64,
+    /// Blocks whose address another live block has. They count as freed, the others as allocated.
+    pub replaced: u64,
+}
+
+impl Reconciled {
+    pub const fn total(&self) -> u64 {
+        self.inserted + self.removed + self.replaced
+    }
+}
+
+impl std::ops::AddAssign for Reconciled {
+    fn add_assign(&mut self, other: Self) {
+        self.inserted += other.inserted;
+        self.removed += other.removed;
+        self.replaced += other.replaced;
+    }
+}
+
+impl Ledger {
+    /// Makes the live blocks those of `kernel`, the kernel's live set of this process with each address once.
+    /// `is_touched` tells addresses with an event since reading that set began: the set may have been read
+    /// before or after the event, so the ledger, which has the event, is not changed there.
+    ///
+    /// Two blocks are the same if address, size, stack and heap are equal, if they were allocated in the same tick (16.8 ms), and if the
+    /// ledger's interval is not smaller than the kernel's: it is larger if the ledger was thinned after the block was
+    /// sampled. Whoever thins the ledger alone must leave dropped blocks out of `kernel` too, or they are inserted again.
+    ///
+    /// Inserted blocks count as allocated, and removed ones as freed, so
+    /// live = opening + allocated − freed still holds. Unknown remain the lifetimes of removed blocks, blocks both
+    /// allocated and freed meanwhile, and a peak reached meanwhile; a peak caused by missing frees remains.
+    /// Mapped memory is not in the kernel's live set, and is not changed.
+    ///
+    /// Records written before the set was read must have been entered, or their addresses must be touched.
+    pub fn reconcile(
+        &mut self,
+        kernel: impl IntoIterator<Item = LiveAllocation>,
+        is_touched: impl Fn(TargetAddr) -> bool,
+    ) -> Reconciled {
+        let mut reconciled = Reconciled::default();
+        let mut missing = Vec::new();
+        for block in kernel {
+            if is_touched(block.address) {
+                continue;
+            }
+            match self.live.get(block.address) {
+                Some(known) if self.is_same(known, &block) => self.live.mark_seen(block.address),
+                Some(_) => {
+                    reconciled.replaced += 1;
+                    missing.push(block);
+                }
+                None => {
+                    reconciled.inserted += 1;
+                    missing.push(block);
+                }
+            }
+        }
+        // Removals come first, or both together would make a peak that never was.
+        let gone = self.live.sweep(is_touched);
+        reconciled.removed = (gone.len() as u64).saturating_sub(reconciled.replaced);
+        for (address, block) in gone {
+            self.record(Correction::Gone(address));
+            let weight = Weight::of(block.size_bytes, block.interval);
+            self.change(block.callsite, Movement::Out(weight), self.latest);
+        }
+        missing.iter().for_each(|block| self.insert_found(block));
+        reconciled
+    }
+
+    /// Adds a live block whose allocation was not recorded.
+    fn insert_found(&mut self, block: &LiveAllocation) {
+        self.record(Correction::Found(*block));
+        // An address that is twice in the set would be a defect of the kernel side; keep the ledger consistent.
+        self.remove(block.address);
+        self.latest = self.latest.max(block.time);
+        // The kernel's live set does not contain the thread.
+        self.insert(block, self.latest, None);
+    }
+
+    /// Changes the weight of a sampled live block to that at the larger interval `to`, or, with `None`, to
+    /// not sampled. `block` is as in the kernel's live set; if the ledger has another block at its address (of another size,
+    /// stack, heap, or tick), or none, nothing happens.
+    ///
+    /// The allocated or inherited amounts change as if all blocks had been sampled at that interval from the start; nothing
+    /// counts as freed. Callers must drop blocks at random, with the probability that [`Weight::of`] the larger interval implies.
+    /// Peaks are kept.
+    pub fn thin(&mut self, block: &LiveAllocation, to: Option<Interval>) {
+        let Some(known) = self.live.get(block.address) else { return };
+        let facts = |block: &LiveAllocation| (block.size_bytes, block.stack, block.heap);
+        if to.is_some_and(|to| to.bytes() <= known.interval.bytes()) {
+            return;
+        }
+        let is_same = facts(&self.allocation(block.address, known)) == facts(block);
+        if !is_same || !self.live.is_same_time(known.time, block.time) {
+            return;
+        }
+        self.record(Correction::thinned(block.address, to));
+        self.reweigh(block.address, known, to);
+    }
+
+    fn reweigh(&mut self, address: TargetAddr, known: LiveBlock, to: Option<Interval>) {
+        let callsite = known.callsite;
+        let from = Weight::of(known.size_bytes, known.interval);
+        self.live.remove(address);
+        let weight = to.map(|interval| {
+            self.live.insert(address, LiveBlock { interval, ..known });
+            Weight::of(known.size_bytes, interval)
+        });
+        // The frees of dropped blocks will not be recorded.
+        self.sampled.insert(self.callsites[callsite as usize].heap);
+        let to = weight.unwrap_or_default();
+        self.change(callsite, Movement::Reweighed { from, to }, self.latest);
+    }
+
+    fn record(&mut self, correction: Correction) {
+        if let Some(corrections) = &mut self.corrections {
+            corrections.push(correction);
+        }
+    }
+
+    /// Applies a correction of a recording.
+    pub fn correct(&mut self, correction: &Correction) {
+        match correction {
+            Correction::Gone(address) => {
+                self.remove(*address);
+            }
+            Correction::Found(block) => self.insert_found(block),
+            Correction::Thinned(address, to) => {
+                if let Some(known) = self.live.get(*address) {
+                    self.reweigh(*address, known, to.map(Interval::from_code));
+                }
+            }
+        }
+    }
+}
