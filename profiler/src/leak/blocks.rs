@@ -1,63 +1,52 @@
-//! Blocks in the order of their addresses, packed, and which one an address is in. Knows nothing of what is in them.
+//! Packed blocks in the order of their addresses, with lookup by address.
 
 #[cfg(test)]
 mod tests;
 
-use super::index::{Index, Page, Place, Spot};
+use super::index::{Index, Page, Place, Record, Spot, number};
 use crate::address::TargetAddr;
 
-/// A block that a program has been given.
+/// An allocated block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its first byte.
     pub start: TargetAddr,
-    /// Bytes; one of size 0 takes one byte, so that it can be told from its neighbour.
+    /// Blocks of size 0 are stored with one byte, to keep them apart from their neighbors.
     pub size_bytes: u64,
-    /// Where it came from: a number that is the caller's.
+    /// A number chosen by the caller.
     pub origin: u32,
 }
 
 impl Block {
-    /// The address behind its last byte.
     pub fn end(&self) -> TargetAddr {
         TargetAddr(self.start.0.saturating_add(self.size_bytes))
     }
 }
 
-/// A block, by its place in the order of addresses.
+/// Index of a block in the order of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u32);
 
-/// Blocks that are kept at most: their numbers, and one more, fit into 32 bits.
+/// Maximum number of blocks: ids, and one more, fit into 32 bits.
 const COUNT_MAX: usize = u32::MAX as usize - 1;
 
-/// Addresses that are looked up at a time: a power of two.
+/// Number of addresses to look up at a time: a power of two.
 pub(super) const GROUP: usize = 64;
 
-/// A block as it is kept: 16 bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Record {
-    pub(super) start: u64,
-    /// Bytes, or [`HUGE`].
-    size: u32,
-    origin: u32,
-}
-
-/// The size of a block whose size is in a list of its own.
+/// Marks a block whose size is in a separate list.
 const HUGE: u32 = u32::MAX;
 
-/// All blocks: 16 bytes for each, and an index that takes at most 8 more. Those of 4 GiB and more take another 16.
+/// All blocks: 16 bytes each, plus an index of at most 8 bytes each. Blocks of 4 GiB and more take another 16.
 #[derive(Debug, Default)]
 pub struct Blocks {
     records: Vec<Record>,
-    /// Sizes from [`HUGE`] on, by their blocks' numbers.
+    /// Sizes of [`HUGE`] blocks by block number.
     huge: Vec<(u32, u64)>,
     index: Index,
 }
 
 impl Blocks {
-    /// The blocks, in any order, and how many were left out because they overlap one that begins before them, or are more than
-    /// 2³² − 2. Of those that begin at the same address the largest stays.
+    /// Sorts the blocks. Returns the number of those dropped because they overlap a block that starts before them, or
+    /// exceed 2³² − 2 blocks. Of blocks with the same start the largest is kept.
     pub fn new(blocks: Vec<Block>) -> (Self, usize) {
         Self::of_at_most(blocks, COUNT_MAX)
     }
@@ -71,7 +60,7 @@ impl Blocks {
         let mut last: Option<(u64, u64)> = None;
         for block in &given {
             let start = block.start.0;
-            // Sums of addresses may not fit, differences of sorted ones do.
+            // Sums of addresses may overflow; differences of sorted ones cannot.
             let overlaps = last.is_some_and(|(first, size)| start - first < size);
             if overlaps || blocks.records.len() == count_max {
                 continue;
@@ -96,37 +85,30 @@ impl Blocks {
         self.records.push(Record { start, size: small, origin });
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// The block with this number.
-    ///
-    /// # Panics
-    ///
-    /// If there is none.
     pub fn get(&self, id: BlockId) -> Block {
         let Record { start, origin, .. } = self.records[id.0 as usize];
         Block { start: TargetAddr(start), size_bytes: self.size(id.0), origin }
     }
 
-    /// All, by rising address.
+    /// All ids by ascending address.
     pub fn ids(&self) -> impl ExactSizeIterator<Item = BlockId> + use<> {
         (0..number(self.records.len())).map(BlockId)
     }
 
-    /// The block that an address is in; one past its end is not.
+    /// Returns the block that contains an address; the address after its end does not count.
     pub fn find(&self, address: TargetAddr) -> Option<BlockId> {
         self.holding(address.0).map(BlockId)
     }
 
-    /// The number of the first block that ends behind an address; how many there are, where none does.
+    /// Returns the number of the first block that ends after an address, or the number of blocks.
     pub(super) fn first_behind(&self, address: u64) -> u32 {
         match self.place(address) {
             None => 0,
@@ -135,13 +117,13 @@ impl Blocks {
         }
     }
 
-    /// Addresses below which, and from which on, no block is.
+    /// Returns the lowest address of all blocks, and the end of the last one.
     pub(super) fn bounds(&self) -> (u64, u64) {
         let end = self.records.len().checked_sub(1).map(|last| self.get(BlockId(number(last))).end().0);
         (self.records.first().map_or(0, |first| first.start), end.unwrap_or(0))
     }
 
-    /// As [`Self::find`].
+    /// See [`Self::find`].
     #[inline]
     pub(super) fn holding(&self, address: u64) -> Option<u32> {
         let place = self.place(address)?;
@@ -153,9 +135,10 @@ impl Blocks {
         self.index.place(&self.records, address)
     }
 
-    /// The numbers of the blocks that addresses are in, in an order of its own; how many there are.
+    /// Writes the numbers of the blocks that contain the addresses, in no particular order, and returns their count.
     ///
-    /// A branch on what is not in the cache would have the processor wait for each by itself: every step is taken for all of them.
+    /// Every step is done for all addresses: a branch on uncached data would make the processor wait for each one
+    /// separately.
     #[inline]
     pub(super) fn holding_of(&self, addresses: &[u64], numbers: &mut [u32; GROUP]) -> usize {
         let mut spots = [(0, Spot::default()); GROUP];
@@ -186,7 +169,7 @@ impl Blocks {
         count
     }
 
-    /// Whether an address is in a block that does not begin behind it.
+    /// Returns whether an address is in a block that does not start after it.
     #[inline]
     fn is_in(&self, number: u32, address: u64) -> bool {
         let record = &self.records[number as usize];
@@ -202,16 +185,9 @@ impl Blocks {
         self.huge.binary_search_by_key(&number, |&(of, _)| of).map_or(u64::from(HUGE), |at| self.huge[at].1)
     }
 
-    /// Bytes of memory that all of this takes.
     pub fn footprint_bytes(&self) -> usize {
         self.records.capacity() * size_of::<Record>()
             + self.huge.capacity() * size_of::<(u32, u64)>()
             + self.index.footprint_bytes()
     }
-}
-
-/// A count of blocks, which is at most [`COUNT_MAX`].
-#[inline]
-pub(super) fn number(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -1,49 +1,50 @@
-//! Unreached blocks as few entries: those that no other holds, each with all that hangs on it.
+//! Folds unreachable blocks into root leaks: blocks that no other unreachable block references, each with what is
+//! reachable from it.
 
+#[cfg(test)]
+mod reach_tests;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::ops::{Add, Deref};
 use std::slice;
 
-use super::blocks::{BlockId, Blocks, number};
-use super::components::Components;
-use super::graph::Graph;
+use super::blocks::{BlockId, Blocks};
+use super::graph::{Components, Graph};
+use super::index::number;
 use super::mark::Marks;
-use super::reach::{Reach, Reached, STEPS_MAX};
 use super::words::Words;
 use crate::memory::Memory;
 
 /// A number of blocks and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// Blocks.
     pub count: u64,
-    /// Bytes.
     pub bytes: u64,
 }
 
 impl Add for Sum {
     type Output = Self;
 
-    /// Both. What a target makes up may not fit, and stays at the largest number.
+    /// Saturates: a target can forge any sizes.
     fn add(self, other: Self) -> Self {
         Self { count: self.count.saturating_add(other.count), bytes: self.bytes.saturating_add(other.bytes) }
     }
 }
 
-/// Blocks that hold each other in a circle, or a single one, and that no other unreached block holds.
+/// A block, or a cycle of blocks, that no other unreachable block references.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootLeak {
-    /// Its blocks, by rising address: at least one.
+    /// Its blocks by ascending address: at least one.
     pub members: Members,
-    /// The blocks of it, and all that can be reached from them.
+    /// Its blocks and everything reachable from them.
     pub reached: Sum,
-    /// More than that may be reached: so many root leaks have so much in common that counting was given up.
+    /// More may be reachable: counting was aborted because root leaks have too much in common.
     pub is_lower_bound: bool,
 }
 
-/// Blocks of a root leak, as a slice. A single one, as most are, takes no memory of its own.
+/// Blocks of a root leak, as a slice. A single one, the usual case, takes no heap memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Members(Listed);
 
@@ -74,20 +75,19 @@ impl FromIterator<BlockId> for Members {
     }
 }
 
-/// What was not reached.
+/// All unreachable blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Folded {
-    /// All blocks.
     pub leaked: Sum,
-    /// Those that are in root leaks.
+    /// Those in root leaks.
     pub direct: Sum,
-    /// In the order of their first blocks' addresses. What two of them reach counts in both.
+    /// By address of their first blocks. What is reachable from two of them counts in both.
     pub roots: Vec<RootLeak>,
-    /// Every block, by rising address.
+    /// By ascending address.
     pub unreached: Vec<BlockId>,
 }
 
-/// Folds what was not reached.
+/// Folds the unreachable blocks.
 pub fn fold(blocks: &Blocks, marks: &Marks, memory: &dyn Memory) -> Folded {
     let graph = Graph::new(blocks, marks, &Words::new(memory));
     fold_graph(blocks, graph, STEPS_MAX)
@@ -111,4 +111,174 @@ fn fold_graph(blocks: &Blocks, graph: Graph, steps_max: u64) -> Folded {
     }
     let leaked = graph.blocks.iter().map(sum_of).fold(Sum::default(), Add::add);
     Folded { leaked, direct, roots, unreached: graph.blocks }
+}
+
+/// Maximum number of edges that visits follow, apart from the first pass.
+const STEPS_MAX: u64 = 20_000_000;
+/// Larger sets of components are not cached.
+const KEY_LENGTH_MAX: usize = 16;
+/// Maximum number of cached sets.
+const KNOWN_MAX: usize = 1 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reached {
+    sum: Sum,
+    /// More may be reachable.
+    is_lower_bound: bool,
+}
+
+/// Number of components that reference a component.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holders {
+    None,
+    One,
+    Many,
+}
+
+/// What is reachable from each component, each block counted once.
+///
+/// Sums are propagated up from referenced components, which is exact if at most one of those is also reachable in
+/// another way: trees, chains, many owners of one shared structure. Otherwise everything below is visited. That may
+/// take quadratic time, so visits end after a number of steps, and the result is then marked as a lower bound.
+struct Reach<'a> {
+    blocks: &'a Blocks,
+    graph: &'a Graph,
+    components: &'a Components,
+    holders: Vec<Holders>,
+    /// What is reachable from each component, including itself; a lower bound where not exact.
+    sums: Vec<Sum>,
+    is_exact: Vec<bool>,
+    /// There is at most one path to it, and from it to everything below.
+    is_tree: Vec<bool>,
+    /// Stamp of the latest visit to each component.
+    stamps: Vec<u32>,
+    stamp: u32,
+    /// What is reachable from sets of components in ascending order.
+    known: HashMap<Vec<u32>, Sum>,
+    steps_left: u64,
+}
+
+impl<'a> Reach<'a> {
+    /// Computes the sums; later visits follow at most `steps_max` edges.
+    fn new(blocks: &'a Blocks, graph: &'a Graph, components: &'a Components, steps_max: u64) -> Self {
+        let count = components.len();
+        let mut reach = Self {
+            blocks,
+            graph,
+            components,
+            holders: vec![Holders::None; count],
+            sums: vec![Sum::default(); count],
+            is_exact: vec![true; count],
+            is_tree: vec![true; count],
+            stamps: vec![0; count],
+            stamp: 0,
+            known: HashMap::new(),
+            steps_left: steps_max,
+        };
+        (0..number(count)).for_each(|component| reach.count_holders(component));
+        // Edges lead to lower numbers: what is below a component is summed up before it.
+        (0..number(count)).for_each(|component| reach.sum_up(component));
+        reach.steps_left = steps_max;
+        reach
+    }
+
+    /// Returns whether no other component references this one.
+    fn is_root(&self, component: u32) -> bool {
+        self.holders[component as usize] == Holders::None
+    }
+
+    /// Returns what is reachable from a component, including itself.
+    fn of(&mut self, component: u32) -> Reached {
+        let at_least = self.sums[component as usize];
+        if self.is_exact[component as usize] {
+            return Reached { sum: at_least, is_lower_bound: false };
+        }
+        let mut shared = Vec::new();
+        self.next_stamp();
+        let own = self.expand(component, &mut shared);
+        shared.sort_unstable();
+        if let Some(&below) = self.known.get(&shared) {
+            return Reached { sum: own + below, is_lower_bound: false };
+        }
+        let key = (shared.len() <= KEY_LENGTH_MAX && self.known.len() < KNOWN_MAX).then(|| shared.clone());
+        let mut below = Sum::default();
+        while let Some(component) = shared.pop() {
+            if self.steps_left == 0 {
+                let sum = if (own + below).bytes > at_least.bytes { own + below } else { at_least };
+                return Reached { sum, is_lower_bound: true };
+            }
+            below = below + self.expand(component, &mut shared);
+        }
+        self.known.extend(key.map(|key| (key, below)));
+        Reached { sum: own + below, is_lower_bound: false }
+    }
+
+    fn count_holders(&mut self, component: u32) {
+        self.next_stamp();
+        for &block in self.components.members(component) {
+            for &target in self.graph.targets(block) {
+                let target = self.components.of[target as usize];
+                if target != component && self.meet(target) {
+                    let holders = &mut self.holders[target as usize];
+                    *holders = if *holders == Holders::None { Holders::One } else { Holders::Many };
+                }
+            }
+        }
+    }
+
+    fn sum_up(&mut self, component: u32) {
+        let mut shared = Vec::new();
+        self.next_stamp();
+        let mut sum = self.expand(component, &mut shared);
+        let of = |&target: &u32| self.sums[target as usize];
+        sum = sum + shared.iter().map(of).max_by_key(|sum| sum.bytes).unwrap_or_default();
+        let at = component as usize;
+        self.is_exact[at] = match shared[..] {
+            [] => true,
+            [one] => self.is_exact[one as usize],
+            _ => false,
+        };
+        self.is_tree[at] = shared.is_empty() && self.holders[at] != Holders::Many;
+        self.sums[at] = sum;
+    }
+
+    /// Returns the sum of a component's own blocks and of all trees below it. Other components that it references,
+    /// and that were not visited since the last stamp, are added to `shared`.
+    fn expand(&mut self, component: u32, shared: &mut Vec<u32>) -> Sum {
+        let mut sum = Sum::default();
+        for &block in self.components.members(component) {
+            sum = sum + Sum { count: 1, bytes: self.blocks.get(self.graph.blocks[block as usize]).size_bytes };
+            let targets = self.graph.targets(block);
+            self.steps_left = self.steps_left.saturating_sub(1 + targets.len() as u64);
+            for &target in targets {
+                let target = self.components.of[target as usize];
+                if target == component || !self.meet(target) {
+                    continue;
+                }
+                if self.is_tree[target as usize] {
+                    sum = sum + self.sums[target as usize];
+                } else {
+                    shared.push(target);
+                }
+            }
+        }
+        sum
+    }
+
+    /// Returns whether a component is visited for the first time since the last stamp.
+    #[inline]
+    fn meet(&mut self, component: u32) -> bool {
+        let stamp = &mut self.stamps[component as usize];
+        let is_new = *stamp != self.stamp;
+        *stamp = self.stamp;
+        is_new
+    }
+
+    fn next_stamp(&mut self) {
+        if self.stamp == u32::MAX {
+            self.stamps.fill(0);
+            self.stamp = 0;
+        }
+        self.stamp += 1;
+    }
 }

@@ -1,20 +1,23 @@
-//! Which unreached block points into which other.
+//! The references between unreachable blocks, and their strongly connected components.
+
+#[cfg(test)]
+mod tests;
 
 use std::ops::Range;
 
 use super::blocks::{BlockId, Blocks};
+use super::index::number;
 use super::mark::Marks;
 use super::words::Words;
 use crate::address::TargetAddr;
 
-/// Unreached blocks, by numbers of their own in the order of addresses, and the other unreached ones that each points into.
+/// Unreachable blocks, numbered in the order of addresses, with the other unreachable blocks that each references.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
-    /// The blocks.
     pub(super) blocks: Vec<BlockId>,
-    /// Where each block's targets begin, and where the last one's end.
+    /// Start of each block's targets, and the end of the last one's.
     firsts: Vec<usize>,
-    /// Each block's targets by rising number, each once, never itself.
+    /// Each block's targets in ascending order, each once, never itself.
     targets: Vec<u32>,
 }
 
@@ -42,24 +45,21 @@ impl Graph {
         graph
     }
 
-    /// How many blocks there are.
     pub(super) fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Where a block's targets are.
+    /// Returns the indices of a block's targets.
     #[inline]
     pub(super) fn edges(&self, block: u32) -> Range<usize> {
         self.firsts[block as usize]..self.firsts[block as usize + 1]
     }
 
-    /// The block that an edge leads to.
     #[inline]
     pub(super) fn target(&self, edge: usize) -> u32 {
         self.targets[edge]
     }
 
-    /// A block's targets.
     #[inline]
     pub(super) fn targets(&self, block: u32) -> &[u32] {
         &self.targets[self.edges(block)]
@@ -74,13 +74,13 @@ impl Graph {
             targets.dedup();
             graph.targets.extend(targets);
             graph.firsts.push(graph.targets.len());
-            graph.blocks.push(BlockId(super::blocks::number(own)));
+            graph.blocks.push(BlockId(number(own)));
         }
         graph
     }
 }
 
-/// How many blocks were not reached below each 64.
+/// Number of unreachable blocks before each 64 blocks.
 struct Numbering {
     bits: Vec<u64>,
     before: Vec<u32>,
@@ -97,11 +97,141 @@ impl Numbering {
         Self { before: before.collect(), bits }
     }
 
-    /// A block's number among the unreached; `None` when it is none.
+    /// Returns a block's number among the unreachable ones; `None` if it is reachable.
     #[inline]
     fn number_of(&self, id: BlockId) -> Option<u32> {
         let (at, bit) = (id.0 as usize / 64, id.0 % 64);
         let is_unreached = self.bits[at] >> bit & 1 == 1;
         is_unreached.then(|| self.before[at] + (self.bits[at] & ((1 << bit) - 1)).count_ones())
+    }
+}
+
+/// The strongly connected components of a graph, numbered so that edges lead to lower numbers. Computed with Tarjan's
+/// algorithm (<https://doi.org/10.1137/0201010>) on an explicit stack.
+#[derive(Debug)]
+pub(super) struct Components {
+    /// The component of each block.
+    pub(super) of: Vec<u32>,
+    /// Start of each component's members, and the end of the last one's.
+    firsts: Vec<u32>,
+    /// Each component's blocks in ascending order.
+    members: Vec<u32>,
+}
+
+/// No component yet, or not visited.
+const NONE: u32 = u32::MAX;
+
+/// A block on the current path.
+struct Step {
+    block: u32,
+    /// The earliest visit reachable from it.
+    low: u32,
+    edge: usize,
+}
+
+struct Search<'a> {
+    graph: &'a Graph,
+    /// Order in which blocks were visited.
+    visits: Vec<u32>,
+    of: Vec<u32>,
+    /// Visited blocks without a component.
+    open: Vec<u32>,
+    way: Vec<Step>,
+    visit_count: u32,
+    component_count: u32,
+}
+
+impl Components {
+    pub(super) fn new(graph: &Graph) -> Self {
+        let count = graph.len();
+        let mut search = Search {
+            graph,
+            visits: vec![NONE; count],
+            of: vec![NONE; count],
+            open: Vec::new(),
+            way: Vec::new(),
+            visit_count: 0,
+            component_count: 0,
+        };
+        for block in 0..number(count) {
+            if search.visits[block as usize] == NONE {
+                search.visit(block);
+                search.walk();
+            }
+        }
+        Self::of_numbers(search.of, search.component_count)
+    }
+
+    /// Sorts blocks by component.
+    fn of_numbers(of: Vec<u32>, component_count: u32) -> Self {
+        let mut firsts = vec![0; component_count as usize + 1];
+        of.iter().for_each(|&component| firsts[component as usize] += 1);
+        let mut sum = 0;
+        for first in &mut firsts {
+            sum += *first;
+            *first = sum;
+        }
+        let mut members = vec![0; of.len()];
+        for block in (0..number(of.len())).rev() {
+            let first = &mut firsts[of[block as usize] as usize];
+            *first -= 1;
+            members[*first as usize] = block;
+        }
+        Self { of, firsts, members }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.firsts.len() - 1
+    }
+
+    /// Returns the blocks of a component in ascending order.
+    #[inline]
+    pub(super) fn members(&self, component: u32) -> &[u32] {
+        let at = component as usize;
+        &self.members[self.firsts[at] as usize..self.firsts[at + 1] as usize]
+    }
+}
+
+impl Search<'_> {
+    fn visit(&mut self, block: u32) {
+        self.visits[block as usize] = self.visit_count;
+        self.way.push(Step { block, low: self.visit_count, edge: self.graph.edges(block).start });
+        self.open.push(block);
+        self.visit_count += 1;
+    }
+
+    fn walk(&mut self) {
+        while let Some(step) = self.way.last_mut() {
+            if step.edge < self.graph.edges(step.block).end {
+                let target = self.graph.target(step.edge);
+                step.edge += 1;
+                let visit = self.visits[target as usize];
+                if visit == NONE {
+                    self.visit(target);
+                } else if self.of[target as usize] == NONE {
+                    step.low = step.low.min(visit);
+                }
+                continue;
+            }
+            let Step { block, low, .. } = *step;
+            self.way.pop();
+            if let Some(above) = self.way.last_mut() {
+                above.low = above.low.min(low);
+            }
+            if low == self.visits[block as usize] {
+                self.close(block);
+            }
+        }
+    }
+
+    /// Makes a component of all blocks opened since this one.
+    fn close(&mut self, first: u32) {
+        while let Some(block) = self.open.pop() {
+            self.of[block as usize] = self.component_count;
+            if block == first {
+                break;
+            }
+        }
+        self.component_count += 1;
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks callsites by how surely what they hold grows without end: see docs/leak-candidates.md.
+//! Ranks callsites by the certainty that their live bytes grow without bound: see docs/leak-candidates.md.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,55 +7,52 @@ use crate::ledger::timeline::{Noted, Timeline};
 use crate::ledger::totals::Amounts;
 use crate::units::MonotonicNanos;
 
-/// Instants below which nothing is said of growth.
+/// Minimum number of points for a result.
 pub(crate) const POINTS_MIN: usize = 8;
 
-/// Callsites that are kept, those first that are worst. Reports name fewer, of those that nothing suppresses.
+/// Maximum number of callsites to keep. Reports show fewer, after suppressions.
 pub(crate) const GROWING_MAX: usize = 10_000;
 
-/// Standard deviations to both sides that hold 95 % of a normal distribution.
+/// Standard deviations on either side of the mean that cover 95 % of a normal distribution.
 const Z_95: f64 = 1.96;
 
-/// Of what a steady leak has added since the recording began half is older than half of it, of one that grows faster and faster
-/// a quarter. Below that, what is held grows because more blocks are made in a second that do not live long.
+/// Half of what a steady leak has added since the recording began is older than half of the recording, a quarter if
+/// the leak accelerates. A smaller share means that short-lived blocks are allocated at a rising rate.
 const STAYS_SHARE: f64 = 0.25;
 
-/// A callsite that grows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
-    /// Its index in the books.
+    /// Index in the ledger.
     pub callsite: u32,
-    /// Bytes a second.
     pub bytes_per_second: f64,
-    /// How far off that may be (95 %).
+    /// Margin of error (95 %) of `bytes_per_second`.
     pub margin: f64,
-    /// Of its live bytes, those that are older than half of the recording: a share from 0 to 1.
+    /// Share of the live bytes that are older than half of the recording, from 0 to 1.
     pub old_share: f64,
-    /// Of the blocks that it made, or had, in the first half, those that are live: a share from 0 to 1; `None` when there
+    /// Share of the blocks allocated or inherited in the first half that are still live, from 0 to 1; `None` if there
     /// were none.
     pub survival: Option<f64>,
-    /// What it is ranked by: bytes a second that it grows for certain, less where what it holds is young.
+    /// Rank: the certain growth in bytes per second, reduced if the live blocks are young.
     pub score: f64,
 }
 
-/// What can be said of a target's growth.
+/// Growing callsites of a target.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Growths {
-    /// Nanoseconds that were looked at.
     pub span_ns: u64,
-    /// The recording was too short to say anything.
+    /// The recording was too short for a result.
     pub too_short: bool,
-    /// Callsites that grow, at most [`GROWING_MAX`], those with the highest score first.
+    /// At most [`GROWING_MAX`], by descending score.
     pub growing: Vec<Growth>,
-    /// How many grow.
+    /// Total number of growing callsites.
     pub count: usize,
 }
 
 impl Growths {
-    /// Of a target whose books are open, at `now`. Where there is a list of what is old enough to be shown, by the callsites'
-    /// indices, those that have nothing in it are left out. Takes a pass over its live blocks, and none where it was too short.
+    /// Ranks the callsites of an open ledger at `now`. `older` lists the amounts old enough to be shown by callsite:
+    /// callsites without any are left out. Takes a pass over the live blocks, unless the recording was too short.
     pub fn of(timeline: &Timeline, ledger: &Ledger, now: MonotonicNanos, older: Option<&[Amounts]>) -> Self {
-        // Instants evenly apart: dumps may come close together, and would weigh more than what lies between.
+        // Use evenly spaced points: dumps may be close together, and would outweigh the rest.
         let is_even: Vec<bool> = timeline.instants().iter().map(|it| it.occasion.is_none() && it.time < now).collect();
         let even = timeline.instants().iter().zip(&is_even).filter(|(_, is_even)| **is_even);
         let mut times: Vec<MonotonicNanos> = even.map(|(instant, _)| instant.time).collect();
@@ -87,14 +84,14 @@ impl Growths {
     }
 }
 
-/// The instant that is nearest to the middle.
+/// Returns the index of the point nearest to the middle.
 fn half_of(times: &[MonotonicNanos]) -> usize {
     let middle = times[0].0.midpoint(times[times.len() - 1].0);
     (0..times.len()).min_by_key(|&index| times[index].0.abs_diff(middle)).unwrap_or(0)
 }
 
-/// What a callsite's past says; `None` when it does not grow, as far as can be told. `old` is what is live at the last instant
-/// and was made before the one at `half`; `opening` are blocks that were there at the first.
+/// Rates a callsite; `None` if it does not grow with certainty. `old` are the live amounts allocated before the point
+/// at `half`; `opening` is the number of blocks at the first point.
 fn judge(
     callsite: u32,
     times: &[MonotonicNanos],
@@ -106,7 +103,7 @@ fn judge(
     let (first, middle, last) = (noted[0], noted[half], noted[noted.len() - 1]);
     let points: Vec<(f64, f64)> =
         times.iter().zip(noted).map(|(time, noted)| (seconds(time.0 - times[0].0), noted.held.live_bytes)).collect();
-    // Blocks that are live at both instants are in both estimates alike: only the others make the difference uncertain.
+    // Blocks live at both points are in both estimates: only the others make the difference uncertain.
     let stayed = old.variance.bytes.to_f64();
     let fresh = (f64::from(last.live_variance) - stayed).max(0.0);
     let late_variance = fresh + (f64::from(middle.live_variance) - stayed).max(0.0);
@@ -115,7 +112,7 @@ fn judge(
     let late = slope(&points[half..], late_variance);
     let Slope { per_second, margin } = if late.at_least() < whole.at_least() { late } else { whole };
     let old_share = share(old.bytes.to_f64(), last.held.live_bytes);
-    // What has come since the first instant and was there already at half time: blocks that stay.
+    // Share of the growth since the first point that was allocated before half time.
     let grown = |bytes: f64| (bytes - first.held.live_bytes).max(0.0);
     let stays = share(grown(old.bytes.to_f64()), grown(last.held.live_bytes));
     let score = (per_second - margin) * (stays / STAYS_SHARE).min(1.0);
@@ -133,7 +130,6 @@ fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// How fast something grows.
 #[derive(Clone, Copy, Debug)]
 struct Slope {
     per_second: f64,
@@ -146,11 +142,11 @@ impl Slope {
     }
 }
 
-/// A line by least squares. Its margin has two causes: what the program holds goes up and down, which shows in how far points
-/// are off the line; and what is seen of that is an estimate, whose difference between the ends has the variance `sampling`.
+/// Fits a line by least squares. Its margin has two causes: fluctuations, which show as distances of points from the
+/// line; and sampling errors, which give the difference between the ends the variance `sampling`.
 ///
-/// Neighbouring points are off to the same side, so that n of them say no more than n·(1 − ρ)/(1 + ρ) that do not know of each
-/// other, ρ being the correlation of neighbours (Bartlett, 1946).
+/// Neighboring residuals are correlated, so that n points count as n·(1 − ρ)/(1 + ρ) independent ones, where ρ is the
+/// correlation of neighbors (Bartlett, 1946).
 #[expect(clippy::cast_precision_loss, reason = "64 points")]
 fn slope(points: &[(f64, f64)], sampling: f64) -> Slope {
     let count = points.len() as f64;

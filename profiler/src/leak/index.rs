@@ -1,10 +1,12 @@
-//! Where in the order of addresses an address is: a bit for every 16 bytes in which a block begins, and how many begin before.
+//! Index of block starts by address: a bit for every 16 bytes in which a block starts, and the number of blocks
+//! before.
 //!
 //! ```text
-//! address ─▶ span (runs of blocks without wide gaps: few) ─▶ page (64 granules) ─▶ blocks before it + bits up to the granule
+//! address ─▶ span (run of blocks without wide gaps: few) ─▶ page (64 granules) ─▶ blocks before it + bits up to the granule
 //! ```
 //!
-//! Takes at most 8 bytes for a block, and [`SPANS_MAX`] pages more, wherever blocks are: where they are far apart, granules are wide.
+//! Takes at most 8 bytes per block, plus [`SPANS_MAX`] pages, wherever the blocks are: granules are wider where
+//! blocks are far apart.
 
 #[cfg(test)]
 mod tests;
@@ -13,67 +15,72 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-use super::blocks::{Record, number};
-
-/// Spans that there are at most.
+/// Maximum number of spans.
 const SPANS_MAX: usize = 256;
-/// Between blocks that are less far apart nothing is split.
+/// Minimum distance between blocks at which to split a span.
 const GAP_BYTES_MIN: u64 = 1 << 20;
-/// The narrowest granule: no allocator has two blocks in 16 bytes.
+/// Size of the narrowest granule: no allocator has two blocks in 16 bytes.
 const SHIFT_MIN: u32 = 4;
-/// Granules of a page: bits of a word.
+/// Granules per page: bits of a word.
 const PAGE_SHIFT: u32 = 6;
 
-/// The last block that begins at an address or below it.
+/// A block as stored: 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    pub(super) start: u64,
+    /// Bytes; `u32::MAX` if the size is stored elsewhere.
+    pub(super) size: u32,
+    pub(super) origin: u32,
+}
+
+/// The last block that starts at an address or below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The block's number.
     pub(super) number: u32,
-    /// It is known to begin at that address.
+    /// It is known to start at that address.
     pub(super) is_start: bool,
 }
 
-/// Where in the index an address belongs.
+/// Location of an address in the index.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Spot {
     page: u32,
-    /// Granules of the page that lie above it.
+    /// Number of granules of the page above it.
     above: u8,
-    /// It is where a granule begins.
+    /// It is the start of a granule.
     may_be_start: bool,
 }
 
-/// Granules in a row.
+/// 64 consecutive granules.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Page {
-    /// Those in which a block begins.
+    /// Granules in which a block starts.
     starts: u64,
-    /// Blocks that begin before the page.
+    /// Number of blocks that start before the page.
     before: u32,
-    /// Every block of it begins where its granule does, so that bits say all.
+    /// All blocks of the page start where their granules do, so the bits are exact.
     is_plain: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Span {
     base: u64,
-    /// Bytes of a granule, as a power of two.
+    /// Log2 of the size of a granule.
     shift: u32,
     page_first: u32,
     page_last: u32,
 }
 
-/// The index of a list of blocks.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// Where each span begins.
+    /// Start of each span.
     bases: Vec<u64>,
     spans: Vec<Span>,
     pages: Vec<Page>,
 }
 
 impl Index {
-    /// The index of blocks that are sorted and have different starts.
+    /// Builds the index of blocks that are sorted by distinct starts.
     pub(super) fn new(records: &[Record]) -> Self {
         let mut index = Self::default();
         for blocks in runs(records) {
@@ -105,14 +112,14 @@ impl Index {
         self.spans.push(Span { base, shift, page_first, page_last });
     }
 
-    /// The last block that begins at an address or below it; `None` when all begin behind it.
+    /// Returns the last block that starts at an address or below it, if any.
     #[inline]
     pub(super) fn place(&self, records: &[Record], address: u64) -> Option<Place> {
         let spot = self.spot(address)?;
         self.resolve(records, address, spot, self.page(spot))
     }
 
-    /// Where to look for an address, from what is always in the cache. `None` where all blocks begin behind it.
+    /// Locates an address, using only data that stays in the cache. `None` if all blocks start after it.
     #[inline]
     pub(super) fn spot(&self, address: u64) -> Option<Spot> {
         let span = self.bases.partition_point(|&base| base <= address).checked_sub(1)?;
@@ -127,13 +134,12 @@ impl Index {
         })
     }
 
-    /// What the index has there.
     #[inline]
     pub(super) fn page(&self, spot: Spot) -> Page {
         self.pages[spot.page as usize]
     }
 
-    /// As [`Self::place`], of what was looked up.
+    /// Second half of [`Self::place`].
     #[inline]
     pub(super) fn resolve(&self, records: &[Record], address: u64, spot: Spot, page: Page) -> Option<Place> {
         if !page.is_plain {
@@ -144,7 +150,7 @@ impl Index {
         Some(Place { number: count.checked_sub(1)?, is_start: upto >> 63 == 1 && spot.may_be_start })
     }
 
-    /// The same where blocks begin anywhere.
+    /// Searches a page in which blocks do not start where granules do.
     #[cold]
     fn search(&self, records: &[Record], page: usize, address: u64) -> Option<Place> {
         let first = self.pages[page].before as usize;
@@ -153,26 +159,25 @@ impl Index {
         Some(Place { number: number(count.checked_sub(1)?), is_start: false })
     }
 
-    /// Bytes of memory that it takes.
     pub(super) fn footprint_bytes(&self) -> usize {
         self.pages.capacity() * size_of::<Page>() + self.spans.capacity() * (size_of::<Span>() + size_of::<u64>())
     }
 }
 
-/// An offset into an array that exists.
+/// Converts an offset into an existing array.
 #[inline]
 fn at(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// How wide granules must be so that there is a page for two blocks at most.
+/// Returns the width of granules at which there is at most one page for two blocks.
 fn shift_for(extent: u64, count: usize) -> u32 {
     let pages_max = count as u64 / 2;
     let fits = |shift: &u32| extent >> shift >> PAGE_SHIFT <= pages_max.saturating_sub(1);
     (SHIFT_MIN..u64::BITS - PAGE_SHIFT).find(fits).unwrap_or(u64::BITS - PAGE_SHIFT)
 }
 
-/// Blocks, split where the widest gaps are.
+/// Splits blocks at the widest gaps.
 fn runs(records: &[Record]) -> Vec<Range<usize>> {
     let mut widest: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     for (before, pair) in records.windows(2).enumerate() {
@@ -193,4 +198,10 @@ fn runs(records: &[Record]) -> Vec<Range<usize>> {
     ends.sort_unstable();
     let begins = std::iter::once(0).chain(ends.iter().copied());
     begins.zip(ends.iter().copied()).map(|(begin, end)| begin..end).filter(|run| !run.is_empty()).collect()
+}
+
+/// Converts a count of blocks, which is at most `u32::MAX` − 1.
+#[inline]
+pub(super) fn number(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -1,33 +1,32 @@
-//! Which blocks can be reached from roots: words that are addresses in blocks, and the words of those blocks, and so on.
+//! Marks the blocks that are reachable from roots: an aligned word that is an address in a block makes the block
+//! reachable, and so do the words of reachable blocks. Conservative, and parallel.
 
-mod pool;
-mod scan;
-mod stacks;
 #[cfg(test)]
 mod tests;
 
+use std::hint::black_box;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use self::pool::Pool;
-use self::scan::Scanner;
-use super::blocks::{BlockId, Blocks};
-use super::words::Words;
+use super::blocks::{BlockId, Blocks, GROUP};
+use super::index::number;
+use super::words::{Words, aligned};
+use super::work::{Pool, Stacks, Work};
 use crate::address::TargetAddr;
 use crate::memory::Memory;
 
-/// Where reaching begins.
+/// Where marking starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roots {
-    /// Memory of which every aligned word counts that no byte of a block is in: what is in a block counts where that is reached. They
-    /// may overlap, and come in any order.
+    /// Memory whose aligned words count if no byte of them is in a block: contents of blocks count once the block is
+    /// reachable. Ranges may overlap, in any order.
     pub ranges: Vec<Range<TargetAddr>>,
-    /// Words by themselves, as registers hold.
+    /// Single words, such as registers.
     pub words: Vec<u64>,
 }
 
-/// Which blocks were reached: a bit for each.
+/// Reachable blocks: one bit each.
 #[derive(Debug)]
 pub struct Marks {
     bits: Vec<AtomicU64>,
@@ -39,17 +38,16 @@ impl Marks {
         Self { bits: std::iter::repeat_with(AtomicU64::default).take(count.div_ceil(64)).collect(), count }
     }
 
-    /// Whether this block was reached.
     pub fn is_reached(&self, id: BlockId) -> bool {
         self.bits[id.0 as usize / 64].load(Ordering::Relaxed) & 1 << (id.0 % 64) != 0
     }
 
-    /// Blocks that were not reached, by rising address.
+    /// Returns the unreachable blocks by ascending address.
     pub fn unreached(&self) -> impl Iterator<Item = BlockId> {
-        (0..super::blocks::number(self.count)).map(BlockId).filter(|&id| !self.is_reached(id))
+        (0..number(self.count)).map(BlockId).filter(|&id| !self.is_reached(id))
     }
 
-    /// The bits of 64 blocks; above the last block there is none.
+    /// Returns the inverted bits, 64 blocks at a time; 0 after the last block.
     pub(super) fn unreached_bits(&self) -> impl Iterator<Item = u64> {
         self.bits.iter().enumerate().map(|(at, bits)| {
             let blocks = self.count - at * 64;
@@ -58,28 +56,27 @@ impl Marks {
         })
     }
 
-    /// Marks a block; whether it was not yet.
+    /// Marks a block; returns whether it was not marked before.
     #[inline]
     fn set(&self, number: u32) -> bool {
         let (bits, bit) = (&self.bits[number as usize / 64], 1 << (number % 64));
-        // Most words lead to blocks that are marked: reading is cheaper than locking.
+        // Most words lead to marked blocks: a load is cheaper than an atomic exchange.
         bits.load(Ordering::Relaxed) & bit == 0 && bits.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 }
 
-/// Finds all blocks that roots reach, on all processors.
+/// Marks all blocks that are reachable from the roots, on all processors.
 pub(crate) fn mark(blocks: &Blocks, roots: &Roots, memory: &dyn Memory) -> Marks {
     mark_with(blocks, roots, memory, threads())
 }
 
-/// As [`mark`], on so many threads.
 pub fn mark_with(blocks: &Blocks, roots: &Roots, memory: &dyn Memory, threads: usize) -> Marks {
     let marks = Marks::new(blocks.len());
     reach(&marks, blocks, roots, memory, threads);
     marks
 }
 
-/// Marks what these words reach besides what is marked.
+/// Marks what is reachable from additional words.
 pub(crate) fn mark_also(marks: &Marks, blocks: &Blocks, words: Vec<u64>, memory: &dyn Memory) {
     reach(marks, blocks, &Roots { ranges: Vec::new(), words }, memory, threads());
 }
@@ -103,9 +100,9 @@ fn reach(marks: &Marks, blocks: &Blocks, roots: &Roots, memory: &dyn Memory, thr
     });
 }
 
-/// The words of root ranges that are there, each once.
+/// Returns the present words of root ranges, each once.
 fn root_parts(words: &Words<'_>, roots: &Roots) -> Vec<Range<u64>> {
-    let whole = |range: &Range<TargetAddr>| super::words::aligned(&(range.start.0..range.end.0));
+    let whole = |range: &Range<TargetAddr>| aligned(&(range.start.0..range.end.0));
     let mut ranges: Vec<(u64, u64)> = roots.ranges.iter().filter_map(whole).collect();
     ranges.sort_unstable();
     let mut merged: Vec<(u64, u64)> = Vec::new();
@@ -116,4 +113,181 @@ fn root_parts(words: &Words<'_>, roots: &Roots) -> Vec<Range<u64>> {
         }
     }
     merged.into_iter().flat_map(|(start, end)| words.present(&(start..end))).collect()
+}
+
+/// Blocks per batch.
+const BATCH: usize = 64;
+/// Size of the buffer of candidate addresses: a power of two.
+const CANDIDATES: usize = 1024;
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+/// The hardware prefetcher loads the rest of longer blocks.
+const TOUCHED_LINES_MAX: usize = 8;
+/// Words to scan between two checks for space in the buffer.
+const STRIDE_WORDS: usize = 128;
+/// Blocks from this size on are scanned in parts, by any thread.
+const LARGE_BYTES_MIN: u64 = 1 << 20;
+
+/// A marking thread. Works in batches, each step for a whole batch, so that the processor waits for many cache lines
+/// at once: addresses and sizes of blocks, their first bytes, candidate words, the blocks that contain them, their
+/// mark bits.
+struct Scanner<'a> {
+    blocks: &'a Blocks,
+    words: &'a Words<'a>,
+    marks: &'a Marks,
+    pool: &'a Pool,
+    /// Marked blocks to scan.
+    stacks: Stacks,
+    candidates: Box<[u64; CANDIDATES]>,
+    candidate_count: usize,
+    /// Address range of all blocks.
+    lowest: u64,
+    extent: u64,
+    near: usize,
+}
+
+impl<'a> Scanner<'a> {
+    fn new(blocks: &'a Blocks, words: &'a Words<'a>, marks: &'a Marks, pool: &'a Pool) -> Self {
+        let (lowest, end) = blocks.bounds();
+        Self {
+            blocks,
+            words,
+            marks,
+            pool,
+            stacks: Stacks::new(blocks.len()),
+            candidates: Box::new([0; CANDIDATES]),
+            candidate_count: 0,
+            lowest,
+            extent: end - lowest,
+            near: 0,
+        }
+    }
+
+    /// Scans words outside of memory.
+    fn begin(&mut self, words: &[u64]) {
+        words.iter().for_each(|word| self.scan(&word.to_le_bytes()));
+    }
+
+    /// Scans until no thread has work left.
+    fn run(mut self) {
+        let _attendance = self.pool.attend();
+        loop {
+            self.flush();
+            if self.stacks.is_empty() {
+                match self.pool.take() {
+                    Some(Work::Blocks(blocks)) => self.keep(blocks),
+                    Some(Work::Roots(range)) => self.scan_around_blocks(&range),
+                    Some(Work::Part(range)) => self.scan_range(&range),
+                    None => return,
+                }
+            } else {
+                self.scan_batch();
+                self.share();
+            }
+        }
+    }
+
+    /// Takes blocks that another thread added.
+    fn keep(&mut self, blocks: Vec<u32>) {
+        for block in blocks {
+            if let Some(many) = self.stacks.push(block) {
+                self.pool.leave_blocks(many);
+            }
+        }
+    }
+
+    /// Scans the most recently marked blocks.
+    fn scan_batch(&mut self) {
+        let mut numbers = [0; BATCH];
+        let count = self.stacks.pop(&mut numbers);
+        let mut batch: [Range<u64>; BATCH] = std::array::from_fn(|_| 0..0);
+        for (range, &number) in batch.iter_mut().zip(&numbers[..count]) {
+            let block = self.blocks.get(BlockId(number));
+            *range = block.start.0..block.end().0;
+        }
+        let mut slices: [&[u8]; BATCH] = [&[]; BATCH];
+        let mut touched = 0;
+        for (slice, range) in slices.iter_mut().zip(&batch[..count]) {
+            *slice = self.words.slice(range, &mut self.near).unwrap_or_default();
+            let lines = slice.iter().step_by(LINE_BYTES).take(TOUCHED_LINES_MAX);
+            touched ^= lines.fold(0, |all, byte| all ^ byte);
+        }
+        black_box(touched);
+        for (slice, range) in slices.iter().zip(&batch[..count]) {
+            if range.end - range.start >= LARGE_BYTES_MIN {
+                self.pool.leave_parts(self.words.present(range));
+            } else if slice.is_empty() {
+                self.scan_range(range);
+            } else {
+                self.scan(slice);
+            }
+        }
+    }
+
+    /// Scans the root words of a range outside of blocks.
+    fn scan_around_blocks(&mut self, range: &Range<u64>) {
+        let mut start = range.start;
+        for number in self.blocks.first_behind(start).. {
+            let block = ((number as usize) < self.blocks.len()).then(|| self.blocks.get(BlockId(number)));
+            let until = block.map_or(range.end, |block| block.start.0.min(range.end));
+            if start < until {
+                self.scan_range(&(start..until));
+            }
+            match block {
+                Some(block) if block.end().0 < range.end => start = block.end().0,
+                _ => return,
+            }
+        }
+    }
+
+    /// Scans the present words of a range.
+    fn scan_range(&mut self, range: &Range<u64>) {
+        let mut near = self.near;
+        let words = self.words;
+        words.each(range, &mut near, |bytes| self.scan(bytes));
+        self.near = near;
+    }
+
+    #[inline]
+    fn scan(&mut self, bytes: &[u8]) {
+        for stride in bytes.chunks(STRIDE_WORDS * 8) {
+            if self.candidate_count + STRIDE_WORDS > CANDIDATES {
+                self.flush();
+            }
+            let mut count = self.candidate_count;
+            for word in stride.as_chunks::<8>().0 {
+                let word = u64::from_le_bytes(*word);
+                // Branchless: the contents of memory are unpredictable.
+                self.candidates[count % CANDIDATES] = word;
+                count += usize::from(word.wrapping_sub(self.lowest) < self.extent);
+            }
+            self.candidate_count = count;
+        }
+    }
+
+    /// Marks the blocks that contain candidate addresses.
+    fn flush(&mut self) {
+        let count = self.candidate_count.min(CANDIDATES);
+        for group in self.candidates[..count].chunks(GROUP) {
+            let mut numbers = [0; GROUP];
+            let held = self.blocks.holding_of(group, &mut numbers);
+            for &number in &numbers[..held] {
+                if self.marks.set(number)
+                    && let Some(many) = self.stacks.push(number)
+                {
+                    self.pool.leave_blocks(many);
+                }
+            }
+        }
+        self.candidate_count = 0;
+    }
+
+    /// Shares blocks with waiting threads.
+    fn share(&mut self) {
+        if self.pool.is_wanted()
+            && let Some(given) = self.stacks.give()
+        {
+            self.pool.leave_blocks(given);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Aligned words of memory, as slices of bytes wherever memory has them. What is not there is passed over, and reading goes on behind it.
+//! Aligned words of memory, as byte slices where memory provides them. Skips missing memory.
 
 #[cfg(test)]
 mod tests;
@@ -8,17 +8,16 @@ use std::ops::Range;
 use crate::address::TargetAddr;
 use crate::memory::{Memory, WORD_BYTES};
 
-/// Bytes of a word.
 const WORD: usize = size_of::<u64>();
-/// Bytes that are copied at a time where memory has no slices.
+/// Bytes to copy at a time from memory without slices.
 const COPY_BYTES_MAX: u64 = 1 << 16;
-/// How far reading goes on behind what is said to be there and cannot be read; finer than that nothing is missing.
+/// How far to skip if memory that should be present cannot be read: the granularity of missing memory.
 const PAGE_BYTES: u64 = 1 << 12;
 
-/// Memory, with those parts of it at hand that need no copying.
+/// Memory, with the parts that can be read without copying.
 pub(super) struct Words<'a> {
     memory: &'a dyn Memory,
-    /// By rising address, without overlaps.
+    /// By ascending address, without overlaps.
     windows: Vec<Window<'a>>,
 }
 
@@ -30,7 +29,6 @@ struct Window<'a> {
 }
 
 impl<'a> Words<'a> {
-    /// The words of this memory.
     pub(super) fn new(memory: &'a dyn Memory) -> Self {
         let mut windows = Vec::new();
         for part in memory.present(TargetAddr(0)..TargetAddr(u64::MAX)) {
@@ -47,7 +45,7 @@ impl<'a> Words<'a> {
         Self { memory, windows }
     }
 
-    /// The words that lie in a range whole, where it is one slice. `near` is where the last one was found, for the next.
+    /// Returns the whole words in a range if they are one slice. `near` is the window found last, as a hint.
     #[inline]
     pub(super) fn slice(&self, range: &Range<u64>, near: &mut usize) -> Option<&'a [u8]> {
         let (start, end) = aligned(range)?;
@@ -64,18 +62,18 @@ impl<'a> Words<'a> {
         window.bytes.get(from..from + usize::try_from(end - start).ok()?)
     }
 
-    /// Tells of all words that lie in a range whole and are there, in as many slices as it takes.
-    pub(super) fn each(&self, range: &Range<u64>, near: &mut usize, mut tell: impl FnMut(&[u8])) {
+    /// Passes all present whole words in a range to `take`, in as many slices as needed.
+    pub(super) fn each(&self, range: &Range<u64>, near: &mut usize, mut take: impl FnMut(&[u8])) {
         if let Some(bytes) = self.slice(range, near) {
-            tell(bytes);
+            take(bytes);
             return;
         }
         for part in self.present(range) {
-            self.each_present(&part, &mut tell);
+            self.each_present(&part, &mut take);
         }
     }
 
-    /// The parts of a range that are there, each of whole words.
+    /// Returns the present parts of a range, each of whole words.
     pub(super) fn present(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let Some((start, end)) = aligned(range) else { return Vec::new() };
         let parts = self.memory.present(TargetAddr(start)..TargetAddr(end));
@@ -86,7 +84,7 @@ impl<'a> Words<'a> {
             .collect()
     }
 
-    fn each_present(&self, part: &Range<u64>, tell: &mut impl FnMut(&[u8])) {
+    fn each_present(&self, part: &Range<u64>, take: &mut impl FnMut(&[u8])) {
         let mut buffer = Vec::new();
         let mut at = part.start;
         let mut window_at = self.windows.partition_point(|window| window.end <= at);
@@ -94,31 +92,31 @@ impl<'a> Words<'a> {
             let window = self.windows.get(window_at);
             let whole = window.and_then(|window| whole_words(window, at, part.end));
             if let Some(bytes) = whole {
-                tell(bytes);
+                take(bytes);
                 at += bytes.len() as u64;
                 continue;
             }
-            // A word that is in no window, or in two.
+            // A word outside all windows, or in two of them.
             let next = if window.is_some_and(|window| window.start <= at) { window_at + 1 } else { window_at };
             let until = self.windows.get(next).map_or(part.end, |next| next.start.next_multiple_of(WORD_BYTES));
             let wanted = until.clamp(at + WORD_BYTES, part.end).min(at + COPY_BYTES_MAX) - at;
             buffer.resize(usize::try_from(wanted).unwrap_or(WORD), 0);
             let read = self.memory.read(TargetAddr(at), &mut buffer) / WORD * WORD;
-            tell(&buffer[..read]);
+            take(&buffer[..read]);
             at = if read == 0 { (at | (PAGE_BYTES - 1)).saturating_add(1) } else { at + read as u64 };
             window_at = self.windows.partition_point(|window| window.end <= at);
         }
     }
 }
 
-/// The words of a window from an address in it on, and below an end.
+/// Returns the words of a window from an address in it, and below an end.
 fn whole_words<'a>(window: &Window<'a>, start: u64, end: u64) -> Option<&'a [u8]> {
     let from = usize::try_from(start.checked_sub(window.start)?).ok()?;
     let length = usize::try_from(end.min(window.end).checked_sub(start)?).ok()? / WORD * WORD;
     window.bytes.get(from..from + length).filter(|bytes| !bytes.is_empty())
 }
 
-/// The first and the end of the words that a range has whole, where it has one.
+/// Returns start and end of the whole words in a range, if any.
 #[inline]
 pub(super) fn aligned(range: &Range<u64>) -> Option<(u64, u64)> {
     let start = range.start.checked_next_multiple_of(WORD_BYTES)?;
@@ -126,7 +124,7 @@ pub(super) fn aligned(range: &Range<u64>) -> Option<(u64, u64)> {
     (start < end).then_some((start, end))
 }
 
-/// The longest slice from an address on, of at most that many bytes.
+/// Returns the longest slice from an address, of at most that many bytes.
 fn longest_slice(memory: &dyn Memory, start: u64, bytes_max: u64) -> &[u8] {
     let mut best: &[u8] = &[];
     let (mut least, mut most) = (0, usize::try_from(bytes_max).unwrap_or(usize::MAX));

@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::leak::made_up::{MadeUp, components_by_sets, reached_by_sets};
+use crate::leak::synthetic::{Synthetic, components_by_sets, reached_by_sets};
 
 fn folded(edges: &[Vec<u32>]) -> Folded {
-    let (blocks, marks, memory) = MadeUp::of_edges(edges).mark();
+    let (blocks, marks, memory) = Synthetic::of_edges(edges).mark();
     fold(&blocks, &marks, &memory)
 }
 
@@ -128,9 +128,9 @@ fn a_block_that_holds_itself_is_a_root() {
 /// Blocks that roots reach are in no entry, and what they hold neither.
 #[test]
 fn reached_blocks_are_left_out() {
-    let mut made_up = MadeUp::of_edges(&[vec![1], vec![0], vec![1, 3], vec![]]);
-    made_up.roots.words.push(0x10_0000);
-    let (blocks, marks, memory) = made_up.mark();
+    let mut synthetic = Synthetic::of_edges(&[vec![1], vec![0], vec![1, 3], vec![]]);
+    synthetic.roots.words.push(0x10_0000);
+    let (blocks, marks, memory) = synthetic.mark();
     let folded = fold(&blocks, &marks, &memory);
     assert_eq!(folded.unreached, [BlockId(2), BlockId(3)]);
     assert_eq!(folded.roots[0].members[..], [BlockId(2)]);
@@ -140,7 +140,7 @@ fn reached_blocks_are_left_out() {
 
 #[test]
 fn nothing_is_unreached() {
-    let (blocks, marks, memory) = MadeUp::default().mark();
+    let (blocks, marks, memory) = Synthetic::default().mark();
     assert_eq!(fold(&blocks, &marks, &memory), Folded::default());
 }
 

@@ -4,49 +4,49 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::leak::blocks::Block;
-use crate::leak::made_up::MadeUp;
+use crate::leak::synthetic::Synthetic;
 use crate::memory::Copied;
 
 /// Where root memory is in these tests, and where blocks.
 const ROOTS: u64 = 0x1000;
 const HEAP: u64 = 0x10_0000;
 
-fn heap_of(blocks: &[(u64, u64)]) -> MadeUp {
-    let mut made_up = MadeUp::default().with(ROOTS, 0x1000).with(HEAP, 0x1000);
-    blocks.iter().for_each(|&(start, size)| made_up.block(HEAP + start, size));
-    made_up.root_range(ROOTS..ROOTS + 0x1000);
-    made_up
+fn heap_of(blocks: &[(u64, u64)]) -> Synthetic {
+    let mut synthetic = Synthetic::default().with(ROOTS, 0x1000).with(HEAP, 0x1000);
+    blocks.iter().for_each(|&(start, size)| synthetic.block(HEAP + start, size));
+    synthetic.root_range(ROOTS..ROOTS + 0x1000);
+    synthetic
 }
 
 /// The seed's case: what is allocated is there.
 #[test]
 fn allocation() {
-    let made_up = heap_of(&[(0x20, 16), (0, 16)]);
-    assert_eq!(made_up.blocks().len(), 2);
+    let synthetic = heap_of(&[(0x20, 16), (0, 16)]);
+    assert_eq!(synthetic.blocks().len(), 2);
 }
 
 /// The seed's case: addresses of blocks are taken for what they are, wherever in the address space.
 #[test]
 fn mapping() {
-    let mut made_up = MadeUp::default().with(ROOTS, 0x100);
+    let mut synthetic = Synthetic::default().with(ROOTS, 0x100);
     for (slot, start) in [HEAP, 1 << 40, u64::MAX - 32].into_iter().enumerate() {
-        made_up.block(start, 16);
-        made_up.write(ROOTS + 8 * slot as u64, start + 15);
+        synthetic.block(start, 16);
+        synthetic.write(ROOTS + 8 * slot as u64, start + 15);
     }
-    made_up.block(8, 8);
-    made_up.root_range(ROOTS..ROOTS + 0x100);
-    assert_eq!(made_up.unreached(), [8]);
+    synthetic.block(8, 8);
+    synthetic.root_range(ROOTS..ROOTS + 0x100);
+    assert_eq!(synthetic.unreached(), [8]);
 }
 
 /// The seed's case: a block that no word leads to leaks.
 #[test]
 fn leak() {
     assert_eq!(heap_of(&[(0, 16)]).unreached(), [HEAP]);
-    let mut made_up = heap_of(&[(0, 16), (0x20, 16)]);
+    let mut synthetic = heap_of(&[(0, 16), (0x20, 16)]);
     // One behind its end, and one before it.
-    made_up.write(ROOTS, HEAP + 16);
-    made_up.write(ROOTS + 8, HEAP + 0x1f);
-    assert_eq!(made_up.unreached(), [HEAP, HEAP + 0x20]);
+    synthetic.write(ROOTS, HEAP + 16);
+    synthetic.write(ROOTS + 8, HEAP + 0x1f);
+    assert_eq!(synthetic.unreached(), [HEAP, HEAP + 0x20]);
 }
 
 /// The seed's case: every slot of the roots, every byte of the block.
@@ -54,12 +54,12 @@ fn leak() {
 fn live() {
     for slot in 0..16 {
         for byte in 0..16 {
-            let mut made_up = MadeUp::default().with(ROOTS, 128);
-            made_up.block(HEAP, 16);
-            made_up.root_range(ROOTS..ROOTS + 128);
-            assert_eq!(made_up.unreached(), [HEAP]);
-            made_up.write(ROOTS + 8 * slot, HEAP + byte);
-            assert_eq!(made_up.unreached(), [0; 0], "slot {slot}, byte {byte}");
+            let mut synthetic = Synthetic::default().with(ROOTS, 128);
+            synthetic.block(HEAP, 16);
+            synthetic.root_range(ROOTS..ROOTS + 128);
+            assert_eq!(synthetic.unreached(), [HEAP]);
+            synthetic.write(ROOTS + 8 * slot, HEAP + byte);
+            assert_eq!(synthetic.unreached(), [0; 0], "slot {slot}, byte {byte}");
         }
     }
 }
@@ -70,13 +70,13 @@ fn unaligned() {
     for start in 0..8 {
         for end in 0..8 {
             for slot in 0..4 {
-                let mut made_up = MadeUp::default().with(ROOTS, 32);
-                made_up.block(HEAP, 16);
-                made_up.write(ROOTS + 8 * slot, HEAP);
-                made_up.root_range(ROOTS + start..ROOTS + 32 - end);
+                let mut synthetic = Synthetic::default().with(ROOTS, 32);
+                synthetic.block(HEAP, 16);
+                synthetic.write(ROOTS + 8 * slot, HEAP);
+                synthetic.root_range(ROOTS + start..ROOTS + 32 - end);
                 let is_whole = !(slot == 0 && start > 0 || slot == 3 && end > 0);
                 let expected: &[u64] = if is_whole { &[] } else { &[HEAP] };
-                assert_eq!(made_up.unreached(), expected, "{start} to {end}, slot {slot}");
+                assert_eq!(synthetic.unreached(), expected, "{start} to {end}, slot {slot}");
             }
         }
     }
@@ -86,73 +86,73 @@ fn unaligned() {
 #[test]
 fn unaligned_words() {
     for offset in 1..8 {
-        let mut made_up = heap_of(&[(0, 16), (0x20, 64)]);
-        made_up.write(ROOTS + offset, HEAP);
-        made_up.write(ROOTS + 16, HEAP + 0x20);
-        made_up.write(HEAP + 0x20 + offset, HEAP);
-        assert_eq!(made_up.unreached(), [HEAP], "offset {offset}");
+        let mut synthetic = heap_of(&[(0, 16), (0x20, 64)]);
+        synthetic.write(ROOTS + offset, HEAP);
+        synthetic.write(ROOTS + 16, HEAP + 0x20);
+        synthetic.write(HEAP + 0x20 + offset, HEAP);
+        assert_eq!(synthetic.unreached(), [HEAP], "offset {offset}");
     }
 }
 
 /// The seed's case: blocks that hold each other leak, and live when one is held.
 #[test]
 fn cycle() {
-    let mut made_up = heap_of(&[(0, 16), (0x20, 16), (0x40, 16)]);
-    made_up.write(HEAP, HEAP + 0x20);
-    made_up.write(HEAP + 0x20, HEAP);
-    made_up.write(HEAP + 0x40, HEAP + 0x40);
-    assert_eq!(made_up.unreached(), [HEAP, HEAP + 0x20, HEAP + 0x40]);
-    made_up.write(ROOTS + 0xff8, HEAP + 0x28);
-    assert_eq!(made_up.unreached(), [HEAP + 0x40]);
+    let mut synthetic = heap_of(&[(0, 16), (0x20, 16), (0x40, 16)]);
+    synthetic.write(HEAP, HEAP + 0x20);
+    synthetic.write(HEAP + 0x20, HEAP);
+    synthetic.write(HEAP + 0x40, HEAP + 0x40);
+    assert_eq!(synthetic.unreached(), [HEAP, HEAP + 0x20, HEAP + 0x40]);
+    synthetic.write(ROOTS + 0xff8, HEAP + 0x28);
+    assert_eq!(synthetic.unreached(), [HEAP + 0x40]);
 }
 
 /// The seed's case of memory that cannot be read: what is behind it is.
 #[test]
 fn segv() {
-    let mut made_up = MadeUp::default().with(ROOTS, 0x1000).with(ROOTS + 0x3000, 0x1000).with(HEAP, 0x1000);
-    made_up = made_up.with(HEAP + 0x8000, 0x1000);
-    made_up.root_range(ROOTS..ROOTS + 0x9000);
-    made_up.block(HEAP, 0x9000);
-    made_up.block(HEAP + 0x1_0000, 16);
-    made_up.block(HEAP + 0x2_0000, 16);
-    made_up.write(ROOTS + 0x3008, HEAP + 0x4000);
-    made_up.write(HEAP + 0x8ff8, HEAP + 0x1_0000);
-    assert_eq!(made_up.unreached(), [HEAP + 0x2_0000]);
+    let mut synthetic = Synthetic::default().with(ROOTS, 0x1000).with(ROOTS + 0x3000, 0x1000).with(HEAP, 0x1000);
+    synthetic = synthetic.with(HEAP + 0x8000, 0x1000);
+    synthetic.root_range(ROOTS..ROOTS + 0x9000);
+    synthetic.block(HEAP, 0x9000);
+    synthetic.block(HEAP + 0x1_0000, 16);
+    synthetic.block(HEAP + 0x2_0000, 16);
+    synthetic.write(ROOTS + 0x3008, HEAP + 0x4000);
+    synthetic.write(HEAP + 0x8ff8, HEAP + 0x1_0000);
+    assert_eq!(synthetic.unreached(), [HEAP + 0x2_0000]);
 }
 
 #[test]
 fn words_of_registers() {
-    let mut made_up = heap_of(&[(0, 16), (0x20, 16)]);
-    made_up.roots.words = vec![0, u64::MAX, HEAP + 0x2f];
-    assert_eq!(made_up.unreached(), [HEAP]);
+    let mut synthetic = heap_of(&[(0, 16), (0x20, 16)]);
+    synthetic.roots.words = vec![0, u64::MAX, HEAP + 0x2f];
+    assert_eq!(synthetic.unreached(), [HEAP]);
 }
 
 /// Watched blocks in memory that counts as roots otherwise: they do not hold themselves, nor each other.
 #[test]
 fn root_ranges_around_blocks() {
-    let mut made_up = heap_of(&[(0, 16), (0x20, 12), (0x40, 16), (0x62, 20), (0x100, 0x100)]);
-    made_up.root_range(HEAP..HEAP + 0x1000);
-    made_up.write(HEAP, HEAP);
-    made_up.write(HEAP + 0x20, HEAP + 0x40);
+    let mut synthetic = heap_of(&[(0, 16), (0x20, 12), (0x40, 16), (0x62, 20), (0x100, 0x100)]);
+    synthetic.root_range(HEAP..HEAP + 0x1000);
+    synthetic.write(HEAP, HEAP);
+    synthetic.write(HEAP + 0x20, HEAP + 0x40);
     // Words that are partly in a block count for neither side.
-    made_up.write(HEAP + 0x28, HEAP + 0x40);
-    made_up.write(HEAP + 0x60, HEAP + 0x40);
-    made_up.write(HEAP + 0x70, HEAP + 0x40);
-    made_up.write(HEAP + 0x10, HEAP + 0x105);
-    made_up.write(HEAP + 0x1f8, HEAP + 0x62);
-    assert_eq!(made_up.unreached(), [HEAP, HEAP + 0x20, HEAP + 0x40]);
-    assert_eq!(made_up.unreached(), made_up.unreached_by_sets());
+    synthetic.write(HEAP + 0x28, HEAP + 0x40);
+    synthetic.write(HEAP + 0x60, HEAP + 0x40);
+    synthetic.write(HEAP + 0x70, HEAP + 0x40);
+    synthetic.write(HEAP + 0x10, HEAP + 0x105);
+    synthetic.write(HEAP + 0x1f8, HEAP + 0x62);
+    assert_eq!(synthetic.unreached(), [HEAP, HEAP + 0x20, HEAP + 0x40]);
+    assert_eq!(synthetic.unreached(), synthetic.unreached_by_sets());
 }
 
 /// Every address may be a block's, every range a root's: it ends at once, since nothing is there.
 #[test]
 fn hostile_ranges() {
-    let mut made_up = MadeUp::default().with(ROOTS, 0x1000);
-    made_up.block(0x10_0000, u64::MAX);
-    made_up.root_range(0..u64::MAX);
-    made_up.roots.ranges.push(Range { start: TargetAddr(5), end: TargetAddr(3) });
-    made_up.roots.words = vec![0x10_0000];
-    assert_eq!(made_up.unreached(), [0; 0]);
+    let mut synthetic = Synthetic::default().with(ROOTS, 0x1000);
+    synthetic.block(0x10_0000, u64::MAX);
+    synthetic.root_range(0..u64::MAX);
+    synthetic.roots.ranges.push(Range { start: TargetAddr(5), end: TargetAddr(3) });
+    synthetic.roots.words = vec![0x10_0000];
+    assert_eq!(synthetic.unreached(), [0; 0]);
 }
 
 /// A list that is as long as there are blocks does not overflow a stack, nor does an array of pointers to all.
@@ -182,16 +182,16 @@ fn a_chain_of_a_million_blocks() {
 }
 
 /// Blocks, what is written where, and roots: a word is a slot anywhere and a byte of a block, or near it.
-fn any_memory() -> impl Strategy<Value = MadeUp> {
+fn any_memory() -> impl Strategy<Value = Synthetic> {
     let sizes = prop::collection::vec((0u64..80, 0u64..24), 1..60);
     let words = prop::collection::vec((any::<u16>(), any::<u16>(), 0u64..90), 0..120);
     let roots = prop::collection::vec((0u64..0x1000, 0u64..0x200), 0..4);
     let registers = prop::collection::vec(any::<u16>(), 0..3);
     (sizes, words, roots, registers, 0u64..16).prop_map(|(sizes, words, roots, registers, skew)| {
-        let mut made_up = MadeUp::default().with(ROOTS, 0x100).with(HEAP, 0xffc).with(HEAP + 0xffc, 0x1004);
+        let mut synthetic = Synthetic::default().with(ROOTS, 0x100).with(HEAP, 0xffc).with(HEAP + 0xffc, 0x1004);
         let (mut start, mut starts) = (HEAP + skew, Vec::new());
         for (size, gap) in sizes {
-            made_up.block(start, size);
+            synthetic.block(start, size);
             starts.push(start);
             start += size.max(1) + gap;
         }
@@ -199,28 +199,28 @@ fn any_memory() -> impl Strategy<Value = MadeUp> {
             let slot = u64::from(slot % 0x220) * 8;
             let at = if slot < 0x100 { ROOTS + slot } else { HEAP + slot - 0x100 };
             if at + 8 <= HEAP + 0xffc || at >= HEAP + 0xffc && at + 8 <= HEAP + 0x2000 {
-                made_up.write(at, starts[usize::from(to) % starts.len()] + offset);
+                synthetic.write(at, starts[usize::from(to) % starts.len()] + offset);
             }
         }
-        roots.iter().for_each(|&(start, length)| made_up.root_range(HEAP + start..HEAP + start + length));
-        made_up.root_range(ROOTS + 3..ROOTS + 0x45);
-        made_up.roots.words = registers.iter().map(|&to| starts[usize::from(to) % starts.len()]).collect();
-        made_up
+        roots.iter().for_each(|&(start, length)| synthetic.root_range(HEAP + start..HEAP + start + length));
+        synthetic.root_range(ROOTS + 3..ROOTS + 0x45);
+        synthetic.roots.words = registers.iter().map(|&to| starts[usize::from(to) % starts.len()]).collect();
+        synthetic
     })
 }
 
 proptest! {
     #[test]
-    fn reaches_what_sets_reach(made_up in any_memory()) {
-        prop_assert_eq!(made_up.unreached(), made_up.unreached_by_sets());
+    fn reaches_what_sets_reach(synthetic in any_memory()) {
+        prop_assert_eq!(synthetic.unreached(), synthetic.unreached_by_sets());
     }
 
     #[test]
-    fn words_that_come_later_reach_as_much(made_up in any_memory(), first in 0_usize..4) {
-        let (blocks, marks, memory) = made_up.mark();
+    fn words_that_come_later_reach_as_much(synthetic in any_memory(), first in 0_usize..4) {
+        let (blocks, marks, memory) = synthetic.mark();
         let words: Vec<u64> = marks.unreached().skip(first).step_by(3).map(|id| blocks.get(id).start.0).collect();
         mark_also(&marks, &blocks, words.clone(), &memory);
-        let mut roots = made_up.roots.clone();
+        let mut roots = synthetic.roots.clone();
         roots.words.extend(words);
         let at_once = mark(&blocks, &roots, &memory);
         prop_assert_eq!(marks.unreached().collect::<Vec<_>>(), at_once.unreached().collect::<Vec<_>>());

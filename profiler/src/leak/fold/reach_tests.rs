@@ -1,11 +1,11 @@
 //! What takes no visits, what is remembered, and what is said when visits end.
 
 use super::*;
-use crate::leak::made_up::{MadeUp, reached_by_sets};
+use crate::leak::synthetic::{Synthetic, reached_by_sets};
 
 /// What each root reaches, by its block, with and without a limit of steps.
 fn roots(edges: &[Vec<u32>], steps_max: u64) -> Vec<(u32, u64, bool)> {
-    let blocks = MadeUp::of_edges(edges).blocks();
+    let blocks = Synthetic::of_edges(edges).blocks();
     let graph = Graph::of_edges(edges);
     let components = Components::new(&graph);
     let mut reach = Reach::new(&blocks, &graph, &components, steps_max);

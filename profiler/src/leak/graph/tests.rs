@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::leak::made_up::components_by_sets;
+use crate::leak::synthetic::components_by_sets;
 
 /// Each block's component by its smallest member.
 fn smallest(edges: &[Vec<u32>]) -> Vec<u32> {

@@ -1,4 +1,4 @@
-//! Memory for tests: blocks, and words in and around them.
+//! Synthetic memory for tests: blocks, and words in and around them.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -8,27 +8,25 @@ use super::mark::{Marks, Roots, mark_with};
 use crate::address::TargetAddr;
 use crate::memory::{Copied, Memory};
 
-/// Memory that is being made up.
 #[derive(Debug, Default)]
-pub(super) struct MadeUp {
+pub(super) struct Synthetic {
     blocks: Vec<Block>,
     pieces: Vec<(u64, Vec<u8>)>,
     pub(super) roots: Roots,
 }
 
-impl MadeUp {
-    /// Memory full of zeros.
+impl Synthetic {
+    /// Adds memory full of zeros.
     pub(super) fn with(mut self, start: u64, bytes: usize) -> Self {
         self.pieces.push((start, vec![0; bytes]));
         self
     }
 
-    /// A block; memory is not made for it.
+    /// Adds a block, without memory.
     pub(super) fn block(&mut self, start: u64, size_bytes: u64) {
         self.blocks.push(Block { start: TargetAddr(start), size_bytes, origin: 0 });
     }
 
-    /// Writes a word.
     pub(super) fn write(&mut self, address: u64, word: u64) {
         let of = |(start, bytes): &&mut (u64, Vec<u8>)| *start <= address && address < *start + bytes.len() as u64;
         let (start, bytes) = self.pieces.iter_mut().find(of).expect("memory for the word");
@@ -42,7 +40,7 @@ impl MadeUp {
 
     pub(super) fn blocks(&self) -> Blocks {
         let (blocks, left_out) = Blocks::new(self.blocks.clone());
-        assert_eq!(left_out, 0, "made-up blocks do not overlap");
+        assert_eq!(left_out, 0, "synthetic blocks do not overlap");
         blocks
     }
 
@@ -51,7 +49,7 @@ impl MadeUp {
         Copied::new(pieces.map(|(start, bytes)| (TargetAddr(*start), bytes.clone().into_boxed_slice())))
     }
 
-    /// Marks on one thread, and makes sure that it comes out the same on others and without slices.
+    /// Marks on one thread, and checks that more threads, and memory without slices, give the same result.
     pub(super) fn mark(&self) -> (Blocks, Marks, Copied) {
         let (blocks, memory) = (self.blocks(), self.memory());
         let marks = mark_with(&blocks, &self.roots, &memory, 1);
@@ -65,13 +63,13 @@ impl MadeUp {
         (blocks, marks, memory)
     }
 
-    /// Where the blocks begin that nothing reaches.
+    /// Returns the starts of unreachable blocks.
     pub(super) fn unreached(&self) -> Vec<u64> {
         let (blocks, marks, _) = self.mark();
         marks.unreached().map(|id| blocks.get(id).start.0).collect()
     }
 
-    /// What [`Self::unreached`] must say, by following every word with sets.
+    /// Reference implementation of [`Self::unreached`] with sets.
     pub(super) fn unreached_by_sets(&self) -> Vec<u64> {
         let memory = self.memory();
         let holding = |word: u64| {
@@ -99,18 +97,19 @@ impl MadeUp {
         starts
     }
 
-    /// Blocks of 64 bytes without roots; each holds those that its line names. As [`Self::at`] says where.
+    /// Creates blocks of at least 64 bytes without roots, each with references to the blocks in its list. See
+    /// [`Self::at`] for addresses.
     pub(super) fn of_edges(edges: &[Vec<u32>]) -> Self {
         let widest = edges.iter().map(Vec::len).max().unwrap_or(0).max(8);
         let size = widest * 8;
-        let mut made_up = Self::default().with(Self::at(0, size), size * edges.len());
+        let mut synthetic = Self::default().with(Self::at(0, size), size * edges.len());
         for (own, targets) in edges.iter().enumerate() {
-            made_up.block(Self::at(own, size), size as u64);
+            synthetic.block(Self::at(own, size), size as u64);
             for (slot, &target) in targets.iter().enumerate() {
-                made_up.write(Self::at(own, size) + 8 * slot as u64, Self::at(target as usize, size));
+                synthetic.write(Self::at(own, size) + 8 * slot as u64, Self::at(target as usize, size));
             }
         }
-        made_up
+        synthetic
     }
 
     fn at(number: usize, size: usize) -> u64 {
@@ -118,7 +117,7 @@ impl MadeUp {
     }
 }
 
-/// Memory that must be copied.
+/// Memory without slices.
 struct Sliceless<'a>(&'a Copied);
 
 impl Memory for Sliceless<'_> {
@@ -135,7 +134,7 @@ impl Memory for Sliceless<'_> {
     }
 }
 
-/// The components of a graph, each by its smallest member, by who reaches whom.
+/// Returns the smallest member of each block's component, computed with sets.
 pub(super) fn components_by_sets(edges: &[Vec<u32>]) -> Vec<u32> {
     let reached: Vec<HashSet<u32>> = (0..edges.len()).map(|from| reached_by_sets(edges, from)).collect();
     let mut of = HashMap::new();
@@ -146,7 +145,7 @@ pub(super) fn components_by_sets(edges: &[Vec<u32>]) -> Vec<u32> {
     (0u32..).take(edges.len()).map(|block| of[&block]).collect()
 }
 
-/// What a block reaches, itself included.
+/// Returns everything reachable from a block, including itself.
 pub(super) fn reached_by_sets(edges: &[Vec<u32>], from: usize) -> HashSet<u32> {
     let mut reached = HashSet::from([u32::try_from(from).expect("it is small")]);
     let mut open = vec![from];
