@@ -1,7 +1,7 @@
-//! One check for leaks: from a look at a process to what a report tells.
+//! A leak check: from a heap snapshot to an unreachable-blocks report.
 //!
 //! ```text
-//! look ─▶ walk ─▶ known blocks ─▶ mark ─▶ fold ─▶ suppress ─▶ name ─▶ report::unreachable
+//! heap snapshot ─▶ walk ─▶ known blocks ─▶ mark ─▶ fold ─▶ suppress ─▶ symbolize ─▶ report::unreachable
 //! ```
 
 use rustc_hash::FxHashMap;
@@ -19,46 +19,45 @@ use crate::report::unreachable::{CONTENTS_BYTES_MAX, HeapKnowledge, Leak, Precis
 use crate::symbolize::Resolve;
 use crate::symbolize::types::TypeNames;
 
-mod books;
-mod known;
-pub(crate) mod look;
-pub(crate) mod unwatched;
+mod blocks;
+pub(crate) mod heap_snapshot;
+mod leaked_profile;
 
-use books::Books;
-use known::{Known, WALKED};
-use look::Look;
+use blocks::{KnownBlocks, WALKED};
+use heap_snapshot::HeapSnapshot;
+use leaked_profile::LeakedProfiles;
 
-/// What is to be told.
+/// Options of a check.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Most entries.
+    /// Maximum number of leaks to list.
     pub limit: usize,
-    /// Stacks that are known to leak.
     pub suppressions: Suppressions,
-    /// Contents of blocks are told.
+    /// Include contents of blocks.
     pub with_contents: bool,
-    /// The runtime's plumbing is left out of stacks.
+    /// Trim runtime frames from stacks.
     pub trims: bool,
 }
 
-/// Finds unreachable blocks.
-///
-/// # Errors
-///
-/// [`CollectError::CopyKilled`]: pointers are missing then, and blocks would seem unreachable.
-pub(crate) fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Result<Unreachable, CollectError> {
-    look.watched.sort_unstable_by_key(|block| block.address);
-    let memory = &*look.collected.memory;
-    let known = Known::of(&look.watched, &look.walks, &look.collected.regions);
-    let marks = mark(&known.blocks, &roots(&look, &known), memory);
+/// Finds unreachable blocks. Fails with [`CollectError::CopyKilled`] if the copy of the process was killed: without
+/// its pointers, reachable blocks would seem unreachable.
+pub(crate) fn check(
+    mut snapshot: HeapSnapshot,
+    plan: &Plan,
+    resolver: &dyn Resolve,
+) -> Result<Unreachable, CollectError> {
+    snapshot.recorded.sort_unstable_by_key(|block| block.address);
+    let memory = &*snapshot.collected.memory;
+    let known = KnownBlocks::of(&snapshot.recorded, &snapshot.walks, &snapshot.collected.regions);
+    let marks = mark(&known.blocks, &roots(&snapshot, &known), memory);
     let mut folded = fold(&known.blocks, &marks, memory);
-    let books = Books::new(&look);
+    let profiles = LeakedProfiles::new(&snapshot);
     let mut suppressed = Sum::default();
     if !plan.suppressions.is_empty() {
-        // Of whole stacks, whatever is shown of them.
-        let (profile, indices) = books.profile(&known.blocks, &folded.unreached, resolver, false);
+        // Matches untrimmed stacks.
+        let (profile, indices) = profiles.profile(&known.blocks, &folded.unreached, resolver, false);
         let ids = suppressed_of(&known.blocks, &folded, &profile, &indices, &plan.suppressions);
-        // What a suppressed block holds is suppressed with it.
+        // Blocks reachable from a suppressed one are suppressed too.
         let words = ids.iter().map(|id| known.blocks.get(*id).start.0).collect();
         mark_also(&marks, &known.blocks, words, memory);
         let rest = fold(&known.blocks, &marks, memory);
@@ -68,13 +67,13 @@ pub(crate) fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Resu
         };
         folded = rest;
     }
-    let (profile, indices) = books.profile(&known.blocks, &folded.unreached, resolver, plan.trims);
-    let state = &look.snapshot.targets[0];
+    let (profile, indices) = profiles.profile(&known.blocks, &folded.unreached, resolver, plan.trims);
+    let state = &snapshot.state.targets[0];
     let mut entries = Entries {
-        look: &look,
-        books: &books,
+        snapshot: &snapshot,
+        profiles: &profiles,
         blocks: &known.blocks,
-        types: TypeNames::new(&look.collected.regions, &state.space, &look.snapshot.modules),
+        types: TypeNames::new(&snapshot.collected.regions, &state.space, &snapshot.state.modules),
         profile: &profile,
         indices: &indices,
         plan,
@@ -82,38 +81,37 @@ pub(crate) fn check(mut look: Look, plan: &Plan, resolver: &dyn Resolve) -> Resu
     let leaks: Vec<Leak> = folded.roots.iter().filter_map(|root| entries.leak(root)).collect();
     let (leaks, leak_count) = merge(leaks, plan.limit);
     if !memory.is_there() {
-        return Err(CollectError::CopyKilled(look.collected.pid));
+        return Err(CollectError::CopyKilled(snapshot.collected.pid));
     }
     Ok(Unreachable {
-        taken_unix_ns: look.snapshot.ended_unix_ns,
-        pause_ns: u64::try_from(look.collected.pause.as_nanos()).unwrap_or(u64::MAX),
-        method: match look.collected.method {
+        taken_unix_ns: snapshot.state.ended_unix_ns,
+        pause_ns: u64::try_from(snapshot.collected.pause.as_nanos()).unwrap_or(u64::MAX),
+        method: match snapshot.collected.method {
             Method::Read => "read",
             Method::Fork => "fork",
         },
-        watched_ns: look.watching.map(|watching| watching.duration_ns),
-        at_exit: look.at_exit,
+        watched_ns: snapshot.coverage.map(|coverage| coverage.duration_ns),
+        at_exit: snapshot.at_exit,
         known: sum_of(&known.blocks),
         leaked: folded.leaked,
         direct: folded.direct,
         suppressed,
-        heaps: heaps(&look, &known),
-        caveats: caveats(&look, &known, &folded),
+        heaps: heaps(&snapshot, &known),
+        caveats: caveats(&snapshot, &known, &folded),
         leaks,
         leak_count,
         profile,
     })
 }
 
-/// Where reaching begins.
-fn roots(look: &Look, known: &Known) -> Roots {
-    let collected = &look.collected;
+fn roots(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Roots {
+    let collected = &snapshot.collected;
     let ranges = root_spans(&collected.threads, &collected.regions, &*collected.memory, &known.heap_areas);
     let registers = collected.threads.iter().flat_map(|thread| thread.registers.iter().copied());
     Roots { ranges, words: registers.chain(collected.kernel_words.iter().copied()).collect() }
 }
 
-/// Leaked blocks whose stacks a suppression matches.
+/// Returns the leaked blocks whose stacks match a suppression.
 fn suppressed_of(
     blocks: &Blocks,
     folded: &Folded,
@@ -133,14 +131,14 @@ fn suppressed_of(
     folded.unreached.iter().filter(is_known).copied().collect()
 }
 
-/// Makes entries of root leaks.
+/// Builds the listed leaks.
 struct Entries<'a> {
-    look: &'a Look,
-    books: &'a Books<'a>,
+    snapshot: &'a HeapSnapshot,
+    profiles: &'a LeakedProfiles<'a>,
     blocks: &'a Blocks,
     types: TypeNames<'a>,
     profile: &'a Profile,
-    /// Of the profile's callsites.
+    /// By callsite of the profile.
     indices: &'a [u32],
     plan: &'a Plan,
 }
@@ -150,7 +148,7 @@ impl Entries<'_> {
         let block = self.blocks.get(*root.members.first()?);
         let callsite = self.indices.binary_search(&block.origin).ok()?;
         let mut contents = vec![0; usize::try_from(block.size_bytes).unwrap_or(usize::MAX).min(CONTENTS_BYTES_MAX)];
-        let memory = &*self.look.collected.memory;
+        let memory = &*self.snapshot.collected.memory;
         let length = if self.plan.with_contents { memory.read(block.start, &mut contents) } else { 0 };
         let stack = self.profile.targets.first().and_then(|target| target.callsites.get(callsite));
         let stack = stack.map_or(&[][..], |callsite| &callsite.stack);
@@ -161,7 +159,7 @@ impl Entries<'_> {
             callsite,
             watched: block.origin < WALKED,
             type_name: self.types.of(memory.word(block.start), stack, &self.profile.frames),
-            age_ns: self.books.born(block.start).map(|born| self.look.now.0.saturating_sub(born.0)),
+            age_ns: self.profiles.born(block.start).map(|born| self.snapshot.now.0.saturating_sub(born.0)),
             contents,
             cycle_count: root.members.len() as u64,
             referenced: Sum {
@@ -183,17 +181,17 @@ fn sum_of(blocks: &Blocks) -> Sum {
     sum
 }
 
-/// What it means that nobody reads an allocator's bookkeeping.
-const NOT_WALKED: &str = "the allocator's own bookkeeping: its memory that is in no known block counts as roots, so that what free memory or the allocator happens to point at is taken for held";
+/// Gap of a heap that was recorded and not walked.
+const NOT_WALKED: &str = "the allocator's own bookkeeping: memory outside of known blocks counts as roots, so blocks that free memory or the allocator points to count as reachable";
 
-/// What is known of each heap's blocks, those with probes first.
-fn heaps(look: &Look, known: &Known) -> Vec<HeapKnowledge> {
-    let state = &look.snapshot.targets[0];
-    let is_complete = look.watching.is_some_and(|watching| watching.is_complete);
+/// Describes the known blocks of each heap, recorded heaps first.
+fn heaps(snapshot: &HeapSnapshot, known: &KnownBlocks) -> Vec<HeapKnowledge> {
+    let state = &snapshot.state.targets[0];
+    let is_complete = snapshot.coverage.is_some_and(|coverage| coverage.is_complete);
     let heap_of: FxHashMap<u32, HeapId> =
         state.books.callsites.iter().map(|callsite| (callsite.index, callsite.heap)).collect();
     let mut sums: FxHashMap<HeapId, Sum> = FxHashMap::default();
-    let mut of_walks = vec![Sum::default(); look.walks.len()];
+    let mut of_walks = vec![Sum::default(); snapshot.walks.len()];
     for block in known.blocks.ids().map(|id| known.blocks.get(id)) {
         let walk = block.origin.checked_sub(WALKED).and_then(|number| of_walks.get_mut(number as usize));
         let sum = match (walk, heap_of.get(&block.origin)) {
@@ -213,11 +211,11 @@ fn heaps(look: &Look, known: &Known) -> Vec<HeapKnowledge> {
             gaps: Vec::new(),
         })
         .collect();
-    for heap in heaps.iter_mut().filter(|heap| look.walks.iter().all(|walk| walk.heap != heap.name)) {
+    for heap in heaps.iter_mut().filter(|heap| snapshot.walks.iter().all(|walk| walk.heap != heap.name)) {
         heap.gaps.push(NOT_WALKED.to_owned());
     }
-    for (walk, unwatched) in look.walks.iter().zip(of_walks) {
-        let place = heaps.iter().position(|heap| heap.name == walk.heap).unwrap_or_else(|| {
+    for (walk, walked) in snapshot.walks.iter().zip(of_walks) {
+        let index = heaps.iter().position(|heap| heap.name == walk.heap).unwrap_or_else(|| {
             heaps.push(HeapKnowledge {
                 name: walk.heap.to_owned(),
                 precision: Precision::Partial,
@@ -226,8 +224,8 @@ fn heaps(look: &Look, known: &Known) -> Vec<HeapKnowledge> {
             });
             heaps.len() - 1
         });
-        let heap = &mut heaps[place];
-        heap.known = heap.known + unwatched;
+        let heap = &mut heaps[index];
+        heap.known = heap.known + walked;
         heap.gaps.clone_from(&walk.gaps);
         if heap.precision == Precision::Partial && walk.gaps.is_empty() {
             heap.precision = Precision::Walked;
@@ -236,35 +234,37 @@ fn heaps(look: &Look, known: &Known) -> Vec<HeapKnowledge> {
     heaps
 }
 
-/// What weakens the result.
-fn caveats(look: &Look, known: &Known, folded: &Folded) -> Vec<String> {
+/// Lists the limitations of the result.
+fn caveats(snapshot: &HeapSnapshot, known: &KnownBlocks, folded: &Folded) -> Vec<String> {
     let mut caveats = Vec::new();
     let bounded = folded.roots.iter().filter(|root| root.is_lower_bound).count();
     if bounded > 0 {
         caveats.push(format!(
-            "what hangs on {bounded} entries was not followed to its end: their sums are at least what is told"
+            "counting what is reachable from {bounded} entries was aborted: their sums are lower bounds"
         ));
     }
-    let lost = look.snapshot.health.lost_total();
+    let lost = snapshot.state.health.lost_total();
     if lost > 0 {
         caveats.push(format!(
-            "{lost} events were lost: blocks that were made then have no stack, and are not known where the heap was not walked"
+            "{lost} events were dropped: blocks allocated then have no stack, and are unknown where the heap was not walked"
         ));
     }
-    let unread = look.collected.unread_bytes;
+    let unread = snapshot.collected.unread_bytes;
     if unread > 0 {
-        caveats.push(format!("{unread} bytes of its memory could not be read: what only those hold is told as leaked"));
+        caveats.push(format!(
+            "{unread} bytes of its memory could not be read: blocks reachable only from there are reported as leaked"
+        ));
     }
     if known.stale_count > 0 {
         let count = known.stale_count;
         caveats
-            .push(format!("{count} blocks were freed, or their heap was, without that being seen, and are left out"));
+            .push(format!("{count} blocks were freed, alone or with their heap, without a record, and are left out"));
     }
-    if look.walks.iter().any(|walk| walk.busy) {
-        caveats.push("a thread was in the middle of the allocator's work at each look: a block may be told as leaked that is just being made or freed".to_owned());
+    if snapshot.walks.iter().any(|walk| walk.busy) {
+        caveats.push("a thread was running allocator code in each heap snapshot: a block that is being allocated or freed may be reported as leaked".to_owned());
     }
     if known.overlapping_count > 0 {
-        caveats.push(format!("{} blocks lie in others, and are left out", known.overlapping_count));
+        caveats.push(format!("{} blocks overlap others, and are left out", known.overlapping_count));
     }
     caveats
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::look::{Look, WatchedBlock, Watching};
+use super::heap_snapshot::{Coverage, HeapSnapshot, RecordedBlock};
 use super::*;
 use crate::address::{FileOffset, TargetAddr};
 use crate::collect::{Collected, ThreadState};
@@ -23,8 +23,8 @@ use crate::units::MonotonicNanos;
 use crate::walk::{Walk, WalkedBlock};
 
 /// Of memory that stays readable.
-fn check(look: Look, plan: &Plan, resolver: &dyn Resolve) -> Unreachable {
-    super::check(look, plan, resolver).expect("readable")
+fn check(heap_snapshot: HeapSnapshot, plan: &Plan, resolver: &dyn Resolve) -> Unreachable {
+    super::check(heap_snapshot, plan, resolver).expect("readable")
 }
 
 /// A module's data, and a heap.
@@ -123,7 +123,7 @@ fn snapshot(is_complete: bool) -> Snapshot {
     }
 }
 
-fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_complete: bool) -> Look {
+fn heap_snapshot(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_complete: bool) -> HeapSnapshot {
     let thread = ThreadState {
         tid: Tid(7),
         registers: Vec::new(),
@@ -132,9 +132,9 @@ fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_comple
         thread_pointer: TargetAddr(0),
     };
     let block = |&(address, size_bytes, callsite): &(u64, u64, u32)| {
-        WatchedBlock::new(TargetAddr(address), size_bytes, callsite, MonotonicNanos(90 << 24))
+        RecordedBlock::new(TargetAddr(address), size_bytes, callsite, MonotonicNanos(90 << 24))
     };
-    Look {
+    HeapSnapshot {
         collected: Collected {
             pid: Pid(7),
             threads: vec![thread],
@@ -146,10 +146,10 @@ fn look(memory: Copied, watched: &[(u64, u64, u32)], walks: Vec<Walk>, is_comple
             unread_bytes: 0,
         },
         walks,
-        snapshot: snapshot(is_complete),
+        state: snapshot(is_complete),
         now: NOW,
-        watched: watched.iter().map(block).collect(),
-        watching: Some(Watching { duration_ns: 9, is_complete }),
+        recorded: watched.iter().map(block).collect(),
+        coverage: Some(Coverage { duration_ns: 9, is_complete }),
         at_exit: false,
     }
 }
@@ -168,7 +168,7 @@ fn told(found: &Unreachable) -> Vec<(u64, u64, u64, bool)> {
 fn what_data_and_held_blocks_point_to_is_held_and_the_rest_is_told() {
     let memory = memory(&[(DATA + 8, HEAP + 0x10), (HEAP + 0x10, HEAP + 0x108)]);
     let watched = [(HEAP + 0x200, 32, 2), (HEAP + 0x10, 16, 0), (HEAP + 0x100, 16, 1), (HEAP + 0x300, 8, 2)];
-    let found = check(look(memory, &watched, Vec::new(), true), &plan(""), &Nameless);
+    let found = check(heap_snapshot(memory, &watched, Vec::new(), true), &plan(""), &Nameless);
     assert_eq!(told(&found), [(HEAP + 0x200, 32, 1, true)], "the other one is of the same callsite");
     assert_eq!((found.known, found.leaked), (Sum { count: 4, bytes: 72 }, Sum { count: 2, bytes: 40 }));
     assert_eq!(found.leaks[0].age_ns, Some((10 << 24) - (1 << 23)), "to the middle of a tick");
@@ -182,10 +182,10 @@ fn free_memory_holds_nothing_where_the_heap_was_walked() {
     // In no block, and points at one.
     let words = [(HEAP + 0x800, HEAP + 0x10)];
     let watched = [(HEAP + 0x10, 16, 0)];
-    let found = check(look(memory(&words), &watched, Vec::new(), true), &plan(""), &Nameless);
+    let found = check(heap_snapshot(memory(&words), &watched, Vec::new(), true), &plan(""), &Nameless);
     assert_eq!(told(&found), [], "nothing says that this is free");
     let walks = vec![walk_of(&[(HEAP + 0x10, 24)])];
-    let found = check(look(memory(&words), &watched, walks, true), &plan(""), &Nameless);
+    let found = check(heap_snapshot(memory(&words), &watched, walks, true), &plan(""), &Nameless);
     assert_eq!(told(&found), [(HEAP + 0x10, 16, 0, true)]);
 }
 
@@ -193,20 +193,20 @@ fn free_memory_holds_nothing_where_the_heap_was_walked() {
 fn walked_blocks_are_told_without_stacks_and_freed_ones_not_at_all() {
     let watched = [(HEAP + 0x10, 16, 0), (HEAP + 0x400, 16, 1)];
     let walks = vec![walk_of(&[(HEAP + 0x10, 24), (HEAP + 0x100, 40)])];
-    let found = check(look(memory(&[]), &watched, walks, false), &plan(""), &Nameless);
+    let found = check(heap_snapshot(memory(&[]), &watched, walks, false), &plan(""), &Nameless);
     assert_eq!(told(&found), [(HEAP + 0x100, 40, 0, false), (HEAP + 0x10, 16, 0, true)]);
     assert_eq!(found.heaps[0].precision, Precision::Walked);
     assert_eq!(found.caveats, ["1 blocks were freed, or their heap was, without that being seen, and are left out"]);
     let names: Vec<_> = found.profile.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
-    assert_eq!(names, [books::MADE_BEFORE]);
+    assert_eq!(names, [leaked_profile::UNRECORDED]);
 }
 
 #[test]
 fn what_weakens_the_result_is_said() {
-    let mut look = look(memory(&[]), &[(HEAP + 0x10, 16, 0)], Vec::new(), false);
-    look.snapshot.health.lose("ring_full", 7);
-    look.collected.unread_bytes = 4096;
-    let found = check(look, &plan(""), &Nameless);
+    let mut heap_snapshot = heap_snapshot(memory(&[]), &[(HEAP + 0x10, 16, 0)], Vec::new(), false);
+    heap_snapshot.state.health.lose("ring_full", 7);
+    heap_snapshot.collected.unread_bytes = 4096;
+    let found = check(heap_snapshot, &plan(""), &Nameless);
     let starts: Vec<_> = found.caveats.iter().map(|caveat| caveat.split(' ').next().expect("words")).collect();
     assert_eq!(starts, ["7", "4096"], "{:?}", found.caveats);
     assert_eq!(found.heaps[0].precision, Precision::Partial);
@@ -216,7 +216,7 @@ fn what_weakens_the_result_is_said() {
 fn a_suppressed_block_takes_what_it_holds_with_it() {
     let memory = memory(&[(HEAP + 0x10, HEAP + 0x100)]);
     let watched = [(HEAP + 0x10, 16, 0), (HEAP + 0x100, 32, 1), (HEAP + 0x200, 8, 2)];
-    let found = check(look(memory, &watched, Vec::new(), true), &plan("leak:nothing"), &Nameless);
+    let found = check(heap_snapshot(memory, &watched, Vec::new(), true), &plan("leak:nothing"), &Nameless);
     assert_eq!(told(&found).len(), 2);
     assert_eq!(found.leaks[0].referenced, Sum { count: 1, bytes: 32 });
     assert_eq!((found.leaked.count, found.direct.count, found.suppressed), (3, 2, Sum::default()));
@@ -226,7 +226,7 @@ fn a_suppressed_block_takes_what_it_holds_with_it() {
 fn blocks_of_a_heap_that_is_gone_are_none_and_sums_of_heaps_are_those_of_all() {
     // The second one lies where nothing is mapped, the third in the first.
     let watched = [(HEAP + 0x10, 32, 0), (HEAP + 0x10_0000, 16, 1), (HEAP + 0x18, 8, 1), (HEAP + 0x100, 0, 1)];
-    let found = check(look(memory(&[]), &watched, Vec::new(), true), &plan(""), &Nameless);
+    let found = check(heap_snapshot(memory(&[]), &watched, Vec::new(), true), &plan(""), &Nameless);
     assert_eq!(found.known.count, 2);
     assert_eq!(found.heaps.iter().map(|heap| heap.known).fold(Sum::default(), |all, heap| all + heap), found.known);
     assert_eq!(found.leaked, found.known);
@@ -237,7 +237,7 @@ fn blocks_of_a_heap_that_is_gone_are_none_and_sums_of_heaps_are_those_of_all() {
 #[test]
 fn what_the_kernel_keeps_is_held() {
     let watched = [(HEAP + 0x10, 32, 0), (HEAP + 0x100, 16, 1)];
-    let mut given = look(memory(&[]), &watched, Vec::new(), true);
+    let mut given = heap_snapshot(memory(&[]), &watched, Vec::new(), true);
     given.collected.kernel_words = vec![7, HEAP + 0x10];
     assert_eq!(told(&check(given, &plan(""), &Nameless)), [(HEAP + 0x100, 16, 0, true)]);
 }

@@ -15,7 +15,7 @@ use super::output::{Access, Output};
 use super::progress::ProgressLine;
 use super::{exit, is_broken_pipe, numbered, terminal};
 use crate::address::TargetAddr;
-use crate::check::look::Look;
+use crate::check::heap_snapshot::HeapSnapshot;
 use crate::check::{Plan, check};
 use crate::ids::Pid;
 use crate::report::text::printable;
@@ -41,7 +41,7 @@ pub(super) struct Telling {
 /// The thread at work.
 pub(super) struct Checking {
     /// `None` at the end.
-    looks: Option<Sender<Look>>,
+    looks: Option<Sender<HeapSnapshot>>,
     /// Looks that are not checked yet.
     open: Arc<AtomicUsize>,
     /// `None` when it was waited for.
@@ -76,7 +76,7 @@ impl Checking {
     }
 
     /// Has a look checked.
-    pub(super) fn check(&self, look: Look) {
+    pub(super) fn check(&self, look: HeapSnapshot) {
         self.open.fetch_add(1, Ordering::Relaxed);
         // Where the thread has ended before its time, the end tells.
         if let Some(looks) = &self.looks {
@@ -141,7 +141,7 @@ struct Worker {
 
 impl Worker {
     /// Whether the last look found leaks; `None` where there was none.
-    fn work(mut self, looks: &Receiver<Look>, open: &AtomicUsize) -> Result<Option<bool>> {
+    fn work(mut self, looks: &Receiver<HeapSnapshot>, open: &AtomicUsize) -> Result<Option<bool>> {
         let mut last: Option<Unreachable> = None;
         for look in looks {
             // Files with the names that were asked for are those of the last one.
@@ -214,10 +214,10 @@ impl Worker {
 }
 
 /// What a check is about: `looking for leaks in 1.3 GiB of redis-server's memory`.
-fn work(look: &Look) -> String {
+fn work(look: &HeapSnapshot) -> String {
     let parts = look.collected.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
     let bytes: u64 = parts.iter().map(|part| part.end.0 - part.start.0).sum();
-    let comm = look.snapshot.targets.first().map_or("the process", |target| target.facts.comm.as_str());
+    let comm = look.state.targets.first().map_or("the process", |target| target.facts.comm.as_str());
     format!("looking for leaks in {} of {}'s memory", ByteSize(bytes), printable(comm))
 }
 

@@ -15,8 +15,8 @@ use super::stops::Stops;
 use super::{exit, privilege, say};
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
-use crate::check::look::Look;
-use crate::check::{Plan, unwatched};
+use crate::check::heap_snapshot::HeapSnapshot;
+use crate::check::{Plan, heap_snapshot};
 use crate::guardrail::Limits;
 use crate::ids::Pid;
 use crate::keeper::Keeper;
@@ -45,7 +45,7 @@ pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
         (Some(pid), None) => {
             let keeper = Keeper::start()?;
             let checking = Checking::start(plan, telling)?;
-            checking.check(unwatched::look(Pid(pid), args.snapshot.into(), &keeper)?);
+            checking.check(heap_snapshot::take_unrecorded(Pid(pid), args.snapshot.into(), &keeper)?);
             checking.finish(exit::DONE)
         }
         _ => {
@@ -119,7 +119,7 @@ impl Listener for Audience {
         self.line.show(progress);
     }
 
-    fn looked(&mut self, look: Result<Look>) {
+    fn looked(&mut self, look: Result<HeapSnapshot>) {
         match look {
             Ok(look) => self.checking.check(look),
             Err(error) => self.failure = Some(error),

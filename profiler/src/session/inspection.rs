@@ -6,7 +6,7 @@ use profiler_common::interval::Interval;
 use super::Session;
 use super::dumps::DRAINS_MAX;
 use super::listener::Listener;
-use crate::check::look::{Look, TRIES_MAX, WatchedBlock, Watching, collect_at_rest};
+use crate::check::heap_snapshot::{Coverage, HeapSnapshot, RecordedBlock, TRIES_MAX, collect_at_rest};
 use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
 use crate::ids::Pid;
 use crate::keeper::{self, Launch};
@@ -25,7 +25,7 @@ impl Session {
     }
 
     /// Looks at what was started, all threads of which are held; for the last time, if it ends.
-    pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<Look> {
+    pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<HeapSnapshot> {
         // A process that ends forks no more.
         let method = if at_exit { Method::Read } else { method };
         let pid = launch.pid();
@@ -40,7 +40,7 @@ impl Session {
     /// # Errors
     ///
     /// When it is no target, has ended or cannot be collected.
-    pub fn inspect(&mut self, pid: Pid, method: Method) -> Result<Look> {
+    pub fn inspect(&mut self, pid: Pid, method: Method) -> Result<HeapSnapshot> {
         let keeper = self.probes.keeper().clone();
         self.inspect_by(pid, false, TRIES_MAX, |while_stopped| {
             collect(pid, method, || keeper::stop(&keeper, pid), while_stopped)
@@ -53,7 +53,7 @@ impl Session {
         at_exit: bool,
         tries_max: u32,
         mut collect: impl FnMut(&mut dyn FnMut(&[ThreadState])) -> Result<Collected, CollectError>,
-    ) -> Result<Look> {
+    ) -> Result<HeapSnapshot> {
         let mut now = clock::now();
         let (collected, walks) = collect_at_rest(tries_max, || {
             collect(&mut |_| {
@@ -71,25 +71,25 @@ impl Session {
             );
         }
         let target = self.targets.get(pid).with_context(|| format!("process `{pid}` is not watched any more"))?;
-        let watched = target
+        let recorded = target
             .ledger
             .blocks()
-            .map(|(address, size_bytes, callsite, born)| WatchedBlock::new(address, size_bytes, callsite, born));
+            .map(|(address, size_bytes, callsite, born)| RecordedBlock::new(address, size_bytes, callsite, born));
         let is_exact = self.config.interval == Interval::EXACT && snapshot.health.interval_changes.is_empty();
         let is_whole = snapshot.health.lost_total() == 0 && target.beginning.from_first_call;
         let mut hooks = snapshot.targets.iter().flat_map(|state| &state.heaps).flat_map(|heap| &heap.hooks);
         let has_all_hooks = !hooks.any(HookStatus::is_missing);
-        let watching = Watching {
+        let coverage = Coverage {
             duration_ns: now.monotonic.0.saturating_sub(target.beginning.time.0),
             is_complete: is_exact && is_whole && has_all_hooks,
         };
-        Ok(Look {
+        Ok(HeapSnapshot {
             collected,
             walks,
-            watched: watched.collect(),
+            recorded: recorded.collect(),
             now: now.monotonic,
-            snapshot,
-            watching: Some(watching),
+            state: snapshot,
+            coverage: Some(coverage),
             at_exit,
         })
     }

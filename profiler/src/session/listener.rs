@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::config::Progress;
-use crate::check::look::Look;
+use crate::check::heap_snapshot::HeapSnapshot;
 use crate::snapshot::Snapshot;
 
 /// Is told what happens. Nothing is drained meanwhile, so every answer must come at once.
@@ -17,7 +17,7 @@ pub trait Listener {
     fn dumped(&mut self, _snapshot: Snapshot) {}
 
     /// A target was looked at for leaks, or could not be.
-    fn looked(&mut self, _look: Result<Look>) {}
+    fn looked(&mut self, _look: Result<HeapSnapshot>) {}
 
     /// A mark was set, so long after the beginning: later windows begin there.
     fn marked(&mut self, _elapsed: Duration) {}

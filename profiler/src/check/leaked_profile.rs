@@ -1,11 +1,11 @@
-//! The leaked blocks as a profile: its live blocks are those, and nothing else, so that every format shows them.
+//! The leaked blocks as a profile that has them as its only live blocks, so that every format can show them.
 
 use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
 
-use super::known::WALKED;
-use super::look::{Look, WatchedBlock};
+use super::blocks::WALKED;
+use super::heap_snapshot::{HeapSnapshot, RecordedBlock};
 use crate::address::TargetAddr;
 use crate::ids::HeapId;
 use crate::leak::blocks::{Block, BlockId, Blocks};
@@ -20,24 +20,24 @@ use crate::symbolize::profile::profile;
 use crate::units::MonotonicNanos;
 use crate::walk::Walk;
 
-/// What stands for the stack of blocks that were there before anyone watched.
-pub(super) const MADE_BEFORE: &str = "[made before heapbpf watched]";
+/// Stands for the stack of blocks allocated before recording started.
+pub(super) const UNRECORDED: &str = "[allocated before recording started]";
 
-/// What stands for the stack of blocks that no probe has seen, though all calls were watched: the C library's own.
-pub(super) const UNSEEN: &str = "[made unseen]";
+/// Stands for the stack of blocks without a record although all calls were recorded: the C library's own.
+pub(super) const UNHOOKED: &str = "[allocation not recorded]";
 
-/// The books of a process with a callsite for each walked heap, for blocks that nobody saw being made.
-pub(super) struct Books<'a> {
-    look: &'a Look,
+/// Makes profiles of leaked blocks. Adds a callsite for each walked heap, for blocks without an allocation record.
+pub(super) struct LeakedProfiles<'a> {
+    snapshot: &'a HeapSnapshot,
     state: TargetState,
     with_walked: TargetSnapshot,
 }
 
-impl<'a> Books<'a> {
-    pub(super) fn new(look: &'a Look) -> Self {
-        let mut state = look.snapshot.targets[0].clone();
+impl<'a> LeakedProfiles<'a> {
+    pub(super) fn new(snapshot: &'a HeapSnapshot) -> Self {
+        let mut state = snapshot.state.targets[0].clone();
         let mut with_walked = (*state.books).clone();
-        for (walk, index) in look.walks.iter().zip(WALKED..) {
+        for (walk, index) in snapshot.walks.iter().zip(WALKED..) {
             let heap = heap_of(walk, &mut state.heaps);
             with_walked.callsites.push(CallsiteSnapshot {
                 index,
@@ -49,15 +49,15 @@ impl<'a> Books<'a> {
                 details: Details::default(),
             });
         }
-        // Of what leaked now nothing is known but that it is there now.
+        // Leaked blocks have no history.
         state.growths = Growths::default();
         state.curve = Vec::new();
         state.timeline = Arc::default();
         state.older = None;
-        Self { look, state, with_walked }
+        Self { snapshot, state, with_walked }
     }
 
-    /// A profile of these blocks, and the callsites' indices in the order of its callsites.
+    /// Returns a profile of these blocks, and the callsites' indices in the order of its callsites.
     pub(super) fn profile(
         &self,
         blocks: &Blocks,
@@ -66,30 +66,30 @@ impl<'a> Books<'a> {
         trims: bool,
     ) -> (Profile, Vec<u32>) {
         let picked = leaked.iter().map(|&id| self.picked(blocks.get(id)));
-        let part = self.with_walked.of_blocks(picked, self.look.now);
+        let part = self.with_walked.of_blocks(picked, self.snapshot.now);
         let indices: Vec<u32> = part.callsites.iter().map(|callsite| callsite.index).collect();
         let state = TargetState { books: Arc::new(part), ..self.state.clone() };
-        let snapshot = Snapshot { targets: vec![state], ..self.look.snapshot.clone() };
+        let snapshot = Snapshot { targets: vec![state], ..self.snapshot.state.clone() };
         let mut profile = profile(&snapshot, Scope::Whole, resolver, trims);
-        self.say_unseen(&mut profile, &indices);
+        self.name_unrecorded(&mut profile, &indices);
         profile.targets[0].leaks = None;
         profile.unreachable = true;
         (profile, indices)
     }
 
     fn picked(&self, block: Block) -> SelectedBlock {
-        let born = watched_at(&self.look.watched, block.start).map(WatchedBlock::born);
+        let born = recorded_at(&self.snapshot.recorded, block.start).map(RecordedBlock::born);
         SelectedBlock { callsite: block.origin, size_bytes: block.size_bytes, born }
     }
 
-    /// Blocks without a stack have a frame that says why.
-    fn say_unseen(&self, profile: &mut Profile, indices: &[u32]) {
-        let says = match self.look.watching {
-            Some(watching) if watching.is_complete => UNSEEN,
-            _ => MADE_BEFORE,
+    /// Gives blocks without a stack a frame with the reason.
+    fn name_unrecorded(&self, profile: &mut Profile, indices: &[u32]) {
+        let reason = match self.snapshot.coverage {
+            Some(coverage) if coverage.is_complete => UNHOOKED,
+            _ => UNRECORDED,
         };
         let frame = FrameId(u32::try_from(profile.frames.len()).unwrap_or(u32::MAX));
-        profile.frames.push(Frame { function: Some(says.into()), ..Frame::default() });
+        profile.frames.push(Frame { function: Some(reason.into()), ..Frame::default() });
         for (callsite, index) in profile.targets[0].callsites.iter_mut().zip(indices) {
             if *index >= WALKED {
                 callsite.stack = vec![frame];
@@ -97,13 +97,13 @@ impl<'a> Books<'a> {
         }
     }
 
-    /// When a block was made, where that was seen.
+    /// Returns when a block was allocated, if that was recorded.
     pub(super) fn born(&self, address: TargetAddr) -> Option<MonotonicNanos> {
-        watched_at(&self.look.watched, address).map(WatchedBlock::born)
+        recorded_at(&self.snapshot.recorded, address).map(RecordedBlock::born)
     }
 }
 
-/// The number of a walked heap; one that has no probes is new.
+/// Returns the id of a walked heap, which is added if it has no probes.
 fn heap_of(walk: &Walk, heaps: &mut Vec<HeapFacts>) -> HeapId {
     if let Some(heap) = heaps.iter().find(|heap| heap.name == walk.heap) {
         return heap.id;
@@ -119,7 +119,7 @@ fn heap_of(walk: &Walk, heaps: &mut Vec<HeapFacts>) -> HeapId {
     free
 }
 
-/// The watched block at this address, of blocks by rising address.
-fn watched_at(watched: &[WatchedBlock], address: TargetAddr) -> Option<&WatchedBlock> {
-    watched.binary_search_by_key(&address, |block| block.address).ok().map(|at| &watched[at])
+/// Finds a recorded block by address; `recorded` is sorted.
+fn recorded_at(recorded: &[RecordedBlock], address: TargetAddr) -> Option<&RecordedBlock> {
+    recorded.binary_search_by_key(&address, |block| block.address).ok().map(|at| &recorded[at])
 }

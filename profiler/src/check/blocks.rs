@@ -1,43 +1,42 @@
-//! All blocks that are known, from those that were watched and those that were walked, and what is known of each heap.
+//! All known blocks: the recorded and the walked ones.
 //!
-//! Where a heap was walked, what it says of its own memory counts: a watched block that it does not know is one whose free was not seen. Where it was
-//! not, the watched blocks are all there is.
+//! A walked heap is authoritative for its own memory: a recorded block that it does not contain was freed without a
+//! record. Of other heaps only recorded blocks are known.
 
 use std::ops::Range;
 
-use super::look::WatchedBlock;
+use super::heap_snapshot::RecordedBlock;
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::leak::blocks::{Block, Blocks};
 use crate::linux::proc::maps::{Region, region_of};
 use crate::walk::Walk;
 
-/// Origins from here on are of walked blocks: the walk's number is added.
+/// Origins from here on are those of walked blocks: the index of the walk is added.
 pub(super) const WALKED: u32 = u32::MAX - 0xff;
 
-pub(super) struct Known {
-    /// The blocks. Origins are the callsites of watched blocks, or [`WALKED`] and above.
+pub(super) struct KnownBlocks {
+    /// Origins are the callsites of recorded blocks, or [`WALKED`] and above.
     pub(super) blocks: Blocks,
-    /// Memory that only blocks and allocators use: what is no block there is no root.
+    /// Memory that only blocks and allocators use: outside of blocks it does not contain roots.
     pub(super) heap_areas: Vec<Span>,
-    /// Watched blocks that the heap does not know, or whose memory is gone.
+    /// Recorded blocks that the walked heap does not contain, or that are not mapped any more.
     pub(super) stale_count: usize,
-    /// Blocks that lie in others.
     pub(super) overlapping_count: usize,
 }
 
-impl Known {
-    /// Puts them together. `watched` must be in the order of addresses.
-    pub(super) fn of(watched: &[WatchedBlock], walks: &[Walk], regions: &[Region]) -> Self {
+impl KnownBlocks {
+    /// `recorded` must be sorted by address.
+    pub(super) fn of(recorded: &[RecordedBlock], walks: &[Walk], regions: &[Region]) -> Self {
         let mut heap_areas: Vec<Span> = walks.iter().flat_map(|walk| walk.areas.iter().cloned()).collect();
         heap_areas.sort_by_key(|area| area.start);
-        let mut blocks = Vec::with_capacity(watched.len());
+        let mut blocks = Vec::with_capacity(recorded.len());
         let mut stale_count = 0;
         let is_confirmed = |address: TargetAddr| {
             walks.iter().any(|walk| walk.blocks.binary_search_by_key(&address, |block| block.start).is_ok())
         };
-        for block in watched {
-            // What is not mapped any more went with its heap.
+        for block in recorded {
+            // An unmapped block was freed with its heap.
             let is_gone = region_of(regions, block.address).is_none();
             if is_gone || contains(&heap_areas, block.address) && !is_confirmed(block.address) {
                 stale_count += 1;
@@ -47,7 +46,7 @@ impl Known {
         }
         for (walk, number) in walks.iter().zip(WALKED..) {
             for block in &walk.blocks {
-                if watched.binary_search_by_key(&block.start, |watched| watched.address).is_err() {
+                if recorded.binary_search_by_key(&block.start, |known| known.address).is_err() {
                     blocks.push(Block { start: block.start, size_bytes: block.size_bytes, origin: number });
                 }
             }

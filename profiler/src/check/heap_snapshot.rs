@@ -1,0 +1,162 @@
+//! Heap snapshots: the collected state of a process, and what is known of its blocks at that time.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::address::TargetAddr;
+use crate::collect::{Collected, Method, collect};
+use crate::ids::Pid;
+use crate::keeper::{self, Keeper};
+use crate::leak::growth::Growths;
+use crate::ledger::snapshot::TargetSnapshot;
+use crate::ledger::totals::Totals;
+use crate::linux::clock;
+use crate::model::{Beginning, Health, Others};
+use crate::object::module::ModuleStore;
+use crate::process::address_space::AddressSpace;
+use crate::process::process::Process;
+use crate::snapshot::{Base, Snapshot, TargetFacts, TargetState};
+use crate::units::MonotonicNanos;
+use crate::walk::{Scene, Walk, walk};
+
+/// A heap snapshot. Can be sent to another thread: the check continues while the process runs.
+pub struct HeapSnapshot {
+    pub collected: Collected,
+    /// The walked heaps.
+    pub walks: Vec<Walk>,
+    /// The process as the only target.
+    pub state: Snapshot,
+    /// When the process was stopped.
+    pub now: MonotonicNanos,
+    /// Blocks recorded as live.
+    pub recorded: Vec<RecordedBlock>,
+    /// `None` if the process was not recorded.
+    pub coverage: Option<Coverage>,
+    /// The program has exited, and only its memory is left.
+    pub at_exit: bool,
+}
+
+/// Maximum number of tries on a process with a thread in allocator code each time.
+pub(crate) const TRIES_MAX: u32 = 8;
+
+/// A process that was stopped for longer, all tries together, is not stopped again.
+const PAUSES_MAX: Duration = Duration::from_secs(1);
+
+/// Time between the first two tries; doubles with each try.
+const BETWEEN_TRIES: Duration = Duration::from_millis(1);
+
+/// Collects a process and walks its heaps, again if a thread was in allocator code: a block can be in no list then,
+/// or in two. The last try counts, with the sum of all pauses. No more tries after a second of pauses.
+pub(crate) fn collect_at_rest<E>(
+    tries_max: u32,
+    mut collect: impl FnMut() -> Result<Collected, E>,
+) -> Result<(Collected, Vec<Walk>), E> {
+    let (mut tries, mut pause) = (0, Duration::ZERO);
+    loop {
+        let mut collected = collect()?;
+        pause += collected.pause;
+        collected.pause = pause;
+        let walks =
+            walk(&Scene { memory: &*collected.memory, regions: &collected.regions, threads: &collected.threads });
+        tries += 1;
+        if tries >= tries_max || pause >= PAUSES_MAX || !walks.iter().any(|walk| walk.busy) {
+            return Ok((collected, walks));
+        }
+        drop(collected);
+        thread::sleep(BETWEEN_TRIES * (1 << tries));
+    }
+}
+
+/// How blocks were recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coverage {
+    pub duration_ns: u64,
+    /// Every call since the first was recorded, and no event was dropped: there are no other blocks.
+    pub is_complete: bool,
+}
+
+/// A live block with an allocation record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedBlock {
+    pub address: TargetAddr,
+    /// Requested size.
+    pub size_bytes: u64,
+    /// Index of its callsite in the ledger.
+    pub callsite: u32,
+    /// Allocation time in ticks of [`TICK_NS`].
+    born_ticks: u32,
+}
+
+/// 24 bytes per block: 32 bits of ticks cover two years.
+const TICK_NS: u64 = 1 << 24;
+
+impl RecordedBlock {
+    pub fn new(address: TargetAddr, size_bytes: u64, callsite: u32, born: MonotonicNanos) -> Self {
+        let born_ticks = u32::try_from(born.0 / TICK_NS).unwrap_or(u32::MAX);
+        Self { address, size_bytes, callsite, born_ticks }
+    }
+
+    /// Returns the allocation time, accurate to half a tick, 8.4 ms.
+    pub fn born(&self) -> MonotonicNanos {
+        MonotonicNanos(u64::from(self.born_ticks) * TICK_NS + TICK_NS / 2)
+    }
+}
+
+const _: () = assert!(size_of::<RecordedBlock>() == 24);
+
+const _: fn() = || {
+    fn is_send<T: Send + 'static>() {}
+    is_send::<HeapSnapshot>();
+};
+
+/// Takes a heap snapshot of a process that is not recorded: its blocks are those that its heaps contain. The keeper
+/// stops the process.
+pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Result<HeapSnapshot> {
+    let process = Process::open(pid)?;
+    let mut modules = ModuleStore::new();
+    let mut space = AddressSpace::new(pid);
+    space.refresh(&mut modules).with_context(|| format!("cannot read the mappings of process `{pid}`"))?;
+    let mut now = clock::now();
+    let (collected, walks) =
+        collect_at_rest(TRIES_MAX, || collect(pid, method, || keeper::stop(keeper, pid), &mut |_| now = clock::now()))?;
+    let state = TargetState {
+        facts: TargetFacts {
+            cgroup: process.cgroup.clone(),
+            ..TargetFacts::living(pid, &process.command, &process.comm, Beginning::running(now.monotonic))
+        },
+        space: Arc::new(space),
+        threads: Arc::default(),
+        heaps: Vec::new(),
+        books: Arc::new(TargetSnapshot { pid, totals: Totals::default(), heaps: Vec::new(), callsites: Vec::new() }),
+        growths: Growths::default(),
+        curve: Vec::new(),
+        timeline: Arc::default(),
+        until: now.monotonic,
+        older: None,
+        base: Base::Beginning,
+    };
+    let snapshot = Snapshot {
+        interval_bytes: 1,
+        started_unix_ns: now.unix_ns,
+        started_monotonic_ns: now.monotonic.0,
+        ended_unix_ns: now.unix_ns,
+        older_than: None,
+        window: None,
+        targets: vec![state],
+        others: Others::default(),
+        modules: modules.share(),
+        health: Health::default(),
+    };
+    Ok(HeapSnapshot {
+        collected,
+        walks,
+        state: snapshot,
+        now: now.monotonic,
+        recorded: Vec::new(),
+        coverage: None,
+        at_exit: false,
+    })
+}
