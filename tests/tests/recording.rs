@@ -218,7 +218,7 @@ fn a_window_begins_with_what_was_live_and_counts_what_came() {
     assert_eq!((totals.alloc_count, totals.free_count, totals.live_bytes), (2, 0, 36 + 22));
 
     let behind = Converted::of(&heapbpf.file("out.heapbpf"), &["--from".to_owned(), "9h".to_owned()]).expect_code(2);
-    assert!(behind.stderr().contains("`--from` is behind that"), "{}", behind.stderr());
+    assert!(behind.stderr().contains("`--from` is after the end of the recording"), "{}", behind.stderr());
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn a_limit_that_what_is_live_does_not_fit_is_said_so() {
         target.order("alloc 20000");
     }
     let outcome = session.interrupt().expect_code(1);
-    assert!(outcome.stderr.contains("what is live takes "), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("the state of live blocks alone takes "), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("`--max-size` is 256.0 KiB; allow more"), "{}", outcome.stderr);
     let report = heapbpf.report("out.json");
     assert_eq!(report.process(target.pid()).totals.exact().live_count, 900_000, "the session goes on");
@@ -328,10 +328,10 @@ fn a_full_disk_ends_the_recording_and_not_the_session() {
     for _ in 0..10 {
         target.order("alloc 10000");
     }
-    session.wait_for(&format!("the recording `{}` ends here: No space left on device", recording.display()));
+    session.wait_for(&format!("recording to `{}` stopped: No space left on device", recording.display()));
     target.order("alloc 10000");
     let outcome = session.interrupt().expect_code(1);
-    assert!(outcome.stderr.contains("ends early: No space left on device"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("is incomplete: No space left on device"), "{}", outcome.stderr);
     assert_eq!(heapbpf.report("out.json").process(target.pid()).totals.exact().live_count, 110_000);
     // What was written is whole.
     let converted = Converted::of(&recording, &[]).expect_code(3);

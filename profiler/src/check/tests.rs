@@ -20,7 +20,8 @@ use crate::process::address_space::AddressSpace;
 use crate::snapshot::{Base, HeapFacts, Snapshot, TargetFacts, TargetState};
 use crate::symbolize::ResolvedFrame;
 use crate::units::MonotonicNanos;
-use crate::walk::{Walk, WalkedBlock};
+use crate::walk::Walk;
+use crate::walk::scene::WalkedBlock;
 
 /// Of memory that stays readable.
 fn check(heap_snapshot: HeapSnapshot, plan: &Plan, resolver: &dyn Resolve) -> Unreachable {

@@ -1,7 +1,7 @@
-//! Where the code of a profile's targets lies, and in which files: what tools that name addresses themselves ask for.
+//! Mappings and files of a profile's code, for tools that symbolize addresses themselves.
 //!
-//! All that is mapped executably now is told, whether a stack leads there or not, because such tools look at a program's
-//! first mappings to tell what it is. What was unmapped meanwhile is told where a stack leads there.
+//! Includes all current executable mappings, whether stacks refer to them or not, because such tools identify a
+//! program by its first mappings. Includes removed mappings if stacks refer to them.
 
 use std::sync::Arc;
 
@@ -14,20 +14,19 @@ use crate::model::{MappingProfile, ModuleProfile};
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
 
-/// Mappings of one target that are told, the lowest first: programs have some hundred; code that is made in so many pieces has
-/// no file.
+/// Maximum number of mappings per target, lowest first: programs have a few hundred, except for generated code, which
+/// has no file.
 const MAPPINGS_MAX: usize = 4096;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Code {
     /// Files with code, each once, in the order in which targets map them.
     pub modules: Vec<ModuleProfile>,
-    /// Mappings of each target, by rising address.
+    /// Mappings of each target by ascending address.
     pub mappings: Vec<Vec<MappingProfile>>,
 }
 
 impl Code {
-    /// The code of these targets.
     pub(crate) fn of(targets: &[Unnamed<'_>], modules: &Modules) -> Self {
         let mut gathered = Gathered { modules, code: Self::default(), places: FxHashMap::default() };
         targets.iter().for_each(|target| gathered.add(target));
@@ -38,7 +37,7 @@ impl Code {
 struct Gathered<'a> {
     modules: &'a Modules,
     code: Code,
-    /// Where modules are in the list.
+    /// Indices of modules in the list.
     places: FxHashMap<ModuleId, usize>,
 }
 
@@ -51,7 +50,7 @@ impl Gathered<'_> {
         self.code.mappings.push(mappings);
     }
 
-    /// `None` of generated code.
+    /// `None` for generated code.
     fn mapping(&mut self, mapped: &MappedModule) -> Option<MappingProfile> {
         let id = mapped.module?;
         let module = self.modules.get(id);
@@ -74,7 +73,7 @@ impl Gathered<'_> {
     }
 }
 
-/// Mappings that are gone and that stacks name: of several that had an address in turn, the latest.
+/// Returns removed mappings that stacks refer to: the latest of several at the same address.
 fn gone<'a>(target: &Unnamed<'a>) -> Vec<&'a MappedModule> {
     let space: &'a AddressSpace = target.space;
     let retired = space.retired();

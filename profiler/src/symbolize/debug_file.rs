@@ -1,5 +1,5 @@
-//! Finds the file that a distribution split a module's names and lines off to, by build id. Files that are only linked by name
-//! (`.gnu_debuglink`) are `object::debug_link`'s.
+//! Finds separate debug files of distributions by build id. Debug files that are linked by name (`.gnu_debuglink`)
+//! are in `object::debug_link`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,17 +10,15 @@ use crate::object::image::Image;
 use crate::object::module::Module;
 use crate::object::open;
 
-/// Largest `.gnu_debugaltlink` that is read: a path and a build id.
+/// Maximum size of `.gnu_debugaltlink`: a path and a build id.
 const LINK_BYTES_MAX: u64 = 4096 + 64;
-/// Directories of files that several debug files share, below those of debug files.
+/// Directories for shared debug files, below those for debug files.
 const SHARED_DIRECTORIES: [&str; 2] = [".dwz", ".dwz/x86_64-linux-gnu"];
 
-/// Where distributions put such files.
 const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
 
-/// The debug file of a module, if it is installed here and really belongs to it.
-///
-/// A module that has its own line information has none.
+/// Returns the installed debug file of a module, with a matching build id. `None` if the module has line information
+/// itself.
 pub(crate) fn find(module: &Module) -> Option<(PathBuf, Image)> {
     let elf = module.elf().ok()?;
     let build_id = elf.build_id.as_ref()?;
@@ -30,7 +28,7 @@ pub(crate) fn find(module: &Module) -> Option<(PathBuf, Image)> {
     DIRECTORIES.iter().find_map(|directory| in_directory(Path::new(directory), build_id))
 }
 
-/// The file that a debug file shares strings and types with others in (dwz(1)), and its build id, if it is installed here.
+/// Returns the installed file that a debug file shares strings and types with (dwz(1)), and its build id.
 pub(crate) fn find_shared(image: &Image) -> Option<(BuildId, Image)> {
     let elf = Elf::read(image).ok()?;
     let section = elf.section(".gnu_debugaltlink")?;
@@ -50,7 +48,7 @@ pub(crate) fn find_shared(image: &Image) -> Option<(BuildId, Image)> {
     Some((build_id, found))
 }
 
-/// The base name of the path, which may come from a target, and the build id.
+/// Returns the base name of the path, which may be forged, and the build id.
 fn parse_link(section: &[u8]) -> Option<(Option<&OsStr>, BuildId)> {
     let end = section.iter().position(|&byte| byte == 0)?;
     let name = Path::new(OsStr::from_bytes(&section[..end])).file_name();

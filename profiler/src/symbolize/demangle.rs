@@ -1,27 +1,27 @@
-//! Turns mangled C++ and Rust names into readable ones. Refuses what is not mangled, and what would grow without bound:
-//! a few hundred bytes can expand to gigabytes.
+//! Demangles C++ and Rust names. Refuses names that are not mangled, and bounds the result: a few hundred bytes can
+//! expand to gigabytes.
 
 use std::fmt::{self, Write};
 
 use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 
-/// Longest mangled name that is taken apart, in bytes. Longer ones do occur, and are printed as they are.
+/// Maximum length of a mangled name, in bytes. Longer ones do occur, and are printed unchanged.
 const MANGLED_BYTES_MAX: usize = 1 << 14;
 
-/// Longest name that is printed, in bytes; a longer one is cut and ends with `…`.
+/// Maximum length of the result, in bytes; a longer one is cut and ends with `…`.
 const NAME_BYTES_MAX: usize = 1 << 14;
 
-/// How deeply a C++ name may nest. The names of deeply nested lambdas and templates stay below.
+/// Maximum nesting of a C++ name. Deeply nested lambdas and templates stay below.
 const NESTING_MAX: u32 = 192;
 
-/// The name to print for a symbol.
+/// Returns the name to print for a symbol.
 pub(crate) fn demangle(symbol: &str) -> String {
     let mut name = Bounded::default();
-    // Only what begins like a mangled name is one: to the C++ demangler, `f` alone is the type `float`.
+    // Check the prefix: to the C++ demangler, `f` alone is the type `float`.
     let mangled = symbol.len() <= MANGLED_BYTES_MAX && (symbol.starts_with("_Z") || symbol.starts_with("_R"));
     if !(mangled && (rust(symbol, &mut name) || cpp(symbol, &mut name))) {
         name = Bounded::default();
-        // Only the length can be wrong here, and that is what the cut is for.
+        // It can only fail because of the length.
         let _ = name.write_str(symbol);
     }
     name.finish()
@@ -44,7 +44,7 @@ fn cpp(symbol: &str, name: &mut Bounded) -> bool {
     written.is_ok() || name.full
 }
 
-/// Takes text until it is full.
+/// A string of limited length.
 #[derive(Default)]
 struct Bounded {
     text: String,

@@ -1,28 +1,28 @@
-//! What a block is made of, from the functions that asked for it: those of containers and allocators are templates, or generic, over it.
-//! Pure. It reads the names at the leaf's end alone, down to the first function that is no container's: whose block it is, is known by the
-//! innermost of them.
+//! Infers the element type of a block from the functions on its allocation stack: those of containers and allocators
+//! are templates or generics. Pure. Reads only the innermost names, up to the first function that does not belong to
+//! a container.
 //!
-//! Names that Rust mangled the old way do not have it (`Vec<T,A>::push`): nothing is said of those.
+//! Legacy Rust names have no type arguments (`Vec<T,A>::push`), so nothing is inferred from them.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::qualified::{Qualified, implemented};
 
-/// Which of its arguments names what a template's blocks hold.
+/// Which template argument is the type of a container's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holds {
     First,
     Second,
-    /// Pairs of the first and the second: `std::pair<K const, V>`.
+    /// Pairs of both arguments: `std::pair<K const, V>`.
     Pair,
     /// The same in Rust: `(K, V)`.
     Tuple,
-    /// The first is an allocator of it.
+    /// The first is an allocator of the type.
     Allocated,
 }
 
-/// Templates of C++ and generics of Rust, with what their blocks hold.
+/// C++ templates and Rust generics, with their element types.
 const CONTAINERS: &[(&str, Holds)] = &[
     ("__gnu_cxx::__alloc_traits", Holds::Allocated),
     ("__gnu_cxx::malloc_allocator", Holds::First),
@@ -90,7 +90,7 @@ const CONTAINERS: &[(&str, Holds)] = &[
     ("std::collections::hash::set::HashSet", Holds::First),
 ];
 
-/// What containers put around a value.
+/// Nodes that containers put around a value.
 const NODES: &[(&str, Holds)] = &[
     ("std::_Fwd_list_node", Holds::First),
     ("std::_List_node", Holds::First),
@@ -114,7 +114,7 @@ const NODES: &[(&str, Holds)] = &[
     ("core::mem::maybe_uninit::MaybeUninit", Holds::First),
 ];
 
-/// Functions on the way to an allocator that know nothing of types, by how their paths begin.
+/// Prefixes of untyped functions between containers and allocators.
 const BETWEEN: &[&str] = &[
     "__libc_",
     "__rdl_",
@@ -130,13 +130,13 @@ const BETWEEN: &[&str] = &[
     "std::sys::alloc::",
 ];
 
-/// The same, whole.
+/// Untyped functions, complete names.
 const ALLOCATORS: &[&str] = &["aligned_alloc", "calloc", "malloc", "memalign", "posix_memalign", "realloc"];
 
-/// Traits of Rust's that vectors of a type are made by.
+/// Rust traits that construct vectors of a type.
 const VECTOR_TRAITS: &[&str] = &["alloc::vec::spec_from_elem::SpecFromElem", "::to_vec_in::ConvertVec"];
 
-/// What containers allocate besides values: arrays of pointers to nodes, and blocks that may be one or the other.
+/// Functions of containers that allocate arrays of pointers to nodes, or various types.
 const NOT_VALUES: &[&str] = &[
     "_Deque_base",
     "_M_allocate_buckets",
@@ -148,30 +148,30 @@ const NOT_VALUES: &[&str] = &[
     "__rehash",
 ];
 
-/// Layers of implementations or nodes that are taken off; there are two at most.
+/// Maximum number of layers of implementations or nodes to remove; two occur.
 const LAYERS_MAX: usize = 8;
 
-/// Longest name of a type, in bytes. Longer ones are cut there.
+/// Maximum length of a type name, in bytes. Longer ones are cut.
 const ELEMENT_BYTES_MAX: usize = 4096;
 
-/// What a function's name says of the blocks that it asks for.
+/// What a function's name implies for the blocks that it allocates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
-    /// They hold these.
+    /// They contain elements of this type.
     Holds(Arc<str>),
-    /// Nothing; its caller may know more.
+    /// Nothing; its caller may have a type.
     Nothing,
-    /// They are no container's values, or it is the program's own function.
+    /// They are not elements of a container, or it is the program's own function.
     Stop,
 }
 
-/// What one function's name says.
+/// Infers the element type from one function's name.
 pub(crate) fn told(name: &str) -> Told {
     if let Some(class) = own_operator_new(name) {
         return class;
     }
     let mut found = Qualified::of_function(name);
-    // An implementation of a type's: what matters is the type.
+    // In an implementation, the implementing type matters.
     for _ in 0..LAYERS_MAX {
         let ("", &[inside]) = (&*found.path, &*found.arguments) else { break };
         let (of, by) = implemented(inside).unwrap_or((inside, ""));
@@ -199,7 +199,7 @@ pub(crate) fn told(name: &str) -> Told {
     if is_between { Told::Nothing } else { Told::Stop }
 }
 
-/// `operator new`, and `Foo::operator new`, which a class may have for itself.
+/// Handles `operator new`, and `Foo::operator new` of a class.
 fn own_operator_new(name: &str) -> Option<Told> {
     let before = name.split_once("operator new").filter(|(_, rest)| rest.starts_with(['(', '[']))?.0;
     match before.strip_suffix("::") {
@@ -224,7 +224,7 @@ fn argument<'a>(how: Holds, arguments: &[&'a str]) -> Option<Cow<'a, str>> {
     })
 }
 
-/// The value in a node.
+/// Unwraps nodes.
 fn holds(name: &str, is_rust: bool) -> Told {
     let mut name = Cow::Borrowed(name.trim());
     for _ in 0..LAYERS_MAX {
@@ -236,7 +236,7 @@ fn holds(name: &str, is_rust: bool) -> Told {
     // A set is a map to nothing.
     let value = name.strip_prefix('(').and_then(|name| name.strip_suffix(", ())"));
     let value = value.filter(|_| is_rust).unwrap_or(&name);
-    // An old name of Rust's has what a function's source calls its parameters.
+    // Legacy Rust names contain the names of type parameters.
     let is_parameter = |name: &str| name.len() == 1 && name.as_bytes()[0].is_ascii_uppercase();
     if is_rust && (is_parameter(value) || value.starts_with('(') && value.split(['(', ',', ' ', ')']).any(is_parameter))
     {

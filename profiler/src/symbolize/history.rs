@@ -1,5 +1,5 @@
-//! The part of a target's past that a profile is about: clipped to its window, told by the callsites of its books. Sums stay
-//! those since the recording began; what was held when the window began is its first instant.
+//! The history of a target and its callsites within a profile's window. Sums remain those since the recording began;
+//! the state at the start of the window is the first point.
 
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Held;
@@ -10,17 +10,17 @@ use crate::units::MonotonicNanos;
 
 pub(super) struct Clip<'state> {
     target: &'state TargetState,
-    /// When the window began, and what the books were; `None` where that is the target's own beginning.
+    /// Start of the window and the snapshot there; `None` if the window starts with the target.
     window: Option<(MonotonicNanos, &'state TargetSnapshot)>,
-    /// Of the timeline's instants, the first that is later than the beginning, and the first that is too late.
+    /// Range of the timeline's points within the window, excluding its start.
     kept: [usize; 2],
-    /// What was held at the beginning is an instant before those, and what is held at the end one behind them.
+    /// Whether a point is added at the start, and one at the end.
     has_ends: [bool; 2],
     instants: Vec<Instant>,
 }
 
 impl<'state> Clip<'state> {
-    /// Of a target; `window_start` is when the window began that is told, where it is one.
+    /// `window_start` is the start of the profile's window, if it is one.
     pub(super) fn new(target: &'state TargetState, window_start: Option<MonotonicNanos>) -> Self {
         let noted = target.timeline.instants();
         let window = match &target.base {
@@ -29,7 +29,7 @@ impl<'state> Clip<'state> {
         };
         let begun = match window {
             Some((start, _)) => Some(start.min(target.until)),
-            // Its probes were placed a moment before it was said to begin; that may have been noted.
+            // Probes are attached shortly before the official beginning; a point may lie between.
             None => Some(target.facts.beginning.time.min(target.until))
                 .filter(|time| noted.first().is_none_or(|first| first.time > *time)),
         };
@@ -49,7 +49,7 @@ impl<'state> Clip<'state> {
         Self { target, window, kept: [first, behind], has_ends, instants }
     }
 
-    /// What a callsite of the books held at those instants at which that had changed.
+    /// Returns the points at which the state of a callsite changed.
     pub(super) fn changes(&self, index: u32) -> Vec<Change> {
         let ([first, behind], [has_beginning, has_end]) = (self.kept, self.has_ends);
         let totals = totals_of(&self.target.books, index);
@@ -58,7 +58,7 @@ impl<'state> Clip<'state> {
             None => totals.map(Held::at_first),
         };
         let at_first = has_beginning.then_some((0, at_first.unwrap_or_default()));
-        // What had changed before the first instant that is told may have changed back until then.
+        // A change before the first point may have been undone by then.
         let timeline = &self.target.timeline;
         let at_noted = timeline.changes(index as usize).take_while(|(point, _)| *point <= first).last();
         let at_noted = (first < behind).then(|| (first, at_noted.map(|(_, held)| held).unwrap_or_default()));
@@ -76,7 +76,6 @@ impl<'state> Clip<'state> {
         changes
     }
 
-    /// The moments and the instants.
     pub(super) fn history(self) -> History {
         History { curve: self.curve(), instants: self.instants }
     }
@@ -96,7 +95,7 @@ impl<'state> Clip<'state> {
         let last = Moment { time: *until, held: Held::of(&books.totals) };
         let mut moments = vec![beginning];
         moments.extend(&curve[later..]);
-        // Where nothing has come since, the beginning is the end as well.
+        // Without changes since the start, start and end are the same point.
         if moments.last() != Some(&last) {
             moments.push(last);
         }
@@ -105,7 +104,7 @@ impl<'state> Clip<'state> {
     }
 }
 
-/// What a callsite has done, by its index; `None` where that was nothing.
+/// Returns the totals of a callsite by index; `None` if it was idle.
 fn totals_of(books: &TargetSnapshot, index: u32) -> Option<&Totals> {
     let place = books.callsites.binary_search_by_key(&index, |callsite| callsite.index).ok()?;
     Some(&books.callsites[place].totals)

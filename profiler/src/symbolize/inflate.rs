@@ -1,6 +1,3 @@
-//! Whether a module's compressed sections can be unpacked safely. blazesym reserves what their headers claim and unpacks
-//! whatever comes, so both are checked before it may look.
-
 use std::io::{self, Read};
 
 use flate2::read::ZlibDecoder;
@@ -11,11 +8,11 @@ use object::pod::from_bytes;
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
 
-/// Most bytes that the sections of one module may have when unpacked, together.
+/// Limit for all decompressed sections of a module together.
 const UNPACKED_BYTES_MAX: u64 = 1 << 30;
 
-/// Whether every compressed section is as large as it claims, and all together are not too large, of those sections
-/// whose names are asked about. A module without compressed sections is fine.
+/// Returns whether the compressed sections selected by `about` have the sizes that they claim, and do not exceed the
+/// limit. blazesym allocates what the headers claim and decompresses everything, so it must not read other files.
 pub(super) fn is_bounded(image: &Image, elf: &Elf, about: impl Fn(&str) -> bool) -> bool {
     let compressed = |section: &&Section| {
         let flagged = section.flags & u64::from(SHF_COMPRESSED) != 0;
@@ -28,7 +25,7 @@ pub(super) fn is_bounded(image: &Image, elf: &Elf, about: impl Fn(&str) -> bool)
     })
 }
 
-/// How large the section claims to be and is; `None` when the two differ or exceed `bytes_max`.
+/// Returns the decompressed size; `None` if it is not the claimed one or exceeds `bytes_max`.
 fn unpacked_bytes(image: &Image, section: &Section, bytes_max: u64) -> Option<u64> {
     let bytes = image.read(section.offset, section.size_bytes, UNPACKED_BYTES_MAX).ok()?;
     let (header, packed) = from_bytes::<CompressionHeader64<LE>>(&bytes).ok()?;
@@ -37,7 +34,7 @@ fn unpacked_bytes(image: &Image, section: &Section, bytes_max: u64) -> Option<u6
         return None;
     }
     if header.ch_type.get(LE) != ELFCOMPRESS_ZLIB {
-        // Other formats are not built in, so blazesym does not unpack them at all.
+        // Support for other formats is not built in, so blazesym does not decompress them.
         return Some(0);
     }
     let real = io::copy(&mut ZlibDecoder::new(packed).take(claimed + 1), &mut io::sink()).ok()?;

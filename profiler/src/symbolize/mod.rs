@@ -29,26 +29,23 @@ pub(crate) mod trim;
 pub(crate) mod types;
 mod vtable;
 
-/// One function that was active at an address.
+/// A function that was active at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResolvedFrame {
-    /// Demangled name, if it has one.
+    /// Demangled, if known.
     pub function: Option<Arc<str>>,
-    /// Source file, if that is known.
     pub file: Option<Arc<str>>,
-    /// Line in it.
     pub line: Option<u32>,
     /// Its call was inlined into the next function.
     pub inlined: bool,
 }
 
-/// Gives names to places in modules.
+/// Symbolizes locations in modules.
 pub trait Resolve {
-    /// The functions active at each of these offsets, the innermost first; none where nothing is known. One result per
-    /// offset, in their order. Offsets lie inside instructions: a return address must have been put inside its call.
+    /// Returns for each offset, in order, the functions active there, innermost first; none if unknown. Offsets lie
+    /// inside instructions: return addresses must be adjusted.
     fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>>;
 
-    /// How it went so far.
     fn symbolization(&self) -> Symbolization {
         Symbolization::default()
     }

@@ -1,5 +1,5 @@
-//! Gives a snapshot's stacks their frames. Decides what is printed of an address: a name, a place in a module, a bare
-//! address, or nothing, where the address cannot be code.
+//! Symbolizes the stacks of a snapshot: each address becomes a function, a location in a module, a bare address, or
+//! nothing if it cannot be code.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,32 +16,29 @@ use crate::model::{CallsiteProfile, Frame, FrameId};
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
 
-/// A target whose stacks are to be named.
+/// A target whose stacks are to be symbolized.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unnamed<'a> {
-    /// Its state.
     pub snapshot: &'a TargetSnapshot,
-    /// Where its code lies.
     pub space: &'a AddressSpace,
 }
 
-/// Stacks with names.
+/// Symbolized stacks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Named {
     /// All frames, each once, in the order in which they first occur.
     pub frames: Vec<Frame>,
-    /// The callsites of each target, in the order of the targets and of their snapshots.
+    /// The callsites of each target, in the order of their snapshots.
     pub callsites: Vec<Vec<CallsiteProfile>>,
 }
 
-/// Names the stacks of several targets.
+/// Symbolizes the stacks of several targets. Resolves every address once, with one request per module.
 ///
-/// Every address is resolved once, and every module is asked once. A stack is cut at the first address that lies in no
-/// executable mapping: such an address is not code, so what was read from there on was not a stack. Only where nothing
-/// is known of a target's mappings, because it ended before they were read, all addresses are kept.
+/// A stack is cut at the first address outside all executable mappings: it is not code, so the rest was not a stack.
+/// If the mappings of a target are unknown, because it exited before they were read, all addresses are kept.
 ///
-/// A callsite's heap becomes its index in the snapshot's list of heaps; a heap that is not in that list would be a
-/// broken snapshot, and its callsites are left out with a warning.
+/// A callsite's heap becomes its index in the snapshot's list of heaps; callsites of other heaps are dropped with a
+/// warning.
 pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver: &dyn Resolve) -> Named {
     let places: Vec<Places> = targets.iter().map(Places::of).collect();
     let answers = ask(&places, modules, resolver);
@@ -63,9 +60,9 @@ pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver:
     named
 }
 
-/// What lies at the addresses of one target's stacks.
+/// Locations of the addresses of a target's stacks.
 struct Places {
-    /// Nothing is known of the target's mappings.
+    /// The target's mappings are unknown.
     unknown: bool,
     by_address: FxHashMap<TargetAddr, Option<CodeOrigin>>,
 }
@@ -85,7 +82,7 @@ impl Places {
         self.by_address.get(&address).copied().flatten()
     }
 
-    /// The part of a stack that is code.
+    /// Returns the part of a stack that is code.
     fn code<'stack>(&self, frames: &'stack [TargetAddr]) -> &'stack [TargetAddr] {
         if self.unknown {
             return frames;
@@ -97,7 +94,7 @@ impl Places {
 
 type Answers = FxHashMap<Location, Arc<[ResolvedFrame]>>;
 
-/// Asks for all places of all targets, module by module.
+/// Resolves all locations of all targets, module by module.
 fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers {
     let mut by_module: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
     for place in places.iter().flat_map(|places| places.by_address.values()) {
@@ -107,7 +104,7 @@ fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers 
     }
     let mut answers = Answers::default();
     for (module, mut offsets) in by_module {
-        // Neighbours share what has to be parsed for them.
+        // Neighboring offsets share parsed data.
         offsets.sort_unstable();
         offsets.dedup();
         let resolved = resolver.resolve(module, modules.get(module), &offsets);
@@ -116,13 +113,13 @@ fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers 
     answers
 }
 
-/// Writes the stacks of one target.
+/// Builds the frames of one target.
 struct Writer<'a> {
     places: &'a Places,
     modules: &'a Modules,
     answers: &'a Answers,
     threads: Threads,
-    /// The frames of an address, which follow each other.
+    /// The frames of an address, which are adjacent.
     chains: FxHashMap<TargetAddr, Range<u32>>,
 }
 
@@ -151,7 +148,7 @@ impl Writer<'_> {
 
     fn stack(&mut self, stack: &Stack, frames: &mut Vec<Frame>) -> (Vec<FrameId>, StackEnd) {
         let code = self.places.code(&stack.frames);
-        // Where only the last frame is no code, the kernel side saw that too, and says why.
+        // If only the last frame is not code, the kernel side detected that too, and knows why.
         let end = match (stack.frames.len() - code.len(), stack.end) {
             (0, end) | (1, end @ (StackEnd::MissingModule | StackEnd::NoRow)) => end,
             _ => StackEnd::BrokenChain,
@@ -160,14 +157,14 @@ impl Writer<'_> {
         (ids, end)
     }
 
-    /// The frames of an address, the innermost inlined call first.
+    /// Returns the frames of an address, the innermost inlined call first.
     fn chain(&mut self, address: TargetAddr, frames: &mut Vec<Frame>) -> Range<u32> {
         if let Some(chain) = self.chains.get(&address) {
             return chain.clone();
         }
         let first = frames.len();
         self.append(address, frames);
-        // Four billion frames would not fit into memory, let alone a report.
+        // Four billion frames would not fit into memory.
         let number = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         let chain = number(first)..number(frames.len());
         self.chains.insert(address, chain.clone());
@@ -182,7 +179,7 @@ impl Writer<'_> {
         };
         let placed = Frame {
             module: Some(Arc::clone(self.modules.get(location.module).path())),
-            // The place was looked up inside the call; the frame tells the return address.
+            // The location was looked up inside the call; the frame contains the return address.
             module_offset: Some(location.offset.0.saturating_add(1)),
             ..bare
         };

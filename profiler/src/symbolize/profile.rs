@@ -1,4 +1,4 @@
-//! Makes a profile of a snapshot: everything in it, with names.
+//! Makes a profile of a snapshot by symbolizing it.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use crate::model::{CallsiteProfile, Health, HeapProfile, Profile, TargetProfile}
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
 use crate::units::MonotonicNanos;
 
-/// What a snapshot says of a scope, with names. `trims` leaves the runtime's plumbing out of stacks.
+/// Symbolizes a scope of a snapshot. `trims` removes runtime frames from stacks.
 pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims: bool) -> Profile {
     let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> =
         snapshot.targets.iter().filter_map(|target| Some((target, target.books_of(scope)?))).collect();
@@ -68,7 +68,7 @@ fn of_target(
     scope: Scope,
     start: Option<MonotonicNanos>,
 ) -> TargetProfile {
-    // Of the peak nobody knows what was old then.
+    // Ages are not known for the peak.
     let is_now = scope != Scope::Peak;
     let facts = target.facts.clone();
     let mut callsites = with_older(callsites, target.older.as_deref().filter(|_| is_now), books);
@@ -97,7 +97,7 @@ fn of_target(
     }
 }
 
-/// Those of the books in their order, to which callsites refer, then those without events.
+/// Heaps in the order of the snapshot, which callsites refer to, then those without events.
 fn heaps(target: &TargetState, books: &TargetSnapshot) -> Vec<HeapProfile> {
     let totals = |id| books.heaps.iter().position(|(with, _)| *with == id);
     let mut heaps: Vec<_> = target.heaps.iter().map(|heap| (totals(heap.id), heap)).collect();
@@ -112,7 +112,7 @@ fn heaps(target: &TargetState, books: &TargetSnapshot) -> Vec<HeapProfile> {
     heaps.into_iter().map(profile).collect()
 }
 
-/// Callsites with what of their blocks is old, where that is known. They are in the order of the books.
+/// Adds the old amounts to callsites, if known.
 fn with_older(
     mut callsites: Vec<CallsiteProfile>,
     older: Option<&[Amounts]>,
@@ -126,7 +126,7 @@ fn with_older(
     callsites
 }
 
-/// Callsites that grow, by their place in the list.
+/// Leak candidates by index of their callsites.
 fn leaks(growths: &Growths, books: &TargetSnapshot) -> Leaks {
     let candidate = |growth: &Growth| {
         let callsite = books.callsites.binary_search_by_key(&growth.callsite, |callsite| callsite.index).ok()?;

@@ -1,27 +1,26 @@
-//! What a demangled name of C++ or Rust is made of: its path, and the arguments in angle brackets. Pure; reads each name once from left to
-//! right, keeps brackets on a list of its own, and so does not care how deeply or how wrongly they nest.
-
-/// Inline namespaces of standard libraries, which nobody writes.
+/// Inline namespaces of standard libraries, which do not appear in source code.
 const INLINE_NAMESPACES: [&str; 7] = ["__1", "__2", "__ndk1", "__cxx11", "__cxx1998", "__debug", "_V2"];
 
-/// C++ operators with brackets in their names, longer ones before those that they begin with.
+/// C++ operators with brackets in their names, each before its prefixes.
 const OPERATORS: [&str; 14] = ["()", "[]", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<", ">", "new[]"];
 
-/// A name up to, and with, its first arguments.
+/// A name up to and including its first type arguments. Parsed in one pass with an explicit stack of brackets, so
+/// that any nesting is safe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Qualified<'a> {
-    /// Namespaces and the name, joined by `::`, without arguments and inline namespaces: `std::vector`, `alloc::vec::Vec`.
+    /// Namespaces and name, joined by `::`, without arguments and inline namespaces: `std::vector`,
+    /// `alloc::vec::Vec`.
     pub path: String,
     /// The arguments: those of `std::vector<Foo, std::allocator<Foo> >` are `Foo` and `std::allocator<Foo>`.
     pub arguments: Vec<&'a str>,
-    /// What follows: `::push_back` of `std::vector<Foo>::push_back`.
+    /// The rest: `::push_back` of `std::vector<Foo>::push_back`.
     pub rest: &'a str,
 }
 
 impl<'a> Qualified<'a> {
-    /// Reads a function's name, or a type's. What it returns and its parameters are left out.
+    /// Parses the name of a function or type, without its return type and parameters.
     pub(crate) fn of_function(name: &'a str) -> Self {
-        // Parts that a compiler splits off are told behind the name.
+        // Suffixes of parts that a compiler splits off follow the name.
         let name = [" [.", " [clone"].iter().fold(name, |name, suffix| name.split(suffix).next().unwrap_or(name));
         let mut start = 0;
         let mut end = name.len();
@@ -38,7 +37,6 @@ impl<'a> Qualified<'a> {
         Self::of_type(&name[start..end])
     }
 
-    /// Reads a type's name.
     pub(crate) fn of_type(name: &'a str) -> Self {
         let name = name.trim();
         let mut path = String::new();
@@ -48,7 +46,7 @@ impl<'a> Qualified<'a> {
             match (byte, open) {
                 (b'<', None) => open = Some(at),
                 (b'>', Some(open)) if name[from..open].is_empty() && path.is_empty() => {
-                    // An implementation's: `<alloc::vec::Vec<T> as Trait>::f`.
+                    // An implementation: `<alloc::vec::Vec<T> as Trait>::f`.
                     return Self { path, arguments: vec![&name[open + 1..at]], rest: &name[at + 1..] };
                 }
                 (b'>', Some(open)) => {
@@ -77,7 +75,7 @@ fn push(path: &mut String, part: &str) {
     path.push_str(part);
 }
 
-/// The parts of a list, at the commas that are in no brackets.
+/// Splits a list at the commas outside of brackets.
 fn listed(list: &str) -> Vec<&str> {
     let mut from = 0;
     let mut parts = Vec::new();
@@ -89,14 +87,15 @@ fn listed(list: &str) -> Vec<&str> {
     parts
 }
 
-/// The type and the trait of an implementation, `T as Trait`.
+/// Returns type and trait of an implementation, `T as Trait`.
 pub(crate) fn implemented(inside: &str) -> Option<(&str, &str)> {
     let spaces = outside(inside).into_iter().filter(|(_, byte)| *byte == b' ');
     let at = spaces.map(|(at, _)| at).find(|&at| inside[at..].starts_with(" as "))?;
     Some((&inside[..at], &inside[at + " as ".len()..]))
 }
 
-/// The bytes that are in no brackets, with where they are; of brackets, the outermost ones. Names of operators and arrows are no brackets.
+/// Returns the bytes outside of brackets with their positions, including the outermost brackets. Operators and arrows
+/// are not brackets.
 fn outside(text: &str) -> Vec<(usize, u8)> {
     let bytes = text.as_bytes();
     let mut found = Vec::new();
@@ -120,7 +119,7 @@ fn outside(text: &str) -> Vec<(usize, u8)> {
                     b']' => b'[',
                     _ => b'{',
                 };
-                // What is left open inside was a comparison too.
+                // Unclosed brackets inside were comparisons too.
                 if let Some(place) = open.iter().rposition(|&bracket| bracket == opening) {
                     open.truncate(place);
                 }
@@ -135,7 +134,7 @@ fn outside(text: &str) -> Vec<(usize, u8)> {
     found
 }
 
-/// Bytes of an operator's name, or of an arrow, that begins here.
+/// Returns the length of an operator's name, or an arrow, at this position.
 fn operator(bytes: &[u8], at: usize) -> Option<usize> {
     let rest = &bytes[at..];
     if rest.starts_with(b"->") {

@@ -1,4 +1,4 @@
-//! Remembers the names of places in modules, and has those that are not known yet looked up by the symbolizer process.
+//! Caches symbolized locations, and sends requests for others to the symbolizer process.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,10 +15,9 @@ use crate::object::elf::BuildId;
 use crate::object::image::Image;
 use crate::object::module::Module;
 
-/// Maximum number of failures that are kept for a report.
+/// Maximum number of failures to report.
 const FAILURES_MAX: usize = 64;
 
-/// Gives names, and remembers them.
 pub struct Resolver {
     state: RefCell<State>,
 }
@@ -32,19 +31,18 @@ struct State {
     failures: Vec<SymbolizationFailure>,
 }
 
-/// Who parses files.
 enum Reader {
     Sandbox(Sandbox),
     InProcess,
 }
 
 impl Resolver {
-    /// A resolver that has a process of its own parse files. The interrupt ends that, at once and for good.
+    /// Creates a resolver that parses files in a process of its own. The interrupt ends that process for good.
     pub fn sandboxed(interrupt: Interrupt) -> Self {
         Self::with(Reader::Sandbox(Sandbox::new(interrupt)))
     }
 
-    /// A resolver that parses files in this process, which must therefore be trusted: for tests.
+    /// Creates a resolver that parses files in this process, for tests: the files must be trusted.
     pub fn in_process() -> Self {
         Self::with(Reader::InProcess)
     }
@@ -60,7 +58,7 @@ impl Resolver {
         Self { state: RefCell::new(state) }
     }
 
-    /// Gives back the memory of what was parsed; the answers stay known.
+    /// Releases the memory of parsed files; answers remain cached.
     pub fn release(&self) {
         if let Reader::Sandbox(sandbox) = &mut self.state.borrow_mut().reader {
             sandbox.release();
@@ -98,7 +96,7 @@ impl Resolve for Resolver {
 }
 
 impl State {
-    /// Finds out about offsets, each once and in ascending order.
+    /// Resolves distinct offsets in ascending order.
     fn ask(
         &mut self,
         id: ModuleId,
@@ -140,7 +138,7 @@ impl State {
             self.report_defects(module, &defects);
             let Err(failed) = result else { return };
             if failed.is_final() {
-                // What is left may be asked for again, with a new time limit.
+                // The rest may be requested again, with a new time limit.
                 return self.fail(module, failed.to_string(), NamesFrom::Nothing);
             }
             self.fail(module, failed.to_string(), next);
@@ -163,7 +161,7 @@ impl State {
         }
     }
 
-    /// Notes that names are missing, once for each module.
+    /// Records a failure, once for each module.
     fn fail(&mut self, module: &Module, reason: String, names: NamesFrom) {
         tracing::debug!(module = %module.path(), %reason, "names are missing");
         if let Some(known) = self.failures.iter_mut().find(|known| *known.module == **module.path()) {
@@ -179,7 +177,7 @@ impl State {
     }
 }
 
-/// The files of a module beside its own.
+/// The files of a module besides its own.
 struct Others<'a> {
     debug_file: Option<Image>,
     link: Option<&'a DebugLink>,
@@ -195,7 +193,7 @@ impl<'a> Others<'a> {
         Self { debug_file, link, shared }
     }
 
-    /// All files, in the order in which they are asked.
+    /// Returns all files by priority.
     fn with<'b>(&'b self, own: &'b Image) -> Vec<(Role, &'b Image)> {
         let debug_file = self.debug_file.iter().map(|image| (Role::DebugFile, image));
         let link = self.link.map(|link| (Role::Linked { checksum: link.checksum }, &link.image));
@@ -218,7 +216,7 @@ fn name_in_process(files: &[(Role, &Image)], depth: Depth, addresses: &[u64], mu
     }
 }
 
-/// Keeps the answers for the first of these offsets, and returns how many there are.
+/// Stores the answers for the first of these offsets, and returns their number.
 fn keep(
     names: Names,
     offsets: &[FileOffset],
@@ -238,7 +236,7 @@ fn keep(
     names.answers.len()
 }
 
-/// One copy of each string, however many frames have it.
+/// Returns the shared copy of a string.
 fn intern(strings: &mut FxHashSet<Arc<str>>, text: &str) -> Arc<str> {
     if let Some(known) = strings.get(text) {
         return Arc::clone(known);

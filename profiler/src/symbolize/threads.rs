@@ -1,5 +1,3 @@
-//! Threads of a target's callsites, by their place in the list that a profile has of them.
-
 use std::sync::Arc;
 
 use crate::ids::Tid;
@@ -7,7 +5,7 @@ use crate::ledger::snapshot::TargetSnapshot;
 use crate::model::ThreadProfile;
 use crate::snapshot::ThreadNames;
 
-/// Threads that callsites name, by number.
+/// Threads of a target's callsites in ascending order, as listed in its profile.
 #[derive(Clone, Debug)]
 pub(super) struct Threads(Vec<Tid>);
 
@@ -19,12 +17,10 @@ impl Threads {
         Self(threads)
     }
 
-    /// Its place among them.
     pub(super) fn place(&self, thread: Option<Tid>) -> Option<usize> {
         self.0.binary_search(&thread?).ok()
     }
 
-    /// All of them with their names.
     pub(super) fn named(self, names: &ThreadNames) -> Vec<ThreadProfile> {
         let named = |tid: Tid| ThreadProfile { tid, name: names.get(&tid).map(Arc::clone) };
         self.0.into_iter().map(named).collect()

@@ -1,9 +1,9 @@
-//! Removes the frames that every stack of a runtime begins or ends with: the way from the language's allocation call
-//! down to malloc, and the way from the system up to `main`. Pure. Frames in the middle stay, whatever their names.
+//! Removes runtime frames at both ends of stacks: between the language's allocation call and malloc, and between the
+//! system and `main`. Pure. Other frames are kept, whatever their names.
 
 use crate::model::{Frame, FrameId};
 
-/// What functions between an allocating statement and malloc are called, by how the name begins.
+/// Prefixes of functions between an allocating statement and malloc.
 const ALLOCATION: &[&str] = &[
     "__rust_alloc",
     "__rust_alloc_zeroed",
@@ -31,7 +31,7 @@ const ALLOCATION: &[&str] = &[
     "std::__cxx1998::_Vector_base<",
 ];
 
-/// What functions between a thread's start and its own code are called, by how the name begins.
+/// Prefixes of functions between a thread's start and its own code.
 const START: &[&str] = &[
     "_start",
     "__libc_start_main",
@@ -69,7 +69,7 @@ const START: &[&str] = &[
 /// Traits that only the standard library implements, on its way to an allocation.
 const ALLOCATION_TRAITS: &[&str] = &[" as alloc::vec::spec_", " as alloc::slice::hack::", " as alloc::vec::is_zero::"];
 
-/// The stack, leaf first, without the plumbing at its two ends. A stack of nothing else stays whole.
+/// Returns the stack, leaf first, without runtime frames at its ends. A stack that consists of them is kept.
 pub(crate) fn trim<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> &'stack [FrameId] {
     let name = |id: &FrameId| frames.get(id.0 as usize).and_then(|frame| frame.function.as_deref()).unwrap_or("");
     let allocates = |name: &str| {
@@ -78,7 +78,7 @@ pub(crate) fn trim<'stack>(stack: &'stack [FrameId], frames: &[Frame]) -> &'stac
     let leaf = stack.iter().take_while(|id| allocates(name(id))).count();
     let mut kept = &stack[leaf..];
     while let [rest @ .., last] = kept {
-        // The `main` of a Rust program is the compiler's; the programmer's is further in.
+        // The `main` of a Rust program is generated; the program's own is further in.
         let rust_main =
             name(last) == "main" && rest.last().is_some_and(|id| name(id).starts_with("std::rt::lang_start"));
         if !rust_main && !begins_like_any(name(last), START) {
@@ -93,7 +93,7 @@ fn begins_like_any(name: &str, prefixes: &[&str]) -> bool {
     prefixes.iter().any(|prefix| begins(name, prefix))
 }
 
-/// Whether the name begins with these words; `clone3` must not catch `clone3_table`.
+/// Returns whether the name starts with these words; `clone3` must not match `clone3_table`.
 fn begins(name: &str, prefix: &str) -> bool {
     let Some(rest) = name.strip_prefix(prefix) else { return false };
     let word = |byte: u8| byte.is_ascii_alphanumeric();

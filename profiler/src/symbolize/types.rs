@@ -1,4 +1,4 @@
-//! What a block is an object of, where that can be told: by the first word of it, or by the functions that asked for it.
+//! Types of blocks, inferred from their first word or their allocation stack.
 
 use std::sync::Arc;
 
@@ -11,20 +11,21 @@ use crate::model::{Frame, FrameId, TypeEvidence, TypeName};
 use crate::object::module::Modules;
 use crate::process::address_space::AddressSpace;
 
-/// Types of one process's blocks. Remembers what it has found: of 100,000 blocks of one callsite the names are read once.
+/// Caches results: callsites can have 100,000 blocks.
 pub(crate) struct TypeNames<'a> {
     classes: Classes<'a>,
     frames: FxHashMap<FrameId, Told>,
 }
 
 impl<'a> TypeNames<'a> {
-    /// `regions` are all that the process has mapped, by rising address, and `space` is where its code is, of these modules.
+    /// `regions` are all mappings by ascending address, and `space` is the address space with these modules.
     pub(crate) fn new(regions: &'a [Region], space: &'a AddressSpace, modules: &'a Modules) -> Self {
         Self { classes: Classes::new(regions, space, modules), frames: FxHashMap::default() }
     }
 
-    /// The type of a block. `first_word` is how it begins, where that is known; `stack` has the frames that asked for it, leaf first, best with
-    /// those of allocators, and is empty where that was not seen. `frames` must always be those of the same profile.
+    /// Returns the type of a block. `first_word` is its contents, if known; `stack` is its allocation stack, leaf
+    /// first, preferably with allocator frames, and empty if unknown. `frames` must always be those of the same
+    /// profile.
     pub(crate) fn of(&mut self, first_word: Option<u64>, stack: &[FrameId], frames: &[Frame]) -> Option<TypeName> {
         if let Some(name) = first_word.and_then(|word| self.classes.of(word)) {
             return Some(TypeName { name, evidence: TypeEvidence::Vtable });

@@ -1,5 +1,3 @@
-//! The class of a C++ object, by the first word of it: that points into the virtual table of its class, and the table has a symbol.
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,13 +12,13 @@ use crate::object::module::Modules;
 use crate::object::vtables::Vtables;
 use crate::process::address_space::{AddressSpace, MappedModule};
 
-/// Most words that are remembered.
+/// Maximum number of cached words.
 const WORDS_MAX: usize = 1 << 16;
 
-/// What the kernel puts behind the path of a mapped file that was deleted.
+/// Suffix that the kernel adds to the path of a deleted mapped file.
 const DELETED: &str = " (deleted)";
 
-/// Classes of one process's objects.
+/// Classes of C++ objects, by their first word: it points into the virtual table of the class, which has a symbol.
 pub(super) struct Classes<'a> {
     regions: &'a [Region],
     space: &'a AddressSpace,
@@ -30,12 +28,12 @@ pub(super) struct Classes<'a> {
 }
 
 impl<'a> Classes<'a> {
-    /// `regions` must be in the order of addresses.
+    /// `regions` must be sorted by address.
     pub(super) fn new(regions: &'a [Region], space: &'a AddressSpace, modules: &'a Modules) -> Self {
         Self { regions, space, modules, tables: FxHashMap::default(), known: FxHashMap::default() }
     }
 
-    /// The class whose objects begin with this word.
+    /// Returns the class of objects that start with this word.
     pub(super) fn of(&mut self, word: u64) -> Option<Arc<str>> {
         let path = self.file_at(TargetAddr(word))?;
         if let Some(known) = self.known.get(&word) {
@@ -48,7 +46,8 @@ impl<'a> Classes<'a> {
         class
     }
 
-    /// The file that is mapped here, or whose `.bss` this may be: a linker puts copies of other modules' tables there.
+    /// Returns the file mapped at an address, or whose `.bss` this may be: linkers put copies of other modules'
+    /// tables there.
     fn file_at(&self, address: TargetAddr) -> Option<&'a Path> {
         let region = region_of(self.regions, address).filter(|region| region.readable)?;
         match &region.kind {
@@ -70,7 +69,8 @@ impl<'a> Classes<'a> {
         class_of(tables.symbol(LinkAddr(word.wrapping_sub(bias)))?)
     }
 
-    /// The file's code, which tells where the rest of it is: below its data, as linkers have it, or else the first.
+    /// Returns the mapping of the file's code, from which other addresses follow: the one below its data, as laid out
+    /// by linkers, or else the first.
     fn code(&self, address: TargetAddr, path: &Path) -> Option<&'a MappedModule> {
         let stripped = path.to_str().and_then(|path| path.strip_suffix(DELETED)).map(Path::new);
         let is_of = |mapped: &&MappedModule| match &mapped.mapping.name {
@@ -83,11 +83,11 @@ impl<'a> Classes<'a> {
     }
 }
 
-/// `Foo` of `_ZTV3Foo`; `None` of what cannot be demangled.
+/// `Foo` for `_ZTV3Foo`; `None` if it cannot be demangled.
 fn class_of(symbol: &str) -> Option<Arc<str>> {
     let name = demangle(symbol);
     let class = name.strip_prefix("{vtable(")?;
-    // A name that was cut has no end.
+    // A cut name has no end.
     Some(class.strip_suffix(")}").unwrap_or(class).into())
 }
 
@@ -123,7 +123,7 @@ mod tests {
         check("_ZTI3Foo", None);
     }
 
-    /// Where the tables are, by name, as `nm` has it.
+    /// Addresses and names of tables, as printed by `nm`.
     fn tables(workshop: &Workshop, program: &str) -> Vec<(u64, String)> {
         let output =
             std::process::Command::new("nm").arg(workshop.path(program)).output().expect("`nm` is needed here");
@@ -160,14 +160,14 @@ mod tests {
             let class = classes.of(start + 16);
             assert_eq!((classes.of(start), classes.of(start + 17)), (None, None), "{symbol}");
             if symbol.contains("Both") {
-                // The second base's part begins behind two destructors, a function, and a head of its own.
+                // The second base's part starts after two destructors, a function, and a header of its own.
                 assert_eq!(classes.of(start + 16 + 3 * 8 + 16), class, "{symbol}");
             }
             named.extend(class.as_deref().map(str::to_owned));
         }
         named.sort();
         assert_eq!(named, ["(anonymous namespace)::Hidden", "Base", "Other", "app::Both<long>"], "{found:?}");
-        // Neither code, nor a stack, nor nothing has a class.
+        // Code, stacks and null pointers have no class.
         let stack = regions.iter().find(|region| region.kind == RegionKind::Stack).expect("it has a stack");
         for word in [mapped.mapping.start.0, stack.start.0, 0, u64::MAX, 16] {
             assert_eq!(classes.of(word), None, "{word:#x}");

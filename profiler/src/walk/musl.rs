@@ -1,38 +1,32 @@
-//! musl's heap since 1.2.1 (mallocng), walked from its bookkeeping. The malloc of older versions keeps no list of what it has given
-//! out, and is not walked.
+//! Walks the heap of musl since 1.2.1 (mallocng). The malloc of older versions keeps no list of allocated blocks, and
+//! cannot be walked.
 //!
 //! ```text
-//! context ─▶ pages of metas ─▶ meta ─▶ group: mapped for itself, given by the loader, or in a slot of a larger group
+//! context ─▶ pages of metas ─▶ meta ─▶ group: own mapping, given by the loader, or in a slot of a larger group
 //!                                       └─▶ slots: free, a block, or a group
 //! ```
 //!
-//! A meta says of 32 slots at most which ones are free, and it lies apart from what the program can overrun. Where a block begins in
-//! its slot, and its size, are in the slot.
+//! A meta records which of up to 32 slots are free, and is out of reach of overruns. The offset of a block in its
+//! slot, and its size, are in the slot.
 
-mod context;
 mod group;
-mod slot;
 
 use rustc_hash::FxHashMap;
 
-use super::spans::covered;
-use super::{Scene, Walk, WalkedBlock};
+use super::scene::{Scene, Walk, WalkedBlock, covered};
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::collect::spans::{joined, without};
-use crate::linux::proc::maps::{Region, RegionKind};
-use group::Meta;
-use slot::Slot;
+use crate::linux::proc::regions::{Region, RegionKind};
+use group::{Meta, Slot};
 
-/// The heap, as hooks name it.
 const HEAP: &str = "musl";
 
-/// The blocks of the heap, where there is one that can be walked; a walk with nothing but gaps where musl is mapped and its heap
-/// cannot be found.
+/// Walks the heap, if there is one. The result consists of a gap if musl is mapped and its heap cannot be found.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
-    let contexts = context::find(scene);
+    let contexts = group::contexts(scene);
     if contexts.is_empty() {
-        let gap = "no heap of musl 1.2.1 or later was found; that of older versions cannot be walked".to_owned();
+        let gap = "no heap of musl 1.2.1 or later was found; older versions cannot be walked".to_owned();
         let mapped = scene.regions.iter().any(is_musl);
         return mapped.then(|| Walk { heap: HEAP, gaps: vec![gap], ..Walk::default() });
     }
@@ -43,7 +37,7 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
     Some(heap.finish())
 }
 
-/// Whether a file is musl, by the names that it is installed under.
+/// Returns whether a file is musl, by its usual names.
 fn is_musl(region: &Region) -> bool {
     let RegionKind::File { path } = &region.kind else { return false };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -51,20 +45,20 @@ fn is_musl(region: &Region) -> bool {
     loader || (name == "libc.so" && path.to_string_lossy().contains("musl"))
 }
 
-/// A heap while it is being walked.
+/// State of a walk.
 struct Heap<'a> {
     scene: &'a Scene<'a>,
-    /// Groups that are still to be looked through.
+    /// Groups to be walked.
     rest: Vec<Meta>,
-    /// Groups in slots of others that have not been come to, by their first address.
+    /// Groups in slots of others that have not been walked, by first address.
     nested: FxHashMap<TargetAddr, Meta>,
     blocks: Vec<WalkedBlock>,
     areas: Vec<Span>,
-    /// Slots of which nothing is known.
+    /// Slots with unknown contents.
     holes: Vec<Span>,
-    /// Groups that do not add up.
+    /// Number of inconsistent groups.
     odd_groups: usize,
-    /// A slot was being given out or freed.
+    /// A slot was being allocated or freed.
     busy: bool,
 }
 
@@ -91,14 +85,14 @@ impl<'a> Heap<'a> {
         }
     }
 
-    /// Looks through each group once: those in slots leave `nested` when they are come to.
+    /// Walks each group once: nested ones are removed from `nested` when they are found.
     fn walk(&mut self) {
         while let Some(meta) = self.rest.pop() {
             for index in 0..meta.slot_count() {
                 if meta.is_free(index) {
                     continue;
                 }
-                match slot::read(self.scene.memory, &meta, index) {
+                match group::read_slot(self.scene.memory, &meta, index) {
                     Slot::Changing => self.busy = true,
                     Slot::Block(block) => self.blocks.push(block),
                     Slot::Group => self.enter(&meta.slot(index)),
@@ -108,7 +102,7 @@ impl<'a> Heap<'a> {
         }
     }
 
-    /// Takes up the group in a slot. There is none while it is being made or taken apart.
+    /// Walks the group in a slot, if any: there is none while it is being created or removed.
     fn enter(&mut self, slot: &Span) {
         let Some(inner) = self.nested.remove(&slot.start) else { return };
         if inner.extent().end <= slot.end {
@@ -124,10 +118,10 @@ impl<'a> Heap<'a> {
         let odd_groups = self.odd_groups + self.nested.len();
         let mut gaps = Vec::new();
         if odd_groups > 0 {
-            gaps.push(format!("{odd_groups} groups of slots do not add up: they were being made, or are overwritten"));
+            gaps.push(format!("{odd_groups} groups of slots are inconsistent: being created, or overwritten"));
         }
         if !self.holes.is_empty() {
-            gaps.push(format!("{} slots do not say what is in them: their headers are overwritten", self.holes.len()));
+            gaps.push(format!("{} slots have unknown contents: their headers are overwritten", self.holes.len()));
         }
         let areas = without(joined(self.areas), &joined(self.holes));
         Walk { heap: HEAP, blocks: self.blocks, areas, gaps, busy: self.busy || odd_groups > 0 }

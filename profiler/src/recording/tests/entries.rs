@@ -87,7 +87,7 @@ fn a_block_of_millions_of_bytes_is_not_believed() {
     let mut reading = Reading::new(&*bytes).expect("its first bytes are whole");
     assert!(reading.next().is_none());
     let damage = reading.damage().expect("noticed").to_string();
-    assert_eq!(damage, "damaged at byte 16: a block is larger than any is");
+    assert_eq!(damage, "damaged at byte 16: a block exceeds the limit of 16 MiB");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn what_is_compressed_to_more_than_it_says_is_not_unpacked() {
     let bytes = [&file_header()[..], &block].concat();
     let mut reading = Reading::new(&*bytes).expect("its first bytes are whole");
     assert!(reading.next().is_none());
-    assert!(reading.damage().expect("noticed").to_string().contains("cannot be had back"));
+    assert!(reading.damage().expect("noticed").to_string().contains("cannot be decompressed"));
 }
 
 proptest! {

@@ -74,7 +74,7 @@ fn what_does_not_fit_is_said_with_what_to_do() {
     let mut kept = traffic(100_000).filter(|entry| matches!(entry, Entry::Event(Event::Alloc(_))));
     let error = kept.find_map(|entry| writer.add(&entry).err()).expect("all of it stays");
     assert!(matches!(error, WriteReason::Large { .. }), "{error}");
-    assert!(error.to_string().contains("allow more, or sample less with a larger `--interval`"), "{error}");
+    assert!(error.to_string().contains("raise it, or sample less with a larger `--interval`"), "{error}");
     let (entries, is_whole) = read(&std::fs::read(&path).expect("readable"));
     assert!(!is_whole && !entries.is_empty(), "what was written before stands");
     assert!(std::fs::metadata(&path).expect("there").len() <= SIZE_BYTES_MIN);

@@ -1,4 +1,4 @@
-//! The agent's side: starts the symbolizer, asks it, and gives up on it in time.
+//! The agent's side: starts the symbolizer, sends requests, and enforces time limits.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,21 +13,20 @@ use crate::linux::companion::Companion;
 use crate::linux::confinement::Confinement;
 use crate::object::image::Image;
 
-/// How often an interrupt is noticed.
+/// How often to check for interrupts.
 const POLL: Duration = Duration::from_millis(50);
-/// How long a process whose channel has ended may take to exit.
+/// Time for a process to exit after its channel was closed.
 const EXIT_TIME_MAX: Duration = Duration::from_secs(1);
-/// How long the symbolizer may take to start, on a machine that does much else.
+/// Time for the symbolizer to start on a busy machine.
 const START_TIME_MAX: Duration = Duration::from_secs(5);
-/// Largest file that is copied because the symbolizer may not open it, in bytes.
+/// Maximum size of a file to copy because the symbolizer may not open it.
 const COPY_BYTES_MAX: u64 = 256 << 20;
 
-/// Ends naming at once: what is not known by then stays without a name.
+/// Aborts symbolization: the remaining locations get no names.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Ends it.
     pub fn raise(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -37,7 +36,7 @@ impl Interrupt {
     }
 }
 
-/// Why the symbolizer did not name a module.
+/// Why the symbolizer failed on a module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::symbolize) enum Failed {
     #[error("the symbolizer could not be started: {0}")]
@@ -57,7 +56,7 @@ pub(in crate::symbolize) enum Failed {
 }
 
 impl Failed {
-    /// Whether other modules will fail for the same reason.
+    /// Returns whether other modules will fail for the same reason.
     pub(in crate::symbolize) fn is_final(&self) -> bool {
         matches!(self, Self::Start(_) | Self::TotalTime | Self::Interrupted)
     }
@@ -66,13 +65,13 @@ impl Failed {
 /// The files of a module.
 pub(in crate::symbolize) type Files<'a> = [(Role, &'a Image)];
 
-/// The symbolizer process, which runs while it is needed.
+/// The symbolizer process, started on demand.
 #[derive(Debug)]
 pub(in crate::symbolize) struct Sandbox {
     process: Option<Companion>,
     interrupt: Interrupt,
     confinement: Option<Confinement>,
-    /// Time that was spent since names were last released.
+    /// Time spent since the last release.
     spent: Duration,
 }
 
@@ -81,22 +80,19 @@ impl Sandbox {
         Self { process: None, interrupt, confinement: None, spent: Duration::ZERO }
     }
 
-    /// What was in force when the symbolizer last started.
+    /// Returns what was in force when the symbolizer last started.
     pub(in crate::symbolize) fn confinement(&self) -> Option<Confinement> {
         self.confinement
     }
 
-    /// Ends the process, and begins to count time anew.
+    /// Ends the process, and resets the time spent.
     pub(in crate::symbolize) fn release(&mut self) {
         self.end();
         self.spent = Duration::ZERO;
     }
 
-    /// Names addresses of a module, and hands over the answers in their order, as they come.
-    ///
-    /// # Errors
-    ///
-    /// Why not all addresses have an answer.
+    /// Symbolizes addresses of a module, and passes the answers to `take` in order, as they arrive. Fails if not all
+    /// addresses have an answer.
     pub(in crate::symbolize) fn name(
         &mut self,
         files: &Files<'_>,
@@ -165,7 +161,7 @@ impl Sandbox {
         if refused.is_empty() {
             return Ok(());
         }
-        // Without capabilities it has the rights of its user alone.
+        // Without capabilities the symbolizer has only the rights of its user.
         let copy = |(index, (_, image)): (usize, &(Role, &Image))| {
             if refused.contains(&index) { image.sealed_copy(COPY_BYTES_MAX).ok() } else { None }
         };
@@ -199,11 +195,11 @@ impl Sandbox {
             }
         };
         let message = channel.receive_while(REPLY_BYTES_MAX, wait)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-        // Nobody has asked for descriptors; those that came are closed.
+        // Descriptors in replies are unexpected, and closed.
         decode(&message.bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Ends the process after a failure, and finds out what it was.
+    /// Ends the process after a failure, and determines the cause.
     fn judge(&mut self, error: &io::Error) -> Failed {
         let failed = match error.kind() {
             io::ErrorKind::Interrupted => Failed::Interrupted,
@@ -236,17 +232,13 @@ impl Sandbox {
 
     fn end(&mut self) {
         if let Some(mut process) = self.process.take() {
-            // It holds nothing that would have to be finished.
+            // It has no state that must be saved.
             process.kill();
         }
     }
 }
 
-/// What a symbolizer that is started now is confined by.
-///
-/// # Errors
-///
-/// Why none can be started.
+/// Starts a symbolizer to determine its confinement; returns why it failed.
 pub(crate) fn confinement() -> Result<Confinement, String> {
     let mut sandbox = Sandbox::new(Interrupt::default());
     match sandbox.start() {
@@ -261,7 +253,7 @@ impl Drop for Sandbox {
     }
 }
 
-/// The time limit for a module with these files.
+/// Returns the time limit for a module with these files.
 fn time_limit(files: &Files<'_>) -> Duration {
     let bytes: u64 = files.iter().map(|(_, image)| image.identity().size_bytes).fold(0, u64::saturating_add);
     (MODULE_TIME + Duration::from_secs(bytes / TIME_PER_BYTES)).min(MODULE_TIME_MAX)

@@ -1,5 +1,5 @@
-//! Names from ELF symbols and DWARF, read by blazesym, of one module at a time. All that it reads may have been written by a
-//! target: it can crash, take all memory or never end, and runs in a process of its own for that.
+//! Reads ELF symbols and DWARF of one module at a time with blazesym. Its input may be forged by a target: it can
+//! crash, exhaust memory or never end, and therefore runs in a separate process.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,33 +16,32 @@ use crate::object::image::Image;
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::inflate;
 
-/// Longest path of a source file that is kept, in bytes.
+/// Maximum length of the path of a source file, in bytes.
 const PATH_BYTES_MAX: usize = 4096;
-/// Sections that name other files.
+/// Sections with names of other files.
 const REFERENCES: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
-/// Bytes that are read at a time.
+/// Bytes to read at a time.
 const PART_BYTES: usize = 1 << 18;
 
 /// A module's files.
 pub(in crate::symbolize) struct Engine {
     symbolizer: Symbolizer,
-    /// What is asked, in this order, each about what is still unknown.
+    /// In order of priority; each is consulted for the addresses that are still unknown.
     sources: Vec<Source<'static>>,
     defects: Vec<Defect>,
     shared: Option<&'static Path>,
     is_confined: bool,
 }
 
-/// What this process can reach by a path.
+/// What this process can reach by path.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::symbolize) struct Reach {
-    /// Nothing but passed descriptors.
+    /// Only passed descriptors.
     pub(in crate::symbolize) is_confined: bool,
-    /// Where files that others refer to are, by build id.
+    /// Directory of shared files by build id.
     pub(in crate::symbolize) shared: Option<&'static Path>,
 }
 
-/// A file, and a path that leads to it.
 pub(in crate::symbolize) struct ModuleFile {
     pub(in crate::symbolize) role: Role,
     pub(in crate::symbolize) file: File,
@@ -50,7 +49,6 @@ pub(in crate::symbolize) struct ModuleFile {
 }
 
 impl Engine {
-    /// Turns to the files of a module.
     pub(in crate::symbolize) fn open(files: Vec<ModuleFile>, depth: Depth, reach: Reach) -> Self {
         let Reach { is_confined, shared } = reach;
         let (sources, defects) = (Vec::new(), Vec::new());
@@ -58,28 +56,28 @@ impl Engine {
         for ModuleFile { role, file, path } in files {
             match role {
                 Role::Own => engine.add_unverified(file, &path, depth),
-                // It has the build id, and lies where only root writes.
+                // It has the build id, and is in a directory that only root can write.
                 Role::DebugFile => engine.add(&path, depth == Depth::DebugInformation),
                 Role::Linked { checksum } if crc32(&file).is_some_and(|found| found == checksum) => {
                     engine.add_unverified(file, &path, depth);
                 }
                 Role::Linked { .. } => engine.defects.push(Defect::Checksum),
-                // blazesym finds it by the names that `shared` has.
+                // blazesym finds it by its name in `shared`.
                 Role::Shared { .. } => {}
             }
         }
         engine
     }
 
-    /// A file that the target may have made. What it compressed is not unpacked before it is known how large it becomes.
-    /// Compressed symbols do not occur in practice.
+    /// Adds a file that the target may have forged. Checks sizes before anything is decompressed. Compressed symbols
+    /// do not occur in practice.
     fn add_unverified(&mut self, file: File, path: &Path, depth: Depth) {
         let Ok(image) = Image::new(file) else { return };
         let Ok(elf) = Elf::read(&image) else { return };
         if !inflate::is_bounded(&image, &elf, |name| !name.starts_with(".debug_")) {
             return self.defects.push(Defect::Compressed);
         }
-        // blazesym follows these, and only an empty root directory leads it nowhere.
+        // blazesym follows these references; only an empty root directory prevents that.
         let refers = REFERENCES.iter().any(|name| elf.section(name).is_some());
         let mut with_debug_information = depth == Depth::DebugInformation && (self.is_confined || !refers);
         if with_debug_information && !inflate::is_bounded(&image, &elf, |_| true) {
@@ -89,7 +87,8 @@ impl Engine {
         self.add(path, with_debug_information);
     }
 
-    /// The symbol table comes last: it has what is in `.dynsym` only, and what is left when DWARF makes no sense.
+    /// The symbol table has lower priority: it has symbols that are only in `.dynsym`, and serves if DWARF is
+    /// malformed.
     fn add(&mut self, path: &Path, with_debug_information: bool) {
         if with_debug_information {
             self.sources.push(source(path, true));
@@ -97,7 +96,7 @@ impl Engine {
         self.sources.push(source(path, false));
     }
 
-    /// Names link addresses, as many as fit into an answer.
+    /// Symbolizes linked addresses, as many as fit into a reply.
     pub(in crate::symbolize) fn name(&mut self, addresses: &[u64]) -> Names {
         let mut chains: Vec<Option<Chain>> = addresses.iter().map(|_| None).collect();
         for at in 0..self.sources.len() {
@@ -110,7 +109,7 @@ impl Engine {
                 Ok(found) => open.into_iter().zip(found).for_each(|(index, chain)| chains[index] = chain),
                 Err(_) => {
                     self.defects.push(Defect::Malformed);
-                    // Whatever state the panic left behind is not used again.
+                    // Discard the state after a panic.
                     self.symbolizer = symbolizer(self.shared);
                 }
             }
@@ -127,7 +126,7 @@ impl Engine {
         names
     }
 
-    /// What source number `at` knows of these addresses. Shorter, where it cannot be read.
+    /// Returns the answers of one source; fewer if it cannot be read.
     fn chains(&self, at: usize, addresses: &[u64]) -> Vec<Option<Chain>> {
         let Ok(answers) = self.symbolizer.symbolize(&self.sources[at], Input::VirtOffset(addresses)) else {
             return Vec::new();
@@ -140,7 +139,7 @@ impl Engine {
     }
 }
 
-/// The functions active at one address, the innermost first.
+/// The functions active at one address, innermost first.
 type Chain = Vec<OwnFrame>;
 
 struct OwnFrame {
@@ -150,7 +149,7 @@ struct OwnFrame {
     inlined: bool,
 }
 
-/// The strings of an answer.
+/// The strings of a reply.
 struct Strings {
     indices: FxHashMap<String, u32>,
     bytes: usize,
@@ -167,7 +166,7 @@ impl Strings {
         if let Some(&index) = self.indices.get(&text) {
             return index;
         }
-        // Their bytes are limited, so their number is.
+        // Limited, because their bytes are.
         let index = u32::try_from(strings.len()).unwrap_or(u32::MAX);
         self.bytes += text.len();
         strings.push(text.clone());
@@ -176,7 +175,7 @@ impl Strings {
     }
 }
 
-/// Without a directory, what files refer to is not looked for.
+/// Without a directory, references to other files are not followed.
 fn symbolizer(shared: Option<&Path>) -> Symbolizer {
     Symbolizer::builder()
         .enable_code_info(true)
@@ -187,22 +186,19 @@ fn symbolizer(shared: Option<&Path>) -> Symbolizer {
         .build()
 }
 
-/// The file at this path, with or without its debug information.
 fn source(path: &Path, debug_syms: bool) -> Source<'static> {
     let mut elf = ElfSource::new(path);
     elf.debug_syms = debug_syms;
     Source::Elf(elf)
 }
 
-/// Whether the answer has a name and is about this address. A symbol without a size says where it begins, not that it reaches
-/// this far. A function that DWARF describes by several ranges has no size either, but was found by them: it is the one with
-/// address 0.
+/// Returns whether an answer has a name and covers this address. A symbol without a size may end before it. A
+/// function that DWARF describes by several ranges has no size either, but was found by them: it has address 0.
 fn holds(symbol: &Sym<'_>) -> bool {
     !symbol.name.is_empty() && (symbol.size.is_some() || symbol.addr == 0)
 }
 
-/// Inlined functions without a name are left out: their names are in a file shared between packages (dwz) that is
-/// not installed.
+/// Omits inlined functions without a name: their names are in a shared file (dwz) that is not installed.
 fn expand(symbol: &Sym<'_>) -> Chain {
     let inlined = symbol.inlined.iter().rev().filter(|call| !call.name.is_empty()).take(FRAMES_MAX - 1);
     let inlined = inlined.map(|call| (&*call.name, call.code_info.as_ref(), true));
@@ -210,7 +206,7 @@ fn expand(symbol: &Sym<'_>) -> Chain {
     let frame = |(name, code, inlined): (&str, Option<&CodeInfo<'_>>, bool)| OwnFrame {
         function: demangle(name),
         file: code.and_then(source_path),
-        // Line 0 is the compilers' way of saying that code belongs to no line.
+        // Compilers use line 0 for code without a line.
         line: code.and_then(|code| code.line).filter(|&line| line != 0),
         inlined,
     };
@@ -223,7 +219,7 @@ fn source_path(code: &CodeInfo<'_>) -> Option<String> {
     (!code.file.is_empty() && bytes.len() <= PATH_BYTES_MAX).then(|| path.to_string_lossy().into_owned())
 }
 
-/// The checksum of a file; `None` where it cannot be read.
+/// Returns the CRC-32 of a file; `None` if it cannot be read.
 fn crc32(file: &File) -> Option<u32> {
     let mut hasher = crc32fast::Hasher::new();
     let mut part = vec![0; PART_BYTES];

@@ -1,13 +1,13 @@
-//! The symbolizer: a process of heapbpf's own that reads what targets can forge.
+//! The symbolizer: a separate process that parses files which targets can forge.
 //!
 //! ```text
 //! agent: Resolver ─▶ client ══ channel: descriptors, addresses ═▶ server ─▶ engine ─▶ blazesym
 //!                           ◀═════════ names, checked ══════════
 //! ```
 //!
-//! The agent opens files and the symbolizer parses them, without capabilities, without other files, with few system calls and
-//! limited memory (see `linux::confinement`). Where it crashes or takes too long, it is killed and started again: the module's
-//! names then come from its symbol table, and if that fails too, there are none.
+//! The agent opens files, and the symbolizer parses them: without capabilities or other files, with few system calls
+//! and limited memory (see `linux::confinement`). If it crashes or takes too long, it is killed and restarted: the
+//! module's names are then read from its symbol table, and if that fails too, there are none.
 
 mod client;
 mod engine;

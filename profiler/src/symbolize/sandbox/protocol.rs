@@ -1,37 +1,34 @@
-//! What the agent and the symbolizer process send each other, and what the agent believes of it.
+//! Messages between the agent and the symbolizer process, and their validation; time and memory limits.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::linux::confinement::Confinement;
 
-/// Maximum number of addresses in a request, so that answers arrive while a module is being read.
+/// Maximum number of addresses in a request, so that replies arrive while a module is being read.
 pub(super) const ADDRESSES_MAX: usize = 512;
-/// Maximum number of functions that are reported for one address; compilers inline far fewer.
+/// Maximum number of functions per address; compilers inline far fewer.
 pub(super) const FRAMES_MAX: usize = 257;
-/// Longest name or path, in bytes: the longest name (see `demangle`) with its `…`, which exceeds every path.
+/// Maximum length of a name or path, in bytes: that of `demangle` with its `…`, which exceeds every path.
 pub(super) const STRING_BYTES_MAX: usize = (1 << 14) + 3;
-/// Bytes of strings after which an answer ends, and covers the first addresses alone.
+/// Bytes of strings after which a reply ends; it then covers only the first addresses.
 pub(super) const STRINGS_BYTES: usize = 4 << 20;
-/// Largest request, in bytes.
 pub(super) const REQUEST_BYTES_MAX: usize = 1 << 16;
-/// Largest reply, in bytes: the strings, and once more those of one address, with indices.
+/// The strings of a reply, plus those of one address, with indices.
 pub(super) const REPLY_BYTES_MAX: usize = 32 << 20;
 
-/// What a file is to the module.
+/// Role of a file for its module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::symbolize) enum Role {
-    /// The module itself.
     Own,
-    /// Its debug file, which has its build id.
+    /// A debug file with the same build id.
     DebugFile,
-    /// The debug file that it names.
+    /// The debug file that it links to.
     Linked {
-        /// CRC-32 that the file must have.
         checksum: u32,
     },
-    /// A file that others of these refer to by build id (dwz(1)).
+    /// A file that others refer to by build id (dwz(1)).
     Shared {
-        /// Its build id, in hexadecimal.
+        /// In hexadecimal.
         build_id: String,
     },
 }
@@ -39,55 +36,51 @@ pub(in crate::symbolize) enum Role {
 /// What to read of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::symbolize) enum Depth {
-    /// Debug information, and symbol tables for what it does not have.
+    /// Debug information, and symbol tables for the rest.
     DebugInformation,
-    /// Symbol tables alone.
     SymbolTables,
 }
 
-/// A request to the symbolizer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// Turns to another module, whose files are the descriptors that come with the request.
+    /// Opens another module, whose files are the descriptors sent with the request.
     Open { roles: Vec<Role>, depth: Depth },
-    /// Names these link addresses, in ascending order.
+    /// Symbolizes these linked addresses, in ascending order.
     Name { addresses: Vec<u64> },
 }
 
-/// An answer of the symbolizer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     /// The first message, before any request.
     Ready(Confinement),
-    /// To `Open`. Files that the symbolizer may not open are not used; their places in the request.
-    Opened { refused: Vec<usize> },
-    /// To `Name`.
+    /// Reply to `Open`, with the indices of files that the symbolizer may not open and does not use.
+    Opened {
+        refused: Vec<usize>,
+    },
     Names(Names),
 }
 
-/// What about a file is wrong.
+/// Defect of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::symbolize) enum Defect {
     /// Reading it failed in a way that well-formed files do not.
     Malformed,
-    /// Its compressed sections are larger than the limit, or than they state.
+    /// Its compressed sections exceed the limit, or their claimed sizes.
     Compressed,
-    /// The checksum differs.
     Checksum,
 }
 
-/// Names of the first addresses of a request, or of all.
+/// Names for all addresses of a request, or for the first ones.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::symbolize) struct Names {
     /// All strings, each once.
     pub(in crate::symbolize) strings: Vec<String>,
-    /// By address, the functions active there, the innermost first; none where nothing is known.
+    /// By address, the functions active there, innermost first; none if unknown.
     pub(in crate::symbolize) answers: Vec<Vec<NamedFrame>>,
-    /// What was found to be wrong meanwhile.
     pub(in crate::symbolize) defects: Vec<Defect>,
 }
 
-/// One function, with indices into the strings.
+/// A function, with indices into the strings.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(in crate::symbolize) struct NamedFrame {
     pub(in crate::symbolize) function: u32,
@@ -97,7 +90,7 @@ pub(in crate::symbolize) struct NamedFrame {
 }
 
 impl Names {
-    /// Whether this can be an answer about `asked` addresses. A symbolizer that a file has taken over may send anything.
+    /// Validates a reply to a request with `asked` addresses. A compromised symbolizer may send anything.
     pub(super) fn is_valid(&self, asked: usize) -> bool {
         let known = |index: u32| (index as usize) < self.strings.len();
         (1..=asked).contains(&self.answers.len())
@@ -108,13 +101,12 @@ impl Names {
     }
 }
 
-/// Encodes a message.
 pub(super) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
-    // Only a map of unknown length cannot be encoded.
+    // Only maps of unknown length cannot be encoded.
     postcard::to_stdvec(message).unwrap_or_default()
 }
 
-/// Decodes a message that must be nothing else.
+/// Decodes a complete message.
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     postcard::take_from_bytes(bytes).ok().filter(|(_, rest)| rest.is_empty()).map(|(message, _)| message)
 }
@@ -146,7 +138,7 @@ mod tests {
         assert!(matches!(decode(&bytes), Some(Request::Name { addresses }) if addresses == [1, u64::MAX]));
         assert!(decode::<Request>(&bytes[..bytes.len() - 1]).is_none());
         assert!(decode::<Request>(&[&bytes[..], b"x"].concat()).is_none());
-        // A length that nothing stands behind reserves no memory.
+        // A forged length must not allocate memory.
         assert!(decode::<Reply>(&[2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! The symbolizer process: `heapbpf symbolizer`, started by the agent alone.
+//! The symbolizer process: `heapbpf symbolizer`, started only by the agent.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,17 +13,13 @@ use crate::linux::channel::{Channel, Message};
 use crate::linux::companion;
 use crate::linux::confinement::{Limits, Root, close_inherited, confine};
 
-/// Addresses that files may be mapped to, in bytes: several of the largest debug files.
+/// Address space for mapped files: several of the largest debug files.
 const ADDRESS_SPACE_BYTES_MAX: u64 = 64 << 30;
-/// Bytes of the stack. Names and types nest.
+/// Stack size: names and types nest.
 const STACK_BYTES: u64 = 16 << 20;
 
-/// Confines this process and answers requests until the agent closes the channel. Call it on the main thread, before there is
-/// another one.
-///
-/// # Errors
-///
-/// When standard input is no channel, or the agent sends nonsense.
+/// Confines this process and answers requests until the agent closes the channel. Must be called on the main thread,
+/// before others are started. Fails if standard input is not a channel, or a request is malformed.
 pub fn serve() -> io::Result<()> {
     close_inherited();
     let channel = Channel::of_standard_input()?;
@@ -43,10 +39,10 @@ pub fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// The root directory, which is this process's own.
+/// The process's private root directory.
 const SHARED_DIRECTORY: &str = "/";
 
-/// Gives files that others refer to the names by which they are looked for. False where there are none.
+/// Creates the links by which shared files are found. Returns whether there are any.
 fn share(roles: &[Role], files: &[File], path: impl Fn(&File) -> PathBuf) -> bool {
     let mut any = false;
     for (role, file) in roles.iter().zip(files) {
@@ -54,7 +50,7 @@ fn share(roles: &[Role], files: &[File], path: impl Fn(&File) -> PathBuf) -> boo
         let Some((first, rest)) = build_id.split_at_checked(2) else { continue };
         let directory = Path::new(SHARED_DIRECTORY).join(".build-id").join(first);
         let name = directory.join(format!("{rest}.debug"));
-        // The name may be that of a module before, whose descriptors are closed.
+        // The name may be that of a previous module, whose descriptors are closed.
         let _ = fs::create_dir_all(&directory);
         let _ = fs::remove_file(&name);
         any |= symlink(path(file), name).is_ok();
@@ -62,11 +58,11 @@ fn share(roles: &[Role], files: &[File], path: impl Fn(&File) -> PathBuf) -> boo
     any
 }
 
-/// `None` of what is no request.
+/// Returns `None` for a malformed request.
 fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>) -> Option<Reply> {
     match decode(&message.bytes)? {
         Request::Open { roles, depth } if roles.len() == message.descriptors.len() => {
-            // Closes the files of the module before.
+            // Closes the files of the previous module.
             *engine = None;
             let files: Vec<File> = message.descriptors.into_iter().map(File::from).collect();
             let path = |file: &File| Path::new(root.descriptors()).join(file.as_raw_fd().to_string());

@@ -1,38 +1,42 @@
-//! Arenas (`struct malloc_state`), found by what they must look like: 127 list heads in a row, each of which points to itself while it
-//! is empty, and a circle of arenas that comes back to its first.
+//! Arenas (`struct malloc_state`), found by their structure: 127 consecutive list heads, each of which points to
+//! itself if empty, and a circular list of arenas; and the heaps of arenas of threads (`heap_info` in
+//! malloc/arena.c).
 //!
-//! Offsets are those of glibc's malloc/malloc.c (<https://sourceware.org/git/?p=glibc.git;a=blob;f=malloc/malloc.c>), 2.26 to 2.43.
+//! Offsets are those of glibc's malloc/malloc.c (<https://sourceware.org/git/?p=glibc.git;a=blob;f=malloc/malloc.c>),
+//! 2.26 to 2.43.
 
 use crate::address::TargetAddr;
-use crate::linux::proc::maps::RegionKind;
+use crate::collect::Span;
+use crate::linux::proc::regions::RegionKind;
 use crate::memory::{Memory, WORD_BYTES};
-use crate::walk::Scene;
+use crate::walk::scene::Scene;
 
-/// List heads of an arena. The last one is made and never used, so it always points to itself.
+pub(super) const PAGE_BYTES: u64 = 4096;
+/// Number of list heads. The last list is unused, so its head always points to itself.
 const BINS: u64 = 127;
-/// Of those, how many must be in order: while a thread works on an arena, one or two may not be.
+/// Minimum number of consistent lists: while a thread modifies an arena, one or two may not be.
 const BINS_IN_ORDER_MIN: u64 = 120;
 const FASTBINS: u64 = 10;
-/// From the field `top` to others, and to the end.
+/// Offsets from the field `top`.
 const BINS_AT: u64 = 16;
 const NEXT_AT: u64 = BINS_AT + BINS * 16 + 16;
 const SYSTEM_BYTES_AT: u64 = NEXT_AT + 24;
 const END_AT: u64 = SYSTEM_BYTES_AT + 16;
-/// More arenas than any process has, in all copies of the library: eight for each of 8,192 processors.
+/// Limit for all arenas of a process: eight for each of 8,192 processors.
 const ARENAS_MAX: usize = 1 << 16;
-/// Most copies of the library that are looked for in a process.
+/// Maximum number of copies of the library in a process.
 const LIBRARIES_MAX: usize = 16;
-/// Bytes that are searched at once.
+/// Bytes to search at a time.
 const SEARCH_BYTES: usize = 1 << 18;
-/// Set in `flags` when the main arena's memory is no longer one piece.
+/// Set in `flags` if the main arena's memory is not contiguous.
 const NONCONTIGUOUS: u64 = 2;
 
-/// Where the fields before the lists are.
+/// Offsets of the fields before the lists.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// From the arena's beginning to `top`.
+    /// From the start of the arena to `top`.
     top_at: u64,
-    /// From the arena's beginning to the fastbins, where it has any.
+    /// From the start of the arena to the fastbins, if it has any.
     fastbins_at: Option<u64>,
 }
 
@@ -43,20 +47,19 @@ const LAYOUTS: [Layout; 3] = [
     Layout { top_at: 88, fastbins_at: Some(8) },
 ];
 
-/// An arena.
 #[derive(Debug)]
 pub(super) struct Arena {
     pub(super) address: u64,
     layout: &'static Layout,
-    /// Some thread works on it.
+    /// A thread holds its lock.
     pub(super) locked: bool,
-    /// Its memory grew from one beginning without a hole.
+    /// Its memory has grown from one start without a hole.
     pub(super) contiguous: bool,
-    /// Head of each list of chunks that are free and look used, and the size of those chunks.
+    /// Head of each fastbin, and the size of its chunks.
     pub(super) fastbins: Vec<(u64, u64)>,
     /// Its last chunk, which is free.
     pub(super) top: u64,
-    /// Bytes that it has from the kernel.
+    /// Bytes obtained from the kernel.
     pub(super) system_bytes: u64,
     next: u64,
 }
@@ -87,12 +90,11 @@ impl Arena {
         })
     }
 
-    /// First address behind it.
     pub(super) fn end(&self) -> u64 {
         self.address + self.layout.top_at + END_AT
     }
 
-    /// Whether it has been given memory: before that, its first list stands in for its last chunk.
+    /// Returns whether it has memory; before that, its first list stands in for its last chunk.
     pub(super) fn is_used(&self) -> bool {
         self.system_bytes != 0 && self.top != self.address + self.layout.top_at
     }
@@ -101,9 +103,9 @@ impl Arena {
 /// All arenas of one copy of the library.
 #[derive(Debug)]
 pub(super) struct Circle {
-    /// The one that is part of the library's data.
+    /// The arena in the library's data.
     pub(super) main: Arena,
-    /// Those that were made for threads.
+    /// Arenas created for threads.
     pub(super) others: Vec<Arena>,
 }
 
@@ -112,7 +114,7 @@ impl Circle {
         std::iter::once(&self.main).chain(&self.others)
     }
 
-    /// The circle that the arena with this `top` field is in. Reads at most `arenas_left` others, which it counts down.
+    /// Reads the circle of the arena with this `top` field. Counts down `arenas_left`.
     fn read(memory: &dyn Memory, top_at: u64, arenas_left: &mut usize) -> Option<Self> {
         LAYOUTS.iter().find_map(|layout| {
             let main = Arena::read(memory, top_at.checked_sub(layout.top_at)?, layout)?;
@@ -120,7 +122,7 @@ impl Circle {
             let mut next = main.next;
             while next != main.address {
                 *arenas_left = arenas_left.checked_sub(1)?;
-                // One that leads back to itself without the first arena meets the arena in the middle at the latest.
+                // Detects a cycle without the first arena when it reaches the middle of the list.
                 let is_met = others.get(others.len() / 2).is_some_and(|met| met.address == next);
                 let arena = Arena::read(memory, next, layout).filter(|_| !is_met)?;
                 next = arena.next;
@@ -131,7 +133,7 @@ impl Circle {
     }
 }
 
-/// Every circle whose first arena is in a module's data.
+/// Returns every circle whose first arena is in a module's data.
 pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
     let is_data = |kind: &RegionKind| matches!(kind, RegionKind::File { .. });
     let mut circles = Vec::new();
@@ -146,7 +148,7 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
                 for top_at in candidates(start, &buffer[..read_bytes]) {
                     circles.extend(Circle::read(scene.memory, top_at, &mut arenas_left));
                 }
-                // A head is two words: the last one read is also the first of what is read next.
+                // A head is two words: read the last word again.
                 match read_bytes as u64 {
                     got if got > WORD_BYTES => start += got - WORD_BYTES,
                     _ => break,
@@ -157,7 +159,7 @@ pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
     circles
 }
 
-/// Addresses of `top` fields whose last list points to itself.
+/// Returns addresses of `top` fields whose last list points to itself.
 fn candidates(start: u64, bytes: &[u8]) -> impl Iterator<Item = u64> {
     let words = bytes
         .chunks_exact(size_of::<u64>())
@@ -171,7 +173,7 @@ fn candidates(start: u64, bytes: &[u8]) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Whether the lists are there that follow an arena's field `top`.
+/// Returns whether valid list heads follow an arena's field `top`.
 fn has_lists(memory: &dyn Memory, top_at: u64) -> bool {
     let Some(end) = top_at.checked_add(END_AT) else { return false };
     let word = |address: u64| memory.word(TargetAddr(address));
@@ -189,4 +191,68 @@ fn has_lists(memory: &dyn Memory, top_at: u64) -> bool {
         wrong += u64::from(!in_order(index));
         wrong <= BINS - BINS_IN_ORDER_MIN
     })
+}
+
+/// Size of `heap_info`: since 2.35, and before.
+const HEAP_HEADER_BYTES: [u64; 2] = [48, 32];
+/// Alignment of heaps: 64 MiB; with huge pages four times their size, so all other powers of two from 1 MiB to 64 GiB
+/// are tried.
+const ALIGNMENT_LOG2: u32 = 26;
+const ALIGNMENTS_LOG2: std::ops::RangeInclusive<u32> = 20..=36;
+/// More heaps than fit into the address space.
+const HEAPS_MAX: usize = 1 << 21;
+
+/// A part of an arena's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Heap {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) first_chunk: u64,
+}
+
+/// Returns the heaps of an arena that was created for threads, the one with `top` first.
+pub(super) fn heaps(memory: &dyn Memory, arena: &Arena) -> Result<Vec<Heap>, String> {
+    let word = |address: u64| memory.word(TargetAddr(address));
+    let header_bytes = HEAP_HEADER_BYTES
+        .into_iter()
+        .find(|header| arena.address.checked_sub(*header).and_then(word) == Some(arena.address))
+        .ok_or_else(|| format!("no heap starts before the arena at {:#x}", arena.address))?;
+    let first = arena.address - header_bytes;
+    let mut start = top_heap(memory, arena).ok_or_else(|| format!("no heap holds the last chunk {:#x}", arena.top))?;
+    let mut heaps: Vec<Heap> = Vec::new();
+    let mut bytes = 0_u64;
+    loop {
+        let (owner, previous, size) =
+            (word(start), start.checked_add(8).and_then(word), start.checked_add(16).and_then(word));
+        let (Some(owner), Some(previous), Some(size)) = (owner, previous, size) else {
+            return Err(format!("the heap at {start:#x} cannot be read"));
+        };
+        // Detects cycles of heaps with few bytes.
+        let is_met = heaps.get(heaps.len() / 2).is_some_and(|met| met.start == start);
+        let end = start.checked_add(size).filter(|_| owner == arena.address && !is_met && heaps.len() < HEAPS_MAX);
+        let end = end.ok_or_else(|| format!("the heap at {start:#x} is not the arena's"))?;
+        // The first heap's header is followed by the arena; chunks are aligned to 16 bytes.
+        let first_chunk = if start == first { arena.end() } else { start + header_bytes }.next_multiple_of(16);
+        heaps.push(Heap { start, end, first_chunk });
+        bytes = bytes.saturating_add(size);
+        if previous == 0 || bytes > arena.system_bytes {
+            break;
+        }
+        start = previous;
+    }
+    if start != first || bytes != arena.system_bytes {
+        return Err(format!("its heaps have {bytes} bytes instead of {}", arena.system_bytes));
+    }
+    Ok(heaps)
+}
+
+fn top_heap(memory: &dyn Memory, arena: &Arena) -> Option<u64> {
+    std::iter::once(ALIGNMENT_LOG2)
+        .chain(ALIGNMENTS_LOG2)
+        .map(|log2| arena.top & !((1 << log2) - 1))
+        .find(|&start| memory.word(TargetAddr(start)) == Some(arena.address))
+}
+
+pub(super) fn span(start: u64, end: u64) -> Span {
+    TargetAddr(start)..TargetAddr(end)
 }

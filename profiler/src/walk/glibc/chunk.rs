@@ -1,16 +1,18 @@
-//! Chunks: what memory of an arena is divided into, each with its size in front of it, from the first to the arena's last.
+//! Chunks: the parts of an arena's memory, each preceded by its size, up to the arena's last one; and the pieces of
+//! memory that consist of chunks.
 
 use std::fmt;
 
-use super::PAGE_BYTES;
-use super::words::Words;
+use super::arena::{Arena, PAGE_BYTES, heaps, span};
 use crate::address::TargetAddr;
+use crate::collect::Span;
+use crate::linux::proc::regions::{RegionKind, region_of};
 use crate::memory::{Memory, WORD_BYTES};
-use crate::walk::WalkedBlock;
+use crate::walk::scene::{Scene, Walk, WalkedBlock};
 
-/// From a chunk's beginning to what the program has of it.
+/// Offset of a block in its chunk.
 pub(super) const HEADER_BYTES: u64 = 16;
-/// The smallest chunk that is ever given out.
+/// Size of the smallest allocated chunk.
 pub(super) const CHUNK_BYTES_MIN: u64 = 32;
 /// Flags in the low bits of a size.
 pub(super) const PREVIOUS_IN_USE: u64 = 1;
@@ -18,19 +20,19 @@ pub(super) const MAPPED: u64 = 2;
 const OF_THREADS: u64 = 4;
 pub(super) const FLAGS: u64 = 7;
 
-/// Memory that is to be walked.
+/// Memory to walk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) start: u64,
-    /// No chunk reaches beyond.
+    /// End of the memory.
     pub(super) limit: u64,
     /// The arena's last chunk.
     pub(super) top: u64,
-    /// Of an arena that was made for threads.
+    /// The arena was created for threads.
     pub(super) of_threads: bool,
 }
 
-/// A chain of chunks that does not add up.
+/// An inconsistent chain of chunks.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Broken {
     pub(super) at: u64,
@@ -43,17 +45,16 @@ impl fmt::Display for Broken {
     }
 }
 
-/// Walks pieces and keeps their blocks.
+/// Walks pieces and collects their blocks.
 pub(super) struct Chunks<'a> {
     memory: &'a dyn Memory,
     words: Words<'a>,
-    /// Chunks that look used, those of caches among them, in the order in which they were met.
+    /// Chunks that look used, including caches.
     pub(super) blocks: Vec<WalkedBlock>,
-    /// How many more chunks may be looked at: what bounds a search for where a chain begins.
+    /// Bounds the search for the start of a chain.
     steps_left: u64,
 }
 
-/// A chunk's size and flags.
 #[derive(Clone, Copy)]
 struct Head {
     bytes: u64,
@@ -65,8 +66,8 @@ impl<'a> Chunks<'a> {
         Self { memory, words: Words::new(memory), blocks: Vec::new(), steps_left: steps_max }
     }
 
-    /// Keeps the blocks of a piece and says where it ends: behind `top`, or behind the two chunks of 16 bytes that are put where the
-    /// next address is not the arena's. Keeps nothing of one that does not add up.
+    /// Collects the blocks of a piece and returns its end: after `top`, or after the two chunks of 16 bytes before
+    /// memory that is not the arena's. Collects nothing of an inconsistent piece.
     pub(super) fn walk(&mut self, piece: Piece) -> Result<u64, Broken> {
         let kept = self.blocks.len();
         let walked = self.chain(piece);
@@ -83,13 +84,13 @@ impl<'a> Chunks<'a> {
         loop {
             let broken = |why| Err(Broken { at, why });
             if self.steps_left == 0 {
-                return broken("too many chunks were looked at");
+                return broken("the limit on chunks was reached");
             }
             self.steps_left -= 1;
             let end = at.checked_add(head.bytes).filter(|end| *end <= piece.limit);
             let Some(end) = end else { return broken("a chunk reaches beyond its memory") };
             if first && head.flags & PREVIOUS_IN_USE == 0 {
-                return broken("the first chunk has one before it");
+                return broken("the first chunk has a predecessor");
             }
             first = false;
             if at == piece.top {
@@ -99,13 +100,13 @@ impl<'a> Chunks<'a> {
                 return self.fence(at, piece);
             }
             if head.bytes < CHUNK_BYTES_MIN || !at.is_multiple_of(16) || head.flags & MAPPED != 0 {
-                return broken("a chunk has no size that one can have");
+                return broken("a chunk has an invalid size");
             }
             let next = self.head(end)?;
             if next.flags & PREVIOUS_IN_USE == 0 {
                 self.check_free(at, head, end)?;
             } else if piece.of_threads && head.flags & OF_THREADS == 0 {
-                // What is left of a heap's end that is too small to be freed.
+                // The rest at the end of a heap that is too small to be freed.
                 return if next.bytes == 0 { Ok(end + HEADER_BYTES) } else { broken("a block is of another arena") };
             } else if !piece.of_threads && head.flags & OF_THREADS != 0 {
                 return broken("a block is of another arena");
@@ -119,11 +120,11 @@ impl<'a> Chunks<'a> {
 
     fn head(&mut self, at: u64) -> Result<Head, Broken> {
         let word = at.checked_add(WORD_BYTES).and_then(|address| self.words.at(address));
-        let word = word.ok_or(Broken { at, why: "a chunk's size is not there" })?;
+        let word = word.ok_or(Broken { at, why: "a chunk's size cannot be read" })?;
         Ok(Head { bytes: word & !FLAGS, flags: word & FLAGS })
     }
 
-    /// A free chunk says its size at its end too, and the list that it is in knows it.
+    /// A free chunk has a copy of its size at its end, and is in a list.
     fn check_free(&mut self, at: u64, head: Head, end: u64) -> Result<(), Broken> {
         let next_in_list = self.words.at(at + HEADER_BYTES);
         let back =
@@ -137,11 +138,11 @@ impl<'a> Chunks<'a> {
         Ok(())
     }
 
-    /// The end of memory behind which is something else: two chunks that are too small for blocks.
+    /// Checks the end of memory before foreign memory: two chunks that are too small for blocks.
     fn fence(&mut self, at: u64, piece: Piece) -> Result<u64, Broken> {
         let mut second = at + HEADER_BYTES;
         let mut head = self.head(second)?;
-        // What was left before them can be as small as they are.
+        // The rest before them can be equally small.
         if !piece.of_threads && head.bytes == HEADER_BYTES {
             let third = second + HEADER_BYTES;
             if !third.is_multiple_of(PAGE_BYTES)
@@ -158,5 +159,147 @@ impl<'a> Chunks<'a> {
             return Err(Broken { at, why: "a chunk is too small" });
         }
         Ok(end)
+    }
+}
+
+const CHUNK_ALIGNMENT: u64 = 16;
+/// Maximum number of foreign bytes between two pieces of a heap.
+const FOREIGN_BYTES_MAX: u64 = 1 << 22;
+
+/// Walks an arena that was created for threads, completely or not at all.
+pub(super) fn walk_other(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, walk: &mut Walk) {
+    let kept = chunks.blocks.len();
+    let walked = heaps(scene.memory, arena).and_then(|heaps| {
+        for heap in &heaps {
+            let piece = Piece { start: heap.first_chunk, limit: heap.end, top: arena.top, of_threads: true };
+            let end = chunks.walk(piece).map_err(|broken| broken.to_string())?;
+            if end != heap.end {
+                return Err(format!("the chunks of the heap at {:#x} end early, at {end:#x}", heap.start));
+            }
+        }
+        Ok(heaps)
+    });
+    match walked {
+        Ok(heaps) => walk.areas.extend(heaps.iter().map(|heap| span(heap.start, heap.end))),
+        Err(why) => {
+            chunks.blocks.truncate(kept);
+            walk.gaps.push(format!("the arena at {:#x}: {why}", arena.address));
+        }
+    }
+}
+
+/// Walks the main arena. It starts as one piece made by `brk`. If others move the break, or it cannot move, there are
+/// more pieces; each is consistent by itself.
+pub(super) fn walk_main(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, walk: &mut Walk) {
+    if !arena.is_used() {
+        return;
+    }
+    let kept = chunks.blocks.len();
+    let found = match grown(scene, arena, chunks) {
+        Ok(pieces) => Ok(pieces),
+        Err(why) if arena.contiguous => Err(why),
+        Err(_) => {
+            chunks.blocks.truncate(kept);
+            scattered(scene, arena, chunks, &walk.areas)
+        }
+    };
+    match found {
+        Ok(pieces) => walk.areas.extend(pieces),
+        Err(why) => {
+            chunks.blocks.truncate(kept);
+            walk.gaps.push(format!("the main arena at {:#x}: {why}", arena.address));
+        }
+    }
+}
+
+/// Walks an arena that has grown upwards: its size, including foreign memory, is known, and ends at its last chunk.
+fn grown(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>) -> Result<Vec<Span>, String> {
+    let missing = || format!("its last chunk {:#x} cannot be read", arena.top);
+    let size = scene.memory.word(TargetAddr(arena.top.wrapping_add(WORD_BYTES))).ok_or_else(missing)? & !FLAGS;
+    let region = region_of(scene.regions, TargetAddr(arena.top)).ok_or_else(missing)?;
+    let end = arena.top.checked_add(size).filter(|end| *end <= region.end.0).ok_or_else(missing)?;
+    let start = end.checked_sub(arena.system_bytes).and_then(|start| start.checked_next_multiple_of(CHUNK_ALIGNMENT));
+    let start = start.filter(|start| *start >= region.start.0);
+    let start =
+        start.ok_or_else(|| format!("it records {} bytes, more than are mapped before its end", arena.system_bytes))?;
+    let mut piece = Piece { start, limit: end, top: arena.top, of_threads: false };
+    let mut reached = chunks.walk(piece).map_err(|broken| broken.to_string())?;
+    let mut pieces = vec![span(start, reached)];
+    while reached != end {
+        let next = search(chunks, Piece { start: reached, ..piece });
+        (piece.start, reached) = next.ok_or_else(|| format!("what follows {reached:#x} is not the arena's"))?;
+        pieces.push(span(piece.start, reached));
+    }
+    Ok(pieces)
+}
+
+/// Returns start and end of the next consistent chain of chunks.
+fn search(chunks: &mut Chunks<'_>, piece: Piece) -> Option<(u64, u64)> {
+    let last = piece.limit.min(piece.start.saturating_add(FOREIGN_BYTES_MAX));
+    let mut starts =
+        (0..last.saturating_sub(piece.start) / CHUNK_ALIGNMENT).map(|nth| piece.start + nth * CHUNK_ALIGNMENT);
+    starts.find_map(|start| chunks.walk(Piece { start, ..piece }).ok().map(|end| (start, end)))
+}
+
+/// Walks an arena in several places: consistent pieces of anonymous memory with as many bytes as the arena has.
+fn scattered(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, areas: &[Span]) -> Result<Vec<Span>, String> {
+    let mut pieces: Vec<Span> = Vec::new();
+    let private = scene.regions.iter().filter(|region| region.is_anonymous() && region.writable && !region.shared);
+    for region in private.filter(|region| !areas.iter().any(|area| region.contains(area.start))) {
+        let mut at = region.start.0;
+        // Reserved address space that was never touched can be terabytes.
+        for part in scene.memory.present(region.start..region.end) {
+            at = at.max(part.start.0 / PAGE_BYTES * PAGE_BYTES);
+            while at < part.end.0 {
+                let piece = Piece { start: at, limit: region.end.0, top: arena.top, of_threads: false };
+                let (found, searched_bytes) = match region.kind {
+                    RegionKind::Brk => (search(chunks, piece), FOREIGN_BYTES_MAX),
+                    _ => (chunks.walk(piece).ok().map(|end| (at, end)), PAGE_BYTES),
+                };
+                at = match found {
+                    Some((_, end)) => end.max(at + 1).next_multiple_of(PAGE_BYTES),
+                    None => at.saturating_add(searched_bytes),
+                };
+                pieces.extend(found.map(|(start, end)| span(start, end)));
+            }
+        }
+    }
+    let bytes: u64 = pieces.iter().map(|piece| piece.end.0 - piece.start.0).sum();
+    // The arena's size includes padding before the first piece.
+    if bytes <= arena.system_bytes && arena.system_bytes - bytes < CHUNK_ALIGNMENT {
+        return Ok(pieces);
+    }
+    Err(format!("its pieces have {bytes} bytes instead of {}", arena.system_bytes))
+}
+
+/// Bytes to copy at a time.
+const WINDOW_BYTES: usize = 1 << 16;
+
+/// Buffered reader of words in ascending order.
+pub(super) struct Words<'a> {
+    memory: &'a dyn Memory,
+    window: Box<[u8]>,
+    start: u64,
+    filled_bytes: usize,
+}
+
+impl<'a> Words<'a> {
+    pub(super) fn new(memory: &'a dyn Memory) -> Self {
+        Self { memory, window: vec![0; WINDOW_BYTES].into_boxed_slice(), start: 0, filled_bytes: 0 }
+    }
+
+    /// Returns the word at this address. Cheap if it is in the buffer.
+    pub(super) fn at(&mut self, address: u64) -> Option<u64> {
+        self.held(address).or_else(|| {
+            self.filled_bytes = self.memory.read(TargetAddr(address), &mut self.window);
+            self.start = address;
+            self.held(address)
+        })
+    }
+
+    fn held(&self, address: u64) -> Option<u64> {
+        let offset = usize::try_from(address.checked_sub(self.start)?).ok()?;
+        let bytes = self.window[..self.filled_bytes].get(offset..offset.checked_add(size_of::<u64>())?)?;
+        Some(u64::from_le_bytes(bytes.try_into().ok()?))
     }
 }

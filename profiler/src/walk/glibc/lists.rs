@@ -1,20 +1,24 @@
-//! Lists of chunks that are free and look used: fastbins and the caches of threads.
+//! Lists of chunks that are free but look used: fastbins and the caches of threads.
 //!
-//! Since 2.32 the links are mangled with the address they are at ("safe linking"): `next ^ (address >> 12)`.
+//! Since 2.32 links are mangled with their address ("safe linking"): `next ^ (address >> 12)`.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 
+use super::arena::{Arena, Circle, span};
 use super::chunk::{CHUNK_BYTES_MIN, FLAGS, HEADER_BYTES};
 use crate::address::TargetAddr;
+use crate::collect::Span;
+use crate::collect::spans::joined;
+use crate::linux::proc::regions::region_of;
 use crate::memory::{Memory, WORD_BYTES};
+use crate::walk::scene::{Scene, WalkedBlock};
 
-/// How links are written.
+/// Format of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Links {
-    /// Mangled: 2.32 and later.
+    /// 2.32 and later.
     Mangled,
-    /// As they are.
     Plain,
 }
 
@@ -30,21 +34,21 @@ impl Links {
     }
 }
 
-/// What links lead to.
+/// What links point to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// What programs have of a chunk, as in caches of threads.
+    /// The program's part of a chunk, as in caches of threads.
     Block,
     /// The chunk, as in fastbins.
     Chunk,
 }
 
-/// How many links may still be followed of all lists together: caches and arenas that are made up may all lead to the same long ones.
+/// Limit on followed links of all lists together: forged caches and arenas may share long lists.
 #[derive(Debug)]
 pub(super) struct Steps(Cell<u64>);
 
 impl Steps {
-    /// For memory of so many bytes: every chunk may be in a list, and lists are gone through a few times.
+    /// Every chunk may be in a list, and lists are followed a few times.
     pub(super) fn of(bytes: u64) -> Self {
         Self(Cell::new(bytes / CHUNK_BYTES_MIN * 8))
     }
@@ -56,24 +60,23 @@ impl Steps {
     }
 }
 
-/// A list.
 #[derive(Clone, Debug)]
 pub(super) struct List {
-    /// What its head holds: 0 where it is empty.
+    /// Contents of its head: 0 if empty.
     pub(super) first: u64,
     pub(super) target: Target,
-    /// Sizes that its chunks may have.
+    /// Valid sizes of its chunks.
     pub(super) chunk_bytes: RangeInclusive<u64>,
     pub(super) count_max: u64,
 }
 
 impl List {
-    /// Its blocks from the first on; None where it is not in order, or no steps are left.
+    /// Returns its blocks in order; `None` if it is inconsistent, or the limit is reached.
     pub(super) fn blocks(&self, memory: &dyn Memory, links: Links, steps: &Steps) -> Option<Vec<u64>> {
         let skip_bytes = if self.target == Target::Chunk { HEADER_BYTES } else { 0 };
         let mut blocks = Vec::new();
         let mut next = self.first;
-        // A list that was overwritten may lead back to itself: met again at the latest when it has been followed twice as far.
+        // Detects cycles (Brent's algorithm).
         let (mut met, mut until) = (0, 1);
         while next != 0 {
             let block = next.checked_add(skip_bytes)?;
@@ -92,12 +95,160 @@ impl List {
     }
 }
 
+/// Layout of a cache in a version.
+#[derive(Debug, PartialEq, Eq)]
+struct Format {
+    /// Size of its block, or 16 bytes more if the rest of a free chunk was too small.
+    block_bytes: u64,
+    bins: u64,
+    /// Size of a count.
+    count_bytes: u64,
+    /// Counts are free entries instead of used ones.
+    counts_room: bool,
+}
+
+/// 2.42 and later; 2.30 to 2.41; 2.26 to 2.29.
+const FORMATS: [Format; 3] = [
+    Format { block_bytes: CACHE_BYTES_MAX as u64, bins: 76, count_bytes: 2, counts_room: true },
+    Format { block_bytes: 0x288, bins: 64, count_bytes: 2, counts_room: false },
+    Format { block_bytes: 0x248, bins: 64, count_bytes: 1, counts_room: false },
+];
+
+const CACHE_BYTES_MAX: usize = 0x2f8;
+/// Number of bins with one size each.
+const SMALL_BINS: u64 = 64;
+/// Maximum number of entries of a bin: counts have two bytes.
+const ENTRIES_MAX: u64 = 0xffff;
+
+/// Returns whether a block could be a cache, by its size.
+pub(super) fn may_be_cache(block: &WalkedBlock) -> bool {
+    format_of(block).is_some()
+}
+
+fn format_of(block: &WalkedBlock) -> Option<&'static Format> {
+    FORMATS.iter().find(|format| block.size_bytes.checked_sub(format.block_bytes).is_some_and(|more| more <= 16))
+}
+
+/// Returns the blocks in a cache; `None` if the block is not a cache.
+pub(super) fn cache_entries(memory: &dyn Memory, links: Links, block: WalkedBlock, steps: &Steps) -> Option<Vec<u64>> {
+    let format = format_of(&block)?;
+    let mut bytes = [0; CACHE_BYTES_MAX];
+    let bytes = &mut bytes[..usize::try_from(format.block_bytes).ok()?];
+    if memory.read(TargetAddr(block.start.0), bytes) != bytes.len() {
+        return None;
+    }
+    let number = |at: u64, length: u64| {
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        bytes[at..at + usize::try_from(length).unwrap_or(0)]
+            .iter()
+            .rev()
+            .fold(0, |all, &byte| all << 8 | u64::from(byte))
+    };
+    let mut all = Vec::new();
+    let mut room = None;
+    for bin in 0..format.bins {
+        let first = number(format.count_bytes * format.bins + bin * 8, 8);
+        let count = number(bin * format.count_bytes, format.count_bytes);
+        if !format.counts_room && (first == 0) != (count == 0) {
+            return None;
+        }
+        let count_max = if format.counts_room { ENTRIES_MAX } else { count };
+        let entries = List { first, target: Target::Block, chunk_bytes: chunk_bytes(bin), count_max }
+            .blocks(memory, links, steps)?;
+        let length = entries.len() as u64;
+        let in_order =
+            if format.counts_room { *room.get_or_insert(count + length) == count + length } else { count == length };
+        if !in_order {
+            return None;
+        }
+        all.extend(entries);
+    }
+    Some(all)
+}
+
+/// Returns the chunk sizes of a bin: beyond the small bins, those up to a power of two.
+fn chunk_bytes(bin: u64) -> std::ops::RangeInclusive<u64> {
+    match bin.checked_sub(SMALL_BINS) {
+        None => 32 + bin * 16..=32 + bin * 16,
+        Some(large) => 1 << (large + 10)..=(1 << (large + 11)) - 1,
+    }
+}
+
+/// How many words below a thread's pointer to search for the library's variables.
+const STORAGE_WORDS_MAX: u64 = 1 << 13;
+/// Maximum distance between the variables for a thread's arena and its cache.
+const VARIABLES_WORDS: u64 = 64;
+
+/// The system call instruction, which precedes the instruction pointer of a thread in a call.
+const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
+
+/// Values of the result register in a system call: not finished, or to be restarted (`ENOSYS`, `ERESTARTSYS`,
+/// `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK` in the kernel's `errno.h`). Needed because code may
+/// not have been read.
+const RESULTS_IN_CALL: [i64; 5] = [-38, -512, -513, -514, -516];
+
+/// Returns the blocks that are caches of running threads, found by their thread-local variables.
+pub(super) fn caches(
+    scene: &Scene<'_>,
+    circles: &[Circle],
+    blocks: &[WalkedBlock],
+    links: Links,
+    steps: &Steps,
+) -> Vec<TargetAddr> {
+    let mut arenas: Vec<u64> = circles.iter().flat_map(Circle::arenas).map(|arena: &Arena| arena.address).collect();
+    arenas.sort_unstable();
+    let cache = |address: u64| {
+        let found = blocks.binary_search_by_key(&address, |block| block.start.0).ok()?;
+        cache_entries(scene.memory, links, blocks[found], steps).map(|_| TargetAddr(address))
+    };
+    let mut caches = Vec::new();
+    for thread in scene.threads {
+        let pointer = thread.thread_pointer.0;
+        let below = |nth: u64| pointer.checked_sub(nth * WORD_BYTES);
+        let word = |nth: u64| scene.memory.word(TargetAddr(below(nth)?));
+        let named = (1..=STORAGE_WORDS_MAX).map_while(|nth| Some((nth, word(nth)?)));
+        let named = named.filter(|(_, word)| arenas.binary_search(word).is_ok()).map(|(nth, _)| nth).next();
+        if let Some(nth) = named {
+            let around = nth.saturating_sub(VARIABLES_WORDS).max(1)..=nth + VARIABLES_WORDS;
+            caches.extend(around.filter_map(|nth| cache(word(nth)?)));
+        }
+    }
+    caches
+}
+
+/// Returns whether a thread runs allocator code without a lock: its next instruction is the library's, and a register
+/// points to an arena or a cache.
+pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAddr]) -> bool {
+    let arenas = circles.iter().map(|circle| joined(circle.arenas().map(|it| span(it.address, it.end())).collect()));
+    let arenas: Vec<Vec<Span>> = arenas.collect();
+    let caches = joined(caches.iter().map(|cache| span(cache.0, cache.0 + CACHE_BYTES_MAX as u64)).collect());
+    let holds = |spans: &[Span], word: u64| {
+        let behind = spans.partition_point(|span| span.start.0 <= word);
+        spans[..behind].last().is_some_and(|span| word < span.end.0)
+    };
+    scene.threads.iter().any(|thread| {
+        let Some(code) = region_of(scene.regions, thread.instruction) else { return false };
+        let in_call = thread.instruction.0.checked_sub(SYSTEM_CALL.len() as u64).is_some_and(|before| {
+            let mut bytes = [0; SYSTEM_CALL.len()];
+            scene.memory.read(TargetAddr(before), &mut bytes) == bytes.len() && bytes == SYSTEM_CALL
+        });
+        let in_call = in_call || thread.registers.iter().any(|word| RESULTS_IN_CALL.contains(&word.cast_signed()));
+        // A thread in a system call either leaves it soon or stays for long; other registers may be stale.
+        !in_call
+            && circles.iter().zip(&arenas).any(|(circle, arenas)| {
+                let data = region_of(scene.regions, TargetAddr(circle.main.address));
+                let same = data.is_some_and(|data| data.kind == code.kind);
+                same && thread.registers.iter().any(|&word| holds(arenas, word) || holds(&caches, word))
+            })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::memory::Copied;
 
-    /// Chunks of 32 bytes at these places, each with a link as it is written.
+    /// Chunks of 32 bytes at these addresses, each with a link.
     fn memory(links: &[(u64, u64)]) -> Copied {
         let mut bytes = vec![0; 0x1000];
         for &(block, link) in links {

@@ -1,18 +1,16 @@
-//! Blocks that have a mapping of their own: from 128 KiB on, as a rule.
+//! Blocks with mappings of their own: usually those from 128 KiB on.
 
-use super::arena::Circle;
-use super::chunk::{FLAGS, HEADER_BYTES, MAPPED};
-use super::words::Words;
-use super::{PAGE_BYTES, span};
+use super::arena::{Circle, PAGE_BYTES, span};
+use super::chunk::{FLAGS, HEADER_BYTES, MAPPED, Words};
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::linux::proc::maps::region_of;
 use crate::memory::{Memory, WORD_BYTES};
-use crate::walk::{Scene, Walk, WalkedBlock};
+use crate::walk::scene::{Scene, Walk, WalkedBlock};
 
-/// Most pages that are left free before an aligned block. It is not always aligned any more: `realloc` moves it.
+/// Maximum number of free pages before an aligned block. `realloc` can move it to where it is not aligned.
 const ALIGNMENT_PAGES_MAX: u64 = 512;
-/// How far from the main arena its parameters are looked for.
+/// How far from the main arena to search its parameters.
 const PARAMETERS_WITHIN_BYTES: u64 = 1 << 16;
 
 /// A mapping that is one block.
@@ -23,8 +21,8 @@ struct Mapped {
     block: WalkedBlock,
 }
 
-/// Adds those blocks. What the library says of how many bytes they are proves that they are all, and nothing else. Where it does not,
-/// only those count whose mappings, joined by the kernel, fill whole regions.
+/// Adds these blocks. Only the library's count of their bytes proves that all were found. Without it, only blocks
+/// whose mappings, joined by the kernel, fill whole regions count.
 pub(super) fn walk(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
     let mut all = Vec::new();
     let mut alone = Vec::new();
@@ -32,7 +30,8 @@ pub(super) fn walk(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
         let before = all.len();
         let mut bytes = 0;
         let mut at = gap.start.0;
-        // A block's first words are there. Address space that was reserved and never touched can be terabytes.
+        // Skip reserved address space that was never touched, which can be terabytes: a block's first words are
+        // present.
         for part in scene.memory.present(gap.clone()) {
             at = at.max(part.start.0 / PAGE_BYTES * PAGE_BYTES);
             while at < part.end.0 {
@@ -46,13 +45,13 @@ pub(super) fn walk(scene: &Scene<'_>, circles: &[Circle], walk: &mut Walk) {
             alone.extend_from_slice(&all[before..]);
         }
     }
-    let proven = circles.iter().any(|circle| says(scene, circle, &all, &walk.areas));
+    let proven = circles.iter().any(|circle| confirms(scene, circle, &all, &walk.areas));
     let found = if proven { all } else { alone };
     walk.areas.extend(found.iter().map(|mapped| span(mapped.start, mapped.end)));
     walk.blocks.extend(found.iter().map(|mapped| mapped.block));
 }
 
-/// Memory without a file that is not in areas, by rising address.
+/// Returns anonymous memory outside of areas by ascending address.
 fn unknown(scene: &Scene<'_>, areas: &[Span]) -> Vec<Span> {
     let mut gaps = Vec::new();
     for region in scene.regions.iter().filter(|region| region.is_anonymous() && region.writable && !region.shared) {
@@ -64,7 +63,7 @@ fn unknown(scene: &Scene<'_>, areas: &[Span]) -> Vec<Span> {
         }
         gaps.push(start..region.end);
     }
-    // Mappings begin at pages.
+    // Mappings start at page boundaries.
     gaps.retain_mut(|gap| {
         gap.start.0 = gap.start.0.next_multiple_of(PAGE_BYTES);
         gap.start < gap.end
@@ -72,10 +71,10 @@ fn unknown(scene: &Scene<'_>, areas: &[Span]) -> Vec<Span> {
     gaps
 }
 
-/// Whether the library says that it has mapped just those. Its parameters (`malloc_par`) lie near the main arena: where that began,
-/// before it the most bytes there have been and the bytes now, before these numbers of mappings. One of the two proves enough: in
-/// 2.43 the bytes go wrong by 16 whenever a block's mapping is made larger or smaller.
-fn says(scene: &Scene<'_>, circle: &Circle, found: &[Mapped], areas: &[Span]) -> bool {
+/// Returns whether the library's parameters (`malloc_par`, near the main arena) confirm these mappings: they contain
+/// the start of the main arena, before it the maximum and current bytes of mappings, and before these their numbers.
+/// One match is enough: in 2.43 the bytes are off by 16 whenever a block's mapping was resized.
+fn confirms(scene: &Scene<'_>, circle: &Circle, found: &[Mapped], areas: &[Span]) -> bool {
     let bytes = found.iter().map(|mapped| mapped.end - mapped.start).sum::<u64>();
     let count = found.len() as u64;
     let address = circle.main.address;
@@ -96,8 +95,8 @@ fn says(scene: &Scene<'_>, circle: &Circle, found: &[Mapped], areas: &[Span]) ->
     })
 }
 
-/// The block whose mapping begins at a page. One that was to be aligned begins later than its mapping, whose first words are still
-/// those of a block that was not.
+/// Returns the block whose mapping starts at a page. An aligned block starts later than its mapping, whose first
+/// words are still those of the unaligned block.
 fn mapped_at(memory: &dyn Memory, start: u64, limit: u64) -> Option<Mapped> {
     let [first, head] = [start, start.checked_add(WORD_BYTES)?].map(|at| memory.word(TargetAddr(at)));
     let chunk = |skip: u64| -> Option<Mapped> {
@@ -110,7 +109,7 @@ fn mapped_at(memory: &dyn Memory, start: u64, limit: u64) -> Option<Mapped> {
             return None;
         }
         let behind = at.checked_add(size)?;
-        // Since 2.43 the size is that of a chunk with a neighbour, which here is not there.
+        // Since 2.43 the size is that of a chunk with a neighbor, which is missing here.
         let end = if behind % PAGE_BYTES == 0 { behind } else { behind.checked_add(HEADER_BYTES)? };
         let usable_end = if behind % PAGE_BYTES == 0 { behind } else { behind + WORD_BYTES };
         let fits = end % PAGE_BYTES == 0 && end <= limit && usable_end > at + HEADER_BYTES;

@@ -7,13 +7,13 @@ use std::process::{Child, Command, Stdio};
 use super::*;
 use crate::ids::Pid;
 use crate::object::fixture::Workshop;
-use crate::walk::live::{self, Live};
+use crate::walk::fixture::{self, Live};
 
 fn check_program(flags: &[&str], threads: u32, blocks: u32) {
     let workshop = Workshop::new();
     let mut all = vec!["-O1", "-Wall", "-Werror"];
     all.extend_from_slice(flags);
-    let program = workshop.compile("gcc", "live.c", live::SOURCE, &all);
+    let program = workshop.compile("gcc", "live.c", fixture::SOURCE, &all);
     let mut live = Live::start(&program, threads, blocks);
     let expected = live.run();
     let (regions, memory) = live.memory();
@@ -79,7 +79,7 @@ fn blocks_of_redis_are_as_many_bytes_as_it_says() {
     while !std::fs::read_to_string(format!("/proc/{}/stat", server.0.id())).expect("it lives").contains(") T ") {
         std::thread::yield_now();
     }
-    let (regions, memory) = live::memory(Pid(server.0.id()));
+    let (regions, memory) = fixture::memory(Pid(server.0.id()));
     let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).expect("a heap");
     drop(server);
     assert_eq!(walk.gaps, [""; 0]);

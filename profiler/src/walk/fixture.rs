@@ -1,31 +1,34 @@
-//! Programs that draw calls of their allocator, say which blocks they have, and stand still: for tests of walks.
+//! Fixtures for tests of walks: programs that make random calls of their allocator, list their blocks, and wait; and
+//! memory that limits the number of reads.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::WalkedBlock;
+use super::scene::WalkedBlock;
 use crate::address::TargetAddr;
 use crate::collect::ThreadState;
 use crate::ids::{Pid, Tid};
-use crate::linux::proc::maps::{Region, RegionKind, regions};
-use crate::memory::Copied;
+use crate::linux::proc::regions::{Region, RegionKind, regions};
+use crate::memory::{Copied, Memory};
 
-/// The program's text.
+/// Source of the program.
 pub(crate) const SOURCE: &str = include_str!("live.c");
 
-/// A running program; killed when the test is done.
+/// A running program; killed on drop.
 pub(crate) struct Live {
     child: Child,
     output: BufReader<ChildStdout>,
-    /// Its threads, once it has run; of their registers nothing is known.
+    /// Its threads, once it has run, without registers.
     pub(crate) threads: Vec<ThreadState>,
 }
 
 impl Live {
-    /// Starts it with so many threads and blocks, and waits until it is about to begin.
+    /// Starts the program with this many threads and blocks, and waits until it is ready.
     pub(crate) fn start(program: &Path, threads: u32, blocks: u32) -> Self {
         let mut command = Command::new(program);
         command.args([threads.to_string(), blocks.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -42,7 +45,7 @@ impl Live {
         line.trim_end().to_owned()
     }
 
-    /// Lets it run; the blocks that it then has, by rising address.
+    /// Lets the program run, and returns its blocks by ascending address.
     pub(crate) fn run(&mut self) -> Vec<WalkedBlock> {
         self.child.stdin.as_mut().expect("piped").write_all(b"\n").expect("it reads");
         let mut blocks = Vec::new();
@@ -67,13 +70,13 @@ impl Live {
         blocks
     }
 
-    /// What it has mapped, and what is in there.
+    /// Returns its mappings and their contents.
     pub(crate) fn memory(&self) -> (Vec<Region>, Copied) {
         memory(Pid(self.child.id()))
     }
 }
 
-/// What a process that stands still has mapped, and what is in all of that which can be written.
+/// Returns the mappings of a waiting process, and the contents of the writable ones.
 pub(crate) fn memory(pid: Pid) -> (Vec<Region>, Copied) {
     let regions = regions(pid).expect("it lives");
     let memory = File::open(format!("/proc/{}/mem", pid.0)).expect("it may be read");
@@ -91,5 +94,32 @@ impl Drop for Live {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Memory that panics after too many reads, so that a test fails instead of running for hours.
+pub(super) struct Patient {
+    memory: Copied,
+    reads_left: AtomicU64,
+}
+
+impl Patient {
+    pub(super) fn new(memory: Copied, reads_max: u64) -> Self {
+        Self { memory, reads_left: AtomicU64::new(reads_max) }
+    }
+}
+
+impl Memory for Patient {
+    fn present(&self, range: Range<TargetAddr>) -> Vec<Range<TargetAddr>> {
+        self.memory.present(range)
+    }
+
+    fn read(&self, address: TargetAddr, buffer: &mut [u8]) -> usize {
+        assert!(self.reads_left.fetch_sub(1, Ordering::Relaxed) > 0, "memory is read too often");
+        self.memory.read(address, buffer)
+    }
+
+    fn slice(&self, address: TargetAddr, length: usize) -> Option<&[u8]> {
+        self.memory.slice(address, length)
     }
 }
