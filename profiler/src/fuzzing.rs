@@ -9,8 +9,7 @@ use crate::linux::proc::auxv::Auxv;
 use crate::linux::proc::{kernel_words, maps, process, stat};
 use crate::process::link_map::{LinkMap, Memory};
 use crate::symbolize::demangle::demangle;
-use crate::symbolize::element;
-use crate::symbolize::qualified::{Qualified, implemented};
+use crate::symbolize::element::{self, Qualified, implemented};
 use crate::unwind::{Table, encode};
 
 /// Parses the contents of any file of `/proc/PID` with all parsers of these files.
@@ -78,7 +77,7 @@ pub fn unwind_cache(bytes: &[u8]) {
 pub fn symbol_name(symbol: &str) {
     let name = demangle(symbol);
     for name in [symbol, &name] {
-        let _ = element::told(name);
+        let _ = element::element_of(name);
         let _ = (Qualified::of_function(name), Qualified::of_type(name), implemented(name));
     }
 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 
-use super::threads::Threads;
-use super::{Resolve, ResolvedFrame};
+use super::resolve::{Resolve, ResolvedFrame};
 use crate::address::{FileOffset, TargetAddr};
-use crate::ids::{HeapId, ModuleId};
+use crate::ids::{HeapId, ModuleId, Tid};
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
-use crate::model::{CallsiteProfile, Frame, FrameId};
+use crate::model::{CallsiteProfile, Frame, FrameId, ThreadProfile};
 use crate::object::module::Modules;
-use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
+use crate::process::address_space::{AddressSpace, Location, Place};
+use crate::snapshot::ThreadNames;
 
 /// A target whose stacks are to be symbolized.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver:
 struct Places {
     /// The target's mappings are unknown.
     unknown: bool,
-    by_address: FxHashMap<TargetAddr, Option<CodeOrigin>>,
+    by_address: FxHashMap<TargetAddr, Option<Place>>,
 }
 
 impl Places {
@@ -72,13 +72,13 @@ impl Places {
         let mut by_address = FxHashMap::default();
         for stack in target.snapshot.callsites.iter().filter_map(|callsite| callsite.stack.as_ref()) {
             for &address in stack.frames.iter() {
-                by_address.entry(address).or_insert_with(|| target.space.origin(address.inside_call()));
+                by_address.entry(address).or_insert_with(|| target.space.place(address.inside_call()));
             }
         }
         Self { unknown: !target.space.is_known(), by_address }
     }
 
-    fn at(&self, address: TargetAddr) -> Option<CodeOrigin> {
+    fn at(&self, address: TargetAddr) -> Option<Place> {
         self.by_address.get(&address).copied().flatten()
     }
 
@@ -98,7 +98,7 @@ type Answers = FxHashMap<Location, Arc<[ResolvedFrame]>>;
 fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers {
     let mut by_module: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
     for place in places.iter().flat_map(|places| places.by_address.values()) {
-        if let Some(CodeOrigin::Module(location)) = place {
+        if let Some(Place::Module(location)) = place {
             by_module.entry(location.module).or_default().push(location.offset);
         }
     }
@@ -173,7 +173,7 @@ impl Writer<'_> {
 
     fn append(&self, address: TargetAddr, frames: &mut Vec<Frame>) {
         let bare = Frame { address: address.0, ..Frame::default() };
-        let Some(CodeOrigin::Module(location)) = self.places.at(address) else {
+        let Some(Place::Module(location)) = self.places.at(address) else {
             frames.push(bare);
             return;
         };
@@ -193,6 +193,28 @@ impl Writer<'_> {
                 ..placed.clone()
             })),
         }
+    }
+}
+
+/// Threads of a target's callsites in ascending order, as listed in its profile.
+#[derive(Clone, Debug)]
+pub(super) struct Threads(Vec<Tid>);
+
+impl Threads {
+    pub(super) fn of(books: &TargetSnapshot) -> Self {
+        let mut threads: Vec<Tid> = books.callsites.iter().filter_map(|callsite| callsite.thread).collect();
+        threads.sort_unstable();
+        threads.dedup();
+        Self(threads)
+    }
+
+    pub(super) fn place(&self, thread: Option<Tid>) -> Option<usize> {
+        self.0.binary_search(&thread?).ok()
+    }
+
+    pub(super) fn named(self, names: &ThreadNames) -> Vec<ThreadProfile> {
+        let named = |tid: Tid| ThreadProfile { tid, name: names.get(&tid).map(Arc::clone) };
+        self.0.into_iter().map(named).collect()
     }
 }
 

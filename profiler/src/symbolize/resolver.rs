@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::debug_file;
+use super::resolve::{Resolve, ResolvedFrame};
 use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, NamedFrame, Names, Reach, Role, Sandbox};
-use super::{Resolve, ResolvedFrame, debug_file};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::model::{NamesFrom, Symbolization, SymbolizationFailure};

@@ -1,20 +1,25 @@
 //! Types of blocks, inferred from their first word or their allocation stack.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::element::{Told, told};
-use super::vtable::Classes;
-use crate::linux::proc::maps::Region;
+use super::demangle::demangle;
+use super::element::{Element, element_of};
+use crate::address::{LinkAddr, TargetAddr};
+use crate::ids::ModuleId;
+use crate::linux::proc::maps::MappingName;
+use crate::linux::proc::regions::{Region, RegionKind, region_of};
 use crate::model::{Frame, FrameId, TypeEvidence, TypeName};
 use crate::object::module::Modules;
-use crate::process::address_space::AddressSpace;
+use crate::object::vtables::Vtables;
+use crate::process::address_space::{AddressSpace, MappedModule};
 
 /// Caches results: callsites can have 100,000 blocks.
 pub(crate) struct TypeNames<'a> {
     classes: Classes<'a>,
-    frames: FxHashMap<FrameId, Told>,
+    frames: FxHashMap<FrameId, Element>,
 }
 
 impl<'a> TypeNames<'a> {
@@ -37,15 +42,94 @@ impl<'a> TypeNames<'a> {
     fn element(&mut self, stack: &[FrameId], frames: &[Frame]) -> Option<Arc<str>> {
         for id in stack {
             let function = || frames.get(id.0 as usize)?.function.as_deref();
-            let told = self.frames.entry(*id).or_insert_with(|| function().map_or(Told::Stop, told));
-            match told {
-                Told::Holds(name) => return Some(Arc::clone(name)),
-                Told::Nothing => {}
-                Told::Stop => return None,
+            let element = self.frames.entry(*id).or_insert_with(|| function().map_or(Element::Stop, element_of));
+            match element {
+                Element::Holds(name) => return Some(Arc::clone(name)),
+                Element::Nothing => {}
+                Element::Stop => return None,
             }
         }
         None
     }
+}
+
+/// Maximum number of cached words.
+const WORDS_MAX: usize = 1 << 16;
+
+/// Suffix that the kernel adds to the path of a deleted mapped file.
+const DELETED: &str = " (deleted)";
+
+/// Classes of C++ objects, by their first word: it points into the virtual table of the class, which has a symbol.
+struct Classes<'a> {
+    regions: &'a [Region],
+    space: &'a AddressSpace,
+    modules: &'a Modules,
+    tables: FxHashMap<ModuleId, Vtables>,
+    known: FxHashMap<u64, Option<Arc<str>>>,
+}
+
+impl<'a> Classes<'a> {
+    /// `regions` must be sorted by address.
+    fn new(regions: &'a [Region], space: &'a AddressSpace, modules: &'a Modules) -> Self {
+        Self { regions, space, modules, tables: FxHashMap::default(), known: FxHashMap::default() }
+    }
+
+    /// Returns the class of objects that start with this word.
+    fn of(&mut self, word: u64) -> Option<Arc<str>> {
+        let path = self.file_at(TargetAddr(word))?;
+        if let Some(known) = self.known.get(&word) {
+            return known.clone();
+        }
+        let class = self.find(word, path);
+        if self.known.len() < WORDS_MAX {
+            self.known.insert(word, class.clone());
+        }
+        class
+    }
+
+    /// Returns the file mapped at an address, or whose `.bss` this may be: linkers put copies of other modules'
+    /// tables there.
+    fn file_at(&self, address: TargetAddr) -> Option<&'a Path> {
+        let region = region_of(self.regions, address).filter(|region| region.readable)?;
+        match &region.kind {
+            RegionKind::File { path } => Some(path),
+            RegionKind::Anonymous { name: None } => {
+                let before = region_of(self.regions, TargetAddr(region.start.0.checked_sub(1)?))?;
+                if let RegionKind::File { path } = &before.kind { Some(path) } else { None }
+            }
+            _ => None,
+        }
+    }
+
+    fn find(&mut self, word: u64, path: &Path) -> Option<Arc<str>> {
+        let code = self.code(TargetAddr(word), path)?;
+        let id = code.module?;
+        let module = self.modules.get(id);
+        let bias = module.bias(code.mapping.start, code.mapping.offset)?;
+        let tables = self.tables.entry(id).or_insert_with(|| Vtables::of(module).unwrap_or_default());
+        class_of(tables.symbol(LinkAddr(word.wrapping_sub(bias)))?)
+    }
+
+    /// Returns the mapping of the file's code, from which other addresses follow: the one below its data, as laid out
+    /// by linkers, or else the first.
+    fn code(&self, address: TargetAddr, path: &Path) -> Option<&'a MappedModule> {
+        let stripped = path.to_str().and_then(|path| path.strip_suffix(DELETED)).map(Path::new);
+        let is_of = |mapped: &&MappedModule| match &mapped.mapping.name {
+            MappingName::File { path: of, .. } => of == path || Some(of.as_path()) == stripped,
+            _ => false,
+        };
+        let mappings = self.space.mappings();
+        let behind = mappings.partition_point(|mapped| mapped.mapping.start <= address);
+        mappings[..behind].iter().rev().find(is_of).or_else(|| mappings[behind..].iter().find(is_of))
+    }
+}
+
+/// `Foo` for `_ZTV3Foo`; `None` if it cannot be demangled.
+fn class_of(symbol: &str) -> Option<Arc<str>> {
+    let name = demangle(symbol);
+    let class = name.strip_prefix("{vtable(")?;
+    // A cut name has no end.
+    Some(class.strip_suffix(")}").unwrap_or(class).into())
 }
 
 #[cfg(test)]
@@ -72,5 +156,91 @@ mod tests {
         check(&[0, 2, 1], None);
         check(&[], None);
         check(&[99, 1], None);
+    }
+
+    use crate::linux::proc::regions::regions;
+    use crate::object::fixture::{Running, Workshop};
+    use crate::object::module::ModuleStore;
+    use crate::object::symbols::{Search, defined_functions};
+
+    const PROGRAM: &str = "
+        #include <unistd.h>
+        #include <stdlib.h>
+        struct Base { virtual ~Base() {} int x; };
+        struct Other { virtual ~Other() {} virtual void turn() {} int y; };
+        namespace app { template <class T> struct Both : Base, Other { T value; void turn() override {} }; }
+        namespace { struct Hidden : Base {}; }
+        Base *kept[3];
+        int main(int, char **arguments) {
+            kept[0] = new Base; kept[1] = new app::Both<long>; kept[2] = new Hidden;
+            sleep(atoi(arguments[1]));
+        }";
+
+    #[test]
+    fn symbols_of_tables_say_the_class() {
+        let check =
+            |symbol: &str, expected: Option<&str>| assert_eq!(class_of(symbol).as_deref(), expected, "{symbol}");
+        check("_ZTV3Foo", Some("Foo"));
+        check("_ZTVN3app4BothIlEE", Some("app::Both<long>"));
+        check("_ZTVN12_GLOBAL__N_16HiddenE", Some("(anonymous namespace)::Hidden"));
+        check("_ZTV", None);
+        check("_ZTI3Foo", None);
+    }
+
+    /// Addresses and names of tables, as printed by `nm`.
+    fn tables(workshop: &Workshop, program: &str) -> Vec<(u64, String)> {
+        let output =
+            std::process::Command::new("nm").arg(workshop.path(program)).output().expect("`nm` is needed here");
+        let text = String::from_utf8(output.stdout).expect("text");
+        let fields = text.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        fields
+            .filter(|fields| fields.len() == 3 && fields[2].starts_with("_ZTV") && !fields[1].starts_with('U'))
+            .map(|fields| (u64::from_str_radix(fields[0], 16).expect("an address"), fields[2].to_owned()))
+            .collect()
+    }
+
+    fn check_running(arguments: &[&str]) {
+        let workshop = Workshop::new();
+        let program = workshop.compile("g++", "objects.cpp", PROGRAM, arguments);
+        let running = Running::sleep(&program);
+        let regions = regions(running.pid()).expect("it runs");
+        let mut store = ModuleStore::new();
+        let mut space = AddressSpace::new(running.pid());
+        space.refresh(&mut store).expect("it runs");
+        let modules = store.share();
+        let mapped = space
+            .mappings()
+            .iter()
+            .find(|mapped| matches!(&mapped.mapping.name, MappingName::File { path, .. } if *path == program));
+        let mapped = mapped.expect("its code is mapped");
+        let module = modules.get(mapped.module.expect("it is a file"));
+        assert_eq!(defined_functions(module, &["main"], Search::Everything).map(|found| found.len()), Ok(1));
+        let bias = module.bias(mapped.mapping.start, mapped.mapping.offset).expect("it is code");
+        let mut classes = Classes::new(&regions, &space, &modules);
+        let found = tables(&workshop, "objects");
+        let mut named = Vec::new();
+        for (start, symbol) in &found {
+            let start = start.wrapping_add(bias);
+            let class = classes.of(start + 16);
+            assert_eq!((classes.of(start), classes.of(start + 17)), (None, None), "{symbol}");
+            if symbol.contains("Both") {
+                // The second base's part starts after two destructors, a function, and a header of its own.
+                assert_eq!(classes.of(start + 16 + 3 * 8 + 16), class, "{symbol}");
+            }
+            named.extend(class.as_deref().map(str::to_owned));
+        }
+        named.sort();
+        assert_eq!(named, ["(anonymous namespace)::Hidden", "Base", "Other", "app::Both<long>"], "{found:?}");
+        // Code, stacks and null pointers have no class.
+        let stack = regions.iter().find(|region| region.kind == RegionKind::Stack).expect("it has a stack");
+        for word in [mapped.mapping.start.0, stack.start.0, 0, u64::MAX, 16] {
+            assert_eq!(classes.of(word), None, "{word:#x}");
+        }
+    }
+
+    #[test]
+    fn objects_of_a_running_program_have_their_classes() {
+        check_running(&["-O0"]);
+        check_running(&["-O0", "-no-pie"]);
     }
 }

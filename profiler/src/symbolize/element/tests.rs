@@ -7,10 +7,10 @@ use super::*;
 /// What a block holds, from the names of its stack, the leaf first.
 fn element<'a>(stack: impl IntoIterator<Item = Option<&'a str>>) -> Option<Arc<str>> {
     for name in stack {
-        match told(name?) {
-            Told::Holds(name) => return Some(name),
-            Told::Nothing => {}
-            Told::Stop => return None,
+        match element_of(name?) {
+            Element::Holds(name) => return Some(name),
+            Element::Nothing => {}
+            Element::Stop => return None,
         }
     }
     None

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::protocol::{ADDRESSES_MAX, Depth, Names, REPLY_BYTES_MAX, Reply, Request, Role, decode, encode};
-use super::{COMMAND, MEMORY_BYTES_MAX, MODULE_TIME, MODULE_TIME_MAX, TIME_PER_BYTES, TOTAL_TIME_MAX};
+use super::protocol::{
+    ADDRESSES_MAX, COMMAND, Depth, MEMORY_BYTES_MAX, MODULE_TIME, MODULE_TIME_MAX, Names, REPLY_BYTES_MAX, Reply,
+    Request, Role, TIME_PER_BYTES, TOTAL_TIME_MAX, decode, encode,
+};
 use crate::linux::companion::Companion;
 use crate::linux::confinement::Confinement;
 use crate::object::image::Image;

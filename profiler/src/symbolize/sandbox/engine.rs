@@ -2,19 +2,23 @@
 //! crash, exhaust memory or never end, and therefore runs in a separate process.
 
 use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
+use flate2::read::ZlibDecoder;
+use object::LittleEndian as LE;
+use object::elf::{CompressionHeader64, ELFCOMPRESS_ZLIB, SHF_COMPRESSED, SHT_NOBITS};
+use object::pod::from_bytes;
 use rustc_hash::FxHashMap;
 
 use super::protocol::{Defect, Depth, FRAMES_MAX, NamedFrame, Names, Role, STRINGS_BYTES};
-use crate::object::elf::Elf;
+use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
 use crate::symbolize::demangle::demangle;
-use crate::symbolize::inflate;
 
 /// Maximum length of the path of a source file, in bytes.
 const PATH_BYTES_MAX: usize = 4096;
@@ -74,13 +78,13 @@ impl Engine {
     fn add_unverified(&mut self, file: File, path: &Path, depth: Depth) {
         let Ok(image) = Image::new(file) else { return };
         let Ok(elf) = Elf::read(&image) else { return };
-        if !inflate::is_bounded(&image, &elf, |name| !name.starts_with(".debug_")) {
+        if !is_bounded(&image, &elf, |name| !name.starts_with(".debug_")) {
             return self.defects.push(Defect::Compressed);
         }
         // blazesym follows these references; only an empty root directory prevents that.
         let refers = REFERENCES.iter().any(|name| elf.section(name).is_some());
         let mut with_debug_information = depth == Depth::DebugInformation && (self.is_confined || !refers);
-        if with_debug_information && !inflate::is_bounded(&image, &elf, |_| true) {
+        if with_debug_information && !is_bounded(&image, &elf, |_| true) {
             self.defects.push(Defect::Compressed);
             with_debug_information = false;
         }
@@ -233,4 +237,37 @@ fn crc32(file: &File) -> Option<u32> {
             }
         }
     }
+}
+
+/// Limit for all decompressed sections of a module together.
+const UNPACKED_BYTES_MAX: u64 = 1 << 30;
+
+/// Returns whether the compressed sections selected by `about` have the sizes that they claim, and do not exceed the
+/// limit. blazesym allocates what the headers claim and decompresses everything, so it must not read other files.
+fn is_bounded(image: &Image, elf: &Elf, about: impl Fn(&str) -> bool) -> bool {
+    let compressed = |section: &&Section| {
+        let flagged = section.flags & u64::from(SHF_COMPRESSED) != 0;
+        flagged && section.kind != SHT_NOBITS && about(&section.name)
+    };
+    let mut left = UNPACKED_BYTES_MAX;
+    elf.sections.iter().filter(compressed).all(|section| {
+        let unpacked = unpacked_bytes(image, section, left);
+        unpacked.and_then(|unpacked| left.checked_sub(unpacked)).map(|rest| left = rest).is_some()
+    })
+}
+
+/// Returns the decompressed size; `None` if it is not the claimed one or exceeds `bytes_max`.
+fn unpacked_bytes(image: &Image, section: &Section, bytes_max: u64) -> Option<u64> {
+    let bytes = image.read(section.offset, section.size_bytes, UNPACKED_BYTES_MAX).ok()?;
+    let (header, packed) = from_bytes::<CompressionHeader64<LE>>(&bytes).ok()?;
+    let claimed = header.ch_size.get(LE);
+    if claimed > bytes_max {
+        return None;
+    }
+    if header.ch_type.get(LE) != ELFCOMPRESS_ZLIB {
+        // Support for other formats is not built in, so blazesym does not decompress them.
+        return Some(0);
+    }
+    let real = io::copy(&mut ZlibDecoder::new(packed).take(claimed + 1), &mut io::sink()).ok()?;
+    (real == claimed).then_some(claimed)
 }

@@ -1,8 +1,28 @@
 //! Messages between the agent and the symbolizer process, and their validation; time and memory limits.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::linux::confinement::Confinement;
+
+/// The hidden command that runs the symbolizer.
+pub const COMMAND: &str = "symbolizer";
+/// The name of the process in `ps` and `top`.
+pub(super) const PROCESS_NAME: &str = "heapbpf-symbol";
+
+/// Time limit for a module of ordinary size.
+pub(super) const MODULE_TIME: Duration = Duration::from_secs(3);
+/// Bytes of a module's files that extend its time limit by a second.
+pub(super) const TIME_PER_BYTES: u64 = 64 << 20;
+/// Time limit for a module of any size. A target chooses the size of its files.
+pub(super) const MODULE_TIME_MAX: Duration = Duration::from_secs(10);
+/// Time limit for all modules of a report.
+pub(super) const TOTAL_TIME_MAX: Duration = Duration::from_secs(30);
+/// Memory limit of the symbolizer, files that it has mapped not counted, in bytes.
+pub(super) const MEMORY_BYTES_MAX: u64 = 2 << 30;
+/// CPU time after which the kernel ends the symbolizer, should the agent not.
+pub(super) const CPU_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum number of addresses in a request, so that replies arrive while a module is being read.
 pub(super) const ADDRESSES_MAX: usize = 512;

@@ -7,8 +7,10 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::engine::{Engine, ModuleFile, Reach};
-use super::protocol::{ADDRESSES_MAX, Names, REQUEST_BYTES_MAX, Reply, Request, Role, decode, encode};
-use super::{CPU_TIME_MAX, MEMORY_BYTES_MAX, PROCESS_NAME};
+use super::protocol::{
+    ADDRESSES_MAX, CPU_TIME_MAX, MEMORY_BYTES_MAX, Names, PROCESS_NAME, REQUEST_BYTES_MAX, Reply, Request, Role,
+    decode, encode,
+};
 use crate::linux::channel::{Channel, Message};
 use crate::linux::companion;
 use crate::linux::confinement::{Limits, Root, close_inherited, confine};
