@@ -37,8 +37,8 @@ impl KnownBlocks {
         };
         for block in recorded {
             // An unmapped block was freed with its heap.
-            let is_gone = region_of(regions, block.address).is_none();
-            if is_gone || contains(&heap_areas, block.address) && !is_confirmed(block.address) {
+            let is_unmapped = region_of(regions, block.address).is_none();
+            if is_unmapped || contains(&heap_areas, block.address) && !is_confirmed(block.address) {
                 stale_count += 1;
             } else {
                 blocks.push(Block { start: block.address, size_bytes: block.size_bytes, origin: block.callsite });

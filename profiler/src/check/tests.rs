@@ -1,4 +1,4 @@
-//! Checks of made-up processes.
+//! Checks of synthetic processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ const HEAP_BYTES: u64 = 0x1000;
 
 const NOW: MonotonicNanos = MonotonicNanos(100 << 24);
 
-/// Knows no names.
+/// Resolves nothing.
 struct Nameless;
 
 impl Resolve for Nameless {
@@ -92,7 +92,7 @@ fn snapshot(is_complete: bool) -> Snapshot {
     };
     let beginning = Beginning { from_first_call: is_complete, ..Beginning::running(NOW) };
     let state = TargetState {
-        facts: TargetFacts::living(pid, "made-up", "made-up", beginning),
+        facts: TargetFacts::living(pid, "synthetic", "synthetic", beginning),
         space: Arc::new(AddressSpace::new(pid)),
         threads: Arc::default(),
         heaps: vec![HeapFacts {
@@ -166,7 +166,7 @@ fn told(found: &Unreachable) -> Vec<(u64, u64, u64, bool)> {
 }
 
 #[test]
-fn what_data_and_held_blocks_point_to_is_held_and_the_rest_is_told() {
+fn blocks_reachable_from_data_are_live_and_others_are_reported() {
     let memory = memory(&[(DATA + 8, HEAP + 0x10), (HEAP + 0x10, HEAP + 0x108)]);
     let watched = [(HEAP + 0x200, 32, 2), (HEAP + 0x10, 16, 0), (HEAP + 0x100, 16, 1), (HEAP + 0x300, 8, 2)];
     let found = check(heap_snapshot(memory, &watched, Vec::new(), true), &plan(""), &Nameless);
@@ -179,31 +179,31 @@ fn what_data_and_held_blocks_point_to_is_held_and_the_rest_is_told() {
 }
 
 #[test]
-fn free_memory_holds_nothing_where_the_heap_was_walked() {
+fn free_memory_of_walked_heaps_is_not_a_root() {
     // In no block, and points at one.
     let words = [(HEAP + 0x800, HEAP + 0x10)];
     let watched = [(HEAP + 0x10, 16, 0)];
     let found = check(heap_snapshot(memory(&words), &watched, Vec::new(), true), &plan(""), &Nameless);
-    assert_eq!(told(&found), [], "nothing says that this is free");
+    assert_eq!(told(&found), [], "its state is unknown");
     let walks = vec![walk_of(&[(HEAP + 0x10, 24)])];
     let found = check(heap_snapshot(memory(&words), &watched, walks, true), &plan(""), &Nameless);
     assert_eq!(told(&found), [(HEAP + 0x10, 16, 0, true)]);
 }
 
 #[test]
-fn walked_blocks_are_told_without_stacks_and_freed_ones_not_at_all() {
+fn walked_blocks_have_no_stacks_and_freed_ones_are_left_out() {
     let watched = [(HEAP + 0x10, 16, 0), (HEAP + 0x400, 16, 1)];
     let walks = vec![walk_of(&[(HEAP + 0x10, 24), (HEAP + 0x100, 40)])];
     let found = check(heap_snapshot(memory(&[]), &watched, walks, false), &plan(""), &Nameless);
     assert_eq!(told(&found), [(HEAP + 0x100, 40, 0, false), (HEAP + 0x10, 16, 0, true)]);
     assert_eq!(found.heaps[0].precision, Precision::Walked);
-    assert_eq!(found.caveats, ["1 blocks were freed, or their heap was, without that being seen, and are left out"]);
+    assert_eq!(found.caveats, ["1 blocks were freed, alone or with their heap, without a record, and are left out"]);
     let names: Vec<_> = found.profile.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
     assert_eq!(names, [leaked_profile::UNRECORDED]);
 }
 
 #[test]
-fn what_weakens_the_result_is_said() {
+fn limitations_of_the_result_are_listed() {
     let mut heap_snapshot = heap_snapshot(memory(&[]), &[(HEAP + 0x10, 16, 0)], Vec::new(), false);
     heap_snapshot.state.health.lose("ring_full", 7);
     heap_snapshot.collected.unread_bytes = 4096;
@@ -214,7 +214,7 @@ fn what_weakens_the_result_is_said() {
 }
 
 #[test]
-fn a_suppressed_block_takes_what_it_holds_with_it() {
+fn blocks_reachable_from_a_suppressed_one_are_suppressed() {
     let memory = memory(&[(HEAP + 0x10, HEAP + 0x100)]);
     let watched = [(HEAP + 0x10, 16, 0), (HEAP + 0x100, 32, 1), (HEAP + 0x200, 8, 2)];
     let found = check(heap_snapshot(memory, &watched, Vec::new(), true), &plan("leak:nothing"), &Nameless);
@@ -224,7 +224,7 @@ fn a_suppressed_block_takes_what_it_holds_with_it() {
 }
 
 #[test]
-fn blocks_of_a_heap_that_is_gone_are_none_and_sums_of_heaps_are_those_of_all() {
+fn blocks_of_removed_heaps_are_left_out_and_heaps_add_up() {
     // The second one lies where nothing is mapped, the third in the first.
     let watched = [(HEAP + 0x10, 32, 0), (HEAP + 0x10_0000, 16, 1), (HEAP + 0x18, 8, 1), (HEAP + 0x100, 0, 1)];
     let found = check(heap_snapshot(memory(&[]), &watched, Vec::new(), true), &plan(""), &Nameless);
@@ -236,7 +236,7 @@ fn blocks_of_a_heap_that_is_gone_are_none_and_sums_of_heaps_are_those_of_all() {
 }
 
 #[test]
-fn what_the_kernel_keeps_is_held() {
+fn blocks_referenced_by_the_kernel_are_reachable() {
     let watched = [(HEAP + 0x10, 32, 0), (HEAP + 0x100, 16, 1)];
     let mut given = heap_snapshot(memory(&[]), &watched, Vec::new(), true);
     given.collected.kernel_words = vec![7, HEAP + 0x10];

@@ -1,4 +1,4 @@
-//! Bytes of one ring record → [`Event`]. Pure; any bytes give an event or a reason, never a panic.
+//! Decodes ring buffer records to [`Event`]s. Pure; any bytes give an event or an error, never a panic.
 
 use std::sync::Arc;
 
@@ -15,21 +15,17 @@ use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::units::MonotonicNanos;
 
-/// Why a record is not an event. Each is a defect of heapbpf: the records come from its own programs.
+/// Why a record was refused. All are defects of heapbpf: the records are written by its own programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// Shorter than its kind is.
-    #[error("record is cut short")]
+    #[error("record is too short")]
     Short,
-    /// Of no kind that this version knows.
-    #[error("record is of unknown kind `{0}`")]
+    #[error("unknown record kind `{0}`")]
     UnknownKind(u8),
-    /// A stack that ends in a way that this version does not know.
-    #[error("stack ends in unknown way `{0}`")]
+    #[error("unknown stack end `{0}`")]
     UnknownEnd(u8),
 }
 
-/// Decodes one record.
 pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
     let kind = *bytes.first().ok_or(DecodeError::Short)?;
     match RecordKind::from_wire(kind).ok_or(DecodeError::UnknownKind(kind))? {
@@ -44,7 +40,8 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
     }
 }
 
-/// Reads fields at the offsets that the compiler gave them, so a changed record cannot be decoded in the old way.
+/// Reads fields at the offsets that the compiler chose, so that a changed record cannot be decoded with the old
+/// layout.
 macro_rules! field {
     ($bytes:expr, $record:ty, $($field:ident).+, $type:ty) => {
         <$type>::from_ne_bytes(word($bytes, std::mem::offset_of!($record, $($field).+))?)
@@ -149,7 +146,7 @@ mod tests {
     use profiler_common::interval::Interval;
     use proptest::prelude::*;
 
-    /// The bytes of an alloc record, written out so that a change of the layout is noticed.
+    /// The bytes of an alloc record, written out to detect changes of the layout.
     fn alloc_bytes(kind: u8) -> Vec<u8> {
         let mut bytes = vec![kind, 0, 0, 0];
         bytes.extend(42u32.to_ne_bytes());
@@ -234,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_or_cut_is_refused() {
+    fn unknown_and_truncated_records_are_refused() {
         assert_eq!(decode(&raw_stack_bytes(24, &[1, 2])), Err(DecodeError::Short));
         assert_eq!(decode(&raw_stack_bytes(u64::MAX, &[1, 2])), Err(DecodeError::Short));
         assert_eq!(decode(&[]), Err(DecodeError::Short));

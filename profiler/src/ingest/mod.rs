@@ -1,4 +1,4 @@
-//! From the ring's bytes to events.
+//! From ring buffer records to events.
 
 pub(crate) mod decode;
 pub(crate) mod event;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::Ledger;
-use crate::ledger::timeline::{Noted, Timeline};
+use crate::ledger::timeline::{Sample, Timeline};
 use crate::ledger::totals::Amounts;
 use crate::units::MonotonicNanos;
 
@@ -70,12 +70,12 @@ impl Growths {
                 continue;
             }
             let even = timeline.series(index).zip(&is_even).filter(|(_, is_even)| **is_even);
-            let mut noted: Vec<Noted> = even.map(|(noted, _)| noted).collect();
-            noted.push(Noted::of(totals));
+            let mut samples: Vec<Sample> = even.map(|(sample, _)| sample).collect();
+            samples.push(Sample::of(totals));
             let [old] = older_blocks[index];
             let opening = totals.opening_count.to_f64();
             let callsite = u32::try_from(index).unwrap_or(u32::MAX);
-            growing.extend(judge(callsite, &times, &noted, half, old, opening));
+            growing.extend(judge(callsite, &times, &samples, half, old, opening));
         }
         growing.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.callsite.cmp(&b.callsite)));
         let count = growing.len();
@@ -95,14 +95,17 @@ fn half_of(times: &[MonotonicNanos]) -> usize {
 fn judge(
     callsite: u32,
     times: &[MonotonicNanos],
-    noted: &[Noted],
+    samples: &[Sample],
     half: usize,
     old: Amounts,
     opening: f64,
 ) -> Option<Growth> {
-    let (first, middle, last) = (noted[0], noted[half], noted[noted.len() - 1]);
-    let points: Vec<(f64, f64)> =
-        times.iter().zip(noted).map(|(time, noted)| (seconds(time.0 - times[0].0), noted.held.live_bytes)).collect();
+    let (first, middle, last) = (samples[0], samples[half], samples[samples.len() - 1]);
+    let points: Vec<(f64, f64)> = times
+        .iter()
+        .zip(samples)
+        .map(|(time, sample)| (seconds(time.0 - times[0].0), sample.held.live_bytes))
+        .collect();
     // Blocks live at both points are in both estimates: only the others make the difference uncertain.
     let stayed = old.variance.bytes.to_f64();
     let fresh = (f64::from(last.live_variance) - stayed).max(0.0);

@@ -170,7 +170,7 @@ impl<'a> Scanner<'a> {
 
     /// Scans until no thread has work left.
     fn run(mut self) {
-        let _attendance = self.pool.attend();
+        let _guard = self.pool.panic_guard();
         loop {
             self.flush();
             if self.stacks.is_empty() {
@@ -191,7 +191,7 @@ impl<'a> Scanner<'a> {
     fn keep(&mut self, blocks: Vec<u32>) {
         for block in blocks {
             if let Some(many) = self.stacks.push(block) {
-                self.pool.leave_blocks(many);
+                self.pool.add_blocks(many);
             }
         }
     }
@@ -215,7 +215,7 @@ impl<'a> Scanner<'a> {
         black_box(touched);
         for (slice, range) in slices.iter().zip(&batch[..count]) {
             if range.end - range.start >= LARGE_BYTES_MIN {
-                self.pool.leave_parts(self.words.present(range));
+                self.pool.add_parts(self.words.present(range));
             } else if slice.is_empty() {
                 self.scan_range(range);
             } else {
@@ -275,7 +275,7 @@ impl<'a> Scanner<'a> {
                 if self.marks.set(number)
                     && let Some(many) = self.stacks.push(number)
                 {
-                    self.pool.leave_blocks(many);
+                    self.pool.add_blocks(many);
                 }
             }
         }
@@ -284,10 +284,10 @@ impl<'a> Scanner<'a> {
 
     /// Shares blocks with waiting threads.
     fn share(&mut self) {
-        if self.pool.is_wanted()
+        if self.pool.has_waiting()
             && let Some(given) = self.stacks.give()
         {
-            self.pool.leave_blocks(given);
+            self.pool.add_blocks(given);
         }
     }
 }

@@ -99,8 +99,8 @@ impl<'a> Words<'a> {
             // A word outside all windows, or in two of them.
             let next = if window.is_some_and(|window| window.start <= at) { window_at + 1 } else { window_at };
             let until = self.windows.get(next).map_or(part.end, |next| next.start.next_multiple_of(WORD_BYTES));
-            let wanted = until.clamp(at + WORD_BYTES, part.end).min(at + COPY_BYTES_MAX) - at;
-            buffer.resize(usize::try_from(wanted).unwrap_or(WORD), 0);
+            let length = until.clamp(at + WORD_BYTES, part.end).min(at + COPY_BYTES_MAX) - at;
+            buffer.resize(usize::try_from(length).unwrap_or(WORD), 0);
             let read = self.memory.read(TargetAddr(at), &mut buffer) / WORD * WORD;
             take(&buffer[..read]);
             at = if read == 0 { (at | (PAGE_BYTES - 1)).saturating_add(1) } else { at + read as u64 };

@@ -23,14 +23,14 @@ pub(super) enum Work {
 
 /// The work that threads share. Ends when all threads wait.
 pub(super) struct Pool {
-    shelf: Mutex<Shelf>,
-    arrived: Condvar,
+    queues: Mutex<Queues>,
+    added: Condvar,
     waiting: AtomicUsize,
     threads: usize,
 }
 
 #[derive(Default)]
-struct Shelf {
+struct Queues {
     blocks: Vec<Vec<u32>>,
     roots: Vec<Range<u64>>,
     parts: Vec<Range<u64>>,
@@ -40,74 +40,74 @@ struct Shelf {
 
 impl Pool {
     pub(super) fn new(threads: usize, roots: Vec<Range<u64>>) -> Self {
-        let shelf = Mutex::new(Shelf { roots, ..Shelf::default() });
-        Self { shelf, arrived: Condvar::new(), waiting: AtomicUsize::new(0), threads }
+        let queues = Mutex::new(Queues { roots, ..Queues::default() });
+        Self { queues, added: Condvar::new(), waiting: AtomicUsize::new(0), threads }
     }
 
     /// Returns whether a thread is waiting for work.
     #[inline]
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(super) fn has_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
     /// Adds blocks for any thread.
-    pub(super) fn leave_blocks(&self, blocks: Vec<u32>) {
+    pub(super) fn add_blocks(&self, blocks: Vec<u32>) {
         self.lock().blocks.push(blocks);
-        self.arrived.notify_one();
+        self.added.notify_one();
     }
 
     /// Adds parts of a block that is too large to scan at once.
-    pub(super) fn leave_parts(&self, parts: Vec<Range<u64>>) {
+    pub(super) fn add_parts(&self, parts: Vec<Range<u64>>) {
         self.lock().parts.extend(parts);
-        self.arrived.notify_all();
+        self.added.notify_all();
     }
 
     /// Takes a unit of work; waits while another thread may still add some. `None` at the end.
     pub(super) fn take(&self) -> Option<Work> {
-        let mut shelf = self.lock();
+        let mut queues = self.lock();
         loop {
-            if shelf.has_ended {
+            if queues.has_ended {
                 return None;
             }
-            if let Some(work) = shelf.take() {
+            if let Some(work) = queues.take() {
                 return Some(work);
             }
-            shelf.waiting += 1;
-            self.waiting.store(shelf.waiting, Ordering::Relaxed);
-            if shelf.waiting == self.threads {
-                shelf.has_ended = true;
-                self.arrived.notify_all();
+            queues.waiting += 1;
+            self.waiting.store(queues.waiting, Ordering::Relaxed);
+            if queues.waiting == self.threads {
+                queues.has_ended = true;
+                self.added.notify_all();
                 return None;
             }
-            shelf = self.arrived.wait(shelf).unwrap_or_else(PoisonError::into_inner);
-            shelf.waiting -= 1;
-            self.waiting.store(shelf.waiting, Ordering::Relaxed);
+            queues = self.added.wait(queues).unwrap_or_else(PoisonError::into_inner);
+            queues.waiting -= 1;
+            self.waiting.store(queues.waiting, Ordering::Relaxed);
         }
     }
 
     /// Returns a guard to hold while a thread works: if the thread panics, the others do not wait for it.
-    pub(super) fn attend(&self) -> Attendance<'_> {
-        Attendance(self)
+    pub(super) fn panic_guard(&self) -> PanicGuard<'_> {
+        PanicGuard(self)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// See [`Pool::attend`].
-pub(super) struct Attendance<'a>(&'a Pool);
+/// See [`Pool::panic_guard`].
+pub(super) struct PanicGuard<'a>(&'a Pool);
 
-impl Drop for Attendance<'_> {
+impl Drop for PanicGuard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.lock().has_ended = true;
-            self.0.arrived.notify_all();
+            self.0.added.notify_all();
         }
     }
 }
 
-impl Shelf {
+impl Queues {
     /// Blocks first, to keep the lists short.
     fn take(&mut self) -> Option<Work> {
         let blocks = self.blocks.pop().map(Work::Blocks);
@@ -211,8 +211,8 @@ mod tests {
     fn long_ranges_are_taken_in_bites() {
         let pool = Pool::new(1, vec![0..8, 0x10_0000..0x20_0008]);
         assert_eq!(pool.take(), Some(Work::Roots(0x10_0000..0x20_0000)));
-        pool.leave_parts(std::iter::once(8..16).collect());
-        pool.leave_blocks(vec![1, 2]);
+        pool.add_parts(std::iter::once(8..16).collect());
+        pool.add_blocks(vec![1, 2]);
         assert_eq!(pool.take(), Some(Work::Blocks(vec![1, 2])));
         assert_eq!(pool.take(), Some(Work::Part(8..16)));
         assert_eq!(pool.take(), Some(Work::Roots(0x20_0000..0x20_0008)));
@@ -221,18 +221,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_taken_once_and_then_both_end() {
+    fn shared_work_is_taken_once_and_both_threads_end() {
         let pool = Pool::new(2, Vec::new());
         let take_all = || {
-            let _attendance = pool.attend();
+            let _guard = pool.panic_guard();
             std::iter::from_fn(|| pool.take()).collect::<Vec<Work>>()
         };
         thread::scope(|scope| {
             let other = scope.spawn(take_all);
-            while !pool.is_wanted() {
+            while !pool.has_waiting() {
                 thread::yield_now();
             }
-            pool.leave_blocks(vec![7]);
+            pool.add_blocks(vec![7]);
             let mut taken = take_all();
             taken.extend(other.join().expect("it ends"));
             assert_eq!(taken, [Work::Blocks(vec![7])]);
@@ -240,11 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_thread_that_panics() {
+    fn no_thread_waits_for_a_panicked_one() {
         let pool = Pool::new(2, Vec::new());
         thread::scope(|scope| {
             let other = scope.spawn(|| {
-                let _attendance = pool.attend();
+                let _guard = pool.panic_guard();
                 panic!("on purpose");
             });
             assert_eq!(pool.take(), None);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_left_to_others() {
+    fn excess_blocks_are_shared() {
         let mut stacks = Stacks::new(1 << 20);
         let spilled: Vec<u32> = (0..4096).filter_map(|block| stacks.push(block)).flatten().collect();
         assert_eq!(spilled, (0..2048).collect::<Vec<_>>());

@@ -89,10 +89,10 @@ impl Curve {
     /// are left out.
     pub(super) fn moments(&self, until: MonotonicNanos, held: Held) -> Vec<Moment> {
         let mut moments: Vec<Moment> = Vec::new();
-        let noted = (0..).zip(&self.held).map(|(index, &held)| Moment { time: self.time_of(index), held });
+        let points = (0..).zip(&self.held).map(|(index, &held)| Moment { time: self.time_of(index), held });
         let due = (!self.held.is_empty()).then(|| Moment { time: self.time_of(self.held.len()), held });
         let last = Moment { time: until, held };
-        for moment in noted.chain(due).filter(|moment| moment.time < until).chain([last]) {
+        for moment in points.chain(due).filter(|moment| moment.time < until).chain([last]) {
             match moments.as_mut_slice() {
                 [.., before, last] if before.held == moment.held && last.held == moment.held => *last = moment,
                 _ => moments.push(moment),

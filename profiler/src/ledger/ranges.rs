@@ -1,7 +1,7 @@
 //! Mapped address ranges of a process, each a part of one mapping, with the callsite that mapped it. Memory use is
 //! bounded only by the number of mappings of the target.
 //!
-//! Records of different threads may arrive out of order; their timestamps tell which mapping is the later one.
+//! Records of different threads may arrive out of order; their timestamps determine which mapping is the later one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -76,15 +76,15 @@ impl Ranges {
     /// Removes what was mapped in this range before the mapping that exists as of `time`: it was replaced, or its
     /// unmap record is late. See [`was_displaced`](Self::was_displaced).
     pub(super) fn displace(&mut self, range: &Addresses, time: MonotonicNanos) -> Vec<Freed> {
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         for (displaced, freed) in self.take(range, time) {
             if self.displaced.len() == DISPLACED_MAX {
                 self.displaced.pop_front();
             }
             self.displaced.push_back(displaced);
-            gone.push(freed);
+            removed.push(freed);
         }
-        gone
+        removed
     }
 
     /// Returns whether a mapping made in this range by `until` was displaced recently. True once per mapping, the
@@ -145,7 +145,7 @@ impl Ranges {
         })
     }
 
-    /// Validates ranges that were read from a file; `leads` tells whether a callsite exists.
+    /// Validates ranges that were read from a file; `has_callsite` tests whether a callsite exists.
     pub(super) fn is_sound(&self, has_callsite: impl Fn(u32) -> bool) -> bool {
         let mut end = 0;
         let in_order = self.pieces.iter().all(|(&start, piece)| {
@@ -172,18 +172,18 @@ impl Ranges {
 
     /// Cuts the range out of an overlapping piece.
     fn cut(&mut self, start: u64, piece: Piece, range: &Addresses) -> (Displaced, Freed) {
-        let gone = start.max(range.start)..piece.end.min(range.end);
+        let removed = start.max(range.start)..piece.end.min(range.end);
         self.pieces.remove(&start);
         let mut rests = 0;
-        for rest in [start..gone.start, gone.end..piece.end] {
+        for rest in [start..removed.start, removed.end..piece.end] {
             if !rest.is_empty() {
                 self.pieces.insert(rest.start, Piece { end: rest.end, ..piece });
                 rests += 1;
             }
         }
         let is_last = self.replace_piece(piece.mapping, rests) == 0;
-        let freed = Freed { bytes: gone.end - gone.start, callsite: piece.callsite, time: piece.time, is_last };
-        (Displaced { addresses: gone, time: piece.time, mapping: piece.mapping }, freed)
+        let freed = Freed { bytes: removed.end - removed.start, callsite: piece.callsite, time: piece.time, is_last };
+        (Displaced { addresses: removed, time: piece.time, mapping: piece.mapping }, freed)
     }
 
     /// Replaces one piece of a mapping by `rests` pieces and returns the mapping's new number of pieces.

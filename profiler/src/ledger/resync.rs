@@ -35,12 +35,12 @@ impl std::ops::AddAssign for Reconciled {
 
 impl Ledger {
     /// Makes the live blocks those of `kernel`, the kernel's live set of this process with each address once.
-    /// `is_touched` tells addresses with an event since reading that set began: the set may have been read
+    /// `is_touched` selects addresses with an event since reading that set began: the set may have been read
     /// before or after the event, so the ledger, which has the event, is not changed there.
     ///
     /// Two blocks are the same if address, size, stack and heap are equal, if they were allocated in the same tick (16.8 ms), and if the
     /// ledger's interval is not smaller than the kernel's: it is larger if the ledger was thinned after the block was
-    /// sampled. Whoever thins the ledger alone must leave dropped blocks out of `kernel` too, or they are inserted again.
+    /// sampled. A caller that thins the ledger alone must leave dropped blocks out of `kernel` too, or they are inserted again.
     ///
     /// Inserted blocks count as allocated, and removed ones as freed, so
     /// live = opening + allocated − freed still holds. Unknown remain the lifetimes of removed blocks, blocks both

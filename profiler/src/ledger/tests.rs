@@ -1,4 +1,4 @@
-//! The books against what was entered.
+//! Ledgers against their events.
 
 mod accuracy;
 mod apart;
@@ -67,22 +67,22 @@ fn check(events: impl IntoIterator<Item = Event>, expected: [u64; 5]) {
 }
 
 #[test]
-fn what_is_not_freed_is_live() {
+fn blocks_that_are_not_freed_are_live() {
     check([alloc(1, 100, 7), alloc(2, 50, 7), free(1)], [50, 1, 150, 100, 150]);
 }
 
 #[test]
-fn an_address_is_used_again() {
+fn an_address_can_be_reused() {
     check([alloc(1, 100, 7), free(1), alloc(1, 30, 8)], [30, 1, 130, 100, 100]);
 }
 
 #[test]
-fn a_lost_free_shows_when_the_address_comes_again() {
+fn reuse_of_an_address_implies_a_dropped_free() {
     check([alloc(1, 100, 7), alloc(1, 30, 8)], [30, 1, 130, 100, 100]);
 }
 
 #[test]
-fn a_free_of_an_unknown_block_is_counted_and_changes_nothing() {
+fn frees_of_unknown_blocks_are_counted_only() {
     let ledger = ledger([alloc(1, 100, 7), free(2)]);
     assert_eq!(ledger.frees_unknown(), 1);
     assert_eq!(ledger.totals().live_bytes().rounded(), 100);
@@ -101,7 +101,7 @@ fn empty_blocks_count_as_blocks() {
 }
 
 #[test]
-fn callsites_are_kept_apart_by_stack_and_heap() {
+fn callsites_are_distinguished_by_stack_and_heap() {
     let other_heap = Event::Alloc(Allocation { heap: HeapId(1), ..allocation(3, 5, 7, 1) });
     let snapshot = ledger([alloc(1, 100, 7), alloc(2, 10, 8), other_heap]).snapshot(MonotonicNanos(1 << 40));
     let bytes: Vec<_> = snapshot.callsites.iter().map(|site| site.totals.alloc_bytes.rounded()).collect();
@@ -111,7 +111,7 @@ fn callsites_are_kept_apart_by_stack_and_heap() {
 }
 
 #[test]
-fn frames_may_come_after_the_first_event_with_their_stack() {
+fn frames_may_arrive_after_the_first_event_with_their_stack() {
     let stack = Stack { frames: Arc::from([TargetAddr(0x1000)]), end: StackEnd::Complete };
     let snapshot = ledger([alloc(1, 1, 7), alloc(2, 1, 8), Event::Stack(PID, StackId(7), stack.clone())])
         .snapshot(MonotonicNanos(1 << 40));
@@ -130,7 +130,7 @@ proptest! {
     /// Whatever is allocated and freed, in whatever order: the totals agree with a plain list of blocks, callsites add
     /// up to the target, and freeing the rest leaves exactly nothing, at any interval.
     #[test]
-    fn books_balance(
+    fn totals_balance(
         operations in proptest::collection::vec((0u64..20, 0u64..10_000, 0u64..4, any::<bool>()), 0..300),
         interval_bytes in prop_oneof![Just(1u32), 2u32..100_000],
     ) {

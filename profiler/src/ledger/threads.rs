@@ -85,7 +85,7 @@ mod tests {
     use crate::units::MonotonicNanos;
 
     #[test]
-    fn only_so_many_threads_are_kept() {
+    fn the_number_of_threads_is_bounded() {
         const BLOCK: LiveBlock =
             LiveBlock { size_bytes: 1, interval: Interval::EXACT, callsite: 0, time: MonotonicNanos(0) };
         let (address, time) = (TargetAddr(1), MonotonicNanos(0));

@@ -3,12 +3,12 @@
 //!
 //! ```text
 //!   periodic   0 s   1 s   2 s   3 s  …  at most 64; then every other one is dropped and the period doubles
-//!   occasions           dump 1     mark  …  at most 64; then every other one is dropped, and of the next every other one is kept
+//!   occasions           dump 1     mark  …  at most 64; then every other one is dropped, and of the next every other one is kept_count
 //!   callsite 0  ●     ●                  changed at 0 s and 1 s only, constant since then
 //!   callsite 1        ●     ●     ●
 //! ```
 //!
-//! The two kinds do not displace each other. The latest occasion is always kept. A callsite takes 40 bytes for each
+//! The two kinds do not displace each other. The latest occasion is always kept_count. A callsite takes 40 bytes for each
 //! point at which it had changed, 5 KiB at most.
 
 use serde::{Deserialize, Serialize};
@@ -41,13 +41,13 @@ pub enum Occasion {
 
 /// What a callsite holds, with the variance of the estimate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Noted {
+pub struct Sample {
     pub held: Held,
     /// Variance of the live bytes.
     pub live_variance: f32,
 }
 
-impl Noted {
+impl Sample {
     #[expect(clippy::cast_possible_truncation, reason = "seven digits of a variance are more than it is worth")]
     pub fn of(totals: &Totals) -> Self {
         Self { held: Held::of(totals), live_variance: totals.live_variance.bytes.to_f64() as f32 }
@@ -63,12 +63,12 @@ struct Change {
 }
 
 impl Change {
-    fn new(point: u8, Noted { held, live_variance }: Noted) -> Self {
+    fn new(point: u8, Sample { held, live_variance }: Sample) -> Self {
         Self { held, live_variance, point }
     }
 
-    fn noted(&self) -> Noted {
-        Noted { held: self.held, live_variance: self.live_variance }
+    fn sample(&self) -> Sample {
+        Sample { held: self.held, live_variance: self.live_variance }
     }
 }
 
@@ -80,7 +80,7 @@ pub struct Timeline {
     period_ns: u64,
     /// Number of occasions so far, including dropped ones.
     occasions: u64,
-    /// One of this many occasions is kept, besides the latest.
+    /// One of this many occasions is kept_count, besides the latest.
     stride: u64,
     /// By the callsite's index in the ledger.
     callsites: Vec<Vec<Change>>,
@@ -96,7 +96,7 @@ impl Timeline {
     /// Samples all callsites now: on an occasion, or if a periodic point [is due](Self::is_due).
     pub fn note(&mut self, instant: Instant, ledger: &Ledger) {
         if instant.occasion.is_some() || self.is_due(instant.time) {
-            self.enter(instant, ledger.callsite_totals().map(Noted::of));
+            self.enter(instant, ledger.callsite_totals().map(Sample::of));
         }
     }
 
@@ -122,7 +122,7 @@ impl Timeline {
     }
 
     /// Adds a point with the state of each callsite, in the order of their indices.
-    fn enter(&mut self, mut instant: Instant, noted: impl Iterator<Item = Noted>) {
+    fn enter(&mut self, mut instant: Instant, sample: impl Iterator<Item = Sample>) {
         match instant.occasion {
             Some(_) => self.make_room_for_occasion(),
             None => self.make_room(),
@@ -132,16 +132,16 @@ impl Timeline {
         #[expect(clippy::cast_possible_truncation, reason = "below twice POINTS_MAX")]
         let point = self.instants.len() as u8;
         self.instants.push(instant);
-        for (index, noted) in noted.enumerate() {
+        for (index, sample) in sample.enumerate() {
             if index == self.callsites.len() {
                 self.callsites.push(Vec::new());
             }
             let changes = &mut self.callsites[index];
             match changes.last_mut() {
-                Some(last) if last.noted() == noted => {}
-                None if noted == Noted::default() => {}
-                Some(last) if last.point == point => *last = Change::new(point, noted),
-                _ => changes.push(Change::new(point, noted)),
+                Some(last) if last.sample() == sample => {}
+                None if sample == Sample::default() => {}
+                Some(last) if last.point == point => *last = Change::new(point, sample),
+                _ => changes.push(Change::new(point, sample)),
             }
         }
     }
@@ -157,7 +157,7 @@ impl Timeline {
         self.retain(|instant| instant.occasion.is_some() || at.next().is_some_and(|at: usize| at.is_multiple_of(2)));
     }
 
-    /// Drops occasions if there is no room for another one. The previous one is kept only if it is on the stride.
+    /// Drops occasions if there is no room for another one. The previous one is kept_count only if it is on the stride.
     fn make_room_for_occasion(&mut self) {
         let number = self.occasions;
         self.occasions += 1;
@@ -177,16 +177,16 @@ impl Timeline {
 
     /// Drops points.
     fn retain(&mut self, mut stays: impl FnMut(&Instant) -> bool) {
-        // A change at a dropped point moves to the next kept point, which may be the one about to be added.
+        // A change at a dropped point moves to the next kept_count point, which may be the one about to be added.
         let mut points = Vec::with_capacity(self.instants.len());
-        let mut kept = 0u8;
+        let mut kept_count = 0u8;
         self.instants.retain(|instant| {
             let stays = stays(instant);
-            points.push(kept);
-            kept += u8::from(stays);
+            points.push(kept_count);
+            kept_count += u8::from(stays);
             stays
         });
-        points.push(kept);
+        points.push(kept_count);
         for changes in &mut self.callsites {
             let mut thinned: Vec<Change> = Vec::with_capacity(changes.len() / 2 + 1);
             for change in changes.iter() {
@@ -205,14 +205,14 @@ impl Timeline {
     }
 
     /// Returns the state of a callsite at each point.
-    pub fn series(&self, callsite: usize) -> impl Iterator<Item = Noted> {
+    pub fn series(&self, callsite: usize) -> impl Iterator<Item = Sample> {
         let mut changes = self.callsites.get(callsite).map_or(&[][..], Vec::as_slice).iter().peekable();
-        let mut noted = Noted::default();
+        let mut sample = Sample::default();
         (0..self.instants.len()).map(move |point| {
             while let Some(change) = changes.next_if(|change| usize::from(change.point) <= point) {
-                noted = change.noted();
+                sample = change.sample();
             }
-            noted
+            sample
         })
     }
 

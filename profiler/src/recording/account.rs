@@ -107,10 +107,10 @@ impl Account {
     pub(super) fn map(&mut self, mappings: Vec<MappedRange>) {
         let before = std::mem::replace(&mut self.mapped, mappings);
         let current: FxHashSet<MappedRange> = self.mapped.iter().copied().collect();
-        let gone: Vec<MappedRange> = before.into_iter().filter(|old| !current.contains(old)).collect();
-        let retired_again: FxHashSet<MappedRange> = gone.iter().copied().collect();
+        let removed: Vec<MappedRange> = before.into_iter().filter(|old| !current.contains(old)).collect();
+        let retired_again: FxHashSet<MappedRange> = removed.iter().copied().collect();
         self.retired.retain(|old| !retired_again.contains(old));
-        self.retired.extend(gone);
+        self.retired.extend(removed);
         let excess = self.retired.len().saturating_sub(RETIRED_MAX);
         self.retired.drain(..excess);
     }

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_shared_file_only_the_base_name_and_the_build_id_count() {
+    fn only_base_name_and_build_id_of_a_shared_file_are_used() {
         let parsed = |section: &[u8]| {
             let (name, build_id) = parse_link(section)?;
             Some((name.map(OsStr::to_owned), build_id.to_string()))

@@ -417,7 +417,7 @@ mod qualified_tests {
     }
 
     #[test]
-    fn names_come_apart() {
+    fn names_are_split() {
         check("main", "main", &[], "");
         check("Cache::insert(int, Item<int> const&) const", "Cache::insert", &[], "");
         check(
@@ -441,7 +441,7 @@ mod qualified_tests {
     }
 
     #[test]
-    fn operators_and_arrows_are_no_brackets() {
+    fn operators_and_arrows_are_not_brackets() {
         check("Set<A>::operator<(Set<A> const&)", "Set", &["A"], "::operator<");
         check("std::ostream& operator<< <char>(std::ostream&, char)", "", &["char"], "");
         check("Ptr<T>::operator->() const", "Ptr", &["T"], "::operator->");
@@ -459,20 +459,20 @@ mod qualified_tests {
 
     proptest! {
         #[test]
-        fn any_name_is_survived(name in "([<>(){}:, ]|operator|->|std|::|Foo|ä| as | \\[\\.){0,60}") {
+        fn any_name_is_parsed(name in "([<>(){}:, ]|operator|->|std|::|Foo|ä| as | \\[\\.){0,60}") {
             let found = Qualified::of_function(&name);
             prop_assert!(found.path.len() <= name.len());
             let _ = implemented(&name);
         }
 
         #[test]
-        fn any_text_is_survived(name in ".{0,80}") {
+        fn any_text_is_parsed(name in ".{0,80}") {
             let _ = Qualified::of_function(&name);
         }
     }
 
     #[test]
-    fn long_names_take_no_longer_than_they_are() {
+    fn parsing_takes_linear_time() {
         for bracket in ["<", ">", "(", "a::", "operator<", "<(", "A<B, "] {
             let _ = Qualified::of_function(&bracket.repeat(100_000));
         }

@@ -22,7 +22,7 @@ pub(super) struct Clip<'state> {
 impl<'state> Clip<'state> {
     /// `window_start` is the start of the profile's window, if it is one.
     pub(super) fn new(target: &'state TargetState, window_start: Option<MonotonicNanos>) -> Self {
-        let noted = target.timeline.instants();
+        let points = target.timeline.instants();
         let window = match &target.base {
             Base::At(base) => window_start.map(|start| (start, &**base)),
             Base::Beginning | Base::Ended => None,
@@ -31,16 +31,16 @@ impl<'state> Clip<'state> {
             Some((start, _)) => Some(start.min(target.until)),
             // Probes are attached shortly before the official beginning; a point may lie between.
             None => Some(target.facts.beginning.time.min(target.until))
-                .filter(|time| noted.first().is_none_or(|first| first.time > *time)),
+                .filter(|time| points.first().is_none_or(|first| first.time > *time)),
         };
-        let first = begun.map_or(0, |begun| noted.partition_point(|instant| instant.time <= begun));
-        let behind = noted.partition_point(|instant| instant.time <= target.until).max(first);
+        let first = begun.map_or(0, |begun| points.partition_point(|instant| instant.time <= begun));
+        let behind = points.partition_point(|instant| instant.time <= target.until).max(first);
         let mut instants = Vec::with_capacity(behind - first + 2);
         if let Some(time) = begun {
-            let same = noted[..first].last().filter(|instant| instant.time == time);
+            let same = points[..first].last().filter(|instant| instant.time == time);
             instants.push(Instant { time, occasion: same.and_then(|instant| instant.occasion) });
         }
-        instants.extend(&noted[first..behind]);
+        instants.extend(&points[first..behind]);
         let has_end = instants.last().is_none_or(|last| last.time < target.until);
         if has_end {
             instants.push(Instant { time: target.until, occasion: None });
@@ -60,14 +60,14 @@ impl<'state> Clip<'state> {
         let at_first = has_beginning.then_some((0, at_first.unwrap_or_default()));
         // A change before the first point may have been undone by then.
         let timeline = &self.target.timeline;
-        let at_noted = timeline.changes(index as usize).take_while(|(point, _)| *point <= first).last();
-        let at_noted = (first < behind).then(|| (first, at_noted.map(|(_, held)| held).unwrap_or_default()));
+        let at_point = timeline.changes(index as usize).take_while(|(point, _)| *point <= first).last();
+        let at_point = (first < behind).then(|| (first, at_point.map(|(_, held)| held).unwrap_or_default()));
         let later = timeline.changes(index as usize).filter(|(point, _)| *point > first && *point < behind);
-        let noted =
-            at_noted.into_iter().chain(later).map(|(point, held)| (point - first + usize::from(has_beginning), held));
+        let points =
+            at_point.into_iter().chain(later).map(|(point, held)| (point - first + usize::from(has_beginning), held));
         let at_last = has_end.then_some((self.instants.len() - 1, totals.map(Held::of).unwrap_or_default()));
         let (mut changes, mut last) = (Vec::new(), Held::default());
-        for (place, held) in at_first.into_iter().chain(noted).chain(at_last) {
+        for (place, held) in at_first.into_iter().chain(points).chain(at_last) {
             if held != last {
                 changes.push(Change { instant: u32::try_from(place).unwrap_or(u32::MAX), held });
                 last = held;

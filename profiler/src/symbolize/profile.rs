@@ -26,7 +26,7 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
     let targets: Vec<(&TargetState, Cow<'_, TargetSnapshot>)> =
         snapshot.targets.iter().filter_map(|target| Some((target, target.books_of(scope)?))).collect();
     let unnamed: Vec<_> =
-        targets.iter().map(|(target, books)| Unnamed { snapshot: books, space: &target.space }).collect();
+        targets.iter().map(|(target, ledger)| Unnamed { snapshot: ledger, space: &target.space }).collect();
     let mut named = name_profile(&unnamed, &snapshot.modules, resolver);
     if trims {
         for callsite in named.callsites.iter_mut().flatten() {
@@ -51,9 +51,9 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
             .iter()
             .zip(named.callsites)
             .zip(code.mappings)
-            .map(|(((target, books), callsites), mappings)| TargetProfile {
+            .map(|(((target, ledger), callsites), mappings)| TargetProfile {
                 mappings,
-                ..of_target(target, books, callsites, scope, start)
+                ..of_target(target, ledger, callsites, scope, start)
             })
             .collect(),
         others: window.map_or(&snapshot.others, |window| &window.others).clone(),
@@ -68,7 +68,7 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
 
 fn of_target(
     target: &TargetState,
-    books: &TargetSnapshot,
+    ledger: &TargetSnapshot,
     callsites: Vec<CallsiteProfile>,
     scope: Scope,
     start: Option<MonotonicNanos>,
@@ -76,10 +76,10 @@ fn of_target(
     // Ages are not known for the peak.
     let is_now = scope != Scope::Peak;
     let facts = target.facts.clone();
-    let mut callsites = with_older(callsites, target.older.as_deref().filter(|_| is_now), books);
+    let mut callsites = with_older(callsites, target.older.as_deref().filter(|_| is_now), ledger);
     let clip = is_now.then(|| Clip::new(target, start));
-    for (callsite, of_books) in callsites.iter_mut().zip(&books.callsites) {
-        callsite.history = clip.as_ref().map(|clip| clip.changes(of_books.index)).unwrap_or_default();
+    for (callsite, of_ledger) in callsites.iter_mut().zip(&ledger.callsites) {
+        callsite.history = clip.as_ref().map(|clip| clip.changes(of_ledger.index)).unwrap_or_default();
     }
     TargetProfile {
         pid: facts.pid,
@@ -87,7 +87,7 @@ fn of_target(
         comm: facts.comm,
         cgroup: facts.cgroup,
         mappings: Vec::new(),
-        threads: Threads::of(books).named(&target.threads),
+        threads: Threads::of(ledger).named(&target.threads),
         history: clip.map(Clip::history).unwrap_or_default(),
         beginning: facts.beginning,
         exited: facts.exited,
@@ -95,16 +95,16 @@ fn of_target(
         exit_code: facts.exit_code,
         detached: facts.detached,
         overhead: facts.overhead,
-        totals: books.totals,
-        heaps: heaps(target, books),
-        leaks: is_now.then(|| leaks(&target.growths, books)),
+        totals: ledger.totals,
+        heaps: heaps(target, ledger),
+        leaks: is_now.then(|| leaks(&target.growths, ledger)),
         callsites,
     }
 }
 
 /// Heaps in the order of the snapshot, which callsites refer to, then those without events.
-fn heaps(target: &TargetState, books: &TargetSnapshot) -> Vec<HeapProfile> {
-    let totals = |id| books.heaps.iter().position(|(with, _)| *with == id);
+fn heaps(target: &TargetState, ledger: &TargetSnapshot) -> Vec<HeapProfile> {
+    let totals = |id| ledger.heaps.iter().position(|(with, _)| *with == id);
     let mut heaps: Vec<_> = target.heaps.iter().map(|heap| (totals(heap.id), heap)).collect();
     heaps.sort_by_key(|(at, _)| at.unwrap_or(usize::MAX));
     let profile = |(at, heap): (Option<usize>, &HeapFacts)| HeapProfile {
@@ -112,7 +112,7 @@ fn heaps(target: &TargetState, books: &TargetSnapshot) -> Vec<HeapProfile> {
         interval_bytes: heap.interval_bytes,
         interval_bytes_max: heap.interval_bytes_max,
         hooks: heap.hooks.clone(),
-        totals: at.map(|at| books.heaps[at].1).unwrap_or_default(),
+        totals: at.map(|at| ledger.heaps[at].1).unwrap_or_default(),
     };
     heaps.into_iter().map(profile).collect()
 }
@@ -121,20 +121,20 @@ fn heaps(target: &TargetState, books: &TargetSnapshot) -> Vec<HeapProfile> {
 fn with_older(
     mut callsites: Vec<CallsiteProfile>,
     older: Option<&[Amounts]>,
-    books: &TargetSnapshot,
+    ledger: &TargetSnapshot,
 ) -> Vec<CallsiteProfile> {
     if let Some(older) = older {
-        for (callsite, of_books) in callsites.iter_mut().zip(&books.callsites) {
-            callsite.older = Some(older.get(of_books.index as usize).copied().unwrap_or_default());
+        for (callsite, of_ledger) in callsites.iter_mut().zip(&ledger.callsites) {
+            callsite.older = Some(older.get(of_ledger.index as usize).copied().unwrap_or_default());
         }
     }
     callsites
 }
 
 /// Leak candidates by index of their callsites.
-fn leaks(growths: &Growths, books: &TargetSnapshot) -> Leaks {
+fn leaks(growths: &Growths, ledger: &TargetSnapshot) -> Leaks {
     let candidate = |growth: &Growth| {
-        let callsite = books.callsites.binary_search_by_key(&growth.callsite, |callsite| callsite.index).ok()?;
+        let callsite = ledger.callsites.binary_search_by_key(&growth.callsite, |callsite| callsite.index).ok()?;
         let Growth { bytes_per_second, margin, old_share, survival, score, .. } = *growth;
         Some(LeakCandidate { callsite, bytes_per_second, margin, old_share, survival, score })
     };

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_of_plumbing_stays_whole() {
+    fn a_stack_of_runtime_frames_is_kept() {
         check(&["operator new(unsigned long)", "_start"], &["operator new(unsigned long)", "_start"]);
         check(&[], &[]);
     }

@@ -138,7 +138,7 @@ mod tests {
     use crate::ids::Pid;
 
     #[test]
-    fn a_stack_tells_where_the_first_word_does_not() {
+    fn the_stack_gives_the_type_if_the_first_word_does_not() {
         let names =
             ["operator new(unsigned long)", "std::vector<Foo, std::allocator<Foo> >::reserve(unsigned long)", "run()"];
         let frames: Vec<Frame> =
@@ -177,7 +177,7 @@ mod tests {
         }";
 
     #[test]
-    fn symbols_of_tables_say_the_class() {
+    fn vtable_symbols_contain_the_class() {
         let check =
             |symbol: &str, expected: Option<&str>| assert_eq!(class_of(symbol).as_deref(), expected, "{symbol}");
         check("_ZTV3Foo", Some("Foo"));

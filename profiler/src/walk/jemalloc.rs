@@ -30,10 +30,10 @@ pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
         return refused("its page tree was not found: only jemalloc 5.3 for 48-bit addresses can be walked");
     };
     let extents = confirmed(scene, &tree, candidates);
-    let odd_max = scene.threads.len();
+    let inconsistent_max = scene.threads.len();
     let judged = |sizes: Sizes| {
-        let odd = extents.iter().filter(|extent| !extent.is_sound(&sizes)).count();
-        (odd <= odd_max).then_some(sizes)
+        let inconsistent = extents.iter().filter(|extent| !extent.is_sound(&sizes)).count();
+        (inconsistent <= inconsistent_max).then_some(sizes)
     };
     if !extents.iter().any(|extent| extent.is_slab()) {
         return refused("it has no slabs yet, which are needed to infer its size classes");
@@ -61,22 +61,24 @@ fn confirmed(scene: &Scene<'_>, tree: &Tree, candidates: Vec<Extent>) -> Vec<Ext
 fn blocks(scene: &Scene<'_>, extents: &[Extent], sizes: &Sizes) -> Walk {
     let mut blocks: Vec<WalkedBlock> = Vec::new();
     let mut areas = Vec::new();
-    let mut odd = 0_usize;
+    let mut inconsistent = 0_usize;
     for extent in extents {
         if extent.is_sound(sizes) {
             extent.add_blocks(sizes, &mut blocks);
             areas.push(extent.span());
             areas.push(extent.own_span());
         } else {
-            odd += 1;
+            inconsistent += 1;
         }
     }
     let mut gaps = Vec::new();
-    if odd > 0 {
-        gaps.push(format!("{odd} extents are inconsistent: they were being changed when the process was stopped"));
+    if inconsistent > 0 {
+        gaps.push(format!(
+            "{inconsistent} extents are inconsistent: they were being changed when the process was stopped"
+        ));
     }
     leave_out_caches(scene, &mut blocks);
-    Walk { heap: HEAP, blocks, areas: joined(areas), gaps, busy: odd > 0 }
+    Walk { heap: HEAP, blocks, areas: joined(areas), gaps, busy: inconsistent > 0 }
 }
 
 /// Bytes of thread-local storage to search below a thread's control block.

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_added_since_a_fork_is_joined() {
+    fn brk_regions_from_before_and_after_a_fork_are_joined() {
         let other = || RegionKind::Anonymous { name: None };
         let regions = [
             Region::made_up(0x1000, 0x1000, other()),

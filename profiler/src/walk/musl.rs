@@ -57,7 +57,7 @@ struct Heap<'a> {
     /// Slots with unknown contents.
     holes: Vec<Span>,
     /// Number of inconsistent groups.
-    odd_groups: usize,
+    inconsistent_groups: usize,
     /// A slot was being allocated or freed.
     busy: bool,
 }
@@ -75,7 +75,7 @@ impl<'a> Heap<'a> {
         });
         Self {
             scene,
-            odd_groups: given - outer.len(),
+            inconsistent_groups: given - outer.len(),
             areas: outer.iter().map(Meta::extent).collect(),
             rest: outer,
             nested: nested.into_iter().map(|meta| (meta.memory, meta)).collect(),
@@ -108,23 +108,23 @@ impl<'a> Heap<'a> {
         if inner.extent().end <= slot.end {
             self.rest.push(inner);
         } else {
-            self.odd_groups += 1;
+            self.inconsistent_groups += 1;
             self.holes.push(slot.clone());
         }
     }
 
     fn finish(mut self) -> Walk {
         self.blocks.sort_unstable_by_key(|block| block.start);
-        let odd_groups = self.odd_groups + self.nested.len();
+        let inconsistent_groups = self.inconsistent_groups + self.nested.len();
         let mut gaps = Vec::new();
-        if odd_groups > 0 {
-            gaps.push(format!("{odd_groups} groups of slots are inconsistent: being created, or overwritten"));
+        if inconsistent_groups > 0 {
+            gaps.push(format!("{inconsistent_groups} groups of slots are inconsistent: being created, or overwritten"));
         }
         if !self.holes.is_empty() {
             gaps.push(format!("{} slots have unknown contents: their headers are overwritten", self.holes.len()));
         }
         let areas = without(joined(self.areas), &joined(self.holes));
-        Walk { heap: HEAP, blocks: self.blocks, areas, gaps, busy: self.busy || odd_groups > 0 }
+        Walk { heap: HEAP, blocks: self.blocks, areas, gaps, busy: self.busy || inconsistent_groups > 0 }
     }
 }
 

@@ -26,7 +26,7 @@ fn blocks_are_sorted_and_keep_their_origin() {
 }
 
 #[test]
-fn nothing_is_in_no_blocks() {
+fn an_empty_list_contains_no_address() {
     let (blocks, left_out) = Blocks::new(Vec::new());
     assert!(blocks.is_empty() && left_out == 0);
     for address in [0, 1, u64::MAX] {
@@ -47,7 +47,7 @@ fn overlap() {
     assert_eq!(kept(&[(0x1000, 16), (0x1008, 64), (0x1010, 16)]).0, [(0x1000, 16), (0x1010, 16)]);
 }
 
-/// The seed's case: blocks of no size are told from each other.
+/// The seed's case: blocks of size 0 are distinct.
 #[test]
 fn zero() {
     let (blocks, left_out) = Blocks::new(vec![block(0x1000, 0), block(0x1001, 0), block(0x1001, 0)]);
@@ -74,7 +74,7 @@ fn the_ends_of_the_address_space() {
 }
 
 #[test]
-fn too_many_are_left_out() {
+fn excess_blocks_are_dropped() {
     let (blocks, left_out) = Blocks::of_at_most((0..10).map(|n| block(0x1000 + 16 * n, 16)).collect(), 7);
     assert_eq!((blocks.len(), left_out), (7, 3));
     assert_eq!(blocks.find(TargetAddr(0x1000 + 16 * 7)), None);
@@ -123,7 +123,7 @@ fn any_blocks() -> impl Strategy<Value = Vec<(u64, u64)>> {
 
 proptest! {
     #[test]
-    fn finds_as_a_search_of_all_does(given in any_blocks(), probes in prop::collection::vec(any::<u64>(), 20)) {
+    fn lookups_agree_with_a_linear_search(given in any_blocks(), probes in prop::collection::vec(any::<u64>(), 20)) {
         let (blocks, left_out) = Blocks::new(given.iter().map(|&(start, size)| block(start, size)).collect());
         prop_assert_eq!(blocks.len() + left_out, given.len());
         let all: Vec<Block> = blocks.ids().map(|id| blocks.get(id)).collect();

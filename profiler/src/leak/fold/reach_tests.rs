@@ -1,4 +1,4 @@
-//! What takes no visits, what is remembered, and what is said when visits end.
+//! What takes no visits, what is cached, and results after the last step.
 
 use super::*;
 use crate::leak::synthetic::{Synthetic, reached_by_sets};
@@ -20,7 +20,7 @@ fn roots(edges: &[Vec<u32>], steps_max: u64) -> Vec<(u32, u64, bool)> {
 
 /// Many that each own a chain and hold a structure that all share: nothing is visited.
 #[test]
-fn owners_of_one_shared_structure_take_no_steps() {
+fn owners_of_a_shared_structure_take_no_steps() {
     let shared: Vec<Vec<u32>> = vec![vec![1, 2], vec![3], vec![], vec![2]];
     let owners = (0..50).flat_map(|owner| [vec![5 + 2 * owner, 0], vec![]]);
     let edges: Vec<Vec<u32>> = shared.into_iter().chain(owners).collect();
@@ -33,7 +33,7 @@ fn owners_of_one_shared_structure_take_no_steps() {
 
 /// Where two shared structures are held, the first to hold both visits them, and others know.
 #[test]
-fn what_is_visited_is_remembered() {
+fn visits_are_cached() {
     let chain =
         |first: u32, length: u32| (1..=length).map(move |next| if next < length { vec![first + next] } else { vec![] });
     let edges: Vec<Vec<u32>> = chain(0, 100).chain(chain(100, 100)).chain((0..1000).map(|_| vec![0, 100])).collect();
@@ -42,7 +42,7 @@ fn what_is_visited_is_remembered() {
 }
 
 #[test]
-fn without_steps_it_is_a_lower_bound_and_says_so() {
+fn without_steps_the_result_is_a_lower_bound() {
     // A lattice: every block of a row holds two of the next, and nothing is known from another.
     let width = 30;
     let edges: Vec<Vec<u32>> = (0..width * width)

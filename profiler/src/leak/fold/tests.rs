@@ -116,12 +116,12 @@ fn multicycle() {
 }
 
 #[test]
-fn what_two_hold_counts_in_both() {
+fn shared_blocks_count_in_both_leaks() {
     check(&[vec![2], vec![2], vec![]], &[(&[0], 1), (&[1], 1)]);
 }
 
 #[test]
-fn a_block_that_holds_itself_is_a_root() {
+fn a_block_that_references_itself_is_a_root_leak() {
     check(&[vec![0, 1], vec![1]], &[(&[0], 1)]);
 }
 
@@ -139,14 +139,14 @@ fn reached_blocks_are_left_out() {
 }
 
 #[test]
-fn nothing_is_unreached() {
+fn without_unreachable_blocks_the_result_is_empty() {
     let (blocks, marks, memory) = Synthetic::default().mark();
     assert_eq!(fold(&blocks, &marks, &memory), Folded::default());
 }
 
 proptest! {
     #[test]
-    fn folds_as_sets_do(edges in any_edges()) {
+    fn folding_agrees_with_sets(edges in any_edges()) {
         let folded = folded(&edges);
         let of = components_by_sets(&edges);
         let mut roots = Vec::new();

@@ -12,7 +12,7 @@ fn smallest(edges: &[Vec<u32>]) -> Vec<u32> {
 }
 
 #[test]
-fn circles_are_one_and_chains_are_many() {
+fn cycles_are_one_component_and_chains_are_many() {
     assert_eq!(smallest(&[]), [0; 0]);
     assert_eq!(smallest(&[vec![1], vec![2], vec![0, 3], vec![]]), [0, 0, 0, 3]);
     assert_eq!(smallest(&[vec![], vec![0], vec![1]]), [0, 1, 2]);
@@ -38,7 +38,7 @@ fn a_chain_of_a_million() {
 
 proptest! {
     #[test]
-    fn components_are_who_reach_each_other(
+    fn components_are_mutually_reachable(
         edges in (1u32..30).prop_flat_map(|count| {
             prop::collection::vec(prop::collection::vec(0..count, 0..4), count as usize)
         })

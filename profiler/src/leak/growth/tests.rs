@@ -1,4 +1,4 @@
-//! Programs of known behaviour, in books of their own, looked at each second.
+//! Programs of known behaviour, in ledgers of their own, sampled each second.
 
 use std::collections::VecDeque;
 
@@ -52,7 +52,7 @@ impl Program {
         (self.draw() * f64::from(limit)) as usize
     }
 
-    /// Allocates, and says where if the block was sampled.
+    /// Allocates, and returns the address if the block was sampled.
     #[expect(clippy::cast_precision_loss, reason = "small")]
     fn allocate(&mut self, stack: u64, size_bytes: u64) -> Option<TargetAddr> {
         let chance = 1.0 - (-(size_bytes as f64) / f64::from(self.interval.bytes())).exp();
@@ -143,7 +143,7 @@ fn typical(program: &mut Program, seconds: u64) {
 }
 
 #[test]
-fn a_leak_is_found_among_caches_churn_and_what_was_there_from_the_beginning() {
+fn a_leak_is_found_among_caches_churn_and_initial_blocks() {
     for interval in [1, 4096, 65_536] {
         for seconds in [20, 60, 150] {
             let mut program = Program::new(interval);
@@ -161,7 +161,7 @@ fn a_leak_is_found_among_caches_churn_and_what_was_there_from_the_beginning() {
 }
 
 #[test]
-fn what_leaks_more_comes_first() {
+fn larger_leaks_come_first() {
     let mut program = Program::new(1);
     program.run(20, |program, _| {
         (0..10).for_each(|_| {
@@ -178,7 +178,7 @@ fn what_leaks_more_comes_first() {
 }
 
 #[test]
-fn a_leak_of_some_of_many_blocks_is_one() {
+fn a_partial_leak_is_found() {
     let mut program = Program::new(1);
     program.run(30, |program, _| {
         for i in 0..80 {
@@ -195,7 +195,7 @@ fn a_leak_of_some_of_many_blocks_is_one() {
 }
 
 #[test]
-fn of_a_short_recording_nothing_is_said() {
+fn short_recordings_give_no_result() {
     let mut program = Program::new(1);
     program.run(5, |program, _| {
         program.allocate(0, 1000);
@@ -210,7 +210,7 @@ fn of_a_short_recording_nothing_is_said() {
 }
 
 #[test]
-fn what_stopped_growing_is_no_candidate() {
+fn callsites_that_stopped_growing_are_not_candidates() {
     let mut program = Program::new(1);
     program.run(100, |program, second| {
         if second < 45 {
@@ -226,7 +226,7 @@ proptest! {
     /// A stationary program: blocks come at random and live for a random time. At 97.5 % for each of two lines, few
     /// are taken for growing, and those with a small score.
     #[test]
-    fn steady_churn_is_hardly_ever_taken_for_a_leak(seed in 1u64.., seconds in 12u64..100) {
+    fn steady_churn_is_rarely_a_candidate(seed in 1u64.., seconds in 12u64..100) {
         let mut program = Program::new(4096);
         program.random = seed;
         let mut live: Vec<Option<TargetAddr>> = Vec::new();
@@ -246,7 +246,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_that_is_told_is_out_of_bounds(sizes in prop::collection::vec((0u64..3, 1u64..5000, any::<bool>()), 1..400)) {
+    fn results_are_within_bounds(sizes in prop::collection::vec((0u64..3, 1u64..5000, any::<bool>()), 1..400)) {
         let mut program = Program::new(512);
         let mut sizes = sizes.into_iter();
         program.run(20, |program, _| {
@@ -266,7 +266,7 @@ proptest! {
 }
 
 #[test]
-fn mappings_that_stay_are_a_leak() {
+fn mappings_can_leak() {
     let mut program = Program::new(1);
     program.run(20, |program, second| {
         program.ledger.enter(Event::Remap(Remap {
@@ -290,9 +290,9 @@ fn mappings_that_stay_are_a_leak() {
     assert!((0.4..0.6).contains(&growth.old_share), "{growth:?}");
 }
 
-/// Where old blocks alone are asked for, who has none is not told of.
+/// If only old blocks are requested, callsites without any are left out.
 #[test]
-fn what_has_nothing_old_enough_is_left_out() {
+fn callsites_without_old_blocks_are_left_out() {
     let mut program = Program::new(1);
     program.run(20, |program, _| {
         for stack in [LEAK, CACHE] {
@@ -310,9 +310,9 @@ fn what_has_nothing_old_enough_is_left_out() {
     assert_eq!(growing(Some(&[])), [0_u32; 0], "of those that are not named nothing is old");
 }
 
-/// Whoever knows the worst hundred wants to see the next.
+/// A user who knows the worst hundred wants to see the next.
 #[test]
-fn all_that_grow_are_kept() {
+fn all_growing_callsites_are_kept() {
     let mut program = Program::new(1);
     program.run(20, |program, _| {
         for stack in 0..150 {

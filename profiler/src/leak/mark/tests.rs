@@ -127,7 +127,7 @@ fn words_of_registers() {
     assert_eq!(synthetic.unreached(), [HEAP]);
 }
 
-/// Watched blocks in memory that counts as roots otherwise: they do not hold themselves, nor each other.
+/// Recorded blocks in memory that counts as roots otherwise: they do not hold themselves, nor each other.
 #[test]
 fn root_ranges_around_blocks() {
     let mut synthetic = heap_of(&[(0, 16), (0x20, 12), (0x40, 16), (0x62, 20), (0x100, 0x100)]);
@@ -211,12 +211,12 @@ fn any_memory() -> impl Strategy<Value = Synthetic> {
 
 proptest! {
     #[test]
-    fn reaches_what_sets_reach(synthetic in any_memory()) {
+    fn marks_agree_with_sets(synthetic in any_memory()) {
         prop_assert_eq!(synthetic.unreached(), synthetic.unreached_by_sets());
     }
 
     #[test]
-    fn words_that_come_later_reach_as_much(synthetic in any_memory(), first in 0_usize..4) {
+    fn later_words_mark_as_much(synthetic in any_memory(), first in 0_usize..4) {
         let (blocks, marks, memory) = synthetic.mark();
         let words: Vec<u64> = marks.unreached().skip(first).step_by(3).map(|id| blocks.get(id).start.0).collect();
         mark_also(&marks, &blocks, words.clone(), &memory);

@@ -9,7 +9,7 @@ fn piece(start: u64, bytes: impl Iterator<Item = u8>) -> (TargetAddr, Box<[u8]>)
     (TargetAddr(start), bytes.collect())
 }
 
-/// The addresses of the words that are told of in a range, where every byte of memory is the last of its address.
+/// The addresses of the words that are found in a range, where every byte of memory is the last of its address.
 fn check(pieces: &[Range<u64>], range: Range<u64>, expected: &[u64]) {
     let bytes = |range: &Range<u64>| piece(range.start, range.clone().map(|address| address.to_le_bytes()[0]));
     let memory = Copied::new(pieces.iter().map(bytes));
@@ -27,7 +27,7 @@ fn check(pieces: &[Range<u64>], range: Range<u64>, expected: &[u64]) {
 }
 
 #[test]
-fn words_that_are_there_whole() {
+fn whole_words() {
     check(&[0..64], 0..24, &[0, 8, 16]);
     check(&[0..64], 1..23, &[8]);
     check(&[0..64], 56..100, &[56]);
@@ -37,7 +37,7 @@ fn words_that_are_there_whole() {
 }
 
 #[test]
-fn holes_are_passed_over() {
+fn holes_are_skipped() {
     check(&[0..20, 36..64], 0..64, &[0, 8, 40, 48, 56]);
     check(&[0..8, 16..24, 32..33], 0..64, &[0, 16]);
     check(&[], 0..64, &[]);

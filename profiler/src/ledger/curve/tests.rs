@@ -42,7 +42,7 @@ fn steps() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
     prop::collection::vec((1..9u64, 0..2000u64, gap), 0..900)
 }
 
-/// The books, and what was held after each event, with its time.
+/// The ledger, and what was held after each event, with its time.
 fn entered(steps: &[(u64, u64, u64)]) -> (Ledger, Vec<Moment>) {
     let (mut ledger, mut all) = (Ledger::new(PID), vec![Moment::default()]);
     let mut time = MonotonicNanos(77);
@@ -61,7 +61,7 @@ fn held_at(all: &[Moment], time: MonotonicNanos) -> Held {
 
 proptest! {
     #[test]
-    fn each_moment_tells_what_was_held_then(steps in steps(), more_ns in 0..50 * MILLISECOND) {
+    fn points_have_the_state_of_their_time(steps in steps(), more_ns in 0..50 * MILLISECOND) {
         let (ledger, all) = entered(&steps);
         let until = MonotonicNanos(all[all.len() - 1].time.0 + more_ns);
         let moments = ledger.moments(until);
@@ -84,7 +84,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_left_out_did_not_change(steps in steps()) {
+    fn omitted_points_are_constant(steps in steps()) {
         let (ledger, all) = entered(&steps);
         let until = all[all.len() - 1].time;
         let moments = ledger.moments(until);
@@ -100,7 +100,7 @@ proptest! {
 }
 
 #[test]
-fn moments_are_evenly_apart_and_few_however_long_it_takes() {
+fn points_are_evenly_spaced_and_bounded() {
     for seconds in [1_u64, 5, 6, 60, 3600, 86_400] {
         // Something happens within each period that there may be.
         let period = (seconds * 1000 / 900).max(1) * MILLISECOND;
@@ -119,7 +119,7 @@ fn moments_are_evenly_apart_and_few_however_long_it_takes() {
 }
 
 #[test]
-fn a_pause_takes_two_moments() {
+fn an_idle_period_takes_two_points() {
     let mut ledger = Ledger::new(PID);
     ledger.enter(allocated(1, 100, MonotonicNanos(1)));
     ledger.enter(allocated(2, 10, MonotonicNanos(1000 * MILLISECOND)));
@@ -147,7 +147,7 @@ fn a_child_has_a_curve_of_its_own() {
 }
 
 #[test]
-fn nonsense_in_a_file_is_noticed() {
+fn invalid_curves_are_detected() {
     let sound = entered(&[(1, 2, 3)]).0.curve;
     assert!(sound.is_sound());
     let broken = [

@@ -108,7 +108,7 @@ proptest! {
     /// Whatever is mapped, unmapped and moved, in whatever order the records come: the sums are those of single pages,
     /// pieces do not overlap, and nothing is kept of what is gone.
     #[test]
-    fn ranges_are_many_pages(changes in proptest::collection::vec((change(), 0u64..40, 0u64..20), 0..80)) {
+    fn ranges_agree_with_single_pages(changes in proptest::collection::vec((change(), 0u64..40, 0u64..20), 0..80)) {
         let (mut books, mut pages) = (Books::default(), Pages::default());
         for (turn, (change, late, lasted)) in (0u64..).zip(changes) {
             // Later by up to four turns than those before it.
@@ -156,7 +156,7 @@ fn a_mapping_is_gone_with_its_last_piece() {
 }
 
 #[test]
-fn what_was_mapped_since_is_not_meant() {
+fn later_mappings_are_not_unmapped() {
     let mut ranges = Ranges::default();
     ranges.map(&(0..10), AT(5), 1);
     assert_eq!(ranges.unmap(&(0..10), AT(4)), []);
@@ -164,7 +164,7 @@ fn what_was_mapped_since_is_not_meant() {
 }
 
 #[test]
-fn a_mapping_that_was_replaced_before_it_was_told_of_has_what_is_left() {
+fn a_late_mapping_gets_the_free_parts_of_its_range() {
     let mut ranges = Ranges::default();
     ranges.map(&(10..20), AT(9), 1);
     assert_eq!(ranges.displace(&(0..30), AT(8)), []);
@@ -174,7 +174,7 @@ fn a_mapping_that_was_replaced_before_it_was_told_of_has_what_is_left() {
 }
 
 #[test]
-fn displaced_pieces_are_asked_for_once() {
+fn displaced_pieces_are_reported_once() {
     let mut ranges = Ranges::default();
     ranges.map(&(0..10), AT(1), 1);
     assert_eq!(ranges.displace(&(5..20), AT(2)).len(), 1);

@@ -17,8 +17,8 @@ impl Random {
     }
 }
 
-/// Simulates a process whose blocks of mixed sizes are partly freed, with the very draw of the kernel side, and tells for
-/// live bytes, live blocks, allocated bytes and allocated blocks whether the confidence interval holds the truth.
+/// Simulates a process whose blocks of mixed sizes are partly freed, with the sampling of the kernel side, and returns for
+/// live bytes, live blocks, allocated bytes and allocated blocks whether the confidence interval covers the true value.
 fn simulate(random: &mut Random) -> [bool; 4] {
     const BLOCKS: u64 = 10_000;
     let interval = Interval::nearest(4096);
@@ -52,7 +52,7 @@ fn simulate(random: &mut Random) -> [bool; 4] {
 }
 
 #[test]
-fn confidence_intervals_hold_the_truth_as_often_as_they_say() {
+fn confidence_intervals_have_their_nominal_coverage() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut held = [0; 4];
     for _ in 0..1000 {
@@ -66,7 +66,7 @@ fn confidence_intervals_hold_the_truth_as_often_as_they_say() {
 }
 
 #[test]
-fn what_is_freed_takes_its_variance_along() {
+fn frees_remove_variance() {
     let mut totals = Totals::default();
     let weights: Vec<Weight> = (1..4000).map(|size| Weight::of(size, Interval::nearest(4096))).collect();
     weights.iter().for_each(|&weight| totals.allocate(weight, MonotonicNanos(1)));

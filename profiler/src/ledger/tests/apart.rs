@@ -18,7 +18,7 @@ fn told(ledger: &Ledger) -> Vec<(Option<u32>, u64, u64, bool)> {
 }
 
 #[test]
-fn what_threads_do_is_kept_apart_only_where_that_is_asked() {
+fn threads_are_distinguished_on_request_only() {
     let events = [made(1, 10, 5), made(2, 20, 6), made(3, 30, 5), free(1), free(2)];
     let together = ledger(events.clone());
     assert_eq!(told(&together), [(None, 30, 60, false)]);
@@ -38,7 +38,7 @@ fn what_threads_do_is_kept_apart_only_where_that_is_asked() {
 }
 
 #[test]
-fn what_was_there_before_it_was_asked_is_of_no_thread() {
+fn earlier_blocks_have_no_thread() {
     let mut books = ledger([made(1, 10, 5)]);
     books.distinguish_threads();
     [made(2, 20, 5), free(1)].into_iter().for_each(|event| books.enter(event));
@@ -46,7 +46,7 @@ fn what_was_there_before_it_was_asked_is_of_no_thread() {
 }
 
 #[test]
-fn a_target_can_make_as_many_threads_as_it_likes() {
+fn the_number_of_distinguished_threads_is_bounded() {
     let mut books = Ledger::new(PID);
     books.distinguish_threads();
     (1..=10_000).for_each(|tid| books.enter(made(tid, 1, u32::try_from(tid).expect("small"))));

@@ -27,7 +27,7 @@ fn buckets(histogram: &Histogram) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn ages_are_told_to_a_tick() {
+fn ages_are_accurate_to_a_tick() {
     let times = [5, 6, 8, 65].map(|seconds| seconds * SECOND_NS);
     let mut ledger = ledger((1..).zip(times).map(|(address, time)| alloc_at(address, 10, time, 1)));
     let ages = details(&ledger, 105 * SECOND_NS).ages;
@@ -40,7 +40,7 @@ fn ages_are_told_to_a_tick() {
 }
 
 #[test]
-fn lives_are_added_up_also_those_that_go_on() {
+fn lifetimes_and_ages_are_summed() {
     let mut books = ledger([alloc_at(1, 10, 0, 1), alloc_at(2, 10, 0, 1), free_by(1, 1, 5_000_000, 5_000)]);
     let known = details(&books, 105 * SECOND_NS);
     assert_eq!(known.lifetime_total, EstimatedMicros::exact(5_000));
@@ -55,7 +55,7 @@ fn lives_are_added_up_also_those_that_go_on() {
 }
 
 #[test]
-fn what_was_live_at_the_end_keeps_its_age() {
+fn ages_are_frozen_when_the_ledger_is_closed() {
     let mut ledger = ledger([alloc_at(1, 10, SECOND_NS, 1), alloc_at(2, 10, 11 * SECOND_NS, 1)]);
     // It did nothing in its last nine seconds.
     ledger.close(MonotonicNanos(20 * SECOND_NS));
@@ -64,12 +64,12 @@ fn what_was_live_at_the_end_keeps_its_age() {
 }
 
 #[test]
-fn which_blocks_were_temporary_is_not_known_of_a_heap_that_was_thinned() {
+fn temporary_blocks_are_unknown_in_thinned_heaps() {
     let mut ledger = ledger([alloc(1, 100, 1), alloc(2, 100, 1)]);
     assert_eq!(details(&ledger, 0).temporary_count, Some(0));
     let blocks: Vec<_> = ledger.live().collect();
     ledger.thin(&blocks[0], None);
-    assert_eq!(details(&ledger, 0).temporary_count, None, "its free will not be told");
+    assert_eq!(details(&ledger, 0).temporary_count, None, "its free will not be recorded");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn lifetimes_and_sizes_are_counted_by_window() {
 }
 
 #[test]
-fn a_life_longer_than_a_record_can_say_is_told_by_the_books() {
+fn lifetimes_beyond_the_range_of_a_record_come_from_the_ledger() {
     const DAY_NS: u64 = 86_400 * SECOND_NS;
     let ledger = ledger([alloc_at(1, 1, SECOND_NS, 1), free_by(1, 1, SECOND_NS + DAY_NS, u32::MAX)]);
     // 86,400,000,000 µs lie between 2^36 and 2^37.
@@ -93,7 +93,7 @@ fn a_life_longer_than_a_record_can_say_is_told_by_the_books() {
 }
 
 #[test]
-fn samples_stand_for_what_they_are_samples_of() {
+fn details_are_weighted() {
     let event = Event::Alloc(allocation(1, 100, 7, 4096));
     let ledger = ledger([event, free_by(1, 1, 0, 0)]);
     let details = details(&ledger, 0);
@@ -109,7 +109,7 @@ fn check(events: impl IntoIterator<Item = Event>, expected: u64) {
 }
 
 #[test]
-fn temporary_blocks_are_freed_before_the_threads_next_one_is_made() {
+fn temporary_blocks_are_freed_before_the_threads_next_allocation() {
     let (one, two) = (alloc_at(1, 1, 0, 1), alloc_at(2, 1, 0, 1));
     check([one.clone(), free_by(1, 1, 0, 0)], 1);
     check([one.clone(), two.clone(), free_by(1, 1, 0, 0)], 0);

@@ -49,12 +49,12 @@ fn map(old: std::ops::Range<u64>, new: std::ops::Range<u64>, time: u64) -> Event
 }
 
 #[test]
-fn nothing_is_kept_where_nobody_asks() {
+fn flows_are_not_recorded_by_default() {
     assert_eq!(ledger([alloc(1, 100, 7)]).take_flows(), []);
 }
 
 #[test]
-fn it_begins_with_what_is_live() {
+fn flows_begin_with_the_live_blocks() {
     let mut books = ledger([alloc(1, 100, 7), alloc(2, 50, 8), alloc(3, 7, 7), free(2), map(0..0, 0..4096, 5)]);
     books.enter(map(1024..2048, 0..0, 6));
     books.record_flows();
@@ -68,7 +68,7 @@ fn it_begins_with_what_is_live() {
 }
 
 #[test]
-fn a_failed_realloc_goes_and_comes_back() {
+fn a_failed_realloc_is_a_free_and_its_reversal() {
     let mut books = ledger([]);
     books.record_flows();
     for event in [alloc(1, 100, 7), free(1), Event::Restore(allocation(1, 100, 7, 1))] {
@@ -80,9 +80,9 @@ fn a_failed_realloc_goes_and_comes_back() {
 }
 
 proptest! {
-    /// Whatever happens to books: what the journal says adds up to their totals, at any time.
+    /// Flows add up to the totals of a ledger after any events.
     #[test]
-    fn it_adds_up(
+    fn flows_add_up_to_totals(
         operations in proptest::collection::vec((0u64..12, 0u64..5000, 0u64..3, 0u8..9), 0..200),
         interval_bytes in prop_oneof![Just(1u32), 2u32..100_000],
         asked_at in 0usize..20,

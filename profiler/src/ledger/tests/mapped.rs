@@ -1,4 +1,4 @@
-//! Mapped memory in the books.
+//! Mapped memory in the ledger.
 
 use super::*;
 
@@ -51,7 +51,7 @@ fn parts_free_bytes_and_the_last_frees_the_mapping() {
 }
 
 #[test]
-fn a_move_is_a_new_mapping_of_whoever_moved() {
+fn a_moved_mapping_belongs_to_the_moving_callsite() {
     let events = [map((10, 4), 1, 7), remap((10, 4), (20, 6), 3, 8), unmap((10, 4), 5)];
     check(events.clone(), [6, 1, 10, 2, 6]);
     let live: Vec<_> = ledger(events)
@@ -80,7 +80,7 @@ fn a_mapping_over_another_replaces_it() {
 }
 
 #[test]
-fn what_was_not_seen_to_be_mapped_is_not_entered_when_it_moves() {
+fn moving_an_unknown_mapping_adds_nothing() {
     check([unmap((10, 4), 1), remap((10, 4), (20, 8), 3, 7)], [0, 0, 0, 0, 0]);
 }
 
@@ -99,7 +99,7 @@ fn a_late_record_leaves_the_range_to_its_new_owner() {
 }
 
 #[test]
-fn blocks_and_mappings_are_freed_apart() {
+fn blocks_and_mappings_are_freed_separately() {
     let events = [alloc(10 * PAGE, 100, 7), map((10, 1), 1, 7), free(10 * PAGE)];
     check(events, [1, 1, 1, 2, 1]);
     check([alloc(10 * PAGE, PAGE, 7), unmap((10, 1), 3)], [1, 1, 1, 1, 1]);
@@ -166,10 +166,10 @@ impl Machine {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Threads that map, unmap and move what is theirs, at the same time and on each other's addresses: whatever the order
-    /// in which calls end, the books come out right.
+    /// Threads map, unmap and move their own memory concurrently, and reuse each other's addresses: the ledger is correct for
+    /// any order in which calls end.
     #[test]
-    fn threads_at_the_same_time_are_kept_apart(
+    fn concurrent_threads_do_not_interfere(
         steps in proptest::collection::vec((0usize..4, 0u64..7, 1u64..4), 0..200),
     ) {
         let mut machine = Machine::default();
@@ -192,7 +192,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_mapped_has_an_age_too() {
+fn mappings_have_ages() {
     let second = 1_000_000_000;
     let events = [
         map((10, 4), second, 7),

@@ -24,7 +24,7 @@ struct Model {
     callsites: Vec<(u64, bool)>,
     /// What is live in truth, by address.
     kernel: BTreeMap<u64, Allocation>,
-    /// What is live as far as was told: the block and its callsite.
+    /// Live blocks by the events so far, with their callsites.
     known: BTreeMap<u64, (Allocation, usize)>,
     /// What the thread has freed last, and not put back.
     freed: Option<(Allocation, usize)>,
@@ -69,7 +69,7 @@ impl Model {
         }
     }
 
-    /// A free that was told.
+    /// A free that was recorded.
     fn told_free(&mut self, address: u64) {
         self.freed = self.free(address).or(self.freed.take());
     }
@@ -153,7 +153,7 @@ fn agree(snapshot: &TargetSnapshot, model: &Model, since: usize) {
     assert!(since > 0 || peak == snapshot.totals.peak_bytes);
 }
 
-/// What happens, at an address. `lost` says that the agent is not told.
+/// What happens, at an address. `lost`: the record is dropped.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Alloc {
@@ -283,10 +283,10 @@ fn agree_window(snapshot: &TargetSnapshot, pair: &Pair) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Blocks at a few addresses, told of or not, freed, put back, inherited; the books put right at any time; windows from
-    /// any moment to any other: every sum of every callsite is what a list of all that was told gives, at the peak too.
+    /// Blocks at a few addresses, recorded or not, freed, restored, inherited; resyncs at any time; windows between any two
+    /// times: every sum of every callsite, also at the peak, agrees with a list of the recorded events.
     #[test]
-    fn the_ledger_agrees_with_a_list_of_what_was_told(steps in proptest::collection::vec(step(), 0..120)) {
+    fn the_ledger_agrees_with_a_list_of_events(steps in proptest::collection::vec(step(), 0..120)) {
         let mut pair = Pair::new();
         for step in steps {
             pair.take(step);

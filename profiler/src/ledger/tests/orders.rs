@@ -92,7 +92,7 @@ fn is_consistent(ledger: &Ledger, dump: &TargetSnapshot, order: &[usize; 8]) {
 }
 
 #[test]
-fn all_1680_orders_that_keep_each_addresss_own_come_to_the_same() {
+fn all_1680_orders_that_preserve_each_addresss_order_give_the_same_result() {
     let legal: Vec<_> = permutations().into_iter().filter(is_legal).collect();
     assert_eq!(legal.len(), 1680);
     for order in legal {
@@ -108,11 +108,11 @@ fn all_1680_orders_that_keep_each_addresss_own_come_to_the_same() {
 }
 
 #[test]
-fn all_40320_orders_stay_consistent_and_come_to_the_same_once_put_right() {
+fn all_40320_orders_stay_consistent_and_agree_after_a_resync() {
     for order in permutations() {
         let (mut ledger, dump) = run(&order);
         is_consistent(&ledger, &dump, &order);
-        // What was told in a wrong order cannot be right, but the kernel's live set knows.
+        // Events in a wrong order give a wrong ledger, but the kernel's live set knows.
         ledger.reconcile([(&allocation(1, 15, 8, 1)).into()], |_| false);
         assert_eq!((live_bytes(&ledger), ledger.live_blocks()), ([0, 15], 1), "{order:?}");
         assert_eq!(ledger.totals().live_bytes(), EstimatedBytes::exact(15), "{order:?}");
@@ -132,12 +132,12 @@ fn check(events: impl IntoIterator<Item = Event>, expected: [u64; 5]) {
 }
 
 #[test]
-fn heapprofds_program_is_told_to_the_byte() {
+fn heapprofds_test_program_is_exact() {
     check([alloc(1, 10, 7), free(1), alloc(2, 15, 7), alloc(3, 15, 7), free(2)], [40, 25, 15, 30, 2]);
 }
 
 #[test]
-fn the_peak_is_the_highest_of_several_and_the_first_of_equal_ones() {
+fn the_peak_is_the_first_maximum() {
     let up_and_down = [alloc(1, 5, 7), alloc(2, 2, 8), free(2), free(1), alloc(3, 3, 7)];
     check(up_and_down.clone(), [10, 7, 3, 7, 2]);
     let again = up_and_down.into_iter().chain([alloc(4, 1, 8), alloc(5, 1, 8), alloc(6, 2, 8)]);
@@ -154,7 +154,7 @@ fn a_second_insert_overwrites_and_a_second_free_does_nothing() {
 }
 
 #[test]
-fn two_ledgers_know_nothing_of_each_other() {
+fn ledgers_are_independent() {
     let first = ledger([alloc(1, 5, 7)]);
     drop(ledger([alloc(1, 2, 7), free(1)]));
     assert_eq!(live_bytes(&first), [5, 0]);

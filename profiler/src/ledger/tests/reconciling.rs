@@ -6,7 +6,7 @@ fn live(address: u64, size_bytes: u64, stack: u64) -> LiveAllocation {
     (&allocation(address, size_bytes, stack, 1)).into()
 }
 
-/// The books after these events are put right by what is live in the kernel. Expects live bytes and blocks, allocated, freed
+/// The ledger after these events is resynced by what is live in the kernel. Expects live bytes and blocks, allocated, freed
 /// and peak bytes, and what was changed: inserted, removed, replaced.
 #[track_caller]
 fn check(events: &[Event], kernel: &[LiveAllocation], touched: &[u64], expected: ([u64; 5], [u64; 3])) {
@@ -27,19 +27,19 @@ fn check(events: &[Event], kernel: &[LiveAllocation], touched: &[u64], expected:
 }
 
 #[test]
-fn books_without_loss_stay() {
+fn a_ledger_without_losses_is_not_changed() {
     check(&[alloc(1, 10, 7), alloc(2, 20, 8)], &[live(2, 20, 8), live(1, 10, 7)], &[], ([30, 2, 30, 0, 30], [0, 0, 0]));
 }
 
 #[test]
-fn lost_allocations_are_allocated_and_lost_frees_freed() {
+fn dropped_allocations_and_frees_are_applied() {
     let events = [alloc(1, 10, 7), alloc(2, 20, 8)];
     check(&events, &[live(1, 10, 7), live(3, 5, 9)], &[], ([15, 2, 35, 20, 30], [1, 1, 0]));
     check(&events, &[], &[], ([0, 0, 30, 30, 30], [0, 2, 0]));
 }
 
 #[test]
-fn another_block_takes_the_place_of_one_whose_free_was_lost() {
+fn a_block_replaces_one_with_a_dropped_free() {
     let events = [alloc(1, 10, 7)];
     for other in [live(1, 11, 7), live(1, 10, 8), LiveAllocation { heap: HeapId(1), ..live(1, 10, 7) }] {
         let size = other.size_bytes;
@@ -50,13 +50,13 @@ fn another_block_takes_the_place_of_one_whose_free_was_lost() {
 }
 
 #[test]
-fn where_events_came_meanwhile_they_decide() {
+fn later_events_take_precedence() {
     check(&[alloc(1, 10, 7)], &[live(2, 20, 7)], &[1, 2], ([10, 1, 10, 0, 10], [0, 0, 0]));
     check(&[alloc(1, 10, 7)], &[live(1, 99, 7)], &[1], ([10, 1, 10, 0, 10], [0, 0, 0]));
 }
 
 #[test]
-fn blocks_that_were_thinned_out_keep_their_interval() {
+fn thinned_blocks_keep_their_interval() {
     let mut ledger = ledger([Event::Alloc(allocation(1, 10, 7, 4096))]);
     let of_interval = |bytes| LiveAllocation { interval: Interval::nearest(bytes), ..live(1, 10, 7) };
     assert_eq!(ledger.reconcile([of_interval(1024)], |_| false).total(), 0);
@@ -65,7 +65,7 @@ fn blocks_that_were_thinned_out_keep_their_interval() {
 }
 
 #[test]
-fn mapped_memory_is_left_alone() {
+fn mapped_memory_is_not_changed() {
     let map = Event::Remap(Remap {
         pid: PID,
         tid: Tid(1),
@@ -83,7 +83,7 @@ fn mapped_memory_is_left_alone() {
 }
 
 #[test]
-fn blocks_of_a_parent_are_found_again() {
+fn inherited_blocks_are_recognized() {
     let parent = ledger([alloc(1, 10, 7), alloc(99_999_999, 20, 8)]);
     let mut child = parent.fork(Pid(2));
     // What the kernel's live set is given of them: microseconds.

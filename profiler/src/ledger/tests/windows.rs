@@ -24,7 +24,7 @@ fn at_peak(snapshot: &TargetSnapshot) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn windows_tell_what_is_kept_and_what_has_changed() {
+fn windows_have_live_amounts_and_differences() {
     let mut ledger = Ledger::new(PID);
     let mut base = ledger.snapshot(NOW);
     let mut windows = Vec::new();
@@ -44,7 +44,7 @@ fn windows_tell_what_is_kept_and_what_has_changed() {
 }
 
 #[test]
-fn callsites_keep_their_number_where_others_come_and_go() {
+fn callsites_keep_their_index() {
     let mut ledger = ledger([alloc(1, 10, 7), alloc(2, 20, 8), free(1)]);
     let base = ledger.snapshot(NOW);
     [alloc(3, 30, 9), alloc(4, 40, 7)].into_iter().for_each(|event| ledger.enter(event));
@@ -54,7 +54,7 @@ fn callsites_keep_their_number_where_others_come_and_go() {
 }
 
 #[test]
-fn the_opening_balance_of_a_child_is_what_it_was_born_with() {
+fn the_opening_balance_of_a_child_is_what_it_inherited() {
     let parent = ledger([alloc(1, 10, 7)]);
     let child = parent.fork(Pid(2));
     let nothing = Ledger::new(Pid(2)).snapshot(NOW);
@@ -63,7 +63,7 @@ fn the_opening_balance_of_a_child_is_what_it_was_born_with() {
 }
 
 #[test]
-fn variance_of_what_is_allocated_in_a_window_is_that_of_the_window() {
+fn the_variance_of_a_window_is_a_difference() {
     let sampled = |address| Event::Alloc(allocation(address, 100, 7, 4096));
     let mut ledger = ledger([sampled(1), sampled(2)]);
     let base = ledger.snapshot(NOW);
@@ -87,7 +87,7 @@ fn the_state_at_the_peak_is_kept() {
 }
 
 #[test]
-fn a_childs_first_peak_is_what_it_begins_with() {
+fn a_childs_first_peak_is_its_initial_state() {
     let parent = ledger([alloc(1, 10, 7), alloc(2, 90, 8), free(2)]);
     let mut child = parent.fork(Pid(2));
     [free(1), alloc(3, 9, 7)].into_iter().for_each(|event| child.enter(event));
@@ -100,7 +100,7 @@ fn a_childs_first_peak_is_what_it_begins_with() {
 }
 
 #[test]
-fn what_a_failed_realloc_puts_back_can_be_the_peak() {
+fn a_restored_block_can_make_the_peak() {
     let back = Event::Restore(allocation(1, 100, 7, 1));
     let snapshot = ledger([alloc(1, 100, 7), free(1), alloc(2, 30, 8), back]).snapshot(NOW);
     assert_eq!((snapshot.totals.peak_bytes.rounded(), snapshot.totals.peak_time), (130, Some(MonotonicNanos(2))));

@@ -1,4 +1,4 @@
-//! Instants against what was held then.
+//! Points of a timeline against the state at their times.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ const SECOND: u64 = 1_000_000_000;
 const PID: Pid = Pid(1);
 
 #[expect(clippy::cast_precision_loss, reason = "small")]
-fn holding(bytes: u64) -> Noted {
+fn holding(bytes: u64) -> Sample {
     let held = Held { live_bytes: bytes as f64, ..Held::default() };
-    Noted { held, ..Noted::default() }
+    Sample { held, ..Sample::default() }
 }
 
 fn periodic(second: u64) -> Instant {
@@ -27,7 +27,7 @@ fn dump(second: u64, number: u32) -> Instant {
     Instant { time: MonotonicNanos(second * SECOND), occasion: Some(Occasion::Dump(number)) }
 }
 
-/// Has the timeline look at each instant, as a session does.
+/// Adds a point per step to a timeline, if it is due.
 fn noted(steps: &[Vec<u64>]) -> Timeline {
     let mut timeline = Timeline::default();
     for (second, bytes) in (0..).zip(steps) {
@@ -44,7 +44,7 @@ fn occasions(timeline: &Timeline) -> Vec<Occasion> {
 }
 
 #[test]
-fn what_does_not_change_takes_no_memory() {
+fn constant_callsites_take_no_memory() {
     let timeline = noted(&vec![vec![7; 1000]; 50]);
     let before = timeline.memory_bytes();
     assert!(before < 1000 * (24 + 4 * 40) + 8192, "{before}");
@@ -52,7 +52,7 @@ fn what_does_not_change_takes_no_memory() {
 }
 
 #[test]
-fn a_callsite_that_never_rests_takes_no_more_than_is_said() {
+fn memory_of_a_changing_callsite_is_bounded() {
     let mut timeline = Timeline::default();
     for step in 0..10_000u32 {
         let second = u64::from(step);
@@ -67,7 +67,7 @@ fn a_callsite_that_never_rests_takes_no_more_than_is_said() {
 }
 
 #[test]
-fn a_long_recording_has_few_instants_evenly_apart() {
+fn a_long_recording_has_few_evenly_spaced_points() {
     for seconds in [63, 64, 65, 128, 129, 1000, 86_400] {
         let timeline = noted(&(0..=seconds).map(|second| vec![second]).collect::<Vec<_>>());
         let apart: Vec<u64> = timeline.instants.windows(2).map(|pair| pair[1].time.0 - pair[0].time.0).collect();
@@ -78,7 +78,7 @@ fn a_long_recording_has_few_instants_evenly_apart() {
 }
 
 #[test]
-fn occasions_stay_when_periodic_instants_go() {
+fn occasions_are_kept_when_periodic_points_are_dropped() {
     let mut timeline = Timeline::default();
     for second in 0..10_000u32 {
         let time = u64::from(second);
@@ -96,7 +96,7 @@ fn occasions_stay_when_periodic_instants_go() {
 }
 
 #[test]
-fn too_many_occasions_are_thinned_evenly_and_the_last_one_stays() {
+fn occasions_are_thinned_evenly_except_the_last() {
     let mut timeline = Timeline::default();
     for number in 0..1000 {
         timeline.enter(dump(u64::from(number), number), std::iter::empty());
@@ -153,7 +153,7 @@ impl Naive {
     }
 }
 
-/// Lets all that happen, one second after the other. Gives the books, and the naive state at each instant that was noted.
+/// Lets all that happen, one second after the other. Returns the timeline, and the naive state at each point.
 fn played(acts: &[Act]) -> (Timeline, Vec<u64>, Vec<(Instant, Naive)>) {
     let (mut ledger, mut timeline) = (Ledger::new(PID), Timeline::default());
     let (mut naive, mut order, mut all) = (Naive::default(), Vec::new(), Vec::new());
@@ -205,12 +205,12 @@ fn played(acts: &[Act]) -> (Timeline, Vec<u64>, Vec<(Instant, Naive)>) {
 
 proptest! {
     #[test]
-    fn each_instant_tells_what_was_held_then(acts in prop::collection::vec(act(), 1..600)) {
+    fn series_have_the_state_of_each_point(acts in prop::collection::vec(act(), 1..600)) {
         let (timeline, order, all) = played(&acts);
         prop_assert!(timeline.is_sound());
         let naive_at = |instant: &Instant| all.iter().find(|(known, _)| known == instant).map(|(_, naive)| naive);
         for (index, stack) in order.iter().enumerate() {
-            let series: Vec<Noted> = timeline.series(index).collect();
+            let series: Vec<Sample> = timeline.series(index).collect();
             prop_assert_eq!(series.len(), timeline.instants.len());
             for (instant, noted) in timeline.instants.iter().zip(series) {
                 prop_assert_eq!(noted.held, naive_at(instant).expect("it was noted").held(*stack), "at {:?}", instant);

@@ -6,7 +6,7 @@ use crate::ledger::{Ledger, LiveAllocation};
 
 proptest! {
     #[test]
-    fn a_replay_is_put_right_as_the_session_was(
+    fn a_replay_applies_the_corrections_of_the_session(
         calls in prop::collection::vec((1u64..20, 1u64..9000, any::<bool>(), 0u8..4), 1..100),
     ) {
         let mut ledger = Ledger::new(Pid(7));

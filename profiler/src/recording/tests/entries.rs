@@ -8,7 +8,7 @@ use crate::recording::entry::MappedRange;
 use crate::recording::read::ReadError;
 
 #[test]
-fn a_version_that_is_not_known_is_named() {
+fn unknown_versions_are_refused() {
     let mut header = file_header();
     header[8] = 9;
     assert_eq!(check_header(&header), Err(HeaderError::Foreign), "the checksum is of another version");
@@ -22,7 +22,7 @@ fn a_version_that_is_not_known_is_named() {
 }
 
 #[test]
-fn what_a_later_version_adds_is_passed_over() {
+fn additions_of_later_versions_are_skipped() {
     let mut blocks = BlockWriter::new().expect("there is memory");
     let mut bytes = recording(&[vec![free(1, 2)]]);
     let end = bytes.len() - blocks.block(Kind::End, false, &[99]).expect("small").len();
@@ -45,7 +45,7 @@ fn what_a_later_version_adds_is_passed_over() {
 }
 
 #[test]
-fn steps_come_out_as_they_went_in() {
+fn steps_survive_a_round_trip() {
     let range =
         MappedRange { start: TargetAddr(1), end: TargetAddr(2), offset: crate::address::FileOffset(3), module: None };
     let found = (&allocation(1, 2, 3)).into();
@@ -78,7 +78,7 @@ fn steps_come_out_as_they_went_in() {
 }
 
 #[test]
-fn a_block_of_millions_of_bytes_is_not_believed() {
+fn blocks_above_the_size_limit_are_refused() {
     // 16 bytes that promise 4 GiB, with a checksum that is right.
     let mut header = [1u8, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
     let checksum = crc32fast::hash(&header[..12]);
@@ -91,10 +91,10 @@ fn a_block_of_millions_of_bytes_is_not_believed() {
 }
 
 #[test]
-fn what_is_compressed_to_more_than_it_says_is_not_unpacked() {
+fn blocks_larger_than_their_header_says_are_refused() {
     let mut blocks = BlockWriter::new().expect("there is memory");
     let mut block = blocks.block(Kind::Entries, false, &vec![0; 1 << 20]).expect("a block's worth");
-    // It says that it is a kilobyte.
+    // The header claims a kilobyte.
     block[8..12].copy_from_slice(&1024u32.to_le_bytes());
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&block[..12]);
@@ -109,7 +109,7 @@ fn what_is_compressed_to_more_than_it_says_is_not_unpacked() {
 
 proptest! {
     #[test]
-    fn events_come_out_as_they_went_in(events in prop::collection::vec(any_event(), 0..60)) {
+    fn events_survive_a_round_trip(events in prop::collection::vec(any_event(), 0..60)) {
         let mut packer = Packer::default();
         events.iter().for_each(|event| packer.add(&Entry::Event(event.clone())));
         let mut unpacker = Unpacker::default();
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn the_beginning_of_a_file_is_the_beginning_of_its_entries(
+    fn a_truncated_file_has_the_first_entries(
         pieces in prop::collection::vec(prop::collection::vec(any_event(), 1..10), 1..5),
         cut: prop::sample::Index,
     ) {

@@ -1,4 +1,4 @@
-//! What came and went in a span, change by change, against the books at its end.
+//! What came and went in a span, change by change, against the ledger at its end.
 
 use super::*;
 use crate::ledger::journal::Movement;
@@ -36,7 +36,7 @@ fn blocks() -> Vec<u8> {
 }
 
 #[test]
-fn a_span_begins_with_what_is_live() {
+fn a_span_begins_with_the_live_blocks() {
     let ns = |at| Some(at);
     for (from_ns, to_ns, live, came) in
         [(None, None, 5, 10), (None, ns(3_500), 3, 3), (ns(6_500), None, 5, 10), (ns(11_500), ns(13_500), 7, 9)]
@@ -55,7 +55,7 @@ fn times_count_from_the_spans_beginning() {
 
 proptest! {
     #[test]
-    fn flows_add_up_to_the_books(
+    fn flows_add_up_to_the_ledger(
         calls in prop::collection::vec((1u64..20, 1u64..9000, any::<bool>()), 1..60),
         from in 0u64..70,
         length in 0u64..70,

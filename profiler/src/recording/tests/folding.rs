@@ -9,7 +9,7 @@ use crate::snapshot::Scope;
 
 /// Blocks that come and go, some of which stay.
 fn traffic(count: u64) -> impl Iterator<Item = Entry> {
-    // No address and no size can be told from the one before.
+    // No address and no size follows from the one before.
     let mix = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16;
     (0..count).flat_map(move |i| {
         let address = mix(i);
@@ -34,7 +34,7 @@ fn written(path: &Path, size_bytes_max: Option<u64>, count: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_folded_is_in_the_sums_and_no_window_begins_before() {
+fn folded_events_count_in_totals_and_windows_begin_later() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let whole = written(&folder.path().join("whole.heapbpf"), None, 200_000);
     let limited = written(&folder.path().join("limited.heapbpf"), Some(SIZE_BYTES_MIN), 200_000);
@@ -66,7 +66,7 @@ fn what_is_folded_is_in_the_sums_and_no_window_begins_before() {
 }
 
 #[test]
-fn what_does_not_fit_is_said_with_what_to_do() {
+fn exceeding_the_size_limit_fails_with_advice() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("full.heapbpf");
     let mut writer = Writer::create(&path, Some(SIZE_BYTES_MIN)).expect("writable");
@@ -81,7 +81,7 @@ fn what_does_not_fit_is_said_with_what_to_do() {
 }
 
 #[test]
-fn a_file_is_begun_anew() {
+fn an_existing_file_is_replaced() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("old.heapbpf");
     std::fs::File::create(&path).and_then(|mut file| file.write_all(&[7; 100])).expect("writable");

@@ -57,7 +57,7 @@ fn replay() -> Replay {
 /// Where this fails, readers of this major version would take what is written now for something else, and what was written
 /// before for damage: raise `VERSION_MAJOR`, once for all that changes before it is given away, and make the golden anew.
 #[test]
-fn a_fold_is_laid_out_as_its_version_says() {
+fn the_layout_of_a_fold_is_that_of_its_version() {
     let bytes = postcard::to_allocvec(&replay()).expect("it can be written");
     let name = format!("src/recording/testdata/fold.{VERSION_MAJOR}.bin");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);

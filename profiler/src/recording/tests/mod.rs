@@ -1,4 +1,4 @@
-//! Recordings that are made up: whatever goes in comes out, and what is damaged is noticed and survived.
+//! Synthetic recordings: entries survive a round trip, and what is damaged is noticed and survived.
 
 mod corrections;
 mod entries;

@@ -51,7 +51,7 @@ fn vectors_hold_their_elements() {
 }
 
 #[test]
-fn nodes_hold_their_values() {
+fn nodes_are_unwrapped() {
     check(
         &[
             "std::__new_allocator<std::_Rb_tree_node<std::pair<int const, Foo> > >::allocate(unsigned long, void const*)",
@@ -84,7 +84,7 @@ fn nodes_hold_their_values() {
 }
 
 #[test]
-fn single_objects_are_what_they_are_made_as() {
+fn single_objects_have_their_type() {
     check(&["std::__detail::_MakeUniq<Foo>::__single_object std::make_unique<Foo>()", "main"], Some("Foo"));
     check(
         &[
@@ -100,7 +100,7 @@ fn single_objects_are_what_they_are_made_as() {
 }
 
 #[test]
-fn what_is_no_value_has_no_type() {
+fn allocations_other_than_elements_have_no_type() {
     // Arrays of pointers to nodes.
     check(
         &[
@@ -129,7 +129,7 @@ fn what_is_no_value_has_no_type() {
 }
 
 #[test]
-fn generics_of_rust_hold_what_they_are_of() {
+fn rust_generics_have_their_element_types() {
     let between = ["__rustc::__rust_alloc", "alloc::alloc::alloc", "<alloc::alloc::Global>::alloc_impl"];
     let global = "<alloc::alloc::Global as core::alloc::Allocator>::allocate";
     let of = |last: &'static str, expected: &str| {
@@ -160,7 +160,7 @@ fn generics_of_rust_hold_what_they_are_of() {
 }
 
 #[test]
-fn old_names_of_rust_know_nothing() {
+fn legacy_rust_names_give_no_type() {
     check(&["alloc::raw_vec::RawVec<T,A>::grow_one", "alloc::vec::Vec<T,A>::push", "r::main"], None);
     check(&["alloc::boxed::Box<T>::new", "r::main"], None);
     check(&["<alloc::vec::Vec<T,A> as core::clone::Clone>::clone", "r::main"], None);
@@ -169,7 +169,7 @@ fn old_names_of_rust_know_nothing() {
 }
 
 #[test]
-fn long_and_deep_names_are_survived() {
+fn long_and_nested_names_are_handled() {
     let long = format!("std::vector<{}, A>::reserve(unsigned long)", "a".repeat(10_000));
     let found = element([Some(long.as_str())]).expect("it is a vector's");
     assert!(found.ends_with('…') && found.len() == ELEMENT_BYTES_MAX + '…'.len_utf8());
@@ -182,7 +182,7 @@ fn long_and_deep_names_are_survived() {
 
 proptest! {
     #[test]
-    fn any_name_is_survived(
+    fn any_name_is_parsed(
         parts in proptest::collection::vec(
             prop_oneof![
                 Just("std::vector<"), Just("alloc::vec::Vec"), Just("<"), Just(">"), Just("("), Just(")"), Just(", "), Just("::"),

@@ -1,4 +1,4 @@
-//! Histories of programs that are made up, against their books at the same instants.
+//! Histories of synthetic programs against their ledgers at the same times.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn at(seconds: u64) -> MonotonicNanos {
     MonotonicNanos(seconds * SECOND)
 }
 
-/// A target as a session keeps it. Second by second: a look, what it does, and a dump where one is asked for.
+/// A target as a session keeps it. Each second: a sample, its events, and a dump if requested.
 struct Running {
     ledger: Ledger,
     timeline: Timeline,
@@ -82,7 +82,7 @@ impl Running {
     }
 }
 
-/// What a callsite held at each instant.
+/// What a callsite held at each point.
 fn series(clip: &Clip<'_>, index: u32) -> Vec<Held> {
     let changes = clip.changes(index);
     assert!(changes.is_sorted_by_key(|change| change.instant));
@@ -99,10 +99,10 @@ fn since(later: Held, earlier: Held) -> (f64, f64) {
 
 fn place_of(clip: &Clip<'_>, number: u32) -> usize {
     let is_it = |instant: &Instant| instant.occasion == Some(Occasion::Dump(number));
-    clip.instants.iter().position(is_it).expect("the dump is an instant")
+    clip.instants.iter().position(is_it).expect("the dump is a point")
 }
 
-/// Fails unless the instants of two dumps say of each callsite what the later one's window says.
+/// Fails unless the points of two dumps agree with the window of the later one for each callsite.
 #[track_caller]
 fn check_window(clip: &Clip<'_>, window: &TargetSnapshot, places: [usize; 2]) {
     for callsite in &window.callsites {
@@ -116,7 +116,7 @@ fn check_window(clip: &Clip<'_>, window: &TargetSnapshot, places: [usize; 2]) {
 }
 
 #[test]
-fn dumps_are_instants_at_which_callsites_held_what_their_windows_say() {
+fn the_history_at_a_dump_agrees_with_its_window() {
     let mut running = Running::new(Ledger::new(PID));
     let mut base = Base::Beginning;
     let mut states = Vec::new();
@@ -152,12 +152,12 @@ fn dumps_are_instants_at_which_callsites_held_what_their_windows_say() {
 }
 
 #[test]
-fn what_had_changed_and_changed_back_is_told() {
+fn a_change_and_its_reversal_are_both_recorded() {
     let mut running = Running::new(Ledger::new(PID));
     running.allocate(1, 10, 7);
     running.look();
     running.allocate(2, 5, 7);
-    // No instant is noted here: what was held is in the window's base alone.
+    // No point is added here: the state is in the window's base alone.
     let start = MonotonicNanos(running.now * SECOND + SECOND / 2);
     let base = running.state(start, Base::Beginning).books;
     running.free(2);
@@ -169,7 +169,7 @@ fn what_had_changed_and_changed_back_is_told() {
 }
 
 #[test]
-fn what_a_child_inherits_it_holds_from_its_beginning() {
+fn inherited_blocks_are_held_from_the_start() {
     let mut parent = Running::new(Ledger::new(Pid(9)));
     parent.allocate(1, 1000, 7);
     let mut child = Running::new(parent.ledger.fork(PID));
@@ -200,7 +200,7 @@ fn a_history_ends_with_its_target() {
 }
 
 #[test]
-fn a_target_that_did_nothing_has_a_beginning_and_an_end() {
+fn an_idle_target_has_a_start_and_an_end() {
     let state = Running::new(Ledger::new(PID)).state(at(150), Base::Beginning);
     let history = Clip::new(&state, None).history();
     let moment = |time| Moment { time, held: Held::default() };

@@ -1,4 +1,4 @@
-//! Names and cuts of made-up stacks.
+//! Symbolized and cut synthetic stacks.
 
 use std::cell::RefCell;
 use std::fs;
@@ -113,7 +113,7 @@ fn frames_are_expanded_leaf_first_and_shared() {
     assert_eq!(render(&named, &callsites[1]), ["^allocate:7", "build:9", "^allocate:7", "build:9", "main:20"]);
     assert_eq!(named.frames.len(), 3);
     let build = &named.frames[1];
-    assert_eq!((build.address, build.module_offset), (0x1010, Some(0x110)), "the return address is told");
+    assert_eq!((build.address, build.module_offset), (0x1010, Some(0x110)), "the return address is shown");
     assert!(build.module.as_deref().is_some_and(|module| module.ends_with("/app")));
     assert_eq!((callsites[0].end, callsites[0].heap), (Some(StackEnd::Complete), 1));
     assert_eq!(*scene.table.asked.borrow(), [[0x10f, 0x11f]], "each address once, the module once");
@@ -128,7 +128,7 @@ fn a_call_at_the_end_of_its_module_belongs_to_it() {
 }
 
 #[test]
-fn the_kernels_word_on_why_a_stack_ends_is_kept() {
+fn the_kernels_reason_for_the_end_of_a_stack_is_kept() {
     let scene = scene();
     let mut snapshot = snapshot(&[Some(&[0x1010, 0x7fff_0000])]);
     for end in [StackEnd::MissingModule, StackEnd::NoRow] {
@@ -151,7 +151,7 @@ fn a_stack_is_cut_where_it_leaves_code() {
 }
 
 #[test]
-fn generated_code_is_in_no_module_and_does_not_cut() {
+fn generated_code_has_no_module_and_does_not_cut_stacks() {
     let scene = scene();
     let named = scene.name(&[Some(&[0x3010, 0x1020])]);
     assert_eq!(render(&named, &named.callsites[0][0]), ["0x3010", "main:20"]);
@@ -160,7 +160,7 @@ fn generated_code_is_in_no_module_and_does_not_cut() {
 }
 
 #[test]
-fn nothing_is_cut_of_a_target_that_was_never_read() {
+fn stacks_of_targets_with_unknown_mappings_are_not_cut() {
     let mut scene = scene();
     scene.space = AddressSpace::new(Pid(1));
     let named = scene.name(&[Some(&[0x1010, 0x1020])]);
@@ -169,7 +169,7 @@ fn nothing_is_cut_of_a_target_that_was_never_read() {
 }
 
 #[test]
-fn two_targets_with_the_same_module_ask_once() {
+fn targets_with_the_same_module_share_one_request() {
     let scene = scene();
     let moved = mapped(0x9000, 0xb000, scene.space.mappings()[0].module);
     let (first, second) = (snapshot(&[Some(&[0x1020])]), snapshot(&[Some(&[0x9020])]));

@@ -1,4 +1,4 @@
-//! Mappings of made-up targets.
+//! Mappings of synthetic targets.
 
 use profiler_common::stack::StackEnd;
 
@@ -48,11 +48,11 @@ fn books(frames: &[u64]) -> TargetSnapshot {
 }
 
 #[test]
-fn modules_are_told_once_and_what_went_where_a_stack_names_it() {
+fn modules_occur_once_and_removed_mappings_if_stacks_refer_to_them() {
     let modules: Modules =
         [module("/lib/unused", &[1]), module("/lib/b", &[]), module("/lib/a", &[0xab, 0xcd])].into_iter().collect();
     let plugins = vec![
-        // Both had the address that is called; what was there last is told.
+        // Both had the address that is called; the last one is listed.
         mapped(0x10_0000, Some(0)),
         mapped(0x10_0000, Some(2)),
         mapped(0x20_0000, Some(0)),

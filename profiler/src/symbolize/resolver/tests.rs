@@ -71,7 +71,7 @@ int main(int n, char **v) { return i(n) == v; }
 ";
 
 #[test]
-fn inlined_calls_of_c_are_told_innermost_first() {
+fn inlined_calls_are_listed_innermost_first() {
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "program.c", C, &["-g", "-O2"]);
     let answers = answers(&program, "i");
@@ -105,7 +105,7 @@ int main(int n, char **v) { return part(n) == v; }
 }
 
 #[test]
-fn a_symbol_without_a_size_gives_its_name_to_nothing() {
+fn symbols_without_a_size_are_not_used() {
     let source = ".text\n.globl main, sized\nmain: nop\nnop\n.type sized, @function\nsized: nop\n.size sized, 1\n";
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "program.s", source, &["-g"]);
@@ -124,7 +124,7 @@ fn without_debug_information_only_functions_are_known() {
 }
 
 #[test]
-fn a_stripped_program_knows_what_it_exports_and_nothing_else() {
+fn a_stripped_program_has_names_of_its_exports_only() {
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "program.c", C, &["-g", "-O2", "-Wl,--export-dynamic-symbol=i"]);
     let (exported, local) = (offsets_of(&program, "i"), offsets_of(&program, "main"));
@@ -226,7 +226,7 @@ fn the_c_librarys_own_functions_have_names_and_lines() {
 }
 
 #[test]
-fn compressed_debug_information_is_read_unless_it_lies() {
+fn compressed_debug_information_is_read_unless_its_size_is_forged() {
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "program.c", C, &["-g", "-O2", "-gz=zlib"]);
     let chain = [frame("inner", Some(3), true), frame("middle", Some(6), true), frame("i", Some(9), false)];
@@ -266,7 +266,7 @@ fn a_file_that_shrank_is_not_read() {
 }
 
 #[test]
-fn answers_come_in_the_order_of_the_questions() {
+fn answers_are_in_the_order_of_requests() {
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "program.c", C, &["-O1", "-fno-inline"]);
     let mut modules = ModuleStore::new();

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_cannot_be_are_not_believed() {
+    fn invalid_answers_are_refused() {
         let frame = NamedFrame { function: 0, file: Some(0), line: None, inlined: false };
         assert!(names(vec![vec![frame], vec![]]).is_valid(2));
         assert!(!names(vec![vec![frame]]).is_valid(0));

@@ -123,8 +123,8 @@ impl Circle {
             while next != main.address {
                 *arenas_left = arenas_left.checked_sub(1)?;
                 // Detects a cycle without the first arena when it reaches the middle of the list.
-                let is_met = others.get(others.len() / 2).is_some_and(|met| met.address == next);
-                let arena = Arena::read(memory, next, layout).filter(|_| !is_met)?;
+                let is_cycle = others.get(others.len() / 2).is_some_and(|seen| seen.address == next);
+                let arena = Arena::read(memory, next, layout).filter(|_| !is_cycle)?;
                 next = arena.next;
                 others.push(arena);
             }
@@ -228,8 +228,8 @@ pub(super) fn heaps(memory: &dyn Memory, arena: &Arena) -> Result<Vec<Heap>, Str
             return Err(format!("the heap at {start:#x} cannot be read"));
         };
         // Detects cycles of heaps with few bytes.
-        let is_met = heaps.get(heaps.len() / 2).is_some_and(|met| met.start == start);
-        let end = start.checked_add(size).filter(|_| owner == arena.address && !is_met && heaps.len() < HEAPS_MAX);
+        let is_cycle = heaps.get(heaps.len() / 2).is_some_and(|seen| seen.start == start);
+        let end = start.checked_add(size).filter(|_| owner == arena.address && !is_cycle && heaps.len() < HEAPS_MAX);
         let end = end.ok_or_else(|| format!("the heap at {start:#x} is not the arena's"))?;
         // The first heap's header is followed by the arena; chunks are aligned to 16 bytes.
         let first_chunk = if start == first { arena.end() } else { start + header_bytes }.next_multiple_of(16);

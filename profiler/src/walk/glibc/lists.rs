@@ -77,17 +77,17 @@ impl List {
         let mut blocks = Vec::new();
         let mut next = self.first;
         // Detects cycles (Brent's algorithm).
-        let (mut met, mut until) = (0, 1);
+        let (mut seen, mut until) = (0, 1);
         while next != 0 {
             let block = next.checked_add(skip_bytes)?;
             let size = memory.word(TargetAddr(block.checked_sub(WORD_BYTES)?))? & !FLAGS;
             let is_chunk = block % 16 == 0 && size >= CHUNK_BYTES_MIN && self.chunk_bytes.contains(&size);
-            if !is_chunk || block == met || !steps.take() || blocks.len() as u64 == self.count_max {
+            if !is_chunk || block == seen || !steps.take() || blocks.len() as u64 == self.count_max {
                 return None;
             }
             blocks.push(block);
             if blocks.len() == until {
-                (met, until) = (block, 2 * until);
+                (seen, until) = (block, 2 * until);
             }
             next = links.read(memory, block)?;
         }
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_leads_back_to_itself_ends_whatever_the_arena_says() {
+    fn a_cyclic_list_ends_whatever_its_count() {
         let list = List { first: 0x1010, target: Target::Block, chunk_bytes: 32..=32, count_max: u64::MAX / 32 };
         let check = |links: &[(u64, u64)], expected: Option<Vec<u64>>| {
             assert_eq!(list.blocks(&memory(links), Links::Plain, &Steps::of(0x1000)), expected, "{links:x?}");

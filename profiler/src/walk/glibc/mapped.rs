@@ -104,7 +104,7 @@ fn mapped_at(memory: &dyn Memory, start: u64, limit: u64) -> Option<Mapped> {
         let skipped = memory.word(TargetAddr(at))?;
         let head = memory.word(TargetAddr(at.checked_add(WORD_BYTES)?))?;
         let size = head & !FLAGS;
-        // Since 2.43 the lowest bit says that pages are huge.
+        // Since 2.43 the lowest bit marks huge pages.
         if skipped & !1 != skip || head & FLAGS != MAPPED || size < HEADER_BYTES {
             return None;
         }

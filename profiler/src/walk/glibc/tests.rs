@@ -1,9 +1,9 @@
-//! Arenas that are made up, of processes that mean to keep a walk busy.
+//! Forged arenas of processes that try to keep a walk busy.
 
 use std::path::PathBuf;
 
 use crate::address::TargetAddr;
-use crate::linux::proc::maps::{Region, RegionKind};
+use crate::linux::proc::regions::{Region, RegionKind};
 use crate::memory::Copied;
 use crate::walk::fixture::Patient;
 use crate::walk::{Scene, Walk};
@@ -39,16 +39,16 @@ fn walk(arenas: &[[u64; WORDS]], regions: &[Region], pages: &[u64], reads_max: u
     let data: Vec<u8> = arenas.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
     let pages = pages.iter().map(|&page| (TargetAddr(page), vec![0; 4096].into()));
     let memory = Copied::new(std::iter::once((TargetAddr(DATA), data.into())).chain(pages));
-    let mut all = vec![Region::synthetic(DATA, 0x1_0000, RegionKind::File { path: PathBuf::from("/lib/libc.so.6") })];
+    let mut all = vec![Region::made_up(DATA, 0x1_0000, RegionKind::File { path: PathBuf::from("/lib/libc.so.6") })];
     all.extend_from_slice(regions);
     let memory = Patient::new(memory, reads_max);
     super::walk(&Scene { memory: &memory, regions: &all, threads: &[] })
 }
 
 #[test]
-fn address_space_that_was_never_touched_costs_nothing() {
+fn untouched_address_space_costs_nothing() {
     for kind in [RegionKind::Anonymous { name: None }, RegionKind::Brk] {
-        let regions = [Region::synthetic(HEAP, 1 << 44, kind)];
+        let regions = [Region::made_up(HEAP, 1 << 44, kind)];
         let main = arena(DATA, HEAP + 64, DATA, 0x2_1000);
         let walk = walk(&[main], &regions, &[HEAP + (1 << 43)], 2_000_000).expect("an arena is used");
         assert!(walk.blocks.is_empty() && walk.gaps.len() == 1, "{walk:?}");
@@ -56,15 +56,15 @@ fn address_space_that_was_never_touched_costs_nothing() {
 }
 
 #[test]
-fn what_brk_made_is_searched_once() {
-    let regions = [Region::synthetic(HEAP, 16 << 20, RegionKind::Brk)];
+fn the_brk_region_is_searched_once() {
+    let regions = [Region::made_up(HEAP, 16 << 20, RegionKind::Brk)];
     let pages: Vec<u64> = (0..16 << 20 >> 12).map(|page| HEAP + page * 4096).collect();
     let walk = walk(&[arena(DATA, HEAP + 64, DATA, 0x2_1000)], &regions, &pages, 200_000);
     assert_eq!(walk.expect("an arena is used").gaps.len(), 1);
 }
 
 #[test]
-fn arenas_that_lead_back_to_one_another_are_read_a_few_times() {
+fn cyclic_arenas_are_read_a_few_times() {
     let at = |number: usize| DATA + (number * WORDS * 8) as u64;
     let arenas: [_; 4] =
         std::array::from_fn(|number| arena(at(number), HEAP, at(if number == 3 { 1 } else { number + 1 }), 4096));

@@ -53,7 +53,7 @@ impl Drop for Server {
 }
 
 #[test]
-fn blocks_of_redis_are_as_many_bytes_as_it_says() {
+fn blocks_of_redis_have_the_size_that_it_reports() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let socket = directory.path().join("redis");
     let socket = socket.to_str().expect("UTF-8");
@@ -70,7 +70,7 @@ fn blocks_of_redis_are_as_many_bytes_as_it_says() {
     }
     assert_eq!(ask(&["debug", "populate", "100000"]), "OK\n");
     let info = ask(&["info", "memory"]);
-    let used = info.lines().find_map(|line| line.trim().strip_prefix("used_memory:")).expect("it says so");
+    let used = info.lines().find_map(|line| line.trim().strip_prefix("used_memory:")).expect("it reports so");
     let used: u64 = used.parse().expect("a number");
     let signal = |name: &str| {
         assert!(Command::new("kill").args([name, &server.0.id().to_string()]).status().expect("kill").success())

@@ -304,7 +304,7 @@ impl Header {
 
     /// Returns whether it is the header of a block at this distance from the first slot. The byte that selects the
     /// format follows the previous slot, and may be overrun.
-    fn says(self, index: u32, units: u64) -> bool {
+    fn matches(self, index: u32, units: u64) -> bool {
         let far = self.is_far && self.offset == 0 && units > u64::from(u16::MAX) && u64::from(self.far_offset) == units;
         self.index() == index && (far || u64::from(self.offset) == units)
     }
@@ -320,7 +320,7 @@ pub(super) fn read_slot(memory: &dyn Memory, meta: &Meta, index: u32) -> Slot {
     if header.kind() == ELSEWHERE {
         return displaced(memory, meta, index, u64::from(header.offset));
     }
-    match header.says(index, (start - meta.storage().0) / UNIT_BYTES) {
+    match header.matches(index, (start - meta.storage().0) / UNIT_BYTES) {
         true if header.kind() == GROUP => Slot::Group,
         true => block(memory, meta, index, start, header),
         false => Slot::Odd,
@@ -334,7 +334,7 @@ fn displaced(memory: &dyn Memory, meta: &Meta, index: u32, units: u64) -> Slot {
     let first_units = (slot.start.0 - meta.storage().0) / UNIT_BYTES;
     let at = |units: u64| {
         let address = slot.start.0 + units * UNIT_BYTES;
-        Header::read(memory, address).map(|header| (address, header, header.says(index, first_units + units)))
+        Header::read(memory, address).map(|header| (address, header, header.matches(index, first_units + units)))
     };
     if meta.is_single() {
         // Data from before the block was moved for alignment may be left at the near offset. Most of a block that
@@ -346,7 +346,7 @@ fn displaced(memory: &dyn Memory, meta: &Meta, index: u32, units: u64) -> Slot {
                 .map(move |nth| units + nth * FAR_UNITS)
                 .take_while(move |&units| units < size_units.min(within(part.end).saturating_add(1)))
         });
-        let found = far.filter_map(at).find(|&(_, header, says)| says && header.is_far);
+        let found = far.filter_map(at).find(|&(_, header, matches)| matches && header.is_far);
         if let Some((address, header, _)) = found {
             return block(memory, meta, index, address, header);
         }

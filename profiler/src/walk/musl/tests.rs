@@ -1,4 +1,4 @@
-//! Walks of real programs that musl-gcc has built. Heaps that are made up are [`made`]'s.
+//! Walks of real programs that musl-gcc has built. Synthetic heaps are in [`made`].
 
 mod made;
 

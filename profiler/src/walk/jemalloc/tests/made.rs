@@ -1,4 +1,4 @@
-//! Heaps that are made up, word by word.
+//! Synthetic heaps, word by word.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -86,7 +86,7 @@ fn slabs_and_large_blocks_are_found() {
 }
 
 #[test]
-fn extents_that_the_tree_does_not_have_are_of_the_past() {
+fn extents_outside_the_page_tree_are_stale() {
     let mut made = small();
     made.words(LEAF + ((PAGES >> 12 & 0x3_ffff) + 5) * 8, &[0]);
     let walk = check(&made, &[(64, 64), (128, 64), (256, 64)], 0);
@@ -94,7 +94,7 @@ fn extents_that_the_tree_does_not_have_are_of_the_past() {
 }
 
 #[test]
-fn slabs_that_do_not_add_up_are_not_walked() {
+fn inconsistent_slabs_are_not_walked() {
     let mut made = small();
     made.words(EXTENTS + 64, &[!0b11_0110]);
     let walk = check(&made, &[], 1);
@@ -102,7 +102,7 @@ fn slabs_that_do_not_add_up_are_not_walked() {
 }
 
 #[test]
-fn metadata_without_a_tree_is_no_heap() {
+fn metadata_without_a_page_tree_is_not_walked() {
     let mut made = small();
     made.words(DATA + (PAGES >> 30) * 8, &[0]);
     check(&made, &[], 1);
@@ -112,7 +112,7 @@ fn metadata_without_a_tree_is_no_heap() {
 
 proptest! {
     #[test]
-    fn whatever_is_written_there_blocks_are_apart_and_inside(
+    fn corrupt_bookkeeping_gives_disjoint_blocks_within_areas(
         writes in prop::collection::vec((0_usize..3, 0_u64..48, prop_oneof![any::<u64>(), Just(PAGES), 0_u64..1 << 20]), 1..8)
     ) {
         let mut made = small();

@@ -1,4 +1,4 @@
-//! Heaps that are made up, byte by byte.
+//! Synthetic heaps, byte by byte.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -110,14 +110,14 @@ fn small() -> Made {
 }
 
 #[test]
-fn what_is_given_out_is_found_with_its_size() {
+fn allocated_blocks_are_found_with_their_sizes() {
     let walk = small().check(&[(16, 10), (16 + 128, 60)], 0);
     assert_eq!(walk.areas, [span(AREA, AREA + 4096), span(GROUPS, GROUPS + 4096)]);
     Made::new().check(&[], 0);
 }
 
 #[test]
-fn a_heap_of_another_secret_is_none() {
+fn a_heap_with_a_wrong_secret_is_refused() {
     let mut made = small();
     made.words(AREA, &[SECRET + 1]);
     let walk = made.walk().expect("musl is mapped");
@@ -127,7 +127,7 @@ fn a_heap_of_another_secret_is_none() {
 }
 
 #[test]
-fn blocks_are_found_where_they_were_moved_to() {
+fn displaced_blocks_are_found() {
     let mut made = small();
     made.header(GROUPS + 16, 2, 7 << 5);
     made.header(GROUPS + 16 + 32, 2, 3 << 5);
@@ -138,7 +138,7 @@ fn blocks_are_found_where_they_were_moved_to() {
 }
 
 #[test]
-fn groups_in_slots_are_no_blocks_but_what_is_in_them() {
+fn nested_groups_are_walked() {
     let mut made = Made::new();
     made.group(GROUPS, (0, 6), 3, OF_496, 1);
     let inner = GROUPS + 16;
@@ -147,14 +147,14 @@ fn groups_in_slots_are_no_blocks_but_what_is_in_them() {
     made.header(inner + 16 + 4 * 64, 16, 4);
     let walk = made.check(&[(16 + 16 + 256, 60)], 0);
     assert_eq!(walk.areas, [span(AREA, AREA + 4096), span(GROUPS, GROUPS + 4096)]);
-    // One that is in no slot which says so may be anything's.
+    // A group without a slot that refers to it may be anything.
     made.header(inner, 0, 6 << 5 | 3);
     let walk = made.check(&[], 2);
     assert_eq!(walk.areas[1..], [span(GROUPS, GROUPS + 16), span(GROUPS + 16 + 496, GROUPS + 4096)]);
 }
 
 #[test]
-fn slots_whose_headers_are_overwritten_are_in_no_area() {
+fn slots_with_overwritten_headers_are_in_no_area() {
     let mut made = small();
     made.header(GROUPS + 16 + 128, 0x4141, 0x41);
     let walk = made.check(&[(16, 10)], 1);
@@ -167,7 +167,7 @@ fn slots_whose_headers_are_overwritten_are_in_no_area() {
 }
 
 #[test]
-fn large_blocks_are_found_however_far_they_are_aligned() {
+fn large_blocks_are_found_at_any_alignment() {
     let pages = 0x300;
     let mut made = Made::new();
     made.group(GROUPS, (0, 0), 1, LARGE, pages);
@@ -183,7 +183,7 @@ fn large_blocks_are_found_however_far_they_are_aligned() {
 }
 
 #[test]
-fn blocks_that_reserve_terabytes_are_searched_where_they_were_touched() {
+fn only_touched_parts_of_reserved_terabytes_are_searched() {
     let (start, pages) = (0x1000_0000_0000, 1 << 33);
     let mut made = Made::new();
     made.group(start, (0, 0), 1, LARGE, pages);
@@ -197,7 +197,7 @@ fn blocks_that_reserve_terabytes_are_searched_where_they_were_touched() {
 }
 
 #[test]
-fn lists_that_go_in_circles_end() {
+fn cyclic_lists_end() {
     let mut made = small();
     made.words(AREA + 8, &[AREA]);
     made.check(&[(16, 10), (16 + 128, 60)], 0);
@@ -211,7 +211,7 @@ fn lists_that_go_in_circles_end() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
     #[test]
-    fn whatever_is_written_there_blocks_are_apart_and_inside(
+    fn corrupt_bookkeeping_gives_disjoint_blocks_within_areas(
         writes in prop::collection::vec((0_usize..4, 0_u64..512, prop_oneof![any::<u64>(), Just(GROUPS), Just(AREA + 24)]), 1..40)
     ) {
         let mut made = small();
