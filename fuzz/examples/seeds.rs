@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use heapbpf::internals::ids::Pid;
-use heapbpf::internals::linux::proc::regions::{Region, RegionKind, regions};
+use heapbpf::internals::linux::proc::maps::{Region, RegionKind, regions};
 use heapbpf::internals::recording::block::{FILE_HEADER_BYTES, Kind, read_block};
 use heapbpf::internals::recording::read::Reading;
 use heapbpf::internals::recording::replay::Replay;

@@ -17,7 +17,7 @@ use heapbpf::internals::address::{FileOffset, TargetAddr};
 use heapbpf::internals::collect::ThreadState;
 use heapbpf::internals::ids::Tid;
 use heapbpf::internals::memory::Copied;
-use heapbpf::internals::linux::proc::regions::{Region, RegionKind, region_of};
+use heapbpf::internals::linux::proc::maps::{Region, RegionKind, region_of};
 
 use crate::bytes::Bytes;
 

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use heapbpf::internals::address::TargetAddr;
 use heapbpf::internals::collect::ThreadState;
 use heapbpf::internals::ids::{Pid, Tid};
-use heapbpf::internals::linux::proc::regions::{Region, RegionKind, region_of, regions};
+use heapbpf::internals::linux::proc::maps::{Region, RegionKind, region_of, regions};
 use heapbpf::internals::memory::{Copied, Memory};
 use heapbpf::internals::walk::{Scene, Walk, walk};
 use heapbpf_tests::recipe::Recipe;

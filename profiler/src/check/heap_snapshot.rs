@@ -17,7 +17,7 @@ use crate::linux::clock;
 use crate::model::{Beginning, Health, Others};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
-use crate::process::process::Process;
+use crate::process::target::Process;
 use crate::snapshot::{Base, Snapshot, TargetFacts, TargetState};
 use crate::units::MonotonicNanos;
 use crate::walk::{Scene, Walk, walk};

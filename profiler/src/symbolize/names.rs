@@ -13,7 +13,7 @@ use crate::ids::{HeapId, ModuleId, Tid};
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
 use crate::model::{CallsiteProfile, Frame, FrameId, ThreadProfile};
 use crate::object::module::Modules;
-use crate::process::address_space::{AddressSpace, Location, Place};
+use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
 use crate::snapshot::ThreadNames;
 
 /// A target whose stacks are to be symbolized.
@@ -64,7 +64,7 @@ pub(crate) fn name_profile(targets: &[Unnamed<'_>], modules: &Modules, resolver:
 struct Places {
     /// The target's mappings are unknown.
     unknown: bool,
-    by_address: FxHashMap<TargetAddr, Option<Place>>,
+    by_address: FxHashMap<TargetAddr, Option<CodeOrigin>>,
 }
 
 impl Places {
@@ -72,13 +72,13 @@ impl Places {
         let mut by_address = FxHashMap::default();
         for stack in target.snapshot.callsites.iter().filter_map(|callsite| callsite.stack.as_ref()) {
             for &address in stack.frames.iter() {
-                by_address.entry(address).or_insert_with(|| target.space.place(address.inside_call()));
+                by_address.entry(address).or_insert_with(|| target.space.origin(address.inside_call()));
             }
         }
         Self { unknown: !target.space.is_known(), by_address }
     }
 
-    fn at(&self, address: TargetAddr) -> Option<Place> {
+    fn at(&self, address: TargetAddr) -> Option<CodeOrigin> {
         self.by_address.get(&address).copied().flatten()
     }
 
@@ -98,7 +98,7 @@ type Answers = FxHashMap<Location, Arc<[ResolvedFrame]>>;
 fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers {
     let mut by_module: FxHashMap<ModuleId, Vec<FileOffset>> = FxHashMap::default();
     for place in places.iter().flat_map(|places| places.by_address.values()) {
-        if let Some(Place::Module(location)) = place {
+        if let Some(CodeOrigin::Module(location)) = place {
             by_module.entry(location.module).or_default().push(location.offset);
         }
     }
@@ -173,7 +173,7 @@ impl Writer<'_> {
 
     fn append(&self, address: TargetAddr, frames: &mut Vec<Frame>) {
         let bare = Frame { address: address.0, ..Frame::default() };
-        let Some(Place::Module(location)) = self.places.at(address) else {
+        let Some(CodeOrigin::Module(location)) = self.places.at(address) else {
             frames.push(bare);
             return;
         };

@@ -10,7 +10,7 @@ use super::element::{Element, element_of};
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::ModuleId;
 use crate::linux::proc::maps::MappingName;
-use crate::linux::proc::regions::{Region, RegionKind, region_of};
+use crate::linux::proc::maps::{Region, RegionKind, region_of};
 use crate::model::{Frame, FrameId, TypeEvidence, TypeName};
 use crate::object::module::Modules;
 use crate::object::vtables::Vtables;
@@ -158,7 +158,7 @@ mod tests {
         check(&[99, 1], None);
     }
 
-    use crate::linux::proc::regions::regions;
+    use crate::linux::proc::maps::regions;
     use crate::object::fixture::{Running, Workshop};
     use crate::object::module::ModuleStore;
     use crate::object::symbols::{Search, defined_functions};

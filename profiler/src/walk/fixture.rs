@@ -13,7 +13,7 @@ use super::scene::WalkedBlock;
 use crate::address::TargetAddr;
 use crate::collect::ThreadState;
 use crate::ids::{Pid, Tid};
-use crate::linux::proc::regions::{Region, RegionKind, regions};
+use crate::linux::proc::maps::{Region, RegionKind, regions};
 use crate::memory::{Copied, Memory};
 
 /// Source of the program.

@@ -12,7 +12,7 @@ pub(crate) mod scene;
 #[cfg(test)]
 mod fixture;
 
-use crate::linux::proc::regions::{Region, RegionKind};
+use crate::linux::proc::maps::{Region, RegionKind};
 pub use scene::{Scene, Walk};
 
 /// Walks every known allocator.
@@ -47,10 +47,10 @@ mod tests {
     fn brk_regions_from_before_and_after_a_fork_are_joined() {
         let other = || RegionKind::Anonymous { name: None };
         let regions = [
-            Region::made_up(0x1000, 0x1000, other()),
-            Region::made_up(0x2000, 0x1000, RegionKind::Brk),
-            Region::made_up(0x3000, 0x1000, RegionKind::Brk),
-            Region::made_up(0x5000, 0x1000, RegionKind::Brk),
+            Region::synthetic(0x1000, 0x1000, other()),
+            Region::synthetic(0x2000, 0x1000, RegionKind::Brk),
+            Region::synthetic(0x3000, 0x1000, RegionKind::Brk),
+            Region::synthetic(0x5000, 0x1000, RegionKind::Brk),
         ];
         let spans = |regions: &[Region]| regions.iter().map(|it| (it.start.0, it.end.0)).collect::<Vec<_>>();
         let expected = [(0x1000, 0x2000), (0x2000, 0x4000), (0x5000, 0x6000)];

@@ -17,7 +17,7 @@ use super::scene::{Scene, Walk, WalkedBlock, covered};
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::collect::spans::{joined, without};
-use crate::linux::proc::regions::{Region, RegionKind};
+use crate::linux::proc::maps::{Region, RegionKind};
 use group::{Meta, Slot};
 
 const HEAP: &str = "musl";

@@ -2,7 +2,7 @@
 
 use crate::address::TargetAddr;
 use crate::collect::{Span, ThreadState};
-use crate::linux::proc::regions::Region;
+use crate::linux::proc::maps::Region;
 use crate::memory::Memory;
 
 /// Input of a walk.

@@ -6,7 +6,7 @@ use std::fmt;
 use super::arena::{Arena, PAGE_BYTES, heaps, span};
 use crate::address::TargetAddr;
 use crate::collect::Span;
-use crate::linux::proc::regions::{RegionKind, region_of};
+use crate::linux::proc::maps::{RegionKind, region_of};
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::scene::{Scene, Walk, WalkedBlock};
 

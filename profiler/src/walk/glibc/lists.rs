@@ -10,7 +10,7 @@ use super::chunk::{CHUNK_BYTES_MIN, FLAGS, HEADER_BYTES};
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::collect::spans::joined;
-use crate::linux::proc::regions::region_of;
+use crate::linux::proc::maps::region_of;
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::scene::{Scene, WalkedBlock};
 

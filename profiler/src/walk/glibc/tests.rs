@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::address::TargetAddr;
-use crate::linux::proc::regions::{Region, RegionKind};
+use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::Copied;
 use crate::walk::fixture::Patient;
 use crate::walk::{Scene, Walk};
@@ -39,7 +39,7 @@ fn walk(arenas: &[[u64; WORDS]], regions: &[Region], pages: &[u64], reads_max: u
     let data: Vec<u8> = arenas.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
     let pages = pages.iter().map(|&page| (TargetAddr(page), vec![0; 4096].into()));
     let memory = Copied::new(std::iter::once((TargetAddr(DATA), data.into())).chain(pages));
-    let mut all = vec![Region::made_up(DATA, 0x1_0000, RegionKind::File { path: PathBuf::from("/lib/libc.so.6") })];
+    let mut all = vec![Region::synthetic(DATA, 0x1_0000, RegionKind::File { path: PathBuf::from("/lib/libc.so.6") })];
     all.extend_from_slice(regions);
     let memory = Patient::new(memory, reads_max);
     super::walk(&Scene { memory: &memory, regions: &all, threads: &[] })
@@ -48,7 +48,7 @@ fn walk(arenas: &[[u64; WORDS]], regions: &[Region], pages: &[u64], reads_max: u
 #[test]
 fn untouched_address_space_costs_nothing() {
     for kind in [RegionKind::Anonymous { name: None }, RegionKind::Brk] {
-        let regions = [Region::made_up(HEAP, 1 << 44, kind)];
+        let regions = [Region::synthetic(HEAP, 1 << 44, kind)];
         let main = arena(DATA, HEAP + 64, DATA, 0x2_1000);
         let walk = walk(&[main], &regions, &[HEAP + (1 << 43)], 2_000_000).expect("an arena is used");
         assert!(walk.blocks.is_empty() && walk.gaps.len() == 1, "{walk:?}");
@@ -57,7 +57,7 @@ fn untouched_address_space_costs_nothing() {
 
 #[test]
 fn the_brk_region_is_searched_once() {
-    let regions = [Region::made_up(HEAP, 16 << 20, RegionKind::Brk)];
+    let regions = [Region::synthetic(HEAP, 16 << 20, RegionKind::Brk)];
     let pages: Vec<u64> = (0..16 << 20 >> 12).map(|page| HEAP + page * 4096).collect();
     let walk = walk(&[arena(DATA, HEAP + 64, DATA, 0x2_1000)], &regions, &pages, 200_000);
     assert_eq!(walk.expect("an arena is used").gaps.len(), 1);

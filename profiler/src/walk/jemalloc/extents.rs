@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::address::TargetAddr;
 use crate::collect::Span;
-use crate::linux::proc::regions::RegionKind;
+use crate::linux::proc::maps::RegionKind;
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::scene::{Scene, WalkedBlock};
 

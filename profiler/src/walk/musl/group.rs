@@ -4,7 +4,7 @@ use rustc_hash::FxHashSet;
 
 use crate::address::TargetAddr;
 use crate::collect::Span;
-use crate::linux::proc::regions::{Region, RegionKind};
+use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::{Memory, WORD_BYTES};
 use crate::walk::scene::{Scene, WalkedBlock};
 
