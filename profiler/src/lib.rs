@@ -30,7 +30,6 @@ mod snapshot;
 mod symbolize;
 
 mod guardrail;
-mod health;
 mod report;
 
 mod recording;
@@ -221,7 +220,7 @@ pub mod internals {
     pub mod session {
         pub use crate::session::{Control, DumpPlan, Hold, OverloadPolicy, Session, SessionConfig, UnwindMode};
         pub mod raw {
-            pub use crate::session::raw::RawSample;
+            pub use crate::session::RawSample;
         }
     }
     pub mod snapshot {

@@ -175,6 +175,13 @@ pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MonotonicNanos(pub u64);
 
+impl MonotonicNanos {
+    /// Returns the time elapsed since `earlier`; zero if that is later.
+    pub fn since(self, earlier: Self) -> std::time::Duration {
+        std::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -144,14 +144,14 @@ fn forks_and_execs_are_replayed() {
     let (mut target, heapbpf, mut session) = recorded("family.c", "");
     target.work("keep 100 30");
     target.work("fork");
-    session.wait_for("is watched");
+    session.wait_for("is being recorded");
     target.work("keep 7 5");
     target.work("drop");
     target.work("keep 9 4");
     target.begin_exit(0);
     target.work("keep 11 2");
     target.becomes(&format!("exec {}", heapbpf_tests::target::build("family.c").display()));
-    session.wait_for("is watched");
+    session.wait_for("is being recorded");
     target.work("keep 13 3");
     let _ = session.interrupt().expect_code(0);
     let report = assert_same(&heapbpf, &[]).report();

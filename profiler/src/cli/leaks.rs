@@ -1,7 +1,6 @@
 //! `heapbpf leaks`: watches if that is asked for, looks, tells, and says by its exit code whether there are leaks.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use profiler_common::interval::Interval;
@@ -13,19 +12,14 @@ use super::progress::ProgressLine;
 use super::record::{UsageError, see_off, suppressions};
 use super::stops::Stops;
 use super::{exit, privilege, say};
-use crate::allocator::hook_set::HookSet;
-use crate::allocator::selection::HeapSelection;
-use crate::check::heap_snapshot::HeapSnapshot;
-use crate::check::{Plan, heap_snapshot};
-use crate::guardrail::Limits;
+use crate::check::look::Look;
+use crate::check::{Plan, unwatched};
 use crate::ids::Pid;
 use crate::keeper::Keeper;
 use crate::linux::inherited::Inherited;
-use crate::probe::attach::BackendChoice;
-use crate::probe::place::PlacementMode;
-use crate::process::selection::Selection;
+use crate::process::filter::Selection;
 use crate::report::ReportError;
-use crate::session::{Control, DumpPlan, Hold, Listener, OverloadPolicy, Progress, Session, SessionConfig, UnwindMode};
+use crate::session::{Control, Listener, OverloadPolicy, Progress, Session, SessionConfig};
 
 /// Looks, tells, and returns the exit code.
 pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
@@ -45,7 +39,7 @@ pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
         (Some(pid), None) => {
             let keeper = Keeper::start()?;
             let checking = Checking::start(plan, telling)?;
-            checking.check(heap_snapshot::take_unrecorded(Pid(pid), args.snapshot.into(), &keeper)?);
+            checking.check(unwatched::look(Pid(pid), args.snapshot.into(), &keeper)?);
             checking.finish(exit::DONE)
         }
         _ => {
@@ -119,7 +113,7 @@ impl Listener for Audience {
         self.line.show(progress);
     }
 
-    fn looked(&mut self, look: Result<HeapSnapshot>) {
+    fn inspected(&mut self, look: Result<Look>) {
         match look {
             Ok(look) => self.checking.check(look),
             Err(error) => self.failure = Some(error),
@@ -133,34 +127,15 @@ impl Listener for Audience {
 
 fn config(args: &LeaksArgs) -> SessionConfig {
     SessionConfig {
-        selection: Selection {
-            pids: args.pid.map(Pid).into_iter().collect(),
-            patterns: Vec::new(),
-            cgroups: Vec::new(),
-            all: false,
-            exclude: Vec::new(),
-            min_rss_bytes: 0,
-        },
+        selection: Selection { pids: args.pid.map(Pid).into_iter().collect(), ..Selection::default() },
         follow_forks: false,
-        functions: HookSet::default(),
-        heaps: HeapSelection { only: Vec::new(), excluded: Vec::new(), intervals: Vec::new() },
-        hold: Hold::Execs,
         interval: Interval::nearest(args.interval),
         duration: args.watch,
-        dumps: DumpPlan { every: None::<Duration>, growth_bytes: None, alloc_bytes: None, mark_after: None },
         ring_bytes: args.ring_size,
         live_blocks_max: args.live_blocks,
-        // Whatever was left out would have no stack.
+        // A dropped block would have no stack.
         on_overload: OverloadPolicy::Drop,
-        placement: PlacementMode::Auto,
-        unwind: UnwindMode::Auto,
-        backend: BackendChoice::Auto,
-        unwind_bytes_max: 256 << 20,
-        by_thread: false,
-        recording: None,
-        older_than: None,
-        limits: Limits { memory_bytes_max: None, cpu_percent_max: None, overhead_percent_max: None },
         checks: Some(args.snapshot.into()),
-        raw_stacks_max: 0,
+        ..SessionConfig::default()
     }
 }

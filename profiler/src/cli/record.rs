@@ -106,8 +106,7 @@ fn config(args: &RecordArgs, selection: Selection, functions: HookSet) -> Sessio
             cpu_percent_max: args.max_cpu,
             overhead_percent_max: args.max_overhead,
         },
-        checks: None,
-        raw_stacks_max: 0,
+        ..SessionConfig::default()
     }
 }
 

@@ -1,25 +1,101 @@
-//! What profiling may cost: given clocks and counts as numbers, says when a limit is exceeded.
+//! Cost limits: decides from clocks and counts, passed in as numbers, whether a limit is exceeded.
 //!
-//! Pure: no clock, file or map. What to do about it is the session's.
+//! Pure: reads no clock, file or map. The session acts on the result.
 
-pub(crate) mod cpu;
 pub(crate) mod overhead;
-mod window;
 
-/// Limits that the user has set.
+use std::collections::VecDeque;
+
+use crate::units::MonotonicNanos;
+
+/// Limits set by the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// Bytes that the agent and the kernel's maps may take together.
+    /// Memory of the agent and the kernel maps together.
     pub memory_bytes_max: Option<u64>,
-    /// Of one core, in percent: what the agent may use.
+    /// CPU time of the agent, in percent of one core.
     pub cpu_percent_max: Option<f64>,
-    /// Of a target's CPU time, in percent: what its probes may use.
+    /// CPU time spent in probes, in percent of the target's CPU time.
     pub overhead_percent_max: Option<f64>,
 }
 
 impl Limits {
-    /// Whether there is one.
+    /// Whether any limit is set.
     pub fn any(&self) -> bool {
         *self != Self::default()
     }
 }
+
+/// Sliding window over a monotonically growing number.
+#[derive(Clone, Debug)]
+struct Window<T> {
+    span_ns: u64,
+    points: VecDeque<(MonotonicNanos, T)>,
+}
+
+impl<T: Copy> Window<T> {
+    fn new(span_ns: u64) -> Self {
+        Self { span_ns, points: VecDeque::new() }
+    }
+
+    /// Adds a point. Returns the latest point that is at least one span older, and the nanoseconds between the two.
+    fn push(&mut self, time: MonotonicNanos, value: T) -> Option<(u64, T)> {
+        self.points.push_back((time, value));
+        let since = |point: &(MonotonicNanos, T)| time.0.saturating_sub(point.0.0);
+        while self.points.get(1).is_some_and(|next| since(next) >= self.span_ns) {
+            self.points.pop_front();
+        }
+        let first = self.points.front()?;
+        (since(first) >= self.span_ns).then(|| (since(first), first.1))
+    }
+
+    /// Drops all points but the last.
+    fn restart(&mut self) {
+        self.points = self.points.pop_back().into_iter().collect();
+    }
+}
+
+/// Span over which the agent's CPU share is averaged: writing a report for half a second is no reason to sample less.
+const CPU_SPAN_NS: u64 = 3_000_000_000;
+
+/// Compares the agent's share of one core with a limit.
+#[derive(Clone, Debug)]
+pub(crate) struct CpuMonitor {
+    percent_max: f64,
+    window: Window<u64>,
+    percent_highest: f64,
+}
+
+impl CpuMonitor {
+    pub(crate) fn new(percent_max: f64) -> Self {
+        Self { percent_max, window: Window::new(CPU_SPAN_NS), percent_highest: 0.0 }
+    }
+
+    /// Takes the agent's CPU time so far. Returns its share of one core over the window, in percent, if that exceeds the limit;
+    /// the window then restarts, so that a countermeasure can take effect.
+    #[expect(clippy::cast_precision_loss, reason = "a share; 53 bits are enough")]
+    pub(crate) fn observe(&mut self, now: MonotonicNanos, cpu_ns: u64) -> Option<f64> {
+        let (span_ns, before_ns) = self.window.push(now, cpu_ns)?;
+        let percent = 100.0 * cpu_ns.saturating_sub(before_ns) as f64 / span_ns as f64;
+        self.percent_highest = self.percent_highest.max(percent);
+        if percent <= self.percent_max {
+            return None;
+        }
+        self.window.restart();
+        Some(percent)
+    }
+
+    pub(crate) fn percent_highest(&self) -> f64 {
+        self.percent_highest
+    }
+}
+
+/// Returns how often to double the sampling intervals at once: twice the interval is about half the events, as long as it is
+/// larger than most blocks.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and 8")]
+pub(crate) fn doublings(percent: f64, percent_max: f64) -> u32 {
+    (percent / percent_max).log2().ceil().clamp(1.0, 8.0) as u32
+}
+
+#[cfg(test)]
+mod tests;

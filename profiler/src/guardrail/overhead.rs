@@ -1,40 +1,38 @@
-//! What its probes cost a target, estimated from its books.
+//! CPU time that a target spends in its probes, estimated from its ledger.
 //!
-//! Nobody counts calls in the kernel: that would cost every call something. But the books hold unbiased estimates of how many
-//! blocks were allocated and freed, sampled or not, and each was a call through a probe. That times the cost of a call, as
-//! measured on this machine, and a surcharge for each call that was sampled, is what probes took. Left out are frees of blocks
-//! that were made before the recording, calls that failed, and calls inside other calls, so that it is rather too little.
+//! The kernel side does not count calls, because that would slow down every call. But the ledger holds unbiased estimates of the
+//! blocks allocated and freed, sampled or not, each of which was a call through a probe. The estimate is their number times the
+//! cost of a call as measured on this machine, plus a surcharge for each sampled call. It is rather too low: it omits frees of
+//! blocks allocated before recording started, failed calls and nested calls.
 
-use super::window::Window;
+use super::Window;
 use crate::ledger::totals::Totals;
 use crate::units::MonotonicNanos;
 
-/// Seconds over which a share is taken.
+/// Span over which a share is averaged.
 const SPAN_NS: u64 = 3_000_000_000;
 
-/// Who uses less than this share of one core is left alone, whatever part of it are probes.
+/// Targets that use less than this share of one core are never over the limit.
 const CPU_PERCENT_MIN: f64 = 1.0;
 
 /// Standard deviations to one side that hold 97.5 % of a normal distribution.
 const Z: f64 = 1.96;
 
-/// What a sampled allocation takes more than another: its stack, its entry in the live set, its record, its return. Of the
-/// programs alone, with five frames (docs/overhead.md, "The programs in the kernel").
+/// Additional cost of a sampled allocation: stack, live set entry, record, return probe. Measured with five frames
+/// (docs/overhead.md, "The programs in the kernel").
 const SAMPLED_ALLOC_NS: f64 = 1_900.0;
 
-/// What the free of a sampled block takes more than another.
+/// Additional cost of freeing a sampled block.
 const SAMPLED_FREE_NS: f64 = 770.0;
 
-/// Nanoseconds that a call through a probe takes more than one without, when it is not sampled.
+/// Additional nanoseconds of an unsampled call due to its probe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CallCosts {
-    /// Of functions that allocate.
     pub alloc_ns: f64,
-    /// Of functions that free.
     pub free_ns: f64,
 }
 
-/// A target until an instant.
+/// Counters of a target at one point in time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
     cpu_ns: u64,
@@ -57,19 +55,19 @@ impl Point {
             allocs_sampled: totals.alloc_samples as f64,
             frees_sampled: totals.alloc_samples.saturating_sub(totals.live_samples) as f64,
             allocs_variance: allocated,
-            // What a block added when it was made it took along when it was freed.
+            // A free removes what its allocation added.
             frees_variance: (allocated - live).max(0.0),
         }
     }
 
-    /// What probes took from another point to this one.
+    /// CPU time spent in probes between `before` and this point.
     fn since(&self, before: &Self, costs: CallCosts, span_ns: u64) -> Share {
         let grown = |number: fn(&Self) -> f64| (number(self) - number(before)).max(0.0);
         let probe_ns = grown(|it| it.allocs) * costs.alloc_ns
             + grown(|it| it.frees) * costs.free_ns
             + grown(|it| it.allocs_sampled) * SAMPLED_ALLOC_NS
             + grown(|it| it.frees_sampled) * SAMPLED_FREE_NS;
-        // Of the same blocks, so that both are off to the same side.
+        // Both errors stem from the same blocks, so they have the same sign and add up.
         let off_ns = grown(|it| it.allocs_variance).sqrt() * costs.alloc_ns
             + grown(|it| it.frees_variance).sqrt() * costs.free_ns;
         let cpu_ns = self.cpu_ns.saturating_sub(before.cpu_ns);
@@ -77,26 +75,26 @@ impl Point {
     }
 }
 
-/// What probes took of a target's CPU time.
+/// Share of a target's CPU time spent in probes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Share {
-    /// Nanoseconds in probes: an estimate.
+    /// Estimated nanoseconds in probes.
     pub probe_ns: f64,
-    /// How far off that may be because calls are sampled (95 %), in nanoseconds.
+    /// Half width of the 95 % confidence interval due to sampling, in nanoseconds.
     pub margin_ns: f64,
-    /// The target's CPU time, with that in it.
+    /// The target's CPU time, including probes.
     pub cpu_ns: u64,
-    /// Over this many nanoseconds.
+    /// Wall clock nanoseconds covered.
     pub span_ns: u64,
 }
 
 impl Share {
-    /// In percent of the target's CPU time; 0 where it used none.
+    /// Percent of the target's CPU time; 0 if it used none.
     pub(crate) fn percent(&self) -> f64 {
         self.percent_of(self.probe_ns)
     }
 
-    /// What it is at least (97.5 %), in percent.
+    /// Lower confidence bound (97.5 %), in percent.
     pub(crate) fn percent_at_least(&self) -> f64 {
         self.percent_of((self.probe_ns - self.margin_ns).max(0.0))
     }
@@ -112,25 +110,25 @@ impl Share {
     }
 }
 
-/// Follows one target.
+/// Tracks the probe overhead of one target.
 #[derive(Clone, Debug)]
-pub(crate) struct OverheadWatch {
+pub(crate) struct OverheadMonitor {
     first: Option<(MonotonicNanos, Point)>,
     window: Window<Point>,
     whole: Option<Share>,
     highest: Option<Share>,
 }
 
-impl Default for OverheadWatch {
+impl Default for OverheadMonitor {
     fn default() -> Self {
         Self { first: None, window: Window::new(SPAN_NS), whole: None, highest: None }
     }
 }
 
-impl OverheadWatch {
-    /// Takes a look: the target's totals and CPU time until now. The share over the last seconds, once they are over; `None`
-    /// also for a target that does next to nothing.
-    pub(crate) fn look(
+impl OverheadMonitor {
+    /// Takes the target's totals and CPU time so far. Returns the share over the window; `None` before the first window is full
+    /// and for an almost idle target.
+    pub(crate) fn observe(
         &mut self,
         now: MonotonicNanos,
         totals: &Totals,
@@ -148,12 +146,12 @@ impl OverheadWatch {
         Some(share)
     }
 
-    /// From the first look to the last.
+    /// Share from the first observation to the last.
     pub(crate) fn whole(&self) -> Option<Share> {
         self.whole
     }
 
-    /// Over the seconds in which it was highest.
+    /// Highest share over one window.
     pub(crate) fn highest(&self) -> Option<Share> {
         self.highest
     }

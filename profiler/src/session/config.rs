@@ -1,104 +1,115 @@
-//! What a session is to do.
+//! Configuration of a session.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use profiler_common::interval::Interval;
+use profiler_common::limits::LIVE_BLOCKS_DEFAULT;
 
 use super::overload::OverloadPolicy;
-use super::triggers::DumpPlan;
+use super::windows::DumpPlan;
 use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::collect::Method;
 use crate::guardrail::Limits;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
-use crate::process::selection::Selection;
-use crate::units::EstimatedBytes;
+use crate::process::filter::Selection;
 
-/// What to record.
+/// What to record, and how. The defaults are those of `heapbpf record`, without any target.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
-    /// The processes.
+    /// Processes to record.
     pub selection: Selection,
-    /// Processes that targets make by fork are targets too.
+    /// Record children that targets fork.
     pub follow_forks: bool,
-    /// Functions of allocators that the user names.
+    /// Allocator functions named by the user.
     pub functions: HookSet,
-    /// Heaps to watch.
+    /// Heaps to record, and their intervals.
     pub heaps: HeapSelection,
-    /// Which processes that begin are held until their probes are in place.
+    /// Which new processes are stopped until their probes are attached.
     pub hold: Hold,
     /// Mean bytes between samples.
     pub interval: Interval,
-    /// When to stop by itself, beside the end of all targets.
+    /// Maximum duration of the recording.
     pub duration: Option<Duration>,
-    /// When to dump by itself.
+    /// When to dump.
     pub dumps: DumpPlan,
-    /// Bytes of the ring buffer.
+    /// Size of the ring buffer.
     pub ring_bytes: u32,
-    /// Room in the live set.
+    /// Capacity of the live set.
     pub live_blocks_max: u32,
-    /// What to do when there is more than can be followed.
+    /// Behaviour under overload.
     pub on_overload: OverloadPolicy,
-    /// Where in their functions probes go.
+    /// Which instruction of a function is probed.
     pub placement: PlacementMode,
     /// How stacks are unwound.
     pub unwind: UnwindMode,
     /// How probes are attached.
     pub backend: BackendChoice,
-    /// Bytes that unwind tables may take in the kernel.
+    /// Kernel memory for unwind tables.
     pub unwind_bytes_max: u64,
-    /// File to record to, and the bytes that it may take.
+    /// File to record events to, and its maximum size.
     pub recording: Option<(PathBuf, Option<u64>)>,
-    /// Callsites are told apart by the threads that allocate.
+    /// Keep callsites of different threads apart.
     pub by_thread: bool,
-    /// How old live blocks must be to be shown; `None` for all.
+    /// Minimum age of live blocks in reports; `None` for all blocks.
     pub older_than: Option<Duration>,
-    /// What it may cost.
+    /// Cost limits.
     pub limits: Limits,
-    /// How targets are looked at for leaks when that is asked for; `None` where a request is for a dump.
+    /// How to take heap snapshots of targets for leak checks on request; `None` if requests take dumps.
     pub checks: Option<Method>,
-    /// Copies of stacks to keep at a time, for checking the unwinder; 0 in any other recording, where none are made.
+    /// Number of raw stack copies to keep for verifying the unwinder; 0 disables copying.
     pub raw_stacks_max: usize,
 }
 
-/// Which processes that begin are held until their probes are in place. To hold is to stop them by ptrace, unseen by their
-/// parents, for the ten milliseconds or so that the kernel takes to place probes.
+impl Default for SessionConfig {
+    fn default() -> Self {
+        Self {
+            selection: Selection::default(),
+            follow_forks: true,
+            functions: HookSet::default(),
+            heaps: HeapSelection::default(),
+            hold: Hold::Execs,
+            interval: Interval::nearest(4 << 10),
+            duration: None,
+            dumps: DumpPlan::default(),
+            ring_bytes: 16 << 20,
+            live_blocks_max: LIVE_BLOCKS_DEFAULT,
+            on_overload: OverloadPolicy::Adapt(Interval::nearest(16 << 20)),
+            placement: PlacementMode::Auto,
+            unwind: UnwindMode::Auto,
+            backend: BackendChoice::Auto,
+            unwind_bytes_max: 256 << 20,
+            recording: None,
+            by_thread: false,
+            older_than: None,
+            limits: Limits::default(),
+            checks: None,
+            raw_stacks_max: 0,
+        }
+    }
+}
+
+/// Which new processes are stopped until their probes are attached. They are stopped by ptrace, invisibly to their parents, for
+/// about ten milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// None: what they allocate meanwhile is not seen.
+    /// None: allocations before the probes are attached are missed.
     Never,
-    /// Those that have called exec.
+    /// Processes that called exec.
     Execs,
-    /// Those that were made by a fork as well.
+    /// Forked children as well.
     Forks,
 }
 
 /// How stacks are unwound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnwindMode {
-    /// By tables made from the modules' unwind information; by frame pointers in code that has none.
+    /// By tables built from the modules' unwind information; by frame pointers in code without it.
     Auto,
-    /// By tables alone.
+    /// By tables only.
     Tables,
-    /// By frame pointers alone.
+    /// By frame pointers only.
     FramePointer,
-}
-
-/// Where a recording is.
-#[derive(Clone, Copy, Debug)]
-pub struct Progress {
-    /// Since it began.
-    pub elapsed: Duration,
-    /// When it will stop.
-    pub duration: Option<Duration>,
-    /// Targets that run.
-    pub targets: usize,
-    /// Over the last period.
-    pub events_per_second: f64,
-    /// Of all targets.
-    pub live_bytes: EstimatedBytes,
-    /// Events lost, all reasons.
-    pub lost: u64,
 }

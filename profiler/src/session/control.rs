@@ -1,20 +1,25 @@
-//! What users ask of a recording while it runs, by signals to heapbpf.
+//! Interface between a session and its caller: requests in, progress and results out.
 
 use std::io;
+use std::time::Duration;
 
+use anyhow::Result;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What is asked for.
+use crate::check::look::Look;
+use crate::snapshot::Snapshot;
+use crate::units::EstimatedBytes;
+
+/// Request to a running session, sent as a signal to heapbpf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// End the window now, and write it: `SIGUSR1`.
+pub enum Request {
+    /// End the window and write it: `SIGUSR1`.
     Dump,
-    /// Later dumps are relative to now: `SIGUSR2`.
+    /// Start later windows now: `SIGUSR2`.
     Mark,
 }
 
-/// Signals that have orders. From when this is made they do not end heapbpf any more; what comes before anyone asks is kept,
-/// though two of a kind count as one until then.
+/// Receives requests. While it exists, its signals do not terminate heapbpf. Pending signals of the same kind count once.
 #[derive(Debug, Default)]
 pub struct Control {
     signals: Option<(Signal, Signal)>,
@@ -25,23 +30,67 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// If that cannot be.
+    /// When the signal handlers cannot be installed.
     pub fn listen() -> io::Result<Self> {
         Ok(Self { signals: Some((signal(SignalKind::user_defined1())?, signal(SignalKind::user_defined2())?)) })
     }
 
-    /// No orders ever come.
+    /// Never receives a request.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// The next one. When both have come the dump is first: the other way round it would be about nothing.
-    pub async fn next(&mut self) -> Order {
+    /// Waits for the next request. If both are pending, the dump comes first: after the mark its window would be empty.
+    pub async fn next(&mut self) -> Request {
         let Some((dump, mark)) = &mut self.signals else { return std::future::pending().await };
         tokio::select! {
             biased;
-            _ = dump.recv() => Order::Dump,
-            _ = mark.recv() => Order::Mark,
+            _ = dump.recv() => Request::Dump,
+            _ = mark.recv() => Request::Mark,
         }
     }
+}
+
+/// Callbacks for session events. The ring buffer is not drained meanwhile, so they must return immediately.
+pub trait Listener {
+    /// Called every half second.
+    fn progress(&mut self, _progress: &Progress) {}
+
+    /// A window ended; the snapshot contains it.
+    fn dumped(&mut self, _snapshot: Snapshot) {}
+
+    /// A target was inspected for leaks, or could not be.
+    fn inspected(&mut self, _inspected: Result<Look>) {}
+
+    /// A mark was set at this time since the start: later windows start there.
+    fn marked(&mut self, _elapsed: Duration) {}
+
+    /// Whether earlier dumps are still being written. Dumps that were not requested by a signal wait then.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// Whether a further dump can be queued. Requests wait otherwise; several of a kind then count once.
+    fn has_room(&self) -> bool {
+        true
+    }
+}
+
+/// Ignores all events.
+impl Listener for () {}
+
+/// Progress of a recording.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    pub elapsed: Duration,
+    /// Maximum duration of the recording.
+    pub duration: Option<Duration>,
+    /// Number of running targets.
+    pub targets: usize,
+    /// Over the last period.
+    pub events_per_second: f64,
+    /// Of all running targets.
+    pub live_bytes: EstimatedBytes,
+    /// Dropped events of all reasons.
+    pub lost: u64,
 }

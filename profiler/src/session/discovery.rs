@@ -1,4 +1,4 @@
-//! Finds the functions that targets' calls to allocators reach, and where in them probes go. Attaches none.
+//! Discovery of allocator functions in targets, and of the instructions to probe. Attaches nothing.
 
 use anyhow::{Context, Result};
 
@@ -7,17 +7,22 @@ use super::target::Target;
 use crate::allocator::hook_set::{CustomFunction, HookSet};
 use crate::allocator::resolve::{NoAllocator, ResolvedHook, resolve, symbols};
 use crate::allocator::selection::HeapSelection;
+use crate::bpf::load::LinkKind;
 use crate::ids::{HookId, Pid};
+use crate::keeper::{Keeper, KeeperError};
 use crate::model::{Origin, UnfoundHook};
 use crate::object::module::ModuleStore;
 use crate::probe::jumps::Jumps;
+use crate::probe::leftover::{Place, breakpoints, remove};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::process::address_space::AddressSpace;
 use crate::process::definitions::Definitions;
+use crate::process::filter::Selection;
 use crate::process::link_map::LinkMap;
+use crate::process::scan;
 
-/// Modules and hooks of all targets, each once.
+/// Modules and hooks of all targets.
 pub(super) struct Discovery {
     pub(super) modules: ModuleStore,
     pub(super) plan: Plan,
@@ -25,13 +30,13 @@ pub(super) struct Discovery {
     definitions: Definitions,
     jumps: Jumps,
     functions: HookSet,
-    /// Which of those were found in some target, in their order.
+    /// Which of the functions were found in a target.
     found: Vec<bool>,
     heaps: HeapSelection,
 }
 
 impl Discovery {
-    /// For hooks of the known allocators and these functions, of these heaps.
+    /// Discovers known allocators and these functions, of these heaps.
     pub(super) fn new(placement: PlacementMode, functions: HookSet, heaps: HeapSelection) -> Self {
         Self {
             modules: ModuleStore::new(),
@@ -45,12 +50,7 @@ impl Discovery {
         }
     }
 
-    /// Mean bytes between samples of a heap, where it has its own.
-    pub(super) fn interval_bytes(&self, heap: &str) -> Option<u32> {
-        self.heaps.interval_bytes(heap).or_else(|| self.functions.interval_bytes(heap))
-    }
-
-    /// What heapbpf itself maps: most programs use the same C library.
+    /// Mappings and hooks of heapbpf itself: most programs use the same C library.
     pub(super) fn own(&mut self) -> Option<Own> {
         let pid = Pid(std::process::id());
         let mut own = Own { space: AddressSpace::new(pid), hooks: Hooks::default() };
@@ -61,37 +61,29 @@ impl Discovery {
         Some(own)
     }
 
-    /// A process that runs, with its allocators.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be profiled.
+    /// Opens a running process and discovers its allocators. Fails if it cannot be profiled.
     pub(super) fn open(&mut self, pid: Pid) -> Result<Target> {
         let mut target = Target::open(pid, Origin::Running, None)?;
-        target.refresh_space(&mut self.modules);
+        target.refresh_mappings(&mut self.modules);
         self.discover(&mut target)?;
         Ok(target)
     }
 
-    /// Adds what a target's present mappings ask for. Returns the hooks that they ask for.
-    ///
-    /// # Errors
-    ///
-    /// When no allocator is there, or hooks cannot be numbered.
+    /// Adds the hooks of a target's current mappings, and returns their ids. Fails without an allocator.
     pub(super) fn discover(&mut self, target: &mut Target) -> Result<Vec<HookId>> {
-        let found = self.find(&target.space, target.link_map());
+        let found = self.find(&target.mappings.space, target.mappings.link_map());
         let found = found.with_context(|| format!("cannot profile process `{}`", target.pid))?;
-        target.was_searched();
+        target.mappings.is_unsearched = false;
         for (function, is_found) in self.functions.functions().iter().zip(&mut self.found).filter(|(_, found)| !**found)
         {
             *is_found = found.iter().any(|hook| is_named_by(hook, function));
         }
         let ids = target.hooks.add(&found, self.placement, &self.modules, &mut self.plan)?;
-        target.hooks.mark_mapped(&self.plan, &target.space.modules());
+        target.hooks.mark_mapped(&self.plan, &target.mappings.space.modules());
         Ok(ids)
     }
 
-    /// The functions that were named, are of a heap that is selected, and were in no target yet.
+    /// Functions named by the user, of selected heaps, that no target has had yet.
     pub(super) fn unfound(&self) -> Vec<UnfoundHook> {
         let functions = self.functions.functions().iter().zip(&self.found);
         functions
@@ -118,7 +110,7 @@ impl Discovery {
     }
 }
 
-/// Whether the hook is this function that a user has named. One that was named for two heaps belongs to the first.
+/// Whether the hook is this function named by the user. A function named for two heaps belongs to the first.
 fn is_named_by(hook: &ResolvedHook, function: &CustomFunction) -> bool {
     let name = function.spec.function;
     function.may_be_in(&hook.path) && (hook.spec.function == name || hook.aliases.contains(&name))
@@ -130,13 +122,59 @@ pub(super) struct Own {
     pub(super) hooks: Hooks,
 }
 
-/// The hooks that a recording of this process would attach. Attaches none.
-///
-/// # Errors
-///
-/// When it cannot be profiled.
+/// Returns the hooks that a recording of this process would attach.
 pub(crate) fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<PlannedHook>> {
     let mut discovery = Discovery::new(placement, HookSet::default(), HeapSelection::default());
     let target = discovery.open(pid)?;
     Ok(target.hooks.planned(&discovery.plan).cloned().collect())
+}
+
+/// Result of [`remove_leftovers`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Leftovers {
+    /// Number of searched processes.
+    pub processes: usize,
+    /// Number of removed breakpoints, which had no owner.
+    pub removed: usize,
+    /// Number of processes that had such breakpoints.
+    pub processes_with_removed: usize,
+    /// Number of breakpoints of running tools.
+    pub others: usize,
+}
+
+/// Searches all processes for breakpoints that a killed heapbpf left at functions which a recording would probe, and removes them.
+/// Takes some milliseconds per process.
+pub(crate) fn remove_leftovers(kind: LinkKind) -> Result<Leftovers, KeeperError> {
+    let mut discovery = Discovery::new(PlacementMode::Auto, HookSet::default(), HeapSelection::default());
+    let selection = Selection { all: true, ..Selection::default() };
+    let mut leftovers = Leftovers::default();
+    let mut keeper: Option<Keeper> = None;
+    for facts in scan::scan(&selection).unwrap_or_default() {
+        let pid: Pid = facts.pid();
+        // Processes without an allocator have no probes.
+        let Ok(target) = discovery.open(pid) else { continue };
+        leftovers.processes += 1;
+        // With `--placement entry`, probes are at the first instruction.
+        let both = |planned: &PlannedHook| [planned.offset(), planned.hook.offset].map(|at| (planned.hook.module, at));
+        let mut places: Vec<Place> = target.hooks.planned(&discovery.plan).flat_map(both).collect();
+        places.sort_unstable();
+        places.dedup();
+        let search = |places: Vec<Place>| breakpoints(&target.mappings.space, &discovery.modules, places.into_iter());
+        let found = search(places);
+        if found.is_empty() {
+            continue;
+        }
+        if keeper.is_none() {
+            keeper = Some(Keeper::start()?);
+        }
+        if let Some(keeper) = &keeper {
+            remove(keeper, kind, &discovery.modules, pid, &found)?;
+        }
+        let count = found.len();
+        let others = search(found).len();
+        leftovers.others += others;
+        leftovers.removed += count - others;
+        leftovers.processes_with_removed += usize::from(count > others);
+    }
+    Ok(leftovers)
 }

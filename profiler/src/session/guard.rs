@@ -1,31 +1,27 @@
-//! Keeps a recording within what it may cost: looks at memory, CPU time and probes each half second, and samples less, lets
-//! a target go or ends the recording. When something is too much, `guardrail` says.
+//! Enforcement of cost limits every half second: reads memory and CPU time, and raises intervals or ends the recording. Which limit is
+//! exceeded, `guardrail` decides.
 
 use anyhow::{Context, Result};
 use bytesize::ByteSize;
 use thiserror::Error;
-use tokio::time::Duration;
 use tracing::warn;
 
-use super::Session;
 use super::probes::Probes;
-use super::target::{End, Target};
+use super::process_table::ProcessTable;
+use super::rates::Rates;
 use crate::bpf::footprint::KernelMaps;
-use crate::guardrail::Limits;
-use crate::guardrail::cpu::{CpuWatch, doublings};
-use crate::guardrail::overhead::OverheadWatch;
+use crate::bpf::load::Kernel;
+use crate::guardrail::{CpuMonitor, Limits, doublings};
 use crate::ids::Pid;
 use crate::linux::{clock, memory};
-use crate::model::guardrails::{Action, Excess, Guardrails, Overhead, ProbeCosts, Reached};
+use crate::model::guardrails::{Action, Excess, Guardrails, ProbeCosts, Reached};
 use crate::probe::cost::Costs;
+use crate::probe::plan::Plan;
 
-/// How often is looked.
-pub(super) const GUARD_PERIOD: Duration = Duration::from_millis(500);
-
-/// What a limit leaves no room for, before anything is attached.
+/// The memory limit is exceeded before anything is attached.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "`--max-memory {limit}` is less than heapbpf takes from the start: {} of its own and {} of kernel maps, most of it {largest} ({}); make that smaller with `{option}`, or raise the limit",
+    "`--max-memory {limit}` is less than heapbpf needs at the start: {} of its own and {} of kernel maps, most of it {largest} ({}); reduce that with `{option}`, or raise the limit",
     ByteSize(*own_bytes), ByteSize(*maps_bytes), ByteSize(*largest_bytes)
 )]
 pub(crate) struct TooSmall {
@@ -37,13 +33,13 @@ pub(crate) struct TooSmall {
     option: &'static str,
 }
 
-/// Fails when the kernel's maps and what the agent has already are more than is allowed.
+/// Fails if the agent and the empty kernel maps exceed the memory limit.
 pub(super) fn check_memory(limits: &Limits, maps: &KernelMaps) -> Result<(), TooSmall> {
     let Some(limit) = limits.memory_bytes_max else { return Ok(()) };
-    fits(limit, memory::resident_bytes(), maps)
+    check_sizes(limit, memory::resident_bytes(), maps)
 }
 
-fn fits(limit_bytes: u64, own_bytes: u64, maps: &KernelMaps) -> Result<(), TooSmall> {
+fn check_sizes(limit_bytes: u64, own_bytes: u64, maps: &KernelMaps) -> Result<(), TooSmall> {
     let maps_bytes = maps.empty_bytes();
     if own_bytes + maps_bytes <= limit_bytes {
         return Ok(());
@@ -59,36 +55,36 @@ fn fits(limit_bytes: u64, own_bytes: u64, maps: &KernelMaps) -> Result<(), TooSm
     })
 }
 
-/// The limits of a session, and what became of them.
+/// The limits of a session, and when they were exceeded.
 #[derive(Debug)]
 pub(super) struct Guard {
     limits: Limits,
-    cpu: Option<CpuWatch>,
+    maps: KernelMaps,
+    cpu: Option<CpuMonitor>,
     costs: Option<Costs>,
     memory_bytes_highest: Option<u64>,
     reached: Vec<Reached>,
 }
 
 impl Guard {
-    /// With these limits. Where probes have one, their cost is measured now, which takes a third of a second.
-    pub(super) fn new(limits: Limits, probes: &mut Probes) -> Result<Self> {
+    /// With an overhead limit, measures the cost of probes, which takes a third of a second.
+    pub(super) fn new(limits: Limits, maps: KernelMaps, probes: &mut Probes) -> Result<Self> {
         let costs = match limits.overhead_percent_max {
             Some(_) => {
                 let costs = probes.calibrate();
-                Some(costs.context("cannot measure what a probe costs, which `--max-overhead` takes")?)
+                Some(costs.context("cannot measure the cost of a probe, which `--max-overhead` requires")?)
             }
             None => None,
         };
-        let cpu = limits.cpu_percent_max.map(CpuWatch::new);
-        Ok(Self { limits, cpu, costs, memory_bytes_highest: None, reached: Vec::new() })
+        let cpu = limits.cpu_percent_max.map(CpuMonitor::new);
+        Ok(Self { limits, maps, cpu, costs, memory_bytes_highest: None, reached: Vec::new() })
     }
 
-    /// Whether there is anything to look at.
+    /// Whether there is any limit.
     pub(super) fn is_needed(&self) -> bool {
         self.limits.any()
     }
 
-    /// The recording ends because the keeper process has exited.
     pub(super) fn note_keeper_exit(&mut self) {
         warn!("recording ends: the keeper process, which owns the probes, exited");
         self.note(Excess::Keeper, Action::Stopped);
@@ -98,7 +94,61 @@ impl Guard {
         self.reached.push(Reached { unix_ns: clock::now().unix_ns, what, action });
     }
 
-    /// What reports say.
+    /// Returns false if the memory limit ends the recording.
+    pub(super) fn check_memory(&mut self, live_blocks: u64) -> bool {
+        let Some(limit) = self.limits.memory_bytes_max else { return true };
+        let bytes = memory::resident_bytes() + self.maps.bytes(live_blocks);
+        self.memory_bytes_highest = self.memory_bytes_highest.max(Some(bytes));
+        if bytes <= limit {
+            return true;
+        }
+        let (used, limit) = (ByteSize(bytes), ByteSize(limit));
+        warn!("recording ends: heapbpf and its kernel maps use {used}, more than `--max-memory {limit}`");
+        self.note(Excess::Memory(bytes), Action::Stopped);
+        false
+    }
+
+    /// Raises intervals if the agent exceeds its CPU limit. Returns false if they cannot grow: the limit ends the recording.
+    pub(super) fn check_cpu(&mut self, rates: &mut Rates, kernel: &mut Kernel) -> Result<bool> {
+        let Some(cpu) = &mut self.cpu else { return Ok(true) };
+        let Some(percent) = cpu.observe(clock::now().monotonic, clock::cpu_ns()) else { return Ok(true) };
+        let limit = self.limits.cpu_percent_max.unwrap_or_default();
+        let excess = format!("heapbpf uses {percent:.1} % of a core, more than `--max-cpu {limit}%`");
+        if rates.double(doublings(percent, limit), kernel)? {
+            warn!("all intervals are raised: {excess}");
+            self.note(Excess::Cpu(percent), Action::IntervalsRaised);
+            return Ok(true);
+        }
+        warn!("recording ends: {excess}, and intervals cannot be raised further");
+        self.note(Excess::Cpu(percent), Action::Stopped);
+        Ok(false)
+    }
+
+    /// Returns the targets that exceed the overhead limit, with the percentage of their CPU time spent in probes.
+    pub(super) fn check_overhead(&self, processes: &mut ProcessTable, plan: &Plan) -> Vec<(Pid, f64)> {
+        let (Some(limit), Some(costs)) = (self.limits.overhead_percent_max, self.costs) else { return Vec::new() };
+        let mut excesses = Vec::new();
+        for target in processes.running_mut() {
+            let calls = target.hooks.call_costs(plan, &costs);
+            let (Some(calls), Some(cpu_ns)) = (calls, clock::process_cpu_ns(target.pid)) else { continue };
+            let now = clock::now().monotonic;
+            let share = target.overhead.observe(now, target.ledger.totals(), cpu_ns, calls);
+            // Detaching is irreversible, so require the lower confidence bound.
+            let excess = share.filter(|share| share.percent_at_least() > limit);
+            excesses.extend(excess.map(|share| (target.pid, share.percent())));
+        }
+        excesses
+    }
+
+    pub(super) fn note_detached(&mut self, pid: Pid, percent: f64) {
+        let limit = self.limits.overhead_percent_max.unwrap_or_default();
+        warn!(
+            "detached from process {pid}: probes take ≈ {percent:.1} % of its CPU time, more than `--max-overhead {limit}%`"
+        );
+        self.note(Excess::Overhead(pid, percent), Action::Detached);
+    }
+
+    /// Limits and excesses, for reports.
     pub(super) fn report(&self) -> Guardrails {
         let costs = |costs: &Costs| ProbeCosts {
             emulated_ns: costs.emulated_ns,
@@ -110,107 +160,11 @@ impl Guard {
             memory_bytes_max: self.limits.memory_bytes_max,
             memory_bytes_highest: self.memory_bytes_highest,
             cpu_percent_max: self.limits.cpu_percent_max,
-            cpu_percent_highest: self.cpu.as_ref().map(CpuWatch::percent_highest),
+            cpu_percent_highest: self.cpu.as_ref().map(CpuMonitor::percent_highest),
             overhead_percent_max: self.limits.overhead_percent_max,
             costs: self.costs.as_ref().map(costs),
             reached: self.reached.clone(),
         }
-    }
-}
-
-/// What reports say of a target's probes.
-pub(super) fn overhead(watch: &OverheadWatch) -> Option<Overhead> {
-    let whole = watch.whole()?;
-    Some(Overhead {
-        percent: whole.percent(),
-        percent_highest: watch.highest().map(|share| share.percent()),
-        probe_ns: whole.probe_ns,
-        cpu_ns: whole.cpu_ns,
-    })
-}
-
-impl Session {
-    /// Looks at all limits, and does what it takes to keep them. False when the recording is to end for that.
-    pub(super) fn keep_limits(&mut self) -> Result<bool> {
-        self.keep_overhead();
-        Ok(self.keep_memory() && self.keep_cpu()?)
-    }
-
-    fn keep_memory(&mut self) -> bool {
-        let Some(limit) = self.guard.limits.memory_bytes_max else { return true };
-        let live_blocks = self.targets.live_blocks() as u64;
-        let bytes = memory::resident_bytes() + self.probes.maps.bytes(live_blocks);
-        self.guard.memory_bytes_highest = self.guard.memory_bytes_highest.max(Some(bytes));
-        if bytes <= limit {
-            return true;
-        }
-        let (taken, limit) = (ByteSize(bytes), ByteSize(limit));
-        warn!("recording ends: heapbpf and its kernel maps take {taken}, more than `--max-memory {limit}`");
-        self.guard.note(Excess::Memory(bytes), Action::Stopped);
-        false
-    }
-
-    fn keep_cpu(&mut self) -> Result<bool> {
-        let Some(cpu) = &mut self.guard.cpu else { return Ok(true) };
-        let Some(percent) = cpu.look(clock::now().monotonic, clock::cpu_ns()) else { return Ok(true) };
-        let limit = self.guard.limits.cpu_percent_max.unwrap_or_default();
-        let too_much = format!("heapbpf takes {percent:.1} % of a core, more than `--max-cpu {limit}%`");
-        if self.probes.double_intervals(doublings(percent, limit))? {
-            warn!("all intervals grow: {too_much}");
-            self.guard.note(Excess::Cpu(percent), Action::IntervalsRaised);
-            return Ok(true);
-        }
-        warn!("recording ends: {too_much}, and intervals cannot grow any more");
-        self.guard.note(Excess::Cpu(percent), Action::Stopped);
-        Ok(false)
-    }
-
-    fn keep_overhead(&mut self) {
-        let (Some(limit), Some(costs)) = (self.guard.limits.overhead_percent_max, self.guard.costs) else { return };
-        let mut excesses = Vec::new();
-        for target in self.targets.running_mut() {
-            let calls = target.hooks.call_costs(&self.probes.discovery.plan, &costs);
-            let (Some(calls), Some(cpu_ns)) = (calls, clock::process_cpu_ns(target.pid)) else { continue };
-            let now = clock::now().monotonic;
-            let share = target.overhead.look(now, target.ledger.totals(), cpu_ns, calls);
-            // Who is to be let go must be over the limit for certain: there is no way back.
-            excesses.extend(share.filter(|share| share.percent_at_least() > limit).map(|share| (target.pid, share)));
-        }
-        for (pid, share) in excesses {
-            let percent = share.percent();
-            if self.let_go(pid) {
-                warn!(
-                    "process {pid} is let go: probes take ≈ {percent:.1} % of its CPU time, more than `--max-overhead {limit}%`"
-                );
-                self.guard.note(Excess::Overhead(pid, percent), Action::Detached);
-            }
-        }
-    }
-
-    /// Takes a target's probes away and closes its books as they are: what it does from now on, also to blocks that it made
-    /// before, is not seen. False when it has ended or is another program by now.
-    fn let_go(&mut self, pid: Pid) -> bool {
-        // Calls are drawn of targets alone; what was drawn by now is in the ring.
-        self.probes.forget(pid);
-        let now = clock::now().monotonic;
-        while !self.drain() {}
-        // A program that it became meanwhile has cost nothing yet.
-        let has_cost = |target: &Target| !target.is_gone() && target.overhead.whole().is_some();
-        if !self.targets.get(pid).is_some_and(has_cost) {
-            return false;
-        }
-        self.complete_pass_for(pid);
-        let Some(mut target) = self.targets.remove(pid) else { return false };
-        self.settle_losses_of(&mut target);
-        self.lifecycle.settled(pid);
-        if let Some(identity) = target.identity() {
-            self.pending_targets.decline(identity);
-        }
-        target.end = Some(End::Detached(now));
-        target.close(&mut self.probes.kernel);
-        self.probes.release(&mut target);
-        self.targets.keep(target, &self.probes.discovery.plan);
-        true
     }
 }
 
@@ -219,11 +173,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_that_leaves_no_room_names_what_to_make_smaller() {
+    fn a_memory_limit_that_is_too_small_names_the_largest_map() {
         let maps = KernelMaps { ring_bytes: 16 << 20, live_blocks_max: 1 << 24, row_cells: 1 << 20, cpus: 2 };
         let whole = maps.empty_bytes();
-        assert_eq!(fits(whole + 7, 7, &maps), Ok(()));
-        let text = fits(whole + 7, 8, &maps).expect_err("a byte too much").to_string();
-        assert!(text.contains("the live set (256.0 MiB); make that smaller with `--live-blocks`"), "{text}");
+        assert_eq!(check_sizes(whole + 7, 7, &maps), Ok(()));
+        let text = check_sizes(whole + 7, 8, &maps).expect_err("a byte too much").to_string();
+        assert!(text.contains("the live set (256.0 MiB); reduce that with `--live-blocks`"), "{text}");
     }
 }

@@ -1,31 +1,32 @@
-//! The hooks of one target: which there are, which are attached, and why the others are not.
+//! Hooks of one target and their state, and the links that attach their probes.
 
 use std::cell::OnceCell;
-use std::sync::Arc;
+use std::fs::File;
+use std::sync::{Arc, Weak};
 
 use anyhow::{Context, Result};
+use rustc_hash::FxHashMap;
 use tracing::warn;
 
+use super::config::SessionConfig;
+use super::rates::Rates;
 use crate::allocator::resolve::ResolvedHook;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::guardrail::overhead::CallCosts;
 use crate::ids::{HeapId, HookId, ModuleId, Pid};
-use crate::keeper::Link;
+use crate::keeper::{Keeper, Link};
 use crate::ledger::totals::Totals;
 use crate::linux::memory;
 use crate::linux::proc::stat::Stat;
 use crate::model::HookStatus;
 use crate::object::module::ModuleStore;
-use crate::probe::attach::{Probe, backend_name};
+use crate::probe::attach::{AttachError, Probe, attach, backend_name};
 use crate::probe::code::Code;
 use crate::probe::cost::Costs;
 use crate::probe::leftover::Place;
 use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::snapshot::HeapFacts;
-
-use super::links::Links;
-use super::probes::Probes;
 
 #[derive(Default)]
 pub(super) struct Hooks {
@@ -37,29 +38,28 @@ pub(super) struct Hooks {
 #[derive(Clone)]
 struct HookState {
     id: HookId,
-    /// In this target, calls of its name reach it unless something special is done.
+    /// Ordinary calls of the function reach it in this target.
     reached: bool,
-    /// In this target, the profile is not whole without it.
+    /// The target's profile is incomplete without it.
     required: bool,
-    /// The target has its module mapped, or had.
+    /// The target maps its module, or did.
     mapped: bool,
     state: State,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
-    /// To be attached.
+    /// Not attached yet.
     Wanted,
     Attached,
-    /// Why it is not.
+    /// Why it could not be attached.
     Failed(String),
 }
 
-/// Why a hook that may throw is left alone.
 const THROWS: &str = "it may throw a C++ exception, which only session links survive (Linux 6.13)";
 
 impl Hooks {
-    /// Adds hooks that are not there yet. Returns the numbers of all that were found.
+    /// Adds hooks. Returns the ids of all, including those added before.
     pub(super) fn add(
         &mut self,
         found: &[ResolvedHook],
@@ -84,22 +84,22 @@ impl Hooks {
         Ok(ids)
     }
 
-    /// Adds a hook that the plan has already.
+    /// Adds a hook of the plan, to be attached.
     pub(super) fn want(&mut self, id: HookId) {
         if self.states.iter().all(|hook| hook.id != id) {
             self.states.push(HookState { id, reached: false, required: false, mapped: false, state: State::Wanted });
         }
     }
 
-    /// The same hooks for another process, none of them attached.
+    /// The same hooks for a forked child, not attached.
     pub(super) fn for_child(&self) -> Self {
         let unattached = |hook: &HookState| HookState { state: State::Wanted, ..hook.clone() };
         let mapped = self.states.iter().filter(|hook| hook.mapped);
         Self { states: mapped.map(unattached).collect(), ..Self::default() }
     }
 
-    /// The hooks for the program that this process becomes by exec: links follow the process, and take hold again where the
-    /// new program maps the same modules. What was attached stays written here.
+    /// Hooks after an exec. The links stay with the process and take effect again where the new program maps the same modules.
+    /// `self` keeps its states, for reports.
     pub(super) fn succeed(&mut self) -> Self {
         let unmapped = |hook: &HookState| HookState { mapped: false, ..hook.clone() };
         Self {
@@ -109,12 +109,9 @@ impl Hooks {
         }
     }
 
-    /// Attaches what is wanted, hooks that free first: a block that is tracked can then not be freed unseen. All hooks of
-    /// a module go together; when that is refused each goes alone, so that one bad hook does not cost the others.
-    ///
-    /// # Errors
-    ///
-    /// When a module has no file. That a hook cannot be attached is noted with it.
+    /// Attaches the hooks that are not yet, freeing functions first, so that frees of tracked blocks are not missed. All hooks of a
+    /// module are attached at once; if that fails, one by one, so that one bad hook does not affect the others. Fails when a module
+    /// has no file; a hook that cannot be attached keeps the reason.
     pub(super) fn attach(
         &mut self,
         pid: Pid,
@@ -156,9 +153,10 @@ impl Hooks {
                         State::Attached
                     }
                     Err(error) => {
-                        // Who has ended meanwhile is no reason to complain of each function.
+                        // An exited process is not worth a warning per function.
                         if Stat::read(pid).is_ok_and(|stat| !stat.has_ended()) {
-                            warn!("cannot watch `{}` of process {pid}: {error}", plan.hook(hook.id).hook.spec.function);
+                            let function = &plan.hook(hook.id).hook.spec.function;
+                            warn!("cannot attach to `{function}` of process {pid}: {error}");
                         }
                         State::Failed(error.to_string())
                     }
@@ -168,19 +166,19 @@ impl Hooks {
         Ok(())
     }
 
-    /// These modules are mapped. Of hooks in others nothing is told, but their probes stay, should those be mapped yet.
+    /// Notes which modules are mapped. Hooks in others are not reported, but their probes stay in case the modules are mapped later.
     pub(super) fn mark_mapped(&mut self, plan: &Plan, mapped: &[ModuleId]) {
         for hook in &mut self.states {
             hook.mapped |= mapped.contains(&plan.hook(hook.id).hook.module);
         }
     }
 
-    /// The modules that these hooks are in.
+    /// Modules of all hooks.
     pub(super) fn modules(&self, plan: &Plan) -> Vec<ModuleId> {
         modules_of(self.states.iter(), plan)
     }
 
-    /// Their numbers.
+    /// Ids of hooks in mapped modules.
     pub(super) fn ids(&self) -> impl Iterator<Item = HookId> {
         self.mapped().map(|hook| hook.id)
     }
@@ -189,12 +187,12 @@ impl Hooks {
         self.states.is_empty()
     }
 
-    /// How many are attached, in modules that are mapped.
-    pub(super) fn attached(&self) -> usize {
+    /// Number of attached hooks in mapped modules.
+    pub(super) fn attached_count(&self) -> usize {
         self.mapped().filter(|hook| hook.state == State::Attached).count()
     }
 
-    /// Those that are attached, whether their modules are mapped or not.
+    /// Ids of attached hooks, whether their modules are mapped or not.
     pub(super) fn attached_ids(&self) -> Vec<HookId> {
         self.states.iter().filter(|hook| hook.state == State::Attached).map(|hook| hook.id).collect()
     }
@@ -203,7 +201,7 @@ impl Hooks {
         self.states.iter().filter(|hook| hook.mapped)
     }
 
-    /// Why the first one that is not attached is not.
+    /// Why the first failed hook could not be attached.
     pub(super) fn first_error(&self) -> Option<&str> {
         self.mapped().find_map(|hook| match &hook.state {
             State::Failed(reason) => Some(reason.as_str()),
@@ -211,28 +209,28 @@ impl Hooks {
         })
     }
 
-    /// The instructions in files that its probes are at, or are to be.
+    /// Instructions where probes are or will be attached.
     pub(super) fn places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, Place)> + 'a {
-        self.states.iter().map(|hook| placed(hook, plan))
+        self.states.iter().map(|hook| place_of(hook, plan))
     }
 
-    /// The same of those that are to be attached.
+    /// Instructions where probes will be attached.
     pub(super) fn unattached_places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, Place)> + 'a {
-        self.states.iter().filter(|hook| hook.state == State::Wanted).map(|hook| placed(hook, plan))
+        self.states.iter().filter(|hook| hook.state == State::Wanted).map(|hook| place_of(hook, plan))
     }
 
-    /// What is attached, to be detached.
-    pub(super) fn take_links(&mut self) -> Vec<Arc<Link>> {
-        std::mem::take(&mut self.links)
+    /// Detaches all probes soon: the keeper closes the links.
+    pub(super) fn detach(&mut self) {
+        self.links.clear();
     }
 
-    /// The hooks that were found.
+    /// Hooks in mapped modules.
     pub(super) fn planned<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a PlannedHook> {
         self.mapped().map(|hook| plan.hook(hook.id))
     }
 
-    /// What calls of its functions cost, allocating and freeing: the mean over those that are attached, of those that few
-    /// programs call only where there are no others. `None` when nothing is attached.
+    /// Mean costs of calls through the attached probes; of functions that few programs call only if there are no others. `None`
+    /// when nothing is attached.
     pub(super) fn call_costs(&self, plan: &Plan, costs: &Costs) -> Option<CallCosts> {
         let attached: Vec<&HookState> = self.mapped().filter(|hook| hook.state == State::Attached).collect();
         let mean = |allocates: bool| {
@@ -256,14 +254,13 @@ impl Hooks {
             .then(|| CallCosts { alloc_ns: alloc_ns.unwrap_or(0.0), free_ns: free_ns.unwrap_or(0.0) })
     }
 
-    /// The heaps with their hooks: those with events, then those without.
-    pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], probes: &Probes) -> Vec<HeapFacts> {
-        let plan = &probes.discovery.plan;
+    /// Heaps with their hooks: those with events, then those without.
+    pub(super) fn heaps(&self, totals: &[(HeapId, Totals)], plan: &Plan, rates: &Rates) -> Vec<HeapFacts> {
         let heap = |id: HeapId| HeapFacts {
             id,
             name: plan.heaps()[usize::from(id.0)].clone(),
-            interval_bytes: u64::from(probes.interval(&plan.heaps()[usize::from(id.0)]).bytes()),
-            interval_bytes_max: 0,
+            interval_bytes: rates.interval_bytes(id),
+            interval_bytes_max: rates.interval_bytes_max(id),
             hooks: self
                 .mapped()
                 .filter(|hook| plan.hook(hook.id).heap == id)
@@ -273,10 +270,10 @@ impl Hooks {
         self.heap_ids(totals, plan).into_iter().map(heap).collect()
     }
 
-    /// The heaps in that order.
+    /// Heaps in that order.
     pub(super) fn heap_ids(&self, totals: &[(HeapId, Totals)], plan: &Plan) -> Vec<HeapId> {
         let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
-        // One that calls reach in special cases only is in use if it has events.
+        // A heap that is reached only in special cases is in use if it has events.
         for heap in self.mapped().filter(|hook| hook.reached).map(|hook| plan.hook(hook.id).heap) {
             if !ids.contains(&heap) {
                 ids.push(heap);
@@ -285,7 +282,7 @@ impl Hooks {
         ids
     }
 
-    /// A hook under each of its names: a reader looks for `memalign`, whatever else the allocator calls it.
+    /// Status of a hook under each of its names: readers search for `memalign`, whatever its alias.
     fn statuses(&self, hook: &HookState, plan: &Plan) -> Vec<HookStatus> {
         let planned = plan.hook(hook.id);
         let (found, placement) = (&planned.hook, planned.placement.as_ref().ok());
@@ -308,12 +305,12 @@ impl Hooks {
     }
 }
 
-fn placed(hook: &HookState, plan: &Plan) -> (HookId, Place) {
+fn place_of(hook: &HookState, plan: &Plan) -> (HookId, Place) {
     let planned = plan.hook(hook.id);
     (hook.id, (planned.hook.module, planned.offset()))
 }
 
-/// The modules that hooks are in, each once.
+/// Modules of hooks, each once.
 fn modules_of<'a>(hooks: impl Iterator<Item = &'a HookState>, plan: &Plan) -> Vec<ModuleId> {
     let mut modules: Vec<ModuleId> = hooks.map(|hook| plan.hook(hook.id).hook.module).collect();
     modules.sort_unstable();
@@ -332,4 +329,74 @@ fn probe(planned: &PlannedHook, kind: LinkKind, limits: &OnceCell<Option<String>
     }
     let cookie = planned.cookie().map_err(PlaceError::to_string)?;
     Ok(Probe { offset: planned.offset(), cookie })
+}
+
+/// Links by which probes are attached: one per file and target, or one that all processes share.
+///
+/// The kernel's work for a link that is limited to a process grows with the number of links at the same instruction: closing one of
+/// N asks every process that maps the file, for each of the other links, whether it wants the breakpoint. Detaching from 2,000
+/// processes took 90 s. With `--all`, nearly every process that maps an allocator is a target, so one link without such a limit serves
+/// them all; the programs sample only targets.
+#[derive(Debug)]
+pub(super) struct Links {
+    keeper: Keeper,
+    is_shared: bool,
+    shared: FxHashMap<HookId, Weak<Link>>,
+}
+
+impl Links {
+    /// Links are shared if all processes are targets and none can be excluded or detached from individually.
+    pub(super) fn new(keeper: Keeper, config: &SessionConfig, kind: LinkKind) -> Self {
+        let selection = &config.selection;
+        let is_shared = selection.all
+            && selection.exclude.is_empty()
+            && selection.min_rss_bytes == 0
+            && config.limits.overhead_percent_max.is_none()
+            && kind != LinkKind::Perf;
+        Self { keeper, is_shared, shared: FxHashMap::default() }
+    }
+
+    pub(super) fn keeper(&self) -> &Keeper {
+        &self.keeper
+    }
+
+    /// Whether a shared link has a probe at this hook.
+    pub(super) fn is_shared(&self, hook: HookId) -> bool {
+        self.shared.get(&hook).is_some_and(|link| link.strong_count() > 0)
+    }
+
+    /// Attaches probes of one file, all or none. Functions that may throw have a link per process, because it depends on the process
+    /// whether they may be probed.
+    pub(super) fn attach(
+        &mut self,
+        kernel: &Kernel,
+        file: &File,
+        hooks: &[(HookId, Probe)],
+        pid: Pid,
+    ) -> Result<Vec<Arc<Link>>, AttachError> {
+        let (shared, own): (Vec<_>, Vec<_>) =
+            hooks.iter().copied().partition(|(_, probe)| self.is_shared && !probe.cookie.may_throw);
+        let mut links = Vec::new();
+        let (mut missing, mut probes) = (Vec::new(), Vec::new());
+        for (id, probe) in shared {
+            match self.shared.get(&id).and_then(Weak::upgrade) {
+                Some(link) if links.iter().any(|other| Arc::ptr_eq(other, &link)) => {}
+                Some(link) => links.push(link),
+                None => {
+                    missing.push(id);
+                    probes.push(probe);
+                }
+            }
+        }
+        if !probes.is_empty() {
+            let link = Arc::new(attach(&self.keeper, kernel, file, &probes, None)?);
+            self.shared.extend(missing.into_iter().map(|id| (id, Arc::downgrade(&link))));
+            links.push(link);
+        }
+        if !own.is_empty() {
+            let probes: Vec<Probe> = own.iter().map(|&(_, probe)| probe).collect();
+            links.push(Arc::new(attach(&self.keeper, kernel, file, &probes, Some(pid))?));
+        }
+        Ok(links)
+    }
 }

@@ -1,289 +1,241 @@
-//! What processes do while they are watched: begin, fork, call exec, end. Keeps what is to be done about it, and when;
-//! doing it is the session's.
+//! Queue of process changes (forks, execs, new processes) that the session has to act on, and when.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::config::SessionConfig;
-use super::hooks::Hooks;
-use super::target::Target;
-use super::targets::Targets;
+use super::process_table::ProcessTable;
+use super::target::{Birth, Descent};
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
+use crate::ledger::Ledger;
 use crate::model::Origin;
-use crate::process::address_space::AddressSpace;
-use crate::recording::recorder::RecordedLedger;
-use crate::snapshot::ThreadNames;
 
-/// Something that a process did and that the session has to act on.
-pub(super) enum Change {
-    /// A target has made a process.
+/// A change that the session has to act on.
+pub(super) enum ProcessChange {
+    /// A target forked.
     Forked(Box<Birth>),
-    /// A target runs another program; with the books of the one before.
-    Executed(Exec, Box<RecordedLedger>),
-    /// A process that is no target has come to be what it is, in this way.
-    Began(Exec, Origin, Option<Descent>),
-}
-
-/// What a child of a target was at its birth: a copy of its parent, whatever becomes of either since.
-pub(super) struct Birth {
-    pub(super) fork: Fork,
-    /// The books that it begins with.
-    pub(super) ledger: RecordedLedger,
-    /// Where its code lies.
-    pub(super) space: AddressSpace,
-    /// What is to be hooked in it.
-    pub(super) hooks: Hooks,
-    /// What the threads are called whose blocks it begins with.
-    pub(super) threads: Arc<ThreadNames>,
-    /// Its parent was asked for by itself.
-    pub(super) requested: bool,
-}
-
-impl Birth {
-    /// Of a target.
-    fn of(parent: &Target, fork: Fork) -> Self {
-        Self {
-            fork,
-            ledger: parent.ledger.fork(fork.child).into(),
-            space: parent.space.for_child(fork.child),
-            hooks: parent.hooks.for_child(),
-            threads: Arc::clone(parent.threads.names()),
-            requested: parent.requested,
-        }
-    }
-
-    /// Of a child that is no target yet.
-    fn fork(&self, fork: Fork) -> Self {
-        Self {
-            fork,
-            ledger: self.ledger.fork(fork.child).into(),
-            space: self.space.for_child(fork.child),
-            hooks: self.hooks.for_child(),
-            threads: Arc::clone(&self.threads),
-            requested: self.requested,
-        }
-    }
-}
-
-/// How a process stands to the target that has made it, and of which it never was a copy worth its own books.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Descent {
-    /// That target was asked for by itself: its children are meant as well, whatever they run.
-    pub(super) requested: bool,
+    /// A target executed another program; with the ledger of the program before.
+    Executed(Exec, Box<Ledger>),
+    /// A process that is not a target started or executed a program.
+    Started(Exec, Origin, Option<Descent>),
 }
 
 pub(super) struct Lifecycle {
     follow_forks: bool,
-    /// Changes wait this long, so that processes which are gone by then cost nothing.
+    /// Delay of changes, so that processes that exit within it cost nothing.
     grace: Duration,
-    /// Live blocks of all targets up to which a fork may copy its parent's: the live set must have room for more.
+    /// Live blocks of all targets up to which a forked child inherits its parent's: the live set must have room for more.
     live_max: usize,
-    changes: VecDeque<(Instant, Change)>,
-    /// Children that run in targets' memory until they call exec.
+    changes: VecDeque<(Instant, ProcessChange)>,
+    /// Children that run in a target's memory until they call exec.
     borrowers: BTreeMap<Pid, Descent>,
-    /// Processes that have begun since this was last asked, where their forks are of interest before they are targets.
-    beginners: Vec<Pid>,
-    /// Processes that have just begun, and since when: their allocator is not mapped yet.
+    /// Processes started since the last call to [`take_started`](Self::take_started), whose forks matter before they are targets.
+    started: Vec<Pid>,
+    /// New processes whose allocator is not mapped yet, and since when.
     settling: BTreeMap<Pid, Instant>,
-    /// When those were last looked at.
-    looked: Instant,
+    /// When those were last polled.
+    polled: Instant,
+    /// When to scan for matching processes that have grown; `None` if processes are selected when they start.
+    next_scan: Option<Instant>,
 }
 
-/// Where everything is watched, many processes are too short-lived to be worth it: most compilers' and shells' helpers.
+/// With `--all`, many processes are too short-lived to be profiled: most helpers of compilers and shells.
 const GRACE_OF_ALL: Duration = Duration::from_millis(50);
 
-/// How often processes that have just begun are looked at, and how long. A dynamic linker takes about a millisecond.
+/// Period and duration of polling new processes often. A dynamic linker takes about a millisecond.
 const SETTLE_PERIOD: Duration = Duration::from_millis(1);
 const SETTLE_OFTEN: Duration = Duration::from_millis(50);
 
-/// A process that has not mapped an allocator by then has none.
+/// A process without an allocator after this time has none.
 const SETTLE_MAX: Duration = Duration::from_secs(2);
+
+/// Period of scanning for processes that have grown. A scan takes about 20 µs per process.
+const SCAN_PERIOD: Duration = Duration::from_secs(1);
 
 impl Lifecycle {
     pub(super) fn new(config: &SessionConfig) -> Self {
+        let selection = &config.selection;
+        let may_grow = selection.is_open() && !selection.means_beginners();
         Self {
             follow_forks: config.follow_forks,
-            grace: if config.selection.all { GRACE_OF_ALL } else { Duration::ZERO },
+            grace: if selection.all { GRACE_OF_ALL } else { Duration::ZERO },
             live_max: config.live_blocks_max as usize / 4 * 3,
             changes: VecDeque::new(),
             borrowers: BTreeMap::new(),
-            beginners: Vec::new(),
+            started: Vec::new(),
             settling: BTreeMap::new(),
-            looked: Instant::now(),
+            polled: Instant::now(),
+            next_scan: may_grow.then(|| Instant::now() + SCAN_PERIOD),
         }
     }
 
-    /// Whether processes made by targets are targets.
+    /// Whether forked children of targets are targets.
     pub(super) fn follows_forks(&self) -> bool {
         self.follow_forks
     }
 
-    /// Whether processes must live for a while to be looked at.
+    /// Whether processes must live for some time to become targets.
     pub(super) fn has_grace(&self) -> bool {
         !self.grace.is_zero()
     }
 
-    /// A target has forked. Called in the order of events, so that the books that the child begins with are the parent's
-    /// of that moment.
-    pub(super) fn forked(&mut self, fork: Fork, targets: &mut Targets) {
+    /// Queues the fork of a target. Must be called in the order of events: the child inherits the parent's current ledger.
+    pub(super) fn forked(&mut self, fork: Fork, processes: &mut ProcessTable) {
         if !self.follow_forks {
             return;
         }
-        // A vfork child runs in its parent's memory, and only until it calls exec.
+        // A vfork child runs in its parent's memory until it calls exec.
         if fork.shares_memory {
-            if let Some(descent) = targets.descent(fork.parent) {
+            if let Some(descent) = processes.descent(fork.parent) {
                 self.borrowers.insert(fork.child, descent);
             }
             return;
         }
         let due = Instant::now() + self.grace;
-        let pending = |change: &Change| match change {
-            Change::Forked(birth) => birth.fork.child == fork.parent,
-            Change::Began(exec, ..) => exec.pid == fork.parent,
-            Change::Executed(..) => false,
+        let pending = |change: &&ProcessChange| match change {
+            ProcessChange::Forked(birth) => birth.fork.child == fork.parent,
+            ProcessChange::Started(exec, ..) => exec.pid == fork.parent,
+            ProcessChange::Executed(..) => false,
         };
-        let parent = self.changes.iter().map(|(_, change)| change).find(|change| pending(change));
-        let books = match (targets.get(fork.parent), parent) {
-            (Some(parent), _) => parent.ledger.id(),
-            (None, Some(Change::Forked(parent))) => parent.ledger.id(),
-            (None, _) => None,
-        };
-        let mut birth = match (targets.get(fork.parent), parent) {
-            (Some(parent), _) => Birth::of(parent, fork),
-            (None, Some(Change::Forked(parent))) => parent.fork(fork),
-            (None, Some(&Change::Began(_, _, descent))) => {
-                let began = Exec { pid: fork.child, by_other_thread: false, time: fork.time };
-                self.beginners.push(fork.child);
-                return self.changes.push_back((due, Change::Began(began, Origin::Forked(fork.parent), descent)));
+        let parent = self.changes.iter().map(|(_, change)| change).find(pending);
+        let (parent_ledger, mut birth) = match (processes.get(fork.parent), parent) {
+            (Some(parent), _) => (parent.ledger.number(), Birth::of(parent, fork)),
+            (None, Some(ProcessChange::Forked(parent))) => (parent.ledger.number(), parent.fork(fork)),
+            (None, Some(&ProcessChange::Started(_, _, descent))) => {
+                let started = Exec { pid: fork.child, by_other_thread: false, time: fork.time };
+                self.started.push(fork.child);
+                let change = ProcessChange::Started(started, Origin::Forked(fork.parent), descent);
+                return self.changes.push_back((due, change));
             }
-            // It was no target, or is none any more.
+            // Not a target, or not any more.
             (None, _) => return,
         };
-        let room = self.live_max.saturating_sub(targets.live_blocks() + self.unborn_blocks());
-        let is_empty = birth.ledger.live_blocks() > room;
-        if is_empty {
-            birth.ledger = birth.ledger.empty(fork.child).into();
-            targets.others.not_inherited_count += 1;
-        }
-        if let Some(recorder) = &mut targets.recorder {
-            recorder.fork(books, &mut birth.ledger, fork.child, is_empty);
-        }
-        self.changes.push_back((due, Change::Forked(Box::new(birth))));
+        let room = self.live_max.saturating_sub(processes.live_blocks() + self.unborn_blocks());
+        processes.inherit(parent_ledger, &mut birth, room);
+        self.changes.push_back((due, ProcessChange::Forked(Box::new(birth))));
     }
 
-    /// Blocks in the books of children that are no targets yet.
+    /// Number of blocks in ledgers of children that are not targets yet.
     fn unborn_blocks(&self) -> usize {
-        let blocks = |(_, change): &(Instant, Change)| match change {
-            Change::Forked(birth) => birth.ledger.live_blocks(),
+        let blocks = |(_, change): &(Instant, ProcessChange)| match change {
+            ProcessChange::Forked(birth) => birth.ledger.live_blocks(),
             _ => 0,
         };
         self.changes.iter().map(blocks).sum()
     }
 
-    /// Processes that have begun and are no targets yet.
-    pub(super) fn take_beginners(&mut self) -> Vec<Pid> {
-        std::mem::take(&mut self.beginners)
+    /// Returns processes that started and are not targets yet.
+    pub(super) fn take_started(&mut self) -> Vec<Pid> {
+        std::mem::take(&mut self.started)
     }
 
-    /// A process has called exec.
-    pub(super) fn executed(&mut self, exec: Exec, targets: &mut Targets) {
-        if let Some(before) = targets.exec(&exec) {
-            return self.changes.push_back((Instant::now(), Change::Executed(exec, Box::new(before))));
+    /// Queues the exec of a process.
+    pub(super) fn executed(&mut self, exec: Exec, processes: &mut ProcessTable) {
+        if let Some(before) = processes.exec(&exec) {
+            return self.changes.push_back((Instant::now(), ProcessChange::Executed(exec, Box::new(before))));
         }
-        // What it was before nobody has seen, and nobody will: between fork and exec nothing of interest happens.
+        // Supersedes earlier changes of the process: nothing of interest happens between fork and exec.
         let mut descent = self.borrowers.remove(&exec.pid);
         self.changes.retain(|(_, change)| match change {
-            Change::Forked(birth) if birth.fork.child == exec.pid => {
+            ProcessChange::Forked(birth) if birth.fork.child == exec.pid => {
                 descent = Some(Descent { requested: birth.requested });
                 false
             }
-            Change::Began(earlier, _, earlier_descent) if earlier.pid == exec.pid => {
+            ProcessChange::Started(earlier, _, earlier_descent) if earlier.pid == exec.pid => {
                 descent = *earlier_descent;
                 false
             }
             _ => true,
         });
         if self.has_grace() {
-            self.beginners.push(exec.pid);
+            self.started.push(exec.pid);
         }
-        self.changes.push_back((Instant::now() + self.grace, Change::Began(exec, Origin::Executed, descent)));
+        let change = ProcessChange::Started(exec, Origin::Executed, descent);
+        self.changes.push_back((Instant::now() + self.grace, change));
     }
 
-    /// Whether a process has done something that is to be acted on.
+    /// Whether a change of this process is queued.
     pub(super) fn awaits(&self, pid: Pid) -> bool {
         self.changes.iter().any(|(_, change)| match change {
-            Change::Forked(birth) => birth.fork.child == pid,
-            Change::Executed(exec, _) | Change::Began(exec, ..) => exec.pid == pid,
+            ProcessChange::Forked(birth) => birth.fork.child == pid,
+            ProcessChange::Executed(exec, _) | ProcessChange::Started(exec, ..) => exec.pid == pid,
         })
     }
 
-    /// Takes those out that ended without an exec.
-    pub(super) fn take_ended_borrowers(&mut self, has_ended: impl Fn(Pid) -> bool) -> Vec<Pid> {
-        let ended: Vec<Pid> = self.borrowers.keys().copied().filter(|&pid| has_ended(pid)).collect();
-        self.borrowers.retain(|pid, _| !ended.contains(pid));
-        ended
+    /// Removes and returns vfork children that exited without an exec.
+    pub(super) fn take_exited_borrowers(&mut self, has_exited: impl Fn(Pid) -> bool) -> Vec<Pid> {
+        let exited: Vec<Pid> = self.borrowers.keys().copied().filter(|&pid| has_exited(pid)).collect();
+        self.borrowers.retain(|pid, _| !exited.contains(pid));
+        exited
     }
 
-    /// The next change whose time has come.
-    pub(super) fn take_due(&mut self) -> Option<Change> {
+    /// Returns the next due change.
+    pub(super) fn take_due(&mut self) -> Option<ProcessChange> {
         let now = Instant::now();
         let at = self.changes.iter().position(|(due, _)| *due <= now)?;
         self.changes.remove(at).map(|(_, change)| change)
     }
 
-    /// The targets that have become other programs, with the books of those before.
-    pub(super) fn take_executed(&mut self) -> Vec<(Exec, RecordedLedger)> {
+    /// Returns all queued execs of targets, with the ledgers of the programs before.
+    pub(super) fn take_executed(&mut self) -> Vec<(Exec, Ledger)> {
         let (executed, others): (VecDeque<_>, _) =
-            self.changes.drain(..).partition(|change| matches!(change.1, Change::Executed(..)));
+            self.changes.drain(..).partition(|change| matches!(change.1, ProcessChange::Executed(..)));
         self.changes = others;
         let taken = executed.into_iter().filter_map(|(_, change)| match change {
-            Change::Executed(exec, before) => Some((exec, *before)),
+            ProcessChange::Executed(exec, before) => Some((exec, *before)),
             _ => None,
         });
         taken.collect()
     }
 
-    /// A process has just begun.
+    /// Polls a new process until it is [settled](Self::settled).
     pub(super) fn settle(&mut self, pid: Pid) {
         self.settling.insert(pid, Instant::now());
     }
 
-    /// It need not be looked at often any more.
     pub(super) fn settled(&mut self, pid: Pid) {
         self.settling.remove(&pid);
     }
 
-    /// Processes to look at now. `all` includes those that are no longer looked at often.
-    pub(super) fn take_settling(&mut self, all: bool) -> Vec<Pid> {
+    /// Returns the new processes to poll now. `all` includes those that are not polled often any more.
+    pub(super) fn due_settling(&mut self, all: bool) -> Vec<Pid> {
         let now = Instant::now();
-        if !all && now < self.looked + SETTLE_PERIOD {
+        if !all && now < self.polled + SETTLE_PERIOD {
             return Vec::new();
         }
-        self.looked = now;
+        self.polled = now;
         let young = |since: &Instant| all || now.duration_since(*since) < SETTLE_OFTEN;
         self.settling.iter().filter(|(_, since)| young(since)).map(|(&pid, _)| pid).collect()
     }
 
-    /// Whether a process has had its time.
+    /// Whether a process has had time enough to map its allocator.
     pub(super) fn is_overdue(&self, pid: Pid) -> bool {
         self.settling.get(&pid).is_none_or(|since| since.elapsed() > SETTLE_MAX)
     }
 
-    /// Whether something is still to be done.
+    /// Whether changes or new processes are pending.
     pub(super) fn is_waiting(&self) -> bool {
         !self.changes.is_empty() || !self.settling.is_empty()
     }
 
-    /// When there is something to do next.
+    /// When the next change or poll is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let change = self.changes.iter().map(|(due, _)| *due).min();
         let often = self.settling.values().any(|since| since.elapsed() < SETTLE_OFTEN);
-        let look = often.then(|| self.looked + SETTLE_PERIOD);
-        change.into_iter().chain(look).min()
+        let poll = often.then(|| self.polled + SETTLE_PERIOD);
+        change.into_iter().chain(poll).min()
+    }
+
+    /// Whether to scan for matching processes that have grown now.
+    pub(super) fn is_scan_due(&mut self) -> bool {
+        let is_due = self.next_scan.is_some_and(|next| next <= Instant::now());
+        if is_due {
+            self.next_scan = Some(Instant::now() + SCAN_PERIOD);
+        }
+        is_due
     }
 }
 

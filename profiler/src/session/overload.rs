@@ -1,8 +1,8 @@
-//! Decides at which interval each heap is sampled while there is more than can be followed: up by doublings when the ring or the
-//! live set fills, back by halves when it has been quiet. Pure: fed with times and numbers, it answers with intervals.
+//! Overload policy: doubles the sampling intervals of heaps while the ring buffer or the live set fills, and halves them again
+//! after a quiet period. Pure: takes times and numbers, returns intervals.
 //!
-//! What a step would bring is predicted from the sizes of what was sampled: to double T makes half as few of small blocks and no
-//! fewer of those that are larger than T, so that a step of one doubling would often do nothing.
+//! The effect of a step is predicted from the sizes of the sampled blocks: doubling T halves the samples of small blocks but keeps
+//! all blocks larger than T, so a single doubling would often have no effect.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,37 +12,32 @@ use profiler_common::interval::Interval;
 use crate::ids::HeapId;
 use crate::model::ChangeReason;
 use crate::units::MonotonicNanos;
-pub(super) use sizes::{Sizes, chance};
 
-mod sizes;
-
-/// What to do when there is more than can be followed.
+/// Behaviour when events arrive faster than they can be processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OverloadPolicy {
-    /// Nothing: what finds no room is lost, and counted.
+    /// Keep the interval; drop and count events.
     Drop,
-    /// Sample less, at intervals of at most this.
+    /// Raise the interval, up to this maximum.
     Adapt(Interval),
 }
 
-/// What was found when the ring was read.
+/// Fill levels and drop counters when the ring buffer was drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
-    /// When.
     pub(super) time: MonotonicNanos,
-    /// Unread bytes in the ring before it was read.
+    /// Unread bytes in the ring buffer before it was drained.
     pub(super) fill_bytes: u64,
-    /// Records that have found no room in the ring since the recording began.
-    pub(super) ring_lost: u64,
-    /// Blocks in the live set.
+    /// Records dropped since the recording started because the ring buffer was full.
+    pub(super) ring_dropped: u64,
     pub(super) live_blocks: u64,
-    /// Blocks that have found no room in it since the recording began.
-    pub(super) live_lost: u64,
+    /// Blocks dropped since the recording started because the live set was full.
+    pub(super) live_dropped: u64,
 }
 
-/// A heap's interval has changed.
+/// Change of a heap's sampling interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct RateChange {
     pub(super) time: MonotonicNanos,
     pub(super) heap: HeapId,
     pub(super) from: Interval,
@@ -56,193 +51,179 @@ pub(super) struct Overload {
     ring_bytes: u64,
     live_max: u64,
     heaps: Vec<Heap>,
-    /// What has come since the ring was last in trouble, or a rate last changed; in stretches, of which this is the last but one.
-    before: Window,
-    now: Window,
-    /// The fastest that bytes came in a stretch since then, per second, and the fullest that the ring was.
+    /// Traffic since the last congestion or rate change: the previous and the current period of [`PERIOD`].
+    before: Traffic,
+    now: Traffic,
+    /// Highest bytes per second of a period and highest ring fill since then.
     rate_max: f64,
     fill_max: u64,
-    ring_lost: u64,
-    live_lost: u64,
-    /// When a rate last changed, and when there was trouble last.
+    ring_dropped: u64,
+    live_dropped: u64,
+    /// Time of the last rate change and of the last congestion.
     changed: MonotonicNanos,
-    troubled: MonotonicNanos,
-    fallen: Option<MonotonicNanos>,
+    congested: MonotonicNanos,
+    /// Time of the last halving, until a relapse.
+    lowered: Option<MonotonicNanos>,
     thinned: Option<MonotonicNanos>,
-    /// After which time it may be thinned again.
+    /// Minimum time until the next thinning.
     thin_period: Duration,
+    /// Quiet time required before an interval is halved.
     patience: Duration,
 }
 
 #[derive(Debug)]
 struct Heap {
-    asked: Interval,
+    requested: Interval,
     now: Interval,
     largest: Interval,
-    /// Its calls are all taken, whatever the rate.
+    /// All calls are recorded, whatever the rate.
     is_fixed: bool,
-    /// What was sampled since trouble or a change.
+    /// Sizes sampled since the last congestion or rate change.
     sizes: Sizes,
 }
 
-/// What has come through the ring in a stretch of time.
+/// Traffic through the ring buffer in a period.
 #[derive(Clone, Copy, Debug, Default)]
-struct Window {
-    began: MonotonicNanos,
+struct Traffic {
+    started: MonotonicNanos,
     bytes: u64,
     records: u64,
-    lost: u64,
+    dropped: u64,
 }
 
-/// How live blocks are spread: by heap and by the interval that they count with.
+/// Sizes of live blocks by heap and by the interval that determines their weight.
 pub(super) type LiveSizes = BTreeMap<(HeapId, Interval), Sizes>;
 
-/// The agent may be kept from reading for so long, and the ring is to have been half full at most: it wakes when a quarter is, but
-/// others want the processors too, and placing probes takes its time.
-const AWAY: Duration = Duration::from_millis(100);
+/// Longest expected pause between two drains, during which the ring buffer should fill by at most half. The agent wakes at a
+/// quarter, but competes for CPUs and spends time attaching probes.
+const PAUSE: Duration = Duration::from_millis(100);
 
-/// What has come in less than this says nothing of a rate; nor do records that were drawn before the rate was changed.
+/// Minimum time to measure a rate. Also excludes records sampled before a rate change.
 const SETTLE: Duration = Duration::from_millis(20);
 
-/// A stretch over which rates are taken.
-const STRETCH: Duration = Duration::from_millis(100);
+/// Period over which rates are measured.
+const PERIOD: Duration = Duration::from_millis(100);
 
-/// It must have been quiet for so long before the first step back, and for so long before the next.
+/// Quiet time required before the first halving, and between two halvings.
 const PATIENCE: Duration = Duration::from_secs(3);
 const PATIENCE_MAX: Duration = Duration::from_secs(120);
 const PATIENCE_NEXT: Duration = Duration::from_secs(1);
 
-/// Trouble so soon after a step back is that step's doing.
+/// Congestion within this time after a halving is attributed to it.
 const RELAPSE: Duration = Duration::from_secs(10);
 
-/// Between two thinnings of the live set. Twice as long each time that one comes to nothing: to find that out, all live blocks are
-/// looked at, while the ring is not read.
+/// Time between two thinnings of the live set. Doubles after each that has no effect, because planning one scans all live blocks
+/// while the ring buffer is not drained.
 const THIN_PERIOD: Duration = Duration::from_millis(100);
 const THIN_PERIOD_MAX: Duration = Duration::from_secs(10);
 
 impl Overload {
     pub(super) fn new(policy: OverloadPolicy, ring_bytes: u32, live_max: u32, time: MonotonicNanos) -> Self {
-        let window = Window { began: time, ..Window::default() };
+        let traffic = Traffic { started: time, ..Traffic::default() };
         Self {
             policy,
             ring_bytes: u64::from(ring_bytes),
             live_max: u64::from(live_max),
             heaps: Vec::new(),
-            before: window,
-            now: window,
+            before: traffic,
+            now: traffic,
             rate_max: 0.0,
             fill_max: 0,
-            ring_lost: 0,
-            live_lost: 0,
+            ring_dropped: 0,
+            live_dropped: 0,
             changed: MonotonicNanos(0),
-            troubled: time,
-            fallen: None,
+            congested: time,
+            lowered: None,
             thinned: None,
             thin_period: THIN_PERIOD,
             patience: PATIENCE,
         }
     }
 
-    /// How many heaps it knows.
-    pub(super) fn heaps(&self) -> usize {
-        self.heaps.len()
+    /// Adds the next heap. `is_fixed` if all its calls are recorded whatever the rate.
+    pub(super) fn add_heap(&mut self, requested: Interval, is_fixed: bool) {
+        self.heaps.push(Heap { requested, now: requested, largest: requested, is_fixed, sizes: Sizes::default() });
     }
 
-    /// The next heap is sampled at this interval. `is_fixed` says that all its calls are taken whatever the rate.
-    pub(super) fn add_heap(&mut self, asked: Interval, is_fixed: bool) {
-        self.heaps.push(Heap { asked, now: asked, largest: asked, is_fixed, sizes: Sizes::default() });
-    }
-
-    /// A heap is asked to be sampled at another interval than before, by whoever limits what profiling may cost, and is now. Returns
-    /// the interval that it is to be sampled at, if that is a larger one.
-    pub(super) fn ask(&mut self, id: HeapId, asked: Interval) -> Option<Interval> {
-        let heap = self.heaps.get_mut(usize::from(id.0)).filter(|heap| heap.asked != asked)?;
-        heap.asked = asked;
-        heap.now = heap.now.max(asked);
+    /// Changes the interval to which a heap falls back. Returns the interval to sample at, which is larger during overload.
+    pub(super) fn request(&mut self, id: HeapId, requested: Interval) -> Interval {
+        let Some(heap) = self.heaps.get_mut(usize::from(id.0)) else { return requested };
+        heap.requested = requested;
+        heap.now = heap.now.max(requested);
         heap.largest = heap.largest.max(heap.now);
-        (heap.now != asked).then_some(heap.now)
+        heap.now
     }
 
-    /// The largest interval that a heap has had; `None` for one that is not known.
+    /// Largest interval of a heap so far; `None` for an unknown heap.
     pub(super) fn largest(&self, heap: HeapId) -> Option<Interval> {
         self.heaps.get(usize::from(heap.0)).map(|heap| heap.largest)
     }
 
-    /// A record was read.
-    pub(super) fn take_record(&mut self, bytes: usize) {
+    /// Counts a record.
+    pub(super) fn count_record(&mut self, bytes: usize) {
         const HEADER_BYTES: u64 = 8;
         self.now.bytes += HEADER_BYTES + bytes.next_multiple_of(8) as u64;
         self.now.records += 1;
     }
 
-    /// A block was sampled.
-    pub(super) fn take_block(&mut self, heap: HeapId, size_bytes: u64) {
+    /// Counts a sampled block.
+    pub(super) fn count_block(&mut self, heap: HeapId, size_bytes: u64) {
         if let Some(heap) = self.heaps.get_mut(usize::from(heap.0)) {
             heap.sizes.add(size_bytes);
         }
     }
 
-    /// Takes note of the load, and says which rates are to change for it. With [`Drop`](OverloadPolicy::Drop) none is.
-    pub(super) fn observe(&mut self, load: &Load) -> Vec<Change> {
+    /// Takes the current load and returns the rate changes that it requires; none with [`OverloadPolicy::Drop`].
+    pub(super) fn observe(&mut self, load: &Load) -> Vec<RateChange> {
         let OverloadPolicy::Adapt(interval_max) = self.policy else { return Vec::new() };
-        let lost = load.ring_lost.saturating_sub(self.ring_lost);
-        self.ring_lost = self.ring_lost.max(load.ring_lost);
-        self.now.lost += lost;
+        let dropped = load.ring_dropped.saturating_sub(self.ring_dropped);
+        self.ring_dropped = self.ring_dropped.max(load.ring_dropped);
+        self.now.dropped += dropped;
         self.fill_max = self.fill_max.max(load.fill_bytes);
-        if lost > 0 || load.fill_bytes > self.ring_bytes / 2 {
-            self.troubled = load.time;
-            if since(self.changed, load.time) < SETTLE {
+        if dropped > 0 || load.fill_bytes > self.ring_bytes / 2 {
+            self.congested = load.time;
+            if load.time.since(self.changed) < SETTLE {
                 return Vec::new();
             }
-            let reason = if lost > 0 { ChangeReason::RingFull } else { ChangeReason::RingFilling };
+            let reason = if dropped > 0 { ChangeReason::RingFull } else { ChangeReason::RingFilling };
             return self.raise(load.time, interval_max, reason);
         }
         self.roll(load.time);
-        self.fall(load)
+        self.lower(load)
     }
 
-    /// Whether the live set is to be thinned.
+    /// Whether to thin the live set.
     pub(super) fn wants_thinning(&mut self, load: &Load) -> bool {
-        let lost = load.live_lost > self.live_lost;
-        self.live_lost = load.live_lost;
-        let due = self.thinned.is_none_or(|thinned| since(thinned, load.time) >= self.thin_period);
-        let full = lost || load.live_blocks > self.live_max / 10 * 9;
+        let dropped = load.live_dropped > self.live_dropped;
+        self.live_dropped = load.live_dropped;
+        let due = self.thinned.is_none_or(|thinned| load.time.since(thinned) >= self.thin_period);
+        let full = dropped || load.live_blocks > self.live_max / 10 * 9;
         if full {
-            self.troubled = load.time;
+            self.congested = load.time;
         }
         full && due && self.policy != OverloadPolicy::Drop
     }
 
-    /// The intervals to which the live set is to be thinned, so that about half of it is left, by heap; and the rates that are to
-    /// change, because what is sampled from now on would fill it as before. None where that would come to nothing.
-    pub(super) fn thin(&mut self, load: &Load, live: &LiveSizes) -> (Vec<(HeapId, Interval)>, Vec<Change>) {
+    /// Returns the intervals to which to thin the live set, by heap, so that about half of it remains, and the rate changes that
+    /// keep it from filling up again. Both are empty if thinning has no effect.
+    pub(super) fn thin(&mut self, load: &Load, live: &LiveSizes) -> (Vec<(HeapId, Interval)>, Vec<RateChange>) {
         let OverloadPolicy::Adapt(interval_max) = self.policy else { return Default::default() };
         self.thinned = Some(load.time);
-        let mut to: Vec<Interval> = self.heaps.iter().map(|heap| heap.now).collect();
+        let before: Vec<Interval> = self.heaps.iter().map(|heap| heap.now).collect();
         let left = |heap: usize, to: Interval| -> f64 {
             let of_heap = live.iter().filter(|((id, _), _)| usize::from(id.0) == heap);
             of_heap.map(|(&(_, from), sizes)| sizes.expected(from, from.max(to))).sum()
         };
         #[expect(clippy::cast_precision_loss, reason = "a prediction")]
         let wanted = self.live_max as f64 / 2.0;
-        loop {
-            let expected: Vec<f64> = to.iter().enumerate().map(|(heap, &to)| left(heap, to)).collect();
-            if expected.iter().sum::<f64>() <= wanted {
-                break;
-            }
-            let can_rise = |heap: &usize| !self.heaps[*heap].is_fixed && to[*heap].bytes() < interval_max.bytes();
-            let Some(heap) = (0..to.len()).filter(can_rise).max_by(|&a, &b| expected[a].total_cmp(&expected[b])) else {
-                break;
-            };
-            to[heap] = doubled(to[heap], interval_max);
-        }
+        let to = self.double_largest(before, interval_max, wanted, left);
         let ids = (0u8..).map(HeapId);
         let floors: Vec<(HeapId, Interval)> = ids
             .zip(to)
             .filter(|(id, to)| live.keys().any(|(heap, from)| heap == id && from.bytes() < to.bytes()))
             .collect();
-        let vain = (self.thin_period * 2).min(THIN_PERIOD_MAX);
-        self.thin_period = if floors.is_empty() { vain } else { THIN_PERIOD };
+        let longer = (self.thin_period * 2).min(THIN_PERIOD_MAX);
+        self.thin_period = if floors.is_empty() { longer } else { THIN_PERIOD };
         let changes = floors
             .iter()
             .filter_map(|&(heap, to)| self.change(load.time, heap, to, ChangeReason::LiveSetFilling))
@@ -250,78 +231,87 @@ impl Overload {
         (floors, changes)
     }
 
-    /// Doubles intervals until what comes is as little as it should be.
-    fn raise(&mut self, time: MonotonicNanos, interval_max: Interval, reason: ChangeReason) -> Vec<Change> {
-        let window = if since(self.now.began, time) < SETTLE { self.before.joined(&self.now) } else { self.now };
-        let rate = window.bytes_per_second(time);
-        // Half of what comes at least, however little it seems: there was no room for it.
-        let wanted = (self.rate_bearable() / rate).min(0.5);
+    /// Doubles intervals until the predicted traffic is sustainable.
+    fn raise(&mut self, time: MonotonicNanos, interval_max: Interval, reason: ChangeReason) -> Vec<RateChange> {
+        let traffic = if time.since(self.now.started) < SETTLE { self.before.joined(&self.now) } else { self.now };
+        let rate = traffic.bytes_per_second(time);
+        // At most half of the current traffic, even if the measured rate looks sustainable: it was too much.
+        let wanted = (self.rate_sustainable() / rate).min(0.5);
         let before: Vec<Interval> = self.heaps.iter().map(|heap| heap.now).collect();
-        let expected = |heap: &Heap, to: Interval| heap.sizes.expected(heap.now, to);
         let all: f64 = self.heaps.iter().map(|heap| heap.sizes.total()).sum();
-        let mut to = before.clone();
-        loop {
-            let left: Vec<f64> = self.heaps.iter().zip(&to).map(|(heap, &to)| expected(heap, to)).collect();
-            if left.iter().sum::<f64>() <= all * wanted {
-                break;
-            }
-            let can_rise = |heap: &usize| !self.heaps[*heap].is_fixed && to[*heap].bytes() < interval_max.bytes();
-            let Some(heap) = (0..to.len()).filter(can_rise).max_by(|&a, &b| left[a].total_cmp(&left[b])) else { break };
-            to[heap] = doubled(to[heap], interval_max);
-        }
-        if self.fallen.is_some_and(|fallen| since(fallen, time) < RELAPSE) {
+        let left = |heap: usize, to: Interval| self.heaps[heap].sizes.expected(self.heaps[heap].now, to);
+        let to = self.double_largest(before, interval_max, all * wanted, left);
+        if self.lowered.is_some_and(|lowered| time.since(lowered) < RELAPSE) {
             self.patience = (self.patience * 2).min(PATIENCE_MAX);
-            self.fallen = None;
+            self.lowered = None;
         }
         (0u8..).map(HeapId).zip(to).filter_map(|(heap, to)| self.change(time, heap, to, reason)).collect()
     }
 
-    /// Takes one heap a step back, when it has been quiet for long and would stay so.
-    fn fall(&mut self, load: &Load) -> Vec<Change> {
-        let quiet = since(self.troubled, load.time);
-        if quiet < self.patience || since(self.changed, load.time) < PATIENCE_NEXT {
+    /// Repeatedly doubles the interval of the heap with the most expected samples, until their sum is at most `wanted` or no
+    /// interval can grow.
+    fn double_largest(
+        &self,
+        mut to: Vec<Interval>,
+        interval_max: Interval,
+        wanted: f64,
+        expected: impl Fn(usize, Interval) -> f64,
+    ) -> Vec<Interval> {
+        loop {
+            let left: Vec<f64> = to.iter().enumerate().map(|(heap, &to)| expected(heap, to)).collect();
+            if left.iter().sum::<f64>() <= wanted {
+                return to;
+            }
+            let can_rise = |heap: &usize| !self.heaps[*heap].is_fixed && to[*heap].bytes() < interval_max.bytes();
+            let largest = (0..to.len()).filter(can_rise).max_by(|&a, &b| left[a].total_cmp(&left[b]));
+            let Some(heap) = largest else { return to };
+            to[heap] = Interval::nearest(to[heap].bytes().saturating_mul(2).min(interval_max.bytes()));
+        }
+    }
+
+    /// Halves one heap's interval after a quiet period, if the predicted traffic stays sustainable.
+    fn lower(&mut self, load: &Load) -> Vec<RateChange> {
+        let quiet = load.time.since(self.congested);
+        if quiet < self.patience || load.time.since(self.changed) < PATIENCE_NEXT {
             return Vec::new();
         }
-        let factor = |heap: &usize| self.heaps[*heap].now.bytes() / self.heaps[*heap].asked.bytes().max(1);
-        let is_raised = |heap: &usize| self.heaps[*heap].now.bytes() > self.heaps[*heap].asked.bytes();
+        let factor = |heap: &usize| self.heaps[*heap].now.bytes() / self.heaps[*heap].requested.bytes().max(1);
+        let is_raised = |heap: &usize| self.heaps[*heap].now.bytes() > self.heaps[*heap].requested.bytes();
         let mut raised: Vec<usize> = (0..self.heaps.len()).filter(is_raised).collect();
         raised.sort_by_key(|heap| std::cmp::Reverse(factor(heap)));
         if raised.is_empty() {
             return Vec::new();
         }
+        let half = |heap: usize| {
+            let Heap { requested, now, .. } = self.heaps[heap];
+            Interval::nearest((now.bytes() / 2).max(requested.bytes()))
+        };
         let step =
-            raised.into_iter().map(|heap| (heap, self.step_back(heap))).find(|&(heap, to)| self.bears(load, heap, to));
+            raised.into_iter().map(|heap| (heap, half(heap))).find(|&(heap, to)| self.is_sustainable(load, heap, to));
         let Some((heap, half)) = step else {
-            // What it was like in the meantime is no longer of interest.
             self.start_over(load.time);
             self.changed = load.time;
             return Vec::new();
         };
         let Ok(id) = u8::try_from(heap) else { return Vec::new() };
-        self.fallen = Some(load.time);
+        self.lowered = Some(load.time);
         self.change(load.time, HeapId(id), half, ChangeReason::Quiet).into_iter().collect()
     }
 
-    /// Half of what a heap has, as far as that was asked for.
-    fn step_back(&self, heap: usize) -> Interval {
-        let Heap { asked, now, .. } = self.heaps[heap];
-        Interval::nearest((now.bytes() / 2).max(asked.bytes()))
-    }
-
-    /// Whether there is room for what a heap would come to at this interval.
-    fn bears(&self, load: &Load, heap: usize, to: Interval) -> bool {
+    /// Whether ring buffer and live set have room for a heap's samples at this interval.
+    fn is_sustainable(&self, load: &Load, heap: usize, to: Interval) -> bool {
         let Heap { now, ref sizes, .. } = self.heaps[heap];
         let all: f64 = self.heaps.iter().map(|heap| heap.sizes.total()).sum();
         let more = if all > 0.0 { 1.0 + (sizes.expected(now, to) - sizes.total()) / all } else { 2.0 };
         #[expect(clippy::cast_precision_loss, reason = "a prediction")]
         let (fill, ring) = (self.fill_max as f64 * more, self.ring_bytes as f64);
-        self.rate_max * more <= self.rate_bearable() / 2.0
+        self.rate_max * more <= self.rate_sustainable() / 2.0
             && fill <= ring / 4.0
             && load.live_blocks <= self.live_max / 10 * 4
     }
 
-    /// Sets a heap's interval, if it is another one.
-    fn change(&mut self, time: MonotonicNanos, id: HeapId, to: Interval, reason: ChangeReason) -> Option<Change> {
+    /// Sets a heap's interval, if it differs.
+    fn change(&mut self, time: MonotonicNanos, id: HeapId, to: Interval, reason: ChangeReason) -> Option<RateChange> {
         let heap = self.heaps.get_mut(usize::from(id.0))?;
         let from = heap.now;
         if from == to {
@@ -331,57 +321,95 @@ impl Overload {
         heap.largest = heap.largest.max(to);
         self.changed = time;
         self.start_over(time);
-        Some(Change { time, heap: id, from, to, reason })
+        Some(RateChange { time, heap: id, from, to, reason })
     }
 
     fn start_over(&mut self, time: MonotonicNanos) {
         self.heaps.iter_mut().for_each(|heap| heap.sizes = Sizes::default());
-        self.now = Window { began: time, ..Window::default() };
+        self.now = Traffic { started: time, ..Traffic::default() };
         self.before = self.now;
         (self.rate_max, self.fill_max) = (0.0, 0);
     }
 
-    /// Begins a new stretch when the last is over.
+    /// Starts a new period when the current one is over.
     fn roll(&mut self, time: MonotonicNanos) {
-        if since(self.now.began, time) >= STRETCH {
+        if time.since(self.now.started) >= PERIOD {
             self.rate_max = self.rate_max.max(self.now.bytes_per_second(time));
-            self.before = std::mem::replace(&mut self.now, Window { began: time, ..Window::default() });
+            self.before = std::mem::replace(&mut self.now, Traffic { started: time, ..Traffic::default() });
         }
     }
 
-    /// Bytes per second that leave half of the ring free when the agent is away.
+    /// Bytes per second that fill at most half of the ring buffer during a pause of the agent.
     #[expect(clippy::cast_precision_loss, reason = "a prediction")]
-    fn rate_bearable(&self) -> f64 {
-        self.ring_bytes as f64 / 2.0 / AWAY.as_secs_f64()
+    fn rate_sustainable(&self) -> f64 {
+        self.ring_bytes as f64 / 2.0 / PAUSE.as_secs_f64()
     }
 }
 
-impl Window {
+impl Traffic {
     fn joined(&self, later: &Self) -> Self {
         Self {
-            began: self.began,
+            started: self.started,
             bytes: self.bytes + later.bytes,
             records: self.records + later.records,
-            lost: self.lost + later.lost,
+            dropped: self.dropped + later.dropped,
         }
     }
 
-    /// What came, with what found no room.
+    /// Bytes per second, including dropped records.
     #[expect(clippy::cast_precision_loss, reason = "a prediction")]
     fn bytes_per_second(&self, time: MonotonicNanos) -> f64 {
-        let seconds = since(self.began, time).as_secs_f64().max(1e-3);
-        let lost = 1.0 + self.lost as f64 / (self.records as f64).max(1.0);
-        self.bytes as f64 * lost / seconds
+        let seconds = time.since(self.started).as_secs_f64().max(1e-3);
+        let dropped = 1.0 + self.dropped as f64 / (self.records as f64).max(1.0);
+        self.bytes as f64 * dropped / seconds
     }
 }
 
-/// Twice the interval, as far as that goes.
-fn doubled(interval: Interval, interval_max: Interval) -> Interval {
-    Interval::nearest(interval.bytes().saturating_mul(2).min(interval_max.bytes()))
+/// Size classes, one per power of two: more than a block can have.
+const SIZE_CLASSES: usize = 45;
+
+/// Histogram of sampled block sizes, from which sample counts at other intervals are predicted.
+#[derive(Clone, Debug)]
+pub(super) struct Sizes {
+    count: [u32; SIZE_CLASSES],
+    bytes: [u64; SIZE_CLASSES],
 }
 
-fn since(earlier: MonotonicNanos, later: MonotonicNanos) -> Duration {
-    Duration::from_nanos(later.0.saturating_sub(earlier.0))
+impl Default for Sizes {
+    fn default() -> Self {
+        Self { count: [0; SIZE_CLASSES], bytes: [0; SIZE_CLASSES] }
+    }
+}
+
+/// Returns the probability that a block of this size is sampled.
+#[expect(clippy::cast_precision_loss, reason = "a prediction")]
+pub(super) fn probability(size_bytes: u64, interval: Interval) -> f64 {
+    let (size_bytes, interval_bytes) = (size_bytes.max(1), u64::from(interval.bytes()));
+    if size_bytes >= interval_bytes { 1.0 } else { -(-(size_bytes as f64) / interval_bytes as f64).exp_m1() }
+}
+
+impl Sizes {
+    pub(super) fn add(&mut self, size_bytes: u64) {
+        let class = ((u64::BITS - size_bytes.leading_zeros()) as usize).min(SIZE_CLASSES - 1);
+        self.count[class] = self.count[class].saturating_add(1);
+        self.bytes[class] = self.bytes[class].saturating_add(size_bytes);
+    }
+
+    /// Number of blocks.
+    fn total(&self) -> f64 {
+        self.count.iter().copied().map(f64::from).sum()
+    }
+
+    /// Expected number of samples at the interval `to`, given these samples at `from`.
+    fn expected(&self, from: Interval, to: Interval) -> f64 {
+        let classes = self.count.iter().zip(self.bytes).filter(|(count, _)| **count > 0);
+        classes
+            .map(|(&count, bytes)| {
+                let size_bytes = bytes / u64::from(count);
+                f64::from(count) * probability(size_bytes, to) / probability(size_bytes, from)
+            })
+            .sum()
+    }
 }
 
 #[cfg(test)]

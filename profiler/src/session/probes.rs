@@ -1,51 +1,61 @@
-//! What is in the kernel for all targets together: programs, tables, rates, and the numbering of hooks. Puts probes on a
-//! target and takes them away; when to, the session decides.
+//! Kernel side shared by all targets: programs, unwind tables, hooks and links. Attaches and detaches probes of targets; the session
+//! decides when.
+
+use std::collections::HashMap;
+use std::io;
 
 use anyhow::{Context, Result, bail};
-use profiler_common::interval::Interval;
+use profiler_common::counter::Counter;
 use profiler_common::live::LiveBlock;
-use profiler_common::sampling::SamplingRate;
 use tracing::{debug, info, warn};
 
-use super::UnwindMode;
-use super::config::SessionConfig;
+use super::config::{SessionConfig, UnwindMode};
 use super::discovery::Discovery;
-use super::guard;
-use super::hooks::Hooks;
-use super::links::Links;
-use super::predictions::Predictions;
+use super::hooks::{Hooks, Links};
+use super::rates::Rates;
 use super::target::Target;
+use super::thinning::random_seed;
 use super::unwinding::{Tables, Unwinding};
-use crate::allocator::selection::MMAP;
+use crate::bpf::counters::Counters;
 use crate::bpf::footprint::KernelMaps;
 use crate::bpf::load::{Kernel, KernelConfig};
-use crate::health;
-use crate::ids::{HeapId, Pid};
+use crate::ids::{HookId, Pid};
 use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
-use crate::linux::proc::maps;
+use crate::linux::pidfd::PidFd;
+use crate::linux::proc::executable::{self, FileIdentity};
+use crate::linux::proc::stat::Stat;
+use crate::linux::readiness::Readiness;
 use crate::linux::{clock, memory};
+use crate::model::Origin;
 use crate::probe::attach::choose;
 use crate::probe::cost::{self, CostError, Costs};
+use crate::probe::leftover::{self, Place};
+use crate::probe::plan::Plan;
 use crate::report::text::printable;
 
 pub(super) struct Probes {
     pub(super) kernel: Kernel,
     pub(super) discovery: Discovery,
-    pub(super) unwinding: Unwinding,
+    unwinding: Unwinding,
     predictions: Predictions,
-    interval: Interval,
-    /// How often all intervals were doubled since the beginning.
-    doublings: u32,
-    /// What its maps take.
-    pub(super) maps: KernelMaps,
-    /// Heaps whose rate is set.
-    heaps_rated: usize,
-    pub(super) links: Links,
+    links: Links,
+    /// Targets that do not fit into the kernel's map of targets: their calls are not sampled.
+    targets_unmarked: u64,
 }
 
 impl Probes {
-    /// Loads the kernel side; `tables` are those that the first targets need.
+    /// Sizes of the kernel maps; `tables` are those that the first targets need.
+    pub(super) fn map_sizes(config: &SessionConfig, tables: &Tables) -> KernelMaps {
+        KernelMaps {
+            ring_bytes: u64::from(config.ring_bytes),
+            live_blocks_max: u64::from(config.live_blocks_max),
+            row_cells: u64::from(tables.cells(config.unwind_bytes_max)),
+            cpus: aya::util::nr_cpus().map_or(1, |cpus| cpus as u64),
+        }
+    }
+
+    /// Loads the kernel side and starts the keeper.
     pub(super) fn load(config: &SessionConfig, discovery: Discovery, tables: Tables) -> Result<Self> {
         let row_cells = tables.cells(config.unwind_bytes_max);
         let links = choose(config.backend)?;
@@ -54,137 +64,99 @@ impl Probes {
             live_blocks_max: config.live_blocks_max,
             unwind_by_tables: config.unwind != UnwindMode::FramePointer,
             row_cells,
-            stack_seed: health::random_seed(),
+            stack_seed: random_seed(),
             raw_stacks: config.raw_stacks_max > 0,
-            watch_execs: config.selection.matches_new(),
+            watch_execs: config.selection.means_beginners(),
             throw_safe_bytes: memory::throw_safe_bytes(),
         };
-        let maps = KernelMaps {
-            ring_bytes: u64::from(config.ring_bytes),
-            live_blocks_max: u64::from(config.live_blocks_max),
-            row_cells: u64::from(row_cells),
-            cpus: aya::util::nr_cpus().map_or(1, |cpus| cpus as u64),
-        };
-        guard::check_memory(&config.limits, &maps)?;
-        // It starts while the kernel verifies the programs.
+        // The keeper starts while the kernel verifies the programs.
         let keeper = Keeper::start()?;
         let mut kernel = Kernel::load(kernel_config, links)?;
         let unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
-        Ok(Self {
-            kernel,
-            discovery,
-            unwinding,
-            predictions: Predictions::default(),
-            interval: config.interval,
-            doublings: 0,
-            maps,
-            heaps_rated: 0,
-            links: Links::new(keeper, config, links),
-        })
+        let links = Links::new(keeper, config, links);
+        let predictions = Predictions::default();
+        Ok(Self { kernel, discovery, unwinding, predictions, links, targets_unmarked: 0 })
     }
 
-    /// Looks at what a target maps, and puts probes on what is new of its allocators. `stopped` says that it cannot run
-    /// meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be profiled as it is now.
-    pub(super) fn settle(&mut self, target: &mut Target, stopped: bool) -> Result<()> {
+    /// Reads a target's mappings and attaches probes to allocators that were added. `is_stopped` if no thread of the target runs
+    /// meanwhile. Fails if the target cannot be profiled as it is now.
+    pub(super) fn settle(&mut self, target: &mut Target, is_stopped: bool, rates: &mut Rates) -> Result<()> {
         let attached_before = target.hooks.attached_ids();
-        target.refresh_space(&mut self.discovery.modules);
-        // Also what was found mapped when something else asked.
-        let mapped_more = target.is_unsearched();
-        if target.has_begun() && !mapped_more {
+        target.refresh_mappings(&mut self.discovery.modules);
+        // Includes modules that were added by earlier reads for other reasons.
+        let has_mapped = target.mappings.is_unsearched;
+        let was_recorded = target.was_recorded();
+        if was_recorded && !has_mapped {
             return Ok(());
         }
         let needed = match self.discovery.discover(target) {
             Ok(needed) => needed,
             Err(error) => {
-                // While it cannot run, what it has not mapped yet it has not called either.
-                target.held_before_mapping |= stopped;
+                // A stopped process has not called functions that it has not mapped yet.
+                if let Some(starting) = target.starting() {
+                    starting.is_held_before_mapping |= is_stopped;
+                }
                 return Err(error);
             }
         };
-        // Probes that were put on files which the process had not mapped yet.
-        let foreseen = target.foreseen && needed.iter().all(|hook| attached_before.contains(hook));
-        // Probes before tables: a stack that ends early is still an allocation that was seen.
-        let hooks_before = target.hooks.attached();
-        self.attach(target)?;
-        let hooks_added = target.hooks.attached().saturating_sub(hooks_before);
-        if target.has_begun() && hooks_added > 0 {
-            info!("process {} ({}) is watched with {hooks_added} more hooks", target.pid, printable(&target.comm));
+        // Probes before unwind tables: an allocation with an incomplete stack is better than none.
+        let hooks_before = target.hooks.attached_count();
+        self.attach(target, rates)?;
+        let hooks_added = target.hooks.attached_count().saturating_sub(hooks_before);
+        if was_recorded && hooks_added > 0 {
+            info!(
+                "process {} ({}) is being recorded with {hooks_added} more hooks",
+                target.pid,
+                printable(&target.comm)
+            );
         }
-        // Until it has begun, a look that came to nothing, or the one of `foresee`, may have seen the mappings first.
-        if mapped_more || !target.has_begun() {
+        // Before that, an earlier attempt or `probe_ahead` may have read the mappings first.
+        if has_mapped || !was_recorded {
             self.register(target);
         }
-        if target.hooks.attached() == 0 {
+        if target.hooks.attached_count() == 0 {
             let error = target.hooks.first_error().unwrap_or("it has no hooks").to_owned();
             bail!("no probe could be attached to process `{}`: {error}", target.pid);
         }
-        if !target.has_begun() {
-            target.begin(clock::now().monotonic, (stopped && target.held_before_mapping) || foreseen);
-            target.announce();
-            let executable = maps::executable_identity(target.pid).ok();
+        if let Some(starting) = target.starting() {
+            let was_held = is_stopped && starting.is_held_before_mapping;
+            let was_probed_ahead = starting.is_probed_ahead && needed.iter().all(|hook| attached_before.contains(hook));
+            target.start_recording(clock::now().monotonic, was_held || was_probed_ahead);
+            target.log_start();
+            let executable = executable::identity(target.pid).ok();
             self.predictions.learn(executable, &target.hooks, &self.discovery.plan);
         }
         Ok(())
     }
 
-    /// Puts probes on what a program that has just begun will probably map.
-    pub(super) fn foresee(&mut self, target: &mut Target) {
-        let executable = maps::executable_identity(target.pid).ok();
+    /// Attaches probes to files that a new program will probably map.
+    pub(super) fn probe_ahead(&mut self, target: &mut Target, rates: &mut Rates) {
+        let executable = executable::identity(target.pid).ok();
         let likely = self.predictions.of(executable);
         likely.iter().for_each(|&id| target.hooks.want(id));
-        if let Err(error) = self.attach(target) {
+        if let Err(error) = self.attach(target, rates) {
             debug!("process {}: {error:#}", target.pid);
         }
-        // Only what is not mapped after the probes are there was not mapped before.
-        target.refresh_space(&mut self.discovery.modules);
-        let mapped = target.space.modules();
+        // Only modules that are not mapped after attaching were certainly not mapped before.
+        target.refresh_mappings(&mut self.discovery.modules);
+        let mapped = target.mappings.space.modules();
         let modules = target.hooks.modules(&self.discovery.plan);
-        target.foreseen = !modules.is_empty() && modules.iter().all(|module| !mapped.contains(module));
+        if let Some(starting) = target.starting() {
+            starting.is_probed_ahead = !modules.is_empty() && modules.iter().all(|module| !mapped.contains(module));
+        }
     }
 
-    /// Learns of the C library that heapbpf itself uses: most programs use it too.
+    /// Learns the C library that heapbpf itself uses: most programs use it too.
     pub(super) fn learn_from(&mut self, hooks: &Hooks) {
         self.predictions.learn(None, hooks, &self.discovery.plan);
     }
 
-    /// Attaches a target's wanted hooks. Their heaps' rates are set before.
-    pub(super) fn attach(&mut self, target: &mut Target) -> Result<()> {
+    /// Attaches a target's hooks, after setting the rates of their heaps.
+    pub(super) fn attach(&mut self, target: &mut Target, rates: &mut Rates) -> Result<()> {
         self.remove_leftovers(target);
         let Discovery { plan, modules, .. } = &self.discovery;
-        for (heap, name) in plan.heaps().iter().enumerate().skip(self.heaps_rated) {
-            let interval = self.interval(name);
-            self.kernel.set_rate(HeapId(u8::try_from(heap).context("too many heaps")?), SamplingRate::new(interval))?;
-        }
-        self.heaps_rated = plan.heaps().len();
+        rates.add_heaps(plan, &mut self.kernel)?;
         target.hooks.attach(target.pid, &self.kernel, &mut self.links, modules, plan)
-    }
-
-    /// A heap's interval: its own, or the recording's. Calls of the heap of mappings are all taken.
-    pub(super) fn interval(&self, heap: &str) -> Interval {
-        if heap == MMAP {
-            return Interval::EXACT;
-        }
-        let interval = self.discovery.interval_bytes(heap).map_or(self.interval, Interval::nearest);
-        doubled(interval, self.doublings)
-    }
-
-    /// Doubles the intervals of all heaps so many times, as far as they may grow. False when none may any more.
-    pub(super) fn double_intervals(&mut self, times: u32) -> Result<bool> {
-        let intervals = |probes: &Self| {
-            let heaps = probes.discovery.plan.heaps().iter();
-            heaps.map(|heap| probes.interval(heap)).collect::<Vec<_>>()
-        };
-        let before = intervals(self);
-        self.doublings += times;
-        let after = intervals(self);
-        for ((heap, interval), _) in (0u8..).zip(&after).zip(&before).filter(|((_, after), before)| after != before) {
-            self.kernel.set_rate(HeapId(heap), SamplingRate::new(*interval))?;
-        }
-        Ok(after != before)
     }
 
     /// The process that owns the probes.
@@ -192,20 +164,30 @@ impl Probes {
         self.links.keeper()
     }
 
-    /// What a call through a probe costs. To be asked before anything is attached.
+    /// Measures the cost of a call through a probe. Must precede attaching.
     pub(super) fn calibrate(&mut self) -> Result<Costs, CostError> {
         cost::calibrate(&mut self.kernel, self.links.keeper())
     }
 
-    /// Gives the kernel side the target's unwind tables.
+    /// Uploads a target's unwind tables.
     pub(super) fn register(&mut self, target: &Target) {
-        if let Err(error) = self.unwinding.register(&target.space, &self.discovery.modules) {
+        if let Err(error) = self.unwinding.register(&target.mappings.space, &self.discovery.modules) {
             warn!("{error:#}");
         }
     }
 
-    /// Enters a forked target's inherited blocks into the kernel's live set. False when not all found room: frees of the
-    /// others will not be seen.
+    /// Removes the unwind tables of a process that executed another program.
+    pub(super) fn unregister(&mut self, pid: Pid) {
+        self.unwinding.forget(pid);
+    }
+
+    /// Modules without unwind tables, whose code is unwound by frame pointers.
+    pub(super) fn by_frame_pointer(&self) -> &[String] {
+        self.unwinding.by_frame_pointer()
+    }
+
+    /// Enters a forked target's inherited blocks into the kernel's live set. Returns false if the live set is full: frees of the
+    /// others are missed.
     pub(super) fn inherit(&mut self, target: &Target) -> bool {
         let blocks = target.ledger.live().map(|block| {
             let LiveAllocation { address, size_bytes, interval, stack, heap, time } = block;
@@ -217,49 +199,171 @@ impl Probes {
         })
     }
 
-    /// Takes a target's probes away, soon, and forgets it in the kernel.
+    /// Removes a target from the kernel side and detaches its probes soon.
     pub(super) fn release(&mut self, target: &mut Target) {
         self.unwinding.forget(target.pid);
         self.forget(target.pid);
-        drop(target.hooks.take_links());
+        target.hooks.detach();
     }
 
-    /// Takes a target's probes away, soon, where its number is another's by now.
-    pub(super) fn detach(&mut self, target: &mut Target) {
-        drop(target.hooks.take_links());
-    }
-
-    /// A target's probes have come to nothing: it needs new ones.
-    pub(super) fn lose(&mut self, target: &mut Target) {
-        drop(target.hooks.take_links());
+    /// Replaces the hooks of a target whose links have no effect any more.
+    pub(super) fn reset(&mut self, target: &mut Target) {
+        target.hooks.detach();
         target.hooks = target.hooks.for_child();
-        target.foreseen = false;
+        if let Some(starting) = target.starting() {
+            starting.is_probed_ahead = false;
+        }
     }
 
-    /// The kernel side need not tell of this process's forks and execs any more.
+    /// Makes the kernel side sample a target. Must precede attaching its probes: they ignore other processes.
+    pub(super) fn mark(&mut self, pid: Pid, follow_forks: bool) {
+        if let Err(error) = self.kernel.set_target(pid, follow_forks) {
+            warn!("process {pid} is not sampled: {error}");
+            self.targets_unmarked += 1;
+        }
+    }
+
+    /// Reads the kernel's counters, and adds those of the agent.
+    pub(super) fn counters(&self) -> Result<Counters> {
+        let mut counters = Counters::read(&self.kernel)?;
+        counters.add(Counter::TargetsFull, self.targets_unmarked);
+        Ok(counters)
+    }
+
+    /// Stops the kernel side from sampling this process and reporting its forks and execs.
     pub(super) fn forget(&mut self, pid: Pid) {
         if let Err(error) = self.kernel.forget_target(pid) {
             debug!("process {pid}: {error}");
         }
     }
 
-    /// No call is drawn from now on.
-    pub(super) fn stop_drawing(&mut self) -> Result<()> {
-        for (heap, _) in (0u8..).zip(self.discovery.plan.heaps()) {
-            self.kernel.set_rate(HeapId(heap), SamplingRate::STOPPED)?;
+    /// Removes breakpoints that a killed heapbpf left where probes of this target will be attached. A forked child has copies of its
+    /// parent's breakpoints, which are in use.
+    fn remove_leftovers(&mut self, target: &Target) {
+        if matches!(target.beginning.origin, Origin::Forked(_)) {
+            return;
+        }
+        let places = target.hooks.unattached_places(&self.discovery.plan);
+        let places: Vec<Place> =
+            places.filter(|(hook, _)| !self.links.is_shared(*hook)).map(|(_, place)| place).collect();
+        let found = self.breakpoints(target, places);
+        if found.is_empty() {
+            return;
+        }
+        let kind = self.kernel.link_kind();
+        if let Err(error) = leftover::remove(self.keeper(), kind, &self.discovery.modules, target.pid, &found) {
+            return debug!("process {}: cannot remove breakpoints: {error}", target.pid);
+        }
+        let others = self.breakpoints(target, found.clone()).len();
+        let (pid, removed) = (target.pid, found.len() - others);
+        if removed > 0 {
+            warn!("removed {removed} breakpoints from process {pid} that a killed heapbpf had left");
+        }
+        if others > 0 {
+            warn!(
+                "another tool has probes on {others} of the hooked functions of process {pid}, which slow it down as well"
+            );
+        }
+    }
+
+    fn breakpoints(&self, target: &Target, places: Vec<Place>) -> Vec<Place> {
+        leftover::breakpoints(&target.mappings.space, &self.discovery.modules, places.into_iter())
+    }
+
+    /// Waits until all probes are detached. If the keeper was killed, removes the breakpoints that it left in these targets.
+    pub(super) fn finish_detaching<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
+        if self.keeper().settle().is_ok() {
+            return;
+        }
+        if let Err(error) = self.recover(targets) {
+            warn!("breakpoints of heapbpf may remain in the targets: {error}; `heapbpf doctor` removes them");
+        }
+    }
+
+    fn recover<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) -> Result<()> {
+        let keeper = Keeper::start()?;
+        for target in targets {
+            let places = target.hooks.places(&self.discovery.plan).map(|(_, place)| place).collect();
+            let found = self.breakpoints(target, places);
+            if !found.is_empty() {
+                let kind = self.kernel.link_kind();
+                leftover::remove(&keeper, kind, &self.discovery.modules, target.pid, &found)?;
+                debug!("process {}: removed {} breakpoints", target.pid, found.len());
+            }
         }
         Ok(())
     }
 }
 
-/// An interval that was doubled this often: it grows to [`INTERVAL_BYTES_RAISED_MAX`] at most. One that began beyond stays.
-fn doubled(interval: Interval, times: u32) -> Interval {
-    if interval.bytes() >= INTERVAL_BYTES_RAISED_MAX {
-        return interval;
-    }
-    let bytes = u64::from(interval.bytes()) << times.min(u32::BITS);
-    Interval::nearest(u32::try_from(bytes).unwrap_or(u32::MAX).min(INTERVAL_BYTES_RAISED_MAX))
+/// Monitors the keeper for its exit.
+#[derive(Debug)]
+pub(super) struct KeeperMonitor {
+    pid: Pid,
+    process: PidFd,
+    readiness: Readiness,
 }
 
-/// Up to here intervals are raised: beyond it so little is sampled that sampling costs nothing.
-const INTERVAL_BYTES_RAISED_MAX: u32 = 16 << 20;
+impl KeeperMonitor {
+    pub(super) fn new(keeper: &Keeper) -> Result<Self> {
+        let process = keeper.watch()?;
+        let readiness = Readiness::of(&process).context("cannot monitor the keeper process")?;
+        Ok(Self { pid: keeper.pid(), process, readiness })
+    }
+
+    /// Waits until the keeper has exited.
+    pub(super) async fn exited(&self) -> io::Result<()> {
+        while !self.has_exited() {
+            self.readiness.readable().await?;
+        }
+        Ok(())
+    }
+
+    /// Also true while it exits: the kernel first closes its links, which takes seconds if there are many, and only then reports the
+    /// exit.
+    pub(super) fn has_exited(&self) -> bool {
+        self.process.has_ended().unwrap_or(true) || Stat::read(self.pid).is_ok_and(|stat| stat.has_ended())
+    }
+}
+
+/// Predicts the hooks of a new program before it maps its modules: probes can be attached to a file for a process that has not mapped
+/// it yet, and take effect when it does.
+#[derive(Debug, Default)]
+struct Predictions {
+    by_executable: HashMap<FileIdentity, Vec<HookId>>,
+    /// Hooks for unknown executables.
+    c_libraries: Vec<Vec<HookId>>,
+}
+
+/// Heaps of programs without an allocator of their own.
+const C_LIBRARIES: [&str; 2] = ["libc", "musl"];
+
+/// C libraries predicted for unknown executables: each costs a link.
+const C_LIBRARIES_MAX: usize = 2;
+
+/// Executables that are remembered.
+const EXECUTABLES_MAX: usize = 4096;
+
+impl Predictions {
+    /// Remembers the hooks of a program.
+    fn learn(&mut self, executable: Option<FileIdentity>, hooks: &Hooks, plan: &Plan) {
+        let of_libraries: Vec<HookId> =
+            hooks.ids().filter(|&id| C_LIBRARIES.contains(&plan.hook(id).hook.heap.as_str())).collect();
+        if !of_libraries.is_empty() {
+            // The latest first: programs that start in succession mostly use the same.
+            self.c_libraries.retain(|known| *known != of_libraries);
+            self.c_libraries.insert(0, of_libraries);
+            self.c_libraries.truncate(C_LIBRARIES_MAX);
+        }
+        if let Some(executable) = executable {
+            if self.by_executable.len() >= EXECUTABLES_MAX {
+                self.by_executable.clear();
+            }
+            self.by_executable.insert(executable, hooks.ids().collect());
+        }
+    }
+
+    fn of(&self, executable: Option<FileIdentity>) -> Vec<HookId> {
+        let known = executable.and_then(|executable| self.by_executable.get(&executable));
+        known.cloned().unwrap_or_else(|| self.c_libraries.concat())
+    }
+}

@@ -1,10 +1,11 @@
-//! When the books are put right from the kernel's live set, and what was read of that.
+//! Resync: corrects ledgers from the kernel's live set after records were dropped, and thins both.
 //!
-//! After loss, the live set alone knows what is live. To read a million blocks takes up to a second, and the ring is to be read
-//! meanwhile, so that is done by a thread of its own: to read in pieces between two readings of the ring would hold those up as often as
-//! a small ring fills. Events that come meanwhile are entered as always, and their addresses noted: there the books know better.
+//! After a drop, only the live set has the live blocks. Reading a million blocks takes up to a second, during which the ring buffer
+//! must be drained, so a thread of its own reads them: reading in slices between two drains would delay those as often as a small
+//! ring buffer fills. Events that arrive meanwhile are entered as usual and their addresses noted, because there the ledger is newer
+//! than the live set.
 //!
-//! [`Schedule`] is pure; what is read is sifted by [`Sieve`], which is pure too.
+//! [`Schedule`] and [`Reading`] are pure.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,162 +13,432 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use profiler_common::interval::Interval;
 use profiler_common::live::LiveBlock;
 use rustc_hash::{FxHashMap, FxHashSet};
+use tracing::{debug, info, warn};
 
-use super::thinning::Thinnings;
+use super::config::SessionConfig;
+use super::lifecycle::Lifecycle;
+use super::process_table::ProcessTable;
+use super::target::Target;
+use super::thinning::{Thinnings, random_seed};
 use crate::address::TargetAddr;
 use crate::bpf::live_reader::LiveReader;
+use crate::bpf::load::{Kernel, LoadError};
 use crate::ids::{HeapId, Pid, StackId};
-use crate::ledger::LiveAllocation;
+use crate::ingest::event::Event;
+use crate::ledger::{LiveAllocation, Reconciled};
+use crate::linux::clock;
+use crate::model::Origin;
 use crate::units::MonotonicNanos;
 
-/// When the next pass is due.
+/// Decides when a resync is due, and performs it.
+pub(super) struct Resync {
+    reader: Arc<LiveReader>,
+    thinnings: Thinnings,
+    schedule: Schedule,
+    pass: Option<Pass>,
+    /// Number of completed passes.
+    completed: u64,
+    /// Capacity of the live set, and when it was last counted.
+    live_max: u64,
+    counted: (MonotonicNanos, u64),
+    /// Exited processes whose blocks may still be in the live set.
+    unswept: Vec<Pid>,
+}
+
+/// Up to this many blocks in the live set, the blocks of an exiting process are read at once.
+const READ_AT_EXIT_MAX: u64 = 1 << 16;
+
+/// Period of counting live blocks, and the one when they are many. It takes about 30 µs.
+const COUNT_PERIOD: Duration = Duration::from_millis(100);
+const COUNT_PERIOD_MIN: Duration = Duration::from_millis(10);
+
+/// After a failed pass, the next one is scheduled as if it had taken this long.
+const FAILED_PASS: Duration = Duration::from_secs(1);
+
+impl Resync {
+    pub(super) fn new(config: &SessionConfig, kernel: &Kernel) -> Result<Self, LoadError> {
+        Ok(Self {
+            reader: Arc::new(kernel.live_reader()?),
+            thinnings: Thinnings::new(random_seed()),
+            schedule: Schedule::default(),
+            pass: None,
+            completed: 0,
+            live_max: u64::from(config.live_blocks_max),
+            counted: (MonotonicNanos(0), 0),
+            unswept: Vec::new(),
+        })
+    }
+
+    /// Notes the address of an event during a pass. A block that is restored gets the interval that it was thinned to.
+    pub(super) fn observe(&mut self, event: &mut Event) {
+        let (pid, address) = match event {
+            Event::Alloc(allocation) => (allocation.pid, allocation.address),
+            Event::Restore(allocation) => {
+                if !self.thinnings.is_empty() {
+                    allocation.interval = self.thinnings.of_restored(allocation);
+                }
+                (allocation.pid, allocation.address)
+            }
+            Event::Free(free) => (free.pid, free.address),
+            _ => return,
+        };
+        if let Some(pass) = &mut self.pass {
+            pass.touched.insert((pid, address));
+        }
+    }
+
+    /// Number of resyncs so far.
+    pub(super) fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// Returns the number of blocks in the live set, counted recently.
+    pub(super) fn live_blocks(&mut self, now: MonotonicNanos) -> u64 {
+        let period = if self.counted.1 * 2 > self.live_max { COUNT_PERIOD_MIN } else { COUNT_PERIOD };
+        if now.since(self.counted.0) >= period {
+            self.counted = (now, self.reader.count());
+        }
+        self.counted.1
+    }
+
+    /// Takes the number of records dropped since the recording started.
+    pub(super) fn note_drops(&mut self, drops: u64) {
+        self.schedule.note_drops(drops, clock::now().monotonic);
+    }
+
+    /// Whether a pass is running or waiting to be finished.
+    pub(super) fn is_running(&self) -> bool {
+        self.pass.is_some()
+    }
+
+    /// Whether a pass has read the live set and can be [finished](Self::finish) once all events up to now are entered.
+    pub(super) fn is_read(&self) -> bool {
+        self.pass.as_ref().is_some_and(|pass| pass.reader.is_finished())
+    }
+
+    /// Whether to begin a pass now.
+    pub(super) fn is_due(&self, now: MonotonicNanos) -> bool {
+        self.pass.is_none() && self.schedule.is_due(now)
+    }
+
+    /// Whether records were dropped since the last pass began.
+    pub(super) fn is_needed(&self) -> bool {
+        self.schedule.is_needed()
+    }
+
+    /// Whether a running pass covers this target. It must be finished before the target's ledger is closed, because it may have
+    /// thinned the target's part of the live set already.
+    pub(super) fn covers(&self, pid: Pid) -> bool {
+        self.pass.as_ref().is_some_and(|pass| pass.targets.contains_key(&pid))
+    }
+
+    /// Whether to make a pass before the ledger of an exited target is closed, because its blocks are too many to be read at once.
+    /// With other targets only if a pass is due: many may exit one after the other.
+    pub(super) fn is_needed_at_exit(&self, is_only_target: bool) -> bool {
+        let is_wanted = self.is_needed() && (is_only_target || self.schedule.is_due(clock::now().monotonic));
+        is_wanted && self.reader.count() > READ_AT_EXIT_MAX
+    }
+
+    /// Thins the live set to these intervals, by a pass that begins now.
+    pub(super) fn thin(&mut self, floors: Vec<(HeapId, Interval)>, processes: &ProcessTable) {
+        let now = clock::now().monotonic;
+        for (heap, interval) in floors {
+            info!("thinning live blocks of heap {} to an interval of {} B", heap.0, interval.bytes());
+            self.thinnings.thin(heap, now, interval);
+        }
+        self.begin(processes);
+        // The pass may remove a block that was allocated at the address of a thinned one in the meantime.
+        self.schedule.request();
+    }
+
+    /// Begins a pass.
+    pub(super) fn begin(&mut self, processes: &ProcessTable) {
+        let now = clock::now().monotonic;
+        self.schedule.begin(now);
+        let targets = processes.running().map(|target| (target.pid, Program::of(target))).collect();
+        let sieve = Sieve { since: now, targets, thinnings: self.thinnings.clone() };
+        match Pass::begin(Arc::clone(&self.reader), sieve) {
+            Ok(pass) => self.pass = Some(pass),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        warn!("cannot read the kernel's live set: {error}");
+        self.schedule.fail(FAILED_PASS);
+    }
+
+    /// Corrects the ledgers from what a pass has read. All events up to the end of the reading must have been entered. Waits for
+    /// the end of the reading.
+    pub(super) fn finish(
+        &mut self,
+        processes: &mut ProcessTable,
+        lifecycle: &Lifecycle,
+        kernel: &mut Kernel,
+        started: MonotonicNanos,
+    ) {
+        let Some(Pass { began, targets, touched, reader }) = self.pass.take() else { return };
+        let panicked = |_| Err(io::Error::other("the thread that reads the live set panicked"));
+        let reading = match reader.join().unwrap_or_else(panicked) {
+            Ok(reading) => reading,
+            Err(error) => return self.fail(&error),
+        };
+        let mut all = Reconciled::default();
+        let mut missing = Vec::new();
+        for target in processes.running_mut() {
+            let pid = target.pid;
+            // The process or its program was replaced during the pass: it has a ledger of its own.
+            if targets.get(&pid) != Some(&Program::of(target)) || lifecycle.awaits(pid) {
+                continue;
+            }
+            let is_touched = |address| touched.contains(&(pid, address)) || reading.is_recent(pid, address);
+            all += self.reconcile(target, &reading, is_touched);
+            missing.extend(target.ledger.stacks_missing());
+        }
+        self.remove_strays(&reading, &targets, &touched, kernel, |pid| {
+            processes.get(pid).is_some() || lifecycle.awaits(pid)
+        });
+        if let Err(error) = kernel.forget_stacks(&missing) {
+            debug!("{error}");
+        }
+        self.schedule.end(began.elapsed());
+        self.completed += 1;
+        info!(
+            "after {:.1?}: resynced ledgers in {} ms: {} blocks found, {} gone, {} others; {} stacks unknown",
+            clock::now().monotonic.since(started),
+            began.elapsed().as_millis(),
+            all.inserted,
+            all.removed,
+            all.replaced,
+            missing.len()
+        );
+    }
+
+    /// Removes blocks of gone processes and programs from the live set. `is_known` are processes that are or may become targets.
+    fn remove_strays(
+        &mut self,
+        reading: &Reading,
+        targets: &BTreeMap<Pid, Program>,
+        touched: &Touched,
+        kernel: &mut Kernel,
+        is_known: impl Fn(Pid) -> bool,
+    ) {
+        let mut strays = BTreeMap::<Pid, Vec<_>>::new();
+        // The current program may have allocated a block at the address of a stray one.
+        for &(pid, address) in reading.strays.iter().filter(|&stray| !touched.contains(stray)) {
+            strays.entry(pid).or_default().push(address);
+        }
+        for (pid, addresses) in strays {
+            // A process that became a target during the pass has blocks of its own.
+            if !targets.contains_key(&pid) && is_known(pid) {
+                continue;
+            }
+            if let Err(error) = kernel.forget_blocks(pid, addresses) {
+                debug!("process {pid}: {error}");
+            }
+        }
+        self.unswept.retain(|pid| targets.contains_key(pid));
+    }
+
+    /// Corrects the ledger of an exited target from its blocks in the live set, and removes those. [Drops](Self::note_drops) must
+    /// be up to date.
+    pub(super) fn settle_exit(&mut self, target: &mut Target, kernel: &mut Kernel) {
+        if !self.schedule.has_drops() {
+            return;
+        }
+        // Reading takes long: the next pass removes the blocks.
+        if self.reader.count() > READ_AT_EXIT_MAX {
+            self.unswept.push(target.pid);
+            return self.schedule.request();
+        }
+        let targets = [(target.pid, Program::of(target))].into();
+        let sieve = Sieve { since: MonotonicNanos(u64::MAX), targets, thinnings: self.thinnings.clone() };
+        let mut reading = Reading::default();
+        let read =
+            self.reader.sift(|pid, address, block| pid != target.pid || reading.take(&sieve, pid, address, block));
+        match read {
+            Ok(_) if self.is_needed() => {
+                self.reconcile(target, &reading, |_| false);
+            }
+            Ok(_) => {}
+            Err(error) => return debug!("process {}: {error}", target.pid),
+        }
+        let left = reading.live(target.pid).map(|block| block.address);
+        let strays = reading.strays.iter().map(|&(_, address)| address);
+        if let Err(error) = kernel.forget_blocks(target.pid, left.chain(strays)) {
+            debug!("process {}: {error}", target.pid);
+        }
+    }
+
+    /// Removes blocks of an earlier process with this pid from the live set. Must precede the new process becoming a target.
+    pub(super) fn sweep(&mut self, pid: Pid, kernel: &mut Kernel) {
+        if let Some(at) = self.unswept.iter().position(|&unswept| unswept == pid) {
+            self.unswept.swap_remove(at);
+            if let Err(error) = kernel.sweep(pid) {
+                debug!("process {pid}: {error}");
+            }
+        }
+    }
+
+    /// Corrects a target's ledger from what was read, and thins it like the live set.
+    fn reconcile(
+        &self,
+        target: &mut Target,
+        reading: &Reading,
+        is_touched: impl Fn(TargetAddr) -> bool + Copy,
+    ) -> Reconciled {
+        let (pid, ledger) = (target.pid, &mut target.ledger);
+        // Also blocks that were touched meanwhile: their time distinguishes them from others at their address.
+        reading.thinned(pid).for_each(|block| ledger.thin(&block, None));
+        if !self.thinnings.is_empty() {
+            reading.live(pid).for_each(|block| ledger.thin(&block, Some(block.interval)));
+        }
+        ledger.reconcile(reading.live(pid), is_touched)
+    }
+}
+
+/// Decides when the next pass is due.
 #[derive(Debug, Default)]
-pub(super) struct Schedule {
-    /// Losses that make books and live set differ: so far, and as of the beginning of the last pass.
-    losses: u64,
+struct Schedule {
+    /// Dropped records so far, and at the beginning of the last pass.
+    drops: u64,
     covered: u64,
-    /// When they were last found risen.
-    risen: MonotonicNanos,
-    /// A pass is wanted though nothing was lost.
-    asked: bool,
+    /// When records were last dropped.
+    dropped: MonotonicNanos,
+    /// A pass is requested without drops.
+    requested: bool,
     /// When the last pass began, and how long it took.
     last: Option<(MonotonicNanos, Duration)>,
 }
 
-/// Losses have ended when there was none for so long.
+/// Drops have ended after this time without any.
 const QUIET: Duration = Duration::from_millis(200);
 
-/// While losses go on, passes take a tenth of the time at most, and begin no more often than this.
+/// While records are being dropped, passes take at most a tenth of the time and begin at this minimum period.
 const SHARE: u32 = 10;
 const PERIOD_MIN: Duration = Duration::from_millis(250);
 
 impl Schedule {
-    /// So much was lost since the recording began.
-    pub(super) fn lose(&mut self, losses: u64, now: MonotonicNanos) {
-        if losses > self.losses {
-            (self.losses, self.risen) = (losses, now);
+    /// Takes the number of records dropped since the recording started.
+    fn note_drops(&mut self, drops: u64, now: MonotonicNanos) {
+        if drops > self.drops {
+            (self.drops, self.dropped) = (drops, now);
         }
     }
 
-    /// Has a pass made, soon.
-    pub(super) fn ask(&mut self) {
-        self.asked = true;
+    fn request(&mut self) {
+        self.requested = true;
     }
 
-    /// Whether the books may be wrong.
-    pub(super) fn is_uncovered(&self) -> bool {
-        self.losses > self.covered
+    /// Whether ledgers may differ from the live set.
+    fn is_needed(&self) -> bool {
+        self.drops > self.covered
     }
 
-    /// Whether anything was ever lost.
-    pub(super) fn has_losses(&self) -> bool {
-        self.losses > 0
+    fn has_drops(&self) -> bool {
+        self.drops > 0
     }
 
-    /// Whether a pass is to begin now. One always does after losses have ended.
-    pub(super) fn is_due(&self, now: MonotonicNanos) -> bool {
-        if !(self.is_uncovered() || self.asked) {
+    /// Whether a pass is due. One always is after drops have ended.
+    fn is_due(&self, now: MonotonicNanos) -> bool {
+        if !(self.is_needed() || self.requested) {
             return false;
         }
         let Some((began, took)) = self.last else { return true };
-        let since = |earlier: MonotonicNanos| Duration::from_nanos(now.0.saturating_sub(earlier.0));
-        let paced = since(began) >= (took * SHARE).max(PERIOD_MIN);
-        // Where losses come in bursts, a pass after each is to take two thirds of the time at most.
-        let ended = since(self.risen) >= QUIET && since(began) >= took * 3 / 2;
+        let paced = now.since(began) >= (took * SHARE).max(PERIOD_MIN);
+        // With bursts of drops, the passes after them take at most two thirds of the time.
+        let ended = now.since(self.dropped) >= QUIET && now.since(began) >= took * 3 / 2;
         paced || ended
     }
 
-    /// A pass begins; it covers what was lost until now.
-    pub(super) fn begin(&mut self, now: MonotonicNanos) {
-        (self.covered, self.asked) = (self.losses, false);
+    /// A pass begins; it covers all drops until now.
+    fn begin(&mut self, now: MonotonicNanos) {
+        (self.covered, self.requested) = (self.drops, false);
         self.last = Some((now, Duration::ZERO));
     }
 
-    /// The pass has ended.
-    pub(super) fn end(&mut self, took: Duration) {
+    fn end(&mut self, took: Duration) {
         if let Some((_, last)) = &mut self.last {
             *last = took;
         }
     }
 
-    /// The pass came to nothing.
-    pub(super) fn fail(&mut self, took: Duration) {
-        (self.covered, self.asked) = (0, self.losses == 0);
+    /// The pass failed.
+    fn fail(&mut self, took: Duration) {
+        (self.covered, self.requested) = (0, self.drops == 0);
         self.end(took);
     }
 }
 
-/// What decides about a block that is read.
-pub(super) struct Sieve {
-    /// Blocks made since then are told of by events.
-    pub(super) since: MonotonicNanos,
-    /// The targets, each with what it could have made first.
-    pub(super) targets: BTreeMap<Pid, Beginning>,
-    pub(super) thinnings: Thinnings,
+/// Classifies blocks of the live set.
+struct Sieve {
+    /// Blocks allocated since then arrive as events.
+    since: MonotonicNanos,
+    targets: BTreeMap<Pid, Program>,
+    thinnings: Thinnings,
 }
 
-/// What tells a target from others with its number, before and after.
+/// Distinguishes a target from earlier and later ones with its pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Beginning {
-    /// When it was first looked at.
-    pub(super) opened: Instant,
-    /// Its program began then, so blocks that are older were another one's.
-    pub(super) program: MonotonicNanos,
+struct Program {
+    opened: Instant,
+    /// Start of the program: older blocks belong to the one before.
+    started: MonotonicNanos,
 }
 
-/// What the live set had.
+impl Program {
+    fn of(target: &Target) -> Self {
+        let started = if target.beginning.origin == Origin::Executed { target.born } else { None };
+        Self { opened: target.opened(), started: started.unwrap_or_default() }
+    }
+}
+
+/// Contents of the live set.
 #[derive(Default)]
-pub(super) struct Reading {
-    /// Blocks of targets, with the interval that they count with.
+struct Reading {
+    /// Blocks of targets, with the interval that determines their weight.
     live: FxHashMap<Pid, Vec<(TargetAddr, LiveBlock)>>,
-    /// Those that were taken out to thin the set.
+    /// Blocks removed from the live set by thinning.
     thinned: FxHashMap<Pid, Vec<(TargetAddr, LiveBlock)>>,
-    /// Where blocks are that events tell of, or will.
-    recent: FxHashSet<(Pid, TargetAddr)>,
-    /// Blocks of processes, or of programs, that are gone.
-    pub(super) strays: Vec<(Pid, TargetAddr)>,
+    /// Addresses of blocks that arrive as events.
+    recent: Touched,
+    /// Blocks of gone processes and programs.
+    strays: Vec<(Pid, TargetAddr)>,
 }
 
 impl Reading {
-    /// Takes a block. Returns whether it stays in the live set.
-    pub(super) fn take(&mut self, sieve: &Sieve, pid: Pid, address: TargetAddr, block: LiveBlock) -> bool {
+    /// Takes a block. Returns whether it remains in the live set.
+    fn take(&mut self, sieve: &Sieve, pid: Pid, address: TargetAddr, block: LiveBlock) -> bool {
         if block.time_ns() >= sieve.since.0 {
             self.recent.insert((pid, address));
             return true;
         }
-        let known = sieve.targets.get(&pid);
-        if known.is_none_or(|beginning| block.time_ns() < beginning.program.0) {
+        if sieve.targets.get(&pid).is_none_or(|program| block.time_ns() < program.started.0) {
             self.strays.push((pid, address));
             return true;
         }
-        match sieve.thinnings.interval(pid, address, &block) {
-            Some(interval) => {
-                let counted =
-                    LiveBlock::new(block.size_bytes(), block.time_ns(), block.stack_id(), interval, block.heap());
-                self.live.entry(pid).or_default().push((address, counted));
-                true
-            }
-            None => {
-                self.thinned.entry(pid).or_default().push((address, block));
-                false
-            }
-        }
+        let Some(interval) = sieve.thinnings.interval(pid, address, &block) else {
+            self.thinned.entry(pid).or_default().push((address, block));
+            return false;
+        };
+        let weighted = LiveBlock::new(block.size_bytes(), block.time_ns(), block.stack_id(), interval, block.heap());
+        self.live.entry(pid).or_default().push((address, weighted));
+        true
     }
 
-    /// The live blocks of a target.
-    pub(super) fn live(&self, pid: Pid) -> impl Iterator<Item = LiveAllocation> {
+    fn live(&self, pid: Pid) -> impl Iterator<Item = LiveAllocation> {
         self.live.get(&pid).into_iter().flatten().map(allocation)
     }
 
-    /// Whether a block there is so new that the books know better of it.
-    pub(super) fn is_recent(&self, pid: Pid, address: TargetAddr) -> bool {
+    /// Whether the block at this address is so new that the ledger is more up to date.
+    fn is_recent(&self, pid: Pid, address: TargetAddr) -> bool {
         self.recent.contains(&(pid, address))
     }
 
-    /// Those of a target that were taken out.
-    pub(super) fn thinned(&self, pid: Pid) -> impl Iterator<Item = LiveAllocation> {
+    fn thinned(&self, pid: Pid) -> impl Iterator<Item = LiveAllocation> {
         self.thinned.get(&pid).into_iter().flatten().map(allocation)
     }
 }
@@ -183,22 +454,21 @@ fn allocation(&(address, block): &(TargetAddr, LiveBlock)) -> LiveAllocation {
     }
 }
 
-/// Addresses of which events came.
-pub(super) type Touched = FxHashSet<(Pid, TargetAddr)>;
+/// Addresses of events.
+type Touched = FxHashSet<(Pid, TargetAddr)>;
 
-/// A pass that is being made.
-pub(super) struct Pass {
-    pub(super) began: Instant,
-    /// The targets that it is about.
-    pub(super) targets: BTreeMap<Pid, Beginning>,
-    /// Addresses of which events came since it began.
+/// A running pass over the live set.
+struct Pass {
+    began: Instant,
+    targets: BTreeMap<Pid, Program>,
+    /// Addresses of events since the pass began.
     touched: Touched,
     reader: JoinHandle<io::Result<Reading>>,
 }
 
 impl Pass {
-    /// Begins to read. Events are to be [touched](Self::touch) from now on.
-    pub(super) fn begin(reader: Arc<LiveReader>, sieve: Sieve) -> io::Result<Self> {
+    /// Starts to read the live set in a thread.
+    fn begin(reader: Arc<LiveReader>, sieve: Sieve) -> io::Result<Self> {
         let targets = sieve.targets.clone();
         let read = move || {
             let mut reading = Reading::default();
@@ -207,22 +477,6 @@ impl Pass {
         };
         let reader = std::thread::Builder::new().name("resync".to_owned()).spawn(read)?;
         Ok(Self { began: Instant::now(), targets, touched: Touched::default(), reader })
-    }
-
-    /// An event tells of this address.
-    pub(super) fn touch(&mut self, pid: Pid, address: TargetAddr) {
-        self.touched.insert((pid, address));
-    }
-
-    /// Whether all is read.
-    pub(super) fn is_read(&self) -> bool {
-        self.reader.is_finished()
-    }
-
-    /// What was read, and of which addresses events came meanwhile. Waits until it is.
-    pub(super) fn finish(self) -> (io::Result<Reading>, Touched) {
-        let panicked = |_| Err(io::Error::other("the reader of the live set has panicked"));
-        (self.reader.join().unwrap_or_else(panicked), self.touched)
     }
 }
 

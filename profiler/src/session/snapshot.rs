@@ -1,105 +1,237 @@
-//! Takes snapshots of a session. No name is looked for here: that takes long, and the ring fills meanwhile.
+//! Snapshots of a session: windows, health and the recording's facts. Snapshots contain addresses; symbolization takes long, and the
+//! ring buffer fills meanwhile.
 
 use anyhow::Result;
 use profiler_common::counter::Counter;
+use rustc_hash::FxHashSet;
+use tracing::debug;
 
-use super::Session;
+use super::control::{Listener, Request};
+use super::session::Session;
 use super::target::Target;
+use super::windows::Status;
 use crate::bpf::counters::Counters;
-use crate::health;
-use crate::ids::HeapId;
-use crate::ledger::totals::Totals;
+use crate::ledger::timeline::Occasion;
 use crate::linux::clock;
-use crate::model::{Health, Others, Window, WindowReason};
-use crate::snapshot::{HeapFacts, Snapshot, TargetState, WindowFacts};
+use crate::model::{Health, Others, Symbolization, Window, WindowReason};
+use crate::recording::entry::{HealthFacts, Known, SessionFacts};
+use crate::recording::recorder::{Finishing, Recorder};
+use crate::snapshot::{Snapshot, TargetState};
+
+/// Maximum number of drains before a dump: the ring buffer holds at most this many batches, and a target that allocates permanently
+/// must not delay the dump forever.
+pub(super) const DRAINS_MAX: u32 = 16;
 
 impl Session {
-    /// What was recorded until `now`. Before the end, only what is in the window.
+    /// Handles a request of the caller.
+    pub(super) fn handle_request(&mut self, request: Request, listener: &mut dyn Listener) -> Result<()> {
+        match request {
+            Request::Dump if let Some(method) = self.config.checks => {
+                self.inspect_all(method, listener);
+                Ok(())
+            }
+            Request::Dump => self.dump(WindowReason::Signal, listener),
+            Request::Mark => self.set_mark(listener),
+        }
+    }
+
+    /// Sets a mark or dumps if that is due.
+    pub(super) fn dump_if_due(&mut self, listener: &mut dyn Listener) -> Result<()> {
+        let status = self.status();
+        if self.windows.is_mark_due(status.elapsed) {
+            self.set_mark(listener)?;
+        }
+        match self.windows.due(&status, listener.is_busy()) {
+            Some(reason) => self.dump(reason, listener),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the window at the end of the recording, if it differs from the whole recording.
+    pub(super) fn last_window(&mut self, ended: clock::Instant) -> Option<Window> {
+        self.windows.has_last().then(|| self.end_window(WindowReason::End, ended))
+    }
+
+    fn end_window(&mut self, reason: WindowReason, now: clock::Instant) -> Window {
+        let window = self.windows.end(reason, now, &self.status());
+        self.processes.note_occasion(now.monotonic, Occasion::Dump(self.windows.ended()));
+        window
+    }
+
+    fn dump(&mut self, reason: WindowReason, listener: &mut dyn Listener) -> Result<()> {
+        self.empty_ring();
+        let (now, counters) = (clock::now(), self.probes.counters()?);
+        self.processes.refresh_thread_names();
+        let window = self.end_window(reason, now);
+        self.record_mark(now, reason.name());
+        let snapshot = self.snapshot(now, &counters, Some(window));
+        if self.windows.start_next(now, &snapshot.health) {
+            self.processes.start_window(&snapshot.targets);
+        }
+        let paused = clock::now().monotonic.since(now.monotonic);
+        debug!("window {} held the session for {paused:?}", self.windows.ended());
+        listener.dumped(snapshot);
+        Ok(())
+    }
+
+    /// Starts later windows now, until the next mark.
+    fn set_mark(&mut self, listener: &mut dyn Listener) -> Result<()> {
+        self.empty_ring();
+        let (now, counters) = (clock::now(), self.probes.counters()?);
+        self.processes.note_occasion(now.monotonic, Occasion::Mark);
+        self.record_mark(now, "mark");
+        self.windows.set_mark(now, self.health(&counters));
+        let states = self.states(now, true);
+        self.processes.start_window(&states);
+        listener.marked(self.windows.elapsed(now));
+        Ok(())
+    }
+
+    /// Enters all records written to the ring buffer until now.
+    fn empty_ring(&mut self) {
+        for _ in 0..DRAINS_MAX {
+            if self.drain() {
+                break;
+            }
+        }
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            elapsed: self.windows.elapsed(clock::now()),
+            live_bytes: self.processes.live_bytes(),
+            alloc_bytes: self.processes.alloc_bytes(),
+        }
+    }
+
+    /// Takes a snapshot: of a window, or of the whole recording without one and at its end.
     pub(super) fn snapshot(&self, now: clock::Instant, counters: &Counters, window: Option<Window>) -> Snapshot {
         let health = self.health(counters);
-        let window = window.map(|window| WindowFacts {
-            window,
-            start: self.dumps.start().unwrap_or(self.started).monotonic,
-            others: self.others_of(self.targets.others_of_window()),
-            health: self.dumps.health_of_window(&health),
-        });
-        let is_last = window.as_ref().is_none_or(|facts| facts.window.reason == WindowReason::End);
+        let is_whole = window.as_ref().is_none_or(|window| window.reason == WindowReason::End);
+        let others = self.others_of(self.processes.others_of_window());
+        let started = self.windows.started();
         Snapshot {
             interval_bytes: u64::from(self.config.interval.bytes()),
-            started_unix_ns: self.started.unix_ns,
-            started_monotonic_ns: self.started.monotonic.0,
+            started_unix_ns: started.unix_ns,
+            started_monotonic_ns: started.monotonic.0,
             ended_unix_ns: now.unix_ns,
             older_than: self.config.older_than,
-            targets: self.states(now, !is_last),
-            window,
+            targets: self.states(now, !is_whole),
+            window: window.map(|window| self.windows.facts(window, others, &health)),
             others: self.others(),
             modules: self.probes.discovery.modules.share(),
             health,
         }
     }
 
-    /// Processes that are no targets of their own.
-    pub(super) fn others(&self) -> Others {
-        self.others_of(self.targets.others.clone())
+    fn others(&self) -> Others {
+        self.others_of(self.processes.others().clone())
     }
 
     fn others_of(&self, others: Others) -> Others {
-        let interval_bytes = |id: &HeapId| {
-            let heap = &self.probes.discovery.plan.heaps()[usize::from(id.0)];
-            u64::from(self.probes.interval(heap).bytes()).max(self.back_pressure.interval_bytes_max(*id))
-        };
-        let folded_interval_bytes = self.targets.heaps_folded.iter().map(interval_bytes).max();
-        Others { folded_interval_bytes, ..others }
+        let interval_bytes = self.processes.heaps_folded().iter().map(|&heap| self.rates.interval_bytes_max(heap));
+        Others { folded_interval_bytes: interval_bytes.max(), ..others }
     }
 
-    /// The targets, or those alone that are in the present window.
-    pub(super) fn states(&self, now: clock::Instant, of_window: bool) -> Vec<TargetState> {
-        let targets = self.targets.all().into_iter().filter(|target| !(of_window && target.is_past()));
-        let state = |target: &Target| {
-            let mut state = target.state(now.monotonic, &self.probes);
-            self.widen(&mut state.heaps);
-            state
-        };
-        targets.map(state).collect()
+    /// States of all targets, or of those in the current window.
+    fn states(&self, now: clock::Instant, of_window: bool) -> Vec<TargetState> {
+        let targets = self.processes.all().into_iter().filter(|target| !(of_window && target.is_past()));
+        targets.map(|target| target.state(now.monotonic, &self.probes.discovery.plan, &self.rates)).collect()
     }
 
-    /// The heaps of a target whose books have these.
-    pub(super) fn heaps(&self, target: &Target, totals: &[(HeapId, Totals)]) -> Vec<HeapFacts> {
-        let mut heaps = target.hooks.heaps(totals, &self.probes);
-        self.widen(&mut heaps);
-        heaps
-    }
-
-    fn widen(&self, heaps: &mut [HeapFacts]) {
-        for heap in heaps {
-            heap.interval_bytes_max = heap.interval_bytes.max(self.back_pressure.interval_bytes_max(heap.id));
-        }
-    }
-
-    /// What was lost and what it cost.
-    pub(super) fn health(&self, counters: &Counters) -> Health {
+    /// Losses and costs since the recording started.
+    fn health(&self, counters: &Counters) -> Health {
+        let mut lost: Vec<(String, u64)> =
+            counters.losses().map(|(counter, count)| (counter.name().to_owned(), count)).collect();
+        let own = [("unreadable_record", self.intake.unreadable()), ("unknown_free", self.processes.frees_unknown())];
+        lost.extend(own.into_iter().filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)));
         let mut health = Health {
-            guardrails: self.guard.report(),
+            events: counters.get(Counter::Events),
+            lost,
+            unwind: counters.stack_ends().map(|(counter, count)| (counter.name().to_owned(), count)).collect(),
+            frame_pointer_modules: self.probes.by_frame_pointer().to_vec(),
             unfound: self.probes.discovery.unfound(),
-            resyncs: self.back_pressure.resyncs(),
-            interval_changes: self.interval_changes(),
-            ..health::collect(
-                counters,
-                self.records_unreadable,
-                self.targets.frees_unknown(),
-                self.probes.unwinding.by_frame_pointer(),
-            )
+            resyncs: self.resync.completed(),
+            interval_changes: self.rates.changes(self.windows.started()),
+            agent_cpu_ns: clock::cpu_ns(),
+            agent_rss_bytes_max: clock::rss_bytes_max(),
+            guardrails: self.guard.report(),
+            symbolization: Symbolization::default(),
         };
-        let stacks_lost = self.targets.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();
+        let stacks_lost = self.processes.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();
         health.lose("stack_lost", stacks_lost);
         health.lose("probe_missed", self.probes.kernel.probes_missed());
         health
     }
 
-    /// The kernel's counters, with what the session counts for it.
-    pub(super) fn counters(&self) -> Result<Counters> {
-        let mut counters = Counters::read(&self.probes.kernel)?;
-        counters.add(Counter::TargetsFull, self.targets_unmarked);
-        Ok(counters)
+    /// Starts to record events to the configured file, if any.
+    pub(super) fn start_recorder(&mut self) -> Result<()> {
+        let Some((path, size_bytes_max)) = &self.config.recording else { return Ok(()) };
+        let mut recorder = Recorder::create(path, *size_bytes_max)?;
+        let started = self.windows.started();
+        recorder.session(SessionFacts {
+            started_unix_ns: started.unix_ns,
+            started_monotonic_ns: started.monotonic.0,
+            interval_bytes: u64::from(self.config.interval.bytes()),
+            by_thread: self.config.by_thread,
+            arguments: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        });
+        self.processes.start_recorder(recorder);
+        Ok(())
     }
+
+    /// Sends recorded events to the writer, and the facts that have changed if that is due.
+    pub(super) fn record_facts(&mut self) {
+        let Some(recorder) = self.processes.recorder() else { return };
+        if !recorder.is_due() {
+            return recorder.send();
+        }
+        match self.probes.counters() {
+            Ok(counters) => {
+                let facts = health_facts(clock::now(), self.health(&counters), self.others());
+                self.record_all(facts, false);
+            }
+            Err(error) => debug!("{error:#}"),
+        }
+    }
+
+    fn record_mark(&mut self, now: clock::Instant, reason: &str) {
+        if let Some(recorder) = self.processes.recorder() {
+            recorder.mark(now.monotonic, reason);
+        }
+    }
+
+    /// Records the final facts, which equal those of the last snapshot. Then the recording lacks only names.
+    pub(super) fn end_recorder(&mut self, snapshot: &Snapshot, ended: clock::Instant) -> Option<Finishing> {
+        self.record_all(health_facts(ended, snapshot.health.clone(), snapshot.others.clone()), true);
+        self.processes.take_recorder().map(|recorder| recorder.end(ended.monotonic))
+    }
+
+    /// Records modules, targets and health. `is_last` includes ended targets that were recorded before.
+    fn record_all(&mut self, facts: HealthFacts, is_last: bool) {
+        self.processes.record_corrections();
+        let Some(mut recorder) = self.processes.take_recorder() else { return };
+        recorder.modules(&self.probes.discovery.modules);
+        let ended = self.processes.ended().iter();
+        let ended = ended.filter(|target| is_last || !recorder.has_all(target.ledger.number()));
+        let changed: Vec<&Target> = ended.chain(self.processes.running()).collect();
+        for target in changed {
+            let heaps = target.hooks.heaps(&target.ledger.heaps(), &self.probes.discovery.plan, &self.rates);
+            let known = Known { facts: target.facts(), begun: target.was_recorded(), heaps };
+            recorder.target(target.ledger.number(), known, &target.mappings.space, target.threads.names());
+        }
+        if recorder.is_crowded() {
+            let kept = self.processes.ended().iter().chain(self.processes.running());
+            let kept: FxHashSet<u32> = kept.map(|target| target.ledger.number()).collect();
+            recorder.forget_others(|ledger| kept.contains(&ledger));
+        }
+        recorder.health(facts);
+        recorder.send();
+        self.processes.start_recorder(recorder);
+    }
+}
+
+fn health_facts(now: clock::Instant, health: Health, others: Others) -> HealthFacts {
+    HealthFacts { monotonic_ns: now.monotonic.0, unix_ns: now.unix_ns, health, others }
 }

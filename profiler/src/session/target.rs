@@ -1,107 +1,157 @@
-//! All that a session keeps of one target.
+//! One target: process, mappings, ledger and probes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info};
 
+use super::hooks::Hooks;
+use super::rates::Rates;
+use super::threads::Threads;
 use crate::bpf::load::Kernel;
-use crate::guardrail::overhead::OverheadWatch;
+use crate::guardrail::overhead::OverheadMonitor;
 use crate::ids::{Identity, Pid};
-use crate::ingest::event::Event;
+use crate::ingest::event::{Event, Fork, Stack};
+use crate::leak::growth::Growths;
 use crate::ledger::Ledger;
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::timeline::{self, Timeline};
-use crate::ledger::totals::Totals;
-use crate::linux::clock;
+use crate::ledger::totals::{Amounts, Totals};
+use crate::model::guardrails::Overhead;
 use crate::model::{Beginning, Origin};
 use crate::object::module::ModuleStore;
+use crate::probe::plan::Plan;
 use crate::process::address_space::AddressSpace;
 use crate::process::link_map::LinkMap;
-use crate::process::target::{Exit, Process, TargetError};
-use crate::recording::recorder::{RecordedLedger, Recorder};
+use crate::process::process::{Exit, Process, TargetError};
+use crate::recording::recorder::Recorder;
 use crate::report::text::printable;
-use crate::snapshot::{Base, TargetFacts, TargetState};
+use crate::snapshot::{Base, TargetFacts, TargetState, ThreadNames};
 use crate::units::MonotonicNanos;
 
-use super::age_statistics::AgeStatistics;
-use super::guard;
-use super::hooks::Hooks;
-use super::lifecycle::Birth;
-use super::probes::Probes;
-use super::threads::Threads;
-
-/// One target: the process, its code, its books, its probes.
 pub(super) struct Target {
     pub(super) pid: Pid,
     /// `argv[0]`.
     pub(super) command: String,
     /// `/proc/PID/comm`.
     pub(super) comm: String,
-    /// Its control group, as it was when the program was first looked at.
+    /// Control group when the program was opened.
     cgroup: Option<Arc<str>>,
-    /// `None` once it has ended or become another program.
+    /// `None` once the process has exited or executed another program.
     pub(super) process: Option<Process>,
-    /// What its threads are called.
     pub(super) threads: Threads,
-    /// Shared with the snapshots that were made.
-    pub(super) space: Arc<AddressSpace>,
-    pub(super) ledger: RecordedLedger,
+    pub(super) mappings: Mappings,
+    pub(super) ledger: Ledger,
     pub(super) beginning: Beginning,
-    /// When its program, or it itself, came into being, where that was seen.
+    /// Time of the fork or exec, if that was seen.
     pub(super) born: Option<MonotonicNanos>,
     pub(super) hooks: Hooks,
-    pub(super) end: Option<End>,
-    /// What its probes cost it, where that is looked at.
-    pub(super) overhead: OverheadWatch,
-    /// It was asked for by itself, or descends from one that was, and stays a target when it calls exec.
+    pub(super) overhead: OverheadMonitor,
+    /// Selected individually, or descends from such a target: remains a target when it calls exec.
     pub(super) requested: bool,
-    /// Probes were put on files before it had mapped them.
-    pub(super) foreseen: bool,
-    /// It was stopped when its allocator was not mapped yet, or at its exec.
-    pub(super) held_before_mapping: bool,
-    /// How old blocks must be that are counted apart.
+    /// Minimum age of blocks counted in [`AgeStatistics::older`].
     pub(super) older_than: Option<Duration>,
-    /// What its callsites held in the course of time. Shared with the snapshots that were made.
+    /// Live bytes of callsites over time. Shared with snapshots.
     pub(super) timeline: Arc<Timeline>,
-    /// Of its live blocks, when its books were closed.
-    pub(super) age_statistics_at_end: Option<AgeStatistics>,
-    begun: bool,
-    /// Where the present window begins in its books.
+    phase: Phase,
+    /// Start of the current window in the ledger.
     base: Base,
-    /// Why it has no probes, where it stays a target nevertheless: it may become another program.
-    pub(super) unprofilable: Option<String>,
     opened: Instant,
-    link_map: Option<LinkMap>,
-    /// A stack had code that no known mapping covers: look at the mappings again.
-    space_stale: bool,
-    space_read: Instant,
-    space_period: Duration,
-    /// Something new was mapped, and was not searched for allocators yet.
-    unsearched: bool,
+}
+
+enum Phase {
+    /// No probe is attached yet.
+    Starting(Starting),
+    Recording,
+    Ended(Ended),
+}
+
+/// State of a target without probes.
+#[derive(Default)]
+pub(super) struct Starting {
+    /// Probes were attached to files before the process mapped them.
+    pub(super) is_probed_ahead: bool,
+    /// The process was stopped before it mapped its allocator, or at its exec.
+    pub(super) is_held_before_mapping: bool,
+    /// Why no probe can be attached. The process remains a target because it may execute another program.
+    pub(super) unprofilable: Option<String>,
+}
+
+struct Ended {
+    end: End,
+    was_recorded: bool,
+    /// Of its live blocks when the ledger was closed.
+    age_statistics: Option<AgeStatistics>,
 }
 
 /// How a target ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Exited(Exit),
-    /// It became another program.
+    /// Executed another program.
     Replaced,
-    /// It goes on without probes since then: they cost it too much.
+    /// Continues to run without probes since this time, because they exceeded the overhead limit.
     Detached(MonotonicNanos),
 }
 
-/// A dynamic linker may be at work for so long after a process was first looked at.
+/// A target whose allocations this process descends from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Descent {
+    /// The parent was selected individually: its children are targets whatever they execute.
+    pub(super) requested: bool,
+}
+
+/// State that a forked child starts with: a copy of its parent's at the fork.
+pub(super) struct Birth {
+    pub(super) fork: Fork,
+    pub(super) ledger: Ledger,
+    space: AddressSpace,
+    hooks: Hooks,
+    threads: Arc<ThreadNames>,
+    pub(super) requested: bool,
+}
+
+impl Birth {
+    /// Child of a target.
+    pub(super) fn of(parent: &Target, fork: Fork) -> Self {
+        Self {
+            fork,
+            ledger: parent.ledger.fork(fork.child),
+            space: parent.mappings.space.for_child(fork.child),
+            hooks: parent.hooks.for_child(),
+            threads: Arc::clone(parent.threads.names()),
+            requested: parent.requested,
+        }
+    }
+
+    /// Child of a child that is not a target yet.
+    pub(super) fn fork(&self, fork: Fork) -> Self {
+        Self {
+            fork,
+            ledger: self.ledger.fork(fork.child),
+            space: self.space.for_child(fork.child),
+            hooks: self.hooks.for_child(),
+            threads: Arc::clone(&self.threads),
+            requested: self.requested,
+        }
+    }
+}
+
+/// Statistics of live blocks by age.
+#[derive(Clone, Debug)]
+pub(super) struct AgeStatistics {
+    pub(super) counted: MonotonicNanos,
+    growths: Growths,
+    /// Blocks older than [`Target::older_than`], by callsite index.
+    older: Option<Vec<Amounts>>,
+}
+
+/// Age up to which the dynamic linker may still be mapping modules.
 const YOUNG: Duration = Duration::from_secs(2);
 
-/// Mappings are read no more often than this because a stack asked for it; less and less often where nothing comes of it,
-/// as with code that was never code.
-const SPACE_PERIOD: Duration = Duration::from_millis(100);
-const SPACE_PERIOD_MAX: Duration = Duration::from_secs(5);
-
 impl Target {
-    /// A process and its mappings; no probes yet.
-    pub(super) fn new(process: Process, origin: Origin, born: Option<MonotonicNanos>) -> Self {
+    /// A process and its mappings, without probes.
+    fn new(process: Process, origin: Origin, born: Option<MonotonicNanos>) -> Self {
         let pid = process.pid;
         Self {
             pid,
@@ -110,83 +160,137 @@ impl Target {
             cgroup: process.cgroup.clone(),
             process: Some(process),
             threads: Threads::default(),
-            space: Arc::new(AddressSpace::new(pid)),
-            ledger: Ledger::new(pid).into(),
+            mappings: Mappings::new(AddressSpace::new(pid)),
+            ledger: Ledger::new(pid),
             beginning: Beginning { origin, time: MonotonicNanos(0), delay_ns: None, from_first_call: false },
             born,
             hooks: Hooks::default(),
-            end: None,
-            overhead: OverheadWatch::default(),
+            overhead: OverheadMonitor::default(),
             requested: false,
-            foreseen: false,
-            held_before_mapping: false,
             older_than: None,
             timeline: Arc::default(),
-            age_statistics_at_end: None,
-            begun: false,
+            phase: Phase::Starting(Starting::default()),
             base: Base::Beginning,
-            unprofilable: None,
             opened: Instant::now(),
-            link_map: None,
-            space_stale: false,
-            space_read: Instant::now(),
-            space_period: SPACE_PERIOD,
-            unsearched: false,
         }
     }
 
-    /// A copy of its parent, made by a fork: its code lies where the parent's did then.
+    /// A forked child, with the mappings and the ledger of its parent at the fork.
     pub(super) fn forked(process: Process, birth: Birth) -> Self {
         let Birth { fork, ledger, space, hooks, threads, requested } = birth;
         let target = Self::new(process, Origin::Forked(fork.parent), Some(fork.time));
-        Self { threads: Threads::of_child(&threads), space: Arc::new(space), ledger, hooks, requested, ..target }
+        let (threads, mappings) = (Threads::of_child(&threads), Mappings::new(space));
+        Self { threads, mappings, ledger, hooks, requested, ..target }
     }
 
-    /// Opens a process.
     pub(super) fn open(pid: Pid, origin: Origin, born: Option<MonotonicNanos>) -> Result<Self, TargetError> {
         Ok(Self::new(Process::open(pid)?, origin, born))
     }
 
-    /// The program is replaced by another one: what it was becomes a target of its own, which has ended, and this one
-    /// goes on as what `process` is now. Its links stay: they follow the process.
-    pub(super) fn replace(&mut self, ledger: RecordedLedger, process: Process, born: MonotonicNanos) -> Self {
+    /// Replaces the program after an exec. `self` becomes the new program; returns the old one as an ended target with `ledger`.
+    /// Links stay with the process.
+    pub(super) fn replace(&mut self, ledger: Ledger, process: Process, born: MonotonicNanos) -> Self {
         let mut next = Self::new(process, Origin::Executed, Some(born));
         std::mem::swap(&mut next.ledger, &mut self.ledger);
         next.hooks = self.hooks.succeed();
-        next.foreseen = !next.hooks.is_empty();
+        next.phase = Phase::Starting(Starting { is_probed_ahead: !next.hooks.is_empty(), ..Starting::default() });
         next.requested = self.requested;
         let mut before = std::mem::replace(self, next);
         before.ledger = ledger;
         before.process = None;
-        before.end = Some(End::Replaced);
+        before.set_end(End::Replaced);
         before
     }
 
-    /// Whether its probes were in place at some time.
-    pub(super) fn has_begun(&self) -> bool {
-        self.begun
+    /// Whether its probes are attached, or were.
+    pub(super) fn was_recorded(&self) -> bool {
+        match &self.phase {
+            Phase::Starting(_) => false,
+            Phase::Recording => true,
+            Phase::Ended(ended) => ended.was_recorded,
+        }
     }
 
-    /// Which process it is, while it runs.
+    /// State of a target without probes; `None` once they are attached.
+    pub(super) fn starting(&mut self) -> Option<&mut Starting> {
+        match &mut self.phase {
+            Phase::Starting(starting) => Some(starting),
+            Phase::Recording | Phase::Ended(_) => None,
+        }
+    }
+
+    /// Its probes are attached.
+    pub(super) fn start_recording(&mut self, now: MonotonicNanos, from_first_call: bool) {
+        self.phase = Phase::Recording;
+        self.beginning.time = now;
+        self.beginning.delay_ns = self.born.map(|born| now.0.saturating_sub(born.0));
+        self.beginning.from_first_call = from_first_call;
+    }
+
+    pub(super) fn set_end(&mut self, end: End) {
+        let was_recorded = self.was_recorded();
+        self.phase = Phase::Ended(Ended { end, was_recorded, age_statistics: None });
+    }
+
+    /// How it ended.
+    fn end(&self) -> Option<End> {
+        match &self.phase {
+            Phase::Ended(ended) => Some(ended.end),
+            Phase::Starting(_) | Phase::Recording => None,
+        }
+    }
+
+    /// Reads the exit code of an exited process if it was not available yet.
+    pub(super) fn update_exit_code(&mut self) {
+        if let Phase::Ended(Ended { end: End::Exited(exit @ Exit { code: None }), .. }) = &mut self.phase
+            && let Some(known) = self.process.as_ref().and_then(Process::exit_now)
+        {
+            *exit = known;
+            self.process = None;
+        }
+    }
+
+    /// Identity of its running process.
     pub(super) fn identity(&self) -> Option<Identity> {
         self.process.as_ref().map(Process::identity)
     }
 
-    /// Whether its process has ended, seen or not. Then its number may be another's.
+    /// Whether its process has exited, even if that was not reported yet. Its pid may have been reused then.
     pub(super) fn is_gone(&self) -> bool {
         self.process.as_ref().is_none_or(Process::has_ended)
     }
 
-    /// Takes an event of this target to the books.
+    /// When the target was opened.
+    pub(super) fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    /// Whether its dynamic linker may still be mapping modules.
+    pub(super) fn is_young(&self) -> bool {
+        self.opened.elapsed() < YOUNG
+    }
+
+    /// Whether modules may have been mapped since the mappings were last read.
+    pub(super) fn may_have_mapped(&self) -> bool {
+        self.is_young() || self.mappings.is_unsearched || self.mappings.has_changed()
+    }
+
+    /// Reads the mappings again: modules must be opened while they are mapped. Returns whether modules were added.
+    pub(super) fn refresh_mappings(&mut self, modules: &mut ModuleStore) -> bool {
+        let is_gone = self.is_gone();
+        self.mappings.refresh(self.pid, is_gone, modules)
+    }
+
+    /// Enters an event of this target.
     pub(super) fn enter(&mut self, event: Event) {
         if let Event::Stack(_, _, stack) = &event {
-            self.space_stale |= stack.frames.iter().any(|&frame| !self.space.covers(frame.inside_call()));
+            self.mappings.check(stack);
         }
-        self.threads.meet(&event);
+        self.threads.observe(&event);
         self.ledger.enter(event);
     }
 
-    /// Reads names of threads that are due, at most so many. Returns how many it read.
+    /// Reads due thread names. Returns the number of reads, at most `reads_max`.
     pub(super) fn read_thread_names(&mut self, now: Instant, reads_max: usize) -> usize {
         if reads_max == 0 || !self.threads.is_due(now) || self.is_gone() {
             return 0;
@@ -194,118 +298,68 @@ impl Target {
         self.threads.read(self.pid, now, reads_max)
     }
 
-    /// Reads names of threads again, at most so many. Returns how many it read.
+    /// Reads all thread names again. Returns the number of reads, at most `reads_max`.
     pub(super) fn refresh_thread_names(&mut self, reads_max: usize) -> usize {
         if self.is_gone() { 0 } else { self.threads.refresh(self.pid, reads_max) }
     }
 
-    /// Notes what its callsites hold at this instant, which is now, and tells the recording, if there is one.
+    /// Adds the current live bytes of all callsites to the timeline and to the recording.
     pub(super) fn note(&mut self, instant: timeline::Instant, recorder: Option<&mut Recorder>) {
         Arc::make_mut(&mut self.timeline).note(instant, &self.ledger);
         if let Some(recorder) = recorder {
-            recorder.sample(&self.ledger, instant);
+            recorder.note(&self.ledger, instant);
         }
     }
 
-    /// Whether a stack asks for mappings that are not known.
-    pub(super) fn is_stale(&self) -> bool {
-        // A stack may hold garbage that no mapping will ever cover.
-        self.space_stale && self.space_read.elapsed() >= self.space_period
+    pub(super) fn log_start(&self) {
+        let hooks = self.hooks.attached_count();
+        info!("process {} ({}) is being recorded, {hooks} hooks", self.pid, printable(&self.comm));
     }
 
-    /// Whether something may have been mapped that was not there: the dynamic linker's list says so, or is still growing.
-    pub(super) fn may_have_mapped(&self) -> bool {
-        self.is_young() || self.unsearched || self.link_map.as_ref().is_some_and(LinkMap::changed)
-    }
-
-    /// When it was first looked at.
-    pub(super) fn opened(&self) -> Instant {
-        self.opened
-    }
-
-    /// Whether its dynamic linker may still be at work.
-    pub(super) fn is_young(&self) -> bool {
-        self.opened.elapsed() < YOUNG
-    }
-
-    /// Looks at the mappings again: the modules that stacks name must be opened while they are there. True when something
-    /// new is mapped.
-    pub(super) fn refresh_space(&mut self, modules: &mut ModuleStore) -> bool {
-        self.space_stale = false;
-        self.space_read = Instant::now();
-        if self.is_gone() {
-            return false;
-        }
-        self.link_map = LinkMap::read(self.pid);
-        match Arc::make_mut(&mut self.space).refresh(modules) {
-            Ok(new) => {
-                self.unsearched |= !new.is_empty();
-                let wasted = (self.space_period * 2).min(SPACE_PERIOD_MAX);
-                self.space_period = if new.is_empty() { wasted } else { SPACE_PERIOD };
-                !new.is_empty()
-            }
-            Err(error) => {
-                debug!("process {}: {error}", self.pid);
-                false
-            }
-        }
-    }
-
-    /// Whether there is something mapped that was not searched for allocators yet.
-    pub(super) fn is_unsearched(&self) -> bool {
-        self.unsearched
-    }
-
-    /// What is mapped has been searched for allocators.
-    pub(super) fn was_searched(&mut self) {
-        self.unsearched = false;
-    }
-
-    /// The dynamic linker's list, as it was when mappings were last looked at.
-    pub(super) fn link_map(&self) -> Option<&LinkMap> {
-        self.link_map.as_ref()
-    }
-
-    /// Its probes are in place. `before_first_call` when its allocator was not mapped yet at that time.
-    pub(super) fn begin(&mut self, now: MonotonicNanos, before_first_call: bool) {
-        self.begun = true;
-        self.beginning.time = now;
-        self.beginning.delay_ns = self.born.map(|born| now.0.saturating_sub(born.0));
-        self.beginning.from_first_call = before_first_call;
-    }
-
-    /// Tells the user that from now on what it does is seen.
-    pub(super) fn announce(&self) {
-        info!("process {} ({}) is watched, {} hooks", self.pid, printable(&self.comm), self.hooks.attached());
-    }
-
-    /// It has ended: forgets its single blocks, here and in the kernel's live set. Its modules stay open for their names.
-    pub(super) fn close(&mut self, kernel: &mut Kernel) {
-        self.close_at(clock::now().monotonic, kernel);
-    }
-
-    /// It had ended at `now`.
-    pub(super) fn close_at(&mut self, now: MonotonicNanos, kernel: &mut Kernel) {
-        let freed = kernel.forget_blocks(self.pid, self.ledger.live().map(|block| block.address));
-        if let Err(error) = freed {
+    /// Removes its blocks from the ledger and from the kernel's live set. Its modules stay open for symbolization.
+    pub(super) fn close(&mut self, now: MonotonicNanos, kernel: &mut Kernel) {
+        if let Err(error) = kernel.forget_blocks(self.pid, self.ledger.live().map(|block| block.address)) {
             debug!("process {}: {error}", self.pid);
         }
-        self.close_books(now);
+        self.close_ledger(now);
     }
 
-    /// Forgets its single blocks here. What is told of their ages is as of `now`.
-    pub(super) fn close_books(&mut self, now: MonotonicNanos) {
-        if self.has_begun() && self.age_statistics_at_end.is_none() {
-            self.age_statistics_at_end = Some(self.count_age_statistics(now));
+    /// Removes its blocks from the ledger, and keeps their age statistics as of `now`.
+    pub(super) fn close_ledger(&mut self, now: MonotonicNanos) {
+        let is_missing = |ended: &Ended| ended.was_recorded && ended.age_statistics.is_none();
+        if matches!(&self.phase, Phase::Ended(ended) if is_missing(ended)) {
+            let counted = self.count_by_age(now);
+            if let Phase::Ended(ended) = &mut self.phase {
+                ended.age_statistics = Some(counted);
+            }
         }
         self.ledger.close(now);
     }
 
-    /// What is known of it beside its books.
+    /// Age statistics from when its ledger was closed.
+    pub(super) fn age_statistics_at_end(&self) -> Option<&AgeStatistics> {
+        match &self.phase {
+            Phase::Ended(ended) => ended.age_statistics.as_ref(),
+            Phase::Starting(_) | Phase::Recording => None,
+        }
+    }
+
+    /// Takes one or two passes over the live blocks.
+    fn count_by_age(&self, now: MonotonicNanos) -> AgeStatistics {
+        let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let older: Option<Vec<Amounts>> = self.older_than.map(|age| {
+            let born = MonotonicNanos(now.0.saturating_sub(nanos(age)));
+            self.ledger.born_before([born]).into_iter().map(|[amounts]| amounts).collect()
+        });
+        let growths = Growths::of(&self.timeline, &self.ledger, now, older.as_deref());
+        AgeStatistics { counted: now, growths, older }
+    }
+
     pub(super) fn facts(&self) -> TargetFacts {
-        let exit = match self.end {
-            Some(End::Exited(exit)) => Some(exit),
-            _ => None,
+        let (exit, detached) = match self.end() {
+            Some(End::Exited(exit)) => (Some(exit), None),
+            Some(End::Detached(time)) => (None, Some(time)),
+            Some(End::Replaced) | None => (None, None),
         };
         TargetFacts {
             pid: self.pid,
@@ -315,24 +369,27 @@ impl Target {
             beginning: self.beginning,
             exited: exit.is_some(),
             exit_code: exit.and_then(|exit| exit.code),
-            replaced: self.end == Some(End::Replaced),
-            detached: match self.end {
-                Some(End::Detached(time)) => Some(time),
-                _ => None,
-            },
-            overhead: guard::overhead(&self.overhead),
+            replaced: self.end() == Some(End::Replaced),
+            detached,
+            overhead: self.overhead.whole().map(|whole| Overhead {
+                percent: whole.percent(),
+                percent_highest: self.overhead.highest().map(|share| share.percent()),
+                probe_ns: whole.probe_ns,
+                cpu_ns: whole.cpu_ns,
+            }),
         }
     }
 
-    /// What there is to report of it at this time.
-    pub(super) fn state(&self, now: MonotonicNanos, probes: &Probes) -> TargetState {
+    /// State for a snapshot.
+    pub(super) fn state(&self, now: MonotonicNanos, plan: &Plan, rates: &Rates) -> TargetState {
         let books = self.ledger.snapshot(now);
-        let AgeStatistics { counted, growths, older } = self.age_statistics(now);
+        let at_end = self.age_statistics_at_end().cloned();
+        let AgeStatistics { counted, growths, older } = at_end.unwrap_or_else(|| self.count_by_age(now));
         TargetState {
             facts: self.facts(),
-            space: Arc::clone(&self.space),
+            space: Arc::clone(&self.mappings.space),
             threads: Arc::clone(self.threads.names()),
-            heaps: self.hooks.heaps(&books.heaps, probes),
+            heaps: self.hooks.heaps(&books.heaps, plan, rates),
             books: Arc::new(books),
             growths,
             curve: self.ledger.moments(counted),
@@ -343,22 +400,93 @@ impl Target {
         }
     }
 
-    /// Whether it had ended when the present window began.
+    /// Whether it ended before the current window started.
     pub(super) fn is_past(&self) -> bool {
         matches!(self.base, Base::Ended)
     }
 
-    /// A window begins now, when its books are these.
-    pub(super) fn begin_window(&mut self, books: Arc<TargetSnapshot>) {
-        self.base = if self.end.is_some() { Base::Ended } else { Base::At(books) };
+    /// Starts a window at this state of the ledger.
+    pub(super) fn start_window(&mut self, ledger: Arc<TargetSnapshot>) {
+        self.base = if self.end().is_some() { Base::Ended } else { Base::At(ledger) };
     }
 
-    /// What it did in the present window, in sum; `None` when it had ended before.
+    /// Totals of the current window; `None` if it ended before.
     pub(super) fn window_totals(&self) -> Option<Totals> {
         match &self.base {
             Base::Beginning => Some(*self.ledger.totals()),
             Base::At(base) => Some(self.ledger.totals().since(&base.totals)),
             Base::Ended => None,
+        }
+    }
+}
+
+/// Mappings of a target, and when to read them again.
+pub(super) struct Mappings {
+    /// Shared with snapshots.
+    pub(super) space: Arc<AddressSpace>,
+    link_map: Option<LinkMap>,
+    /// A stack contains code outside all known mappings.
+    is_stale: bool,
+    /// Modules were added that were not searched for allocators yet.
+    pub(super) is_unsearched: bool,
+    read: Instant,
+    period: Duration,
+}
+
+/// Minimum time between two reads due to stale stacks. Doubles while reads find nothing new, because a stack may contain garbage that
+/// no mapping will ever cover.
+const READ_PERIOD: Duration = Duration::from_millis(100);
+const READ_PERIOD_MAX: Duration = Duration::from_secs(5);
+
+impl Mappings {
+    fn new(space: AddressSpace) -> Self {
+        Self {
+            space: Arc::new(space),
+            link_map: None,
+            is_stale: false,
+            is_unsearched: false,
+            read: Instant::now(),
+            period: READ_PERIOD,
+        }
+    }
+
+    /// The dynamic linker's list when the mappings were last read.
+    pub(super) fn link_map(&self) -> Option<&LinkMap> {
+        self.link_map.as_ref()
+    }
+
+    /// Whether to read the mappings again because of a stack.
+    pub(super) fn is_due(&self) -> bool {
+        self.is_stale && self.read.elapsed() >= self.period
+    }
+
+    /// Whether the dynamic linker's list has changed since the mappings were last read.
+    fn has_changed(&self) -> bool {
+        self.link_map.as_ref().is_some_and(LinkMap::changed)
+    }
+
+    fn check(&mut self, stack: &Stack) {
+        self.is_stale |= stack.frames.iter().any(|&frame| !self.space.covers(frame.inside_call()));
+    }
+
+    fn refresh(&mut self, pid: Pid, is_gone: bool, modules: &mut ModuleStore) -> bool {
+        self.is_stale = false;
+        self.read = Instant::now();
+        if is_gone {
+            return false;
+        }
+        self.link_map = LinkMap::read(pid);
+        match Arc::make_mut(&mut self.space).refresh(modules) {
+            Ok(added) => {
+                self.is_unsearched |= !added.is_empty();
+                let longer = (self.period * 2).min(READ_PERIOD_MAX);
+                self.period = if added.is_empty() { longer } else { READ_PERIOD };
+                !added.is_empty()
+            }
+            Err(error) => {
+                debug!("process {pid}: {error}");
+                false
+            }
         }
     }
 }

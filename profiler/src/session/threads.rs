@@ -1,6 +1,5 @@
-//! What the threads of a target are called. Read from `/proc` by and by, never while events are taken: each thread some
-//! milliseconds after it was first seen to allocate, and again, because a new thread has its parent's name until it, or who made it,
-//! gives it another one; and once more whenever a profile is made.
+//! Names of a target's threads. Read from `/proc` between drains of the ring buffer: milliseconds after the first allocation of a
+//! thread, twice again later, because a new thread has its parent's name until it is renamed, and for each snapshot.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,45 +12,43 @@ use crate::ingest::event::Event;
 use crate::linux::proc::process::thread_name;
 use crate::snapshot::ThreadNames;
 
-/// Threads of a target whose names are read; more have a number alone.
+/// Threads of a target whose names are read; others are reported by number.
 const THREADS_MAX: usize = 2048;
 
-/// When names are read again.
+/// Delays after which names are read again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
 
 #[derive(Debug, Default)]
 pub(super) struct Threads {
-    /// Somebody wants to know.
-    is_asked: bool,
+    is_enabled: bool,
     names: Arc<ThreadNames>,
-    met: FxHashSet<Tid>,
-    /// The last one met: most events are of the same thread as the one before.
+    seen: FxHashSet<Tid>,
+    /// Thread of the last event: most events have the same thread as the one before.
     latest: Option<Tid>,
-    /// Never read.
+    /// Not read yet.
     new: VecDeque<Tid>,
-    /// To be read again, by how often that was done.
+    /// To be read again, by number of repetitions.
     again: [VecDeque<(Instant, Tid)>; AGAIN.len()],
 }
 
 impl Threads {
-    /// Those of a child that has inherited blocks of threads with these names.
+    /// Threads of a forked child, which inherits blocks of threads with these names.
     pub(super) fn of_child(names: &Arc<ThreadNames>) -> Self {
         Self { names: Arc::clone(names), ..Self::default() }
     }
 
-    /// From now on, somebody wants to know.
-    pub(super) fn ask(&mut self) {
-        self.is_asked = true;
+    /// Starts to read names.
+    pub(super) fn enable(&mut self) {
+        self.is_enabled = true;
     }
 
-    /// All that are known.
     pub(super) fn names(&self) -> &Arc<ThreadNames> {
         &self.names
     }
 
-    /// Meets the thread that did this.
-    pub(super) fn meet(&mut self, event: &Event) {
-        if !self.is_asked {
+    /// Notes the thread of an allocation.
+    pub(super) fn observe(&mut self, event: &Event) {
+        if !self.is_enabled {
             return;
         }
         let tid = match event {
@@ -59,23 +56,23 @@ impl Threads {
             Event::Remap(remap) => remap.tid,
             _ => return,
         };
-        if self.latest.replace(tid) != Some(tid) && self.met.len() < THREADS_MAX && self.met.insert(tid) {
+        if self.latest.replace(tid) != Some(tid) && self.seen.len() < THREADS_MAX && self.seen.insert(tid) {
             self.new.push_back(tid);
         }
     }
 
-    /// Whether there is a name to be read at this time.
+    /// Whether a name is due to be read.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.new.is_empty() || self.again.iter().any(|queue| is_due(queue, now))
     }
 
-    /// Reads names that are due, at most so many. Returns how many it read. The process must be the target still.
+    /// Reads due names. Returns the number of reads, at most `reads_max`. The pid must not have been reused.
     pub(super) fn read(&mut self, pid: Pid, now: Instant, reads_max: usize) -> usize {
         let mut reads = 0;
         while reads < reads_max
             && let Some((tid, times)) = self.next(now)
         {
-            self.learn(pid, tid);
+            self.read_name(pid, tid);
             if let (Some(queue), Some(&after)) = (self.again.get_mut(times), AGAIN.get(times)) {
                 queue.push_back((now + after, tid));
             }
@@ -84,17 +81,17 @@ impl Threads {
         reads
     }
 
-    /// Reads the names of all, at most so many. Returns how many it read. The process must be the target still.
+    /// Reads all names. Returns the number of reads, at most `reads_max`. The pid must not have been reused.
     pub(super) fn refresh(&mut self, pid: Pid, reads_max: usize) -> usize {
-        let mut met: Vec<Tid> = self.met.iter().copied().collect();
-        // Where not all can be read, those that were made last: the others have the names that they had.
-        met.sort_unstable_by_key(|&tid| std::cmp::Reverse(tid));
-        met.truncate(reads_max);
-        met.iter().for_each(|&tid| self.learn(pid, tid));
-        met.len()
+        let mut seen: Vec<Tid> = self.seen.iter().copied().collect();
+        // The latest threads first: the others keep the names read before.
+        seen.sort_unstable_by_key(|&tid| std::cmp::Reverse(tid));
+        seen.truncate(reads_max);
+        seen.iter().for_each(|&tid| self.read_name(pid, tid));
+        seen.len()
     }
 
-    /// The next one to be read, and how often it was.
+    /// The next thread to read, and how often it was read before.
     fn next(&mut self, now: Instant) -> Option<(Tid, usize)> {
         if let Some(tid) = self.new.pop_front() {
             return Some((tid, 0));
@@ -103,8 +100,8 @@ impl Threads {
         queue.pop_front().map(|(_, tid)| (tid, at + 1))
     }
 
-    /// A thread that has ended keeps the name that it had.
-    fn learn(&mut self, pid: Pid, tid: Tid) {
+    /// Reads a name. An exited thread keeps its last one.
+    fn read_name(&mut self, pid: Pid, tid: Tid) {
         if let Ok(name) = thread_name(pid, tid)
             && self.names.get(&tid).is_none_or(|known| **known != *name)
         {
@@ -141,12 +138,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_read_at_once_and_twice_again() {
+    fn names_are_read_at_once_and_twice_again() {
         let (me, now) = (Pid(std::process::id()), Instant::now());
-        let mut threads = Threads { is_asked: true, ..Threads::default() };
+        let mut threads = Threads { is_enabled: true, ..Threads::default() };
         assert!(!threads.is_due(now));
-        threads.meet(&allocates(me.0));
-        threads.meet(&allocates(me.0));
+        threads.observe(&allocates(me.0));
+        threads.observe(&allocates(me.0));
         let comm = std::fs::read_to_string(format!("/proc/{me}/comm")).expect("this process has a name");
         assert_eq!(threads.read(me, now, 10), 1);
         assert_eq!(threads.names().get(&Tid(me.0)).map(|name| &**name), Some(comm.trim_end()));
@@ -157,17 +154,17 @@ mod tests {
         }
         assert!(!threads.is_due(now + Duration::from_secs(3600)));
         assert_eq!(threads.refresh(me, 10), 1);
-        assert!(Arc::ptr_eq(&named, threads.names()), "what has not changed is not copied");
+        assert!(Arc::ptr_eq(&named, threads.names()), "unchanged names are not copied");
     }
 
     #[test]
     fn reads_and_threads_are_bounded() {
         let (me, now) = (Pid(std::process::id()), Instant::now());
-        let mut threads = Threads { is_asked: true, ..Threads::default() };
+        let mut threads = Threads { is_enabled: true, ..Threads::default() };
         for tid in 0..100_000 {
-            threads.meet(&allocates(u32::MAX - tid));
+            threads.observe(&allocates(u32::MAX - tid));
         }
-        assert_eq!(threads.met.len(), THREADS_MAX);
+        assert_eq!(threads.seen.len(), THREADS_MAX);
         assert_eq!(threads.read(me, now, 100), 100);
         assert_eq!((threads.new.len(), threads.again[0].len()), (THREADS_MAX - 100, 100));
         assert!(threads.names().is_empty(), "this process has no such threads");

@@ -1,4 +1,4 @@
-//! Gives the kernel side what it needs to unwind the targets' stacks.
+//! Unwind tables of the targets' modules, and their upload to the kernel side.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use profiler_common::limits::{MAPPINGS_MAX, PROCESS_MAPPINGS_MAX, UNWIND_PAGES_M
 use profiler_common::unwind::{RowCell, TableRef};
 use tracing::{debug, info, warn};
 
-use super::UnwindMode;
+use super::config::UnwindMode;
 use crate::bpf::load::Kernel;
 use crate::bpf::unwind_maps::KernelUnwindMaps;
 use crate::ids::{ModuleId, Pid};
@@ -22,20 +22,20 @@ use crate::unwind::cache::Cache;
 use crate::unwind::store::{Capacity, MappedCode, TableStore};
 use crate::unwind::{self, Table};
 
-/// Room for modules that are mapped later, in cells of two rows: 16 MiB, four times libLLVM.
+/// Spare capacity for modules that are mapped later, in cells of two rows: 16 MiB, four times libLLVM.
 const SPARE_CELLS: u64 = 2 << 20;
 
-/// Threads that read tables side by side, at most.
+/// Maximum number of threads that read tables in parallel.
 const THREADS_MAX: usize = 8;
 
-/// Tables built and not yet uploaded, and where more come from.
+/// Builds tables and keeps those that are not uploaded yet.
 pub(super) struct Tables {
     mode: UnwindMode,
     cache: Option<Cache>,
     built: HashMap<ModuleId, Option<Table>>,
-    /// Modules whose code is unwound by frame pointers, for want of tables.
+    /// Modules without tables, whose code is unwound by frame pointers.
     by_frame_pointer: Vec<String>,
-    /// Time that building tables, or reading them from the cache, has taken.
+    /// Time spent building tables or reading them from the cache.
     spent: Duration,
 }
 
@@ -45,7 +45,7 @@ impl Tables {
         Self { mode, cache, built: HashMap::new(), by_frame_pointer: Vec::new(), spent: Duration::ZERO }
     }
 
-    /// Builds the tables of all that a target maps: before anything is attached, so that the first stack is whole.
+    /// Builds the tables of all modules of a target. Before probes are attached, so that the first stack is complete.
     pub(super) fn build_all(&mut self, space: &AddressSpace, modules: &ModuleStore) {
         if self.mode == UnwindMode::FramePointer {
             return;
@@ -64,7 +64,7 @@ impl Tables {
             let others = thread::available_parallelism().map_or(0, |cores| cores.get().min(THREADS_MAX) - 1);
             let threads: Vec<_> = (0..others.min(missing.len() / 2)).map(|_| scope.spawn(work)).collect();
             let own = work();
-            // A thread that has panicked leaves its modules to be read when they are taken.
+            // Tables of a thread that panicked are read when they are taken.
             threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).chain(own).collect()
         });
         for (id, table) in read {
@@ -74,7 +74,7 @@ impl Tables {
         self.spent += started.elapsed();
     }
 
-    /// Cells for the row map: what is needed now and as much again, within what the user allows.
+    /// Number of cells for the row map: twice what is needed now, within the user's limit.
     pub(super) fn cells(&self, bytes_max: u64) -> u32 {
         let rows: usize = self.built.values().flatten().map(|table| table.rows.len()).sum();
         let needed = rows.div_ceil(2) as u64 + self.built.len() as u64;
@@ -105,7 +105,7 @@ impl Tables {
         table.inspect_err(|error| debug!("module {}: {error}", module.path())).ok()
     }
 
-    /// Makes a table what the mode asks for.
+    /// Adapts a table to the mode.
     fn adapt(&mut self, id: ModuleId, mut table: Table, modules: &ModuleStore) -> Table {
         if table.stats.fills_gaps {
             if self.mode == UnwindMode::Tables {
@@ -121,10 +121,10 @@ impl Tables {
     }
 }
 
-/// The kernel's unwind tables and who uses them.
+/// The kernel's unwind tables and their users.
 pub(super) struct Unwinding {
     tables: Tables,
-    /// `None` when unwinding goes by frame pointers alone.
+    /// `None` when unwinding by frame pointers only.
     store: Option<TableStore<KernelUnwindMaps>>,
 }
 
@@ -133,7 +133,7 @@ impl Unwinding {
         let store = if tables.mode == UnwindMode::FramePointer {
             None
         } else {
-            // What a compiler makes at run time has no tables; it mostly keeps frame pointers.
+            // Code generated at run time has no tables, but mostly keeps frame pointers.
             let generated = if tables.mode == UnwindMode::Tables { TableRef::NONE } else { TableRef::FRAME_POINTER };
             let capacity = Capacity { cells, pages: UNWIND_PAGES_MAX, mappings: MAPPINGS_MAX };
             Some(TableStore::new(KernelUnwindMaps::take(kernel)?, capacity, generated))
@@ -141,7 +141,7 @@ impl Unwinding {
         Ok(Self { tables, store })
     }
 
-    /// Registers what a target maps now.
+    /// Uploads the tables of a target's current mappings.
     pub(super) fn register(&mut self, space: &AddressSpace, modules: &ModuleStore) -> Result<()> {
         let Some(store) = &mut self.store else {
             return Ok(());
@@ -174,12 +174,13 @@ impl Unwinding {
             milliseconds(writing)
         );
         for id in without_room {
-            warn!("stacks through `{}` will end there; allow more with --unwind-memory", modules.get(id).path());
+            let path = modules.get(id).path();
+            warn!("no space for the unwind tables of `{path}`: stacks end there; raise `--unwind-memory`");
         }
         Ok(())
     }
 
-    /// A target has ended.
+    /// Removes an exited target.
     pub(super) fn forget(&mut self, pid: Pid) {
         if let Some(store) = &mut self.store
             && let Err(error) = store.remove_process(pid, clock::now().monotonic)
@@ -188,7 +189,7 @@ impl Unwinding {
         }
     }
 
-    /// Modules whose code is unwound by frame pointers because they have no tables.
+    /// Modules without tables, whose code is unwound by frame pointers.
     pub(super) fn by_frame_pointer(&self) -> &[String] {
         &self.tables.by_frame_pointer
     }

@@ -86,7 +86,7 @@ fn who_becomes_another_program_leaves_what_was_old() {
         }
     }
     target.becomes(&format!("exec {}", build("family.c").display()));
-    let again = format!("process {} (family) is watched", target.pid());
+    let again = format!("process {} (family) is being recorded", target.pid());
     session.wait_for(&again);
     dump(&mut session, number + 1);
     let _ = session.interrupt().expect_code(0);

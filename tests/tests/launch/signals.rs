@@ -138,7 +138,7 @@ fn children_are_recorded_and_the_command_decides_when_it_is_over() {
     let mut launched = Launched::start("-v", &[build("family.c")], &[]);
     launched.target.work("keep 100 30");
     launched.target.work("fork");
-    let is_watched = |launched: &Launched| text(&launched.file("stderr")).matches("is watched").count();
+    let is_watched = |launched: &Launched| text(&launched.file("stderr")).matches("is being recorded").count();
     wait_until("the child's probes", || is_watched(&launched) == 2);
     launched.target.work("keep 64 2");
     launched.target.begin_exit(0);

@@ -47,6 +47,9 @@ fn a_command_that_cannot_be_followed_is_named() {
     let error = heapbpf.run().expect_code(1).stderr;
     wait_until("the command", || heapbpf.file("pid").exists());
     let pid = fs::read_to_string(heapbpf.file("pid")).expect("it is there");
-    assert!(error.contains(&format!("process `{}` was started, and is left to itself", pid.trim())), "{error}");
+    assert!(
+        error.contains(&format!("process `{}` was started and continues without being profiled", pid.trim())),
+        "{error}"
+    );
     assert!(error.contains("cannot hold `sh`"), "{error}");
 }

@@ -295,7 +295,7 @@ fn a_process_namespace() {
     target.work("keep 1000 25");
     // What it makes is followed, under the numbers that are valid here.
     target.work("fork");
-    session.wait_for("is watched");
+    session.wait_for("is being recorded");
     target.work("keep 7 3");
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");

@@ -140,7 +140,7 @@ fn a_number_is_given_to_another_process_that_matches() {
     first.work("keep 1000 25");
     first.exit(0);
     let mut second = start_as(pid, &named.program());
-    session.wait_for("is watched");
+    session.wait_for("is being recorded");
     second.work("keep 1000 3");
     assert_one_after_the_other(&finish(&heapbpf, session), pid, [25, 3]);
     second.assert_running();
@@ -160,7 +160,7 @@ fn a_number_is_given_to_another_process_before_the_end_of_the_first_is_noticed()
         first.exit(0);
         let mut second = start_as(pid, &named.program());
         session.go_on();
-        session.wait_for("is watched");
+        session.wait_for("is being recorded");
         second.work("keep 1000 3");
         assert_one_after_the_other(&finish(&heapbpf, session), pid, [25, 3]);
         second.assert_running();
@@ -176,7 +176,7 @@ fn programs_that_run_others_at_once_are_one_target() {
     // Each becomes the next one before anybody looks.
     let mut target = Target::spawn(Command::new("env").arg("env").arg("env").arg(named.program()));
     session.go_on();
-    session.wait_for("is watched");
+    session.wait_for("is being recorded");
     target.work("keep 1000 25");
     let report = finish(&heapbpf, session);
     let [process] = report.targets.as_slice() else { panic!("{:#?}", report.targets) };

@@ -90,7 +90,7 @@ fn a_forked_and_executed_child_has_a_profile_of_its_own() {
     target.becomes("child");
     let child = target.child_pid();
     // The copy of the program that it was before has another name.
-    session.wait_for(&format!("process {child} (exe) is watched"));
+    session.wait_for(&format!("process {child} (exe) is being recorded"));
     let truth = target.work("fill");
     target.begin_exit(0);
     target.work("replace");

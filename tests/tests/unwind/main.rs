@@ -12,16 +12,11 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use heapbpf::internals::allocator::hook_set::HookSet;
-use heapbpf::internals::allocator::selection::HeapSelection;
-use heapbpf::internals::guardrail::Limits;
 use heapbpf::internals::ids::Pid;
 use heapbpf::internals::keeper;
-use heapbpf::internals::probe::attach::BackendChoice;
-use heapbpf::internals::probe::place::PlacementMode;
 use heapbpf::internals::process::filter::Selection;
 use heapbpf::internals::session::raw::RawSample;
-use heapbpf::internals::session::{Control, DumpPlan, Hold, OverloadPolicy, Session, SessionConfig, UnwindMode};
+use heapbpf::internals::session::{Control, Hold, OverloadPolicy, Session, SessionConfig};
 use heapbpf_tests::kernel::require_root;
 use libtest_mimic::{Arguments, Trial};
 use oracle::{Oracle, Walk};
@@ -41,27 +36,15 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Records a program's stacks.
 fn record(program: &mut Program) -> Vec<RawSample> {
     let config = SessionConfig {
-        by_thread: false,
         selection: Selection { pids: vec![Pid(program.pid())], ..Selection::default() },
         follow_forks: false,
         hold: Hold::Never,
-        functions: HookSet::default(),
-        heaps: HeapSelection::default(),
         interval: Interval::nearest(program.interval_bytes),
-        placement: PlacementMode::Auto,
-        backend: BackendChoice::Auto,
-        duration: None,
-        dumps: DumpPlan::default(),
         ring_bytes: 64 << 20,
-        live_blocks_max: 1 << 20,
         on_overload: OverloadPolicy::Drop,
-        unwind: UnwindMode::Auto,
         unwind_bytes_max: 1 << 30,
-        older_than: None,
-        limits: Limits::default(),
-        recording: None,
-        checks: None,
         raw_stacks_max: STACKS,
+        ..SessionConfig::default()
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

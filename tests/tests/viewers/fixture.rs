@@ -76,7 +76,7 @@ impl Fixture {
         session.wait_for("out.0001.json");
         ledgers.extend(["grow", "swell", "borrow"].map(|line| target.work(line)));
         target.work("fork");
-        session.wait_for("is watched");
+        session.wait_for("is being recorded");
         target.work("keep");
         target.begin_exit(0);
         ledgers.push(target.work("keep"));

@@ -79,7 +79,6 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "symbolize",
         ],
     ),
-    ("health", &["bpf::counters", "model", "linux::clock", "linux::feature"]),
     ("guardrail", &["ledger"]),
     ("session", &[ALL_ABOVE]),
     ("doctor", &[ALL_ABOVE]),

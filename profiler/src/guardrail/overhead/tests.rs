@@ -9,55 +9,55 @@ use crate::units::Weight;
 const COSTS: CallCosts = CallCosts { alloc_ns: 600.0, free_ns: 400.0 };
 const SECOND: u64 = 1_000_000_000;
 
-/// A target that uses `cpu_ns` each second and makes `pairs` allocations of a byte, of which it frees each; every call is seen.
-/// The shares, in percent, as they are told each second.
+/// Shares, in percent, observed each second for a target that uses `cpu_ns` and makes `pairs` allocations and frees of one byte
+/// per second, all sampled.
 fn shares(seconds: u64, cpu_ns: u64, pairs: u64) -> Vec<Option<f64>> {
-    let (mut watch, mut totals) = (OverheadWatch::default(), Totals::default());
-    let look = |second| {
-        let share = watch.look(MonotonicNanos(second * SECOND), &totals, second * cpu_ns, COSTS);
+    let (mut monitor, mut totals) = (OverheadMonitor::default(), Totals::default());
+    let observe = |second| {
+        let share = monitor.observe(MonotonicNanos(second * SECOND), &totals, second * cpu_ns, COSTS);
         let weight = Weight::of(1, Interval::EXACT);
         (0..pairs).for_each(|_| totals.allocate(weight, MonotonicNanos(0)));
         (0..pairs).for_each(|_| totals.free(weight));
         share.map(|share| share.percent())
     };
-    (0..=seconds).map(look).collect()
+    (0..=seconds).map(observe).collect()
 }
 
 #[test]
-fn the_share_is_calls_times_their_cost() {
+fn share_is_calls_times_cost() {
     // 1,000 times 600 + 400 + 1,900 + 770 ns of a tenth of a second.
     assert_eq!(shares(5, SECOND / 10, 1000), [None, None, None, Some(3.67), Some(3.67), Some(3.67)]);
 }
 
 #[test]
-fn who_does_nothing_is_left_alone() {
+fn idle_targets_have_no_share() {
     assert_eq!(shares(4, 0, 1000), [None; 5]);
     assert_eq!(shares(4, SECOND / 101, 1000), [None; 5]);
 }
 
 #[test]
-fn the_highest_is_kept_and_the_whole_told() {
-    let (mut watch, mut totals) = (OverheadWatch::default(), Totals::default());
+fn highest_and_whole_share_are_kept() {
+    let (mut monitor, mut totals) = (OverheadMonitor::default(), Totals::default());
     for second in 0..=9u64 {
-        watch.look(MonotonicNanos(second * SECOND), &totals, second * SECOND, COSTS);
+        monitor.observe(MonotonicNanos(second * SECOND), &totals, second * SECOND, COSTS);
         if second < 3 {
             (0..1000).for_each(|_| totals.allocate(Weight::of(1, Interval::EXACT), MonotonicNanos(0)));
         }
     }
-    let (highest, whole) = (watch.highest().expect("it was busy"), watch.whole().expect("it was looked at"));
+    let (highest, whole) = (monitor.highest().expect("it was busy"), monitor.whole().expect("it was observed"));
     assert_eq!((highest.cpu_ns, whole.cpu_ns), (3 * SECOND, 9 * SECOND));
     assert!((highest.probe_ns - 3000.0 * 2500.0).abs() < 1e-3 && (whole.probe_ns - highest.probe_ns).abs() < 1e-3);
 }
 
 proptest! {
     #[test]
-    fn few_samples_do_not_prove_much(samples in 1u32..2000) {
+    fn margin_shrinks_with_the_number_of_samples(samples in 1u32..2000) {
         // Blocks of 16 bytes at 4 KiB stand for 256 each.
-        let (mut watch, mut totals) = (OverheadWatch::default(), Totals::default());
-        watch.look(MonotonicNanos(0), &totals, 0, COSTS);
+        let (mut monitor, mut totals) = (OverheadMonitor::default(), Totals::default());
+        monitor.observe(MonotonicNanos(0), &totals, 0, COSTS);
         let weight = Weight::of(16, Interval::nearest(4096));
         (0..samples).for_each(|_| totals.allocate(weight, MonotonicNanos(0)));
-        let share = watch.look(MonotonicNanos(3 * SECOND), &totals, SECOND, COSTS).expect("it is busy");
+        let share = monitor.observe(MonotonicNanos(3 * SECOND), &totals, SECOND, COSTS).expect("it is busy");
         let relative = share.margin_ns / share.probe_ns;
         let expected = 1.96 / f64::from(samples).sqrt();
         prop_assert!((0.9 * expected..=expected).contains(&relative), "{relative} {expected}");

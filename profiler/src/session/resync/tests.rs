@@ -1,4 +1,4 @@
-//! When passes are due, what a reading is made of, and whole passes over books that have missed records.
+//! Schedule of passes, classification of blocks, and whole passes over ledgers with dropped records.
 
 use profiler_common::interval::Interval;
 use proptest::prelude::*;
@@ -14,13 +14,13 @@ fn at(ms: u64) -> MonotonicNanos {
     MonotonicNanos(ms * 1_000_000)
 }
 
-/// Milliseconds at which passes begin, of `until`, when losses rise at the times in `losses` and a pass takes `took`.
-fn passes(losses: impl Fn(u64) -> bool, took: u64, until: u64) -> Vec<u64> {
-    let (mut schedule, mut lost, mut began) = (Schedule::default(), 0, Vec::new());
+/// Milliseconds until `until` at which passes begin, when records are dropped at the times in `drops` and a pass takes `took`.
+fn passes(drops: impl Fn(u64) -> bool, took: u64, until: u64) -> Vec<u64> {
+    let (mut schedule, mut dropped, mut began) = (Schedule::default(), 0, Vec::new());
     let mut ends = None;
     for ms in 0..until {
-        lost += u64::from(losses(ms));
-        schedule.lose(lost, at(ms));
+        dropped += u64::from(drops(ms));
+        schedule.note_drops(dropped, at(ms));
         if ends == Some(ms) {
             schedule.end(Duration::from_millis(took));
             ends = None;
@@ -35,12 +35,12 @@ fn passes(losses: impl Fn(u64) -> bool, took: u64, until: u64) -> Vec<u64> {
 }
 
 #[test]
-fn without_losses_there_is_no_pass() {
+fn without_drops_there_is_no_pass() {
     assert!(passes(|_| false, 10, 10_000).is_empty());
 }
 
 #[test]
-fn one_burst_is_put_right_at_once_and_after_it_has_ended() {
+fn one_burst_is_resynced_at_once_and_after_it_has_ended() {
     let began = passes(|ms| (1000..1100).contains(&ms), 10, 10_000);
     assert_eq!(began.first(), Some(&1000));
     let last = began.last().copied().unwrap_or(0);
@@ -49,7 +49,7 @@ fn one_burst_is_put_right_at_once_and_after_it_has_ended() {
 }
 
 #[test]
-fn while_losses_go_on_passes_take_a_tenth_of_the_time() {
+fn during_drops_passes_take_a_tenth_of_the_time() {
     for took in [1, 30, 500] {
         let began = passes(|ms| ms < 60_000, took, 60_000);
         let share = began.len() as u64 * took;
@@ -62,10 +62,10 @@ fn while_losses_go_on_passes_take_a_tenth_of_the_time() {
 }
 
 #[test]
-fn a_pass_that_is_asked_for_is_made_once() {
+fn a_requested_pass_is_made_once() {
     let mut schedule = Schedule::default();
-    schedule.ask();
-    assert!(schedule.is_due(at(1)) && !schedule.is_uncovered());
+    schedule.request();
+    assert!(schedule.is_due(at(1)) && !schedule.is_needed());
     schedule.begin(at(1));
     schedule.end(Duration::from_millis(1));
     assert!(!schedule.is_due(at(10_000)));
@@ -76,9 +76,9 @@ fn block(time: u64) -> LiveBlock {
 }
 
 #[test]
-fn a_reading_parts_targets_from_strays_and_leaves_what_is_new() {
-    let beginning = |program| Beginning { opened: Instant::now(), program: MonotonicNanos(program) };
-    let targets = [(PID, beginning(0)), (Pid(8), beginning(5000))].into();
+fn a_reading_separates_targets_strays_and_recent_blocks() {
+    let program = |started| Program { opened: Instant::now(), started: MonotonicNanos(started) };
+    let targets = [(PID, program(0)), (Pid(8), program(5000))].into();
     let sieve = Sieve { since: MonotonicNanos(9000), targets, thinnings: Thinnings::new(1) };
     let mut reading = Reading::default();
     for (pid, address, time) in [(7, 16, 1000), (7, 32, 9000), (8, 48, 4000), (8, 64, 6000), (9, 80, 1000)] {
@@ -91,17 +91,16 @@ fn a_reading_parts_targets_from_strays_and_leaves_what_is_new() {
     assert_eq!(reading.thinned(PID).count(), 0);
 }
 
-/// What a target does with one of a few addresses: allocates there, or frees, whichever is possible.
+/// An allocation at one of a few addresses, or the free of the block there.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     address: u64,
-    /// Its record finds no room.
-    is_lost: bool,
+    is_dropped: bool,
 }
 
 fn steps(count: usize) -> impl Strategy<Value = Vec<Step>> {
     let step = (0u64..12, prop::bool::weighted(0.3));
-    prop::collection::vec(step.prop_map(|(address, is_lost)| Step { address, is_lost }), 0..count)
+    prop::collection::vec(step.prop_map(|(address, is_dropped)| Step { address, is_dropped }), 0..count)
 }
 
 fn carry_out(step: Step, time: u64, kernel: &mut BTreeMap<u64, LiveBlock>) -> Event {
@@ -133,42 +132,42 @@ fn carry_out(step: Step, time: u64, kernel: &mut BTreeMap<u64, LiveBlock>) -> Ev
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Records are lost, then none while a pass is made that reads each address at a moment of its own: afterwards the books have
-    /// what is live, to the byte.
+    /// Records are dropped, then none during a pass that reads each address at a different time: afterwards the ledger has exactly
+    /// the live blocks.
     #[test]
-    fn after_a_pass_without_losses_the_books_are_right(
+    fn after_a_pass_without_drops_the_ledger_equals_the_live_set(
         before in steps(60),
         during in prop::collection::vec(0u64..12, 0..40),
-        moments in prop::collection::vec(0usize..40, 12),
+        times in prop::collection::vec(0usize..40, 12),
     ) {
         let (mut kernel, mut ledger) = (BTreeMap::new(), Ledger::new(PID));
         let mut time = 1;
         for step in before {
             let event = carry_out(step, time, &mut kernel);
             time += 1;
-            if !step.is_lost {
+            if !step.is_dropped {
                 ledger.enter(event);
             }
         }
-        let targets = [(PID, Beginning { opened: Instant::now(), program: MonotonicNanos(0) })].into();
+        let targets = [(PID, Program { opened: Instant::now(), started: MonotonicNanos(0) })].into();
         let sieve = Sieve { since: MonotonicNanos(time * 1000), targets, thinnings: Thinnings::new(1) };
         let (mut reading, mut touched) = (Reading::default(), FxHashSet::default());
-        for moment in 0..=40 {
-            for address in (0u64..).zip(&moments).filter(|(_, at)| **at == moment).map(|(address, _)| address) {
+        for step_number in 0..=40 {
+            for address in (0u64..).zip(&times).filter(|(_, at)| **at == step_number).map(|(address, _)| address) {
                 if let Some(&block) = kernel.get(&address) {
                     reading.take(&sieve, PID, TargetAddr(address), block);
                 }
             }
-            let Some(&address) = during.get(moment) else { continue };
-            ledger.enter(carry_out(Step { address, is_lost: false }, time, &mut kernel));
+            let Some(&address) = during.get(step_number) else { continue };
+            ledger.enter(carry_out(Step { address, is_dropped: false }, time, &mut kernel));
             touched.insert(TargetAddr(address));
             time += 1;
         }
         ledger.reconcile(reading.live(PID), |address| touched.contains(&address));
-        let mut books: Vec<(u64, u64)> = ledger.live().map(|block| (block.address.0, block.size_bytes)).collect();
-        books.sort_unstable();
+        let mut blocks: Vec<(u64, u64)> = ledger.live().map(|block| (block.address.0, block.size_bytes)).collect();
+        blocks.sort_unstable();
         let truth: Vec<(u64, u64)> = kernel.iter().map(|(&address, block)| (address, block.size_bytes())).collect();
-        prop_assert_eq!(books, truth);
+        prop_assert_eq!(blocks, truth);
         let bytes: u64 = kernel.values().map(LiveBlock::size_bytes).sum();
         prop_assert_eq!(ledger.totals().live_bytes(), crate::units::EstimatedBytes::exact(bytes));
     }

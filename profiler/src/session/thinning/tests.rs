@@ -1,4 +1,4 @@
-//! Thinned samples against the truth, in the ledger.
+//! Estimates from thinned samples, compared with the true values.
 
 use profiler_common::sampling::SamplingRate;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ use crate::ledger::{Ledger, LiveAllocation};
 const PID: Pid = Pid(7);
 const HEAP: HeapId = HeapId(0);
 
-/// SplitMix64 as in the module, to draw what is sampled.
+/// SplitMix64 as in the module, for the sampling decisions.
 struct Random(u64);
 
 impl Random {
@@ -34,7 +34,7 @@ fn block(size_bytes: u64, time_ns: u64, interval: u32) -> LiveBlock {
     LiveBlock::new(size_bytes, time_ns, 1, Interval::nearest(interval), HEAP.0)
 }
 
-/// Samples blocks at one interval and thins the books to others. Returns the totals, and the true count and bytes.
+/// Samples blocks at one interval and thins the ledger to others. Returns the totals, and the true count and bytes.
 #[expect(clippy::cast_possible_truncation, reason = "random bits")]
 fn run(seed: u64, blocks: u64, from: u32, to: &[u32]) -> (Totals, f64, f64) {
     let (rate, thinnings) = (SamplingRate::new(Interval::nearest(from)), thinned(seed ^ 99, to));
@@ -70,7 +70,7 @@ fn run(seed: u64, blocks: u64, from: u32, to: &[u32]) -> (Totals, f64, f64) {
 }
 
 #[test]
-fn thinned_estimates_show_no_bias_and_stay_within_four_sigma() {
+fn thinned_estimates_are_unbiased_and_within_four_sigma() {
     for (from, to) in [(1, &[512][..]), (64, &[4096]), (256, &[512, 1024, 8192]), (1024, &[256])] {
         let (mut mean_bytes, mut mean_count, mut outside) = (0.0, 0.0, 0);
         let runs = 100u32;
@@ -94,7 +94,7 @@ fn thinned_estimates_show_no_bias_and_stay_within_four_sigma() {
 }
 
 #[test]
-fn the_95_percent_interval_of_a_thinned_estimate_holds_the_truth() {
+fn the_95_percent_interval_of_a_thinned_estimate_contains_the_true_value() {
     let runs = 1000;
     let mut held = 0;
     for seed in 0..runs {
@@ -106,22 +106,22 @@ fn the_95_percent_interval_of_a_thinned_estimate_holds_the_truth() {
 }
 
 #[test]
-fn a_later_thinning_to_less_leaves_what_was_thinned_to_more() {
+fn a_later_thinning_to_a_smaller_interval_keeps_the_larger_one() {
     let thinnings = thinned(5, &[8192, 1024]);
     let at = |seconds: u64| block(8191, seconds * 1_000_000_000 + 500_000_000, 1);
     let interval = |block: &LiveBlock| {
-        // Nearly all of so large blocks stay.
+        // Nearly all blocks of this size remain.
         (0..50).find_map(|number| thinnings.interval(PID, TargetAddr(number * 16), block)).map(Interval::bytes)
     };
     assert_eq!(interval(&at(0)), Some(8192), "older than both");
-    assert_eq!(interval(&at(1)), Some(1024), "made between them");
-    assert_eq!(interval(&at(2)), Some(1), "made since");
+    assert_eq!(interval(&at(1)), Some(1024), "allocated between them");
+    assert_eq!(interval(&at(2)), Some(1), "allocated since");
 }
 
 proptest! {
-    /// What a larger interval leaves a smaller one leaves too, and to go by way of it changes nothing.
+    /// A block that remains at a larger interval remains at a smaller one, and intermediate thinnings change nothing.
     #[test]
-    fn thinning_is_monotone_and_twice_is_once(
+    fn thinning_is_monotone_and_idempotent(
         seed: u64, address: u64, size_bytes in 1u64..100_000, time_us in 0u64..900_000,
         from in 0u32..10, first in 0u32..20, second in 0u32..20,
     ) {

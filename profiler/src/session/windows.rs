@@ -1,50 +1,139 @@
-//! When a recording is dumped by itself. Pure: it is told times and amounts.
+//! Windows of a recording: when they start and end. Takes times and amounts; reads no clock.
 
 use std::time::Duration;
 
-use crate::model::WindowReason;
+use crate::linux::clock;
+use crate::model::{Health, Others, Window, WindowReason};
+use crate::snapshot::WindowFacts;
 use crate::units::EstimatedBytes;
 
-/// What a recording is dumped at, beside signals and its end.
+/// When to dump, in addition to signals and the end of the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DumpPlan {
-    /// After each such time.
+    /// Period of dumps.
     pub every: Option<Duration>,
-    /// When live bytes of all targets are so far above the most that they were at any dump.
+    /// Dump when the live bytes of all targets exceed the maximum at any previous dump by this much.
     pub growth_bytes: Option<u64>,
-    /// When so many bytes more were allocated.
+    /// Dump when this many more bytes were allocated.
     pub alloc_bytes: Option<u64>,
-    /// When dumps begin to be relative to that moment.
+    /// Set a mark after this time: later windows start there.
     pub mark_after: Option<Duration>,
 }
 
-/// Where a recording stands.
+/// Status of the recording that triggers depend on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Standing {
-    /// Since it began.
+pub(super) struct Status {
     pub(super) elapsed: Duration,
-    /// Of all targets.
+    /// Of all running targets.
     pub(super) live_bytes: EstimatedBytes,
-    /// By all targets, also those that have ended, since it began.
+    /// By all targets since the start, including exited ones.
     pub(super) alloc_bytes: EstimatedBytes,
 }
 
+/// The current window and the triggers that end it.
+pub(super) struct Windows {
+    triggers: Triggers,
+    started: clock::Instant,
+    /// Start of the current window; `None` for the start of the recording.
+    start: Option<clock::Instant>,
+    /// The current window starts at a mark, and so will later ones.
+    since_mark: bool,
+    /// Number of ended windows.
+    ended: u32,
+    /// Health when the current window started.
+    health: Health,
+}
+
+impl Windows {
+    /// Starts the first window.
+    pub(super) fn new(plan: DumpPlan, started: clock::Instant) -> Self {
+        let triggers = Triggers::new(plan);
+        Self { triggers, started, start: None, since_mark: false, ended: 0, health: Health::default() }
+    }
+
+    /// When the recording started.
+    pub(super) fn started(&self) -> clock::Instant {
+        self.started
+    }
+
+    /// Restarts the recording's clock: all targets that were found are about to be attached to.
+    pub(super) fn restart(&mut self, started: clock::Instant) {
+        self.started = started;
+    }
+
+    pub(super) fn elapsed(&self, now: clock::Instant) -> Duration {
+        now.monotonic.since(self.started.monotonic)
+    }
+
+    /// Number of ended windows.
+    pub(super) fn ended(&self) -> u32 {
+        self.ended
+    }
+
+    /// Whether to set the mark of the plan; true once.
+    pub(super) fn is_mark_due(&mut self, elapsed: Duration) -> bool {
+        self.triggers.is_mark_due(elapsed)
+    }
+
+    /// Returns why to dump now, if so. `is_busy` while an earlier dump is being written.
+    pub(super) fn due(&mut self, status: &Status, is_busy: bool) -> Option<WindowReason> {
+        self.triggers.due(status, is_busy)
+    }
+
+    /// Starts a window at a mark, and all later ones too.
+    pub(super) fn set_mark(&mut self, now: clock::Instant, health: Health) {
+        (self.start, self.health, self.since_mark) = (Some(now), health, true);
+    }
+
+    /// Starts the next window, unless windows start at a mark. Returns whether it did.
+    pub(super) fn start_next(&mut self, now: clock::Instant, health: &Health) -> bool {
+        if !self.since_mark {
+            (self.start, self.health) = (Some(now), health.clone());
+        }
+        !self.since_mark
+    }
+
+    /// Whether the last window differs from the whole recording.
+    pub(super) fn has_last(&self) -> bool {
+        self.ended > 0 || self.since_mark
+    }
+
+    /// Ends the current window.
+    pub(super) fn end(&mut self, reason: WindowReason, now: clock::Instant, status: &Status) -> Window {
+        self.ended += 1;
+        Window {
+            number: Some(self.ended),
+            reason,
+            start_unix_ns: self.start.unwrap_or(self.started).unix_ns,
+            since_mark: self.since_mark,
+            end_unix_ns: now.unix_ns,
+            merged_count: self.triggers.dumped(status),
+        }
+    }
+
+    /// Facts for the snapshot of the current window; `health` is that of the whole recording.
+    pub(super) fn facts(&self, window: Window, others: Others, health: &Health) -> WindowFacts {
+        let start = self.start.unwrap_or(self.started).monotonic;
+        WindowFacts { window, start, others, health: health.since(&self.health) }
+    }
+}
+
 #[derive(Debug)]
-pub(super) struct Triggers {
+struct Triggers {
     plan: DumpPlan,
     /// When the next periodic dump is due.
     next: Option<Duration>,
-    /// Periodic dumps that were due since the last dump and not taken.
+    /// Periodic dumps due since the last dump that were not taken.
     merged: u32,
-    /// The most live bytes at any dump.
+    /// Maximum of live bytes at any dump.
     live_max: EstimatedBytes,
-    /// Bytes allocated when a dump was last taken for them.
+    /// Allocated bytes when they last triggered a dump.
     alloc_base: EstimatedBytes,
     mark_at: Option<Duration>,
 }
 
 impl Triggers {
-    pub(super) fn new(plan: DumpPlan) -> Self {
+    fn new(plan: DumpPlan) -> Self {
         Self {
             plan,
             next: plan.every,
@@ -55,11 +144,11 @@ impl Triggers {
         }
     }
 
-    /// Whether a dump is to be taken now, and why. While an earlier one is still being written (`busy`) none is: a periodic
-    /// one is merged with the next one, the others wait.
-    pub(super) fn due(&mut self, now: &Standing, busy: bool) -> Option<WindowReason> {
+    /// Returns why to dump now, if so. While an earlier dump is being written (`is_busy`), periodic dumps are merged into the next
+    /// one, and others wait.
+    fn due(&mut self, now: &Status, is_busy: bool) -> Option<WindowReason> {
         let is_time = self.is_time(now.elapsed);
-        if busy {
+        if is_busy {
             self.merged += u32::from(is_time);
             return None;
         }
@@ -79,19 +168,17 @@ impl Triggers {
         }
     }
 
-    /// A dump was taken, for whatever reason. Tells how many periodic ones were merged into it.
-    pub(super) fn dumped(&mut self, now: &Standing) -> u32 {
+    /// A dump was taken, for any reason. Returns the number of periodic dumps merged into it.
+    fn dumped(&mut self, now: &Status) -> u32 {
         self.live_max = self.live_max.max(now.live_bytes);
         std::mem::take(&mut self.merged)
     }
 
-    /// Whether it is time to set a mark; once.
-    pub(super) fn is_mark_due(&mut self, elapsed: Duration) -> bool {
+    fn is_mark_due(&mut self, elapsed: Duration) -> bool {
         self.mark_at.take_if(|at| *at <= elapsed).is_some()
     }
 
-    /// Whether a periodic dump is due. The ones after it stay where they were planned; what is late by more than a period
-    /// is one dump.
+    /// Whether a periodic dump is due. A late dump does not shift later ones; periods missed meanwhile are merged into it.
     fn is_time(&mut self, elapsed: Duration) -> bool {
         let (Some(next), Some(every)) = (self.next, self.plan.every) else { return false };
         if elapsed < next {
@@ -111,22 +198,22 @@ mod tests {
     use WindowReason::{Alloc, Growth, Time};
 
     /// Milliseconds, live bytes, allocated bytes.
-    fn at(elapsed_ms: u64, live: u64, alloc: u64) -> Standing {
-        Standing {
+    fn at(elapsed_ms: u64, live: u64, alloc: u64) -> Status {
+        Status {
             elapsed: Duration::from_millis(elapsed_ms),
             live_bytes: EstimatedBytes::exact(live),
             alloc_bytes: EstimatedBytes::exact(alloc),
         }
     }
 
-    /// Goes through the moments and dumps where that is due.
-    fn check(plan: DumpPlan, moments: &[(u64, u64, u64)], expected: &[(u64, WindowReason)]) {
+    /// Passes the points in time to the triggers and dumps where due.
+    fn check(plan: DumpPlan, times: &[(u64, u64, u64)], expected: &[(u64, WindowReason)]) {
         let mut triggers = Triggers::new(plan);
         let mut dumps = Vec::new();
-        for &(elapsed_ms, live, alloc) in moments {
+        for &(elapsed_ms, live, alloc) in times {
             let now = at(elapsed_ms, live, alloc);
             if let Some(reason) = triggers.due(&now, false) {
-                assert_eq!(triggers.dumped(&now), 0, "nothing was in the way at {elapsed_ms} ms");
+                assert_eq!(triggers.dumped(&now), 0, "nothing was merged at {elapsed_ms} ms");
                 dumps.push((elapsed_ms, reason));
             }
         }
@@ -137,7 +224,7 @@ mod tests {
         DumpPlan { every: Some(Duration::from_secs(1)), growth_bytes: None, alloc_bytes: None, mark_after: None };
 
     #[test]
-    fn nothing_is_due_where_nothing_was_asked_for() {
+    fn without_a_plan_nothing_is_due() {
         check(DumpPlan::default(), &[(0, 0, 0), (1 << 40, u64::MAX, u64::MAX)], &[]);
     }
 
@@ -151,9 +238,9 @@ mod tests {
     }
 
     #[test]
-    fn growth_counts_from_the_highest_of_all_dumps() {
+    fn growth_counts_from_the_maximum_of_all_dumps() {
         let plan = DumpPlan { growth_bytes: Some(100), ..DumpPlan::default() };
-        // Falling back and rising again to where it was is no growth.
+        // Rising again to an earlier level is not growth.
         check(
             plan,
             &[(1, 99, 0), (2, 100, 0), (3, 199, 0), (4, 10, 0), (5, 150, 0), (6, 260, 0), (7, 359, 0), (8, 360, 0)],
@@ -170,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allocated_at_once_is_one_dump() {
+    fn a_large_allocation_is_one_dump() {
         let plan = DumpPlan { alloc_bytes: Some(1000), ..DumpPlan::default() };
         check(plan, &[(1, 0, 999), (2, 0, 5500), (3, 0, 6400), (4, 0, 6500)], &[(2, Alloc), (4, Alloc)]);
     }
@@ -179,11 +266,11 @@ mod tests {
     fn periodic_dumps_merge_while_one_is_being_written() {
         let mut triggers = Triggers::new(SECOND);
         assert_eq!(triggers.due(&at(1000, 0, 0), true), None);
-        assert_eq!(triggers.due(&at(1500, 0, 0), false), None, "it waits for its next turn");
+        assert_eq!(triggers.due(&at(1500, 0, 0), false), None, "it waits for its next period");
         assert_eq!(triggers.due(&at(2000, 0, 0), true), None);
         assert_eq!(triggers.due(&at(3000, 0, 0), false), Some(Time));
         assert_eq!(triggers.dumped(&at(3000, 0, 0)), 2);
-        // Where the session itself was held up.
+        // When the session itself was delayed.
         assert_eq!(triggers.due(&at(7200, 0, 0), false), Some(Time));
         assert_eq!(triggers.dumped(&at(7200, 0, 0)), 3);
         assert_eq!(triggers.due(&at(7999, 0, 0), false), None);

@@ -1,0 +1,403 @@
+//! Handling of process changes: new processes become targets, exits and execs close ledgers.
+
+use anyhow::Result;
+use tracing::{debug, info, warn};
+
+use super::config::Hold;
+use super::lifecycle::ProcessChange;
+use super::session::Session;
+use super::target::{Birth, Descent, End, Target};
+use crate::allocator::resolve::NoAllocator;
+use crate::ids::{Identity, Pid};
+use crate::ingest::event::Exec;
+use crate::keeper::Launch;
+use crate::ledger::Ledger;
+use crate::linux::clock;
+use crate::linux::proc::stat::Stat;
+use crate::model::Origin;
+use crate::process::process::{Exit, Process, TargetError};
+use crate::process::scan;
+
+/// Polls until every target has been polled once, so that modules mapped later are hooked within a second.
+const POLL_TURNS: u32 = 3;
+
+impl Session {
+    /// Makes the kernel side sample a process. Must precede attaching its probes: they ignore other processes.
+    pub(super) fn mark(&mut self, pid: Pid) {
+        self.resync.sweep(pid, &mut self.probes.kernel);
+        self.probes.mark(pid, self.lifecycle.follows_forks());
+    }
+
+    /// Adds a target that was [marked](Self::mark), whose probes are or soon will be attached.
+    pub(super) fn add_target(&mut self, target: Target) {
+        if let Some(mut before) = self.processes.add(target) {
+            before.close(clock::now().monotonic, &mut self.probes.kernel);
+            before.hooks.detach();
+            self.processes.keep(before, &self.probes.discovery.plan);
+        }
+    }
+
+    /// Attaches to a process that was found. If that fails, nothing of it remains.
+    pub(super) fn begin_target(&mut self, mut target: Target) -> Result<()> {
+        self.mark(target.pid);
+        self.probes.register(&target);
+        let settled = self.probes.settle(&mut target, false, &mut self.rates);
+        match settled {
+            Ok(()) => self.add_target(target),
+            Err(_) => self.discard(&mut target),
+        }
+        settled
+    }
+
+    /// Attaches to a process that matches, or reports why that fails.
+    pub(super) fn begin_found(&mut self, target: Target, identity: Identity) {
+        let command = target.command.clone();
+        if let Err(error) = self.begin_target(target) {
+            self.processes.decline(identity, command, &error);
+        }
+    }
+
+    /// Removes a target without keeping it.
+    fn discard(&mut self, target: &mut Target) {
+        target.close(clock::now().monotonic, &mut self.probes.kernel);
+        self.probes.release(target);
+    }
+
+    /// Attaches to all processes that match now.
+    pub(super) fn scan(&mut self) {
+        let mut found = match scan::scan(&self.config.selection) {
+            Ok(found) => found,
+            Err(error) => return debug!("{error}"),
+        };
+        self.processes.retain_new(&mut found);
+        // Processes whose start was reported are handled as such.
+        while !self.drain() {}
+        for facts in found {
+            let pid = facts.pid();
+            if self.processes.get(pid).is_some() || self.lifecycle.awaits(pid) {
+                continue;
+            }
+            match self.probes.discovery.open(pid) {
+                Ok(target) => self.begin_found(target, facts.identity),
+                Err(error) => self.processes.decline(facts.identity, facts.command(), &error),
+            }
+        }
+    }
+
+    /// Handles due process changes.
+    pub(super) fn handle_changes(&mut self) {
+        // Attaches probes of all children before entering blocks of any, which takes microseconds each.
+        let mut heirs = Vec::new();
+        while let Some(change) = self.lifecycle.take_due() {
+            match change {
+                ProcessChange::Forked(birth) => heirs.extend(self.follow_fork(*birth)),
+                ProcessChange::Executed(exec, before) => self.follow_exec(&exec, *before),
+                ProcessChange::Started(exec, origin, descent) => self.consider(&exec, origin, descent),
+            }
+            // Attaching takes long enough to fill a ring buffer.
+            self.take_records();
+        }
+        for heir in heirs {
+            let Some(target) = self.processes.get(heir) else { continue };
+            let is_whole = self.probes.inherit(target);
+            target.log_start();
+            if !is_whole {
+                self.processes.count_not_inherited();
+            }
+        }
+        for pid in self.lifecycle.due_settling(false) {
+            self.settle(pid);
+        }
+    }
+
+    /// Polls targets for allocators that they have mapped meanwhile.
+    pub(super) fn poll_targets(&mut self) {
+        if self.lifecycle.is_scan_due() {
+            self.scan();
+        }
+        self.processes.note_growth(clock::now().monotonic);
+        let mut pids = self.lifecycle.due_settling(true);
+        // A third of the targets each time: polling takes about 20 µs per process.
+        self.polls = self.polls.wrapping_add(1);
+        let turn = self.polls;
+        let due = |target: &&Target| target.is_young() || target.pid.0 % POLL_TURNS == turn % POLL_TURNS;
+        let changed = self.processes.running().filter(due).filter(|target| target.may_have_mapped());
+        pids.extend(changed.map(|target| target.pid));
+        pids.sort_unstable();
+        pids.dedup();
+        for pid in pids {
+            self.settle(pid);
+        }
+        for pid in self.lifecycle.take_exited_borrowers(|pid| Stat::read(pid).map_or(true, |stat| stat.has_ended())) {
+            self.probes.forget(pid);
+        }
+        self.processes.update_exit_codes();
+    }
+
+    /// Attaches probes to the modules that a target maps now.
+    pub(super) fn settle(&mut self, pid: Pid) {
+        let is_stopped = self.is_stopped(pid);
+        let running = self.processes.get_mut(pid).filter(|target| !target.is_gone());
+        let Some(target) = running else { return self.lifecycle.settled(pid) };
+        let settled = self.probes.settle(target, is_stopped, &mut self.rates);
+        let Err(error) = settled else { return self.lifecycle.settled(pid) };
+        let is_early = matches!(error.downcast_ref(), Some(NoAllocator::None(_) | NoAllocator::NotSelected { .. }));
+        let is_gone = target.is_gone();
+        let requested = target.requested;
+        let Some(starting) = target.starting() else {
+            debug!("{error:#}");
+            return self.lifecycle.settled(pid);
+        };
+        if is_early && !self.lifecycle.is_overdue(pid) {
+            return;
+        }
+        self.lifecycle.settled(pid);
+        if requested && !is_gone {
+            // It may execute or fork a program with an allocator: a wrapper, or a shell without a heap of its own.
+            starting.unprofilable = Some(format!("{error:#}"));
+            return;
+        }
+        if let Some(mut target) = self.processes.remove(pid) {
+            self.discard(&mut target);
+            // An exited process is not worth a message.
+            if target.is_gone() {
+                self.processes.count_short_lived();
+            } else {
+                info!("{error:#}");
+                self.processes.skip(pid, target.command, format!("{error:#}"));
+            }
+        }
+    }
+
+    /// Makes a forked child of a target a target. Returns its pid if its blocks must still be entered into the live set.
+    fn follow_fork(&mut self, birth: Birth) -> Option<Pid> {
+        let child = birth.fork.child;
+        self.close_if_gone(child);
+        if self.processes.get(child).is_some() {
+            // A scan found it before its fork was reported.
+            self.processes.count_not_inherited();
+            return None;
+        }
+        let is_to_be_held = self.config.hold == Hold::Forks && !self.lifecycle.has_grace();
+        let hold = || {
+            Launch::hold(self.probes.keeper(), child)
+                .inspect_err(|error| info!("process {child} is not held: {error}"))
+                .ok()
+        };
+        let held = is_to_be_held.then(hold).flatten();
+        let process = match Process::open(child) {
+            Ok(process) => process,
+            Err(error) => {
+                self.count_missed(child, &error);
+                self.probes.forget(child);
+                return None;
+            }
+        };
+        // Only one of several threads is stopped.
+        let alone = held.as_ref().filter(|held| held.is_alone());
+        let stopped = alone.map(|_| clock::now().monotonic);
+        let mut target = Target::forked(process, birth);
+        // If the kernel's map of targets was full at the fork, it may have room now.
+        self.mark(child);
+        // A running child is probed first: an early free of an inherited block is missed either way, its allocations are not.
+        if let Err(error) = self.probes.attach(&mut target, &mut self.rates) {
+            warn!("process {child}: {error:#}");
+        }
+        if target.is_gone() && target.hooks.first_error().is_some() {
+            // It exited while probes were being attached.
+            self.discard(&mut target);
+            self.processes.count_short_lived();
+            return None;
+        }
+        self.probes.register(&target);
+        if stopped.is_some() && !self.probes.inherit(&target) {
+            self.processes.count_not_inherited();
+        }
+        // No allocation since it was stopped was missed.
+        target.start_recording(stopped.unwrap_or_else(|| clock::now().monotonic), false);
+        if stopped.is_some() {
+            target.log_start();
+        }
+        self.add_target(target);
+        drop(held);
+        stopped.is_none().then_some(child)
+    }
+
+    /// Reports a process that should become a target and cannot be opened.
+    fn count_missed(&mut self, pid: Pid, error: &TargetError) {
+        match error {
+            TargetError::NotFound(_) | TargetError::Ended(_) | TargetError::Proc(_) => {
+                self.processes.count_short_lived();
+            }
+            error => self.processes.skip(pid, String::new(), error.to_string()),
+        }
+    }
+
+    /// Handles the exec of a target: closes the old program's ledger, and starts the new program as a target.
+    fn follow_exec(&mut self, exec: &Exec, before: Ledger) {
+        let requested = self.processes.get(exec.pid).is_some_and(|target| target.requested);
+        let held = requested.then(|| self.hold(exec.pid)).flatten();
+        let Ok(process) = Process::open(exec.pid) else {
+            self.processes.count_short_lived();
+            return self.close_program(exec, before);
+        };
+        let Some(mut target) = self.processes.remove(exec.pid) else { return };
+        let mut ended = target.replace(before, process, exec.time);
+        if exec.by_other_thread {
+            self.probes.reset(&mut target);
+        }
+        let stale = ended.ledger.live().map(|block| block.address).filter(|&address| !target.ledger.is_live(address));
+        if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, stale) {
+            debug!("process {}: {error}", exec.pid);
+        }
+        ended.close_ledger(exec.time);
+        self.processes.keep(ended, &self.probes.discovery.plan);
+        self.probes.unregister(exec.pid);
+        let selection = &self.config.selection;
+        let is_selected = || scan::means_beginner(exec.pid, selection).unwrap_or(false);
+        if !(target.requested || selection.means_beginners() && is_selected()) {
+            return self.discard(&mut target);
+        }
+        self.begin_program(target, held);
+    }
+
+    /// Closes a target that called exec and whose new program is not recorded.
+    fn close_program(&mut self, exec: &Exec, before: Ledger) {
+        let Some(mut target) = self.processes.remove(exec.pid) else { return };
+        let after = std::mem::replace(&mut target.ledger, before);
+        if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, after.live().map(|block| block.address)) {
+            debug!("process {}: {error}", exec.pid);
+        }
+        target.set_end(End::Replaced);
+        target.close(exec.time, &mut self.probes.kernel);
+        self.probes.release(&mut target);
+        self.processes.keep(target, &self.probes.discovery.plan);
+    }
+
+    /// Closes targets whose execs were not handled before the recording ended.
+    pub(super) fn close_replaced(&mut self) {
+        for (exec, before) in self.lifecycle.take_executed() {
+            self.close_program(&exec, before);
+        }
+    }
+
+    /// Adds a program that was just executed, stopped or not, and attaches its probes.
+    fn begin_program(&mut self, mut target: Target, held: Option<Launch>) {
+        let pid = target.pid;
+        let held = held.or_else(|| self.hold(pid));
+        let since_exec = self.is_held_since_exec(pid);
+        if let Some(starting) = target.starting() {
+            starting.is_held_before_mapping = since_exec;
+        }
+        self.mark(pid);
+        self.add_target(target);
+        self.lifecycle.settle(pid);
+        match held {
+            Some(held) => return self.step_and_release(held),
+            None if self.is_held(pid) => return,
+            None => self.settle(pid),
+        }
+        if let Some(target) = self.processes.get_mut(pid).filter(|target| !target.was_recorded()) {
+            self.probes.probe_ahead(target, &mut self.rates);
+            self.settle(pid);
+        }
+    }
+
+    /// Handles the start of a process that is not a target, which may be selected.
+    fn consider(&mut self, exec: &Exec, origin: Origin, descent: Option<Descent>) {
+        // The pid may have been a target's.
+        self.close_if_gone(exec.pid);
+        // A scan or an earlier exec may have made it a target already.
+        if self.processes.get(exec.pid).is_some() {
+            return;
+        }
+        // A descendant is a target whatever it executes, so it is stopped before it is examined.
+        let requested = descent.is_some_and(|descent| descent.requested);
+        let held = requested.then(|| self.hold(exec.pid)).flatten();
+        match self.open_selected(exec, origin, requested) {
+            Ok(Some(target)) => return self.begin_program(target, held),
+            Ok(None) => {}
+            Err(error) => self.count_missed(exec.pid, &error),
+        }
+        if descent.is_some() || self.lifecycle.has_grace() {
+            self.probes.forget(exec.pid);
+        }
+    }
+
+    /// Opens the process if it is selected. Fails if it has exited and was or may have been selected.
+    fn open_selected(&self, exec: &Exec, origin: Origin, requested: bool) -> Result<Option<Target>, TargetError> {
+        let selection = &self.config.selection;
+        if !(requested || selection.means_beginners()) || exec.pid.0 == std::process::id() {
+            return Ok(None);
+        }
+        if !requested {
+            match scan::means_beginner(exec.pid, selection) {
+                Ok(true) => {}
+                // With `--all`, it was probably selected.
+                Err(error) if selection.all => return Err(error),
+                Ok(false) | Err(_) => return Ok(None),
+            }
+        }
+        let mut target = Target::open(exec.pid, origin, Some(exec.time))?;
+        target.requested = requested;
+        Ok(Some(target))
+    }
+
+    /// Handles the exit of a target: enters its last events and closes its ledger.
+    pub(super) fn handle_exit(&mut self, pid: Pid) {
+        while !self.drain() {}
+        if self.processes.get(pid).is_some_and(Target::is_gone) {
+            self.resync_exited();
+        }
+        self.close_if_gone(pid);
+    }
+
+    /// Closes a target that has exited, whether that was reported yet or not. Its pid may be another target's by now.
+    fn close_if_gone(&mut self, pid: Pid) {
+        if self.processes.get(pid).is_some_and(Target::is_gone) {
+            self.close(pid);
+        }
+    }
+
+    /// Closes a target that has exited. Its modules stay open for symbolization.
+    pub(super) fn close(&mut self, pid: Pid) {
+        self.lifecycle.settled(pid);
+        self.complete_pass_for(pid);
+        let Some(mut target) = self.processes.remove(pid) else { return };
+        let unprofilable = target.starting().and_then(|starting| starting.unprofilable.take());
+        let exit = target.process.as_ref().and_then(Process::exit_now).unwrap_or(Exit { code: None });
+        target.set_end(End::Exited(exit));
+        self.settle_drops_of(&mut target);
+        self.discard(&mut target);
+        match unprofilable {
+            _ if target.was_recorded() => self.processes.keep(target, &self.probes.discovery.plan),
+            Some(reason) => self.processes.skip(pid, target.command, reason),
+            None => self.processes.count_short_lived(),
+        }
+    }
+
+    /// Detaches from a running target and closes its ledger: later allocations and frees are not recorded. Returns false if it has
+    /// exited or executed another program.
+    pub(super) fn detach_target(&mut self, pid: Pid) -> bool {
+        // Stops sampling; samples taken so far are in the ring buffer.
+        self.probes.forget(pid);
+        let now = clock::now().monotonic;
+        while !self.drain() {}
+        // A program that was executed meanwhile has no overhead yet.
+        let has_overhead = |target: &Target| !target.is_gone() && target.overhead.whole().is_some();
+        if !self.processes.get(pid).is_some_and(has_overhead) {
+            return false;
+        }
+        self.complete_pass_for(pid);
+        let Some(mut target) = self.processes.remove(pid) else { return false };
+        self.settle_drops_of(&mut target);
+        self.lifecycle.settled(pid);
+        if let Some(identity) = target.identity() {
+            self.processes.ignore(identity);
+        }
+        target.set_end(End::Detached(now));
+        self.discard(&mut target);
+        self.processes.keep(target, &self.probes.discovery.plan);
+        true
+    }
+}

@@ -1,0 +1,422 @@
+//! Targets of a session: running ones by pid, ended ones, and the sums of all others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time;
+
+use anyhow::{Context, Result};
+use tracing::warn;
+
+use super::config::SessionConfig;
+use super::target::{Birth, Descent, End, Target};
+use crate::ids::{HeapId, Identity, Pid};
+use crate::ingest::event::{Event, Exec};
+use crate::ledger::Ledger;
+use crate::ledger::timeline::{Instant, Occasion};
+use crate::ledger::totals::Totals;
+use crate::linux::proc::stat::Stat;
+use crate::model::{Others, Skipped};
+use crate::probe::plan::Plan;
+use crate::process::ends::Ends;
+use crate::process::facts::ProcessFacts;
+use crate::process::process::{Exit, Process};
+use crate::recording::recorder::Recorder;
+use crate::snapshot::{Base, TargetState};
+use crate::units::{EstimatedBytes, MonotonicNanos};
+
+#[derive(Default)]
+pub(super) struct ProcessTable {
+    running: BTreeMap<Pid, Target>,
+    ended: Vec<Target>,
+    others: Others,
+    window: OthersWindow,
+    /// Reports exits of running targets.
+    exits: Option<Ends>,
+    /// Records all changes of ledgers; `None` without a recording.
+    recorder: Option<Recorder>,
+    /// Matching processes that cannot be profiled, or must not be again.
+    declined: BTreeSet<Identity>,
+    /// Keep callsites of different threads apart.
+    by_thread: bool,
+    reads_thread_names: bool,
+    older_than: Option<time::Duration>,
+    /// Of ended targets of which only sums are kept.
+    frees_unknown_folded: u64,
+    heaps_folded: BTreeSet<HeapId>,
+}
+
+/// Sums of other processes in the current window.
+#[derive(Default)]
+struct OthersWindow {
+    /// Sums at the start of the window.
+    base: Others,
+    /// Targets of the window of which only sums are kept.
+    folded_count: u64,
+    folded_totals: Totals,
+}
+
+/// Ended targets that are kept individually. Beyond it, those that allocated least are folded into sums.
+const ENDED_MAX: usize = 1000;
+
+/// Skipped processes that are listed.
+const SKIPPED_MAX: usize = 100;
+
+/// Thread names read at once, so that it takes a millisecond, and for a snapshot.
+const NAMES_READ_MAX: usize = 128;
+const NAMES_REFRESHED_MAX: usize = 10_000;
+
+impl ProcessTable {
+    pub(super) fn new(config: &SessionConfig) -> Result<Self> {
+        Ok(Self {
+            exits: Some(Ends::new().context("cannot monitor processes for their exit")?),
+            by_thread: config.by_thread,
+            // The reader of a recording may want threads later.
+            reads_thread_names: config.by_thread || config.recording.is_some(),
+            older_than: config.older_than,
+            ..Self::default()
+        })
+    }
+
+    /// Waits for targets to exit.
+    pub(super) async fn exited(&self) -> Vec<Pid> {
+        match &self.exits {
+            Some(exits) => exits.next().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    pub(super) fn start_recorder(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    pub(super) fn recorder(&mut self) -> Option<&mut Recorder> {
+        self.recorder.as_mut()
+    }
+
+    /// Takes the recorder out; [`start_recorder`](Self::start_recorder) puts it back.
+    pub(super) fn take_recorder(&mut self) -> Option<Recorder> {
+        self.recorder.take()
+    }
+
+    /// Reads due thread names.
+    pub(super) fn read_thread_names(&mut self) {
+        let now = time::Instant::now();
+        let mut left = NAMES_READ_MAX;
+        for target in self.running.values_mut() {
+            left -= target.read_thread_names(now, left);
+        }
+    }
+
+    /// Reads thread names again, which may have changed.
+    pub(super) fn refresh_thread_names(&mut self) {
+        let mut left = NAMES_REFRESHED_MAX;
+        for target in self.running.values_mut() {
+            left -= target.refresh_thread_names(left);
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, pid: Pid) -> Option<&mut Target> {
+        self.running.get_mut(&pid)
+    }
+
+    pub(super) fn get(&self, pid: Pid) -> Option<&Target> {
+        self.running.get(&pid)
+    }
+
+    /// Ended targets that are kept individually.
+    pub(super) fn ended(&self) -> &[Target] {
+        &self.ended
+    }
+
+    pub(super) fn running(&self) -> impl Iterator<Item = &Target> {
+        self.running.values()
+    }
+
+    pub(super) fn running_mut(&mut self) -> impl Iterator<Item = &mut Target> {
+        self.running.values_mut()
+    }
+
+    /// Number of running targets.
+    pub(super) fn count(&self) -> usize {
+        self.running.len()
+    }
+
+    /// All recorded targets in order of their beginning.
+    pub(super) fn all(&self) -> Vec<&Target> {
+        let running = self.running.values().filter(|target| target.was_recorded());
+        let mut all: Vec<&Target> = self.ended.iter().chain(running).collect();
+        all.sort_by_key(|target| (target.beginning.time, target.pid));
+        all
+    }
+
+    /// Starts a window at these states of all targets, or of those that are not past.
+    pub(super) fn start_window(&mut self, states: &[TargetState]) {
+        self.window = OthersWindow { base: self.others.clone(), ..OthersWindow::default() };
+        let running = self.running.values_mut().filter(|target| target.was_recorded());
+        let mut all: Vec<&mut Target> = self.ended.iter_mut().chain(running).filter(|it| !it.is_past()).collect();
+        all.sort_by_key(|target| (target.beginning.time, target.pid));
+        let states = states.iter().filter(|state| !matches!(state.base, Base::Ended));
+        for (target, state) in all.into_iter().zip(states) {
+            target.start_window(Arc::clone(&state.books));
+        }
+    }
+
+    /// Adds a target. Returns an earlier one with its pid, which must have exited unnoticed.
+    pub(super) fn add(&mut self, mut target: Target) -> Option<Target> {
+        target.older_than = self.older_than;
+        let pid = target.pid;
+        if let (Some(exits), Some(process)) = (&self.exits, &target.process)
+            && let Err(error) = exits.add(pid, process)
+        {
+            warn!("cannot monitor process {pid} for its exit: {error}");
+        }
+        if self.by_thread {
+            target.ledger.tell_threads_apart();
+        }
+        if self.reads_thread_names {
+            target.threads.enable();
+        }
+        if let Some(recorder) = &mut self.recorder {
+            if target.ledger.number() == 0 {
+                recorder.open(&mut target.ledger, pid);
+            }
+            recorder.join(pid, &target.ledger);
+        }
+        let mut before = self.running.insert(pid, target)?;
+        before.set_end(End::Exited(Exit { code: None }));
+        Some(before)
+    }
+
+    /// Enters an event in its target's ledger. Ignores events of other processes: with perf events, a vfork child hits its parent's
+    /// probes.
+    pub(super) fn enter(&mut self, event: Event) {
+        if let Some(target) = self.running.get_mut(&event.pid()) {
+            if let Some(recorder) = &mut self.recorder {
+                recorder.event(&event);
+            }
+            target.enter(event);
+        }
+    }
+
+    /// Adds the live bytes of callsites to the timelines of targets for which it is time.
+    pub(super) fn note_growth(&mut self, now: MonotonicNanos) {
+        self.record_corrections();
+        for target in self.running.values_mut() {
+            if target.timeline.is_due(now) {
+                target.note(Instant { time: now, occasion: None }, self.recorder.as_mut());
+            }
+        }
+    }
+
+    /// Adds the live bytes of callsites to all timelines.
+    pub(super) fn note_occasion(&mut self, now: MonotonicNanos, occasion: Occasion) {
+        self.record_corrections();
+        for target in self.running.values_mut() {
+            target.note(Instant { time: now, occasion: Some(occasion) }, self.recorder.as_mut());
+        }
+    }
+
+    /// Records the corrections of ledgers by resync. Must precede the next event.
+    pub(super) fn record_corrections(&mut self) {
+        let Some(recorder) = &mut self.recorder else { return };
+        self.running.values_mut().for_each(|target| recorder.correct(&mut target.ledger));
+    }
+
+    /// Descent of a process that a target starts; `None` if `parent` is not a target.
+    pub(super) fn descent(&self, parent: Pid) -> Option<Descent> {
+        self.running.get(&parent).map(|parent| Descent { requested: parent.requested })
+    }
+
+    /// Records that a child starts with its parent's blocks, or with none if `blocks_max` is exceeded.
+    pub(super) fn inherit(&mut self, parent_ledger: u32, birth: &mut Birth, blocks_max: usize) {
+        let child = birth.fork.child;
+        let is_empty = birth.ledger.live_blocks() > blocks_max;
+        if is_empty {
+            birth.ledger = birth.ledger.empty(child);
+            self.others.not_inherited_count += 1;
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.fork(parent_ledger, &mut birth.ledger, child, is_empty);
+        }
+    }
+
+    /// Starts an empty ledger for a target that called exec, and returns the one so far. `None` if the process is no target but
+    /// another one that reuses the pid of a target.
+    pub(super) fn exec(&mut self, exec: &Exec) -> Option<Ledger> {
+        let target = self.running.get_mut(&exec.pid)?;
+        if target.process.as_ref().is_some_and(Process::is_succeeded) {
+            return None;
+        }
+        let mut next = target.ledger.succeed();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.succeed(&target.ledger, &mut next);
+        }
+        Some(std::mem::replace(&mut target.ledger, next))
+    }
+
+    /// Removes a running target.
+    pub(super) fn remove(&mut self, pid: Pid) -> Option<Target> {
+        let target = self.running.remove(&pid)?;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.leave(pid);
+        }
+        Some(target)
+    }
+
+    /// Keeps an ended target for reports, unless it was never probed.
+    pub(super) fn keep(&mut self, mut target: Target, plan: &Plan) {
+        if target.hooks.is_empty() && target.ledger.totals().is_empty() {
+            return;
+        }
+        if let Some(recorder) = &mut self.recorder {
+            let closed = target.age_statistics_at_end().map(|statistics| statistics.counted);
+            recorder.keep(&mut target.ledger, closed);
+        }
+        self.ended.push(target);
+        if self.ended.len() > ENDED_MAX {
+            let smallest = (0..self.ended.len()).min_by_key(|&i| self.ended[i].ledger.totals().alloc_bytes);
+            let folded = self.ended.swap_remove(smallest.unwrap_or(0));
+            self.others.folded_count += 1;
+            self.others.folded_totals.add(folded.ledger.totals());
+            if let Some(totals) = folded.window_totals() {
+                self.window.folded_count += 1;
+                self.window.folded_totals.add(&totals);
+            }
+            self.frees_unknown_folded += folded.ledger.frees_unknown();
+            self.heaps_folded.extend(folded.hooks.heap_ids(&folded.ledger.snapshot(MonotonicNanos(0)).heaps, plan));
+        }
+    }
+
+    /// Reports a selected process that cannot be profiled.
+    pub(super) fn skip(&mut self, pid: Pid, command: String, reason: String) {
+        self.others.skipped_count += 1;
+        if self.others.skipped.len() < SKIPPED_MAX {
+            self.others.skipped.push(Skipped { pid, command, reason });
+        }
+    }
+
+    /// Counts a process that exited before it could be recorded.
+    pub(super) fn count_short_lived(&mut self) {
+        self.others.short_lived_count += 1;
+    }
+
+    /// Counts a child whose inherited blocks are not all known.
+    pub(super) fn count_not_inherited(&mut self) {
+        self.others.not_inherited_count += 1;
+    }
+
+    /// Reports a matching process that cannot be profiled, and ignores it from now on. One that has exited is only counted.
+    pub(super) fn decline(&mut self, identity: Identity, command: String, error: &anyhow::Error) {
+        if Stat::read(identity.pid).is_ok_and(|stat| stat.is_of(identity) && !stat.has_ended()) {
+            self.ignore(identity);
+            self.skip(identity.pid, command, format!("{error:#}"));
+        } else {
+            self.count_short_lived();
+        }
+    }
+
+    /// Ignores a matching process from now on.
+    pub(super) fn ignore(&mut self, identity: Identity) {
+        self.declined.insert(identity);
+    }
+
+    /// Removes ignored processes from those found by a scan.
+    pub(super) fn retain_new(&mut self, found: &mut Vec<ProcessFacts>) {
+        let running: BTreeSet<Identity> = found.iter().map(|facts| facts.identity).collect();
+        self.declined.retain(|identity| running.contains(identity));
+        found.retain(|facts| !self.declined.contains(&facts.identity));
+    }
+
+    /// Sums of processes that are not reported individually.
+    pub(super) fn others(&self) -> &Others {
+        &self.others
+    }
+
+    /// The same, in the current window.
+    pub(super) fn others_of_window(&self) -> Others {
+        let OthersWindow { base, folded_count, folded_totals } = &self.window;
+        Others {
+            skipped: self.others.skipped.iter().skip(base.skipped.len()).cloned().collect(),
+            skipped_count: self.others.skipped_count - base.skipped_count,
+            short_lived_count: self.others.short_lived_count - base.short_lived_count,
+            not_inherited_count: self.others.not_inherited_count - base.not_inherited_count,
+            folded_count: *folded_count,
+            folded_totals: *folded_totals,
+            folded_interval_bytes: None,
+        }
+    }
+
+    /// Heaps of ended targets of which only sums are kept.
+    pub(super) fn heaps_folded(&self) -> &BTreeSet<HeapId> {
+        &self.heaps_folded
+    }
+
+    /// Reports running targets that never had probes, at the end of the recording.
+    pub(super) fn skip_unprofilable(&mut self) {
+        let skipped: Vec<(Pid, String, String)> = self
+            .running
+            .values_mut()
+            .filter_map(|target| {
+                let reason = target.starting()?.unprofilable.take()?;
+                Some((target.pid, target.command.clone(), reason))
+            })
+            .collect();
+        for (pid, command, reason) in skipped {
+            self.skip(pid, command, reason);
+        }
+    }
+
+    /// Reads exit codes that were not available when targets exited.
+    pub(super) fn update_exit_codes(&mut self) {
+        self.ended.iter_mut().for_each(Target::update_exit_code);
+    }
+
+    /// Bytes allocated by all targets since the recording started.
+    pub(super) fn alloc_bytes(&self) -> EstimatedBytes {
+        let kept = self.running.values().chain(&self.ended).map(|target| target.ledger.totals().alloc_bytes);
+        kept.sum::<EstimatedBytes>() + self.others.folded_totals.alloc_bytes
+    }
+
+    /// Live bytes of running targets.
+    pub(super) fn live_bytes(&self) -> EstimatedBytes {
+        self.running.values().map(|target| target.ledger.totals().live_bytes()).sum()
+    }
+
+    /// Number of live sampled blocks of running targets.
+    pub(super) fn live_blocks(&self) -> usize {
+        self.running.values().map(|target| target.ledger.live_blocks()).sum()
+    }
+
+    /// Number of frees of unknown blocks.
+    pub(super) fn frees_unknown(&self) -> u64 {
+        let kept = self.running.values().chain(&self.ended).map(|target| target.ledger.frees_unknown());
+        kept.sum::<u64>() + self.frees_unknown_folded
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::StartTime;
+
+    fn facts(pid: u32) -> ProcessFacts {
+        ProcessFacts {
+            identity: Identity { pid: Pid(pid), start_ticks: StartTime(7) },
+            comm: String::new(),
+            arguments: Vec::new(),
+            executable: None,
+            cgroups: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn ignored_processes_are_dropped_from_scans_until_they_exit() {
+        let mut processes = ProcessTable::default();
+        processes.ignore(facts(1).identity);
+        processes.ignore(facts(2).identity);
+        let mut found = vec![facts(1), facts(3)];
+        processes.retain_new(&mut found);
+        assert_eq!(found, [facts(3)]);
+        assert_eq!(processes.declined, BTreeSet::from([facts(1).identity]));
+    }
+}

@@ -1,0 +1,223 @@
+//! Sampling intervals of all heaps: the only writer of the kernel's sampling rates.
+//!
+//! A heap's interval is the configured one, doubled for each time that a cost limit was exceeded, and raised further by
+//! [`Overload`] while events arrive too fast.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use profiler_common::interval::Interval;
+use profiler_common::sampling::SamplingRate;
+use tracing::{info, warn};
+
+use super::config::SessionConfig;
+use super::overload::{LiveSizes, Load, Overload, RateChange};
+use crate::allocator::hook_set::HookSet;
+use crate::allocator::selection::{HeapSelection, MMAP};
+use crate::bpf::load::{Kernel, LoadError};
+use crate::ids::HeapId;
+use crate::ingest::event::Event;
+use crate::linux::clock;
+use crate::model::{ChangeReason, IntervalChange};
+use crate::probe::plan::Plan;
+use crate::report::text;
+use crate::units::MonotonicNanos;
+
+pub(super) struct Rates {
+    interval: Interval,
+    selection: HeapSelection,
+    functions: HookSet,
+    /// Heaps whose rate is set, by id.
+    heaps: Vec<Heap>,
+    /// How often cost limits have doubled all intervals.
+    doublings: u32,
+    overload: Overload,
+    /// Time of the last call to [`adapt`](Self::adapt).
+    adapted: MonotonicNanos,
+    changes: Vec<RateChange>,
+}
+
+struct Heap {
+    name: String,
+    configured: Interval,
+}
+
+impl Heap {
+    /// Whether all calls are recorded, whatever the interval.
+    fn is_fixed(&self) -> bool {
+        self.name == MMAP
+    }
+
+    /// Interval doubled this often, up to [`INTERVAL_BYTES_RAISED_MAX`]. A larger configured interval stays as it is.
+    fn interval(&self, doublings: u32) -> Interval {
+        if self.is_fixed() {
+            return Interval::EXACT;
+        }
+        if self.configured.bytes() >= INTERVAL_BYTES_RAISED_MAX {
+            return self.configured;
+        }
+        let bytes = u64::from(self.configured.bytes()) << doublings.min(u32::BITS);
+        Interval::nearest(u32::try_from(bytes).unwrap_or(u32::MAX).min(INTERVAL_BYTES_RAISED_MAX))
+    }
+}
+
+/// Minimum time between two reads of the kernel's counters, unless the ring buffer is filling.
+const ADAPT_PERIOD: Duration = Duration::from_millis(5);
+
+/// Changes kept for reports: the first and the last. All are logged.
+const CHANGES_MAX: usize = 1000;
+
+/// Intervals are raised up to here: beyond it, so little is sampled that sampling costs nothing.
+const INTERVAL_BYTES_RAISED_MAX: u32 = 16 << 20;
+
+impl Rates {
+    pub(super) fn new(config: &SessionConfig) -> Self {
+        let now = clock::now().monotonic;
+        Self {
+            interval: config.interval,
+            selection: config.heaps.clone(),
+            functions: config.functions.clone(),
+            heaps: Vec::new(),
+            doublings: 0,
+            overload: Overload::new(config.on_overload, config.ring_bytes, config.live_blocks_max, now),
+            adapted: now,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Sets the rates of heaps that were added to the plan. Must precede attaching their hooks.
+    pub(super) fn add_heaps(&mut self, plan: &Plan, kernel: &mut Kernel) -> Result<()> {
+        for name in &plan.heaps()[self.heaps.len()..] {
+            let id = HeapId(u8::try_from(self.heaps.len()).context("too many heaps")?);
+            let heap = Heap { name: name.clone(), configured: self.configured(name) };
+            let interval = heap.interval(self.doublings);
+            kernel.set_rate(id, SamplingRate::new(interval))?;
+            self.overload.add_heap(interval, heap.is_fixed());
+            self.heaps.push(heap);
+        }
+        Ok(())
+    }
+
+    fn configured(&self, heap: &str) -> Interval {
+        let own = self.selection.interval_bytes(heap).or_else(|| self.functions.interval_bytes(heap));
+        own.map_or(self.interval, Interval::nearest)
+    }
+
+    /// Interval of a heap in the absence of overload, in bytes.
+    pub(super) fn interval_bytes(&self, heap: HeapId) -> u64 {
+        let interval = self.heaps.get(usize::from(heap.0)).map_or(self.interval, |heap| heap.interval(self.doublings));
+        u64::from(interval.bytes())
+    }
+
+    /// Largest interval of a heap so far, in bytes.
+    pub(super) fn interval_bytes_max(&self, heap: HeapId) -> u64 {
+        let raised = self.overload.largest(heap).map_or(0, |interval| u64::from(interval.bytes()));
+        raised.max(self.interval_bytes(heap))
+    }
+
+    /// Doubles the intervals of all heaps this many times. Returns false if none can grow.
+    pub(super) fn double(&mut self, times: u32, kernel: &mut Kernel) -> Result<bool, LoadError> {
+        let before = self.doublings;
+        self.doublings += times;
+        let mut has_changed = false;
+        for (id, heap) in (0u8..).map(HeapId).zip(&self.heaps) {
+            let requested = heap.interval(self.doublings);
+            if requested != heap.interval(before) {
+                has_changed = true;
+                kernel.set_rate(id, SamplingRate::new(self.overload.request(id, requested)))?;
+            }
+        }
+        Ok(has_changed)
+    }
+
+    /// Stops sampling.
+    pub(super) fn stop(&mut self, kernel: &mut Kernel) -> Result<(), LoadError> {
+        (0u8..).zip(&self.heaps).try_for_each(|(id, _)| kernel.set_rate(HeapId(id), SamplingRate::STOPPED))
+    }
+
+    /// Counts a record of this many bytes.
+    pub(super) fn count(&mut self, record_bytes: usize, event: &Event) {
+        self.overload.count_record(record_bytes);
+        if let Event::Alloc(allocation) = event {
+            self.overload.count_block(allocation.heap, allocation.size_bytes);
+        }
+    }
+
+    /// Whether [`adapt`](Self::adapt) is due.
+    pub(super) fn is_due(&self, now: MonotonicNanos, is_filling: bool) -> bool {
+        is_filling || now.since(self.adapted) >= ADAPT_PERIOD
+    }
+
+    /// Notes that the load is being read now, whether or not that succeeds.
+    pub(super) fn start_adapting(&mut self, now: MonotonicNanos) {
+        self.adapted = now;
+    }
+
+    /// Raises or lowers intervals according to the load.
+    pub(super) fn adapt(&mut self, load: &Load, kernel: &mut Kernel) -> Result<(), LoadError> {
+        let changes = self.overload.observe(load);
+        self.apply(changes, kernel)
+    }
+
+    /// Whether to thin the live set.
+    pub(super) fn wants_thinning(&mut self, load: &Load) -> bool {
+        self.overload.wants_thinning(load)
+    }
+
+    /// Raises intervals so that the live set does not fill up again. Returns the intervals to thin it to, by heap.
+    pub(super) fn thin(
+        &mut self,
+        load: &Load,
+        live: &LiveSizes,
+        kernel: &mut Kernel,
+    ) -> Result<Vec<(HeapId, Interval)>, LoadError> {
+        let (floors, changes) = self.overload.thin(load, live);
+        self.apply(changes, kernel)?;
+        Ok(floors)
+    }
+
+    fn apply(&mut self, changes: Vec<RateChange>, kernel: &mut Kernel) -> Result<(), LoadError> {
+        for change in changes {
+            kernel.set_rate(change.heap, SamplingRate::new(change.to))?;
+            let message = self.describe(&change);
+            if self.changes.is_empty() {
+                warn!("{message}; the interval falls back when the load drops (`--on-overload drop` keeps it)");
+            } else {
+                info!("{message}");
+            }
+            if self.changes.len() >= CHANGES_MAX {
+                self.changes.remove(CHANGES_MAX / 2);
+            }
+            self.changes.push(change);
+        }
+        Ok(())
+    }
+
+    fn describe(&self, change: &RateChange) -> String {
+        let heap = self.name(change.heap);
+        let [from, to] = [change.from, change.to].map(|interval| text::round_size(u64::from(interval.bytes())));
+        let reason = match change.reason {
+            ChangeReason::RingFull => "ring buffer full",
+            ChangeReason::RingFilling => "ring buffer more than half full",
+            ChangeReason::LiveSetFilling => "live set nearly full",
+            ChangeReason::Quiet => "load dropped",
+        };
+        format!("{reason}: heap {heap} is sampled every {to} instead of {from}")
+    }
+
+    fn name(&self, heap: HeapId) -> &str {
+        self.heaps.get(usize::from(heap.0)).map_or("?", |heap| &heap.name)
+    }
+
+    /// Changes of intervals, for reports.
+    pub(super) fn changes(&self, started: clock::Instant) -> Vec<IntervalChange> {
+        let change = |change: &RateChange| IntervalChange {
+            unix_ns: started.unix_ns.saturating_add(change.time.0.saturating_sub(started.monotonic.0)),
+            heap: self.name(change.heap).to_owned(),
+            from_bytes: u64::from(change.from.bytes()),
+            to_bytes: u64::from(change.to.bytes()),
+            reason: change.reason,
+        };
+        self.changes.iter().map(change).collect()
+    }
+}

@@ -1,0 +1,520 @@
+//! One recording, from attaching to the last snapshot: the loop over the owners of its parts.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use profiler_common::counter::Counter;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tracing::{debug, info, warn};
+
+use super::command::{Command, Held, Launched};
+use super::config::SessionConfig;
+use super::control::{Control, Listener, Progress};
+use super::discovery::{Discovery, Own};
+use super::guard::{Guard, check_memory};
+use super::intake::{Intake, RawSample};
+use super::lifecycle::Lifecycle;
+use super::overload::{LiveSizes, Load};
+use super::probes::{KeeperMonitor, Probes};
+use super::process_table::ProcessTable;
+use super::rates::Rates;
+use super::resync::Resync;
+use super::target::Target;
+use super::unwinding::Tables;
+use super::windows::Windows;
+use crate::bpf::counters::Counters;
+use crate::bpf::load::LoadError;
+use crate::ids::Pid;
+use crate::linux::{clock, grace_period};
+use crate::process::filter::Selection;
+use crate::process::scan;
+use crate::recording::recorder::Finishing;
+use crate::report::text::printable;
+use crate::snapshot::Snapshot;
+use crate::units::MonotonicNanos;
+
+/// A running recording.
+pub struct Session {
+    pub(super) config: SessionConfig,
+    pub(super) probes: Probes,
+    pub(super) rates: Rates,
+    pub(super) intake: Intake,
+    pub(super) resync: Resync,
+    pub(super) processes: ProcessTable,
+    pub(super) lifecycle: Lifecycle,
+    pub(super) windows: Windows,
+    pub(super) guard: Guard,
+    keeper: KeeperMonitor,
+    /// The command started by this session.
+    pub(super) command: Option<Command>,
+    /// The process that is stopped at present.
+    pub(super) held: Option<Held>,
+    /// How often all targets were polled.
+    pub(super) polls: u32,
+    found: Found,
+    /// When the first target was attached to.
+    first_attached: Option<Instant>,
+    /// When dropped records were last logged, and their number.
+    drops_logged: (MonotonicNanos, u64),
+}
+
+/// Processes found at the start and not attached to yet.
+struct Found {
+    targets: VecDeque<Target>,
+    /// Mappings and hooks of heapbpf itself.
+    own: Option<Own>,
+    /// The part of the selection that no process matched.
+    unmatched: Selection,
+}
+
+/// Period of draining the ring buffer unless it fills: the longest that an event waits.
+const DRAIN_PERIOD: Duration = Duration::from_millis(20);
+const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
+const GUARD_PERIOD: Duration = Duration::from_millis(500);
+
+/// Period of polling targets for allocators that they have mapped meanwhile.
+const POLL_PERIOD: Duration = Duration::from_millis(250);
+
+/// Minimum time between two messages about dropped records.
+const DROPS_LOG_PERIOD: Duration = Duration::from_millis(200);
+
+impl Session {
+    /// Finds the targets and their allocators, and loads the programs; [`attach`](Self::attach) is next. Fails if an individually
+    /// selected process cannot be profiled.
+    pub fn start(config: SessionConfig) -> Result<Self> {
+        let mut discovery = Discovery::new(config.placement, config.functions.clone(), config.heaps.clone());
+        let mut processes = ProcessTable::new(&config)?;
+        let found = Found::search(&config, &mut discovery, &mut processes)?;
+        let mut tables = Tables::new(config.unwind);
+        let own = found.own.iter().map(|own| &own.space);
+        for space in found.targets.iter().map(|target| &*target.mappings.space).chain(own) {
+            tables.build_all(space, &discovery.modules);
+        }
+        let maps = Probes::map_sizes(&config, &tables);
+        check_memory(&config.limits, &maps)?;
+        let mut probes = Probes::load(&config, discovery, tables)?;
+        let guard = Guard::new(config.limits, maps, &mut probes)?;
+        Ok(Self {
+            rates: Rates::new(&config),
+            intake: Intake::new(probes.kernel.take_ring()?, config.raw_stacks_max),
+            resync: Resync::new(&config, &probes.kernel)?,
+            processes,
+            lifecycle: Lifecycle::new(&config),
+            windows: Windows::new(config.dumps, clock::now()),
+            guard,
+            keeper: KeeperMonitor::new(probes.keeper())?,
+            probes,
+            config,
+            command: None,
+            held: None,
+            polls: 0,
+            found,
+            first_attached: None,
+            drops_logged: (MonotonicNanos(0), 0),
+        })
+    }
+
+    /// Attaches to the processes that were found. When this returns, all their allocations are sampled. Stops between two processes
+    /// if `is_to_stop` returns true or the duration is over; the others are then listed as skipped. Fails if an individually selected
+    /// process cannot be profiled; hooks that cannot be attached and other processes are listed in the profile instead.
+    pub async fn attach(&mut self, mut is_to_stop: impl AsyncFnMut() -> bool) -> Result<()> {
+        self.monitor_processes();
+        if let Some(own) = self.found.own.take() {
+            self.probes.learn_from(&own.hooks);
+        }
+        self.windows.restart(clock::now());
+        self.start_recorder()?;
+        self.prepare_to_hold();
+        while let Some(target) = self.found.targets.pop_front() {
+            self.take_records();
+            if self.keeper.has_exited() || self.is_over() || is_to_stop().await {
+                for target in std::iter::once(target).chain(std::mem::take(&mut self.found.targets)) {
+                    let reason = "recording ended before heapbpf attached to it".to_owned();
+                    self.processes.skip(target.pid, target.command, reason);
+                }
+                return Ok(());
+            }
+            if target.requested {
+                let attached = self.begin_target(target);
+                if !self.keeper.has_exited() {
+                    attached?;
+                }
+            } else if let Some(identity) = target.identity() {
+                self.begin_found(target, identity);
+            }
+            self.first_attached = self.first_attached.or_else(|| (self.processes.count() > 0).then(Instant::now));
+        }
+        // Processes that started after the scan and before they were monitored.
+        if self.config.selection.is_open() {
+            self.scan();
+        }
+        Ok(())
+    }
+
+    /// Makes the kernel side report forks and execs. Without it, only running processes are targets.
+    fn monitor_processes(&mut self) {
+        if let Err(error) = self.probes.kernel.watch_processes() {
+            let missed = if self.config.selection.is_open() {
+                "processes that start later are not recorded"
+            } else {
+                "forks are not followed"
+            };
+            warn!("{missed}: {error}");
+        }
+    }
+
+    /// Whether a target has been attached to.
+    pub fn has_begun(&self) -> bool {
+        self.first_attached.is_some()
+    }
+
+    /// Whether the process that owns the probes has exited prematurely.
+    pub fn has_lost_keeper(&self) -> bool {
+        self.keeper.has_exited()
+    }
+
+    /// End of the recording, counted from the first target, at the latest from `began`.
+    fn deadline(&self, began: Instant) -> Option<Instant> {
+        let first = self.first_attached.map_or(began, |first| first.min(began));
+        self.config.duration.map(|duration| first + duration)
+    }
+
+    fn is_over(&self) -> bool {
+        self.first_attached.is_some()
+            && self.deadline(Instant::now()).is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    /// Describes targets and attached hooks in one line.
+    pub fn describe(&self) -> String {
+        const NAMED_MAX: usize = 5;
+        let running = self.processes.running().take(NAMED_MAX);
+        let mut names: Vec<_> = running.map(|target| format!("{} ({})", printable(&target.comm), target.pid)).collect();
+        let more = self.processes.count().saturating_sub(NAMED_MAX);
+        if more > 0 {
+            names.push(format!("{more} more"));
+        }
+        if names.is_empty() {
+            return format!("{}, of which none runs yet", self.config.selection);
+        }
+        let hooks: usize = self.processes.running().map(|target| target.hooks.attached_count()).sum();
+        let heaps = self.probes.discovery.plan.heaps().join(", ");
+        let later = if self.config.selection.is_open() { "; processes that start later too" } else { "" };
+        format!("{}: {hooks} hooks on heap {heaps}{later}", names.join(", "))
+    }
+
+    /// The part of the selection that no process matched at the start, if others did.
+    pub fn unmatched(&self) -> Option<String> {
+        let unmatched = &self.found.unmatched;
+        (unmatched.is_open() && self.processes.count() > 0).then(|| unmatched.to_string())
+    }
+
+    /// Required functions named by the user that no target has, if there are targets.
+    pub fn unfound(&self) -> Vec<String> {
+        let all = if self.processes.count() > 0 { self.probes.discovery.unfound() } else { Vec::new() };
+        all.into_iter().filter(|hook| hook.required).map(|hook| hook.function).collect()
+    }
+
+    /// Records until `stop` resolves, the duration is over, or all targets have exited and none can start. Fails if the ring buffer
+    /// or the kernel's maps cannot be read.
+    pub async fn run(
+        &mut self,
+        stop: impl Future<Output = ()>,
+        control: &mut Control,
+        listener: &mut dyn Listener,
+    ) -> Result<()> {
+        tokio::pin!(stop);
+        let began = Instant::now();
+        let deadline = self.deadline(began);
+        let mut drain = every(DRAIN_PERIOD, began + DRAIN_PERIOD);
+        let mut poll = every(POLL_PERIOD, began + POLL_PERIOD);
+        let mut guard = every(GUARD_PERIOD, began);
+        let mut progress = every(PROGRESS_PERIOD, began);
+        let mut events_before = 0;
+        let mut is_empty = true;
+        while self.can_continue() {
+            let soon = self.lifecycle.next_due();
+            tokio::select! {
+                () = &mut stop => break,
+                () = sleep_until(deadline) => break,
+                result = self.keeper.exited() => { result?; break }
+                pids = self.processes.exited() => pids.into_iter().for_each(|pid| self.handle_exit(pid)),
+                result = self.intake.filled() => {
+                    result.context("cannot wait for the ring buffer")?;
+                    is_empty = self.drain();
+                }
+                // Yields first, because a task that never does starves timers and signals.
+                () = tokio::task::yield_now(), if !is_empty => is_empty = self.drain(),
+                () = sleep_until(soon) => self.handle_changes(),
+                () = Command::stirs(&mut self.command) => self.attend_command(listener),
+                request = control.next(), if listener.has_room() => self.handle_request(request, listener)?,
+                _ = drain.tick() => {
+                    self.drain();
+                    self.processes.read_thread_names();
+                    self.dump_if_due(listener)?;
+                }
+                _ = guard.tick(), if self.guard.is_needed() => if !self.keep_limits()? { break },
+                _ = poll.tick() => self.poll_targets(),
+                _ = progress.tick() => {
+                    let counters = self.probes.counters()?;
+                    let events = counters.get(Counter::Events);
+                    listener.progress(&self.progress(began, &counters, events - events_before));
+                    events_before = events;
+                }
+            }
+        }
+        if self.keeper.has_exited() {
+            self.guard.note_keeper_exit();
+        }
+        Ok(())
+    }
+
+    /// Whether there are targets, or can be. A launched command decides alone: its children may outlive it.
+    fn can_continue(&self) -> bool {
+        if let Some(Launched(pid)) = self.launched() {
+            return self.processes.get(pid).is_some();
+        }
+        self.processes.count() > 0 || self.lifecycle.is_waiting() || self.config.selection.is_open()
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a rate for display")]
+    fn progress(&self, began: Instant, counters: &Counters, events: u64) -> Progress {
+        Progress {
+            elapsed: began.elapsed(),
+            duration: self.config.duration,
+            targets: self.processes.count(),
+            events_per_second: events as f64 / PROGRESS_PERIOD.as_secs_f64(),
+            live_bytes: self.processes.live_bytes(),
+            lost: counters.losses().map(|(_, count)| count).sum(),
+        }
+    }
+
+    /// Enforces all limits. Returns false if one ends the recording.
+    fn keep_limits(&mut self) -> Result<bool> {
+        for (pid, percent) in self.guard.check_overhead(&mut self.processes, &self.probes.discovery.plan) {
+            if self.detach_target(pid) {
+                self.guard.note_detached(pid, percent);
+            }
+        }
+        Ok(self.guard.check_memory(self.processes.live_blocks() as u64)
+            && self.guard.check_cpu(&mut self.rates, &mut self.probes.kernel)?)
+    }
+
+    /// Enters a batch of records and handles process changes. Returns whether the ring buffer is empty.
+    pub(super) fn drain(&mut self) -> bool {
+        let fill_bytes = self.intake.unread_bytes();
+        let is_empty = self.take_records();
+        self.balance(fill_bytes);
+        if self.lifecycle.follows_forks() {
+            for pid in self.lifecycle.take_started() {
+                // Reports its forks even before it is a target.
+                if let Err(error) = self.probes.kernel.set_target(pid, true) {
+                    debug!("process {pid}: {error}");
+                }
+            }
+        }
+        self.handle_changes();
+        self.record_facts();
+        let stale: Vec<Pid> =
+            self.processes.running().filter(|target| target.mappings.is_due()).map(|target| target.pid).collect();
+        for pid in stale {
+            self.settle(pid);
+        }
+        is_empty
+    }
+
+    /// Enters a batch of records. Returns whether the ring buffer is empty.
+    pub(super) fn take_records(&mut self) -> bool {
+        self.intake.take_records(&mut self.processes, &mut self.lifecycle, &mut self.rates, &mut self.resync)
+    }
+
+    /// Adapts the sampling rates after a drain, and advances the resync. `fill_bytes` were in the ring buffer before the drain.
+    fn balance(&mut self, fill_bytes: u64) {
+        let now = clock::now().monotonic;
+        let is_filling = fill_bytes > u64::from(self.config.ring_bytes) / 2;
+        if self.rates.is_due(now, is_filling) {
+            self.rates.start_adapting(now);
+            if let Err(error) = self.adapt(now, fill_bytes) {
+                debug!("{error}");
+            }
+        }
+        if self.resync.is_read() && self.take_records() {
+            self.finish_pass();
+        }
+        if self.resync.is_due(now) {
+            self.resync.begin(&self.processes);
+        }
+    }
+
+    fn adapt(&mut self, now: MonotonicNanos, fill_bytes: u64) -> Result<(), LoadError> {
+        let ring_dropped = self.note_drops()?;
+        let live_dropped = Counters::read_one(&self.probes.kernel, Counter::LiveSetFull)?;
+        let live_blocks = self.resync.live_blocks(now);
+        self.log_drops(now, ring_dropped);
+        let load = Load { time: now, fill_bytes, ring_dropped, live_blocks, live_dropped };
+        self.rates.adapt(&load, &mut self.probes.kernel)?;
+        if self.rates.wants_thinning(&load) && !self.resync.is_running() {
+            let mut sizes = LiveSizes::new();
+            for block in self.processes.running().flat_map(|target| target.ledger.live()) {
+                sizes.entry((block.heap, block.interval)).or_default().add(block.size_bytes);
+            }
+            let floors = self.rates.thin(&load, &sizes, &mut self.probes.kernel)?;
+            if !floors.is_empty() {
+                self.resync.thin(floors, &self.processes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes the number of dropped records to the resync. Returns those dropped because the ring buffer was full.
+    fn note_drops(&mut self) -> Result<u64, LoadError> {
+        let ring_dropped = Counters::read_one(&self.probes.kernel, Counter::RingFull)?;
+        self.resync.note_drops(ring_dropped + self.intake.unreadable());
+        Ok(ring_dropped)
+    }
+
+    fn log_drops(&mut self, now: MonotonicNanos, ring_dropped: u64) {
+        let (logged, before) = self.drops_logged;
+        if ring_dropped > before && now.since(logged) >= DROPS_LOG_PERIOD {
+            let elapsed = now.since(self.windows.started().monotonic);
+            info!("after {elapsed:.1?}: ring buffer full: {ring_dropped} records dropped");
+            self.drops_logged = (now, ring_dropped);
+        }
+    }
+
+    fn finish_pass(&mut self) {
+        let started = self.windows.started().monotonic;
+        self.resync.finish(&mut self.processes, &self.lifecycle, &mut self.probes.kernel, started);
+    }
+
+    /// Waits for a running pass, draining the ring buffer meanwhile.
+    fn complete_pass(&mut self) {
+        while self.resync.is_running() && !self.resync.is_read() {
+            if self.take_records() {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        while !self.take_records() {}
+        self.finish_pass();
+    }
+
+    /// Completes a running pass that covers a target whose ledger is about to be closed.
+    pub(super) fn complete_pass_for(&mut self, pid: Pid) {
+        if self.resync.covers(pid) {
+            self.complete_pass();
+        }
+    }
+
+    /// Resyncs an exited target's ledger if that takes long, draining the ring buffer meanwhile.
+    pub(super) fn resync_exited(&mut self) {
+        if let Err(error) = self.note_drops() {
+            debug!("{error}");
+        }
+        if self.resync.is_needed_at_exit(self.processes.count() == 1) {
+            self.complete_pass();
+            self.resync.begin(&self.processes);
+            self.complete_pass();
+        }
+    }
+
+    /// Corrects the ledger of a target that is about to be closed.
+    pub(super) fn settle_drops_of(&mut self, target: &mut Target) {
+        if let Err(error) = self.note_drops() {
+            debug!("{error}");
+        }
+        self.resync.settle_exit(target, &mut self.probes.kernel);
+    }
+
+    /// Resyncs a last time if needed, while nothing is sampled.
+    pub(super) fn resync_at_end(&mut self) {
+        if self.resync.is_running() {
+            self.complete_pass();
+        }
+        // One pass is enough: no block is allocated any more, and no free is entered.
+        if self.note_drops().is_ok() && self.resync.is_needed() {
+            self.resync.begin(&self.processes);
+            self.complete_pass();
+        }
+    }
+
+    /// Returns the copies of stacks since the last call, with their frames.
+    pub fn take_raw_stacks(&mut self) -> Vec<RawSample> {
+        self.intake.take_raw_stacks()
+    }
+
+    /// Ends the recording now: stops sampling, enters the last events, and closes the targets' kernel side. The counters are read
+    /// before anything is detached: a call whose return probe is removed before its entry probe would be counted as not returning.
+    fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
+        self.rates.stop(&mut self.probes.kernel)?;
+        let now = clock::now();
+        while !self.take_records() {}
+        // The ring buffer ends at the first record that a preempted program has reserved and not submitted.
+        grace_period::wait_for_programs();
+        while !self.take_records() {}
+        let ended = (now, self.probes.counters()?);
+        self.resync_at_end();
+        self.close_replaced();
+        let gone: Vec<Pid> =
+            self.processes.running().filter(|target| target.is_gone()).map(|target| target.pid).collect();
+        gone.into_iter().for_each(|pid| self.close(pid));
+        for target in self.processes.running_mut() {
+            self.probes.release(target);
+        }
+        Ok(ended)
+    }
+
+    /// Stops, and waits until all probes are detached. Returns the last snapshot, the launched command, which may still run, and the
+    /// recording, which lacks only names.
+    pub fn finish(mut self) -> Result<(Snapshot, Option<Command>, Option<Finishing>)> {
+        let (ended, counters) = self.stop()?;
+        self.processes.update_exit_codes();
+        self.processes.skip_unprofilable();
+        self.processes.refresh_thread_names();
+        let window = self.last_window(ended);
+        let snapshot = self.snapshot(ended, &counters, window);
+        let recording = self.end_recorder(&snapshot, ended);
+        self.processes.running_mut().for_each(|target| target.hooks.detach());
+        self.probes.finish_detaching(self.processes.running());
+        Ok((snapshot, self.command, recording))
+    }
+}
+
+impl Found {
+    /// Finds the processes that match the selection. Fails if an individually selected one cannot be profiled.
+    fn search(config: &SessionConfig, discovery: &mut Discovery, processes: &mut ProcessTable) -> Result<Self> {
+        let selection = &config.selection;
+        let mut targets = VecDeque::new();
+        for &pid in &selection.pids {
+            let mut target = discovery.open(pid)?;
+            target.requested = true;
+            targets.push_back(target);
+        }
+        let matching = scan::scan(selection)?;
+        let unmatched = selection.unmatched(&matching);
+        for facts in matching {
+            if targets.iter().any(|target: &Target| target.pid == facts.pid()) {
+                continue;
+            }
+            match discovery.open(facts.pid()) {
+                Ok(target) => targets.push_back(target),
+                Err(error) => processes.decline(facts.identity, facts.command(), &error),
+            }
+        }
+        let own = (config.follow_forks || selection.is_open()).then(|| discovery.own()).flatten();
+        Ok(Self { targets, own, unmatched })
+    }
+}
+
+fn every(period: Duration, first: Instant) -> Interval {
+    let mut interval = interval_at(first, period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}
+
+/// Waits for the deadline, if any.
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
