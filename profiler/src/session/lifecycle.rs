@@ -181,14 +181,14 @@ impl Lifecycle {
 
     /// Returns all queued execs of targets, with the ledgers of the programs before.
     pub(super) fn take_executed(&mut self) -> Vec<(Exec, Ledger)> {
-        let (executed, others): (VecDeque<_>, _) =
-            self.changes.drain(..).partition(|change| matches!(change.1, ProcessChange::Executed(..)));
-        self.changes = others;
-        let taken = executed.into_iter().filter_map(|(_, change)| match change {
-            ProcessChange::Executed(exec, before) => Some((exec, *before)),
-            _ => None,
-        });
-        taken.collect()
+        let next = || {
+            let at = self.changes.iter().position(|(_, change)| matches!(change, ProcessChange::Executed(..)))?;
+            match self.changes.remove(at)?.1 {
+                ProcessChange::Executed(exec, before) => Some((exec, *before)),
+                ProcessChange::Forked(_) | ProcessChange::Started(..) => None,
+            }
+        };
+        std::iter::from_fn(next).collect()
     }
 
     /// Polls a new process until it is [settled](Self::settled).

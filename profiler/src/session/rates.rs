@@ -32,7 +32,7 @@ pub(super) struct Rates {
     /// How often cost limits have doubled all intervals.
     doublings: u32,
     overload: Overload,
-    /// Time of the last call to [`adapt`](Self::adapt).
+    /// When [`adapt`](Self::adapt) was last due.
     adapted: MonotonicNanos,
     changes: Vec<RateChange>,
 }
@@ -119,7 +119,8 @@ impl Rates {
     pub(super) fn double(&mut self, times: u32, kernel: &mut Kernel) -> Result<bool, LoadError> {
         let before = self.doublings;
         self.doublings += times;
-        let mut has_changed = false;
+        // Without heaps, those to come can be sampled less.
+        let mut has_changed = self.heaps.is_empty() && self.interval.bytes() < INTERVAL_BYTES_RAISED_MAX;
         for (id, heap) in (0u8..).map(HeapId).zip(&self.heaps) {
             let requested = heap.interval(self.doublings);
             if requested != heap.interval(before) {
@@ -143,14 +144,13 @@ impl Rates {
         }
     }
 
-    /// Whether [`adapt`](Self::adapt) is due.
-    pub(super) fn is_due(&self, now: MonotonicNanos, is_filling: bool) -> bool {
-        is_filling || now.since(self.adapted) >= ADAPT_PERIOD
-    }
-
-    /// Notes that the load is being read now, whether or not that succeeds.
-    pub(super) fn start_adapting(&mut self, now: MonotonicNanos) {
-        self.adapted = now;
+    /// Whether to read the load and [`adapt`](Self::adapt) to it now; starts the next period then.
+    pub(super) fn is_due(&mut self, now: MonotonicNanos, is_filling: bool) -> bool {
+        let is_due = is_filling || now.since(self.adapted) >= ADAPT_PERIOD;
+        if is_due {
+            self.adapted = now;
+        }
+        is_due
     }
 
     /// Raises or lowers intervals according to the load.

@@ -30,7 +30,6 @@ use crate::linux::{clock, grace_period};
 use crate::process::filter::Selection;
 use crate::process::scan;
 use crate::recording::recorder::Finishing;
-use crate::report::text::printable;
 use crate::snapshot::Snapshot;
 use crate::units::MonotonicNanos;
 
@@ -52,7 +51,7 @@ pub struct Session {
     pub(super) held: Option<Held>,
     /// How often all targets were polled.
     pub(super) polls: u32,
-    found: Found,
+    pub(super) found: Found,
     /// When the first target was attached to.
     first_attached: Option<Instant>,
     /// When dropped records were last logged, and their number.
@@ -60,12 +59,12 @@ pub struct Session {
 }
 
 /// Processes found at the start and not attached to yet.
-struct Found {
+pub(super) struct Found {
     targets: VecDeque<Target>,
     /// Mappings and hooks of heapbpf itself.
     own: Option<Own>,
     /// The part of the selection that no process matched.
-    unmatched: Selection,
+    pub(super) unmatched: Selection,
 }
 
 /// Period of draining the ring buffer unless it fills: the longest that an event waits.
@@ -183,36 +182,6 @@ impl Session {
     fn is_over(&self) -> bool {
         self.first_attached.is_some()
             && self.deadline(Instant::now()).is_some_and(|deadline| deadline <= Instant::now())
-    }
-
-    /// Describes targets and attached hooks in one line.
-    pub fn describe(&self) -> String {
-        const NAMED_MAX: usize = 5;
-        let running = self.processes.running().take(NAMED_MAX);
-        let mut names: Vec<_> = running.map(|target| format!("{} ({})", printable(&target.comm), target.pid)).collect();
-        let more = self.processes.count().saturating_sub(NAMED_MAX);
-        if more > 0 {
-            names.push(format!("{more} more"));
-        }
-        if names.is_empty() {
-            return format!("{}, of which none runs yet", self.config.selection);
-        }
-        let hooks: usize = self.processes.running().map(|target| target.hooks.attached_count()).sum();
-        let heaps = self.probes.discovery.plan.heaps().join(", ");
-        let later = if self.config.selection.is_open() { "; processes that start later too" } else { "" };
-        format!("{}: {hooks} hooks on heap {heaps}{later}", names.join(", "))
-    }
-
-    /// The part of the selection that no process matched at the start, if others did.
-    pub fn unmatched(&self) -> Option<String> {
-        let unmatched = &self.found.unmatched;
-        (unmatched.is_open() && self.processes.count() > 0).then(|| unmatched.to_string())
-    }
-
-    /// Required functions named by the user that no target has, if there are targets.
-    pub fn unfound(&self) -> Vec<String> {
-        let all = if self.processes.count() > 0 { self.probes.discovery.unfound() } else { Vec::new() };
-        all.into_iter().filter(|hook| hook.required).map(|hook| hook.function).collect()
     }
 
     /// Records until `stop` resolves, the duration is over, or all targets have exited and none can start. Fails if the ring buffer
@@ -333,7 +302,6 @@ impl Session {
         let now = clock::now().monotonic;
         let is_filling = fill_bytes > u64::from(self.config.ring_bytes) / 2;
         if self.rates.is_due(now, is_filling) {
-            self.rates.start_adapting(now);
             if let Err(error) = self.adapt(now, fill_bytes) {
                 debug!("{error}");
             }

@@ -1,4 +1,4 @@
-//! Snapshots of a session: windows, health and the recording's facts. Snapshots contain addresses; symbolization takes long, and the
+//! What a session reports: descriptions, windows, snapshots, health and the recording's facts. Snapshots contain addresses; symbolization takes long, and the
 //! ring buffer fills meanwhile.
 
 use anyhow::Result;
@@ -16,6 +16,7 @@ use crate::linux::clock;
 use crate::model::{Health, Others, Symbolization, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, Known, SessionFacts};
 use crate::recording::recorder::{Finishing, Recorder};
+use crate::report::text::printable;
 use crate::snapshot::{Snapshot, TargetState};
 
 /// Maximum number of drains before a dump: the ring buffer holds at most this many batches, and a target that allocates permanently
@@ -23,6 +24,36 @@ use crate::snapshot::{Snapshot, TargetState};
 pub(super) const DRAINS_MAX: u32 = 16;
 
 impl Session {
+    /// Describes targets and attached hooks in one line.
+    pub fn describe(&self) -> String {
+        const NAMED_MAX: usize = 5;
+        let running = self.processes.running().take(NAMED_MAX);
+        let mut names: Vec<_> = running.map(|target| format!("{} ({})", printable(&target.comm), target.pid)).collect();
+        let more = self.processes.count().saturating_sub(NAMED_MAX);
+        if more > 0 {
+            names.push(format!("{more} more"));
+        }
+        if names.is_empty() {
+            return format!("{}, of which none runs yet", self.config.selection);
+        }
+        let hooks: usize = self.processes.running().map(|target| target.hooks.attached_count()).sum();
+        let heaps = self.probes.discovery.plan.heaps().join(", ");
+        let later = if self.config.selection.is_open() { "; processes that start later too" } else { "" };
+        format!("{}: {hooks} hooks on heap {heaps}{later}", names.join(", "))
+    }
+
+    /// The part of the selection that no process matched at the start, if others did.
+    pub fn unmatched(&self) -> Option<String> {
+        let unmatched = &self.found.unmatched;
+        (unmatched.is_open() && self.processes.count() > 0).then(|| unmatched.to_string())
+    }
+
+    /// Required functions named by the user that no target has, if there are targets.
+    pub fn unfound(&self) -> Vec<String> {
+        let all = if self.processes.count() > 0 { self.probes.discovery.unfound() } else { Vec::new() };
+        all.into_iter().filter(|hook| hook.required).map(|hook| hook.function).collect()
+    }
+
     /// Handles a request of the caller.
     pub(super) fn handle_request(&mut self, request: Request, listener: &mut dyn Listener) -> Result<()> {
         match request {

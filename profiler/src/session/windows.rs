@@ -32,7 +32,17 @@ pub(super) struct Status {
 
 /// The current window and the triggers that end it.
 pub(super) struct Windows {
-    triggers: Triggers,
+    plan: DumpPlan,
+    /// When the next periodic dump is due.
+    next: Option<Duration>,
+    /// Periodic dumps due since the last dump that were not taken.
+    merged: u32,
+    /// Maximum of live bytes at any dump.
+    live_max: EstimatedBytes,
+    /// Allocated bytes when they last triggered a dump.
+    alloc_base: EstimatedBytes,
+    /// When to set the mark of the plan.
+    mark_at: Option<Duration>,
     started: clock::Instant,
     /// Start of the current window; `None` for the start of the recording.
     start: Option<clock::Instant>,
@@ -47,8 +57,19 @@ pub(super) struct Windows {
 impl Windows {
     /// Starts the first window.
     pub(super) fn new(plan: DumpPlan, started: clock::Instant) -> Self {
-        let triggers = Triggers::new(plan);
-        Self { triggers, started, start: None, since_mark: false, ended: 0, health: Health::default() }
+        Self {
+            plan,
+            next: plan.every,
+            merged: 0,
+            live_max: EstimatedBytes::ZERO,
+            alloc_base: EstimatedBytes::ZERO,
+            mark_at: plan.mark_after,
+            started,
+            start: None,
+            since_mark: false,
+            ended: 0,
+            health: Health::default(),
+        }
     }
 
     /// When the recording started.
@@ -72,12 +93,7 @@ impl Windows {
 
     /// Whether to set the mark of the plan; true once.
     pub(super) fn is_mark_due(&mut self, elapsed: Duration) -> bool {
-        self.triggers.is_mark_due(elapsed)
-    }
-
-    /// Returns why to dump now, if so. `is_busy` while an earlier dump is being written.
-    pub(super) fn due(&mut self, status: &Status, is_busy: bool) -> Option<WindowReason> {
-        self.triggers.due(status, is_busy)
+        self.mark_at.take_if(|at| *at <= elapsed).is_some()
     }
 
     /// Starts a window at a mark, and all later ones too.
@@ -107,7 +123,7 @@ impl Windows {
             start_unix_ns: self.start.unwrap_or(self.started).unix_ns,
             since_mark: self.since_mark,
             end_unix_ns: now.unix_ns,
-            merged_count: self.triggers.dumped(status),
+            merged_count: self.dumped(status),
         }
     }
 
@@ -116,37 +132,10 @@ impl Windows {
         let start = self.start.unwrap_or(self.started).monotonic;
         WindowFacts { window, start, others, health: health.since(&self.health) }
     }
-}
-
-#[derive(Debug)]
-struct Triggers {
-    plan: DumpPlan,
-    /// When the next periodic dump is due.
-    next: Option<Duration>,
-    /// Periodic dumps due since the last dump that were not taken.
-    merged: u32,
-    /// Maximum of live bytes at any dump.
-    live_max: EstimatedBytes,
-    /// Allocated bytes when they last triggered a dump.
-    alloc_base: EstimatedBytes,
-    mark_at: Option<Duration>,
-}
-
-impl Triggers {
-    fn new(plan: DumpPlan) -> Self {
-        Self {
-            plan,
-            next: plan.every,
-            merged: 0,
-            live_max: EstimatedBytes::ZERO,
-            alloc_base: EstimatedBytes::ZERO,
-            mark_at: plan.mark_after,
-        }
-    }
 
     /// Returns why to dump now, if so. While an earlier dump is being written (`is_busy`), periodic dumps are merged into the next
     /// one, and others wait.
-    fn due(&mut self, now: &Status, is_busy: bool) -> Option<WindowReason> {
+    pub(super) fn due(&mut self, now: &Status, is_busy: bool) -> Option<WindowReason> {
         let is_time = self.is_time(now.elapsed);
         if is_busy {
             self.merged += u32::from(is_time);
@@ -174,10 +163,6 @@ impl Triggers {
         std::mem::take(&mut self.merged)
     }
 
-    fn is_mark_due(&mut self, elapsed: Duration) -> bool {
-        self.mark_at.take_if(|at| *at <= elapsed).is_some()
-    }
-
     /// Whether a periodic dump is due. A late dump does not shift later ones; periods missed meanwhile are merged into it.
     fn is_time(&mut self, elapsed: Duration) -> bool {
         let (Some(next), Some(every)) = (self.next, self.plan.every) else { return false };
@@ -197,6 +182,10 @@ mod tests {
     use super::*;
     use WindowReason::{Alloc, Growth, Time};
 
+    fn windows(plan: DumpPlan) -> Windows {
+        Windows::new(plan, clock::now())
+    }
+
     /// Milliseconds, live bytes, allocated bytes.
     fn at(elapsed_ms: u64, live: u64, alloc: u64) -> Status {
         Status {
@@ -206,14 +195,14 @@ mod tests {
         }
     }
 
-    /// Passes the points in time to the triggers and dumps where due.
+    /// Passes the points in time to the windows and dumps where due.
     fn check(plan: DumpPlan, times: &[(u64, u64, u64)], expected: &[(u64, WindowReason)]) {
-        let mut triggers = Triggers::new(plan);
+        let mut windows = windows(plan);
         let mut dumps = Vec::new();
         for &(elapsed_ms, live, alloc) in times {
             let now = at(elapsed_ms, live, alloc);
-            if let Some(reason) = triggers.due(&now, false) {
-                assert_eq!(triggers.dumped(&now), 0, "nothing was merged at {elapsed_ms} ms");
+            if let Some(reason) = windows.due(&now, false) {
+                assert_eq!(windows.dumped(&now), 0, "nothing was merged at {elapsed_ms} ms");
                 dumps.push((elapsed_ms, reason));
             }
         }
@@ -250,10 +239,10 @@ mod tests {
 
     #[test]
     fn a_dump_for_another_reason_raises_what_growth_counts_from() {
-        let mut triggers = Triggers::new(DumpPlan { growth_bytes: Some(100), ..DumpPlan::default() });
-        triggers.dumped(&at(1, 90, 0));
-        assert_eq!(triggers.due(&at(2, 189, 0), false), None);
-        assert_eq!(triggers.due(&at(3, 190, 0), false), Some(Growth));
+        let mut windows = windows(DumpPlan { growth_bytes: Some(100), ..DumpPlan::default() });
+        windows.dumped(&at(1, 90, 0));
+        assert_eq!(windows.due(&at(2, 189, 0), false), None);
+        assert_eq!(windows.due(&at(3, 190, 0), false), Some(Growth));
     }
 
     #[test]
@@ -264,32 +253,32 @@ mod tests {
 
     #[test]
     fn periodic_dumps_merge_while_one_is_being_written() {
-        let mut triggers = Triggers::new(SECOND);
-        assert_eq!(triggers.due(&at(1000, 0, 0), true), None);
-        assert_eq!(triggers.due(&at(1500, 0, 0), false), None, "it waits for its next period");
-        assert_eq!(triggers.due(&at(2000, 0, 0), true), None);
-        assert_eq!(triggers.due(&at(3000, 0, 0), false), Some(Time));
-        assert_eq!(triggers.dumped(&at(3000, 0, 0)), 2);
+        let mut windows = windows(SECOND);
+        assert_eq!(windows.due(&at(1000, 0, 0), true), None);
+        assert_eq!(windows.due(&at(1500, 0, 0), false), None, "it waits for its next period");
+        assert_eq!(windows.due(&at(2000, 0, 0), true), None);
+        assert_eq!(windows.due(&at(3000, 0, 0), false), Some(Time));
+        assert_eq!(windows.dumped(&at(3000, 0, 0)), 2);
         // When the session itself was delayed.
-        assert_eq!(triggers.due(&at(7200, 0, 0), false), Some(Time));
-        assert_eq!(triggers.dumped(&at(7200, 0, 0)), 3);
-        assert_eq!(triggers.due(&at(7999, 0, 0), false), None);
+        assert_eq!(windows.due(&at(7200, 0, 0), false), Some(Time));
+        assert_eq!(windows.dumped(&at(7200, 0, 0)), 3);
+        assert_eq!(windows.due(&at(7999, 0, 0), false), None);
     }
 
     #[test]
     fn growth_and_allocation_wait_while_a_dump_is_being_written() {
         let plan = DumpPlan { growth_bytes: Some(100), alloc_bytes: Some(100), ..DumpPlan::default() };
-        let mut triggers = Triggers::new(plan);
-        assert_eq!(triggers.due(&at(1, 100, 100), true), None);
-        assert_eq!(triggers.due(&at(2, 100, 100), false), Some(Growth));
-        assert_eq!(triggers.dumped(&at(2, 100, 100)), 0);
-        assert_eq!(triggers.due(&at(3, 100, 100), false), None, "one dump serves both");
+        let mut windows = windows(plan);
+        assert_eq!(windows.due(&at(1, 100, 100), true), None);
+        assert_eq!(windows.due(&at(2, 100, 100), false), Some(Growth));
+        assert_eq!(windows.dumped(&at(2, 100, 100)), 0);
+        assert_eq!(windows.due(&at(3, 100, 100), false), None, "one dump serves both");
     }
 
     #[test]
     fn a_mark_is_due_once() {
-        let mut triggers = Triggers::new(DumpPlan { mark_after: Some(Duration::from_secs(2)), ..DumpPlan::default() });
-        let due = [1999, 2005, 2010].map(|ms| triggers.is_mark_due(Duration::from_millis(ms)));
+        let mut windows = windows(DumpPlan { mark_after: Some(Duration::from_secs(2)), ..DumpPlan::default() });
+        let due = [1999, 2005, 2010].map(|ms| windows.is_mark_due(Duration::from_millis(ms)));
         assert_eq!(due, [false, true, false]);
     }
 }
