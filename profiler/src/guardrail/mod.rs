@@ -49,7 +49,6 @@ impl<T: Copy> Window<T> {
         (since(first) >= self.span_ns).then(|| (since(first), first.1))
     }
 
-    /// Drops all points but the last.
     fn restart(&mut self) {
         self.points = self.points.pop_back().into_iter().collect();
     }

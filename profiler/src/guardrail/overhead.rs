@@ -110,7 +110,6 @@ impl Share {
     }
 }
 
-/// Tracks the probe overhead of one target.
 #[derive(Clone, Debug)]
 pub(crate) struct OverheadMonitor {
     first: Option<(MonotonicNanos, Point)>,

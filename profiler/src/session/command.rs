@@ -25,11 +25,9 @@ pub struct Command {
     pub(super) followed_until: Option<Instant>,
 }
 
-/// A stopped process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     pub(super) pid: Pid,
-    /// All its threads are stopped.
     pub(super) is_alone: bool,
     /// It was stopped at its exec, and has been since.
     pub(super) since_exec: bool,
@@ -45,7 +43,6 @@ pub(super) const FOLLOW: Duration = Duration::from_secs(1);
 /// Period of polling a command that is stopped at its exit, in case no signal reports it.
 pub(super) const FOLLOW_PERIOD: Duration = Duration::from_millis(50);
 
-/// Period of retrying to detach from a command.
 const RELEASE_PERIOD: Duration = Duration::from_millis(50);
 
 /// Period of polling a command for its exit, in case no signal reports it.
@@ -95,7 +92,6 @@ impl Command {
         }
     }
 
-    /// Whether it has exited.
     pub fn has_ended(&mut self) -> bool {
         self.launch.try_reap().is_some()
     }

@@ -76,16 +76,12 @@ pub trait Listener {
     }
 }
 
-/// Ignores all events.
 impl Listener for () {}
 
-/// Progress of a recording.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub elapsed: Duration,
-    /// Maximum duration of the recording.
     pub duration: Option<Duration>,
-    /// Number of running targets.
     pub targets: usize,
     /// Over the last period.
     pub events_per_second: f64,

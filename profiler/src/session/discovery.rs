@@ -22,7 +22,6 @@ use crate::process::filter::Selection;
 use crate::process::link_map::LinkMap;
 use crate::process::scan;
 
-/// Modules and hooks of all targets.
 pub(super) struct Discovery {
     pub(super) modules: ModuleStore,
     pub(super) plan: Plan,
@@ -116,7 +115,6 @@ fn is_named_by(hook: &ResolvedHook, function: &CustomFunction) -> bool {
     function.may_be_in(&hook.path) && (hook.spec.function == name || hook.aliases.contains(&name))
 }
 
-/// See [`Discovery::own`].
 pub(super) struct Own {
     pub(super) space: AddressSpace,
     pub(super) hooks: Hooks,
@@ -129,10 +127,8 @@ pub(crate) fn hooks_of(pid: Pid, placement: PlacementMode) -> Result<Vec<Planned
     Ok(target.hooks.planned(&discovery.plan).cloned().collect())
 }
 
-/// Result of [`remove_leftovers`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Leftovers {
-    /// Number of searched processes.
     pub processes: usize,
     /// Number of removed breakpoints, which had no owner.
     pub removed: usize,

@@ -57,13 +57,11 @@ impl Session {
         }
     }
 
-    /// Removes a target without keeping it.
     fn discard(&mut self, target: &mut Target) {
         target.close(clock::now().monotonic, &mut self.probes.kernel);
         self.probes.release(target);
     }
 
-    /// Attaches to all processes that match now.
     pub(super) fn scan(&mut self) {
         let mut found = match scan::scan(&self.config.selection) {
             Ok(found) => found,
@@ -84,7 +82,6 @@ impl Session {
         }
     }
 
-    /// Handles due process changes.
     pub(super) fn handle_changes(&mut self) {
         // Attaches probes of all children before entering blocks of any, which takes microseconds each.
         let mut heirs = Vec::new();
@@ -134,9 +131,8 @@ impl Session {
         self.processes.update_exit_codes();
     }
 
-    /// Attaches probes to the modules that a target maps now.
     pub(super) fn settle(&mut self, pid: Pid) {
-        let is_stopped = self.is_stopped(pid);
+        let is_stopped = self.held.is_some_and(|held| held.pid == pid && held.is_alone);
         let running = self.processes.get_mut(pid).filter(|target| !target.is_gone());
         let Some(target) = running else { return self.lifecycle.settled(pid) };
         let settled = self.probes.settle(target, is_stopped, &mut self.rates);
@@ -285,16 +281,16 @@ impl Session {
     fn begin_program(&mut self, mut target: Target, held: Option<Launch>) {
         let pid = target.pid;
         let held = held.or_else(|| self.hold(pid));
-        let since_exec = self.is_held_since_exec(pid);
+        let stepped = self.held.filter(|held| held.pid == pid);
         if let Some(starting) = target.starting() {
-            starting.is_held_before_mapping = since_exec;
+            starting.is_held_before_mapping = stepped.is_some_and(|held| held.since_exec);
         }
         self.mark(pid);
         self.add_target(target);
         self.lifecycle.settle(pid);
         match held {
             Some(held) => return self.step_and_release(held),
-            None if self.is_held(pid) => return,
+            None if stepped.is_some() => return,
             None => self.settle(pid),
         }
         if let Some(target) = self.processes.get_mut(pid).filter(|target| !target.was_recorded()) {

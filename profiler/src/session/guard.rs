@@ -80,7 +80,6 @@ impl Guard {
         Ok(Self { limits, maps, cpu, costs, memory_bytes_highest: None, reached: Vec::new() })
     }
 
-    /// Whether there is any limit.
     pub(super) fn is_needed(&self) -> bool {
         self.limits.any()
     }
@@ -148,7 +147,6 @@ impl Guard {
         self.note(Excess::Overhead(pid, percent), Action::Detached);
     }
 
-    /// Limits and excesses, for reports.
     pub(super) fn report(&self) -> Guardrails {
         let costs = |costs: &Costs| ProbeCosts {
             emulated_ns: costs.emulated_ns,

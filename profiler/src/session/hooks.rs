@@ -49,10 +49,8 @@ struct HookState {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
-    /// Not attached yet.
     Wanted,
     Attached,
-    /// Why it could not be attached.
     Failed(String),
 }
 
@@ -173,7 +171,6 @@ impl Hooks {
         }
     }
 
-    /// Modules of all hooks.
     pub(super) fn modules(&self, plan: &Plan) -> Vec<ModuleId> {
         modules_of(self.states.iter(), plan)
     }
@@ -224,7 +221,6 @@ impl Hooks {
         self.links.clear();
     }
 
-    /// Hooks in mapped modules.
     pub(super) fn planned<'a>(&self, plan: &'a Plan) -> impl Iterator<Item = &'a PlannedHook> {
         self.mapped().map(|hook| plan.hook(hook.id))
     }
@@ -270,7 +266,6 @@ impl Hooks {
         self.heap_ids(totals, plan).into_iter().map(heap).collect()
     }
 
-    /// Heaps in that order.
     pub(super) fn heap_ids(&self, totals: &[(HeapId, Totals)], plan: &Plan) -> Vec<HeapId> {
         let mut ids: Vec<HeapId> = totals.iter().map(|(id, _)| *id).collect();
         // A heap that is reached only in special cases is in use if it has events.
@@ -310,7 +305,6 @@ fn place_of(hook: &HookState, plan: &Plan) -> (HookId, Place) {
     (hook.id, (planned.hook.module, planned.offset()))
 }
 
-/// Modules of hooks, each once.
 fn modules_of<'a>(hooks: impl Iterator<Item = &'a HookState>, plan: &Plan) -> Vec<ModuleId> {
     let mut modules: Vec<ModuleId> = hooks.map(|hook| plan.hook(hook.id).hook.module).collect();
     modules.sort_unstable();

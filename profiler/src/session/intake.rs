@@ -28,7 +28,6 @@ impl Intake {
         Self { ring, raw: RawStacks::new(raw_stacks_max), records_unreadable: 0 }
     }
 
-    /// Waits until the ring buffer is filling.
     pub(super) async fn filled(&mut self) -> io::Result<()> {
         self.ring.filled().await
     }

@@ -76,20 +76,6 @@ impl Session {
         Ok(())
     }
 
-    pub(super) fn is_held(&self, pid: Pid) -> bool {
-        self.held.is_some_and(|held| held.pid == pid)
-    }
-
-    /// Whether all threads of a process are stopped.
-    pub(super) fn is_stopped(&self, pid: Pid) -> bool {
-        self.held.is_some_and(|held| held.pid == pid && held.is_alone)
-    }
-
-    /// Whether a process has been stopped since its exec, so that no call since then was missed.
-    pub(super) fn is_held_since_exec(&self, pid: Pid) -> bool {
-        self.held.is_some_and(|held| held.pid == pid && held.since_exec)
-    }
-
     /// Stops a new process. Should precede everything else, because the process starts up meanwhile. `None` if it cannot or should
     /// not be stopped, or is already.
     pub(super) fn hold(&self, pid: Pid) -> Option<Launch> {

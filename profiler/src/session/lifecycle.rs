@@ -13,7 +13,6 @@ use crate::ingest::event::{Exec, Fork};
 use crate::ledger::Ledger;
 use crate::model::Origin;
 
-/// A change that the session has to act on.
 pub(super) enum ProcessChange {
     /// A target forked.
     Forked(Box<Birth>),
@@ -132,7 +131,6 @@ impl Lifecycle {
         std::mem::take(&mut self.started)
     }
 
-    /// Queues the exec of a process.
     pub(super) fn executed(&mut self, exec: Exec, processes: &mut ProcessTable) {
         if let Some(before) = processes.exec(&exec) {
             return self.changes.push_back((Instant::now(), ProcessChange::Executed(exec, Box::new(before))));
@@ -172,7 +170,6 @@ impl Lifecycle {
         exited
     }
 
-    /// Returns the next due change.
     pub(super) fn take_due(&mut self) -> Option<ProcessChange> {
         let now = Instant::now();
         let at = self.changes.iter().position(|(due, _)| *due <= now)?;

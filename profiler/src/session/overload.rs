@@ -35,7 +35,6 @@ pub(super) struct Load {
     pub(super) live_dropped: u64,
 }
 
-/// Change of a heap's sampling interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RateChange {
     pub(super) time: MonotonicNanos,
@@ -59,7 +58,6 @@ pub(super) struct Overload {
     fill_max: u64,
     ring_dropped: u64,
     live_dropped: u64,
-    /// Time of the last rate change and of the last congestion.
     changed: MonotonicNanos,
     congested: MonotonicNanos,
     /// Time of the last halving, until a relapse.
@@ -159,14 +157,12 @@ impl Overload {
         self.heaps.get(usize::from(heap.0)).map(|heap| heap.largest)
     }
 
-    /// Counts a record.
     pub(super) fn count_record(&mut self, bytes: usize) {
         const HEADER_BYTES: u64 = 8;
         self.now.bytes += HEADER_BYTES + bytes.next_multiple_of(8) as u64;
         self.now.records += 1;
     }
 
-    /// Counts a sampled block.
     pub(super) fn count_block(&mut self, heap: HeapId, size_bytes: u64) {
         if let Some(heap) = self.heaps.get_mut(usize::from(heap.0)) {
             heap.sizes.add(size_bytes);
@@ -192,7 +188,6 @@ impl Overload {
         self.lower(load)
     }
 
-    /// Whether to thin the live set.
     pub(super) fn wants_thinning(&mut self, load: &Load) -> bool {
         let dropped = load.live_dropped > self.live_dropped;
         self.live_dropped = load.live_dropped;
@@ -395,7 +390,6 @@ impl Sizes {
         self.bytes[class] = self.bytes[class].saturating_add(size_bytes);
     }
 
-    /// Number of blocks.
     fn total(&self) -> f64 {
         self.count.iter().copied().map(f64::from).sum()
     }

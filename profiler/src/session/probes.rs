@@ -159,7 +159,6 @@ impl Probes {
         target.hooks.attach(target.pid, &self.kernel, &mut self.links, modules, plan)
     }
 
-    /// The process that owns the probes.
     pub(super) fn keeper(&self) -> &Keeper {
         self.links.keeper()
     }
@@ -295,7 +294,6 @@ impl Probes {
     }
 }
 
-/// Monitors the keeper for its exit.
 #[derive(Debug)]
 pub(super) struct KeeperMonitor {
     pid: Pid,
@@ -310,7 +308,6 @@ impl KeeperMonitor {
         Ok(Self { pid: keeper.pid(), process, readiness })
     }
 
-    /// Waits until the keeper has exited.
     pub(super) async fn exited(&self) -> io::Result<()> {
         while !self.has_exited() {
             self.readiness.readable().await?;
@@ -340,11 +337,9 @@ const C_LIBRARIES: [&str; 2] = ["libc", "musl"];
 /// C libraries predicted for unknown executables: each costs a link.
 const C_LIBRARIES_MAX: usize = 2;
 
-/// Executables that are remembered.
 const EXECUTABLES_MAX: usize = 4096;
 
 impl Predictions {
-    /// Remembers the hooks of a program.
     fn learn(&mut self, executable: Option<FileIdentity>, hooks: &Hooks, plan: &Plan) {
         let of_libraries: Vec<HookId> =
             hooks.ids().filter(|&id| C_LIBRARIES.contains(&plan.hook(id).hook.heap.as_str())).collect();

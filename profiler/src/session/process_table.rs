@@ -58,7 +58,6 @@ struct OthersWindow {
 /// Ended targets that are kept individually. Beyond it, those that allocated least are folded into sums.
 const ENDED_MAX: usize = 1000;
 
-/// Skipped processes that are listed.
 const SKIPPED_MAX: usize = 100;
 
 /// Thread names read at once, so that it takes a millisecond, and for a snapshot.
@@ -77,7 +76,6 @@ impl ProcessTable {
         })
     }
 
-    /// Waits for targets to exit.
     pub(super) async fn exited(&self) -> Vec<Pid> {
         match &self.exits {
             Some(exits) => exits.next().await,
@@ -98,7 +96,6 @@ impl ProcessTable {
         self.recorder.take()
     }
 
-    /// Reads due thread names.
     pub(super) fn read_thread_names(&mut self) {
         let now = time::Instant::now();
         let mut left = NAMES_READ_MAX;
@@ -136,7 +133,6 @@ impl ProcessTable {
         self.running.values_mut()
     }
 
-    /// Number of running targets.
     pub(super) fn count(&self) -> usize {
         self.running.len()
     }
@@ -254,7 +250,6 @@ impl ProcessTable {
         Some(std::mem::replace(&mut target.ledger, next))
     }
 
-    /// Removes a running target.
     pub(super) fn remove(&mut self, pid: Pid) -> Option<Target> {
         let target = self.running.remove(&pid)?;
         if let Some(recorder) = &mut self.recorder {
@@ -377,7 +372,6 @@ impl ProcessTable {
         kept.sum::<EstimatedBytes>() + self.others.folded_totals.alloc_bytes
     }
 
-    /// Live bytes of running targets.
     pub(super) fn live_bytes(&self) -> EstimatedBytes {
         self.running.values().map(|target| target.ledger.totals().live_bytes()).sum()
     }

@@ -131,12 +131,10 @@ impl Rates {
         Ok(has_changed)
     }
 
-    /// Stops sampling.
     pub(super) fn stop(&mut self, kernel: &mut Kernel) -> Result<(), LoadError> {
         (0u8..).zip(&self.heaps).try_for_each(|(id, _)| kernel.set_rate(HeapId(id), SamplingRate::STOPPED))
     }
 
-    /// Counts a record of this many bytes.
     pub(super) fn count(&mut self, record_bytes: usize, event: &Event) {
         self.overload.count_record(record_bytes);
         if let Event::Alloc(allocation) = event {
@@ -159,7 +157,6 @@ impl Rates {
         self.apply(changes, kernel)
     }
 
-    /// Whether to thin the live set.
     pub(super) fn wants_thinning(&mut self, load: &Load) -> bool {
         self.overload.wants_thinning(load)
     }
@@ -209,7 +206,6 @@ impl Rates {
         self.heaps.get(usize::from(heap.0)).map_or("?", |heap| &heap.name)
     }
 
-    /// Changes of intervals, for reports.
     pub(super) fn changes(&self, started: clock::Instant) -> Vec<IntervalChange> {
         let change = |change: &RateChange| IntervalChange {
             unix_ns: started.unix_ns.saturating_add(change.time.0.saturating_sub(started.monotonic.0)),

@@ -154,7 +154,6 @@ impl Resync {
         self.schedule.request();
     }
 
-    /// Begins a pass.
     pub(super) fn begin(&mut self, processes: &ProcessTable) {
         let now = clock::now().monotonic;
         self.schedule.begin(now);
@@ -366,14 +365,12 @@ impl Schedule {
         }
     }
 
-    /// The pass failed.
     fn fail(&mut self, took: Duration) {
         (self.covered, self.requested) = (0, self.drops == 0);
         self.end(took);
     }
 }
 
-/// Classifies blocks of the live set.
 struct Sieve {
     /// Blocks allocated since then arrive as events.
     since: MonotonicNanos,
@@ -392,11 +389,10 @@ struct Program {
 impl Program {
     fn of(target: &Target) -> Self {
         let started = if target.beginning.origin == Origin::Executed { target.born } else { None };
-        Self { opened: target.opened(), started: started.unwrap_or_default() }
+        Self { opened: target.opened, started: started.unwrap_or_default() }
     }
 }
 
-/// Contents of the live set.
 #[derive(Default)]
 struct Reading {
     /// Blocks of targets, with the interval that determines their weight.
@@ -454,10 +450,8 @@ fn allocation(&(address, block): &(TargetAddr, LiveBlock)) -> LiveAllocation {
     }
 }
 
-/// Addresses of events.
 type Touched = FxHashSet<(Pid, TargetAddr)>;
 
-/// A running pass over the live set.
 struct Pass {
     began: Instant,
     targets: BTreeMap<Pid, Program>,

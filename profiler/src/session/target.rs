@@ -56,11 +56,10 @@ pub(super) struct Target {
     phase: Phase,
     /// Start of the current window in the ledger.
     base: Base,
-    opened: Instant,
+    pub(super) opened: Instant,
 }
 
 enum Phase {
-    /// No probe is attached yet.
     Starting(Starting),
     Recording,
     Ended(Ended),
@@ -84,7 +83,6 @@ struct Ended {
     age_statistics: Option<AgeStatistics>,
 }
 
-/// How a target ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Exited(Exit),
@@ -219,7 +217,6 @@ impl Target {
         }
     }
 
-    /// Its probes are attached.
     pub(super) fn start_recording(&mut self, now: MonotonicNanos, from_first_call: bool) {
         self.phase = Phase::Recording;
         self.beginning.time = now;
@@ -232,7 +229,6 @@ impl Target {
         self.phase = Phase::Ended(Ended { end, was_recorded, age_statistics: None });
     }
 
-    /// How it ended.
     fn end(&self) -> Option<End> {
         match &self.phase {
             Phase::Ended(ended) => Some(ended.end),
@@ -250,7 +246,6 @@ impl Target {
         }
     }
 
-    /// Identity of its running process.
     pub(super) fn identity(&self) -> Option<Identity> {
         self.process.as_ref().map(Process::identity)
     }
@@ -258,11 +253,6 @@ impl Target {
     /// Whether its process has exited, even if that was not reported yet. Its pid may have been reused then.
     pub(super) fn is_gone(&self) -> bool {
         self.process.as_ref().is_none_or(Process::has_ended)
-    }
-
-    /// When the target was opened.
-    pub(super) fn opened(&self) -> Instant {
-        self.opened
     }
 
     /// Whether its dynamic linker may still be mapping modules.
@@ -281,7 +271,6 @@ impl Target {
         self.mappings.refresh(self.pid, is_gone, modules)
     }
 
-    /// Enters an event of this target.
     pub(super) fn enter(&mut self, event: Event) {
         if let Event::Stack(_, _, stack) = &event {
             self.mappings.check(stack);
@@ -380,7 +369,6 @@ impl Target {
         }
     }
 
-    /// State for a snapshot.
     pub(super) fn state(&self, now: MonotonicNanos, plan: &Plan, rates: &Rates) -> TargetState {
         let books = self.ledger.snapshot(now);
         let at_end = self.age_statistics_at_end().cloned();

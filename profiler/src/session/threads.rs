@@ -25,7 +25,6 @@ pub(super) struct Threads {
     seen: FxHashSet<Tid>,
     /// Thread of the last event: most events have the same thread as the one before.
     latest: Option<Tid>,
-    /// Not read yet.
     new: VecDeque<Tid>,
     /// To be read again, by number of repetitions.
     again: [VecDeque<(Instant, Tid)>; AGAIN.len()],
@@ -37,7 +36,6 @@ impl Threads {
         Self { names: Arc::clone(names), ..Self::default() }
     }
 
-    /// Starts to read names.
     pub(super) fn enable(&mut self) {
         self.is_enabled = true;
     }
@@ -61,7 +59,6 @@ impl Threads {
         }
     }
 
-    /// Whether a name is due to be read.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         !self.new.is_empty() || self.again.iter().any(|queue| is_due(queue, now))
     }

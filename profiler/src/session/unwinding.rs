@@ -25,7 +25,6 @@ use crate::unwind::{self, Table};
 /// Spare capacity for modules that are mapped later, in cells of two rows: 16 MiB, four times libLLVM.
 const SPARE_CELLS: u64 = 2 << 20;
 
-/// Maximum number of threads that read tables in parallel.
 const THREADS_MAX: usize = 8;
 
 /// Builds tables and keeps those that are not uploaded yet.
@@ -105,7 +104,6 @@ impl Tables {
         table.inspect_err(|error| debug!("module {}: {error}", module.path())).ok()
     }
 
-    /// Adapts a table to the mode.
     fn adapt(&mut self, id: ModuleId, mut table: Table, modules: &ModuleStore) -> Table {
         if table.stats.fills_gaps {
             if self.mode == UnwindMode::Tables {
@@ -180,7 +178,6 @@ impl Unwinding {
         Ok(())
     }
 
-    /// Removes an exited target.
     pub(super) fn forget(&mut self, pid: Pid) {
         if let Some(store) = &mut self.store
             && let Err(error) = store.remove_process(pid, clock::now().monotonic)

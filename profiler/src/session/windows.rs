@@ -37,25 +37,20 @@ pub(super) struct Windows {
     next: Option<Duration>,
     /// Periodic dumps due since the last dump that were not taken.
     merged: u32,
-    /// Maximum of live bytes at any dump.
     live_max: EstimatedBytes,
     /// Allocated bytes when they last triggered a dump.
     alloc_base: EstimatedBytes,
-    /// When to set the mark of the plan.
     mark_at: Option<Duration>,
     started: clock::Instant,
     /// Start of the current window; `None` for the start of the recording.
     start: Option<clock::Instant>,
     /// The current window starts at a mark, and so will later ones.
     since_mark: bool,
-    /// Number of ended windows.
     ended: u32,
-    /// Health when the current window started.
     health: Health,
 }
 
 impl Windows {
-    /// Starts the first window.
     pub(super) fn new(plan: DumpPlan, started: clock::Instant) -> Self {
         Self {
             plan,
@@ -72,7 +67,6 @@ impl Windows {
         }
     }
 
-    /// When the recording started.
     pub(super) fn started(&self) -> clock::Instant {
         self.started
     }
@@ -86,7 +80,6 @@ impl Windows {
         now.monotonic.since(self.started.monotonic)
     }
 
-    /// Number of ended windows.
     pub(super) fn ended(&self) -> u32 {
         self.ended
     }
@@ -114,7 +107,6 @@ impl Windows {
         self.ended > 0 || self.since_mark
     }
 
-    /// Ends the current window.
     pub(super) fn end(&mut self, reason: WindowReason, now: clock::Instant, status: &Status) -> Window {
         self.ended += 1;
         Window {
