@@ -1,5 +1,5 @@
-//! What a session reports: descriptions, windows, snapshots, health and the recording's facts. Snapshots contain addresses; symbolization takes long, and the
-//! ring buffer fills meanwhile.
+//! Output of a session: descriptions, windows, snapshots, health and the recording's facts. Snapshots contain addresses only, because
+//! symbolization takes long and the ring buffer fills meanwhile.
 
 use anyhow::Result;
 use profiler_common::counter::Counter;
