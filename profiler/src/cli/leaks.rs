@@ -12,12 +12,12 @@ use super::progress::ProgressLine;
 use super::record::{UsageError, see_off, suppressions};
 use super::stops::Stops;
 use super::{exit, privilege, say};
-use crate::check::look::Look;
-use crate::check::{Plan, unwatched};
+use crate::check::heap_snapshot::HeapSnapshot;
+use crate::check::{Plan, heap_snapshot};
 use crate::ids::Pid;
 use crate::keeper::Keeper;
 use crate::linux::inherited::Inherited;
-use crate::process::filter::Selection;
+use crate::process::selection::Selection;
 use crate::report::ReportError;
 use crate::session::{Control, Listener, OverloadPolicy, Progress, Session, SessionConfig};
 
@@ -39,7 +39,7 @@ pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
         (Some(pid), None) => {
             let keeper = Keeper::start()?;
             let checking = Checking::start(plan, telling)?;
-            checking.check(unwatched::look(Pid(pid), args.snapshot.into(), &keeper)?);
+            checking.check(heap_snapshot::take_unrecorded(Pid(pid), args.snapshot.into(), &keeper)?);
             checking.finish(exit::DONE)
         }
         _ => {
@@ -113,7 +113,7 @@ impl Listener for Audience {
         self.line.show(progress);
     }
 
-    fn inspected(&mut self, look: Result<Look>) {
+    fn inspected(&mut self, look: Result<HeapSnapshot>) {
         match look {
             Ok(look) => self.checking.check(look),
             Err(error) => self.failure = Some(error),

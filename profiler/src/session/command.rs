@@ -10,7 +10,7 @@ use tracing::debug;
 
 use crate::ids::Pid;
 use crate::keeper::Launch;
-use crate::linux::pid;
+use crate::linux::pidfd::raw_pid;
 use crate::linux::readiness::Readiness;
 use crate::process::launch::{LaunchError, shell_code};
 
@@ -51,7 +51,7 @@ const REAP_PERIOD: Duration = Duration::from_millis(200);
 impl Launched {
     /// Forwards a signal that was sent to heapbpf.
     pub fn signal(self, signal: rustix::process::Signal) {
-        if let Some(pid) = pid::raw(self.0)
+        if let Some(pid) = raw_pid(self.0)
             && let Err(error) = kill_process(pid, signal)
         {
             debug!("process {}: {error}", self.0);

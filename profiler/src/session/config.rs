@@ -14,7 +14,7 @@ use crate::collect::Method;
 use crate::guardrail::Limits;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
-use crate::process::filter::Selection;
+use crate::process::selection::Selection;
 
 /// What to record, and how. The defaults are those of `heapbpf record`, without any target.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::check::look::Look;
+use crate::check::heap_snapshot::HeapSnapshot;
 use crate::snapshot::Snapshot;
 use crate::units::EstimatedBytes;
 
@@ -60,7 +60,7 @@ pub trait Listener {
     fn dumped(&mut self, _snapshot: Snapshot) {}
 
     /// A target was inspected for leaks, or could not be.
-    fn inspected(&mut self, _inspected: Result<Look>) {}
+    fn inspected(&mut self, _inspected: Result<HeapSnapshot>) {}
 
     /// A mark was set at this time since the start: later windows start there.
     fn marked(&mut self, _elapsed: Duration) {}

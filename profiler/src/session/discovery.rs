@@ -18,9 +18,9 @@ use crate::probe::place::PlacementMode;
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::process::address_space::AddressSpace;
 use crate::process::definitions::Definitions;
-use crate::process::filter::Selection;
 use crate::process::link_map::LinkMap;
-use crate::process::scan;
+use crate::process::selection;
+use crate::process::selection::Selection;
 
 pub(super) struct Discovery {
     pub(super) modules: ModuleStore,
@@ -145,7 +145,7 @@ pub(crate) fn remove_leftovers(kind: LinkKind) -> Result<Leftovers, KeeperError>
     let selection = Selection { all: true, ..Selection::default() };
     let mut leftovers = Leftovers::default();
     let mut keeper: Option<Keeper> = None;
-    for facts in scan::scan(&selection).unwrap_or_default() {
+    for facts in selection::scan(&selection).unwrap_or_default() {
         let pid: Pid = facts.pid();
         // Processes without an allocator have no probes.
         let Ok(target) = discovery.open(pid) else { continue };

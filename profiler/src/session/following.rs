@@ -11,12 +11,12 @@ use crate::allocator::resolve::NoAllocator;
 use crate::ids::{Identity, Pid};
 use crate::ingest::event::Exec;
 use crate::keeper::Launch;
-use crate::ledger::Ledger;
 use crate::linux::clock;
 use crate::linux::proc::stat::Stat;
 use crate::model::Origin;
-use crate::process::process::{Exit, Process, TargetError};
-use crate::process::scan;
+use crate::process::selection;
+use crate::process::target::{Exit, Process, TargetError};
+use crate::recording::recorder::RecordedLedger;
 
 /// Polls until every target has been polled once, so that modules mapped later are hooked within a second.
 const POLL_TURNS: u32 = 3;
@@ -63,7 +63,7 @@ impl Session {
     }
 
     pub(super) fn scan(&mut self) {
-        let mut found = match scan::scan(&self.config.selection) {
+        let mut found = match selection::scan(&self.config.selection) {
             Ok(found) => found,
             Err(error) => return debug!("{error}"),
         };
@@ -230,7 +230,7 @@ impl Session {
     }
 
     /// Handles the exec of a target: closes the old program's ledger, and starts the new program as a target.
-    fn follow_exec(&mut self, exec: &Exec, before: Ledger) {
+    fn follow_exec(&mut self, exec: &Exec, before: RecordedLedger) {
         let requested = self.processes.get(exec.pid).is_some_and(|target| target.requested);
         let held = requested.then(|| self.hold(exec.pid)).flatten();
         let Ok(process) = Process::open(exec.pid) else {
@@ -250,15 +250,15 @@ impl Session {
         self.processes.keep(ended, &self.probes.discovery.plan);
         self.probes.unregister(exec.pid);
         let selection = &self.config.selection;
-        let is_selected = || scan::means_beginner(exec.pid, selection).unwrap_or(false);
-        if !(target.requested || selection.means_beginners() && is_selected()) {
+        let is_selected = || selection::matches_new(exec.pid, selection).unwrap_or(false);
+        if !(target.requested || selection.matches_new() && is_selected()) {
             return self.discard(&mut target);
         }
         self.begin_program(target, held);
     }
 
     /// Closes a target that called exec and whose new program is not recorded.
-    fn close_program(&mut self, exec: &Exec, before: Ledger) {
+    fn close_program(&mut self, exec: &Exec, before: RecordedLedger) {
         let Some(mut target) = self.processes.remove(exec.pid) else { return };
         let after = std::mem::replace(&mut target.ledger, before);
         if let Err(error) = self.probes.kernel.forget_blocks(exec.pid, after.live().map(|block| block.address)) {
@@ -323,11 +323,11 @@ impl Session {
     /// Opens the process if it is selected. Fails if it has exited and was or may have been selected.
     fn open_selected(&self, exec: &Exec, origin: Origin, requested: bool) -> Result<Option<Target>, TargetError> {
         let selection = &self.config.selection;
-        if !(requested || selection.means_beginners()) || exec.pid.0 == std::process::id() {
+        if !(requested || selection.matches_new()) || exec.pid.0 == std::process::id() {
             return Ok(None);
         }
         if !requested {
-            match scan::means_beginner(exec.pid, selection) {
+            match selection::matches_new(exec.pid, selection) {
                 Ok(true) => {}
                 // With `--all`, it was probably selected.
                 Err(error) if selection.all => return Err(error),

@@ -6,7 +6,7 @@ use profiler_common::interval::Interval;
 use super::control::Listener;
 use super::session::Session;
 use super::snapshot::DRAINS_MAX;
-use crate::check::look::{Look, TRIES_MAX, WatchedBlock, Watching, collect_at_rest};
+use crate::check::heap_snapshot::{Coverage, HeapSnapshot, RecordedBlock, TRIES_MAX, collect_at_rest};
 use crate::collect::{CollectError, Collected, Method, ThreadState, collect};
 use crate::ids::Pid;
 use crate::keeper::{self, Launch};
@@ -25,17 +25,19 @@ impl Session {
     }
 
     /// Inspects the launched command while all its threads are stopped; `at_exit` for the last time.
-    pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<Look> {
+    pub(super) fn inspect_launched(&mut self, launch: &Launch, method: Method, at_exit: bool) -> Result<HeapSnapshot> {
         // An exiting process cannot be forked.
         let method = if at_exit { Method::Read } else { method };
         let pid = launch.pid();
         // One try: the threads do not run between two.
-        self.inspect_by(pid, at_exit, 1, |while_stopped| collect(pid, method, || launch.still(), while_stopped))
+        self.inspect_by(pid, at_exit, 1, |while_stopped| {
+            collect(pid, method, || launch.stopped_process(), while_stopped)
+        })
     }
 
     /// Inspects a target: stops it, enters all its events, takes a heap snapshot and resumes it. Fails if it is not a target, has
     /// exited or cannot be collected.
-    pub fn inspect(&mut self, pid: Pid, method: Method) -> Result<Look> {
+    pub fn inspect(&mut self, pid: Pid, method: Method) -> Result<HeapSnapshot> {
         let keeper = self.probes.keeper().clone();
         self.inspect_by(pid, false, TRIES_MAX, |while_stopped| {
             collect(pid, method, || keeper::stop(&keeper, pid), while_stopped)
@@ -48,7 +50,7 @@ impl Session {
         at_exit: bool,
         tries_max: u32,
         mut collect: impl FnMut(&mut dyn FnMut(&[ThreadState])) -> Result<Collected, CollectError>,
-    ) -> Result<Look> {
+    ) -> Result<HeapSnapshot> {
         let mut now = clock::now();
         let (collected, walks) = collect_at_rest(tries_max, || {
             collect(&mut |_| {
@@ -69,22 +71,22 @@ impl Session {
         let blocks = target
             .ledger
             .blocks()
-            .map(|(address, size_bytes, callsite, born)| WatchedBlock::new(address, size_bytes, callsite, born));
+            .map(|(address, size_bytes, callsite, born)| RecordedBlock::new(address, size_bytes, callsite, born));
         let is_exact = self.config.interval == Interval::EXACT && snapshot.health.interval_changes.is_empty();
         let is_whole = snapshot.health.lost_total() == 0 && target.beginning.from_first_call;
         let mut hooks = snapshot.targets.iter().flat_map(|state| &state.heaps).flat_map(|heap| &heap.hooks);
         let has_all_hooks = !hooks.any(HookStatus::is_missing);
-        let watching = Watching {
+        let coverage = Coverage {
             duration_ns: now.monotonic.0.saturating_sub(target.beginning.time.0),
             is_complete: is_exact && is_whole && has_all_hooks,
         };
-        Ok(Look {
+        Ok(HeapSnapshot {
             collected,
             walks,
-            watched: blocks.collect(),
+            recorded: blocks.collect(),
             now: now.monotonic,
-            snapshot,
-            watching: Some(watching),
+            state: snapshot,
+            coverage: Some(coverage),
             at_exit,
         })
     }

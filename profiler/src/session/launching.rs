@@ -18,7 +18,7 @@ use crate::keeper::Launch;
 use crate::linux::inherited::Inherited;
 use crate::linux::readiness::Readiness;
 use crate::model::Origin;
-use crate::process::launch::{LaunchError, Stir};
+use crate::process::launch::{LaunchError, ProgramStop};
 
 impl Session {
     /// Starts a command and attaches probes before its code runs. Fails if it cannot be started or has no allocator.
@@ -118,13 +118,13 @@ impl Session {
 
     fn follow(&mut self, command: &mut Command, listener: &mut dyn Listener) -> Result<(), LaunchError> {
         let Some(until) = command.followed_until else { return Ok(()) };
-        while let Some(stir) = command.launch.next_stir()? {
+        while let Some(stir) = command.launch.next_stop()? {
             match (stir, self.config.checks) {
-                (Stir::Exec, _) => self.step(&mut command.launch)?,
-                (Stir::Exiting, Some(method)) => {
+                (ProgramStop::Exec, _) => self.step(&mut command.launch)?,
+                (ProgramStop::Exiting, Some(method)) => {
                     listener.inspected(self.inspect_launched(&command.launch, method, true));
                 }
-                (Stir::Exiting, None) => {}
+                (ProgramStop::Exiting, None) => {}
             }
             command.launch.follow_execs()?;
         }

@@ -10,14 +10,14 @@ use super::process_table::ProcessTable;
 use super::target::{Birth, Descent};
 use crate::ids::Pid;
 use crate::ingest::event::{Exec, Fork};
-use crate::ledger::Ledger;
 use crate::model::Origin;
+use crate::recording::recorder::RecordedLedger;
 
 pub(super) enum ProcessChange {
     /// A target forked.
     Forked(Box<Birth>),
     /// A target executed another program; with the ledger of the program before.
-    Executed(Exec, Box<Ledger>),
+    Executed(Exec, Box<RecordedLedger>),
     /// A process that is not a target started or executed a program.
     Started(Exec, Origin, Option<Descent>),
 }
@@ -57,7 +57,7 @@ const SCAN_PERIOD: Duration = Duration::from_secs(1);
 impl Lifecycle {
     pub(super) fn new(config: &SessionConfig) -> Self {
         let selection = &config.selection;
-        let may_grow = selection.is_open() && !selection.means_beginners();
+        let may_grow = selection.is_open() && !selection.matches_new();
         Self {
             follow_forks: config.follow_forks,
             grace: if selection.all { GRACE_OF_ALL } else { Duration::ZERO },
@@ -101,8 +101,8 @@ impl Lifecycle {
         };
         let parent = self.changes.iter().map(|(_, change)| change).find(pending);
         let (parent_ledger, mut birth) = match (processes.get(fork.parent), parent) {
-            (Some(parent), _) => (parent.ledger.number(), Birth::of(parent, fork)),
-            (None, Some(ProcessChange::Forked(parent))) => (parent.ledger.number(), parent.fork(fork)),
+            (Some(parent), _) => (parent.ledger.id(), Birth::of(parent, fork)),
+            (None, Some(ProcessChange::Forked(parent))) => (parent.ledger.id(), parent.fork(fork)),
             (None, Some(&ProcessChange::Started(_, _, descent))) => {
                 let started = Exec { pid: fork.child, by_other_thread: false, time: fork.time };
                 self.started.push(fork.child);
@@ -177,7 +177,7 @@ impl Lifecycle {
     }
 
     /// Returns all queued execs of targets, with the ledgers of the programs before.
-    pub(super) fn take_executed(&mut self) -> Vec<(Exec, Ledger)> {
+    pub(super) fn take_executed(&mut self) -> Vec<(Exec, RecordedLedger)> {
         let next = || {
             let at = self.changes.iter().position(|(_, change)| matches!(change, ProcessChange::Executed(..)))?;
             match self.changes.remove(at)?.1 {

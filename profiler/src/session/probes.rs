@@ -23,7 +23,7 @@ use crate::ids::{HookId, Pid};
 use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
 use crate::linux::pidfd::PidFd;
-use crate::linux::proc::executable::{self, FileIdentity};
+use crate::linux::proc::maps::{self, FileIdentity};
 use crate::linux::proc::stat::Stat;
 use crate::linux::readiness::Readiness;
 use crate::linux::{clock, memory};
@@ -66,7 +66,7 @@ impl Probes {
             row_cells,
             stack_seed: random_seed(),
             raw_stacks: config.raw_stacks_max > 0,
-            watch_execs: config.selection.means_beginners(),
+            watch_execs: config.selection.matches_new(),
             throw_safe_bytes: memory::throw_safe_bytes(),
         };
         // The keeper starts while the kernel verifies the programs.
@@ -123,7 +123,7 @@ impl Probes {
             let was_probed_ahead = starting.is_probed_ahead && needed.iter().all(|hook| attached_before.contains(hook));
             target.start_recording(clock::now().monotonic, was_held || was_probed_ahead);
             target.log_start();
-            let executable = executable::identity(target.pid).ok();
+            let executable = maps::executable_identity(target.pid).ok();
             self.predictions.learn(executable, &target.hooks, &self.discovery.plan);
         }
         Ok(())
@@ -131,7 +131,7 @@ impl Probes {
 
     /// Attaches probes to files that a new program will probably map.
     pub(super) fn probe_ahead(&mut self, target: &mut Target, rates: &mut Rates) {
-        let executable = executable::identity(target.pid).ok();
+        let executable = maps::executable_identity(target.pid).ok();
         let likely = self.predictions.of(executable);
         likely.iter().for_each(|&id| target.hooks.want(id));
         if let Err(error) = self.attach(target, rates) {

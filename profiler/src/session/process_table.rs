@@ -11,16 +11,16 @@ use super::config::SessionConfig;
 use super::target::{Birth, Descent, End, Target};
 use crate::ids::{HeapId, Identity, Pid};
 use crate::ingest::event::{Event, Exec};
-use crate::ledger::Ledger;
 use crate::ledger::timeline::{Instant, Occasion};
 use crate::ledger::totals::Totals;
 use crate::linux::proc::stat::Stat;
 use crate::model::{Others, Skipped};
 use crate::probe::plan::Plan;
-use crate::process::ends::Ends;
-use crate::process::facts::ProcessFacts;
-use crate::process::process::{Exit, Process};
-use crate::recording::recorder::Recorder;
+use crate::process::selection::ProcessFacts;
+use crate::process::target::Exits;
+use crate::process::target::{Exit, Process};
+use crate::recording::entry::LedgerId;
+use crate::recording::recorder::{RecordedLedger, Recorder};
 use crate::snapshot::{Base, TargetState};
 use crate::units::{EstimatedBytes, MonotonicNanos};
 
@@ -31,7 +31,7 @@ pub(super) struct ProcessTable {
     others: Others,
     window: OthersWindow,
     /// Reports exits of running targets.
-    exits: Option<Ends>,
+    exits: Option<Exits>,
     /// Records all changes of ledgers; `None` without a recording.
     recorder: Option<Recorder>,
     /// Matching processes that cannot be profiled, or must not be again.
@@ -67,7 +67,7 @@ const NAMES_REFRESHED_MAX: usize = 10_000;
 impl ProcessTable {
     pub(super) fn new(config: &SessionConfig) -> Result<Self> {
         Ok(Self {
-            exits: Some(Ends::new().context("cannot monitor processes for their exit")?),
+            exits: Some(Exits::new().context("cannot monitor processes for their exit")?),
             by_thread: config.by_thread,
             // The reader of a recording may want threads later.
             reads_thread_names: config.by_thread || config.recording.is_some(),
@@ -167,13 +167,13 @@ impl ProcessTable {
             warn!("cannot monitor process {pid} for its exit: {error}");
         }
         if self.by_thread {
-            target.ledger.tell_threads_apart();
+            target.ledger.distinguish_threads();
         }
         if self.reads_thread_names {
             target.threads.enable();
         }
         if let Some(recorder) = &mut self.recorder {
-            if target.ledger.number() == 0 {
+            if target.ledger.id().is_none() {
                 recorder.open(&mut target.ledger, pid);
             }
             recorder.join(pid, &target.ledger);
@@ -224,11 +224,11 @@ impl ProcessTable {
     }
 
     /// Records that a child starts with its parent's blocks, or with none if `blocks_max` is exceeded.
-    pub(super) fn inherit(&mut self, parent_ledger: u32, birth: &mut Birth, blocks_max: usize) {
+    pub(super) fn inherit(&mut self, parent_ledger: Option<LedgerId>, birth: &mut Birth, blocks_max: usize) {
         let child = birth.fork.child;
         let is_empty = birth.ledger.live_blocks() > blocks_max;
         if is_empty {
-            birth.ledger = birth.ledger.empty(child);
+            birth.ledger = birth.ledger.empty(child).into();
             self.others.not_inherited_count += 1;
         }
         if let Some(recorder) = &mut self.recorder {
@@ -238,12 +238,12 @@ impl ProcessTable {
 
     /// Starts an empty ledger for a target that called exec, and returns the one so far. `None` if the process is no target but
     /// another one that reuses the pid of a target.
-    pub(super) fn exec(&mut self, exec: &Exec) -> Option<Ledger> {
+    pub(super) fn exec(&mut self, exec: &Exec) -> Option<RecordedLedger> {
         let target = self.running.get_mut(&exec.pid)?;
-        if target.process.as_ref().is_some_and(Process::is_succeeded) {
+        if target.process.as_ref().is_some_and(Process::is_pid_reused) {
             return None;
         }
-        let mut next = target.ledger.succeed();
+        let mut next: RecordedLedger = target.ledger.succeed().into();
         if let Some(recorder) = &mut self.recorder {
             recorder.succeed(&target.ledger, &mut next);
         }
@@ -265,7 +265,7 @@ impl ProcessTable {
         }
         if let Some(recorder) = &mut self.recorder {
             let closed = target.age_statistics_at_end().map(|statistics| statistics.counted);
-            recorder.keep(&mut target.ledger, closed);
+            recorder.end_target(&mut target.ledger, closed);
         }
         self.ended.push(target);
         if self.ended.len() > ENDED_MAX {

@@ -26,9 +26,9 @@ use super::windows::Windows;
 use crate::bpf::counters::Counters;
 use crate::bpf::load::LoadError;
 use crate::ids::Pid;
-use crate::linux::{clock, grace_period};
-use crate::process::filter::Selection;
-use crate::process::scan;
+use crate::linux::{bpf, clock};
+use crate::process::selection;
+use crate::process::selection::Selection;
 use crate::recording::recorder::Finishing;
 use crate::snapshot::Snapshot;
 use crate::units::MonotonicNanos;
@@ -410,14 +410,14 @@ impl Session {
         self.intake.take_raw_stacks()
     }
 
-    /// Ends the recording now: stops sampling, enters the last events, and closes the targets' kernel side. The counters are read
+    /// Exits the recording now: stops sampling, enters the last events, and closes the targets' kernel side. The counters are read
     /// before anything is detached: a call whose return probe is removed before its entry probe would be counted as not returning.
     fn stop(&mut self) -> Result<(clock::Instant, Counters)> {
         self.rates.stop(&mut self.probes.kernel)?;
         let now = clock::now();
         while !self.take_records() {}
         // The ring buffer ends at the first record that a preempted program has reserved and not submitted.
-        grace_period::wait_for_programs();
+        bpf::wait_for_programs();
         while !self.take_records() {}
         let ended = (now, self.probes.counters()?);
         self.resync_at_end();
@@ -457,7 +457,7 @@ impl Found {
             target.requested = true;
             targets.push_back(target);
         }
-        let matching = scan::scan(selection)?;
+        let matching = selection::scan(selection)?;
         let unmatched = selection.unmatched(&matching);
         for facts in matching {
             if targets.iter().any(|target: &Target| target.pid == facts.pid()) {

@@ -14,7 +14,7 @@ use crate::bpf::counters::Counters;
 use crate::ledger::timeline::Occasion;
 use crate::linux::clock;
 use crate::model::{Health, Others, Symbolization, Window, WindowReason};
-use crate::recording::entry::{HealthFacts, Known, SessionFacts};
+use crate::recording::entry::{HealthFacts, LedgerId, SessionFacts, TargetRecord};
 use crate::recording::recorder::{Finishing, Recorder};
 use crate::report::text::printable;
 use crate::snapshot::{Snapshot, TargetState};
@@ -78,7 +78,7 @@ impl Session {
         }
     }
 
-    /// Ends the window at the end of the recording, if it differs from the whole recording.
+    /// Exits the window at the end of the recording, if it differs from the whole recording.
     pub(super) fn last_window(&mut self, ended: clock::Instant) -> Option<Window> {
         self.windows.has_last().then(|| self.end_window(WindowReason::End, ended))
     }
@@ -245,17 +245,17 @@ impl Session {
         let Some(mut recorder) = self.processes.take_recorder() else { return };
         recorder.modules(&self.probes.discovery.modules);
         let ended = self.processes.ended().iter();
-        let ended = ended.filter(|target| is_last || !recorder.has_all(target.ledger.number()));
+        let ended = ended.filter(|target| is_last || !recorder.is_complete(&target.ledger));
         let changed: Vec<&Target> = ended.chain(self.processes.running()).collect();
         for target in changed {
             let heaps = target.hooks.heaps(&target.ledger.heaps(), &self.probes.discovery.plan, &self.rates);
-            let known = Known { facts: target.facts(), begun: target.was_recorded(), heaps };
-            recorder.target(target.ledger.number(), known, &target.mappings.space, target.threads.names());
+            let known = TargetRecord { facts: target.facts(), begun: target.was_recorded(), heaps };
+            recorder.target(&target.ledger, known, &target.mappings.space, target.threads.names());
         }
         if recorder.is_crowded() {
             let kept = self.processes.ended().iter().chain(self.processes.running());
-            let kept: FxHashSet<u32> = kept.map(|target| target.ledger.number()).collect();
-            recorder.forget_others(|ledger| kept.contains(&ledger));
+            let kept: FxHashSet<LedgerId> = kept.filter_map(|target| target.ledger.id()).collect();
+            recorder.retain_targets(|ledger| kept.contains(&ledger));
         }
         recorder.health(facts);
         recorder.send();

@@ -23,8 +23,8 @@ use crate::object::module::ModuleStore;
 use crate::probe::plan::Plan;
 use crate::process::address_space::AddressSpace;
 use crate::process::link_map::LinkMap;
-use crate::process::process::{Exit, Process, TargetError};
-use crate::recording::recorder::Recorder;
+use crate::process::target::{Exit, Process, TargetError};
+use crate::recording::recorder::{RecordedLedger, Recorder};
 use crate::report::text::printable;
 use crate::snapshot::{Base, TargetFacts, TargetState, ThreadNames};
 use crate::units::MonotonicNanos;
@@ -41,7 +41,7 @@ pub(super) struct Target {
     pub(super) process: Option<Process>,
     pub(super) threads: Threads,
     pub(super) mappings: Mappings,
-    pub(super) ledger: Ledger,
+    pub(super) ledger: RecordedLedger,
     pub(super) beginning: Beginning,
     /// Time of the fork or exec, if that was seen.
     pub(super) born: Option<MonotonicNanos>,
@@ -102,7 +102,7 @@ pub(super) struct Descent {
 /// State that a forked child starts with: a copy of its parent's at the fork.
 pub(super) struct Birth {
     pub(super) fork: Fork,
-    pub(super) ledger: Ledger,
+    pub(super) ledger: RecordedLedger,
     space: AddressSpace,
     hooks: Hooks,
     threads: Arc<ThreadNames>,
@@ -114,7 +114,7 @@ impl Birth {
     pub(super) fn of(parent: &Target, fork: Fork) -> Self {
         Self {
             fork,
-            ledger: parent.ledger.fork(fork.child),
+            ledger: parent.ledger.fork(fork.child).into(),
             space: parent.mappings.space.for_child(fork.child),
             hooks: parent.hooks.for_child(),
             threads: Arc::clone(parent.threads.names()),
@@ -126,7 +126,7 @@ impl Birth {
     pub(super) fn fork(&self, fork: Fork) -> Self {
         Self {
             fork,
-            ledger: self.ledger.fork(fork.child),
+            ledger: self.ledger.fork(fork.child).into(),
             space: self.space.for_child(fork.child),
             hooks: self.hooks.for_child(),
             threads: Arc::clone(&self.threads),
@@ -159,7 +159,7 @@ impl Target {
             process: Some(process),
             threads: Threads::default(),
             mappings: Mappings::new(AddressSpace::new(pid)),
-            ledger: Ledger::new(pid),
+            ledger: Ledger::new(pid).into(),
             beginning: Beginning { origin, time: MonotonicNanos(0), delay_ns: None, from_first_call: false },
             born,
             hooks: Hooks::default(),
@@ -187,7 +187,7 @@ impl Target {
 
     /// Replaces the program after an exec. `self` becomes the new program; returns the old one as an ended target with `ledger`.
     /// Links stay with the process.
-    pub(super) fn replace(&mut self, ledger: Ledger, process: Process, born: MonotonicNanos) -> Self {
+    pub(super) fn replace(&mut self, ledger: RecordedLedger, process: Process, born: MonotonicNanos) -> Self {
         let mut next = Self::new(process, Origin::Executed, Some(born));
         std::mem::swap(&mut next.ledger, &mut self.ledger);
         next.hooks = self.hooks.succeed();
@@ -296,7 +296,7 @@ impl Target {
     pub(super) fn note(&mut self, instant: timeline::Instant, recorder: Option<&mut Recorder>) {
         Arc::make_mut(&mut self.timeline).note(instant, &self.ledger);
         if let Some(recorder) = recorder {
-            recorder.note(&self.ledger, instant);
+            recorder.sample(&self.ledger, instant);
         }
     }
 
@@ -338,7 +338,7 @@ impl Target {
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let older: Option<Vec<Amounts>> = self.older_than.map(|age| {
             let born = MonotonicNanos(now.0.saturating_sub(nanos(age)));
-            self.ledger.born_before([born]).into_iter().map(|[amounts]| amounts).collect()
+            self.ledger.allocated_before([born]).into_iter().map(|[amounts]| amounts).collect()
         });
         let growths = Growths::of(&self.timeline, &self.ledger, now, older.as_deref());
         AgeStatistics { counted: now, growths, older }

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::*;
-use crate::process::filter::Selection;
+use crate::process::selection::Selection;
 use crate::session::target::Target;
 use crate::units::MonotonicNanos;
 
