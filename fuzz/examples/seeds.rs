@@ -1,5 +1,5 @@
-//! Writes those seeds that programs make: `cargo run --manifest-path fuzz/Cargo.toml --example seeds -- [RECORDING|REPORT]…`, at the
-//! repository's root. Takes gcc, g++, musl-gcc and libjemalloc. Other seeds are short texts and are written by hand.
+//! Writes seeds: `cargo run --manifest-path fuzz/Cargo.toml --example seeds -- [RECORDING|REPORT]…` in the repository's root.
+//! Requires gcc, g++, musl-gcc and libjemalloc. Seeds that are short texts are written by hand.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ use heapbpf_fuzz::recording::{BY_THREAD, GOES_ON, VERBATIM};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// Zeros that end a write: writing less than these takes more room than the zeros.
+/// Minimum number of zeros to skip: a new write has a longer header than fewer zeros take.
 const GAP_BYTES: usize = 16;
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 
@@ -50,7 +50,7 @@ fn run(program: &str, arguments: &[&str], folder: &Path) -> Outcome {
     if status.success() { Ok(()) } else { Err(format!("{program} failed: {status}").into()) }
 }
 
-/// The blocks of a recording, and the file as it is.
+/// Saves the blocks of a recording, and the file itself.
 fn recording(name: &str, file: &[u8]) -> Outcome {
     let mut blocks = vec![BY_THREAD, 0, 0, 0, 0, 0];
     let mut rest = file.get(FILE_HEADER_BYTES..).ok_or("not a recording")?;
@@ -71,7 +71,7 @@ fn recording(name: &str, file: &[u8]) -> Outcome {
     save("recordings", &format!("{name}-verbatim"), &[&[VERBATIM, 0, 0, 0, 0, 0], file].concat())
 }
 
-/// A recording whose entries were all folded.
+/// Returns a recording whose entries are all folded.
 fn folded(file: &[u8]) -> Outcome<Vec<u8>> {
     let mut replay = Replay::default();
     Reading::new(file)?.for_each(|entry| replay.enter(entry));
@@ -113,12 +113,12 @@ fn heaps(folder: &Path) -> Outcome {
     save("walks", "glibc", &heap(Command::new(folder.join("heap")))?)?;
     save("walks", "musl", &heap(Command::new(folder.join("heap-musl")))?)?;
     let mut with_jemalloc = Command::new(folder.join("heap"));
-    // Addresses of the same size in each run, and small caches.
+    // Reproducible sizes, and small caches.
     with_jemalloc.env("LD_PRELOAD", JEMALLOC).env("MALLOC_CONF", "narenas:1");
     save("walks", "jemalloc", &heap(with_jemalloc)?)
 }
 
-/// The memory of a program, as an input of `walks`.
+/// Returns the memory of a program as an input of `walks`.
 fn heap(mut program: Command) -> Outcome<Vec<u8>> {
     let mut child = program.stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
@@ -131,10 +131,10 @@ fn heap(mut program: Command) -> Outcome<Vec<u8>> {
 
 fn image(pid: Pid, thread_pointer: u64) -> Outcome<Vec<u8>> {
     let memory = File::open(format!("/proc/{}/mem", pid.0))?;
-    let kept: Vec<Region> = regions(pid)?.into_iter().filter(is_kept).collect();
-    let mut bytes = vec![u8::try_from(kept.len())?];
+    let included: Vec<Region> = regions(pid)?.into_iter().filter(is_included).collect();
+    let mut bytes = vec![u8::try_from(included.len())?];
     let mut end = PAGE_BYTES;
-    for region in &kept {
+    for region in &included {
         bytes.push(kind(region));
         bytes.extend(((region.start.0 - end) / PAGE_BYTES).to_le_bytes());
         bytes.extend((region.size_bytes() / PAGE_BYTES).to_le_bytes());
@@ -143,7 +143,7 @@ fn image(pid: Pid, thread_pointer: u64) -> Outcome<Vec<u8>> {
     bytes.push(1);
     bytes.extend([0, thread_pointer].map(u64::to_le_bytes).concat());
     bytes.extend([0; REGISTERS * 8]);
-    for region in kept.iter().filter(|region| region.writable && region.kind != RegionKind::Stack) {
+    for region in included.iter().filter(|region| region.writable && region.kind != RegionKind::Stack) {
         for page in region.start.0 / PAGE_BYTES..region.end.0 / PAGE_BYTES {
             let mut content = [0; PAGE_BYTES as usize];
             memory.read_exact_at(&mut content, page * PAGE_BYTES)?;
@@ -153,8 +153,8 @@ fn image(pid: Pid, thread_pointer: u64) -> Outcome<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Data, and the code of the C library.
-fn is_kept(region: &Region) -> bool {
+/// Selects data, and code except the dynamic linker's.
+fn is_included(region: &Region) -> bool {
     let file = match &region.kind {
         RegionKind::File { path } => path.to_string_lossy().into_owned(),
         _ => String::new(),
@@ -180,7 +180,7 @@ fn kind(region: &Region) -> u8 {
     bits.into_iter().filter(|(is_set, _)| *is_set).fold(number, |kind, (_, bit)| kind | bit)
 }
 
-/// A page, and its bytes that are not zero.
+/// Adds a page and its nonzero bytes, unless it is all zeros.
 fn add_page(bytes: &mut Vec<u8>, page: u64, content: &[u8]) {
     if content.iter().all(|&byte| byte == 0) {
         return;

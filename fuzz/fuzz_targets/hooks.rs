@@ -1,4 +1,4 @@
-//! Hooks as users write them: on the command line, in spec files, and as intervals. What parses must be written as it is read.
+//! Custom hooks on the command line and in spec files, and intervals. A parsed hook must survive formatting.
 
 #![no_main]
 

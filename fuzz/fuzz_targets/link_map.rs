@@ -1,12 +1,11 @@
-//! The dynamic linker's list in a target's memory: auxiliary vector, program headers, dynamic section, `r_debug` and `link_map`. The
-//! input is the vector's entries (a count, then 16 bytes each) and memory that begins at [`BASE`].
+//! The dynamic linker's list of modules in a target's memory: auxiliary vector, program headers, dynamic section, `r_debug` and
+//! `link_map`. The input is the vector's entries (a count, then 16 bytes each) and the memory from [`BASE`] on.
 
 #![no_main]
 
 use heapbpf::internals::fuzzing;
 use heapbpf_fuzz::bytes::Bytes;
 
-/// Where the memory begins.
 const BASE: u64 = 0x10_0000;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,5 +1,5 @@
-//! What a process may be called by, from its arguments and its executable, and users' patterns for processes and modules. The input's
-//! first line is the pattern.
+//! Names of a process, from its arguments and its executable, and patterns for processes and modules. The input's first line is
+//! the pattern.
 
 #![no_main]
 
@@ -7,7 +7,7 @@ use heapbpf::internals::process::module_pattern::ModulePattern;
 use heapbpf::internals::process::names::Names;
 use heapbpf::internals::process::pattern::Pattern;
 
-/// Characters of a path: as many as the kernel's longest has bytes.
+/// Maximum length of a path: the kernel's.
 const PATH_MAX: usize = 4096;
 
 libfuzzer_sys::fuzz_target!(|text: &str| {

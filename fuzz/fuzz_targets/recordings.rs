@@ -1,4 +1,4 @@
-//! Recordings as `heapbpf convert` reads them: blocks, entries, folds, replay, and reports of what was replayed.
+//! Recordings as `heapbpf convert` reads them: blocks, entries, folds, replay, and reports.
 
 #![no_main]
 

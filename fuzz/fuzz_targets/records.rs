@@ -1,4 +1,4 @@
-//! Ring records: any bytes are an event or an error.
+//! Records of the ring buffer: any bytes are an event or an error.
 
 #![no_main]
 

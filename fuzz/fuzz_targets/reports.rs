@@ -1,5 +1,5 @@
-//! JSON reports as `heapbpf convert` and `heapbpf diff` read them, and everything that is made of them. Mutates values of the JSON
-//! rather than its bytes in half of the cases.
+//! JSON reports as `heapbpf convert` and `heapbpf diff` read them, and all reports made from them. Half of the mutations change
+//! values of the JSON instead of bytes.
 
 #![no_main]
 

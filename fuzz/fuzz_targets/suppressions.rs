@@ -1,4 +1,4 @@
-//! Files of suppressions, and matching names against them. The input's first line is the name.
+//! Suppressions files, and matching names against them. The input's first line is the name.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Names of a target's symbols: demangled, taken apart into paths and arguments, and asked for the types of containers' elements.
+//! Names of a target's symbols: demangling, parsing into paths and arguments, and element types of containers.
 
 #![no_main]
 

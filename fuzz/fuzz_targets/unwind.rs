@@ -1,9 +1,9 @@
-//! Unwind tables of a target's ELF file, and files of the unwind cache. The first byte selects: an ELF file, or what a file made up
-//! around it has as `.eh_frame`, or a table of the cache.
+//! Unwind tables of a target's ELF file, and files of the unwind cache. The first byte selects whether the rest is an ELF file,
+//! the `.eh_frame` section of a generated file, or a table of the cache.
 
 #![no_main]
 
-use heapbpf::{fuzzing, unwind};
+use heapbpf::internals::{fuzzing, unwind};
 use heapbpf_fuzz::elf::with_eh_frame;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,13 +1,13 @@
-//! A shared object made up around an `.eh_frame` section.
+//! Builds a shared object around an `.eh_frame` section.
 
-/// Offsets in the file, which are link addresses as well.
+/// Offsets in the file, equal to link addresses.
 pub const CODE: u64 = 0x200;
 pub const CODE_BYTES: u64 = 0x1000;
 pub const EH_FRAME: u64 = CODE + CODE_BYTES;
 
 const NAMES: &[u8] = b"\0.eh_frame\0.text\0.shstrtab\0";
 
-/// An x86-64 shared object with this section, [`CODE_BYTES`] of code, and section headers.
+/// Returns an x86-64 shared object with this section, [`CODE_BYTES`] of code, and section headers.
 #[must_use]
 pub fn with_eh_frame(section: &[u8]) -> Vec<u8> {
     let length = section.len() as u64;
@@ -22,7 +22,7 @@ pub fn with_eh_frame(section: &[u8]) -> Vec<u8> {
     file.extend(program_header(5, CODE, CODE_BYTES));
     file.extend(program_header(4, EH_FRAME, length));
     file.resize(CODE as usize, 0);
-    // `push %rbp; mov %rsp,%rbp` again and again: gaps can be unwound by frame pointers.
+    // Repeated `push %rbp; mov %rsp,%rbp`: gaps can be unwound by frame pointers.
     file.extend([0x55, 0x48, 0x89, 0xe5].repeat(CODE_BYTES as usize / 4));
     file.extend(section);
     file.extend(NAMES);

@@ -1,14 +1,14 @@
-//! Memory of a made-up process, from an input:
+//! Memory of a synthetic process, from an input:
 //!
 //! ```text
 //! regions   count 1 · each: kind 1 · pages before it 8 · pages 8
 //! threads   count 1 · each: next instruction 8 · thread pointer 8 · registers 4 × 8
 //! memory    until the end: 0 · page number 8                       a page of zeros
-//!                          1 · address 8 · length 2 · bytes        what is written to such pages
+//!                          1 · address 8 · length 2 · bytes        contents of these pages
 //! ```
 //!
-//! What the kernel guarantees holds for every input: regions are whole pages, sorted, without overlap, and below 2^47; memory lies in
-//! regions.
+//! Every input satisfies what the kernel guarantees: regions are whole pages, sorted, without overlap, and below 2^47, and
+//! contain all memory.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,38 +21,36 @@ use heapbpf::internals::linux::proc::maps::{Region, RegionKind, region_of};
 
 use crate::bytes::Bytes;
 
-/// Bytes of a page.
 pub const PAGE_BYTES: u64 = 4096;
-/// Addresses of programs end here.
+/// End of the user address space.
 const ADDRESS_MAX: u64 = 1 << 47;
 /// Maximum number of pages, to keep executions short.
 const PAGES_MAX: usize = 512;
-/// Regions and threads of an input.
+/// Maximum number of regions and of threads.
 const REGIONS_MAX: u8 = 32;
 const THREADS_MAX: u8 = 4;
-/// Registers of a thread.
+/// Number of registers of a thread.
 pub const REGISTERS: usize = 4;
 /// Bits of a region's kind beside the number in [`FILES`].
 pub const SHARED: u8 = 0x10;
 pub const READ_ONLY: u8 = 0x20;
 pub const EXECUTABLE: u8 = 0x40;
-/// Numbers of kinds: anonymous memory, `brk`'s, the stack, the kernel's; what follows are files.
+/// Kinds before those of files: anonymous memory, `brk`'s, the stack, the kernel's.
 pub const KINDS: u8 = 4;
 /// Files that can be mapped.
 pub const FILES: [&str; 4] =
     ["/lib/libc.so.6", "/lib/ld-musl-x86_64.so.1", "/usr/lib/libjemalloc.so.2", "/usr/bin/program"];
 
-/// A process that stands still.
+/// A stopped process.
 pub struct Image {
-    /// What is mapped, by rising address.
+    /// In ascending order.
     pub regions: Vec<Region>,
-    /// The threads.
     pub threads: Vec<ThreadState>,
     pages: BTreeMap<u64, Box<[u8]>>,
 }
 
 impl Image {
-    /// Reads an input; whatever is left out is not there.
+    /// Parses an input, which may be truncated.
     pub fn parse(input: &[u8]) -> Self {
         let mut bytes = Bytes(input);
         let mut image = Self { regions: Vec::new(), threads: Vec::new(), pages: BTreeMap::new() };
@@ -104,7 +102,7 @@ impl Image {
         }
     }
 
-    /// The memory as walkers are given it.
+    /// Returns the memory in the form that walkers read.
     pub fn copied(&self) -> Copied {
         Copied::new(self.pages.iter().map(|(page, bytes)| (TargetAddr(page * PAGE_BYTES), bytes.clone())))
     }

@@ -1,4 +1,4 @@
-//! What several fuzz targets need: inputs that are framed, and all reports of a profile. Contains no target.
+//! Shared by the fuzz targets: parsers of inputs, and all reports of a profile.
 
 pub mod bytes;
 pub mod elf;

@@ -1,21 +1,21 @@
-//! Mutations of JSON that leave it JSON: what byte mutations break in the first comma reaches no check of values.
+//! Mutations of JSON that keep it valid: most byte mutations fail in the JSON parser, before any value is checked.
 
 use serde_json::{Value, json};
 
-/// Replaces, removes or repeats one value of a JSON text. `None` where the text is not JSON.
+/// Replaces, removes or repeats values of a JSON text. Returns `None` if the text is not JSON.
 #[must_use]
 pub fn mutate_json(text: &[u8], seed: u32) -> Option<Vec<u8>> {
     let mut root: Value = serde_json::from_slice(text).ok()?;
     let mut random = Random(u64::from(seed) << 1 | 1);
     for _ in 0..=random.below(3) {
         let count = count(&root);
-        let mut place = random.below(count);
-        change(&mut root, &mut place, &mut random);
+        let mut index = random.below(count);
+        change(&mut root, &mut index, &mut random);
     }
     serde_json::to_vec(&root).ok()
 }
 
-/// Values in a value, itself included.
+/// Returns the number of values in a value, including itself.
 fn count(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -24,16 +24,16 @@ fn count(value: &Value) -> usize {
     }
 }
 
-/// Changes the value at this place in the order of [`count`].
-fn change(value: &mut Value, place: &mut usize, random: &mut Random) -> bool {
-    if *place == 0 {
+/// Changes the value at this index, in the order of [`count`].
+fn change(value: &mut Value, index: &mut usize, random: &mut Random) -> bool {
+    if *index == 0 {
         replace(value, random);
         return true;
     }
-    *place -= 1;
+    *index -= 1;
     match value {
-        Value::Array(items) => items.iter_mut().any(|item| change(item, place, random)),
-        Value::Object(fields) => fields.values_mut().any(|field| change(field, place, random)),
+        Value::Array(items) => items.iter_mut().any(|item| change(item, index, random)),
+        Value::Object(fields) => fields.values_mut().any(|field| change(field, index, random)),
         _ => false,
     }
 }

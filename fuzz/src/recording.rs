@@ -1,5 +1,5 @@
-//! Recordings from inputs. Blocks of a recording are compressed and have checksums, which no mutation gets right; so an input has
-//! what blocks hold, and the file is made from it:
+//! Recordings from inputs. Blocks of a recording are compressed and have checksums, which mutations break; so an input has the
+//! contents of blocks, from which the file is built:
 //!
 //! ```text
 //! options 1 · report 1 · from 2 · to 2 · then, until the end, blocks: head 1 · length 2 · bytes
@@ -9,33 +9,30 @@ use heapbpf::internals::recording::block::{BlockWriter, Kind, file_header};
 
 use crate::bytes::Bytes;
 
-/// Bits of the options: the file follows as it is; the span has a beginning, an end; callsites are told apart by thread.
+/// Bits of the options: the rest is the file itself; the span has a start, an end; callsites are separated by thread.
 pub const VERBATIM: u8 = 1;
 pub const FROM: u8 = 2;
 pub const TO: u8 = 4;
 pub const BY_THREAD: u8 = 8;
-/// Bits of a block's head beside its kind: the next block goes on where it stops; it is stored as it is, not compressed.
+/// Bits of a block's head besides its kind: the next block continues it; it is stored without compression.
 pub const GOES_ON: u8 = 0x10;
 pub const STORED: u8 = 0x20;
-/// Bytes that a stored block claims to have when it is decompressed.
+/// Decompressed size in the header of a stored block.
 const CLAIMED_BYTES: u32 = 1 << 16;
-/// Nanoseconds of a unit of the span.
+/// Unit of the span.
 const SPAN_UNIT_NS: u64 = 1_000_000;
 
 /// A recording, and how to read it.
 pub struct Input {
-    /// The file.
     pub file: Vec<u8>,
-    /// What of it, in nanoseconds since its beginning.
     pub from_ns: Option<u64>,
     pub to_ns: Option<u64>,
-    /// Callsites are told apart by thread.
     pub by_thread: bool,
-    /// What is made of it: see [`reports::write`](crate::reports::write).
+    /// Selects the report: see [`reports::write`](crate::reports::write).
     pub report: u8,
 }
 
-/// Makes the file of an input; `None` where it has no options.
+/// Builds the file of an input. Returns `None` if the options are incomplete.
 pub fn input(input: &[u8]) -> Option<Input> {
     let mut bytes = Bytes(input);
     let (options, report, from, to) = (bytes.byte()?, bytes.byte()?, bytes.half()?, bytes.half()?);
@@ -68,7 +65,7 @@ fn of_blocks(bytes: &mut Bytes<'_>) -> Vec<u8> {
     file
 }
 
-/// A block whose content is what a decompressor is given.
+/// Returns a block whose content reaches the decompressor unchanged.
 fn stored(head: u8, goes_on: bool, content: &[u8]) -> Vec<u8> {
     let length = u32::try_from(content.len()).expect("lengths have 16 bits");
     let mut block = Vec::with_capacity(16 + content.len());

@@ -1,4 +1,4 @@
-//! What `heapbpf convert` and `heapbpf diff` make of a profile.
+//! All reports of a profile.
 
 use std::io;
 
@@ -6,15 +6,15 @@ use heapbpf::internals::model::Profile;
 use heapbpf::internals::report::diff::{self, Diff, Drawing, Side};
 use heapbpf::internals::report::{Format, Group, Presentation, View, summary};
 
-/// Writes a profile in one format, as a table, or as a difference from a part of itself: the low four bits of `choice` select which,
-/// the others the view and the presentation. One at a time, because some formats take milliseconds.
+/// Writes a profile in one format, as a table, or as the difference from a part of itself: the low four bits of `choice` select
+/// the report, the others the view and the presentation. Writes one report only, because some formats take milliseconds.
 pub fn write(profile: &Profile, choice: u8) {
     let view = View::ALL[usize::from(choice >> 4) % View::ALL.len()];
     let by = if choice & 0x40 != 0 { Group::ALL.to_vec() } else { Vec::new() };
     let threshold = (choice & 0x80 != 0).then(|| "10%".parse().expect("a share"));
     let presentation = Presentation { view, by, threshold, icicle: choice & 0x80 != 0 };
     match Format::ALL.get(usize::from(choice & 0xf)) {
-        // The only errors are those of formats that need single events.
+        // Fails for formats that need single events only.
         Some(format) => {
             drop(format.write(&presentation.thinned(profile), &presentation, &mut io::sink()));
         }

@@ -1,7 +1,7 @@
-//! Attaches programs that do nothing to given places of a process, until its input ends: what the traps alone cost.
-//! `floor PID MODULE ENTRY=OFFSET… SESSION=OFFSET…`, offsets in the module's file. `cargo xtask bench overhead` runs this.
+//! Attaches empty programs to given offsets of a process until standard input closes, to measure the cost of the traps.
+//! `floor PID MODULE ENTRY=OFFSET… SESSION=OFFSET…`, with offsets in the module's file. `cargo xtask bench overhead` runs this.
 
-#![expect(clippy::print_stdout, reason = "what it says is read by another program")]
+#![expect(clippy::print_stdout, reason = "another program reads the output")]
 
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
@@ -14,15 +14,15 @@ use heapbpf::internals::linux::bpf::{AttachType, MultiLink, ProgramLoad, link_mu
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [pid, module, places @ ..] = arguments.as_slice() else {
-        bail!("give a process, a module and places: floor PID MODULE ENTRY=OFFSET… SESSION=OFFSET…");
+    let [pid, module, hooks @ ..] = arguments.as_slice() else {
+        bail!("usage: floor PID MODULE ENTRY=OFFSET… SESSION=OFFSET…");
     };
-    let pid = Pid(pid.parse().with_context(|| format!("`{pid}` is no process"))?);
+    let pid = Pid(pid.parse().with_context(|| format!("invalid PID `{pid}`"))?);
     let offsets = |kind: &str| -> Result<Vec<u64>> {
-        let of_kind = places.iter().filter_map(|place| place.strip_prefix(kind)?.strip_prefix('='));
-        of_kind.map(|offset| offset.parse().with_context(|| format!("`{offset}` is no offset"))).collect()
+        let of_kind = hooks.iter().filter_map(|hook| hook.strip_prefix(kind)?.strip_prefix('='));
+        of_kind.map(|offset| offset.parse().with_context(|| format!("invalid offset `{offset}`"))).collect()
     };
-    // Held until the end: closing them detaches.
+    // Closing a link detaches it.
     let links = [
         attach(pid, module, &offsets("ENTRY")?, AttachType::UprobeMulti)?,
         attach(pid, module, &offsets("SESSION")?, AttachType::UprobeSession)?,
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// `r0 = 1; exit`: at the entry of a session, this skips the return.
+/// Attaches `r0 = 1; exit`, which at the entry of a session skips the return.
 fn attach(pid: Pid, module: &str, offsets: &[u64], attach_type: AttachType) -> Result<Option<OwnedFd>> {
     if offsets.is_empty() {
         return Ok(None);

@@ -1,9 +1,9 @@
-//! Makes up a heap, marks and folds it, and says in one line of JSON how long that took and how much memory. `cargo xtask bench mark`
-//! runs it once for each case.
+//! Generates a heap, marks and folds it, and prints the time and memory that this took as one line of JSON. `cargo xtask
+//! bench mark` runs it once for each case.
 //!
 //! `marking MIB BLOCK_BYTES_MIN BLOCK_BYTES_MAX POINTER_PERCENT NEAR_PERCENT THREADS LEAKED_PERCENT`
 
-#![expect(clippy::print_stdout, reason = "what it says is read by another program")]
+#![expect(clippy::print_stdout, reason = "another program reads the output")]
 
 use std::fs;
 use std::time::Duration;
@@ -16,32 +16,31 @@ use heapbpf::internals::leak::mark::{Roots, mark_with};
 use heapbpf::internals::memory::Copied;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Where the heap begins, and where the words are that hold it.
+/// Addresses of the heap and of its roots.
 const HEAP: u64 = 0x5555_0000_0010;
 const ROOTS: u64 = 0x7fff_0000_0000;
-/// Roots: one for so many blocks that do not leak.
 const BLOCKS_PER_ROOT: usize = 64;
-/// An allocator's own bytes before each block.
+/// Size of the allocator's header before each block.
 const HEADER_BYTES: u64 = 8;
-/// Memory is copied in pieces of that size.
+/// Size of the pieces of copied memory.
 const PIECE_BYTES: usize = 64 << 20;
-/// How far near pointers lead, in blocks.
+/// Maximum distance of near pointers, in blocks.
 const NEAR_BLOCKS: u64 = 1024;
 
-/// What kind of heap.
+/// Properties of a generated heap.
 struct Case {
     bytes: u64,
     block_bytes: [u64; 2],
-    /// Of the words of blocks, those that point to blocks.
+    /// Share of words that are pointers to blocks.
     pointer_percent: u64,
-    /// Of those, the ones that lead to neighbours; others lead anywhere.
+    /// Share of pointers to nearby blocks; others are uniformly distributed.
     near_percent: u64,
     threads: usize,
-    /// Of the heap, the end that nothing before it points to.
+    /// Share of unreachable blocks, at the end of the heap.
     leaked_percent: u64,
 }
 
-/// Numbers that look random: splitmix64 (<https://prng.di.unimi.it/splitmix64.c>).
+/// Pseudo-random numbers: splitmix64 (<https://prng.di.unimi.it/splitmix64.c>).
 struct Numbers(u64);
 
 impl Numbers {
@@ -64,7 +63,7 @@ impl Numbers {
 fn main() -> Result<()> {
     let numbers: Vec<u64> = std::env::args().skip(1).map(|it| it.parse().context("a number")).collect::<Result<_>>()?;
     let [mib, least, most, pointer_percent, near_percent, threads, leaked_percent] = numbers[..] else {
-        bail!("seven numbers are needed: see the file's beginning");
+        bail!("seven numbers are required: see the top of the file");
     };
     let threads = usize::try_from(threads)?;
     run(&Case { bytes: mib << 20, block_bytes: [least, most], pointer_percent, near_percent, threads, leaked_percent })
@@ -103,7 +102,7 @@ fn run(case: &Case) -> Result<()> {
     Ok(())
 }
 
-/// Blocks side by side, of the heap's whole length.
+/// Generates adjacent blocks that fill the heap.
 fn make_blocks(case: &Case, numbers: &mut Numbers) -> Vec<Block> {
     let [least, most] = case.block_bytes;
     let longest = usize::try_from(case.bytes / least.max(16)).unwrap_or(0);
@@ -146,7 +145,7 @@ fn make_memory(case: &Case, blocks: &[Block], kept: usize, numbers: &mut Numbers
     Ok((Copied::new(pieces), Roots { ranges: vec![range], words: Vec::new() }))
 }
 
-/// An address of a block on the same side: mostly of its first byte.
+/// Returns an address in a block that is reachable if and only if `own` is: usually that of its first byte.
 fn pointer(case: &Case, blocks: &[Block], own: usize, kept: usize, numbers: &mut Numbers) -> u64 {
     let (first, end) = if own < kept { (0, kept as u64) } else { (kept as u64, blocks.len() as u64) };
     let target = if numbers.happens(case.near_percent) {
@@ -159,7 +158,7 @@ fn pointer(case: &Case, blocks: &[Block], own: usize, kept: usize, numbers: &mut
     block.start.0 + offset
 }
 
-/// Zeros, small numbers, text and noise.
+/// Returns a zero, a small number, text or noise.
 fn other_word(numbers: &mut Numbers) -> u64 {
     match numbers.below(4) {
         0 => 0,
@@ -169,13 +168,13 @@ fn other_word(numbers: &mut Numbers) -> u64 {
     }
 }
 
-/// Processor time of all threads so far: other programs do not count.
+/// Returns the CPU time of this process.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0)).as_secs_f64()
 }
 
-/// The most memory that this process has ever had.
+/// Returns the peak resident memory of this process.
 fn resident_bytes_max() -> Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;

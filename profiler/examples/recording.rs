@@ -1,4 +1,5 @@
-//! What a recording takes and how fast it is written, read and replayed: `cargo run --release --example recording -- x.heapbpf`.
+//! Measures the size of a recording, and the time to write, read and replay it: `cargo run --release --example recording --
+//! x.heapbpf`.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,9 +10,9 @@ use heapbpf::internals::recording::read::read;
 use heapbpf::internals::recording::replay::Replay;
 use heapbpf::internals::recording::write::Writer;
 
-#[expect(clippy::print_stdout, reason = "that is what it is for")]
+#[expect(clippy::print_stdout, reason = "prints measurements")]
 fn main() -> Result<()> {
-    let path = std::env::args_os().nth(1).context("name a recording")?;
+    let path = std::env::args_os().nth(1).context("usage: recording FILE")?;
     let path = Path::new(&path);
     let began = Instant::now();
     let entries: Vec<Entry> = read(path)?.collect();
@@ -38,8 +39,8 @@ fn main() -> Result<()> {
     let replaying = began.elapsed();
 
     let rate = |time: std::time::Duration| per(events, time.as_secs_f64()) / 1e6;
-    println!("{events} events, {bytes} bytes: {:.2} bytes an event", per_event(bytes, events));
-    println!("  {:.2} of that without names", per_event(written.size_bytes, events));
+    println!("{events} events, {bytes} bytes: {:.2} bytes per event", per_event(bytes, events));
+    println!("  {:.2} bytes per event without names", per_event(written.size_bytes, events));
     println!(
         "  written {:.1} M events/s, read {:.1} M/s, replayed {:.1} M/s",
         rate(writing),

@@ -1,7 +1,7 @@
-//! Builds the unwind tables of the modules named as arguments and says, one line of JSON each, how large they are and how
-//! long building took. `cargo xtask bench unwind` reads this.
+//! Builds the unwind tables of the modules given as arguments, and prints a line of JSON for each with its size and the time
+//! to build it. `cargo xtask bench unwind` reads this.
 
-#![expect(clippy::print_stdout, reason = "what it says is read by another program")]
+#![expect(clippy::print_stdout, reason = "another program reads the output")]
 
 use std::fs::File;
 use std::time::Instant;
@@ -11,13 +11,13 @@ use heapbpf::internals::unwind::build;
 use object::ReadCache;
 use profiler_common::unwind::Rule;
 
-/// Each module is built this often; the median counts.
+/// Number of builds per module; the median is printed.
 const ROUNDS: usize = 5;
 
 fn main() -> Result<()> {
     for path in std::env::args().skip(1) {
         let file = File::open(&path).with_context(|| format!("cannot open `{path}`"))?;
-        // Brings the file into memory, and leaves out what has no code.
+        // Loads the file into the page cache, and skips files without code.
         let Ok(table) = build(&ReadCache::new(&file)) else { continue };
         let mut times = [0; ROUNDS];
         for time in &mut times {

@@ -1,24 +1,24 @@
-//! Addresses, one type for each space, and the only conversions between them.
+//! Addresses, one type per address space.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// An address in a target's memory.
+/// Address in a target's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TargetAddr(pub u64);
 
-/// An offset into a file.
+/// Offset in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct FileOffset(pub u64);
 
-/// An address as an object's symbols and program headers state it, before loading.
+/// Address in an object's symbols and program headers, before loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LinkAddr(pub u64);
 
 impl TargetAddr {
-    /// An address inside the call that returns to this one. A return address belongs to the next instruction, which may
-    /// be another line or, after a call that never returns, another function.
+    /// Returns an address inside the call that returns to this one. The return address itself is that of the next
+    /// instruction, which may belong to another line or, after a call that never returns, to another function.
     pub fn inside_call(self) -> Self {
         Self(self.0.saturating_sub(1))
     }

@@ -1,5 +1,4 @@
-//! Entry points of the fuzz targets in `fuzz/` to parsers that are private to this crate. Not an interface for anyone else; parses
-//! nothing itself, and panics where a result breaks what its users rely on.
+//! Entry points for the fuzz targets in `fuzz/` to private parsers. Panics if a result violates an invariant.
 
 use crate::address::LinkAddr;
 use crate::collect::fork_memory;
@@ -29,8 +28,8 @@ pub fn proc_file(bytes: &[u8]) {
     );
 }
 
-/// Reads the dynamic linker's list from memory that `read` copies, with the auxiliary vector in `auxv`. Returns the number of positions
-/// that have one of `biases`.
+/// Parses the dynamic linker's list of modules in memory that `read` copies, with the auxiliary vector `auxv`. Returns the
+/// number of `biases` in the list.
 pub fn link_map(auxv: &[u8], read: &dyn Fn(u64, &mut [u8]) -> Option<()>, biases: &[u64]) -> Option<usize> {
     struct Borrowed<'a>(&'a dyn Fn(u64, &mut [u8]) -> Option<()>);
     impl Memory for Borrowed<'_> {
@@ -42,14 +41,10 @@ pub fn link_map(auxv: &[u8], read: &dyn Fn(u64, &mut [u8]) -> Option<()>, biases
     Some(biases.iter().filter_map(|&bias| map.position(bias)).count())
 }
 
-/// Checks a table that was built from a module: it must be consistent, survive the cache, and have a rule for every address.
-///
-/// # Panics
-///
-/// If it does not.
+/// Panics unless a table is consistent, survives encoding for the cache, and can be searched at all addresses.
 pub fn unwind_table(table: &Table) {
     const NAME: &[u8] = b"fuzz";
-    assert!(table.is_consistent(), "an inconsistent table was built");
+    assert!(table.is_consistent(), "the table is inconsistent");
     assert_eq!(encode::decode(NAME, &encode::encode(NAME, table)).as_ref(), Some(table), "the cache changes a table");
     for (number, page) in (0..).zip(&table.pages) {
         for row in &table.rows[page.first as usize..page.end as usize] {
@@ -73,7 +68,7 @@ pub fn unwind_cache(bytes: &[u8]) {
     }
 }
 
-/// Demangles the name of a symbol and takes the readable name apart, as a function's and as a type's.
+/// Demangles a symbol and parses its name, as a function's and as a type's.
 pub fn symbol_name(symbol: &str) {
     let name = demangle(symbol);
     for name in [symbol, &name] {

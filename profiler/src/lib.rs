@@ -1,4 +1,4 @@
-//! heapbpf's agent, stage by stage, in reading order.
+//! heapbpf's agent. Modules are in the order of the pipeline.
 
 #![expect(missing_docs, reason = "no stable interface: `internals` re-exports internal items")]
 
@@ -47,7 +47,7 @@ mod cli;
 pub use cli::run;
 pub use symbolize::sandbox::{COMMAND as SYMBOLIZER_COMMAND, serve as serve_symbolizer};
 
-/// Parts that the tests, examples and fuzz targets of this workspace use. Not a stable interface.
+/// Items for the tests, examples and fuzz targets of this workspace. Not a stable interface.
 #[doc(hidden)]
 pub mod internals {
     pub mod address {

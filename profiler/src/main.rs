@@ -1,23 +1,23 @@
-//! The command line tool: parses, runs, exits. Everything else is the library's.
+//! The `heapbpf` binary.
 
 use std::process::ExitCode;
 use std::thread;
 
-/// Bytes of the stack that everything runs on. The main thread's is the user's to choose (`ulimit -s`), and parsing the command
-/// line takes more than some choose.
+/// Size of the stack that heapbpf runs on. Parsing the command line takes more than the main thread has under a low
+/// `ulimit -s`.
 const STACK_BYTES: usize = 8 << 20;
 
 fn main() -> ExitCode {
-    // Capabilities and namespaces are a thread's, so the symbolizer gives them up while there is one.
+    // The symbolizer drops capabilities and namespaces, which are per thread: this must be the only one.
     if std::env::args_os().nth(1).is_some_and(|command| command == heapbpf::SYMBOLIZER_COMMAND) {
         return heapbpf::serve_symbolizer().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     let thread = thread::Builder::new().name("heapbpf".to_owned()).stack_size(STACK_BYTES).spawn(heapbpf::run);
     match thread.map(thread::JoinHandle::join) {
         Ok(Ok(code)) => code,
-        // The panic's message has been written.
+        // The panic hook has printed the message.
         Ok(Err(_)) => ExitCode::from(101),
-        // Without room for another stack, there may be enough on this one.
+        // Memory for another stack is not available; the main thread's may be large enough.
         Err(_) => heapbpf::run(),
     }
 }

@@ -1,40 +1,39 @@
-//! What could be read of a target's memory at one instant: words at addresses, wherever the bytes are now.
+//! Snapshots of a target's memory.
 
 use std::ops::Range;
 
 use crate::address::TargetAddr;
 
-/// Bytes of a word: a pointer.
+/// Size of a pointer.
 pub(crate) const WORD_BYTES: u64 = 8;
 
-/// Memory of a target that does not change any more. Only what the target has ever touched is there: memory that is mapped and was
-/// never written holds nothing.
+/// Immutable snapshot of a target's memory. Has only pages that the target has touched.
 pub trait Memory: Send + Sync {
-    /// The parts of a range that are there, by rising address, without overlaps; neighbours are joined.
+    /// Returns the present parts of a range in ascending order, without overlaps; adjacent parts are joined.
     fn present(&self, range: Range<TargetAddr>) -> Vec<Range<TargetAddr>>;
 
-    /// Copies from this address on, until the buffer is full or something is not there; how many bytes that was.
+    /// Copies bytes from `address` until the buffer is full or a byte is not present. Returns their number.
     fn read(&self, address: TargetAddr, buffer: &mut [u8]) -> usize;
 
-    /// The bytes from this address on, where they need no copying.
+    /// Returns the bytes at `address` if they are contiguous in the snapshot.
     fn slice(&self, address: TargetAddr, length: usize) -> Option<&[u8]>;
 
-    /// Whether it can still be read as it was. Where it is another process's, that may have been killed.
+    /// Whether the snapshot can still be read. False if it is a process that was killed.
     fn is_there(&self) -> bool {
         true
     }
 
-    /// The word at this address, which need not be aligned.
+    /// Reads the word at an address, aligned or not.
     fn word(&self, address: TargetAddr) -> Option<u64> {
         let mut bytes = [0; size_of::<u64>()];
         (self.read(address, &mut bytes) == bytes.len()).then(|| u64::from_le_bytes(bytes))
     }
 }
 
-/// Memory that was copied.
+/// Memory copied into this process.
 #[derive(Debug, Default)]
 pub struct Copied {
-    /// By rising address, without overlaps; neighbours are not joined.
+    /// In ascending order, without overlaps; adjacent pieces are not joined.
     pieces: Vec<Piece>,
 }
 
@@ -51,7 +50,7 @@ impl Piece {
 }
 
 impl Copied {
-    /// Memory of these pieces, in any order. What overlaps an earlier one is left out.
+    /// Creates a snapshot from pieces in any order. A piece that overlaps an earlier one is ignored.
     pub fn new(pieces: impl IntoIterator<Item = (TargetAddr, Box<[u8]>)>) -> Self {
         let pieces = pieces.into_iter().filter(|(_, bytes)| !bytes.is_empty());
         let mut pieces: Vec<Piece> = pieces.map(|(start, bytes)| Piece { start: start.0, bytes }).collect();
@@ -65,12 +64,12 @@ impl Copied {
         Self { pieces }
     }
 
-    /// Bytes that were copied.
+    /// Total size of all pieces.
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.bytes.len() as u64).sum()
     }
 
-    /// The pieces that begin before `end`, from the first that ends behind `start`.
+    /// Returns the pieces that overlap the range.
     fn between(&self, start: u64, end: u64) -> impl Iterator<Item = &Piece> {
         let first = self.pieces.partition_point(|piece| piece.end() <= start);
         self.pieces[first..].iter().take_while(move |piece| piece.start < end)
@@ -113,14 +112,14 @@ impl Memory for Copied {
 mod tests {
     use super::*;
 
-    fn two_neighbours_and_one_apart() -> Copied {
+    fn adjacent_and_separate_pieces() -> Copied {
         let piece = |start, byte| (TargetAddr(start), vec![byte; 16].into_boxed_slice());
         Copied::new([piece(0x2000, 3), piece(0x1010, 2), piece(0x1000, 1), piece(0x1008, 9)])
     }
 
     #[test]
-    fn neighbours_are_read_as_one() {
-        let memory = two_neighbours_and_one_apart();
+    fn adjacent_pieces_are_joined() {
+        let memory = adjacent_and_separate_pieces();
         assert_eq!(memory.bytes(), 48);
         let addr = TargetAddr;
         assert_eq!(

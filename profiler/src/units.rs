@@ -1,4 +1,4 @@
-//! Quantities. An estimate is never mixed up with what was requested, and sums of estimates come out exact.
+//! Quantities: fixed-point estimates, whose sums are exact, and weights of samples.
 
 use std::ops::{Add, AddAssign, Sub, SubAssign};
 
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 const FRACTION_BITS: u32 = 20;
 const ONE: f64 = (1u64 << FRACTION_BITS) as f64;
 
-/// Defines a fixed-point estimate. Fixed point, because what an allocation adds its free must take away to the last
-/// bit: a callsite that freed everything holds 0, not 1e-9.
+/// Defines a fixed-point estimate. In fixed point, a free subtracts exactly what its allocation added: a callsite that
+/// freed everything has 0 live bytes, not 1e-9.
 macro_rules! estimate {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -20,32 +20,29 @@ macro_rules! estimate {
         pub struct $name(i128);
 
         impl $name {
-            /// Nothing.
             pub const ZERO: Self = Self(0);
 
-            /// An exact amount.
             pub const fn exact(amount: u64) -> Self {
                 Self((amount as i128) << FRACTION_BITS)
             }
 
-            /// The nearest representable amount; off by at most 2^-21.
+            /// Returns the nearest representable amount, with an error of at most 2^-21.
             #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and no weight comes near 2^107")]
             pub fn from_f64(amount: f64) -> Self {
                 Self((amount * ONE).round() as i128)
             }
 
-            /// The amount as a float.
             #[expect(clippy::cast_precision_loss, reason = "for display; 53 bits are enough")]
             pub fn to_f64(self) -> f64 {
                 self.0 as f64 / ONE
             }
 
-            /// Whether it is one that things can be added to for ever: not near the end of the number.
+            /// Whether further additions cannot overflow.
             pub const fn is_sound(self) -> bool {
                 self.0.unsigned_abs() < 1 << 120
             }
 
-            /// The amount rounded to a whole number; 0 when it is negative.
+            /// Rounds to an integer; 0 if negative.
             pub fn rounded(self) -> u64 {
                 let half = 1 << (FRACTION_BITS - 1);
                 u64::try_from((self.0.max(0) + half) >> FRACTION_BITS).unwrap_or(u64::MAX)
@@ -87,27 +84,27 @@ macro_rules! estimate {
 }
 
 estimate! {
-    /// Bytes, as estimated from samples (exact at an interval of 1). Signed: differences of profiles are estimates too.
+    /// Bytes, estimated from samples (exact at an interval of 1). Signed, for differences of profiles.
     EstimatedBytes
 }
 
 estimate! {
-    /// Blocks, as estimated from samples (exact at an interval of 1).
+    /// Blocks, estimated from samples (exact at an interval of 1).
     EstimatedCount
 }
 
 estimate! {
-    /// Variance of an estimate, in square bytes or square blocks; 0 where it is exact.
+    /// Variance of an estimate, in square bytes or square blocks; 0 if exact.
     EstimatedVariance
 }
 
 estimate! {
-    /// Microseconds that blocks have lived, added up over them.
+    /// Sum of block lifetimes, in microseconds.
     EstimatedMicros
 }
 
 impl EstimatedCount {
-    /// The times of so many blocks together, each of which has lived for `micros`; of longer than 8.9 years, as of so many.
+    /// Returns the sum of the lifetimes of these blocks, each of `micros`, capped at 8.9 years.
     pub const fn lasting(self, micros: u64) -> EstimatedMicros {
         const MICROS_MAX: u64 = 1 << 48;
         let micros = if micros < MICROS_MAX { micros } else { MICROS_MAX };
@@ -115,26 +112,23 @@ impl EstimatedCount {
     }
 }
 
-/// What one sampled block stands for, and how far off that is.
+/// Amounts that one sampled block represents, with their variances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weight {
-    /// Bytes.
     pub bytes: EstimatedBytes,
-    /// Blocks.
     pub count: EstimatedCount,
-    /// What it adds to the variance of a sum of bytes.
     pub bytes_variance: EstimatedVariance,
-    /// What it adds to the variance of a sum of blocks.
     pub count_variance: EstimatedVariance,
-    /// Samples: 1, or 0 of a part of a block.
+    /// 1, or 0 for a part of a block.
     pub samples: u64,
 }
 
 impl Weight {
-    /// The weight of a block of `size_bytes` that was sampled at this interval.
+    /// Returns the weight of a block of `size_bytes` sampled at `interval`.
     ///
-    /// A block of value v, taken with probability p, adds w = v/p, and to the variance v²(1 − p)/p. Estimated from the blocks
-    /// that were taken, each standing for 1/p, that is v²(1 − p)/p² = w(w − v) (Horvitz and Thompson, 1952).
+    /// A block of value v, sampled with probability p, has the weight w = v/p and the variance v²(1 − p)/p. Estimated from
+    /// the sampled blocks, each of which represents 1/p blocks, the variance is v²(1 − p)/p² = w(w − v) (Horvitz and
+    /// Thompson, 1952).
     #[expect(clippy::cast_precision_loss, reason = "sizes below the interval have at most 30 bits")]
     pub fn of(size_bytes: u64, interval: Interval) -> Self {
         let interval_bytes = u64::from(interval.bytes());
@@ -152,7 +146,7 @@ impl Weight {
         }
     }
 
-    /// The weight of what is known as it is: so many bytes in so many blocks, 0 for a part of one.
+    /// Returns the weight of exactly known amounts. `blocks` is 0 for a part of a block.
     pub const fn exact(bytes: u64, blocks: u64) -> Self {
         Self {
             bytes: EstimatedBytes::exact(bytes),
@@ -164,14 +158,14 @@ impl Weight {
     }
 }
 
-/// The number of bytes that is written like this: `4096`, `4KiB`, `1M`; `None` where that is not a size.
+/// Parses a size such as `4096`, `4KiB` or `1M`.
 pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
-    // The library takes a sign and fractions of a byte too; only digits start a size.
+    // The library also accepts a sign and fractions of a byte.
     let starts = text.starts_with(|first: char| first.is_ascii_digit());
     starts.then(|| text.parse::<ByteSize>().ok()).flatten().map(|size| size.0)
 }
 
-/// A point in time on the kernel's `CLOCK_MONOTONIC`, in nanoseconds.
+/// Timestamp of the kernel's `CLOCK_MONOTONIC`, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MonotonicNanos(pub u64);
 
@@ -187,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_added_and_taken_away_leaves_nothing() {
+    fn adding_and_subtracting_weights_leaves_zero() {
         let weights: Vec<Weight> = (1..5000).map(|size| Weight::of(size, Interval::nearest(4096))).collect();
         let mut sum = EstimatedBytes::ZERO;
         weights.iter().for_each(|weight| sum += weight.bytes);
@@ -205,20 +199,20 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_an_interval_and_more_add_no_error() {
+    fn blocks_of_at_least_the_interval_have_no_variance() {
         let interval = Interval::nearest(4096);
         for (size_bytes, is_exact) in [(4096, true), (1 << 30, true), (4095, false), (1, false)] {
             let weight = Weight::of(size_bytes, interval);
             assert_eq!(weight.bytes_variance == EstimatedVariance::ZERO, is_exact, "{size_bytes}");
             assert_eq!(weight.count_variance == EstimatedVariance::ZERO, is_exact, "{size_bytes}");
         }
-        // A small block stands for T bytes, give or take T.
+        // A small block represents T bytes, with a standard deviation of T.
         let deviation = Weight::of(16, interval).bytes_variance.to_f64().sqrt();
         assert!((deviation - 4096.0).abs() < 20.0, "{deviation}");
     }
 
     #[test]
-    fn rounding_goes_to_the_nearest() {
+    fn rounding_is_to_nearest() {
         for (amount, rounded) in [(0.4, 0), (0.5, 1), (1.49, 1), (-3.0, 0)] {
             assert_eq!(EstimatedBytes::from_f64(amount).rounded(), rounded, "{amount}");
         }

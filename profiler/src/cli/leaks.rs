@@ -1,141 +1,223 @@
-//! `heapbpf leaks`: watches if that is asked for, looks, tells, and says by its exit code whether there are leaks.
+//! `heapbpf leaks`: takes heap snapshots, and checks them on a worker thread.
 
-use std::path::Path;
+use std::io::Write;
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use profiler_common::interval::Interval;
+use anyhow::{Result, anyhow, bail};
+use bytesize::ByteSize;
 
 use super::args::LeaksArgs;
-use super::checking::{Checking, Telling};
-use super::output::{Access, Output};
-use super::progress::ProgressLine;
-use super::record::{UsageError, see_off, suppressions};
-use super::stops::Stops;
-use super::{exit, privilege, say};
-use crate::check::heap_snapshot::HeapSnapshot;
-use crate::check::{Plan, heap_snapshot};
+use super::config;
+use super::exit::{self, is_broken_pipe, usage};
+use super::output::{self, Access, Output};
+use super::runtime::{Attached, run_session, wait_for_command};
+use super::terminal::{self, ProgressLine, say};
+use super::worker::Worker;
+use crate::address::TargetAddr;
+use crate::check::look::Look;
+use crate::check::{Plan, check, unwatched};
 use crate::ids::Pid;
 use crate::keeper::Keeper;
 use crate::linux::inherited::Inherited;
-use crate::process::selection::Selection;
-use crate::report::ReportError;
-use crate::session::{Control, Listener, OverloadPolicy, Progress, Session, SessionConfig};
+use crate::report::text::printable;
+use crate::report::unreachable::{Style, Unreachable, write_json, write_text};
+use crate::report::{Format, Presentation, View};
+use crate::session::{Listener, Progress};
+use crate::symbolize::resolver::Resolver;
 
-/// Looks, tells, and returns the exit code.
+/// A worker that checks heap snapshots. Returns whether the last one has leaks; `None` if there was none.
+type Checker = Worker<Look, Option<bool>>;
+
 pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
     if args.pid.is_none() && args.command.is_empty() {
-        let text = "nothing to look at: give `--pid PID` (`pgrep -a NAME` lists processes), or a command behind `--`; see `heapbpf leaks --help`";
-        return Err(UsageError(text.to_owned()).into());
+        return Err(usage(
+            "nothing to check: specify `--pid PID` (`pgrep -a NAME` lists processes), or a command after `--`; see `heapbpf leaks --help`",
+        ));
     }
     let plan = Plan {
         limit: args.limit,
-        suppressions: suppressions(&args.suppressions)?,
+        suppressions: config::suppressions(&args.common)?,
         with_contents: !args.no_contents,
-        trims: args.trim,
+        trims: args.common.output.trim,
     };
-    let outputs = args.output.iter().map(|path| open(path, args)).collect::<Result<Vec<_>>>()?;
-    let telling = Telling { outputs, format: args.format, quiet: args.quiet, to_stderr: !args.command.is_empty() };
+    let format = args.common.output.format;
+    let open = |path: &PathBuf| Output::open_for_profile(path, format, Access::Owner);
+    let outputs = args.common.output.output.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let reports = Reports { outputs, format, quiet: args.common.output.quiet, to_stderr: !args.command.is_empty() };
     match (args.pid, args.watch) {
         (Some(pid), None) => {
             let keeper = Keeper::start()?;
-            let checking = Checking::start(plan, telling)?;
-            checking.check(heap_snapshot::take_unrecorded(Pid(pid), args.snapshot.into(), &keeper)?);
-            checking.finish(exit::DONE)
+            let checker = start_checker(plan, reports)?;
+            checker.send(unwatched::look(pid, args.snapshot, &keeper)?);
+            exit_code(checker.finish_blocking()?, exit::DONE)
         }
-        _ => {
-            privilege::check()?;
-            privilege::raise_memory_limit();
-            privilege::raise_descriptor_limit();
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start tokio")?;
-            runtime.block_on(watch(args, plan, telling, inherited))
-        }
+        _ => run_session(record(args, plan, reports, inherited)),
     }
 }
 
-/// A file of a format that sums are enough for.
-fn open(path: &Path, args: &LeaksArgs) -> Result<Output> {
-    let output = Output::open(path, args.format, Access::Owner)?;
-    if output.format().needs_recording() {
-        let refused = ReportError::NeedsRecording(output.format());
-        return Err(UsageError(format!("cannot write `{}`: {refused}", path.display())).into());
-    }
-    Ok(output)
-}
-
-async fn watch(args: &LeaksArgs, plan: Plan, telling: Telling, inherited: Inherited) -> Result<u8> {
-    let mut stops = Stops::new(inherited.signals())?;
-    let mut orders = Control::listen().context("cannot listen for signals")?;
-    let mut session = Session::start(config(args))?;
-    session.attach(async || stops.pending(None).await).await?;
-    if stops.pending(None).await {
+async fn record(args: &LeaksArgs, plan: Plan, reports: Reports, inherited: Inherited) -> Result<u8> {
+    let Some(attached) = Attached::start(config::of_leaks(args), &args.command, inherited).await? else {
+        return Ok(exit::INTERRUPTED);
+    };
+    let Attached { mut session, mut stops, mut control } = attached;
+    let quiet = args.common.output.quiet;
+    let is_launched = !args.command.is_empty();
+    if stops.requested && !is_launched {
         return Ok(exit::INTERRUPTED);
     }
-    let is_launched = !args.command.is_empty();
-    if is_launched {
-        stops.interrupts_left = 1;
-        session.launch(&args.command, inherited)?;
-        stops.pending(session.launched()).await;
-    } else if !args.quiet {
-        say(&format!("heapbpf: watching {}; Ctrl-C looks at once", session.describe()));
+    if !is_launched && !quiet {
+        say(&format!("heapbpf: recording {}; Ctrl-C checks for leaks at once", session.describe()));
     }
-    let line = ProgressLine::new(args.quiet || is_launched);
-    let forward = session.launched();
-    let mut audience = Audience { checking: Checking::start(plan, telling)?, line, failure: None };
-    session.run(stops.wait(forward), &mut orders, &mut audience).await?;
-    audience.line.clear();
-    // What was started has been looked at if it has ended, and is no target any more then.
-    session.inspect_all(args.snapshot.into(), &mut audience);
+    let line = ProgressLine::new(quiet || is_launched);
+    let mut events = Events { checker: start_checker(plan, reports)?, line, failure: None };
+    session.run(stops.wait(session.launched()), &mut control, &mut events).await?;
+    events.line.clear();
+    // A launched command that has exited was inspected at its exit, and is no longer a target.
+    session.inspect_all(args.snapshot, &mut events);
     let has_lost_keeper = session.has_lost_keeper();
     let (_, command, _) = session.finish()?;
-    let otherwise = match command {
-        Some(command) => see_off(command, &mut stops, args.quiet).await,
+    let code = match command {
+        Some(command) => wait_for_command(command, &mut stops, quiet).await,
         None if has_lost_keeper => exit::INCOMPLETE,
         None => exit::DONE,
     };
-    audience.checking.done(stops.next(None)).await;
-    match audience.failure {
+    let has_leaks = events.checker.finish(stops.next(None)).await;
+    match events.failure {
         Some(error) => Err(error),
-        None => audience.checking.finish(otherwise),
+        None => exit_code(has_leaks?, code),
     }
 }
 
-/// Shows what happens, and has looks checked.
-struct Audience {
-    checking: Checking,
+fn exit_code(has_leaks: Option<bool>, without_leaks: u8) -> Result<u8> {
+    match has_leaks {
+        Some(true) => Ok(exit::LEAKS),
+        Some(false) => Ok(without_leaks),
+        None if without_leaks == exit::INCOMPLETE => bail!("no heap was inspected: the keeper process exited before"),
+        None => bail!("no heap was inspected: the process exited before"),
+    }
+}
+
+/// Shows progress, and passes heap snapshots to the checker.
+struct Events {
+    checker: Checker,
     line: ProgressLine,
-    /// The last look that could not be taken.
+    /// Error of the last heap snapshot that failed.
     failure: Option<anyhow::Error>,
 }
 
-impl Listener for Audience {
+impl Listener for Events {
     fn progress(&mut self, progress: &Progress) {
         self.line.show(progress);
     }
 
-    fn inspected(&mut self, look: Result<HeapSnapshot>) {
+    fn looked(&mut self, look: Result<Look>) {
         match look {
-            Ok(look) => self.checking.check(look),
+            Ok(look) => self.checker.send(look),
             Err(error) => self.failure = Some(error),
         }
     }
 
+    /// At most one heap snapshot is pending: each has a copy of the process's memory.
     fn has_room(&self) -> bool {
-        !self.checking.is_busy()
+        self.checker.pending() == 0
     }
 }
 
-fn config(args: &LeaksArgs) -> SessionConfig {
-    SessionConfig {
-        selection: Selection { pids: args.pid.map(Pid).into_iter().collect(), ..Selection::default() },
-        follow_forks: false,
-        interval: Interval::nearest(args.interval),
-        duration: args.watch,
-        ring_bytes: args.ring_size,
-        live_blocks_max: args.live_blocks,
-        // A dropped block would have no stack.
-        on_overload: OverloadPolicy::Drop,
-        checks: Some(args.snapshot.into()),
-        ..SessionConfig::default()
+/// Where leaks are reported.
+struct Reports {
+    /// Files for the last check; earlier checks are written to numbered files beside them.
+    outputs: Vec<Output>,
+    /// Format of all files, whatever their extensions.
+    format: Option<Format>,
+    /// No text report.
+    quiet: bool,
+    /// The text report goes to standard error, because standard output is a command's.
+    to_stderr: bool,
+}
+
+fn start_checker(plan: Plan, reports: Reports) -> Result<Checker> {
+    Worker::start("heapbpf-check", move |snapshots, resolver| {
+        let mut last: Option<Unreachable> = None;
+        for (snapshot, count) in snapshots.zip(0..) {
+            if let Some(earlier) = last.take() {
+                reports.write_numbered(&earlier, count, plan.with_contents)?;
+            }
+            let found = check_snapshot(snapshot, &plan, &resolver, reports.quiet || reports.to_stderr)?;
+            reports.print(&found, count == 0, plan.with_contents)?;
+            last = Some(found);
+            resolver.release();
+        }
+        let Some(found) = last else { return Ok(None) };
+        for output in reports.outputs {
+            write(output, &found, plan.with_contents)?;
+        }
+        Ok(Some(found.leak_count > 0))
+    })
+}
+
+fn check_snapshot(snapshot: Look, plan: &Plan, resolver: &Resolver, quiet: bool) -> Result<Unreachable> {
+    let line = ProgressLine::new(quiet);
+    let parts = snapshot.collected.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
+    let bytes: u64 = parts.iter().map(|part| part.end.0 - part.start.0).sum();
+    let comm = snapshot.snapshot.targets.first().map_or("the process", |target| target.facts.comm.as_str());
+    line.begin(format!("searching {} of {}'s memory for leaks", ByteSize(bytes), printable(comm)));
+    let found = check(snapshot, plan, resolver);
+    line.clear();
+    let found = found?;
+    if found.watched_ns.is_none() && found.known.count == 0 {
+        let pid = found.target().map_or(Pid(0), |target| target.pid);
+        let gaps: Vec<&str> = found.heaps.iter().flat_map(|heap| &heap.gaps).map(String::as_str).collect();
+        let reason = if gaps.is_empty() {
+            "unsupported allocator: heapbpf can walk glibc, musl and jemalloc heaps".to_owned()
+        } else {
+            gaps.join("; ")
+        };
+        return Err(anyhow!(
+            "no block of process `{pid}` is known: {reason}; to record its allocations first: `heapbpf leaks --pid {pid} --watch 60s`"
+        ));
     }
+    Ok(found)
+}
+
+impl Reports {
+    fn write_numbered(&self, found: &Unreachable, number: u32, contents: bool) -> Result<()> {
+        for path in self.outputs.iter().filter_map(Output::path) {
+            let path = output::window_path(path, number);
+            write(Output::open(&path, self.format, Access::Owner)?, found, contents)?;
+        }
+        Ok(())
+    }
+
+    fn print(&self, found: &Unreachable, is_first: bool, contents: bool) -> Result<()> {
+        if self.quiet {
+            return Ok(());
+        }
+        let to_stderr = self.to_stderr || self.outputs.iter().any(|output| output.path().is_none());
+        let (width, colour) = terminal::layout();
+        let style = Style { width, colour: colour && !to_stderr, contents };
+        let write_text = |out: &mut dyn Write| {
+            if !is_first {
+                writeln!(out)?;
+            }
+            write_text(found, style, out)
+        };
+        if to_stderr {
+            // Like all messages: nobody needs to read them.
+            let _ = write_text(&mut terminal::errors());
+            return Ok(());
+        }
+        match write_text(&mut terminal::output()).map_err(anyhow::Error::from) {
+            Err(error) if is_broken_pipe(&error) => Ok(()),
+            written => written,
+        }
+    }
+}
+
+fn write(output: Output, found: &Unreachable, contents: bool) -> Result<()> {
+    let format = output.format();
+    output.write(|out| match format {
+        Format::Json => Ok(write_json(found, contents, out)?),
+        _ => Ok(format.report().write(&found.profile, &Presentation::from(View::LiveBytes), out)?),
+    })?;
+    Ok(())
 }

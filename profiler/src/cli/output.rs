@@ -1,23 +1,27 @@
-//! Files to write. They are opened before anything is attached, so that a mistyped path costs nothing.
+//! Output files. They are opened before anything is attached, so that a mistyped path is reported at once.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::args::is_recording;
-use super::record::UsageError;
+use super::exit::usage;
 use super::terminal;
 use crate::linux::replacement::Replacement;
-use crate::report::{Format, FormatError};
+use crate::report::{Format, FormatError, ReportError};
+
+/// File name extension of recordings, without the dot.
+const RECORDING_EXTENSION: &str = "heapbpf";
 
 /// Who may read a file, as far as the umask allows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Everybody: behind `sudo` the user is another one than the owner.
+    /// Everyone: under `sudo`, the user who reads the file is not its owner.
     All,
-    /// The owner alone, because the file has contents of a process's memory.
+    /// The owner only: the file contains parts of a process's memory.
     Owner,
 }
 
@@ -30,65 +34,77 @@ impl Access {
     }
 }
 
-/// A file that will hold a report. Until it is written, what was there before stays.
+/// A file for a report. An existing file at the path is kept until the report is complete.
 #[derive(Debug)]
 pub(super) struct Output {
     path: PathBuf,
     format: Format,
-    place: Place,
+    destination: Destination,
 }
 
 #[derive(Debug)]
-enum Place {
-    /// Appears at the path when it is complete.
-    New(Replacement),
-    /// A device or pipe, which cannot be replaced.
-    Through(File),
+enum Destination {
+    /// Temporary file that replaces the path once it is complete.
+    Replacement(Replacement),
+    /// Device or pipe, which cannot be replaced.
+    Device(File),
     Stdout,
 }
 
 impl Output {
-    /// Makes sure that `path` can be written. Its end says in which format, unless one is `forced`.
+    /// Opens `path` for writing. Its extension selects the format, unless one is `forced`.
     pub(super) fn open(path: &Path, forced: Option<Format>, access: Access) -> Result<Self> {
         if path == Path::new("-") {
             let format = forced.unwrap_or(Format::Folded);
             if !format.is_text() && terminal::output_is_terminal() {
-                let end = format.extension();
-                let text = format!(
-                    "`{format}` is no text, so it does not go to a terminal: name a file, as in `-o heap.{end}`"
-                );
-                return Err(UsageError(text).into());
+                let extension = format.extension();
+                return Err(usage(format!(
+                    "`{format}` is a binary format and cannot be printed to a terminal: name a file, as in `-o heap.{extension}`"
+                )));
             }
-            return Ok(Self { path: path.to_owned(), format, place: Place::Stdout });
+            return Ok(Self { path: path.to_owned(), format, destination: Destination::Stdout });
         }
         let format = match forced {
             Some(format) => format,
-            None => Format::of_path(path).map_err(|error| UsageError(explain_format(path, &error)))?,
+            None => Format::of_path(path).map_err(|error| usage(explain_format(path, &error)))?,
         };
-        let place = place(path, access).with_context(|| format!("cannot write `{}`", path.display()))?;
-        Ok(Self { path: path.to_owned(), format, place })
+        let destination = destination(path, access).with_context(|| format!("cannot write `{}`", path.display()))?;
+        Ok(Self { path: path.to_owned(), format, destination })
     }
 
-    /// The format.
+    /// Like [`open`](Self::open), and rejects formats that a profile is not enough for.
+    pub(super) fn open_for_profile(path: &Path, forced: Option<Format>, access: Access) -> Result<Self> {
+        let output = Self::open(path, forced, access)?;
+        if output.format.needs_recording() {
+            return Err(output.refuse(&ReportError::NeedsRecording(output.format)));
+        }
+        Ok(output)
+    }
+
+    /// Returns the usage error for a format that cannot hold the report.
+    pub(super) fn refuse(&self, error: &ReportError) -> anyhow::Error {
+        usage(format!("cannot write `{}`: {error}", self.path.display()))
+    }
+
     pub(super) fn format(&self) -> Format {
         self.format
     }
 
-    /// The file's path; `None` for standard output.
+    /// Returns the file's path; `None` for standard output.
     pub(super) fn path(&self) -> Option<&Path> {
-        (!matches!(self.place, Place::Stdout)).then_some(&*self.path)
+        (!matches!(self.destination, Destination::Stdout)).then_some(&*self.path)
     }
 
-    /// Writes the report. Returns the path, unless it went to standard output.
+    /// Writes the report. Returns the path, or `None` for standard output.
     pub(super) fn write(self, report: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<Option<PathBuf>> {
         let context = || format!("cannot write `{}`", self.path.display());
-        match self.place {
-            Place::Stdout => {
+        match self.destination {
+            Destination::Stdout => {
                 write_all(terminal::output(), report).with_context(context)?;
                 return Ok(None);
             }
-            Place::Through(file) => write_all(file, report).with_context(context)?,
-            Place::New(new) => {
+            Destination::Device(file) => write_all(file, report).with_context(context)?,
+            Destination::Replacement(new) => {
                 write_all(new.file(), report).with_context(context)?;
                 new.commit().with_context(context)?;
             }
@@ -97,15 +113,43 @@ impl Output {
     }
 }
 
-/// Makes sure that a recording can be written to `path`, and leaves what is there as it is: see [`Recorder::create`].
+/// Whether an output path names a recording.
+pub(super) fn is_recording(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(RECORDING_EXTENSION))
+}
+
+/// Checks that a recording can be written to `path`, without changing an existing file: see [`Recorder::create`].
 ///
 /// [`Recorder::create`]: crate::recording::recorder::Recorder::create
 pub(super) fn check_recording(path: &Path) -> Result<()> {
-    let place = place(path, Access::Owner).with_context(|| format!("cannot write `{}`", path.display()))?;
-    if !matches!(place, Place::New(_)) {
-        bail!("cannot record to `{}`: it is a device or a pipe, and a recording takes a file", path.display());
+    let destination = destination(path, Access::Owner).with_context(|| format!("cannot write `{}`", path.display()))?;
+    if !matches!(destination, Destination::Replacement(_)) {
+        bail!("cannot record to `{}`: it is a device or a pipe; name a regular file", path.display());
     }
     Ok(())
+}
+
+/// Returns the path of a dump: `heap.0003.svg` for window 3 of `heap.svg`.
+pub(super) fn window_path(path: &Path, number: u32) -> PathBuf {
+    with_infix(path, &format!("{number:04}"))
+}
+
+/// Returns the path of a peak: `heap.peak.svg` for `heap.svg`.
+pub(super) fn peak_path(path: &Path) -> PathBuf {
+    with_infix(path, "peak")
+}
+
+/// Inserts a word between the file's stem and its extension, which may have several parts (`.pb.gz`).
+fn with_infix(path: &Path, word: &str) -> PathBuf {
+    let whole = path.file_name().unwrap_or(OsStr::new("heapbpf"));
+    let stem_bytes = Format::split(path).map(|(stem_bytes, _)| stem_bytes);
+    let stem_bytes = stem_bytes.or_else(|| Some(path.file_stem()?.len())).unwrap_or(whole.len());
+    let (stem, extension) = whole.as_bytes().split_at(stem_bytes);
+    let mut name = OsString::from(OsStr::from_bytes(stem));
+    name.push(".");
+    name.push(word);
+    name.push(OsStr::from_bytes(extension));
+    path.with_file_name(name)
 }
 
 fn write_all(file: impl Write, report: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
@@ -114,11 +158,13 @@ fn write_all(file: impl Write, report: impl FnOnce(&mut dyn Write) -> Result<()>
     Ok(writer.flush()?)
 }
 
-fn place(path: &Path, access: Access) -> Result<Place> {
+fn destination(path: &Path, access: Access) -> Result<Destination> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => bail!("it is a directory; name a file in it"),
-        Ok(metadata) if !metadata.is_file() => return Ok(Place::Through(File::options().write(true).open(path)?)),
-        // A file that must not be written shall not be replaced either.
+        Ok(metadata) if !metadata.is_file() => {
+            return Ok(Destination::Device(File::options().write(true).open(path)?));
+        }
+        // A read-only file must not be replaced either.
         Ok(_) => drop(File::options().append(true).open(path)?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error.into()),
@@ -126,13 +172,12 @@ fn place(path: &Path, access: Access) -> Result<Place> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let new =
         Replacement::create(path, access.mode()).map_err(|error| anyhow::anyhow!("{}", explain(&error, folder)))?;
-    Ok(Place::New(new))
+    Ok(Destination::Replacement(new))
 }
 
-/// A mistyped extension may have meant a recording.
 fn explain_format(path: &Path, error: &FormatError) -> String {
     if is_recording(path) {
-        return format!("`{}` names a recording, which is made while recording alone", path.display());
+        return format!("cannot write `{}`: only `heapbpf record` makes recordings", path.display());
     }
     format!("{error}; `.heapbpf` makes a recording")
 }
@@ -158,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_replaces_the_old_one_only_when_it_is_complete() {
+    fn an_incomplete_report_keeps_the_existing_file() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("heap.svg");
         assert_eq!(written(&path), "report");
@@ -175,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_found_at_once() {
+    fn unwritable_paths_fail_on_open() {
         let folder = tempfile::tempdir().expect("temporary folder");
         for (path, reason) in
             [("missing/heap.svg", "does not exist"), ("folder.svg", "is a directory"), ("heap.txt", "txt")]
@@ -183,12 +228,12 @@ mod tests {
             let path = folder.path().join(path);
             let _ = fs::create_dir(folder.path().join("folder.svg"));
             let error = format!("{:#}", Output::open(&path, None, Access::All).expect_err("not writable"));
-            assert!(error.contains(reason), "`{error}` does not say `{reason}`");
+            assert!(error.contains(reason), "`{error}` lacks `{reason}`");
         }
     }
 
     #[test]
-    fn others_may_read_the_report() {
+    fn reports_are_world_readable() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("heap.folded");
         written(&path);
@@ -197,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_of_memory_are_the_owners_alone() {
+    fn reports_with_memory_contents_are_private() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("leaks.json");
         let output = Output::open(&path, None, Access::Owner).expect("writable");
@@ -207,13 +252,43 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_written_through() {
+    fn devices_are_not_replaced() {
         let output = Output {
             path: "/dev/null".into(),
             format: Format::Folded,
-            place: place(Path::new("/dev/null"), Access::All).expect("there"),
+            destination: destination(Path::new("/dev/null"), Access::All).expect("there"),
         };
-        assert!(matches!(output.place, Place::Through(_)));
+        assert!(matches!(output.destination, Destination::Device(_)));
         output.write(|out| Ok(out.write_all(b"report")?)).expect("written");
+    }
+
+    fn check_window_path(path: &str, number: u32, expected: &str) {
+        assert_eq!(window_path(Path::new(path), number), Path::new(expected));
+    }
+
+    #[test]
+    fn window_numbers_precede_the_extension() {
+        check_window_path("heap.svg", 1, "heap.0001.svg");
+        check_window_path("/var/tmp/my.heap.json", 42, "/var/tmp/my.heap.0042.json");
+        check_window_path("./heapbpf-redis-12.folded", 9999, "./heapbpf-redis-12.9999.folded");
+        check_window_path("a.SVG", 12_345, "a.12345.SVG");
+        check_window_path("b.d/heap.svg", 7, "b.d/heap.0007.svg");
+        check_window_path("heap.pb.gz", 7, "heap.0007.pb.gz");
+        check_window_path("my.heap.Perfetto-Trace", 7, "my.heap.0007.Perfetto-Trace");
+        check_window_path("x.dhat.json", 7, "x.0007.dhat.json");
+        check_window_path("forced", 7, "forced.0007");
+    }
+
+    #[test]
+    fn window_paths_sort_in_window_order() {
+        let names: Vec<PathBuf> = [2, 10, 9, 100].map(|number| window_path(Path::new("x.svg"), number)).into();
+        let mut sorted = names.clone();
+        sorted.sort();
+        assert_eq!(sorted, [&names[0], &names[2], &names[1], &names[3]].map(Clone::clone));
+    }
+
+    #[test]
+    fn peak_paths_contain_peak() {
+        assert_eq!(peak_path(Path::new("out/heap.svg")), Path::new("out/heap.peak.svg"));
     }
 }

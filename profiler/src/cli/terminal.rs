@@ -1,49 +1,36 @@
-//! The only access to standard output and standard error. Standard error, and standard output where it is a terminal, have no
-//! control characters but line ends, tabs and colours: names, arguments and paths of targets could otherwise move a terminal's
-//! cursor or type into it, also from a log file that is printed later.
+//! Access to standard output and standard error, and the progress line. Standard error, and standard output if it is a
+//! terminal, receive no control characters except line ends, tabs and colours: names, arguments and paths of targets could
+//! otherwise move a terminal's cursor or type into it, even from a log file that is printed later.
 
 use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
 
-use indicatif::ProgressDrawTarget;
+use bytesize::ByteSize;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use terminal_size::terminal_size;
 
 use crate::report::text::on_terminal;
+use crate::session::Progress;
 
-/// Writes a line to standard error. Nobody has to read it: reports are written all the same.
+/// Writes a line to standard error. Ignores errors: reports are written even if nobody reads messages.
 pub(super) fn say(line: &str) {
     let mut out = errors();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// Standard output.
 pub(super) fn output() -> Lines<io::Stdout> {
     Lines::new(io::stdout(), output_is_terminal())
 }
 
-/// Standard error.
 pub(super) fn errors() -> Lines<io::Stderr> {
     Lines::new(io::stderr(), true)
-}
-
-/// Where progress is drawn.
-pub(super) fn progress() -> ProgressDrawTarget {
-    ProgressDrawTarget::stderr()
 }
 
 pub(super) fn output_is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-pub(super) fn errors_is_terminal() -> bool {
-    io::stderr().is_terminal()
-}
-
-/// Clears the line on standard error that progress is drawn in.
-pub(super) fn clear_line() -> io::Result<()> {
-    io::stderr().write_all(b"\r\x1b[2K")
-}
-
-/// The columns of the terminal that standard output is, if it is one, and whether it is to be coloured.
+/// Returns the width of standard output if it is a terminal, and whether to colour it.
 pub(super) fn layout() -> (Option<usize>, bool) {
     if !output_is_terminal() {
         return (None, false);
@@ -52,10 +39,19 @@ pub(super) fn layout() -> (Option<usize>, bool) {
     (width, std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()))
 }
 
-/// A stream that filters whole lines where it is a terminal, and passes bytes on elsewhere.
+/// Prints a command's tables, on standard error if standard output has a report (`redirected`).
+pub(super) fn print(text: &str, redirected: bool) -> io::Result<()> {
+    if redirected {
+        say(text);
+        return Ok(());
+    }
+    writeln!(output(), "{text}")
+}
+
+/// Writer that filters whole lines for terminals, and passes bytes on unchanged elsewhere.
 pub(super) struct Lines<W: Write> {
     inner: W,
-    /// What has come of a line, where lines are filtered.
+    /// The incomplete last line, if lines are filtered.
     line: Option<Vec<u8>>,
 }
 
@@ -65,7 +61,7 @@ impl<W: Write> Lines<W> {
     }
 }
 
-/// A terminal whose session has ended answers with `EIO`: nobody reads any more, as with a closed pipe.
+/// A terminal whose session has ended returns `EIO`, which is treated as a closed pipe.
 fn hung_up(error: io::Error) -> io::Error {
     if error.raw_os_error() == Some(libc::EIO) { io::ErrorKind::BrokenPipe.into() } else { error }
 }
@@ -97,33 +93,131 @@ impl<W: Write> Write for Lines<W> {
 
 impl<W: Write> Drop for Lines<W> {
     fn drop(&mut self) {
-        // What cannot be written cannot be complained of either.
+        // There is no other place to report the error to.
         let _ = self.flush();
     }
+}
+
+/// Progress line on standard error, redrawn in place. Empty if standard error is no terminal.
+#[derive(Clone)]
+pub(super) struct ProgressLine(Option<ProgressBar>);
+
+impl ProgressLine {
+    pub(super) fn new(quiet: bool) -> Self {
+        if quiet || !io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        bar.set_style(
+            ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()),
+        );
+        Self(Some(bar))
+    }
+
+    pub(super) fn show(&self, progress: &Progress) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(progress_text(progress));
+            bar.tick();
+        }
+    }
+
+    /// Shows an activity with a spinner until the line is cleared.
+    pub(super) fn begin(&self, activity: String) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(activity);
+            bar.enable_steady_tick(Duration::from_millis(100));
+        }
+    }
+
+    /// Writes a line to standard error, above the progress line.
+    pub(super) fn say(&self, text: &str) {
+        match &self.0 {
+            Some(bar) => bar.suspend(|| say(text)),
+            None => say(text),
+        }
+    }
+
+    pub(super) fn clear(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Writer for log lines. A log line replaces the progress line, which is redrawn below it.
+#[derive(Debug)]
+pub(super) struct Log {
+    clears: bool,
+}
+
+impl Log {
+    pub(super) fn new() -> Self {
+        Self { clears: io::stderr().is_terminal() }
+    }
+}
+
+impl Write for Log {
+    /// Receives one whole log line per call.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.clears {
+            io::stderr().write_all(b"\r\x1b[2K")?;
+        }
+        // A target's name may contain line ends.
+        let (text, end) = line.split_at(line.len() - usize::from(line.ends_with(b"\n")));
+        let one_line: Vec<u8> = text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }).collect();
+        let mut errors = errors();
+        errors.write_all(&one_line)?;
+        errors.write_all(end)?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn progress_text(progress: &Progress) -> String {
+    let elapsed = Duration::from_secs(progress.elapsed.as_secs());
+    let time = match progress.duration {
+        Some(duration) => format!("{elapsed:?} of {duration:?}"),
+        None => format!("{elapsed:?} (Ctrl-C to stop)"),
+    };
+    let live = ByteSize(progress.live_bytes.rounded());
+    let drops = match progress.lost {
+        0 => "no drops".to_owned(),
+        lost => format!("{lost} DROPPED"),
+    };
+    let targets = match progress.targets {
+        1 => String::new(),
+        0 => " · no process yet".to_owned(),
+        targets => format!(" · {targets} processes"),
+    };
+    format!("{time}{targets} · {:.0} events/s · {live} live · {drops}", progress.events_per_second)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::EstimatedBytes;
 
     fn written(filters: bool, pieces: &[&str]) -> String {
         let mut out = Vec::new();
         let mut lines = Lines::new(&mut out, filters);
-        pieces.iter().for_each(|piece| lines.write_all(piece.as_bytes()).expect("memory takes it"));
+        pieces.iter().for_each(|piece| lines.write_all(piece.as_bytes()).expect("vectors accept all bytes"));
         drop(lines);
         String::from_utf8(out).expect("text")
     }
 
     #[test]
-    fn terminals_get_whole_lines_without_control_characters() {
+    fn terminal_output_has_no_control_characters() {
         assert_eq!(written(true, &["a\x1b[2Jb\nc", "d\x07\n", "e"]), "a\u{fffd}[2Jb\ncd\u{fffd}\ne");
-        // A sequence that is cut between two pieces is one sequence.
+        // An escape sequence may span two writes.
         assert_eq!(written(true, &["\x1b[3", "1mred\x1b[0m\n"]), "\x1b[31mred\x1b[0m\n");
         assert_eq!(written(true, &["\u{e9}".repeat(3).as_str(), "\n"]), "ééé\n");
     }
 
     #[test]
-    fn a_terminal_that_hung_up_has_no_reader_and_a_file_that_fails_has_failed() {
+    fn a_terminal_hangup_is_a_broken_pipe() {
         struct Failing;
         impl Write for Failing {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -139,7 +233,22 @@ mod tests {
     }
 
     #[test]
-    fn files_and_pipes_get_bytes_as_they_are() {
+    fn files_and_pipes_receive_unchanged_bytes() {
         assert_eq!(written(false, &["a\x1b[2Jb\n", "c\x07"]), "a\x1b[2Jb\nc\x07");
+    }
+
+    #[test]
+    fn the_progress_line_shows_time_rate_live_bytes_and_drops() {
+        let progress = Progress {
+            elapsed: Duration::from_millis(3700),
+            duration: Some(Duration::from_secs(10)),
+            targets: 1,
+            events_per_second: 1234.5,
+            live_bytes: EstimatedBytes::exact(3 << 20),
+            lost: 2,
+        };
+        assert_eq!(progress_text(&progress), "3s of 10s · 1234 events/s · 3.0 MiB live · 2 DROPPED");
+        let endless = Progress { duration: None, lost: 0, ..progress };
+        assert_eq!(progress_text(&endless), "3s (Ctrl-C to stop) · 1234 events/s · 3.0 MiB live · no drops");
     }
 }

@@ -1,20 +1,15 @@
-//! Names snapshots and writes them, on a thread of its own: the session goes on meanwhile. Owns the outputs and what names
-//! are known. A dump that cannot be written is told at once and at the end, and costs nothing else.
+//! Symbolizes snapshots and writes reports, on a worker thread. A dump that cannot be written is reported at once and in the
+//! exit code, and does not stop the recording.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 
-use tokio::sync::oneshot;
-
-use super::output::{Access, Output};
-use super::progress::ProgressLine;
-use super::{is_broken_pipe, numbered};
+use super::exit::is_broken_pipe;
+use super::output::{self, Access, Output};
+use super::terminal::ProgressLine;
+use super::worker::Worker;
 use crate::model::Profile;
 use crate::recording::entry::Names;
 use crate::recording::names::names;
@@ -23,175 +18,122 @@ use crate::report::{Format, Presentation, View, window};
 use crate::snapshot::{Scope, Snapshot};
 use crate::symbolize::profile::profile;
 use crate::symbolize::resolver::Resolver;
-use crate::symbolize::sandbox::Interrupt;
 
-/// How to write.
+/// Maximum number of dumps that wait to be written. Each has all callsites of its window.
+const PENDING_MAX: usize = 16;
+
 #[derive(Clone, Debug)]
-pub(super) struct Style {
-    /// How reports are presented.
+pub(super) struct Options {
     pub(super) presentation: Presentation,
-    /// The format of all of them, whatever their files are called.
+    /// Format of all reports, whatever their extensions.
     pub(super) format: Option<Format>,
-    /// Leave runtime plumbing out of stacks.
+    /// Removes frames of the language runtime.
     pub(super) trims: bool,
-    /// Keep the names of all places.
+    /// Returns all names, for a recording.
     pub(super) keeps_names: bool,
-    /// Growing callsites that are not told of.
+    /// Growing callsites that are not listed as leak candidates.
     pub(super) suppressions: Suppressions,
-    /// Write the targets at their peaks as well, at the end.
+    /// Also writes the targets at their peaks, at the end.
     pub(super) with_peak: bool,
-    /// Say nothing of dumps that were written.
     pub(super) quiet: bool,
 }
 
-/// The end of a recording, written.
+/// Result of a recording.
 #[derive(Debug)]
 pub(super) struct Written {
-    /// The whole recording.
     pub(super) profile: Profile,
-    /// Its files.
     pub(super) files: Vec<(PathBuf, Format)>,
-    /// Something went to standard output.
+    /// A report was written to standard output.
     pub(super) to_stdout: bool,
-    /// The names of all places, where they were to be kept.
     pub(super) names: Names,
-    /// Something could not be written, which was told.
+    /// A report could not be written; this was reported.
     pub(super) failed: bool,
 }
 
-/// The thread at work.
-pub(super) struct Writing {
-    snapshots: Sender<Job>,
-    /// Dumps that are not written yet.
-    open: Arc<AtomicUsize>,
-    thread: JoinHandle<Result<Written>>,
-    /// Ends when the thread does.
-    running: oneshot::Receiver<()>,
-    interrupt: Interrupt,
-}
-
-/// Dumps that are not written yet, at most.
-const OPEN_MAX: usize = 16;
+/// Handle to the worker thread.
+pub(super) struct Writer(Worker<Job, Written>);
 
 enum Job {
     Window(Snapshot),
-    /// The last one.
     End(Snapshot),
 }
 
-impl Writing {
-    /// Waits for snapshots to write to these outputs.
-    ///
-    /// # Errors
-    ///
-    /// If there can be no thread.
-    pub(super) fn start(outputs: Vec<Output>, style: Style, line: ProgressLine) -> Result<Self> {
-        let (snapshots, jobs) = mpsc::channel();
-        let open = Arc::new(AtomicUsize::new(0));
-        let paths = outputs.iter().filter_map(Output::path).map(Into::into).collect();
-        let counter = Arc::clone(&open);
-        let (ended, running) = oneshot::channel();
-        let interrupt = Interrupt::default();
-        let of_thread = interrupt.clone();
-        // The resolver cannot be sent, so it is made there.
-        let work = move || {
-            // Dropped at the end, however that comes.
-            let _ended: oneshot::Sender<()> = ended;
-            let worker = Worker { paths, style, line, resolver: Resolver::sandboxed(of_thread), failed: false };
-            worker.work(&jobs, &counter, outputs)
-        };
-        let thread = thread::Builder::new().name("heapbpf-write".to_owned());
-        let thread = thread.spawn(work).context("cannot start a thread")?;
-        Ok(Self { snapshots, open, thread, running, interrupt })
+impl Writer {
+    pub(super) fn start(outputs: Vec<Output>, options: Options, line: ProgressLine) -> Result<Self> {
+        let worker = Worker::start("heapbpf-write", move |jobs, resolver| {
+            let paths = outputs.iter().filter_map(Output::path).map(Into::into).collect();
+            let mut state = State { paths, options, line, resolver, failed: false };
+            for job in jobs {
+                match job {
+                    Job::Window(snapshot) => state.write_window(&snapshot),
+                    Job::End(snapshot) => return Ok(state.write_end(&snapshot, outputs)),
+                }
+            }
+            Err(anyhow!("the recording ended without a last snapshot"))
+        });
+        Ok(Self(worker?))
     }
 
-    /// Has the window of a snapshot written.
+    /// Writes the window of a snapshot to files of its own.
     pub(super) fn dump(&self, snapshot: Snapshot) {
-        self.open.fetch_add(1, Ordering::Relaxed);
-        // Where the thread has ended before its time, the end tells.
-        let _ = self.snapshots.send(Job::Window(snapshot));
+        self.0.send(Job::Window(snapshot));
     }
 
-    /// Whether a dump is still being written.
     pub(super) fn is_busy(&self) -> bool {
-        self.open.load(Ordering::Relaxed) > 0
+        self.0.pending() > 0
     }
 
-    /// Whether a further dump may wait. Each holds all callsites of its time.
     pub(super) fn has_room(&self) -> bool {
-        self.open.load(Ordering::Relaxed) < OPEN_MAX
+        self.0.pending() < PENDING_MAX
     }
 
-    /// Has all of a recording written and waits until it is. When `stop` ends before, what has no name yet gets none.
-    ///
-    /// # Errors
-    ///
-    /// If the thread has ended before its time.
+    /// Writes the reports of the whole recording. When `stop` resolves first, remaining frames are not symbolized.
     pub(super) async fn finish(self, snapshot: Snapshot, stop: impl Future<Output = ()>) -> Result<Written> {
-        let _ = self.snapshots.send(Job::End(snapshot));
-        tokio::select! {
-            _ = self.running => {}
-            () = stop => self.interrupt.raise(),
-        }
-        self.thread.join().map_err(|_| anyhow!("the thread that writes reports has panicked"))?
+        self.0.send(Job::End(snapshot));
+        self.0.finish(stop).await
     }
 }
 
-/// What the thread has.
-struct Worker {
-    /// Files that windows are named after.
+/// State of the thread.
+struct State {
+    /// Files that dumps are named after.
     paths: Vec<PathBuf>,
-    style: Style,
+    options: Options,
     line: ProgressLine,
     resolver: Resolver,
     failed: bool,
 }
 
-impl Worker {
-    fn work(mut self, jobs: &Receiver<Job>, open: &AtomicUsize, outputs: Vec<Output>) -> Result<Written> {
-        for job in jobs {
-            match job {
-                Job::Window(snapshot) => {
-                    self.write_window(&snapshot);
-                    open.fetch_sub(1, Ordering::Relaxed);
-                }
-                Job::End(snapshot) => return Ok(self.write_end(&snapshot, outputs)),
-            }
-        }
-        Err(anyhow!("the recording ended without a last snapshot"))
-    }
-
-    fn name(&self, snapshot: &Snapshot, scope: Scope) -> Profile {
+impl State {
+    fn symbolize(&self, snapshot: &Snapshot, scope: Scope) -> Profile {
         let start = Instant::now();
-        let mut profile = profile(snapshot, scope, &self.resolver, self.style.trims);
-        tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "named");
-        profile.suppress(&self.style.suppressions);
+        let mut profile = profile(snapshot, scope, &self.resolver, self.options.trims);
+        tracing::debug!(elapsed = ?start.elapsed(), frames = profile.frames.len(), "symbolized");
+        profile.suppress(&self.options.suppressions);
         profile
     }
 
     fn write_window(&mut self, snapshot: &Snapshot) {
         let Some(number) = snapshot.window_of(Scope::Window).and_then(|window| window.number) else { return };
-        let profile = self.name(snapshot, Scope::Window);
-        let paths = self.paths.iter().map(|path| numbered::of_window(path, number)).collect();
-        let presentation = self.style.presentation.clone();
-        self.write_beside(&profile, &presentation, paths);
-        // Between dumps names are kept, and not what they were read from.
+        let profile = self.symbolize(snapshot, Scope::Window);
+        let paths = self.paths.iter().map(|path| output::window_path(path, number)).collect();
+        self.write_beside(&profile, &self.options.presentation.clone(), paths);
+        // Keeps names between dumps, and closes the files they were read from.
         self.resolver.release();
     }
 
     fn write_peak(&mut self, snapshot: &Snapshot) {
-        let profile = self.name(snapshot, Scope::Peak);
-        let paths = self.paths.iter().map(|path| numbered::of_peak(path)).collect();
-        // What was allocated until then is not known.
-        let view = match self.style.presentation.view {
+        let profile = self.symbolize(snapshot, Scope::Peak);
+        let paths = self.paths.iter().map(|path| output::peak_path(path)).collect();
+        // Allocated bytes until the peak are not recorded.
+        let view = match self.options.presentation.view {
             View::LiveBytes | View::AllocBytes => View::LiveBytes,
             View::LiveCount | View::AllocCount => View::LiveCount,
         };
-        let presentation = Presentation { view, ..self.style.presentation.clone() };
-        self.write_beside(&profile, &presentation, paths);
+        self.write_beside(&profile, &Presentation { view, ..self.options.presentation.clone() }, paths);
     }
 
-    /// Writes to files beside the outputs, and says so.
+    /// Writes reports to these paths, and prints their names.
     fn write_beside(&mut self, profile: &Profile, presentation: &Presentation, paths: Vec<PathBuf>) {
         let mut written = Vec::new();
         let shown = presentation.thinned(profile);
@@ -200,12 +142,12 @@ impl Worker {
                 let format = output.format();
                 output.write(|out| Ok(format.write(&shown, presentation, out)?))
             };
-            match Output::open(&path, self.style.format, Access::All).and_then(report) {
+            match Output::open(&path, self.options.format, Access::All).and_then(report) {
                 Ok(_) => written.push(path.display().to_string()),
                 Err(error) => self.fail(&error),
             }
         }
-        if !self.style.quiet && !written.is_empty() {
+        if !self.options.quiet && !written.is_empty() {
             self.line.say(&format!("heapbpf: wrote {} ({})", written.join(", "), window::outcome(profile)));
         }
     }
@@ -214,12 +156,12 @@ impl Worker {
         if snapshot.window.is_some() {
             self.write_window(snapshot);
         }
-        if self.style.with_peak {
+        if self.options.with_peak {
             self.write_peak(snapshot);
         }
-        let profile = self.name(snapshot, Scope::Whole);
-        let names = if self.style.keeps_names { names(snapshot, &self.resolver) } else { Names::default() };
-        let presentation = &self.style.presentation.clone();
+        let profile = self.symbolize(snapshot, Scope::Whole);
+        let names = if self.options.keeps_names { names(snapshot, &self.resolver) } else { Names::default() };
+        let presentation = &self.options.presentation.clone();
         let shown = presentation.thinned(&profile);
         let (mut files, mut to_stdout) = (Vec::new(), false);
         for output in outputs {
@@ -227,7 +169,6 @@ impl Worker {
             to_stdout |= output.path().is_none();
             match output.write(|out| Ok(format.write(&shown, presentation, out)?)) {
                 Ok(path) => files.extend(path.map(|path| (path, format))),
-                // Who reads no more has what was wanted.
                 Err(error) if is_broken_pipe(&error) => {}
                 Err(error) => self.fail(&error),
             }

@@ -1,7 +1,8 @@
-//! Diagnoses made up, and what is said of them.
+//! Text and JSON of synthetic diagnoses.
 
 use serde_json::Value;
 
+use super::report::{text, write_json};
 use super::trials::TrialKind;
 use super::*;
 use crate::address::FileOffset;
@@ -17,13 +18,13 @@ fn trial(kind: TrialKind, support: Support) -> Trial {
     Trial { kind, support, remark: None }
 }
 
-/// Everything works, and a process with a cheap `free`, a dear `malloc` and a `calloc` that cannot be probed.
+/// Everything works, for a process with a cheap `free`, an expensive `malloc` and a `calloc` that cannot be probed.
 fn healthy() -> Diagnosis {
     let mut trials: Vec<Trial> =
         Feature::ALL.iter().map(|&feature| trial(TrialKind::Feature(feature), Support::Yes)).collect();
     trials.push(trial(TrialKind::Capabilities, Support::Yes));
     Diagnosis {
-        kernel: "6.99.1-made-up".to_owned(),
+        kernel: "6.99.1-synthetic".to_owned(),
         trials,
         limits: vec![Limit { name: "kernel lockdown", value: None, meaning: "something" }],
         costs: Some(Costs {
@@ -43,7 +44,7 @@ fn hooks() -> Vec<PlannedHook> {
         let hook = ResolvedHook {
             spec,
             module: ModuleId(0),
-            path: "/lib/made\nup.so".to_owned(),
+            path: "/lib/pool\nA.so".to_owned(),
             offset: FileOffset(0x1000 + plan.heaps().len() as u64 + u64::from(function.as_bytes()[0])),
             size_bytes: 16,
             heap: "libc".to_owned(),
@@ -70,11 +71,11 @@ fn hooks() -> Vec<PlannedHook> {
 
 fn json(diagnosis: &Diagnosis) -> Value {
     let mut bytes = Vec::new();
-    write_json(diagnosis, &mut bytes).expect("a vector takes all bytes");
+    write_json(diagnosis, &mut bytes).expect("vectors accept all bytes");
     serde_json::from_slice(&bytes).expect("it is JSON")
 }
 
-/// The line of the text that begins with this, blanks squeezed.
+/// Returns the line that starts with `start`, with single spaces.
 #[track_caller]
 fn line(text: &str, start: &str) -> String {
     let lines = || text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -82,31 +83,31 @@ fn line(text: &str, start: &str) -> String {
 }
 
 #[test]
-fn what_works_is_said_with_what_it_costs() {
+fn text_shows_trials_and_costs() {
     let diagnosis = healthy();
     assert!(diagnosis.works());
     let text = text(&diagnosis, false);
-    assert!(text.contains("6.99.1-made-up"), "{text}");
+    assert!(text.contains("6.99.1-synthetic"), "{text}");
     assert!(text.ends_with("profiling works here\n"), "{text}");
     assert_eq!(line(&text, "emulated by"), "emulated by the kernel 610 ns 1230 ns");
     assert_eq!(line(&text, "single-stepped"), "single-stepped 12 µs 14 µs");
-    assert_eq!(line(&text, "free"), "free 0x1069 je 0x1010 emulated 610 ns /lib/made up.so");
-    assert_eq!(line(&text, "malloc 0x"), "malloc 0x106e endbr64 single-stepped 14 µs /lib/made up.so");
+    assert_eq!(line(&text, "free"), "free 0x1069 je 0x1010 emulated 610 ns /lib/pool A.so");
+    assert_eq!(line(&text, "malloc 0x"), "malloc 0x106e endbr64 single-stepped 14 µs /lib/pool A.so");
     assert!(line(&text, "calloc").contains("`06`"), "{text}");
     assert_eq!(line(&text, "kernel lockdown"), "kernel lockdown not readable something");
 }
 
 #[test]
-fn nothing_of_a_target_reaches_the_terminal_as_it_is() {
+fn control_characters_of_targets_are_removed() {
     let plain = text(&healthy(), false);
     assert!(!plain.contains('\x1b'), "{plain}");
-    // With colour there are escapes, and none of the target's.
+    // Colours are escapes too; the target's are removed.
     let coloured = text(&healthy(), true);
     assert!(coloured.contains("\x1b[") && !coloured.contains("\x1b[2J"), "{coloured:?}");
 }
 
 #[test]
-fn programs_are_told_the_same() {
+fn json_has_trials_costs_and_hooks() {
     let json = json(&healthy());
     assert_eq!(json["version"], 1);
     assert_eq!(json["works"], true);
@@ -121,7 +122,7 @@ fn programs_are_told_the_same() {
 }
 
 #[test]
-fn only_what_is_needed_and_failed_prevents_profiling() {
+fn only_required_trials_prevent_profiling() {
     let with = |kind, support| Diagnosis { trials: vec![trial(kind, support)], ..healthy() };
     let no = || Support::No("broken".to_owned());
     for (kind, prevents) in [
@@ -142,10 +143,9 @@ fn only_what_is_needed_and_failed_prevents_profiling() {
         let trial = &diagnosis.trials[0];
         let text = text(&diagnosis, false);
         assert!(text.contains("broken"), "{text}");
-        // Whoever is told no is told what to do.
         assert_eq!(trial.remedy().is_some(), prevents);
         assert_eq!(trial.remedy().is_some_and(|remedy| text.contains(remedy)), prevents, "{text}");
-        assert!(with(kind, Support::Unknown("whatever".to_owned())).works(), "{kind:?}");
+        assert!(with(kind, Support::Unknown("anything".to_owned())).works(), "{kind:?}");
     }
 }
 
@@ -162,12 +162,19 @@ fn a_process_that_cannot_be_profiled_is_a_failure() {
 }
 
 #[test]
-fn the_probed_process_answers_each_line() {
+fn the_probed_process_answers_each_request() {
     let mut answers = Vec::new();
-    serve(&b"0 10\n3 1\n"[..], &mut answers).expect("the lines are good");
+    serve(&b"0 10\n3 1\n"[..], &mut answers).expect("valid requests");
     let answers = String::from_utf8(answers).expect("text");
     assert_eq!(answers.lines().map(|line| line.parse::<u32>().is_ok()).collect::<Vec<_>>(), [true, true]);
     for line in ["4 1", "0", "x 1", "0 -1", ""] {
         assert!(serve(format!("{line}\n").as_bytes(), &mut Vec::new()).is_err(), "{line}");
     }
+}
+
+#[test]
+fn the_selected_word_is_in_brackets() {
+    assert_eq!(selected_word("none [integrity] confidentiality"), "integrity");
+    assert_eq!(selected_word("[none] integrity confidentiality"), "none");
+    assert_eq!(selected_word("anything"), "anything");
 }

@@ -1,4 +1,4 @@
-//! What is tried, in an order in which each failure explains those after it.
+//! Trials, in an order in which each failure explains the later ones.
 
 use profiler_common::limits::PAGE_BYTES;
 
@@ -14,33 +14,26 @@ use crate::probe::subject::Subject;
 use crate::session::{self, Leftovers};
 use crate::symbolize::sandbox;
 
-/// What was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TrialKind {
-    /// The privileges of this process.
     Capabilities,
-    /// Being in the initial PID namespace.
     PidNamespace,
-    /// Something of the kernel's.
     Feature(Feature),
-    /// Loading all that heapbpf has for the kernel.
+    /// Loading the BPF programs.
     Programs,
-    /// Probing a process of heapbpf's own.
+    /// Attaching probes to a process of heapbpf's own.
     Attaching,
     /// Searching all processes for breakpoints of a killed heapbpf.
     Leftovers,
-    /// Isolating the process that reads files of targets.
+    /// Isolating the symbolizer process.
     Isolation,
 }
 
-/// One thing that was tried.
+/// Result of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trial {
-    /// What.
     pub kind: TrialKind,
-    /// Whether it worked; the reason where it did not.
     pub support: Support,
-    /// What else there is to say.
     pub remark: Option<String>,
 }
 
@@ -49,7 +42,6 @@ impl Trial {
         Self { kind, support, remark: None }
     }
 
-    /// A few words for what was tried.
     pub(crate) fn name(&self) -> &'static str {
         match self.kind {
             TrialKind::Capabilities => "capabilities",
@@ -67,7 +59,7 @@ impl Trial {
         }
     }
 
-    /// Whether profiling takes it. The rest tells what else the kernel could do.
+    /// Whether profiling requires it.
     pub(crate) fn is_needed(&self) -> bool {
         !matches!(
             self.kind,
@@ -77,12 +69,12 @@ impl Trial {
         )
     }
 
-    /// Whether profiling cannot work because of it.
+    /// Whether its failure prevents profiling.
     pub(crate) fn prevents(&self) -> bool {
         self.is_needed() && matches!(self.support, Support::No(_))
     }
 
-    /// What to do about it.
+    /// Returns what to do if it prevents profiling.
     pub(crate) fn remedy(&self) -> Option<&'static str> {
         if !self.prevents() {
             return None;
@@ -106,7 +98,7 @@ impl Trial {
     }
 }
 
-/// Tries everything; what a probe costs, where one can be attached.
+/// Runs all trials. Also returns the cost of a probe, if one could be attached.
 pub(super) fn run() -> (Vec<Trial>, Option<Costs>) {
     let subject = Subject::find();
     let mut trials = vec![capabilities(), pid_namespace()];
@@ -139,7 +131,7 @@ pub(super) fn run() -> (Vec<Trial>, Option<Costs>) {
     (trials, costs)
 }
 
-/// Breakpoints that a heapbpf which was killed with its keeper has left. They are removed.
+/// Removes breakpoints left by a heapbpf that was killed together with its keeper.
 fn leftovers() -> Trial {
     let unknown = |error: &dyn std::fmt::Display| Trial::new(TrialKind::Leftovers, Support::Unknown(error.to_string()));
     let kind = match choose(BackendChoice::Auto) {
@@ -175,7 +167,7 @@ fn capabilities() -> Trial {
     Trial { kind: TrialKind::Capabilities, support, remark }
 }
 
-/// Starts the symbolizer.
+/// Starts a symbolizer process and checks its confinement.
 fn isolation() -> Trial {
     let confinement = match sandbox::confinement() {
         Ok(confinement) => confinement,
@@ -199,16 +191,16 @@ fn isolation() -> Trial {
 fn pid_namespace() -> Trial {
     let support = match process::in_initial_pid_namespace() {
         Ok(true) => Support::Yes,
-        Ok(false) => Support::No("the kernel's process numbers mean nothing here".to_owned()),
+        Ok(false) => Support::No("the kernel's process ids are not valid here".to_owned()),
         Err(error) => Support::Unknown(error.to_string()),
     };
     Trial::new(TrialKind::PidNamespace, support)
 }
 
-/// Loads the programs and attaches them to a process of this program.
+/// Loads the programs and attaches them to a child process.
 fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
     let config = KernelConfig {
-        // As small as can be: nothing is recorded.
+        // The minimum: nothing is recorded.
         ring_bytes: u32::try_from(PAGE_BYTES).unwrap_or(4096),
         live_blocks_max: 16,
         unwind_by_tables: true,
@@ -223,14 +215,14 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         Ok(kernel) => kernel,
         Err(error) => {
             let programs = Trial::new(TrialKind::Programs, Support::No(error.to_string()));
-            return (programs, Support::Unknown("there is nothing to attach".to_owned()), None);
+            return (programs, Support::Unknown("the programs could not be loaded".to_owned()), None);
         }
     };
-    // So that the programs at tracepoints are verified as well. Profiling works without them, but for forks.
+    // Verifies the tracepoint programs too. Profiling works without them, except for following forks.
     let watched = kernel.watch_processes();
     let stacks = if let Err(WatchError::Load(error @ LoadError::PrivateStack(_))) = watched {
         let programs = Trial::new(TrialKind::Programs, Support::No(error.to_string()));
-        return (programs, Support::Unknown("there is nothing to attach".to_owned()), None);
+        return (programs, Support::Unknown("the programs could not be loaded".to_owned()), None);
     } else if kernel.stacks_verified() {
         "no private stacks"
     } else {

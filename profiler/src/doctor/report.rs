@@ -1,12 +1,15 @@
-//! The diagnosis for people. Nothing here is stable: programs read the JSON.
+//! Text and JSON output of a diagnosis. The text is for people and may change; programs read the JSON.
+
+use std::io;
 
 use anstyle::{AnsiColor, Style};
+use serde_json::{Value, json};
 
 use super::{Costs, Diagnosis, Target, Trial};
 use crate::linux::feature::Support;
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
-use crate::report::page::{Column, table_lines};
+use crate::report::summary::grid::{self, Column};
 use crate::report::text::printable;
 
 const HEADING: Style = Style::new().bold();
@@ -14,7 +17,74 @@ const GOOD: Style = AnsiColor::Green.on_default();
 const BAD: Style = AnsiColor::Red.on_default().bold();
 const PLAIN: Style = Style::new();
 
-/// The text to print. `colour` lets it use ANSI escapes.
+/// Version of the JSON. New fields keep it; changes that could mislead a reader raise it.
+const JSON_VERSION: u32 = 1;
+
+/// Writes JSON, on one line.
+pub(crate) fn write_json(diagnosis: &Diagnosis, out: &mut dyn io::Write) -> io::Result<()> {
+    let trials = diagnosis.trials.iter().map(|trial| {
+        let (answer, reason) = match &trial.support {
+            Support::Yes => ("yes", None),
+            Support::No(reason) => ("no", Some(reason)),
+            Support::Unknown(reason) => ("unknown", Some(reason)),
+        };
+        json!({
+            "name": trial.name(),
+            "needed": trial.is_needed(),
+            "answer": answer,
+            "reason": reason,
+            "remark": trial.remark,
+            "remedy": trial.remedy(),
+        })
+    });
+    let limits = diagnosis.limits.iter().map(|limit| json!({ "name": limit.name, "value": limit.value }));
+    let costs = diagnosis.costs.as_ref();
+    let target = diagnosis.target.as_ref().map(|target| {
+        let hooks = target.hooks.as_deref().unwrap_or_default();
+        json!({
+            "pid": target.pid,
+            "comm": target.comm,
+            "error": target.hooks.as_ref().err(),
+            "hooks": hooks.iter().map(|hook| hook_json(hook, costs)).collect::<Vec<_>>(),
+        })
+    });
+    let json = json!({
+        "version": JSON_VERSION,
+        "works": diagnosis.works(),
+        "kernel": diagnosis.kernel,
+        "trials": trials.collect::<Vec<_>>(),
+        "limits": limits.collect::<Vec<_>>(),
+        "costs": costs.map(|costs| json!({
+            "emulated_ns": costs.emulated_ns,
+            "single_stepped_ns": costs.single_stepped_ns,
+            "emulated_with_return_ns": costs.emulated_with_return_ns,
+            "single_stepped_with_return_ns": costs.single_stepped_with_return_ns,
+        })),
+        "target": target,
+    });
+    writeln!(out, "{json}")
+}
+
+fn hook_json(planned: &PlannedHook, costs: Option<&Costs>) -> Value {
+    let hook = &planned.hook;
+    let placement = planned.placement.as_ref().ok();
+    let expected_ns =
+        placement.zip(costs).map(|(placement, costs)| costs.expected_ns(placement.class, hook.spec.shape));
+    json!({
+        "function": hook.spec.function,
+        "aliases": hook.aliases,
+        "heap": hook.heap,
+        "module": hook.path,
+        // Of the probed instruction in the module's file.
+        "offset": planned.offset().0,
+        "instruction": placement.map(|placement| &placement.instruction),
+        "emulated": placement.map(|placement| placement.class == Class::Emulated),
+        "expected_ns": expected_ns,
+        "error": planned.placement.as_ref().err().map(ToString::to_string),
+    })
+}
+
+/// Formats a diagnosis as text, with ANSI escapes if `colour` is set.
 pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {
     let mut page = Page { text: String::new(), colour };
     page.line(HEADING, &format!("heapbpf {} on Linux {} (x86-64)", env!("CARGO_PKG_VERSION"), diagnosis.kernel));
@@ -28,7 +98,6 @@ pub(crate) fn text(diagnosis: &Diagnosis, colour: bool) -> String {
     page.text
 }
 
-/// Text as it grows.
 struct Page {
     text: String,
     colour: bool,
@@ -49,11 +118,11 @@ impl Page {
         self.line(HEADING, heading);
     }
 
-    /// A table under a heading, with a style for each row.
+    /// Adds a table with a style for each row.
     fn table(&mut self, columns: &[Column], rows: Vec<(Style, Vec<String>)>) {
         let (styles, rows): (Vec<Style>, Vec<Vec<String>>) = rows.into_iter().unzip();
-        let lines = table_lines(columns, rows, None);
-        // Where columns have headings, the first line is theirs.
+        let lines = grid::lines(columns, rows, None);
+        // The first line has the headings, if columns have any.
         let headings = lines.len().saturating_sub(styles.len());
         let styles = std::iter::repeat_n(PLAIN, headings).chain(styles);
         for (style, line) in styles.zip(lines) {
@@ -67,10 +136,10 @@ impl Page {
             let (style, answer, reason) = match &trial.support {
                 Support::Yes => (GOOD, "yes", None),
                 Support::No(reason) => (if trial.prevents() { BAD } else { PLAIN }, "no", Some(reason)),
-                Support::Unknown(reason) => (PLAIN, "could not tell", Some(reason)),
+                Support::Unknown(reason) => (PLAIN, "unknown", Some(reason)),
             };
             let remarks: Vec<&str> = reason.into_iter().chain(&trial.remark).map(String::as_str).collect();
-            // Reasons may be a verifier's, of several lines.
+            // The verifier's reasons have several lines.
             let remarks = printable(&remarks.join("; ")).into_owned();
             let needed = if trial.is_needed() { "" } else { "not needed" };
             (style, vec![trial.name().to_owned(), answer.to_owned(), needed.to_owned(), remarks])
@@ -139,7 +208,7 @@ impl Page {
     }
 }
 
-/// A hook under its names, with where its probe goes and what that costs.
+/// Row of a hook: its names, and the place and cost of its probe.
 fn row(hook: &PlannedHook, costs: Option<&Costs>) -> Vec<String> {
     let spec = &hook.hook.spec;
     let names: Vec<&str> = std::iter::once(spec.function).chain(hook.hook.aliases.iter().copied()).collect();
@@ -159,11 +228,11 @@ fn row(hook: &PlannedHook, costs: Option<&Costs>) -> Vec<String> {
     vec![names.join(", "), offset, instruction, class.to_owned(), cost, module]
 }
 
-/// Rounded: every digit would say that the next measurement gives the same.
+/// Rounds to the precision of repeated measurements.
 fn nanos(nanos: f64) -> String {
-    if nanos < 10_000.0 { format!("{:.0} ns", round(nanos, 10.0)) } else { format!("{:.0} µs", nanos / 1000.0) }
-}
-
-fn round(number: f64, step: f64) -> f64 {
-    (number / step).round() * step
+    if nanos < 10_000.0 {
+        format!("{:.0} ns", (nanos / 10.0).round() * 10.0)
+    } else {
+        format!("{:.0} µs", nanos / 1000.0)
+    }
 }

@@ -1,47 +1,89 @@
-//! What cannot be parsed, in one line: the value, the reason, and what to do next.
+//! Exit codes, and the errors that select them.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
+use std::io;
 use std::process::ExitCode;
 
-use clap::CommandFactory as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use thiserror::Error;
 
-use super::args::Cli;
-use super::{exit, say};
+use super::terminal::say;
+use crate::process::launch::LaunchError;
+use crate::session::TooSmall;
 
-/// Help and version go to standard output; what cannot be parsed is an error like any other, with the values marked as
-/// everywhere else.
-pub(super) fn refuse(error: &clap::Error) -> ExitCode {
-    if !error.use_stderr() {
-        let _ = error.print();
-        return ExitCode::from(exit::DONE);
-    }
-    let words: Vec<OsString> = std::env::args_os().collect();
-    say(&format!("heapbpf: error: {}", line(error, &words)));
-    ExitCode::from(exit::USAGE)
+// A contract: see `heapbpf --help`.
+pub(super) const DONE: u8 = 0;
+pub(super) const FAILED: u8 = 1;
+pub(super) const USAGE: u8 = 2;
+pub(super) const INCOMPLETE: u8 = 3;
+pub(super) const LEAKS: u8 = 4;
+pub(super) const INTERRUPTED: u8 = 130;
+
+/// Maximum length of a word in messages: clap repeats values of any length.
+const WORD_CHARS_MAX: usize = 200;
+
+/// Invalid options or option values.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub(super) struct UsageError(pub(super) String);
+
+/// Returns the error for options that parse and make no sense together.
+pub(super) fn usage(text: impl Into<String>) -> anyhow::Error {
+    UsageError(text.into()).into()
 }
 
-fn line(error: &clap::Error, words: &[OsString]) -> String {
+/// Reports a failed command and returns its exit code.
+pub(super) fn fail(error: &anyhow::Error) -> u8 {
+    // A reader that closed its end (`heapbpf … | head`) has what it wanted.
+    if is_broken_pipe(error) {
+        return DONE;
+    }
+    say(&format!("heapbpf: error: {error:#}"));
+    if error.is::<UsageError>() || error.is::<TooSmall>() {
+        return USAGE;
+    }
+    error.downcast_ref().and_then(LaunchError::exit_code).unwrap_or(FAILED)
+}
+
+/// Whether the reader of an output is gone; includes terminals that hung up (see [`Lines`](super::terminal::Lines)).
+pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe))
+}
+
+/// Prints help and version to standard output, and parse errors as one line in the form of all other errors.
+pub(super) fn report_parse_error(error: &clap::Error, commands: &clap::Command) -> ExitCode {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::from(DONE);
+    }
+    let words: Vec<OsString> = std::env::args_os().collect();
+    say(&format!("heapbpf: error: {}", message(error, commands, &words)));
+    ExitCode::from(USAGE)
+}
+
+fn message(error: &clap::Error, commands: &clap::Command, words: &[OsString]) -> String {
     let text = error.render().to_string();
     let mut parts = text.split("\n\n");
     let reason = parts.next().unwrap_or_default().trim_start_matches("error: ");
-    // What is missing stands in lines of its own.
+    // clap lists missing arguments on lines of their own.
     let reason = reason.lines().flat_map(str::split_whitespace).map(shortened).collect::<Vec<_>>().join(" ");
-    // The library would have every option behind `--` where it knows no better.
+    // By default, clap suggests `--` for every unknown option.
     let tips = text.lines().filter_map(|line| line.trim_start().strip_prefix("tip: "));
     let tips = tips.filter(|tip| !tip.starts_with("to pass")).map(in_backticks);
     let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("heapbpf");
-    let command = command(words);
-    let starts_programs = usage.contains("COMMAND");
-    let stray =
-        stray(error).filter(|_| starts_programs).map(|word| format!("to start a program: `{command} -- {word}`"));
+    let mut own_words = words.iter().skip(1).take_while(|&word| word != "--");
+    let subcommand = own_words.find_map(|word| commands.find_subcommand(word));
+    let command = subcommand.map_or_else(|| "heapbpf".to_owned(), |command| format!("heapbpf {}", command.get_name()));
+    let stray = stray_word(error).filter(|_| usage.contains("COMMAND"));
+    let stray = stray.map(|word| format!("to start a program: `{command} -- {word}`"));
     let help = format!("see `{command} --help`");
     let advice: Vec<String> = tips.chain(stray).chain(std::iter::once(help)).collect();
     format!("{}; {}", in_backticks(&reason), advice.join("; "))
 }
 
-/// A word as it is shown: the library repeats values of any length.
 fn shortened(word: &str) -> Cow<'_, str> {
     match word.char_indices().nth(WORD_CHARS_MAX) {
         Some((end, _)) => format!("{}…`", &word[..end]).into(),
@@ -49,19 +91,8 @@ fn shortened(word: &str) -> Cow<'_, str> {
     }
 }
 
-/// Characters of a word that are shown.
-const WORD_CHARS_MAX: usize = 200;
-
-/// What these words begin: `heapbpf leaks`.
-fn command(words: &[OsString]) -> String {
-    let commands = Cli::command();
-    let mut own = words.iter().skip(1).take_while(|&word| word != "--");
-    let named = own.find_map(|word| commands.find_subcommand(word));
-    named.map_or_else(|| "heapbpf".to_owned(), |command| format!("heapbpf {}", command.get_name()))
-}
-
-/// A word that is no option, where a program's name goes behind `--`.
-fn stray(error: &clap::Error) -> Option<&str> {
+/// Returns an unexpected argument that is not an option: probably a program's name.
+fn stray_word(error: &clap::Error) -> Option<&str> {
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(word)) if error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-') => {
             Some(word)
@@ -70,7 +101,7 @@ fn stray(error: &clap::Error) -> Option<&str> {
     }
 }
 
-/// The library's quotes become backticks; an apostrophe stands between letters.
+/// Replaces clap's quotes by backticks. An apostrophe is between letters and stays.
 fn in_backticks(text: &str) -> String {
     let mut before = ' ';
     let mut characters = text.trim_end().chars().peekable();
@@ -85,12 +116,13 @@ fn in_backticks(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
+    use clap::{CommandFactory as _, Parser as _};
 
+    use super::super::Cli;
     use super::*;
 
     #[test]
-    fn values_are_in_backticks_and_apostrophes_stay() {
+    fn quotes_become_backticks_except_apostrophes() {
         let check = |text: &str, expected: &str| assert_eq!(in_backticks(text), expected);
         check("invalid value 'x' for '--pid <PID>'", "invalid value `x` for `--pid <PID>`");
         check("'a b' cannot be a heap's name", "`a b` cannot be a heap's name");
@@ -98,12 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn the_line_says_what_to_do_next() {
+    fn parse_errors_suggest_the_next_step() {
         let check = |words: &str, expected: &str| {
             let words = std::iter::once("heapbpf").chain(words.split_ascii_whitespace());
             let words: Vec<OsString> = words.map(OsString::from).collect();
             let error = Cli::try_parse_from(&words).expect_err("it cannot be parsed");
-            assert_eq!(line(&error, &words), expected);
+            assert_eq!(message(&error, &Cli::command(), &words), expected);
         };
         check("ls", "unexpected argument `ls` found; to start a program: `heapbpf -- ls`; see `heapbpf --help`");
         check(

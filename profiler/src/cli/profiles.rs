@@ -1,0 +1,286 @@
+//! Reads profiles from JSON reports and recordings. The first bytes of a file, not its name, determine what it is.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bytesize::ByteSize;
+use rustc_hash::FxHashMap;
+
+use super::exit::usage;
+use super::terminal::say;
+use crate::ledger::journal::{Flow, Movement};
+use crate::linux::input;
+use crate::model::Profile;
+use crate::recording::block::MAGIC;
+use crate::recording::entry::BooksId;
+use crate::recording::modules::{self, Found};
+use crate::recording::names::RecordedNames;
+use crate::recording::read::{self, Damage};
+use crate::recording::span::{Span, SpanError, Spanned};
+use crate::report::Presentation;
+use crate::report::heaptrack;
+use crate::report::json::read::read as read_json;
+use crate::report::text::count;
+use crate::snapshot::{Scope, Snapshot, TargetState};
+use crate::symbolize::Resolve;
+use crate::symbolize::profile::profile;
+use crate::symbolize::resolver::Resolver;
+use crate::symbolize::sandbox::Interrupt;
+
+/// Maximum size of a JSON report. One of 10,000 callsites with 40 frames each has a sixth of it.
+const REPORT_BYTES_MAX: u64 = 512 << 20;
+
+/// Maximum number of missing modules to list.
+const MISSING_LISTED_MAX: usize = 5;
+
+/// zstd's own default.
+const COMPRESSION_LEVEL: i32 = 3;
+
+pub(super) enum Contents {
+    /// A recording, not read yet.
+    Recording,
+    Report(Box<Profile>),
+}
+
+/// A profile read from a file.
+pub(super) struct Input {
+    pub(super) profile: Profile,
+    /// The file is damaged, and was read up to there.
+    pub(super) is_damaged: bool,
+    /// Until when the recording has totals only, in nanoseconds since its start.
+    pub(super) folded_until_ns: Option<u64>,
+    /// Names for single events, if they were requested.
+    pub(super) events: Option<EventNames>,
+}
+
+impl From<Profile> for Input {
+    fn from(profile: Profile) -> Self {
+        Self { profile, is_damaged: false, folded_until_ns: None, events: None }
+    }
+}
+
+/// How to read a recording.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Options {
+    pub(super) span: Span,
+    /// Separates callsites by thread, even if the recording was made without `--by thread`.
+    pub(super) by_thread: bool,
+    /// Removes frames of the language runtime.
+    pub(super) trims: bool,
+    /// Reports errors and damage only.
+    pub(super) quiet: bool,
+    /// Keeps names for [`EventNames::write`].
+    pub(super) events: bool,
+}
+
+/// Determines what a file is, and reads it if it is a report. A pipe is read once.
+pub(super) fn open(path: &Path) -> Result<Contents> {
+    let context = || format!("cannot read a profile from `{}`", path.display());
+    let bytes = read_report(path).with_context(context)?;
+    if bytes == MAGIC {
+        return Ok(Contents::Recording);
+    }
+    Ok(Contents::Report(Box::new(parse(&bytes).with_context(context)?)))
+}
+
+/// Reads the profile in a JSON report, or that of a whole recording.
+pub(super) fn read_whole(path: &Path, quiet: bool) -> Result<Input> {
+    match open(path)? {
+        Contents::Recording => read_recording(path, Options { quiet, ..Options::default() }),
+        Contents::Report(profile) => Ok((*profile).into()),
+    }
+}
+
+/// Reads a part of a recording. A damaged file is reported, and read up to the damage.
+pub(super) fn read_recording(path: &Path, options: Options) -> Result<Input> {
+    let name = path.display();
+    let mut reading = read::read(path).with_context(|| format!("`{name}`"))?;
+    let mut names = RecordedNames::new(Resolver::sandboxed(Interrupt::default()));
+    let refused = |error: SpanError| usage(format!("`{name}`: {error}"));
+    let mut entries = 0;
+    let counted = (&mut reading).inspect(|_| entries += 1);
+    let spanned = Spanned::read(counted, options.span, options.by_thread, &mut names).map_err(refused)?;
+    if options.events {
+        spanned.check_whole().map_err(refused)?;
+    }
+    if let Some(damage) = reading.damage() {
+        report_damage(path, damage, &spanned);
+    }
+    if reading.passed_over() > 0 {
+        let skipped = count(reading.passed_over());
+        say(&format!("heapbpf: `{name}`: {skipped} entries of a later version of heapbpf were skipped"));
+    }
+    let Found { modules, missing } = modules::find(spanned.modules(), names.is_empty());
+    if !options.quiet {
+        report_missing(&missing);
+    }
+    let snapshot = spanned.snapshot(modules);
+    let events = options.events.then(|| EventNames::new(&snapshot, spanned.targets(), &names, options.trims, entries));
+    Ok(Input {
+        profile: profile(&snapshot, Scope::Window, &names, options.trims),
+        is_damaged: reading.damage().is_some(),
+        folded_until_ns: spanned.folded_until_ns(),
+        events,
+    })
+}
+
+fn report_damage(path: &Path, damage: &Damage, spanned: &Spanned) {
+    say(&format!(
+        "heapbpf: warning: `{}`: damaged at byte {}: {}; read up to {:.1} s, {} events",
+        path.display(),
+        count(damage.position),
+        damage.reason,
+        Duration::from_nanos(spanned.length_ns()).as_secs_f64(),
+        count(spanned.events()),
+    ));
+}
+
+fn report_missing(missing: &[(String, &'static str)]) {
+    if missing.is_empty() {
+        return;
+    }
+    let listed = missing.iter().take(MISSING_LISTED_MAX).map(|(path, reason)| format!("`{path}` ({reason})"));
+    let more = match missing.len().saturating_sub(MISSING_LISTED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    say(&format!(
+        "heapbpf: the recording has no names, and these modules are missing on this machine or differ: {}{more}; their frames are shown as module+offset",
+        listed.collect::<Vec<_>>().join(", ")
+    ));
+}
+
+/// Reads a report, or only the first bytes of a recording, which may be large.
+fn read_report(path: &Path) -> Result<Vec<u8>> {
+    let mut file = input::open(path)?;
+    let mut bytes = Vec::new();
+    Read::by_ref(&mut file).take(MAGIC.len() as u64).read_to_end(&mut bytes)?;
+    if bytes == MAGIC {
+        return Ok(bytes);
+    }
+    file.take(REPORT_BYTES_MAX).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > REPORT_BYTES_MAX {
+        bail!("it exceeds the limit of {}", ByteSize(REPORT_BYTES_MAX));
+    }
+    Ok(bytes)
+}
+
+fn parse(bytes: &[u8]) -> Result<Profile> {
+    let first = bytes.iter().copied().find(|byte| !byte.is_ascii_whitespace());
+    let reason = match first {
+        None => "it is empty; perhaps the recording was killed".to_owned(),
+        Some(b'{') => match read_json(bytes) {
+            Ok(profile) => return Ok(profile),
+            Err(error) => error.to_string(),
+        },
+        Some(b'<') => "it is an image".to_owned(),
+        Some(_) => {
+            "it is neither one of heapbpf's JSON reports nor a recording, or its first bytes are damaged".to_owned()
+        }
+    };
+    bail!("{reason}; make a profile with `heapbpf --pid PID -o heap.json`, or `-o heap.heapbpf`")
+}
+
+/// Names for the events of a recording, from its first reading: names are at the end of the file, so formats made of single
+/// events read it twice.
+pub(super) struct EventNames {
+    /// Everything in the recording until the end of the span.
+    profile: Profile,
+    targets: FxHashMap<BooksId, EventTarget>,
+    /// Number of entries that were read.
+    entries: usize,
+}
+
+struct EventTarget {
+    index: usize,
+    /// From a callsite's number in the recording to its index in the profile.
+    callsites: FxHashMap<u32, usize>,
+}
+
+impl EventNames {
+    /// `ledgers` are those of the snapshot's targets, in their order.
+    fn new(snapshot: &Snapshot, ledgers: Vec<BooksId>, resolver: &dyn Resolve, trims: bool, entries: usize) -> Self {
+        let target = |(index, (ledger, target)): (usize, (BooksId, &TargetState))| {
+            let callsites = target.books.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
+            (ledger, EventTarget { index, callsites: callsites.collect() })
+        };
+        let targets = ledgers.into_iter().zip(&snapshot.targets).enumerate().map(target).collect();
+        Self { profile: profile(snapshot, Scope::Whole, resolver, trims), targets, entries }
+    }
+
+    /// Writes the events of the same span in heaptrack's format. `options` are those of the first reading.
+    pub(super) fn write(
+        &self,
+        recording: &Path,
+        options: Options,
+        presentation: &Presentation,
+        out: &mut dyn Write,
+    ) -> Result<()> {
+        let reading = read::read(recording).with_context(|| format!("`{}`", recording.display()))?;
+        let profile = presentation.cut(&self.profile);
+        let encoder = zstd::Encoder::new(out, COMPRESSION_LEVEL)?;
+        let mut events = heaptrack::Events::new(encoder, &profile, presentation)?;
+        let entries = reading.take(self.entries);
+        let length_ns = Spanned::flows(entries, options.span, options.by_thread, |at_ns, ledger, flow| {
+            events.at(at_ns)?;
+            // Events of other processes, and those before the end of the folded part, have no callsite.
+            let Some(target) = self.targets.get(&ledger) else { return Ok(()) };
+            let Some(&callsite) = target.callsites.get(&flow.callsite) else { return Ok(()) };
+            write_event(&mut events, target.index, callsite, &flow)
+        })?;
+        events.finish(length_ns)?.finish()?;
+        Ok(())
+    }
+}
+
+fn write_event<W: Write>(
+    events: &mut heaptrack::Events<'_, W>,
+    target: usize,
+    callsite: usize,
+    flow: &Flow,
+) -> Result<()> {
+    match flow.movement {
+        Movement::In(weight) => events.allocate(target, callsite, weight.bytes.rounded())?,
+        Movement::Out(weight) => events.free(target, callsite, weight.bytes.rounded())?,
+        Movement::Back(weight) => events.take_back(target, callsite, weight.bytes.rounded())?,
+        Movement::Reweighed { from, to } => {
+            let (from, to) = (from.bytes.rounded(), to.bytes.rounded());
+            match to.checked_sub(from) {
+                Some(more) => events.take_back(target, callsite, more)?,
+                None => events.free(target, callsite, from - to)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_files_are_rejected_with_a_reason() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        for (text, reason) in [
+            ("", "it is empty"),
+            ("<svg/>", "it is an image"),
+            ("main;f 12", "neither one of heapbpf's JSON reports nor a recording"),
+            ("{\"version\": 1", "not JSON, or not all of it"),
+            ("{\"version\": 2}", "has version 2 of the report"),
+            ("{\"version\": 1, \"kind\": \"diff\"}", "the difference of two profiles"),
+            ("{\"version\": 1, \"kind\": \"leaks\"}", "a report of `heapbpf leaks`"),
+            ("{\"version\": 1}", "missing field `interval_bytes`"),
+            ("{\"name\": \"x\"}", "it says no version"),
+        ] {
+            let path = folder.path().join("x.json");
+            std::fs::write(&path, text).expect("written");
+            let error = format!("{:#}", read_whole(&path, true).err().expect("no profile"));
+            assert!(error.contains(reason), "`{error}` lacks `{reason}`");
+            assert!(error.contains(&format!("`{}`", path.display())), "{error}");
+        }
+        let error = format!("{:#}", read_whole(folder.path(), true).err().expect("no file"));
+        assert!(error.contains("is a directory"), "{error}");
+    }
+}

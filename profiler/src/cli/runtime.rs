@@ -1,0 +1,204 @@
+//! What a session needs around it: privileges, resource limits, an async runtime, and the signals that stop it.
+
+use std::ffi::OsString;
+use std::io;
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{self, SignalKind, signal};
+
+use super::exit;
+use super::terminal::say;
+use crate::linux::capability;
+use crate::linux::inherited::Inherited;
+use crate::linux::proc::process;
+use crate::linux::signals::{self, InheritedSignals};
+use crate::session::{Command, Control, Launched, Session, SessionConfig};
+
+/// Runs a session, after checking for privileges and raising resource limits.
+pub(super) fn run_session(session: impl Future<Output = Result<u8>>) -> Result<u8> {
+    check_privileges()?;
+    // Each module, process and link takes a descriptor.
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    raise(Resource::Nofile, "RLIMIT_NOFILE", Rlimit { current: maximum, maximum });
+    async_runtime()?.block_on(session)
+}
+
+/// Creates a runtime, with locked memory unlimited.
+pub(super) fn async_runtime() -> Result<Runtime> {
+    // BPF maps counted as locked memory until Linux 5.11.
+    raise(Resource::Memlock, "RLIMIT_MEMLOCK", Rlimit { current: None, maximum: None });
+    Builder::new_current_thread().enable_all().build().context("cannot start tokio")
+}
+
+fn raise(resource: Resource, name: &str, limit: Rlimit) {
+    if let Err(error) = setrlimit(resource, limit) {
+        tracing::debug!("cannot raise {name}: {}", io::Error::from(error));
+    }
+}
+
+fn check_privileges() -> Result<()> {
+    let missing = capability::missing().context("cannot read this process's capabilities")?;
+    if !missing.is_empty() {
+        let names: Vec<_> = missing.iter().map(ToString::to_string).collect();
+        bail!("not allowed: missing {}; run `sudo {}`", names.join(", "), command_line());
+    }
+    if !process::in_initial_pid_namespace().unwrap_or(true) {
+        bail!(
+            "heapbpf runs in its own PID namespace, where the kernel's process ids are not valid; run it on the host, or in a container with `--pid=host`"
+        );
+    }
+    Ok(())
+}
+
+/// Returns this command line, quoted for a shell.
+fn command_line() -> String {
+    let quote = |argument: OsString| {
+        let argument = argument.to_string_lossy().into_owned();
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
+        if !argument.is_empty() && argument.chars().all(is_plain) {
+            argument
+        } else {
+            format!("'{}'", argument.replace('\'', r"'\''"))
+        }
+    };
+    std::env::args_os().map(quote).collect::<Vec<_>>().join(" ")
+}
+
+/// A session whose probes are attached, and its sources of signals.
+pub(super) struct Attached {
+    pub(super) session: Session,
+    pub(super) stops: Stops,
+    pub(super) control: Control,
+}
+
+impl Attached {
+    /// Attaches the probes and starts the command, if one is given. Returns `None` if a signal stopped heapbpf before the
+    /// first target was attached.
+    pub(super) async fn start(
+        config: SessionConfig,
+        command: &[OsString],
+        inherited: Inherited,
+    ) -> Result<Option<Self>> {
+        let mut stops = Stops::new(inherited.signals())?;
+        let control = Control::listen().context("cannot listen for signals")?;
+        let mut session = Session::start(config)?;
+        session.attach(async || stops.pending(None).await).await?;
+        if stops.pending(None).await && !session.has_begun() {
+            return Ok(None);
+        }
+        if !command.is_empty() {
+            stops.interrupts_left = 1;
+            session.launch(command, inherited)?;
+            // Earlier signals are meant for the command too. If they are enough to stop it, the report still covers it.
+            stops.pending(session.launched()).await;
+        }
+        Ok(Some(Self { session, stops, control }))
+    }
+}
+
+/// Waits for a command after its recording has ended, until it exits or the user interrupts. Returns the exit code.
+pub(super) async fn wait_for_command(mut command: Command, stops: &mut Stops, quiet: bool) -> u8 {
+    let launched = command.launched();
+    let report = |text: &str| (!quiet).then(|| say(&format!("heapbpf: {launched} {text}")));
+    if !stops.requested && !command.has_ended() {
+        report("is still running; waiting for it to exit (Ctrl-C twice stops waiting)");
+    }
+    tokio::select! {
+        biased;
+        code = command.wait() => code,
+        () = stops.wait(Some(launched)) => {
+            report("is still running");
+            exit::INTERRUPTED
+        }
+    }
+}
+
+/// Receives SIGINT, SIGTERM and SIGHUP. With a command, these signals are the command's: heapbpf forwards those sent by a
+/// process (a `kill` of the whole group reaches the command twice) and records until the command exits. A second SIGINT
+/// stops heapbpf.
+pub(super) struct Stops {
+    listeners: Vec<(Signal, unix::Signal)>,
+    /// Number of SIGINTs that are for the command only: 1 with a command.
+    interrupts_left: u32,
+    /// A signal to stop was received.
+    pub(super) requested: bool,
+}
+
+impl Stops {
+    /// `inherited` are the dispositions before heapbpf changed any.
+    fn new(inherited: &InheritedSignals) -> Result<Self> {
+        let mut listeners = Vec::new();
+        for (number, kind) in [
+            (Signal::INT, SignalKind::interrupt()),
+            (Signal::TERM, SignalKind::terminate()),
+            (Signal::HUP, SignalKind::hangup()),
+        ] {
+            // `nohup heapbpf …` must outlive the terminal session.
+            if number != Signal::HUP || !inherited.ignores(libc::SIGHUP) {
+                signals::record_senders(&[number.as_raw()]).context("cannot listen for signals")?;
+                listeners.push((number, signal(kind).context("cannot listen for signals")?));
+            }
+        }
+        Ok(Self { listeners, interrupts_left: 0, requested: false })
+    }
+
+    /// Waits for a signal to stop.
+    pub(super) async fn wait(&mut self, command: Option<Launched>) {
+        while !self.requested {
+            let signal = std::future::poll_fn(|context| self.poll(context)).await;
+            self.receive(signal, command);
+        }
+    }
+
+    /// Waits for one more signal, in addition to earlier ones. Ignores the interrupt that is for the command: it may have
+    /// ended the command, and thereby the recording, before heapbpf received it.
+    pub(super) async fn next(&mut self, command: Option<Launched>) {
+        loop {
+            let signal = std::future::poll_fn(|context| self.poll(context)).await;
+            let is_for_command = signal == Signal::INT && self.interrupts_left > 0;
+            self.receive(signal, command);
+            if !is_for_command {
+                return;
+            }
+        }
+    }
+
+    /// Handles signals that have arrived already, like [`wait`](Self::wait). Returns whether to stop.
+    async fn pending(&mut self, command: Option<Launched>) -> bool {
+        // The runtime delivers signals when a task yields.
+        tokio::task::yield_now().await;
+        let mut context = TaskContext::from_waker(Waker::noop());
+        while let Poll::Ready(signal) = self.poll(&mut context) {
+            self.receive(signal, command);
+        }
+        self.requested
+    }
+
+    fn poll(&mut self, context: &mut TaskContext<'_>) -> Poll<Signal> {
+        let mut received = self.listeners.iter_mut().filter_map(|(signal, listener)| {
+            let is_ready = listener.poll_recv(context).is_ready();
+            is_ready.then_some(*signal)
+        });
+        received.next().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn receive(&mut self, signal: Signal, command: Option<Launched>) {
+        let is_interrupt = signal == Signal::INT;
+        match command {
+            None => self.requested |= !is_interrupt || self.interrupts_left == 0,
+            Some(command) => {
+                // The kernel sends a terminal's signals to the command too.
+                if signals::is_from_process(signal.as_raw()) {
+                    command.signal(signal);
+                }
+                self.requested |= is_interrupt && self.interrupts_left == 0;
+            }
+        }
+        if is_interrupt || command.is_none() {
+            self.interrupts_left = self.interrupts_left.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Parsers of option values: sizes, times, percentages and fixed sets of names.
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use clap::builder::{PossibleValue, TypedValueParser};
+use clap::{Arg, Command};
+use profiler_common::interval::Interval;
+use profiler_common::limits::INTERVAL_BYTES_MAX;
+
+use crate::ids::Pid;
+use crate::recording::write::SIZE_BYTES_MIN;
+use crate::units::parse_bytes;
+
+/// Minimum time between dumps: shorter windows cost more than they show.
+const PERIOD_MIN: Duration = Duration::from_millis(100);
+
+/// Parser of a fixed set of names, which shell completions list too.
+#[derive(Clone)]
+pub(super) struct Named<T>(Vec<(&'static str, T)>);
+
+impl<T: Clone + Send + Sync + 'static> TypedValueParser for Named<T> {
+    type Value = T;
+
+    fn parse_ref(&self, command: &Command, argument: Option<&Arg>, value: &OsStr) -> Result<T, clap::Error> {
+        let names = self.0.clone();
+        let parse = move |value: &str| {
+            let named = names.iter().find(|(name, _)| *name == value);
+            named.map(|(_, value)| value.clone()).ok_or_else(|| {
+                let names: Vec<String> = names.iter().map(|(name, _)| format!("`{name}`")).collect();
+                format!("use one of {}", names.join(", "))
+            })
+        };
+        parse.parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(|(name, _)| PossibleValue::new(name))))
+    }
+}
+
+pub(super) fn named<T>(names: impl Into<Vec<(&'static str, T)>>) -> Named<T> {
+    Named(names.into())
+}
+
+pub(super) fn pid() -> impl TypedValueParser<Value = Pid> {
+    clap::value_parser!(u32).range(1..=i64::from(i32::MAX)).map(Pid)
+}
+
+pub(super) fn interval(text: &str) -> Result<Interval, String> {
+    let bytes = size(text)?;
+    if bytes == 0 {
+        return Err("must be at least 1, which records every allocation".to_owned());
+    }
+    match u32::try_from(bytes) {
+        Ok(interval) if bytes <= INTERVAL_BYTES_MAX => Ok(Interval::nearest(interval)),
+        _ => Err(format!("exceeds the limit of {}: samples would be too rare", ByteSize(INTERVAL_BYTES_MAX))),
+    }
+}
+
+pub(super) fn ring_size(text: &str) -> Result<u32, String> {
+    let bytes = u32::try_from(size(text)?).ok().filter(|bytes| bytes.is_power_of_two());
+    bytes
+        .filter(|bytes| (64 << 10..=1 << 30).contains(bytes))
+        .ok_or_else(|| "must be a power of two from 64KiB to 1GiB".to_owned())
+}
+
+/// A memory limit: at least a mebibyte.
+pub(super) fn memory(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes < 1 << 20 { Err("must be at least 1MiB".to_owned()) } else { Ok(bytes) }
+}
+
+/// A percentage above 0: `5%`, or `5`.
+pub(super) fn percent(text: &str) -> Result<f64, String> {
+    let number = text.trim().trim_end_matches('%').trim_end();
+    let percent = number.parse::<f64>().ok().filter(|percent| percent.is_finite() && *percent > 0.0);
+    percent.ok_or_else(|| "not a percentage above 0; write it like 5% or 0.5%".to_owned())
+}
+
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    parse_bytes(text.trim()).ok_or_else(|| "not a size; write it like 4096, 4KiB or 1M".to_owned())
+}
+
+pub(super) fn nonzero_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes == 0 { Err("must be at least 1".to_owned()) } else { Ok(bytes) }
+}
+
+pub(super) fn recording_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes < SIZE_BYTES_MIN { Err(format!("must be at least {}", ByteSize(SIZE_BYTES_MIN))) } else { Ok(bytes) }
+}
+
+/// A time above 0; a bare number is in seconds.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let time = offset(text)?;
+    if time.is_zero() { Err("must be longer than 0".to_owned()) } else { Ok(time) }
+}
+
+/// A time between dumps.
+pub(super) fn period(text: &str) -> Result<Duration, String> {
+    let time = duration(text)?;
+    if time < PERIOD_MIN { Err(format!("must be at least {PERIOD_MIN:?}")) } else { Ok(time) }
+}
+
+/// A time since the recording started, which may be 0.
+pub(super) fn offset(text: &str) -> Result<Duration, String> {
+    let text = text.trim();
+    if let Ok(seconds) = text.parse() {
+        return Ok(Duration::from_secs(seconds));
+    }
+    let time = text.parse::<jiff::SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
+    time.ok_or_else(|| "not a time; write it like 10s, 5m or 1h30m".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_accept_units() {
+        for (text, bytes) in
+            [("1", 1), ("4096", 4096), ("4KiB", 4096), ("512 KiB", 524_288), ("1M", 1_000_000), ("1kB", 1000)]
+        {
+            assert_eq!(interval(text), Ok(Interval::nearest(bytes)), "{text}");
+        }
+    }
+
+    #[test]
+    fn invalid_intervals_are_rejected() {
+        for text in ["0", "abc", "-5", "", "4KiBB", "2GiB", "0.1", "99999999999999999999"] {
+            assert!(interval(text).is_err(), "`{text}` was parsed as {:?}", interval(text));
+        }
+    }
+
+    #[test]
+    fn times_accept_units() {
+        for (text, seconds) in [("30s", 30), ("5m", 300), ("1h30m", 5400), ("10", 10), ("1 min", 60)] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        assert_eq!(duration("200ms"), Ok(Duration::from_millis(200)));
+    }
+
+    #[test]
+    fn invalid_times_are_rejected() {
+        for text in ["0", "0s", "-3s", "soon", ""] {
+            assert!(duration(text).is_err(), "`{text}` was accepted");
+        }
+        assert_eq!(offset("0s"), Ok(Duration::ZERO));
+        assert!(offset("-3s").is_err());
+    }
+
+    #[test]
+    fn dump_triggers_have_minimums() {
+        assert_eq!(period("100ms"), Ok(Duration::from_millis(100)));
+        assert!(period("99ms").is_err());
+        assert_eq!(nonzero_size("1GiB"), Ok(1 << 30));
+        assert!(nonzero_size("0").is_err());
+    }
+
+    #[test]
+    fn percentages_accept_a_percent_sign() {
+        for (text, share) in [("5%", 5.0), ("5", 5.0), ("0.5 %", 0.5), ("1000%", 1000.0)] {
+            assert_eq!(percent(text), Ok(share), "{text}");
+        }
+        for text in ["0", "0%", "-1%", "many", "", "%", "inf", "NaN"] {
+            assert!(percent(text).is_err(), "`{text}` was accepted");
+        }
+    }
+
+    #[test]
+    fn ring_sizes_are_powers_of_two() {
+        assert_eq!(ring_size("1MiB"), Ok(1 << 20));
+        for text in ["1MB", "4KiB", "2GiB", "0"] {
+            assert!(ring_size(text).is_err(), "`{text}` was accepted");
+        }
+    }
+}
