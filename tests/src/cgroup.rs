@@ -1,4 +1,4 @@
-//! Control groups that the tests make, and take away again. Refuses to touch any other.
+//! Control groups created and removed by the tests. Touches no other group.
 
 use std::fs;
 use std::io::Error;
@@ -6,24 +6,20 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Where control groups are mounted.
+/// Mount point of control groups.
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// Until all that was in it has ended.
+/// Timeout for the exit of all processes in it.
 const EMPTY_WITHIN: Duration = Duration::from_secs(20);
 
-/// A control group. Removed when dropped, which takes the end of all that is in it.
+/// A control group. Removed on drop, after all of its processes have exited.
 #[derive(Debug)]
 pub struct Group {
     directory: PathBuf,
 }
 
 impl Group {
-    /// Makes a group of this name in the hierarchy of version 2, wherever that is mounted.
-    ///
-    /// # Panics
-    ///
-    /// When the machine has none that can be written to.
+    /// Creates a group with this name in the version 2 hierarchy.
     #[track_caller]
     pub fn unified(name: &str) -> Self {
         let mounts = [MOUNT.to_owned(), format!("{MOUNT}/unified")];
@@ -31,11 +27,7 @@ impl Group {
         Self::make(&mount.unwrap_or_else(|| panic!("no control groups of version 2 are mounted below `{MOUNT}`")), name)
     }
 
-    /// Makes a group of this name in a hierarchy of version 1; `None` where the machine has version 2 alone.
-    ///
-    /// # Panics
-    ///
-    /// When it cannot be written to.
+    /// Creates a group with this name in a version 1 hierarchy; `None` on a machine with version 2 only.
     #[track_caller]
     pub fn of_hierarchy(hierarchy: &str, name: &str) -> Option<Self> {
         let mount = format!("{MOUNT}/{hierarchy}");
@@ -50,21 +42,17 @@ impl Group {
         Self { directory }
     }
 
-    /// Its directory.
+    /// Path of the group.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The file that takes processes in.
+    /// File to which PIDs are written.
     pub fn processes(&self) -> PathBuf {
         self.directory.join("cgroup.procs")
     }
 
-    /// Takes a process in.
-    ///
-    /// # Panics
-    ///
-    /// When it has ended.
+    /// Moves a process into the group.
     #[track_caller]
     pub fn add(&self, pid: u32) {
         fs::write(self.processes(), pid.to_string()).unwrap_or_else(|error| panic!("process {pid}: {error}"));

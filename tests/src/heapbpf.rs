@@ -1,4 +1,4 @@
-//! The profiler as its users have it: a program that is started, signalled and waited for. Refuses to look inside.
+//! Runs the profiler as a black box: starts it, sends signals and waits for it.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
@@ -16,18 +16,14 @@ use crate::kernel;
 use crate::report::Report;
 use crate::target::build_directory;
 
-/// Until probes are in place. Only a hang takes this long, also on a machine that does much else.
+/// Timeout until probes are attached, on a busy machine too.
 const READY_WITHIN: Duration = Duration::from_secs(120);
-/// Until it has ended and written its reports. Only a hang takes this long.
+/// Timeout until it has exited and written its reports.
 const DONE_WITHIN: Duration = Duration::from_secs(300);
-/// What it says once probes are in place.
+/// Message once probes are attached.
 const READY: &str = "heapbpf: recording";
 
 /// The binary under test.
-///
-/// # Panics
-///
-/// When it was not built.
 pub fn binary() -> PathBuf {
     let binary = std::env::var_os("HEAPBPF_BIN").map_or_else(|| build_directory().join("debug/heapbpf"), PathBuf::from);
     assert!(
@@ -38,15 +34,15 @@ pub fn binary() -> PathBuf {
     std::path::absolute(binary).expect("there is a current directory")
 }
 
-/// A call of heapbpf that is being put together. Runs in a directory of its own, which lasts as long as this.
+/// A call of heapbpf. Runs in its own directory, which is removed on drop.
 #[derive(Debug)]
 pub struct Heapbpf {
     command: Command,
     directory: TempDir,
 }
 
-/// Who asks for every call means every call, however slow the machine is: unless a test says otherwise, too much is lost and
-/// counted instead of sampled.
+/// Tests at an interval of 1 expect every call, on slow machines too: unless a test overrides this, overload drops and
+/// counts events instead of sampling.
 fn with_every_call(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let every = arguments.windows(2).position(|pair| pair[0] == "--interval" && pair[1] == "1");
     let says = arguments.iter().any(|argument| argument == "--on-overload");
@@ -57,11 +53,7 @@ fn with_every_call(mut arguments: Vec<OsString>) -> Vec<OsString> {
 }
 
 impl Heapbpf {
-    /// heapbpf with these arguments.
-    ///
-    /// # Panics
-    ///
-    /// When the tests do not run as root, or the binary was not built.
+    /// Prepares heapbpf with these arguments. Panics unless the tests run as root and the binary exists.
     pub fn new<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
         kernel::require_root();
         let mut command = Command::new(binary());
@@ -69,39 +61,27 @@ impl Heapbpf {
         Self::with_command(command)
     }
 
-    /// heapbpf for a process, with further arguments parted by blanks.
-    ///
-    /// # Panics
-    ///
-    /// As [`new`](Self::new).
+    /// Prepares heapbpf for a process, with further arguments separated by blanks.
     pub fn of(pid: u32, arguments: &str) -> Self {
         let pid = pid.to_string();
         Self::new(["--pid", &pid].into_iter().chain(arguments.split_ascii_whitespace()))
     }
 
-    /// A command that ends up as heapbpf.
-    ///
-    /// # Panics
-    ///
-    /// When there is no directory for temporary files.
+    /// Prepares a command that executes heapbpf in the end.
     pub fn with_command(mut command: Command) -> Self {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
         command.current_dir(directory.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // What the tests are run with must not colour what they read.
+        // The environment of the tests must not enable colours.
         command.env("NO_COLOR", "1").env_remove("RUST_LOG");
         Self { command, directory }
     }
 
-    /// A file in the directory that it runs in.
+    /// Returns the path of a file in its directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// The names of all files in the directory that it runs in, sorted.
-    ///
-    /// # Panics
-    ///
-    /// When the directory is gone.
+    /// Returns the sorted names of all files in its directory.
     pub fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.directory.path()).expect("the directory is ours");
         let name = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("the directory is ours").file_name();
@@ -110,17 +90,13 @@ impl Heapbpf {
         names
     }
 
-    /// Reads a JSON report in the directory that it runs in.
+    /// Reads a JSON report in its directory.
     #[track_caller]
     pub fn report(&self, name: &str) -> Report {
         Report::read(&self.file(name))
     }
 
-    /// Starts it and waits until probes are in place.
-    ///
-    /// # Panics
-    ///
-    /// When it ends or hangs instead.
+    /// Starts it and waits until probes are attached.
     #[track_caller]
     pub fn start(&mut self) -> Session {
         let mut session = self.spawn();
@@ -128,21 +104,13 @@ impl Heapbpf {
         session
     }
 
-    /// Runs it to its end.
-    ///
-    /// # Panics
-    ///
-    /// When it hangs.
+    /// Runs it until it exits.
     #[track_caller]
     pub fn run(&mut self) -> Outcome {
         self.spawn().wait()
     }
 
-    /// Starts it and waits for nothing.
-    ///
-    /// # Panics
-    ///
-    /// When it cannot be started.
+    /// Starts it without waiting.
     #[track_caller]
     pub fn spawn(&mut self) -> Session {
         let mut child = self.command.spawn().unwrap_or_else(|error| panic!("{:?}: {error}", self.command));
@@ -168,28 +136,24 @@ pub struct Session {
     stdout: Option<JoinHandle<String>>,
 }
 
-/// How a heapbpf ended.
+/// Result of a run of heapbpf.
 #[derive(Debug)]
 pub struct Outcome {
-    /// How the process ended.
+    /// Exit status.
     pub status: ExitStatus,
-    /// All of its stdout.
+    /// Standard output.
     pub stdout: String,
-    /// All of its stderr.
+    /// Standard error.
     pub stderr: String,
 }
 
 impl Session {
-    /// Its process.
+    /// Its PID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Stops it: until [`go_on`](Self::go_on) it notices nothing.
-    ///
-    /// # Panics
-    ///
-    /// When it has ended.
+    /// Stops it with SIGSTOP, until [`resume`](Self::resume).
     #[track_caller]
     pub fn halt(&self) {
         self.signal(Signal::STOP);
@@ -201,54 +165,34 @@ impl Session {
         }
     }
 
-    /// Has it go on after [`halt`](Self::halt).
-    ///
-    /// # Panics
-    ///
-    /// When it has ended.
+    /// Continues it after [`halt`](Self::halt).
     #[track_caller]
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Sends SIGINT, as Ctrl-C does, and waits for the end.
-    ///
-    /// # Panics
-    ///
-    /// When it has ended already, or hangs.
+    /// Sends SIGINT, as Ctrl-C does, and waits for the exit.
     #[track_caller]
     pub fn interrupt(self) -> Outcome {
         self.signal(Signal::INT);
         self.wait()
     }
 
-    /// Sends SIGTERM and waits for the end.
-    ///
-    /// # Panics
-    ///
-    /// When it has ended already, or hangs.
+    /// Sends SIGTERM and waits for the exit.
     #[track_caller]
     pub fn terminate(self) -> Outcome {
         self.signal(Signal::TERM);
         self.wait()
     }
 
-    /// Sends it a signal.
-    ///
-    /// # Panics
-    ///
-    /// When it has ended.
+    /// Sends a signal.
     #[track_caller]
     pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("pids are positive");
         kill_process(pid, signal).expect("it has not been waited for");
     }
 
-    /// Kills it the hard way.
-    ///
-    /// # Panics
-    ///
-    /// When it had ended by itself.
+    /// Sends SIGKILL.
     #[track_caller]
     pub fn kill(self) {
         self.signal(Signal::KILL);
@@ -256,11 +200,7 @@ impl Session {
         assert_eq!(outcome.status.signal(), Some(9), "{outcome:?}");
     }
 
-    /// Waits for the end.
-    ///
-    /// # Panics
-    ///
-    /// When it hangs.
+    /// Waits for the exit.
     #[track_caller]
     pub fn wait(mut self) -> Outcome {
         let deadline = Instant::now() + DONE_WITHIN;
@@ -281,11 +221,7 @@ impl Session {
         self.wait_for_line(READY, |line| line.starts_with(READY));
     }
 
-    /// Waits until it says a line with this text, which it has not been waited for yet.
-    ///
-    /// # Panics
-    ///
-    /// When it does not.
+    /// Waits for a line with this text on standard error, after those waited for before.
     #[track_caller]
     pub fn wait_for(&mut self, text: &str) {
         self.wait_for_line(text, |line| line.contains(text));
@@ -302,7 +238,7 @@ impl Session {
                         return;
                     }
                 }
-                Err(error) => panic!("heapbpf did not say `{what}` ({error}); its stderr:\n{}", self.stderr),
+                Err(error) => panic!("heapbpf did not print `{what}` ({error}); its stderr:\n{}", self.stderr),
             }
         }
     }
@@ -315,18 +251,14 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // It may have ended already; then there is nothing to do.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Outcome {
-    /// Fails unless it ended with this exit code.
-    ///
-    /// # Panics
-    ///
-    /// When it ended in another way.
+    /// Fails unless it exited with this code.
     #[track_caller]
     pub fn expect_code(self, code: i32) -> Self {
         assert_eq!(
@@ -340,12 +272,8 @@ impl Outcome {
         self
     }
 
-    /// Fails unless it failed before it recorded anything, with this exit code and an error of the agreed form. Returns
-    /// the error's text.
-    ///
-    /// # Panics
-    ///
-    /// When it did otherwise.
+    /// Fails unless it failed before it recorded anything, with this exit code and a well-formed error. Returns the
+    /// error message.
     #[track_caller]
     pub fn expect_error(self, code: i32) -> String {
         let outcome = self.expect_code(code);
@@ -359,7 +287,7 @@ impl Outcome {
             "`{prefix}` before the error:\n{stderr}"
         );
         let text = &stderr[start + "error: ".len()..];
-        // `CAP_BPF` may begin one, `Cannot` may not.
+        // `CAP_BPF` may start one, `Cannot` may not.
         let mut characters = text.chars();
         let capitalised =
             characters.next().is_some_and(char::is_uppercase) && characters.next().is_some_and(char::is_lowercase);
@@ -369,11 +297,7 @@ impl Outcome {
     }
 }
 
-/// The file's text.
-///
-/// # Panics
-///
-/// When it cannot be read.
+/// Reads a file.
 #[track_caller]
 pub fn text(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()))

@@ -1,5 +1,4 @@
-//! What the tests ask of the kernel: who we are, which version it is, and whether a process's code is as its files have
-//! it. Refuses to change anything.
+//! Kernel facts: privileges, version, and whether a process's code equals its files.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,11 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Fails the test when it does not run as root.
-///
-/// # Panics
-///
-/// When the effective user is not root.
+/// Fails the test unless it runs as root.
 #[track_caller]
 pub fn require_root() {
     assert!(
@@ -20,46 +15,30 @@ pub fn require_root() {
     );
 }
 
-/// Major and minor version of the running kernel.
-///
-/// # Panics
-///
-/// When `/proc/sys/kernel/osrelease` does not begin with two numbers.
+/// Returns the major and minor version of the running kernel.
 pub fn version() -> (u32, u32) {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("procfs is mounted");
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse().ok());
     numbers.next().zip(numbers.next()).unwrap_or_else(|| panic!("no version in `{release}`"))
 }
 
-/// What a process does: `R`uns, `S`leeps, is s`T`opped, … (`/proc/PID/stat`).
-///
-/// # Panics
-///
-/// When there is no such process.
+/// Returns a process's state: `R`unning, `S`leeping, s`T`opped, … (`/proc/PID/stat`).
 #[track_caller]
 pub fn state(pid: u32) -> char {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_else(|error| panic!("stat of {pid}: {error}"));
-    // The name before it may hold anything.
+    // The name before it may contain any character.
     let behind_name = stat.rsplit_once(") ").map(|(_, behind)| behind);
     behind_name.and_then(|behind| behind.chars().next()).unwrap_or_else(|| panic!("no state in `{stat}`"))
 }
 
-/// A process's threads, by number.
-///
-/// # Panics
-///
-/// When there is no such process.
+/// Returns the ids of a process's threads.
 #[track_caller]
 pub fn tasks(pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap_or_else(|error| panic!("tasks of {pid}: {error}"));
     tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The thread that traces a process.
-///
-/// # Panics
-///
-/// When there is no such process.
+/// Returns the thread that traces a process.
 #[track_caller]
 pub fn tracer(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_else(|error| panic!("{pid}: {error}"));
@@ -67,14 +46,10 @@ pub fn tracer(pid: u32) -> Option<u32> {
     Some(tracer.trim().parse().expect("a number")).filter(|&tracer| tracer != 0)
 }
 
-/// The processes that a process has made, by all of its threads, and that have not been waited for.
-///
-/// # Panics
-///
-/// When there is no such process.
+/// Returns the children of all threads of a process, including zombies.
 #[track_caller]
 pub fn children(pid: u32) -> Vec<u32> {
-    // A thread may end meanwhile.
+    // A thread may exit during this.
     let path = |task: u32| format!("/proc/{pid}/task/{task}/children");
     let children = tasks(pid).into_iter().filter_map(|task| fs::read_to_string(path(task)).ok());
     let numbers = |text: String| -> Vec<u32> {
@@ -83,52 +58,37 @@ pub fn children(pid: u32) -> Vec<u32> {
     children.flat_map(numbers).collect()
 }
 
-/// Of those, the ones that are no part of heapbpf: its keeper is a child too, and so is a command before its exec.
-///
-/// # Panics
-///
-/// When there is no such process.
+/// Like [`children`], without heapbpf's own: its keeper is a child too, and so is a command before its exec.
 #[track_caller]
 pub fn commands(pid: u32) -> Vec<u32> {
     let mut children = children(pid);
-    // The name of a companion is another one until it has set its own. What has exited meanwhile is no command either.
+    // A companion has another name until it sets its own. An exited process is no command either.
     let own = fs::canonicalize(crate::heapbpf::binary()).expect("heapbpf is built");
     children.retain(|child| fs::read_link(format!("/proc/{child}/exe")).is_ok_and(|file| file != own));
     children
 }
 
-/// The keeper of a heapbpf, once it runs.
-///
-/// # Panics
-///
-/// When there is no such process.
+/// Returns the keeper of a heapbpf, once it runs.
 #[track_caller]
 pub fn keeper(heapbpf: u32) -> Option<u32> {
     children(heapbpf).into_iter().find(|child| comm(*child) == "heapbpf-keeper")
 }
 
-/// The process that a thread is of; `None` where it has exited.
+/// Returns the process of a thread; `None` if it has exited.
 pub fn process_of(tid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// Bytes in the executable file mappings of a process that differ from their files: breakpoints, in effect. Each as
+/// Returns bytes in the executable file mappings of a process that differ from their files, normally breakpoints, as
 /// `module+0xoffset`.
-///
-/// # Panics
-///
-/// When the process or a module of it cannot be read.
 #[track_caller]
 pub fn changed_code(pid: u32) -> Vec<String> {
     changed_code_in(pid, |_| true).unwrap_or_else(|error| panic!("code of {pid}: {error}"))
 }
 
-/// Like [`changed_code`], of modules whose path is wanted. A mapping that disappears meanwhile is left out.
-///
-/// # Errors
-///
-/// When the process or a module of it cannot be read, or no module is wanted.
+/// Like [`changed_code`], for selected modules. A mapping that disappears during this is skipped. Fails if no module is
+/// selected.
 pub fn changed_code_in(pid: u32, is_wanted: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
     let maps = || fs::read_to_string(format!("/proc/{pid}/maps"));
     let (before, memory) = (maps()?, File::open(format!("/proc/{pid}/mem"))?);
@@ -152,12 +112,8 @@ pub fn changed_code_in(pid: u32, is_wanted: impl Fn(&str) -> bool) -> io::Result
     if compared == 0 { Err(io::Error::other("there is no code to compare")) } else { Ok(changed) }
 }
 
-/// Writes a breakpoint into the code of a process, as a uprobe that the kernel could not unregister leaves one. `place` is one of
-/// [`changed_code`]'s. The process must not be about to run through it.
-///
-/// # Panics
-///
-/// When the place is not mapped, or has one already.
+/// Writes a breakpoint into the code of a process, as a uprobe that the kernel could not unregister leaves one. `place`
+/// is one of [`changed_code`]'s. The process must not be about to execute it.
 #[track_caller]
 pub fn plant_breakpoint(pid: u32, place: &str) {
     let (path, offset) = place.rsplit_once("+0x").expect("a place");
@@ -172,17 +128,13 @@ pub fn plant_breakpoint(pid: u32, place: &str) {
     assert!(changed_code(pid).iter().any(|changed| changed == place), "{place} had a breakpoint");
 }
 
-/// The kernel's name for a process: empty when it has exited.
+/// Returns the `comm` of a process; empty if it has exited.
 pub fn comm(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
 }
 
-/// Fails unless a process's code is, or within two minutes becomes, what its files have: the kernel takes probes back a
-/// moment after the profiler that held them was killed.
-///
-/// # Panics
-///
-/// When probes stay, or the process cannot be read.
+/// Fails unless a process's code equals its files, now or within two minutes: the kernel removes probes shortly after
+/// their owner was killed.
 #[track_caller]
 pub fn assert_no_probes(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(120);
@@ -196,7 +148,7 @@ pub fn assert_no_probes(pid: u32) {
     }
 }
 
-/// What a process has in use.
+/// Resources of a process.
 #[derive(Clone, Copy, Debug)]
 pub struct Resources {
     /// Open files.
@@ -206,11 +158,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// Those of a process.
-    ///
-    /// # Panics
-    ///
-    /// When it has ended.
+    /// Reads the resources of a process.
     #[track_caller]
     pub fn of(pid: u32) -> Self {
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap_or_else(|error| panic!("{pid}: {error}"));
@@ -220,7 +168,7 @@ impl Resources {
         Self { descriptors: descriptors.count(), resident_bytes: kibibytes << 10 }
     }
 
-    /// The larger of each.
+    /// Returns the maximum of each.
     pub fn max(self, other: Self) -> Self {
         Self {
             descriptors: self.descriptors.max(other.descriptors),
@@ -238,12 +186,12 @@ struct CodeMapping {
 }
 
 impl CodeMapping {
-    /// How many bytes were compared, and the places of those that differ from the file.
+    /// Returns the number of compared bytes, and the addresses of those that differ from the file.
     fn compare(&self, memory: &File) -> io::Result<(usize, Vec<String>)> {
         let (mut now, mut original) = (vec![0; self.length], vec![0; self.length]);
         let file = File::open(&self.path)?;
         memory.read_exact_at(&mut now, self.start)?;
-        // A mapping's last page may reach beyond the file; it reads as zeros there.
+        // A mapping's last page may extend beyond the file; its rest is zeros.
         let length = file.metadata()?.len().saturating_sub(self.offset);
         let in_file = usize::try_from(length).unwrap_or(usize::MAX).min(self.length);
         file.read_exact_at(&mut original[..in_file], self.offset)?;
@@ -255,7 +203,7 @@ impl CodeMapping {
         Ok((in_file, differing.map(place).collect()))
     }
 
-    /// Reads a line of `/proc/PID/maps`; `None` for anything but code from a file.
+    /// Parses a line of `/proc/PID/maps`; `None` for anything but code of a file.
     fn parse(line: &str) -> Option<Self> {
         let mut fields = line.split_ascii_whitespace();
         let (range, permissions, offset) = (fields.next()?, fields.next()?, fields.next()?);
@@ -279,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_mappings_are_told_from_others() {
+    fn only_code_mappings_are_parsed() {
         let code = CodeMapping::parse("7f00-9f00 r-xp 00026000 08:01 42    /usr/lib/libc.so.6").expect("this is code");
         assert_eq!((code.start, code.length, code.offset), (0x7f00, 0x2000, 0x26000));
         assert_eq!(code.path, "/usr/lib/libc.so.6");

@@ -1,4 +1,4 @@
-//! An nginx of the tests' own, with one worker. Refuses to know anything of the profiler.
+//! A private nginx with one worker.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,10 +11,10 @@ use tempfile::TempDir;
 
 use crate::kernel;
 
-/// Until it listens, or answers. Only a hang takes this long.
+/// Timeout until it listens, or answers.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// A running nginx on a port of loopback, which serves a page from a directory of its own. Ended when dropped.
+/// A running nginx on a port of the loopback interface, which serves a page from its own directory. Terminated on drop.
 #[derive(Debug)]
 pub struct Nginx {
     child: Child,
@@ -24,15 +24,11 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// Starts one and waits until it answers.
-    ///
-    /// # Panics
-    ///
-    /// When it does not.
+    /// Starts it and waits until it answers.
     #[track_caller]
     pub fn start() -> Self {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
-        // Free now, and nobody else asks for it in the next moment.
+        // A free port, unlikely to be taken before nginx binds it.
         let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let port = free.expect("loopback has ports").port();
         let page: String = (0..800).map(|i| format!("<p>Paragraph {i} of a page worth compressing.</p>\n")).collect();
@@ -57,11 +53,7 @@ impl Nginx {
         nginx
     }
 
-    /// The process that answers.
-    ///
-    /// # Panics
-    ///
-    /// When there is another number of them than one.
+    /// Returns the PID of the only worker.
     #[track_caller]
     pub fn worker(&self) -> u32 {
         let children = self.children();
@@ -69,11 +61,7 @@ impl Nginx {
         *worker
     }
 
-    /// Asks for the page, as it is and compressed, and fails unless the answers are right.
-    ///
-    /// # Panics
-    ///
-    /// When they are not.
+    /// Requests the page, plain and compressed, and fails unless the answers are correct.
     #[track_caller]
     pub fn request(&self) {
         let (head, body) = self.answer("");
@@ -107,7 +95,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // Its master ends its worker when it is asked to end; killed, it would leave it behind.
+        // Its master terminates its worker on SIGTERM; SIGKILL would orphan the worker.
         let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
         let _ = pid.map(|pid| rustix::process::kill_process(pid, rustix::process::Signal::TERM));
         let deadline = Instant::now() + WITHIN;

@@ -1,5 +1,4 @@
-//! A PostgreSQL cluster of the tests' own: a server whose processes are copies of one. Refuses to know anything of the
-//! profiler.
+//! A private PostgreSQL cluster: a server that forks for each connection.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -15,16 +14,16 @@ use tempfile::TempDir;
 
 use crate::target::run;
 
-/// It refuses to run as root.
+/// User to run the server as; it refuses to run as root.
 const USER: &str = "postgres";
 
-/// The database's user.
+/// Database user.
 const ROLE: &str = "tests";
 
-/// Until it listens, or has ended. Only a hang takes this long.
+/// Timeout until it listens, or has exited.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// A running server on a socket in a directory of its own, with pgbench's tables. Ended when dropped.
+/// A running server on a socket in its own directory, with pgbench's tables. Terminated on drop.
 #[derive(Debug)]
 pub struct Postgres {
     child: Child,
@@ -32,22 +31,18 @@ pub struct Postgres {
     directory: TempDir,
 }
 
-/// A connection: `psql`, which asks one question at a time.
+/// A connection: `psql`, with one query at a time.
 #[derive(Debug)]
 pub struct Client {
     child: Child,
     stdin: Option<ChildStdin>,
     answers: Receiver<String>,
-    /// The process that answers.
+    /// PID of its backend.
     pub backend: u32,
 }
 
 impl Postgres {
-    /// Makes a cluster, starts its server and waits until it listens.
-    ///
-    /// # Panics
-    ///
-    /// When that fails.
+    /// Creates a cluster, starts its server and waits until it listens.
     #[track_caller]
     pub fn start() -> Self {
         let programs = programs();
@@ -73,26 +68,18 @@ impl Postgres {
         postgres
     }
 
-    /// The process that all others are copies of.
+    /// PID of the postmaster.
     pub fn postmaster(&self) -> u32 {
         self.child.id()
     }
 
     /// Runs pgbench to its end.
-    ///
-    /// # Panics
-    ///
-    /// When it fails.
     #[track_caller]
     pub fn bench(&self, arguments: &[&str]) {
         run(self.client("pgbench").args(arguments).arg("postgres"));
     }
 
     /// Opens a connection.
-    ///
-    /// # Panics
-    ///
-    /// When it is refused.
     #[track_caller]
     pub fn connect(&self) -> Client {
         let mut command = self.client("psql");
@@ -103,15 +90,11 @@ impl Postgres {
         thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         let stdin = child.stdin.take();
         let mut client = Client { child, stdin, answers, backend: 0 };
-        client.backend = client.ask("select pg_backend_pid()").parse().expect("a number");
+        client.backend = client.query("select pg_backend_pid()").parse().expect("a number");
         client
     }
 
-    /// The processes that have had connections so far.
-    ///
-    /// # Panics
-    ///
-    /// When its log cannot be read.
+    /// Returns the PIDs of all backends so far.
     pub fn backends(&self) -> BTreeSet<u32> {
         let log = self.log();
         let authorized = log.lines().filter(|line| line.contains("connection authorized"));
@@ -131,7 +114,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // SIGQUIT is "at once", for all of its processes.
+        // SIGQUIT is an immediate shutdown of all its processes.
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         let _ = pid.map(|pid| kill_process(pid, Signal::QUIT));
         let deadline = Instant::now() + WITHIN;
@@ -144,23 +127,15 @@ impl Drop for Postgres {
 }
 
 impl Client {
-    /// Asks, and waits for the first line of the answer.
-    ///
-    /// # Panics
-    ///
-    /// When there is none.
+    /// Runs a query, and returns the first line of the result.
     #[track_caller]
-    pub fn ask(&mut self, query: &str) -> String {
+    pub fn query(&mut self, query: &str) -> String {
         let stdin = self.stdin.as_mut().expect("stdin is piped");
         writeln!(stdin, "{query};").expect("psql listens");
         self.answers.recv_timeout(WITHIN).unwrap_or_else(|error| panic!("no answer to `{query}`: {error}"))
     }
 
-    /// Ends the connection, and waits until its process is gone.
-    ///
-    /// # Panics
-    ///
-    /// When it stays.
+    /// Closes the connection, and waits until its backend is gone.
     #[track_caller]
     pub fn close(mut self) {
         drop(self.stdin.take());
@@ -175,20 +150,20 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // It may have ended already; then there is nothing to do.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A program as postgres' own user, in a directory that it may be in.
+/// Returns a command that runs a program as the postgres user, in a directory accessible to it.
 fn unprivileged(program: &Path, directory: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid", USER, "--regid", USER, "--init-groups", "--"]).arg(program).current_dir(directory);
     command
 }
 
-/// Where the newest installed version has its programs.
+/// Returns the directory of the newest installed version's programs.
 fn programs() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql");
     let versions = versions.unwrap_or_else(|error| panic!("postgres: {error}: `apt-get install postgresql` has it"));

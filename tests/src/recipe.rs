@@ -1,5 +1,4 @@
-//! How a target is built: compiler, flags, libraries. Builds once for each source and way. Refuses to start what it
-//! built: see `target`.
+//! How a target is built: compiler, flags, libraries. Each source is built once per recipe.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -11,8 +10,8 @@ use std::process::Command;
 
 use crate::target::{build_directory, run};
 
-/// What C and C++ targets are built with. Frame pointers, and calls that stay calls: without `-fno-builtin` the compiler
-/// drops a malloc whose block is only freed.
+/// Flags of C and C++ targets: frame pointers, and no removed calls: without `-fno-builtin` the compiler drops a malloc
+/// whose block is only freed.
 const C_FLAGS: &str = "-O1 -g -fno-omit-frame-pointer -fno-optimize-sibling-calls -fno-builtin -pthread -Wall -Wextra \
                        -Werror";
 
@@ -21,11 +20,11 @@ const C_FLAGS: &str = "-O1 -g -fno-omit-frame-pointer -fno-optimize-sibling-call
 pub struct Recipe {
     source: String,
     compiler: &'static str,
-    /// Before the source.
+    /// Arguments before the source.
     flags: Vec<String>,
-    /// Behind the source.
+    /// Arguments after the source.
     libraries: Vec<String>,
-    /// An archive whose public functions are renamed, and what their names begin with then.
+    /// An archive whose public functions are renamed, and their prefix.
     prefixed: Option<(PathBuf, &'static str, &'static [&'static str])>,
 }
 
@@ -39,7 +38,7 @@ impl fmt::Display for Recipe {
 }
 
 impl Recipe {
-    /// The usual way for a file of `targets/`, by its extension.
+    /// Returns the default recipe for a file of `targets/`, by its extension.
     pub fn of(source: &str) -> Self {
         let extension = Path::new(source).extension().and_then(OsStr::to_str);
         let (compiler, flags) = match extension {
@@ -53,24 +52,24 @@ impl Recipe {
         recipe.flags(flags)
     }
 
-    /// With another compiler, which understands the same flags.
+    /// Uses another compiler with the same flags.
     pub fn compiler(self, compiler: &'static str) -> Self {
         Self { compiler, ..self }
     }
 
-    /// With further flags, parted by blanks.
+    /// Adds flags, separated by blanks.
     pub fn flags(mut self, flags: &str) -> Self {
         self.flags.extend(flags.split_ascii_whitespace().map(str::to_owned));
         self
     }
 
-    /// Linked with these too (`-lm`), parted by blanks.
+    /// Adds libraries (`-lm`), separated by blanks.
     pub fn libraries(mut self, libraries: &str) -> Self {
         self.libraries.extend(libraries.split_ascii_whitespace().map(str::to_owned));
         self
     }
 
-    /// Linked with an archive of which these functions are renamed: `prefix` goes before their names.
+    /// Links an archive with a prefix for the names of these functions.
     pub fn prefixed(
         self,
         archive: impl Into<PathBuf>,
@@ -80,12 +79,8 @@ impl Recipe {
         Self { prefixed: Some((archive.into(), prefix, functions)), ..self }
     }
 
-    /// Builds it unless this very source was built in this way before, and returns the program. Its name is the source's
+    /// Builds the program unless it exists for this source and recipe, and returns its path. Its name is the source's
     /// without extension.
-    ///
-    /// # Panics
-    ///
-    /// When it does not compile.
     #[track_caller]
     pub fn build(&self) -> PathBuf {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets").join(&self.source);
@@ -96,7 +91,7 @@ impl Recipe {
             return program;
         }
 
-        // Tests run side by side: each builds for itself, and renaming makes the result appear whole.
+        // Concurrent tests each build their own copy, and renaming replaces the result atomically.
         fs::create_dir_all(&directory).expect("the build directory is ours");
         let scratch = tempfile::tempdir_in(&directory).expect("the build directory is ours");
         let built = scratch.path().join(&name);
@@ -113,7 +108,7 @@ impl Recipe {
         program
     }
 
-    /// Changes with the way to build, with the source and with all that it includes.
+    /// Hash of the recipe, the source and all its includes.
     fn fingerprint(&self, path: &Path) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -122,7 +117,7 @@ impl Recipe {
     }
 }
 
-/// A source and what it includes from beside it, and so on: what the compiler may read of ours.
+/// Returns a source and its includes from the same directory, recursively.
 fn inputs(source: &Path) -> BTreeMap<PathBuf, String> {
     let mut inputs = BTreeMap::new();
     let mut unread = vec![source.to_owned()];
@@ -137,7 +132,7 @@ fn inputs(source: &Path) -> BTreeMap<PathBuf, String> {
     inputs
 }
 
-/// The file that a line includes from beside it.
+/// Returns the file that a line includes from the same directory.
 fn included(line: &str) -> Option<&str> {
     let directive = line.trim_start().strip_prefix('#')?.trim_start();
     let quoted = directive.strip_prefix("include")?.trim_start().strip_prefix('"')?;
@@ -149,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_included_is_read_wherever_it_is_included() {
+    fn includes_of_all_files_are_found() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("targets");
         let names = |source: &str| -> Vec<String> {
             inputs(&folder.join(source))

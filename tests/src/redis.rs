@@ -1,4 +1,4 @@
-//! A redis-server of the tests' own, with jemalloc: a real program. Refuses to know anything of the profiler.
+//! A private redis-server with jemalloc: a real program.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,10 +12,10 @@ use tempfile::TempDir;
 
 use crate::target::run;
 
-/// Until it listens. Only a hang takes this long.
+/// Timeout until it listens.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// Arguments of a redis-server whose socket is in this directory.
+/// Arguments of a redis-server with its socket in this directory.
 pub fn arguments(directory: &Path) -> Vec<String> {
     let fixed = ["--port", "0", "--save", "", "--appendonly", "no", "--daemonize", "no"];
     let socket = directory.join("socket").display().to_string();
@@ -24,11 +24,7 @@ pub fn arguments(directory: &Path) -> Vec<String> {
     fixed.into_iter().chain(places).map(str::to_owned).collect()
 }
 
-/// Waits until a redis-server answers on the socket in this directory.
-///
-/// # Panics
-///
-/// When it does not.
+/// Waits until the redis-server with its socket in this directory answers.
 #[track_caller]
 pub fn wait_until_ready(directory: &Path) {
     let deadline = Instant::now() + READY_WITHIN;
@@ -39,11 +35,7 @@ pub fn wait_until_ready(directory: &Path) {
     ask(directory, "PING", b"+PONG\r\n");
 }
 
-/// Has it end by itself.
-///
-/// # Panics
-///
-/// When it does not listen.
+/// Shuts down the redis-server with its socket in this directory.
 #[track_caller]
 pub fn shut_down(directory: &Path) {
     // The answer is the end of the connection.
@@ -60,7 +52,7 @@ fn ask(directory: &Path, question: &str, expected: &[u8]) {
     assert_eq!(&answer[..length], expected);
 }
 
-/// A running redis-server on a socket in a directory of its own. Killed when dropped.
+/// A running redis-server on a socket in its own directory. Killed when dropped.
 #[derive(Debug)]
 pub struct Redis {
     child: Child,
@@ -68,27 +60,19 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts one and waits until it answers.
-    ///
-    /// # Panics
-    ///
-    /// When it does not.
+    /// Starts it and waits until it answers.
     #[track_caller]
     pub fn start() -> Self {
         Self::start_as("redis-server")
     }
 
-    /// Starts one that is called so and waits until it answers.
-    ///
-    /// # Panics
-    ///
-    /// When it does not.
+    /// Starts it under this name and waits until it answers.
     #[track_caller]
     pub fn start_as(name: &str) -> Self {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
         let child = Command::new("redis-server")
             .arg0(name)
-            // As heapbpf has it: redis copies each variable when it starts.
+            // heapbpf does the same: redis copies each environment variable when it starts.
             .env("NO_COLOR", "1")
             .env_remove("RUST_LOG")
             .args(arguments(directory.path()))
@@ -100,21 +84,17 @@ impl Redis {
         Self { child, directory }
     }
 
-    /// Its process.
+    /// Its PID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where it listens.
+    /// Path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("socket")
     }
 
-    /// Sets keys of 512 bytes each, so often.
-    ///
-    /// # Panics
-    ///
-    /// When it does not answer.
+    /// Sets keys of 512 bytes each, `times` times.
     #[track_caller]
     pub fn set_keys(&self, times: u32) {
         let times = times.to_string();
@@ -122,11 +102,7 @@ impl Redis {
         run(Command::new("redis-benchmark").arg("-s").arg(self.socket()).args(fixed));
     }
 
-    /// Sets a key, gets it again and fails unless it is what was set, so often.
-    ///
-    /// # Panics
-    ///
-    /// When an answer is another, or does not come.
+    /// Sets and gets a key, `times` times. Fails unless the value is the one set.
     #[track_caller]
     pub fn set_and_get(&self, times: u32) {
         let mut stream = UnixStream::connect(self.socket()).expect("redis listens");
@@ -145,20 +121,12 @@ impl Redis {
     }
 
     /// Fails unless it answers.
-    ///
-    /// # Panics
-    ///
-    /// When it does not.
     #[track_caller]
     pub fn assert_answers(&self) {
         ask(self.directory.path(), "PING", b"+PONG\r\n");
     }
 
-    /// Has it end by itself, and waits for that.
-    ///
-    /// # Panics
-    ///
-    /// When it does not listen or fails.
+    /// Shuts it down, and waits for its exit.
     #[track_caller]
     pub fn shut_down(mut self) {
         shut_down(self.directory.path());
@@ -169,7 +137,7 @@ impl Redis {
 
 impl Drop for Redis {
     fn drop(&mut self) {
-        // It may have ended already; then there is nothing to do.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,10 +1,10 @@
-//! What sampling theory says of estimates: how far they may be off. Knows nothing of how the profiler draws.
+//! Sampling theory: expected values of estimates and their errors. Independent of the profiler's implementation.
 //!
-//! A block of s < T bytes is taken with probability p = 1 − e^(−s/T), independently of all others, and then stands for
-//! s/p bytes and 1/p blocks. One block's estimate so has the variance s²·(1−p)/p in bytes and (1−p)/p in blocks, and
-//! n blocks n times that. Blocks of T or more are always taken, with no variance.
+//! A block of s < T bytes is sampled with probability p = 1 − e^(−s/T), independently of all others, and then
+//! represents s/p bytes and 1/p blocks. So one block's estimate has the variance s²·(1−p)/p in bytes and (1−p)/p in
+//! blocks, and n blocks n times that. Blocks of T or more are always sampled, with no variance.
 
-/// A sum over functions of what is true, and the variance of its estimate.
+/// Sum of the true amounts of functions, and the variance of its estimate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Expected {
     /// Blocks.
@@ -15,7 +15,7 @@ pub struct Expected {
     pub bytes: f64,
     /// Variance of the estimate of the bytes.
     pub bytes_variance: f64,
-    /// How many blocks are taken, on average.
+    /// Expected number of samples.
     pub samples: f64,
 }
 
@@ -42,8 +42,8 @@ impl Expected {
         self.samples += other.samples;
     }
 
-    /// How far estimates of blocks and bytes are off, in standard deviations. Where nothing is left to chance, five are the
-    /// rounding of the weights, a millionth.
+    /// Returns the errors of estimates of blocks and bytes, in standard deviations. For deterministic amounts, five
+    /// standard deviations are the rounding of the weights, a millionth.
     pub fn deviations(&self, count: f64, bytes: f64) -> (f64, f64) {
         let rounding = |truth: f64| 1e-6 * truth.max(1.0) / 5.0;
         let deviation = |got: f64, truth: f64, variance: f64| (got - truth) / variance.sqrt().max(rounding(truth));
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_left_to_chance_may_be_off_by_a_millionth() {
+    fn deterministic_amounts_may_be_off_by_a_millionth() {
         let expected = Expected::blocks(1000.0, 5000.0, 4096.0);
         let is_near = |part: f64| expected.deviations(1000.0, 5e6 * (1.0 + part)).1.abs() <= 5.0;
         assert!(is_near(0.9e-6) && is_near(-0.9e-6) && !is_near(1.1e-6) && !is_near(-1.1e-6));

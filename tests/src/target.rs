@@ -1,5 +1,4 @@
-//! Programs to profile: starts them, talks to them, and ends them with the test. How they are built is `recipe`'s. Refuses
-//! to know anything of the profiler.
+//! Programs to profile: starts them, sends them commands, and kills them at the end of the test. `recipe` builds them.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -13,36 +12,24 @@ use crate::kernel;
 use crate::recipe::Recipe;
 use crate::report::Ledger;
 
-/// How long a target may take over one line of input. Only a hang takes this long.
+/// Timeout for one command.
 const ANSWER_WITHIN: Duration = Duration::from_secs(300);
 
-/// The build directory of this workspace, which this program was built into.
-///
-/// # Panics
-///
-/// When the program does not lie in one.
+/// Returns the build directory of this workspace.
 pub fn build_directory() -> PathBuf {
     let program = std::env::current_exe().expect("procfs is mounted");
     // <build directory>/<profile>/deps/<test>
     program.ancestors().nth(3).expect("cargo built this test").to_owned()
 }
 
-/// Builds `targets/<source>` unless this very source was built before, and returns the program. Its name is the source's
-/// without extension.
-///
-/// # Panics
-///
-/// When it does not compile.
+/// Builds `targets/<source>` unless it exists, and returns the program's path. Its name is the source's without
+/// extension.
 #[track_caller]
 pub fn build(source: &str) -> PathBuf {
     Recipe::of(source).build()
 }
 
-/// Runs a command to its end.
-///
-/// # Panics
-///
-/// When it cannot be run or fails.
+/// Runs a command until it exits.
 #[track_caller]
 pub fn run(command: &mut Command) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -59,20 +46,12 @@ pub struct Target {
 
 impl Target {
     /// Builds and starts a program of `targets/` and waits until it is ready.
-    ///
-    /// # Panics
-    ///
-    /// When it does not compile or does not become ready.
     #[track_caller]
     pub fn start(source: &str) -> Self {
         Self::spawn(&mut Command::new(build(source)))
     }
 
     /// Starts a command that follows the targets' protocol and waits until it is ready.
-    ///
-    /// # Panics
-    ///
-    /// When it does not become ready.
     pub fn spawn(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
@@ -88,16 +67,12 @@ impl Target {
         target
     }
 
-    /// Its process.
+    /// Its PID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The only child of what was started that is no part of heapbpf: the target itself, where a program was started that makes it.
-    ///
-    /// # Panics
-    ///
-    /// When it has another number of children.
+    /// Returns the only child that is no part of heapbpf: the target itself, if it was started by another program.
     #[track_caller]
     pub fn child_pid(&self) -> u32 {
         let children = kernel::commands(self.pid());
@@ -105,11 +80,7 @@ impl Target {
         *child
     }
 
-    /// Has it do the work for one line of input and returns what it did.
-    ///
-    /// # Panics
-    ///
-    /// When it ends or hangs instead.
+    /// Runs one command and returns its ledger.
     #[track_caller]
     pub fn work(&mut self, line: &str) -> Ledger {
         self.send(line);
@@ -117,44 +88,28 @@ impl Target {
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error} in {answer}"))
     }
 
-    /// Has it do what one line says, and waits until it has.
-    ///
-    /// # Panics
-    ///
-    /// When it ends or hangs instead.
+    /// Runs one command without results.
     #[track_caller]
-    pub fn order(&mut self, line: &str) {
+    pub fn run_command(&mut self, line: &str) {
         self.send(line);
         assert_eq!(self.read_line(), "done");
     }
 
-    /// Has it say what one line asks for, and returns that: the lines before `done`.
-    ///
-    /// # Panics
-    ///
-    /// When it ends or hangs instead.
+    /// Runs one command and returns its output: the lines before `done`.
     #[track_caller]
-    pub fn ask(&mut self, line: &str) -> Vec<String> {
+    pub fn query(&mut self, line: &str) -> Vec<String> {
         self.send(line);
         std::iter::repeat_with(|| self.read_line()).take_while(|answer| answer != "done").collect()
     }
 
-    /// Has it become another program, and waits until that is ready.
-    ///
-    /// # Panics
-    ///
-    /// When it ends or hangs instead.
+    /// Makes it execute another program, and waits until that is ready.
     #[track_caller]
-    pub fn becomes(&mut self, line: &str) {
+    pub fn exec(&mut self, line: &str) {
         self.send(line);
         assert_eq!(self.read_line(), "ready");
     }
 
-    /// Has it exit with this code, and reaps it.
-    ///
-    /// # Panics
-    ///
-    /// When it ends in another way.
+    /// Makes it exit with this code, and reaps it.
     #[track_caller]
     pub fn exit(&mut self, code: i32) {
         self.begin_exit(code);
@@ -162,30 +117,18 @@ impl Target {
         assert_eq!(status.code(), Some(code), "the target ended with {status}");
     }
 
-    /// Has it exit with this code, but leaves it unreaped.
-    ///
-    /// # Panics
-    ///
-    /// When it is gone already.
+    /// Makes it exit with this code, without reaping it.
     #[track_caller]
     pub fn begin_exit(&mut self, code: i32) {
         self.send(&format!("exit {code}"));
     }
 
-    /// How it ended, if it has.
-    ///
-    /// # Panics
-    ///
-    /// When it is somebody else's.
+    /// Returns its exit status, if it has exited.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("it is our child")
     }
 
-    /// Waits until it ends by itself.
-    ///
-    /// # Panics
-    ///
-    /// When it hangs.
+    /// Waits until it exits by itself.
     #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
         let deadline = Instant::now() + ANSWER_WITHIN;
@@ -198,11 +141,7 @@ impl Target {
         }
     }
 
-    /// Kills it, and reaps it.
-    ///
-    /// # Panics
-    ///
-    /// When it had ended by itself.
+    /// Kills and reaps it.
     #[track_caller]
     pub fn kill(&mut self) {
         self.child.kill().expect("it is our child");
@@ -210,11 +149,7 @@ impl Target {
         assert_eq!(status.signal(), Some(9), "the target ended with {status}");
     }
 
-    /// Fails unless it still runs and does its work.
-    ///
-    /// # Panics
-    ///
-    /// When it has ended.
+    /// Fails unless it runs and works.
     #[track_caller]
     pub fn assert_running(&mut self) {
         let status: Option<ExitStatus> = self.child.try_wait().expect("it is our child");
@@ -235,7 +170,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It may have ended already; then there is nothing to do.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,59 +1,59 @@
-//! What `heapbpf leaks` tells, and the truth that programs of `targets/leaks/` tell. Refuses to know how either came about.
+//! Leaks of programs in `targets/leaks/`, according to the programs, to be compared with the output of `heapbpf leaks`.
 
 mod check;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use check::is_called;
+use check::is_named;
 pub use check::{Check, Heap, Leak, Sum, TypeName};
 
-/// A block that a program of `targets/leaks/` has made.
+/// A block allocated by a program of `targets/leaks/`.
 #[derive(Clone, Debug)]
 pub struct Made {
-    /// The function that asked for it.
+    /// The function that allocated it.
     pub function: String,
-    /// Where it is.
+    /// Its address.
     pub address: u64,
-    /// Bytes that were asked for.
+    /// Requested bytes.
     pub size: u64,
-    /// Bytes that the allocator gave.
+    /// Bytes reserved by the allocator.
     pub usable: u64,
     /// See `targets/leaks/truth.h`.
     pub fate: Fate,
 }
 
-/// What became of a block.
+/// State of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Something reaches it.
+    /// Reachable.
     Held,
-    /// Nothing does.
+    /// Unreachable.
     Leaked,
-    /// Others hold it that it holds, and nothing else does.
+    /// Referenced by blocks only that it references (a cycle).
     Circle,
-    /// A leaked block holds it, and nothing else does.
+    /// Referenced by a leaked block only.
     Under,
 }
 
-/// All that a program has made.
+/// All blocks of a program.
 #[derive(Debug)]
 pub struct Truth {
     made: Vec<Made>,
 }
 
-/// How a program's blocks are known.
+/// How heapbpf knows a program's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// By what was asked for, with the stack that did.
+    /// By recording: requested size, with a stack.
     Watched,
-    /// By the allocator's books.
+    /// By walking the heap: the allocator's size.
     Walked,
 }
 
-/// An entry, as far as a program knows it: for those of the same function, any of them.
+/// An expected entry: for blocks of the same function, any of them.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
-    /// Of the function, where that is known.
+    /// The function, if it is known.
     function: String,
     addresses: BTreeSet<u64>,
     sizes: BTreeSet<u64>,
@@ -62,27 +62,19 @@ struct Entry {
 }
 
 impl Truth {
-    /// Reads lines of `truth`.
-    ///
-    /// # Panics
-    ///
-    /// When one is none.
+    /// Parses lines of `truth`.
     #[track_caller]
     pub fn of<S: AsRef<str>>(lines: impl IntoIterator<Item = S>) -> Self {
         Self { made: lines.into_iter().map(|line| Made::of(line.as_ref())).collect() }
     }
 
-    /// Without blocks of these functions.
+    /// Removes the blocks of these functions.
     pub fn without(mut self, functions: &[&str]) -> Self {
         self.made.retain(|made| !functions.contains(&made.function.as_str()));
         self
     }
 
-    /// The only block of this function.
-    ///
-    /// # Panics
-    ///
-    /// When there is another number of them.
+    /// Returns the only block of this function.
     #[track_caller]
     pub fn block(&self, function: &str) -> &Made {
         let made: Vec<&Made> = self.made.iter().filter(|made| made.function == function).collect();
@@ -90,7 +82,7 @@ impl Truth {
         made
     }
 
-    /// The blocks that leaked, and those of them that entries are of.
+    /// Returns the sums of all leaked blocks, and of those with an entry.
     pub fn sums(&self, known: Known) -> (Sum, Sum) {
         let mut sums = (Sum::default(), Sum::default());
         for made in self.made.iter().filter(|made| made.fate != Fate::Held) {
@@ -103,12 +95,12 @@ impl Truth {
         sums
     }
 
-    /// Where blocks leaked.
+    /// Returns the addresses of leaked blocks.
     pub fn lost(&self) -> BTreeSet<u64> {
         self.made.iter().filter(|made| made.fate != Fate::Held).map(|made| made.address).collect()
     }
 
-    /// Leaked bytes of each function.
+    /// Returns the leaked bytes of each function.
     pub fn leaked_bytes(&self) -> BTreeMap<String, u64> {
         let mut bytes = BTreeMap::new();
         for made in self.made.iter().filter(|made| made.fate != Fate::Held) {
@@ -117,11 +109,7 @@ impl Truth {
         bytes
     }
 
-    /// Fails unless a check tells this and nothing else: entries by address, size and leaf function, and the sums.
-    ///
-    /// # Panics
-    ///
-    /// When it does otherwise.
+    /// Fails unless a check has exactly these entries, by address, size and leaf function, and these sums.
     #[track_caller]
     pub fn assert_is(&self, check: &Check, known: Known) {
         self.assert_entries(check, known);
@@ -134,11 +122,7 @@ impl Truth {
         assert_eq!((check.leaked, check.direct), self.sums(known), "leaked, direct of {:#?}", check.heaps);
     }
 
-    /// Fails unless a check's entries are these.
-    ///
-    /// # Panics
-    ///
-    /// When they are others.
+    /// Fails unless these are the entries of a check.
     #[track_caller]
     pub fn assert_entries(&self, check: &Check, known: Known) {
         let mut expected = self.entries(known);
@@ -146,9 +130,9 @@ impl Truth {
         for leak in &check.leaks {
             let place = expected.iter().position(|entry| entry.is_of(leak));
             let entry = place.map(|place| expected.swap_remove(place));
-            let entry = entry.unwrap_or_else(|| panic!("{} is told and did not leak: {leak:#?}", self.say(leak)));
+            let entry = entry.unwrap_or_else(|| panic!("{} is reported and did not leak: {leak:#?}", self.say(leak)));
             assert_eq!(leak.similar.count, entry.count - 1, "{entry:?}");
-            // A container may be in a circle with what is in it, which is not noted.
+            // A container may be in a cycle with its elements, which is not part of the truth.
             assert!(leak.cycle_count == entry.cycle_count || entry.cycle_count == 1, "{entry:?}: {leak:?}");
             assert_eq!(leak.watched, known == Known::Watched, "{leak:?}");
             if known == Known::Watched {
@@ -156,7 +140,7 @@ impl Truth {
                 assert!(
                     functions
                         .iter()
-                        .any(|name| is_called(name, &entry.function) || is_called(name, circle(&entry.function))),
+                        .any(|name| is_named(name, &entry.function) || is_named(name, cycle(&entry.function))),
                     "{entry:?}: {functions:?}"
                 );
             }
@@ -164,7 +148,7 @@ impl Truth {
         assert!(expected.is_empty(), "missed: {expected:#?}");
     }
 
-    /// The function of a leak that may be none.
+    /// Describes a leak with its function, if any.
     fn say(&self, leak: &Leak) -> String {
         let made = self.made.iter().find(|made| made.address == leak.address());
         made.map_or_else(|| format!("{}, which is none of the program's,", leak.address), |made| made.function.clone())
@@ -174,7 +158,7 @@ impl Truth {
         let mut groups: BTreeMap<String, Vec<&Made>> = BTreeMap::new();
         for made in self.made.iter().filter(|made| matches!(made.fate, Fate::Leaked | Fate::Circle)) {
             let name = match (made.fate, known) {
-                (Fate::Circle, _) => format!("circle {}", circle(&made.function)),
+                (Fate::Circle, _) => format!("cycle {}", cycle(&made.function)),
                 (_, Known::Watched) => made.function.clone(),
                 (_, Known::Walked) => format!("{:x}", made.address),
             };
@@ -204,9 +188,9 @@ impl Entry {
     }
 }
 
-/// What the circle of a block is called.
-fn circle(function: &str) -> &str {
-    function.rsplit_once('_').map_or(function, |(circle, _)| circle)
+/// Name of the cycle of a block.
+fn cycle(function: &str) -> &str {
+    function.rsplit_once('_').map_or(function, |(cycle, _)| cycle)
 }
 
 impl Made {
@@ -227,7 +211,7 @@ impl Made {
         Self { function, address: number(address, 16), size: number(size, 10), usable: number(usable, 10), fate }
     }
 
-    /// Its bytes as a check tells them: one of no bytes takes one.
+    /// Returns its size in a check, at least one.
     pub fn bytes(&self, known: Known) -> u64 {
         match known {
             Known::Watched => self.size.max(1),

@@ -1,5 +1,5 @@
-//! Other people's readers of what heapbpf writes: where `cargo xtask viewers` put them, and how scripts that use them are
-//! run. The scripts lie in `tests/viewers` and print JSON, which the tests assert on. Refuses to know any format.
+//! Third-party readers of heapbpf's output: where `cargo xtask viewers` installs them, and how to run scripts that use
+//! them. The scripts are in `tests/viewers` and print JSON, which the tests check.
 
 use std::ffi::OsStr;
 use std::fmt::Debug;
@@ -10,14 +10,10 @@ use serde_json::Value;
 
 use crate::target::build_directory;
 
-/// Seconds that a reader may take. Only a hang takes this long.
+/// Timeout of a reader in seconds.
 const SECONDS_MAX: &str = "300";
 
-/// Where they are: what HEAPBPF_VIEWERS names, or `viewers` in the build directory.
-///
-/// # Panics
-///
-/// When they were not installed.
+/// Returns their directory: HEAPBPF_VIEWERS, or `viewers` in the build directory.
 #[track_caller]
 pub fn folder() -> PathBuf {
     let folder = std::env::var_os("HEAPBPF_VIEWERS").map_or_else(|| build_directory().join("viewers"), PathBuf::from);
@@ -29,7 +25,8 @@ pub fn folder() -> PathBuf {
     folder
 }
 
-/// A program of theirs (`python`, `node`, `profiler-cli`), or of this machine (`go`, `ms_print`), that is ended where it hangs.
+/// Returns a command for one of them (`python`, `node`, `profiler-cli`), or of this machine (`go`, `ms_print`), with a
+/// timeout.
 #[track_caller]
 pub fn program(name: impl AsRef<OsStr>) -> Command {
     let folder = folder();
@@ -43,10 +40,6 @@ pub fn program(name: impl AsRef<OsStr>) -> Command {
 }
 
 /// Runs `tests/viewers/<script>` in Python and returns the JSON that it prints.
-///
-/// # Panics
-///
-/// When it fails, hangs or prints something else.
 #[track_caller]
 pub fn python<S: AsRef<OsStr> + Debug>(script: &str, arguments: &[S]) -> Value {
     json(program("python").arg(path(script)).args(arguments))
@@ -54,20 +47,12 @@ pub fn python<S: AsRef<OsStr> + Debug>(script: &str, arguments: &[S]) -> Value {
 
 /// Runs `tests/viewers/<script>` in node and returns the JSON that it prints. Scripts end in `.cjs`, so that they find packages
 /// with `require`.
-///
-/// # Panics
-///
-/// When it fails, hangs or prints something else.
 #[track_caller]
 pub fn node<S: AsRef<OsStr> + Debug>(script: &str, arguments: &[S]) -> Value {
     json(program("node").arg(path(script)).args(arguments))
 }
 
 /// Runs a command and returns the JSON that it prints.
-///
-/// # Panics
-///
-/// When it fails or prints something else.
 #[track_caller]
 pub fn json(command: &mut Command) -> Value {
     let text = text(command);
@@ -75,10 +60,6 @@ pub fn json(command: &mut Command) -> Value {
 }
 
 /// Runs a command and returns what it prints on standard output.
-///
-/// # Panics
-///
-/// When it fails or prints no UTF-8.
 #[track_caller]
 pub fn text(command: &mut Command) -> String {
     let output = output(command);
@@ -86,11 +67,7 @@ pub fn text(command: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("it prints text")
 }
 
-/// Runs a command and returns how it ended.
-///
-/// # Panics
-///
-/// When it cannot be started.
+/// Runs a command and returns its result.
 #[track_caller]
 pub fn output(command: &mut Command) -> Output {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))

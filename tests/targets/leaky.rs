@@ -1,13 +1,13 @@
-//! The demo's target: a pretended server whose functions hold memory in known ways. It serves 200 requests a second,
-//! each with ten allocations, says `ready` when it begins, and ends after a minute. Standard library only: it is compiled
-//! by rustc alone.
+//! The demo's target: a simulated server whose functions keep memory in known ways. It serves 200 requests per second,
+//! each with ten allocations, prints `ready` when it starts, and exits after a minute. Uses the standard library only:
+//! it is compiled by rustc alone.
 //!
-//! | function        | allocations a request | holds in the end                             |
-//! |-----------------|-----------------------|----------------------------------------------|
-//! | `parse_request` | 7                     | nothing: all is freed before the next one    |
-//! | `cache_insert`  | 1 of 1,024 bytes      | everything: a cache that nobody ever empties |
-//! | `log_line`      | 1 of 48 bytes         | every eighth: a leak that is easily missed   |
-//! | `open_session`  | 1 of 512 bytes        | the last 64: used, but bounded               |
+//! | function        | allocations per request | live at the end                              |
+//! |-----------------|-------------------------|----------------------------------------------|
+//! | `parse_request` | 7                       | none: all are freed before the next request  |
+//! | `cache_insert`  | 1 of 1,024 bytes        | all: a cache that is never emptied           |
+//! | `log_line`      | 1 of 48 bytes           | every eighth: a leak that is easily missed   |
+//! | `open_session`  | 1 of 512 bytes          | the last 64: used, but bounded               |
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -25,7 +25,7 @@ struct Server {
 
 fn main() {
     let requests = REQUESTS_PER_SECOND * SECONDS;
-    // Room from the start, so that the containers do not allocate in the functions' names.
+    // Reserved at the start, so that the containers do not allocate in the functions' names.
     let mut server = Server {
         cache: Vec::with_capacity(requests as usize),
         log: Vec::with_capacity(requests as usize),
@@ -47,11 +47,11 @@ fn serve(server: &mut Server, request: u32) {
     open_session(server);
     cache_insert(server, path_bytes);
     log_line(server, request);
-    // Keeps the calls above from becoming jumps, which would take this frame off the stacks.
+    // Prevents tail calls above, which would remove this frame from the stacks.
     black_box(server);
 }
 
-/// A line split into words: the list, and six words.
+/// Splits a line into words: the list, and six words.
 #[inline(never)]
 fn parse_request(request: u32) -> usize {
     let mut words: Vec<Box<str>> = Vec::with_capacity(6);

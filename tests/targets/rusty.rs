@@ -1,4 +1,4 @@
-//! A Rust program with the protocol of the C targets: `ready`, a line in, a ledger out.
+//! A Rust program with the protocol of the C targets: `ready`, a command in, a ledger out.
 //!
 //! Sites are pairs of functions like those of `throwing.cpp`: the outer one is the site.
 
@@ -28,7 +28,7 @@ fn drops_vectors() {
 }
 
 fn answer(text: &str) {
-    // Straight to the file: `stdout()` would allocate its buffer.
+    // Writes directly to the file: `stdout()` would allocate its buffer.
     let mut stdout = std::mem::ManuallyDrop::new(std::fs::File::from(std::os::fd::OwnedFd::from(
         std::os::fd::AsFd::as_fd(&std::io::stdout()).try_clone_to_owned().expect("stdout is open"),
     )));
@@ -66,6 +66,6 @@ fn main() {
     drops_vectors();
     let sites = [site("leaks_vectors", 0), site("drops_vectors", COUNT)].join(",");
     answer(&format!("{{\"peak_bytes\":0,\"sites\":[{sites}]}}\n"));
-    // The next line is `exit`, whatever it says.
+    // The next line is always `exit`.
     read_line();
 }

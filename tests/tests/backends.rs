@@ -1,5 +1,5 @@
-//! Every way to attach probes gives the same numbers, survives exceptions, and leaves other processes alone. A way that the
-//! kernel lacks fails here: the kernels that tests run on have all three.
+//! All attach backends give the same numbers, survive exceptions, and leave other processes alone. A backend that the
+//! kernel lacks fails here: the test kernels have all three.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::kernel;
@@ -8,7 +8,7 @@ use heapbpf_tests::target::Target;
 
 const BACKENDS: [&str; 3] = ["session", "multi", "perf"];
 
-/// Profiles one line of work of a target through this backend, whole; the target has to be alive after it.
+/// Profiles one command of a target with this backend; the target must still run afterwards.
 fn profile(source: &str, backend: &str) -> (Target, Report, Ledger) {
     let mut target = Target::start(source);
     let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
@@ -43,18 +43,18 @@ fn every_backend_counts_eight_threads_to_the_byte() {
 }
 
 #[test]
-fn an_exception_through_a_sampled_call_is_survived_in_every_backend() {
+fn an_exception_through_a_sampled_call_is_survived_with_every_backend() {
     for backend in BACKENDS {
         let (target, report, ledger) = profile("throwing.cpp", backend);
         let thrown =
             report.process(target.pid()).exact_under(|function| function.starts_with("__cxa_allocate_exception"));
-        assert_ne!(thrown, Counts::default(), "{backend}: exceptions were allocated while it watched");
+        assert_ne!(thrown, Counts::default(), "{backend}: exceptions were allocated while recording");
         assert!(!ledger.sites.is_empty());
     }
 }
 
 #[test]
-fn a_process_that_is_no_target_has_no_breakpoints() {
+fn other_processes_have_no_breakpoints() {
     for backend in BACKENDS {
         let target = Target::start("exact.c");
         let bystander = Target::start("exact.c");

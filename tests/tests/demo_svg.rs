@@ -1,4 +1,4 @@
-//! The flame graph as somebody sees it: a leaking program's graph in a browser, with the leak as its widest frame.
+//! The flame graph of a leaking program in a browser, with the leak as its widest frame.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::process::Command;
 use heapbpf_tests::heapbpf::{Heapbpf, text};
 use heapbpf_tests::target::{Target, run};
 
-/// Share of the whole by function, in percent, from a flame graph's titles: `name (1,234 bytes, 56.7%)`.
+/// Returns the share of each function in percent, from a flame graph's titles: `name (1,234 bytes, 56.7%)`.
 fn widths(svg: &str) -> BTreeMap<String, f64> {
     let mut widths = BTreeMap::new();
     for title in svg.split("<title>").skip(1).filter_map(|rest| rest.split_once("</title>")).map(|(title, _)| title) {
@@ -23,7 +23,7 @@ fn widths(svg: &str) -> BTreeMap<String, f64> {
     widths
 }
 
-/// Pixels of a PNG, as red, green and blue.
+/// Returns the pixels of a PNG as red, green and blue.
 fn pixels(path: &Path) -> Vec<[u8; 3]> {
     let file = File::open(path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
     let mut decoder = png::Decoder::new(BufReader::new(file));
@@ -49,7 +49,7 @@ fn screenshot(page: &Path, picture: &Path) {
 }
 
 #[test]
-fn a_leak_is_the_widest_frame_and_a_browser_draws_it() {
+fn the_leak_is_the_widest_frame_in_a_browser() {
     let mut target = Target::start("leaky.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "-o out.svg");
     let session = heapbpf.start();
@@ -59,7 +59,7 @@ fn a_leak_is_the_widest_frame_and_a_browser_draws_it() {
     let svg = text(&heapbpf.file("out.svg"));
     let widths = widths(&svg);
     let site = |name: &str| ledger.site(name).counts.live_bytes;
-    // What calls these functions is as wide as all of them.
+    // Callers of these functions are as wide as all of them together.
     let own: BTreeMap<&str, f64> = widths
         .iter()
         .map(|(name, width)| (name.as_str(), *width))
@@ -68,7 +68,7 @@ fn a_leak_is_the_widest_frame_and_a_browser_draws_it() {
     let widest = own.iter().max_by(|one, other| one.1.total_cmp(other.1));
     let (name, percent) = widest.unwrap_or_else(|| panic!("no function of the program among {widths:?}"));
     assert_eq!(*name, "caches_response", "{own:?}");
-    // Every block that is left is larger than the interval, so that widths are exact but for rounding.
+    // Every live block exceeds the interval, so widths are exact except for rounding.
     #[expect(clippy::cast_precision_loss, reason = "some megabytes")]
     let expected = 100.0 * site("caches_response") as f64 / ledger.sum().live_bytes as f64;
     assert!((percent - expected).abs() < 0.1, "{percent} %, not {expected} %");
@@ -81,7 +81,7 @@ fn a_leak_is_the_widest_frame_and_a_browser_draws_it() {
     let pixels = pixels(&picture);
     let colours: BTreeSet<[u8; 3]> = pixels.iter().copied().collect();
     assert!(colours.len() >= 8, "a blank picture: {colours:?}");
-    // A page that Chromium cannot read has text in it too, but no bars of colour.
+    // An error page of Chromium has text too, but no coloured bars.
     let coloured = |pixel: &&[u8; 3]| {
         let (most, least) = (pixel.iter().max(), pixel.iter().min());
         most.zip(least).is_some_and(|(most, least)| most - least > 60)
@@ -91,7 +91,7 @@ fn a_leak_is_the_widest_frame_and_a_browser_draws_it() {
 }
 
 #[test]
-fn widths_are_read_from_titles() {
+fn widths_are_parsed_from_titles() {
     let svg = "<g><title>all (2,000 bytes, 100%)</title></g><title>f&lt;int&gt; (x) (1,500 bytes, 75.00%)</title>\
                <title>g (3 blocks, 0.15%; more)</title><title>Flame graph</title>";
     let expected = [("all", 100.0), ("f&lt;int&gt; (x)", 75.0), ("g", 0.15)];

@@ -1,4 +1,4 @@
-//! What grew between two recordings: to the byte where both are exact, and whose it is.
+//! Growth between two recordings: exact if both are, and attributed to the right function.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ const FAILED: i32 = 1;
 const WRONG_USAGE: i32 = 2;
 const INCOMPLETE: i32 = 3;
 
-/// A profile of one line of work of a new process, in this directory.
+/// Profiles one command of a new process, in this directory.
 fn record(source: &str, line: &str, interval: &str, directory: &Path, name: &str) -> PathBuf {
     let mut target = Target::start(source);
     let path = directory.join(name);
@@ -24,13 +24,13 @@ fn record(source: &str, line: &str, interval: &str, directory: &Path, name: &str
     path
 }
 
-/// `heapbpf diff` of these two, with further arguments parted by blanks.
+/// Runs `heapbpf diff` on two profiles, with arguments separated by blanks.
 fn diff(before: &Path, after: &Path, arguments: &str) -> Heapbpf {
     let paths = [before, after].map(|path| path.display().to_string());
     Heapbpf::new(["diff".to_owned()].into_iter().chain(paths).chain(arguments.split_whitespace().map(str::to_owned)))
 }
 
-/// A quantity of the difference's callsites whose leaf is this function, summed up.
+/// Sums a quantity over the callsites whose leaf is this function.
 fn of_leaf(report: &Value, function: &str, quantity: &str, field: &str) -> f64 {
     let callsites = report["callsites"].as_array().expect("callsites are a list");
     let callsites = callsites.iter().filter(|callsite| callsite["stack"][0]["function"] == function);
@@ -38,7 +38,7 @@ fn of_leaf(report: &Value, function: &str, quantity: &str, field: &str) -> f64 {
 }
 
 #[test]
-fn growth_between_recordings_is_that_between_their_reports() {
+fn recordings_and_their_reports_have_the_same_difference() {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let before = record("growth.c", "30 5", "1", directory.path(), "before.heapbpf");
     let after = record("growth.c", "20 12", "1", directory.path(), "after.heapbpf");
@@ -48,7 +48,7 @@ fn growth_between_recordings_is_that_between_their_reports() {
     for (function, growth) in [("Allocate", -100_000.0), ("Allocate2", 70_000.0)] {
         assert_eq!(of_leaf(&report, function, "live_bytes", "growth"), growth, "{function}");
     }
-    // What was cut off is told of, and misses something.
+    // A truncated recording is reported, and is incomplete.
     let whole = fs::read(&after).expect("it is there");
     fs::write(&after, &whole[..whole.len() - 1]).expect("it can be written");
     let outcome = diff(&before, &after, "").run().expect_code(INCOMPLETE);
@@ -97,9 +97,9 @@ fn growth_between_two_processes_is_exact_to_the_byte() {
 }
 
 #[test]
-fn what_grew_is_nine_tenths_one_functions() {
+fn nine_tenths_of_the_growth_is_in_one_function() {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
-    // A sample stands for 512 KiB: four standard deviations of 80 blocks' are 4 MB, of 8,000 blocks' 26 MB.
+    // A sample represents 512 KiB: four standard deviations are 4 MB for 80 blocks and 26 MB for 8,000 blocks.
     let before = record("growth.c", "80 0", "512KiB", directory.path(), "before.json");
     let after = record("growth.c", "80 8000", "512KiB", directory.path(), "after.json");
     let mut heapbpf = diff(&before, &after, "-o growth.json");
@@ -112,9 +112,9 @@ fn what_grew_is_nine_tenths_one_functions() {
     assert!(outcome.stdout.contains(" Allocate2 (growth.c:5) ← work ← main"), "{}", outcome.stdout);
 }
 
-/// gperftools: of what grows between two dumps more than nine tenths are `Allocate2`'s.
+/// gperftools: more than nine tenths of the growth between two dumps is in `Allocate2`.
 #[test]
-fn what_grew_between_two_dumps_of_one_recording_is_nine_tenths_one_functions() {
+fn nine_tenths_of_the_growth_between_dumps_is_in_one_function() {
     for interval in ["1", "512KiB"] {
         let mut target = Target::start("staged.c");
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval {interval} -o heap.json"));
@@ -143,7 +143,7 @@ fn what_grew_between_two_dumps_of_one_recording_is_nine_tenths_one_functions() {
 }
 
 #[test]
-fn a_profile_and_itself_differ_in_nothing() {
+fn equal_profiles_have_no_difference() {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let path = record("growth.c", "300 500", "4KiB", directory.path(), "heap.json");
     let outcome = diff(&path, &path, "").run().expect_code(DONE);
@@ -151,7 +151,7 @@ fn a_profile_and_itself_differ_in_nothing() {
 }
 
 #[test]
-fn what_is_missing_in_either_is_told_by_the_exit_code() {
+fn incomplete_profiles_set_the_exit_code() {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let whole = record("growth.c", "3 0", "1", directory.path(), "whole.json");
     let lossy = directory.path().join("lossy.json");
@@ -166,7 +166,7 @@ fn what_is_missing_in_either_is_told_by_the_exit_code() {
 }
 
 #[test]
-fn what_is_no_profile_is_refused_before_anything_is_written() {
+fn invalid_profiles_are_rejected_before_anything_is_written() {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let image = directory.path().join("heap.svg");
     fs::write(&image, "<?xml version=\"1.0\"?><svg/>").expect("the directory is ours");

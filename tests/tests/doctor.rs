@@ -1,4 +1,4 @@
-//! `heapbpf doctor` says what is so on this machine, and changes nothing.
+//! `heapbpf doctor` reports the state of this machine, and changes nothing.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use heapbpf_tests::kernel::changed_code;
 use heapbpf_tests::target::Target;
 use serde_json::Value;
 
-/// The diagnosis as JSON, which ends with this exit code.
+/// Returns the diagnosis as JSON; checks the exit code.
 fn diagnosis(arguments: &[&str], code: i32) -> Value {
     let outcome = Heapbpf::new(["doctor", "--json"].iter().chain(arguments)).run().expect_code(code);
     serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error} in {}", outcome.stdout))
@@ -36,7 +36,7 @@ fn root_can_profile_here() {
 }
 
 #[test]
-fn the_instructions_of_a_process_are_those_that_objdump_sees() {
+fn instructions_match_objdump() {
     let mut target = Target::start("service.c");
     let json = diagnosis(&["--pid", &target.pid().to_string()], 0);
     let hooks = json["target"]["hooks"].as_array().expect("a list");
@@ -51,12 +51,12 @@ fn the_instructions_of_a_process_are_those_that_objdump_sees() {
         assert!(listed.split_whitespace().next() == Some(mnemonic), "`{instruction}` is `{listed}` at {offset:#x}");
         assert!(hook["emulated"].is_boolean() && hook["expected_ns"].is_number(), "{hook}");
     }
-    // It was only looked at.
+    // The process was only inspected.
     assert_eq!(changed_code(target.pid()), Vec::<String>::new());
     target.assert_running();
 }
 
-/// The instruction at an offset of a library whose code is linked to where it is in the file, as Debian's libc's is.
+/// Disassembles the instruction at an offset of a library whose link addresses equal file offsets, like Debian's libc.
 fn objdump(module: &Path, offset: u64) -> String {
     let range = [format!("--start-address={offset}"), format!("--stop-address={}", offset + 16)];
     let output = Command::new("objdump").args(["-d", "--no-show-raw-insn"]).args(range).arg(module).output();
@@ -77,7 +77,7 @@ fn the_text_lists_functions_with_their_instructions() {
 }
 
 #[test]
-fn a_process_that_is_not_there_cannot_be_profiled() {
+fn a_missing_process_is_an_error() {
     let pid_max = fs::read_to_string("/proc/sys/kernel/pid_max").expect("procfs is mounted");
     let pid = (pid_max.trim().parse::<u32>().expect("a number") + 1).to_string();
     let json = diagnosis(&["--pid", &pid], 1);

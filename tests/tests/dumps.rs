@@ -1,7 +1,5 @@
-//! Windows of a recording: what each file holds, byte by byte, and when there is one.
+//! Windows of a recording: when they are written, and their contents to the byte.
 
-#[path = "dumps/asked.rs"]
-mod asked;
 #[path = "dumps/history.rs"]
 mod history;
 #[path = "launch/launched.rs"]
@@ -12,6 +10,8 @@ mod marks;
 mod peak;
 #[path = "dumps/processes.rs"]
 mod processes;
+#[path = "dumps/requested.rs"]
+mod requested;
 #[path = "dumps/triggered.rs"]
 mod triggered;
 #[path = "dumps/unwritable.rs"]
@@ -22,10 +22,10 @@ use heapbpf_tests::report::{Process, Report, Window};
 use heapbpf_tests::target::Target;
 use rustix::process::Signal;
 
-/// Live at the beginning, allocated, freed, live at the end: bytes.
+/// Bytes live at the start, allocated, freed, and live at the end.
 type Flow = [u64; 4];
 
-/// A target and a recording of it that sees every allocation.
+/// Starts a target and records every allocation of it.
 fn record(options: &str) -> (Target, Heapbpf, Session) {
     let target = Target::start("slots.c");
     let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 -o out.json {options}"));
@@ -33,7 +33,7 @@ fn record(options: &str) -> (Target, Heapbpf, Session) {
     (target, heapbpf, session)
 }
 
-/// Asks for a dump and waits until it is written.
+/// Requests a dump and waits until it is written.
 #[track_caller]
 fn dump(session: &mut Session, number: u32) {
     session.signal(Signal::USR1);
@@ -49,7 +49,7 @@ fn window(report: &Report) -> &Window {
     report.window.as_ref().expect("it is of a window")
 }
 
-/// Fails unless what the window says of live bytes adds up.
+/// Fails unless the window's live bytes are consistent.
 #[track_caller]
 fn flow(process: &Process) -> Flow {
     let totals = &process.totals;
@@ -62,7 +62,7 @@ fn flow(process: &Process) -> Flow {
     [start, counts.alloc_bytes, counts.free_bytes, counts.live_bytes]
 }
 
-/// Fails unless the files from 1 on are windows that follow each other, the last of which ends the recording. Returns them.
+/// Fails unless the files from number 1 on are consecutive windows, the last of which ends the recording. Returns them.
 #[track_caller]
 fn chain(heapbpf: &Heapbpf) -> Vec<Report> {
     let whole = heapbpf.report("out.json");
@@ -82,7 +82,7 @@ fn chain(heapbpf: &Heapbpf) -> Vec<Report> {
     windows
 }
 
-/// As [`chain`], and of one target, whose windows held this.
+/// Like [`chain`], and checks the windows of the only target.
 #[track_caller]
 fn assert_flows(heapbpf: &Heapbpf, target: &Target, expected: &[Flow]) {
     let windows = chain(heapbpf);

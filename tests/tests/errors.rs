@@ -1,4 +1,4 @@
-//! What goes wrong is said before anything is attached, in words that name the value and the way out.
+//! Errors are reported before anything is attached, with the value and a remedy.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,41 +12,41 @@ use heapbpf_tests::target::{Target, build, run};
 const FAILED: i32 = 1;
 const WRONG_USAGE: i32 = 2;
 
-/// Fails unless the text holds all of these.
-fn assert_says(text: &str, parts: &[&str]) {
+/// Fails unless the text contains all parts.
+fn assert_contains(text: &str, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "`{part}` is missing from:\n{text}");
     }
 }
 
-/// The usage error for these arguments beside a good `--pid`.
+/// Checks the usage error for these arguments after a valid `--pid`.
 fn wrong_usage(arguments: &str, parts: &[&str]) {
     let target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
-    assert_says(&heapbpf.run().expect_error(WRONG_USAGE), parts);
+    assert_contains(&heapbpf.run().expect_error(WRONG_USAGE), parts);
     assert_eq!(heapbpf.files(), Vec::<String>::new());
 }
 
 #[test]
 fn a_pid_that_does_not_exist() {
-    // Above the largest that the kernel gives out.
+    // Exceeds the kernel's maximum.
     let pid_max: u32 = fs::read_to_string("/proc/sys/kernel/pid_max")
         .expect("procfs is mounted")
         .trim()
         .parse()
         .expect("pid_max is a number");
     let pid = pid_max + 1;
-    assert_says(&Heapbpf::of(pid, "").run().expect_error(FAILED), &[&format!("`{pid}`")]);
+    assert_contains(&Heapbpf::of(pid, "").run().expect_error(FAILED), &[&format!("`{pid}`")]);
 }
 
 #[test]
-fn a_process_that_has_ended_but_was_not_reaped() {
+fn a_zombie() {
     let mut zombie = Command::new("true").spawn().expect("`true` is installed");
     let stat = format!("/proc/{}/stat", zombie.id());
     while !fs::read_to_string(&stat).expect("it is not reaped").contains(") Z ") {
         std::thread::yield_now();
     }
-    assert_says(&Heapbpf::of(zombie.id(), "").run().expect_error(FAILED), &[&zombie.id().to_string()]);
+    assert_contains(&Heapbpf::of(zombie.id(), "").run().expect_error(FAILED), &[&zombie.id().to_string()]);
     zombie.wait().expect("it is our child");
 }
 
@@ -54,25 +54,25 @@ fn a_process_that_has_ended_but_was_not_reaped() {
 fn a_kernel_thread() {
     let name = fs::read_to_string("/proc/2/comm").expect("kthreadd is there");
     assert_eq!(name.trim(), "kthreadd", "pid 2 is to be a kernel thread: this does not run in the first pid namespace");
-    assert_says(&Heapbpf::of(2, "").run().expect_error(FAILED), &["2", "kernel"]);
+    assert_contains(&Heapbpf::of(2, "").run().expect_error(FAILED), &["2", "kernel"]);
 }
 
 #[test]
-fn pids_that_are_none() {
+fn invalid_pids() {
     for pid in ["0", "abc", "-1", "99999999999", "1.5"] {
         let text = Heapbpf::new([format!("--pid={pid}")]).run().expect_error(WRONG_USAGE);
-        assert_says(&text, &[&format!("`{pid}`")]);
+        assert_contains(&text, &[&format!("`{pid}`")]);
     }
 }
 
 #[test]
 fn no_target_at_all() {
     let none: [&str; 0] = [];
-    assert_says(&Heapbpf::new(none).run().expect_error(WRONG_USAGE), &["--pid"]);
+    assert_contains(&Heapbpf::new(none).run().expect_error(WRONG_USAGE), &["--pid"]);
 }
 
 #[test]
-fn what_a_json_report_does_not_hold() {
+fn json_reports_lack_times_and_events() {
     let target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--duration 1s -o heap.json");
     let _ = heapbpf.run().expect_code(0);
@@ -84,13 +84,13 @@ fn what_a_json_report_does_not_hold() {
         let output = command.output().expect("it can be started");
         let stderr = String::from_utf8(output.stderr).expect("messages are text");
         assert_eq!(output.status.code(), Some(WRONG_USAGE), "{stderr}");
-        assert_says(&stderr, &["heap.json` is a JSON report, ", "convert a recording (`-o x.heapbpf`)"]);
-        assert_says(&stderr, parts);
+        assert_contains(&stderr, &["heap.json` is a JSON report, ", "convert a recording (`-o x.heapbpf`)"]);
+        assert_contains(&stderr, parts);
         assert_eq!(fs::read_dir(folder.path()).expect("it is a folder").count(), 0, "nothing is written");
     };
-    check("--from 1s -o x.svg", &["sums without the times that `--from` picks from"]);
-    check("--to 1s -o x.svg", &["sums without the times that `--to` picks from"]);
-    check("-o x.heaptrack.zst", &["`heaptrack` is made of single events"]);
+    check("--from 1s -o x.svg", &["totals without times, so `--from` cannot select from it"]);
+    check("--to 1s -o x.svg", &["totals without times, so `--to` cannot select from it"]);
+    check("-o x.heaptrack.zst", &["no single events, as `heaptrack` requires"]);
 }
 
 #[test]
@@ -101,10 +101,10 @@ fn heapbpf_itself() {
     let outcome = Heapbpf::with_command(shell).run();
     assert!(matches!(outcome.status.code(), Some(FAILED | WRONG_USAGE)), "{outcome:?}");
     let code = outcome.status.code().unwrap_or_default();
-    assert_says(&outcome.expect_error(code), &["heapbpf itself"]);
+    assert_contains(&outcome.expect_error(code), &["heapbpf itself"]);
 }
 
-/// A copy of the binary, and of the kernel object it is told to use, where everybody can read them.
+/// Copies the binary, and the kernel object that it loads, to where every user can read them.
 fn readable_copy(directory: &Path) -> Command {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).expect("the directory is ours");
     let copy = |from: &Path, name: &str| {
@@ -114,7 +114,7 @@ fn readable_copy(directory: &Path) -> Command {
         to
     };
     let program = copy(&binary(), "heapbpf");
-    let mut command = nobody();
+    let mut command = unprivileged();
     command.arg(program);
     if let Some(object) = std::env::var_os("HEAPBPF_BPF_OBJECT") {
         command.env("HEAPBPF_BPF_OBJECT", copy(Path::new(&object), "object"));
@@ -122,8 +122,8 @@ fn readable_copy(directory: &Path) -> Command {
     command
 }
 
-/// What runs the rest of the command line as a user with no rights.
-fn nobody() -> Command {
+/// Returns a command that runs its arguments as a user without privileges.
+fn unprivileged() -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]);
     command
@@ -136,17 +136,17 @@ fn a_user_without_capabilities() {
     let program = directory.path().join("service");
     fs::copy(build("service.c"), &program).expect("the directory is ours");
     let mut command = readable_copy(directory.path());
-    // The user's own process, so that nothing but the capabilities is missing.
-    let mut target = Target::spawn(nobody().arg(&program));
+    // The process belongs to the user, so that only capabilities are missing.
+    let mut target = Target::spawn(unprivileged().arg(&program));
     let pid = target.pid().to_string();
-    // The output could be written, too.
+    // The user may write the output.
     let outputs = directory.path().join("outputs");
     fs::create_dir(&outputs).expect("the directory is ours");
     fs::set_permissions(&outputs, fs::Permissions::from_mode(0o777)).expect("the directory is ours");
     command.args(["--pid", &pid, "--duration", "1s", "-o"]).arg(outputs.join("out.json"));
     let text = Heapbpf::with_command(command).run().expect_error(FAILED);
     assert!(["CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"].iter().any(|capability| text.contains(capability)), "{text}");
-    assert_says(&text, &["sudo ", &pid]);
+    assert_contains(&text, &["sudo ", &pid]);
     target.assert_running();
 }
 
@@ -164,17 +164,17 @@ fn three_capabilities_are_enough_but_not_for_perf_events() {
     };
     let _ = profile("").expect_code(0);
     let _ = profile("--backend multi").expect_code(0);
-    assert_says(&profile("--backend perf").expect_error(FAILED), &["CAP_SYS_ADMIN", "sudo"]);
+    assert_contains(&profile("--backend perf").expect_error(FAILED), &["CAP_SYS_ADMIN", "sudo"]);
 }
 
 #[test]
-fn doctor_tells_a_user_which_capabilities_are_missing() {
+fn doctor_lists_missing_capabilities() {
     heapbpf_tests::kernel::require_root();
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let mut command = readable_copy(directory.path());
     command.arg("doctor");
     let outcome = Heapbpf::with_command(command).run().expect_code(FAILED);
-    assert_says(
+    assert_contains(
         &outcome.stdout,
         &["missing CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE", "sudo heapbpf", "does not work here"],
     );
@@ -185,16 +185,16 @@ fn doctor_tells_a_user_which_capabilities_are_missing() {
 fn a_program_without_an_allocator() {
     let target = Target::start("bare.c");
     let text = Heapbpf::of(target.pid(), "").run().expect_error(FAILED);
-    assert_says(&text, &["allocator", &target.pid().to_string()]);
+    assert_contains(&text, &["allocator", &target.pid().to_string()]);
     assert!(!text.contains("Go program"), "{text}");
 }
 
-/// A program that looks like one of Go: it has the sections by which Go's linker marks its work, and no allocator.
+/// A program that resembles a Go program: it has the sections that Go's linker adds, and no allocator.
 #[test]
 fn a_go_program() {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let program = directory.path().join("server");
-    // Begins as Go's own do: `\xff Go buildinf:`, pointer size 8, flags 2 (strings inline), then Go's version.
+    // Starts like Go's own: `\xff Go buildinf:`, pointer size 8, flags 2 (strings inline), then Go's version.
     let mut build_info = b"\xff Go buildinf:\x08\x02".to_vec();
     build_info.resize(32, 0);
     build_info.extend(b"\x08go1.22.1\x00");
@@ -209,21 +209,21 @@ fn a_go_program() {
         .arg(&program));
     let target = Target::spawn(&mut Command::new(&program));
     let text = Heapbpf::of(target.pid(), "").run().expect_error(FAILED);
-    assert_says(&text, &["Go", &target.pid().to_string()]);
+    assert_contains(&text, &["Go", &target.pid().to_string()]);
     let supported = ["glibc", "musl", "jemalloc", "tcmalloc", "mimalloc"];
-    assert!(supported.iter().any(|name| text.contains(name)), "it does not say what is supported: {text}");
+    assert!(supported.iter().any(|name| text.contains(name)), "the supported allocators are missing: {text}");
 }
 
 #[test]
-fn outputs_that_cannot_be_written_are_found_before_anything_is_attached() {
+fn unwritable_outputs_are_reported_before_anything_is_attached() {
     let target = Target::start("service.c");
     for output in ["missing/out.svg", "directory.svg", "/proc/out.json", "file/out.folded"] {
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("-o good.json -o {output}"));
         fs::create_dir(heapbpf.file("directory.svg")).expect("the directory is ours");
         fs::write(heapbpf.file("file"), "").expect("the directory is ours");
         let text = heapbpf.run().expect_error(FAILED);
-        assert_says(&text, &[&format!("`{output}`")]);
-        // No half of a report, and no attempt at one.
+        assert_contains(&text, &[&format!("`{output}`")]);
+        // No part of a report is written.
         assert_eq!(heapbpf.files(), ["directory.svg", "file"], "{output}");
     }
     assert_eq!(changed_code(target.pid()), Vec::<String>::new());
@@ -238,34 +238,34 @@ fn a_report_is_not_replaced_by_a_failed_session() {
 }
 
 #[test]
-fn intervals_that_are_none() {
+fn invalid_intervals() {
     for interval in ["0", "abc", "-5", "4XB", "99999999999999999999"] {
         wrong_usage(&format!("--interval={interval}"), &[&format!("`{interval}`"), "--interval"]);
     }
 }
 
 #[test]
-fn durations_that_are_none() {
+fn invalid_durations() {
     for duration in ["abc", "-5s", "5 parsecs"] {
         let text = Heapbpf::new(["--pid", "1", &format!("--duration={duration}")]).run().expect_error(WRONG_USAGE);
-        assert_says(&text, &[&format!("`{duration}`"), "--duration"]);
+        assert_contains(&text, &[&format!("`{duration}`"), "--duration"]);
     }
 }
 
 #[test]
-fn an_output_of_no_known_format() {
-    // The error says which there are.
+fn an_output_of_unknown_format() {
+    // The error lists the known formats.
     wrong_usage("-o out.xyz", &["`out.xyz`", "svg", "folded", "json"]);
     wrong_usage("-o out", &["`out`", "svg", "folded", "json"]);
 }
 
 #[test]
-fn a_view_that_there_is_not() {
+fn an_unknown_view() {
     wrong_usage("--view sideways", &["`sideways`", "live-bytes", "live-count", "alloc-bytes", "alloc-count"]);
 }
 
 #[test]
-fn an_option_that_there_is_not() {
+fn an_unknown_option() {
     wrong_usage("--no-such-option", &["--no-such-option"]);
 }
 

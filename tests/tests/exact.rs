@@ -1,10 +1,10 @@
-//! At an interval of 1 nothing is estimated: every function's blocks and bytes are what the target says it did.
+//! At an interval of 1, every function's blocks and bytes equal the target's own ledger.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Counts, Ledger, Report};
 use heapbpf_tests::target::Target;
 
-/// Profiles one line of work of a target from end to end at an interval of 1.
+/// Profiles one command of a target from start to exit at an interval of 1.
 fn profile(source: &str) -> (Report, u32, Ledger) {
     let mut target = Target::start(source);
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
@@ -26,8 +26,8 @@ fn every_allocation_function_is_counted_to_the_byte() {
 
     assert_eq!(process.exact_by_leaf()["leaks_30000"], Counts::kept(1, 30_000));
 
-    // glibc itself allocates nothing here, so anything more is a call inside a call that was counted a second time, a
-    // failed call, or the forked child's.
+    // glibc itself allocates nothing here, so any surplus is a nested call that was counted twice, a failed call, or a
+    // call of the forked child.
     assert_eq!(process.totals.exact(), ledger.sum());
     assert_eq!(process.totals.peak_bytes.as_u64(), Some(ledger.peak_bytes));
     assert!(!process.exited);
@@ -66,7 +66,7 @@ fn the_only_heap_is_that_of_libc_with_all_its_functions() {
 }
 
 #[test]
-fn the_leaf_of_a_stack_is_the_line_that_called_the_allocator() {
+fn the_leaf_of_a_stack_is_the_allocation_line() {
     let (report, pid, ledger) = profile("exact.c");
     let process = report.process(pid);
     for site in ledger.sites.iter().filter(|site| site.counts.alloc_count > 0) {
@@ -86,9 +86,9 @@ fn the_leaf_of_a_stack_is_the_line_that_called_the_allocator() {
 }
 
 #[test]
-fn stacks_run_from_the_caller_of_the_allocator_to_main() {
+fn stacks_extend_from_the_allocators_caller_to_main() {
     let (report, pid, _) = profile("exact.c");
-    // Function, and whether it was inlined into the next.
+    // Function, and whether it is inlined into the next.
     let stacks: Vec<Vec<(&str, bool)>> = report
         .process(pid)
         .callsites
@@ -109,25 +109,25 @@ fn stacks_run_from_the_caller_of_the_allocator_to_main() {
 fn eight_threads_at_once_are_counted_to_the_byte() {
     let (report, pid, ledger) = profile("threads.c");
     report.process(pid).assert_matches(&ledger);
-    // The threads did overlap with frees of each other's blocks, or this would show nothing.
+    // The threads did free each other's blocks concurrently, as this test requires.
     let sum = ledger.sum();
     assert!(sum.alloc_count > 30_000 && sum.live_count > 0, "{sum:?}");
 }
 
 #[test]
-fn a_free_that_nobody_saw_makes_the_profile_incomplete() {
+fn a_missed_free_makes_the_profile_incomplete() {
     let mut target = Target::start("unseen_free.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
     let ledger = target.work("go");
     let outcome = session.interrupt().expect_code(3);
     let said = outcome.stdout.to_lowercase() + &outcome.stderr.to_lowercase();
-    assert!(said.contains("missed"), "it does not say what is missing:\n{said}");
+    assert!(said.contains("missed"), "the missed frees are not reported:\n{said}");
 
     let report = heapbpf.report("out.json");
     assert_eq!(report.health.lost.get("missed_free"), Some(&1), "{:?}", report.health.lost);
     let maps = report.process(target.pid()).exact_by_leaf()["maps"];
-    // The target only knows that it allocated twice. Of two blocks at one address, one lives.
+    // The target only knows that it allocated twice. Of two blocks at one address, one is live.
     let truth = ledger.site("maps").counts;
     assert_eq!((maps.alloc_count, maps.alloc_bytes), (truth.alloc_count, truth.alloc_bytes));
     assert_eq!((maps.live_count, maps.live_bytes), (1, 1 << 20));

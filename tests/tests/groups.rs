@@ -1,4 +1,4 @@
-//! What stacks are grouped by, from sessions, recordings and reports: who allocated how much, to the byte.
+//! Grouping of stacks in sessions, recordings and reports, to the byte.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use heapbpf_tests::target::Target;
 const BAKED: u64 = 10 * 1000;
 const FORGED: u64 = 3 * 70_000;
 
-/// Two threads have worked, and were given their names only then.
+/// Runs two threads, which are named only after they have allocated.
 fn worked(arguments: &str) -> (Target, Heapbpf) {
     let mut target = Target::start("crew.c");
     let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 -o out.heapbpf -o out.json {arguments}"));
@@ -31,7 +31,7 @@ fn convert(heapbpf: &Heapbpf, input: &str, arguments: &str) -> Output {
     command.args(arguments.split_ascii_whitespace()).output().expect("it can be started")
 }
 
-/// Folded text that is made of this file.
+/// Converts a file to folded text.
 #[track_caller]
 fn folded(heapbpf: &Heapbpf, input: &str, by: &str) -> String {
     let output = convert(heapbpf, input, &format!("-q -o - --by {by}"));
@@ -39,7 +39,7 @@ fn folded(heapbpf: &Heapbpf, input: &str, by: &str) -> String {
     String::from_utf8(output.stdout).expect("folded stacks are text")
 }
 
-/// Bytes by the first frame.
+/// Sums bytes by the outermost frame.
 #[track_caller]
 fn roots(folded: &str) -> BTreeMap<&str, u64> {
     let mut roots = BTreeMap::new();
@@ -51,7 +51,7 @@ fn roots(folded: &str) -> BTreeMap<&str, u64> {
     roots
 }
 
-/// The numbers of the target's threads but the first, by name.
+/// Ids of the target's threads except the first, by name.
 fn threads(target: &Target) -> BTreeMap<String, u32> {
     let tasks = fs::read_dir(format!("/proc/{}/task", target.pid())).expect("it runs");
     let tids = tasks.map(|task| task.expect("readable").file_name().into_string().expect("a number"));
@@ -65,7 +65,7 @@ fn threads(target: &Target) -> BTreeMap<String, u32> {
 #[track_caller]
 fn assert_by_thread(target: &Target, folded: &str) {
     let tids = threads(target);
-    // What parts frames in folded text becomes a colon there.
+    // The frame separator of folded text is replaced by a colon there.
     let expected = [("baker", "baker", BAKED), ("smith; <1>", "smith: <1>", FORGED)]
         .map(|(name, frame, bytes)| (format!("{frame} ({})", tids[name]), bytes));
     let actual: BTreeMap<String, u64> =
@@ -75,7 +75,7 @@ fn assert_by_thread(target: &Target, folded: &str) {
     assert!(folded.lines().all(|line| line.contains(&process)), "{folded}");
 }
 
-/// A JSON report but for how names were read: of a recording they are not.
+/// Reads a JSON report without the fields on symbolization, which recordings lack.
 fn report(heapbpf: &Heapbpf, name: &str) -> serde_json::Value {
     let mut report: serde_json::Value = serde_json::from_str(&text(&heapbpf.file(name))).expect("it is JSON");
     let read = report["health"].as_object_mut().expect("it has one").remove("symbolization");
@@ -84,20 +84,20 @@ fn report(heapbpf: &Heapbpf, name: &str) -> serde_json::Value {
 }
 
 #[test]
-fn threads_are_told_apart_to_the_byte() {
+fn threads_are_separated_to_the_byte() {
     let (target, heapbpf) = worked("-o out.folded --by thread");
     let own = text(&heapbpf.file("out.folded"));
     assert_by_thread(&target, &own);
     assert_eq!(folded(&heapbpf, "out.heapbpf", "thread"), own);
     assert_eq!(folded(&heapbpf, "out.json", "thread"), own);
-    // A recording keeps what was asked for when it was made.
+    // A recording keeps the grouping it was made with.
     let again = convert(&heapbpf, "out.heapbpf", "-q -o again.json");
     assert!(again.status.success());
     assert!(report(&heapbpf, "again.json") == report(&heapbpf, "out.json"), "the reports differ");
 }
 
 #[test]
-fn any_recording_can_be_told_by_thread_and_by_all_else() {
+fn any_recording_can_be_grouped_by_thread_and_everything_else() {
     let (target, heapbpf) = worked("");
     assert_by_thread(&target, &folded(&heapbpf, "out.heapbpf", "thread"));
     let refused = convert(&heapbpf, "out.json", "-q -o - --by thread");

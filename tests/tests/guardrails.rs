@@ -1,23 +1,23 @@
-//! Limits on what profiling may cost: they are kept, and reports say when and how.
+//! Limits on the cost of profiling: they are enforced, and reports contain when and how.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::kernel::{assert_no_probes, changed_code};
 use heapbpf_tests::report::{Reached, Report};
 use heapbpf_tests::target::Target;
 
-/// A target that allocates flat out from now on.
+/// Starts a target that allocates as fast as it can.
 fn flat_out() -> Target {
     let mut target = Target::start("flatout.c");
     let _ = target.work("start");
     target
 }
 
-/// Pairs of allocation and free that it makes in a millisecond of CPU time now.
+/// Measures its pairs of allocation and free per millisecond of CPU time.
 fn rate(target: &mut Target) -> u64 {
     target.work("rate").by_function()["rate"].alloc_bytes
 }
 
-/// The only limit that was reached.
+/// Returns the only limit that was reached.
 #[track_caller]
 fn reached(report: &Report) -> &Reached {
     let [reached] = report.health.guardrails.reached.as_slice() else { panic!("{:?}", report.health.guardrails) };
@@ -26,15 +26,15 @@ fn reached(report: &Report) -> &Reached {
 }
 
 #[test]
-fn a_target_whose_probes_cost_too_much_is_let_go() {
+fn a_target_whose_probes_cost_too_much_is_detached() {
     let mut target = flat_out();
     let before = rate(&mut target);
-    // Nothing is left to record then, so it ends by itself.
+    // Nothing is left to record, so the recording ends.
     let mut heapbpf = Heapbpf::of(target.pid(), "--max-overhead 1% -o out.json");
     let outcome = heapbpf.start().wait().expect_code(3);
     assert_no_probes(target.pid());
     let after = rate(&mut target);
-    // With probes it is tens of times less.
+    // Probes make it tens of times slower.
     assert!(after > before / 5, "it makes {after} pairs in a millisecond, before it was {before}");
 
     let report = heapbpf.report("out.json");
@@ -44,7 +44,7 @@ fn a_target_whose_probes_cost_too_much_is_let_go() {
     assert_eq!(reached.pid, Some(target.pid()));
     assert!(reached.percent.is_some_and(|percent| percent > 30.0), "{reached:?}");
     assert!(!process.exited && process.detached_unix_ns.is_some_and(|time| time <= reached.unix_ns), "{process:?}");
-    // What was seen until then, and no more: a pair takes a microsecond at the least.
+    // The report covers the time until then, and no more: a pair takes at least a microsecond.
     let overhead = process.overhead.as_ref().expect("it was measured");
     let estimates = process.estimates_under(|function| function == "churns");
     assert!(estimates.alloc_count > 1000.0, "{estimates:?}");
@@ -52,10 +52,10 @@ fn a_target_whose_probes_cost_too_much_is_let_go() {
     let pairs_max = (overhead.cpu_ns as f64 + 1e9) / 100.0;
     assert!(estimates.alloc_count < pairs_max, "{estimates:?} in {overhead:?}");
     assert!(estimates.live_count < 0.01 * estimates.alloc_count + 5000.0, "{estimates:?}");
-    for text in ["detached after", "this profile is incomplete"] {
+    for text in ["let go after", "this profile is incomplete"] {
         assert!(outcome.stdout.contains(text), "{}", outcome.stdout);
     }
-    assert!(outcome.stderr.contains("detached from process"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("is let go: probes take"), "{}", outcome.stderr);
 }
 
 #[test]
@@ -69,30 +69,30 @@ fn a_limit_that_is_not_reached_changes_nothing() {
     let report = heapbpf.report("out.json");
     let guardrails = &report.health.guardrails;
     assert!(guardrails.reached.is_empty(), "{guardrails:?}");
-    let highest = guardrails.memory_bytes_highest.expect("it was looked at");
+    let highest = guardrails.memory_bytes_highest.expect("memory was measured");
     assert!((32 << 20..1 << 30).contains(&highest), "{highest}");
     let process = report.process(target.pid());
     assert_eq!(process.detached_unix_ns, None);
     let overhead = process.overhead.as_ref().expect("it was measured");
-    // All but a hundredth of what it does are traps; what one costs was measured at another moment.
+    // All but a hundredth of its calls trap; the cost of a trap was measured at another time.
     assert!((25.0..400.0).contains(&overhead.percent), "{overhead:?}");
-    // Others may want the processors, too.
+    // Other processes may use the CPUs too.
     assert!(overhead.cpu_ns > 50_000_000, "{overhead:?}");
 }
 
 #[test]
-fn others_go_on_when_one_is_let_go() {
+fn other_targets_continue_after_one_is_detached() {
     let dear = flat_out();
     let mut cheap = Target::start("service.c");
     let (one, other) = (dear.pid().to_string(), cheap.pid().to_string());
-    // What the dear one loses of its records is not what this is about, and the cheap one's are to be exact.
+    // Drops of the expensive target are irrelevant here; the records of the cheap one must be complete.
     let arguments = ["--max-overhead", "10", "--interval", "1", "--on-overload", "drop", "-o", "out.json"];
     let mut heapbpf = Heapbpf::new(["--pid", &one, "--pid", &other].into_iter().chain(arguments));
     let mut session = heapbpf.start();
-    session.wait_for("detached from process");
-    // Now, and not only when heapbpf has ended.
+    session.wait_for("is let go");
+    // At once, and not when heapbpf exits.
     assert_no_probes(dear.pid());
-    assert!(!changed_code(cheap.pid()).is_empty(), "it was let go, too");
+    assert!(!changed_code(cheap.pid()).is_empty(), "it was detached, too");
     let ledger = cheap.work("keep 100 50");
     let _ = session.interrupt().expect_code(3);
     let report = heapbpf.report("out.json");
@@ -103,7 +103,7 @@ fn others_go_on_when_one_is_let_go() {
 }
 
 #[test]
-fn maps_that_are_larger_than_the_limit_are_wrong_usage() {
+fn maps_larger_than_the_limit_are_wrong_usage() {
     let target = Target::start("service.c");
     let check = |arguments: &str, option: &str| {
         let error = Heapbpf::of(target.pid(), arguments).run().expect_error(2);
@@ -114,10 +114,10 @@ fn maps_that_are_larger_than_the_limit_are_wrong_usage() {
 }
 
 #[test]
-fn a_recording_that_takes_too_much_memory_ends_with_what_it_has() {
+fn a_recording_that_exceeds_the_memory_limit_ends_with_a_report() {
     const BLOCKS: u64 = 900_000;
     let mut target = Target::start("flatout.c");
-    // The ring has room for all records, so that none is lost however late they are read.
+    // The ring buffer is large enough for all records, so that none is dropped however late it is read.
     let arguments = "--max-memory 185MiB --ring-size 64MiB --on-overload drop --unwind fp --interval 1 -o out.json";
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
     let session = heapbpf.start();
@@ -133,15 +133,15 @@ fn a_recording_that_takes_too_much_memory_ends_with_what_it_has() {
     let counts = report.process(target.pid()).exact_under(|function| function == "keeps");
     assert!((50_000..=BLOCKS).contains(&counts.live_count), "{counts:?}");
     assert_eq!((counts.live_bytes, counts.free_count), (100 * counts.live_count, 0));
-    assert!(outcome.stderr.contains("recording ends: heapbpf and its kernel maps use"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("recording ends: heapbpf and its kernel maps take"), "{}", outcome.stderr);
 }
 
 #[test]
-fn an_agent_that_takes_too_much_time_samples_less() {
+fn an_agent_that_exceeds_the_cpu_limit_samples_less() {
     let target = flat_out();
     let mut heapbpf = Heapbpf::of(target.pid(), "--max-cpu 2% --interval 1 -o out.json");
     let mut session = heapbpf.start();
-    session.wait_for("all intervals are raised");
+    session.wait_for("all intervals grow");
     let _ = session.interrupt();
     let report = heapbpf.report("out.json");
     let first = &report.health.guardrails.reached[0];
@@ -150,9 +150,9 @@ fn an_agent_that_takes_too_much_time_samples_less() {
 }
 
 #[test]
-fn an_agent_that_takes_too_much_time_whatever_it_does_ends() {
+fn an_agent_that_always_exceeds_the_cpu_limit_stops() {
     let target = Target::start("service.c");
-    // To wake up now and then takes more than that.
+    // Periodic wakeups alone exceed the limit.
     let mut heapbpf = Heapbpf::of(target.pid(), "--max-cpu 0.001% -o out.json");
     let _ = heapbpf.run().expect_code(3);
     let report = heapbpf.report("out.json");

@@ -1,10 +1,10 @@
-//! Functions that users name: in libraries, in programs, in files, in specs that ship; and what is said of those that are
-//! wrong or nowhere.
+//! Custom hooks: in libraries, in programs, in files and in built-in sets; and errors for hooks that are invalid or not
+//! found.
 
-#[path = "hooks/refused.rs"]
-mod refused;
-#[path = "hooks/shipped.rs"]
-mod shipped;
+#[path = "hooks/built_in.rs"]
+mod built_in;
+#[path = "hooks/errors.rs"]
+mod errors;
 
 use std::fs;
 use std::process::Command;
@@ -16,7 +16,7 @@ use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Ledger, Process, Report};
 use heapbpf_tests::target::Target;
 
-/// The pool's functions, in a module that is to be written before them.
+/// The pool's functions, to be prefixed by a module.
 const POOL: [&str; 4] = [
     "pool_get(size=arg2, ptr=ret)",
     "pool_make(ptr=*arg1, size=arg2)",
@@ -24,31 +24,31 @@ const POOL: [&str; 4] = [
     "pool_put(old=arg2)",
 ];
 
-/// Sites of `pooled.c` that are malloc's. All others are the pool's.
+/// Functions of `pooled.c` that call malloc. All others call the pool.
 const MALLOCS: &str = "mallocs";
 
 fn library() -> String {
     Recipe::of("pool.c").flags("-shared -fPIC").build().display().to_string()
 }
 
-/// A program that is linked with the pool's library.
+/// Builds a program linked with the pool's library.
 fn linked() -> Recipe {
     Recipe::of("pooled.c").libraries(&library())
 }
 
-/// `--hook` for each of the pool's functions.
+/// Returns a `--hook` for each of the pool's functions.
 fn hooks(module: &str, interval: &str) -> Vec<String> {
     POOL.iter().flat_map(|function| ["--hook".to_owned(), format!("pool={module}:{function}{interval}")]).collect()
 }
 
-/// heapbpf on a process, with what may hold blanks behind what does not.
+/// Starts heapbpf on a process; `more` are arguments that may contain blanks.
 fn heapbpf(pid: u32, arguments: &str, more: &[String]) -> Heapbpf {
     let words = ["--pid", &pid.to_string(), "-o", "out.json"].map(str::to_owned);
     let arguments = arguments.split_ascii_whitespace().map(str::to_owned);
     Heapbpf::new(words.into_iter().chain(arguments).chain(more.iter().cloned()))
 }
 
-/// One line of work from end to end.
+/// Profiles one command from start to end.
 #[track_caller]
 fn profile(target: &mut Target, arguments: &str, more: &[String]) -> (Report, Ledger, String) {
     let mut heapbpf = heapbpf(target.pid(), arguments, more);
@@ -61,13 +61,13 @@ fn profile(target: &mut Target, arguments: &str, more: &[String]) -> (Report, Le
     (report, ledger, outcome.stdout)
 }
 
-/// Fails unless pool and libc have exactly what is theirs: what the pool takes from malloc is not counted twice.
+/// Fails unless the heaps of pool and libc are exact: what the pool allocates with malloc is not counted twice.
 #[track_caller]
 fn assert_exact(process: &Process, ledger: &Ledger) {
     process.assert_matches(ledger);
     assert_eq!(process.heap("pool").totals.exact(), ledger.sum_of(|site| site != MALLOCS));
     assert_eq!(process.heap("libc").totals.exact(), ledger.site(MALLOCS).counts);
-    // That the target's own books are about something, and blocks of the pool did come from malloc.
+    // Checks the test itself: the target's ledger has entries, and blocks of the pool come from malloc.
     assert!(ledger.site("gets").counts.live_count > 0 && ledger.site("regrows").counts.free_count > 0);
     assert!(ledger.sum_of(|site| site != MALLOCS).alloc_bytes > 10 * (64 << 10));
     for callsite in &process.callsites {
@@ -77,7 +77,7 @@ fn assert_exact(process: &Process, ledger: &Ledger) {
 }
 
 #[test]
-fn a_librarys_allocator_is_counted_to_the_byte_and_what_it_takes_from_malloc_once() {
+fn a_librarys_allocator_is_counted_to_the_byte_without_its_own_mallocs() {
     let mut target = Target::spawn(&mut Command::new(linked().build()));
     let (report, ledger, summary) = profile(&mut target, "--interval 1", &hooks("pool", ""));
     let process = report.process(target.pid());
@@ -90,7 +90,7 @@ fn a_librarys_allocator_is_counted_to_the_byte_and_what_it_takes_from_malloc_onc
 }
 
 #[test]
-fn a_heap_that_is_not_selected_is_left_alone() {
+fn an_unselected_heap_is_not_probed() {
     for arguments in ["--interval 1 --exclude-heap libc", "--interval 1 --heap pool"] {
         let mut target = Target::spawn(&mut Command::new(linked().build()));
         let (report, ledger, _) = profile(&mut target, arguments, &hooks("pool", ""));
@@ -106,7 +106,7 @@ fn a_heap_that_is_not_selected_is_left_alone() {
     assert_eq!(report.process(target.pid()).exact_by_leaf()[MALLOCS], ledger.site(MALLOCS).counts);
 }
 
-/// Fails unless the pool is exact to the byte in a session that samples, and libc is estimated.
+/// Fails unless the pool is exact to the byte in a sampled session, and libc is estimated.
 #[track_caller]
 #[expect(clippy::cast_precision_loss, reason = "the report has floats, which hold these exactly")]
 fn assert_exact_beside_samples(report: &Report, pid: u32, ledger: &Ledger) {
@@ -118,7 +118,7 @@ fn assert_exact_beside_samples(report: &Report, pid: u32, ledger: &Ledger) {
         let expected = [counts.alloc_count, counts.alloc_bytes, counts.live_count, counts.live_bytes];
         assert_eq!(got, expected.map(|count| count as f64), "{}", site.function);
     }
-    // 500 samples are expected, so that a quarter is more than five sigma.
+    // 500 samples are expected, so a quarter is more than 5σ.
     let truth = ledger.site(MALLOCS).counts.alloc_bytes as f64;
     let libc = estimates[MALLOCS].alloc_bytes;
     assert!((libc - truth).abs() < truth / 4.0, "{libc} of {truth}");
@@ -126,7 +126,7 @@ fn assert_exact_beside_samples(report: &Report, pid: u32, ledger: &Ledger) {
 }
 
 #[test]
-fn a_heap_has_an_interval_of_its_own() {
+fn a_heap_has_its_own_interval() {
     let check = |arguments: &str, hooks: &[String]| {
         let mut target = Target::spawn(&mut Command::new(linked().build()));
         let (report, ledger, _) = profile(&mut target, arguments, hooks);
@@ -134,12 +134,12 @@ fn a_heap_has_an_interval_of_its_own() {
     };
     check("--interval 4KiB --heap-interval pool=1", &hooks("pool", ""));
     check("--interval 4KiB", &hooks("pool", "@1"));
-    // What is said of the heap alone goes before what is said of its functions.
+    // The interval of the heap takes precedence over that of its functions.
     check("--interval 4KiB --heap-interval pool=1", &hooks("pool", "@1MiB"));
 }
 
 #[test]
-fn a_file_names_functions_once_for_all() {
+fn a_file_specifies_hooks() {
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
     let path = folder.path().join("pool.toml");
     let text = format!(
@@ -155,7 +155,7 @@ fn a_file_names_functions_once_for_all() {
 }
 
 #[test]
-fn functions_that_a_program_does_not_export_are_found_by_its_symbols() {
+fn functions_that_a_program_does_not_export_are_found_by_symbol() {
     let mut target = Target::spawn(&mut Command::new(Recipe::of("pooled.c").flags("-DINSIDE").build()));
     let (report, ledger, _) = profile(&mut target, "--interval 1", &hooks("pooled", ""));
     assert_exact(report.process(target.pid()), &ledger);
@@ -165,7 +165,7 @@ fn functions_that_a_program_does_not_export_are_found_by_its_symbols() {
 }
 
 #[test]
-fn a_library_that_is_loaded_later_is_hooked_then() {
+fn a_library_loaded_later_is_hooked() {
     let program = Recipe::of("pooled.c").flags("-DLATE").build();
     let mut target = Target::spawn(Command::new(program).env("POOL", library()));
     let mut heapbpf = heapbpf(target.pid(), "--interval 1", &hooks("pool", ""));
@@ -185,7 +185,7 @@ fn a_library_that_is_loaded_later_is_hooked_then() {
 }
 
 #[test]
-fn a_heap_that_is_sampled_where_all_else_is_exact_has_estimates() {
+fn a_sampled_heap_beside_exact_ones_has_estimates() {
     let mut target = Target::spawn(&mut Command::new(linked().build()));
     let more = hooks("pool", "");
     let mut heapbpf = heapbpf(target.pid(), "--interval 1 --heap-interval libc=4KiB -o out.svg", &more);

@@ -1,5 +1,5 @@
-//! The keeper process: what becomes of probes and reports when it, the agent, or both are killed. `faults.rs` does so at
-//! random points in time.
+//! The keeper process: probes and reports after it, the agent, or both are killed. `faults.rs` does this at random
+//! times.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,8 +12,9 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 const KEPT: Counts = Counts::kept(25, 25_000);
 
-/// What one test has planted, the doctor removes in another, and so does every recording that detaches from the same library.
-fn alone() -> MutexGuard<'static, ()> {
+/// Serializes the tests: the doctor, and every recording that detaches from the same library, removes leftover
+/// breakpoints.
+fn serialize() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -33,7 +34,7 @@ fn wait_until_gone(pid: Pid) {
 
 #[test]
 fn a_killed_keeper_ends_the_recording_with_its_report() {
-    let _alone = alone();
+    let _alone = serialize();
     for backend in ["auto", "perf"] {
         let mut target = Target::start("service.c");
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
@@ -47,15 +48,15 @@ fn a_killed_keeper_ends_the_recording_with_its_report() {
         let reached = &report.health.guardrails.reached;
         assert_eq!((reached[0].limit.as_str(), reached[0].action.as_str()), ("keeper", "stopped"), "{reached:?}");
         assert_eq!(report.process(target.pid()).exact_by_leaf()["keeps"], KEPT, "{backend}");
-        // At once: another keeper has removed what this one left.
+        // Immediately: another keeper has removed the leftover breakpoints.
         assert_eq!(changed_code(target.pid()), [""; 0]);
         target.assert_running();
     }
 }
 
 #[test]
-fn a_killed_agents_probes_and_keeper_are_gone_within_two_seconds() {
-    let _alone = alone();
+fn probes_and_keeper_of_a_killed_agent_are_gone_within_two_seconds() {
+    let _alone = serialize();
     for backend in ["auto", "multi", "perf"] {
         let mut target = Target::start("service.c");
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --backend {backend} -o out.json"));
@@ -71,7 +72,7 @@ fn a_killed_agents_probes_and_keeper_are_gone_within_two_seconds() {
 
 #[test]
 fn signals_of_terminals_and_services_do_not_end_the_keeper() {
-    let _alone = alone();
+    let _alone = serialize();
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
@@ -84,7 +85,7 @@ fn signals_of_terminals_and_services_do_not_end_the_keeper() {
     assert_no_probes(target.pid());
 }
 
-/// Has a target that waits for orders, and where its hooked functions are probed.
+/// Starts a target that waits for commands, and records it once to find the probed offsets.
 fn probed_once() -> (Target, Vec<String>) {
     let target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
@@ -97,8 +98,8 @@ fn probed_once() -> (Target, Vec<String>) {
 }
 
 #[test]
-fn breakpoints_that_were_left_behind_are_removed_by_the_next_recording() {
-    let _alone = alone();
+fn leftover_breakpoints_are_removed_by_the_next_recording() {
+    let _alone = serialize();
     let (mut target, places) = probed_once();
     places.iter().for_each(|place| plant_breakpoint(target.pid(), place));
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
@@ -113,8 +114,8 @@ fn breakpoints_that_were_left_behind_are_removed_by_the_next_recording() {
 }
 
 #[test]
-fn breakpoints_that_were_left_behind_are_removed_by_the_doctor() {
-    let _alone = alone();
+fn leftover_breakpoints_are_removed_by_the_doctor() {
+    let _alone = serialize();
     let (mut target, places) = probed_once();
     places.iter().for_each(|place| plant_breakpoint(target.pid(), place));
     let outcome = Heapbpf::new(["doctor"]).run().expect_code(0);

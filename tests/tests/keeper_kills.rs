@@ -1,4 +1,4 @@
-//! What is left of heapbpf in a process after `kill -9` of heapbpf at a random point in time: nothing.
+//! Processes after `kill -9` of heapbpf at a random time: nothing is left in them.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -9,16 +9,16 @@ use heapbpf_tests::heapbpf::{Heapbpf, binary};
 use heapbpf_tests::kernel::{children, keeper, require_root, state, tasks};
 use heapbpf_tests::target::{Target, build, run};
 
-/// Kills of each kind.
+/// Number of kills of each kind.
 const KILLS: u32 = 60;
 
-/// Time for all kills of a kind.
+/// Maximum time for all kills of a kind.
 const TIME_MAX: Duration = Duration::from_secs(30);
 
-/// Only a hang takes this long.
+/// Timeout for hangs.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// A generator of numbers (<https://prng.di.unimi.it/splitmix64.c>).
+/// Random number generator (<https://prng.di.unimi.it/splitmix64.c>).
 struct Random(u64);
 
 impl Random {
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// A thread's state and whether it is traced; `None` where it has exited meanwhile.
+/// Returns a thread's state and whether it is traced; `None` if it has exited.
 fn thread_of(pid: u32, tid: u32) -> Option<(char, bool)> {
     let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -42,7 +42,7 @@ fn is_free(pid: u32) -> bool {
     threads.into_iter().all(|(state, is_traced)| !is_traced && !matches!(state, 't' | 'T'))
 }
 
-/// Fails unless no thread of the process is stopped or traced soon, and it has no child and works.
+/// Fails unless, after a short time, no thread of the process is stopped or traced, and it has no child and works.
 #[track_caller]
 fn assert_untouched(target: &mut Target, pid: u32, kill: u32) {
     let deadline = Instant::now() + WITHIN;
@@ -51,10 +51,10 @@ fn assert_untouched(target: &mut Target, pid: u32, kill: u32) {
         thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(children(pid), Vec::<u32>::new(), "kill {kill}");
-    target.order("check");
+    target.run_command("check");
 }
 
-/// How long a heap snapshot by `heapbpf leaks` takes.
+/// Measures the duration of a heap snapshot by `heapbpf leaks`.
 #[track_caller]
 fn duration(arguments: &[&str]) -> Duration {
     let begun = Instant::now();
@@ -63,7 +63,7 @@ fn duration(arguments: &[&str]) -> Duration {
     begun.elapsed()
 }
 
-/// Kills heapbpf at random points in time of a heap snapshot.
+/// Kills heapbpf at random times during a heap snapshot.
 #[track_caller]
 fn check_kills(snapshot: &str) {
     let mut target = Target::start("interrupted_calls.c");
@@ -76,7 +76,7 @@ fn check_kills(snapshot: &str) {
         let mut heapbpf = Heapbpf::new(arguments);
         let session = heapbpf.spawn();
         let spawned = Instant::now();
-        // Every other time in the middle of the stop, which is shorter than what precedes and follows it.
+        // Every other kill is in the middle of the stop, which is shorter than what precedes and follows it.
         let limit = spawned + whole * 2;
         if kill % 2 == 0 {
             while is_free(target.pid()) && Instant::now() < limit {}
@@ -85,7 +85,7 @@ fn check_kills(snapshot: &str) {
             let micros = u64::try_from(whole.as_micros()).unwrap_or(u64::MAX);
             thread::sleep(Duration::from_micros(random.below(micros)));
         }
-        // Kills it, if it has not exited.
+        // Kills heapbpf unless it has exited.
         drop(session);
         let pid = target.pid();
         assert_untouched(&mut target, pid, kill);
@@ -130,7 +130,7 @@ fn heapbpf_is_killed_while_it_makes_its_command_fork() {
 fn heapbpf_reports_that_its_keeper_was_killed() {
     let mut target = Target::start("leaks/holder.c");
     let pid = target.pid().to_string();
-    // It is killed early enough, unless the machine is very busy.
+    // The kill is early enough unless the machine is very busy.
     for _ in 0..20 {
         let mut heapbpf = Heapbpf::new(["leaks", "--pid", &pid, "--quiet"]);
         let session = heapbpf.spawn();
@@ -140,7 +140,7 @@ fn heapbpf_reports_that_its_keeper_was_killed() {
                 None => thread::yield_now(),
             }
         };
-        // So that heapbpf waits for it.
+        // Makes heapbpf wait for it.
         run(Command::new("kill").args(["-STOP", &keeper]));
         thread::sleep(Duration::from_millis(200));
         run(Command::new("kill").args(["-KILL", &keeper]));
@@ -150,7 +150,7 @@ fn heapbpf_reports_that_its_keeper_was_killed() {
         }
         let text = outcome.expect_error(1);
         assert!(text.contains("the keeper process has exited"), "{text}");
-        target.order("hold global");
+        target.run_command("hold global");
         return target.exit(0);
     }
     panic!("the keeper was always done before");

@@ -1,4 +1,4 @@
-//! Targets in C++ and Rust: names as their programmers write them, counts to the byte, and exceptions that get through.
+//! Targets in C++ and Rust: demangled names, exact counts, and exceptions that propagate.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Ledger, Report};
@@ -20,7 +20,7 @@ fn profile(source: &str) -> (Report, u32, Ledger) {
 fn operator_new_counts_once_and_its_throw_is_survived() {
     let (report, pid, ledger) = profile("throwing.cpp");
     for site in &ledger.sites {
-        // The C++ runtime allocates the exceptions that are thrown in here.
+        // The C++ runtime allocates the exceptions thrown here.
         if site.function != "news_too_much" {
             let reported = report.process(pid).exact_under(|function| is(function, &site.function));
             assert_eq!(reported, site.counts, "{}", site.function);
@@ -38,7 +38,7 @@ fn c_plus_plus_names_are_demangled() {
 }
 
 #[test]
-fn rust_vectors_are_counted_under_the_function_that_made_them() {
+fn rust_vectors_are_counted_for_the_function_that_creates_them() {
     let (report, pid, ledger) = profile("rusty.rs");
     for site in &ledger.sites {
         let name = format!("rusty::{}", site.function);
@@ -47,7 +47,7 @@ fn rust_vectors_are_counted_under_the_function_that_made_them() {
     }
 }
 
-/// C++ names come with their parameters where the linker's symbol is all there is, and without from debug information.
+/// C++ names include parameters if they come from the symbol table, and not if they come from debug information.
 fn is(name: &str, function: &str) -> bool {
     name.strip_prefix(function).is_some_and(|rest| rest.is_empty() || rest.starts_with('('))
 }

@@ -1,5 +1,5 @@
-//! `heapbpf -- COMMAND`: the command's first allocation is seen, and nothing of the command is changed: its streams, its
-//! signals, its exit code.
+//! `heapbpf -- COMMAND`: the first allocation is recorded, and the command's streams, signals and exit code are
+//! unchanged.
 
 #[path = "launch/launched.rs"]
 mod launched;
@@ -28,7 +28,7 @@ use tempfile::TempDir;
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 
-/// Fails unless everything of the target is there that comes before `ready`, and this of `keeps`.
+/// Fails unless all allocations before `ready` and those of `keeps` are recorded.
 #[track_caller]
 fn assert_whole(process: &Process, keeps: Counts, origin: &str, heap: &str) {
     let functions = process.exact_by_leaf();
@@ -42,7 +42,7 @@ fn assert_whole(process: &Process, keeps: Counts, origin: &str, heap: &str) {
     assert!(ours.map(|callsite| callsite.heap.as_str()).eq([heap]), "{:?}", process.heaps);
 }
 
-/// Runs the command line, which ends up as the target, and checks what the report says of it.
+/// Runs the command line, which executes the target in the end, and checks the report.
 #[track_caller]
 fn check(words: &[impl AsRef<std::ffi::OsStr>], environment: &[(&str, &str)], origin: &str, heap: &str) -> Launched {
     let mut launched = Launched::start("", words, environment);
@@ -89,7 +89,7 @@ fn the_first_allocation_under_a_preloaded_allocator() {
 }
 
 #[test]
-fn wrappers_become_the_program_that_is_meant() {
+fn wrappers_are_followed_to_the_program() {
     let program = build("launched.c").into_os_string();
     let mut exec = OsString::from("exec ");
     exec.push(&program);
@@ -100,7 +100,7 @@ fn wrappers_become_the_program_that_is_meant() {
 }
 
 #[test]
-fn scripts_are_what_interprets_them() {
+fn scripts_are_reported_as_their_interpreter() {
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
     let program = build("launched.c");
     let script = |name: &str, text: String| {
@@ -114,7 +114,7 @@ fn scripts_are_what_interprets_them() {
     check(&[script("shell", shell)], &[], "exec", "libc");
 }
 
-/// heapbpf with these arguments, run to its end with this input: exit status, stdout, stderr, and the folder it ran in.
+/// Runs heapbpf with these arguments and this input. Returns exit status, stdout, stderr and the working directory.
 fn run(arguments: &[&str], input: &Path) -> (std::process::Output, TempDir) {
     require_root();
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
@@ -124,7 +124,7 @@ fn run(arguments: &[&str], input: &Path) -> (std::process::Output, TempDir) {
     (output, folder)
 }
 
-/// Bytes of all kinds, with no period.
+/// Returns pseudo-random bytes.
 fn noise(bytes: usize) -> Vec<u8> {
     let mut state = 1_u32;
     let mut next = || {
@@ -151,7 +151,7 @@ fn streams_pass_through_byte_for_byte() {
 }
 
 #[test]
-fn the_summary_comes_at_the_end_on_stderr() {
+fn the_summary_is_printed_at_the_end_on_stderr() {
     let (output, folder) =
         run(&["--interval", "1", "--", "sh", "-c", "echo out; echo err >&2"], Path::new("/dev/null"));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "out\n");
@@ -165,7 +165,7 @@ fn the_summary_comes_at_the_end_on_stderr() {
 }
 
 #[test]
-fn a_report_on_standard_output_follows_the_commands_own() {
+fn a_report_on_standard_output_follows_the_commands_own_output() {
     let (output, _folder) =
         run(&["--interval", "1", "-o", "-", "--", "sh", "-c", "echo first"], Path::new("/dev/null"));
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -175,7 +175,7 @@ fn a_report_on_standard_output_follows_the_commands_own() {
 }
 
 #[test]
-fn exit_codes_are_the_commands() {
+fn exit_codes_are_those_of_the_command() {
     let check = |words: &[&str], expected: i32| {
         let (output, _folder) = run(&[&["-q", "-o", "out.json", "--"], words].concat(), Path::new("/dev/null"));
         assert_eq!(output.status.code(), Some(expected), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -198,7 +198,7 @@ fn exit_codes_are_the_commands() {
 }
 
 #[test]
-fn what_ends_at_once_without_allocating_is_reported_as_that() {
+fn a_command_that_exits_without_allocating_is_reported() {
     let mut heapbpf = Heapbpf::new(["--interval", "1", "-o", "out.json", "--", "sh", "-c", "exit 7"]);
     let outcome = heapbpf.run().expect_code(7);
     assert_eq!(outcome.stdout, "");
@@ -213,7 +213,7 @@ fn what_ends_at_once_without_allocating_is_reported_as_that() {
 }
 
 #[test]
-fn an_output_that_cannot_be_written_is_found_before_the_command_is_started() {
+fn unwritable_outputs_are_reported_before_the_command_is_started() {
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
     let mark = folder.path().join("ran");
     let touch = format!("touch {}", mark.display());

@@ -1,4 +1,4 @@
-//! Which callsites are suspected of leaking, and what is shown of old blocks alone.
+//! Leak candidates, and reports of old blocks only.
 
 use std::fs;
 
@@ -18,70 +18,73 @@ fn serve(arguments: &str, seconds: u32, suppressions: &str) -> (Report, u32, Out
     (heapbpf.report("out.json"), target.pid(), outcome, folded)
 }
 
-/// The functions that the candidates were allocated by, in their order.
-fn suspects(process: &Process) -> Vec<&str> {
+/// Returns the functions of the leak candidates, in their order.
+fn candidate_functions(process: &Process) -> Vec<&str> {
     candidates(process).iter().filter_map(|candidate| candidate.stack[0].function.as_deref()).collect()
 }
 
 fn candidates(process: &Process) -> &[Candidate] {
-    &process.leak_candidates.as_ref().expect("it was looked at").candidates
+    &process.leak_candidates.as_ref().expect("growth was analyzed").candidates
 }
 
-/// Fails unless the growth of the leak is what it is: 100 blocks a second.
+/// Fails unless the growth of the candidate equals the leak: 100 blocks per second.
 #[track_caller]
-fn assert_grows(candidate: &Candidate, block_bytes: f64) {
+fn assert_growth(candidate: &Candidate, block_bytes: f64) {
     let truth = 100.0 * block_bytes;
     let off = (candidate.bytes_per_second - truth).abs();
-    // Requests come late where the machine is busy.
+    // Requests are late if the machine is busy.
     assert!(off < candidate.bytes_per_second_margin_95 + 0.1 * truth, "{truth}: {candidate:?}");
     assert!(candidate.survival.is_some_and(|survival| survival > 0.95), "{candidate:?}");
     assert!((0.25..0.75).contains(&candidate.old_share), "{candidate:?}");
 }
 
 #[test]
-fn leaks_stand_out_from_caches_churn_and_tables() {
+fn leaks_rank_above_caches_churn_and_tables() {
     let (report, pid, outcome, _) = serve("--interval 1", 15, "");
     let process = report.process(pid);
-    assert_eq!(suspects(process), ["forgets_knowingly", "forgets"], "{:?}", process.leak_candidates);
-    assert_grows(&candidates(process)[0], 5000.0);
-    assert_grows(&candidates(process)[1], 2000.0);
+    assert_eq!(candidate_functions(process), ["forgets_knowingly", "forgets"], "{:?}", process.leak_candidates);
+    assert_growth(&candidates(process)[0], 5000.0);
+    assert_growth(&candidates(process)[1], 2000.0);
     let at = outcome.stdout.find("growing callsites, suspected of leaking").expect("the summary has them");
     let section = outcome.stdout[at..].split("\n\n").next().expect("there is text");
     assert!(section.contains("forgets") && !section.contains("fills_cache"), "{section}");
 }
 
 #[test]
-fn leaks_stand_out_where_blocks_are_sampled() {
+fn leaks_are_found_in_sampled_profiles() {
     let (report, pid, ..) = serve("--interval 16KiB", 20, "");
     let process = report.process(pid);
-    let suspects = suspects(process);
-    assert_eq!(suspects.first(), Some(&"forgets_knowingly"), "{:?}", process.leak_candidates);
-    assert!(!["fills_cache", "loads_tables"].iter().any(|innocent| suspects.contains(innocent)), "{suspects:?}");
-    assert_grows(&candidates(process)[0], 5000.0);
+    let candidate_functions = candidate_functions(process);
+    assert_eq!(candidate_functions.first(), Some(&"forgets_knowingly"), "{:?}", process.leak_candidates);
+    assert!(
+        !["fills_cache", "loads_tables"].iter().any(|innocent| candidate_functions.contains(innocent)),
+        "{candidate_functions:?}"
+    );
+    assert_growth(&candidates(process)[0], 5000.0);
 }
 
 #[test]
-fn known_leaks_are_left_out_and_counted() {
+fn suppressed_candidates_are_counted_and_not_listed() {
     let (report, pid, outcome, _) =
         serve("--interval 1 --suppressions known.txt", 12, "# We know.\nleak:^forgets_know*\n");
     let process = report.process(pid);
-    assert_eq!(suspects(process), ["forgets"]);
-    let leaks = process.leak_candidates.as_ref().expect("it was looked at");
+    assert_eq!(candidate_functions(process), ["forgets"]);
+    let leaks = process.leak_candidates.as_ref().expect("growth was analyzed");
     assert_eq!((leaks.suppressed_count, leaks.growing_count), (1, 2));
     assert!((leaks.suppressed_bytes - 1200.0 * 5000.0).abs() < 1.0, "{leaks:?}");
     assert!(outcome.stdout.contains("(1 suppressed, 5.7 MiB)"), "{}", outcome.stdout);
 }
 
 #[test]
-fn a_short_recording_says_that_it_is_too_short() {
+fn a_short_recording_reports_that_it_is_too_short() {
     let (report, pid, outcome, _) = serve("--interval 1", 2, "");
-    let leaks = report.process(pid).leak_candidates.as_ref().expect("it was looked at");
+    let leaks = report.process(pid).leak_candidates.as_ref().expect("growth was analyzed");
     assert!(leaks.too_short && leaks.candidates.is_empty(), "{leaks:?}");
     assert!(outcome.stdout.contains("is too short to detect growth"), "{}", outcome.stdout);
 }
 
 #[test]
-fn a_bad_suppression_is_wrong_usage() {
+fn an_invalid_suppression_is_wrong_usage() {
     let target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--suppressions known.txt");
     fs::write(heapbpf.file("known.txt"), "leak:a\n\nrace:b\n").expect("the directory is ours");
@@ -92,7 +95,7 @@ fn a_bad_suppression_is_wrong_usage() {
 }
 
 #[test]
-fn old_blocks_alone_are_shown_and_totals_are_of_all() {
+fn only_old_blocks_are_shown_and_totals_include_all() {
     let (report, pid, outcome, folded) = serve("--interval 1 --older-than 5s", 9, "");
     let process = report.process(pid);
     let counts = process.exact_by_leaf();
@@ -106,7 +109,7 @@ fn old_blocks_alone_are_shown_and_totals_are_of_all() {
     assert_eq!((live("serves"), older("serves")), (50, 0));
     assert_eq!((live("forgets"), live("fills_cache")), (900, 180));
     let forgotten = older("forgets");
-    // No request is served before its time, but some may be late, and so may the end. Times of blocks are right to 8.4 ms.
+    // Requests are never early, but may be late, and so may the end. Ages are accurate to 8.4 ms.
     let most = (report.ended_unix_ns - report.started_unix_ns - 5_000_000_000) / 10_000_000 + 2;
     assert!((200..=most).contains(&forgotten), "{forgotten}, at most {most}");
     assert!(folded.contains("loads_tables") && !folded.contains("serves"), "{folded}");

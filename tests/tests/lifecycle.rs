@@ -1,4 +1,4 @@
-//! How sessions begin and end, and what they leave behind: reports, a running target, and no probes.
+//! Start and end of sessions, and what remains: reports, a running target, and no probes.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ fn assert_keeps(process: &Process) {
     assert_eq!(process.exact_by_leaf().get("keeps"), Some(&KEPT), "{:#?}", process.callsites);
 }
 
-/// Fails unless a summary names the target and what is in it.
+/// Fails unless a summary has the target's name and its totals.
 fn assert_summary(outcome: &Outcome, pid: u32) {
-    assert!(outcome.stdout.contains(&pid.to_string()), "the summary does not say of whom it is:\n{}", outcome.stdout);
+    assert!(outcome.stdout.contains(&pid.to_string()), "the summary lacks the target:\n{}", outcome.stdout);
     assert!(outcome.stdout.contains("keeps"), "the summary does not name the function:\n{}", outcome.stdout);
 }
 
@@ -77,12 +77,12 @@ fn the_end_of_the_terminal_session_writes_the_reports() {
 }
 
 #[test]
-fn a_targets_name_does_not_control_the_terminal() {
+fn a_targets_name_cannot_control_the_terminal() {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let program = directory.path().join("a\u{1b}]0;x\u{7}b");
     std::fs::copy(build("service.c"), &program).expect("the directory is ours");
     let mut target = Target::spawn(&mut Command::new(&program));
-    // A terminal of its own, whose output `script` writes to standard output.
+    // A separate terminal, whose output `script` writes to standard output.
     let heapbpf = format!("{} --pid {} --interval 1 --duration 2s -v", binary().display(), target.pid());
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &heapbpf, "/dev/null"]).current_dir(directory.path());
@@ -95,7 +95,7 @@ fn a_targets_name_does_not_control_the_terminal() {
 }
 
 #[test]
-fn a_targets_name_does_not_forge_messages() {
+fn a_targets_name_cannot_forge_messages() {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let program = directory.path().join("a\n\u{1b}[2J\r\u{9b}b");
     std::fs::copy(build("service.c"), &program).expect("the directory is ours");
@@ -123,7 +123,7 @@ fn a_small_stack_suffices() {
 }
 
 #[test]
-fn a_report_beyond_the_limit_of_a_files_size_is_an_error_and_leaves_no_part() {
+fn a_report_beyond_the_file_size_limit_is_an_error_and_leaves_no_file() {
     let mut target = Target::start("exact.c");
     let mut command = Command::new("sh");
     let heapbpf = format!("{} --pid {} --interval 1 -o out.json", binary().display(), target.pid());
@@ -153,7 +153,7 @@ fn nohup_outlives_the_terminal_session() {
 }
 
 #[test]
-fn the_targets_exit_ends_the_session_and_names_are_still_known() {
+fn the_targets_exit_ends_the_session_with_symbolized_stacks() {
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
@@ -164,7 +164,7 @@ fn the_targets_exit_ends_the_session_and_names_are_still_known() {
     let process = report.process(target.pid());
     assert_keeps(process);
     assert!(process.exited);
-    // PIDFD_GET_INFO tells a reaped process's exit status since Linux 6.15.
+    // Since Linux 6.15, PIDFD_GET_INFO returns a reaped process's exit status.
     if version() >= (6, 15) {
         assert_eq!(process.exit_code, Some(7));
     } else {
@@ -173,7 +173,7 @@ fn the_targets_exit_ends_the_session_and_names_are_still_known() {
 }
 
 #[test]
-fn a_target_that_nobody_reaps_ends_the_session_too() {
+fn a_target_that_is_not_reaped_ends_the_session() {
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
@@ -188,12 +188,12 @@ fn a_target_that_nobody_reaps_ends_the_session_too() {
 }
 
 #[test]
-fn a_normal_end_leaves_no_probe_behind() {
+fn probes_are_removed_at_the_end() {
     let mut target = Target::start("service.c");
     assert_eq!(changed_code(target.pid()), Vec::<String>::new());
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
-    // If this check could not see probes, their absence would say nothing.
+    // Checks that this function can detect probes.
     let probes = changed_code(target.pid());
     assert!(probes.iter().all(|probe| probe.contains("libc.so.6")) && probes.len() >= 3, "{probes:?}");
     let _ = session.interrupt().expect_code(0);
@@ -213,7 +213,7 @@ fn killing_the_profiler_leaves_the_target_running_without_probes() {
     target.assert_running();
     assert_eq!(target.work("churn 100 100000").site("churns").counts.free_count, 100_000);
 
-    // And it can be profiled again.
+    // The target can be profiled again.
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
     target.work("keep 1000 25");
@@ -235,7 +235,7 @@ fn killing_the_profiler_while_the_target_allocates_does_no_harm() {
 }
 
 #[test]
-fn two_sessions_one_after_the_other_share_nothing() {
+fn two_sessions_one_after_the_other_are_independent() {
     let mut target = Target::start("service.c");
     let mut first = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = first.start();
@@ -247,7 +247,7 @@ fn two_sessions_one_after_the_other_share_nothing() {
     let mut second = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = second.start();
     target.work("keep 7 3");
-    // Frees the blocks of both sessions; the second knows its own.
+    // Frees the blocks of both sessions; the second session knows only its own.
     target.work("drop");
     let _ = session.interrupt().expect_code(0);
     let report = second.report("out.json");
@@ -259,7 +259,7 @@ fn two_sessions_one_after_the_other_share_nothing() {
 }
 
 #[test]
-fn two_sessions_at_once_see_the_same() {
+fn two_sessions_at_once_have_the_same_profile() {
     let mut target = Target::start("service.c");
     let mut first = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let mut second = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
@@ -274,7 +274,7 @@ fn two_sessions_at_once_see_the_same() {
 }
 
 #[test]
-fn two_targets_of_one_session_are_kept_apart() {
+fn two_targets_of_one_session_are_separate() {
     let (mut one, mut other) = (Target::start("service.c"), Target::start("service.c"));
     let mut heapbpf = Heapbpf::of(one.pid(), &format!("--pid {} --interval 1 -o out.json", other.pid()));
     let session = heapbpf.start();
@@ -288,7 +288,7 @@ fn two_targets_of_one_session_are_kept_apart() {
 }
 
 #[test]
-fn a_bystander_that_runs_the_same_program_is_not_profiled() {
+fn another_process_of_the_same_program_is_not_profiled() {
     let (mut target, mut bystander) = (Target::start("service.c"), Target::start("service.c"));
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
@@ -303,7 +303,7 @@ fn a_bystander_that_runs_the_same_program_is_not_profiled() {
 }
 
 #[test]
-fn without_an_output_the_report_is_named_after_the_target() {
+fn the_default_output_is_named_after_the_target() {
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1");
     let session = heapbpf.start();
@@ -313,7 +313,7 @@ fn without_an_output_the_report_is_named_after_the_target() {
     assert_eq!(heapbpf.files(), [name.as_str()]);
     let svg = text(&heapbpf.file(&name));
     assert!(svg.contains("<svg") && svg.contains("keeps"), "{svg:.1000}");
-    assert!(outcome.stdout.contains(&name) || outcome.stderr.contains(&name), "it does not say where: {outcome:?}");
+    assert!(outcome.stdout.contains(&name) || outcome.stderr.contains(&name), "the path is not printed: {outcome:?}");
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn one_session_writes_several_reports() {
 }
 
 #[test]
-fn the_view_chooses_what_a_stack_is_worth() {
+fn the_view_selects_the_quantity_of_stacks() {
     for (view, value) in [("live-bytes", 25_000), ("live-count", 25), ("alloc-bytes", 30_000), ("alloc-count", 75)] {
         let mut target = Target::start("service.c");
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --view {view} -o out.folded"));
@@ -347,14 +347,14 @@ fn the_view_chooses_what_a_stack_is_worth() {
 fn quiet_writes_the_report_and_no_summary() {
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --quiet --duration 1s -o out.json");
-    // Not `start`: whether the line that says that probes are in place counts as noise is left open.
+    // Not `start`: the message that probes are attached may be suppressed.
     let outcome = heapbpf.run().expect_code(0);
     assert_eq!(outcome.stdout, "");
     assert_eq!(heapbpf.report("out.json").process(target.pid()).totals.exact(), Counts::default());
     target.assert_running();
 }
 
-/// The sum over the stacks of the service's functions: root first, `;` between frames, a blank and the value at the end.
+/// Sums the stacks of the service's functions: root first, `;` between frames, a blank and the value at the end.
 fn folded_value(folded: &str) -> u64 {
     let values = folded.lines().map(|line| {
         let (stack, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no value in `{line}`"));

@@ -1,16 +1,16 @@
-//! Every allocator in every way to link it: blocks and bytes of all its functions are what the target counted itself, to
-//! the byte at an interval of 1, and as near as sampling theory says at 4 KiB.
+//! Every allocator in every way to link it: blocks and bytes of all functions equal the target's own counts at an
+//! interval of 1, and are within the theoretical sampling error at 4 KiB.
 //!
 //! A cell is a program with an allocator. Its targets (`matrix.c`, `matrix.cpp`, `rust-targets`) call the allocator's
-//! functions directly, through calls that fail, and on four threads at once. Their own bookkeeping allocates nothing, so
-//! that the totals have to be the ledger's too: what is more is a call inside a call that counted twice.
+//! functions directly, through failing calls, and on four threads at once. Their ledgers allocate nothing, so that the
+//! totals must equal the ledger's too: a surplus is a nested call that was counted twice.
 //!
 //! # Four sigma
 //!
-//! Some 1,500 estimates are held to 4σ. A normal one exceeds that once in 16,000 times, so one of them does so every ten
-//! runs. Then the cell is drawn again, and fails if the same estimate errs to the same side by 4σ once more: by chance, once
-//! in a hundred thousand runs. One that is off by 6σ fails at once, which comes by chance no more often. Double counting is
-//! off by far more than 4σ, each time: 10,000 blocks a function make σ less than 4 %.
+//! Some 1,500 estimates must be within 4σ. A normal one exceeds that once in 16,000 times, so one of them does every
+//! ten runs. Then the cell is sampled again, and fails if the same estimate errs to the same side by 4σ again: by
+//! chance, once in a hundred thousand runs. An estimate off by 6σ fails at once, which is as unlikely by chance. Double
+//! counting always exceeds 4σ by far: 10,000 blocks per function make σ less than 4 %.
 
 #[path = "matrix/cell.rs"]
 mod cell;
@@ -43,7 +43,7 @@ const JEMALLOC_ARCHIVE: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.a";
 const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
 const MIMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
 
-/// Functions of jemalloc that a prefix goes before.
+/// Functions of jemalloc that can have a prefix.
 const JEMALLOC_FUNCTIONS: &[&str] = &[
     "malloc",
     "calloc",
@@ -63,7 +63,7 @@ const JEMALLOC_FUNCTIONS: &[&str] = &[
     "nallocx",
 ];
 
-/// What tcmalloc names `tc_…`, it names as the C library does, too.
+/// Functions that tcmalloc exports as `tc_…` and under the C library's names.
 const TC_FAMILY: &str = "-DTCMALLOC -DPREFIX=tc_ -DNO_ALIGNED_ALLOC -DNO_REALLOCARRAY -DHAS_PVALLOC -DHAS_CFREE";
 const MI_FAMILY: &str = "-DMIMALLOC -DPREFIX=mi_ -DHAS_PVALLOC -DHAS_CFREE";
 
@@ -85,7 +85,7 @@ cells! {
     mimalloc_linked: Cell::c("mimalloc").flags("-DHAS_PVALLOC -DHAS_CFREE").libraries("-lmimalloc"),
 }
 
-// What allocators have of their own, under names of their own.
+// Functions specific to one allocator.
 cells! {
     jemalloc_own_functions: Cell::c("jemalloc").flags("-DJEMALLOC").libraries("-ljemalloc"),
     jemalloc_own_functions_in_the_executable:
@@ -117,7 +117,7 @@ cells! {
     rust_mimalloc: Cell::rust("mimalloc", "mimalloc"),
 }
 
-/// Operators that fail by throwing, in the C++ runtime and in allocators. mimalloc's end the program instead.
+/// Operators that throw on failure, in the C++ runtime and in allocators. mimalloc's terminate the program instead.
 mod what_throws_is_survived_and_counts_nothing {
     use super::*;
 
@@ -152,18 +152,18 @@ mod what_throws_is_survived_and_counts_nothing {
     }
 }
 
-/// An exception does not get past a return that is probed. Only a session link can leave the return of a single call alone,
-/// so with other links an operator that may throw stays without a probe: said, and the target unharmed.
+/// An exception cannot pass a probed return. Only a session link can skip the return of a single call, so with other
+/// links an operator that may throw is not probed: this is reported, and the target unharmed.
 #[test]
-fn without_session_links_an_operator_that_throws_is_left_alone() {
+fn without_session_links_throwing_operators_are_not_probed() {
     for (heap, libraries) in [("jemalloc", "-ljemalloc"), ("tcmalloc", "-ltcmalloc_minimal")] {
-        check::throwing_left_alone(&Cell::cxx(heap).libraries(libraries));
+        check::throwing_not_probed(&Cell::cxx(heap).libraries(libraries));
     }
 }
 
-/// The rest of the tests would say nothing if a target left out what it is for.
+/// Guards the other tests against targets that omit calls.
 #[test]
-fn targets_call_what_they_are_for() {
+fn targets_call_all_functions() {
     let called = |cell: &Cell| -> Vec<String> {
         let ledger = cell.start().work("exact");
         let sites = ledger.sites.into_iter().filter(|site| site.counts.alloc_count > 0);

@@ -1,4 +1,4 @@
-//! Mapped memory as a heap of its own: every mapping, what is left of it, and nothing of what malloc maps for itself.
+//! The `mmap` heap: every mapping, what remains of it, and no mapping of malloc itself.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Ledger, Report};
@@ -6,7 +6,7 @@ use heapbpf_tests::target::Target;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Profiles one line of work of the target that maps memory.
+/// Profiles one command of the target that maps memory.
 fn profile(arguments: &str, line: &str) -> (Report, u32, Ledger) {
     let mut target = Target::start("mapper.c");
     let mut heapbpf = Heapbpf::of(target.pid(), &format!("{arguments} -o out.json"));
@@ -24,10 +24,10 @@ fn mappings_are_counted_to_the_page_and_their_parts() {
     let (report, pid, ledger) = profile("--interval 1 --heap mmap", "go");
     let process = report.process(pid);
     process.assert_matches(&ledger);
-    // Anything more would be a file's mapping, a failed call, or a system call that did not go through the C library.
+    // A surplus would be a file's mapping, a failed call, or a system call that bypasses the C library.
     assert_eq!(process.totals.exact(), ledger.sum());
     assert_eq!(process.totals.peak_bytes.as_u64(), Some(ledger.peak_bytes));
-    // That the target's own books are about something.
+    // Checks the test itself: the target's ledger has entries.
     let maps = ledger.site("maps").counts;
     assert!(maps.live_bytes > 0 && maps.live_bytes < maps.alloc_bytes / 4, "{maps:?}");
     assert!(
@@ -36,7 +36,7 @@ fn mappings_are_counted_to_the_page_and_their_parts() {
 }
 
 #[test]
-fn the_heap_has_the_calls_that_map_and_no_others() {
+fn the_heap_has_the_mapping_calls_only() {
     let (report, pid, _) = profile("--interval 1 --heap mmap", "go");
     let process = report.process(pid);
     assert_eq!(process.heap_names(), ["mmap"]);
@@ -47,7 +47,7 @@ fn the_heap_has_the_calls_that_map_and_no_others() {
 }
 
 #[test]
-fn threads_that_get_each_others_addresses_are_counted_to_the_page() {
+fn threads_that_reuse_each_others_addresses_are_counted_to_the_page() {
     let (report, pid, ledger) = profile("--interval 1 --heap mmap", "threads");
     report.process(pid).assert_matches(&ledger);
     let counts = ledger.site("maps_in_a_thread").counts;
@@ -55,7 +55,7 @@ fn threads_that_get_each_others_addresses_are_counted_to_the_page() {
 }
 
 #[test]
-fn what_malloc_maps_is_counted_where_malloc_is() {
+fn mappings_of_malloc_are_counted_for_malloc() {
     let (report, pid, ledger) = profile("--interval 1 --heap libc --heap mmap", "blocks");
     let process = report.process(pid);
     process.assert_matches(&ledger);
@@ -66,16 +66,16 @@ fn what_malloc_maps_is_counted_where_malloc_is() {
 }
 
 #[test]
-fn calls_of_malloc_that_are_not_sampled_hide_what_they_map_too() {
+fn unsampled_calls_of_malloc_hide_their_mappings_too() {
     let (report, pid, _) = profile("--interval 1GB --heap libc --heap mmap", "blocks");
     let mapped = report.process(pid).heap("mmap").totals.estimates();
     assert_eq!((mapped.alloc_count, mapped.alloc_bytes), (1.0, 2.0 * PAGE_BYTES as f64));
 }
 
 #[test]
-fn without_malloc_what_it_maps_is_seen() {
+fn mappings_of_malloc_are_recorded_without_the_libc_heap() {
     let (report, pid, _) = profile("--interval 1 --heap mmap", "block");
     let counts = report.process(pid).exact_under(|function| function == "mallocs_large");
-    // The block, and the page that its header has begun.
+    // The block, and the page that its header is in.
     assert_eq!((counts.live_count, counts.live_bytes), (1, (1 << 20) + PAGE_BYTES));
 }

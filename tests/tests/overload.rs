@@ -1,6 +1,6 @@
-//! More than can be followed: what is lost is counted, what is live is right soon after, and with `adapt` the losses end.
+//! Overload: drops are counted, live bytes are correct soon after, and with `adapt` the drops end.
 //!
-//! `HEAPBPF_OVERLOAD_SECONDS=60` makes the floods as long as docs/overhead.md reports them.
+//! `HEAPBPF_OVERLOAD_SECONDS=60` makes the floods as long as those in docs/overhead.md.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,31 +9,32 @@ use heapbpf_tests::report::{Counts, Ledger, Process, Report};
 use heapbpf_tests::target::Target;
 use rustix::process::Signal;
 
-/// After the load has stopped, what is live is to be right within this.
+/// Maximum time after the load until live bytes are correct.
 const RIGHT_WITHIN: Duration = Duration::from_secs(1);
 
-/// Only where it is never put right does it take this long, also on a machine that does much else.
+/// Timeout, for the case that a resync never happens, on a busy machine too.
 const RIGHT_WITHIN_MAX: Duration = Duration::from_secs(60);
 
-/// With `adapt`, losses are to have ended within this. Losses are told of five times a second.
+/// With `adapt`, maximum time until drops end. Drops are reported five times per second.
 const MET_WITHIN_SECONDS: f64 = 1.2;
 
-/// How long a flood is, in seconds, where times are measured; else they may be anything, because the machine may do much else.
+/// Length of a flood in seconds if times are measured; otherwise, times are not checked, because the machine may be
+/// busy.
 fn measured() -> Option<String> {
     std::env::var("HEAPBPF_OVERLOAD_SECONDS").ok()
 }
 
-/// A flood that is over, of which the recording goes on.
+/// A flood that has ended, while its recording continues.
 struct Flood {
     target: Target,
     heapbpf: Heapbpf,
     session: Session,
     ledger: Ledger,
-    /// When the load had stopped.
+    /// When the load stopped.
     stopped_unix_ns: u64,
 }
 
-/// Four threads allocate and free as fast as they can, every allocation is to be recorded, and there is hardly any room for that.
+/// Four threads allocate and free as fast as they can, with every allocation recorded and a very small ring buffer.
 fn flood(policy: &str) -> Flood {
     let mut target = Target::start("flood.c");
     let arguments = format!("-v --interval 1 --ring-size 64KiB --on-overload {policy} -o out.json");
@@ -50,12 +51,12 @@ fn share_off(got: f64, truth: u64) -> f64 {
     got / truth as f64 - 1.0
 }
 
-/// Fails unless an estimate lies within four standard deviations of the truth, of which its 95 % interval tells.
+/// Fails unless an estimate is within four standard deviations of the truth, derived from its 95 % interval.
 #[track_caller]
 #[expect(clippy::cast_precision_loss, reason = "counts and bytes here are far below 2^53")]
 fn assert_within_4_sigma(what: &str, estimate: f64, interval: Option<[f64; 2]>, truth: u64, interval_bytes: u64) {
     let [low, high] = interval.unwrap_or_else(|| panic!("{what} is no estimate"));
-    // Where nothing was sampled nothing can be said: then it is that of what there was to sample.
+    // Without samples there is no interval: then it is computed from the truth.
     let sampled = high > low;
     let sigma = if sampled { (high - low) / 2.0 / 1.96 } else { (interval_bytes as f64 * truth as f64).sqrt() };
     // The interval is wider upwards.
@@ -71,8 +72,8 @@ fn live_bytes(process: &Process) -> f64 {
     process.totals.estimates().live_bytes
 }
 
-/// Seconds, since the recording began, at which it said this.
-fn told_seconds(outcome: &Outcome, what: &str) -> Vec<f64> {
+/// Returns the seconds since the recording started of each such message.
+fn message_seconds(outcome: &Outcome, what: &str) -> Vec<f64> {
     let told = |line: &str| {
         let (_, rest) = line.split_once("after ")?;
         let (time, rest) = rest.split_once(": ")?;
@@ -84,9 +85,9 @@ fn told_seconds(outcome: &Outcome, what: &str) -> Vec<f64> {
     outcome.stderr.lines().filter_map(told).collect()
 }
 
-/// How long after the load a dump has what is live right, to a hundredth. Dumps themselves put nothing right.
+/// Measures how long after the load a dump has correct live bytes, to one percent. Dumps themselves do not resync.
 #[track_caller]
-fn right_after(flood: &mut Flood) -> Duration {
+fn resync_time(flood: &mut Flood) -> Duration {
     let deadline = Instant::now() + RIGHT_WITHIN_MAX;
     for number in 1.. {
         let name = format!("out.{number:04}.json");
@@ -102,9 +103,9 @@ fn right_after(flood: &mut Flood) -> Duration {
     unreachable!("dumps have numbers without end")
 }
 
-/// Prints the row of docs/overhead.md, where it is measured.
+/// Prints the row of docs/overhead.md, if times are measured.
 #[expect(clippy::print_stdout, reason = "figures are for people")]
-fn tell(policy: &str, report: &Report, truth: &Counts, pid: u32) {
+fn print_row(policy: &str, report: &Report, truth: &Counts, pid: u32) {
     if measured().is_none() {
         return;
     }
@@ -121,9 +122,9 @@ fn tell(policy: &str, report: &Report, truth: &Counts, pid: u32) {
 }
 
 #[test]
-fn with_drop_losses_are_counted_and_what_is_live_is_right_soon_after() {
+fn with_drop_losses_are_counted_and_live_bytes_are_correct_soon_after() {
     let mut flood = flood("drop");
-    let took = right_after(&mut flood);
+    let took = resync_time(&mut flood);
     assert!(measured().is_none() || took <= RIGHT_WITHIN, "what is live is right after {took:?}");
     let Flood { mut target, heapbpf, session, ledger, .. } = flood;
     let outcome = session.interrupt().expect_code(3);
@@ -136,18 +137,18 @@ fn with_drop_losses_are_counted_and_what_is_live_is_right_soon_after() {
     let live = live_bytes(report.process(target.pid()));
     let off = share_off(live, truth.live_bytes);
     assert!(off.abs() <= 0.01, "{live} bytes live, {:.2} % off {truth:?}\n{}", off * 100.0, outcome.stderr);
-    tell("drop", &report, &truth, target.pid());
-    // Of what was allocated, losses are missing.
+    print_row("drop", &report, &truth, target.pid());
+    // Dropped events are missing from the allocated bytes.
     assert!(share_off(report.process(target.pid()).totals.estimates().alloc_bytes, truth.alloc_bytes) < 0.0);
 }
 
 #[test]
-fn with_adapt_hardly_anything_is_lost_and_that_in_the_beginning() {
+fn with_adapt_few_events_are_dropped_and_only_at_the_start() {
     let Flood { mut target, heapbpf, session, ledger, .. } = flood("adapt");
     let outcome = session.interrupt();
     target.assert_running();
     let (report, truth) = (heapbpf.report("out.json"), ledger.sum());
-    // Where the ring was found half full before it was full, nothing was lost.
+    // If the ring buffer was read half full before it was full, nothing was dropped.
     let outcome = outcome.expect_code(if report.health.lost.is_empty() { 0 } else { 3 });
     let changes = &report.health.interval_changes;
     let first = changes.first().unwrap_or_else(|| panic!("T did not rise\n{}", outcome.stderr));
@@ -155,18 +156,20 @@ fn with_adapt_hardly_anything_is_lost_and_that_in_the_beginning() {
     assert!(
         changes.iter().all(|change| change.unix_ns >= report.started_unix_ns && change.from_bytes != change.to_bytes)
     );
-    if let (true, [began, .., ended]) = (measured().is_some(), told_seconds(&outcome, "ring buffer full").as_slice()) {
+    if let (true, [began, .., ended]) =
+        (measured().is_some(), message_seconds(&outcome, "have found no room in the ring").as_slice())
+    {
         assert!(ended - began <= MET_WITHIN_SECONDS, "losses from {began} to {ended}\n{}", outcome.stderr);
     }
-    // With `drop` it is most of them.
+    // With `drop`, most events are dropped.
     let lost = report.health.lost.get("ring_full").copied().unwrap_or_default();
     assert!(lost <= (truth.alloc_count + truth.free_count) / 10, "{lost} of {truth:?}\n{}", outcome.stderr);
     let totals = &report.process(target.pid()).totals;
     let estimates = totals.estimates();
     let interval_bytes = changes.last().map_or(1, |change| change.to_bytes);
     assert_within_4_sigma("live bytes", estimates.live_bytes, totals.live_bytes_95, truth.live_bytes, interval_bytes);
-    tell("adapt", &report, &truth, target.pid());
-    // What was lost in the beginning is missing.
+    print_row("adapt", &report, &truth, target.pid());
+    // Events dropped at the start are missing.
     let off = share_off(estimates.alloc_bytes, truth.alloc_bytes);
     let [low, high] = totals.alloc_bytes_95.expect("it is an estimate");
     let four_sigma = share_off(estimates.alloc_bytes + 4.0 * (high - low) / 2.0 / 1.96, truth.alloc_bytes) - off;
@@ -175,20 +178,20 @@ fn with_adapt_hardly_anything_is_lost_and_that_in_the_beginning() {
     assert!(outcome.stdout.contains("heap libc was sampled every"), "{}", outcome.stdout);
 }
 
-/// Room in the live set; nine tenths of it are filled at first.
+/// Size of the live set; nine tenths of it are filled at first.
 const LIVE_BLOCKS: u64 = 20_000;
 
 fn fill(session: &mut Session, target: &mut Target) -> u64 {
     let first = target.work("keep 100 18500").sum();
     session.wait_for("live blocks of heap");
-    session.wait_for("resynced ledgers");
-    // No room for these, if all were sampled.
+    session.wait_for("the books were put right");
+    // The live set is too small for these if all were sampled.
     let second = target.work("keep 100 12000").sum();
     first.live_bytes + second.live_bytes
 }
 
 #[test]
-fn with_adapt_a_live_set_that_fills_is_thinned_and_nothing_is_lost() {
+fn with_adapt_a_full_live_set_is_thinned_and_nothing_is_dropped() {
     let mut target = Target::start("service.c");
     let arguments = format!("-v --interval 1 --live-blocks {LIVE_BLOCKS} --on-overload adapt -o out.json");
     let mut heapbpf = Heapbpf::of(target.pid(), &arguments);
@@ -208,7 +211,7 @@ fn with_adapt_a_live_set_that_fills_is_thinned_and_nothing_is_lost() {
 }
 
 #[test]
-fn with_drop_a_full_live_set_is_a_loss() {
+fn with_drop_a_full_live_set_drops_blocks() {
     let mut target = Target::start("service.c");
     let mut heapbpf =
         Heapbpf::of(target.pid(), &format!("--interval 1 --live-blocks {LIVE_BLOCKS} --on-overload drop -o out.json"));
@@ -223,12 +226,12 @@ fn with_drop_a_full_live_set_is_a_loss() {
 }
 
 #[test]
-fn what_was_live_at_its_end_is_right_of_a_process_that_ends_soon_after_losses() {
+fn live_bytes_are_correct_for_a_process_that_exits_soon_after_drops() {
     let mut target = Target::start("service.c");
     let arguments = "-v --interval 1 --ring-size 64KiB --on-overload drop -o out.json";
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
     let session = heapbpf.start();
-    // More than are looked for at once.
+    // More blocks than one lookup covers.
     let truth = target.work("keep 100 90000").sum();
     target.exit(0);
     let outcome = session.wait().expect_code(3);
@@ -240,8 +243,8 @@ fn what_was_live_at_its_end_is_right_of_a_process_that_ends_soon_after_losses() 
 }
 
 #[test]
-fn what_is_freed_after_the_recording_has_ended_is_live_in_it() {
-    /// Blocks that the program holds all the time, once it has made the first ones.
+fn blocks_freed_after_the_recording_are_live_in_it() {
+    /// Number of blocks that the program always has after the first ones.
     const SLOTS: u64 = 4 * 4000;
     let mut target = Target::start("flood.c");
     let arguments = "-v --interval 1 --ring-size 64KiB --on-overload drop -o out.json";
@@ -252,7 +255,7 @@ fn what_is_freed_after_the_recording_has_ended_is_live_in_it() {
         let _ = target.work("8");
         Instant::now()
     });
-    session.wait_for("resynced ledgers");
+    session.wait_for("the books were put right");
     std::thread::sleep(Duration::from_secs(2));
     let interrupted = Instant::now();
     let outcome = session.interrupt().expect_code(3);

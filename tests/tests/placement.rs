@@ -1,5 +1,4 @@
-//! Where in a function the probe sits changes what it costs and nothing else: every block of every allocator is counted to
-//! the byte.
+//! The placement of probes changes their cost and nothing else: every block of every allocator is counted to the byte.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,8 +7,7 @@ use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Hook, Report};
 use heapbpf_tests::target::{Target, build, build_directory, run};
 
-/// Profiles the target's work with the probes placed so. Checks every block; returns the hooks of its heap, which has
-/// this name.
+/// Profiles the target with this placement. Checks every block; returns the hooks of the heap.
 fn profile(command: &mut Command, heap: &str, placement: &str) -> Vec<Hook> {
     let mut target = Target::spawn(command);
     let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 --placement {placement} -o out.json"));
@@ -26,14 +24,14 @@ fn profile(command: &mut Command, heap: &str, placement: &str) -> Vec<Hook> {
     report.targets.remove(0).heaps.remove(0).hooks
 }
 
-/// Checks a target with both placements: the same is seen, and `malloc` and `free` are emulated in one of them.
+/// Checks a target with both placements: the profiles are equal, and `malloc` and `free` are emulated with one of them.
 fn check(command: impl Fn() -> Command, heap: &str) {
     let at_entry = profile(&mut command(), heap, "entry");
     let placed = profile(&mut command(), heap, "auto");
     assert_eq!(at_entry.len(), placed.len());
     for (entry, hook) in at_entry.iter().zip(&placed) {
         assert_eq!(entry.function, hook.function);
-        // A probe is only moved for an instruction that is emulated.
+        // A probe is moved only to an instruction that is emulated.
         let moved = hook.offset - entry.offset;
         assert!(moved < 128, "{heap}: {hook:?}");
         assert!(moved == 0 || (hook.emulated == Some(true) && entry.emulated == Some(false)), "{heap}: {hook:?}");
@@ -50,7 +48,7 @@ fn library(name: &str, package: &str) -> PathBuf {
     paths.find(|path| path.exists()).unwrap_or_else(|| panic!("`{name}` is needed here: apt-get install {package}"))
 }
 
-/// Checks the target with an allocator's library in libc's place.
+/// Checks the target with a preloaded allocator.
 fn check_preloaded(name: &str, package: &str, heap: &str) {
     let library = library(name, package);
     let program = build("placed.c");

@@ -1,6 +1,6 @@
-//! A real program of many processes: postgres, whose postmaster makes a copy of itself for each connection.
+//! A real program of many processes: postgres, whose postmaster forks for each connection.
 
-#![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "tells figures to people, with --nocapture")]
+#![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "prints figures with --nocapture")]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,13 +9,13 @@ use heapbpf_tests::kernel::assert_no_probes;
 use heapbpf_tests::postgres::Postgres;
 use heapbpf_tests::report::{Process, Report};
 
-/// All tests mean the same program by its name.
-fn alone() -> MutexGuard<'static, ()> {
+/// Serializes the tests, which all select the same program by name.
+fn serialize() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The only target that this process was.
+/// Returns the only target of this process.
 #[track_caller]
 fn only(report: &Report, pid: u32) -> &Process {
     let programs: Vec<&Process> = report.targets.iter().filter(|process| process.pid == pid).collect();
@@ -23,7 +23,7 @@ fn only(report: &Report, pid: u32) -> &Process {
     program
 }
 
-/// What must hold of a process that answered a connection and ended.
+/// Checks a process that answered a connection and exited.
 #[track_caller]
 fn check_backend(backend: &Process, postmaster: u32) {
     let pid = backend.pid;
@@ -31,7 +31,7 @@ fn check_backend(backend: &Process, postmaster: u32) {
     assert!(backend.exited && !backend.replaced, "{pid}");
     assert!(backend.exit_code.is_none_or(|code| code == 0), "{pid}: {:?}", backend.exit_code);
     assert!(backend.beginning.delay_ns.is_some(), "{pid}");
-    // Debian's postgres has those names alone that its extensions may call.
+    // Debian's postgres exports only names that its extensions may call.
     let frames = || backend.callsites.iter().flat_map(|callsite| &callsite.stack);
     let named = frames().filter(|frame| frame.function.is_some()).count();
     assert!(named * 2 > frames().count(), "{pid}: {named} of {} frames have names", frames().count());
@@ -40,7 +40,7 @@ fn check_backend(backend: &Process, postmaster: u32) {
     assert_eq!(backend.totals.inherited_count.as_u64(), Some(count), "{pid}");
 }
 
-/// Fails unless the answer to `SORT` is in the books of the process that gave it.
+/// Fails unless the answer to `SORT` is in the ledger of the process that computed it.
 #[track_caller]
 fn check_sort(backend: &Process) {
     let sorts = backend.exact_under(|name| name == "tuplesort_begin_datum" || name == "tuplesort_begin_heap");
@@ -51,7 +51,7 @@ fn check_sort(backend: &Process) {
 
 const SORT: &str = "select count(*) from (select x from generate_series(1, 20000) as x order by random()) as y";
 
-/// Fails unless losses were told of: the exit code says whether there were any.
+/// Fails unless the exit code and the summary report the drops.
 #[track_caller]
 fn check_losses(report: &Report, outcome: &Outcome) {
     let lost: u64 = report.health.lost.values().sum();
@@ -63,9 +63,9 @@ fn check_losses(report: &Report, outcome: &Outcome) {
     );
 }
 
-/// Has backends come, work and go while heapbpf records.
+/// Runs backends while heapbpf records.
 fn record(hold: &str) {
-    let _alone = alone();
+    let _alone = serialize();
     let postgres = Postgres::start();
     let before = postgres.backends();
     let arguments = ["-v", "--cmdline", "postgres", "--interval", "1", "--hold", hold, "-o", "out.json"];
@@ -74,8 +74,8 @@ fn record(hold: &str) {
     postgres.bench(&["-n", "-c", "4", "-j", "1", "-t", "50"]);
     let mut client = postgres.connect();
     let backend = client.backend;
-    session.wait_for(&format!("process {backend} (postgres) is being recorded"));
-    assert_eq!(client.ask(SORT), "20000");
+    session.wait_for(&format!("process {backend} (postgres) is watched"));
+    assert_eq!(client.query(SORT), "20000");
     client.close();
     let outcome = session.interrupt();
     let report = heapbpf.report("out.json");
@@ -97,7 +97,7 @@ fn record(hold: &str) {
         of(late.len() - 1),
         of(late.len() / 2)
     );
-    // Beside those, the processes that ran all the time.
+    // Besides those, the processes that ran all the time.
     let postmaster = only(&report, postgres.postmaster());
     assert!(!postmaster.exited && postmaster.beginning.origin == "running");
     assert!(postmaster.callsites.iter().any(|callsite| callsite.has(|name| name == "PostmasterMain")));
@@ -107,7 +107,7 @@ fn record(hold: &str) {
 }
 
 #[test]
-fn each_backend_has_books_of_its_own() {
+fn each_backend_has_its_own_ledger() {
     record("execs");
 }
 
@@ -117,15 +117,15 @@ fn backends_are_recorded_when_forks_are_held_too() {
 }
 
 #[test]
-fn a_server_that_starts_later_is_seen_with_all_its_processes() {
-    let _alone = alone();
+fn a_server_started_later_is_recorded_with_all_its_processes() {
+    let _alone = serialize();
     let mut heapbpf = Heapbpf::new(["-v", "--cmdline", "postgres", "--interval", "1", "-o", "out.json"]);
     let mut session = heapbpf.start();
     let postgres = Postgres::start();
     let mut client = postgres.connect();
     let pid = client.backend;
-    session.wait_for(&format!("process {pid} (postgres) is being recorded"));
-    assert_eq!(client.ask(SORT), "20000");
+    session.wait_for(&format!("process {pid} (postgres) is watched"));
+    assert_eq!(client.query(SORT), "20000");
     client.close();
     let outcome = session.interrupt();
     let report = heapbpf.report("out.json");
@@ -133,7 +133,7 @@ fn a_server_that_starts_later_is_seen_with_all_its_processes() {
     let backend = only(&report, pid);
     check_backend(backend, postgres.postmaster());
     check_sort(backend);
-    // It began with what the postmaster had set up, and gave most of it back.
+    // It started with what the postmaster had set up, and freed most of it.
     let inherited = backend.totals.inherited_count.as_u64().expect("exact");
     assert!(inherited > 0 && backend.totals.exact().free_count > 0, "{:?}", backend.totals);
     let postmaster = only(&report, postgres.postmaster());

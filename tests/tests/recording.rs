@@ -1,4 +1,4 @@
-//! Recordings: what is converted from one is what the session itself reports; what is cut short is read up to there.
+//! Recordings: conversion gives the session's own report, and a truncated recording is read up to the damage.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -13,10 +13,10 @@ use heapbpf_tests::target::{Target, run};
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
-/// What kill -9 may cost.
+/// Maximum loss of `kill -9`.
 const LOSABLE: Duration = Duration::from_secs(1);
 
-/// A target that is recorded and reported at an interval of 1.
+/// Records and reports a target at an interval of 1.
 fn recorded(source: &str, arguments: &str) -> (Target, Heapbpf, Session) {
     let target = Target::start(source);
     let arguments = format!("-v --interval 1 -o out.heapbpf -o out.json {arguments}");
@@ -25,7 +25,7 @@ fn recorded(source: &str, arguments: &str) -> (Target, Heapbpf, Session) {
     (target, heapbpf, session)
 }
 
-/// A recording that is converted to JSON, in a directory of its own.
+/// A recording converted to JSON, in its own directory.
 struct Converted {
     directory: TempDir,
     output: Output,
@@ -50,7 +50,7 @@ impl Converted {
         String::from_utf8(self.output.stdout.clone()).expect("the summary is text")
     }
 
-    /// Fails unless it ended so.
+    /// Fails unless it exited with this code.
     #[track_caller]
     fn expect_code(self, code: i32) -> Self {
         assert_eq!(self.output.status.code(), Some(code), "{}\n{}", self.stdout(), self.stderr());
@@ -74,7 +74,7 @@ fn json(path: &Path) -> Value {
     serde_json::from_str(&text).expect("it is JSON")
 }
 
-/// The JSON that is made from the recording is the session's own, to the last number.
+/// Fails unless the JSON made from the recording equals the session's own.
 #[track_caller]
 fn assert_same(heapbpf: &Heapbpf, arguments: &[String]) -> Converted {
     assert_same_with_code(heapbpf, arguments, 0)
@@ -96,13 +96,13 @@ fn unix_now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970")
 }
 
-/// The moment in the recording, as an argument.
+/// Formats a time since the start of the recording as an argument.
 fn since_start(report: &Report, moment: Duration) -> String {
     format!("{}ns", moment.as_nanos() - u128::from(report.started_unix_ns))
 }
 
 #[test]
-fn what_is_converted_is_what_the_session_reports() {
+fn a_converted_recording_equals_the_sessions_report() {
     let (mut target, heapbpf, session) = recorded("exact.c", "");
     let ledger = target.work("go");
     let outcome = session.interrupt().expect_code(0);
@@ -112,7 +112,7 @@ fn what_is_converted_is_what_the_session_reports() {
 }
 
 #[test]
-fn a_recording_replaces_a_link_and_is_its_owners_alone() {
+fn a_recording_replaces_a_link_and_is_private() {
     let directory = tempdir().expect("there is a directory for temporary files");
     let (precious, link) = (directory.path().join("precious"), directory.path().join("out.heapbpf"));
     fs::write(&precious, "precious").expect("the directory is ours");
@@ -129,7 +129,7 @@ fn a_recording_replaces_a_link_and_is_its_owners_alone() {
 }
 
 #[test]
-fn estimates_and_mapped_memory_are_converted_as_well() {
+fn estimates_and_mapped_memory_are_converted() {
     let mut target = Target::start("exact.c");
     let arguments = "--interval 4KiB --heap all --trim -o out.heapbpf -o out.json";
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
@@ -144,14 +144,14 @@ fn forks_and_execs_are_replayed() {
     let (mut target, heapbpf, mut session) = recorded("family.c", "");
     target.work("keep 100 30");
     target.work("fork");
-    session.wait_for("is being recorded");
+    session.wait_for("is watched");
     target.work("keep 7 5");
     target.work("drop");
     target.work("keep 9 4");
     target.begin_exit(0);
     target.work("keep 11 2");
-    target.becomes(&format!("exec {}", heapbpf_tests::target::build("family.c").display()));
-    session.wait_for("is being recorded");
+    target.exec(&format!("exec {}", heapbpf_tests::target::build("family.c").display()));
+    session.wait_for("is watched");
     target.work("keep 13 3");
     let _ = session.interrupt().expect_code(0);
     let report = assert_same(&heapbpf, &[]).report();
@@ -162,13 +162,13 @@ fn forks_and_execs_are_replayed() {
 }
 
 #[test]
-fn books_that_were_put_right_after_loss_are_put_right_again() {
+fn resyncs_after_drops_are_replayed() {
     let (mut target, heapbpf, session) = recorded("steps.c", "--ring-size 64KiB --on-overload drop");
-    // What comes while it sleeps does not fit into the ring.
+    // Events during its sleep exceed the ring buffer.
     session.halt();
-    target.order("alloc 20000");
-    session.go_on();
-    target.order("alloc 1000");
+    target.run_command("alloc 20000");
+    session.resume();
+    target.run_command("alloc 1000");
     let _ = session.interrupt().expect_code(3);
     let report = assert_same_with_code(&heapbpf, &[], 3).report();
     assert!(report.health.lost["ring_full"] > 10_000, "{:?}", report.health.lost);
@@ -176,20 +176,20 @@ fn books_that_were_put_right_after_loss_are_put_right_again() {
 }
 
 #[test]
-fn what_live_blocks_are_thinned_to_is_replayed() {
+fn thinning_of_live_blocks_is_replayed() {
     let mut target = Target::start("steps.c");
     let arguments = "--interval 16 --live-blocks 2048 --ring-size 64MiB -o out.heapbpf -o out.json";
     let mut heapbpf = Heapbpf::of(target.pid(), arguments);
     let session = heapbpf.start();
     for _ in 0..20 {
-        target.order("alloc 500");
+        target.run_command("alloc 500");
     }
     let outcome = session.interrupt();
     assert_same_with_code(&heapbpf, &[], outcome.status.code().expect("it was not killed"));
 }
 
 #[test]
-fn a_window_begins_with_what_was_live_and_counts_what_came() {
+fn a_window_starts_with_live_blocks_and_counts_later_ones() {
     let (mut target, heapbpf, session) = recorded("family.c", "");
     target.work("keep 100 30");
     let first = unix_now();
@@ -218,25 +218,25 @@ fn a_window_begins_with_what_was_live_and_counts_what_came() {
     assert_eq!((totals.alloc_count, totals.free_count, totals.live_bytes), (2, 0, 36 + 22));
 
     let behind = Converted::of(&heapbpf.file("out.heapbpf"), &["--from".to_owned(), "9h".to_owned()]).expect_code(2);
-    assert!(behind.stderr().contains("`--from` is after the end of the recording"), "{}", behind.stderr());
+    assert!(behind.stderr().contains("`--from` is behind that"), "{}", behind.stderr());
 }
 
 #[test]
-fn who_kills_heapbpf_loses_no_more_than_the_last_second() {
+fn killing_heapbpf_loses_at_most_the_last_second() {
     let (mut target, heapbpf, session) = recorded("exact.c", "");
     let ledger = target.work("go");
-    // This long it may take until what was seen is in the file.
+    // Maximum time until an event is in the file.
     thread::sleep(LOSABLE);
     session.kill();
     let converted = Converted::of(&heapbpf.file("out.heapbpf"), &[]).expect_code(3);
     let stderr = converted.stderr();
     assert!(stderr.contains("the file ends here, before the recording did; read up to "), "{stderr}");
-    // Named by the modules on this machine: the recording has no names yet.
+    // Symbolized with the modules on this machine: the recording has no names yet.
     converted.report().process(target.pid()).assert_matches(&ledger);
 }
 
 #[test]
-fn a_file_that_was_cut_or_damaged_is_read_up_to_there() {
+fn a_truncated_or_damaged_file_is_read_up_to_the_damage() {
     let (mut target, heapbpf, session) = recorded("family.c", "");
     target.work("keep 100 30");
     // The block with this is written by then.
@@ -265,16 +265,16 @@ fn a_file_that_was_cut_or_damaged_is_read_up_to_there() {
 }
 
 #[test]
-fn a_limited_file_is_folded_and_loses_no_sum() {
+fn a_limited_file_is_folded_and_totals_are_kept() {
     const LIMIT_BYTES: u64 = 256 << 10;
     let (mut target, heapbpf, session) = recorded("steps.c", "--max-size 256KiB --ring-size 64MiB");
     let mut sent = 0;
     while sent < 40 {
-        target.order("alloc 10000");
-        target.order("free");
+        target.run_command("alloc 10000");
+        target.run_command("free");
         sent += 1;
     }
-    target.order("alloc 1000");
+    target.run_command("alloc 1000");
     let _ = session.interrupt().expect_code(0);
     let size = File::open(heapbpf.file("out.heapbpf")).and_then(|file| file.metadata()).expect("there").len();
     assert!(size <= LIMIT_BYTES, "{size}");
@@ -288,19 +288,19 @@ fn a_limited_file_is_folded_and_loses_no_sum() {
 }
 
 #[test]
-fn a_limit_that_what_is_live_does_not_fit_is_said_so() {
+fn a_limit_too_small_for_the_live_blocks_is_reported() {
     let (mut target, heapbpf, session) = recorded("steps.c", "--max-size 256KiB --ring-size 64MiB");
     for _ in 0..45 {
-        target.order("alloc 20000");
+        target.run_command("alloc 20000");
     }
     let outcome = session.interrupt().expect_code(1);
-    assert!(outcome.stderr.contains("the state of live blocks alone takes "), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("what is live takes "), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("`--max-size` is 256.0 KiB; allow more"), "{}", outcome.stderr);
     let report = heapbpf.report("out.json");
     assert_eq!(report.process(target.pid()).totals.exact().live_count, 900_000, "the session goes on");
 }
 
-/// A file system with so little room, as long as this lives.
+/// A small file system, mounted until drop.
 struct Small(TempDir);
 
 impl Small {
@@ -326,24 +326,24 @@ fn a_full_disk_ends_the_recording_and_not_the_session() {
         Heapbpf::of(target.pid(), &format!("--interval 1 --ring-size 64MiB -o {} -o out.json", recording.display()));
     let mut session = heapbpf.start();
     for _ in 0..10 {
-        target.order("alloc 10000");
+        target.run_command("alloc 10000");
     }
-    session.wait_for(&format!("recording to `{}` stopped: No space left on device", recording.display()));
-    target.order("alloc 10000");
+    session.wait_for(&format!("the recording `{}` ends here: No space left on device", recording.display()));
+    target.run_command("alloc 10000");
     let outcome = session.interrupt().expect_code(1);
-    assert!(outcome.stderr.contains("is incomplete: No space left on device"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("ends early: No space left on device"), "{}", outcome.stderr);
     assert_eq!(heapbpf.report("out.json").process(target.pid()).totals.exact().live_count, 110_000);
-    // What was written is whole.
+    // Everything written is complete.
     let converted = Converted::of(&recording, &[]).expect_code(3);
     assert!(converted.stderr().contains("the file ends here"), "{}", converted.stderr());
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_before_anything_is_attached() {
+fn contradictory_options_are_rejected_before_anything_is_attached() {
     let target = Target::start("family.c");
     for (arguments, reason) in [
         ("-o a.heapbpf -o b.heapbpf", "more than one recording"),
-        ("--max-size 1MiB -o a.svg", "`--max-size` is about a recording"),
+        ("--max-size 1MiB -o a.svg", "`--max-size` limits a recording"),
         ("--max-size 1KiB -o a.heapbpf", "must be at least 256.0 KiB"),
     ] {
         let error = Heapbpf::of(target.pid(), arguments).run().expect_error(2);

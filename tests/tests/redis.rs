@@ -7,7 +7,7 @@ use heapbpf_tests::kernel::{assert_no_probes, changed_code};
 use heapbpf_tests::redis::Redis;
 
 #[test]
-fn redis_under_load_is_profiled_without_a_loss() {
+fn redis_under_load_is_profiled_without_drops() {
     let redis = Redis::start();
     let mut heapbpf = Heapbpf::of(redis.pid(), "-o out.svg -o out.json");
     let session = heapbpf.start();
@@ -31,7 +31,7 @@ fn redis_under_load_is_profiled_without_a_loss() {
         assert!(hook.attached && hook.module.ends_with("/libjemalloc.so.2"), "{hook:?}");
     }
 
-    // 20,000 draws out of 10,000 keys name some 8,600 different ones, each with 512 bytes to hold on to.
+    // 20,000 random keys out of 10,000 hit some 8,600 different ones, each with 512 bytes to keep.
     let totals = jemalloc.totals.estimates();
     assert!(totals.live_bytes > 8_000.0 * 512.0, "{totals:?}");
     assert!(totals.alloc_count > 20_000.0, "{totals:?}");

@@ -1,20 +1,21 @@
-//! Sampled profiles against the truth: within 10 %, and within five standard deviations of what sampling theory gives.
+//! Sampled profiles against the truth: within 10 %, and within five theoretical standard deviations.
 //!
-//! `mixed.c` has one function per size, so that its ledger says all that the theory needs (`heapbpf_tests::sampling`).
+//! `mixed.c` has one function per size, so that its ledger has all that the theory requires
+//! (`heapbpf_tests::sampling`).
 //!
-//! A bound of 5σ fails once in two million runs where the sum is near normal. With few samples it is not (the fewer, the
-//! longer its upper tail), so single functions are held to it only where 100 or more samples are expected: there, a
-//! Poisson count exceeds 5σ with a probability below 2·10⁻⁵. A run checks some 40 such sums.
+//! A bound of 5σ fails once in two million runs if the sum is near normal. With few samples it is not (the fewer, the
+//! longer its upper tail), so single functions are checked only if 100 or more samples are expected: there, a Poisson
+//! count exceeds 5σ with a probability below 2·10⁻⁵. A run checks some 40 such sums.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Estimates, Ledger};
 use heapbpf_tests::sampling::Expected;
 use heapbpf_tests::target::Target;
 
-/// Standard deviations that an estimate may be off.
+/// Allowed error in standard deviations.
 const SIGMAS: f64 = 5.0;
 
-/// Samples from which on an estimate is taken to be near normal.
+/// Minimum number of samples to assume a normal distribution.
 const SAMPLES_MIN: f64 = 100.0;
 
 #[track_caller]
@@ -44,7 +45,7 @@ fn check(interval: &str, interval_bytes: u32) {
     let report = heapbpf.report("out.json");
     report.assert_complete();
     assert_eq!(report.interval_bytes, u64::from(interval_bytes));
-    assert!(ledger.sum().alloc_bytes >= 500 << 20, "too little was allocated to tell");
+    assert!(ledger.sum().alloc_bytes >= 500 << 20, "too few bytes for a check");
 
     let process = report.process(target.pid());
     let functions = process.estimates_by_leaf();
@@ -82,10 +83,10 @@ fn at_512_kib_totals_are_near_the_truth() {
     check("512KiB", 512 << 10);
 }
 
-/// A call that the library makes inside another one is the same block's: drawing for both would count it twice, and at any
-/// interval but 1 nothing else would show it.
+/// A nested call of the library is for the same block: sampling both would count it twice, which only shows at an
+/// interval other than 1.
 #[test]
-fn calls_inside_calls_are_drawn_for_once() {
+fn nested_calls_are_sampled_once() {
     for backend in ["session", "multi", "perf"] {
         let mut target = Target::start("every_call.c");
         let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 4KiB --backend {backend} -o out.json"));
@@ -96,7 +97,7 @@ fn calls_inside_calls_are_drawn_for_once() {
         report.assert_complete();
         let functions = report.process(target.pid()).estimates_by_leaf();
         for (function, allocated, live) in expected(&ledger, 4096.0) {
-            assert!(live.samples >= SAMPLES_MIN, "{function} is called too seldom to tell");
+            assert!(live.samples >= SAMPLES_MIN, "{function} is called too rarely for a check");
             let got = functions.get(&function).copied().unwrap_or_default();
             assert_near(&allocated, &format!("{backend}: {function} allocated"), got.alloc_count, got.alloc_bytes);
             assert_near(&live, &format!("{backend}: {function} live"), got.live_count, got.live_bytes);
@@ -105,7 +106,7 @@ fn calls_inside_calls_are_drawn_for_once() {
 }
 
 #[test]
-fn the_interval_is_4_kib_unless_told() {
+fn the_default_interval_is_4_kib() {
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "-o out.json");
     let session = heapbpf.start();
@@ -113,7 +114,7 @@ fn the_interval_is_4_kib_unless_told() {
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
     assert_eq!(report.interval_bytes, 4096);
-    // Each block is larger than the interval, so nothing is left to chance.
+    // Each block exceeds the interval, so the result is deterministic.
     let keeps = report.process(target.pid()).estimates_by_leaf()["keeps"];
     assert_eq!((keeps.alloc_count, keeps.alloc_bytes), (100.0, 500_000.0));
     assert_eq!((truth.alloc_count, truth.alloc_bytes), (100, 500_000));

@@ -1,4 +1,4 @@
-//! Which processes are targets: by name, by control group, all of them, those that are large.
+//! Selection of targets: by name, by control group, all processes, large ones.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -9,12 +9,12 @@ use heapbpf_tests::kernel::{assert_no_probes, changed_code};
 use heapbpf_tests::report::Report;
 use heapbpf_tests::target::{Target, build};
 
-/// A name that no other process has, of this test or of another one.
+/// Returns a unique name.
 fn name(word: &str) -> String {
     format!("{word}-of-{}", std::process::id())
 }
 
-/// The service, called so.
+/// The service under this name.
 fn service(name: &str) -> Target {
     Target::spawn(Command::new(build("service.c")).arg0(name))
 }
@@ -24,7 +24,7 @@ fn heapbpf(arguments: &[&str]) -> Heapbpf {
     Heapbpf::new(["-v", "--interval", "1", "-o", "out.json"].iter().chain(arguments))
 }
 
-/// How many blocks this process has kept while it was watched.
+/// Returns the number of blocks that this process kept while it was recorded.
 #[track_caller]
 fn kept(report: &Report, target: &Target) -> u64 {
     report.process(target.pid()).exact_by_leaf().get("keeps").map_or(0, |counts| counts.alloc_count)
@@ -35,12 +35,12 @@ fn commands(report: &Report) -> Vec<(u32, &str)> {
 }
 
 #[track_caller]
-fn wait_until_watched(session: &mut Session, target: &Target) {
+fn wait_until_recorded(session: &mut Session, target: &Target) {
     session.wait_for(&format!("process {} ", target.pid()));
 }
 
-/// Has targets of these names keep as many blocks each as its place says, and checks whose are in the report. Those of the
-/// others do not have a single probe meanwhile.
+/// Makes targets of these names keep as many blocks each as their index, and checks which are in the report. The others
+/// must have no probe.
 #[track_caller]
 fn check(names: &[&str], arguments: &[&str], expected: &[&str]) {
     let mut targets: Vec<(String, Target)> = names.iter().map(|name| (name.to_string(), service(name))).collect();
@@ -75,7 +75,7 @@ fn check(names: &[&str], arguments: &[&str], expected: &[&str]) {
 }
 
 #[test]
-fn by_name_and_pattern_less_those_excluded() {
+fn by_name_and_pattern_with_exclusions() {
     let (a, b, b2, c) = (name("named-a"), name("named-b"), name("named-b2"), name("named-c"));
     let names = [a.as_str(), &b, &b2, &c];
     let (all, b_all, one_of) = (name("named-*"), name("named-b*"), name("named-[ac]"));
@@ -86,7 +86,7 @@ fn by_name_and_pattern_less_those_excluded() {
 }
 
 #[test]
-fn by_number_whatever_else_is_said() {
+fn by_pid_despite_other_options() {
     let (a, b, c) = (name("number-a"), name("number-b"), name("number-c"));
     let names = [a.as_str(), &b, &c];
     check(&names, &["--pid", "#0", "--pid", "#2", "--pid", "#0"], &[&a, &c]);
@@ -99,7 +99,7 @@ fn a_pattern_without_a_match_waits_for_one() {
     let mut heapbpf = heapbpf(&["--cmdline", &name]);
     let mut session = heapbpf.start();
     let mut target = Target::spawn(Command::new(build("family.c")).arg0(&name));
-    wait_until_watched(&mut session, &target);
+    wait_until_recorded(&mut session, &target);
     target.work("keep 100 3");
     target.exit(0);
     let outcome = session.interrupt().expect_code(0);
@@ -118,12 +118,12 @@ fn a_program_behind_wrappers_is_one_target() {
     let name = name("wrapped");
     let mut heapbpf = heapbpf(&["--cmdline", &name]);
     let mut session = heapbpf.start();
-    // Two execs within a moment, both of them meant.
+    // Two quick execs, both of which match.
     let script = format!("exec -a {name} {}", build("family.c").display());
     let mut targets: Vec<Target> = (0..10)
         .map(|_| {
             let mut target = Target::spawn(Command::new("bash").arg0(&name).args(["-c", &script]));
-            wait_until_watched(&mut session, &target);
+            wait_until_recorded(&mut session, &target);
             target.work("keep 100 3");
             target
         })
@@ -137,21 +137,21 @@ fn a_program_behind_wrappers_is_one_target() {
         assert!(programs.len() <= 2 && !last.exited && !last.replaced, "{programs:?}");
         assert!(programs.len() == 1 || programs[0].replaced, "{programs:?}");
         let keeps = last.exact_by_leaf().get("keeps").map_or(0, |counts| counts.alloc_count);
-        // Probes that come for the first program stay for the second; without them, nothing is seen before the line.
+        // Probes of the first program stay for the second; without them, nothing is recorded before the command.
         assert_eq!(keeps, 3, "{:?}", last.beginning);
         target.assert_running();
     }
 }
 
 #[test]
-fn what_a_target_starts_by_vfork_is_a_target() {
+fn a_program_started_by_vfork_is_a_target() {
     let mut target = Target::start("spawner.c");
     let mut heapbpf = heapbpf(&["--pid", &target.pid().to_string()]);
     let mut session = heapbpf.start();
     target.work("spawn 100 5");
-    target.becomes(&format!("launch {}", build("family.c").display()));
-    // One of those before may have lived long enough to be watched, too.
-    session.wait_for("(family) is being recorded");
+    target.exec(&format!("launch {}", build("family.c").display()));
+    // One of the earlier ones may have lived long enough to be recorded, too.
+    session.wait_for("(family) is watched");
     target.work("keep 100 3");
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
@@ -177,10 +177,10 @@ fn by_control_group_and_below() {
     let mut heapbpf = heapbpf(&["--cgroup", &path]);
     let mut session = heapbpf.start();
     assert!(changed_code(outside.pid()).is_empty(), "it is in another group");
-    // One that begins in the group.
+    // A process that starts in the group.
     let script = format!("echo $$ > {} && exec {}", group.processes().display(), build("service.c").display());
     let mut later = Target::spawn(Command::new("sh").args(["-c", &script]));
-    wait_until_watched(&mut session, &later);
+    wait_until_recorded(&mut session, &later);
     for target in [&mut inside, &mut below, &mut outside, &mut later] {
         target.work("keep 100 5");
     }
@@ -216,7 +216,7 @@ fn by_a_containers_id() {
 }
 
 #[test]
-fn those_that_grow_become_targets_and_no_others() {
+fn processes_that_grow_beyond_the_minimum_become_targets() {
     /// More than any other process of the tests has, less than 60,000 blocks of a page.
     const LARGE: &str = "200MiB";
     const GROW: &str = "keep 4080 60000";
@@ -236,7 +236,7 @@ fn those_that_grow_become_targets_and_no_others() {
         assert!(!changed_code(large.pid()).is_empty(), "it was large enough");
         assert!(changed_code(grows.pid()).is_empty(), "it has not grown yet");
         grows.work(GROW);
-        wait_until_watched(&mut session, &grows);
+        wait_until_recorded(&mut session, &grows);
         grows.work("keep 100 7");
         assert!(changed_code(small.pid()).is_empty(), "it is too small");
         let _ = session.interrupt().expect_code(0);

@@ -1,5 +1,5 @@
-//! What the kernel side makes of calls of each shape and outcome. Looks inside: the calls are of functions that no
-//! allocator has, so that every outcome can be had.
+//! The kernel side for calls of each shape and outcome. Uses the library, with functions that no allocator has, so that
+//! every outcome is reachable.
 
 use std::fs;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -23,7 +23,7 @@ use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
 use tokio::runtime::{Builder, Runtime};
 
-/// From this size on, `make_or_throw` is taken to throw.
+/// From this size on, `make_or_throw` may throw.
 const THROW_SAFE_BYTES: u64 = 1000;
 
 const MAKE: u16 = 0;
@@ -54,7 +54,7 @@ fn hooks() -> Vec<(&'static str, HookCookie)> {
     ]
 }
 
-/// Where functions begin in a file.
+/// Returns the offsets of functions in a file.
 fn offsets(program: &Path, names: &[&str]) -> Vec<u64> {
     let bytes = fs::read(program).expect("it was just built");
     let file = object::File::parse(&*bytes).expect("it is an executable");
@@ -67,7 +67,7 @@ fn offsets(program: &Path, names: &[&str]) -> Vec<u64> {
     names.iter().map(|name| offset(name)).collect()
 }
 
-/// A watched target.
+/// A recorded target.
 struct Watched {
     target: Target,
     kernel: Kernel,
@@ -76,7 +76,7 @@ struct Watched {
     _runtime: Runtime,
 }
 
-/// An event in short; sizes in bytes.
+/// A shortened event; sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Short {
     Alloc(u64, u64, u16),
@@ -126,18 +126,18 @@ impl Watched {
         watched
     }
 
-    /// Every call from now on, or none: one of a billion.
+    /// Samples every call from now on, or one in a billion.
     fn sample(&mut self, sampled: bool) {
         let interval = if sampled { Interval::EXACT } else { Interval::nearest(1 << 30) };
         self.kernel.set_rate(HeapId(0), SamplingRate::new(interval)).expect("the map is there");
     }
 
-    /// As at the end of a recording.
+    /// Stops sampling as at the end of a recording.
     fn stop(&mut self) {
         self.kernel.set_rate(HeapId(0), SamplingRate::STOPPED).expect("the map is there");
     }
 
-    /// Has the target make a call, and compares what is told of it.
+    /// Makes the target call a function, and compares the events.
     #[track_caller]
     fn check(&mut self, call: &str, expected: &[Short]) {
         let _ = self.target.work(call);
@@ -163,7 +163,7 @@ impl Watched {
         assert_eq!(told, expected, "{call}");
     }
 
-    /// What was lost so far.
+    /// Returns the drops so far.
     fn losses(&self) -> Vec<(Counter, u64)> {
         Counters::read(&self.kernel).expect("the map is there").losses().collect()
     }
@@ -176,13 +176,13 @@ fn program_path(target: &Target) -> std::path::PathBuf {
 const LINKS: [LinkKind; 2] = [LinkKind::Session, LinkKind::Multi];
 
 #[test]
-fn a_block_is_resized_where_it_is() {
+fn a_block_is_resized_in_place() {
     for links in LINKS {
         let mut watched = Watched::start(links);
         watched.check("make 100 4096", &[Short::Alloc(4096, 100, MAKE)]);
         watched.check("resize 4096 200 256", &[Short::Free(4096), Short::Alloc(4096, 200, 3)]);
         watched.check("resize 4096 256 256", &[Short::Free(4096), Short::Alloc(4096, 256, 3)]);
-        // What comes back is less than what was asked for: nothing has changed.
+        // The kernel returns less than requested: nothing has changed.
         watched.check("resize 4096 300 256", &[Short::Free(4096), Short::Restore(4096, 256)]);
         watched.check("resize 8192 300 256", &[]);
         watched.check("resize 8192 300 320", &[Short::Alloc(8192, 300, 3)]);
@@ -195,7 +195,7 @@ fn a_block_is_resized_where_it_is() {
 }
 
 #[test]
-fn when_the_recording_has_ended_what_was_live_stays_so() {
+fn live_blocks_stay_live_when_the_recording_ends() {
     for links in LINKS {
         let mut watched = Watched::start(links);
         watched.check("make 100 4096", &[Short::Alloc(4096, 100, MAKE)]);
@@ -209,7 +209,7 @@ fn when_the_recording_has_ended_what_was_live_stays_so() {
 }
 
 #[test]
-fn a_failing_realloc_leaves_the_old_block_unless_it_frees_it() {
+fn a_failing_realloc_keeps_the_old_block_unless_it_frees_it() {
     for links in LINKS {
         let mut watched = Watched::start(links);
         watched.check("make 100 4096", &[Short::Alloc(4096, 100, MAKE)]);
@@ -222,7 +222,7 @@ fn a_failing_realloc_leaves_the_old_block_unless_it_frees_it() {
 }
 
 #[test]
-fn a_block_whose_free_was_not_seen_makes_place_for_the_next_one() {
+fn a_block_whose_free_was_missed_is_replaced_by_the_next_one() {
     for links in LINKS {
         let mut watched = Watched::start(links);
         watched.check("make 100 4096", &[Short::Alloc(4096, 100, MAKE)]);
@@ -238,13 +238,13 @@ fn a_block_whose_free_was_not_seen_makes_place_for_the_next_one() {
 }
 
 #[test]
-fn a_call_that_may_throw_is_left_alone_and_what_it_calls_is_not() {
+fn a_call_that_may_throw_is_not_probed_and_its_nested_calls_are() {
     let mut watched = Watched::start(LinkKind::Session);
     watched.check("make_or_throw 999 4096", &[Short::Alloc(4096, 999, MAKE_OR_THROW)]);
     assert_eq!(watched.losses(), []);
     watched.check("make_or_throw 1000 8192", &[Short::Alloc(8192, 1000, MAKE)]);
     assert_eq!(watched.losses(), [(Counter::MayThrow, 1)]);
-    // It does throw, and the exception gets through.
+    // It throws, and the exception propagates.
     watched.check("make_or_throw 1000 0", &[]);
     watched.check("make 10 12288", &[Short::Alloc(12288, 10, MAKE)]);
     watched.check("make_or_throw 20 16384", &[Short::Alloc(16384, 20, MAKE_OR_THROW)]);
@@ -253,7 +253,7 @@ fn a_call_that_may_throw_is_left_alone_and_what_it_calls_is_not() {
 }
 
 #[test]
-fn calls_of_who_is_no_target_are_not_drawn_though_probes_are_there() {
+fn calls_of_other_processes_are_not_sampled_although_probed() {
     for links in LINKS {
         let mut watched = Watched::start(links);
         let pid = Pid(watched.target.pid());
@@ -261,7 +261,7 @@ fn calls_of_who_is_no_target_are_not_drawn_though_probes_are_there() {
         watched.kernel.forget_target(pid).expect("it is there");
         watched.check("make 100 8192", &[]);
         watched.check("resize 8192 200 256", &[]);
-        // What was entered is known still, and its free is seen.
+        // The block is still in the live set, and its free is recorded.
         assert_eq!(watched.kernel.live_blocks_of(pid).expect("the map is there").len(), 1);
         watched.check("resize 4096 200 256", &[Short::Free(4096)]);
         assert_eq!(watched.kernel.live_blocks_of(pid).expect("the map is there"), []);

@@ -1,19 +1,19 @@
-//! Targets and surroundings out of the ordinary: heapbpf ends in bounded time, with a correct report or an error that names
-//! the reason, and the target is unharmed.
+//! Unusual targets and environments: heapbpf exits in bounded time, with a correct report or an error with the reason,
+//! and the target is unharmed.
 //!
-//! Steps of the system's clock are left out: they would hit everything else that runs on the machine. A target in a time
-//! namespace, whose clocks differ from heapbpf's by days, takes their place.
+//! Steps of the system clock are not tested: they would affect the whole machine. Instead, there is a target in a time
+//! namespace, whose clocks differ from heapbpf's by days.
 
-#[path = "special_targets/confined.rs"]
-mod confined;
-#[path = "special_targets/halted.rs"]
-mod halted;
 #[path = "special_targets/limits.rs"]
 mod limits;
+#[path = "special_targets/scale.rs"]
+mod scale;
+#[path = "special_targets/seccomp.rs"]
+mod seccomp;
 #[path = "special_targets/sessions.rs"]
 mod sessions;
-#[path = "special_targets/size.rs"]
-mod size;
+#[path = "special_targets/stopped.rs"]
+mod stopped;
 
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome, binary};
 use heapbpf_tests::kernel::{assert_no_probes, tasks, tracer};
@@ -24,7 +24,7 @@ use heapbpf_tests::target::Target;
 const FAILED: i32 = 1;
 const LEAKS_FOUND: i32 = 4;
 
-/// 25 blocks of 1000 bytes, kept: what `keep 1000 25` does.
+/// The result of `keep 1000 25`: 25 blocks of 1000 bytes.
 const KEPT: Counts = Counts::kept(25, 25_000);
 
 #[track_caller]
@@ -32,7 +32,7 @@ fn assert_keeps(process: &Process) {
     assert_eq!(process.exact_by_leaf().get("keeps"), Some(&KEPT), "{:#?}", process.callsites);
 }
 
-/// Records all that a target allocates for one line; the report must be exact.
+/// Records all allocations of one command; the report must be exact.
 #[track_caller]
 fn record_exactly(target: &mut Target) {
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
@@ -50,7 +50,7 @@ fn leaks(pid: u32, arguments: &str) -> Outcome {
     Heapbpf::new(["leaks", "--pid", &pid.to_string()].into_iter().chain(arguments.split_ascii_whitespace())).run()
 }
 
-/// Fails unless a target works on: neither stopped nor traced, and with its own code.
+/// Fails unless a target works: neither stopped nor traced, and without probes.
 #[track_caller]
 fn assert_unharmed(target: &mut Target) {
     let pid = target.pid();
@@ -60,7 +60,7 @@ fn assert_unharmed(target: &mut Target) {
     target.assert_running();
 }
 
-/// heapbpf started by a shell, which first does what `preparation` says.
+/// Starts heapbpf from a shell that runs `preparation` first.
 fn prepared(preparation: &str, pid: u32, arguments: &str) -> Heapbpf {
     let mut command = std::process::Command::new("sh");
     command.args(["-c", &format!("{preparation}; exec {} --pid {pid} {arguments}", binary().display())]);

@@ -1,6 +1,6 @@
-//! A real program whose start is seen though somebody else started it: redis, whose allocator comes in a library.
+//! Startup of a real program that heapbpf did not start: redis, whose allocator is in a library.
 
-#![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "tells figures to people, with --nocapture")]
+#![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "prints figures with --nocapture")]
 
 use std::collections::BTreeSet;
 
@@ -8,18 +8,18 @@ use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::redis::{self, Redis};
 use heapbpf_tests::report::{Process, Report};
 
-/// Functions of redis that allocate as it starts, by way of others or directly.
+/// Functions of redis that allocate at startup, directly or indirectly.
 const START_UP: [&str; 4] = ["initServerConfig", "populateCommandTable", "initServer", "createSharedObjects"];
 
-/// As many are looked at until one was held in time.
+/// Maximum number of attempts until a process was held in time.
 const STARTS_MAX: u32 = 20;
 
-/// A name that no other process has.
+/// Returns a unique name.
 fn name(word: &str) -> String {
     format!("{word}-redis-of-{}", std::process::id())
 }
 
-/// The report of a redis that somebody else starts and that ends by itself.
+/// Reports a redis that is started independently of heapbpf and exits.
 fn of_a_pattern(name: &str, hold: &str) -> Report {
     let mut heapbpf = Heapbpf::new(["-v", "--interval", "1", "--hold", hold, "--cmdline", name, "-o", "out.json"]);
     let mut session = heapbpf.start();
@@ -36,7 +36,7 @@ fn of_a_pattern(name: &str, hold: &str) -> Report {
     report
 }
 
-/// The report of a redis that heapbpf starts and that ends by itself.
+/// Reports a redis that is started by heapbpf and exits.
 fn of_a_launch() -> Report {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let mut arguments: Vec<String> =
@@ -67,14 +67,14 @@ fn allocations(process: &Process, function: &str) -> u64 {
 }
 
 #[test]
-fn a_program_that_starts_later_is_seen_from_its_first_allocations() {
+fn a_program_started_later_is_recorded_from_its_first_allocations() {
     let launched = of_a_launch();
     let launched = &launched.targets[0];
     let all = launched.totals.exact().alloc_count;
     for function in START_UP {
         assert!(allocations(launched, function) > 0, "`{function}` is not among {:?}", functions(launched));
     }
-    // To be held in time takes luck on a busy machine; whether there was any is told.
+    // On a busy machine, a process may not be held in time; the report has whether it was.
     let held = (0..STARTS_MAX).any(|start| {
         let found = of_a_pattern(&name(&format!("held{start}")), "execs");
         let found = &found.targets[0];
@@ -85,7 +85,7 @@ fn a_program_that_starts_later_is_seen_from_its_first_allocations() {
             let (own, others) = (allocations(found, function), allocations(launched, function));
             assert_eq!(own, others, "{function}: {:?}", found.beginning);
         }
-        // What it does ten times a second depends on how long it ran.
+        // Its activity ten times per second depends on its run time.
         assert!(!is_whole || seen.abs_diff(all) * 100 <= all, "{seen} of {all}: {:?}", found.beginning);
         assert!(seen <= all + all / 100, "{seen} of {all}: {:?}", found.beginning);
         is_whole
@@ -94,7 +94,7 @@ fn a_program_that_starts_later_is_seen_from_its_first_allocations() {
 }
 
 #[test]
-fn what_is_not_held_says_from_when_on_it_was_seen() {
+fn a_process_that_is_not_held_reports_the_start_of_its_recording() {
     let report = of_a_pattern(&name("free"), "never");
     let found = &report.targets[0];
     let delay_ns = found.beginning.delay_ns.expect("its exec was seen");
@@ -102,7 +102,7 @@ fn what_is_not_held_says_from_when_on_it_was_seen() {
     assert!(allocations(found, "main") > 0, "tables come with the probes: {:?}", report.health.unwind);
     assert!(delay_ns > 0 && delay_ns < 60_000_000_000, "{:?}", found.beginning);
     assert!(found.beginning.unix_ns >= report.started_unix_ns && found.beginning.unix_ns <= report.ended_unix_ns);
-    // Some calls may still be seen from the first on: if it says so, then all of them are.
+    // Some may still be recorded from the first call: then all calls are in the report.
     if found.beginning.from_first_call {
         let launched = of_a_launch();
         let whole = allocations(&launched.targets[0], "createSharedObjects");

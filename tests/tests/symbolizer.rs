@@ -1,5 +1,5 @@
-//! Names of files that a target has forged: the symbolizer process opens nothing that a target chose, crashes alone, and ends
-//! in time. There is a report in every case.
+//! Symbols from forged files: the symbolizer process opens nothing that a target chose, crashes alone, and finishes in
+//! time. Every case has a report.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -18,11 +18,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What a report may take here, on a machine that does much else. A hang takes longer.
+/// Maximum time for a report, on a busy machine. A hang takes longer.
 const PROMPTLY: Duration = Duration::from_secs(40);
-/// Runs against a library that is truncated meanwhile; `HEAPBPF_TRUNCATION_RUNS` sets another number.
+/// Runs against a library that is truncated concurrently; `HEAPBPF_TRUNCATION_RUNS` sets another number.
 const TRUNCATION_RUNS: usize = 5;
-/// Time after which no further run begins.
+/// Time after which no further run starts.
 const TRUNCATION_TIME: Duration = Duration::from_secs(25);
 
 /// A library of one test, and the program that has loaded it.
@@ -49,7 +49,7 @@ impl Hosted {
         run(Command::new("objcopy").args(arguments).arg(&self.library));
     }
 
-    /// Has the library name a debug file, whatever that may be.
+    /// Makes the library refer to a debug file.
     fn link(&self, name: &str) {
         let mut section = name.as_bytes().to_vec();
         section.push(0);
@@ -61,8 +61,8 @@ impl Hosted {
         self.objcopy(&["--add-section".as_ref(), format!(".gnu_debuglink={}", file.display()).as_ref()]);
     }
 
-    /// Gives the library debug information of 440 KB that takes a reader minutes: thousands of units share one table of
-    /// lines, and every unit has it parsed once more.
+    /// Adds 440 KB of debug information that takes a reader minutes: thousands of units share one line table, which is
+    /// parsed for each unit.
     fn arm(&self) {
         let source = self.path("bomb.s");
         fs::write(&source, BOMB).expect("the directory is ours");
@@ -86,12 +86,12 @@ impl Hosted {
         pid
     }
 
-    /// Has the library allocate.
+    /// Makes the library allocate.
     fn allocate(&mut self) {
         self.target.as_mut().expect("it was started").work("use 1000 50");
     }
 
-    /// Records a few allocations up to the moment at which the report is to be written.
+    /// Records a few allocations, until the report would be written.
     fn record(&mut self) -> (Heapbpf, Session) {
         let pid = self.load();
         let mut heapbpf = Heapbpf::of(pid, "--interval 1 -o report.json");
@@ -101,7 +101,7 @@ impl Hosted {
     }
 }
 
-/// Offsets in sections are written as numbers, because the sections are not linked.
+/// Section offsets are written as numbers, because the sections are not linked.
 const BOMB: &str = "
     .section .debug_abbrev
     .byte 1, 0x11, 0, 0x10, 0x17, 0, 0, 0
@@ -132,7 +132,7 @@ fn health(heapbpf: &Heapbpf) -> Value {
     report["health"]["symbolization"].clone()
 }
 
-/// The failure of the library, its reason and where names come from instead.
+/// Returns the failure of the library: its reason and the fallback for names.
 #[track_caller]
 fn failure(heapbpf: &Heapbpf) -> (String, String) {
     let health = health(heapbpf);
@@ -143,7 +143,7 @@ fn failure(heapbpf: &Heapbpf) -> (String, String) {
     (field("reason"), field("names"))
 }
 
-/// Whether a frame of a report has this function; the line of the first one.
+/// Returns the line of the first frame with this function.
 fn line_of(heapbpf: &Heapbpf, function: &str) -> Option<Option<u32>> {
     let report = heapbpf.report("report.json");
     let frames = report.targets.iter().flat_map(|target| &target.callsites).flat_map(|callsite| &callsite.stack);
@@ -171,9 +171,9 @@ fn symbolizer_of(session: &Session) -> Pid {
     }
 }
 
-/// The session's end, which must come soon after now.
+/// Ends the session, which must exit soon.
 #[track_caller]
-fn ends_promptly(session: Session) -> Outcome {
+fn end_promptly(session: Session) -> Outcome {
     let start = Instant::now();
     let outcome = session.wait().expect_code(0);
     assert!(start.elapsed() < PROMPTLY, "it took {:?}", start.elapsed());
@@ -181,7 +181,7 @@ fn ends_promptly(session: Session) -> Outcome {
 }
 
 #[test]
-fn names_come_from_an_isolated_process() {
+fn names_are_read_by_an_isolated_process() {
     let mut hosted = Hosted::new("");
     let (heapbpf, session) = hosted.record();
     let _ = session.interrupt().expect_code(0);
@@ -192,7 +192,7 @@ fn names_come_from_an_isolated_process() {
 }
 
 #[test]
-fn debug_links_of_the_targets_choice_are_not_opened() {
+fn debug_links_chosen_by_the_target_are_not_opened() {
     let links = ["fifo", "/dev/zero", "/tmp/heapbpf-secret.debug", "../secret.debug"];
     let mut hosted: Vec<Hosted> = links.iter().map(|_| Hosted::new("")).collect();
     for (hosted, link) in hosted.iter().zip(links) {
@@ -207,7 +207,7 @@ fn debug_links_of_the_targets_choice_are_not_opened() {
     let mut heapbpf = Heapbpf::with_command(strace);
     let session = heapbpf.start();
     hosted.iter_mut().for_each(Hosted::allocate);
-    let _ = ends_promptly(session);
+    let _ = end_promptly(session);
     assert!(line_of(&heapbpf, "plugin_keeps").is_some(), "no names");
     let trace = text(&heapbpf.file("trace"));
     assert!(trace.contains("plugin.so"), "strace saw nothing");
@@ -219,7 +219,7 @@ fn debug_links_of_the_targets_choice_are_not_opened() {
 }
 
 #[test]
-fn a_file_that_only_its_owner_may_open_has_names() {
+fn a_file_readable_by_its_owner_only_is_symbolized() {
     let mut hosted = Hosted::new("");
     chown(&hosted.library, Some(65534), Some(65534)).expect("we are root");
     fs::set_permissions(&hosted.library, fs::Permissions::from_mode(0o500)).expect("we are root");
@@ -229,12 +229,12 @@ fn a_file_that_only_its_owner_may_open_has_names() {
 }
 
 #[test]
-fn debug_information_that_takes_too_long_is_given_up() {
+fn debug_information_that_takes_too_long_is_skipped() {
     let mut hosted = Hosted::new("");
     hosted.arm();
     let (heapbpf, session) = hosted.record();
     session.signal(Signal::INT);
-    let outcome = ends_promptly(session);
+    let outcome = end_promptly(session);
     assert_eq!(line_of(&heapbpf, "plugin_keeps"), Some(None));
     let (reason, names) = failure(&heapbpf);
     assert_eq!((reason.as_str(), names.as_str()), ("naming it exceeded 3 s", "symbol_table"));
@@ -242,7 +242,7 @@ fn debug_information_that_takes_too_long_is_given_up() {
 }
 
 #[test]
-fn a_second_interrupt_ends_naming() {
+fn a_second_interrupt_stops_symbolization() {
     let mut hosted = Hosted::new("");
     hosted.arm();
     let (heapbpf, session) = hosted.record();
@@ -256,7 +256,7 @@ fn a_second_interrupt_ends_naming() {
 }
 
 #[test]
-fn a_symbolizer_that_is_killed_is_started_again() {
+fn a_killed_symbolizer_is_restarted() {
     let mut hosted = Hosted::new("");
     hosted.arm();
     let (heapbpf, session) = hosted.record();
@@ -264,13 +264,13 @@ fn a_symbolizer_that_is_killed_is_started_again() {
     let symbolizer = symbolizer_of(&session);
     thread::sleep(Duration::from_millis(500));
     kill_process(symbolizer, Signal::KILL).expect("it runs");
-    let _ = ends_promptly(session);
+    let _ = end_promptly(session);
     let (reason, _) = failure(&heapbpf);
     assert!(reason.contains("SIGKILL") || reason.contains("exceeded"), "{reason}");
     assert_eq!(line_of(&heapbpf, "plugin_keeps"), Some(None));
 }
 
-/// Truncates a file and restores it, over and over, so that its size and its times are mostly what they were.
+/// Truncates a file and restores it repeatedly, so that its size and times are mostly the original ones.
 fn truncate_repeatedly(path: &Path, done: &AtomicBool) {
     let bytes = fs::read(path).expect("readable");
     let file = File::options().write(true).open(path).expect("writable");
@@ -283,7 +283,7 @@ fn truncate_repeatedly(path: &Path, done: &AtomicBool) {
     }
 }
 
-/// Is raised at the end, also by a panic.
+/// Set on drop, also by a panic.
 struct Raise<'a>(&'a AtomicBool);
 
 impl Drop for Raise<'_> {
@@ -294,13 +294,13 @@ impl Drop for Raise<'_> {
 
 #[test]
 #[expect(clippy::print_stdout, reason = "the figure in docs/reliability.md")]
-fn a_library_that_is_truncated_meanwhile_costs_names_at_most() {
+fn a_library_truncated_concurrently_loses_names_at_most() {
     let runs = std::env::var("HEAPBPF_TRUNCATION_RUNS").ok().and_then(|runs| runs.parse().ok());
     let (runs, time) = runs.map_or((TRUNCATION_RUNS, TRUNCATION_TIME), |runs| (runs, Duration::MAX));
     let start = Instant::now();
     let (mut reports, mut crashes) = (0, 0);
     while reports < runs && (reports == 0 || start.elapsed() < time) {
-        // Truncation takes the library's data from the program, which cannot call it any more.
+        // Truncation removes the library's data from the program, which cannot call it any more.
         let mut hosted = Hosted::new("");
         let (heapbpf, session) = hosted.record();
         let done = AtomicBool::new(false);
@@ -308,7 +308,7 @@ fn a_library_that_is_truncated_meanwhile_costs_names_at_most() {
             let truncating = scope.spawn(|| truncate_repeatedly(&hosted.library, &done));
             let raise = Raise(&done);
             session.signal(Signal::INT);
-            let _ = ends_promptly(session);
+            let _ = end_promptly(session);
             drop(raise);
             truncating.join().expect("the file is ours");
         });

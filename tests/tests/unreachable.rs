@@ -1,25 +1,25 @@
-//! `heapbpf leaks`: what it finds in programs that know what they have lost, and what it does to those that it looks at.
+//! `heapbpf leaks`: leaks found in programs with a ledger of their own, and its effects on the inspected programs.
 
 #[path = "unreachable/attached.rs"]
 mod attached;
-#[path = "unreachable/crowds.rs"]
-mod crowds;
+#[path = "unreachable/errors.rs"]
+mod errors;
 #[path = "unreachable/intrusion.rs"]
 mod intrusion;
 #[path = "unreachable/launched.rs"]
 mod launched;
-#[path = "unreachable/looks.rs"]
-mod looks;
+#[path = "unreachable/many.rs"]
+mod many;
+#[path = "unreachable/output.rs"]
+mod output;
 #[path = "unreachable/owners.rs"]
 mod owners;
-#[path = "unreachable/places.rs"]
-mod places;
-#[path = "unreachable/refused.rs"]
-mod refused;
-#[path = "unreachable/told.rs"]
-mod told;
+#[path = "unreachable/roots.rs"]
+mod roots;
+#[path = "unreachable/runs.rs"]
+mod runs;
 
-/// The command's exit codes.
+/// Exit codes of the command.
 const CLEAN: i32 = 0;
 const FAILED: i32 = 1;
 const WRONG_USAGE: i32 = 2;

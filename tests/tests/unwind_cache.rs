@@ -1,4 +1,4 @@
-//! The cache of unwind tables: what one process's files contain must not change another process's stacks.
+//! The cache of unwind tables: the contents of one process's files must not change another process's stacks.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use heapbpf_tests::report::Report;
 use heapbpf_tests::target::{Target, build};
 use object::{Object, ObjectSection};
 
-/// Profiles all allocations of one piece of work, with the cache in `cache`.
+/// Profiles all allocations of one command, with the cache in `cache`.
 fn profile(target: &mut Target, cache: &Path) -> Report {
     kernel::require_root();
     let mut command = Command::new(binary());
@@ -23,7 +23,7 @@ fn profile(target: &mut Target, cache: &Path) -> Report {
     heapbpf.report("out.json")
 }
 
-/// The libc that the target maps.
+/// Returns the libc that the target maps.
 fn libc_of(target: &Target) -> std::path::PathBuf {
     let maps = fs::read_to_string(format!("/proc/{}/maps", target.pid())).expect("it runs");
     let path =
@@ -31,8 +31,8 @@ fn libc_of(target: &Target) -> std::path::PathBuf {
     path.expect("it is linked with libc").into()
 }
 
-/// A copy of a library that keeps its build id and length, and has no unwind information: a terminator stands where
-/// the first function did.
+/// Copies a library with its build id and length, but without unwind information: a terminator replaces the first
+/// function's.
 fn without_functions(library: &Path, copy: &Path) {
     let mut bytes = fs::read(library).expect("it is mapped");
     let (at, length) = {
@@ -64,6 +64,6 @@ fn a_library_with_the_build_id_of_libc_changes_no_other_processs_stacks() {
     assert!(share_complete(&of_hostile) < 0.9, "the copy unwinds: {:?}", of_hostile.health.unwind);
     let of_innocent = profile(&mut innocent, &cache);
     assert!(share_complete(&of_innocent) >= 1.0, "{:?}", of_innocent.health.unwind);
-    // A table that was read from the cache serves as well as one that was built.
+    // A table read from the cache is equivalent to one that was built.
     assert!(share_complete(&profile(&mut innocent, &cache)) >= 1.0);
 }

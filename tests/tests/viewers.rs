@@ -1,12 +1,12 @@
-//! Each format opened by its own readers: one recording, converted to all of them. A format's tests are a module here; what
-//! was recorded is `fixture`'s.
+//! Each format opened by its own readers: one recording, converted to all of them. Each format's tests are a module
+//! here; `fixture` makes the recording.
 
 #[path = "viewers/fixture.rs"]
 mod fixture;
 #[path = "viewers/stacks.rs"]
 mod stacks;
 
-// One per format, in the order of the alphabet.
+// One per format, in alphabetical order.
 #[path = "viewers/dhat.rs"]
 mod dhat;
 #[path = "viewers/firefox.rs"]

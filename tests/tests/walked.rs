@@ -1,4 +1,4 @@
-//! Blocks that are found by walking the heap of a program that stands still, against what the program says it has.
+//! Blocks found by walking the heap of a stopped program, compared with the program's own list.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,11 +15,11 @@ use heapbpf::internals::memory::{Copied, Memory};
 use heapbpf::internals::walk::{Scene, Walk, walk};
 use heapbpf_tests::recipe::Recipe;
 
-/// What a C library's own threads cost: the vector of a thread's modules with thread-local storage, per thread that was made.
-/// What was left of a free chunk may have been too small for another one.
+/// Overhead of a C library's threads: the vector of a thread's modules with thread-local storage, per created thread.
+/// The rest of a free chunk may have been too small for another one.
 const THREAD_VECTOR_BYTES: [u64; 2] = [280, 296];
 
-/// Bytes that are read at once.
+/// Number of bytes to read at once.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// A run of `targets/walked.c`.
@@ -41,7 +41,7 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already; then there is nothing to do.
+        // It may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -64,7 +64,7 @@ impl Run {
         let running = Running(child);
         let mut said = Said { pid: Pid(0), threads: Vec::new(), blocks: BTreeMap::new() };
         loop {
-            let line = lines.next().expect("it says when it is done").expect("text");
+            let line = lines.next().expect("a line for the end").expect("text");
             let numbers: Vec<u64> =
                 line.split(' ').skip(1).map(|word| u64::from_str_radix(word, 16).expect("a number")).collect();
             match (line.split(' ').next(), numbers.as_slice()) {
@@ -72,7 +72,7 @@ impl Run {
                 (Some("thread"), &[pointer]) => said.threads.push(pointer),
                 (Some("block"), &[start, bytes]) => assert_eq!(said.blocks.insert(start, bytes), None),
                 (Some("done"), []) => return (running, said),
-                _ => panic!("`{line}` is not what it says"),
+                _ => panic!("unexpected line `{line}`"),
             }
         }
     }
@@ -83,7 +83,7 @@ fn memory(pid: Pid) -> (Vec<Region>, Copied) {
     let file = File::open(format!("/proc/{}/mem", pid.0)).expect("our child may be read");
     let data = regions.iter().filter(|it| it.readable && it.writable && it.kind != RegionKind::Kernel);
     let copied = Copied::new(data.flat_map(|region| {
-        // Pages that guard a stack may lie in the middle of memory that can be read (`MADV_GUARD_INSTALL`).
+        // Guard pages of a stack may be inside readable memory (`MADV_GUARD_INSTALL`).
         let starts = (region.start.0..region.end.0).step_by(PIECE_BYTES);
         let pieces =
             starts.map(|at| (at, usize::try_from(region.end.0 - at).map_or(PIECE_BYTES, |rest| rest.min(PIECE_BYTES))));
@@ -115,7 +115,7 @@ fn walks(said: &Said) -> (Vec<Region>, Vec<Walk>) {
     (regions, walks)
 }
 
-/// Fails unless exactly those blocks are found that the program has, and those that its C library has for this many threads.
+/// Fails unless the found blocks are the program's, and those of its C library for this many threads.
 #[track_caller]
 fn check(run: Run, threads: usize) {
     let library = others(run);
@@ -123,7 +123,8 @@ fn check(run: Run, threads: usize) {
     assert!(library.len() <= threads, "not the program's: {library:#x?}");
 }
 
-/// Sizes of the blocks that are found and are not the program's, smallest first; fails unless all of the program's are found.
+/// Returns the sizes of the found blocks that are not the program's, in ascending order; fails unless all of the
+/// program's are found.
 #[track_caller]
 fn others(run: Run) -> Vec<u64> {
     let (_running, said) = run.start();
@@ -151,7 +152,7 @@ fn others(run: Run) -> Vec<u64> {
     sizes
 }
 
-/// Memory in which some words are others.
+/// Memory with some words replaced.
 struct Torn<'a> {
     memory: &'a Copied,
     words: BTreeMap<u64, u64>,
@@ -176,9 +177,9 @@ impl Memory for Torn<'_> {
     }
 }
 
-/// Whatever is in memory, walks end, and what they say keeps to its form.
+/// With any contents of memory, walks end, and their results are well-formed.
 #[test]
-fn memory_that_is_not_what_it_should_be() {
+fn corrupted_memory() {
     let run = Run { threads: 3, calls: 2_000, places: 200, size_max: 3_000, ..RUN };
     let (_running, said) = run.start();
     let (regions, memory) = memory(said.pid);
@@ -195,7 +196,7 @@ fn memory_that_is_not_what_it_should_be() {
         let mut torn = Torn { memory: &memory, words: BTreeMap::new() };
         for _ in 0..=drawn(8) {
             let area = &sound.areas[usize::try_from(drawn(sound.areas.len() as u64)).expect("small")];
-            // Most of what an arena keeps is near its beginning.
+            // Most of an arena's bookkeeping is near its start.
             let within = (area.end.0 - area.start.0).min(1 << (4 + drawn(17)));
             let at = area.start.0 + drawn(within) / 8 * 8;
             let old = memory.word(TargetAddr(at)).unwrap_or_default();
@@ -239,7 +240,7 @@ fn heaps_that_are_full() {
 }
 
 #[test]
-fn threads_that_have_ended() {
+fn threads_that_have_exited() {
     check(Run { threads: 8, mode: "ended", ..RUN }, 7);
 }
 
@@ -249,12 +250,12 @@ fn without_caches() {
 }
 
 #[test]
-fn caches_of_many() {
+fn large_caches() {
     check(Run { threads: 4, environment: &[("GLIBC_TUNABLES", "glibc.malloc.tcache_count=2000")], ..RUN }, 3);
 }
 
 #[test]
-fn caches_are_never_filled() {
+fn caches_that_are_never_filled() {
     check(Run { threads: 8, calls: 0, ..RUN }, 7);
 }
 
@@ -272,7 +273,7 @@ fn nothing_mapped() {
 
 #[test]
 fn static_executables() {
-    // What such a program's library keeps from the start does not depend on what the program does.
+    // Blocks that the library of such a program allocates at startup do not depend on the program.
     let run = Run { threads: 4, flags: "-static", ..RUN };
     let library = others(Run { calls: 0, ..run });
     assert_eq!(others(run), library);
@@ -285,7 +286,7 @@ fn a_forked_child() {
 }
 
 #[test]
-fn a_child_forked_of_many_threads() {
+fn a_child_forked_by_one_of_many_threads() {
     check(Run { threads: 8, mode: "fork", ..RUN }, 7);
 }
 
@@ -295,6 +296,6 @@ fn a_heap_that_cannot_grow_in_place() {
 }
 
 #[test]
-fn a_heap_with_others_memory_in_it() {
+fn a_heap_with_foreign_memory_in_it() {
     check(Run { mode: "sbrk", ..RUN }, 0);
 }

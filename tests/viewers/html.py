@@ -117,7 +117,7 @@ def flame(page, answer):
     page.keyboard.press("ArrowDown")
     answer["reversed"] = {"pressed": page.get_attribute("#flame-reverse", "aria-pressed"), "first": text(page, "#flame-detail .whole-name")}
     page.keyboard.press("f")
-    answer["focus"] = {"told": text(page, "#flame-focus"), "whole": 0}
+    answer["focus"] = {"text": text(page, "#flame-focus"), "whole": 0}
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Home")
     answer["focus"]["whole"] = whole(page)
@@ -136,10 +136,10 @@ def periods(page, answer):
     answer["value"] = text(page, "#timeline-value")
     page.click("#view-alloc-bytes")
     chart.click(position=at(0.98))
-    answer["last_window"] = {"told": text(page, "#period-told"), "whole": whole(page)}
+    answer["last_window"] = {"text": text(page, "#period-told"), "whole": whole(page)}
     answer["points"] = page.locator("#period-from option, #period-to option").all_inner_texts()
     page.click("#period-previous")
-    answer["window_before"] = {"told": text(page, "#period-told"), "whole": whole(page)}
+    answer["window_before"] = {"text": text(page, "#period-told"), "whole": whole(page)}
     page.click("#period-all")
     answer["all_again"] = whole(page)
     bounds = chart.bounding_box()
@@ -152,7 +152,7 @@ def periods(page, answer):
     page.click("#view-live-bytes")
     page.click("#compare")
     answer["compared"] = {
-        "told": text(page, "#period-told"),
+        "text": text(page, "#period-told"),
         "detail": text(page, "#flame-detail p:nth-child(2)"),
         "legend": text(page, "#flame-legend"),
         "head": text(page, "#table-head th"),
@@ -383,7 +383,7 @@ def plain(path, folder):
         watch(page)
         opened(page, copy)
         answer = {
-            "told": text(page, "#timeline"),
+            "text": text(page, "#timeline"),
             "chart": page.locator("#timeline-chart").is_visible(),
             "whole": whole(page),
             "callsites": text(page, "#table-count"),

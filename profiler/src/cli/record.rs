@@ -98,7 +98,7 @@ fn announce(args: &RecordArgs, session: &Session) {
     let unfound = session.unfound();
     if !unfound.is_empty() {
         say(&format!(
-            "heapbpf: no module has a function `{}` yet; libraries loaded later are searched too",
+            "heapbpf: no function `{}` in any module yet; libraries loaded later are searched too",
             unfound.join("`, `")
         ));
     }

@@ -1,10 +1,10 @@
-//! What the Rust targets do, whatever their global allocator is: every call of the allocator that safe code can make.
+//! Body of the Rust targets, for any global allocator: every allocator call that safe code can make.
 //!
-//! They keep the protocol of `targets/protocol.h`: `ready`, a line in, a ledger out, `exit`. Between a line and its
-//! answer nothing else allocates: the threads are there already, and answers are written into an array.
+//! They use the protocol of `targets/protocol.h`: `ready`, a command in, a ledger out, `exit`. Between a command and
+//! its answer nothing else allocates: the threads exist already, and answers are written into an array.
 //!
-//! What a line of input does: `exact` makes all calls at many sizes, `many` makes thousands of one size each. Both on
-//! four threads at once.
+//! Commands: `exact` makes all calls at many sizes, `many` makes thousands of one size each. Both use four threads at
+//! once.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -17,7 +17,7 @@ use std::thread;
 
 const THREADS: usize = 4;
 
-/// A function that allocates, and what it did.
+/// A function that allocates, and its counts.
 struct Site {
     function: &'static str,
     alloc_count: AtomicU64,
@@ -111,7 +111,7 @@ fn aligns_to_pages(count: usize) -> Vec<Page> {
     made
 }
 
-/// Takes what `from` has made.
+/// Resizes a vector of `from`.
 #[inline(never)]
 fn grows(mut made: Vec<u8>, from: &Site, bytes: usize) -> Vec<u8> {
     from.freed(made.capacity());
@@ -120,7 +120,7 @@ fn grows(mut made: Vec<u8>, from: &Site, bytes: usize) -> Vec<u8> {
     black_box(made)
 }
 
-/// Takes what `from` has made.
+/// Resizes a vector of `from`.
 #[inline(never)]
 fn shrinks(mut made: Vec<u8>, from: &Site, bytes: usize) -> Vec<u8> {
     from.freed(made.capacity());
@@ -136,7 +136,7 @@ fn fails() {
     black_box(&vector);
 }
 
-/// Frees it if asked to, or leaks it.
+/// Frees the block, or leaks it.
 fn end<T>(made: Vec<T>, site: &Site, frees: bool) {
     if frees {
         site.freed(made.capacity() * size_of::<T>());
@@ -170,7 +170,7 @@ fn exact() {
             round(size, frees);
             end(aligns_to_pages(index + 1), &ALIGNS_TO_PAGES, frees);
         }
-        // Far enough to be moved, then down again.
+        // Enough to be moved, then down again.
         let far = grows(makes_to_resize(size), &MAKES_TO_RESIZE, size * 7);
         end(shrinks(far, &GROWS, 3), &SHRINKS, index % 2 == 0);
         fails();
@@ -188,7 +188,7 @@ fn share(line: [u8; 4]) {
     }
 }
 
-/// Straight to the file: `stdout()` would allocate its buffer.
+/// Writes directly to the file: `stdout()` would allocate its buffer.
 fn say(text: &[u8]) {
     let stdout = std::io::stdout().as_fd().try_clone_to_owned().expect("stdout is open");
     File::from(stdout).write_all(text).expect("somebody reads");
@@ -216,7 +216,7 @@ fn answer() {
     say(&text.get_ref()[..end]);
 }
 
-/// The next line, or as much of it as tells the lines apart; `None` at the end of input.
+/// Reads the next command, or as much of it as distinguishes commands; `None` at the end of input.
 fn read_line(input: &mut File) -> Option<[u8; 4]> {
     let (mut line, mut byte, mut at) = ([0; 4], [0], 0);
     loop {
@@ -231,13 +231,9 @@ fn read_line(input: &mut File) -> Option<[u8; 4]> {
     }
 }
 
-/// The whole program.
-///
-/// # Panics
-///
-/// When nobody reads what it says.
+/// Runs the target.
 pub fn serve() {
-    // Straight from the file: `stdin()` reads through a buffer.
+    // Reads directly from the file: `stdin()` allocates a buffer.
     let input = std::io::stdin().as_fd().try_clone_to_owned().expect("stdin is open");
     let mut input = File::from(input);
     let barriers = Arc::new((Barrier::new(THREADS + 1), Barrier::new(THREADS + 1)));
@@ -258,7 +254,7 @@ pub fn serve() {
         barriers.0.wait();
         barriers.1.wait();
     };
-    // Once around without work: then all threads have begun.
+    // One round without work, after which all threads have started.
     work([0; 4]);
     say(b"ready\n");
     while let Some(letters) = read_line(&mut input) {

@@ -1,4 +1,4 @@
-//! Finds harm after a kill: to the target, the system and the file system.
+//! Checks after a kill: the target, the system and the file system must be unaffected.
 
 use std::fmt;
 use std::path::Path;
@@ -6,21 +6,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::agent::{Agent, send};
-use super::processes::{another_profiles_all, children, comm, held_threads, is_alive, orphans};
+use super::processes::{children, comm, held_threads, is_alive, orphans, somebody_profiles_all};
 use super::subject::Subject;
 use crate::kernel::changed_code_in;
 
 use rustix::process::Signal;
 
-/// Timeout of the exit of all processes of a killed heapbpf.
+/// Timeout for hangs of a killed heapbpf's processes.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
-/// From then until the target is restored.
+/// Maximum time from then until the target is restored.
 const SETTLED_WITHIN: Duration = Duration::from_secs(2);
-/// Timeout of the removal of foreign probes, while another heapbpf profiles all processes of the machine.
+/// Maximum time until probes of another profiler of all processes are removed.
 const OTHERS_GONE_WITHIN: Duration = Duration::from_secs(120);
 const POLL_PERIOD: Duration = Duration::from_millis(10);
 
-/// A kind of harm.
+/// Damage after a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Harm {
     /// The target exited, or its verification failed.
@@ -31,20 +31,20 @@ pub(super) enum Harm {
     Breakpoints,
     /// Threads of the target are stopped or traced.
     Held,
-    /// A copy of the target remains.
+    /// A forked copy of the target was left running.
     Copies,
-    /// The kernel could not remove a breakpoint.
+    /// The kernel gave up removing a breakpoint.
     KernelLog,
     /// Processes of heapbpf remain.
     Processes,
     /// Files remain.
     Files,
-    /// heapbpf did not exit as documented, or wrote no report.
+    /// heapbpf did not exit as documented, or without its report.
     Ending,
 }
 
 impl Harm {
-    /// All kinds, in the order of the tables' columns.
+    /// In the order of the tables' columns.
     pub(super) const ALL: [Self; 9] = [
         Self::Died,
         Self::Stalled,
@@ -74,7 +74,7 @@ impl fmt::Display for Harm {
     }
 }
 
-/// Harms with their details.
+/// Damages with their details.
 pub(super) type Harms = Vec<(Harm, String)>;
 
 /// Waits until all orphaned processes of heapbpf have exited; kills those that remain.
@@ -93,24 +93,24 @@ pub(super) fn await_processes(known: &[u32]) -> Harms {
             let names: Vec<String> =
                 left.iter().map(|&pid| format!("{} {pid}", comm(pid).unwrap_or_default())).collect();
             left.iter().for_each(|&pid| send(pid, Signal::KILL));
-            return vec![(Harm::Processes, format!("still running: {}", names.join(", ")))];
+            return vec![(Harm::Processes, format!("still there: {}", names.join(", ")))];
         }
         thread::sleep(POLL_PERIOD);
     }
 }
 
-/// Examines a target that must be unaffected.
+/// Examines a target that must continue undisturbed.
 pub(super) fn examine(subject: &mut Subject) -> Harms {
     let mut harms = Vec::new();
     let copies = children(subject.pid());
-    let started = Instant::now();
+    let began = Instant::now();
     loop {
         if let Some(status) = subject.ended() {
-            return vec![(Harm::Died, format!("{status}: {}", subject.errors()))];
+            return vec![(Harm::Died, format!("{status}: {}", subject.complaint()))];
         }
         harms.clear();
         let stays = |copy: &&u32| is_alive(**copy) && children(subject.pid()).contains(copy);
-        harms.extend(copies.iter().find(stays).map(|copy| (Harm::Copies, format!("process {copy} remains"))));
+        harms.extend(copies.iter().find(stays).map(|copy| (Harm::Copies, format!("process {copy} stays"))));
         let family = std::iter::once(subject.pid()).chain(children(subject.pid()));
         harms.extend(family.flat_map(held_threads).map(|held| (Harm::Held, held)));
         let changed = changed(subject);
@@ -118,8 +118,8 @@ pub(super) fn examine(subject: &mut Subject) -> Harms {
         if harms.is_empty() {
             break;
         }
-        let others = !changed.is_empty() && another_profiles_all();
-        if started.elapsed() > if others { OTHERS_GONE_WITHIN } else { SETTLED_WITHIN } {
+        let others = !changed.is_empty() && somebody_profiles_all();
+        if began.elapsed() > if others { OTHERS_GONE_WITHIN } else { SETTLED_WITHIN } {
             break;
         }
         thread::sleep(POLL_PERIOD);
@@ -127,19 +127,19 @@ pub(super) fn examine(subject: &mut Subject) -> Harms {
     if let Err(error) = subject.make_progress() {
         harms.push((if subject.ended().is_some() { Harm::Died } else { Harm::Stalled }, error));
     }
-    // One entry of each kind.
+    // One line per kind.
     harms.dedup_by_key(|(harm, _)| *harm);
     harms
 }
 
-/// Code in the target's private libraries that differs from their files. The plugin is excluded: it is loaded and unloaded.
+/// Returns addresses in the target's private libraries that differ from their files. The plugin is loaded and unloaded.
 fn changed(subject: &Subject) -> Vec<String> {
     let is_private = |path: &Path| path.starts_with(subject.directory()) && !path.ends_with("plugin.so");
-    // An exit of the target is found by the next poll.
+    // It may exit, which the next poll notices.
     changed_code_in(subject.pid(), |path| is_private(Path::new(path))).unwrap_or_default()
 }
 
-/// Remaining files of heapbpf, and an incomplete output.
+/// Checks for leftover files and an incomplete output.
 pub(super) fn files(agent: &Agent) -> Harms {
     let mut harms: Harms =
         agent.other_files().into_iter().map(|path| (Harm::Files, path.display().to_string())).collect();

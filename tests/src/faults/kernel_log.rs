@@ -1,4 +1,4 @@
-//! Reads messages of the kernel log about breakpoints that could not be removed.
+//! Reads new lines of the kernel log about breakpoints that could not be removed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::fs::OFlags;
 
-/// The kernel's message when it cannot remove a breakpoint (`uprobe_unregister` in kernel/events/uprobes.c), after the
-/// thread's name and number: `uprobe: heapbpf:123 failed to unregister, leaking uprobe`.
+/// Kernel message when it fails to remove a breakpoint (`uprobe_unregister` in kernel/events/uprobes.c), after the
+/// thread's name and id: `uprobe: heapbpf:123 failed to unregister, leaking uprobe`.
 const LEAK: &str = "leaking uprobe";
 
 /// A reader of the kernel log, which starts at its end.
@@ -15,9 +15,6 @@ const LEAK: &str = "leaking uprobe";
 pub(super) struct KernelLog(File);
 
 impl KernelLog {
-    /// # Panics
-    ///
-    /// When the log cannot be read.
     pub(super) fn open() -> Self {
         let flags = i32::try_from(OFlags::NONBLOCK.bits()).expect("flags are small");
         let opened = OpenOptions::new().read(true).custom_flags(flags).open("/dev/kmsg");
@@ -26,7 +23,8 @@ impl KernelLog {
         Self(log)
     }
 
-    /// Messages since the last call about breakpoints of these threads. Other sessions on the machine cause messages, too.
+    /// Returns the lines since the last call about breakpoints leaked by these threads. Other sessions on the machine
+    /// write lines too.
     pub(super) fn leaks_of(&mut self, threads: &[u32]) -> Vec<String> {
         let mut leaks = Vec::new();
         let mut record = [0; 8192];
@@ -34,7 +32,7 @@ impl KernelLog {
             match self.0.read(&mut record) {
                 Ok(0) => break,
                 Ok(length) => leaks.extend(leak(&String::from_utf8_lossy(&record[..length]), threads)),
-                // The oldest messages were overwritten: the next read continues after them.
+                // The oldest lines were overwritten: the next read continues after them.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => panic!("`/dev/kmsg`: {error}"),
@@ -44,7 +42,7 @@ impl KernelLog {
     }
 }
 
-/// The message of a record, if it is about a breakpoint of one of these threads.
+/// Returns the message of a record, if it is about a breakpoint leaked by one of these threads.
 fn leak(record: &str, threads: &[u32]) -> Option<String> {
     let line = record.lines().next()?.split_once(';')?.1;
     let thread = line.strip_prefix("uprobe: ")?.split_once(" failed")?.0.rsplit_once(':')?.1;
@@ -57,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_attributed_to_threads() {
+    fn lines_are_attributed_to_threads() {
         let record = "4,123,456,-;uprobe: heapbpf:17 failed to unregister, leaking uprobe\n SUBSYSTEM=x\n";
         assert_eq!(leak(record, &[16, 17]).as_deref(), Some("uprobe: heapbpf:17 failed to unregister, leaking uprobe"));
         assert_eq!(leak(record, &[7]), None);

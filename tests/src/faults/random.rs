@@ -1,7 +1,8 @@
-//! A seeded generator of random numbers (SplitMix64), so that a run can be repeated.
+//! A seeded generator of random numbers (SplitMix64): a run can be repeated from its seed.
 
 use std::time::Duration;
 
+/// State of the generator.
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
@@ -23,7 +24,7 @@ impl Random {
         self.next() % bound.max(1)
     }
 
-    /// Uniform below `longest`, in microseconds.
+    /// Uniform between 0 and `longest`, in microseconds.
     pub(super) fn duration(&mut self, longest: Duration) -> Duration {
         Duration::from_micros(self.below(u64::try_from(longest.as_micros()).unwrap_or(u64::MAX)))
     }
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_seeds_give_equal_orders() {
+    fn a_seed_determines_the_order() {
         let order = |seed| {
             let mut list: Vec<u32> = (0..20).collect();
             Random::new(seed).shuffle(&mut list);

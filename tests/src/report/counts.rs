@@ -26,7 +26,7 @@ pub struct Estimates {
     pub live_bytes: f64,
 }
 
-/// What a target says that it did for one line of input.
+/// A target's own counts for one command.
 #[derive(Debug, Deserialize)]
 pub struct Ledger {
     /// The most bytes that were live at once, of those allocated for this line.
@@ -54,10 +54,6 @@ impl Ledger {
     }
 
     /// The site of this name.
-    ///
-    /// # Panics
-    ///
-    /// When there is none.
     #[track_caller]
     pub fn site(&self, function: &str) -> &Site {
         self.sites.iter().find(|site| site.function == function).unwrap_or_else(|| panic!("no site `{function}`"))

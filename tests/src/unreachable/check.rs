@@ -1,4 +1,4 @@
-//! What `heapbpf leaks` writes as JSON, as its readers know it.
+//! The JSON report of `heapbpf leaks`.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::heapbpf::text;
 use crate::report::{Frame, Health};
 
-/// A check.
+/// The report of one check.
 #[derive(Debug, Deserialize)]
 #[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Check {
@@ -33,7 +33,7 @@ pub struct Check {
     pub health: Health,
 }
 
-/// Blocks and their bytes.
+/// Number and bytes of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Sum {
@@ -41,7 +41,7 @@ pub struct Sum {
     pub bytes: u64,
 }
 
-/// What is known of a heap.
+/// Coverage of a heap.
 #[derive(Debug, Deserialize)]
 #[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Heap {
@@ -51,7 +51,7 @@ pub struct Heap {
     pub gaps: Vec<String>,
 }
 
-/// An entry.
+/// A leak.
 #[derive(Debug, Deserialize)]
 #[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Leak {
@@ -71,7 +71,7 @@ pub struct Leak {
     pub total_bytes: u64,
 }
 
-/// A type, and how it is known.
+/// A type, and the evidence for it.
 #[derive(Debug, Deserialize)]
 #[expect(missing_docs, reason = "the names are the format's own")]
 pub struct TypeName {
@@ -80,18 +80,14 @@ pub struct TypeName {
 }
 
 impl Sum {
-    /// This many blocks of this many bytes altogether.
+    /// This number of blocks with this total size.
     pub fn of(count: u64, bytes: u64) -> Self {
         Self { count, bytes }
     }
 }
 
 impl Check {
-    /// Reads one.
-    ///
-    /// # Panics
-    ///
-    /// When it cannot be read or is none.
+    /// Reads a report.
     #[track_caller]
     pub fn read(path: &Path) -> Self {
         let text = text(path);
@@ -102,19 +98,15 @@ impl Check {
         check
     }
 
-    /// The heap with this name.
-    ///
-    /// # Panics
-    ///
-    /// When there is none.
+    /// Returns the heap with this name.
     #[track_caller]
     pub fn heap(&self, name: &str) -> &Heap {
         let heap = self.heaps.iter().find(|heap| heap.name == name);
         heap.unwrap_or_else(|| panic!("no `{name}` among {:?}", self.heaps))
     }
 
-    /// What leaked, in lines for whoever reads a failure.
-    pub fn told(&self) -> String {
+    /// Lists the leaks for assertion messages.
+    pub fn leak_list(&self) -> String {
         let line = |leak: &Leak| {
             let functions: Vec<&str> = leak.functions().into_iter().take(6).collect();
             format!("  {} {} bytes, similar {:?}: {functions:?}\n", leak.address, leak.size_bytes, leak.similar)
@@ -123,14 +115,10 @@ impl Check {
         format!("leaked {:?} of {:?}, caveats {:?}\n{lines}", self.leaked, self.known, self.caveats)
     }
 
-    /// The entry of which a frame's function is called this.
-    ///
-    /// # Panics
-    ///
-    /// When there is another number of them.
+    /// Returns the only leak with a frame of this function.
     #[track_caller]
     pub fn leak_of(&self, function: &str) -> &Leak {
-        let mut leaks = self.leaks.iter().filter(|leak| leak.functions().iter().any(|name| is_called(name, function)));
+        let mut leaks = self.leaks.iter().filter(|leak| leak.functions().iter().any(|name| is_named(name, function)));
         match (leaks.next(), leaks.next()) {
             (Some(leak), None) => leak,
             (first, _) => panic!("{} leaks of `{function}`: {:#?}", usize::from(first.is_some()) * 2, self.leaks),
@@ -139,25 +127,21 @@ impl Check {
 }
 
 impl Leak {
-    /// Where it is.
-    ///
-    /// # Panics
-    ///
-    /// When the address is none.
+    /// Returns its address.
     #[track_caller]
     pub fn address(&self) -> u64 {
         let digits = self.address.strip_prefix("0x").unwrap_or_else(|| panic!("`{}`", self.address));
         u64::from_str_radix(digits, 16).unwrap_or_else(|error| panic!("{error}: `{}`", self.address))
     }
 
-    /// The functions of its stack, from the leaf.
+    /// Returns the functions of its stack, from the leaf.
     pub fn functions(&self) -> Vec<&str> {
         self.stack.iter().filter_map(|frame| frame.function.as_deref()).collect()
     }
 }
 
-/// Whether a function's demangled name is of this function, whatever its namespace and arguments.
-pub(super) fn is_called(name: &str, function: &str) -> bool {
+/// Whether a demangled name is of this function, in any namespace and with any arguments.
+pub(super) fn is_named(name: &str, function: &str) -> bool {
     let name = name.split('(').next().unwrap_or(name);
     name == function || name.ends_with(&format!("::{function}"))
 }

@@ -1,4 +1,4 @@
-//! Values of Rust that are held or lost. Speaks as `truth.h` has it, with the lines of `truth` made here.
+//! Values of Rust that are reachable or leaked, with the protocol of `truth.h`.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -15,7 +15,7 @@ static HELD_RAW: AtomicPtr<[u64; 77]> = AtomicPtr::new(std::ptr::null_mut());
 static HELD_PARENT: Mutex<Option<Arc<Parent>>> = Mutex::new(None);
 static ORPHAN: Mutex<Option<Weak<Parent>>> = Mutex::new(None);
 
-/// Nothing here is a pointer.
+/// Contains no pointer.
 static TRUTH: Mutex<[u8; 4096]> = Mutex::new([0; 4096]);
 
 struct Parent {
@@ -62,7 +62,7 @@ fn boxes_held() {
     HELD_VALUES.store(values, Ordering::SeqCst);
 }
 
-/// The vector and the twelve blocks that it holds.
+/// The vector and its twelve elements.
 #[inline(never)]
 fn boxes_lost() {
     let values = Box::new(values());
@@ -70,7 +70,7 @@ fn boxes_lost() {
     forget(black_box(values));
 }
 
-/// The pointer is an interior one.
+/// An interior pointer.
 #[inline(never)]
 fn raw_held() {
     let raw = Arc::into_raw(Arc::new([7_u64; 77]));
@@ -115,7 +115,7 @@ fn family(name: &str, fate: &str) -> Arc<Parent> {
     parent
 }
 
-/// Children know their parent by weak pointers: it is not owned in a circle, and all of it is freed.
+/// Children reference their parent by weak pointers: there is no owning cycle, and all of it is freed.
 #[inline(never)]
 fn family_freed() {
     let mut before = [0_u8; 4096];
@@ -129,22 +129,22 @@ fn family_held() {
     *HELD_PARENT.lock().expect("one thread") = Some(family("family_held", "held"));
 }
 
-/// The value is gone, and its block stays for the weak pointer's sake.
+/// The value is dropped, and its block stays for the weak pointer.
 #[inline(never)]
-fn watched_weakly() {
+fn weakly_referenced() {
     let parent = Arc::new(Parent { children: Mutex::default(), room: [5; 20] });
-    note("watched_weakly", Arc::as_ptr(&parent).addr() - COUNTS_BYTES, size_of::<Parent>() + COUNTS_BYTES, "held");
+    note("weakly_referenced", Arc::as_ptr(&parent).addr() - COUNTS_BYTES, size_of::<Parent>() + COUNTS_BYTES, "held");
     *ORPHAN.lock().expect("one thread") = Some(Arc::downgrade(&parent));
 }
 
-/// What was on the stack below the caller's frame is gone.
+/// Overwrites the stack below the caller's frame.
 #[inline(never)]
 fn sweep() {
     black_box([0_u64; 4096]);
 }
 
 fn print(bytes: &[u8]) {
-    // Past the library's own buffer.
+    // Bypasses the library's buffer.
     let output = std::io::stdout().as_fd().try_clone_to_owned().expect("there is an output");
     File::from(output).write_all(bytes).expect("somebody reads");
 }
@@ -157,11 +157,11 @@ fn truth() {
 }
 
 fn main() {
-    for make in [boxes_held, boxes_lost, raw_held, links_lost, peers_lost, family_freed, family_held, watched_weakly] {
+    for make in [boxes_held, boxes_lost, raw_held, links_lost, peers_lost, family_freed, family_held, weakly_referenced] {
         make();
         sweep();
     }
-    // Somebody could read them.
+    // The values stay readable.
     black_box((&HELD_VALUES, &HELD_RAW));
     print(b"ready\n");
     let mut input = File::from(std::io::stdin().as_fd().try_clone_to_owned().expect("there is an input"));

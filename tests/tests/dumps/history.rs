@@ -1,4 +1,4 @@
-//! What a target held in the course of time: as its JSON report has it, and as its recording tells it.
+//! Live memory over time, in the JSON report and in the recording.
 
 use heapbpf::internals::model::history::{Held, Moment, Occasion};
 use heapbpf::internals::model::{Profile, TargetProfile};
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::{chain, dump, flow, record};
 
-/// What is in the recording.
+/// Replays the recording.
 fn replayed(heapbpf: &Heapbpf, span: Span) -> Profile {
     let mut reading = read::read(&heapbpf.file("x.heapbpf")).expect("a recording");
     let mut names = RecordedNames::new(Resolver::in_process());
@@ -25,8 +25,8 @@ fn replayed(heapbpf: &Heapbpf, span: Span) -> Profile {
     profile(&spanned.snapshot(modules), Scope::Window, &names, false)
 }
 
-/// What all callsites held at an instant.
-fn held_at(target: &TargetProfile, place: usize) -> Held {
+/// Returns the live bytes of all callsites at a point of the timeline.
+fn live_at(target: &TargetProfile, place: usize) -> Held {
     let mut sum = Held::default();
     for callsite in &target.callsites {
         let before = callsite.history.iter().rev().find(|change| change.instant as usize <= place);
@@ -44,19 +44,19 @@ fn curve_of(target: &Value) -> Vec<[u64; 5]> {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers")]
-fn told(profile: &Profile, Moment { time, held }: &Moment) -> [u64; 5] {
+fn moment_fields(profile: &Profile, Moment { time, held }: &Moment) -> [u64; 5] {
     let [live_bytes, live_count, alloc_bytes, alloc_count] =
         [held.live_bytes, held.live_count, held.alloc_bytes, held.alloc_count].map(|amount| amount as u64);
     [profile.unix_ns(*time), live_bytes, live_count, alloc_bytes, alloc_count]
 }
 
-/// The clock of events and the one since the epoch are not read at the same nanosecond, nor do they run at the same pace.
+/// The event clock and the clock since the epoch are read at different times and run at different rates.
 fn is_near(one_ns: u64, other_ns: u64) -> bool {
     one_ns.abs_diff(other_ns) < 1_000_000
 }
 
 #[test]
-fn a_heap_that_grows_in_steps_has_a_curve_and_its_dumps_as_instants() {
+fn a_heap_that_grows_in_steps_has_a_curve_with_its_dumps() {
     let (mut target, heapbpf, mut session) = record("-o x.heapbpf");
     for step in 1..=4_u32 {
         target.work(&format!("+{step}:{} +{}:70 -{}", 1000 * step, 10 + step, 10 + step));
@@ -80,7 +80,7 @@ fn a_heap_that_grows_in_steps_has_a_curve_and_its_dumps_as_instants() {
 
     let whole = replayed(&heapbpf, Span::default());
     let [replay] = &whole.targets[..] else { panic!("one target") };
-    assert_eq!(replay.history.curve.iter().map(|moment| told(&whole, moment)).collect::<Vec<_>>(), json);
+    assert_eq!(replay.history.curve.iter().map(|moment| moment_fields(&whole, moment)).collect::<Vec<_>>(), json);
     let instants = &replay.history.instants;
     let dumps: Vec<usize> = (0..instants.len()).filter(|&place| instants[place].occasion.is_some()).collect();
     let occasions: Vec<_> = dumps.iter().filter_map(|&place| instants[place].occasion).collect();
@@ -88,7 +88,7 @@ fn a_heap_that_grows_in_steps_has_a_curve_and_its_dumps_as_instants() {
     let mut before = Held::default();
     for (window, &place) in windows.iter().zip(&dumps) {
         let [_, allocated, _, live] = flow(window.process(target.pid()));
-        let held = held_at(replay, place);
+        let held = live_at(replay, place);
         #[expect(clippy::cast_precision_loss, reason = "small")]
         let expected = (live as f64, allocated as f64);
         assert_eq!((held.live_bytes, held.alloc_bytes - before.alloc_bytes), expected);
@@ -98,7 +98,7 @@ fn a_heap_that_grows_in_steps_has_a_curve_and_its_dumps_as_instants() {
 }
 
 #[test]
-fn a_part_of_a_recording_begins_with_what_was_held_then() {
+fn a_part_of_a_recording_starts_with_the_live_blocks() {
     let (mut target, heapbpf, mut session) = record("-o x.heapbpf");
     target.work("+1:1000");
     dump(&mut session, 1);
@@ -110,8 +110,8 @@ fn a_part_of_a_recording_begins_with_what_was_held_then() {
     let [replay] = &part.targets[..] else { panic!("one target") };
     let (instants, curve) = (&replay.history.instants, &replay.history.curve);
     assert_eq!(instants[0].time, curve[0].time);
-    assert_eq!((held_at(replay, 0), curve[0].held.live_bytes), (curve[0].held, 1000.0));
+    assert_eq!((live_at(replay, 0), curve[0].held.live_bytes), (curve[0].held, 1000.0));
     let last = curve.last().expect("there is an end").held;
-    assert_eq!((held_at(replay, instants.len() - 1), last.live_bytes), (last, 200.0));
+    assert_eq!((live_at(replay, instants.len() - 1), last.live_bytes), (last, 200.0));
     assert_eq!((last.alloc_bytes, last.alloc_count), (1200.0, 2.0), "since the recording began");
 }

@@ -1,4 +1,4 @@
-//! Marks: later windows begin there.
+//! Marks: later windows start there.
 
 use std::time::SystemTime;
 
@@ -11,14 +11,14 @@ fn later_dumps_are_relative_to_the_last_mark() {
     let (mut target, heapbpf, mut session) = record("");
     target.work("+0:1000");
     session.signal(Signal::USR2);
-    session.wait_for("marked at ");
+    session.wait_for("mark set at ");
     assert_eq!(heapbpf.files().iter().filter(|file| file.starts_with("out.")).count(), 0, "a mark writes nothing");
     target.work("+1:20");
     dump(&mut session, 1);
     target.work("+2:3 -0");
     dump(&mut session, 2);
     session.signal(Signal::USR2);
-    session.wait_for("marked at ");
+    session.wait_for("mark set at ");
     target.work("-2");
     dump(&mut session, 3);
     let _ = session.interrupt().expect_code(0);
@@ -36,11 +36,11 @@ fn later_dumps_are_relative_to_the_last_mark() {
 }
 
 #[test]
-fn a_mark_after_a_time_gives_a_window_to_the_end() {
+fn a_mark_after_a_time_adds_a_window_until_the_end() {
     let (mut target, heapbpf, mut session) = record("--mark 1500ms");
     target.work("+0:500");
     let taken_unix_ns = unix_ns();
-    session.wait_for("marked at ");
+    session.wait_for("mark set at ");
     target.work("+1:7");
     let outcome = session.interrupt().expect_code(0);
     let report = heapbpf.report(&name(1));
@@ -48,7 +48,7 @@ fn a_mark_after_a_time_gives_a_window_to_the_end() {
     assert!(window.since_mark && window.reason == "end", "{window:?}");
     assert!(window.start_unix_ns - report.started_unix_ns >= 1_500_000_000, "{window:?}");
     let flow = flow(report.process(target.pid()));
-    // On a machine that does much else, the mark may come before the first block.
+    // On a busy machine, the mark may precede the first block.
     let is_before = flow == [500, 7, 0, 507];
     assert!(is_before || (taken_unix_ns > window.start_unix_ns && flow == [0, 507, 0, 507]), "{flow:?}");
     assert!(outcome.stderr.contains("(end, from the mark at "), "{}", outcome.stderr);

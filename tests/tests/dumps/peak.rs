@@ -1,4 +1,4 @@
-//! What was held when most was.
+//! The peak of live bytes.
 
 use heapbpf_tests::report::Counts;
 
@@ -29,7 +29,7 @@ fn the_peak_holds_thirty_bytes_in_two_blocks() {
 }
 
 #[test]
-fn what_is_freed_later_is_in_the_peak_with_its_stack() {
+fn blocks_freed_after_the_peak_are_in_it_with_their_stacks() {
     let (mut target, heapbpf, mut session) = record("--dump-at-peak");
     target.work("+0:100 +11:5000 +12:500");
     super::dump(&mut session, 1);

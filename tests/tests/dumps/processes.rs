@@ -1,4 +1,4 @@
-//! Windows of targets that come and go.
+//! Windows of targets that start and exit.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Process, Report};
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use super::{dump, flow, name};
 
 #[test]
-fn who_has_ended_is_in_the_window_of_its_end_and_in_no_later_one() {
+fn an_exited_process_is_only_in_windows_until_its_exit() {
     let (mut stays, mut goes) = (Target::start("slots.c"), Target::start("slots.c"));
     let pids = [stays.pid().to_string(), goes.pid().to_string()];
     let mut heapbpf = Heapbpf::new(["--pid", &pids[0], "--pid", &pids[1], "--interval", "1", "-o", "out.json"]);
@@ -19,7 +19,7 @@ fn who_has_ended_is_in_the_window_of_its_end_and_in_no_later_one() {
     stays.work("+1:10");
     goes.work("+1:1");
     goes.exit(0);
-    // The agent sees the end at its own time.
+    // The agent notices the exit later.
     let has = |report: &Report, target: &Target| report.targets.iter().any(|process| process.pid == target.pid());
     let has_ended = |report: &Report| report.process(goes.pid()).exited;
     let mut last = 1;
@@ -50,7 +50,7 @@ fn who_has_ended_is_in_the_window_of_its_end_and_in_no_later_one() {
 }
 
 #[test]
-fn a_child_begins_its_window_with_what_it_inherited() {
+fn a_childs_first_window_starts_with_inherited_blocks() {
     let mut parent = Target::start("family.c");
     let mut heapbpf = Heapbpf::of(parent.pid(), "--interval 1 -o out.json");
     let mut session = heapbpf.start();
@@ -66,9 +66,9 @@ fn a_child_begins_its_window_with_what_it_inherited() {
     assert!(child.callsites.iter().any(|callsite| callsite.inherited));
 }
 
-/// What was live when a program became another one had an age then, as what is live at an exit has.
+/// Blocks that are live at an exec have an age, like those live at an exit.
 #[test]
-fn who_becomes_another_program_leaves_what_was_old() {
+fn old_blocks_are_reported_at_an_exec() {
     let mut target = Target::start("family.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "-v --interval 1 --older-than 1ms -o out.json");
     let mut session = heapbpf.start();
@@ -85,8 +85,8 @@ fn who_becomes_another_program_leaves_what_was_old() {
             break;
         }
     }
-    target.becomes(&format!("exec {}", build("family.c").display()));
-    let again = format!("process {} (family) is being recorded", target.pid());
+    target.exec(&format!("exec {}", build("family.c").display()));
+    let again = format!("process {} (family) is watched", target.pid());
     session.wait_for(&again);
     dump(&mut session, number + 1);
     let _ = session.interrupt().expect_code(0);
@@ -96,9 +96,9 @@ fn who_becomes_another_program_leaves_what_was_old() {
     }
 }
 
-/// The word of the exec and the order to stop are there at once.
+/// The notification of the exec and the request to stop arrive together.
 #[test]
-fn who_becomes_another_program_at_the_very_end_is_told_of() {
+fn an_exec_at_the_end_of_the_recording_is_reported() {
     let mut target = Target::start("family.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let mut session = heapbpf.start();
@@ -106,9 +106,9 @@ fn who_becomes_another_program_at_the_very_end_is_told_of() {
     dump(&mut session, 1);
     target.work("keep 10 3");
     session.halt();
-    target.becomes(&format!("exec {}", build("family.c").display()));
+    target.exec(&format!("exec {}", build("family.c").display()));
     session.signal(Signal::INT);
-    session.go_on();
+    session.resume();
     let _ = session.wait().expect_code(0);
     for (report, allocated) in [(heapbpf.report("out.json"), 5030), (heapbpf.report(&name(2)), 30)] {
         let before = report.targets.iter().find(|process| process.replaced).expect("it was another program");

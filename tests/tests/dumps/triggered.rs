@@ -1,11 +1,11 @@
-//! Dumps that are taken by themselves.
+//! Dumps taken automatically.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 
 use super::{assert_flows, chain, flow, name, record, window};
 
 #[test]
-fn periods_follow_each_other() {
+fn periodic_dumps_follow_each_other() {
     let (mut target, heapbpf, mut session) = record("--dump-every 300ms");
     for number in 1..=3 {
         target.work(&format!("+{number}:1000"));
@@ -27,18 +27,18 @@ fn periods_follow_each_other() {
         let window = window(report);
         window.end_unix_ns - window.start_unix_ns
     };
-    // They do not come before their time; how late they come is the machine's affair.
+    // They are never early; how late they are depends on the machine.
     assert!(length(first) >= 280_000_000, "{first:?}");
     assert!(all.len() >= 3);
 }
 
 #[test]
-fn growth_counts_from_the_highest_live_bytes_of_any_dump() {
+fn growth_is_relative_to_the_maximum_of_previous_dumps() {
     let (mut target, heapbpf, mut session) = record("--dump-on-growth 100000");
     target.work("+0:60000");
     target.work("+1:60000");
     session.wait_for(&name(1));
-    // As much again is no growth.
+    // The same amount again is no growth.
     target.work("-0 -1");
     target.work("+0:60000 +1:60000");
     target.work("+2:99999");
@@ -55,7 +55,7 @@ fn growth_counts_from_the_highest_live_bytes_of_any_dump() {
 }
 
 #[test]
-fn what_is_allocated_counts_whether_it_is_freed_or_not() {
+fn freed_allocations_count_for_dump_on_alloc() {
     let (mut target, heapbpf, mut session) = record("--dump-on-alloc 10000");
     target.work("+0:6000 -0");
     target.work("+0:4000 -0");
@@ -64,7 +64,7 @@ fn what_is_allocated_counts_whether_it_is_freed_or_not() {
     target.work("+0:1 -0");
     session.wait_for(&name(2));
     let _ = session.interrupt().expect_code(0);
-    // The free may be drained after the dump that the allocation asked for.
+    // The free may be drained after the dump that the allocation triggered.
     let windows = chain(&heapbpf);
     let flows: Vec<_> = windows.iter().map(|report| flow(report.process(target.pid()))).collect();
     assert_eq!(flows.iter().map(|flow| flow[1]).collect::<Vec<_>>(), [10_000, 10_000, 0]);
@@ -74,10 +74,10 @@ fn what_is_allocated_counts_whether_it_is_freed_or_not() {
 }
 
 #[test]
-fn without_a_dump_there_is_one_report() {
+fn without_a_dump_only_the_report_is_written() {
     let (mut target, heapbpf, session) = record("--dump-every 1h --dump-on-growth 1GiB --dump-on-alloc 1GiB");
     target.work("+0:1000");
-    // It exits while it is being recorded.
+    // The target exits while it is recorded.
     target.exit(0);
     let _ = session.wait().expect_code(0);
     assert_eq!(heapbpf.files(), ["out.json"]);
@@ -88,11 +88,11 @@ fn without_a_dump_there_is_one_report() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_wrong_usage() {
+fn contradictory_options_are_wrong_usage() {
     let check = |options: &str, reason: &str| {
         let arguments = ["--pid", "1"].into_iter().chain(options.split_ascii_whitespace());
         let error = Heapbpf::new(arguments).run().expect_error(2);
-        assert!(error.contains(reason), "`{error}` does not say `{reason}`");
+        assert!(error.contains(reason), "`{error}` lacks `{reason}`");
     };
     check("-o - --dump-every 10s", "`-o heap.svg`");
     check("-o - --dump-at-peak", "`-o heap.svg`");

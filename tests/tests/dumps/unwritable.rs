@@ -11,7 +11,7 @@ use heapbpf_tests::target::{Target, run};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-/// A small file system in memory, unmounted with this.
+/// Small in-memory file system, unmounted on drop.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -26,7 +26,7 @@ impl SmallDisk {
         self.0.path()
     }
 
-    /// Leaves no room.
+    /// Fills the file system.
     fn fill(&self) {
         let error = fs::write(self.path().join("filler"), vec![0; 1 << 20]).expect_err("it is smaller");
         assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
@@ -39,13 +39,13 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Where it does not work the folder cannot be removed, which is told.
+        // If this fails, the directory cannot be removed, which is reported.
         let _ = Command::new("umount").arg(self.path()).status();
     }
 }
 
 #[test]
-fn a_full_disk_costs_a_dump_and_not_the_recording() {
+fn a_full_disk_loses_a_dump_and_not_the_recording() {
     let disk = SmallDisk::mount();
     let mut target = Target::start("slots.c");
     let out = disk.path().join("out.json");
@@ -69,14 +69,14 @@ fn a_full_disk_costs_a_dump_and_not_the_recording() {
         .map(|entry| entry.expect("it is there").file_name().to_string_lossy().into_owned())
         .collect();
     assert!(!left.iter().any(|name| name == "out.0001.json" || name.starts_with(".heapbpf-")), "{left:?}");
-    // The window of the dump that failed is over all the same.
+    // The window of the failed dump ends nevertheless.
     let second = Report::read(&disk.path().join("out.0002.json"));
     assert_eq!(second.process(target.pid()).totals.exact().alloc_bytes, 20);
     assert_eq!(Report::read(&out).process(target.pid()).totals.exact().alloc_bytes, 120);
     assert_eq!(heapbpf.report("here.0001.json").process(target.pid()).totals.exact().alloc_bytes, 100);
 }
 
-/// heapbpf behind a shell that does this with its streams.
+/// Starts heapbpf from a shell script that redirects its streams.
 fn in_shell(script: &str, pid: u32, arguments: &str) -> Heapbpf {
     let mut shell = Command::new("sh");
     shell.args(["-c", script]).arg(binary()).args(["--pid", &pid.to_string()]).args(arguments.split_whitespace());
@@ -84,7 +84,7 @@ fn in_shell(script: &str, pid: u32, arguments: &str) -> Heapbpf {
 }
 
 #[test]
-fn nobody_has_to_listen_to_what_is_said() {
+fn messages_need_no_reader() {
     let target = Target::start("slots.c");
     let script = r#"exec "$0" "$@" 2>/dev/full"#;
     let mut heapbpf = in_shell(script, target.pid(), "--interval 1 --duration 1s --dump-every 200ms -o out.json");
@@ -94,7 +94,7 @@ fn nobody_has_to_listen_to_what_is_said() {
 }
 
 #[test]
-fn a_reader_that_goes_away_takes_no_other_report_along() {
+fn a_closed_pipe_does_not_affect_other_reports() {
     let mut target = Target::start("slots.c");
     let script = r#"{ "$0" "$@"; echo "$?" >code; } | true"#;
     let mut heapbpf = in_shell(script, target.pid(), "--interval 1 --duration 2s -o - -o out.json");
@@ -105,9 +105,9 @@ fn a_reader_that_goes_away_takes_no_other_report_along() {
     assert_eq!(heapbpf.report("out.json").process(target.pid()).totals.exact().alloc_bytes, 100);
 }
 
-/// The first one goes to a pipe that nobody reads for now.
+/// The first dump is written to a pipe that has no reader yet.
 #[test]
-fn dumps_that_cannot_be_written_yet_do_not_pile_up() {
+fn unwritten_dumps_do_not_accumulate() {
     const WAITING_MAX: u32 = 16;
     let mut target = Target::start("slots.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "-vv --interval 1 -o out.json");

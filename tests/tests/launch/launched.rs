@@ -1,4 +1,4 @@
-//! A target that heapbpf has started itself.
+//! A target started by heapbpf.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,17 +15,17 @@ use heapbpf_tests::target::Target;
 use rustix::process::Pid;
 use tempfile::TempDir;
 
-/// Only a hang takes this long.
+/// Timeout for hangs.
 const WITHIN: Duration = Duration::from_secs(120);
 
-/// A target that heapbpf has started. Speaks through heapbpf's streams; its `pid` is heapbpf's.
+/// A target started by heapbpf, which communicates through heapbpf's streams; its `pid` is heapbpf's.
 pub(super) struct Launched {
     pub(super) target: Target,
     folder: TempDir,
 }
 
 impl Launched {
-    /// In a process group of its own and with no signal ignored, as a shell with job control does it, however the tests run.
+    /// Starts it in its own process group and with no signal ignored, as a shell with job control does.
     pub(super) fn start(arguments: &str, words: &[impl AsRef<OsStr>], environment: &[(&str, &str)]) -> Self {
         require_root();
         let folder = tempfile::tempdir().expect("there is a directory for temporary files");
@@ -51,7 +51,7 @@ impl Launched {
         raw_pid(self.target.pid())
     }
 
-    /// The process that heapbpf has made.
+    /// The process that heapbpf has started.
     #[track_caller]
     pub(super) fn command(&self) -> Pid {
         raw_pid(self.target.child_pid())
@@ -64,10 +64,10 @@ fn raw_pid(pid: u32) -> Pid {
 
 #[track_caller]
 pub(super) fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
-    assert!(comes_within(WITHIN, is_so), "{what} does not come");
+    assert!(happens_within(WITHIN, is_so), "{what} does not come");
 }
 
-pub(super) fn comes_within(time: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+pub(super) fn happens_within(time: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + time;
     while !is_so() {
         if Instant::now() >= deadline {
@@ -78,7 +78,7 @@ pub(super) fn comes_within(time: Duration, mut is_so: impl FnMut() -> bool) -> b
     true
 }
 
-/// A line of `/proc/PID/status`.
+/// Returns a line of `/proc/PID/status`.
 pub(super) fn status(pid: Pid, key: &str) -> String {
     let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix(key)).expect("the kernel writes it");

@@ -1,11 +1,11 @@
-//! Limits that heapbpf raises for itself are not its command's.
+//! The command has the original resource limits, not those that heapbpf raises for itself.
 
 use std::ffi::OsString;
 use std::process::Command;
 
 use heapbpf_tests::heapbpf::{Heapbpf, binary};
 
-/// The resource limits of a command that heapbpf has started after these words of a shell.
+/// Returns the resource limits of a command that heapbpf starts after these shell commands.
 #[track_caller]
 fn limits_after(words: &str) -> Vec<(String, Vec<String>)> {
     let mut command = Command::new("sh");
@@ -14,7 +14,7 @@ fn limits_after(words: &str) -> Vec<(String, Vec<String>)> {
     Heapbpf::with_command(command).run().expect_code(0).stdout.lines().map(limit).collect()
 }
 
-/// A line of `/proc/self/limits`: the limit's name, and what it is.
+/// Parses a line of `/proc/self/limits`.
 fn limit(line: &str) -> (String, Vec<String>) {
     let (name, values) = line.split_at(line.find("  ").unwrap_or(line.len()));
     (name.to_owned(), values.split_ascii_whitespace().map(str::to_owned).collect())
@@ -42,7 +42,7 @@ fn a_command_may_have_fewer_descriptors_than_heapbpf_has_open() {
 }
 
 #[test]
-fn a_command_that_cannot_run_is_named_under_low_limits() {
+fn a_command_that_cannot_run_is_reported_under_low_limits() {
     let arguments: Vec<OsString> = vec!["-c".into(), "ulimit -Sn 6; exec \"$0\" \"$@\"".into(), binary().into()];
     let mut command = Command::new("sh");
     command.args(arguments).args(["-q", "-o", "out.json", "--", "no-such-program"]);

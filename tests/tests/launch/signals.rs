@@ -11,7 +11,7 @@ use heapbpf_tests::target::build;
 use rustix::process::{Signal, kill_process, kill_process_group, test_kill_process};
 
 use crate::assert_whole;
-use crate::launched::{Launched, comes_within, status, wait_until};
+use crate::launched::{Launched, happens_within, status, wait_until};
 
 #[test]
 fn sigterm_goes_to_the_command() {
@@ -26,7 +26,7 @@ fn sigterm_goes_to_the_command() {
 }
 
 #[test]
-fn sigint_and_sighup_that_heapbpf_alone_is_sent_go_to_the_command() {
+fn sigint_and_sighup_sent_to_heapbpf_are_forwarded_to_the_command() {
     let mut launched = Launched::start("", &[build("launched.c")], &[]);
     launched.target.work("catch");
     kill_process(launched.heapbpf(), Signal::INT).expect("it runs");
@@ -40,11 +40,11 @@ fn sigint_and_sighup_that_heapbpf_alone_is_sent_go_to_the_command() {
     assert_whole(&launched.report().targets[0], Counts::kept(5, 385), "launch", "libc");
 }
 
-/// A terminal sends Ctrl-C to the command as well, so heapbpf must not.
+/// A terminal sends Ctrl-C to the command too, so heapbpf must not forward it.
 #[test]
 fn ctrl_c_at_a_terminal_reaches_the_command_once() {
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
-    // Without `exec`, a shell that waits for its command would get Ctrl-C too, and exit with 130.
+    // Without `exec`, a shell that waits for its command would receive Ctrl-C too, and exit with 130.
     let heapbpf = format!("exec {} -q -o out.json -- {}", binary().display(), build("interrupted.c").display());
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--flush", "--command", &heapbpf, "/dev/null"]).current_dir(folder.path());
@@ -59,7 +59,7 @@ fn ctrl_c_at_a_terminal_reaches_the_command_once() {
 }
 
 #[test]
-fn ctrl_c_ends_the_command_and_the_report_has_its_end() {
+fn ctrl_c_ends_the_command_and_the_report_includes_its_exit() {
     let mut launched = Launched::start("", &[build("launched.c")], &[]);
     launched.target.work("catch");
     kill_process_group(launched.heapbpf(), Signal::INT).expect("it runs");
@@ -76,18 +76,18 @@ fn ctrl_c_ends_the_command_and_the_report_has_its_end() {
 }
 
 #[test]
-fn a_second_ctrl_c_stops_waiting_for_a_command_that_runs_on() {
+fn a_second_ctrl_c_stops_waiting_for_a_running_command() {
     let mut launched = Launched::start("", &[build("launched.c")], &[]);
     launched.target.work("ignore");
     let command = launched.command();
     kill_process_group(launched.heapbpf(), Signal::INT).expect("it runs");
     launched.target.work("keep 77 5");
     launched.target.assert_running();
-    // Signals that come at once are one, so that the next may have been part of the first.
+    // Simultaneous signals are merged, so the next one could have been part of the first.
     let mut status = None;
     let ends = (0..2).any(|_| {
         kill_process_group(launched.heapbpf(), Signal::INT).expect("it runs");
-        comes_within(Duration::from_secs(10), || {
+        happens_within(Duration::from_secs(10), || {
             status = launched.target.ended();
             status.is_some()
         })
@@ -96,8 +96,8 @@ fn a_second_ctrl_c_stops_waiting_for_a_command_that_runs_on() {
     assert_eq!(status.and_then(|status| status.code()), Some(130));
     assert_whole(&launched.report().targets[0], Counts::kept(5, 385), "launch", "libc");
     let stderr = text(&launched.file("stderr"));
-    assert!(stderr.contains("runs on"), "{stderr}");
-    // It still does what it is told, and is its own master.
+    assert!(stderr.contains("is still running"), "{stderr}");
+    // It still works, independently of heapbpf.
     launched.target.work("keep 77 5");
     assert_no_probes(command.as_raw_nonzero().get().unsigned_abs());
     assert_eq!(crate::launched::status(command, "TracerPid"), "0");
@@ -105,7 +105,7 @@ fn a_second_ctrl_c_stops_waiting_for_a_command_that_runs_on() {
 }
 
 #[test]
-fn after_its_time_the_report_is_written_and_the_command_waited_for() {
+fn after_the_duration_the_report_is_written_and_the_command_waited_for() {
     let mut launched = Launched::start("--duration 1s", &[build("launched.c")], &[]);
     launched.target.work("keep 77 5");
     wait_until("the report", || launched.file("out.json").exists());
@@ -134,7 +134,7 @@ fn signals_still_reach_the_command_after_the_report() {
 }
 
 #[test]
-fn children_are_recorded_and_the_command_decides_when_it_is_over() {
+fn children_are_recorded_and_the_recording_ends_with_the_command() {
     let mut launched = Launched::start("-v", &[build("family.c")], &[]);
     launched.target.work("keep 100 30");
     launched.target.work("fork");
@@ -154,19 +154,19 @@ fn children_are_recorded_and_the_command_decides_when_it_is_over() {
 }
 
 #[test]
-fn what_a_command_leaves_behind_is_not_waited_for() {
+fn background_processes_of_a_command_are_not_waited_for() {
     let mut launched = Launched::start("", &[build("launched.c")], &[]);
     launched.target.work("daemonize");
     assert_eq!(launched.target.wait().code(), Some(0));
     let report = launched.report();
     assert!(report.targets.iter().any(|process| process.beginning.from_first_call && process.exited));
-    // The daemon does as it is told, without heapbpf.
+    // The daemon works without heapbpf.
     launched.target.work("keep 77 5");
     launched.target.begin_exit(0);
 }
 
 #[test]
-fn ctrl_z_stops_the_command_and_sigcont_has_it_go_on() {
+fn ctrl_z_stops_the_command_and_sigcont_continues_it() {
     let mut launched = Launched::start("", &[build("launched.c")], &[]);
     let command = launched.command();
     let stop_and_go = |launched: &mut Launched| {
@@ -176,7 +176,7 @@ fn ctrl_z_stops_the_command_and_sigcont_has_it_go_on() {
         launched.target.work("keep 77 5")
     };
     stop_and_go(&mut launched);
-    wait_until("the command to be let go", || status(command, "TracerPid") == "0");
+    wait_until("the command to be detached", || status(command, "TracerPid") == "0");
     stop_and_go(&mut launched);
     launched.target.exit(23);
     assert_whole(&launched.report().targets[0], Counts::kept(10, 770), "launch", "libc");
@@ -184,11 +184,11 @@ fn ctrl_z_stops_the_command_and_sigcont_has_it_go_on() {
 }
 
 #[test]
-fn a_command_that_is_stopped_when_it_is_let_go_stays_stopped() {
+fn a_command_stopped_at_detach_stays_stopped() {
     let mut launched = Launched::start("", &[build("launched.c")], &[]);
     let command = launched.command();
     kill_process(command, Signal::STOP).expect("it runs");
-    wait_until("the command to be let go", || status(command, "TracerPid") == "0");
+    wait_until("the command to be detached", || status(command, "TracerPid") == "0");
     wait_until("the stop", || status(command, "State").starts_with('T'));
     kill_process(command, Signal::CONT).expect("it is there");
     launched.target.work("keep 77 5");

@@ -1,4 +1,4 @@
-//! What goes wrong, or is asked for, while a command is being started.
+//! Errors and signals while a command is being started.
 
 use std::fs;
 use std::process::Command;
@@ -32,15 +32,15 @@ fn sigterm_during_the_start_leaves_nothing_running() {
         let outcome = session.terminate();
         (outcome.status.code(), heapbpf.file("started").exists())
     };
-    // The command is there: it ends by the signal.
+    // The command exists: the signal ends it.
     assert_eq!(start(has_child).0, Some(143));
-    // It is likely not to be there yet.
+    // It probably does not exist yet.
     let outcome = start(listens_for_sigterm);
     assert!(outcome == (Some(130), false) || outcome.0 == Some(143), "{outcome:?}");
 }
 
 #[test]
-fn a_command_that_cannot_be_followed_is_named() {
+fn a_command_that_cannot_be_traced_is_reported() {
     let mut command = Command::new(build("without_syscall_info.c"));
     command.arg(binary()).args(["-o", "out.json", "--", "sh", "-c", "echo $$ >pid.part; mv pid.part pid"]);
     let mut heapbpf = Heapbpf::with_command(command);

@@ -1,4 +1,5 @@
-//! `heapbpf -- WRAPPER COMMAND`, where the wrapper has no allocator of its own: what it becomes, or starts, is what is meant.
+//! `heapbpf -- WRAPPER COMMAND`, where the wrapper has no allocator: the program that it executes or starts is
+//! profiled.
 
 use std::ffi::OsString;
 
@@ -9,14 +10,14 @@ use heapbpf_tests::target::build;
 
 use crate::launched::{Launched, wait_until};
 
-/// Runs the target behind a wrapper that does `how`, and finds it in the report.
+/// Runs the target from a wrapper script, and finds it in the report.
 #[track_caller]
 fn check(how: &str) -> Process {
     let wrapper = Recipe::of("bare_wrapper.c").flags("-nostdlib -static -ffreestanding -fno-stack-protector").build();
     let words: [OsString; 3] = [wrapper.into(), how.into(), build("launched.c").into()];
     let mut launched = Launched::start("-v", &words, &[]);
-    // On a busy machine what the wrapper starts may be ready before it is watched.
-    wait_until("the target's probes", || text(&launched.file("stderr")).contains("(launched) is being recorded"));
+    // On a busy machine, the program may be ready before it is recorded.
+    wait_until("the target's probes", || text(&launched.file("stderr")).contains("(launched) is watched"));
     launched.target.work("keep 77 5");
     launched.target.exit(23);
     let mut report = launched.report();
@@ -25,7 +26,7 @@ fn check(how: &str) -> Process {
         .targets
         .remove(found.unwrap_or_else(|| panic!("{:?}\n{}", report.targets, text(&launched.file("stderr")))));
     let functions = process.exact_by_leaf();
-    // A child is seized when heapbpf is told of its exec, which may be too late for its first calls; then that is said.
+    // A child is seized when heapbpf receives its exec event, which may be after its first calls; this is reported.
     let first = process.beginning.from_first_call;
     assert!(first || how == "fork", "{:?}", process.beginning);
     for (name, counts, early) in [
@@ -38,7 +39,7 @@ fn check(how: &str) -> Process {
         if first || !early {
             assert_eq!(got, counts, "{name}: {functions:#?}");
         }
-        // What is seen of the first calls is a number of whole blocks, and none too many.
+        // The recorded part of the first calls is a number of whole blocks, and not too many.
         let part = Counts::kept(got.alloc_count, got.alloc_count * (counts.alloc_bytes / counts.alloc_count));
         assert!(got == part && got.alloc_count <= counts.alloc_count, "{name}: {functions:#?}");
     }
@@ -47,11 +48,11 @@ fn check(how: &str) -> Process {
 }
 
 #[test]
-fn a_program_without_allocator_becomes_the_program_that_is_meant() {
+fn a_wrapper_without_allocator_that_executes_the_program() {
     assert_eq!(check("exec").beginning.origin, "exec");
 }
 
 #[test]
-fn a_program_without_allocator_starts_the_program_that_is_meant() {
+fn a_wrapper_without_allocator_that_starts_the_program() {
     check("fork");
 }

@@ -1,4 +1,4 @@
-//! A cell of the matrix: a program with an allocator. Builds and starts it; knows nothing of profiles.
+//! A cell of the matrix: a program with an allocator. Builds and starts it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use heapbpf_tests::target::{Target, build_directory, run};
 /// A program with an allocator.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
-    /// The heap that its blocks are reported in.
+    /// Heap that its blocks are reported in.
     pub(crate) heap: &'static str,
     program: Program,
     preload: Option<&'static str>,
@@ -68,14 +68,14 @@ impl Cell {
         Self { preload: Some(library), ..self }
     }
 
-    /// Builds it where that has not been done, and starts it.
+    /// Builds the program unless it exists, and starts it.
     #[track_caller]
     pub(crate) fn start(&self) -> Target {
         let mut command = Command::new(match &self.program {
             Program::Built(recipe) => recipe.build(),
             Program::Rust(binary) => rust_targets().join(binary),
         });
-        // Calls that fail are meant to: tcmalloc would print a line for each.
+        // Some calls are supposed to fail: tcmalloc would print a line for each.
         command.env("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", i64::MAX.to_string());
         command.envs(self.preload.map(|library| ("LD_PRELOAD", library)));
         Target::spawn(&mut command)
@@ -90,7 +90,7 @@ impl Cell {
     }
 }
 
-/// Builds the package `rust-targets`, once, and returns the folder of its programs. By itself and not with the workspace,
+/// Builds the package `rust-targets`, once, and returns the directory of its programs. Separate from the workspace,
 /// because its allocators take a minute to compile.
 fn rust_targets() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();

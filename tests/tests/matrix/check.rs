@@ -1,4 +1,4 @@
-//! Profiles a cell and holds the report against the cell's own ledger.
+//! Profiles a cell and compares the report with the cell's ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,30 +8,31 @@ use heapbpf_tests::sampling::Expected;
 
 use super::cell::Cell;
 
-/// Standard deviations that an estimate may be off, see the matrix' own notes.
+/// Allowed error in standard deviations, see the matrix's documentation.
 const SIGMAS: f64 = 4.0;
-/// And that none is off in either run.
+/// Allowed error in either run.
 const SIGMAS_MAX: f64 = 6.0;
 const INTERVAL_BYTES: f64 = 4096.0;
 
-/// How many calls throw for the line `throw`.
+/// Number of calls that throw for the command `throw`.
 const THROWS: u64 = 80;
-/// How many fail without throwing for the line `exact`. In the C++ runtime these catch what others throw.
+/// Number of calls that fail without throwing for the command `exact`. In the C++ runtime, these catch what others
+/// throw.
 const CATCHES: u64 = 40;
 
-/// Samples from which on an estimate is taken to be near normal.
+/// Minimum number of samples to assume a normal distribution.
 const SAMPLES_MIN: f64 = 100.0;
 
-/// One line of work from end to end.
+/// One command from start to end.
 struct Profile {
     report: Report,
-    /// The process in it.
+    /// The profiled process.
     pid: u32,
     ledger: Ledger,
     exit_code: Option<i32>,
 }
 
-/// Profiles one line of work.
+/// Profiles one command.
 #[track_caller]
 fn profile(cell: &Cell, arguments: &str, line: &str) -> Profile {
     let mut target = cell.start();
@@ -45,18 +46,18 @@ fn profile(cell: &Cell, arguments: &str, line: &str) -> Profile {
     Profile { report: heapbpf.report("out.json"), pid: target.pid(), ledger, exit_code }
 }
 
-/// Whether a function of a report is a site: C++ names may come with parameters, Rust's come with their path.
+/// Whether a function of a report is a site: C++ names may include parameters, Rust's their path.
 fn is(name: &str, site: &str) -> bool {
     let last = name.rsplit("::").next().unwrap_or(name);
     last.strip_prefix(site).is_some_and(|rest| rest.is_empty() || rest.starts_with('('))
 }
 
-/// What throwing and catching takes, whoever asks for it: the C++ runtime allocates it and gives it back.
+/// Allocations of throwing and catching, by the C++ runtime.
 fn is_exception(callsite: &Callsite) -> bool {
     callsite.has(|function| is(function, "__cxa_allocate_exception"))
 }
 
-/// Exact counts of some stacks.
+/// Sums exact counts of some stacks.
 fn sum(process: &Process, which: impl Fn(&Callsite) -> bool) -> Counts {
     let mut sum = Counts::default();
     process.callsites.iter().filter(|it| which(it)).for_each(|callsite| sum.add(callsite.totals.exact()));
@@ -72,8 +73,7 @@ pub(crate) fn exact(cell: &Cell) {
     assert_exact(cell, report.process(pid), &ledger, CATCHES);
 }
 
-/// At an interval of 1, where calls throw. A call that asks for so much that it may throw may be left alone, if that is
-/// said.
+/// At an interval of 1, with calls that throw. Functions that may throw may be left unprobed, if this is reported.
 #[track_caller]
 pub(crate) fn throwing(cell: &Cell) {
     let Profile { report, pid, ledger, exit_code } = profile(cell, "--interval 1", "throw");
@@ -85,7 +85,7 @@ pub(crate) fn throwing(cell: &Cell) {
     assert_exact(cell, report.process(pid), &ledger, THROWS);
 }
 
-/// `throws_max` is how many exceptions there may have been.
+/// `throws_max` is the maximum number of exceptions.
 #[track_caller]
 fn assert_exact(cell: &Cell, process: &Process, ledger: &Ledger, throws_max: u64) {
     assert_sites(cell, process, ledger);
@@ -94,7 +94,7 @@ fn assert_exact(cell: &Cell, process: &Process, ledger: &Ledger, throws_max: u64
     assert_eq!((exceptions.live_count, exceptions.live_bytes), (0, 0), "{cell}: {exceptions:?}");
     assert!(exceptions.alloc_count <= throws_max, "{cell}: {exceptions:?}");
     expected.add(exceptions);
-    assert!(expected.alloc_count >= 1000 && expected.free_count > 0, "too little was done to tell: {expected:?}");
+    assert!(expected.alloc_count >= 1000 && expected.free_count > 0, "too few calls for a check: {expected:?}");
     let got = process.totals.exact();
     assert_eq!(
         got,
@@ -108,7 +108,7 @@ fn assert_exact(cell: &Cell, process: &Process, ledger: &Ledger, throws_max: u64
     assert_heap(cell, process, ledger);
 }
 
-/// Stacks that lead through none of the target's functions.
+/// Stacks without any function of the target.
 fn others<'a>(process: &'a Process, ledger: &Ledger) -> Vec<Vec<&'a str>> {
     let is_site = |name: &str| ledger.sites.iter().any(|site| is(name, &site.function));
     let others = process.callsites.iter().filter(|callsite| !callsite.has(is_site));
@@ -130,7 +130,7 @@ fn assert_sites(cell: &Cell, process: &Process, ledger: &Ledger) {
     assert!(differing.is_empty(), "{cell}: {}\nhooked: {hooked:?}", differing.join("\n"));
 }
 
-/// Fails unless all that the target allocated is in the cell's heap.
+/// Fails unless all allocations of the target are in the cell's heap.
 #[track_caller]
 fn assert_heap(cell: &Cell, process: &Process, ledger: &Ledger) {
     let is_site = |name: &str| ledger.sites.iter().any(|site| is(name, &site.function));
@@ -164,7 +164,7 @@ fn assert_none_is_far_off(cell: &Cell, off: &BTreeMap<String, f64>) {
     assert!(far.is_empty(), "{cell}: off by more than {SIGMAS_MAX} sigma: {far:?}");
 }
 
-/// The estimates of one run that are off by more than they may be, with by how many standard deviations.
+/// Returns the estimates of one run that exceed the allowed error, with their error in standard deviations.
 #[track_caller]
 fn outside(cell: &Cell) -> BTreeMap<String, f64> {
     let Profile { report, pid, ledger, exit_code } = profile(cell, "--interval 4KiB", "many");
@@ -183,9 +183,9 @@ fn outside(cell: &Cell) -> BTreeMap<String, f64> {
     let (mut allocated, mut live) = (Expected::default(), Expected::default());
     for site in ledger.sites.iter().filter(|site| site.counts.alloc_count > 0) {
         let (of_site, live_of_site) = expected(site.counts);
-        // Blocks that a resize has taken are all gone.
+        // Blocks that were resized are all freed.
         let nothing_lives = site.counts.live_count == 0;
-        assert!(of_site.samples >= SAMPLES_MIN, "`{}` is called too seldom to tell", site.function);
+        assert!(of_site.samples >= SAMPLES_MIN, "`{}` is called too rarely for a check", site.function);
         assert!(nothing_lives || live_of_site.samples >= SAMPLES_MIN, "`{}` keeps too little", site.function);
         let got = process.estimates_under(|function| is(function, &site.function));
         note(&format!("{} allocated", site.function), of_site, got.alloc_count, got.alloc_bytes);
@@ -199,7 +199,7 @@ fn outside(cell: &Cell) -> BTreeMap<String, f64> {
     off
 }
 
-/// What was allocated and what lives of blocks of one size.
+/// Returns the allocated and live amounts of blocks of one size.
 #[expect(clippy::cast_precision_loss, reason = "counts and bytes here are far below 2^53")]
 fn expected(counts: Counts) -> (Expected, Expected) {
     let size = counts.alloc_bytes as f64 / counts.alloc_count as f64;
@@ -207,9 +207,10 @@ fn expected(counts: Counts) -> (Expected, Expected) {
     (blocks(counts.alloc_count), blocks(counts.live_count))
 }
 
-/// With `--backend multi`: the operator has a hook that says why it is not attached, and everything else is right.
+/// With `--backend multi`: the operator has a hook with the reason why it is not attached, and everything else is
+/// correct.
 #[track_caller]
-pub(crate) fn throwing_left_alone(cell: &Cell) {
+pub(crate) fn throwing_not_probed(cell: &Cell) {
     let Profile { report, pid, ledger, exit_code } = profile(cell, "--interval 1 --backend multi", "throw");
     assert_eq!(exit_code, Some(3), "{cell}");
     let process = report.process(pid);

@@ -1,5 +1,5 @@
-//! heapprofd's five calls: 40 bytes allocated, 25 freed, 15 live, 30 in two blocks at most. Also where a vfork comes between,
-//! which heapprofd's own tests leave out on Linux.
+//! heapprofd's five calls: 40 bytes allocated, 25 freed, 15 live, a peak of 30 in two blocks. Also with a vfork in
+//! between, which heapprofd's own tests omit on Linux.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::{Counts, Process, Report};
@@ -15,21 +15,21 @@ const fn scaled(scale: u64) -> Counts {
     counts((3, 40 * scale), (2, 25 * scale))
 }
 
-/// The functions of one of the program's own heaps.
+/// Hooks of one of the program's own heaps.
 fn hooks(heap: &str) -> [String; 4] {
     let hook = |function: &str| format!("{heap}=accurate:{heap}_{function}");
     let (get, put) = (hook("get(size=arg1, ptr=ret)"), hook("put(old=arg1)"));
     ["--hook".to_owned(), get, "--hook".to_owned(), put]
 }
 
-/// heapbpf on the program, with the hooks of both of its heaps.
+/// Starts heapbpf on the program, with the hooks of both of its heaps.
 fn heapbpf(target: &Target, arguments: &str) -> Heapbpf {
     let words = ["--pid", &target.pid().to_string(), "-o", "out.json"].map(str::to_owned);
     let arguments = arguments.split_ascii_whitespace().map(str::to_owned);
     Heapbpf::new(words.into_iter().chain(arguments).chain(hooks("first")).chain(hooks("second")))
 }
 
-/// The report of these lines of work, from end to end. The program runs on.
+/// Profiles these commands from start to end. The program continues.
 #[track_caller]
 fn profile(arguments: &str, lines: &[&str]) -> (Report, u32) {
     let mut target = Target::start("accurate.c");
@@ -47,7 +47,7 @@ fn profile(arguments: &str, lines: &[&str]) -> (Report, u32) {
     (report, target.pid())
 }
 
-/// Fails unless a heap has exactly this, all of it in one function, and nothing of what a vfork child did.
+/// Fails unless a heap has exactly these counts, all in one function, and none of a vfork child.
 #[track_caller]
 fn assert_heap(process: &Process, heap: &str, function: &str, expected: Counts, peak_bytes: u64) {
     let callsites = || process.callsites.iter().filter(|callsite| callsite.heap == heap);
@@ -61,7 +61,7 @@ fn assert_heap(process: &Process, heap: &str, function: &str, expected: Counts, 
     assert_eq!(totals.peak_bytes.as_u64(), Some(peak_bytes), "{heap}");
 }
 
-/// Fails unless malloc has exactly this for the program, whatever starting threads takes of it.
+/// Fails unless malloc has exactly these counts for the program, excluding what starting threads allocates.
 #[track_caller]
 fn assert_malloc(process: &Process, expected: Counts) {
     assert_eq!(process.exact_by_leaf()["mallocs"], expected);
@@ -77,16 +77,16 @@ fn five_calls_are_40_bytes_of_which_25_are_freed_and_15_live() {
 }
 
 #[test]
-fn the_same_of_a_heap_that_the_program_brings() {
+fn five_calls_of_a_custom_heap_are_exact() {
     let (report, pid) = profile("--interval 1", &["run first 1 plain"]);
     assert_heap(report.process(pid), "first", "firsts", ACCURATE, 30);
     assert_eq!(report.process(pid).totals.exact(), ACCURATE);
 }
 
-/// heapprofd lets an allocator that samples by itself report what it took, and leaves that alone at any interval. Here a heap's
-/// own interval does that.
+/// heapprofd lets an allocator that samples report its samples, and uses them unchanged at any interval. The equivalent
+/// here is a heap's own interval.
 #[test]
-fn a_heap_that_is_to_be_taken_as_it_is_has_the_same_numbers_at_an_interval_of_a_million() {
+fn a_heap_with_interval_one_is_exact_at_an_interval_of_a_million() {
     for how in ["plain", "vfork", "vfork-thread"] {
         let line = format!("run first 1 {how}");
         let (report, pid) = profile("--interval 1000000 --heap-interval first=1", &[&line]);
@@ -95,7 +95,7 @@ fn a_heap_that_is_to_be_taken_as_it_is_has_the_same_numbers_at_an_interval_of_a_
     }
 }
 
-/// And what is as large as the interval is always taken: the numbers are the same, a hundred thousand times as large.
+/// Blocks as large as the interval are always sampled: the numbers are the same, a hundred thousand times as large.
 #[test]
 #[expect(clippy::cast_precision_loss, reason = "the report has floats, which hold these exactly")]
 fn blocks_of_a_million_bytes_are_exact_at_an_interval_of_a_million() {
@@ -116,7 +116,7 @@ fn a_vfork_in_the_middle_changes_nothing() {
         assert_heap(report.process(pid), "first", "firsts", ACCURATE, 30);
         let (report, pid) = profile("--interval 1", &[&format!("run malloc 1 {how}")]);
         assert_malloc(report.process(pid), ACCURATE);
-        // What the child became is another target, or was too short-lived for one.
+        // The child's new program is another target, or exited too soon to be one.
         for other in report.targets.iter().filter(|other| other.pid != pid) {
             assert_eq!((other.beginning.origin.as_str(), other.command.as_str()), ("exec", "true"), "{other:?}");
         }
@@ -124,7 +124,7 @@ fn a_vfork_in_the_middle_changes_nothing() {
 }
 
 #[test]
-fn a_vfork_is_not_the_end_and_the_end_has_its_code() {
+fn a_vfork_is_not_an_exit_and_the_exit_has_its_code() {
     let mut target = Target::start("accurate.c");
     let mut heapbpf = heapbpf(&target, "--interval 1");
     let session = heapbpf.start();
@@ -141,7 +141,7 @@ fn a_vfork_is_not_the_end_and_the_end_has_its_code() {
 }
 
 #[test]
-fn two_allocators_of_one_process_are_kept_apart() {
+fn two_allocators_of_one_process_are_separate() {
     let lines = ["run first 1 plain", "run second 7 plain", "run malloc 1000 plain"];
     for arguments in ["--interval 1", "--interval 1 --heap all"] {
         let (report, pid) = profile(arguments, &lines);
@@ -172,7 +172,7 @@ fn a_heap_that_is_not_selected_has_no_samples() {
             "three blocks, their stacks and two frees; nothing else has got that far"
         );
     }
-    // heapprofd takes a heap that nobody has and gives an empty profile.
+    // heapprofd accepts an unknown heap and gives an empty profile.
     let mut target = Target::start("accurate.c");
     let error = heapbpf(&target, "--interval 1 --heap invalid").run().expect_error(1);
     for part in ["has none of the heaps that are selected (`invalid`)", "`libc`", "`first`", "`second`"] {
@@ -182,9 +182,9 @@ fn a_heap_that_is_not_selected_has_no_samples() {
     target.assert_running();
 }
 
-/// Chrome's register of allocations ignores what is freed twice or was never allocated.
+/// Chrome's allocation register ignores double frees and unknown addresses.
 #[test]
-fn frees_of_what_is_no_block_are_ignored() {
+fn invalid_frees_are_ignored() {
     let mut target = Target::start("accurate.c");
     let mut heapbpf = heapbpf(&target, "--interval 1");
     let session = heapbpf.start();
@@ -196,9 +196,9 @@ fn frees_of_what_is_no_block_are_ignored() {
     assert_eq!(report.process(target.pid()).totals.exact(), counts((2, 25), (1, 10)));
 }
 
-/// And of two blocks in one place the second counts: the profile says that a free was missed.
+/// Of two blocks at one address, the second counts: the profile reports a missed free.
 #[test]
-fn a_second_block_in_one_place_takes_the_firsts() {
+fn a_second_block_at_one_address_replaces_the_first() {
     let mut target = Target::start("accurate.c");
     let mut heapbpf = heapbpf(&target, "--interval 1");
     let session = heapbpf.start();

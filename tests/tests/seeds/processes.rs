@@ -1,5 +1,5 @@
-//! Which processes are seen, and that none sees another's: heapprofd's cases of two processes, of names, and of a daemon that must
-//! not be restarted.
+//! Selection and separation of processes: heapprofd's cases of two processes, of names, and of a daemon that must not
+//! be restarted.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -12,17 +12,17 @@ use heapbpf_tests::target::{Target, build};
 
 use crate::assert_multiple;
 
-/// A name that no other process has.
+/// Returns a unique name.
 fn name(word: &str) -> String {
     format!("{word}-seed-of-{}", std::process::id())
 }
 
-/// The service, called so.
+/// The service under this name.
 fn service(name: &str) -> Target {
     Target::spawn(Command::new(build("service.c")).arg0(name))
 }
 
-/// Fails unless all that a process did was with blocks of this size, and there was much of it.
+/// Fails unless a process has blocks of this size only, and many of them.
 #[track_caller]
 fn assert_blocks_of(process: &Process, size: u64, other_size: u64) {
     for callsite in &process.callsites {
@@ -38,7 +38,7 @@ fn assert_blocks_of(process: &Process, size: u64, other_size: u64) {
 }
 
 #[test]
-fn two_processes_at_once_do_not_see_each_other() {
+fn two_processes_at_once_do_not_mix() {
     let (mut one, mut other) = (Target::start("service.c"), Target::start("service.c"));
     let mut heapbpf = Heapbpf::of(one.pid(), &format!("--pid {} --interval 1 -o out.json", other.pid()));
     let session = heapbpf.start();
@@ -65,7 +65,7 @@ fn two_processes_at_once_do_not_see_each_other() {
     other.assert_running();
 }
 
-/// When a process was started, in the kernel's ticks: its number alone could be another's by now.
+/// Returns the start time of a process in ticks: its PID could be reused.
 fn started(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     let behind_name = stat.rsplit_once(") ").expect("names are in parentheses").1;
@@ -95,7 +95,7 @@ fn a_daemons_blocks_of_4153_bytes_are_counted_whole_and_it_is_not_restarted() {
     assert_eq!(started(pid), since, "it is another process");
 }
 
-/// What a pattern finds of two processes that run, `name` and `name@1.2.3`.
+/// Checks which of two running processes, `name` and `name@1.2.3`, a pattern matches.
 #[track_caller]
 fn check_running(pattern: impl Fn(&str) -> String, finds: [bool; 2]) {
     static NAMES: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
@@ -122,17 +122,17 @@ fn check_running(pattern: impl Fn(&str) -> String, finds: [bool; 2]) {
 }
 
 #[test]
-fn a_name_finds_what_runs_with_a_version_and_without() {
+fn a_name_matches_running_processes_with_and_without_version() {
     check_running(str::to_owned, [true, true]);
-    // heapprofd cuts what it is told as well. Here who writes a version means it.
+    // heapprofd truncates patterns as well. Here, a pattern with a version matches this version only.
     check_running(|name| format!("{name}@1.2.3"), [false, true]);
     check_running(|name| format!("{name}@1.2.4"), [false, false]);
     check_running(|name| format!("/system/bin/{name}@*"), [false, true]);
 }
 
-/// heapprofd's own tests leave this out on Linux.
+/// heapprofd's own tests omit this on Linux.
 #[test]
-fn a_name_finds_what_starts_with_a_version_from_its_first_block_on() {
+fn a_name_matches_a_started_process_with_version_from_its_first_block() {
     let name = name("starts");
     let mut heapbpf = Heapbpf::new(["-v", "--cmdline", &name, "--interval", "1", "-o", "out.json"]);
     let mut session = heapbpf.start();

@@ -1,4 +1,5 @@
-//! Sessions on a program that never stops allocating: heapprofd's cases of one, of two in a row and at once, and of ends.
+//! Sessions on a program that always allocates: heapprofd's cases of one session, of two in sequence and in parallel,
+//! and of ends.
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
 use heapbpf_tests::kernel::assert_no_probes;
@@ -24,7 +25,7 @@ fn report_of(session: Session, heapbpf: &Heapbpf) -> heapbpf_tests::report::Repo
     report
 }
 
-/// Fails unless all that happened were whole ticks of this size, at least so many, of which at most one goes on.
+/// Fails unless all events are complete ticks of this size, at least `at_least`, of which at most one is in progress.
 #[track_caller]
 fn assert_ticks(process: &Process, size: u64, at_least: u64) {
     let Counts { alloc_count, alloc_bytes, free_count, free_bytes, live_count, live_bytes } = process.totals.exact();
@@ -43,13 +44,13 @@ fn a_block_of_1024_bytes_every_10_ms_is_whole_blocks_of_which_one_or_none_lives(
     let session = heapbpf.start();
     target.work("ticks 100");
     let report = report_of(session, &heapbpf);
-    // The first block may have been allocated before the session: then its free is nobody's.
+    // The first block may be older than the session: then its free is not counted.
     assert_ticks(report.process(target.pid()), 1024, 99);
     target.assert_running();
 }
 
 #[test]
-fn a_second_session_knows_nothing_of_the_first_ones_blocks() {
+fn a_second_session_has_no_blocks_of_the_first() {
     let mut target = ticking(5);
     for size in [5, 7] {
         target.work(&format!("size {size}"));
@@ -64,7 +65,7 @@ fn a_second_session_knows_nothing_of_the_first_ones_blocks() {
 }
 
 #[test]
-fn a_session_that_could_not_begin_is_not_in_the_next_ones_way() {
+fn a_failed_session_does_not_affect_the_next() {
     let mut target = ticking(7);
     for wrong in ["--interval 0", "--hook x.so:f(size=arg7,ptr=ret)", "--heap-interval libc=0"] {
         let _ = Heapbpf::of(target.pid(), &format!("{wrong} -o out.json")).run().expect_error(2);
@@ -77,9 +78,9 @@ fn a_session_that_could_not_begin_is_not_in_the_next_ones_way() {
     target.assert_running();
 }
 
-/// heapprofd turns a second session down.
+/// heapprofd rejects a second session.
 #[test]
-fn two_sessions_at_once_have_equal_numbers_and_one_ends_without_the_other() {
+fn two_sessions_at_once_have_equal_numbers_and_end_independently() {
     let mut target = ticking(0);
     let mut both = [(); 2].map(|()| Heapbpf::of(target.pid(), ARGUMENTS));
     let [first, second] = both.each_mut().map(Heapbpf::start);
@@ -114,7 +115,7 @@ fn two_sessions_at_once_have_equal_numbers_and_one_ends_without_the_other() {
 }
 
 #[test]
-fn what_was_allocated_right_before_the_end_is_in_the_report() {
+fn allocations_right_before_the_end_are_in_the_report() {
     let expected = Counts::kept(50_000, 50_000 * 128);
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), ARGUMENTS);
@@ -124,7 +125,7 @@ fn what_was_allocated_right_before_the_end_is_in_the_report() {
     assert_eq!(report.process(target.pid()).totals.exact(), expected);
     target.assert_running();
 
-    // And before the program's own end.
+    // Also before the program's own exit.
     let mut heapbpf = Heapbpf::of(target.pid(), ARGUMENTS);
     let session = heapbpf.start();
     target.work("keep 128 50000");
@@ -136,13 +137,13 @@ fn what_was_allocated_right_before_the_end_is_in_the_report() {
 }
 
 #[test]
-fn a_program_that_ends_while_it_is_profiled_leaves_one_report_with_all_that_was_seen() {
+fn a_program_that_exits_while_profiled_has_a_complete_report() {
     const BLOCKS: u64 = 200;
     let mut target = Target::start("ticking.c");
     let mut heapbpf = Heapbpf::of(target.pid(), ARGUMENTS);
     let session = heapbpf.start();
     target.work(&format!("leak 128 {BLOCKS}"));
-    // It ends by itself, and nothing waits for it: it is a zombie.
+    // It exits and is not reaped: it is a zombie.
     let _ = session.wait().expect_code(0);
     assert_eq!(heapbpf.files(), ["out.json"]);
     let report = heapbpf.report("out.json");

@@ -1,4 +1,4 @@
-//! gperftools' heap, in stages: whose it is when, in the program itself and in one that it forked and executed.
+//! gperftools' heap in stages, in the program itself and in one that it forks and executes.
 
 use heapbpf_tests::heapbpf::{Heapbpf, Session};
 use heapbpf_tests::report::{Counts, Process, Report};
@@ -6,19 +6,19 @@ use heapbpf_tests::target::Target;
 
 use crate::counts;
 
-/// What gperftools asks one function to have of the live bytes.
+/// Share of the live bytes that gperftools requires of one function.
 const SHARE_MIN: f64 = 0.9;
 
-/// Blocks of 400 bytes, also those that are lost while 40 others take their places.
+/// Blocks of 400 bytes, including those that are leaked while 40 others are replaced.
 const ALLOCATE: Counts = counts((160, 64_000), (80, 32_000));
 
 /// 360 blocks of 4,000 bytes and 600 of 40,000.
 const ALLOCATE_2: Counts = Counts::kept(960, 25_440_000);
 
-/// What all stages together allocate and free, which gperftools' log has as "62 MB allocated" and "62 MB freed".
+/// Allocated and freed bytes of all stages, which gperftools logs as "62 MB allocated" and "62 MB freed".
 const ALL: Counts = counts((160 + 960 + 100, 64_000 + 25_440_000 + 40_000_000), (80 + 960 + 40 + 100, 65_488_000));
 
-/// The share of the live bytes that is in this function.
+/// Returns the share of the live bytes in this function.
 fn share(process: &Process, function: &str) -> f64 {
     let estimates = process.estimates_by_leaf();
     estimates.get(function).map_or(0.0, |estimates| estimates.live_bytes) / process.totals.estimates().live_bytes
@@ -56,7 +56,7 @@ fn allocate2_has_more_than_nine_tenths_of_what_lives() {
 }
 
 #[test]
-fn a_stage_later_nearly_all_is_allocates() {
+fn allocate2_has_nearly_all_live_bytes_a_stage_later() {
     let (mut target, heapbpf, session) = start("--interval 1");
     target.work("fill");
     target.work("replace");
@@ -77,20 +77,20 @@ fn in_the_end_62_mb_were_allocated_and_62_mb_freed() {
     let totals = report.process(target.pid()).totals.exact();
     assert_eq!(totals, ALL);
     assert_eq!((totals.alloc_bytes >> 20, totals.free_bytes >> 20), (62, 62));
-    // The most that lives at once is 100 blocks of 400,000 bytes, and what was lost.
+    // The peak is 100 blocks of 400,000 bytes, and the leaked ones.
     assert_eq!(report.process(target.pid()).totals.peak_bytes.as_u64(), Some(40_000_000 + 40 * 400));
     target.assert_running();
 }
 
-/// heapprofd does not follow forks; the children of programs under gperftools write over their parents' files.
+/// heapprofd does not follow forks; the children of programs under gperftools overwrite their parents' files.
 #[test]
-fn a_forked_and_executed_child_has_a_profile_of_its_own() {
+fn a_forked_and_executed_child_has_its_own_profile() {
     let (mut target, heapbpf, mut session) = start("--interval 1");
     target.work("fill");
-    target.becomes("child");
+    target.exec("child");
     let child = target.child_pid();
-    // The copy of the program that it was before has another name.
-    session.wait_for(&format!("process {child} (exe) is being recorded"));
+    // The forked copy of the program before its exec has another name.
+    session.wait_for(&format!("process {child} (exe) is watched"));
     let truth = target.work("fill");
     target.begin_exit(0);
     target.work("replace");
@@ -110,7 +110,7 @@ fn a_forked_and_executed_child_has_a_profile_of_its_own() {
     assert_eq!(executed.exact_by_leaf()["Allocate2"], truth.site("Allocate2").counts);
     assert_eq!(executed.exact_by_leaf()["Allocate"], truth.site("Allocate").counts);
     assert_eq!(executed.totals.inherited_count.as_u64(), Some(0), "its memory is new");
-    // The copy of its parent that it was for a moment may have been seen, too.
+    // The short-lived forked copy of its parent may have been recorded, too.
     let copies = &programs[..programs.len() - 1];
     assert!(copies.iter().all(|copy| copy.replaced && copy.beginning.origin == "fork"), "{copies:?}");
 }

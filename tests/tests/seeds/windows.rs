@@ -1,4 +1,4 @@
-//! heapprofd's cases of dumps while it records: windows that chain, also where all is freed, and the peak.
+//! heapprofd's cases of dumps while recording: consecutive windows, also where all is freed, and the peak.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::target::Target;
@@ -7,11 +7,11 @@ use serde_json::Value;
 
 use crate::{assert_multiple, json};
 
-/// Bytes of a window: live at its beginning, allocated, freed, live at its end.
+/// Bytes of a window: live at its start, allocated, freed, live at its end.
 type Flow = [u64; 4];
 
-/// The windows' reports, in order, and what each did, after a look at whether they chain: each begins where the one before ended, with
-/// what lived then, and together they are the whole.
+/// Returns the windows' reports and bytes in order. Fails unless they are consecutive, each starting with what was live
+/// at the end of the one before, and together equal the whole recording.
 #[track_caller]
 fn windows(heapbpf: &Heapbpf) -> Vec<(Value, Flow)> {
     let whole = json(heapbpf, "out.json");
@@ -38,7 +38,7 @@ fn windows(heapbpf: &Heapbpf) -> Vec<(Value, Flow)> {
 }
 
 #[test]
-fn windows_of_whole_blocks_follow_each_other_and_each_ends_with_one_or_none() {
+fn windows_are_consecutive_and_end_with_one_block_or_none() {
     let mut target = Target::start("ticking.c");
     target.work("size 1024");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --dump-every 100ms -o out.json");
@@ -60,9 +60,9 @@ fn windows_of_whole_blocks_follow_each_other_and_each_ends_with_one_or_none() {
     assert!(windows.iter().map(|(_, flow)| flow[1]).sum::<u64>() >= 10 * 1024);
 }
 
-/// What is retained and what is freed are told apart also where nothing is left.
+/// Retained and freed bytes are distinguished even if nothing remains.
 #[test]
-fn a_thousand_bytes_are_retained_and_then_not() {
+fn a_thousand_bytes_are_retained_and_then_freed() {
     let mut target = Target::start("service.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let mut session = heapbpf.start();
@@ -79,7 +79,7 @@ fn a_thousand_bytes_are_retained_and_then_not() {
     assert_eq!(flows, expected);
 }
 
-/// heapprofd's five calls: 30 bytes in two blocks, of its own heap.
+/// heapprofd's five calls: a peak of 30 bytes in two blocks, of its own heap.
 #[test]
 fn the_peak_of_a_heap_that_the_program_brings_is_30_bytes_in_two_blocks() {
     let mut target = Target::start("accurate.c");

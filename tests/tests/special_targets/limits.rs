@@ -1,4 +1,4 @@
-//! What heapbpf itself has little of: memory, descriptors, and the processor.
+//! Limits on heapbpf itself: memory, descriptors, and CPU.
 
 use std::fs;
 use std::thread;
@@ -24,7 +24,7 @@ fn sixty_four_descriptors_suffice() {
 }
 
 #[test]
-fn twenty_descriptors_do_not_and_that_is_the_reason_given() {
+fn twenty_descriptors_are_an_error_with_that_reason() {
     let mut target = Target::start("service.c");
     let outcome = prepared("ulimit -n 20", target.pid(), "--interval 1 --duration 1s -o out.json").run();
     let text = outcome.expect_error(FAILED);
@@ -32,7 +32,7 @@ fn twenty_descriptors_do_not_and_that_is_the_reason_given() {
     assert_unharmed(&mut target);
 }
 
-/// A control group with a limit of memory, without swap.
+/// A control group with a memory limit, without swap.
 fn memory_group(limit: &str) -> Group {
     let name = format!("heapbpf-memory-{}", std::process::id());
     let first = Group::of_hierarchy("memory", &name);
@@ -44,7 +44,7 @@ fn memory_group(limit: &str) -> Group {
 }
 
 #[test]
-fn sixty_four_mebibytes_suffice_or_that_is_the_reason_given() {
+fn sixty_four_mebibytes_suffice_or_are_an_error_with_that_reason() {
     let mut target = Target::start("service.c");
     let group = memory_group("64M");
     let enter = format!("echo $$ > {}", group.processes().display());
@@ -76,7 +76,7 @@ fn a_small_ring_fits_into_sixty_four_mebibytes() {
 
 /// Under load, for longer than the ring buffer lasts.
 #[test]
-fn a_session_that_was_stopped_for_twenty_seconds_reports_what_it_dropped() {
+fn a_session_that_was_stopped_for_twenty_seconds_reports_its_drops() {
     let mut target = Target::start("flood.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 --on-overload drop --ring-size 1MiB -o out.json");
     let session = heapbpf.start();
@@ -86,7 +86,7 @@ fn a_session_that_was_stopped_for_twenty_seconds_reports_what_it_dropped() {
         thread::sleep(Duration::from_secs(20));
         load.join().expect("it does not panic")
     });
-    session.go_on();
+    session.resume();
     let outcome = session.interrupt().expect_code(3);
     let report = heapbpf.report("out.json");
     let truth = ledger.sum();
@@ -96,7 +96,7 @@ fn a_session_that_was_stopped_for_twenty_seconds_reports_what_it_dropped() {
     assert!(recorded.alloc_count <= truth.alloc_count, "{recorded:?} of {truth:?}");
     let missing = truth.alloc_count + truth.free_count - recorded.alloc_count - recorded.free_count;
     assert!(missing <= dropped, "{missing} calls are missing, {dropped} records were dropped");
-    // What is live is read again from the kernel's own map.
+    // Live blocks are resynced from the kernel's live set.
     assert_eq!(recorded.live_bytes, truth.live_bytes, "{:?}", report.health);
     target.assert_running();
 }

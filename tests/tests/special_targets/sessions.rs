@@ -1,4 +1,4 @@
-//! Several heapbpf with one target.
+//! Several sessions on one target.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::kernel::changed_code;
@@ -7,9 +7,9 @@ use heapbpf_tests::target::Target;
 
 use super::assert_unharmed;
 
-/// Killed once while the target allocates, and once while it rests.
+/// Killed once while the target allocates, and once while it is idle.
 #[test]
-fn a_session_that_is_killed_takes_nothing_from_another() {
+fn a_killed_session_does_not_affect_another() {
     let mut target = Target::start("service.c");
     let mut survivor = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = survivor.start();

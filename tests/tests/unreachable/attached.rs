@@ -1,4 +1,5 @@
-//! Programs that ran before: their blocks are found in the heap, and those that are made while heapbpf watches have stacks.
+//! Programs that were running before: their blocks are found in the heap, and those allocated while heapbpf records
+//! have stacks.
 
 use std::path::Path;
 
@@ -8,10 +9,10 @@ use heapbpf_tests::unreachable::Known;
 
 use crate::LEAKS;
 use crate::launched::libraries;
-use crate::looks::{look, truth};
+use crate::runs::{run_check, truth};
 use std::process::Command;
 
-/// Without probes, both ways to keep memory still: the same.
+/// Without probes, both methods of heap snapshots give the same result.
 #[track_caller]
 fn check(program: &Path, arguments: &[&str], heap: &str) {
     let mut target = Target::spawn(Command::new(program).args(arguments));
@@ -23,7 +24,7 @@ fn check(program: &Path, arguments: &[&str], heap: &str) {
 fn check_target(target: &mut Target, heap: &str) {
     let truth = truth(target);
     for snapshot in ["read", "fork"] {
-        let check = look(target, &format!("--snapshot {snapshot}"), LEAKS);
+        let check = run_check(target, &format!("--snapshot {snapshot}"), LEAKS);
         assert_eq!(check.method, snapshot);
         truth.assert_is(&check, Known::Walked);
         let heaps: Vec<_> = check.heaps.iter().map(|heap| (heap.name.as_str(), heap.precision.as_str())).collect();
@@ -67,7 +68,7 @@ fn threads_of_a_musl_program() {
 fn libraries_that_are_loaded_and_unloaded() {
     let libraries = libraries();
     let mut target = Target::spawn(Command::new(build("leaks/library.c")).args(libraries));
-    target.order("make");
+    target.run_command("make");
     check_target(&mut target, "libc");
     target.exit(0);
 }

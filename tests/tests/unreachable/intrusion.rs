@@ -1,4 +1,4 @@
-//! What a look does to the process that is looked at: nothing that it could tell, however the look ends.
+//! Effects of a heap snapshot on the process: none that it could notice, however the snapshot ends.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use heapbpf_tests::target::{Target, run};
 use heapbpf_tests::unreachable::Sum;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::looks::look;
+use crate::runs::run_check;
 use crate::{CLEAN, FAILED, LEAKS};
 
-/// Only a hang takes this long.
+/// Timeout for hangs.
 const WITHIN: Duration = Duration::from_secs(120);
 
 fn signal(target: &Target, signal: Signal) {
@@ -29,23 +29,23 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A process with so much memory that a look at it takes long, and a look that has begun.
+/// Starts a heap snapshot of a process with so much memory that it takes long.
 #[track_caller]
 fn begin(heapbpf: &mut Heapbpf, target: &Target) -> Session {
     let session = heapbpf.spawn();
-    wait_until("the look", || tracer(target.pid()).is_some());
+    wait_until("the snapshot", || tracer(target.pid()).is_some());
     session
 }
 
 fn large() -> (Target, Heapbpf) {
     let mut target = Target::start("leaks/holder.c");
-    target.order("fill 512");
+    target.run_command("fill 512");
     let pid = target.pid().to_string();
     (target, Heapbpf::new(["leaks", "--pid", &pid, "-o", "check.json"]))
 }
 
 #[test]
-fn a_process_that_is_killed_while_it_is_looked_at() {
+fn a_process_is_killed_during_a_snapshot() {
     let (mut target, mut heapbpf) = large();
     let session = begin(&mut heapbpf, &target);
     target.kill();
@@ -54,34 +54,34 @@ fn a_process_that_is_killed_while_it_is_looked_at() {
 }
 
 #[test]
-fn a_process_runs_on_when_the_look_is_killed() {
+fn a_process_continues_when_heapbpf_is_killed_during_a_snapshot() {
     let (mut target, mut heapbpf) = large();
     begin(&mut heapbpf, &target).kill();
     wait_until("the release", || tracer(target.pid()).is_none());
-    target.order("hold global");
-    target.order("clear global");
-    let check = look(&target, "", LEAKS);
+    target.run_command("hold global");
+    target.run_command("clear global");
+    let check = run_check(&target, "", LEAKS);
     assert_eq!(check.leaked.count, 1);
     target.exit(0);
 }
 
 #[test]
-fn signals_that_come_meanwhile_and_that_wait_are_delivered() {
+fn signals_sent_during_a_snapshot_are_delivered() {
     for snapshot in ["read", "fork"] {
         let (mut target, _) = large();
-        target.order("block");
+        target.run_command("block");
         signal(&target, Signal::USR1);
         let pid = target.pid().to_string();
         let mut heapbpf = Heapbpf::new(["leaks", "--pid", &pid, "-o", "check.json", "--snapshot", snapshot]);
         let session = heapbpf.spawn();
         let mut sent = 0;
-        wait_until("the look", || tracer(target.pid()).is_some());
+        wait_until("the snapshot", || tracer(target.pid()).is_some());
         while tracer(target.pid()).is_some() && sent < 200 {
             run(Command::new("kill").args(["-34", &pid]));
             sent += 1;
         }
         let _ = session.wait().expect_code(CLEAN);
-        assert_eq!(target.ask("count"), [format!("1 {sent}")], "{snapshot}");
+        assert_eq!(target.query("count"), [format!("1 {sent}")], "{snapshot}");
         target.exit(0);
     }
 }
@@ -89,13 +89,13 @@ fn signals_that_come_meanwhile_and_that_wait_are_delivered() {
 #[test]
 fn a_stopped_process_stays_stopped() {
     let mut target = Target::start("leaks/holder.c");
-    target.order("hold tls");
-    target.order("clear tls");
+    target.run_command("hold tls");
+    target.run_command("clear tls");
     signal(&target, Signal::STOP);
     wait_until("the stop", || state(target.pid()) == 'T');
-    assert_eq!(look(&target, "", LEAKS).leaked, Sum::of(1, 264));
+    assert_eq!(run_check(&target, "", LEAKS).leaked, Sum::of(1, 264));
     assert_eq!(state(target.pid()), 'T');
-    // It would have to run to be copied.
+    // It would have to run to fork.
     let pid = target.pid().to_string();
     let text = Heapbpf::new(["leaks", "--pid", &pid, "--snapshot", "fork"]).run().expect_error(FAILED);
     assert!(
@@ -104,23 +104,23 @@ fn a_stopped_process_stays_stopped() {
     );
     assert_eq!(state(target.pid()), 'T');
     signal(&target, Signal::CONT);
-    target.order("free tls");
-    assert_eq!(look(&target, "--snapshot fork", CLEAN).leaked, Sum::default());
+    target.run_command("free tls");
+    assert_eq!(run_check(&target, "--snapshot fork", CLEAN).leaked, Sum::default());
     target.exit(0);
 }
 
 #[test]
-fn what_is_made_while_it_is_watched_has_a_stack() {
+fn blocks_allocated_while_recording_have_a_stack() {
     let mut target = Target::start("leaks/holder.c");
     for order in ["hold stack", "clear stack", "hold register", "hold tls"] {
-        target.order(order);
+        target.run_command(order);
     }
     let pid = target.pid().to_string();
     let mut heapbpf = Heapbpf::new(["leaks", "--pid", &pid, "--watch", "1h", "-o", "check.json"]);
     let mut session = heapbpf.spawn();
-    session.wait_for("heapbpf: watching");
+    session.wait_for("heapbpf: recording");
     for order in ["hold global", "clear global", "clear tls", "free register", "hold register"] {
-        target.order(order);
+        target.run_command(order);
     }
     let _ = session.interrupt().expect_code(LEAKS);
     let check = heapbpf_tests::unreachable::Check::read(&heapbpf.file("check.json"));
@@ -133,7 +133,7 @@ fn what_is_made_while_it_is_watched_has_a_stack() {
     assert_eq!((check.leak_count, check.leaked), (3, Sum::of(3, 256 + 264 + 264)));
     let [heap] = check.heaps.as_slice() else { panic!("{:?}", check.heaps) };
     assert_eq!((heap.name.as_str(), heap.precision.as_str()), ("libc", "walked"));
-    target.order("free stack");
+    target.run_command("free stack");
     assert_no_probes(target.pid());
     target.exit(0);
 }

@@ -1,4 +1,5 @@
-//! Objects, containers and owners of C++ and Rust: one entry for each that is lost, with all that it holds, and its type where that can be told.
+//! Objects, containers and owners of C++ and Rust: one entry for each leaked one, with all blocks reachable from it,
+//! and its type if it is known.
 
 use std::process::Command;
 
@@ -6,22 +7,22 @@ use heapbpf_tests::target::{Target, build};
 use heapbpf_tests::unreachable::{Check, Known, Sum, Truth};
 
 use crate::LEAKS;
-use crate::looks::{Launch, look, truth};
+use crate::runs::{Launch, run_check, truth};
 
-/// Looked at when it exits, watched, and while it runs, not watched.
+/// Checks it at its exit, recorded, and while it runs, without recording.
 #[track_caller]
 fn check(source: &str) -> (Truth, Check) {
     let program = build(source);
     let mut launch = Launch::start("", &program, &[]);
     let made = truth(&mut launch.target);
-    launch.look();
+    launch.check_now();
     assert_eq!(launch.exit(0), Some(LEAKS), "{}", launch.stderr());
     let check = launch.check("check.0001.json");
     made.assert_entries(&check, Known::Watched);
     made.assert_entries(&launch.check("check.json"), Known::Watched);
 
     let mut target = Target::spawn(&mut Command::new(&program));
-    let walked = look(&target, "", LEAKS);
+    let walked = run_check(&target, "", LEAKS);
     truth(&mut target).assert_entries(&walked, Known::Walked);
     let counts = |check: &Check| (check.leaked.count, check.direct.count, check.leak_count);
     assert_eq!(counts(&walked), counts(&check));
@@ -41,7 +42,7 @@ fn of_cpp() {
     // Ten nodes, with a name and a list each: see `fill`.
     let table = check.leak_of("table_lost");
     assert_eq!(table.referenced.count, 30);
-    // Nodes point to the one above, the uppermost to the table itself.
+    // Nodes point to their parents, the topmost to the table itself.
     assert_eq!(table.cycle_count, 11);
     let circle = check.leak_of("owners_in_a_circle");
     assert_eq!((circle.cycle_count, circle.referenced), (2, Sum::of(1, circle.size_bytes)));
@@ -54,7 +55,7 @@ fn of_cpp() {
 #[test]
 fn of_rust() {
     let (_, check) = check("leaks/owners.rs");
-    // The list, and twelve of what is in it.
+    // The list, and twelve of its elements.
     let boxes = check.leak_of("boxes_lost");
     assert_eq!(boxes.referenced, Sum::of(13, 12 * 8 + 12 * 40));
     for function in ["links_lost", "peers_lost"] {

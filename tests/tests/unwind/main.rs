@@ -1,7 +1,7 @@
-//! The kernel side's unwinder against framehop: thousands of stacks of real programs, each unwound by both from the same
-//! registers and memory.
+//! The kernel side's unwinder against framehop: thousands of stacks of real programs, each unwound by both from the
+//! same registers and memory.
 //!
-//! Unlike all other tests here this one looks inside: it records through the library, which alone hands out raw stacks.
+//! Unlike all other tests, this one records through the library, which alone returns raw stacks.
 
 mod oracle;
 mod program;
@@ -24,13 +24,13 @@ use profiler_common::interval::Interval;
 use profiler_common::stack::StackEnd;
 use program::Program;
 
-/// Stacks to compare of each program.
+/// Number of stacks to compare per program.
 const STACKS: usize = 3500;
 
-/// Until there are that many. Only a hang takes this long.
+/// Timeout for hangs.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// How long stacks gather between two looks at them.
+/// Interval between comparisons of collected stacks.
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// Records a program's stacks.
@@ -66,7 +66,7 @@ fn record(program: &mut Program) -> Vec<RawSample> {
     })
 }
 
-/// What came of one program.
+/// Results for one program.
 #[derive(Default)]
 struct Tally {
     stacks: usize,
@@ -76,7 +76,7 @@ struct Tally {
     frames_max: usize,
     bytes_max: usize,
     identical: usize,
-    /// How often each known difference was met, and the first example.
+    /// Number of times that each known difference occurred, and the first example.
     differences: BTreeMap<&'static str, (usize, String)>,
     unexplained: Vec<String>,
 }
@@ -104,7 +104,7 @@ impl Tally {
     }
 }
 
-/// Where the two part, for people.
+/// Describes where the two differ.
 fn parting(oracle: &mut Oracle, sample: &RawSample, walk: &Walk) -> String {
     let ours: Vec<u64> = sample.stack.frames.iter().map(|frame| frame.0).collect();
     let common = ours.iter().zip(&walk.frames).take_while(|(a, b)| a == b).count();
@@ -156,7 +156,7 @@ fn table(tallies: &[(&'static str, Tally)]) -> String {
     text
 }
 
-/// The library starts this program again, as the keeper of its probes.
+/// The library starts this program again as its keeper.
 fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|command| command == keeper::COMMAND) {
         keeper::serve().expect("it is started by a session");
@@ -182,7 +182,7 @@ fn stacks_of_real_programs_are_what_framehop_finds() {
         tallies.push((program.name, tally));
     }
     let text = table(&tallies);
-    // Past the test's own capture: the figures are what one runs this for.
+    // Bypasses the captured output: the figures are the purpose of this test.
     writeln!(std::io::stdout(), "{text}").expect("stdout is open");
     for (name, tally) in &tallies {
         assert_eq!(tally.stacks, STACKS, "{name} made fewer stacks than are to be compared");

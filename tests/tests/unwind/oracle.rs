@@ -1,8 +1,8 @@
-//! The same stacks by framehop, and where the two unwinders part.
+//! The same stacks unwound by framehop, and where the two unwinders differ.
 //!
-//! framehop has code of its own for everything from the lookup of a function to the registers of its caller. It is given
-//! what the kernel side had: the registers at the hooked function's entry and the stack's memory, from a copy that was
-//! taken at the same instant, and the unwind sections of the files that the process maps.
+//! framehop has its own code for everything from the lookup of a function to the registers of its caller. Its input is
+//! that of the kernel side: the registers at the hooked function's entry, a copy of the stack's memory taken at the
+//! same time, and the unwind sections of the files that the process maps.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ use profiler_common::limits::{PAGE_BYTES, RAW_STACK_PAGES_MAX, STACK_FRAMES_MAX}
 use profiler_common::stack::StackEnd;
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
 
-/// What framehop made of a stack.
+/// framehop's result for a stack.
 #[derive(Debug)]
 pub(crate) struct Walk {
-    /// Return addresses, the direct caller first.
+    /// Return addresses, the innermost first.
     pub(crate) frames: Vec<u64>,
-    /// Why it ended. `Ok` at the thread's first frame.
+    /// Why it stopped. `Ok` at the thread's first frame.
     pub(crate) end: Result<(), framehop::Error>,
     /// The address that could not be read, if one could not.
     unread: Option<u64>,
 }
 
-/// A module's place in the process.
+/// Location of a module in the process.
 struct Place {
     start: u64,
     end: u64,
@@ -46,12 +46,12 @@ pub(crate) struct Oracle {
     cache: CacheX86_64,
     modules: ModuleStore,
     places: Vec<Place>,
-    /// heapbpf's tables, which say what rule was followed where the two part.
+    /// heapbpf's tables, for the rule that was used where the two differ.
     tables: HashMap<ModuleId, Table>,
 }
 
 impl Oracle {
-    /// Reads what a process maps now.
+    /// Reads the current mappings of a process.
     pub(crate) fn new(pid: u32) -> Self {
         let mut modules = ModuleStore::new();
         let mut space = AddressSpace::new(Pid(pid));
@@ -72,7 +72,7 @@ impl Oracle {
         Self { unwinder, cache: CacheX86_64::new(), modules, places, tables: HashMap::new() }
     }
 
-    /// Unwinds a copy, from the state that the kernel side begins with: that of the caller once the call has returned.
+    /// Unwinds a copy, from the kernel side's initial state: that of the caller after the return.
     pub(crate) fn walk(&mut self, raw: &RawStack) -> Walk {
         let mut walk = Walk { frames: Vec::new(), end: Ok(()), unread: None };
         let mut unread = None;
@@ -101,13 +101,13 @@ impl Oracle {
         walk
     }
 
-    /// Whether both found the same frames, and both the thread's first one or neither.
+    /// Whether both found the same frames, and both or neither reached the thread's first one.
     pub(crate) fn agree(sample: &RawSample, walk: &Walk) -> bool {
         let ours = sample.stack.frames.iter().map(|frame| frame.0);
         (sample.stack.end == StackEnd::Complete) == walk.end.is_ok() && ours.eq(walk.frames.iter().copied())
     }
 
-    /// Why the two differ, or `None` when that is not understood.
+    /// Returns the reason for a difference, or `None` if it is unknown.
     pub(crate) fn explain(&mut self, sample: &RawSample, walk: &Walk) -> Option<&'static str> {
         let ours = sample.stack.frames.iter().map(|frame| frame.0);
         let common: Vec<u64> = ours.zip(&walk.frames).take_while(|(a, b)| a == *b).map(|(a, _)| a).collect();
@@ -117,11 +117,11 @@ impl Oracle {
         if is_prefix && is_full && walk.unread.is_some_and(|address| address >= copy_end) {
             return Some("the stack is longer than a copy may be");
         }
-        // What a frame loses shows further out; so every frame up to the parting counts.
+        // The effect of a lost frame shows further out, so every frame up to the difference counts.
         common.iter().rev().find_map(|&frame| self.known_difference(frame))
     }
 
-    /// What is known to set framehop apart at the rule of this frame.
+    /// Returns the known framehop difference for the rule of this frame.
     fn known_difference(&mut self, frame: u64) -> Option<&'static str> {
         let rule = self.rule(frame - 1)?;
         match (rule, rule.cfa(), rule.caller_bp()) {
@@ -130,12 +130,12 @@ impl Oracle {
             (Rule::SIGNAL, ..) | (_, Some(Cfa::AtSp { .. } | Cfa::AtBp { .. }), _) => {
                 Some("an expression that reads memory, which framehop does not evaluate")
             }
-            (_, _, CallerBp::Lost) => Some("rbp is saved where tables cannot say"),
+            (_, _, CallerBp::Lost) => Some("rbp is saved at a place that tables cannot express"),
             _ => None,
         }
     }
 
-    /// What heapbpf's table has for an address.
+    /// Returns the rule of heapbpf's table for an address.
     fn rule(&mut self, address: u64) -> Option<Rule> {
         let place = self.place(address)?;
         let (module, link) = (place.module, LinkAddr(address.wrapping_sub(place.bias)));
@@ -152,7 +152,7 @@ impl Oracle {
         self.places.iter().find(|place| (place.start..place.end).contains(&address))
     }
 
-    /// A frame for people: module, link address, rule.
+    /// Describes a frame: module, link address, rule.
     pub(crate) fn describe(&mut self, frame: u64) -> String {
         let rule = self.rule(frame.wrapping_sub(1));
         match self.place(frame.wrapping_sub(1)) {

@@ -1,5 +1,5 @@
-//! Real programs under load: Debian's builds, without frame pointers. Each is started and then waits, with all of its code
-//! loaded, until the probes are in place.
+//! Real programs under load: Debian's builds, without frame pointers. Each is started and then waits, with all of its
+//! code loaded, until the probes are attached.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 use heapbpf_tests::target::run;
 use tempfile::TempDir;
 
-/// Until a program waits for its load. Only a hang takes this long.
+/// Timeout until a program waits for its load.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// A running program. Killed when dropped, with what puts load on it.
+/// A running program. Killed when dropped, together with its load generator.
 pub(crate) struct Program {
     pub(crate) name: &'static str,
-    /// Mean bytes between samples: what gives some thousand samples per second.
+    /// Mean bytes between samples, chosen for some thousand samples per second.
     pub(crate) interval_bytes: u32,
     child: Child,
     load: Vec<Child>,
-    /// Puts it to work.
+    /// Starts the load.
     begin: Option<Box<dyn FnOnce() -> Vec<Child>>>,
-    /// Held for its `Drop`.
+    /// Owned for its `Drop`.
     directory: Option<TempDir>,
 }
 
@@ -39,7 +39,7 @@ impl Program {
         Self { name, interval_bytes, child, load: Vec::new(), begin: Some(Box::new(begin)), directory: None }
     }
 
-    /// Keeps a directory as long as the program.
+    /// Keeps a directory until the program ends.
     fn within(mut self, directory: TempDir) -> Self {
         self.directory = Some(directory);
         self
@@ -49,14 +49,14 @@ impl Program {
         self.child.id()
     }
 
-    /// Puts it to work.
+    /// Starts the load.
     pub(crate) fn begin(&mut self) {
         if let Some(begin) = self.begin.take() {
             self.load = begin();
         }
     }
 
-    /// Whether it has no more to do.
+    /// Whether its work is complete.
     pub(crate) fn ended(&mut self) -> bool {
         self.child.try_wait().expect("it is our child").is_some()
     }
@@ -65,7 +65,7 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         for child in self.load.iter_mut().chain([&mut self.child]) {
-            // It may have ended already; then there is nothing to do.
+            // It may have exited already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -80,7 +80,7 @@ fn start(command: &mut Command) -> (Child, ChildStdin, ChildStdout) {
     (child, stdin.expect("stdin is piped"), stdout.expect("stdout is piped"))
 }
 
-/// Starts a program that is not spoken with.
+/// Starts a program without input.
 fn start_silent(command: &mut Command) -> Child {
     let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().unwrap_or_else(|error| panic!("{command:?} is needed here: {error}"))
@@ -95,7 +95,7 @@ fn until_ready(stdout: ChildStdout) -> BufReader<ChildStdout> {
     stdout
 }
 
-/// Reads and forgets until the end.
+/// Reads and discards all output.
 fn drain(mut stdout: impl Read + Send + 'static) {
     thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
 }
@@ -140,7 +140,7 @@ pub(crate) fn python() -> Program {
     Program::new("python3", 1024, child, Vec::new)
 }
 
-/// A script that fails all the time: perl's errors leave functions by calls that never return.
+/// A script with continuous errors: perl's errors leave functions by calls that never return.
 pub(crate) fn perl() -> Program {
     const SCRIPT: &str = r#"
         use strict; use warnings;
@@ -202,7 +202,7 @@ pub(crate) fn sqlite() -> Program {
     Program::new("sqlite3", 512, child, begin)
 }
 
-/// The history of a repository with its patches. It waits because nobody reads what it says.
+/// The history of a repository with its patches. It waits because its output is not read.
 pub(crate) fn git() -> Program {
     let directory = tempfile::tempdir().expect("there is a directory for temporary files");
     let git = || {
@@ -225,7 +225,7 @@ pub(crate) fn git() -> Program {
     Program::new("git", 256, child, begin).within(directory)
 }
 
-/// Commits that change, move and add files, as `git fast-import` reads them.
+/// Commits that change, move and add files, in the format of `git fast-import`.
 fn history() -> String {
     const COMMITS: u64 = 1500;
     let mut stream = String::new();
@@ -251,7 +251,7 @@ fn history() -> String {
     stream
 }
 
-/// The compiler proper, on templates. It waits for its source.
+/// The compiler proper, on templates. It waits for its source on standard input.
 pub(crate) fn compiler() -> Program {
     const SOURCE: &str = "
         #include <algorithm>\n#include <iostream>\n#include <map>\n#include <regex>\n#include <string>\n#include <vector>
@@ -286,7 +286,7 @@ pub(crate) fn compiler() -> Program {
 fn wait(mut ready: impl FnMut() -> bool) {
     let deadline = Instant::now() + READY_WITHIN;
     while !ready() {
-        assert!(Instant::now() < deadline, "the program does not come to wait for its load");
+        assert!(Instant::now() < deadline, "the program does not wait for its load");
         thread::sleep(Duration::from_millis(10));
     }
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::fixture::Fixture;
 
-/// Bytes and blocks of a line of the viewer's: `At t-end: 1,234 bytes (5.6%) in 78 blocks (9%), …`.
+/// Parses bytes and blocks of a line of the viewer: `At t-end: 1,234 bytes (5.6%) in 78 blocks (9%), …`.
 fn amounts(text: &str, name: &str) -> [f64; 2] {
     let line =
         text.lines().find_map(|line| line.split_once(name)).unwrap_or_else(|| panic!("no `{name}` in {text:.3000}")).1;
@@ -48,12 +48,12 @@ fn check(fixture: &Fixture, allowed: f64) {
 }
 
 #[test]
-fn totals_are_the_reports() {
+fn totals_equal_the_reports() {
     check(Fixture::exact(), 0.0);
 }
 
 #[test]
-fn estimates_are_the_reports_to_rounding() {
+fn estimates_equal_the_reports_up_to_rounding() {
     let fixture = Fixture::sampled();
     #[expect(clippy::cast_precision_loss, reason = "some hundreds")]
     check(fixture, fixture.callsites().count() as f64);

@@ -1,4 +1,4 @@
-//! The Firefox Profiler's own reader, on its command line.
+//! The Firefox Profiler's own parser, on its command line.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -11,30 +11,28 @@ use tempfile::TempDir;
 
 use crate::fixture::{Fixture, number, read};
 
-/// A profile that is held open, by the process that `profiler-cli load` would start and wait half a second for.
+/// A profile opened by the process that `profiler-cli load` would start and wait half a second for.
 struct Session {
-    /// Of its socket.
+    /// Name of its socket.
     directory: TempDir,
     daemon: Child,
 }
 
-/// How often it is started.
+/// Maximum number of starts.
 const TRIES: u32 = 4;
 
-/// Reading takes seconds.
+/// Timeout: parsing takes seconds.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 impl Session {
-    /// # Panics
-    ///
-    /// When the profiler refuses the profile.
+    /// Panics if the profiler rejects the profile.
     #[track_caller]
     fn open(path: &Path) -> Self {
-        // Its daemon was seen to hang at its start, once in some hundred times. A profile that it refuses ends it.
+        // Its daemon hung at startup once in some hundred times. It exits if it rejects a profile.
         (0..TRIES).find_map(|_| Self::try_open(path)).unwrap_or_else(|| panic!("the profiler does not answer"))
     }
 
-    /// `None` where it does not answer.
+    /// Returns `None` if it does not answer.
     #[track_caller]
     fn try_open(path: &Path) -> Option<Self> {
         let directory = tempfile::tempdir().expect("the temporary directory is ours");
@@ -43,7 +41,7 @@ impl Session {
         let daemon = daemon.spawn().expect("profiler-cli is installed");
         let mut session = Self { directory, daemon };
         let begun = Instant::now();
-        // It answers once the profile is read, and ends where it cannot be.
+        // It answers once the profile is parsed, and exits if it is invalid.
         while !session.answers(begun + ANSWER_MAX) {
             let ended = session.daemon.try_wait().expect("it is our child");
             assert!(ended.is_none(), "the profiler does not read `{}`: {ended:?}", path.display());
@@ -55,7 +53,7 @@ impl Session {
         Some(session)
     }
 
-    /// Whether the daemon can be asked, by then.
+    /// Whether the daemon answers before the deadline.
     fn answers(&self, deadline: Instant) -> bool {
         let mut verb = self.verb("thread list");
         let verb = verb.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -85,19 +83,19 @@ impl Session {
     }
 
     #[track_caller]
-    fn ask(&self, words: &str) -> Value {
+    fn query(&self, words: &str) -> Value {
         viewers::json(self.verb(words).arg("--json"))
     }
 
-    /// What the profiler counts over all threads of a process.
+    /// Returns the profiler's total over all threads of a process.
     #[track_caller]
     fn total(&self, pid: &str, strategy: &str) -> f64 {
-        let threads = self.ask("thread list --limit 1000");
+        let threads = self.query("thread list --limit 1000");
         let threads = threads["threads"].as_array().expect("there are threads").iter();
         let of_process = threads.filter(|thread| thread["pid"].to_string().trim_matches('"') == pid);
         let totals = of_process.map(|thread| {
             let handle = thread["threadHandle"].as_str().expect("threads have handles");
-            let samples = self.ask(&format!("thread samples --include-idle --thread {handle} --strategy {strategy}"));
+            let samples = self.query(&format!("thread samples --include-idle --thread {handle} --strategy {strategy}"));
             assert_eq!(samples["callTreeSummaryStrategy"], strategy, "what is summed up is there");
             number(&samples["categoryBreakdown"], "totalSamples")
         });
@@ -121,7 +119,7 @@ fn check(actual: f64, expected: f64, what: &str) {
 }
 
 #[test]
-fn retained_allocated_and_freed_bytes_are_the_reports() {
+fn retained_allocated_and_freed_bytes_equal_the_reports() {
     let fixture = Fixture::exact();
     let session = Session::open(&fixture.converted("fxprofile.json", ""));
     for target in fixture.json["targets"].as_array().expect("a report has targets") {
@@ -129,7 +127,7 @@ fn retained_allocated_and_freed_bytes_are_the_reports() {
         let of = |field| number(&target["totals"], field);
         check(session.total(&pid, "native-retained-allocations"), of("live_bytes"), "retained");
         check(session.total(&pid, "native-deallocations-sites"), of("free_bytes"), "freed");
-        // What a child was born with and still has is retained, and so has to be among what is allocated.
+        // Inherited blocks that a child still has are retained, and so must be among the allocated ones.
         let kept = (of("inherited_bytes") - of("free_bytes")).max(0.0);
         let allocated = session.total(&pid, "native-allocations");
         let (least, most) = (of("alloc_bytes") + kept, of("alloc_bytes") + of("inherited_bytes"));
@@ -141,7 +139,7 @@ fn retained_allocated_and_freed_bytes_are_the_reports() {
 }
 
 #[test]
-fn samples_weigh_what_the_view_says() {
+fn samples_have_the_weights_of_the_view() {
     let fixture = Fixture::exact();
     let session = Session::open(&fixture.converted("fxprofile.json", "--view live-count"));
     for target in fixture.json["targets"].as_array().expect("a report has targets") {
@@ -151,7 +149,7 @@ fn samples_weigh_what_the_view_says() {
 }
 
 #[test]
-fn what_is_retained_of_samples_is_the_estimate() {
+fn retained_samples_equal_the_estimate() {
     let fixture = Fixture::sampled();
     let session = Session::open(&fixture.converted("fxprofile.json", ""));
     for target in fixture.json["targets"].as_array().expect("a report has targets") {
@@ -167,7 +165,7 @@ fn functions_have_their_names_modules_and_lines() {
     let fixture = Fixture::exact();
     let path = fixture.converted("fxprofile.json", "");
     let session = Session::open(&path);
-    let functions = session.ask("thread functions --thread t-0 --search stores --strategy native-allocations");
+    let functions = session.query("thread functions --thread t-0 --search stores --strategy native-allocations");
     let names = functions["functions"].to_string();
     assert!(names.contains("orchard!stores") || names.contains("\"stores\""), "{names:.2000}");
     let file = read(&path);

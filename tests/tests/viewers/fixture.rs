@@ -1,5 +1,5 @@
-//! One run of `orchard.cpp`, recorded at an interval of 1 and another one at 4 KiB, for whoever asks first. What is made stays
-//! in `target/recorded`, to be looked at.
+//! One run of `orchard.cpp`, recorded at an interval of 1 and another at 4 KiB, on first use. The files stay in
+//! `target/recorded` for inspection.
 
 #![allow(dead_code, reason = "for the formats: not every one needs all of it")]
 
@@ -17,21 +17,22 @@ use heapbpf_tests::viewers;
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// What was recorded: `plant`, a dump, and the rest of it; see `orchard.cpp`.
+/// The commands recorded: `plant`, a dump, and the rest; see `orchard.cpp`.
 #[derive(Debug)]
 pub(crate) struct Fixture {
     directory: PathBuf,
-    /// The process that was recorded. It has made a child, which has ended.
+    /// The recorded process. It has forked a child, which has exited.
     pub(crate) pid: u32,
-    /// What the process did until the dump, and for each line thereafter, by the functions that called the allocator.
+    /// The process's own ledger until the dump, and for each command after it, by the functions that called the
+    /// allocator.
     pub(crate) ledgers: Vec<Ledger>,
-    /// The JSON report that the recording session wrote.
+    /// The JSON report of the recording session.
     pub(crate) report: Report,
-    /// The same, with all that it holds.
+    /// The same as untyped JSON.
     pub(crate) json: Value,
 }
 
-/// A quantity, as `--view` names it, and its field in the JSON report.
+/// A view's name, and its field in the JSON report.
 pub(crate) const VIEWS: [(&str, &str); 4] = [
     ("live-bytes", "live_bytes"),
     ("live-count", "live_count"),
@@ -40,7 +41,7 @@ pub(crate) const VIEWS: [(&str, &str); 4] = [
 ];
 
 impl Fixture {
-    /// Recorded at an interval of 1: all numbers are integers and exact.
+    /// Recorded at an interval of 1: all numbers are exact integers.
     #[track_caller]
     pub(crate) fn exact() -> &'static Self {
         static FIXTURE: OnceLock<Fixture> = OnceLock::new();
@@ -93,11 +94,8 @@ impl Fixture {
         self.directory.join("out.heapbpf")
     }
 
-    /// The whole recording in the format whose files end so (`pb.gz`), made with further arguments, parted by blanks.
-    ///
-    /// # Panics
-    ///
-    /// When it cannot be converted.
+    /// Converts the whole recording to the format with this extension (`pb.gz`), with further arguments separated by
+    /// blanks. Panics if the conversion fails.
     #[track_caller]
     pub(crate) fn converted(&self, extension: &str, arguments: &str) -> PathBuf {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -109,7 +107,7 @@ impl Fixture {
         path
     }
 
-    /// The recording until the dump, and since then, in such a format.
+    /// Converts the recording until the dump, and since then.
     #[track_caller]
     pub(crate) fn windows(&self, extension: &str) -> [PathBuf; 2] {
         let end_ns = self.window(1)["window"]["end_unix_ns"].as_u64().expect("windows end");
@@ -117,17 +115,13 @@ impl Fixture {
         [format!("--to {dumped_ns}ns"), String::new()].map(|arguments| self.converted(extension, &arguments))
     }
 
-    /// The JSON report of the window with this number: 1 until the dump, 2 since then.
+    /// Returns the JSON report of window 1, until the dump, or 2, since then.
     #[track_caller]
     pub(crate) fn window(&self, number: u32) -> Value {
         read(&self.directory.join(format!("out.{number:04}.json")))
     }
 
-    /// The sum over all processes of a field of their totals (`live_bytes`).
-    ///
-    /// # Panics
-    ///
-    /// When there is no such field.
+    /// Sums a field of the totals (`live_bytes`) over all processes. Panics if there is no such field.
     #[track_caller]
     pub(crate) fn total(&self, field: &str) -> f64 {
         let targets = self.json["targets"].as_array().expect("a report has targets");
@@ -141,7 +135,7 @@ impl Fixture {
     }
 }
 
-/// A number among the fields of an object.
+/// Returns a numeric field of an object.
 #[track_caller]
 pub(crate) fn number(object: &Value, field: &str) -> f64 {
     object[field].as_f64().unwrap_or_else(|| panic!("no number `{field}` in {object:.200}"))
@@ -155,10 +149,10 @@ pub(crate) fn read(path: &Path) -> Value {
 }
 
 #[test]
-fn the_recording_has_what_readers_may_trip_over() {
+fn the_recording_has_difficult_cases_for_readers() {
     let exact = Fixture::exact();
     let process = exact.report.process(exact.pid);
-    // What is freed was mostly made for an earlier line, which ledgers leave out.
+    // Most freed blocks were allocated by an earlier command, which ledgers omit.
     let made: u64 = exact.ledgers.iter().flat_map(|ledger| &ledger.sites).map(|site| site.counts.alloc_bytes).sum();
     let ours = |name: &str| matches!(name, "picks" | "presses" | "stores" | "plugin_keeps");
     assert_eq!(process.exact_under(ours).alloc_bytes, made);

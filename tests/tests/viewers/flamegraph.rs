@@ -1,4 +1,4 @@
-//! The flame graph in Chromium: what it shows, tells and finds.
+//! The flame graph in Chromium: its frames, texts and search.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::fixture::{Fixture, VIEWS};
 
-/// A graph opened in Chromium, with a screenshot beside it.
+/// Opens a graph in Chromium, and saves a screenshot beside it.
 #[track_caller]
 pub(crate) fn open(graph: &Path, searched: &str, zoomed: &str) -> Value {
     let picture = graph.with_extension("png");
@@ -20,7 +20,7 @@ pub(crate) fn open(graph: &Path, searched: &str, zoomed: &str) -> Value {
     opened
 }
 
-/// What there is of a frame: its title, and where it is.
+/// A frame's title and position.
 #[derive(Debug)]
 pub(crate) struct Frame<'a> {
     pub(crate) title: &'a str,
@@ -43,13 +43,13 @@ pub(crate) fn frames(list: &Value) -> Vec<Frame<'_>> {
         .collect()
 }
 
-/// The first frame whose title begins so.
+/// Returns the first frame whose title starts so.
 #[track_caller]
 fn find<'a, 'b>(frames: &'b [Frame<'a>], title: &str) -> &'b Frame<'a> {
     frames.iter().find(|frame| frame.title.starts_with(title)).unwrap_or_else(|| panic!("no frame `{title}`"))
 }
 
-/// The number of a title: `name (1,234 bytes, 5.67%)`.
+/// Parses the number of a title: `name (1,234 bytes, 5.67%)`.
 #[track_caller]
 fn amount(title: &str) -> f64 {
     let numbers = title.rsplit_once(" (").expect("a title ends in numbers").1;
@@ -57,7 +57,7 @@ fn amount(title: &str) -> f64 {
     digits.parse().unwrap_or_else(|error| panic!("{error} in {title}"))
 }
 
-/// Opens the graph of a view and compares it with the report; returns what is written around it.
+/// Opens the graph of a view and compares it with the report; returns the texts around it.
 #[track_caller]
 fn check(fixture: &Fixture, (view, field): (&str, &str), off: f64) -> String {
     let opened = open(&fixture.converted("svg", &format!("--view {view}")), "stores", "");
@@ -76,26 +76,26 @@ fn the_four_views_are_drawn_and_add_up_to_the_report() {
         let texts = check(Fixture::exact(), view, 0.5);
         assert!(texts.contains("every allocation") && !texts.contains("95 %"), "{texts}");
     }
-    // Each of a thousand callsites is rounded by itself where numbers are estimates.
+    // Estimates of each of a thousand callsites are rounded separately.
     let texts = check(Fixture::sampled(), VIEWS[0], 1000.0);
     assert!(texts.contains("sampled every 4 KiB") && texts.contains("(95 %: "), "{texts}");
 }
 
 #[test]
-fn frames_are_found_named_and_zoomed_into() {
+fn frames_can_be_searched_and_zoomed() {
     let fixture = Fixture::exact();
     let own = format!("orchard ({})", fixture.pid);
     let opened = open(&fixture.converted("svg", ""), "Branch<.*, 3, 5>::climb", &own);
 
-    let details = opened["details"].as_str().expect("what is pointed at is told");
+    let details = opened["details"].as_str().expect("details are shown on hover");
     assert!(details.contains(&own) && details.contains(" bytes, "), "{details}");
 
     let found = opened["found"].as_array().expect("a list");
     let is_right = |title: &Value| title.as_str().is_some_and(|title| title.contains(", 3, 5>::climb(int, int) ("));
-    // In the process and in the copy of it.
+    // In the process and in its forked copy.
     assert_eq!(found.iter().filter(|title| is_right(title)).count(), 2, "{found:?}");
     assert_eq!(found.len(), 2);
-    let matched = opened["matched"].as_str().expect("what was found is told");
+    let matched = opened["matched"].as_str().expect("the matched share is shown");
     assert!(matched.starts_with("Matched: ") && matched.ends_with('%'), "{matched}");
 
     let (before, zoomed, after) = (frames(&opened["frames"]), frames(&opened["zoomed"]), frames(&opened["unzoomed"]));
@@ -107,7 +107,7 @@ fn frames_are_found_named_and_zoomed_into() {
 }
 
 #[test]
-fn an_icicle_hangs_from_its_root() {
+fn an_icicle_has_its_root_at_the_top() {
     let fixture = Fixture::exact();
     let deepest = |arguments: &str| {
         let opened = open(&fixture.converted("svg", arguments), "picks", "");
@@ -121,7 +121,7 @@ fn an_icicle_hangs_from_its_root() {
 }
 
 #[test]
-fn growth_is_red_and_told_when_pointed_at() {
+fn growth_is_red_and_shown_on_hover() {
     let fixture = Fixture::exact();
     let [before, after] = fixture.windows("json");
     let graph = after.with_extension("diff.svg");

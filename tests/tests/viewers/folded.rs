@@ -7,7 +7,7 @@ use heapbpf_tests::viewers;
 
 use crate::fixture::{Fixture, VIEWS, read};
 
-/// Stacks by their line, from a file of ours.
+/// Parses a file of ours into stacks by line.
 fn stacks(lines: &str) -> BTreeMap<String, u64> {
     let parse = |line: &str| {
         let (stack, value) = line.rsplit_once(' ').expect("a line ends in a number");
@@ -58,7 +58,7 @@ fn inferno_draws_all_of_it() {
 }
 
 #[test]
-fn what_is_below_a_threshold_is_folded_and_no_total_changes() {
+fn a_threshold_merges_small_frames_and_changes_no_total() {
     let fixture = Fixture::exact();
     let whole = stacks(&text(&fixture.converted("folded", "")));
     let thinned = stacks(&text(&fixture.converted("folded", "--threshold 1%")));

@@ -1,4 +1,4 @@
-//! gperftools' format in google-pprof, which looks up names in the files by itself.
+//! gperftools' format in google-pprof, which symbolizes by itself.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use heapbpf_tests::viewers;
 
 use crate::fixture::{Fixture, number};
 
-/// What it can show, with the JSON report's fields.
+/// Its views, with the JSON report's fields.
 const QUANTITIES: [(&str, &str); 4] = [
     ("--inuse_objects", "live_count"),
     ("--inuse_space", "live_bytes"),
@@ -16,7 +16,7 @@ const QUANTITIES: [(&str, &str); 4] = [
     ("--alloc_space", "alloc_bytes"),
 ];
 
-/// google-pprof's total, and of each function what is its own.
+/// Returns google-pprof's total, and each function's own amount.
 #[track_caller]
 fn google(option: &str, program: &Path, heap: &Path) -> (f64, BTreeMap<String, f64>) {
     let mut command = viewers::program("google-pprof");
@@ -39,7 +39,7 @@ fn orchard() -> PathBuf {
 }
 
 #[test]
-fn what_it_unsamples_is_the_report() {
+fn unsampled_totals_equal_the_report() {
     for (fixture, is_exact) in [(Fixture::exact(), true), (Fixture::sampled(), false)] {
         let heap = fixture.converted("heap", "");
         #[expect(clippy::cast_precision_loss, reason = "some hundreds")]
@@ -56,7 +56,7 @@ fn what_it_unsamples_is_the_report() {
 }
 
 #[test]
-fn the_names_that_it_finds_are_ours() {
+fn its_symbols_equal_ours() {
     let fixture = Fixture::exact();
     let (_, functions) = google("--alloc_space", &orchard(), &fixture.converted("heap", ""));
     let mut expected = BTreeMap::<&str, f64>::new();
@@ -64,7 +64,7 @@ fn the_names_that_it_finds_are_ours() {
         let leaf = callsite["stack"][0]["function"].as_str().unwrap_or_default();
         *expected.entry(leaf).or_default() += number(callsite, "alloc_bytes");
     }
-    // The reader takes no file for a library whose name does not say so, as the plugin's.
+    // The reader recognizes libraries by their file name, unlike the plugin's.
     for name in ["picks", "presses", "stores"] {
         assert!(expected[name] > 10_000.0, "{name}");
         assert_eq!(functions.get(name), expected.get(name), "{name}");

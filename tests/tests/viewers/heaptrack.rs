@@ -7,11 +7,11 @@ use heapbpf_tests::viewers;
 
 use crate::fixture::{Fixture, number};
 
-/// A cost that heaptrack_print finds, summed up over all stacks: what it prints itself is rounded.
+/// Returns a cost from heaptrack_print, summed over all stacks: its own totals are rounded.
 fn cost(path: &Path, name: &str) -> f64 {
     let stacks = path.with_extension(format!("{name}.folded"));
     let mut print = viewers::program("heaptrack_print");
-    // It knows leaks that it keeps to itself.
+    // It suppresses known leaks by default.
     print
         .arg("--disable-builtin-suppressions")
         .arg("-f")
@@ -27,7 +27,7 @@ fn cost(path: &Path, name: &str) -> f64 {
 }
 
 #[test]
-fn of_one_process_allocations_peak_and_leaks_are_the_reports() {
+fn allocations_peak_and_leaks_of_one_process_equal_the_reports() {
     let fixture = Fixture::exact();
     let [path, _] = fixture.windows("heaptrack.zst");
     let totals = &fixture.window(1)["targets"][0]["totals"];
@@ -38,7 +38,7 @@ fn of_one_process_allocations_peak_and_leaks_are_the_reports() {
 }
 
 #[test]
-fn of_several_processes_what_a_child_began_with_counts_as_allocated() {
+fn inherited_blocks_of_a_child_count_as_allocated() {
     let fixture = Fixture::exact();
     let path = fixture.converted("heaptrack.zst", "");
     let (allocations, leaked) = (cost(&path, "allocations"), cost(&path, "leaked"));
@@ -48,7 +48,7 @@ fn of_several_processes_what_a_child_began_with_counts_as_allocated() {
 }
 
 #[test]
-fn a_window_begins_with_what_is_live() {
+fn a_window_starts_with_the_live_blocks() {
     let fixture = Fixture::exact();
     let end_ns = fixture.window(1)["window"]["end_unix_ns"].as_u64().expect("windows end");
     let from = format!("--from {}ns", end_ns - fixture.report.started_unix_ns);
@@ -62,7 +62,7 @@ fn a_window_begins_with_what_is_live() {
 }
 
 #[test]
-fn a_threshold_shortens_stacks_and_changes_no_sum() {
+fn a_threshold_shortens_stacks_and_changes_no_total() {
     let fixture = Fixture::exact();
     let [whole, thinned] = ["", "--threshold 5%"].map(|arguments| fixture.converted("heaptrack.zst", arguments));
     for name in ["allocations", "peak", "leaked"] {
@@ -73,12 +73,12 @@ fn a_threshold_shortens_stacks_and_changes_no_sum() {
 }
 
 #[test]
-fn samples_count_with_what_they_stand_for() {
+fn samples_count_with_their_weights() {
     let fixture = Fixture::sampled();
     let path = fixture.converted("heaptrack.zst", "");
     let samples: f64 = fixture.total("alloc_samples");
     let leaked = cost(&path, "leaked");
-    // Each sample is rounded by itself.
+    // Each sample is rounded separately.
     assert!((leaked - fixture.total("live_bytes")).abs() <= samples / 2.0 + 1.0, "{leaked}");
     assert!(cost(&path, "allocations") >= samples);
 }

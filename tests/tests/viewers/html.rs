@@ -1,4 +1,4 @@
-//! The page in Chromium: its numbers are the report's, what people do with it works, and no name gets out of its data.
+//! The page in Chromium: its numbers equal the report's, its controls work, and no name escapes from its data.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::fixture::{Fixture, VIEWS, number};
 
-/// What a scene of `html.py` saw on the recording's page; nothing went wrong, was loaded or ran that is not the page's.
+/// Runs a scene of `html.py` on the recording's page; fails on errors, and if the page loads or runs anything foreign.
 #[track_caller]
 fn scene(name: &str, fixture: &Fixture) -> Value {
     let page = fixture.converted("html", "");
@@ -38,7 +38,7 @@ fn texts(seen: &Value, pointer: &str) -> Vec<String> {
     list.iter().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// `17.3 MiB` in bytes, `12.5%` in percent, and the like.
+/// Parses `17.3 MiB` as bytes, `12.5%` as percent, and the like.
 fn size(text: &str) -> f64 {
     let (digits, unit) = text.split_once(' ').unwrap_or((text, ""));
     let scale = match unit {
@@ -57,7 +57,7 @@ fn total(report: &Value, field: &str) -> f64 {
 
 #[test]
 #[expect(clippy::print_stdout, reason = "figures are for people")]
-fn what_people_do_with_it() {
+fn controls_work() {
     let fixture = Fixture::exact();
     let seen = scene("walk", fixture);
     println!("drawn in {} ms", seen["drawn_ms"]);
@@ -66,7 +66,7 @@ fn what_people_do_with_it() {
         assert!((amount(&seen, &format!("/views/{view}/whole")) - fixture.total(field)).abs() < 1e-6, "{view}");
     }
 
-    // Zoom, by mouse and by keys; search; reversal; focus.
+    // Zoom, by mouse and by keyboard; search; reversal; focus.
     assert!(text(&seen, "/tip").contains("of all"), "{}", seen["tip"]);
     assert_ne!(text(&seen, "/zoomed/name"), "all");
     assert!(amount(&seen, "/zoomed/whole") < amount(&seen, "/reset/whole"));
@@ -79,7 +79,7 @@ fn what_people_do_with_it() {
     let ours = ["picks", "presses", "stores", "plugin_keeps"];
     let innermost = text(&seen, "/reversed/first");
     assert!(ours.iter().any(|name| innermost.starts_with(name)), "{innermost}");
-    assert!(text(&seen, "/focus/told").contains(innermost), "{}", seen["focus"]);
+    assert!(text(&seen, "/focus/text").contains(innermost), "{}", seen["focus"]);
     let under = |callsite: &&Value| {
         let stack = callsite["stack"].as_array().expect("stacks are lists");
         stack.iter().any(|frame| frame["function"] == innermost)
@@ -116,20 +116,20 @@ fn windows_can_be_chosen_and_compared() {
     close("/last_window/whole", total(&last, "alloc_bytes"));
     close("/window_before/whole", total(&first, "alloc_bytes"));
     close("/all_again", fixture.total("alloc_bytes"));
-    assert!(text(&seen, "/window_before/told").contains("start to dump 1"), "{}", seen["window_before"]);
+    assert!(text(&seen, "/window_before/text").contains("start to dump 1"), "{}", seen["window_before"]);
     assert_ne!(seen["dragged"][0], seen["dragged"][1]);
 
-    // What grew since the dump, in all and callsite by callsite.
+    // Growth since the dump, in total and by callsite.
     let grown = total(&last, "live_bytes") - total(&first, "live_bytes");
-    let told = text(&seen, "/compared/detail");
-    assert!(told.starts_with(if grown > 0.0 { '+' } else { '−' }), "{told}, grown by {grown}");
-    let named = size(told.split(" (").next().expect("a growth"));
-    assert!((named - grown).abs() <= grown.abs() * 0.06 + 1.0, "{told}, grown by {grown}");
+    let detail = text(&seen, "/compared/detail");
+    assert!(detail.starts_with(if grown > 0.0 { '+' } else { '−' }), "{detail}, grown by {grown}");
+    let named = size(detail.split(" (").next().expect("a growth"));
+    assert!((named - grown).abs() <= grown.abs() * 0.06 + 1.0, "{detail}, grown by {grown}");
     assert!(text(&seen, "/compared/legend").contains("grew"));
     assert_eq!(text(&seen, "/compared/head").trim_end_matches(['▾', ' ']), "Growth");
     let growth: Vec<f64> = texts(&seen, "/compared/growth").iter().map(|text| size(text)).collect();
     assert!(growth.is_sorted_by(|one, other| one >= other) && growth[0] > 0.0, "{growth:?}");
-    assert!(text(&seen, "/compared/told").contains("compared with"));
+    assert!(text(&seen, "/compared/text").contains("compared with"));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn processes_and_groups_can_be_chosen() {
 }
 
 #[test]
-fn everything_is_reached_by_keys() {
+fn everything_is_reachable_by_keyboard() {
     let seen = scene("keys", Fixture::exact());
     let reached = texts(&seen, "/reached");
     let wanted = [
@@ -173,7 +173,7 @@ fn everything_is_reached_by_keys() {
     let places: Vec<Option<usize>> = wanted.iter().map(|name| reached.iter().position(|one| one == name)).collect();
     assert!(places.iter().all(Option::is_some), "{wanted:?} at {places:?} in {reached:?}");
     assert!(places.is_sorted(), "the order is that of the page: {reached:?}");
-    assert_eq!(seen["unseen"], serde_json::json!([]), "they show that they have the focus, and say what they are");
+    assert_eq!(seen["unseen"], serde_json::json!([]), "all controls have a visible focus and a label");
     assert_eq!(seen["arrow"], serde_json::json!(["view-live-count", "true"]));
 }
 
@@ -188,7 +188,7 @@ fn hostile_names_do_nothing() {
     let by_heap: f64 = seen["by_heap"].as_array().expect("heaps").iter().filter_map(Value::as_f64).sum();
     assert_eq!(amount(&seen, "/heaps"), 3.0);
     assert!((by_heap - amount(&seen, "/all")).abs() < 1e-6, "{} is not {by_heap}", seen["all"]);
-    // The same page says that events were lost: it calls nothing exact then.
+    // The same page shows that events were dropped: then it calls nothing exact.
     assert_eq!(text(&seen, "/note"), "exact but for what was lost");
     assert!(text(&seen, "/accuracy").contains("3 events were lost"), "{}", seen["accuracy"]);
 }
@@ -205,24 +205,24 @@ fn ten_thousand_callsites_of_forty_frames() {
 }
 
 #[test]
-fn without_a_history_all_but_the_timeline_works() {
+fn without_a_history_everything_but_the_timeline_works() {
     let fixture = Fixture::exact();
     let seen = scene("plain", fixture);
-    assert!(text(&seen, "/told").contains("no history"), "{}", seen["told"]);
+    assert!(text(&seen, "/text").contains("no history"), "{}", seen["text"]);
     assert_eq!(seen["chart"], false);
     assert!(amount(&seen, "/whole") > 0.0);
     assert_eq!(seen["histograms"], 3);
 }
 
 #[test]
-fn what_cannot_be_shown_is_told() {
+fn unavailable_parts_are_explained() {
     let seen = scene("damaged", Fixture::exact());
     assert!(text(&seen, "/damaged").contains("damaged"), "{}", seen["damaged"]);
     assert!(text(&seen, "/old").contains("DecompressionStream"), "{}", seen["old"]);
 }
 
 #[test]
-fn it_fits_narrow_and_wide_windows_light_and_dark() {
+fn it_fits_narrow_and_wide_windows_in_light_and_dark() {
     let seen = scene("pictures", Fixture::exact());
     assert_eq!(seen["overflows"], serde_json::json!([]), "it is wider than the window");
     for width in ["1280", "390"] {

@@ -7,7 +7,7 @@ use heapbpf_tests::viewers;
 use crate::fixture::Fixture;
 
 #[test]
-fn reports_and_goldens_keep_to_the_schema() {
+fn reports_and_goldens_match_the_schema() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests are in the repository");
     let goldens = repository.join("profiler/src/report/testdata/json");
     let goldens = std::fs::read_dir(goldens).expect("there are goldens").map(|entry| entry.expect("readable").path());

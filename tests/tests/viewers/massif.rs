@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::fixture::{Fixture, number};
 
-/// What ms_print's table has of the snapshot with this number.
+/// Returns the total of the snapshot with this number in ms_print's table.
 fn total(text: &str, snapshot: &str) -> f64 {
     let row = |line: &&str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -16,7 +16,7 @@ fn total(text: &str, snapshot: &str) -> f64 {
     total.parse().unwrap_or_else(|error| panic!("{error}: {line}"))
 }
 
-/// The numbers of the snapshots that have details, and of the peak.
+/// Returns the numbers of the snapshots with details, and of the peak.
 fn detailed(text: &str) -> (Vec<String>, Option<String>) {
     let list = text.split_once("Detailed snapshots: [").expect("it has a list").1.split_once(']').expect("it ends").0;
     let numbers: Vec<&str> = list.split(", ").collect();
@@ -25,7 +25,7 @@ fn detailed(text: &str) -> (Vec<String>, Option<String>) {
 }
 
 #[test]
-fn the_peak_and_the_end_are_the_reports() {
+fn the_peak_and_the_end_equal_the_reports() {
     let fixture = Fixture::exact();
     let [until_dump, _] = fixture.windows("massif.out");
     let text = viewers::text(viewers::program("ms_print").arg("--threshold=0").arg(&until_dump));

@@ -20,7 +20,7 @@ fn imported(fixture: &Fixture, arguments: &str) -> Value {
     read
 }
 
-/// The process that was recorded.
+/// The recorded process.
 fn process<'a>(read: &'a Value, fixture: &Fixture) -> &'a Value {
     list(&read["processes"]).iter().find(|process| process["pid"] == fixture.pid).expect("it was recorded")
 }
@@ -71,7 +71,7 @@ fn check(fixture: &Fixture, off_max: f64) {
         let off = actual[key].iter().zip(expected).map(|(actual, expected)| (actual - expected).abs());
         assert!(off.fold(0.0, f64::max) <= off_max, "{key:?}: {:?}, not {expected:?}", actual[key]);
     }
-    // What is said of each allocator is the sum of its stacks.
+    // An allocator's total is the sum of its stacks.
     let last = |process: &Value| list(&process["dumps"]).last().expect("there is one at the end")["allocators"].clone();
     let totals: Vec<Value> = list(&read["processes"]).iter().map(last).collect();
     let total: f64 = totals
@@ -90,7 +90,7 @@ fn every_stack_is_there_with_its_numbers() {
 
 #[test]
 fn estimates_are_rounded() {
-    // A stack may be of several callsites, each of which is rounded.
+    // A stack may have several callsites, each of which is rounded.
     check(Fixture::sampled(), 3.0);
 }
 

@@ -1,5 +1,5 @@
-//! Names that no compiler makes, of functions in `named.c`: in every format they are what they were, or what docs/formats.md
-//! says, and in those that browsers open they are text and nothing else.
+//! Function names that no compiler generates, in `named.c`: every format has them unchanged, or as docs/formats.md
+//! specifies, and formats opened by browsers treat them as text only.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::fixture::read;
 use crate::flamegraph;
 
-/// As they stand in `named.c`, but for one that is too long to stand here.
+/// As in `named.c`, except one that is too long for here.
 const NAMES: [&str; 11] = [
     "</script><script>window.owned = 1</script>",
     "<img src=x onerror=window.owned=2>",
@@ -30,7 +30,7 @@ const NAMES: [&str; 11] = [
     "%s%n&lt;b&gt;%3Cscript%3E",
 ];
 
-/// Formats that hold names as they are, by the ends of files' names.
+/// Extensions of formats that have names unchanged.
 const WHOLE: [&str; 6] = ["json", "pb.gz", "speedscope.json", "fxprofile.json", "perfetto-trace", "otlp"];
 
 /// A name of 10,000 bytes.
@@ -43,17 +43,17 @@ fn names() -> Vec<String> {
     NAMES.into_iter().map(str::to_owned).chain([long()]).collect()
 }
 
-/// Names as a failing test should print them.
+/// Shortens names for assertion messages.
 fn brief(names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
     names.into_iter().map(|name| if name == long() { "(the long one)".to_owned() } else { name }).collect()
 }
 
-/// A name as folded text has it: `;` parts frames there, and a number behind a blank is a value.
+/// Returns a name as in folded text, where `;` separates frames and a number after a blank is a value.
 fn in_folded_text(name: &str) -> String {
     name.replace(';', ":").replace("c 12", "c_12")
 }
 
-/// Where the recording is.
+/// Returns the path of the recording.
 #[track_caller]
 fn recording() -> &'static Path {
     static RECORDING: OnceLock<PathBuf> = OnceLock::new();
@@ -80,7 +80,7 @@ fn converted(extension: &str) -> PathBuf {
 }
 
 #[test]
-fn formats_that_can_hold_every_name_do() {
+fn formats_that_can_represent_every_name_do() {
     let names = json!(names()).to_string();
     for extension in WHOLE {
         let path = converted(extension);
@@ -91,7 +91,7 @@ fn formats_that_can_hold_every_name_do() {
 }
 
 #[test]
-fn json_has_each_name_once_and_as_it_is() {
+fn json_has_each_name_once_and_unchanged() {
     let report = read(&converted("json"));
     let callsites = report["targets"][0]["callsites"].as_array().expect("it has callsites");
     let found = callsites.iter().filter_map(|it| it["stack"][0]["function"].as_str().map(str::to_owned));
@@ -100,7 +100,7 @@ fn json_has_each_name_once_and_as_it_is() {
 }
 
 #[test]
-fn folded_lines_keep_their_shape() {
+fn folded_lines_stay_well_formed() {
     let path = converted("folded");
     let lines = text(&path);
     let read = viewers::python("speedscope.py", &[&path]);
@@ -112,12 +112,12 @@ fn folded_lines_keep_their_shape() {
 }
 
 #[test]
-fn a_flame_graph_shows_names_and_runs_none() {
+fn a_flame_graph_shows_names_and_executes_none() {
     let opened = flamegraph::open(&converted("svg"), "call_once", "named (");
     let titles = flamegraph::frames(&opened["frames"]);
     let found: BTreeSet<&str> =
         titles.iter().map(|frame| frame.title.rsplit_once(" (").expect("titles end in numbers").0).collect();
-    // What is longer than 1,000 characters is cut.
+    // Names longer than 1,000 characters are truncated.
     let expected = NAMES.iter().map(|name| in_folded_text(name)).chain([format!("{}…", &long()[..999])]);
     for name in expected {
         assert!(found.contains(name.as_str()), "no `{name:.100}` among {found:.200?}");

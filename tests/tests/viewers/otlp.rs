@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::fixture::{Fixture, number};
 
-/// Sample types and units, and the fields of the JSON report that they are.
+/// Sample types and units, and their fields in the JSON report.
 const TYPES: [(&str, &str, &str); 4] = [
     ("inuse_space", "bytes", "live_bytes"),
     ("inuse_objects", "count", "live_count"),
@@ -38,13 +38,13 @@ fn each_process_is_a_resource_whose_four_profiles_add_up() {
 }
 
 #[test]
-fn the_profile_of_the_view_comes_first() {
+fn the_profile_of_the_view_is_first() {
     let request = decoded(Fixture::exact(), "--view alloc-count");
     assert_eq!(request["resources"][0]["profiles"][0]["type"][0], "alloc_objects");
 }
 
 #[test]
-fn tables_are_as_the_specification_has_them() {
+fn tables_conform_to_the_specification() {
     let fixture = Fixture::sampled();
     let request = decoded(fixture, "");
     assert_eq!(request["complaints"], serde_json::json!([]));

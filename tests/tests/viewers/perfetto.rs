@@ -1,5 +1,5 @@
-//! Perfetto traces, decoded with Perfetto's own descriptors. Its trace processor, which no package registry has, reads them in a
-//! test that has to be asked for.
+//! Perfetto traces, decoded with Perfetto's own descriptors. Its trace processor, which no package registry has, reads
+//! them in an ignored test.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,7 +28,7 @@ fn text(value: &Value) -> String {
     value.as_str().expect("it is a text").to_owned()
 }
 
-/// What the report says of each stack of each heap; what a process began with counts as allocated.
+/// Returns each stack of each heap in the report; inherited blocks count as allocated.
 fn reported(fixture: &Fixture) -> Sums {
     let mut sums = Sums::new();
     for target in list(&fixture.json["targets"]) {
@@ -46,12 +46,12 @@ fn reported(fixture: &Fixture) -> Sums {
             }
         }
     }
-    // A stack that did nothing is no sample.
+    // A stack without activity is no sample.
     sums.retain(|_, sum| sum.iter().any(|value| *value > 0.0));
     sums
 }
 
-/// What the trace says of each stack at the end, and how many callsites were added up for it.
+/// Returns each stack of the trace at its end, and the number of its callsites.
 fn traced(trace: &Value) -> Sums {
     let dumps = list(&trace["dumps"]);
     let end = dumps.iter().map(|dump| number(dump, "timestamp")).fold(0.0, f64::max);
@@ -101,7 +101,7 @@ fn every_stack_is_there_with_its_numbers() {
 
 #[test]
 fn estimates_are_rounded() {
-    // A stack may be of several callsites, each of which is rounded; freed is what is left of two such.
+    // A stack may have several callsites, each of which is rounded; freed is the difference of two such sums.
     let _ = check_sums(Fixture::sampled(), 4.0);
 }
 
@@ -122,7 +122,7 @@ fn dumps_are_windows_of_the_recording() {
 }
 
 #[test]
-fn the_layout_is_what_the_importer_takes() {
+fn the_layout_is_valid_for_the_importer() {
     let fixture = Fixture::exact();
     let trace = decoded(&fixture.converted("perfetto-trace", ""));
     let clocks = trace["clocks"].as_object().expect("clocks have numbers");
@@ -154,7 +154,7 @@ fn the_layout_is_what_the_importer_takes() {
 
 #[test]
 #[ignore = "no package registry has trace_processor_shell: set TRACE_PROCESSOR to its path, and run with `--ignored`"]
-fn its_trace_processor_loses_nothing() {
+fn its_trace_processor_drops_nothing() {
     let program = std::env::var_os("TRACE_PROCESSOR").expect("TRACE_PROCESSOR has the path of trace_processor_shell");
     let fixture = Fixture::exact();
     let path = fixture.converted("perfetto-trace", "");

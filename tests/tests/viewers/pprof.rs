@@ -21,34 +21,34 @@ const SAMPLE_TYPES: [(&str, &str); 4] = [
     ("inuse_space", "live_bytes"),
 ];
 
-/// Longer than Go's tool takes to listen.
+/// Timeout until Go's tool listens.
 const LISTENING_MAX: Duration = Duration::from_secs(60);
 
-/// `go tool pprof` on a file, with all nodes and plain units.
+/// Runs `go tool pprof` on a file, with all nodes and plain units.
 #[track_caller]
 fn go(arguments: &[&str], files: &[&Path]) -> String {
     let plain = ["-nodefraction=0", "-edgefraction=0", "-nodecount=0", "-unit=B"];
     viewers::text(viewers::program("go").args(["tool", "pprof"]).args(plain).args(arguments).args(files))
 }
 
-/// A number as Go prints it: `1234B`, `-12`.
+/// Parses a number printed by Go: `1234B`, `-12`.
 #[track_caller]
 fn plain(text: &str) -> f64 {
     text.trim_end_matches('B').parse().unwrap_or_else(|error| panic!("{error}: `{text}`"))
 }
 
-/// Of `-top`: what all of it comes to, and of each function what is its own and what its callees' too.
+/// Parses `-top`: the total, and each function's own and cumulative amounts.
 #[track_caller]
 fn top(text: &str) -> (f64, BTreeMap<String, [f64; 2]>) {
     let mut lines = text.lines();
-    let line = lines.find(|line| line.starts_with("Showing nodes")).expect("it says what it shows");
+    let line = lines.find(|line| line.starts_with("Showing nodes")).expect("a line with the number of nodes");
     let total = plain(line.trim_end_matches(" total").rsplit_once(' ').expect("it ends in the total").1);
     let mut functions = BTreeMap::<String, [f64; 2]>::new();
     for line in lines.skip(1) {
         let mut fields = line.split_ascii_whitespace();
         let flat = plain(fields.next().expect("a number"));
         let cum = plain(fields.nth(2).expect("a number"));
-        // After its share and two blanks comes the name, with what it has of blanks.
+        // After its share and two blanks is the name, which may contain blanks.
         let share = fields.next().expect("a share");
         let name = line.rsplit_once(&format!("{share}  ")).expect("two blanks part them").1;
         let name = name.trim_end_matches(" (inline)").trim_end_matches(" (partial-inline)");
@@ -59,7 +59,7 @@ fn top(text: &str) -> (f64, BTreeMap<String, [f64; 2]>) {
     (total, functions)
 }
 
-/// What a frame of the JSON report is called.
+/// Returns the name of a frame of the JSON report.
 fn name(frame: &Value) -> String {
     let text = |field: &str| frame[field].as_str();
     let module = text("module").map(|module| module.rsplit('/').next().unwrap_or(module));
@@ -94,7 +94,7 @@ fn every_sample_type_adds_up_to_the_report() {
 }
 
 #[test]
-fn functions_and_what_was_lost_are_told() {
+fn functions_and_drops_are_listed() {
     let fixture = Fixture::exact();
     let raw = go(&["-raw"], &[&fixture.converted("pb.gz", "")]);
     let types = "alloc_objects/count alloc_space/bytes inuse_objects/count inuse_space/bytes[dflt]";
@@ -112,14 +112,14 @@ fn functions_and_what_was_lost_are_told() {
     for function in &functions {
         assert!(raw.contains(&format!(" {function} ")), "no `{function}`");
     }
-    // All has names: nothing is left to be looked for in files.
+    // All frames have names: Go's tool does not search files for them.
     let mappings = raw.split_once("\nMappings\n").expect("mappings come last").1;
     assert!(mappings.lines().next().is_some_and(|first| first.contains("orchard")), "{mappings}");
     assert!(mappings.lines().all(|line| line.ends_with("[FN][FL][LN][IN]")), "{mappings}");
 }
 
 #[test]
-fn what_samples_belong_to_is_in_tags() {
+fn groups_are_tags() {
     let fixture = Fixture::exact();
     let file = fixture.converted("pb.gz", "");
     let tags = viewers::text(
@@ -132,23 +132,23 @@ fn what_samples_belong_to_is_in_tags() {
     for text in [&process, &fixture.pid.to_string()] {
         assert!(tags.contains(&format!(": {text}\n")), "no `{text}` in {tags}");
     }
-    // Frames are made of them where that is asked for.
+    // Tags can be shown as frames.
     let (_, functions) = top(&go(&["-top", "-sample_index=alloc_space", "-tagroot=process,heap"], &[&file]));
     let allocated = number(&fixture.json["targets"][0]["totals"], "alloc_bytes");
     assert_eq!(functions[&process][1], allocated);
     assert_eq!(functions["libc"][1], fixture.total("alloc_bytes"));
-    // Samples are chosen by them, also by the numbers among them.
+    // Samples can be selected by tags, including numeric ones.
     let focus = format!("-tagfocus=pid={}", fixture.pid);
     let (_, functions) = top(&go(&["-top", "-sample_index=alloc_space", &focus], &[&file]));
     let own: f64 = functions.values().map(|[flat, _]| flat).sum();
     assert_eq!(own, allocated);
 }
 
-/// Allocated bytes of the recorded process by thread: its number, and its name where that is known.
+/// Allocated bytes of the recorded process by thread: its id, and its name if known.
 type Threads = BTreeMap<(Option<u64>, String), f64>;
 
 #[test]
-fn threads_are_labels_where_they_are_told_apart() {
+fn threads_are_labels_if_separated() {
     let fixture = Fixture::exact();
     let file = fixture.converted("pb.gz", "--by thread");
     let report = read(&fixture.converted("json", "--by thread"));
@@ -180,7 +180,7 @@ fn threads_are_labels_where_they_are_told_apart() {
     expected.retain(|_, bytes| *bytes > 0.0);
     found.retain(|_, bytes| *bytes > 0.0);
     assert_eq!(found, expected);
-    // Go makes frames of them, and chooses by them.
+    // Go's tool can show them as frames and select by them.
     let (_, functions) = top(&go(&["-top", "-sample_index=alloc_space", "-tagroot=thread"], &[&file]));
     for ((_, name), bytes) in expected.iter().filter(|((_, name), _)| name.starts_with('p')) {
         assert_eq!(functions[name][1], *bytes, "{name}");
@@ -191,7 +191,7 @@ fn threads_are_labels_where_they_are_told_apart() {
     assert_eq!(Some(own), picked);
 }
 
-/// What is known of a stack: its process, its heap, and its frames with files and lines.
+/// A stack: its process, its heap, and its frames with files and lines.
 type Known = (u64, String, Vec<(String, String, u64)>);
 
 #[test]
@@ -206,7 +206,7 @@ fn another_decoder_has_every_callsite() {
         let frames = sample["frames"].as_array().expect("a list").iter();
         let frames =
             frames.map(|frame| (text(frame, "function"), text(frame, "file"), frame["line"].as_u64().unwrap_or(0)));
-        // What is not code has no module.
+        // Frames that are not code have no module.
         let frames = frames.filter(|(function, ..)| !function.starts_with('[')).collect();
         let labels = &sample["labels"];
         let known = (labels["pid"].as_u64().expect("a pid"), text(labels, "heap"), frames);
@@ -266,7 +266,7 @@ fn speedscope_reads_it() {
     assert!(frames.iter().any(|name| name.contains("orchard::Branch<orchard::Season<std::pair<")), "{frames:?}");
 }
 
-/// `go tool pprof` as a server, which ends when this is dropped.
+/// `go tool pprof` as a server, terminated on drop.
 struct Server {
     process: Child,
     address: String,
@@ -275,7 +275,7 @@ struct Server {
 impl Server {
     #[track_caller]
     fn start(file: &Path) -> Self {
-        // Nobody else is given this port while we look for it; whoever takes it before Go does makes the test fail.
+        // The port is free at this time; if another program takes it before Go does, the test fails.
         let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
         let address = listener.local_addr().expect("it has an address").to_string();
         drop(listener);
@@ -291,7 +291,7 @@ impl Server {
         server
     }
 
-    /// The status line and the page.
+    /// Returns the status line and the page.
     #[track_caller]
     fn get(&self, path: &str) -> (String, String) {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
@@ -306,7 +306,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // `timeout` hands it on to what it started.
+        // `timeout` forwards the signal to its child.
         let pid = i32::try_from(self.process.id()).ok().and_then(rustix::process::Pid::from_raw);
         if let Some(pid) = pid {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -331,7 +331,7 @@ fn the_web_interface_shows_it() {
     }
 }
 
-/// Growth by function, own and with callees', as `heapbpf diff` has it.
+/// Returns growth by function, own and cumulative, from `heapbpf diff`.
 fn growth(before: &Path, after: &Path, view: &str, quantity: &str) -> BTreeMap<String, [f64; 2]> {
     let report: PathBuf = after.with_extension("growth.json");
     let _ = viewers::text(
@@ -353,14 +353,14 @@ fn growth(before: &Path, after: &Path, view: &str, quantity: &str) -> BTreeMap<S
 }
 
 #[test]
-fn growth_is_what_heapbpf_diff_says() {
+fn growth_equals_heapbpf_diff() {
     let fixture = Fixture::exact();
     let reports = fixture.windows("json");
     let [before, after] = fixture.windows("pb.gz");
     let base = format!("-diff_base={}", before.display());
     for (sample_type, quantity) in SAMPLE_TYPES {
         let (_, mut found) = top(&go(&["-top", &base, &format!("-sample_index={sample_type}")], &[&after]));
-        // What is missing from stacks is a frame here, and a field there.
+        // Markers of missing frames are frames here, and a field there.
         found.retain(|name, growth| *growth != [0.0, 0.0] && !name.starts_with('['));
         let (view, _) = VIEWS.into_iter().find(|(_, field)| *field == quantity).expect("each is a view");
         let expected = growth(&reports[0], &reports[1], view, quantity);

@@ -1,4 +1,4 @@
-//! Files of speedscope: by its schema, and in its app.
+//! speedscope's files: by its schema, and in its app.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::fixture::{Fixture, VIEWS, read};
 
-/// Stacks with what they weigh.
+/// Returns stacks with their weights.
 fn stacks(profile: &Value) -> BTreeMap<String, u64> {
     let mut stacks = BTreeMap::new();
     for stack in profile["stacks"].as_array().expect("it has stacks") {
@@ -16,7 +16,7 @@ fn stacks(profile: &Value) -> BTreeMap<String, u64> {
     stacks
 }
 
-/// The same of a profile of a file, without the app.
+/// The same for a profile of a file, without the app.
 fn written(file: &Value, profile: usize) -> BTreeMap<String, u64> {
     let profile = &file["profiles"][profile];
     let name = |frame: &Value| {
@@ -33,7 +33,7 @@ fn written(file: &Value, profile: usize) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn the_app_has_every_stack_of_every_view_and_shows_the_one_that_was_asked_for() {
+fn the_app_has_every_stack_of_every_view_and_shows_the_selected_one() {
     let fixture = Fixture::exact();
     let path = fixture.converted("speedscope.json", "--view alloc-bytes");
     let picture = path.with_extension("png");
@@ -54,7 +54,7 @@ fn the_app_has_every_stack_of_every_view_and_shows_the_one_that_was_asked_for() 
 }
 
 #[test]
-fn files_keep_to_the_schema_that_comes_with_the_app() {
+fn files_match_the_apps_schema() {
     let schema = viewers::folder().join("node_modules/speedscope/dist/release/file-format-schema.json");
     let grouped = Fixture::exact().converted("speedscope.json", "--by heap,command");
     let checked = viewers::python("schema.py", &[schema, grouped, Fixture::sampled().converted("speedscope.json", "")]);

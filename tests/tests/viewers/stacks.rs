@@ -1,8 +1,8 @@
-//! The stacks of JSON reports, as formats name them that have no labels.
+//! Stacks of JSON reports, as in formats without labels.
 
 use serde_json::Value;
 
-/// The names of a callsite's frames, the outermost first, with what stands above them where something is missing.
+/// Returns the names of a callsite's frames, the outermost first, with markers of missing frames.
 pub(crate) fn names(callsite: &Value) -> Vec<String> {
     let frames = callsite["stack"].as_array().expect("a callsite has a stack");
     let end = match (callsite["end"].as_str(), frames.is_empty()) {

@@ -1,4 +1,4 @@
-//! Targets under seccomp: a system call that their filter forbids would kill them, whoever has them make it.
+//! Targets under seccomp: a forbidden system call would kill them, even if it is injected.
 
 use heapbpf_tests::target::Target;
 

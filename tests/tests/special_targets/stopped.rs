@@ -1,4 +1,4 @@
-//! Targets that somebody else traces, stops or freezes.
+//! Targets that are traced, stopped or frozen by others.
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{FAILED, assert_unharmed, leaks, record_exactly};
 
-/// Until another program has done what it was started for. Only a hang takes this long.
+/// Timeout for hangs of the other program.
 const DONE_WITHIN: Duration = Duration::from_secs(60);
 
 #[track_caller]
@@ -41,7 +41,7 @@ impl Tracer {
 
 impl Drop for Tracer {
     fn drop(&mut self) {
-        // gdb ends at the end of its input, strace at SIGTERM.
+        // gdb exits at the end of its input, strace at SIGTERM.
         drop(self.0.stdin.take());
         if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::TERM);
@@ -50,41 +50,41 @@ impl Drop for Tracer {
     }
 }
 
-/// Fails unless a check for leaks is refused with these words.
+/// Fails unless a check for leaks is rejected with these words.
 #[track_caller]
-fn assert_refused(pid: u32, arguments: &str, words: &[&str]) {
+fn assert_rejected(pid: u32, arguments: &str, words: &[&str]) {
     let text = leaks(pid, arguments).expect_error(FAILED);
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
 }
 
 #[test]
-fn a_target_that_strace_traces_is_recorded_and_not_stopped_a_second_time() {
+fn a_target_traced_by_strace_is_recorded_and_cannot_be_stopped_by_leaks() {
     let mut target = Target::start("service.c");
     let pid = target.pid();
     let strace = Tracer::attach(Command::new("strace").args(["-f", "-o", "/dev/null", "-p", &pid.to_string()]), pid);
     record_exactly(&mut target);
-    assert_refused(pid, "", &["traced", "`strace`"]);
-    assert_refused(pid, "--snapshot fork", &["traced", "`strace`"]);
+    assert_rejected(pid, "", &["traced", "`strace`"]);
+    assert_rejected(pid, "--snapshot fork", &["traced", "`strace`"]);
     drop(strace);
     wait_until("strace has detached", || tracer(pid).is_none());
     assert_unharmed(&mut target);
 }
 
 #[test]
-fn a_target_that_gdb_has_stopped() {
+fn a_target_stopped_by_gdb() {
     let mut target = Target::start("service.c");
     let pid = target.pid();
     let gdb = Tracer::attach(Command::new("gdb").args(["-q", "-nx", "-p", &pid.to_string()]), pid);
     wait_until("gdb has stopped it", || state(pid) == 't');
     record_nothing(pid);
-    assert_refused(pid, "", &["traced", "`gdb`"]);
+    assert_rejected(pid, "", &["traced", "`gdb`"]);
     assert_eq!(state(pid), 't', "it is gdb's to let it run");
     drop(gdb);
     wait_until("gdb has detached", || tracer(pid).is_none());
     assert_unharmed(&mut target);
 }
 
-/// Records a target that does not run.
+/// Records a stopped target.
 #[track_caller]
 fn record_nothing(pid: u32) {
     let mut heapbpf = Heapbpf::of(pid, "--interval 1 --duration 1s -o out.json");
@@ -93,7 +93,7 @@ fn record_nothing(pid: u32) {
 }
 
 #[test]
-fn a_target_that_job_control_has_stopped_stays_stopped() {
+fn a_target_stopped_by_job_control_stays_stopped() {
     let mut target = Target::start("service.c");
     let pid = target.pid();
     target.work("keep 1000 25");
@@ -103,13 +103,13 @@ fn a_target_that_job_control_has_stopped_stays_stopped() {
     record_nothing(pid);
     let found = leaks(pid, "").expect_code(0);
     assert!(found.stdout.contains("25 allocations"), "{}", found.stdout);
-    assert_refused(pid, "--snapshot fork", &["stopped", "--snapshot read"]);
+    assert_rejected(pid, "--snapshot fork", &["stopped", "--snapshot read"]);
     assert_eq!(state(pid), 'T', "nobody has sent SIGCONT");
     kill_process(raw, Signal::CONT).expect("it is there");
     assert_unharmed(&mut target);
 }
 
-/// Records and checks a target in a frozen control group. It must be frozen afterwards, and work on when it is thawed.
+/// Records and checks a target in a frozen control group. It must stay frozen, and work after it is thawed.
 #[track_caller]
 fn check_frozen(group: &Group, file: &str, frozen: &str, thawed: &str, is_frozen: impl Fn(u32) -> bool) {
     let mut target = Target::start("service.c");
@@ -143,8 +143,8 @@ fn a_frozen_target() {
 }
 
 #[test]
-fn a_target_frozen_by_the_first_version_of_control_groups() {
-    // Where the machine has version 2 alone, the test above is all there is.
+fn a_target_frozen_by_cgroup_v1() {
+    // On a machine with version 2 only, the test above covers everything.
     let Some(group) = Group::of_hierarchy("freezer", &format!("heapbpf-frozen-{}", std::process::id())) else { return };
     check_frozen(&group, "freezer.state", "FROZEN", "THAWED", |pid| state(pid) == 'D');
 }

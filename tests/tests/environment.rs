@@ -1,28 +1,28 @@
-//! Where targets' files and numbers are not what they seem: other roots and mount namespaces, files that were replaced,
-//! libraries that come late, and numbers that are given out again.
+//! Targets whose files and PIDs are not what they seem: other roots and mount namespaces, replaced files, libraries
+//! loaded late, and reused PIDs.
 
 use std::fs;
 use std::path::Path;
 
 use heapbpf_tests::report::{Counts, Process};
 
-#[path = "places/files.rs"]
+#[path = "environment/files.rs"]
 mod files;
-#[path = "places/late.rs"]
-mod late;
-#[path = "places/numbers.rs"]
-mod numbers;
+#[path = "environment/loaded_late.rs"]
+mod loaded_late;
+#[path = "environment/pids.rs"]
+mod pids;
 
-/// The C library and the dynamic linker that targets are run with.
+/// C library and dynamic linker that targets are run with.
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 const LINKER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// `count` blocks of `size_bytes`, kept.
+/// `count` live blocks of `size_bytes`.
 fn kept(count: u64, size_bytes: u64) -> Counts {
     Counts::kept(count, count * size_bytes)
 }
 
-/// Fails unless these functions, called by `main`, allocated that much and nothing else did.
+/// Fails unless these functions, called by `main`, have these counts and no other function allocated.
 #[track_caller]
 fn assert_sites(process: &Process, sites: &[(&str, Counts)]) {
     let reported: Vec<(String, Counts)> = process.exact_by_leaf().into_iter().collect();
@@ -33,14 +33,14 @@ fn assert_sites(process: &Process, sites: &[(&str, Counts)]) {
     }
 }
 
-/// Copies a file, whatever links lead to it.
+/// Copies a file, following links.
 #[track_caller]
 fn copy(from: impl AsRef<Path>, to: &Path) {
     fs::create_dir_all(to.parent().expect("it lies in a folder")).expect("the folder is ours");
     fs::copy(from.as_ref(), to).unwrap_or_else(|error| panic!("`{}`: {error}", from.as_ref().display()));
 }
 
-/// The modules that a heap's hooks are in, each once.
+/// Returns the distinct modules of a heap's hooks.
 #[track_caller]
 fn modules<'a>(process: &'a Process, heap: &str) -> Vec<&'a str> {
     let mut modules: Vec<&str> = process.heap(heap).hooks.iter().map(|hook| hook.module.as_str()).collect();

@@ -1,4 +1,4 @@
-//! Dumps that a signal asks for.
+//! Dumps requested by a signal.
 
 use heapbpf_tests::heapbpf::Heapbpf;
 use heapbpf_tests::report::Counts;
@@ -8,9 +8,9 @@ use rustix::process::{Signal, kill_process};
 use super::launched::{Launched, status, wait_until};
 use super::{assert_flows, chain, dump, flow, name, record, window};
 
-/// heapprofd's three intervals: retained 1000, 1000 and 0 bytes, delta 1000, 0 and −1000.
+/// heapprofd's three intervals: 1000, 1000 and 0 bytes retained, with deltas of 1000, 0 and −1000.
 #[test]
-fn each_window_has_what_it_left_behind() {
+fn each_window_has_its_own_allocations() {
     let (mut target, heapbpf, mut session) = record("");
     target.work("+0:1000");
     // The target is idle at every dump.
@@ -25,7 +25,7 @@ fn each_window_has_what_it_left_behind() {
     assert!(reports[..3].iter().all(|report| window(report).reason == "signal"));
     assert!(outcome.stderr.contains("out.0003.json (signal, "), "{}", outcome.stderr);
     assert!(outcome.stderr.contains(", 0 B retained, \u{2212}1000 B)"), "{}", outcome.stderr);
-    // Where everything was freed there is still a callsite that says so.
+    // A callsite whose blocks are all freed is still listed.
     let freed = reports[2].process(target.pid()).exact_by_leaf();
     assert_eq!(freed["few"].free_bytes, 1000);
     assert!(reports[3].process(target.pid()).callsites.is_empty(), "nothing happened there");
@@ -33,7 +33,7 @@ fn each_window_has_what_it_left_behind() {
 }
 
 #[test]
-fn every_output_has_a_file_for_each_window() {
+fn every_output_has_a_file_per_window() {
     let mut target = Target::start("slots.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o a.folded -o b.svg -o -");
     let mut session = heapbpf.start();
@@ -52,14 +52,14 @@ fn every_output_has_a_file_for_each_window() {
     };
     assert_eq!(values("a.0001.folded"), [50, 300]);
     assert_eq!(values("a.0002.folded"), [50]);
-    assert!(text("b.0002.svg").contains(", window 2 ("), "its title says which");
+    assert!(text("b.0002.svg").contains(", window 2 ("), "its title has the window");
     assert!(text("b.0002.svg").contains("live \u{2212}300 B in the window"), "and what changed");
     assert!(!text("b.svg").contains(", window "), "the whole recording is no window");
     assert_eq!(outcome.stdout, text("a.folded"), "standard output has the whole recording alone");
 }
 
 #[test]
-fn a_signal_right_after_the_start_ends_nothing() {
+fn a_signal_right_after_the_start_does_not_end_the_session() {
     let mut target = Target::start("slots.c");
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let mut session = heapbpf.spawn();
@@ -75,7 +75,7 @@ fn a_signal_right_after_the_start_ends_nothing() {
 }
 
 #[test]
-fn a_command_is_dumped_too_and_does_not_get_the_signals() {
+fn a_command_is_dumped_and_does_not_receive_the_signals() {
     let mut launched = Launched::start("", &[build("slots.c")], &[]);
     launched.target.work("+0:500");
     kill_process(launched.heapbpf(), Signal::USR1).expect("it runs");
@@ -98,7 +98,7 @@ fn a_command_is_dumped_too_and_does_not_get_the_signals() {
 }
 
 #[test]
-fn dumps_in_a_row_are_all_taken() {
+fn dumps_in_quick_succession_are_all_written() {
     let (mut target, heapbpf, mut session) = record("-o out.svg");
     for number in 1..=10 {
         target.work(&format!("+{number}:{}", 10 * number));

@@ -1,4 +1,4 @@
-//! Processes that targets make, and programs that they become.
+//! Forks and execs of targets.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,19 +11,19 @@ use heapbpf_tests::kernel::{self, require_root};
 use heapbpf_tests::report::{Counts, Process};
 use heapbpf_tests::target::{Target, build};
 
-/// What comes after the target's number.
+/// Number of lines after the target's PID.
 const ARGUMENTS: &str = "-v --interval 1 -o out.json";
 
-/// A target that can do all of that, and heapbpf on it at an interval of 1.
-fn watched(arguments: &str) -> (Target, Heapbpf, Session) {
+/// Starts a target with these abilities, and records it at an interval of 1.
+fn recorded(arguments: &str) -> (Target, Heapbpf, Session) {
     let target = Target::start("family.c");
     let mut heapbpf = Heapbpf::of(target.pid(), &format!("{ARGUMENTS} {arguments}"));
     let session = heapbpf.start();
     (target, heapbpf, session)
 }
 
-/// The same where a busy machine keeps neither waiting: what has not come to a stop after 20 ms is not held.
-fn watched_at_once(arguments: &str) -> (Target, Heapbpf, Session) {
+/// The same for a busy machine, without waiting: a process that does not stop within 20 ms is not held.
+fn recorded_at_once(arguments: &str) -> (Target, Heapbpf, Session) {
     require_root();
     let at_once = |program: &Path| {
         let mut command = Command::new("chrt");
@@ -46,12 +46,12 @@ fn count(process: &Process, function: &str) -> u64 {
 }
 
 #[test]
-fn a_forked_child_has_books_of_its_own_that_begin_with_its_parents_blocks() {
-    let (mut target, heapbpf, mut session) = watched("");
+fn a_forked_childs_ledger_starts_with_its_parents_blocks() {
+    let (mut target, heapbpf, mut session) = recorded("");
     target.work("keep 100 30");
     target.work("fork");
-    session.wait_for("is being recorded");
-    // From here on the child answers.
+    session.wait_for("is watched");
+    // The child answers from here on.
     target.work("keep 7 5");
     target.work("drop");
     target.work("keep 9 4");
@@ -78,21 +78,21 @@ fn a_forked_child_has_books_of_its_own_that_begin_with_its_parents_blocks() {
     assert!(names.into_iter().all(|name| name == "keeps"), "named after its end");
 }
 
-/// How often a target forks so that its child is seen while it is held, which takes some milliseconds.
+/// Number of forks until the child is observed while it is held, which takes some milliseconds.
 const FORKS: u32 = 40;
 
-/// What was seen of a forked child before it was watched.
+/// State of a forked child before it is recorded.
 struct Look {
     child: u32,
-    /// The process that traced it.
+    /// The process that traces it.
     tracer: Option<u32>,
     was_held: bool,
 }
 
-/// Has a target fork and its child drop what it has inherited: while it is held, if it is found so, else when it is watched.
+/// Makes a target fork and its child free the inherited blocks: while it is held if it is found in time, else later.
 #[track_caller]
-fn fork_and_look(target: &mut Target, session: &mut Session) -> Look {
-    // So that nothing is missed of what becomes of the child.
+fn fork_and_observe(target: &mut Target, session: &mut Session) -> Look {
+    // Waits so that all of the child's events are recorded.
     session.halt();
     target.work("fork");
     let child = target.child_pid();
@@ -103,8 +103,8 @@ fn fork_and_look(target: &mut Target, session: &mut Session) -> Look {
         scope.spawn(|| {
             let deadline = Instant::now() + Duration::from_secs(30);
             while !was_held && !is_watched.load(Ordering::Relaxed) && Instant::now() < deadline {
-                // While a tracer comes or goes, the kernel can show a child's parent in its place: it reads whether there is
-                // one and who it is one after the other (`ptrace_parent` in include/linux/ptrace.h).
+                // While a tracer attaches or detaches, the kernel can report a child's parent instead: it reads whether
+                // there is a tracer and its id separately (`ptrace_parent` in include/linux/ptrace.h).
                 let thread = || kernel::tracer(child).filter(|&pid| pid != parent);
                 tracer = tracer.or_else(|| thread().and_then(kernel::process_of));
                 if kernel::state(child) == 't' {
@@ -113,8 +113,8 @@ fn fork_and_look(target: &mut Target, session: &mut Session) -> Look {
                 }
             }
         });
-        session.go_on();
-        session.wait_for(&format!("process {child} (family) is being recorded"));
+        session.resume();
+        session.wait_for(&format!("process {child} (family) is watched"));
         is_watched.store(true, Ordering::Relaxed);
     });
     if !was_held {
@@ -126,7 +126,7 @@ fn fork_and_look(target: &mut Target, session: &mut Session) -> Look {
     Look { child, tracer, was_held }
 }
 
-/// Fails unless a child has dropped what it was born with, seen from the first block to the last, and worked on.
+/// Fails unless a child has freed all inherited blocks, each of which was recorded, and continued.
 #[track_caller]
 fn assert_dropped(child: &Process, inherited: u64) {
     assert_eq!(child.beginning.origin, "fork");
@@ -137,10 +137,10 @@ fn assert_dropped(child: &Process, inherited: u64) {
 }
 
 #[test]
-fn held_forks_are_stopped_until_all_that_they_free_is_seen() {
-    let (mut target, heapbpf, mut session) = watched_at_once("--hold forks");
+fn held_forks_are_stopped_until_their_frees_are_recorded() {
+    let (mut target, heapbpf, mut session) = recorded_at_once("--hold forks");
     target.work("keep 100 1000");
-    let looks: Vec<_> = (0..FORKS).map(|_| fork_and_look(&mut target, &mut session)).collect();
+    let looks: Vec<_> = (0..FORKS).map(|_| fork_and_observe(&mut target, &mut session)).collect();
     let keeper = kernel::keeper(session.pid()).expect("it runs");
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
@@ -154,10 +154,10 @@ fn held_forks_are_stopped_until_all_that_they_free_is_seen() {
 }
 
 #[test]
-fn forks_are_not_held_unless_that_is_asked_for() {
-    let (mut target, heapbpf, mut session) = watched_at_once("");
+fn forks_are_not_held_by_default() {
+    let (mut target, heapbpf, mut session) = recorded_at_once("");
     target.work("keep 100 1000");
-    let looks: Vec<_> = (0..FORKS).map(|_| fork_and_look(&mut target, &mut session)).collect();
+    let looks: Vec<_> = (0..FORKS).map(|_| fork_and_observe(&mut target, &mut session)).collect();
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
     report.assert_complete();
@@ -168,8 +168,8 @@ fn forks_are_not_held_unless_that_is_asked_for() {
 }
 
 #[test]
-fn forks_can_be_left_alone() {
-    let (mut target, heapbpf, session) = watched("--no-follow-fork");
+fn forks_can_be_ignored() {
+    let (mut target, heapbpf, session) = recorded("--no-follow-fork");
     target.work("keep 100 30");
     target.work("fork");
     target.work("drop");
@@ -184,11 +184,11 @@ fn forks_can_be_left_alone() {
 
 #[test]
 fn grandchildren_are_followed_and_outlive_their_parents() {
-    let (mut target, heapbpf, mut session) = watched("");
+    let (mut target, heapbpf, mut session) = recorded("");
     for _ in 0..2 {
         target.work("keep 100 10");
         target.work("fork");
-        session.wait_for("is being recorded");
+        session.wait_for("is watched");
     }
     target.work("keep 3 1");
     let _ = session.interrupt().expect_code(0);
@@ -201,8 +201,8 @@ fn grandchildren_are_followed_and_outlive_their_parents() {
 }
 
 #[test]
-fn vfork_children_and_threads_change_nothing_of_the_targets_books() {
-    let (mut target, heapbpf, session) = watched("");
+fn vfork_children_and_threads_do_not_change_the_targets_ledger() {
+    let (mut target, heapbpf, session) = recorded("");
     target.work("keep 10 1");
     for _ in 0..20 {
         target.work("vfork 77");
@@ -218,17 +218,17 @@ fn vfork_children_and_threads_change_nothing_of_the_targets_books() {
     assert_eq!(count(process, "keeps"), 2);
     assert_eq!(count(process, "thread_mallocs"), 20);
     assert_eq!(count(process, "vfork_mallocs"), 0, "another process, in this one's memory");
-    // Nobody was to be watched beside it.
+    // No other process was recorded.
     assert_eq!((report.others.short_lived_count, report.others.skipped_count), (0, 0), "{:?}", report.others);
 }
 
 #[test]
-fn exec_ends_the_books_and_begins_new_ones() {
+fn an_exec_ends_the_ledger_and_starts_a_new_one() {
     for how in ["exec", "thread-exec"] {
-        let (mut target, heapbpf, mut session) = watched("");
+        let (mut target, heapbpf, mut session) = recorded("");
         target.work("keep 100 10");
-        target.becomes(&format!("{how} {}", build("family.c").display()));
-        session.wait_for("is being recorded");
+        target.exec(&format!("{how} {}", build("family.c").display()));
+        session.wait_for("is watched");
         let ledger = target.work("keep 50 3");
         let _ = session.interrupt().expect_code(0);
         target.assert_running();
@@ -249,7 +249,8 @@ fn exec_ends_the_books_and_begins_new_ones() {
         if how == "exec" {
             assert!(after.beginning.from_first_call, "its probes stay over an exec: {:?}", after.beginning);
         }
-        // An exec by another thread than the first loses them, and new ones may come too late for the first calls.
+        // An exec by a thread other than the first removes them, and new ones may be attached too late for the first
+        // calls.
         assert!(begins <= 7, "{how}: {begins} of 7");
         assert!(begins == 7 || !after.beginning.from_first_call, "{how}: {begins} of 7: {:?}", after.beginning);
         assert!(after.beginning.delay_ns.is_some(), "{:?}", after.beginning);

@@ -1,6 +1,6 @@
-//! A machine on which programs come and go all the time, and one of them matters: redis under load.
+//! Redis under load on a machine where short-lived programs start all the time.
 
-#![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "tells figures to people, with --nocapture")]
+#![expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "prints figures with --nocapture")]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,17 +13,17 @@ use heapbpf_tests::redis::Redis;
 use heapbpf_tests::report::{Health, Report};
 use heapbpf_tests::target::Target;
 
-/// Programs that are started, so many a second.
+/// Number of programs started per second.
 const SPAWNS: u64 = 2000;
 const LOAD: &str = "spawn 200 2000";
 
-/// One of the tests records everything, the others too.
-fn alone() -> MutexGuard<'static, ()> {
+/// Serializes the tests: one of them records all processes.
+fn serialize() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says that the load may end, also when a check fails.
+/// Ends the load, even if a check fails.
 struct Finally<'a>(&'a AtomicBool);
 
 impl Drop for Finally<'_> {
@@ -32,12 +32,12 @@ impl Drop for Finally<'_> {
     }
 }
 
-/// Keys that redis sets in one round, each to a value of 512 bytes of its own.
+/// Number of keys that redis sets in one round, each to a 512-byte value.
 const ROUND_KEYS: u32 = 20_000;
 
-/// Puts load on redis and starts programs until all have ended. `look` is called all the while. Returns the rounds that
-/// redis was put through.
-fn under_load(redis: &Redis, spawner: &mut Target, mut look: impl FnMut()) -> u32 {
+/// Puts load on redis and starts programs until all have exited, calling `inspect` repeatedly. Returns the number of
+/// rounds.
+fn under_load(redis: &Redis, spawner: &mut Target, mut inspect: impl FnMut()) -> u32 {
     let done = AtomicBool::new(false);
     let rounds = AtomicU32::new(0);
     thread::scope(|scope| {
@@ -50,14 +50,14 @@ fn under_load(redis: &Redis, spawner: &mut Target, mut look: impl FnMut()) -> u3
         });
         let spawning = scope.spawn(|| spawner.work(LOAD));
         while !spawning.is_finished() {
-            look();
+            inspect();
             thread::sleep(Duration::from_millis(100));
         }
     });
     rounds.into_inner()
 }
 
-/// Fails unless redis's functions have names, and all of its values are there if nothing was lost that would have been one.
+/// Fails unless redis's functions have names and, if nothing relevant was dropped, all of its values are present.
 #[track_caller]
 fn assert_whole_redis(report: &Report, pid: u32, rounds: u32) {
     let process = report.process(pid);
@@ -73,7 +73,7 @@ fn assert_whole_redis(report: &Report, pid: u32, rounds: u32) {
     assert!(report.health.lost.values().any(|count| *count > 0) || allocated > 0.9 * values, "{allocated} of {values}");
 }
 
-/// Fails unless losses were told of: the exit code says whether there were any.
+/// Fails unless the exit code and the summary report the drops.
 #[track_caller]
 fn assert_honest(report: &Report, code: Option<i32>, stdout: &str) {
     let lost: u64 = report.health.lost.values().sum();
@@ -82,8 +82,8 @@ fn assert_honest(report: &Report, code: Option<i32>, stdout: &str) {
 }
 
 #[test]
-fn everything_is_recorded_while_programs_come_and_go() {
-    let _alone = alone();
+fn a_recording_of_all_processes_is_complete_under_process_churn() {
+    let _alone = serialize();
     let redis = Redis::start();
     let mut spawner = Target::start("spawner.c");
     let mut heapbpf = Heapbpf::new(["--all", "-o", "out.json"]);
@@ -100,22 +100,22 @@ fn everything_is_recorded_while_programs_come_and_go() {
     assert_whole_redis(&report, redis.pid(), rounds);
     assert!(!report.process(spawner.pid()).exited);
 
-    // None lives for a tenth of the time that it takes to become a target; and few other programs are started meanwhile.
-    // Of a process that is about to end the kernel has no arguments any more, and then no allocator either.
+    // No program lives for a tenth of the time to attach to it, and few others start during the test.
+    // The kernel has no arguments of an exiting process any more, and then no allocator either.
     let is_spawned = |command: &str| ["/bin/true", "true", ""].contains(&command);
     let begun = report.targets.iter().filter(|process| is_spawned(&process.command)).count() as u64;
     let skipped = report.others.skipped.iter().filter(|process| is_spawned(&process.command)).count() as u64;
     let short_lived = report.others.short_lived_count;
     let lost = report.health.lost.get("exec_missed").copied().unwrap_or(0);
-    let told = short_lived + begun + skipped + lost;
-    assert!(told >= SPAWNS, "{told}: {begun} recorded, {lost} lost, {:?}", report.others);
+    let reported = short_lived + begun + skipped + lost;
+    assert!(reported >= SPAWNS, "{reported}: {begun} recorded, {lost} lost, {:?}", report.others);
     assert!(short_lived < SPAWNS + SPAWNS / 2 && begun < SPAWNS / 10, "{short_lived}, {begun}");
 
     let Health { agent_cpu_ns, agent_rss_bytes_max, .. } = report.health;
     eprintln!("{SPAWNS} programs in 10 s: {:.2} s of CPU", agent_cpu_ns as f64 / 1e9);
     eprintln!("memory: at most {} MiB", agent_rss_bytes_max >> 20);
     eprintln!("descriptors: {} at first, at most {}", first.descriptors, most.descriptors);
-    eprintln!("told of: {short_lived} short-lived, {begun} recorded, {lost} lost");
+    eprintln!("reported: {short_lived} short-lived, {begun} recorded, {lost} lost");
     assert!(most.descriptors < first.descriptors + 200, "{first:?}, {most:?}");
     assert!(last.resident_bytes < first.resident_bytes + (128 << 20), "{first:?}, {last:?}");
     assert!(report.health.agent_rss_bytes_max < 512 << 20, "{}", report.health.agent_rss_bytes_max);
@@ -126,8 +126,8 @@ fn everything_is_recorded_while_programs_come_and_go() {
 }
 
 #[test]
-fn who_is_not_meant_pays_no_probe() {
-    let _alone = alone();
+fn unselected_processes_run_without_probes() {
+    let _alone = serialize();
     let name = format!("meant-redis-of-{}", std::process::id());
     let redis = Redis::start_as(&name);
     let mut spawner = Target::start("spawner.c");
@@ -136,7 +136,7 @@ fn who_is_not_meant_pays_no_probe() {
     let session = heapbpf.start();
     let mut looks = 0;
     let rounds = under_load(&redis, &mut spawner, || {
-        assert!(!changed_code(redis.pid()).is_empty(), "it is watched");
+        assert!(!changed_code(redis.pid()).is_empty(), "it is probed");
         let changed = changed_code(pid);
         assert!(changed.is_empty(), "{changed:?}");
         looks += 1;

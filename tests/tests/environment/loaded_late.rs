@@ -1,4 +1,4 @@
-//! Allocators that come into a target while it is recorded, and go.
+//! Allocators that are loaded and unloaded while the target is recorded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use heapbpf_tests::target::Target;
 
 use super::{kept, modules};
 
-/// Said once hooks were added to a target that is watched already.
+/// Logged when hooks are added to a recorded target.
 const MORE: &str = "more hooks";
 
 fn plugin(flags: &str) -> PathBuf {
     Recipe::of("plugin.c").flags(&format!("-shared -fPIC -Wl,-Bsymbolic {flags}")).build()
 }
 
-/// A target that can load a library, and heapbpf on it.
+/// A target that can load a library, and heapbpf recording it.
 struct Watched {
     target: Target,
     heapbpf: Heapbpf,
@@ -35,13 +35,13 @@ impl Watched {
         Self { target, heapbpf, session }
     }
 
-    /// Has it load a library, and waits until that is watched too.
+    /// Makes it load a library, and waits until the library is recorded too.
     fn load(&mut self, library: &Path) {
         self.target.work(&format!("load {}", library.display()));
         self.session.wait_for(MORE);
     }
 
-    /// Waits until heapbpf has looked at a library that the target has loaded.
+    /// Waits until heapbpf has inspected a library that the target has loaded.
     fn wait_until_opened(&self, library: &Path) {
         let descriptors = format!("/proc/{}/fd", self.session.pid());
         let is_open = || {
@@ -50,7 +50,7 @@ impl Watched {
         };
         let deadline = Instant::now() + Duration::from_secs(30);
         while !is_open() {
-            assert!(Instant::now() < deadline, "`{}` is not looked at", library.display());
+            assert!(Instant::now() < deadline, "`{}` is not inspected", library.display());
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -81,7 +81,7 @@ fn a_library_with_its_own_malloc() {
     assert_eq!(process.heap("plugin").totals.exact(), kept(30, 100));
 }
 
-/// Fails unless these functions allocated that much, and nothing else did but the dynamic linker for the library.
+/// Fails unless these functions have these counts, and only the dynamic linker allocated besides, for the library.
 #[track_caller]
 fn assert_sites(process: &Process, sites: &[(&str, Counts)]) {
     let reported = process.exact_by_leaf();
@@ -110,7 +110,7 @@ fn a_library_with_prefixed_names() {
 }
 
 #[test]
-fn calls_within_calls_count_once() {
+fn nested_calls_count_once() {
     for flags in ["", "-DWRAPS"] {
         let mut watched = Watched::start();
         watched.load(&plugin(flags));
@@ -148,12 +148,12 @@ fn a_library_that_is_unloaded_and_loaded_again() {
     watched.target.work("use 100 30");
     watched.target.work("unload");
     watched.target.work("keep 1000 25");
-    // Another one comes, so it is known that the target was looked at while the first was gone.
+    // Once another library is recorded, the target was scanned while the first was unloaded.
     watched.load(&plugin("-DSHIFT=4096"));
     watched.target.work("use 7 3");
     watched.target.work(&load);
     watched.target.work("use 100 1");
-    // And that it was looked at since.
+    // And since then.
     watched.load(&plugin("-DSHIFT=8192"));
     watched.target.work("use 13 2");
     watched.target.work(&load);
@@ -171,7 +171,7 @@ fn a_library_that_is_unloaded_and_loaded_again() {
 }
 
 #[test]
-fn hooks_of_a_library_that_is_gone_are_told() {
+fn hooks_of_an_unloaded_library_are_reported() {
     let mut watched = Watched::start();
     let library = plugin("");
     watched.load(&library);
@@ -186,9 +186,9 @@ fn hooks_of_a_library_that_is_gone_are_told() {
 }
 
 #[test]
-fn a_library_whose_first_stacks_come_by_another_heap() {
+fn a_library_whose_first_stacks_are_of_another_heap() {
     let mut watched = Watched::start();
-    // Targets that have just been found are looked at anyway; what comes later has to be noticed.
+    // New targets are scanned anyway; later libraries must be detected.
     thread::sleep(Duration::from_millis(2500));
     let library = plugin("");
     watched.target.work(&format!("load {}", library.display()));
@@ -218,7 +218,7 @@ fn a_library_without_an_allocator_changes_nothing() {
     assert_eq!(process.heap_names(), ["libc"]);
     let of_keeps: Vec<_> = process.exact_by_leaf().into_iter().filter(|(name, _)| name == "keeps").collect();
     assert_eq!(of_keeps, [("keeps".to_owned(), kept(25, 1000))]);
-    // The library's functions have no names any more; who called them has.
+    // The library's functions have no names any more; their callers do.
     assert_eq!(process.exact_under(|function| function == "plugin_keeps"), kept(30, 100));
     let mut of_work = Counts::default();
     let is_linker = |function: &str| function == "load" || function == "dlclose";

@@ -1,4 +1,4 @@
-//! Targets with very many threads, mappings or children, of another word size, and with clocks of their own.
+//! Targets with very many threads, mappings or children, with another word size, and with their own clocks.
 
 use std::process::Command;
 
@@ -31,7 +31,7 @@ fn sixty_thousand_mappings() {
     check("mappings 60000");
 }
 
-/// As many as 500 forks a second make in 10 s, as fast as the machine makes them.
+/// As many as 500 forks per second create in 10 s, as fast as the machine allows.
 #[test]
 fn thousands_of_short_lived_children() {
     const FORKS: u64 = 5000;
@@ -55,14 +55,14 @@ fn a_32_bit_program_is_refused_by_that_name() {
     let program =
         Recipe::of("narrow.c").compiler("gcc").flags("-m32 -nostdlib -static -ffreestanding -fno-pie").build();
     let mut target = Target::spawn(&mut Command::new(program));
-    target.order("x");
+    target.run_command("x");
     let text = Heapbpf::of(target.pid(), "--interval 1 --duration 1s -o out.json").run().expect_error(FAILED);
     assert!(text.contains("64-bit") && text.contains("narrow"), "{text}");
     for arguments in ["", "--snapshot fork"] {
         let text = leaks(target.pid(), arguments).expect_error(FAILED);
         assert!(text.contains("32-bit"), "{text}");
     }
-    target.order("x");
+    target.run_command("x");
     target.assert_running();
 }
 

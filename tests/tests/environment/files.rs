@@ -1,4 +1,4 @@
-//! Targets whose files are elsewhere than their paths say, or gone.
+//! Targets whose files are replaced, deleted, or not at their paths.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ use heapbpf_tests::target::{Target, build, run};
 
 use super::{LIBC, LINKER, assert_sites, copy, kept, modules};
 
-/// A folder with a program and the C library and linker that it needs, at the paths where it looks for them.
+/// A directory with a program, its C library and linker, at the paths where it searches for them.
 fn root(program: &Path) -> tempfile::TempDir {
     let root = tempfile::tempdir().expect("there is a directory for temporary files");
     let inside = |path: &str| root.path().join(path.trim_start_matches('/'));
@@ -22,24 +22,24 @@ fn root(program: &Path) -> tempfile::TempDir {
     root
 }
 
-/// Profiles a target while it keeps 25 blocks of 1000 bytes.
+/// Profiles a target while it allocates 25 blocks of 1000 bytes.
 fn profile(target: &mut Target) -> Report {
-    profile_and_look(target, || {})
+    profile_and_inspect(target, || {})
 }
 
-/// The same; `look` is called while probes are in place.
-fn profile_and_look(target: &mut Target, look: impl FnOnce()) -> Report {
+/// The same; `inspect` is called while probes are attached.
+fn profile_and_inspect(target: &mut Target, inspect: impl FnOnce()) -> Report {
     let mut heapbpf = Heapbpf::of(target.pid(), "--interval 1 -o out.json");
     let session = heapbpf.start();
     target.work("keep 1000 25");
-    look();
+    inspect();
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");
     report.assert_complete();
     report
 }
 
-/// Fails unless exactly that is in the profile, under the right name, seen by hooks in this module.
+/// Fails unless the profile has exactly these blocks, under the right name, from hooks in this module.
 #[track_caller]
 fn assert_profile(process: &Process, module: &str) {
     assert_sites(process, &[("keeps", kept(25, 1000))]);
@@ -47,7 +47,7 @@ fn assert_profile(process: &Process, module: &str) {
     assert!(matches!(found.as_slice(), [path] if path.ends_with(module)), "{found:?}");
 }
 
-/// The inode of the libc that a process has mapped, which is not the machine's.
+/// Returns the inode of the libc that a process has mapped, which is not the machine's.
 #[track_caller]
 fn assert_other_libc(pid: u32) {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
@@ -63,16 +63,16 @@ fn a_root_of_its_own() {
     assert_other_libc(target.pid());
     let report = profile(&mut target);
     assert_profile(report.process(target.pid()), LIBC);
-    // Lines come from the program in there.
+    // Line numbers come from the program in this root.
     let leaf = &report.targets[0].callsites[0].stack[0];
     assert!(leaf.line.is_some() && leaf.file.as_deref().is_some_and(|file| file.ends_with("service.c")), "{leaf:?}");
 }
 
 #[test]
-fn a_root_with_another_file_at_the_programs_path() {
+fn a_root_with_a_different_file_at_the_programs_path() {
     let program = build("service.c");
     let root = root(&program);
-    // Outside, this path is another program's, with functions elsewhere.
+    // Outside the root, this path is another program, with functions at other addresses.
     let path = build("exact.c");
     copy(&program, &root.path().join(path.strip_prefix("/").expect("it is absolute")));
     let mut target = Target::spawn(Command::new("chroot").arg(root.path()).arg(&path));
@@ -80,26 +80,26 @@ fn a_root_with_another_file_at_the_programs_path() {
     assert_profile(report.process(target.pid()), LIBC);
 }
 
-/// A command that runs a script in a mount namespace of its own.
+/// Returns a command that runs a script in its own mount namespace.
 fn in_namespace(script: &str) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-ec", script]);
     command
 }
 
-/// A command that starts a program where this path leads to another file.
+/// Returns a command that starts a program where `path` is mounted over by `file`.
 fn with_mount(file: &Path, path: &Path, program: &Path) -> Command {
     in_namespace(&format!("mount --bind '{}' '{}'; exec '{}'", file.display(), path.display(), program.display()))
 }
 
-/// An overlay over a folder, as containers' roots are.
+/// An overlay over a directory, like containers' roots.
 struct Overlay {
     layers: tempfile::TempDir,
     mount: String,
 }
 
 impl Overlay {
-    /// It is mounted on `at`.
+    /// Mount point.
     fn new(lower: &Path, at: &Path) -> Self {
         let layers = tempfile::tempdir().expect("there is a directory for temporary files");
         let [upper, work] = ["upper", "work"].map(|name| layers.path().join(name));
@@ -112,12 +112,12 @@ impl Overlay {
         Self { layers, mount }
     }
 
-    /// Puts another file in the place of the lower one.
+    /// Replaces a file of the lower directory.
     fn put(&self, file: &Path, name: &str) {
         copy(file, &self.layers.path().join("upper").join(name));
     }
 
-    /// Starts what the rest of a script says, where it is mounted.
+    /// Runs the rest of a script with the overlay mounted.
     fn start(&self, rest: &str) -> Target {
         Target::spawn(&mut in_namespace(&format!("{}; {rest}", self.mount)))
     }
@@ -145,10 +145,10 @@ fn a_mount_namespace_with_another_c_library() {
     let mut target = Target::spawn(&mut with_mount(&libc, Path::new(LIBC), &program));
     let pid = target.pid();
     assert_other_libc(pid);
-    let report = profile_and_look(&mut target, || {
-        // Who has the machine's libc is not touched by the other one's probes.
+    let report = profile_and_inspect(&mut target, || {
+        // A process with the machine's libc is not affected by the other one's probes.
         assert_eq!(changed_code(neighbour.pid()), Vec::<String>::new());
-        // Both have the same bytes.
+        // Both have the same contents.
         assert!(!changed_code(pid).is_empty(), "no probes are in place");
     });
     assert_profile(report.process(pid), LIBC);
@@ -156,12 +156,12 @@ fn a_mount_namespace_with_another_c_library() {
     assert_profile(report.process(neighbour.pid()), LIBC);
 }
 
-/// A library with an allocator, whose functions stand this many bytes further behind.
+/// Builds a library with an allocator, whose functions are shifted by this many bytes.
 fn plugin(shift_bytes: u32) -> PathBuf {
     Recipe::of("plugin.c").flags(&format!("-shared -fPIC -Wl,-Bsymbolic -DSHIFT={shift_bytes}")).build()
 }
 
-/// Checks a target whose library is not the one that its path leads to here.
+/// Checks a target whose library differs from the file at its path here.
 #[track_caller]
 fn check_library(mut target: Target, path: &Path) {
     target.work(&format!("load {}", path.display()));
@@ -178,7 +178,7 @@ fn check_library(mut target: Target, path: &Path) {
 }
 
 #[test]
-fn a_mount_namespace_with_another_file_at_a_librarys_path() {
+fn a_mount_namespace_with_a_different_file_at_a_librarys_path() {
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
     let path = folder.path().join("plugin");
     copy(plugin(64), &path);
@@ -190,7 +190,7 @@ fn a_mount_namespace_with_another_file_at_a_librarys_path() {
     check_library(overlay.start(&format!("exec '{}'", host.display())), &path);
 }
 
-/// What a package manager does to a file: another one takes its name, or it goes.
+/// Replaces or deletes a file, as package managers do.
 fn upgrade(path: &Path, by: Option<&Path>) {
     let Some(by) = by else { return fs::remove_file(path).expect("it is ours") };
     let next = path.with_extension("next");
@@ -198,7 +198,7 @@ fn upgrade(path: &Path, by: Option<&Path>) {
     fs::rename(next, path).expect("both lie in one folder");
 }
 
-/// A program with a C library of its own, in a folder of its own.
+/// A program with its own C library, in its own directory.
 struct Installed {
     folder: tempfile::TempDir,
     target: Target,
@@ -214,7 +214,7 @@ impl Installed {
         Self { folder, target }
     }
 
-    /// All its files are exchanged for others that are valid, and differ.
+    /// Replaces all its files by others that are valid and differ.
     fn replace(&self) {
         upgrade(&self.folder.path().join("service"), Some(&build("exact.c")));
         upgrade(&self.folder.path().join("libc.so.6"), Some(&plugin(64)));
@@ -227,7 +227,7 @@ impl Installed {
 }
 
 #[test]
-fn files_that_were_replaced_or_deleted_before() {
+fn files_replaced_or_deleted_before_the_recording() {
     for change in [Installed::replace, Installed::delete] {
         let mut installed = Installed::start(&build("service.c"));
         change(&installed);
@@ -242,7 +242,7 @@ fn files_that_were_replaced_or_deleted_before() {
 }
 
 #[test]
-fn files_that_are_replaced_or_deleted_meanwhile() {
+fn files_replaced_or_deleted_during_the_recording() {
     for change in [Installed::replace, Installed::delete] {
         let mut installed = Installed::start(&build("service.c"));
         let pid = installed.target.pid();
@@ -274,7 +274,7 @@ fn a_static_program_that_was_replaced_or_deleted() {
 
 #[test]
 fn a_stripped_copy_takes_its_place() {
-    // The same code at the same offsets without names: what is running still has them.
+    // The same code at the same offsets without names: the running program's file still has them.
     let mut installed = Installed::start(&build("service.c"));
     let stripped = installed.folder.path().join("stripped");
     run(Command::new("strip").arg("-o").arg(&stripped).arg(build("service.c")));
@@ -285,7 +285,7 @@ fn a_stripped_copy_takes_its_place() {
 }
 
 #[test]
-fn a_process_namespace() {
+fn a_pid_namespace() {
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--mount-proc", "--kill-child"]).arg(build("family.c"));
     let mut target = Target::spawn(&mut command);
@@ -293,7 +293,7 @@ fn a_process_namespace() {
     let mut heapbpf = Heapbpf::of(pid, "-v --interval 1 -o out.json");
     let mut session = heapbpf.start();
     target.work("keep 1000 25");
-    // What it makes is followed, under the numbers that are valid here.
+    // Its children are followed, under their PIDs in this namespace.
     target.work("fork");
     session.wait_for("is being recorded");
     target.work("keep 7 3");

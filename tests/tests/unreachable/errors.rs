@@ -1,4 +1,4 @@
-//! What cannot be looked at: said in an error that names it, and nothing is written.
+//! Processes that cannot be checked: the error has the reason, and nothing is written.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use crate::{FAILED, WRONG_USAGE};
 const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4";
 
 #[track_caller]
-fn refused(arguments: &[&str], code: i32) -> String {
+fn rejected(arguments: &[&str], code: i32) -> String {
     let mut heapbpf = Heapbpf::new(["leaks"].iter().chain(arguments));
     let text = heapbpf.run().expect_error(code);
     assert!(heapbpf.files().is_empty(), "{:?}", heapbpf.files());
@@ -22,34 +22,35 @@ fn refused(arguments: &[&str], code: i32) -> String {
 }
 
 #[test]
-fn nothing_to_look_at() {
-    assert!(refused(&[], WRONG_USAGE).contains("--pid"));
+fn no_target_at_all() {
+    assert!(rejected(&[], WRONG_USAGE).contains("--pid"));
     assert!(
-        refused(&["--pid", "0"], WRONG_USAGE).contains("`0`") || refused(&["--pid", "0"], WRONG_USAGE).contains("'0'")
+        rejected(&["--pid", "0"], WRONG_USAGE).contains("`0`")
+            || rejected(&["--pid", "0"], WRONG_USAGE).contains("'0'")
     );
-    assert!(refused(&["--pid", "1", "--", "true"], WRONG_USAGE).contains("--pid"));
-    assert!(refused(&["--watch", "1s", "--", "true"], WRONG_USAGE).contains("--watch"));
+    assert!(rejected(&["--pid", "1", "--", "true"], WRONG_USAGE).contains("--pid"));
+    assert!(rejected(&["--watch", "1s", "--", "true"], WRONG_USAGE).contains("--watch"));
 }
 
 #[test]
 fn no_such_process() {
-    let text = refused(&["--pid", "2147483647", "-o", "check.json"], FAILED);
+    let text = rejected(&["--pid", "2147483647", "-o", "check.json"], FAILED);
     assert!(text.contains("`2147483647`"), "{text}");
 }
 
 #[test]
 fn a_kernel_thread_and_itself() {
-    let text = refused(&["--pid", "2"], FAILED);
+    let text = rejected(&["--pid", "2"], FAILED);
     assert!(text.contains("`2`"), "{text}");
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_found_first() {
+fn an_unwritable_file_is_reported_first() {
     let target = Target::start("leaks/holder.c");
     let pid = target.pid().to_string();
-    assert!(refused(&["--pid", &pid, "-o", "missing/check.json"], FAILED).contains("`missing/check.json`"));
-    assert!(refused(&["--pid", &pid, "-o", "check.txt"], WRONG_USAGE).contains("txt"));
-    assert!(refused(&["--pid", &pid, "--suppressions", "missing.supp"], WRONG_USAGE).contains("`missing.supp`"));
+    assert!(rejected(&["--pid", &pid, "-o", "missing/check.json"], FAILED).contains("`missing/check.json`"));
+    assert!(rejected(&["--pid", &pid, "-o", "check.txt"], WRONG_USAGE).contains("txt"));
+    assert!(rejected(&["--pid", &pid, "--suppressions", "missing.supp"], WRONG_USAGE).contains("`missing.supp`"));
 }
 
 #[test]
@@ -62,11 +63,12 @@ fn a_stripped_static_program_at_its_exit() {
 
 #[test]
 fn suppressions_without_end() {
-    let text = refused(&["--pid", "1", "--suppressions", "/dev/zero"], WRONG_USAGE);
+    let text = rejected(&["--pid", "1", "--suppressions", "/dev/zero"], WRONG_USAGE);
     assert!(text.contains("exceeds the limit of 16"), "{text}");
 }
 
-/// A copy that other users may execute, run as one of them with these capabilities (`+sys_ptrace`).
+/// A copy that other users may execute, and a command that runs it as one of them with these capabilities
+/// (`+sys_ptrace`).
 fn as_another_user(folder: &Path, capabilities: &str) -> Command {
     let copy = folder.join("heapbpf");
     fs::copy(binary(), &copy).expect("the folder is ours");
@@ -95,15 +97,15 @@ fn another_users_process() {
     let text = leaks(",+sys_ptrace").expect_error(FAILED);
     assert!(text.contains(&format!("`/proc/{pid}/pagemap`")) && text.contains("CAP_DAC_READ_SEARCH"), "{text}");
     let _ = leaks(",+sys_ptrace,+dac_read_search").expect_code(0);
-    target.order("hold global");
+    target.run_command("hold global");
     target.exit(0);
 }
 
-/// Its blocks are in no heap that can be walked, and nobody has watched.
+/// Its blocks are in no heap that can be walked, and no allocation was recorded.
 #[test]
-fn a_heap_that_nothing_is_known_of() {
+fn a_heap_without_known_blocks() {
     let mut target = Target::spawn(Command::new(build("leaks/holder.c")).env("LD_PRELOAD", TCMALLOC));
-    target.order("hold global");
-    let text = refused(&["--pid", &target.pid().to_string()], FAILED);
+    target.run_command("hold global");
+    let text = rejected(&["--pid", &target.pid().to_string()], FAILED);
     assert!(text.contains("--watch"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! What is told, where, and with which exit code.
+//! Output, its destination, and the exit code.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -8,23 +8,23 @@ use heapbpf_tests::heapbpf::{Heapbpf, text};
 use heapbpf_tests::target::{Target, build};
 use heapbpf_tests::unreachable::{Check, Sum};
 
-use crate::looks::{Launch, bytes_by_leaf, look, look_with};
+use crate::runs::{Launch, bytes_by_leaf, run_check, run_check_with_output};
 use crate::{CLEAN, LEAKS};
 
-/// A process in which one block has leaked, in a walked heap.
+/// Starts a process in which one block has leaked, in a walked heap.
 fn leaky() -> Target {
     let mut target = Target::start("leaks/holder.c");
-    target.order("hold global");
-    target.order("clear global");
+    target.run_command("hold global");
+    target.run_command("clear global");
     target
 }
 
-/// A program in which a block of each function leaks, watched with these options to its exit.
+/// Runs a program to its exit in which a block of each function leaks, recorded with these options.
 #[track_caller]
 fn launch(options: &str, code: i32) -> (Launch, Check) {
     let mut launch = Launch::start(options, &build("leaks/holder.c"), &[]);
     for order in ["hold stack", "hold global", "hold tls", "clear stack", "clear global", "clear tls"] {
-        launch.target.order(order);
+        launch.target.run_command(order);
     }
     assert_eq!(launch.exit(23), Some(code), "{}", launch.stderr());
     let check = launch.check("check.json");
@@ -33,10 +33,10 @@ fn launch(options: &str, code: i32) -> (Launch, Check) {
 }
 
 #[test]
-fn without_leaks_the_code_is_the_commands() {
+fn without_leaks_the_exit_code_is_the_commands() {
     for code in [0, 1, 23] {
         let mut launch = Launch::start("", &build("leaks/holder.c"), &[]);
-        launch.target.order("hold global");
+        launch.target.run_command("hold global");
         assert_eq!(launch.exit(code), Some(code), "{}", launch.stderr());
         assert_eq!(launch.check("check.json").leak_count, 0);
         assert!(launch.stderr().starts_with("no unreachable allocation among "), "{}", launch.stderr());
@@ -44,7 +44,7 @@ fn without_leaks_the_code_is_the_commands() {
 }
 
 #[test]
-fn with_leaks_the_code_says_so_and_the_report_is_on_stderr() {
+fn with_leaks_the_exit_code_is_four_and_the_report_is_on_stderr() {
     let (launch, check) = launch("", LEAKS);
     assert_eq!((check.leak_count, check.leaked), (3, Sum::of(3, 768)));
     let stderr = launch.stderr();
@@ -56,9 +56,9 @@ fn with_leaks_the_code_says_so_and_the_report_is_on_stderr() {
 }
 
 #[test]
-fn a_running_process_is_told_of_on_standard_output() {
+fn a_running_process_is_reported_on_standard_output() {
     let target = leaky();
-    let (check, outcome) = look_with(&target, "", LEAKS);
+    let (check, outcome) = run_check_with_output(&target, "", LEAKS);
     let first = format!("264 bytes in 1 unreachable allocation\nprocess {} `", target.pid());
     assert!(outcome.stdout.starts_with(&first), "{}", outcome.stdout);
     assert!(
@@ -66,11 +66,11 @@ fn a_running_process_is_told_of_on_standard_output() {
         "{}",
         outcome.stdout
     );
-    assert_eq!(look_with(&target, "--quiet", LEAKS).1.stdout, "");
+    assert_eq!(run_check_with_output(&target, "--quiet", LEAKS).1.stdout, "");
 }
 
 #[test]
-fn a_flame_graph_on_standard_output_is_alone_there() {
+fn a_flame_graph_on_standard_output_is_not_mixed_with_text() {
     let target = leaky();
     let pid = target.pid().to_string();
     let outcome = Heapbpf::new(["leaks", "--pid", &pid, "-o", "-"]).run().expect_code(LEAKS);
@@ -80,7 +80,7 @@ fn a_flame_graph_on_standard_output_is_alone_there() {
 }
 
 #[test]
-fn suppressed_leaks_are_counted_and_not_told() {
+fn suppressed_leaks_are_counted_and_not_listed() {
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
     let suppressions = |lines: &str| {
         let path = folder.path().join("known.supp");
@@ -96,16 +96,16 @@ fn suppressed_leaks_are_counted_and_not_told() {
 }
 
 #[test]
-fn contents_are_told_unless_they_must_not_be() {
+fn contents_are_printed_unless_disabled() {
     let mut target = Target::spawn(Command::new(build("leaks/crowds.c")).arg("listed").arg("2"));
-    let check = look(&target, "", LEAKS);
+    let check = run_check(&target, "", LEAKS);
     let [leak] = check.leaks.as_slice() else { panic!("{:#?}", check.leaks) };
-    let contents = leak.contents.as_deref().expect("it is told");
-    let second = target.ask("truth")[1].split(' ').nth(1).map(|digits| u64::from_str_radix(digits, 16));
+    let contents = leak.contents.as_deref().expect("contents are printed");
+    let second = target.query("truth")[1].split(' ').nth(1).map(|digits| u64::from_str_radix(digits, 16));
     let second = second.expect("a second word").expect("digits").to_le_bytes();
     let expected: String = [[0; 8], second, [0; 8]].concat().iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(contents, expected);
-    let (check, outcome) = look_with(&target, "--no-contents", LEAKS);
+    let (check, outcome) = run_check_with_output(&target, "--no-contents", LEAKS);
     assert_eq!(check.leaks[0].contents, None);
     assert!(!outcome.stdout.contains("contents:"), "{}", outcome.stdout);
 }
@@ -118,7 +118,7 @@ fn fewer_entries_than_leaks() {
 }
 
 #[test]
-fn flame_graphs_and_pprof_add_up_to_what_leaked() {
+fn flame_graphs_and_pprof_add_up_to_the_leaked_bytes() {
     let (launch, check) = launch("-o leaks.svg -o leaks.pb.gz -o leaks.folded -o leaks.html", LEAKS);
     let each =
         [("for_global", 256), ("for_stack", 256), ("for_tls", 256)].map(|(name, bytes)| (name.to_owned(), bytes));
@@ -129,7 +129,7 @@ fn flame_graphs_and_pprof_add_up_to_what_leaked() {
     assert!(text(&launch.file("leaks.html")).starts_with("<!doctype html>"));
 }
 
-/// The sum of all samples' fourth value, which is `inuse_space`, of a packed profile.
+/// Sums the fourth value of all samples, `inuse_space`, of a compressed profile.
 #[track_caller]
 fn in_use_bytes(path: &Path) -> u64 {
     let packed = std::fs::read(path).expect("it was written");
@@ -147,7 +147,7 @@ fn in_use_bytes(path: &Path) -> u64 {
         .sum()
 }
 
-/// The fields of a message that have a length.
+/// Returns the length-delimited fields of a message.
 fn fields(mut message: &[u8]) -> Vec<(u64, &[u8])> {
     let mut fields = Vec::new();
     while !message.is_empty() {
@@ -170,9 +170,9 @@ fn varint(bytes: &mut &[u8]) -> u64 {
 }
 
 #[test]
-fn nothing_is_lost_in_a_process_without_leaks() {
+fn a_process_without_leaks_has_none() {
     let target = Target::start("leaks/holder.c");
-    let check = look(&target, "", CLEAN);
+    let check = run_check(&target, "", CLEAN);
     assert!(check.pause_ns > 0 && check.known.count > 0);
     assert!(check.command.ends_with("/holder"), "{}", check.command);
 }

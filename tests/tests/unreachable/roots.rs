@@ -1,29 +1,29 @@
-//! One block that is held in a place, lost, and freed: a process is looked at after each.
+//! One block that is referenced from a kind of root, leaked, and freed: the process is checked after each step.
 
 use heapbpf_tests::target::Target;
 use heapbpf_tests::unreachable::Sum;
 
-use crate::looks::{Launch, look};
+use crate::runs::{Launch, run_check};
 use crate::{CLEAN, LEAKS};
 use heapbpf_tests::target::build;
 
-/// Of the block.
+/// Size of the block.
 const BYTES: u64 = 256;
-/// Of glibc's smallest chunk that has room for it, the part that is the program's.
+/// Usable size of glibc's smallest chunk for it.
 const USABLE_BYTES: u64 = 264;
 
 #[track_caller]
 fn check(place: &str) {
     let mut target = Target::start("leaks/holder.c");
-    target.order(&format!("hold {place}"));
-    let held = look(&target, "", CLEAN);
+    target.run_command(&format!("hold {place}"));
+    let held = run_check(&target, "", CLEAN);
     assert_eq!((held.leak_count, held.leaked), (0, Sum::default()));
-    target.order(&format!("clear {place}"));
-    let cleared = look(&target, "", LEAKS);
+    target.run_command(&format!("clear {place}"));
+    let cleared = run_check(&target, "", LEAKS);
     assert_eq!((cleared.leak_count, cleared.leaked), (1, Sum::of(1, USABLE_BYTES)), "{:#?}", cleared.leaks);
     assert_eq!(cleared.known, held.known);
-    target.order(&format!("free {place}"));
-    let freed = look(&target, "", CLEAN);
+    target.run_command(&format!("free {place}"));
+    let freed = run_check(&target, "", CLEAN);
     assert_eq!(freed.leak_count, 0);
     assert!(freed.known.count < held.known.count, "{:?}, {:?}", freed.known, held.known);
     target.exit(0);
@@ -50,15 +50,15 @@ fn a_register() {
 }
 
 #[test]
-fn all_of_them_in_a_program_that_is_watched() {
+fn all_kinds_of_roots_in_a_recorded_program() {
     let mut launch = Launch::start("", &build("leaks/holder.c"), &[]);
     let places = ["stack", "global", "tls", "register"];
     let each = |launch: &mut Launch, order: &str| {
-        places.iter().for_each(|place| launch.target.order(&format!("{order} {place}")))
+        places.iter().for_each(|place| launch.target.run_command(&format!("{order} {place}")))
     };
     for order in ["hold", "clear", "free"] {
         each(&mut launch, order);
-        launch.look();
+        launch.check_now();
     }
     each(&mut launch, "hold");
     assert_eq!(launch.exit(7), Some(7), "{}", launch.stderr());
@@ -78,17 +78,17 @@ fn all_of_them_in_a_program_that_is_watched() {
 }
 
 #[test]
-fn a_second_look_sees_the_same() {
+fn a_second_snapshot_has_the_same_leaks() {
     let mut target = Target::start("leaks/holder.c");
-    target.order("hold global");
-    target.order("clear global");
-    let (first, second) = (look(&target, "", LEAKS), look(&target, "", LEAKS));
+    target.run_command("hold global");
+    target.run_command("clear global");
+    let (first, second) = (run_check(&target, "", LEAKS), run_check(&target, "", LEAKS));
     assert_eq!((first.known, first.leaked, first.direct), (second.known, second.leaked, second.direct));
     let addresses = |check: &heapbpf_tests::unreachable::Check| -> Vec<u64> {
         check.leaks.iter().map(|leak| leak.address()).collect()
     };
     assert_eq!(addresses(&first), addresses(&second));
     assert_eq!(first.leaks[0].contents.as_deref(), Some("00".repeat(32).as_str()));
-    target.order("free global");
+    target.run_command("free global");
     target.exit(0);
 }

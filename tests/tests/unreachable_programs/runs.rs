@@ -1,4 +1,4 @@
-//! Runs of `heapbpf leaks` over programs, and what their reports say.
+//! Runs of `heapbpf leaks` on programs, and their reports.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -6,9 +6,9 @@ use std::thread;
 use heapbpf_tests::heapbpf::{Heapbpf, Outcome};
 use heapbpf_tests::unreachable::Check;
 
-/// Looks at a process, and prints what that took.
+/// Checks a process, and prints the time that this took.
 #[track_caller]
-pub(crate) fn look(pid: u32, arguments: &str) -> Check {
+pub(crate) fn run_check(pid: u32, arguments: &str) -> Check {
     let mut heapbpf = Heapbpf::new(leaks(&["--pid", &pid.to_string()], arguments));
     let outcome = heapbpf.run();
     let found = found(&heapbpf, outcome);
@@ -17,7 +17,7 @@ pub(crate) fn look(pid: u32, arguments: &str) -> Check {
     found
 }
 
-/// Runs a command to its end under heapbpf. What it printed, and what was found.
+/// Runs a command to its end under heapbpf. Returns its output and the leaks.
 #[track_caller]
 pub(crate) fn launch(arguments: &str, command: &[&str]) -> (String, Check) {
     let words = leaks(&[], arguments);
@@ -26,7 +26,7 @@ pub(crate) fn launch(arguments: &str, command: &[&str]) -> (String, Check) {
     let outcome = heapbpf.run();
     let stdout = outcome.stdout.clone();
     let found = found(&heapbpf, outcome);
-    assert!(found.at_exit, "{}", found.told());
+    assert!(found.at_exit, "{}", found.leak_list());
     eprintln!("{}", summary("--", &found));
     (stdout, found)
 }
@@ -41,7 +41,7 @@ fn found(heapbpf: &Heapbpf, outcome: Outcome) -> Check {
     let code = outcome.status.code();
     assert!(matches!(code, Some(0 | 4)), "{outcome:?}");
     let found = Check::read(&heapbpf.file("leaks.json"));
-    assert_eq!(code == Some(4), found.leak_count > 0, "{}", found.told());
+    assert_eq!(code == Some(4), found.leak_count > 0, "{}", found.leak_list());
     assert!(found.leaked.bytes <= found.known.bytes && found.pause_ns > 0);
     found
 }
@@ -49,12 +49,12 @@ fn found(heapbpf: &Heapbpf, outcome: Outcome) -> Check {
 #[expect(clippy::cast_precision_loss, reason = "a duration for display")]
 fn summary(arguments: &str, found: &Check) -> String {
     let pause_ms = found.pause_ns as f64 / 1e6;
-    format!("{arguments}: pause {pause_ms:.1} ms by {}; {}", found.method, found.told())
+    format!("{arguments}: pause {pause_ms:.1} ms by {}; {}", found.method, found.leak_list())
 }
 
-/// Calls `load` again and again while `looks` runs, at least once before, and fails where it does.
+/// Calls `load` repeatedly while `checks` runs, at least once before, and fails if a call does.
 #[track_caller]
-pub(crate) fn under_load(load: impl Fn() + Sync, looks: impl FnOnce()) {
+pub(crate) fn under_load(load: impl Fn() + Sync, checks: impl FnOnce()) {
     let (is_over, rounds) = (AtomicBool::new(false), AtomicU32::new(0));
     thread::scope(|scope| {
         let loading = scope.spawn(|| {
@@ -63,16 +63,16 @@ pub(crate) fn under_load(load: impl Fn() + Sync, looks: impl FnOnce()) {
                 rounds.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // Or a look that fails would leave it running.
+        // Otherwise a failing check would not end it.
         let _guard = Over(&is_over);
         while rounds.load(Ordering::Relaxed) == 0 && !loading.is_finished() {
             thread::yield_now();
         }
-        looks();
+        checks();
         is_over.store(true, Ordering::Relaxed);
         loading.join().expect("each answer was right");
     });
-    // Once more, with nobody looking.
+    // Once more, without a concurrent check.
     load();
 }
 

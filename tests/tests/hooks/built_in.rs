@@ -1,4 +1,4 @@
-//! Specs that come with heapbpf, on programs that have such functions.
+//! Built-in hook sets, on programs with such functions.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use heapbpf_tests::recipe::Recipe;
 use heapbpf_tests::report::{Heap, Hook, Process, Report};
 use heapbpf_tests::target::Target;
 
-/// The system's own, which exports its functions and was built with optimisations of all kinds.
+/// The system's Python, which exports these functions and is built with all optimizations.
 const PYTHON: &str = "/usr/bin/python3";
 
 fn python(environment: &[(&str, &str)]) -> Target {
@@ -27,7 +27,7 @@ fn profile(target: &mut Target, arguments: &str, lines: &[&str]) -> (Report, Str
     (report, outcome.stdout)
 }
 
-/// The heap of the C library, whose malloc is watched.
+/// The heap of the C library, whose malloc is recorded.
 #[track_caller]
 fn libc(process: &Process) -> &Heap {
     let libc = process.heap("libc");
@@ -37,16 +37,16 @@ fn libc(process: &Process) -> &Heap {
 }
 
 #[test]
-fn pythons_small_objects_are_counted_where_malloc_sees_none() {
+fn pythons_small_objects_are_counted_without_malloc() {
     let mut target = python(&[]);
     let (report, summary) = profile(&mut target, "", &["keep"]);
     let process = report.process(target.pid());
     let cpython = process.heap("cpython").totals.estimates();
     assert!((0.88 * 250e3..1.12 * 250e3).contains(&cpython.live_count), "{cpython:?}");
-    // Of 28 bytes at least, and 32 in some versions. Five percent are more than two sigma of 2000 samples, ten four.
+    // At least 28 bytes each, 32 in some versions. Five percent exceed 2σ of 2000 samples, ten percent 4σ.
     assert!((0.9 * 7e6..1.1 * 8e6 + 3e6).contains(&cpython.live_bytes), "{cpython:?}");
-    // The list's array of pointers, which has up to an eighth more room, is asked for by inlined calls in optimised builds:
-    // then it is libc's. It is somewhere, once.
+    // The list's pointer array, with up to an eighth of spare capacity, is allocated by inlined calls in optimized
+    // builds, and then counts for libc. It is counted once.
     let libc = libc(process).totals.estimates().live_bytes;
     let both = cpython.live_bytes + libc;
     assert!((0.9 * 9e6..1.1 * (8e6 + 2.25e6)).contains(&both), "{both}");
@@ -57,9 +57,9 @@ fn pythons_small_objects_are_counted_where_malloc_sees_none() {
     target.exit(0);
 }
 
-/// Optimised builds free objects without a call, so this is how all of their memory is followed.
+/// Optimized builds free objects without a call, so this is how all of their memory is recorded.
 #[test]
-fn with_pythons_own_allocator_turned_off_libc_has_everything() {
+fn without_pythons_own_allocator_libc_has_everything() {
     let mut target = python(&[("PYTHONMALLOC", "malloc")]);
     let mut heapbpf = Heapbpf::of(target.pid(), "-o out.json");
     let session = heapbpf.start();
@@ -73,7 +73,7 @@ fn with_pythons_own_allocator_turned_off_libc_has_everything() {
 }
 
 #[test]
-fn what_python_takes_from_malloc_counts_once() {
+fn what_python_allocates_with_malloc_counts_once() {
     let mut target = python(&[]);
     let (report, _) = profile(&mut target, "--interval 1", &["large"]);
     let process = report.process(target.pid());
@@ -89,7 +89,7 @@ fn what_python_takes_from_malloc_counts_once() {
 }
 
 #[test]
-fn memory_of_a_device_is_counted_to_the_byte() {
+fn device_memory_is_counted_to_the_byte() {
     let runtime = Recipe::of("cudart.c").flags("-shared -fPIC").build();
     let program = Recipe::of("kernels.c").libraries(&runtime.display().to_string()).build();
     let mut target = Target::spawn(&mut Command::new(program));
@@ -104,7 +104,7 @@ fn memory_of_a_device_is_counted_to_the_byte() {
     assert_eq!(process.heap("cuda").totals.exact(), ledger.sum_of(|site| site == "uploads"));
     assert_eq!(process.heap("libc").totals.exact(), ledger.sum_of(|site| site == "mallocs"));
     assert_eq!(ledger.site("uploads").counts.live_count, 125);
-    // What this version does not have is no fault, and that a whole heap is not there is told.
+    // Functions missing in this version are no error; an entirely missing heap is reported.
     let summary = outcome.stdout;
     assert!(summary.contains("cuda-host: none of its functions is in any module of process"), "{summary}");
     assert!(!summary.contains("no function"), "{summary}");

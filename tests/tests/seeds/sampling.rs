@@ -1,6 +1,7 @@
-//! Samplers' own cases: gperftools' 8000 blocks, its large and small ones mixed, Chrome's test driver and its count of points.
+//! Sampling cases: gperftools' 8000 blocks, its mix of large and small ones, Chrome's test driver and its count of
+//! samples.
 //!
-//! gperftools asks for at most four standard deviations, which right numbers exceed once in 16,000 times, and so do these tests.
+//! Like gperftools, these tests allow four standard deviations, which correct numbers exceed once in 16,000 times.
 //! There are a dozen of such checks.
 
 use std::ops::RangeInclusive;
@@ -20,7 +21,7 @@ const SIGMAS: f64 = 4.0;
 /// Standard deviations in half a 95 % interval.
 const HALF_95: f64 = 1.96;
 
-/// One line of work, sampled: the report, and the same as it stands in the file.
+/// Samples one command. Returns the report, typed and as JSON.
 #[track_caller]
 fn profile(source: &str, line: &str, interval_bytes: u64) -> (Report, Value, Target) {
     let mut target = Target::start(source);
@@ -43,9 +44,9 @@ fn assert_within(what: &str, expected: &Expected, count: f64, bytes: f64) {
     assert!(bytes_sigmas.abs() <= SIGMAS, "{what}: {bytes} bytes, {bytes_sigmas:.1} sigma from {expected:?}");
 }
 
-/// Both ends of an interval in the report.
+/// Returns both bounds of an interval in the report.
 #[track_caller]
-fn ends(interval: &Value) -> RangeInclusive<f64> {
+fn bounds(interval: &Value) -> RangeInclusive<f64> {
     let end = |place: usize| interval[place].as_f64().unwrap_or_else(|| panic!("`{interval}` is no interval"));
     end(0)..=end(1)
 }
@@ -57,9 +58,9 @@ fn eight_thousand_blocks_of_ten_thousand_bytes_at_512_kib() {
     let (report, json, target) = profile("service.c", "keep 10000 8000", 512 << 10);
     let totals = report.process(target.pid()).totals.estimates();
     for (what, bytes) in [("alloc_bytes", totals.alloc_bytes), ("live_bytes", totals.live_bytes)] {
-        // What gperftools asks for.
+        // The bound of gperftools.
         assert!((50e6..110e6).contains(&bytes), "{what}: {bytes}");
-        let interval = ends(&json["targets"][0]["totals"][format!("{what}_95")]);
+        let interval = bounds(&json["targets"][0]["totals"][format!("{what}_95")]);
         let half = (interval.end() - interval.start()) / 2.0;
         let sigma = half / HALF_95;
         assert!((bytes - TRUTH).abs() <= SIGMAS * sigma, "{what}: {bytes} is more than 4 times {sigma} from the truth");
@@ -72,9 +73,9 @@ fn eight_thousand_blocks_of_ten_thousand_bytes_at_512_kib() {
     assert_within("live", &expected, totals.live_count, totals.live_bytes);
 }
 
-/// gperftools counts samples of the large ones, too; here all of them are taken, because they are larger than the interval.
+/// gperftools counts samples of the large blocks, too; here all are sampled, because they exceed the interval.
 #[test]
-fn large_and_small_blocks_are_each_near_their_truth_when_mixed() {
+fn large_and_small_blocks_are_near_their_truth_when_mixed() {
     const INTERVAL: f64 = 524_288.0;
     const LARGE: f64 = 128.0 * 4.0 * 8.0;
     let (report, _, target) = profile("drawn.c", "mixed 4096", 512 << 10);
@@ -101,7 +102,7 @@ fn chromes_test_driver_at_777_bytes() {
         ("draws_200", Expected::blocks(2000.0, 200.0, INTERVAL)),
     ] {
         let got = functions[function];
-        // What Chrome asks for.
+        // The bound of Chrome.
         assert!((0.5..=2.0).contains(&(got.alloc_count / expected.count)), "{function}: {} blocks", got.alloc_count);
         assert!((0.5..=2.0).contains(&(got.alloc_bytes / expected.bytes)), "{function}: {} bytes", got.alloc_bytes);
         assert_within(function, &expected, got.alloc_count, got.alloc_bytes);
@@ -115,8 +116,8 @@ fn chromes_test_driver_at_777_bytes() {
     bystander.assert_running();
 }
 
-/// Chrome lays 10,000,000 bytes out fifty times and counts samples at an interval of 10,000: a thousand on average, 10 % more or
-/// less. A block that two points fall on is one sample, so of blocks that are not tiny there are a few less.
+/// Chrome simulates fifty rounds of 10,000,000 bytes and counts samples at an interval of 10,000: a thousand on
+/// average, ±10 %. A block with two sample points is one sample, so blocks that are not tiny give slightly fewer.
 #[test]
 fn a_thousand_samples_in_a_thousand_intervals() {
     const INTERVAL: f64 = 10_000.0;

@@ -1,4 +1,4 @@
-//! Looks at programs of `targets/leaks/`: at one that runs, and at one that heapbpf has started.
+//! Checks of programs of `targets/leaks/`: running ones, and ones started by heapbpf.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,18 +14,18 @@ use heapbpf_tests::unreachable::{Check, Truth};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Only a hang takes this long.
+/// Timeout for hangs.
 const WITHIN: Duration = Duration::from_secs(120);
 
-/// Looks at a process that runs, with these options, and expects this exit code.
+/// Checks a running process with these options, and expects this exit code.
 #[track_caller]
-pub(super) fn look(target: &Target, options: &str, code: i32) -> Check {
-    look_with(target, options, code).0
+pub(super) fn run_check(target: &Target, options: &str, code: i32) -> Check {
+    run_check_with_output(target, options, code).0
 }
 
-/// The same, with what was printed.
+/// Like [`run_check`], and returns the output.
 #[track_caller]
-pub(super) fn look_with(target: &Target, options: &str, code: i32) -> (Check, Outcome) {
+pub(super) fn run_check_with_output(target: &Target, options: &str, code: i32) -> (Check, Outcome) {
     let pid = target.pid().to_string();
     let words = ["leaks", "--pid", &pid, "-o", "check.json"].into_iter().chain(options.split_ascii_whitespace());
     let mut heapbpf = Heapbpf::new(words);
@@ -35,13 +35,13 @@ pub(super) fn look_with(target: &Target, options: &str, code: i32) -> (Check, Ou
     (check, outcome)
 }
 
-/// What a program says that it has made.
+/// Reads a program's own ledger.
 #[track_caller]
 pub(super) fn truth(target: &mut Target) -> Truth {
-    Truth::of(target.ask("truth"))
+    Truth::of(target.query("truth"))
 }
 
-/// Bytes by leaf in a file of folded stacks.
+/// Returns bytes by leaf in a file of folded stacks.
 #[track_caller]
 pub(super) fn bytes_by_leaf(path: &Path) -> BTreeMap<String, u64> {
     let mut bytes = BTreeMap::new();
@@ -53,14 +53,14 @@ pub(super) fn bytes_by_leaf(path: &Path) -> BTreeMap<String, u64> {
     bytes
 }
 
-/// A program that `heapbpf leaks` has started. Speaks through heapbpf's streams; the target's `pid` is heapbpf's.
+/// A program started by `heapbpf leaks`, which communicates through heapbpf's streams; the target's `pid` is heapbpf's.
 pub(super) struct Launch {
     pub(super) target: Target,
     folder: TempDir,
 }
 
 impl Launch {
-    /// With these options, in a process group of its own and with no signal ignored, however the tests run.
+    /// Starts it with these options, in its own process group and with no signal ignored.
     #[track_caller]
     pub(super) fn start(options: &str, program: &Path, arguments: &[&str]) -> Self {
         require_root();
@@ -87,7 +87,7 @@ impl Launch {
         names
     }
 
-    /// What it has said so far.
+    /// Returns standard error so far.
     pub(super) fn stderr(&self) -> String {
         text(&self.file("stderr"))
     }
@@ -97,7 +97,7 @@ impl Launch {
         Check::read(&self.file(name))
     }
 
-    /// Waits until heapbpf has looked at a library that the program has loaded.
+    /// Waits until heapbpf has inspected a library that the program has loaded.
     #[track_caller]
     pub(super) fn wait_until_opened(&self, library: &Path) {
         let descriptors = format!("/proc/{}/fd", self.target.pid());
@@ -107,27 +107,27 @@ impl Launch {
         };
         let deadline = Instant::now() + WITHIN;
         while !is_open() {
-            assert!(Instant::now() < deadline, "`{}` is not looked at", library.display());
+            assert!(Instant::now() < deadline, "`{}` is not inspected", library.display());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Has heapbpf look now, and waits until it has told what it saw.
+    /// Requests a check, and waits until it is reported.
     #[track_caller]
-    pub(super) fn look(&mut self) {
+    pub(super) fn check_now(&mut self) {
         let told = |launch: &Self| launch.stderr().matches(" unreachable out of ").count();
         let before = told(self);
         let heapbpf = i32::try_from(self.target.pid()).ok().and_then(Pid::from_raw).expect("pids are positive");
         kill_process(heapbpf, Signal::USR1).expect("it runs");
         let deadline = Instant::now() + WITHIN;
         while told(self) == before {
-            assert!(Instant::now() < deadline, "no check comes: {}", self.stderr());
+            assert!(Instant::now() < deadline, "no check is reported: {}", self.stderr());
             self.target.assert_running();
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Has the program exit with this code, and waits for heapbpf's own.
+    /// Makes the program exit with this code, and waits for heapbpf's exit code.
     #[track_caller]
     pub(super) fn exit(&mut self, code: i32) -> Option<i32> {
         self.target.begin_exit(code);

@@ -1,4 +1,5 @@
-//! Leaks in numbers: circles and lists are one entry, and so are leaks of one callsite; of others the largest are told and all are counted.
+//! Many leaks: cycles and lists are one entry, and so are leaks of one callsite; the largest are listed, and all are
+//! counted.
 
 use std::process::Command;
 
@@ -6,9 +7,9 @@ use heapbpf_tests::target::{Target, build};
 use heapbpf_tests::unreachable::{Check, Known, Sum};
 
 use crate::LEAKS;
-use crate::looks::{Launch, look, truth};
+use crate::runs::{Launch, run_check, truth};
 
-/// Started and looked at when it exits; with it, what it said.
+/// Starts a program and checks it at its exit; also returns its output.
 #[track_caller]
 fn launch(arguments: &[&str], options: &str) -> Check {
     let mut launch = Launch::start(options, &build("leaks/crowds.c"), arguments);
@@ -17,7 +18,7 @@ fn launch(arguments: &[&str], options: &str) -> Check {
 }
 
 #[test]
-fn a_circle_of_a_thousand_is_one_leak() {
+fn a_cycle_of_a_thousand_is_one_leak() {
     let expected = |check: &Check, bytes: u64| {
         let [leak] = check.leaks.as_slice() else { panic!("{:#?}", check.leaks) };
         assert_eq!((leak.cycle_count, leak.size_bytes), (1000, bytes));
@@ -28,7 +29,7 @@ fn a_circle_of_a_thousand_is_one_leak() {
     expected(&launch(&["circle", "1000"], ""), 88);
     let mut target = Target::spawn(Command::new(build("leaks/crowds.c")).args(["circle", "1000"]));
     let truth = truth(&mut target);
-    let check = look(&target, "", LEAKS);
+    let check = run_check(&target, "", LEAKS);
     truth.assert_is(&check, Known::Walked);
     expected(&check, 88);
 }
@@ -51,14 +52,14 @@ fn a_hundred_thousand_of_one_callsite_are_one_leak() {
 }
 
 #[test]
-fn without_stacks_nothing_is_alike() {
+fn leaks_without_stacks_are_not_merged() {
     let target = Target::spawn(Command::new(build("leaks/crowds.c")).args(["alike", "100000"]));
-    let check = look(&target, "", LEAKS);
+    let check = run_check(&target, "", LEAKS);
     assert_eq!((check.leak_count, check.leaks.len(), check.leaked), (100_000, 100, Sum::of(100_000, 4_000_000)));
 }
 
 #[test]
-fn of_a_thousand_callsites_a_hundred_are_told() {
+fn of_a_thousand_callsites_a_hundred_are_listed() {
     let check = launch(&["functions"], "");
     assert_eq!((check.leak_count, check.leaks.len(), check.leaked), (1024, 100, Sum::of(1024, 1024 * 128)));
     assert!(check.leaks.iter().all(|leak| leak.functions()[0].starts_with("f_") && leak.total_bytes == 128));

@@ -1,4 +1,4 @@
-//! Sessions beside each other, and process numbers that are given out again.
+//! Concurrent sessions, and reused PIDs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use heapbpf_tests::target::{Target, build};
 
 use super::{assert_sites, copy, kept};
 
-/// What makes two reports of one process the same: stacks by function and line, and their counts.
+/// Stacks by function and line with their counts, which are equal in two reports of one process.
 fn contents(process: &Process) -> Vec<(Vec<String>, String, Counts)> {
     let stack = |callsite: &Callsite| {
         let frame = |frame: &Frame| format!("{:?} {:?} {}", frame.function, frame.line, frame.address);
@@ -25,8 +25,8 @@ fn contents(process: &Process) -> Vec<(Vec<String>, String, Counts)> {
     callsites
 }
 
-/// heapbpf on a target, recording everything.
-fn watch(pid: u32) -> (Heapbpf, Session) {
+/// Starts heapbpf on a target, recording every allocation.
+fn record(pid: u32) -> (Heapbpf, Session) {
     let mut heapbpf = Heapbpf::of(pid, "--interval 1 -o out.json");
     let session = heapbpf.start();
     (heapbpf, session)
@@ -40,10 +40,10 @@ fn finish(heapbpf: &Heapbpf, session: Session) -> Report {
 }
 
 #[test]
-fn two_on_one_target_count_the_same() {
+fn two_sessions_on_one_target_have_equal_counts() {
     let mut target = Target::start("exact.c");
-    let (first, first_session) = watch(target.pid());
-    let (second, second_session) = watch(target.pid());
+    let (first, first_session) = record(target.pid());
+    let (second, second_session) = record(target.pid());
     let ledger = target.work("go");
     let reports = [finish(&first, first_session), finish(&second, second_session)];
     let processes = reports.each_ref().map(|report| report.process(target.pid()));
@@ -52,12 +52,12 @@ fn two_on_one_target_count_the_same() {
 }
 
 #[test]
-fn one_ends_and_the_other_goes_on() {
+fn one_session_ends_and_the_other_continues() {
     let mut target = Target::start("service.c");
-    let (first, first_session) = watch(target.pid());
-    let (second, second_session) = watch(target.pid());
+    let (first, first_session) = record(target.pid());
+    let (second, second_session) = record(target.pid());
     target.work("keep 1000 25");
-    // It ends somewhere in the midst of that.
+    // It ends at some point during this.
     let ended = std::thread::spawn(move || finish(&first, first_session));
     target.work("churn 100 50000");
     let first = ended.join().expect("it ended well");
@@ -72,9 +72,9 @@ fn one_ends_and_the_other_goes_on() {
 }
 
 #[test]
-fn two_on_two_targets_see_nothing_of_each_other() {
+fn sessions_on_two_targets_are_independent() {
     let mut targets = [Target::start("service.c"), Target::start("service.c")];
-    let watched = targets.each_ref().map(|target| watch(target.pid()));
+    let watched = targets.each_ref().map(|target| record(target.pid()));
     for (target, count) in targets.iter_mut().zip([25, 3]) {
         target.work(&format!("keep 1000 {count}"));
     }
@@ -85,7 +85,7 @@ fn two_on_two_targets_see_nothing_of_each_other() {
     }
 }
 
-/// A service under a name that no other process has.
+/// A service with a unique name.
 struct Named {
     folder: tempfile::TempDir,
 }
@@ -112,14 +112,15 @@ impl Named {
     }
 }
 
-/// Starts a program under the number that an ended process had.
+/// Starts a program under the PID of an exited process.
 fn start_as(pid: u32, program: &Path) -> Target {
     let target = Target::spawn(Command::new(build("numbered.c")).arg(pid.to_string()).arg(program));
     assert_eq!(target.child_pid(), pid);
     target
 }
 
-/// Fails unless these are the targets, one after the other under one number, that kept so many blocks of 1000 bytes.
+/// Fails unless these are the targets, which used one PID one after the other and kept these numbers of 1000-byte
+/// blocks.
 #[track_caller]
 fn assert_one_after_the_other(report: &Report, pid: u32, counts: [u64; 2]) {
     let [before, after] = report.targets.as_slice() else { panic!("{:#?}", report.targets) };
@@ -131,7 +132,7 @@ fn assert_one_after_the_other(report: &Report, pid: u32, counts: [u64; 2]) {
 }
 
 #[test]
-fn a_number_is_given_to_another_process_that_matches() {
+fn a_pid_is_reused_by_another_matching_process() {
     let named = Named::new();
     let mut first = named.start();
     let pid = first.pid();
@@ -140,15 +141,15 @@ fn a_number_is_given_to_another_process_that_matches() {
     first.work("keep 1000 25");
     first.exit(0);
     let mut second = start_as(pid, &named.program());
-    session.wait_for("is being recorded");
+    session.wait_for("is watched");
     second.work("keep 1000 3");
     assert_one_after_the_other(&finish(&heapbpf, session), pid, [25, 3]);
     second.assert_running();
 }
 
 #[test]
-fn a_number_is_given_to_another_process_before_the_end_of_the_first_is_noticed() {
-    // What is noticed first of the two is left to chance.
+fn a_pid_is_reused_before_the_exit_is_noticed() {
+    // Either event may be noticed first.
     for _ in 0..6 {
         let named = Named::new();
         let mut first = named.start();
@@ -159,8 +160,8 @@ fn a_number_is_given_to_another_process_before_the_end_of_the_first_is_noticed()
         session.halt();
         first.exit(0);
         let mut second = start_as(pid, &named.program());
-        session.go_on();
-        session.wait_for("is being recorded");
+        session.resume();
+        session.wait_for("is watched");
         second.work("keep 1000 3");
         assert_one_after_the_other(&finish(&heapbpf, session), pid, [25, 3]);
         second.assert_running();
@@ -168,15 +169,15 @@ fn a_number_is_given_to_another_process_before_the_end_of_the_first_is_noticed()
 }
 
 #[test]
-fn programs_that_run_others_at_once_are_one_target() {
+fn successive_execs_are_one_target() {
     let named = Named::new();
     let mut heapbpf = Heapbpf::new(["-v", "--cmdline", &named.pattern(), "--interval", "1", "-o", "out.json"]);
     let mut session = heapbpf.start();
     session.halt();
-    // Each becomes the next one before anybody looks.
+    // Each executes the next one before heapbpf inspects it.
     let mut target = Target::spawn(Command::new("env").arg("env").arg("env").arg(named.program()));
-    session.go_on();
-    session.wait_for("is being recorded");
+    session.resume();
+    session.wait_for("is watched");
     target.work("keep 1000 25");
     let report = finish(&heapbpf, session);
     let [process] = report.targets.as_slice() else { panic!("{:#?}", report.targets) };
@@ -185,18 +186,18 @@ fn programs_that_run_others_at_once_are_one_target() {
 }
 
 #[test]
-fn a_number_that_was_asked_for_is_given_to_another_process() {
+fn a_requested_pid_is_reused_by_another_process() {
     for _ in 0..6 {
         let mut first = Target::start("service.c");
         let pid = first.pid();
-        let (heapbpf, session) = watch(pid);
+        let (heapbpf, session) = record(pid);
         first.work("keep 1000 25");
         session.halt();
         first.exit(0);
         let mut second = start_as(pid, &build("service.c"));
         second.work("keep 1000 3");
-        session.go_on();
-        // It was asked for the first one, so that was all.
+        session.resume();
+        // The request was for the first process, so the session ends.
         let _ = session.wait().expect_code(0);
         let report = heapbpf.report("out.json");
         report.assert_complete();
@@ -208,7 +209,7 @@ fn a_number_that_was_asked_for_is_given_to_another_process() {
 }
 
 #[test]
-fn of_three_one_exits_one_is_killed_and_one_lives_on() {
+fn of_three_targets_one_exits_one_is_killed_and_one_continues() {
     let mut targets = ["service.c"; 3].map(Target::start);
     let pids = targets.each_ref().map(Target::pid);
     let arguments = format!("--pid {} --pid {} --interval 1 -o out.json", pids[1], pids[2]);
