@@ -153,7 +153,7 @@ mod tests {
                 .collect()
         };
         assert_eq!(names("pooled.c"), ["pool.c", "pool.h", "pooled.c", "protocol.h"]);
-        assert_eq!(names("matrix.cpp"), ["crew.h", "matrix.cpp", "protocol.h"]);
+        assert_eq!(names("matrix.cpp"), ["matrix.cpp", "protocol.h", "workers.h"]);
         assert_eq!(names("silent.c"), ["silent.c"]);
         assert_eq!(included("#include <stdio.h>"), None);
         assert_eq!(included("  # include \"x.h\" // that"), Some("x.h"));

@@ -1,6 +1,6 @@
-/* Calls the allocator without end and times itself: `churn OPERATION [THREADS]`. Prints "ready CALLS", and then for each
+/* Calls the allocator continuously and times itself: `churn OPERATION [THREADS]`. Prints "ready CALLS", and then for each
  * batch of CALLS when it began and ended (nanoseconds of CLOCK_MONOTONIC) and how much CPU time its thread took for it,
- * so that the reader can choose the batches that lie wholly between two instants. Every call has a stack of five frames. */
+ * so that the reader can select the batches between two points in time. Every call has a stack of five frames. */
 #include "outermost.h"
 
 #include <pthread.h>

@@ -42,7 +42,7 @@ NOINLINE static struct block posix_memaligns(size_t alignment, size_t n) {
     return allocated(&posix_memaligns_site, address, n);
 }
 
-/* A failed posix_memalign leaves its out-pointer alone: whoever reads it anyway finds a block that is still live. */
+/* A failed posix_memalign does not write its out-pointer: reading it anyway gives a block that is still live. */
 static struct site posix_memaligns_too_much_site __attribute__((section("sites"), used)) = {"posix_memaligns_too_much", __LINE__ + 3, 0, 0, 0, 0};
 NOINLINE static void posix_memaligns_too_much(struct block live) {
     void *address = live.address;
@@ -70,7 +70,7 @@ NOINLINE static void frees_null(int times) {
     while (times--) free(NULL);
 }
 
-/* A child starts with a copy of the heap and of its breakpoints. What it does is not the target's. */
+/* A child starts with a copy of the heap and of its breakpoints. Its calls are not the target's. */
 SITE(child_mallocs, (size_t n), malloc(n), n)
 NOINLINE static void forks_a_child(struct block inherited) {
     pid_t child = fork();
@@ -112,7 +112,7 @@ NOINLINE static void resized(void) {
     reallocs_null(100);
     release(reallocs_null(5000));
     reallocs_null_to_nothing();
-    /* A neighbour behind the block makes it move. */
+    /* A block after this one makes it move. */
     struct block moving = mallocs(100), neighbour = mallocs(100);
     void *before = moving.address;
     moving = grows(moving, 20000);
@@ -168,7 +168,7 @@ static void work(const char *line) {
     zeroed();
     resized();
     aligned();
-    /* The same addresses again and again: a late free would strike off its successor. */
+    /* Reuses addresses: a late free would remove its successor. */
     for (int i = 0; i < 2000; i++) release(mallocs_for_others_to_free(40));
     struct block before_fork = mallocs_for_others_to_free(4321);
     forks_a_child(before_fork);

@@ -1,5 +1,5 @@
 /*
- * A program that makes processes and becomes others. Whoever was made last answers; when it exits, its parent goes on.
+ * A program that forks and executes others. The newest process answers; when it exits, its parent continues.
  *
  * `keep N COUNT` keeps COUNT blocks of N bytes; `drop` frees all that is kept, also what was inherited. `fork` makes a copy,
  * `vfork N` a child that allocates and frees in this process's memory and exits, `thread N` a thread that allocates and

@@ -1,8 +1,8 @@
-/* Four threads that allocate and free as fast as they can for as many seconds as the line says, each keeping a set of blocks that it
+/* Four threads that allocate and free as fast as they can for the number of seconds in the command, each keeping a set of blocks that it
  * turns over. What is left of it at the end is what the ledger has as live. */
 #include "protocol.h"
 
-#include "crew.h"
+#include "workers.h"
 
 #include <time.h>
 
@@ -14,7 +14,7 @@ SIZED(3000)
 
 enum { SLOTS = 4000, STRETCH = 100 };
 
-static struct block slots[CREW][SLOTS];
+static struct block slots[WORKERS][SLOTS];
 
 static struct block (*const allocate[])(void) = {mallocs_24, mallocs_100, mallocs_700, mallocs_3000};
 
@@ -38,6 +38,6 @@ NOINLINE static void share(const char *line, int thread) {
         }
 }
 
-void prepare(void) { start_crew(); }
+void prepare(void) { start_workers(); }
 
-static void work(const char *line) { work_as_crew(line); }
+static void work(const char *line) { work_on_all(line); }

@@ -1,6 +1,6 @@
 /*
- * A service that leaks slowly beside memory that only looks like a leak: `run SECONDS` serves 100 requests a second. Blocks are kept
- * in lists of the program's own and never looked for.
+ * A service that leaks slowly, besides memory that only resembles a leak: `run SECONDS` serves 100 requests a second. Blocks are kept
+ * in lists of the program's own and never searched.
  *
  * | function          | what it does                                                        |
  * |-------------------|---------------------------------------------------------------------|

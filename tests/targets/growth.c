@@ -1,4 +1,4 @@
-/* Holds as many blocks of 10,000 bytes as it is told to, from one function and from another: `3 4`. */
+/* Keeps the requested numbers of blocks of 10,000 bytes, from one function and from another: `3 4`. */
 #include "protocol.h"
 
 SITE(Allocate, (void), malloc(10000), 10000)

@@ -1,4 +1,4 @@
-/* Maps memory in every way that matters, with known sizes, and says what is left. Sizes are in whole pages. */
+/* Maps memory in every way that matters, with known sizes, and reports what is left. Sizes are in whole pages. */
 #include "protocol.h"
 
 #include <fcntl.h>
@@ -91,7 +91,7 @@ static void whole_mappings(void) {
     if (maps_too_much().address != NULL || maps_nothing().address != NULL) give_up("mmap did not fail");
     maps_by_itself();
     if (munmap((void *)1, PAGE) == 0) give_up("munmap did not fail");
-    /* The same addresses again and again. */
+    /* Reuses addresses. */
     for (int i = 0; i < 1000; i++) unmaps(maps(PAGE));
 }
 
@@ -150,7 +150,7 @@ static void data_segment(void) {
     count_live(-1123);
 }
 
-/* The kernel gives an address to the next thread before the last one has told that it is free. */
+/* The kernel reuses an address for the next thread before the unmapping of the previous one is recorded. */
 static void *churn(void *unused) {
     for (int i = 0; i < 2000; i++) {
         struct block block = maps_in_a_thread((size_t)(1 + i % 3) * PAGE);
@@ -182,7 +182,7 @@ static void blocks(void) {
 void prepare(void) {
     file = open("/proc/self/exe", O_RDONLY);
     if (file < 0) give_up("this program cannot be read");
-    /* malloc has its first memory before anybody looks. */
+    /* malloc maps its first memory before recording starts. */
     mallocs_small(100);
 }
 

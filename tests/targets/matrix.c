@@ -1,19 +1,19 @@
 /*
- * Every function of an allocator in every way that matters, built once for each allocator and each way to link it.
+ * Every function of an allocator with all kinds of arguments, built once for each allocator and each way to link it.
  *
- * What the build defines:
+ * Build-time macros:
  *   PREFIX            what the names of the malloc family begin with (`je_`, `tc_`, `mi_`); nothing where it is not set
  *   NO_ALIGNED_ALLOC, NO_REALLOCARRAY, HAS_PVALLOC, HAS_CFREE     which functions the family has
  *   JEMALLOC, TCMALLOC, MIMALLOC                                  adds that allocator's own functions
  *   ARENA                                                         the program brings its own allocator
  *
- * What a line of input does:
+ * Commands:
  *   `exact`   all calls, at sizes from the edges of the allocators' classes, failing ones too, part of it on four threads
  *   `many`    thousands of blocks of one size from each function, on four threads, every other one freed
  */
 #include "protocol.h"
 
-#include "crew.h"
+#include "workers.h"
 #ifdef ARENA
 #include "arena.h"
 #endif
@@ -375,8 +375,8 @@ NOINLINE static void share(const char *line, int thread) {
             struct block block = allocated_with(call, 10 + 37 * i + 1000 * (size_t)thread);
             if (i % 3) calls[call].release(block);
         }
-    for (size_t i = (size_t)thread; i < LENGTH(handed_over); i += CREW)
-        if (i % 8 < CREW) frees(handed_over[i]);
+    for (size_t i = (size_t)thread; i < LENGTH(handed_over); i += WORKERS)
+        if (i % 8 < WORKERS) frees(handed_over[i]);
         else reallocs(handed_over[i], 2 * i);
 }
 
@@ -385,7 +385,7 @@ void prepare(void) {
     own_heap = mi_heap_new();
     mi_free(mi_heap_malloc(own_heap, 100));
 #endif
-    start_crew();
+    start_workers();
 }
 
 NOINLINE static void work(const char *line) {
@@ -397,5 +397,5 @@ NOINLINE static void work(const char *line) {
         its_own();
         for (size_t i = 0; i < LENGTH(handed_over); i++) handed_over[i] = mallocs_for_others(i + 1);
     }
-    work_as_crew(line);
+    work_on_all(line);
 }

@@ -12,7 +12,7 @@
 extern "C" {
 #include "protocol.h"
 
-#include "crew.h"
+#include "workers.h"
 }
 
 static volatile size_t impossible = PTRDIFF_MAX - 4096;
@@ -100,7 +100,7 @@ static void fail(void) {
 
 void prepare(void) {
     fail();
-    start_crew();
+    start_workers();
 }
 
 NOINLINE static void share(const char *line, int thread) {
@@ -147,5 +147,5 @@ NOINLINE static void work(const char *line) {
                     other.release(other.allocate(192));
                 }
             }
-    work_as_crew(line);
+    work_on_all(line);
 }

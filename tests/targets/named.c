@@ -1,6 +1,6 @@
 /*
  * A program whose functions have names that no compiler makes: what markup, scripts and formats of lines may trip over. Each
- * makes one block; its size tells them apart. Built without debug information, so that symbols are all the names there are.
+ * allocates one block of its own size. Built without debug information, so that symbols are all the names there are.
  */
 #include "protocol.h"
 

@@ -1,5 +1,5 @@
-// Times its own malloc calls, below a stack of 20 frames that unwinders by tables and by frame pointers see alike: the
-// outermost one is marked for both. Says "ready", then for each line of input calls and prints the median in nanoseconds.
+// Times its own malloc calls, below a stack of 20 frames that are equal for unwinders by tables and by frame pointers: the
+// outermost one is marked for both. Prints "ready", then for each line of input calls and prints the median in nanoseconds.
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -34,7 +34,7 @@ LEVEL(1, 0) LEVEL(2, 1) LEVEL(3, 2) LEVEL(4, 3) LEVEL(5, 4) LEVEL(6, 5) LEVEL(7,
 LEVEL(10, 9) LEVEL(11, 10) LEVEL(12, 11) LEVEL(13, 12) LEVEL(14, 13) LEVEL(15, 14) LEVEL(16, 15) LEVEL(17, 16)
 LEVEL(18, 17)
 
-// The 20th frame. It says that nobody called it, in DWARF's way and in the frame pointer's.
+// The 20th frame. It is marked as the outermost one, for DWARF and for frame pointers.
 void outermost(void);
 __asm__(".text\n"
         ".globl outermost\n"

@@ -1,6 +1,6 @@
 /*
- * `numbered PID PROGRAM` runs a program as the process with this number, in its own place: with its streams, and with its
- * exit code. The number must be nobody's.
+ * `numbered PID PROGRAM` runs a program as the process with this PID, in place of itself: with its streams, and with its
+ * exit code. The PID must be free.
  */
 #define _GNU_SOURCE
 #include <linux/sched.h>

@@ -1,5 +1,5 @@
 /*
- * A heap whose profile has a bit of everything that a reader of profiles may trip over: 512 callsites a dozen frames deep
+ * A heap whose profile has all difficult cases for readers of profiles: 512 callsites a dozen frames deep
  * with templates in their names, inlined calls, a library that it has loaded itself, two named threads, frees, a peak
  * that is higher than the end, and growth between two lines of input.
  *
@@ -74,7 +74,7 @@ NOINLINE void falls() {
 
 }  // namespace orchard
 
-/* What the threads make, and when: they live on, so that their names can be looked up. */
+/* Work of the threads, which stay alive so that their names can be read. */
 enum { HANDS = 2, CRATES = 200, KEPT = 20 };
 
 static struct block crates[HANDS][CRATES];

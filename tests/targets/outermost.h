@@ -1,5 +1,5 @@
-/* A stack of few frames that unwinders by tables and by frame pointers see alike: its outermost frame says that nobody
- * called it, in DWARF's way and in the frame pointer's. */
+/* A stack of few frames that are equal for unwinders by tables and by frame pointers: its outermost frame is marked as such
+ * for both. */
 #ifndef OUTERMOST_H
 #define OUTERMOST_H
 

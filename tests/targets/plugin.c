@@ -40,7 +40,7 @@ NOINLINE void *plugin_keeps(size_t size) {
     return block;
 }
 
-/* The larger block is asked for in realloc. */
+/* realloc allocates the larger block. */
 NOINLINE void *plugin_resizes(void *old, size_t size) {
     void *volatile block = realloc(old, size);
     return block;

@@ -35,7 +35,7 @@ NOINLINE static struct block makes(size_t n) {
     return allocated(&makes_site, error ? NULL : piece, n);
 }
 
-/* A failed call leaves the pointer alone: whoever reads it all the same finds a piece that is live. */
+/* A failed call does not write the pointer: reading it anyway gives a piece that is live. */
 NOINLINE static void makes_too_much(struct block live) {
     void *piece = live.address;
     if (pool_make(&piece, 1 << 20) == 0 || piece != live.address) give_up("the pool has too much");

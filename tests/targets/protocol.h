@@ -1,12 +1,12 @@
 /*
- * What every C target has in common: the protocol with the tests, and the ledger of what the target did.
+ * Shared by all C targets: the protocol with the tests, and the ledger of the target's calls.
  *
- * A target prints `ready`, then answers each line of its input with one line of JSON that says what it allocated and
+ * A target prints `ready`, then answers each line of its input with one line of JSON: what it allocated and
  * freed for that line. `exit N` and the end of input end it. Output goes out by write(2) from a static buffer, so that
  * nothing but the work itself touches the heap.
  *
  * The ledger is kept beside the blocks and not by wrapping the allocator, so it shares nothing with what is tested.
- * It follows the profiler's rules: a block belongs to the function that asked for it, wherever it is freed; a
+ * It follows the profiler's rules: a block belongs to the function that allocated it, wherever it is freed; a
  * successful realloc frees the old block and allocates a new one; what was allocated for an earlier line, or before
  * `ready`, is freed without being counted.
  */

@@ -1,7 +1,7 @@
 /*
- * Functions that are called like those of allocators and do as they are told: their last argument is what they return,
- * so every outcome can be had. Each line of input is a call: a function, then its arguments. Answers as the other targets do,
- * with nothing to say.
+ * Functions with the signatures of allocators and prescribed results: their last argument is what they return,
+ * so every outcome is possible. Each line of input is a call: a function, then its arguments. Answers like the other targets,
+ * with an empty ledger.
  */
 #include <cstdint>
 #include <cstdio>

@@ -1,5 +1,5 @@
 /*
- * A program that holds what it is told to, block by block. A line is a row of words: `+SLOT:BYTES` takes a block into a
+ * A program that keeps and frees single blocks on command. A line is a row of words: `+SLOT:BYTES` takes a block into a
  * slot, `-SLOT` frees it. Slots below 10 are taken by `few`, those above by `many`.
  */
 #include "protocol.h"

@@ -1,4 +1,4 @@
-/* Makes and frees blocks when told: `alloc N` makes N blocks of 64 bytes and keeps them, `free` frees all. Says "ready"
+/* Allocates and frees blocks on command: `alloc N` allocates N blocks of 64 bytes and keeps them, `free` frees all. Prints "ready"
  * once and "done" after each line. Every call has a stack of five frames. */
 #include "outermost.h"
 

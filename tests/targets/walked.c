@@ -1,7 +1,7 @@
-// Draws calls of the malloc family, then says where its threads and blocks are, and stands still. Usage:
+// Makes random calls of the malloc family, then prints its threads and blocks, and pauses. Usage:
 // walked THREADS CALLS PLACES SIZE_MAX [ended|fork|brk|sbrk]
-// `thread ADDRESS` for each that is alive (its thread pointer), `block ADDRESS SIZE` with what malloc_usable_size says, `done`.
-// Nothing but the calls themselves touches the heap: what is said goes through write.
+// `thread ADDRESS` for each that is alive (its thread pointer), `block ADDRESS SIZE` with the size from malloc_usable_size, `done`.
+// Nothing but the calls themselves touches the heap: output uses write.
 #define _GNU_SOURCE
 #include <malloc.h>
 #include <pthread.h>

@@ -13,7 +13,7 @@ const FORGED: u64 = 3 * 70_000;
 
 /// Runs two threads, which are named only after they have allocated.
 fn worked(arguments: &str) -> (Target, Heapbpf) {
-    let mut target = Target::start("crew.c");
+    let mut target = Target::start("workers.c");
     let mut heapbpf = Heapbpf::of(target.pid(), &format!("--interval 1 -o out.heapbpf -o out.json {arguments}"));
     let session = heapbpf.start();
     let _ = target.work("baker 10 1000");
@@ -71,7 +71,7 @@ fn assert_by_thread(target: &Target, folded: &str) {
     let actual: BTreeMap<String, u64> =
         roots(folded).into_iter().map(|(root, bytes)| (root.to_owned(), bytes)).collect();
     assert_eq!(actual, expected.into(), "{folded}");
-    let process = format!(";crew ({});", target.pid());
+    let process = format!(";workers ({});", target.pid());
     assert!(folded.lines().all(|line| line.contains(&process)), "{folded}");
 }
 
@@ -121,6 +121,6 @@ fn any_recording_can_be_grouped_by_thread_and_everything_else() {
             assert_eq!(roots(&folded), BTreeMap::from([(root.as_str(), BAKED + FORGED)]), "{input}, {by}");
         }
         let nested = folded(&heapbpf, input, "heap,command");
-        assert!(nested.lines().all(|line| line.starts_with(&format!("libc;{command};crew ("))), "{nested}");
+        assert!(nested.lines().all(|line| line.starts_with(&format!("libc;{command};workers ("))), "{nested}");
     }
 }

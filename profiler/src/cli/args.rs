@@ -30,6 +30,9 @@ const DUMPS: &str = "Dumps";
 const LIMITS: &str = "Limits";
 const KERNEL: &str = "Kernel side";
 
+/// Overload policy as a function of `--interval-max`.
+type PolicyOfMaximum = fn(Interval) -> OverloadPolicy;
+
 #[derive(Args, Clone, Debug)]
 #[command(mut_arg("output", |output| output.help(
     "Write a report to FILE; `-` is standard output, as folded text. May be given several times. The extension selects \
@@ -104,7 +107,7 @@ pub(super) struct RecordArgs {
     /// Behaviour under overload: `adapt` raises the sampling interval until the load drops; `drop` keeps the interval and
     /// drops events. Reports record either.
     #[arg(help_heading = SAMPLING, long, value_name = "HOW", default_value = "adapt", value_parser = overload(), hide_possible_values = true)]
-    pub(super) on_overload: fn(Interval) -> OverloadPolicy,
+    pub(super) on_overload: PolicyOfMaximum,
 
     /// Maximum interval of `--on-overload adapt`.
     #[arg(help_heading = SAMPLING, long, value_name = "BYTES", default_value = "16MiB", value_parser = values::interval, allow_hyphen_values = true)]
@@ -431,11 +434,9 @@ fn hold() -> Named<Hold> {
     named([("never", Hold::Never), ("execs", Hold::Execs), ("forks", Hold::Forks)])
 }
 
-/// Values are functions of `--interval-max`.
-fn overload() -> Named<fn(Interval) -> OverloadPolicy> {
-    let names: [(_, fn(Interval) -> OverloadPolicy); 2] =
-        [("drop", |_| OverloadPolicy::Drop), ("adapt", OverloadPolicy::Adapt)];
-    named(names)
+fn overload() -> Named<PolicyOfMaximum> {
+    let (drop, adapt): (PolicyOfMaximum, PolicyOfMaximum) = (|_| OverloadPolicy::Drop, OverloadPolicy::Adapt);
+    named([("drop", drop), ("adapt", adapt)])
 }
 
 fn unwind() -> Named<UnwindMode> {

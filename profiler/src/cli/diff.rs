@@ -1,6 +1,6 @@
 //! `heapbpf diff`: what grew between two profiles.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use anyhow::Result;
 
@@ -14,7 +14,7 @@ use crate::report::diff::{self, Diff, Drawing, Side};
 
 pub(super) fn run(args: &DiffArgs) -> Result<u8> {
     // Mistyped output paths are reported before the profiles are read.
-    let outputs = args.output.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let outputs = args.output.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
     let (before, after) = (read_whole(&args.before, args.quiet)?, read_whole(&args.after, args.quiet)?);
     let [before_name, after_name] = [&args.before, &args.after].map(|path| path.display().to_string());
     let diff = Diff::new(
@@ -40,7 +40,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<u8> {
 }
 
 /// Opens an output, and rejects formats that cannot hold a difference.
-fn open(path: &PathBuf) -> Result<Output> {
+fn open(path: &Path) -> Result<Output> {
     let output = Output::open(path, None, Access::All)?;
     if !diff::FORMATS.contains(&output.format()) {
         return Err(output.refuse(&ReportError::NoDifference(output.format())));

@@ -1,6 +1,6 @@
 /*
- * Leaks in numbers. The arguments say which: `circle N`, blocks that hold each other in one circle; `alike N`, blocks of 40 bytes of one
- * function; `listed N`, as many in a list of which nothing holds the first; `functions`, 1,024 blocks of as many functions.
+ * Many leaks: `circle N`, blocks in one reference cycle; `alike N`, blocks of 40 bytes of one function; `listed N`, the same in a
+ * list whose head is unreachable; `functions`, 1,024 blocks of as many functions.
  */
 #include "truth.h"
 

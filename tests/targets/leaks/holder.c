@@ -1,7 +1,7 @@
 /*
- * A block that is held in a place, lost or freed as it is told: `hold PLACE`, `clear PLACE`, `free PLACE`, with `stack`, `global`, `tls`
- * and `register` for places. `fill MIB` has it touch as much memory. `block` keeps SIGUSR1 from being delivered, `count` lets it be, and
- * prints how often SIGUSR1 and SIGRTMIN came.
+ * A block that is referenced from a root, leaked or freed on command: `hold ROOT`, `clear ROOT`, `free ROOT`, where ROOT is `stack`,
+ * `global`, `tls` or `register`. `fill MIB` touches memory. `block` blocks SIGUSR1, `count` unblocks it and prints how often SIGUSR1 and
+ * SIGRTMIN were delivered.
  */
 #include "truth.h"
 

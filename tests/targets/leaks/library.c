@@ -12,7 +12,7 @@ static void *open_library(const char *path) {
     return library;
 }
 
-/* What the library makes there and says of it. */
+/* Blocks of the library, and its lines of `truth`. */
 NOINLINE static void call(void *library, const char *name, size_t size, const char *fate) {
     masked (*makes)(size_t) = (masked (*)(size_t))dlsym(library, name);
     if (makes == NULL) give_up(dlerror());

@@ -1,20 +1,20 @@
 /*
- * What programs with known leaks have in common: each block is made by a function of its own, noted with what becomes of it, and known
- * to the rest of the program by a word that is no pointer.
+ * Shared by programs with known leaks: each block is allocated by a function of its own, noted with its fate, and known to the rest of
+ * the program by a masked address.
  *
- * A program makes all its blocks, prints `ready`, and then does what lines of its input say: `truth` prints a line for each block and
+ * A program allocates all its blocks, prints `ready`, and then runs commands from its input: `truth` prints a line for each block and
  * `done`; `exit N` and the end of input end it, the latter with the lines of `truth`. Such a line is
  * `FUNCTION ADDRESS SIZE USABLE FATE`, with the address in hexadecimal digits and one of these fates:
  *
- *   held     something reaches it
- *   leaked   nothing does
- *   circle   as leaked, but its blocks hold each other: those whose functions are called the same up to the last `_`
- *   under    a leaked block holds it, and nothing else
+ *   held     reachable
+ *   leaked   unreachable
+ *   circle   unreachable, in a reference cycle of the blocks whose functions have the same name up to the last `_`
+ *   under    referenced by a leaked block only
  *
- * These are the fates by the rules of the profiler. Whatever holds a pointer by the rules of C and not by those is a case of its own.
+ * These are the fates by the rules of the profiler. Blocks that are reachable by the rules of C only are cases of their own.
  *
- * No copy of a pointer may be left where it does not belong. So what a function returns is masked; whoever takes the mask off does so
- * in a function of its own; and dead parts of the stack are overwritten before anything is waited for.
+ * No stray copy of a pointer may remain. So functions return masked addresses, masks are removed in separate functions, and dead parts
+ * of the stack are overwritten before the program waits.
  */
 #ifndef TRUTH_H
 #define TRUTH_H
@@ -34,7 +34,7 @@
 /* noipa: what a function returns must not be known to its caller, or the call could be moved or dropped. */
 #define NOINLINE __attribute__((noinline, noclone, noipa, unused))
 
-/* A pointer that nobody can tell for one. */
+/* A pointer that is not recognizable as one. */
 typedef uintptr_t masked;
 
 /* Read anew each time, so that the compiler does not know that a mask that is put on and taken off changes nothing. */
@@ -128,10 +128,10 @@ NOINLINE static int read_line(char *line, size_t size) {
     return 1;
 }
 
-/* Where a program defines it: does what another line says. */
+/* Optional: runs any other command. */
 __attribute__((weak)) void work(const char *line);
 
-/* Does what it is told until the end. */
+/* Runs commands until the end of input. */
 NOINLINE static void serve(void) {
     static char line[256];
     sweep();

@@ -1,6 +1,6 @@
 /*
- * Two threads that allocate what they are told to, one at a time: `baker COUNT BYTES`, `smith COUNT BYTES`. `names` gives
- * them the names that they keep; until then both have another one.
+ * Two threads that allocate on command, one at a time: `baker COUNT BYTES`, `smith COUNT BYTES`. `names` sets their final
+ * names; until then both have another one.
  */
 #include "protocol.h"
 
