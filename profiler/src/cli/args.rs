@@ -165,6 +165,9 @@ pub(super) struct RecordArgs {
     /// Limit unwind tables to BYTES of kernel memory. Beyond that, tables of unused modules are removed first.
     #[arg(help_heading = KERNEL, long, value_name = "BYTES", default_value = "256MiB", value_parser = values::memory)]
     pub(super) unwind_memory: u64,
+
+    #[command(flatten)]
+    pub(super) kernel: KernelArgs,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -243,6 +246,9 @@ pub(super) struct LeaksArgs {
     #[command(flatten)]
     pub(super) common: CommonArgs,
 
+    #[command(flatten)]
+    pub(super) kernel: KernelArgs,
+
     /// Start a program with its arguments and check it when it exits.
     #[arg(last = true, value_name = "COMMAND")]
     pub(super) command: Vec<OsString>,
@@ -263,7 +269,11 @@ pub(super) struct CommonArgs {
     /// function, module or source file matches are not listed as leak candidates. May be given several times.
     #[arg(help_heading = OUTPUT, long, value_name = "FILE")]
     pub(super) suppressions: Vec<PathBuf>,
+}
 
+// Options of all commands that attach probes, last in the help.
+#[derive(Args, Clone, Debug)]
+pub(super) struct KernelArgs {
     /// Size of the ring buffer for events from the kernel, a power of two. A larger one absorbs longer bursts.
     #[arg(help_heading = KERNEL, long, value_name = "BYTES", default_value = "16MiB", value_parser = values::ring_size)]
     pub(super) ring_size: u32,

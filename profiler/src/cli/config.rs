@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::args::{CommonArgs, LeaksArgs, RecordArgs};
+use super::args::{CommonArgs, KernelArgs, LeaksArgs, RecordArgs};
 use super::exit::usage;
 use super::output::is_recording;
 use crate::allocator::hook_set::HookSet;
@@ -52,12 +52,12 @@ pub(super) fn of_record(args: &RecordArgs) -> Result<SessionConfig> {
             cpu_percent_max: args.max_cpu,
             overhead_percent_max: args.max_overhead,
         },
-        ..defaults(&args.common)
+        ..defaults(&args.common, &args.kernel)
     })
 }
 
 pub(super) fn of_leaks(args: &LeaksArgs) -> SessionConfig {
-    let defaults = defaults(&args.common);
+    let defaults = defaults(&args.common, &args.kernel);
     SessionConfig {
         selection: Selection { pids: args.pid.into_iter().collect(), ..defaults.selection },
         duration: args.watch,
@@ -67,7 +67,7 @@ pub(super) fn of_leaks(args: &LeaksArgs) -> SessionConfig {
 }
 
 /// Configuration without targets.
-fn defaults(common: &CommonArgs) -> SessionConfig {
+fn defaults(common: &CommonArgs, kernel: &KernelArgs) -> SessionConfig {
     SessionConfig {
         selection: Selection {
             pids: Vec::new(),
@@ -84,8 +84,8 @@ fn defaults(common: &CommonArgs) -> SessionConfig {
         interval: common.interval,
         duration: None,
         dumps: DumpPlan { every: None, growth_bytes: None, alloc_bytes: None, mark_after: None },
-        ring_bytes: common.ring_size,
-        live_blocks_max: common.live_blocks,
+        ring_bytes: kernel.ring_size,
+        live_blocks_max: kernel.live_blocks,
         // For leaks: at a higher interval, more blocks would have no stack.
         on_overload: OverloadPolicy::Drop,
         placement: PlacementMode::Auto,

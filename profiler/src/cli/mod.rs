@@ -297,13 +297,13 @@ mod tests {
     #[test]
     fn commands_have_their_own_defaults() {
         let parse = |words: &[&str]| Cli::try_parse_from(words).expect("valid options");
-        let record = parse(&["heapbpf", "--pid", "1"]).record.common;
-        assert_eq!((record.interval.bytes(), record.ring_size), (4096, 16 << 20));
+        let record = parse(&["heapbpf", "--pid", "1"]).record;
+        assert_eq!((record.common.interval.bytes(), record.kernel.ring_size), (4096, 16 << 20));
         let Some(Command::Leaks(leaks)) = parse(&["heapbpf", "leaks", "--pid", "1"]).command else {
             panic!("not `leaks`")
         };
-        assert_eq!((leaks.common.interval.bytes(), leaks.common.ring_size), (1, 64 << 20));
-        assert_eq!(leaks.common.live_blocks, 1 << 24);
+        assert_eq!((leaks.common.interval.bytes(), leaks.kernel.ring_size), (1, 64 << 20));
+        assert_eq!(leaks.kernel.live_blocks, 1 << 24);
     }
 
     #[test]
