@@ -9,8 +9,7 @@ use std::thread::{self, JoinHandle};
 use super::protocol::{LinkId, Site};
 use crate::bpf::load::LinkKind;
 use crate::ids::Pid;
-use crate::linux::bpf::open_uprobe;
-use crate::linux::bpf::{AttachType, MultiLink, link_multi, link_perf};
+use crate::linux::bpf::{AttachType, MultiLink, link_multi, link_perf, open_uprobe};
 
 const CLOSER_STACK_BYTES: usize = 64 << 10;
 

@@ -1,5 +1,5 @@
-//! Detects kernel features by trying them. Versions are unreliable: distributions backport, and administrators lock
-//! down.
+//! Kernel features, detected by trying them, because versions are unreliable: distributions backport, and administrators
+//! lock down. Also the capabilities of this process, and functions to place probes on.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,8 +9,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::ids::Pid;
 use crate::linux::arch::{heapbpf_emulated, heapbpf_emulated_returning, heapbpf_stepped, heapbpf_stepped_returning};
-use crate::linux::bpf::open_uprobe;
-use crate::linux::bpf::{AttachType, link_perf, load_nothing, supports};
+use crate::linux::bpf::{AttachType, link_perf, load_nothing, open_uprobe, supports};
 
 /// The kernel's BTF (Linux 5.4).
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
@@ -37,7 +36,7 @@ pub(crate) enum Feature {
     Cookies,
     /// One link for many uprobes (Linux 6.6).
     UprobeMulti,
-    /// One program for entry and return, which says whether the return is wanted (Linux 6.13).
+    /// One program for entry and return, which requests the return if needed (Linux 6.13).
     UprobeSession,
 }
 

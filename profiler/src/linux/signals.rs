@@ -1,4 +1,4 @@
-//! Signal dispositions and mask of this process, and the sender of a signal.
+//! Signals: dispositions and mask to be inherited, senders, a descriptor for SIGCHLD, and deferral of Ctrl-Z.
 
 #![expect(unsafe_code, reason = "rustix has neither sigaction nor sigprocmask for programs with a libc")]
 

@@ -7,8 +7,7 @@ use crate::linux::proc::ProcError;
 use crate::linux::proc::process::{self, Membership};
 use crate::linux::proc::stat::Stat;
 use crate::process::cgroup::Cgroup;
-use crate::process::pattern::Names;
-use crate::process::pattern::Pattern;
+use crate::process::pattern::{Names, Pattern};
 use crate::process::target::{TargetError, running};
 
 /// The selection on the command line. The default matches nothing.
