@@ -50,7 +50,7 @@ fn a_forked_childs_ledger_starts_with_its_parents_blocks() {
     let (mut target, heapbpf, mut session) = recorded("");
     target.work("keep 100 30");
     target.work("fork");
-    session.wait_for("is watched");
+    session.wait_for("is being recorded");
     // The child answers from here on.
     target.work("keep 7 5");
     target.work("drop");
@@ -114,7 +114,7 @@ fn fork_and_observe(target: &mut Target, session: &mut Session) -> Look {
             }
         });
         session.resume();
-        session.wait_for(&format!("process {child} (family) is watched"));
+        session.wait_for(&format!("process {child} (family) is being recorded"));
         is_watched.store(true, Ordering::Relaxed);
     });
     if !was_held {
@@ -188,7 +188,7 @@ fn grandchildren_are_followed_and_outlive_their_parents() {
     for _ in 0..2 {
         target.work("keep 100 10");
         target.work("fork");
-        session.wait_for("is watched");
+        session.wait_for("is being recorded");
     }
     target.work("keep 3 1");
     let _ = session.interrupt().expect_code(0);
@@ -228,7 +228,7 @@ fn an_exec_ends_the_ledger_and_starts_a_new_one() {
         let (mut target, heapbpf, mut session) = recorded("");
         target.work("keep 100 10");
         target.exec(&format!("{how} {}", build("family.c").display()));
-        session.wait_for("is watched");
+        session.wait_for("is being recorded");
         let ledger = target.work("keep 50 3");
         let _ = session.interrupt().expect_code(0);
         target.assert_running();

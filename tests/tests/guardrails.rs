@@ -52,10 +52,10 @@ fn a_target_whose_probes_cost_too_much_is_detached() {
     let pairs_max = (overhead.cpu_ns as f64 + 1e9) / 100.0;
     assert!(estimates.alloc_count < pairs_max, "{estimates:?} in {overhead:?}");
     assert!(estimates.live_count < 0.01 * estimates.alloc_count + 5000.0, "{estimates:?}");
-    for text in ["let go after", "this profile is incomplete"] {
+    for text in ["detached after", "this profile is incomplete"] {
         assert!(outcome.stdout.contains(text), "{}", outcome.stdout);
     }
-    assert!(outcome.stderr.contains("is let go: probes take"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("detached from process"), "{}", outcome.stderr);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn other_targets_continue_after_one_is_detached() {
     let arguments = ["--max-overhead", "10", "--interval", "1", "--on-overload", "drop", "-o", "out.json"];
     let mut heapbpf = Heapbpf::new(["--pid", &one, "--pid", &other].into_iter().chain(arguments));
     let mut session = heapbpf.start();
-    session.wait_for("is let go");
+    session.wait_for("detached from process");
     // At once, and not when heapbpf exits.
     assert_no_probes(dear.pid());
     assert!(!changed_code(cheap.pid()).is_empty(), "it was detached, too");
@@ -133,7 +133,7 @@ fn a_recording_that_exceeds_the_memory_limit_ends_with_a_report() {
     let counts = report.process(target.pid()).exact_under(|function| function == "keeps");
     assert!((50_000..=BLOCKS).contains(&counts.live_count), "{counts:?}");
     assert_eq!((counts.live_bytes, counts.free_count), (100 * counts.live_count, 0));
-    assert!(outcome.stderr.contains("recording ends: heapbpf and its kernel maps take"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("recording ends: heapbpf and its kernel maps use"), "{}", outcome.stderr);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn an_agent_that_exceeds_the_cpu_limit_samples_less() {
     let target = flat_out();
     let mut heapbpf = Heapbpf::of(target.pid(), "--max-cpu 2% --interval 1 -o out.json");
     let mut session = heapbpf.start();
-    session.wait_for("all intervals grow");
+    session.wait_for("all intervals are raised");
     let _ = session.interrupt();
     let report = heapbpf.report("out.json");
     let first = &report.health.guardrails.reached[0];

@@ -156,8 +156,7 @@ fn with_adapt_few_events_are_dropped_and_only_at_the_start() {
     assert!(
         changes.iter().all(|change| change.unix_ns >= report.started_unix_ns && change.from_bytes != change.to_bytes)
     );
-    if let (true, [began, .., ended]) =
-        (measured().is_some(), message_seconds(&outcome, "have found no room in the ring").as_slice())
+    if let (true, [began, .., ended]) = (measured().is_some(), message_seconds(&outcome, "ring buffer full").as_slice())
     {
         assert!(ended - began <= MET_WITHIN_SECONDS, "losses from {began} to {ended}\n{}", outcome.stderr);
     }
@@ -184,7 +183,7 @@ const LIVE_BLOCKS: u64 = 20_000;
 fn fill(session: &mut Session, target: &mut Target) -> u64 {
     let first = target.work("keep 100 18500").sum();
     session.wait_for("live blocks of heap");
-    session.wait_for("the books were put right");
+    session.wait_for("resynced ledgers");
     // The live set is too small for these if all were sampled.
     let second = target.work("keep 100 12000").sum();
     first.live_bytes + second.live_bytes
@@ -255,7 +254,7 @@ fn blocks_freed_after_the_recording_are_live_in_it() {
         let _ = target.work("8");
         Instant::now()
     });
-    session.wait_for("the books were put right");
+    session.wait_for("resynced ledgers");
     std::thread::sleep(Duration::from_secs(2));
     let interrupted = Instant::now();
     let outcome = session.interrupt().expect_code(3);

@@ -74,7 +74,7 @@ fn record(hold: &str) {
     postgres.bench(&["-n", "-c", "4", "-j", "1", "-t", "50"]);
     let mut client = postgres.connect();
     let backend = client.backend;
-    session.wait_for(&format!("process {backend} (postgres) is watched"));
+    session.wait_for(&format!("process {backend} (postgres) is being recorded"));
     assert_eq!(client.query(SORT), "20000");
     client.close();
     let outcome = session.interrupt();
@@ -124,7 +124,7 @@ fn a_server_started_later_is_recorded_with_all_its_processes() {
     let postgres = Postgres::start();
     let mut client = postgres.connect();
     let pid = client.backend;
-    session.wait_for(&format!("process {pid} (postgres) is watched"));
+    session.wait_for(&format!("process {pid} (postgres) is being recorded"));
     assert_eq!(client.query(SORT), "20000");
     client.close();
     let outcome = session.interrupt();

@@ -144,14 +144,14 @@ fn forks_and_execs_are_replayed() {
     let (mut target, heapbpf, mut session) = recorded("family.c", "");
     target.work("keep 100 30");
     target.work("fork");
-    session.wait_for("is watched");
+    session.wait_for("is being recorded");
     target.work("keep 7 5");
     target.work("drop");
     target.work("keep 9 4");
     target.begin_exit(0);
     target.work("keep 11 2");
     target.exec(&format!("exec {}", heapbpf_tests::target::build("family.c").display()));
-    session.wait_for("is watched");
+    session.wait_for("is being recorded");
     target.work("keep 13 3");
     let _ = session.interrupt().expect_code(0);
     let report = assert_same(&heapbpf, &[]).report();
@@ -218,7 +218,7 @@ fn a_window_starts_with_live_blocks_and_counts_later_ones() {
     assert_eq!((totals.alloc_count, totals.free_count, totals.live_bytes), (2, 0, 36 + 22));
 
     let behind = Converted::of(&heapbpf.file("out.heapbpf"), &["--from".to_owned(), "9h".to_owned()]).expect_code(2);
-    assert!(behind.stderr().contains("`--from` is behind that"), "{}", behind.stderr());
+    assert!(behind.stderr().contains("`--from` is after the end of the recording"), "{}", behind.stderr());
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn a_limit_too_small_for_the_live_blocks_is_reported() {
         target.run_command("alloc 20000");
     }
     let outcome = session.interrupt().expect_code(1);
-    assert!(outcome.stderr.contains("what is live takes "), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("the state of live blocks alone takes "), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("`--max-size` is 256.0 KiB; allow more"), "{}", outcome.stderr);
     let report = heapbpf.report("out.json");
     assert_eq!(report.process(target.pid()).totals.exact().live_count, 900_000, "the session goes on");
@@ -328,10 +328,10 @@ fn a_full_disk_ends_the_recording_and_not_the_session() {
     for _ in 0..10 {
         target.run_command("alloc 10000");
     }
-    session.wait_for(&format!("the recording `{}` ends here: No space left on device", recording.display()));
+    session.wait_for(&format!("recording to `{}` stopped: No space left on device", recording.display()));
     target.run_command("alloc 10000");
     let outcome = session.interrupt().expect_code(1);
-    assert!(outcome.stderr.contains("ends early: No space left on device"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("is incomplete: No space left on device"), "{}", outcome.stderr);
     assert_eq!(heapbpf.report("out.json").process(target.pid()).totals.exact().live_count, 110_000);
     // Everything written is complete.
     let converted = Converted::of(&recording, &[]).expect_code(3);

@@ -151,7 +151,7 @@ fn a_program_started_by_vfork_is_a_target() {
     target.work("spawn 100 5");
     target.exec(&format!("launch {}", build("family.c").display()));
     // One of the earlier ones may have lived long enough to be recorded, too.
-    session.wait_for("(family) is watched");
+    session.wait_for("(family) is being recorded");
     target.work("keep 100 3");
     let _ = session.interrupt().expect_code(0);
     let report = heapbpf.report("out.json");

@@ -14,7 +14,7 @@ use crate::ids::Pid;
 use crate::linux::input;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
-use crate::process::filter::Selection;
+use crate::process::selection::Selection;
 use crate::report::suppressions::Suppressions;
 use crate::session::{DumpPlan, Hold, OverloadPolicy, SessionConfig, UnwindMode};
 

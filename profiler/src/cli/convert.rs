@@ -83,7 +83,7 @@ fn write(args: &ConvertArgs, options: Options, input: &Input, outputs: Vec<Outpu
         let events = input.events.as_ref().filter(|_| format.needs_recording());
         let written = output.write(|out| match events {
             Some(events) => events.write(&args.recording, options, &presentation, out),
-            None => Ok(format.report().write(&shown, &presentation, out)?),
+            None => Ok(format.write(&shown, &presentation, out)?),
         })?;
         match written {
             Some(path) => files.push_str(&format!("\n{} ({})", path.display(), format.description())),

@@ -14,19 +14,21 @@ use super::runtime::{Attached, run_session, wait_for_command};
 use super::terminal::{self, ProgressLine, say};
 use super::worker::Worker;
 use crate::address::TargetAddr;
-use crate::check::look::Look;
-use crate::check::{Plan, check, unwatched};
+use crate::check::heap_snapshot::HeapSnapshot;
+use crate::check::{Plan, check, heap_snapshot};
 use crate::ids::Pid;
 use crate::keeper::Keeper;
 use crate::linux::inherited::Inherited;
 use crate::report::text::printable;
-use crate::report::unreachable::{Style, Unreachable, write_json, write_text};
+use crate::report::unreachable::Unreachable;
+use crate::report::unreachable::json::write_json;
+use crate::report::unreachable::text::{Style, write_text};
 use crate::report::{Format, Presentation, View};
 use crate::session::{Listener, Progress};
 use crate::symbolize::resolver::Resolver;
 
 /// A worker that checks heap snapshots. Returns whether the last one has leaks; `None` if there was none.
-type Checker = Worker<Look, Option<bool>>;
+type Checker = Worker<HeapSnapshot, Option<bool>>;
 
 pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
     if args.pid.is_none() && args.command.is_empty() {
@@ -48,7 +50,7 @@ pub(super) fn run(args: &LeaksArgs, inherited: Inherited) -> Result<u8> {
         (Some(pid), None) => {
             let keeper = Keeper::start()?;
             let checker = start_checker(plan, reports)?;
-            checker.send(unwatched::look(pid, args.snapshot, &keeper)?);
+            checker.send(heap_snapshot::take_unrecorded(pid, args.snapshot, &keeper)?);
             exit_code(checker.finish_blocking()?, exit::DONE)
         }
         _ => run_session(record(args, plan, reports, inherited)),
@@ -110,7 +112,7 @@ impl Listener for Events {
         self.line.show(progress);
     }
 
-    fn looked(&mut self, look: Result<Look>) {
+    fn inspected(&mut self, look: Result<HeapSnapshot>) {
         match look {
             Ok(look) => self.checker.send(look),
             Err(error) => self.failure = Some(error),
@@ -155,11 +157,11 @@ fn start_checker(plan: Plan, reports: Reports) -> Result<Checker> {
     })
 }
 
-fn check_snapshot(snapshot: Look, plan: &Plan, resolver: &Resolver, quiet: bool) -> Result<Unreachable> {
+fn check_snapshot(snapshot: HeapSnapshot, plan: &Plan, resolver: &Resolver, quiet: bool) -> Result<Unreachable> {
     let line = ProgressLine::new(quiet);
     let parts = snapshot.collected.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
     let bytes: u64 = parts.iter().map(|part| part.end.0 - part.start.0).sum();
-    let comm = snapshot.snapshot.targets.first().map_or("the process", |target| target.facts.comm.as_str());
+    let comm = snapshot.state.targets.first().map_or("the process", |target| target.facts.comm.as_str());
     line.begin(format!("searching {} of {}'s memory for leaks", ByteSize(bytes), printable(comm)));
     let found = check(snapshot, plan, resolver);
     line.clear();
@@ -217,7 +219,7 @@ fn write(output: Output, found: &Unreachable, contents: bool) -> Result<()> {
     let format = output.format();
     output.write(|out| match format {
         Format::Json => Ok(write_json(found, contents, out)?),
-        _ => Ok(format.report().write(&found.profile, &Presentation::from(View::LiveBytes), out)?),
+        _ => Ok(format.write(&found.profile, &Presentation::from(View::LiveBytes), out)?),
     })?;
     Ok(())
 }

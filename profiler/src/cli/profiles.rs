@@ -14,9 +14,8 @@ use crate::ledger::journal::{Flow, Movement};
 use crate::linux::input;
 use crate::model::Profile;
 use crate::recording::block::MAGIC;
-use crate::recording::entry::BooksId;
-use crate::recording::modules::{self, Found};
-use crate::recording::names::RecordedNames;
+use crate::recording::entry::LedgerId;
+use crate::recording::names::{self, Found, RecordedNames};
 use crate::recording::read::{self, Damage};
 use crate::recording::span::{Span, SpanError, Spanned};
 use crate::report::Presentation;
@@ -112,7 +111,7 @@ pub(super) fn read_recording(path: &Path, options: Options) -> Result<Input> {
         let skipped = count(reading.passed_over());
         say(&format!("heapbpf: `{name}`: {skipped} entries of a later version of heapbpf were skipped"));
     }
-    let Found { modules, missing } = modules::find(spanned.modules(), names.is_empty());
+    let Found { modules, missing } = names::find(spanned.modules(), names.is_empty());
     if !options.quiet {
         report_missing(&missing);
     }
@@ -188,7 +187,7 @@ fn parse(bytes: &[u8]) -> Result<Profile> {
 pub(super) struct EventNames {
     /// Everything in the recording until the end of the span.
     profile: Profile,
-    targets: FxHashMap<BooksId, EventTarget>,
+    targets: FxHashMap<LedgerId, EventTarget>,
     /// Number of entries that were read.
     entries: usize,
 }
@@ -201,8 +200,8 @@ struct EventTarget {
 
 impl EventNames {
     /// `ledgers` are those of the snapshot's targets, in their order.
-    fn new(snapshot: &Snapshot, ledgers: Vec<BooksId>, resolver: &dyn Resolve, trims: bool, entries: usize) -> Self {
-        let target = |(index, (ledger, target)): (usize, (BooksId, &TargetState))| {
+    fn new(snapshot: &Snapshot, ledgers: Vec<LedgerId>, resolver: &dyn Resolve, trims: bool, entries: usize) -> Self {
+        let target = |(index, (ledger, target)): (usize, (LedgerId, &TargetState))| {
             let callsites = target.books.callsites.iter().enumerate().map(|(at, callsite)| (callsite.index, at));
             (ledger, EventTarget { index, callsites: callsites.collect() })
         };
@@ -244,11 +243,11 @@ fn write_event<W: Write>(
     match flow.movement {
         Movement::In(weight) => events.allocate(target, callsite, weight.bytes.rounded())?,
         Movement::Out(weight) => events.free(target, callsite, weight.bytes.rounded())?,
-        Movement::Back(weight) => events.take_back(target, callsite, weight.bytes.rounded())?,
+        Movement::Back(weight) => events.unfree(target, callsite, weight.bytes.rounded())?,
         Movement::Reweighed { from, to } => {
             let (from, to) = (from.bytes.rounded(), to.bytes.rounded());
             match to.checked_sub(from) {
-                Some(more) => events.take_back(target, callsite, more)?,
+                Some(more) => events.unfree(target, callsite, more)?,
                 None => events.free(target, callsite, from - to)?,
             }
         }

@@ -11,7 +11,7 @@ use tokio::signal::unix::{self, SignalKind, signal};
 
 use super::exit;
 use super::terminal::say;
-use crate::linux::capability;
+use crate::linux::feature;
 use crate::linux::inherited::Inherited;
 use crate::linux::proc::process;
 use crate::linux::signals::{self, InheritedSignals};
@@ -40,10 +40,9 @@ fn raise(resource: Resource, name: &str, limit: Rlimit) {
 }
 
 fn check_privileges() -> Result<()> {
-    let missing = capability::missing().context("cannot read this process's capabilities")?;
+    let missing = feature::missing().context("cannot read this process's capabilities")?;
     if !missing.is_empty() {
-        let names: Vec<_> = missing.iter().map(ToString::to_string).collect();
-        bail!("not allowed: missing {}; run `sudo {}`", names.join(", "), command_line());
+        bail!("not allowed: missing {}; run `sudo {}`", missing.join(", "), command_line());
     }
     if !process::in_initial_pid_namespace().unwrap_or(true) {
         bail!(

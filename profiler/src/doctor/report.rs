@@ -9,7 +9,7 @@ use super::{Costs, Diagnosis, Target, Trial};
 use crate::linux::feature::Support;
 use crate::probe::place::Class;
 use crate::probe::plan::PlannedHook;
-use crate::report::summary::grid::{self, Column};
+use crate::report::page::{Column, table_lines};
 use crate::report::text::printable;
 
 const HEADING: Style = Style::new().bold();
@@ -121,7 +121,7 @@ impl Page {
     /// Adds a table with a style for each row.
     fn table(&mut self, columns: &[Column], rows: Vec<(Style, Vec<String>)>) {
         let (styles, rows): (Vec<Style>, Vec<Vec<String>>) = rows.into_iter().unzip();
-        let lines = grid::lines(columns, rows, None);
+        let lines = table_lines(columns, rows, None);
         // The first line has the headings, if columns have any.
         let headings = lines.len().saturating_sub(styles.len());
         let styles = std::iter::repeat_n(PLAIN, headings).chain(styles);

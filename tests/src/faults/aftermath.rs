@@ -1,4 +1,4 @@
-//! Checks after a kill: the target, the system and the file system must be unaffected.
+//! Finds harm after a kill: to the target, the system and the file system.
 
 use std::fmt;
 use std::path::Path;
@@ -6,21 +6,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::agent::{Agent, send};
-use super::processes::{children, comm, held_threads, is_alive, orphans, somebody_profiles_all};
+use super::processes::{another_profiles_all, children, comm, held_threads, is_alive, orphans};
 use super::subject::Subject;
 use crate::kernel::changed_code_in;
 
 use rustix::process::Signal;
 
-/// Timeout for hangs of a killed heapbpf's processes.
+/// Timeout of the exit of all processes of a killed heapbpf.
 const GONE_WITHIN: Duration = Duration::from_secs(10);
-/// Maximum time from then until the target is restored.
+/// From then until the target is restored.
 const SETTLED_WITHIN: Duration = Duration::from_secs(2);
-/// Maximum time until probes of another profiler of all processes are removed.
+/// Timeout of the removal of foreign probes, while another heapbpf profiles all processes of the machine.
 const OTHERS_GONE_WITHIN: Duration = Duration::from_secs(120);
 const POLL_PERIOD: Duration = Duration::from_millis(10);
 
-/// Damage after a kill.
+/// A kind of harm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Harm {
     /// The target exited, or its verification failed.
@@ -31,20 +31,20 @@ pub(super) enum Harm {
     Breakpoints,
     /// Threads of the target are stopped or traced.
     Held,
-    /// A forked copy of the target was left running.
+    /// A copy of the target remains.
     Copies,
-    /// The kernel gave up removing a breakpoint.
+    /// The kernel could not remove a breakpoint.
     KernelLog,
     /// Processes of heapbpf remain.
     Processes,
     /// Files remain.
     Files,
-    /// heapbpf did not exit as documented, or without its report.
+    /// heapbpf did not exit as documented, or wrote no report.
     Ending,
 }
 
 impl Harm {
-    /// In the order of the tables' columns.
+    /// All kinds, in the order of the tables' columns.
     pub(super) const ALL: [Self; 9] = [
         Self::Died,
         Self::Stalled,
@@ -74,7 +74,7 @@ impl fmt::Display for Harm {
     }
 }
 
-/// Damages with their details.
+/// Harms with their details.
 pub(super) type Harms = Vec<(Harm, String)>;
 
 /// Waits until all orphaned processes of heapbpf have exited; kills those that remain.
@@ -93,24 +93,24 @@ pub(super) fn await_processes(known: &[u32]) -> Harms {
             let names: Vec<String> =
                 left.iter().map(|&pid| format!("{} {pid}", comm(pid).unwrap_or_default())).collect();
             left.iter().for_each(|&pid| send(pid, Signal::KILL));
-            return vec![(Harm::Processes, format!("still there: {}", names.join(", ")))];
+            return vec![(Harm::Processes, format!("still running: {}", names.join(", ")))];
         }
         thread::sleep(POLL_PERIOD);
     }
 }
 
-/// Examines a target that must continue undisturbed.
+/// Examines a target that must be unaffected.
 pub(super) fn examine(subject: &mut Subject) -> Harms {
     let mut harms = Vec::new();
     let copies = children(subject.pid());
-    let began = Instant::now();
+    let started = Instant::now();
     loop {
         if let Some(status) = subject.ended() {
-            return vec![(Harm::Died, format!("{status}: {}", subject.complaint()))];
+            return vec![(Harm::Died, format!("{status}: {}", subject.errors()))];
         }
         harms.clear();
         let stays = |copy: &&u32| is_alive(**copy) && children(subject.pid()).contains(copy);
-        harms.extend(copies.iter().find(stays).map(|copy| (Harm::Copies, format!("process {copy} stays"))));
+        harms.extend(copies.iter().find(stays).map(|copy| (Harm::Copies, format!("process {copy} remains"))));
         let family = std::iter::once(subject.pid()).chain(children(subject.pid()));
         harms.extend(family.flat_map(held_threads).map(|held| (Harm::Held, held)));
         let changed = changed(subject);
@@ -118,8 +118,8 @@ pub(super) fn examine(subject: &mut Subject) -> Harms {
         if harms.is_empty() {
             break;
         }
-        let others = !changed.is_empty() && somebody_profiles_all();
-        if began.elapsed() > if others { OTHERS_GONE_WITHIN } else { SETTLED_WITHIN } {
+        let others = !changed.is_empty() && another_profiles_all();
+        if started.elapsed() > if others { OTHERS_GONE_WITHIN } else { SETTLED_WITHIN } {
             break;
         }
         thread::sleep(POLL_PERIOD);
@@ -127,19 +127,19 @@ pub(super) fn examine(subject: &mut Subject) -> Harms {
     if let Err(error) = subject.make_progress() {
         harms.push((if subject.ended().is_some() { Harm::Died } else { Harm::Stalled }, error));
     }
-    // One line per kind.
+    // One entry of each kind.
     harms.dedup_by_key(|(harm, _)| *harm);
     harms
 }
 
-/// Returns addresses in the target's private libraries that differ from their files. The plugin is loaded and unloaded.
+/// Code in the target's private libraries that differs from their files. The plugin is excluded: it is loaded and unloaded.
 fn changed(subject: &Subject) -> Vec<String> {
     let is_private = |path: &Path| path.starts_with(subject.directory()) && !path.ends_with("plugin.so");
-    // It may exit, which the next poll notices.
+    // An exit of the target is found by the next poll.
     changed_code_in(subject.pid(), |path| is_private(Path::new(path))).unwrap_or_default()
 }
 
-/// Checks for leftover files and an incomplete output.
+/// Remaining files of heapbpf, and an incomplete output.
 pub(super) fn files(agent: &Agent) -> Harms {
     let mut harms: Harms =
         agent.other_files().into_iter().map(|path| (Harm::Files, path.display().to_string())).collect();

@@ -1,4 +1,4 @@
-//! One run of heapbpf: its processes, its output and its files.
+//! A run of heapbpf: its processes, output and files.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -15,11 +15,11 @@ use super::processes;
 use super::subject::Progress;
 use crate::heapbpf::binary;
 
-/// Timeout until probes are attached.
+/// Timeout of attaching.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 const POLL_PERIOD: Duration = Duration::from_micros(500);
-/// Messages that probes are attached.
-const READY: [&str; 3] = ["heapbpf: recording", "heapbpf: watching", "heapbpf: monitoring"];
+/// Start of the line that heapbpf prints when its probes are attached.
+const READY: &str = "heapbpf: recording";
 
 /// A running heapbpf. Killed when dropped.
 #[derive(Debug)]
@@ -27,14 +27,14 @@ pub(super) struct Agent {
     child: Child,
     case: Case,
     room: TempDir,
-    /// The target's.
+    /// Of the target.
     progress: Progress,
     started: Instant,
     status: Option<ExitStatus>,
 }
 
 impl Agent {
-    /// Starts heapbpf in its own directory. Unwind tables are cached in `cache`, as in real use.
+    /// Starts heapbpf in its own directory. Unwind tables are cached in `cache`.
     pub(super) fn start(case: Case, arguments: &[OsString], cache: &Path, progress: Progress) -> Self {
         let room = tempfile::tempdir().expect("there is a directory for temporary files");
         for directory in ["work", "tmp"] {
@@ -59,17 +59,17 @@ impl Agent {
         self.started
     }
 
-    /// Threads of all its processes, and of their children.
+    /// Threads of all its processes, and their children's.
     pub(super) fn threads(&self) -> Vec<u32> {
         processes::family(self.pid()).into_iter().flat_map(processes::threads).collect()
     }
 
-    /// Returns its process with this role, except the target.
+    /// The process of this role; `None` for the target.
     pub(super) fn process(&self, role: Role) -> Option<u32> {
         let name = match role {
             Role::Agent => return Some(self.pid()),
             Role::Keeper => "heapbpf-keeper",
-            // The kernel keeps 15 characters.
+            // Names have at most 15 characters.
             Role::Symbolizer => "heapbpf-symbol",
             Role::Target => return None,
         };
@@ -84,7 +84,7 @@ impl Agent {
         self.status
     }
 
-    /// Waits for its exit; `None` on a timeout.
+    /// Waits for its exit; `None` after `limit`.
     pub(super) fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + limit;
         while self.ended().is_none() && Instant::now() < deadline {
@@ -93,16 +93,15 @@ impl Agent {
         self.status
     }
 
-    /// Whether probes are attached. For a command, the only sign is that it runs: its streams are its own.
+    /// Whether probes are attached. For a launched command, which has its own streams: whether it runs.
     pub(super) fn is_ready(&self) -> bool {
         if self.case.mode == Mode::Launch {
             return self.progress.announced().is_some();
         }
-        let text = self.stderr();
-        READY.iter().any(|line| text.contains(line))
+        self.stderr().contains(READY)
     }
 
-    /// Waits until probes are attached, and returns the time that took; `None` if it exits or hangs.
+    /// Waits until probes are attached, and returns the duration; `None` when heapbpf exits or hangs.
     pub(super) fn wait_until_ready(&mut self) -> Option<Duration> {
         let deadline = self.started + READY_WITHIN;
         while !self.is_ready() {
@@ -124,7 +123,7 @@ impl Agent {
         String::from_utf8_lossy(&fs::read(self.room.path().join("stderr")).unwrap_or_default()).into_owned()
     }
 
-    /// Returns why the output is missing or invalid; `None` if it is valid.
+    /// Why the output is missing or broken.
     pub(super) fn output_fault(&self) -> Option<String> {
         let path = self.output();
         let bytes = match fs::read(&path) {
@@ -133,17 +132,16 @@ impl Agent {
         };
         if path.extension().is_some_and(|extension| extension == "json") {
             let parsed = serde_json::from_slice::<serde_json::Value>(&bytes);
-            return parsed.err().map(|error| format!("the output is no JSON: {error}"));
+            return parsed.err().map(|error| format!("the output is not JSON: {error}"));
         }
         bytes.is_empty().then(|| "the output is empty".to_owned())
     }
 
-    /// Whether the output exists.
     pub(super) fn has_output(&self) -> bool {
         self.output().exists()
     }
 
-    /// Whether the output is written while recording, so that a kill leaves a part of it.
+    /// Whether the output is written while recording: then it is truncated when heapbpf is killed.
     pub(super) fn keeps_partial_output(&self) -> bool {
         self.case.mode.keeps_output()
     }
@@ -166,7 +164,7 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         if self.ended().is_none() {
-            // It exits now or has just exited.
+            // It may have exited.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

@@ -1,4 +1,4 @@
-//! Cases: modes, backends, roles of the killed process, and times of the kill.
+//! The kinds of kills: modes of heapbpf, backends, roles of processes, and points in time.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Implements parsing by name; the error lists all names.
+/// Defines an enum whose values are parsed from their names; the error of an unknown name lists all.
 macro_rules! named {
     ($(#[$doc:meta])* $type:ident { $($(#[$item:meta])* $variant:ident = $name:literal,)+ }) => {
         $(#[$doc])*
@@ -14,7 +14,7 @@ macro_rules! named {
         pub enum $type { $($(#[$item])* $variant,)+ }
 
         impl $type {
-            /// All elements.
+            /// All values.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
             /// The name on the command line and in tables.
@@ -34,7 +34,7 @@ macro_rules! named {
 
             fn from_str(text: &str) -> Result<Self, String> {
                 Self::ALL.iter().copied().find(|it| it.name() == text).ok_or_else(|| {
-                    format!("`{text}` is none of {}", Self::ALL.iter().map(|it| it.name()).collect::<Vec<_>>().join(", "))
+                    format!("`{text}` is unknown; supported are {}", Self::ALL.iter().map(|it| it.name()).collect::<Vec<_>>().join(", "))
                 })
             }
         }
@@ -74,15 +74,15 @@ named! {
         Multi = "multi",
         /// `--backend perf`.
         Perf = "perf",
-        /// Default: the kernel's best, or no probes at all.
+        /// No choice: the kernel's best, or no probes at all.
         Auto = "auto",
     }
 }
 
 named! {
-    /// Which process is killed.
+    /// The process to kill.
     Role {
-        /// The heapbpf process that was started.
+        /// heapbpf itself.
         Agent = "agent",
         /// Its child that owns links and injections.
         Keeper = "keeper",
@@ -94,7 +94,7 @@ named! {
 }
 
 impl Mode {
-    /// Backends that can be selected in this mode.
+    /// Backends that can be chosen in this mode.
     pub(super) fn backends(self) -> &'static [Backend] {
         match self {
             Self::LeaksRead | Self::LeaksFork | Self::LeaksWatch => &[Backend::Auto],
@@ -102,7 +102,7 @@ impl Mode {
         }
     }
 
-    /// Whether it exits by itself, soon.
+    /// Whether heapbpf exits by itself.
     pub(super) fn is_one_shot(self) -> bool {
         matches!(self, Self::LeaksRead | Self::LeaksFork)
     }
@@ -111,12 +111,12 @@ impl Mode {
         matches!(self, Self::LeaksRead | Self::LeaksFork | Self::LeaksWatch)
     }
 
-    /// Name of the output file.
+    /// The expected output file.
     pub(super) fn output(self) -> &'static str {
         if self == Self::Recording { "x.heapbpf" } else { "out.json" }
     }
 
-    /// Whether the output exists while heapbpf runs, and remains after a kill.
+    /// Whether the output exists while heapbpf runs, and remains when it is killed.
     pub(super) fn keeps_output(self) -> bool {
         self == Self::Recording
     }
@@ -125,28 +125,25 @@ impl Mode {
 /// One kind of kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Case {
-    /// The use of heapbpf.
     pub(super) mode: Mode,
-    /// How it attaches.
     pub(super) backend: Backend,
-    /// Which process is killed.
     pub(super) role: Role,
 }
 
 impl Case {
-    /// Returns all existing combinations of these; `None` stands for all.
+    /// All existing combinations; `None` stands for all values.
     pub(super) fn all(mode: Option<Mode>, backend: Option<Backend>, role: Role) -> Vec<Self> {
         let modes = Mode::ALL.iter().copied().filter(|it| mode.is_none_or(|mode| mode == *it));
         modes
             .flat_map(|mode| mode.backends().iter().map(move |&backend| Self { mode, backend, role }))
             .filter(|case| backend.is_none_or(|backend| backend == case.backend))
-            .filter(|case| !case.lacks_the_role())
+            .filter(|case| !case.lacks_role())
             .collect()
     }
 
-    /// Whether the role may have no process in this mode: a single heap snapshot attaches no probe, and needs no
-    /// symbolizer without leaks.
-    fn lacks_the_role(self) -> bool {
+    /// Whether there may be no process of this role: a single heap snapshot attaches no probe, and symbolizes nothing without
+    /// leaks.
+    fn lacks_role(self) -> bool {
         match self.role {
             Role::Keeper => self.mode == Mode::LeaksRead,
             Role::Symbolizer => self.mode.is_one_shot(),
@@ -193,18 +190,18 @@ impl fmt::Display for Case {
     }
 }
 
-/// Time of a kill, relative to an event.
+/// The time of a kill, after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moment {
-    /// The start of heapbpf, or of the process with the role.
+pub(super) enum KillTime {
+    /// The start of heapbpf, or of the process of that role.
     Start(Duration),
     /// The end of attaching.
     Steady(Duration),
-    /// The SIGINT that ends recording.
+    /// The SIGINT that stops recording.
     Detach(Duration),
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for KillTime {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, after) = match self {
             Self::Start(after) => ("start", after),
@@ -215,7 +212,7 @@ impl fmt::Display for Moment {
     }
 }
 
-impl FromStr for Moment {
+impl FromStr for KillTime {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -235,17 +232,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_survive_formatting_and_parsing() {
+    fn kill_times_are_parsed_as_printed() {
         for text in ["start+0us", "steady+1234us", "detach+150000us"] {
-            assert_eq!(text.parse::<Moment>().map(|it| it.to_string()).as_deref(), Ok(text));
+            assert_eq!(text.parse::<KillTime>().map(|it| it.to_string()).as_deref(), Ok(text));
         }
         for text in ["", "start", "start+1", "begin+1us", "start+xus"] {
-            assert!(text.parse::<Moment>().is_err(), "{text}");
+            assert!(text.parse::<KillTime>().is_err(), "{text}");
         }
     }
 
     #[test]
-    fn a_selection_keeps_existing_cases() {
+    fn only_existing_cases_are_selected() {
         assert_eq!(Case::all(None, None, Role::Agent).len(), 21);
         assert_eq!(Case::all(Some(Mode::LeaksFork), None, Role::Agent).len(), 1);
         assert_eq!(Case::all(None, Some(Backend::Perf), Role::Agent).len(), 6);

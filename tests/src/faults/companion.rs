@@ -1,5 +1,5 @@
-//! Programs that start continuously while heapbpf waits for programs of their name: each is held at its exec until its
-//! probes are attached, so a kill can hit heapbpf while it holds one.
+//! Programs that are started continuously while heapbpf waits for programs of their name: each is stopped at its exec until its
+//! probes are attached, so that kills hit heapbpf during that.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use super::aftermath::{Harm, Harms};
 use super::processes::{children, held_threads};
 use super::subject::Subject;
 
-/// Runs its first argument until it fails, or until the file named by its second argument exists.
+/// Runs the first argument until it fails, or until the file of the second argument exists.
 const SCRIPT: &str = r#"while [ ! -e "$2" ]; do "$1" once || exit 1; sleep 0.02; done"#;
-/// Timeout for the exit of the last program.
-const ENDS_WITHIN: Duration = Duration::from_secs(20);
+/// Timeout of the exit of the last program.
+const EXITS_WITHIN: Duration = Duration::from_secs(20);
 const POLL_PERIOD: Duration = Duration::from_millis(5);
 
 /// A shell that starts one program after the other. Killed when dropped.
@@ -26,10 +26,10 @@ pub(super) struct Companion {
 }
 
 impl Companion {
-    /// Starts runs of a target's program, which verify their memory and exit.
+    /// Starts runs of the target's program, which verify their memory and exit.
     pub(super) fn start(subject: &Subject) -> Self {
         let (stop, errors) = (subject.directory().join("stop"), subject.directory().join("companion"));
-        // Left by the previous kill.
+        // From the previous kill.
         let _ = std::fs::remove_file(&stop);
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT, "sh"]).arg(&subject.command_line()[0]).arg(&stop);
@@ -42,10 +42,10 @@ impl Companion {
         self.shell.id()
     }
 
-    /// Waits for the exit of the last program. None may have failed, or be held.
+    /// Waits for the exit of the last program. None may fail or remain stopped.
     pub(super) fn finish(mut self) -> Harms {
         File::create(&self.stop).expect("the directory is ours");
-        let deadline = Instant::now() + ENDS_WITHIN;
+        let deadline = Instant::now() + EXITS_WITHIN;
         while Instant::now() < deadline {
             match self.shell.try_wait().expect("it is our child") {
                 Some(status) if status.success() => return Vec::new(),
@@ -57,18 +57,18 @@ impl Companion {
         let held: Vec<String> = programs.iter().flat_map(|&pid| held_threads(pid)).collect();
         programs.iter().for_each(|&pid| super::agent::send(pid, rustix::process::Signal::KILL));
         let harm = if held.is_empty() { Harm::Stalled } else { Harm::Held };
-        vec![(harm, format!("a program that started does not end: {}", held.join(", ")))]
+        vec![(harm, format!("a started program does not exit: {}", held.join(", ")))]
     }
 
     fn failure(&self, status: ExitStatus) -> String {
         let errors = std::fs::read_to_string(&self.errors).unwrap_or_default();
-        format!("a program that started has failed ({status}): {}", errors.trim())
+        format!("a started program has failed ({status}): {}", errors.trim())
     }
 }
 
 impl Drop for Companion {
     fn drop(&mut self) {
-        // It has usually exited already.
+        // It has usually exited.
         let _ = self.shell.kill();
         let _ = self.shell.wait();
     }

@@ -1,4 +1,4 @@
-//! One kill: starts heapbpf, waits for the time, kills the process, and examines the aftermath.
+//! Performs a kill: starts heapbpf, waits for the point in time, kills the process, and finds harm.
 
 use std::collections::HashMap;
 use std::process::ExitStatus;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::aftermath::{Harm, Harms, await_processes, examine, files};
 use super::agent::{Agent, send};
-use super::case::{Backend, Case, Mode, Moment, Role};
+use super::case::{Backend, Case, KillTime, Mode, Role};
 use super::companion::Companion;
 use super::kernel_log::KernelLog;
 use super::plan::Plan;
@@ -18,52 +18,51 @@ use super::processes::{self, orphans};
 use super::random::Random;
 use super::subject::Subject;
 
-/// Minimum range of start-up kills, however fast a machine attaches.
+/// Minimum range of kills during start-up, for machines that attach fast.
 const START_WITHIN: Duration = Duration::from_millis(300);
-/// Range of steady-state kills after attaching, and of detach kills after SIGINT.
+/// Maximum delay of kills after attaching, and after SIGINT.
 const STEADY_WITHIN: Duration = Duration::from_millis(300);
 const DETACH_WITHIN: Duration = Duration::from_millis(150);
-/// Maximum range of kills after names are first needed, which starts the symbolizer; shorter on fast machines.
-const NAMED_WITHIN: Duration = Duration::from_millis(20);
-/// Time from attaching to SIGINT.
+/// Maximum delay of kills after the start of the symbolizer; less where it is faster.
+const SYMBOLIZER_WITHIN: Duration = Duration::from_millis(20);
+/// From attaching to SIGINT.
 const RECORDED_FOR: Duration = Duration::from_millis(30);
-/// Time from the exit of the symbolizer or target to SIGINT, if heapbpf continues.
-const GOES_ON_FOR: Duration = Duration::from_millis(200);
-/// Maximum time until heapbpf exits after its keeper.
-const KEEPER_ENDS_WITHIN: Duration = Duration::from_secs(10);
-/// Timeout until heapbpf exits otherwise, and until a process of a role exists.
-const ENDS_WITHIN: Duration = Duration::from_secs(60);
+/// From the kill of symbolizer or target to SIGINT, where heapbpf continues.
+const CONTINUES_FOR: Duration = Duration::from_millis(200);
+/// Timeout of the exit of heapbpf after a kill of its keeper.
+const KEEPER_EXIT_WITHIN: Duration = Duration::from_secs(10);
+/// Timeout of other exits of heapbpf, and of the start of a process of a role.
+const EXITS_WITHIN: Duration = Duration::from_secs(60);
 const POLL_PERIOD: Duration = Duration::from_micros(200);
-/// Timeout from attaching until a process of a role exists: the symbolizer starts after detaching, which takes seconds
-/// with perf events.
+/// From attaching until a process of a role exists: the symbolizer starts after detaching, which takes seconds with perf events.
 const APPEARS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Result of a kill.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    pub(super) moment: Moment,
+    pub(super) time: KillTime,
     pub(super) harms: Harms,
-    /// Time from the kill until everything was examined.
+    /// From the kill to the end of the examination.
     pub(super) settled: Duration,
 }
 
-/// Makes kills one after the other, with one target as long as possible.
+/// Performs kills one after the other, with the same target as long as it is unharmed.
 pub(super) struct Injector {
     random: Random,
-    at: Option<Moment>,
+    at: Option<KillTime>,
     log: KernelLog,
     /// Shared by all runs.
     cache: TempDir,
     subject: Option<Subject>,
-    /// Duration of the symbolizer, as far as measured.
-    naming: Duration,
-    /// Duration of start-up, as far as measured.
+    /// Estimated run time of the symbolizer.
+    symbolizing: Duration,
+    /// Measured durations of start-up.
     start_up: HashMap<(Mode, Backend), Duration>,
 }
 
 impl Injector {
     pub(super) fn new(plan: &Plan) -> Self {
-        // Makes this process the parent of orphans, so that it can find and reap them.
+        // Orphans of killed processes become children of this process.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).expect("Linux 3.4 has it");
         Self {
             random: Random::new(plan.seed() ^ 0x5eed),
@@ -71,98 +70,101 @@ impl Injector {
             log: KernelLog::open(),
             cache: tempfile::tempdir().expect("there is a directory for temporary files"),
             subject: None,
-            naming: NAMED_WITHIN,
+            symbolizing: SYMBOLIZER_WITHIN,
             start_up: HashMap::new(),
         }
     }
 
-    /// Makes one kill; `None` if heapbpf had exited by itself before.
+    /// Performs a kill; `None` when heapbpf had exited before.
     pub(super) fn inject(&mut self, case: Case) -> Option<Outcome> {
-        let moment = self.at.unwrap_or_else(|| self.random_time(case));
+        let time = self.at.unwrap_or_else(|| self.random_time(case));
         let subject = self.subject.take().filter(|_| case.mode != Mode::Launch);
         let start = || if case.mode == Mode::Launch { Subject::prepare() } else { Subject::start() };
         let mut subject = subject.unwrap_or_else(start);
         let arguments = case.arguments(subject.pid(), &subject.command_line());
         let mut agent = Agent::start(case, &arguments, self.cache.path(), subject.progress().duplicate());
         let companion = (case.mode == Mode::Cmdline).then(|| Companion::start(&subject));
-        let Some(victim) = self.await_time(case, moment, &mut agent, &subject) else {
-            return self.missed(case, moment, &mut agent, subject);
+        let Some(victim) = self.await_kill_time(case, time, &mut agent, &subject) else {
+            return self.missed(case, time, &mut agent, subject);
         };
         if case.role == Role::Symbolizer {
-            self.naming = NAMED_WITHIN.min(self.naming * 3 / 2);
+            self.symbolizing = SYMBOLIZER_WITHIN.min(self.symbolizing * 3 / 2);
         }
         let threads = agent.threads();
         let killed = Instant::now();
         send(victim, Signal::KILL);
         let mut harms = match case.role {
             Role::Agent => after_agent(&mut agent),
-            Role::Keeper => after_keeper(&mut agent, case, moment, &subject),
-            Role::Symbolizer => after_symbolizer(&mut agent, case, moment, &subject),
-            Role::Target => after_target(&mut agent, case, moment),
+            Role::Keeper => after_keeper(&mut agent, case, time, &subject),
+            Role::Symbolizer => after_symbolizer(&mut agent, case, time, &subject),
+            Role::Target => after_target(&mut agent, case, time),
         };
-        // Processes started later are its children.
+        // Processes that were started since are children of these.
         let own = subject.pid().max(subject.progress().announced().unwrap_or(0));
         let known: Vec<u32> = companion.as_ref().map(Companion::pid).into_iter().chain([own]).collect();
         harms.extend(await_processes(&known));
         harms.extend(files(&agent));
         if case.role != Role::Target {
-            harms.extend(examine_subject(&mut subject, case, moment));
+            harms.extend(examine_subject(&mut subject, case, time));
         }
         harms.extend(companion.map(Companion::finish).unwrap_or_default());
-        // A killed keeper leaks the link that it is closing; another keeper removes the breakpoint before heapbpf
-        // exits.
+        // A killed keeper leaks the link that it is closing; another keeper removes the breakpoint before heapbpf exits.
         let leaks = if case.role == Role::Keeper { Vec::new() } else { self.log.leaks_of(&threads) };
         harms.extend(leaks.first().map(|line| (Harm::KernelLog, format!("{} lines: {line}", leaks.len()))));
         if harms.is_empty() && case.mode != Mode::Launch && case.role != Role::Target {
             self.subject = Some(subject);
         }
-        Some(Outcome { moment, harms, settled: killed.elapsed() })
+        Some(Outcome { time, harms, settled: killed.elapsed() })
     }
 
-    /// Ends the last target, which must have worked correctly to its exit.
+    /// Stops the last target, which must exit without an error.
+    ///
+    /// # Panics
+    ///
+    /// When it exits with an error.
     pub(super) fn finish(&mut self) {
         if let Some(mut subject) = self.subject.take() {
             subject.stop().unwrap_or_else(|error| panic!("after all kills: {error}"));
         }
     }
 
-    /// Chooses a random time: half of them while heapbpf starts and attaches, the others while it records and detaches.
-    fn random_time(&mut self, case: Case) -> Moment {
+    /// A random point in time: half of them during start-up and attaching, the others during recording and detaching.
+    fn random_time(&mut self, case: Case) -> KillTime {
         let known = self.start_up.get(&(case.mode, case.backend)).copied();
         if case.role == Role::Symbolizer {
-            return Moment::Detach(self.random.duration(self.naming));
+            return KillTime::Detach(self.random.duration(self.symbolizing));
         }
         if case.mode.is_one_shot() {
             let life = known.unwrap_or(START_WITHIN);
             // The keeper starts late and exits early.
-            return Moment::Start(self.random.duration(if case.role == Role::Keeper { life / 8 } else { life }));
+            return KillTime::Start(self.random.duration(if case.role == Role::Keeper { life / 8 } else { life }));
         }
         match self.random.below(4) {
             0 | 1 => {
                 let known = known.or_else(|| self.start_up.values().max().copied()).unwrap_or_default();
-                Moment::Start(self.random.duration(START_WITHIN.max(known + known / 4)))
+                KillTime::Start(self.random.duration(START_WITHIN.max(known + known / 4)))
             }
-            2 => Moment::Steady(self.random.duration(STEADY_WITHIN)),
-            _ => Moment::Detach(self.random.duration(DETACH_WITHIN)),
+            2 => KillTime::Steady(self.random.duration(STEADY_WITHIN)),
+            _ => KillTime::Detach(self.random.duration(DETACH_WITHIN)),
         }
     }
 
-    /// Waits until the time, and returns the process to kill.
-    fn await_time(&mut self, case: Case, moment: Moment, agent: &mut Agent, subject: &Subject) -> Option<u32> {
+    /// Waits until the time of the kill, and returns the process.
+    fn await_kill_time(&mut self, case: Case, time: KillTime, agent: &mut Agent, subject: &Subject) -> Option<u32> {
         let find = |agent: &Agent| match case.role {
             Role::Target if case.mode == Mode::Launch => launched(agent, subject),
             Role::Target => Some(subject.pid()),
             role => agent.process(role),
         };
-        match moment {
-            Moment::Start(after) => {
+        match time {
+            KillTime::Start(after) => {
                 let from = if find(agent).is_some() { agent.started() } else { appearance(agent, &find)? };
                 sleep_until(from + after);
             }
-            Moment::Steady(after) | Moment::Detach(after) => {
+            KillTime::Steady(after) | KillTime::Detach(after) => {
                 let start_up = agent.wait_until_ready()?;
                 self.start_up.insert((case.mode, case.backend), start_up);
-                if matches!(moment, Moment::Detach(_)) {
+                if matches!(time, KillTime::Detach(_)) {
                     thread::sleep(RECORDED_FOR);
                     end_recording(agent, case, subject);
                 }
@@ -175,47 +177,47 @@ impl Injector {
         if agent.ended().is_some() { None } else { find(agent) }
     }
 
-    /// Cleans up after a run without a process to kill. That is a fault if the role must exist.
-    fn missed(&mut self, case: Case, moment: Moment, agent: &mut Agent, mut subject: Subject) -> Option<Outcome> {
+    /// Cleans up after a run without a process to kill. That is a fault if the role should exist.
+    fn missed(&mut self, case: Case, time: KillTime, agent: &mut Agent, mut subject: Subject) -> Option<Outcome> {
         let lived = agent.started().elapsed();
         if case.role == Role::Symbolizer {
-            self.naming = (self.naming / 2).max(NAMED_WITHIN / 100);
+            self.symbolizing = (self.symbolizing / 2).max(SYMBOLIZER_WITHIN / 100);
         }
         if case.mode.is_one_shot() {
             self.start_up.insert((case.mode, case.backend), lived);
         }
-        // It may have exited while heapbpf detaches.
+        // It may have exited while heapbpf detached.
         let lacks_role = matches!(case.role, Role::Keeper | Role::Symbolizer)
-            && !matches!(moment, Moment::Detach(_))
+            && !matches!(time, KillTime::Detach(_))
             && agent.ended().is_none();
         let is_late = agent.ended().is_none() && !agent.is_ready();
         end_recording(agent, case, &subject);
-        let status = agent.wait(ENDS_WITHIN);
+        let status = agent.wait(EXITS_WITHIN);
         if case.mode == Mode::Launch {
-            // Its exit is irrelevant here.
+            // Its exit is not checked.
             subject.progress().announced().into_iter().for_each(|pid| subject.adopt(pid));
         } else {
             self.subject = Some(subject);
         }
         let fault = match status {
-            None => format!("heapbpf does not end: {}", agent.stderr()),
+            None => format!("heapbpf does not exit: {}", agent.stderr()),
             Some(_) if is_late => format!("no probes after {} s: {}", lived.as_secs(), agent.stderr()),
-            Some(_) if lacks_role => format!("heapbpf has no process that is the {}", case.role),
-            Some(status) if is_failure(status) => format!("heapbpf ended: {status}: {}", agent.stderr()),
+            Some(_) if lacks_role => format!("heapbpf has no process of the role {}", case.role),
+            Some(status) if is_failure(status) => format!("heapbpf exited: {status}: {}", agent.stderr()),
             Some(_) => return None,
         };
-        Some(Outcome { moment, harms: vec![(Harm::Ending, fault)], settled: Duration::ZERO })
+        Some(Outcome { time, harms: vec![(Harm::Ending, fault)], settled: Duration::ZERO })
     }
 }
 
-/// Whether it failed without being killed.
+/// Whether heapbpf failed without having been killed.
 fn is_failure(status: ExitStatus) -> bool {
     !matches!(status.code(), Some(0 | 3 | 4 | 130))
 }
 
-/// Waits until a process exists, up to a limit after attaching.
+/// Waits until a process exists, for a limited time after attaching.
 fn appearance(agent: &mut Agent, find: &impl Fn(&Agent) -> Option<u32>) -> Option<Instant> {
-    let mut deadline = Instant::now() + ENDS_WITHIN;
+    let mut deadline = Instant::now() + EXITS_WITHIN;
     let mut was_ready = false;
     while Instant::now() < deadline {
         if agent.ended().is_some() {
@@ -233,7 +235,7 @@ fn appearance(agent: &mut Agent, find: &impl Fn(&Agent) -> Option<u32>) -> Optio
     None
 }
 
-/// Returns the process started by heapbpf.
+/// The process that heapbpf has started.
 fn launched(agent: &Agent, subject: &Subject) -> Option<u32> {
     subject
         .progress()
@@ -241,7 +243,7 @@ fn launched(agent: &Agent, subject: &Subject) -> Option<u32> {
         .or_else(|| processes::family(agent.pid()).into_iter().find(|&pid| subject.is_process(pid)))
 }
 
-/// Sends Ctrl-C, unless it would reach the command too: then the command exits.
+/// Sends Ctrl-C, except in launch mode, where the command would receive it, too: there the command exits.
 fn end_recording(agent: &mut Agent, case: Case, subject: &Subject) {
     if case.mode == Mode::Launch {
         subject.request_stop();
@@ -250,7 +252,7 @@ fn end_recording(agent: &mut Agent, case: Case, subject: &Subject) {
     }
 }
 
-/// Sleeps, and spins at the end: the scheduler is not that exact.
+/// Sleeps, and spins for the last 150 µs: the scheduler is not precise enough.
 fn sleep_until(time: Instant) {
     let left = time.saturating_duration_since(Instant::now());
     thread::sleep(left.saturating_sub(Duration::from_micros(150)));
@@ -260,24 +262,24 @@ fn sleep_until(time: Instant) {
 }
 
 fn after_agent(agent: &mut Agent) -> Harms {
-    if agent.wait(ENDS_WITHIN).is_some() {
+    if agent.wait(EXITS_WITHIN).is_some() {
         return Vec::new();
     }
-    vec![(Harm::Ending, "heapbpf does not end after SIGKILL".to_owned())]
+    vec![(Harm::Ending, "heapbpf does not exit after SIGKILL".to_owned())]
 }
 
-/// It must detect and report the kill, and write its report.
-fn after_keeper(agent: &mut Agent, case: Case, moment: Moment, subject: &Subject) -> Harms {
+/// heapbpf must report the exit of the keeper, and write its output.
+fn after_keeper(agent: &mut Agent, case: Case, time: KillTime, subject: &Subject) -> Harms {
     let was_ready = agent.is_ready();
-    // It may have completed its work.
-    let is_late = matches!(moment, Moment::Detach(_)) || case.mode.is_one_shot();
+    // The keeper may have completed its work.
+    let is_late = matches!(time, KillTime::Detach(_)) || case.mode.is_one_shot();
     if case.mode == Mode::Launch {
-        // It still waits for its command, whose exit code it returns.
-        thread::sleep(GOES_ON_FOR);
+        // heapbpf waits for its command, whose exit code it returns.
+        thread::sleep(CONTINUES_FOR);
         subject.request_stop();
     }
-    let Some(status) = agent.wait(KEEPER_ENDS_WITHIN) else {
-        return vec![(Harm::Ending, "heapbpf goes on without its keeper".to_owned())];
+    let Some(status) = agent.wait(KEEPER_EXIT_WITHIN) else {
+        return vec![(Harm::Ending, "heapbpf continues without its keeper".to_owned())];
     };
     let stderr = agent.stderr();
     let is_named = stderr.contains("keeper");
@@ -285,30 +287,33 @@ fn after_keeper(agent: &mut Agent, case: Case, moment: Moment, subject: &Subject
         Some(0) if is_late => agent.output_fault(),
         Some(4) if is_late && case.mode.is_leaks() => agent.output_fault(),
         Some(0) if case.mode == Mode::Launch && is_named => agent.output_fault(),
-        Some(3) if !is_named && !is_late => Some(format!("no word about it: {stderr}")),
+        Some(3) if !is_named && !is_late => Some(format!("no message about it: {stderr}")),
         Some(3) => agent.output_fault(),
-        // Without a keeper, no process can be stopped for a heap snapshot.
+        // Without a keeper no process can be stopped for a heap snapshot.
         Some(1) if (!was_ready || case.mode.is_leaks()) && is_named => None,
         _ => Some(format!("{status}: {stderr}")),
     };
     fault.map(|fault| (Harm::Ending, fault)).into_iter().collect()
 }
 
-/// It must continue, and write its report at the end.
-fn after_symbolizer(agent: &mut Agent, case: Case, moment: Moment, subject: &Subject) -> Harms {
-    if !case.mode.is_one_shot() && !matches!(moment, Moment::Detach(_)) {
-        // SIGINT before probes are attached would end it without a report.
+/// heapbpf must continue, and write its report when it is interrupted.
+fn after_symbolizer(agent: &mut Agent, case: Case, time: KillTime, subject: &Subject) -> Harms {
+    if !case.mode.is_one_shot() && !matches!(time, KillTime::Detach(_)) {
+        // SIGINT before probes are attached stops heapbpf without a report.
         if agent.wait_until_ready().is_none() {
-            return vec![(Harm::Ending, format!("heapbpf ended without its symbolizer: {}", agent.stderr()))];
+            return vec![(Harm::Ending, format!("heapbpf exited without its symbolizer: {}", agent.stderr()))];
         }
-        thread::sleep(GOES_ON_FOR);
+        thread::sleep(CONTINUES_FOR);
         if let Some(status) = agent.ended() {
-            return vec![(Harm::Ending, format!("heapbpf ended without its symbolizer: {status}: {}", agent.stderr()))];
+            return vec![(
+                Harm::Ending,
+                format!("heapbpf exited without its symbolizer: {status}: {}", agent.stderr()),
+            )];
         }
         end_recording(agent, case, subject);
     }
-    let fault = match agent.wait(ENDS_WITHIN) {
-        None => Some("heapbpf does not end".to_owned()),
+    let fault = match agent.wait(EXITS_WITHIN) {
+        None => Some("heapbpf does not exit".to_owned()),
         Some(status) if matches!(status.code(), Some(0 | 3)) => agent.output_fault(),
         Some(status) if status.code() == Some(4) && case.mode.is_leaks() => agent.output_fault(),
         Some(status) => Some(format!("{status}: {}", agent.stderr())),
@@ -316,25 +321,25 @@ fn after_symbolizer(agent: &mut Agent, case: Case, moment: Moment, subject: &Sub
     fault.map(|fault| (Harm::Ending, fault)).into_iter().collect()
 }
 
-/// It must write its report, or an error with the reason why there is none.
-fn after_target(agent: &mut Agent, case: Case, moment: Moment) -> Harms {
+/// heapbpf must write its report, or print the reason for not writing one.
+fn after_target(agent: &mut Agent, case: Case, time: KillTime) -> Harms {
     let was_ready = agent.is_ready();
     if case.mode == Mode::Cmdline {
-        // It waits for other programs with that name.
+        // heapbpf waits for other programs of that name.
         if agent.wait_until_ready().is_some() {
-            thread::sleep(GOES_ON_FOR);
+            thread::sleep(CONTINUES_FOR);
         }
         agent.signal(Signal::INT);
     }
-    let status = agent.wait(ENDS_WITHIN);
+    let status = agent.wait(EXITS_WITHIN);
     let stderr = agent.stderr();
     let is_explained = stderr.contains("error: ");
     let fault = match status.and_then(|status| status.code()) {
-        None => Some(format!("heapbpf does not end, or by a signal ({status:?}): {stderr}")),
-        // As a shell reports a killed program.
+        None => Some(format!("heapbpf does not exit, or by a signal ({status:?}): {stderr}")),
+        // Like a shell, for a killed program.
         Some(137) if case.mode == Mode::Launch => None,
-        // It was requested to exit, and may have done so before the kill.
-        Some(0) if case.mode == Mode::Launch && matches!(moment, Moment::Detach(_)) => agent.output_fault(),
+        // The target may have exited on request before the kill.
+        Some(0) if case.mode == Mode::Launch && matches!(time, KillTime::Detach(_)) => agent.output_fault(),
         Some(0 | 3) if case.mode != Mode::Launch => agent.output_fault(),
         Some(4) if case.mode.is_leaks() => agent.output_fault(),
         Some(130) if case.mode == Mode::Cmdline && !was_ready => None,
@@ -345,7 +350,7 @@ fn after_target(agent: &mut Agent, case: Case, moment: Moment) -> Harms {
 }
 
 /// Examines the target.
-fn examine_subject(subject: &mut Subject, case: Case, moment: Moment) -> Harms {
+fn examine_subject(subject: &mut Subject, case: Case, time: KillTime) -> Harms {
     if case.mode == Mode::Launch {
         match await_launched(subject) {
             Ok(true) => {}
@@ -353,7 +358,7 @@ fn examine_subject(subject: &mut Subject, case: Case, moment: Moment) -> Harms {
             Err(error) => return vec![(Harm::Held, error)],
         }
     }
-    let was_stopped = case.mode == Mode::Launch && (matches!(moment, Moment::Detach(_)) || case.role != Role::Agent);
+    let was_stopped = case.mode == Mode::Launch && (matches!(time, KillTime::Detach(_)) || case.role != Role::Agent);
     if !was_stopped {
         let harms = examine(subject);
         if case.mode != Mode::Launch || !harms.is_empty() {
@@ -367,9 +372,9 @@ fn examine_subject(subject: &mut Subject, case: Case, moment: Moment) -> Harms {
     subject.stop().err().map(|error| (Harm::Died, error)).into_iter().collect()
 }
 
-/// Whether a command that heapbpf should launch runs. One killed before its first instruction need not.
+/// Whether the launched command runs. It need not when it was killed before its first instruction.
 fn await_launched(subject: &mut Subject) -> Result<bool, String> {
-    let deadline = Instant::now() + ENDS_WITHIN / 3;
+    let deadline = Instant::now() + EXITS_WITHIN / 3;
     loop {
         if let Some(pid) = subject.progress().announced() {
             subject.adopt(pid);

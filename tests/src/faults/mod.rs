@@ -1,5 +1,5 @@
-//! Fault injection: kills heapbpf's processes, or its target, at random times, and checks that nothing else is harmed.
-//! Treats heapbpf as a black box: processes, files and the kernel log.
+//! Fault injection: kills heapbpf's processes, or its target, at random points in time, and checks that nothing else is
+//! harmed: by processes, files and the kernel log, without knowledge of how heapbpf works.
 //!
 //! A run is configured by environment variables, which `cargo xtask faults` sets: see [`Plan::from_environment`].
 
@@ -23,21 +23,24 @@ use std::time::{Duration, Instant};
 
 use injection::Injector;
 
-/// Maximum number of consecutive attempts at a kill for which heapbpf had exited before.
+/// Maximum number of attempts at a kill before which heapbpf has exited.
 const MISSES_MAX: u32 = 8;
 
-/// Runs a plan and returns the counts. Progress and each fault are printed to standard error. Panics if the machine
-/// lacks a requirement.
+/// Runs a plan and returns the counts. Progress and each fault are printed to standard error.
+///
+/// # Panics
+///
+/// When a requirement of the run is missing.
 #[expect(clippy::print_stderr, reason = "a long run reports its progress, and each fault when it happens")]
 pub fn run(plan: &Plan) -> Tally {
     crate::kernel::require_root();
     eprintln!("faults: {} kills, seed {}", plan.kills(), plan.seed());
     let mut injector = Injector::new(plan);
     let mut tally = Tally::default();
-    let began = Instant::now();
+    let started = Instant::now();
     for (number, case) in plan.cases().into_iter().enumerate() {
-        if plan.time_max().is_some_and(|longest| began.elapsed() > longest) {
-            eprintln!("faults: ends after {number} kills: the time is up");
+        if plan.time_max().is_some_and(|longest| started.elapsed() > longest) {
+            eprintln!("faults: ends after {number} kills: time limit");
             break;
         }
         let mut misses = 0;
@@ -51,16 +54,16 @@ pub fn run(plan: &Plan) -> Tally {
             }
         };
         let Some(outcome) = outcome else {
-            eprintln!("faults: {number:4} {case}: given up, heapbpf ended before the kill {misses} times in a row");
+            eprintln!("faults: {number:4} {case}: given up, heapbpf exited before the kill {misses} times in a row");
             tally.miss();
             continue;
         };
         if outcome.harms.is_empty() {
-            eprintln!("faults: {number:4} {case} {}: unharmed after {} ms", outcome.moment, millis(outcome.settled));
+            eprintln!("faults: {number:4} {case} {}: unharmed after {} ms", outcome.time, millis(outcome.settled));
         } else {
-            eprintln!("faults: {number:4} {case} {}: HARMED (seed {})", outcome.moment, plan.seed());
+            eprintln!("faults: {number:4} {case} {}: HARMED (seed {})", outcome.time, plan.seed());
             outcome.harms.iter().for_each(|(harm, detail)| eprintln!("    {harm}: {detail}"));
-            eprintln!("    repeat: cargo xtask faults --kills 20 {} --at {}", case.options(), outcome.moment);
+            eprintln!("    repeat: cargo xtask faults --kills 20 {} --at {}", case.options(), outcome.time);
         }
         tally.add(case, &outcome);
     }

@@ -1,15 +1,15 @@
-//! Number and kinds of kills, from environment variables.
+//! The number of kills of each kind, from environment variables.
 
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::case::{Backend, Case, Mode, Moment, Role};
+use super::case::{Backend, Case, KillTime, Mode, Role};
 use super::random::Random;
 
-/// Defaults: number of kills, and time after which no more are made, so that a busy machine makes fewer.
+/// Number of kills of a run that is not configured, and its time limit, which reduces their number on a busy machine.
 const KILLS: usize = 60;
 const TIME_MAX: Duration = Duration::from_secs(90);
-/// Number of kills of a long run, by role.
+/// Kills of a long run, by role.
 const LONG: [(Role, usize); 4] =
     [(Role::Agent, 1000), (Role::Keeper, 200), (Role::Symbolizer, 200), (Role::Target, 100)];
 
@@ -20,13 +20,17 @@ pub struct Plan {
     mode: Option<Mode>,
     backend: Option<Backend>,
     counts: Vec<(Role, usize)>,
-    at: Option<Moment>,
+    at: Option<KillTime>,
     time_max: Option<Duration>,
 }
 
 impl Plan {
     /// Reads `HEAPBPF_FAULTS_KILLS`, `…_LONG`, `…_SEED`, `…_MODE`, `…_BACKEND`, `…_ROLE` and `…_AT`, which correspond to
     /// the options of `cargo xtask faults`.
+    ///
+    /// # Errors
+    ///
+    /// When one of them is invalid.
     pub fn from_environment() -> Result<Self, String> {
         let role: Option<Role> = variable("ROLE")?;
         let long = std::env::var_os("HEAPBPF_FAULTS_LONG").is_some();
@@ -39,7 +43,7 @@ impl Plan {
             (None, Some(role)) => vec![(role, KILLS)],
             (None, None) => shares(KILLS),
         };
-        // The time serves as a seed; the run prints it.
+        // The run prints its seed.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_secs());
         Ok(Self {
             seed: variable("SEED")?.unwrap_or(now),
@@ -51,34 +55,33 @@ impl Plan {
         })
     }
 
-    /// Total number of kills.
+    /// Number of kills.
     pub fn kills(&self) -> usize {
         self.counts.iter().map(|(_, kills)| kills).sum()
     }
 
-    /// Seed of the run, to repeat it.
+    /// The seed that repeats the run.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Maximum duration of all kills.
     pub(super) fn time_max(&self) -> Option<Duration> {
         self.time_max
     }
 
-    /// Time of all kills, if it is fixed.
-    pub(super) fn at(&self) -> Option<Moment> {
+    /// The point in time of all kills, if it is configured.
+    pub(super) fn at(&self) -> Option<KillTime> {
         self.at
     }
 
-    /// Returns all kills in random order. Each combination is equally frequent.
+    /// All kills in random order. Combinations are equally frequent.
     pub(super) fn cases(&self) -> Vec<Case> {
         let mut random = Random::new(self.seed);
         let mut cases = Vec::new();
         for &(role, kills) in &self.counts {
             let mut of_role = Case::all(self.mode, self.backend, role);
-            // A target whose keeper is killed while it is made to fork may crash (docs/leaks.md): long runs, and those
-            // that select it, count the crashes.
+            // A kill of the keeper during an injected fork may crash the target (docs/leaks.md): only long runs, and those that
+            // select it, include it.
             if self.time_max.is_some() && self.mode.is_none() {
                 of_role.retain(|case| (case.role, case.mode) != (Role::Keeper, Mode::LeaksFork));
             }
@@ -90,7 +93,7 @@ impl Plan {
     }
 }
 
-/// Distributes a total over the roles.
+/// Kills by role, from their total.
 fn shares(kills: usize) -> Vec<(Role, usize)> {
     let (keeper, symbolizer, target) = (kills * 2 / 15, kills / 10, kills / 15);
     vec![
@@ -112,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_combination_gets_its_share() {
+    fn combinations_are_equally_frequent() {
         assert_eq!(shares(60).iter().map(|(_, kills)| kills).sum::<usize>(), 60);
         let plan = Plan { seed: 1, mode: None, backend: None, counts: shares(60), at: None, time_max: None };
         let cases = plan.cases();

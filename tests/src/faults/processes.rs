@@ -1,21 +1,20 @@
-//! Processes in `/proc`: descendants, stopped and traced threads, orphans. Any process may exit at any time.
+//! Facts about processes in `/proc`: descendants, stopped and traced threads, and orphans. Any process may exit meanwhile.
 
 use std::fs;
 
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 
-/// Returns a process's `comm`.
 pub(super) fn comm(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
 }
 
-/// Returns a process's threads; none if it has exited.
+/// A process's threads; none when it has exited.
 pub(super) fn threads(pid: u32) -> Vec<u32> {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
     tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// Returns a process's children, including zombies.
+/// A process's children, zombies included.
 pub(super) fn children(pid: u32) -> Vec<u32> {
     let lists = threads(pid)
         .into_iter()
@@ -23,7 +22,7 @@ pub(super) fn children(pid: u32) -> Vec<u32> {
     lists.flat_map(|list| list.split_ascii_whitespace().filter_map(|it| it.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
-/// Returns a process and all its descendants.
+/// A process and all its descendants.
 pub(super) fn family(pid: u32) -> Vec<u32> {
     let mut family = vec![pid];
     let mut at = 0;
@@ -34,12 +33,12 @@ pub(super) fn family(pid: u32) -> Vec<u32> {
     family
 }
 
-/// Whether a process exists and is no zombie.
+/// Whether a process exists and is not a zombie.
 pub(super) fn is_alive(pid: u32) -> bool {
     field(&format!("/proc/{pid}/status"), "State:").is_some_and(|state| !state.starts_with(['Z', 'X']))
 }
 
-/// Returns the stopped and traced threads of a process, with their states.
+/// Threads of a process that are stopped or traced, with their states.
 pub(super) fn held_threads(pid: u32) -> Vec<String> {
     let held = |thread: u32| {
         let path = format!("/proc/{pid}/task/{thread}/status");
@@ -55,20 +54,20 @@ fn field(path: &str, name: &str) -> Option<String> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim().to_owned())
 }
 
-/// Returns the exit status of a child of this process; `None` while it runs, or if it is no child.
+/// Exit status of a child of this process; `None` while it runs, or if it is not a child.
 pub(super) fn reap(pid: u32) -> Option<WaitStatus> {
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     waitpid(Some(pid), WaitOptions::NOHANG).ok().flatten().map(|(_, status)| status)
 }
 
-/// Returns the processes reparented to this one, except `known`. Reaps zombies.
+/// Processes that became children of this one because their parents exited, without those of `known`. Reaps zombies.
 pub(super) fn orphans(known: &[u32]) -> Vec<u32> {
     let children = children(std::process::id()).into_iter().filter(|pid| !known.contains(pid));
     children.filter(|&pid| is_alive(pid) || reap(pid).is_none() && is_alive(pid)).collect()
 }
 
-/// Whether another profiler on this machine records every process: its probes are in our target too.
-pub(super) fn somebody_profiles_all() -> bool {
+/// Whether another heapbpf on this machine profiles all processes, and has probes in the target, too.
+pub(super) fn another_profiles_all() -> bool {
     let Ok(processes) = fs::read_dir("/proc") else { return false };
     let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     pids.filter(|&pid| comm(pid).is_some_and(|name| name == "heapbpf")).any(|pid| {

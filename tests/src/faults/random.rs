@@ -1,8 +1,7 @@
-//! A seeded generator of random numbers (SplitMix64): a run can be repeated from its seed.
+//! A seeded generator of random numbers (SplitMix64), so that a run can be repeated.
 
 use std::time::Duration;
 
-/// State of the generator.
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
@@ -24,7 +23,7 @@ impl Random {
         self.next() % bound.max(1)
     }
 
-    /// Uniform between 0 and `longest`, in microseconds.
+    /// Uniform below `longest`, in microseconds.
     pub(super) fn duration(&mut self, longest: Duration) -> Duration {
         Duration::from_micros(self.below(u64::try_from(longest.as_micros()).unwrap_or(u64::MAX)))
     }
@@ -43,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_determines_the_order() {
+    fn equal_seeds_give_equal_orders() {
         let order = |seed| {
             let mut list: Vec<u32> = (0..20).collect();
             Random::new(seed).shuffle(&mut list);

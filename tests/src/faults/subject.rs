@@ -1,5 +1,5 @@
-//! The target of fault injection: `targets/fault_target.cpp` with private copies of its libraries, so that breakpoints
-//! are not shared with other programs.
+//! The target of fault injection: `targets/fault_target.cpp` with private copies of its libraries: its breakpoints are in no
+//! other program, and vice versa.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -16,11 +16,11 @@ use tempfile::TempDir;
 use super::processes;
 use crate::recipe::Recipe;
 
-/// Timeout until all threads run, until each has completed a round, and until all have exited.
+/// Timeout of the start, of a round of all threads, and of the exit.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 const POLL_PERIOD: Duration = Duration::from_millis(2);
 
-/// Size and layout of the progress file: see the target.
+/// The size of the progress file, and the indices of its numbers: see the target.
 const PROGRESS_BYTES: usize = 4096;
 const PROCESS: u64 = 0;
 const STOP: u64 = 1;
@@ -34,13 +34,13 @@ pub(super) struct Subject {
     program: PathBuf,
     progress: Progress,
     pid: u32,
-    /// Whether this process started it.
+    /// If this process started it.
     child: Option<Child>,
     status: Option<ExitStatus>,
 }
 
 impl Subject {
-    /// Builds the target and copies its files.
+    /// Builds the target, and copies its files.
     pub(super) fn prepare() -> Self {
         let directory = tempfile::tempdir().expect("there is a directory for temporary files");
         let place = directory.path();
@@ -58,7 +58,7 @@ impl Subject {
         Self { directory, program, progress, pid: 0, child: None, status: None }
     }
 
-    /// Starts the target.
+    /// A running target.
     pub(super) fn start() -> Self {
         let mut subject = Self::prepare();
         let words = subject.command_line();
@@ -93,17 +93,16 @@ impl Subject {
         processes::comm(pid).is_some_and(|comm| Some(comm.as_str()) == name)
     }
 
-    /// Its progress file.
     pub(super) fn progress(&self) -> &Progress {
         &self.progress
     }
 
-    /// Adopts a process started by heapbpf: it becomes a child of this process when heapbpf has exited.
+    /// Takes over a process that heapbpf started, which becomes a child of this process when heapbpf exits.
     pub(super) fn adopt(&mut self, pid: u32) {
         self.pid = pid;
     }
 
-    /// Its exit status. A process started by heapbpf counts as running until heapbpf has exited.
+    /// Its exit status. A process that heapbpf started counts as running until heapbpf exits.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = match &mut self.child {
@@ -114,7 +113,7 @@ impl Subject {
         self.status
     }
 
-    /// Waits until each thread has completed two more rounds; otherwise, returns the stuck threads.
+    /// Waits until each thread has completed two more rounds; the error lists threads that have not.
     pub(super) fn make_progress(&mut self) -> Result<(), String> {
         let before = self.progress.rounds();
         let deadline = Instant::now() + ANSWERS_WITHIN;
@@ -132,7 +131,7 @@ impl Subject {
                 return Ok(());
             }
             if let Some(status) = self.ended() {
-                return Err(format!("the target ended: {status}: {}", self.complaint()));
+                return Err(format!("the target exited: {status}: {}", self.errors()));
             }
             if Instant::now() > deadline {
                 return Err(format!("threads {stuck:?} make no progress"));
@@ -141,26 +140,25 @@ impl Subject {
         }
     }
 
-    /// Requests its exit, without waiting.
+    /// Requests its exit without waiting.
     pub(super) fn request_stop(&self) {
         self.progress.0.write_all_at(&1_u64.to_ne_bytes(), STOP * 8).expect("the file is ours");
     }
 
-    /// Makes it exit; anything but exit code 0 is an error.
+    /// Requests its exit, which must be successful.
     pub(super) fn stop(&mut self) -> Result<(), String> {
         self.request_stop();
         let deadline = Instant::now() + ANSWERS_WITHIN;
         loop {
             match self.ended() {
                 Some(status) if status.success() => return Ok(()),
-                Some(status) => return Err(format!("the target ended: {status}: {}", self.complaint())),
-                None if Instant::now() > deadline => return Err("the target does not end".to_owned()),
+                Some(status) => return Err(format!("the target exited: {status}: {}", self.errors())),
+                None if Instant::now() > deadline => return Err("the target does not exit".to_owned()),
                 None => thread::sleep(POLL_PERIOD),
             }
         }
     }
 
-    /// Kills it.
     pub(super) fn kill(&self) {
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
             // It may have exited.
@@ -169,11 +167,11 @@ impl Subject {
     }
 
     /// Its standard error.
-    pub(super) fn complaint(&self) -> String {
+    pub(super) fn errors(&self) -> String {
         fs::read_to_string(self.directory.path().join("stderr")).unwrap_or_default().trim().to_owned()
     }
 
-    /// Directory of its private libraries.
+    /// Where its private libraries are.
     pub(super) fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -186,7 +184,7 @@ impl Drop for Subject {
             self.kill();
             thread::sleep(POLL_PERIOD);
         }
-        // Including zombies.
+        // Reaps a zombie.
         self.ended();
     }
 }
@@ -201,12 +199,11 @@ impl Progress {
         Self(File::options().read(true).write(true).open(path).expect("the directory is ours"))
     }
 
-    /// Opens the file again.
     pub(super) fn duplicate(&self) -> Self {
         Self(self.0.try_clone().expect("there are descriptors left"))
     }
 
-    /// Its PID, once all its threads run.
+    /// The process ID, once all its threads run.
     pub(super) fn announced(&self) -> Option<u32> {
         u32::try_from(self.number(PROCESS)).ok().filter(|&pid| pid != 0)
     }
@@ -222,7 +219,7 @@ impl Progress {
     }
 }
 
-/// Returns the libraries that a program loads, except the loader itself, which has its full path in the program.
+/// The libraries of a program, without the loader.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let output = Command::new("ldd").arg(program).output().expect("libc-bin has it");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -1,4 +1,4 @@
-//! Counts of a run, and their table.
+//! Counts the results of a run, and formats them as a table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -41,7 +41,7 @@ pub struct Tally {
 impl Tally {
     pub(super) fn add(&mut self, case: Case, outcome: &Outcome) {
         let mut row = Row { kills: 1, harmed: u64::from(!outcome.harms.is_empty()), by_harm: BTreeMap::new() };
-        // A kill counts once for each kind of damage.
+        // A kill counts once for each kind of harm.
         outcome.harms.iter().for_each(|(harm, _)| _ = row.by_harm.insert(*harm, 1));
         self.rows.entry(case).or_default().add(&row);
         if outcome.harms.is_empty() {
@@ -49,27 +49,27 @@ impl Tally {
         }
     }
 
-    /// Counts a kill that could not be made, because heapbpf always exited before.
+    /// Counts a kill that could not be performed, because heapbpf always exited before.
     pub(super) fn miss(&mut self) {
         self.missed += 1;
     }
 
-    /// Returns the numbers of kills that were made, and that could not be made.
+    /// Numbers of performed kills, and of those that could not be performed.
     pub fn made_and_missed(&self) -> (u64, u64) {
         (self.rows.values().map(|row| row.kills).sum(), self.missed)
     }
 
-    /// Returns the number of kills with damage.
+    /// Number of kills that did harm.
     pub fn harmed(&self) -> u64 {
         self.rows.values().map(|row| row.harmed).sum()
     }
 
-    /// Returns a table in Markdown, with a row for each mode, backend and role, and sums by role.
+    /// The counts as a table in Markdown, a row for each mode, backend and role, and sums by role.
     pub fn table(&self) -> String {
         self.table_of(true)
     }
 
-    /// Returns the sums by role as a table in Markdown.
+    /// The sums by role as a table in Markdown.
     pub fn summary(&self) -> String {
         self.table_of(false)
     }
@@ -93,7 +93,7 @@ impl Tally {
                 line(if each { &all } else { &all[2..] }, &sum);
             }
         }
-        let _ = writeln!(table, "\nKills that came too late every time, and were given up: {}.", self.missed);
+        let _ = writeln!(table, "\nKills that could not be performed because heapbpf had exited: {}.", self.missed);
         let _ = writeln!(table, "\nSlowest examination after a kill without harm: {} ms.", self.slowest.as_millis());
         table
     }
@@ -101,13 +101,13 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
-    use super::super::case::{Backend, Mode, Moment};
+    use super::super::case::{Backend, KillTime, Mode};
     use super::*;
 
     #[test]
     fn kills_are_counted_once_for_each_kind_of_harm() {
         let case = Case { mode: Mode::Exact, backend: Backend::Perf, role: Role::Agent };
-        let outcome = |harms| Outcome { moment: Moment::Start(Duration::ZERO), harms, settled: Duration::ZERO };
+        let outcome = |harms| Outcome { time: KillTime::Start(Duration::ZERO), harms, settled: Duration::ZERO };
         let mut tally = Tally::default();
         tally.add(case, &outcome(Vec::new()));
         let code = || (Harm::Breakpoints, String::new());

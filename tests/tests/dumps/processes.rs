@@ -86,7 +86,7 @@ fn old_blocks_are_reported_at_an_exec() {
         }
     }
     target.exec(&format!("exec {}", build("family.c").display()));
-    let again = format!("process {} (family) is watched", target.pid());
+    let again = format!("process {} (family) is being recorded", target.pid());
     session.wait_for(&again);
     dump(&mut session, number + 1);
     let _ = session.interrupt().expect_code(0);

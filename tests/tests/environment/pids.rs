@@ -141,7 +141,7 @@ fn a_pid_is_reused_by_another_matching_process() {
     first.work("keep 1000 25");
     first.exit(0);
     let mut second = start_as(pid, &named.program());
-    session.wait_for("is watched");
+    session.wait_for("is being recorded");
     second.work("keep 1000 3");
     assert_one_after_the_other(&finish(&heapbpf, session), pid, [25, 3]);
     second.assert_running();
@@ -161,7 +161,7 @@ fn a_pid_is_reused_before_the_exit_is_noticed() {
         first.exit(0);
         let mut second = start_as(pid, &named.program());
         session.resume();
-        session.wait_for("is watched");
+        session.wait_for("is being recorded");
         second.work("keep 1000 3");
         assert_one_after_the_other(&finish(&heapbpf, session), pid, [25, 3]);
         second.assert_running();
@@ -177,7 +177,7 @@ fn successive_execs_are_one_target() {
     // Each executes the next one before heapbpf inspects it.
     let mut target = Target::spawn(Command::new("env").arg("env").arg("env").arg(named.program()));
     session.resume();
-    session.wait_for("is watched");
+    session.wait_for("is being recorded");
     target.work("keep 1000 25");
     let report = finish(&heapbpf, session);
     let [process] = report.targets.as_slice() else { panic!("{:#?}", report.targets) };

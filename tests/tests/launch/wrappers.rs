@@ -17,7 +17,7 @@ fn check(how: &str) -> Process {
     let words: [OsString; 3] = [wrapper.into(), how.into(), build("launched.c").into()];
     let mut launched = Launched::start("-v", &words, &[]);
     // On a busy machine, the program may be ready before it is recorded.
-    wait_until("the target's probes", || text(&launched.file("stderr")).contains("(launched) is watched"));
+    wait_until("the target's probes", || text(&launched.file("stderr")).contains("(launched) is being recorded"));
     launched.target.work("keep 77 5");
     launched.target.exit(23);
     let mut report = launched.report();

@@ -90,7 +90,7 @@ fn a_forked_and_executed_child_has_its_own_profile() {
     target.exec("child");
     let child = target.child_pid();
     // The forked copy of the program before its exec has another name.
-    session.wait_for(&format!("process {child} (exe) is watched"));
+    session.wait_for(&format!("process {child} (exe) is being recorded"));
     let truth = target.work("fill");
     target.begin_exit(0);
     target.work("replace");
