@@ -1,9 +1,8 @@
-//! Numbered counters of the kernel side. A number is never reused; a retired one keeps its place.
+//! Numbered counters of the kernel side. A number is never reused.
 
-/// Defines [`Counter`] with its report name, so that neither can be forgotten.
 macro_rules! counters {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal;)*) => {
-        /// What the kernel side counts, by reason. The discriminant is the index into the per-CPU counter map.
+        /// Counters of the kernel side. The discriminant is the index into the per-CPU counter map.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u32)]
         pub enum Counter {
@@ -11,10 +10,10 @@ macro_rules! counters {
         }
 
         impl Counter {
-            /// All counters, in the order of their numbers.
+            /// All counters, by number.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The name used in reports.
+            /// Name in reports.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
@@ -25,56 +24,55 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Records put into the ring.
+    /// Records written to the ring buffer.
     Events = 0, "events";
-    /// A record found no room in the ring.
+    /// Records dropped because the ring buffer was full.
     RingFull = 1, "ring_full";
-    /// A sampled block could not be entered into the live set.
+    /// Sampled blocks dropped because the live set was full.
     LiveSetFull = 2, "live_set_full";
-    /// A hooked call could not be followed to its return.
+    /// Hooked calls not followed to their return.
     InflightFull = 3, "inflight_full";
-    /// A return was never seen: the call was left by `longjmp`, or its thread ended inside it.
+    /// Missed returns: the thread left the call by `longjmp`, or exited inside it.
     MissedReturn = 4, "missed_return";
-    /// A block appeared at an address that was still live: its free was not seen.
+    /// Blocks allocated at an address that was still live: its free was missed.
     MissedFree = 5, "missed_free";
-    /// A result could not be read from the target's memory (`posix_memalign`'s out-pointer).
+    /// Results that could not be read from the target's memory (`posix_memalign`'s out-pointer).
     ResultUnreadable = 6, "result_unreadable";
-    /// A call of a function that may throw was not followed to its return, because it asked for so much that it may.
+    /// Calls of functions that may throw, not followed to their return because of their size.
     MayThrow = 7, "may_throw";
-    /// A target forked, and the agent could not be told: the new process is not watched.
+    /// Forks of targets that could not be reported to the agent: the new process is not recorded.
     ForkMissed = 8, "fork_missed";
-    /// A process ran another program, and the agent could not be told.
+    /// Execs that could not be reported to the agent.
     ExecMissed = 9, "exec_missed";
-    /// A process found no room among the targets: its calls are not drawn, and processes that it forks are not watched. Of a
-    /// forked one that the agent then found room for, this counts too.
+    /// Processes not added because the map of targets was full: their calls are not sampled and their forks not followed.
+    /// Includes forks that the agent could add later.
     TargetsFull = 10, "targets_full";
-    /// The first copy of the program for execs was run.
+    /// Runs of the first copy of the program for execs.
     ExecRuns = 11, "exec_runs";
-    /// An exec was seen, by whichever copy of the program was the first to run.
+    /// Execs handled by any copy of the program.
     ExecsSeen = 12, "execs_seen";
-    /// A stack was taken and reached the thread's first frame.
+    /// The stack was unwound to the thread's first frame.
     StackComplete = 16, "complete";
-    /// A stack was deeper than [`STACK_FRAMES_MAX`](crate::limits::STACK_FRAMES_MAX).
+    /// The stack is deeper than [`STACK_FRAMES_MAX`](crate::limits::STACK_FRAMES_MAX).
     StackTruncated = 17, "truncated";
     /// A frame's memory could not be read.
     StackUnreadable = 18, "unreadable";
-    /// A frame pointer did not lead outwards: code without frame pointers.
+    /// A frame pointer did not point outwards: code without frame pointers.
     StackBrokenChain = 19, "broken_chain";
-    /// All scratch areas of the CPU were taken, so only the direct caller is known.
+    /// No scratch area was free, so only the direct caller is known.
     StackNoScratch = 20, "no_scratch";
-    /// A return address lies in no module that has a table.
+    /// A return address is in no module that has a table.
     StackMissingModule = 21, "missing_module";
-    /// A return address lies in a module's code that no unwind information covers.
+    /// A return address is in code without unwind information.
     StackNoRow = 22, "no_row";
-    /// A frame's unwind rule is one that the tables cannot express.
+    /// The tables cannot express the unwind rule of a frame.
     StackUnsupportedRule = 23, "unsupported_rule";
 }
 
 impl Counter {
-    /// Size of the counter map.
     pub const COUNT: u32 = 64;
 
-    /// Whether the counter says that events were lost, so that the profile is incomplete.
+    /// Whether the counter is of dropped events, so that the profile is incomplete.
     pub const fn is_loss(self) -> bool {
         matches!(
             self,
@@ -91,7 +89,7 @@ impl Counter {
         )
     }
 
-    /// Whether the counter tells how a stack ended.
+    /// Whether the counter is of stacks, by the reason for their end.
     pub const fn is_stack_end(self) -> bool {
         self as u32 >= Self::StackComplete as u32
     }

@@ -1,9 +1,9 @@
-//! Hooks as data: what one attached probe tells the kernel program that runs for it.
+//! Hooks as data: the attach cookie describes each probe to the kernel side.
 //!
-//! There is one kernel program per call shape. What differs between functions of one shape is packed into the 64-bit
-//! attach cookie (`bpf_get_attach_cookie`, Linux 5.15), so a new allocator is a table entry of the agent.
+//! What differs between hooked functions is packed into the 64-bit attach cookie (`bpf_get_attach_cookie`, Linux 5.15), so a
+//! new allocator is a table entry of the agent.
 
-/// How a function takes and gives blocks.
+/// What a function does with blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum CallShape {
@@ -15,25 +15,25 @@ pub enum CallShape {
     Realloc = 2,
     /// Takes a block.
     Free = 3,
-    /// Takes a block, changes its size where it is, and returns the size that it has then (`xallocx`).
+    /// Resizes a block in place and returns its new size (`xallocx`).
     Resize = 4,
-    /// Maps memory and returns where, or −1 (`mmap`). The count register holds the flags.
+    /// Maps memory and returns its start, or −1 (`mmap`). The count register holds the flags.
     Map = 5,
-    /// Takes a range of memory away (`munmap`): pointer and size.
+    /// Unmaps a range (`munmap`): pointer and size.
     Unmap = 6,
-    /// Maps a range of memory anew and returns where, or −1 (`mremap`): pointer, the new size, and as count the old size.
+    /// Moves or resizes a mapping and returns its start, or −1 (`mremap`): pointer, new size, and as count the old size.
     Remap = 7,
-    /// Moves the end of the data segment by a signed size, and returns where it was, or −1 (`sbrk`).
+    /// Moves the program break by a signed size and returns the previous one, or −1 (`sbrk`).
     Break = 8,
 }
 
 impl CallShape {
-    /// Whether the call's return has to be seen.
+    /// Whether the call's return must be handled.
     pub const fn allocates(self) -> bool {
         !matches!(self, Self::Free)
     }
 
-    /// The shape with this number; numbers that are none stand for the last one.
+    /// The shape with this number; invalid numbers give [`Break`](Self::Break).
     pub const fn from_number(number: u8) -> Self {
         match number {
             0 => Self::Alloc,
@@ -52,7 +52,6 @@ impl CallShape {
 /// A register at the probed instruction, by its number in x86-64 instruction encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-#[expect(missing_docs, reason = "the names are the registers' own")]
 pub enum Register {
     Rax = 0,
     Rcx = 1,
@@ -73,7 +72,7 @@ pub enum Register {
 }
 
 impl Register {
-    /// All registers, in the order of their numbers.
+    /// All registers, by number.
     pub const ALL: [Self; 16] = [
         Self::Rax,
         Self::Rcx,
@@ -97,17 +96,17 @@ impl Register {
     pub const ARGUMENTS: [Self; 6] = [Self::Rdi, Self::Rsi, Self::Rdx, Self::Rcx, Self::R8, Self::R9];
 
     /// The register with this number; only the low four bits count.
-    #[inline(always)]
+    /// The register with this number; only the low four bits are used.
     pub const fn from_number(number: u8) -> Self {
         Self::ALL[(number & 15) as usize]
     }
 }
 
-/// Where a hook's arguments are and what it belongs to. Packs into an attach cookie.
+/// Locations of a hook's arguments, and its properties. Packs into an attach cookie.
 ///
 /// ```text
-/// bit  0..4   register of the size            bit 16      there is a count
-///      4..8   register of a second factor         17      there is a pointer
+/// bit  0..4   register of the size            bit 16      has a count
+///      4..8   register of the count               17      has a pointer
 ///      8..12  register of a pointer               18      the size is rounded up to pages
 ///     12..16  shape                               19      the function may call other hooked functions
 ///     24..32  heap                                20      it may throw a C++ exception instead of returning
@@ -115,22 +114,21 @@ impl Register {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookCookie {
-    /// How the function takes and gives blocks.
     pub shape: CallShape,
-    /// Holds the requested size in bytes.
+    /// Requested size in bytes.
     pub size: Register,
-    /// Holds a second factor of the size (`calloc`, `reallocarray`).
+    /// Second factor of the size (`calloc`, `reallocarray`).
     pub count: Option<Register>,
-    /// Holds the old block (`realloc`, `free`) or the address that the result is stored at (`posix_memalign`).
+    /// The old block (`realloc`, `free`), or the address that the result is stored at (`posix_memalign`).
     pub pointer: Option<Register>,
     /// The allocator rounds the size up to whole pages (`pvalloc`).
     pub page_rounded: bool,
-    /// The function may call other hooked functions, so calls inside it must be recognised as nested.
+    /// The function may call other hooked functions, so nested calls must be recognised.
     pub delegates: bool,
-    /// The function may throw a C++ exception instead of returning (`operator new`). The unwinder does not get past a
-    /// return address that a probe has replaced, and ends the program.
+    /// The function may throw a C++ exception instead of returning (`operator new`). The C++ unwinder fails at a return address
+    /// that a probe has replaced, and terminates the program.
     pub may_throw: bool,
-    /// When it fails it has freed the old block (`reallocf`).
+    /// A failed call has freed the old block (`reallocf`).
     pub frees_on_failure: bool,
     /// Index of the heap in the session's list.
     pub heap: u8,
@@ -146,7 +144,6 @@ const MAY_THROW: u64 = 1 << 20;
 const FREES_ON_FAILURE: u64 = 1 << 21;
 
 impl HookCookie {
-    /// The cookie's 64 bits.
     pub const fn pack(self) -> u64 {
         let mut bits =
             self.size as u64 | (self.shape as u64) << 12 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
@@ -189,11 +186,10 @@ impl HookCookie {
     }
 }
 
-/// A packed cookie read field by field: the kernel side uses it so that no field is decoded that a program does not need.
+/// A packed cookie, read field by field: the kernel side decodes only the fields that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawCookie(pub u64);
 
-#[expect(missing_docs, reason = "each returns the field of `HookCookie` that it is named after")]
 #[expect(clippy::cast_possible_truncation, reason = "fields are cut out of the cookie by truncation")]
 impl RawCookie {
     #[inline(always)]
@@ -257,8 +253,8 @@ impl RawCookie {
     }
 }
 
-/// `a · b`, or `None` when it needs more than 64 bits. Written in halves, because BPF has no 128-bit product, which both
-/// `checked_mul` and the usual test by division compile to.
+/// `a · b`, or `None` if it overflows. Computed in halves, because BPF has no 128-bit product, which both `checked_mul` and
+/// the usual test by division compile to.
 #[inline(always)]
 pub const fn checked_product(a: u64, b: u64) -> Option<u64> {
     const LOW: u64 = 0xffff_ffff;
@@ -269,7 +265,7 @@ pub const fn checked_product(a: u64, b: u64) -> Option<u64> {
     if a_high != 0 && b_high != 0 {
         return None;
     }
-    // One of the high halves is 0, so this is a single product of two halves.
+    // One of the high halves is 0, so one product of two halves remains.
     let middle = a_high * (b & LOW) + (a & LOW) * b_high;
     if middle >> 32 != 0 {
         return None;
@@ -288,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn products_overflow_where_they_do() {
+    fn products_detect_overflow() {
         for (a, b) in [(0, u64::MAX), (1, u64::MAX), (2, u64::MAX), (1 << 32, 1 << 32), (1 << 32, (1 << 32) - 1)] {
             assert_eq!(checked_product(a, b), a.checked_mul(b), "{a} * {b}");
             assert_eq!(checked_product(b, a), b.checked_mul(a), "{b} * {a}");
@@ -297,7 +293,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn products_are_right(a: u64, b: u64, shift_a in 0u32..64, shift_b in 0u32..64) {
+        fn products_match_checked_mul(a: u64, b: u64, shift_a in 0u32..64, shift_b in 0u32..64) {
             let (a, b) = (a >> shift_a, b >> shift_b);
             prop_assert_eq!(checked_product(a, b), a.checked_mul(b));
         }

@@ -1,7 +1,7 @@
-//! Sampling intervals that fit into 20 bits.
+//! Sampling intervals in 20 bits.
 
-/// A mean distance between samples, in bytes: a number of at most 15 bits times a power of two. A live block carries the
-/// interval that it was sampled at, and twenty bits are what its 24 bytes have room for.
+/// A mean distance between samples in bytes: at most 15 bits times a power of two. A live block stores the interval that it
+/// was sampled at, and its 24 bytes leave twenty bits for it.
 ///
 /// ```text
 /// bit 0..15   mantissa        15..20   exponent
@@ -12,11 +12,10 @@ pub struct Interval(u32);
 const MANTISSA_BITS: u32 = 15;
 const MANTISSA_MASK: u32 = (1 << MANTISSA_BITS) - 1;
 
-/// Bits of a packed interval.
 pub const INTERVAL_BITS: u32 = 20;
 
 impl Interval {
-    /// Every allocation.
+    /// Samples every allocation.
     pub const EXACT: Self = Self(1);
 
     /// The nearest interval, at most 2^30 bytes. Exact below 32 KiB, for powers of two, and for a million; off by less
@@ -28,7 +27,7 @@ impl Interval {
         }
         let exponent = bits - MANTISSA_BITS;
         let rounded = (bytes as u64 + (1 << (exponent - 1))) >> exponent;
-        // Rounding up may need a bit more, and then it is a power of two.
+        // Rounding up to one more bit gives a power of two.
         if rounded > MANTISSA_MASK as u64 {
             return Self((exponent + 1) << MANTISSA_BITS | 1 << (MANTISSA_BITS - 1));
         }
@@ -37,19 +36,16 @@ impl Interval {
         Self(exponent << MANTISSA_BITS | mantissa)
     }
 
-    /// In bytes.
     #[inline(always)]
     pub const fn bytes(self) -> u32 {
         (self.0 & MANTISSA_MASK) << (self.0 >> MANTISSA_BITS & 31)
     }
 
-    /// The 20 bits.
     #[inline(always)]
     pub const fn code(self) -> u32 {
         self.0
     }
 
-    /// The interval with these bits.
     #[inline(always)]
     pub const fn from_code(code: u32) -> Self {
         Self(code & ((1 << INTERVAL_BITS) - 1))
@@ -62,7 +58,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn usual_intervals_are_exact() {
+    fn common_intervals_are_exact() {
         for bytes in [1, 2, 4096, 4099, 32_767, 512 << 10, 1_000_000, 1 << 30] {
             assert_eq!(Interval::nearest(bytes).bytes(), bytes);
         }

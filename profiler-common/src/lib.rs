@@ -1,8 +1,9 @@
-//! What the kernel side and the agent of heapbpf share, so that neither can drift from the other.
+//! Types and constants that the kernel side and the agent of heapbpf share.
 //!
-//! Nothing here allocates, does I/O or knows about maps; every function runs on the host as well, where it is tested.
+//! Nothing here allocates, does I/O or uses maps; every function also runs on the host, where it is tested.
 
 #![cfg_attr(not(any(test, feature = "user")), no_std)]
+#![allow(missing_docs, reason = "an internal crate: names that explain themselves have no docs")]
 
 pub mod counter;
 pub mod hook;

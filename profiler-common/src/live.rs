@@ -1,40 +1,38 @@
-//! The live set: every sampled block that has not been freed, as the kernel holds it.
+//! The live set: every sampled block that has not been freed, as the kernel stores it.
 
 use crate::interval::{INTERVAL_BITS, Interval};
-use crate::limits::LIVE_PLACES;
+use crate::limits::LIVE_COUNT_SLOTS;
 
 /// Key of the live set. 16 bytes, no padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct LiveKey {
-    /// The block's address in the target.
     pub address: u64,
-    /// The process, as the initial PID namespace numbers it.
+    /// Process id in the initial PID namespace.
     pub tgid: u32,
     /// Always 0, so that the key has one representation.
     pub reserved: u32,
 }
 
 impl LiveKey {
-    /// The key of the block at `address` in process `tgid`.
     #[inline(always)]
     pub const fn new(tgid: u32, address: u64) -> Self {
         Self { address, tgid, reserved: 0 }
     }
 
-    /// Where blocks with this key are counted, below [`LIVE_PLACES`](crate::limits::LIVE_PLACES).
+    /// Index of the count of live blocks with this key, below [`LIVE_COUNT_SLOTS`].
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "the shift leaves the bits of a place")]
-    pub const fn place(&self) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the shift leaves the bits of a slot")]
+    pub const fn count_slot(&self) -> u32 {
         // The golden ratio's bits, as in Knuth's multiplicative hashing (TAOCP 3, 6.4); processes often use the same
         // addresses.
         const RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
-        ((self.address ^ (self.tgid as u64) << 40).wrapping_mul(RATIO) >> (u64::BITS - LIVE_PLACES.ilog2())) as u32
+        ((self.address ^ (self.tgid as u64) << 40).wrapping_mul(RATIO) >> (u64::BITS - LIVE_COUNT_SLOTS.ilog2())) as u32
     }
 }
 
-/// What is known of a live block, in 24 bytes: with the key and the kernel's own 48 that is what fits into its slab of 96
-/// (`kernel/bpf/memalloc.c` adds 8), a quarter less than the next size.
+/// A live block in 24 bytes: with the key and the kernel's own 48 bytes, it fits the slab of 96 (`kernel/bpf/memalloc.c` adds
+/// 8), which is a quarter less than the next size.
 ///
 /// ```text
 /// time:  bit 0..56  microseconds of CLOCK_MONOTONIC     56..64  heap
@@ -52,11 +50,10 @@ const TIME_BITS: u32 = 56;
 const SIZE_BITS: u32 = 44;
 
 impl LiveBlock {
-    /// No block: what holds the place of one.
+    /// Placeholder for "no block".
     pub const NONE: Self = Self { stack_id: 0, time: 0, size: 0 };
 
-    /// A block of `size_bytes` that was made by this stack on this heap, sampled at this interval, at this time in
-    /// nanoseconds of `CLOCK_MONOTONIC`.
+    /// `time_ns` is in nanoseconds of `CLOCK_MONOTONIC`.
     #[inline(always)]
     pub const fn new(size_bytes: u64, time_ns: u64, stack_id: u64, interval: Interval, heap: u8) -> Self {
         const SIZE_MAX: u64 = (1 << SIZE_BITS) - 1;
@@ -68,49 +65,47 @@ impl LiveBlock {
         }
     }
 
-    /// Bytes that the target asked for.
+    /// Requested bytes.
     #[inline(always)]
     pub const fn size_bytes(&self) -> u64 {
         self.size & ((1 << SIZE_BITS) - 1)
     }
 
-    /// When the call returned, in nanoseconds of `CLOCK_MONOTONIC`, to the microsecond.
+    /// Time of the call's return, in nanoseconds of `CLOCK_MONOTONIC`, to the microsecond.
     #[inline(always)]
     pub const fn time_ns(&self) -> u64 {
         self.time_us().saturating_mul(1000)
     }
 
-    /// When the call returned, in microseconds of `CLOCK_MONOTONIC`.
+    /// Time of the call's return, in microseconds of `CLOCK_MONOTONIC`.
     #[inline(always)]
     pub const fn time_us(&self) -> u64 {
         self.time & ((1 << TIME_BITS) - 1)
     }
 
-    /// The stack that made it: see [`StackHasher`](crate::stack::StackHasher).
+    /// Stack of the allocation: see [`StackHasher`](crate::stack::StackHasher).
     #[inline(always)]
     pub const fn stack_id(&self) -> u64 {
         self.stack_id
     }
 
-    /// The interval that it was sampled at; its weight follows from this and the size.
+    /// Interval that the block was sampled at; its weight follows from this and the size.
     #[inline(always)]
     pub const fn interval(&self) -> Interval {
         Interval::from_code((self.size >> SIZE_BITS) as u32)
     }
 
-    /// The heap: an index into the session's list.
+    /// Index into the session's list of heaps.
     #[inline(always)]
     pub const fn heap(&self) -> u8 {
         (self.time >> TIME_BITS) as u8
     }
 
-    /// The block from the three words that it is.
     #[inline(always)]
     pub const fn from_words([stack_id, time, size]: [u64; 3]) -> Self {
         Self { stack_id, time, size }
     }
 
-    /// The three words that the block is.
     #[inline(always)]
     pub const fn words(&self) -> [u64; 3] {
         [self.stack_id, self.time, self.size]
@@ -128,7 +123,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_keep_what_they_are_given(
+        fn blocks_round_trip(
             size_bytes in 0u64..1 << SIZE_BITS,
             time_us in 0u64..1 << 53,
             stack_id: u64,
@@ -146,21 +141,21 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_an_allocator_are_spread_over_all_places() {
+    fn addresses_spread_over_all_count_slots() {
         for (tgid, stride) in [(1, 16), (1, 4096), (4_000_000, 48), (77, 1 << 21)] {
-            let mut counts = vec![0u32; LIVE_PLACES as usize];
-            for i in 0..u64::from(LIVE_PLACES) {
-                counts[LiveKey::new(tgid, 0x7f12_3456_0010 + i * stride).place() as usize] += 1;
+            let mut counts = vec![0u32; LIVE_COUNT_SLOTS as usize];
+            for i in 0..u64::from(LIVE_COUNT_SLOTS) {
+                counts[LiveKey::new(tgid, 0x7f12_3456_0010 + i * stride).count_slot() as usize] += 1;
             }
             let most = counts.iter().max().copied().unwrap_or(0);
             assert!(most <= 16, "{most} of process {tgid}, {stride} bytes apart, in one place");
         }
-        let of = |tgid| LiveKey::new(tgid, 0x7f12_3456_0010).place();
+        let of = |tgid| LiveKey::new(tgid, 0x7f12_3456_0010).count_slot();
         assert!(of(100) != of(101) && of(100) != of(102), "neighbours with the same addresses");
     }
 
     #[test]
-    fn a_size_beyond_all_memory_is_the_largest_there_is() {
+    fn sizes_saturate() {
         let block = LiveBlock::new(u64::MAX, 0, 1, Interval::EXACT, 0);
         assert_eq!((block.size_bytes(), block.interval()), ((1 << SIZE_BITS) - 1, Interval::EXACT));
     }

@@ -1,4 +1,4 @@
-//! Marks what crosses BPF maps as plain data for aya.
+//! `aya::Pod` for the types that cross BPF maps.
 
 #![expect(unsafe_code, reason = "aya::Pod is an unsafe trait")]
 

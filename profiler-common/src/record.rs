@@ -1,13 +1,12 @@
 //! Records of the ring buffer, as the kernel side writes them. Native byte order, no implicit padding.
 //!
-//! Order in the ring: a block's [`Alloc`](RecordKind::Alloc) is written before the allocating call returns, its
-//! [`Free`](RecordKind::Free) before the real free, so one address's records are in the order in which the target saw
-//! them. The frames of a stack ([`Stack`](RecordKind::Stack)) may come after the first record that names it, when two
-//! threads meet the same new stack at once.
+//! Order in the ring buffer: a block's [`Alloc`](RecordKind::Alloc) is written before the allocating call returns, its
+//! [`Free`](RecordKind::Free) before the real free, so the records of one address are in the order in which the target used
+//! it. The frames of a stack ([`Stack`](RecordKind::Stack)) may follow the first record that refers to it, if two threads
+//! capture the same new stack at once.
 
 use crate::live::LiveBlock;
 
-/// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RecordKind {
@@ -15,24 +14,24 @@ pub enum RecordKind {
     Alloc = 1,
     /// A live sampled block is about to be freed: [`FreeRecord`].
     Free = 2,
-    /// A realloc failed after its [`Free`](Self::Free) had been written: the block lives on. An [`AllocRecord`] with
-    /// the block's original facts.
+    /// A realloc failed after its [`Free`](Self::Free) had been written: the block stays live. An [`AllocRecord`] with the
+    /// block's original data.
     Restore = 3,
     /// The frames of a stack: [`StackHeader`], then `depth` addresses of 8 bytes, the direct caller first.
     Stack = 4,
-    /// A copy of the stack's memory, for checking the unwinder: [`RawStackHeader`], then the memory. Written by request
-    /// only, for each sampled call.
+    /// A copy of the stack's memory, for checking the unwinder: [`RawStackHeader`], then the memory. Written on request only,
+    /// for each sampled call.
     RawStack = 5,
-    /// A target has made a process: [`ForkRecord`].
+    /// A target has forked: [`ForkRecord`].
     Fork = 6,
-    /// A process runs another program from now on: [`ExecRecord`].
+    /// A process has executed another program: [`ExecRecord`].
     Exec = 7,
     /// Memory was mapped, unmapped or moved: [`RemapRecord`].
     Remap = 8,
 }
 
 impl RecordKind {
-    /// The kind for a wire value, or `None` for one that this version does not know.
+    /// The kind for a wire value, or `None` if this version does not define it.
     pub const fn from_wire(value: u8) -> Option<Self> {
         Some(match value {
             1 => Self::Alloc,
@@ -56,29 +55,25 @@ pub struct RecordHeader {
     pub kind: u8,
     /// Always 0.
     pub reserved: [u8; 3],
-    /// The process, as the initial PID namespace numbers it.
+    /// Process id in the initial PID namespace.
     pub tgid: u32,
 }
 
 impl RecordHeader {
-    /// A header of this kind for process `tgid`.
     #[inline(always)]
     pub const fn new(kind: RecordKind, tgid: u32) -> Self {
         Self { kind: kind as u8, reserved: [0; 3], tgid }
     }
 }
 
-/// An allocation, or the restoration of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct AllocRecord {
     /// Kind `Alloc` or `Restore`.
     pub header: RecordHeader,
-    /// The block's address.
     pub address: u64,
-    /// The thread.
     pub tid: u32,
-    /// The hook that saw it: an index into the session's list.
+    /// Hook of the call: an index into the session's list.
     pub hook: u16,
     /// Always 0.
     pub reserved: u16,
@@ -86,26 +81,23 @@ pub struct AllocRecord {
     pub block: LiveBlock,
 }
 
-/// A free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct FreeRecord {
     /// Kind `Free`.
     pub header: RecordHeader,
-    /// The block's address.
     pub address: u64,
-    /// When the free was entered, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time at the entry of the free, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
-    /// The thread that frees.
     pub tid: u32,
-    /// How long the block has lived, in microseconds; `u32::MAX` (71 minutes) for that and more.
+    /// Lifetime of the block in microseconds, saturated at `u32::MAX` (71 minutes).
     pub age_us: u32,
 }
 
 impl FreeRecord {
-    /// How long a block has lived that was made at `born_us` and is freed at `now_us`, as a record has it.
+    /// Lifetime of a block that was allocated at `born_us` and is freed at `now_us`, as in a record.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "what does not fit is cut before")]
+    #[expect(clippy::cast_possible_truncation, reason = "saturated before")]
     pub const fn age_us(born_us: u64, now_us: u64) -> u32 {
         let age_us = now_us.saturating_sub(born_us);
         if age_us > u32::MAX as u64 { u32::MAX } else { age_us as u32 }
@@ -118,7 +110,6 @@ impl FreeRecord {
 pub struct StackHeader {
     /// Kind `Stack`.
     pub header: RecordHeader,
-    /// The stack's id.
     pub stack_id: u64,
     /// Number of addresses that follow.
     pub depth: u16,
@@ -128,77 +119,67 @@ pub struct StackHeader {
     pub reserved: [u8; 5],
 }
 
-/// The fixed part of a raw stack record: the registers at the call's entry, and what memory follows.
+/// The fixed part of a raw stack record: the registers at the call's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct RawStackHeader {
     /// Kind `RawStack`.
     pub header: RecordHeader,
-    /// The id of the stack that was unwound from the same registers and memory.
+    /// Id of the stack that was unwound from the same registers and memory.
     pub stack_id: u64,
-    /// Stack pointer: the return address is on top.
+    /// Stack pointer: points to the return address.
     pub sp: u64,
-    /// Frame pointer, or whatever the caller keeps in rbp.
+    /// Frame pointer, or any value that the caller keeps in rbp.
     pub bp: u64,
-    /// Address of the first byte that follows: where the page of `sp` begins.
+    /// Address of the first byte that follows: start of the page of `sp`.
     pub start: u64,
-    /// Bytes that follow: whole pages, up to the first that is not there.
+    /// Bytes that follow: whole pages, up to the first unmapped one.
     pub length: u64,
 }
 
-/// A fork, written before the child runs, by the thread that forks.
+/// A fork, written before the child runs, by the forking thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct ForkRecord {
-    /// Kind `Fork`; the process is the parent.
+    /// Kind `Fork`; `tgid` is the parent.
     pub header: RecordHeader,
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// In nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
-    /// The new process.
     pub child: u32,
-    /// 1 when the child runs in the parent's own memory (`vfork`, `CLONE_VM`), 0 when it has a copy.
+    /// 1 if the child runs in the parent's memory (`vfork`, `CLONE_VM`), 0 if it has a copy.
     pub shares_memory: u32,
 }
 
-/// An exec that has succeeded, written before the new program's first instruction.
+/// A successful exec, written before the new program's first instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct ExecRecord {
     /// Kind `Exec`.
     pub header: RecordHeader,
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// In nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
-    /// The thread that called, by the number that it had before: an exec makes it the first one, if it was another.
+    /// The calling thread, by its id before the exec, which makes it the first thread.
     pub tid: u32,
     /// Always 0.
     pub reserved: u32,
 }
 
-/// A change of what is mapped: `old` is gone, `new` is there. Either may be empty. Written when the call has succeeded.
+/// A change of mappings: `old` was unmapped, `new` mapped. Either may be empty. Written after the call has succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct RemapRecord {
     /// Kind `Remap`.
     pub header: RecordHeader,
-    /// Start of the range that is gone.
     pub old_address: u64,
-    /// Its length in bytes.
     pub old_bytes: u64,
-    /// Start of the range that is there now.
     pub new_address: u64,
-    /// Its length in bytes.
     pub new_bytes: u64,
-    /// When the call began, in nanoseconds of `CLOCK_MONOTONIC`: what was mapped at `old` later is not meant.
+    /// Start of the call, in nanoseconds of `CLOCK_MONOTONIC`: later mappings at `old` are not affected.
     pub began_ns: u64,
-    /// When it ended.
     pub ended_ns: u64,
-    /// The stack that called.
     pub stack_id: u64,
-    /// The thread.
     pub tid: u32,
-    /// The hook that saw it.
     pub hook: u16,
-    /// Its heap.
     pub heap: u8,
     /// Always 0.
     pub reserved: u8,

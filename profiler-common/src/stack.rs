@@ -1,4 +1,4 @@
-//! Stacks as the kernel side sees them: how they end, and how they are named.
+//! Ends and ids of stacks.
 
 use crate::counter::Counter;
 
@@ -8,24 +8,24 @@ use crate::counter::Counter;
 pub enum StackEnd {
     /// The thread's first frame was reached.
     Complete = 0,
-    /// The stack has more frames than are kept.
+    /// The stack has more than [`STACK_FRAMES_MAX`](crate::limits::STACK_FRAMES_MAX) frames.
     Truncated = 1,
     /// A frame's memory could not be read.
     Unreadable = 2,
-    /// A frame pointer did not lead outwards.
+    /// A frame pointer did not point outwards.
     BrokenChain = 3,
-    /// There was no scratch memory to unwind in.
+    /// No scratch area was free.
     NoScratch = 4,
-    /// A return address lies in no module that has a table.
+    /// A return address is in no module that has a table.
     MissingModule = 5,
-    /// A return address lies in a module's code that no unwind information covers.
+    /// A return address is in code without unwind information.
     NoRow = 6,
-    /// A frame's rule is one that the tables cannot express.
+    /// The tables cannot express the rule of a frame.
     UnsupportedRule = 7,
 }
 
 impl StackEnd {
-    /// All ends, in the order of their wire values.
+    /// All ends, by wire value.
     pub const ALL: [Self; 8] = [
         Self::Complete,
         Self::Truncated,
@@ -37,12 +37,11 @@ impl StackEnd {
         Self::UnsupportedRule,
     ];
 
-    /// The end for a wire value, or `None` for one that this version does not know.
+    /// The end for a wire value, or `None` if this version does not define it.
     pub fn from_wire(value: u8) -> Option<Self> {
         Self::ALL.get(usize::from(value)).copied()
     }
 
-    /// The counter that is raised for a stack with this end.
     pub const fn counter(self) -> Counter {
         match self {
             Self::Complete => Counter::StackComplete,
@@ -57,37 +56,35 @@ impl StackEnd {
     }
 }
 
-/// Names a stack within a session: a hash over the process and its frames.
+/// Computes the id of a stack within a session: a hash of the process and its frames.
 ///
-/// 64 bits keep a million stacks apart with a chance of a clash below 3e-8. The seed is random per session, so a target
-/// cannot aim for a clash.
+/// With 64 bits, a million stacks collide with a probability below 3e-8. The seed is random per session, so a target cannot
+/// provoke a collision.
 #[derive(Clone, Copy, Debug)]
 pub struct StackHasher(u64);
 
 impl StackHasher {
-    /// Starts with the session's seed and the process that the addresses belong to.
     #[inline(always)]
     pub const fn new(seed: u64, tgid: u32) -> Self {
         Self(seed ^ tgid as u64)
     }
 
-    /// The state, to be kept where a hasher cannot be.
+    /// The state, to be stored in a map.
     #[inline(always)]
     pub const fn state(self) -> u64 {
         self.0
     }
 
-    /// Goes on from a kept state.
+    /// Continues from a stored state.
     #[inline(always)]
     pub const fn resume(state: u64) -> Self {
         Self(state)
     }
 
-    /// Adds one frame's address.
     #[inline(always)]
     pub const fn add(&mut self, address: u64) {
-        // The odd constant is 2^64 divided by the golden ratio (Knuth, TAOCP 3, 6.4); the fold brings the high bits,
-        // which the multiplication mixed best, to where the next address differs.
+        // The odd constant is 2^64 divided by the golden ratio (Knuth, TAOCP 3, 6.4). The fold moves the high bits, which
+        // the multiplication mixes best, to where the next address differs.
         let mixed = (self.0 ^ address).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = mixed ^ (mixed >> 32);
     }
@@ -110,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn every_part_of_a_stack_counts() {
+    fn ids_depend_on_seed_process_and_every_frame() {
         let base = id(7, 1, &[0x1000, 0x2000]);
         assert_eq!(base, id(7, 1, &[0x1000, 0x2000]));
         for other in [
@@ -125,8 +122,8 @@ mod tests {
     }
 
     #[test]
-    fn two_million_similar_stacks_do_not_clash() {
-        // Neighbouring return addresses in the same two modules: what real stacks look like.
+    fn two_million_similar_stacks_do_not_collide() {
+        // Neighbouring return addresses in the same two modules, as in real stacks.
         let mut ids: Vec<u64> = (0..2_000_000_u64)
             .map(|i| id(42, 100, &[0x7f00_0000_0000 + (i % 1000) * 5, 0x5555_5555_0000 + i / 1000]))
             .collect();

@@ -1,7 +1,9 @@
-//! One unwind step: from the registers in a frame to those in its caller. The kernel side and the tests run this code.
+//! One unwind step: from the registers of a frame to those of its caller. The kernel side and the tests run this code.
 //!
-//! It reads the target's memory through [`ReadMemory`] alone, loops nowhere, and cannot panic: all arithmetic wraps,
-//! because registers and memory are the target's to choose. What bounds a walk is the caller's limit of frames.
+//! It reads the target's memory through [`ReadMemory`] only, has no loops and cannot panic: all arithmetic wraps, because the
+//! target controls registers and memory. The caller's limit of frames bounds a walk.
+//!
+//! The registers, the psABI's frame chain and the kernel's signal frame are those of x86-64.
 
 use crate::stack::StackEnd;
 use crate::unwind::{
@@ -9,53 +11,49 @@ use crate::unwind::{
     KIND_SIGNAL, KIND_SP, Rule, high_half, low_half,
 };
 
-/// The target's memory.
+/// Access to the target's memory.
 pub trait ReadMemory {
-    /// The 8 bytes at `address`, or `None` where they cannot be read.
+    /// The 8 bytes at `address`, or `None` if they are unreadable.
     fn read_u64(&self, address: u64) -> Option<u64>;
 }
 
-/// The registers that unwinding follows.
+/// The registers that unwinding tracks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// Instruction pointer.
     pub ip: u64,
-    /// Stack pointer.
     pub sp: u64,
-    /// Frame pointer, or whatever the code keeps in rbp.
+    /// Frame pointer, or any value that the code keeps in rbp.
     pub bp: u64,
     /// Whether `ip` is a return address rather than the next instruction of a frame that was interrupted.
     pub is_return_address: bool,
 }
 
 impl Registers {
-    /// The address to look up. A return address belongs to the next instruction, which may be another rule's or, after
-    /// a call that never returns, another function's.
+    /// The address to search for. A return address is that of the next instruction, which may have another rule or, after a
+    /// call that never returns, belong to another function.
     #[inline(always)]
     pub const fn lookup_address(&self) -> u64 {
         if self.is_return_address { self.ip.wrapping_sub(1) } else { self.ip }
     }
 }
 
-/// What a step led to.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The caller's registers.
     Caller(Registers),
-    /// There is no further frame to be had.
+    /// There is no further frame.
     End(StackEnd),
 }
 
-/// Words of the kernel's signal frame, in bytes from rsp when the handler has returned to its trampoline: `ucontext`
-/// begins there, 40 bytes in are the general registers (`arch/x86/include/uapi/asm/sigcontext.h`: `struct sigcontext_64`,
-/// of which rbp is word 10, rsp word 15, rip word 16).
+/// Offsets of the registers in the kernel's signal frame, from rsp at the signal trampoline, in bytes. `ucontext` begins there,
+/// and the general registers are 40 bytes in (`arch/x86/include/uapi/asm/sigcontext.h`: `struct sigcontext_64`, where rbp is
+/// word 10, rsp word 15, rip word 16).
 pub const SIGNAL_BP: u64 = 40 + 10 * 8;
-/// See [`SIGNAL_BP`].
 pub const SIGNAL_SP: u64 = 40 + 15 * 8;
-/// See [`SIGNAL_BP`].
 pub const SIGNAL_IP: u64 = 40 + 16 * 8;
 
-/// One step by the rule that covers [`Registers::lookup_address`].
+/// Steps by the rule that covers [`Registers::lookup_address`].
 #[inline(always)]
 pub fn step(registers: &Registers, rule: Rule, memory: &impl ReadMemory) -> Step {
     match rule.kind {
@@ -74,12 +72,12 @@ pub fn step(registers: &Registers, rule: Rule, memory: &impl ReadMemory) -> Step
     }
 }
 
-/// One step along the chain of frame pointers: the caller's rbp lies at rbp, the return address above it.
+/// Steps along the chain of frame pointers: the caller's rbp is at rbp, the return address above it.
 #[inline(always)]
 pub fn step_by_frame_pointer(registers: &Registers, memory: &impl ReadMemory) -> Step {
     let bp = registers.bp;
     if bp == 0 {
-        // The psABI (3.4.1, "Initial Stack and Register State") has the first frame mark itself so.
+        // The psABI (3.4.1, "Initial Stack and Register State") marks the first frame this way.
         return Step::End(StackEnd::Complete);
     }
     if bp < registers.sp || bp & 7 != 0 {
@@ -114,7 +112,7 @@ fn step_by_cfa(registers: &Registers, rule: Rule, memory: &impl ReadMemory) -> O
     Some(Registers { ip, sp: cfa, bp, is_return_address: true })
 }
 
-/// The interrupted frame. Its stack may be another one (`sigaltstack`), so nothing can be asked of its stack pointer.
+/// The interrupted frame. Its stack may be another one (`sigaltstack`), so its stack pointer is not checked.
 #[inline(always)]
 fn step_out_of_signal(registers: &Registers, memory: &impl ReadMemory) -> Option<Registers> {
     let sp = registers.sp;
@@ -126,12 +124,12 @@ fn step_out_of_signal(registers: &Registers, memory: &impl ReadMemory) -> Option
     })
 }
 
-/// Accepts the caller unless the walk stands still. An order of stack pointers is not demanded: code that runs a call
-/// on another stack (the recursion guard of rustc, `ffi` trampolines, coroutines) keeps the old one in rbp or memory.
+/// Accepts the caller unless the walk makes no progress. Stack pointers need not increase: code that runs a call on another
+/// stack (the recursion guard of rustc, `ffi` trampolines, coroutines) keeps the old stack pointer in rbp or memory.
 #[inline(always)]
 fn outwards(registers: &Registers, caller: Registers) -> Step {
     if caller.ip == 0 {
-        // What thread entry code pushes as its own return address.
+        // Thread entry code pushes this as its own return address.
         return Step::End(StackEnd::Complete);
     }
     if caller.sp == registers.sp {

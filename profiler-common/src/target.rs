@@ -1,8 +1,8 @@
-//! What the kernel side knows of a target: the flags in its map of targets.
+//! Flags of the kernel side's map of targets.
 
-/// The processes that the target forks are targets as well.
+/// Forks of the target become targets too.
 pub const FOLLOWS_FORKS: u32 = 1;
 
-/// The process runs in another one's memory, as a child of `vfork` does until it calls exec: probes of that memory see its
-/// calls, which are nobody's. It is entered so that its own forks are seen.
+/// The process runs in its parent's memory, as a child of `vfork` does until exec: probes of that memory see its calls, which
+/// are not recorded. It is in the map so that its own forks are observed.
 pub const BORROWS_MEMORY: u32 = 2;

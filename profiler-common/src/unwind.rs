@@ -1,27 +1,27 @@
-//! The unwind tables: how the agent writes them and the kernel side searches them. Nothing here parses DWARF.
+//! The unwind tables, as the agent writes them and the kernel side searches them. Nothing here parses DWARF.
 //!
 //! ```text
 //! address in a module ─▶ page (64 KiB) ─▶ its rows, sorted ─▶ rule ─▶ step
 //!                        PageRows 8 B     UnwindRow 4 B       Rule 8 B
 //! ```
 //!
-//! All modules share one flat array each of rows, pages and rules. A row is 4 bytes, because few distinct rules occur
-//! (hundreds in a large library) and a page needs 16 bits of address. The kernel rounds a map's values up to 8 bytes
-//! (`kernel/bpf/arraymap.c`: `array_map_alloc`), so two rows lie in one value: [`RowCell`].
+//! All modules share one flat array each of rows, pages and rules. A row is 4 bytes, because few distinct rules occur (hundreds
+//! in a large library) and a page needs 16 bits of address. The kernel rounds a map's values up to 8 bytes
+//! (`kernel/bpf/arraymap.c`: `array_map_alloc`), so a value holds two rows: [`RowCell`].
 //!
-//! Every page with code begins with a row at its first byte, so that a search never leaves the page, and every gap
-//! between functions has a row of its own ([`Rule::GAP`]), so that a rule never reaches beyond its function.
+//! Every page with code begins with a row at its first byte, so that a search never leaves the page, and every gap between
+//! functions has its own row ([`Rule::GAP`]), so that a rule never extends beyond its function.
 
-/// Bits of an address that select a place within a page.
+/// Bits of an address that are its offset in a page.
 pub const PAGE_BITS: u32 = 16;
 
-/// Steps that a search within one page needs at most: a page has at most 2^16 rows, and each step halves them.
+/// Maximum steps of a search within one page, which has at most 2^16 rows.
 pub const SEARCH_STEPS: u32 = PAGE_BITS;
 
-/// Rules that the rule table can hold: a row numbers them with 16 bits.
+/// Maximum number of rules: a row stores 16-bit rule numbers.
 pub const RULES_MAX: usize = 1 << 16;
 
-/// From this address on within its page, up to the next row, a rule holds.
+/// Applies a rule from this address within its page up to the next row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct UnwindRow {
@@ -31,95 +31,81 @@ pub struct UnwindRow {
     pub rule: u16,
 }
 
-/// Two rows: the value of the row map. Row `i` lies in cell `i / 2`.
+/// Two rows: the value of the row map. Row `i` is in cell `i / 2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct RowCell {
-    /// The row with the even index.
     pub even: UnwindRow,
-    /// The row with the odd index.
     pub odd: UnwindRow,
 }
 
 impl RowCell {
-    /// The row with this index, which this cell holds.
+    /// The row with this index, which must be in this cell.
     #[inline(always)]
     pub const fn row(&self, index: u32) -> UnwindRow {
         if index & 1 == 0 { self.even } else { self.odd }
     }
 }
 
-/// The rows of one page: `first..end` of the row array. Empty where the page has no code.
+/// The rows of one page: `first..end` of the row array. Empty if the page has no code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct PageRows {
-    /// Index of the first row.
     pub first: u32,
-    /// Index after the last row.
     pub end: u32,
 }
 
-/// Where a module's table lies for one process.
+/// Location of a module's table for one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct TableRef {
-    /// The target address that the first page begins at: its link address plus the module's load bias, wrapping.
+    /// Target address of the first page: its link address plus the module's load bias, wrapping.
     pub start: u64,
-    /// Index of the first page.
     pub page_first: u32,
-    /// Number of pages.
     pub page_count: u32,
 }
 
 impl TableRef {
     /// No table: stacks end here.
     pub const NONE: Self = Self { start: 0, page_first: 0, page_count: 0 };
-    /// No table, but code that keeps frame pointers: what compilers generate at run time mostly does.
+    /// No table, but code with frame pointers, as most code generated at run time.
     pub const FRAME_POINTER: Self = Self { start: 0, page_first: 1, page_count: 0 };
 
     /// Whether there are rows to search.
-    #[inline(always)]
     pub const fn is_table(&self) -> bool {
         self.page_count != 0
     }
 
-    /// Whether this is [`FRAME_POINTER`](Self::FRAME_POINTER).
     #[inline(always)]
     pub const fn is_frame_pointer(&self) -> bool {
         self.page_count == 0 && self.page_first == 1
     }
 }
 
-/// An executable mapping of a process. Those of one process lie together, by rising address, without overlaps.
+/// An executable mapping of a process. Those of one process are adjacent, by rising address, without overlaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct ProcessMapping {
-    /// First address.
     pub start: u64,
-    /// Address after the last.
     pub end: u64,
-    /// Its module's table.
     pub table: TableRef,
 }
 
 impl ProcessMapping {
-    /// Holds no address.
+    /// Contains no address.
     pub const NONE: Self = Self { start: 0, end: 0, table: TableRef::NONE };
 
-    /// Whether the address lies in it.
     #[inline(always)]
     pub const fn contains(&self, address: u64) -> bool {
         address >= self.start && address < self.end
     }
 }
 
-/// Where the mappings of a process lie in the map of all.
+/// A process's range of the map of mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct ProcessMappings {
-    /// Index of the first.
     pub first: u32,
-    /// How many there are.
     pub count: u32,
 }
 
@@ -132,16 +118,12 @@ const _: () = assert!(size_of::<TableRef>() == 16 && align_of::<TableRef>() == 8
 
 /// Access to the three arrays, which are maps in the kernel and vectors in the agent.
 pub trait ReadTables {
-    /// The row with this index.
     fn row(&self, index: u32) -> Option<UnwindRow>;
-    /// The page with this index.
     fn page(&self, index: u32) -> Option<PageRows>;
-    /// The rule with this index.
     fn rule(&self, index: u16) -> Option<Rule>;
 }
 
-/// The rule for `address`, or `None` where the table has no code. For a return address pass the address before it: see
-/// [`Registers::lookup_address`](crate::step::Registers::lookup_address).
+/// The rule for `address`, or `None` if the table has no code there. For a return address pass the address before it: see
 #[inline(always)]
 pub fn find_rule(tables: &impl ReadTables, table: &TableRef, address: u64) -> Option<Rule> {
     let offset = address.wrapping_sub(table.start);
@@ -180,45 +162,28 @@ pub fn find_row(tables: &impl ReadTables, rows: PageRows, pc_low: u16) -> Option
     tables.row(low)
 }
 
-/// How a frame's canonical frame address (CFA: the stack pointer before the call) is found. The return address lies in
-/// the 8 bytes below it.
+/// How to compute a frame's canonical frame address (CFA: the stack pointer before the call). The return address is in the 8
+/// bytes below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cfa {
     /// `rsp + offset`. At least 8, or the stack would not shrink.
-    Sp {
-        /// In bytes.
-        offset: i32,
-    },
+    Sp { offset: i32 },
     /// `rbp + offset`.
-    Bp {
-        /// In bytes.
-        offset: i32,
-    },
-    /// `*(rsp + slot) + add`: assembly that aligns its stack and keeps the old pointer on it.
-    AtSp {
-        /// Offset of the word to read, in bytes.
-        slot: i16,
-        /// Added to that word, in bytes.
-        add: i16,
-    },
+    Bp { offset: i32 },
+    /// `*(rsp + slot) + add`: assembly that aligns its stack and stores the old pointer on it.
+    AtSp { slot: i16, add: i16 },
     /// `*(rbp + slot) + add`: compiled code that aligns its stack.
-    AtBp {
-        /// Offset of the word to read, in bytes.
-        slot: i16,
-        /// Added to that word, in bytes.
-        add: i16,
-    },
-    /// `rsp + offset + ((rip & 15) >= threshold ? 8 : 0)`: a procedure linkage table, where the entries are 16 bytes
-    /// each and push one word at a fixed place.
+    AtBp { slot: i16, add: i16 },
+    /// `rsp + offset + ((rip & 15) >= threshold ? 8 : 0)`: a procedure linkage table, whose entries are 16 bytes each and push
+    /// one word at a fixed offset.
     Plt {
-        /// In bytes.
         offset: i16,
         /// First byte of an entry after the push: at most 15.
         threshold: u8,
     },
 }
 
-/// Where the caller's rbp is.
+/// Location of the caller's rbp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallerBp {
     /// Still in rbp.
@@ -227,14 +192,14 @@ pub enum CallerBp {
     AtCfa(i16),
     /// In memory at `rbp + offset`.
     AtBp(i16),
-    /// Not known. A frame further out that needs it ends the stack as unreadable: rbp counts as 0 from here on.
+    /// Unknown. An outer frame that needs it ends the stack as unreadable: rbp is 0 from here on.
     Lost,
 }
 
-/// What to do in one step: 8 bytes.
+/// An unwind rule: 8 bytes.
 ///
-/// Not representable, and so [`UNSUPPORTED`](Self::UNSUPPORTED): a CFA from any register but rsp and rbp; words to read
-/// further than 32 KiB from their register; a return address elsewhere than below the CFA; other DWARF expressions.
+/// Not representable, and therefore [`UNSUPPORTED`](Self::UNSUPPORTED): a CFA from any register but rsp and rbp; words further
+/// than 32 KiB from their register; a return address elsewhere than below the CFA; other DWARF expressions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Rule {
@@ -271,11 +236,11 @@ impl Rule {
     pub const GAP: Self = Self::special(KIND_GAP);
     /// The thread's first frame: there is no caller.
     pub const END: Self = Self::special(KIND_END);
-    /// A function covers the address, but its rule cannot be written here.
+    /// A function covers the address, but its rule is not representable.
     pub const UNSUPPORTED: Self = Self::special(KIND_UNSUPPORTED);
-    /// The kernel's signal frame: the interrupted registers lie at fixed offsets from rsp.
+    /// The kernel's signal frame: the interrupted registers are at fixed offsets from rsp.
     pub const SIGNAL: Self = Self::special(KIND_SIGNAL);
-    /// Follow the frame pointer: code of a module that has frame pointers in place of unwind information.
+    /// Follow the frame pointer: code with frame pointers instead of unwind information.
     pub const FRAME_POINTER: Self = Self::special(KIND_FRAME_POINTER);
 
     /// The rules without parameters. They come first in every rule table, in this order.
@@ -285,8 +250,7 @@ impl Rule {
         Self { cfa_offset: 0, bp_offset: 0, kind, bp: BP_SAME }
     }
 
-    /// The rule with this CFA and this place of the caller's rbp, or `None` if the stack would not shrink or a
-    /// threshold lies beyond its entry of 16 bytes.
+    /// Returns `None` if the stack would not shrink or a threshold exceeds the entry of 16 bytes.
     pub const fn new(cfa: Cfa, bp: CallerBp) -> Option<Self> {
         let (kind, cfa_offset) = match cfa {
             Cfa::Sp { offset } if offset < 8 => return None,
@@ -320,7 +284,6 @@ impl Rule {
         })
     }
 
-    /// Where the caller's rbp is.
     pub const fn caller_bp(&self) -> CallerBp {
         match self.bp {
             BP_SAME => CallerBp::Same,
@@ -330,13 +293,12 @@ impl Rule {
         }
     }
 
-    /// The rule as it is stored.
     pub const fn to_bytes(&self) -> [u8; 8] {
         let (o, b) = (self.cfa_offset.to_le_bytes(), self.bp_offset.to_le_bytes());
         [o[0], o[1], o[2], o[3], b[0], b[1], self.kind, self.bp]
     }
 
-    /// The rule from stored bytes, or `None` unless [`new`](Self::new) or a reserved rule would be stored so.
+    /// Decodes stored bytes; `None` unless they are the encoding of a rule.
     pub fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
         let [o0, o1, o2, o3, b0, b1, kind, bp] = bytes;
         let rule = Self {

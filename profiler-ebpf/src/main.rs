@@ -1,36 +1,43 @@
-//! Entry points of the kernel side, one per kind of link; each only hands over to the hooks.
+//! Entry points of the kernel side, one per kind of link.
 //!
-//! A link has one program for all its probes, so that a whole allocator is attached and detached in one step. What a probe
-//! is comes with its cookie. The entry points are written out instead of through aya's `#[uprobe]`, because that macro drops the program's return value, which
-//! a session probe needs to skip the return.
+//! A link has one program for all its probes, so that a whole allocator is attached and detached in one step. The cookie
+//! describes the probe. The entry points do not use aya's `#[uprobe]`, because that macro drops the program's return value,
+//! which a session probe needs to skip the return.
+//!
+//! Layers, each using only those before it: `asm`, `config`, `layout`, `arch` ← `maps` ← `call`, `scratch`, `emit` ← `sample`,
+//! `inflight`, `walk` ← `live`, `stack` ← `remap`, `process` ← `hook`.
 
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 
-mod bounds;
+mod arch;
+mod asm;
+mod call;
 mod config;
-mod counter;
 mod emit;
 mod hook;
 mod inflight;
+mod layout;
 mod live;
 mod maps;
 mod private_stack;
 mod process;
+mod remap;
 mod sample;
 mod scratch;
 mod stack;
+mod walk;
 
 use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_get_func_ip;
 
-use hook::Call;
+use call::Call;
 use maps::{HOOK_TAIL_CALLS, PROCESS_TAIL_CALLS};
 use process::Arguments;
 
-/// The entry of any hooked function, for links that see entries alone.
+/// Entry of any hooked function, for links of entries.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe")]
 extern "C" fn hook_entry(ctx: *mut c_void) -> u32 {
@@ -39,7 +46,7 @@ extern "C" fn hook_entry(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// The return of any hooked function that allocates, for links that see returns alone.
+/// Return of any hooked function that allocates, for links of returns.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uretprobe")]
 extern "C" fn hook_return(ctx: *mut c_void) -> u32 {
@@ -48,15 +55,15 @@ extern "C" fn hook_return(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// Entry and return of any hooked function, for links of the session kind (Linux 6.13): 1 at the entry skips the return,
-/// which saves the second trap of every call that is not sampled.
+/// Entry and return of any hooked function, for session links (Linux 6.13). A result of 1 at the entry skips the return, which
+/// saves the second trap of every unsampled call.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe")]
 extern "C" fn hook_session(ctx: *mut c_void) -> u32 {
     private_stack::deny(ctx, &HOOK_TAIL_CALLS);
     let call = Call::new(ctx);
-    // The kernel function that tells the two apart needs kfunc relocation, which aya-obj 0.3 has not. At the entry the
-    // program runs where it was attached, at the return elsewhere.
+    // The kernel function that distinguishes the two needs kfunc relocation, which aya-obj 0.3 lacks. At the entry the
+    // instruction pointer is the attached address, at the return it is not.
     // SAFETY: `ctx` is the program's own context.
     if unsafe { bpf_get_func_ip(ctx) } == call.ip() {
         return !hook::entry(&call) as u32;
@@ -91,7 +98,7 @@ macro_rules! copies {
 
 // The raw tracepoints `sched_process_exec` and `sched_process_exit`.
 copies!(process::executed: process_exec_0 0; process_exec_1 1; process_exec_2 2; process_exec_3 3;);
-copies!(process::ended: process_exit_0 0; process_exit_1 1;);
+copies!(process::exited: process_exit_0 0; process_exit_1 1;);
 
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
@@ -99,6 +106,6 @@ static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {
-    // The programs cannot panic: a reachable panic would not pass the verifier, which refuses endless loops.
+    // The programs cannot panic: a reachable panic would not pass the verifier, which rejects infinite loops.
     loop {}
 }

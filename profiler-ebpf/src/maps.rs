@@ -1,45 +1,43 @@
-//! Every map. Sizes marked 1 are set by the agent before loading.
+//! All maps. The agent sets the sizes given as 1 before it loads the object.
 
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
 use profiler_common::counter::Counter;
 use profiler_common::limits::{
-    EXECS_SEEN, HEAPS_MAX, INFLIGHT_MAX, LIVE_PLACES, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, TARGETS_MAX,
+    EXECS_SEEN, HEAPS_MAX, INFLIGHT_MAX, LIVE_COUNT_SLOTS, MAPPINGS_MAX, PROCESSES_MAX, STACKS_SEEN, TARGETS_MAX,
     UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::{LiveBlock, LiveKey};
 use profiler_common::sampling::SamplingRate;
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
-use crate::inflight::Inflight;
-use crate::scratch::Scratch;
-use crate::stack::RawRecord;
+use crate::asm;
+use crate::layout::{Inflight, RawRecord, Scratch};
 
 /// Records for the agent.
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(1, 0);
 
-/// The live set. Grows as blocks are sampled: most sessions hold far fewer than it may.
+/// The live set. Not preallocated: most sessions use a small part of its capacity.
 #[map]
 pub(crate) static LIVE: HashMap<LiveKey, LiveBlock> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
 
-/// How many live blocks there are by [`LiveKey::place`], counted before they are entered and after they are taken out, so
-/// that 0 says that there is none. Whoever writes to [`LIVE`] counts here, the agent too.
+/// Number of live blocks by [`LiveKey::count_slot`]. A writer of [`LIVE`], the agent included, increments before it inserts
+/// and decrements after it removes, so 0 means that there is no block.
 #[map]
-pub(crate) static LIVE_COUNTS: Array<u64> = Array::with_max_entries(LIVE_PLACES, BPF_F_MMAPABLE);
+pub(crate) static LIVE_COUNTS: Array<u64> = Array::with_max_entries(LIVE_COUNT_SLOTS, BPF_F_MMAPABLE);
 
 /// Hooked calls between entry and return, by thread (`bpf_get_current_pid_tgid`).
 #[map]
 pub(crate) static INFLIGHT: HashMap<u64, Inflight> = HashMap::with_max_entries(INFLIGHT_MAX, 0);
 
-/// Flags of targets by process, kept by the agent; a target's forks are added here, and exiting processes are removed. With its
-/// elements allocated, as [`PROCESSES`]: forks are added under a run queue's lock, where kernels before 6.1 must not
-/// allocate.
+/// Flags of targets by process. Maintained by the agent; the kernel side adds forks of targets and removes exiting processes.
+/// Preallocated, as [`PROCESSES`]: forks are added under a run queue's lock, where kernels before 6.1 must not allocate.
 #[map]
 pub(crate) static TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(TARGETS_MAX, 0);
 
-/// The memory that the last exec of a process gave it, by process: marks the exec as handled for the other copies of the program.
+/// `mm` of each process after its last exec. Marks the exec as handled for the other copies of the program.
 #[map]
 pub(crate) static EXECS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(EXECS_SEEN, 0);
 
@@ -51,19 +49,17 @@ pub(crate) static STACKS: LruHashMap<u64, u8> = LruHashMap::with_max_entries(STA
 #[map]
 pub(crate) static RATES: Array<SamplingRate> = Array::with_max_entries(HEAPS_MAX, 0);
 
-/// Counters by [`Counter`].
 #[map]
 pub(crate) static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::COUNT, 0);
 
-/// Memory to unwind in.
 #[map]
 pub(crate) static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
-/// Copies of stacks on their way into the ring. An area here belongs to whoever holds the same one of [`SCRATCH`].
+/// Buffers for raw stack records. An area belongs to the owner of the [`SCRATCH`] area with the same index.
 #[map]
 pub(crate) static RAW: Array<RawRecord> = Array::with_max_entries(1, 0);
 
-/// Unwind rows of all modules, two to a cell.
+/// Unwind rows of all modules, two per cell.
 #[map]
 pub(crate) static ROWS: Array<RowCell> = Array::with_max_entries(1, BPF_F_MMAPABLE);
 
@@ -71,7 +67,7 @@ pub(crate) static ROWS: Array<RowCell> = Array::with_max_entries(1, BPF_F_MMAPAB
 #[map]
 pub(crate) static PAGES: Array<PageRows> = Array::with_max_entries(UNWIND_PAGES_MAX, BPF_F_MMAPABLE);
 
-/// Unwind rules that rows number.
+/// Unwind rules by number.
 #[map]
 pub(crate) static RULES: Array<Rule> = Array::with_max_entries(UNWIND_RULES_MAX, 0);
 
@@ -79,7 +75,7 @@ pub(crate) static RULES: Array<Rule> = Array::with_max_entries(UNWIND_RULES_MAX,
 #[map]
 pub(crate) static MAPPINGS: Array<ProcessMapping> = Array::with_max_entries(MAPPINGS_MAX, 0);
 
-/// Where each target's mappings lie.
+/// Each target's range of [`MAPPINGS`].
 #[map]
 pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> = HashMap::with_max_entries(PROCESSES_MAX, 0);
 
@@ -90,3 +86,12 @@ pub(crate) static HOOK_TAIL_CALLS: ProgramArray = ProgramArray::with_max_entries
 /// Always empty, as above. For the programs at tracepoints.
 #[map]
 pub(crate) static PROCESS_TAIL_CALLS: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
+/// Increments a counter, atomically: the counter is this CPU's, but another program can preempt this one between read and
+/// write.
+#[inline(always)]
+pub(crate) fn count(counter: Counter) {
+    if let Some(value) = COUNTERS.get_ptr_mut(counter as u32) {
+        asm::atomic_add(value, 1);
+    }
+}

@@ -4,7 +4,7 @@
 //! instead of the kernel stack of the running task (`bpf_enable_priv_stack` in `kernel/bpf/verifier.c`). It does so when a
 //! subprogram uses 64 bytes of stack or more. Uprobe programs are preemptible and have no recursion guard
 //! (`uprobe_prog_run` in `kernel/trace/bpf_trace.c`, `bpf_prog_run_array_uprobe` in `include/linux/bpf.h`), so a second
-//! thread that hits a probe on the same CPU overwrites the stack of the first, and the kernel follows a wrong pointer.
+//! thread that hits a probe on the same CPU overwrites the stack of the first, and the kernel dereferences a wrong pointer.
 //!
 //! `check_max_stack_depth` in `kernel/bpf/verifier.c` denies private stacks to a program that contains a tail call, also
 //! in code that is never reached. Older kernels have no private stacks and accept the tail call. The agent verifies on

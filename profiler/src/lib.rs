@@ -2,6 +2,8 @@
 
 #![expect(missing_docs, reason = "no stable interface: `internals` re-exports internal items")]
 
+#![allow(missing_docs, reason = "an internal crate: names that explain themselves have no docs")]
+
 mod address;
 mod ids;
 mod memory;

@@ -98,7 +98,7 @@ impl Watched {
             row_cells: 1,
             stack_seed: 0,
             raw_stacks: false,
-            watch_execs: false,
+            all_execs: false,
             throw_safe_bytes: THROW_SAFE_BYTES,
         };
         let mut kernel = Kernel::load(config, links).expect("this kernel has links of this kind");

@@ -1,4 +1,4 @@
-//! The sampling code that the kernel runs, on the host, against the truth.
+//! The sampling code that the kernel runs, on the host, against exact probabilities.
 
 use super::*;
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ impl Random {
         (self.next_u64() >> 32) as u32
     }
 
-    /// Log-uniform from 16 bytes to 64 KiB: as many blocks in each octave, roughly what programs do.
+    /// Log-uniform from 16 bytes to 64 KiB: equally many blocks in each octave, roughly as in real programs.
     fn size(&mut self) -> u64 {
         let octave = 4 + self.next_u64() % 12;
         (1 << octave) + self.next_u64() % (1 << octave)
@@ -33,12 +33,12 @@ fn at(interval_bytes: u64) -> SamplingRate {
     rate
 }
 
-/// The nearest interval that there is.
+/// The nearest representable interval.
 fn exact(interval_bytes: u64) -> u64 {
     u64::from(Interval::nearest(u32::try_from(interval_bytes).expect("intervals are below 2^30")).bytes())
 }
 
-/// One run: live bytes and counts estimated from samples against the truth, in standard deviations of the estimator.
+/// One run: estimated live bytes and counts against the true values, in standard deviations of the estimator.
 ///
 /// Var of one block's contribution v/p·Bernoulli(p) is v²(1−p)/p.
 struct Deviation {
@@ -81,7 +81,7 @@ fn check_unbiased(interval_bytes: u64, blocks: u32) {
         count_mean += deviation.count_sigmas / runs as f64;
     }
     assert!(outside <= 1, "{outside} of {runs} runs beyond 4 sigma at T = {interval_bytes}");
-    // The mean of 100 unbiased runs has a standard deviation of 0.1: a bias of a tenth of one run's noise shows here.
+    // The mean of 100 unbiased runs has a standard deviation of 0.1: this detects a bias of a tenth of one run's noise.
     assert!(bytes_mean.abs() < 0.4, "bytes are off by {bytes_mean} sigma on average at T = {interval_bytes}");
     assert!(count_mean.abs() < 0.4, "counts are off by {count_mean} sigma on average at T = {interval_bytes}");
 }
@@ -93,23 +93,23 @@ fn bytes_and_counts_are_unbiased_at_4_kib() {
 
 #[test]
 fn bytes_and_counts_are_unbiased_at_512_kib() {
-    // Enough blocks that even the smallest octave is met several times a run: an estimate built on one or two samples
-    // is unbiased but not normally distributed, so sigmas would say nothing about it.
+    // Enough blocks that even the smallest octave has several samples per run: an estimate from one or two samples is unbiased
+    // but not normally distributed, so its sigmas would be meaningless.
     check_unbiased(512 << 10, 2_000_000);
 }
 
 #[test]
-fn an_interval_of_one_takes_everything_at_its_own_size() {
+fn an_interval_of_one_samples_every_block_with_weight_one() {
     let rate = at(1);
     for size in [0, 1, 2, 4095, u64::MAX] {
-        assert!(rate.samples(size, || u32::MAX), "a block of {size} bytes was passed over");
+        assert!(rate.samples(size, || u32::MAX), "a block of {size} bytes was not sampled");
         assert!((estimated_count(size, 1) - 1.0).abs() < f64::EPSILON);
     }
     assert!((estimated_bytes(30_000, 1) - 30_000.0).abs() < f64::EPSILON);
 }
 
 #[test]
-fn a_block_of_the_interval_or_more_is_always_taken() {
+fn blocks_of_at_least_the_interval_are_always_sampled() {
     let rate = at(4096);
     assert!(rate.samples(4096, || u32::MAX));
     assert!(!rate.samples(4095, || u32::MAX));
@@ -117,12 +117,12 @@ fn a_block_of_the_interval_or_more_is_always_taken() {
 }
 
 #[test]
-fn empty_blocks_are_seen_and_weigh_no_bytes() {
+fn empty_blocks_are_sampled_and_weigh_no_bytes() {
     let mut random = Random(5);
     let rate = at(64);
     let seen = (0..64_000).filter(|_| rate.samples(0, || random.next_u32())).count();
     // 64,000 · p(1, 64) = 992 ± 31.
-    assert!((850..1150).contains(&seen), "{seen} empty blocks seen");
+    assert!((850..1150).contains(&seen), "{seen} empty blocks sampled");
     assert!(estimated_bytes(0, 64).abs() < f64::EPSILON);
 }
 

@@ -1,4 +1,4 @@
-//! The step against hand-made frames, and against a plain reading of each rule over arbitrary memory.
+//! The step on synthetic frames, and against a direct evaluation of each rule over arbitrary memory.
 
 use super::*;
 use crate::unwind::tests::{caller_bp, cfa};
@@ -15,7 +15,7 @@ impl ReadMemory for Words<'_> {
     }
 }
 
-/// Memory with a word at every address, which depends on a seed; some cannot be read.
+/// Memory with a pseudo-random word at every address; some are unreadable.
 struct Noise(u64);
 
 impl ReadMemory for Noise {
@@ -53,7 +53,7 @@ fn a_frame_relative_to_rsp() {
 fn a_frame_relative_to_rbp() {
     let ordinary = rule(Cfa::Bp { offset: 16 }, CallerBp::AtCfa(-16));
     check(ordinary, at(0x1000, 0x1010), &[1, 2, 0x1040, 0x40_0200], caller(0x40_0200, 0x1020, 0x1040));
-    // Another stack, lower than this one, that the call was moved away from.
+    // The call was moved to this stack from another, lower one.
     check(ordinary, at(0x8000, 0x1010), &[1, 2, 0x1040, 0x40_0200], caller(0x40_0200, 0x1020, 0x1040));
 }
 
@@ -97,7 +97,7 @@ fn a_chain_of_frame_pointers() {
 }
 
 #[test]
-fn how_stacks_end() {
+fn stack_ends() {
     let leaf = rule(Cfa::Sp { offset: 8 }, CallerBp::Same);
     check(Rule::END, at(0x1000, 7), &[1], Step::End(StackEnd::Complete));
     check(leaf, at(0x1000, 7), &[0], Step::End(StackEnd::Complete));
@@ -116,13 +116,13 @@ fn return_addresses_are_looked_up_inside_the_call() {
     assert_eq!(Registers { is_return_address: false, ..at(0, 0) }.lookup_address(), 0x40_0100);
 }
 
-/// `base + offset` as mathematics has it, in 64 bits.
+/// `base + offset` in 64 bits.
 fn plus(base: u64, offset: i64) -> u64 {
     let sum = (i128::from(base) + i128::from(offset)).rem_euclid(1 << 64);
     u64::try_from(sum).expect("reduced to 64 bits")
 }
 
-/// What the rule's documentation says.
+/// Evaluates a rule as its documentation specifies.
 fn plainly(rule: Rule, registers: &Registers, memory: &Noise) -> Option<Step> {
     let cfa = match rule.cfa()? {
         Cfa::Sp { offset } => plus(registers.sp, offset.into()),
@@ -151,7 +151,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
     #[test]
-    fn every_rule_does_what_it_says(
+    fn every_rule_matches_its_specification(
         cfa in cfa(),
         caller_bp in caller_bp(),
         (ip, sp, bp, is_return_address) in any::<(u64, u64, u64, bool)>(),
@@ -165,7 +165,7 @@ proptest! {
     }
 
     #[test]
-    fn registers_of_all_kinds_do_no_harm(
+    fn arbitrary_registers_do_not_panic(
         reserved in 0..Rule::RESERVED.len(),
         (ip, sp, bp, is_return_address) in any::<(u64, u64, u64, bool)>(),
         seed in any::<u64>(),

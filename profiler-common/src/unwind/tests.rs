@@ -1,4 +1,4 @@
-//! Rules survive packing, and the search agrees with a walk over all rows.
+//! Rules survive packing, and the search agrees with a linear scan of all rows.
 
 use super::*;
 use proptest::collection::{btree_map, vec};
@@ -43,7 +43,7 @@ pub(crate) fn caller_bp() -> impl Strategy<Value = CallerBp> {
 }
 
 #[test]
-fn a_stack_that_would_not_shrink_has_no_rule() {
+fn a_rule_that_does_not_shrink_the_stack_is_rejected() {
     for offset in [i32::MIN, -8, 0, 7] {
         assert_eq!(Rule::new(Cfa::Sp { offset }, CallerBp::Same), None, "rsp{offset:+}");
     }
@@ -64,7 +64,7 @@ fn reserved_rules_are_distinct_and_have_no_cfa() {
 fn unknown_kinds_are_refused() {
     assert_eq!(Rule::from_bytes([0, 0, 0, 0, 0, 0, KIND_PLT + 1, 0]), None);
     assert_eq!(Rule::from_bytes([8, 0, 0, 0, 0, 0, KIND_SP, BP_LOST + 1]), None);
-    // Numbers that no packing leaves behind.
+    // Bytes that no encoding produces.
     assert_eq!(Rule::from_bytes([8, 0, 0, 0, 1, 0, KIND_SP, BP_SAME]), None);
     assert_eq!(Rule::from_bytes([1, 0, 0, 0, 0, 0, KIND_END, BP_SAME]), None);
 }
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn the_search_agrees_with_a_walk(
+    fn the_search_agrees_with_a_linear_scan(
         // Address in a module of 8 pages → rule, as a sorted map: the rule holds up to the next address.
         model in btree_map(0_u64..8 << PAGE_BITS, 1_u16..6, 0..200),
         start in any::<u64>(),
@@ -120,7 +120,7 @@ proptest! {
             }
             pages.push(PageRows { first, end: u32::try_from(rows.len()).expect("few rows") });
         }
-        // Other modules' pages lie before.
+        // Pages of other modules.
         let pages = [vec![PageRows { first: 7, end: 3 }; 3], pages].concat();
         let tables = Tables { rows, pages, rules: rules.clone() };
         let table = TableRef { start, page_first: 3, page_count: 8 };
@@ -132,7 +132,7 @@ proptest! {
     }
 
     #[test]
-    fn nonsense_in_the_maps_does_no_harm(
+    fn arbitrary_map_contents_do_not_panic(
         rows in vec(any::<(u16, u16)>(), 0..50),
         page in any::<(u32, u32)>(),
         table in any::<(u64, u32, u32)>(),

@@ -1,19 +1,19 @@
-//! Functions that users name: `[HEAP=]LIB:FUNCTION(KEY=VALUE, …)[@INTERVAL]`.
+//! User-defined functions: `[HEAP=]LIB:FUNCTION(KEY=VALUE, …)[@INTERVAL]`.
 //!
 //! | written | means |
 //! |---|---|
 //! | `size=argN` | the argument that holds the size in bytes, 1 to 6 |
 //! | `count=argN` | an argument that multiplies it |
-//! | `ptr=ret` | the block is what the function returns |
-//! | `ptr=*argN` | the block is stored where this argument points, and 0 is returned |
+//! | `ptr=ret` | the function returns the block |
+//! | `ptr=*argN` | the function stores the block at this argument and returns 0 |
 //! | `old=argN` | the block that the function takes |
 //! | `pages` | the size is rounded up to whole pages |
-//! | `leaf` | the function calls no other hooked one, so calls that are not sampled cost less |
+//! | `leaf` | the function calls no other hooked one, so unsampled calls cost less |
 //! | `throws` | it may throw a C++ exception instead of returning |
-//! | `frees-on-failure` | when it fails it has freed the old block |
+//! | `frees-on-failure` | a failed call has freed the old block |
 //!
-//! Which of `size`, `ptr` and `old` are there tells the shape: a function that takes a block frees it, one that gives
-//! one allocates, one that does both reallocates.
+//! The presence of `size`, `ptr` and `old` determines the shape: a function that takes a block frees it, one that returns one
+//! allocates, one that does both reallocates.
 
 use std::fmt;
 use std::ops::Range;
@@ -25,39 +25,38 @@ use super::selection::{ALL, MMAP, interval_bytes};
 use super::spec::HookSpec;
 use crate::process::module_pattern::ModulePattern;
 
-/// Longest name of a heap, in bytes.
+/// Maximum length of a heap's name, in bytes.
 const HEAP_NAME_BYTES_MAX: usize = 64;
 
-/// The heap of functions that may be in any module, where none is named.
+/// Heap of functions in any module, unless one is given.
 const DEFAULT_HEAP: &str = "custom";
 
-/// A function that a user names, in a heap.
+/// A user-defined function and its heap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CustomHook {
-    /// Its heap.
     pub heap: String,
-    /// The modules that it may be in.
+    /// Modules that are searched for it.
     pub modules: ModulePattern,
-    /// The function. Its name is leaked, once for each that is parsed: there are as many as a user writes.
+    /// The function. Its name is leaked, once per parsed hook.
     pub spec: HookSpec,
-    /// Mean bytes between the heap's samples, where it is not to be the recording's.
+    /// Mean bytes between the heap's samples, if it differs from the recording's.
     pub interval_bytes: Option<u32>,
 }
 
-/// What is wrong with a hook, and where.
+/// Why a hook is rejected, with the position in its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookError {
     text: String,
-    /// Bytes of the text.
+    /// Byte range in the text.
     at: Range<usize>,
     reason: String,
 }
 
-/// Characters of a text that an error shows, and how many of them may stand before the place.
+/// Maximum characters of a text in an error, and maximum before the position.
 const SHOWN_MAX: usize = 160;
 const SHOWN_BEFORE_MAX: usize = 80;
 
-/// As much of a text as an error shows.
+/// The start of a text, as shown in an error.
 fn start_of(text: &str) -> String {
     match text.char_indices().nth(SHOWN_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -72,7 +71,7 @@ impl fmt::Display for HookError {
         let columns = |range: Range<usize>| self.text.get(range).map_or(0, |part| part.chars().count());
         let (before, width) = (columns(0..self.at.start), columns(self.at.clone()).max(1));
         writeln!(f, "{}", start_of(&self.reason))?;
-        // Of a long text the part around the place: nobody reads the rest, and a formatter has no room for it.
+        // Show only the part of a long text around the position: a formatter's width is limited.
         let cut_before = before.saturating_sub(SHOWN_BEFORE_MAX);
         let (mark, mark_width) = if cut_before > 0 { ("…", 1) } else { ("", 0) };
         let from = self.text.char_indices().nth(cut_before).map_or(0, |(at, _)| at);
@@ -81,7 +80,7 @@ impl fmt::Display for HookError {
     }
 }
 
-/// A part of a text that is being read, which knows where it is.
+/// A part of a text that is being parsed, with its position.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     text: &'a str,
@@ -103,7 +102,7 @@ impl<'a> Part<'a> {
         Self { start: self.start + front, end: self.start + front + self.str().trim().len(), ..self }
     }
 
-    /// The parts before and behind a place in it, without the bytes between.
+    /// The parts before and after a position, without `bytes` bytes in between.
     fn cut(self, at: usize, bytes: usize) -> (Self, Self) {
         (Self { end: self.start + at, ..self }, Self { start: self.start + at + bytes, ..self })
     }
@@ -120,18 +119,18 @@ impl FromStr for CustomHook {
         let whole = Part::whole(text);
         let open = whole.str().find('(').ok_or_else(|| {
             let end = Part { start: text.len(), ..whole };
-            end.error("no `(` behind the function; write it like `libx.so:x_alloc(size=arg1, ptr=ret)`")
+            end.error("missing `(` after the function; write it like `libx.so:x_alloc(size=arg1, ptr=ret)`")
         })?;
         let (name, _) = whole.cut(open, 0);
         let colon = name.str().rfind(':').ok_or_else(|| {
-            name.error(format!("`{}` names no module; write `LIB:FUNCTION`, or `*:FUNCTION` for any", name.str()))
+            name.error(format!("`{}` specifies no module; write `LIB:FUNCTION`, or `*:FUNCTION` for any", name.str()))
         })?;
         let (module, _) = name.cut(colon, 1);
         let (_, function) = whole.cut(colon, 1);
         let (heap, module) = split_heap(module)?;
         let module = module.trim();
         if module.str().is_empty() {
-            return Err(module.error("the module is missing; write a file name like `libx.so*`, a whole path, or `*`"));
+            return Err(module.error("the module is missing; write a file name like `libx.so*`, a full path, or `*`"));
         }
         let (spec, interval) = parse_function(function)?;
         let modules = ModulePattern::new(module.str());
@@ -146,37 +145,33 @@ impl fmt::Display for CustomHook {
     }
 }
 
-/// A function as it stands in a spec file, without module and heap: `FUNCTION(KEY=VALUE, …)`.
-///
-/// # Errors
-///
-/// Says which part of the text is wrong.
+/// Parses a function of a spec file, without module and heap: `FUNCTION(KEY=VALUE, …)`.
 pub fn function(text: &str) -> Result<HookSpec, HookError> {
     let part = Part::whole(text).trim();
     let (spec, interval) = parse_function(part)?;
     let behind = Part { start: part.str().rfind('@').map_or(part.start, |at| part.start + at), ..part };
-    if interval.is_some() { Err(behind.error("an interval is the heap's: write it as `interval`")) } else { Ok(spec) }
+    if interval.is_some() {
+        Err(behind.error("the interval belongs to the heap: write it as `interval`"))
+    } else {
+        Ok(spec)
+    }
 }
 
-/// Whether a heap may have this name.
-///
-/// # Errors
-///
-/// Why not.
+/// Checks a heap's name; the error is the reason.
 pub(crate) fn check_heap_name(name: &str) -> Result<(), String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'+');
     if name.is_empty() || name.len() > HEAP_NAME_BYTES_MAX || !name.bytes().all(allowed) {
         return Err(format!(
-            "`{name}` cannot be a heap's name; it has letters, digits, `_`, `-`, `.` and `+`, at most {HEAP_NAME_BYTES_MAX}"
+            "`{name}` is not a valid heap name; use letters, digits, `_`, `-`, `.` and `+`, at most {HEAP_NAME_BYTES_MAX}"
         ));
     }
     if matches!(name, MMAP | ALL) {
-        return Err(format!("`{name}` has a meaning of its own; give the heap another name"));
+        return Err(format!("`{name}` is reserved; choose another heap name"));
     }
     Ok(())
 }
 
-/// A heap's name ends at the first `=`; in a whole path that is part of a name.
+/// Splits off a heap's name, which ends at the first `=`. In a full path, `=` is part of the path.
 fn split_heap(module: Part<'_>) -> Result<(Option<String>, Part<'_>), HookError> {
     let Some(equals) = module.str().find('=').filter(|_| !module.trim().str().starts_with('/')) else {
         return Ok((None, module));
@@ -187,18 +182,18 @@ fn split_heap(module: Part<'_>) -> Result<(Option<String>, Part<'_>), HookError>
     Ok((Some(heap.str().to_owned()), module))
 }
 
-/// The module's file name up to what varies in it.
+/// Derives a heap's name from the module's file name without version and wildcards.
 fn default_heap(modules: &ModulePattern) -> String {
     let file = modules.as_str().rsplit('/').next().unwrap_or_default();
     let stem = file.split(".so").next().unwrap_or_default().trim_matches(['*', '?', '.']);
     if check_heap_name(stem).is_ok() { stem.to_owned() } else { DEFAULT_HEAP.to_owned() }
 }
 
-/// `FUNCTION(…)`, and the interval behind it.
+/// Parses `FUNCTION(…)` and an optional interval.
 fn parse_function(part: Part<'_>) -> Result<(HookSpec, Option<u32>), HookError> {
     let text = part.str();
     let open =
-        text.find('(').ok_or_else(|| part.error("no `(` behind the function; write it like `x_free(old=arg1)`"))?;
+        text.find('(').ok_or_else(|| part.error("missing `(` after the function; write it like `x_free(old=arg1)`"))?;
     let (name, inside) = part.cut(open, 1);
     let name = name.trim();
     let symbol = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'$');
@@ -206,13 +201,17 @@ fn parse_function(part: Part<'_>) -> Result<(HookSpec, Option<u32>), HookError> 
         let reason = "is not a function's symbol; for C++ and Rust give the mangled name, as `nm -D` prints it";
         return Err(name.error(format!("`{}` {reason}", name.str())));
     }
-    let close = inside.str().find(')').ok_or_else(|| inside.error("no `)` behind the arguments"))?;
+    let close = inside.str().find(')').ok_or_else(|| inside.error("missing `)` after the arguments"))?;
     let (inside, behind) = inside.cut(close, 1);
     let behind = behind.trim();
     let interval = match behind.str().strip_prefix('@') {
         Some(bytes) => Some(interval_bytes(bytes.trim()).map_err(|error| behind.error(error.to_string()))?),
         None if behind.str().is_empty() => None,
-        None => return Err(behind.error(format!("`{}` follows the function; only `@INTERVAL` may", behind.str()))),
+        None => {
+            return Err(
+                behind.error(format!("unexpected `{}` after the function; only `@INTERVAL` is allowed", behind.str()))
+            );
+        }
     };
     let mut keys = Keys::default();
     let mut rest = inside;
@@ -225,7 +224,7 @@ fn parse_function(part: Part<'_>) -> Result<(HookSpec, Option<u32>), HookError> 
     Ok((keys.spec(name.str(), inside)?, interval))
 }
 
-/// What is written between the parentheses.
+/// The keys between the parentheses.
 #[derive(Default)]
 struct Keys {
     size: Option<usize>,
@@ -247,7 +246,7 @@ impl Keys {
             "size" => &mut self.size,
             "count" => &mut self.count,
             "old" => &mut self.old,
-            "ptr" if self.returned || self.out.is_some() => return Err(key.error("`ptr` is given twice")),
+            "ptr" if self.returned || self.out.is_some() => return Err(key.error("duplicate `ptr`")),
             "ptr" if value.str() == "ret" => {
                 self.returned = true;
                 return Ok(());
@@ -255,7 +254,7 @@ impl Keys {
             "ptr" => {
                 let Some(argument) = value.str().strip_prefix('*') else {
                     let reason =
-                        "is not where a block can be; `ret` is what is returned, `*arg1` what argument 1 points at";
+                        "is not a location of a block; use `ret` for the result or `*arg1` for a pointer argument";
                     return Err(value.error(format!("`{}` {reason}", value.str())));
                 };
                 let (_, argument) = value.cut(value.str().len() - argument.len(), 0);
@@ -263,11 +262,11 @@ impl Keys {
                 return Ok(());
             }
             unknown => {
-                return Err(key.error(format!("`{unknown}` is no key; there are `size`, `count`, `ptr` and `old`")));
+                return Err(key.error(format!("unknown key `{unknown}`; valid are `size`, `count`, `ptr` and `old`")));
             }
         };
         if slot.replace(argument_number(value)?).is_some() {
-            return Err(key.error(format!("`{}` is given twice", key.str())));
+            return Err(key.error(format!("duplicate `{}`", key.str())));
         }
         Ok(())
     }
@@ -284,7 +283,7 @@ impl Keys {
     fn spec(&self, name: &str, inside: Part<'_>) -> Result<HookSpec, HookError> {
         let has = |flag: &str| self.flags.contains(&flag);
         let need_size =
-            || self.size.ok_or_else(|| inside.error("no `size`: which argument says how large the block is?"));
+            || self.size.ok_or_else(|| inside.error("missing `size`: which argument is the size of the block?"));
         let shaped = |function: &'static str| match (self.old, self.out, self.returned) {
             (Some(old), None, true) => Ok(HookSpec::realloc(function, old, need_size()?)),
             (None, None, true) => Ok(HookSpec::alloc(function, need_size()?)),
@@ -293,19 +292,20 @@ impl Keys {
                 Ok(HookSpec::free(function, old))
             }
             (Some(_), None, false) => {
-                Err(inside.error("a function that frees has `old` alone; one that reallocates has `ptr=ret` too"))
+                Err(inside.error("a function that frees has only `old`; one that reallocates has `ptr=ret` too"))
             }
-            (Some(_), Some(_), false) => Err(inside
-                .error("`old` goes with `ptr=ret`; a block that is stored by `ptr=*arg` cannot be a reallocated one")),
+            (Some(_), Some(_), false) => {
+                Err(inside.error("`old` requires `ptr=ret`; a block stored by `ptr=*arg` cannot be reallocated"))
+            }
             (None, None, false) => {
-                Err(inside.error("no block: give `ptr=ret` or `ptr=*argN`, or `old=argN` if it frees one"))
+                Err(inside.error("missing block: specify `ptr=ret` or `ptr=*argN`, or `old=argN` if it frees one"))
             }
-            (_, Some(_), true) => Err(inside.error("`ptr` is given twice")),
+            (_, Some(_), true) => Err(inside.error("duplicate `ptr`")),
         };
         let spec = shaped("")?;
         let reallocates = spec.shape == CallShape::Realloc;
         if has("frees-on-failure") && !reallocates {
-            return Err(inside.error("`frees-on-failure` goes with `old` and `ptr=ret`"));
+            return Err(inside.error("`frees-on-failure` requires `old` and `ptr=ret`"));
         }
         Ok(HookSpec {
             function: Box::leak(name.to_owned().into_boxed_str()),
@@ -319,16 +319,16 @@ impl Keys {
     }
 }
 
-/// `arg1` is the first, which is number 0.
+/// Parses `argN`; `arg1` is argument 0.
 fn argument_number(part: Part<'_>) -> Result<usize, HookError> {
     let number = part.str().strip_prefix("arg").and_then(|digits| digits.parse::<usize>().ok());
     let known = number.filter(|number| (1..=Register::ARGUMENTS.len()).contains(number));
     known
         .map(|number| number - 1)
-        .ok_or_else(|| part.error(format!("`{}` is not an argument; there are `arg1` to `arg6`", part.str())))
+        .ok_or_else(|| part.error(format!("`{}` is not a valid argument; use `arg1` to `arg6`", part.str())))
 }
 
-/// A function as it is written.
+/// Formats a function as it is written.
 fn function_text(spec: &HookSpec) -> String {
     let argument = |key: &str, number: usize| format!("{key}arg{}", number + 1);
     let mut keys = Vec::new();

@@ -1,5 +1,4 @@
-//! All functions that users name beside those that are known, by heap: from the command line, from spec files, and from
-//! the specs that ship.
+//! User-defined hooks by heap: from the command line, from spec files, and from the built-in specs.
 
 use std::path::Path;
 
@@ -12,66 +11,58 @@ use super::spec::HookSpec;
 use crate::linux::input;
 use crate::process::module_pattern::ModulePattern;
 
-/// Specs that ship, by name.
-const SHIPPED: &[(&str, &str)] =
+/// Built-in specs, by name.
+const BUILT_IN: &[(&str, &str)] =
     &[("cpython", include_str!("../../specs/cpython.toml")), ("cuda", include_str!("../../specs/cuda.toml"))];
 
-/// Most bytes of a spec file that are read.
+/// Maximum bytes of a spec file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Functions that users name.
+/// User-defined hooks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HookSet {
     functions: Vec<CustomFunction>,
-    /// Heaps and their intervals, in the order in which they were named.
+    /// Heaps and their intervals, in the order in which they were defined.
     heaps: Vec<(String, Option<u32>)>,
 }
 
-/// A function, its heap, and where it may be.
+/// A user-defined function with its heap and its modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CustomFunction {
-    /// The heap.
     pub heap: String,
-    /// The modules that are searched for it, each of them.
+    /// All modules that match are searched.
     pub modules: Vec<ModulePattern>,
-    /// The function.
     pub spec: HookSpec,
-    /// The user has named it, and not a spec that ships, which names what other versions may have.
+    /// Defined by the user, not by a built-in spec, which includes functions of other versions.
     pub required: bool,
 }
 
 impl CustomFunction {
-    /// Whether it may be in the module with this path.
+    /// Whether the module with this path is searched.
     pub fn may_be_in(&self, path: &str) -> bool {
         self.modules.iter().any(|modules| modules.matches(path))
     }
 }
 
-/// Why a spec cannot be used.
+/// Why a spec is rejected.
 #[derive(Debug, Error)]
 pub enum SpecError {
-    /// Neither one that ships nor a path.
-    #[error("`{name}` is no spec that ships ({}), and no file: {source}", shipped_names().collect::<Vec<_>>().join(", "))]
-    Missing {
-        /// What was asked for.
-        name: String,
-        /// Why it is no file.
-        source: std::io::Error,
-    },
-    /// Not a table as it should be.
-    #[error("`{0}` is not a spec of hooks: {1}")]
+    #[error(
+        "`{name}` is neither a built-in spec ({}) nor a readable file: {source}",
+        built_in_names().collect::<Vec<_>>().join(", ")
+    )]
+    Missing { name: String, source: std::io::Error },
+    #[error("`{0}` is not a valid hook spec: {1}")]
     Form(String, toml::de::Error),
-    /// A heap that cannot be.
     #[error("`{0}`: {1}")]
     Heap(String, String),
-    /// A function that cannot be.
     #[error("`{0}`, heap `{1}`: {2}")]
     Function(String, String, HookError),
 }
 
-/// Names of the specs that ship.
-pub(crate) fn shipped_names() -> impl Iterator<Item = &'static str> {
-    SHIPPED.iter().map(|(name, _)| *name)
+/// Names of the built-in specs.
+pub(crate) fn built_in_names() -> impl Iterator<Item = &'static str> {
+    BUILT_IN.iter().map(|(name, _)| *name)
 }
 
 #[derive(Deserialize)]
@@ -90,7 +81,7 @@ struct FileHeap {
 }
 
 impl HookSet {
-    /// Adds a function that was named on the command line.
+    /// Adds a hook from the command line.
     pub fn add(&mut self, hook: CustomHook) {
         self.add_heap(&hook.heap, hook.interval_bytes);
         self.functions.push(CustomFunction {
@@ -101,9 +92,9 @@ impl HookSet {
         });
     }
 
-    /// Adds the spec that ships under this name or, where none does, the file at this path.
+    /// Adds the built-in spec with this name or, if there is none, the file at this path.
     pub fn load(&mut self, name_or_path: &str) -> Result<(), SpecError> {
-        match SHIPPED.iter().find(|(name, _)| *name == name_or_path) {
+        match BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
             Some((name, text)) => {
                 let named = self.functions.len();
                 self.parse(name, text)?;
@@ -120,11 +111,7 @@ impl HookSet {
         }
     }
 
-    /// Adds the heaps of a spec file's text. `name` is for errors.
-    ///
-    /// # Errors
-    ///
-    /// See [`SpecError`]; nothing is added then.
+    /// Adds the heaps of a spec file's text, or nothing on an error. `name` is for errors.
     pub fn parse(&mut self, name: &str, text: &str) -> Result<(), SpecError> {
         let file: File = toml::from_str(text).map_err(|error| SpecError::Form(name.to_owned(), error))?;
         let mut added = self.clone();
@@ -164,22 +151,22 @@ impl HookSet {
         }
     }
 
-    /// The functions, in the order in which they were named.
+    /// The functions, in the order in which they were defined.
     pub fn functions(&self) -> &[CustomFunction] {
         &self.functions
     }
 
-    /// The heaps' names, in the order in which they were named.
+    /// The heaps' names, in the order in which they were defined.
     pub fn heaps(&self) -> impl Iterator<Item = &str> {
         self.heaps.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The heap's interval in bytes, where it was given one.
+    /// The heap's interval in bytes, if specified.
     pub fn interval_bytes(&self, heap: &str) -> Option<u32> {
         self.heaps.iter().find(|(name, _)| name == heap)?.1
     }
 
-    /// Modules that are named, so that what they do not export is worth a search.
+    /// Modules that are named explicitly, so that their local functions are searched too.
     pub fn named_modules(&self) -> Vec<ModulePattern> {
         let named = self.functions.iter().flat_map(|function| &function.modules).filter(|modules| !modules.is_any());
         let mut modules: Vec<ModulePattern> = Vec::new();
@@ -212,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_file_makes_heaps() {
+    fn a_spec_file_defines_heaps() {
         let set = parsed(ARENA).expect("well formed");
         assert_eq!(set.heaps().collect::<Vec<_>>(), ["arena"]);
         assert_eq!(set.interval_bytes("arena"), Some(65_536));
@@ -225,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_spec_is_said() {
+    fn errors_in_specs_are_reported() {
         let check = |from: &str, to: &str, expected: &str| {
-            let error = parsed(&ARENA.replace(from, to)).expect_err("refused");
+            let error = parsed(&ARENA.replace(from, to)).expect_err("rejected");
             assert!(error.contains(expected) && error.contains("arena.toml"), "{error}");
         };
         check("arena_free(old=arg2)", "arena_free(old=arg9)", "^^^^");
         check("arena_free(old=arg2)", "arena_free(old=arg2)@1", "write it as `interval`");
-        check("\"arena\"", "\"mmap\"", "meaning of its own");
+        check("\"arena\"", "\"mmap\"", "is reserved");
         check("64KiB", "lots", "`lots` is not an interval");
         check("interval", "intervall", "intervall");
         check("[\"libarena.so*\", \"/opt/app/bin/server\"]", "[]", "at least one of each");
@@ -240,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_that_fails_adds_nothing() {
+    fn a_malformed_spec_adds_nothing() {
         let mut set = HookSet::default();
         let text = format!("{ARENA}\n[[heap]]\nname = \"b\"\nmodules = [\"*\"]\nfunctions = [\"f()\"]\n");
         set.parse("two.toml", &text).expect_err("the second heap is malformed");
@@ -248,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_that_is_not_there_names_those_that_are() {
+    fn a_missing_spec_lists_the_built_in_ones() {
         let error = HookSet::default().load("/nowhere/cuda").expect_err("no such file").to_string();
         assert!(error.contains("cpython, cuda") && error.contains("`/nowhere/cuda`"), "{error}");
     }
 
     #[test]
-    fn specs_that_ship_free_what_they_allocate() {
-        for name in shipped_names() {
+    fn built_in_specs_free_what_they_allocate() {
+        for name in built_in_names() {
             let mut set = HookSet::default();
             set.load(name).expect("well formed");
             for heap in set.heaps() {
@@ -280,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn cpythons_spec_is_of_functions_that_python_has() {
+    fn the_cpython_spec_matches_installed_python() {
         let mut set = HookSet::default();
         set.load("cpython").expect("well formed");
         let mut modules = crate::object::module::ModuleStore::new();

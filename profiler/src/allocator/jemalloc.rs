@@ -1,8 +1,8 @@
-//! jemalloc: its own interface, and all of it once more under the prefixes that it is built with to stand beside libc.
+//! jemalloc: its own interface, and all functions under the prefixes that it is built with for use beside libc's malloc.
 //!
-//! `sallocx` and `nallocx` tell sizes and allocate nothing.
+//! `sallocx` and `nallocx` return sizes and allocate nothing.
 
-use super::spec::HookSpec;
+use super::spec::{AllocatorSpec, HookSpec};
 
 /// The malloc family under a prefix.
 macro_rules! malloc_family {
@@ -23,7 +23,7 @@ macro_rules! malloc_family {
     };
 }
 
-/// jemalloc's own interface under a prefix: `flags` come last.
+/// jemalloc's own interface under a prefix.
 macro_rules! own_family {
     ($prefix:literal) => {
         &[
@@ -36,12 +36,22 @@ macro_rules! own_family {
     };
 }
 
-/// What jemalloc has beside the malloc family.
-pub(crate) const FUNCTIONS: &[HookSpec] = own_family!("");
+pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {
+    is_library: |_, file| file.starts_with("libjemalloc"),
+    fingerprints: &["mallocx"],
+    own_functions: PREFIXED,
+    plain_functions: own_family!(""),
+    is_required: |function| {
+        let plain = PREFIXES.iter().find_map(|prefix| function.strip_prefix(prefix));
+        plain.is_some_and(|plain| REQUIRED_FUNCTIONS.contains(&plain))
+    },
+    is_leaf,
+    calls_known: |_, _| true,
+    ..AllocatorSpec::named("jemalloc")
+};
 
-/// Both families under each prefix: jemalloc's customary one, and those of the Rust crates `tikv-jemalloc-sys` and
-/// `jemalloc-sys`.
-pub(crate) const PREFIXED: &[&[HookSpec]] = &[
+/// Both families under each prefix: jemalloc's usual one, and those of the Rust crates `tikv-jemalloc-sys` and `jemalloc-sys`.
+const PREFIXED: &[&[HookSpec]] = &[
     malloc_family!("je_"),
     own_family!("je_"),
     malloc_family!("_rjem_"),
@@ -50,9 +60,33 @@ pub(crate) const PREFIXED: &[&[HookSpec]] = &[
     own_family!("_rjem_je_"),
 ];
 
-/// Names, behind a prefix, without whose hooks a profile of a prefixed jemalloc is not whole: Rust programs call these.
-pub(crate) const REQUIRED_FUNCTIONS: &[&str] =
+/// Names without prefix of the functions that Rust programs call.
+const REQUIRED_FUNCTIONS: &[&str] =
     &["malloc", "free", "calloc", "realloc", "mallocx", "rallocx", "dallocx", "sdallocx"];
 
-/// The prefixes, the longest first.
-pub(crate) const PREFIXES: &[&str] = &["_rjem_je_", "_rjem_", "je_"];
+/// The longest first.
+const PREFIXES: &[&str] = &["_rjem_je_", "_rjem_", "je_"];
+
+/// From the disassembly of 5.3.0. No function of the tables is called by a public name except those omitted here, at any level
+/// of optimisation. jemalloc's operators call `malloc` if memory is exhausted, which is sampled as a separate allocation. The
+/// aligned operators call `aligned_alloc`.
+fn is_leaf(function: &str) -> bool {
+    let plain = PREFIXES.iter().find_map(|prefix| function.strip_prefix(prefix)).unwrap_or(function);
+    matches!(
+        plain,
+        "malloc"
+            | "calloc"
+            | "realloc"
+            | "posix_memalign"
+            | "aligned_alloc"
+            | "memalign"
+            | "valloc"
+            | "mallocx"
+            | "rallocx"
+            | "xallocx"
+            | "_Znwm"
+            | "_Znam"
+            | "_ZnwmRKSt9nothrow_t"
+            | "_ZnamRKSt9nothrow_t"
+    )
+}

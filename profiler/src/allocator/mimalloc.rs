@@ -1,13 +1,34 @@
 //! mimalloc's own functions. Those that take a heap take it as their first argument.
 //!
-//! `mi_heap_destroy` frees all blocks of a heap at once, which a hook that is told one block cannot see: the blocks stay
-//! in the books until their addresses are given out again. `mi_strdup` and its like allocate what no argument tells the
-//! size of, so their blocks are not seen.
+//! `mi_heap_destroy` frees all blocks of a heap at once, which a hook on single blocks cannot observe: the blocks stay in the
+//! ledger until their addresses are allocated again. The size that `mi_strdup` and similar functions allocate is not an argument,
+//! so their blocks are not recorded.
 
-use super::spec::HookSpec;
+use super::spec::{AllocatorSpec, HookSpec, malloc_is};
 
-/// All functions that take or give one block.
-pub(crate) const FUNCTIONS: &[HookSpec] = &[
+pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {
+    is_library: |_, file| file.starts_with("libmimalloc"),
+    fingerprints: &["mi_malloc"],
+    own_functions: &[FUNCTIONS],
+    is_required: |function| {
+        matches!(
+            function.strip_prefix("mi_"),
+            Some("malloc" | "free" | "calloc" | "zalloc" | "realloc" | "malloc_aligned" | "realloc_aligned")
+        )
+    },
+    is_leaf,
+    // Functions call each other unless they are inlined, so only the library as built by distributions is known.
+    calls_known: |candidate, file| {
+        !candidate.is_executable
+            && file.starts_with("libmimalloc")
+            && !file.contains("debug")
+            && malloc_is(candidate, "mi_malloc")
+    },
+    ..AllocatorSpec::named("mimalloc")
+};
+
+/// All functions that allocate or free one block.
+const FUNCTIONS: &[HookSpec] = &[
     HookSpec::free("mi_free", 0),
     HookSpec::free("mi_free_size", 0),
     HookSpec::free("mi_free_size_aligned", 0),
@@ -37,7 +58,7 @@ pub(crate) const FUNCTIONS: &[HookSpec] = &[
     HookSpec::realloc("mi_rezalloc_aligned_at", 0, 1),
     HookSpec::realloc("mi_recalloc_aligned_at", 0, 1).times(2),
     HookSpec::realloc("mi_reallocarray", 0, 1).times(2),
-    // In place: the block itself, or null and the block stays what it was, as with a realloc that fails.
+    // In place: returns the block, or null if the block is unchanged, as a failed realloc.
     HookSpec::realloc("mi_expand", 0, 1),
     HookSpec::realloc("mi__expand", 0, 1),
     HookSpec::realloc("mi_aligned_recalloc", 0, 1).times(2),
@@ -81,6 +102,30 @@ pub(crate) const FUNCTIONS: &[HookSpec] = &[
     HookSpec::alloc("mi_heap_alloc_new_n", 1).times(2).may_throw(),
 ];
 
-/// Without these a profile of a program that calls mimalloc by its own names is not whole.
-pub(crate) const REQUIRED_FUNCTIONS: &[&str] =
-    &["mi_malloc", "mi_free", "mi_calloc", "mi_zalloc", "mi_realloc", "mi_malloc_aligned", "mi_realloc_aligned"];
+/// From the disassembly of 2.0.9.
+fn is_leaf(function: &str) -> bool {
+    matches!(
+        function,
+        "malloc"
+            | "calloc"
+            | "mi_malloc"
+            | "mi_calloc"
+            | "mi_zalloc"
+            | "mi_malloc_small"
+            | "mi_zalloc_small"
+            | "mi_heap_malloc"
+            | "mi_heap_zalloc"
+            | "mi_heap_calloc"
+            | "mi_heap_mallocn"
+            | "mi_heap_malloc_small"
+            | "mi_heap_malloc_aligned_at"
+            | "mi_heap_zalloc_aligned_at"
+            | "mi_heap_alloc_new"
+            | "mi_heap_alloc_new_n"
+            | "mi_new"
+            | "mi_new_n"
+            | "mi_new_nothrow"
+            | "_Znwm"
+            | "_Znam"
+    )
+}

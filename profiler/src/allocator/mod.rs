@@ -1,18 +1,19 @@
-//! Allocators: which functions they have, and where a target's calls reach them.
+//! Allocators: their functions, and which of these a target's calls reach.
 
 pub(crate) mod custom;
-pub(crate) mod cxx;
 pub(crate) mod detect;
+mod glibc;
 pub(crate) mod hook_set;
-pub(crate) mod jemalloc;
+mod jemalloc;
 pub(crate) mod libc;
-pub(crate) mod mimalloc;
+mod mimalloc;
 pub(crate) mod mmap;
+mod musl;
 pub(crate) mod resolve;
-pub(crate) mod rust;
+mod rust;
 pub(crate) mod selection;
 pub(crate) mod spec;
-pub(crate) mod tcmalloc;
+mod tcmalloc;
 
 #[cfg(test)]
 mod tests;

@@ -1,92 +1,81 @@
-//! Finds the functions that a target's calls really reach. Pure: what modules define is passed in.
+//! Finds the functions that a target's calls reach. Pure: the definitions of modules are an argument.
 //!
-//! Which definition of a name a call reaches depends on who calls. By default it is the first in the dynamic linker's
-//! order, and the module whose `malloc` that is serves the process. But a plug-in that is linked with `-Bsymbolic` or
-//! opened with `RTLD_DEEPBIND`, and what `dlmopen` loads, reaches another; and a program may have an allocator under a
-//! prefix beside the one that has the plain names. A hook that nothing reaches costs the target nothing, so all of them
-//! are hooked, and told apart by [`ResolvedHook::reached_by_default`].
+//! Which definition of a name a call reaches depends on the caller. By default it is the first in the dynamic linker's order,
+//! and the module whose `malloc` that is serves the process. But a plug-in that is linked with `-Bsymbolic` or opened with
+//! `RTLD_DEEPBIND`, and modules loaded by `dlmopen`, reach another; and a program may have an allocator under a prefix beside the
+//! one with the plain names. An unused hook costs the target nothing, so all of them are hooked, and
+//! [`ResolvedHook::reached_by_default`] distinguishes them.
 
+use profiler_common::hook::CallShape;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
 
-use super::detect::{self, Family, Identity};
+use super::detect::{self, ALLOCATORS, Identity, supported};
 use super::hook_set::HookSet;
 use super::libc::DEFINING_FUNCTION;
 use super::selection::{HeapSelection, MMAP};
 use super::spec::HookSpec;
-use super::{cxx, jemalloc, libc, mimalloc, mmap, rust, tcmalloc};
+use super::{glibc, libc, mmap, rust};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::object::ObjectError;
 use crate::object::symbols::{DefinedFunction, SymbolSource};
 use crate::process::definitions::Candidate;
 
-/// A function to hook, found.
+/// A function to hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ResolvedHook {
-    /// What it is.
     pub spec: HookSpec,
-    /// The module that defines it.
     pub module: ModuleId,
-    /// That module's path, as the target names it.
+    /// The module's path in the target.
     pub path: String,
-    /// Its code in the module's file.
+    /// Entry of the function in the module's file.
     pub offset: FileOffset,
-    /// Bytes of code; 0 when its symbol does not say.
+    /// 0 if unknown.
     pub size_bytes: u64,
-    /// Name of the heap it serves.
     pub heap: String,
     /// Other names of the same code.
     pub aliases: Vec<&'static str>,
-    /// Calls of its name reach it unless something special is done; or a user named it. A heap of which no hook is so is
-    /// in use only if it has events.
+    /// Ordinary calls of its name reach it, or it is user-defined. A heap without such a hook is in use only if it has events.
     pub reached_by_default: bool,
-    /// Without it the profile is not whole.
+    /// Without it, the profile is incomplete.
     pub required: bool,
 }
 
 /// Why there is nothing to hook.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum NoAllocator {
-    /// The Go runtime allocates by itself.
     #[error(
-        "`{0}` is a Go program, which allocates from the Go runtime's own heap; supported are programs that call the malloc of glibc, musl, jemalloc, tcmalloc or mimalloc (Go's own profiles: `go tool pprof`)"
+        "`{0}` is a Go program, which allocates from the Go runtime's own heap; supported are programs that call the malloc of {supported} (Go's own profiles: `go tool pprof`)",
+        supported = supported()
     )]
     Go(String),
-    /// Nothing to find functions by.
     #[error(
-        "`{0}` is statically linked and names no `malloc`: it is stripped or has its own allocator; heapbpf needs the symbol (keep .symtab: link without `-s`)"
+        "`{0}` is statically linked and has no symbol `malloc`: it is stripped or has its own allocator; heapbpf needs the symbol (keep .symtab: link without `-s`)"
     )]
     Static(String),
-    /// Dynamic, but nothing defines malloc.
+    /// Dynamically linked, but no module defines malloc.
     #[error(
-        "no module of `{0}` defines `malloc`; supported are glibc, musl, jemalloc, tcmalloc, mimalloc and any library that exports malloc (name others with `--hook`)"
+        "no module of `{0}` defines `malloc`; supported are {supported} and any library that exports malloc (add others with `--hook`)",
+        supported = supported()
     )]
     None(String),
-    /// The program's file, and so its allocator, cannot be inspected.
-    #[error("`{0}` cannot be inspected: {1}")]
+    #[error("cannot inspect `{0}`: {1}")]
     Unreadable(String, ObjectError),
-    /// There are heaps, but they are not wanted. One that is may still be loaded.
+    /// Only heaps that are not selected were found. A selected one may still be loaded.
     #[error(
-        "`{program}` has none of the heaps that are selected ({selected}), only `{}`; name one of these with `--heap`",
+        "`{program}` has none of the selected heaps ({selected}); available: `{}`; select one with `--heap`",
         .heaps.join("`, `")
     )]
-    NotSelected {
-        /// The program.
-        program: String,
-        /// The heaps that were to be watched, in words.
-        selected: String,
-        /// The heaps that it has.
-        heaps: Vec<String>,
-    },
+    NotSelected { program: String, selected: String, heaps: Vec<String> },
 }
 
-/// Symbols to look up in modules: those of all tables, of what tells allocators apart, and of the hooks that users name.
+/// Symbols to look up in modules: those of all tables, of detection, and of user-defined hooks.
 pub(crate) fn symbols(hooks: &HookSet) -> Vec<&'static str> {
-    let tables =
-        [libc::FUNCTIONS, libc::SECOND_NAMES, cxx::FUNCTIONS, jemalloc::FUNCTIONS, rust::FUNCTIONS, mmap::FUNCTIONS];
-    let prefixed = PREFIXED.iter().flat_map(|family| family.tables.iter().copied());
-    let functions = tables.into_iter().chain(prefixed).flatten().map(|spec| spec.function);
+    let tables = [libc::FUNCTIONS, libc::ALIASES, libc::OPERATORS, rust::FUNCTIONS, mmap::FUNCTIONS];
+    let of_allocators =
+        ALLOCATORS.iter().flat_map(|allocator| allocator.own_functions.iter().chain([&allocator.plain_functions]));
+    let functions = tables.iter().chain(of_allocators).copied().flatten().map(|spec| spec.function);
     let custom = hooks.functions().iter().map(|function| function.spec.function);
     let mut names: Vec<&'static str> = functions.chain(detect::symbols()).chain(custom).collect();
     names.sort_unstable();
@@ -94,17 +83,17 @@ pub(crate) fn symbols(hooks: &HookSet) -> Vec<&'static str> {
     names
 }
 
-/// The hooks for a target with these modules: module by module in the linker's order, in each those first that free.
+/// The hooks for a target with these modules: by module in the linker's order, freeing functions first.
 pub(crate) fn resolve(
     candidates: &[Candidate],
     hooks: &HookSet,
     selection: &HeapSelection,
 ) -> Result<Vec<ResolvedHook>, NoAllocator> {
     let mut ordered: Vec<&Candidate> =
-        candidates.iter().filter(|candidate| !detect::is_dynamic_linker(candidate)).collect();
+        candidates.iter().filter(|candidate| !glibc::is_dynamic_linker(candidate)).collect();
     ordered.sort_by_cached_key(|candidate| search_order(candidate));
     let winner = ordered.iter().find(|candidate| defines_malloc(candidate)).map(|candidate| candidate.module);
-    // A program links an allocator's operators in only because it calls them.
+    // A program contains an allocator's operators only if it calls them.
     let uses_operator_new = candidates.iter().any(|candidate| {
         candidate.imports_operator_new || (candidate.is_executable && candidate.exported("_Znwm").is_some())
     });
@@ -120,7 +109,7 @@ pub(crate) fn resolve(
         resolution.take(found);
     }
     if !resolution.found_allocator {
-        // Whatever stands behind a Rust program's allocator has no name that is known.
+        // The allocator behind a Rust program's functions is unknown.
         for candidate in ordered.iter().filter(|candidate| candidate.is_executable) {
             let mut found = Found::new(candidate);
             resolution.rust(&mut found);
@@ -131,13 +120,24 @@ pub(crate) fn resolve(
         return Err(none(candidates, resolution.unselected, selection));
     }
     if selection.wants(MMAP) {
-        mmap::follow_all(&mut resolution.hooks);
+        follow_all(&mut resolution.hooks);
     }
     Ok(resolution.hooks)
 }
 
-/// The earlier, the smaller. Where the linker's list is not known: the program, libraries, C libraries behind those that
-/// replace their functions. What the linker does not know of comes last.
+/// Follows every allocating call of these hooks to its return, sampled or not. Required for all hooks of a process in which
+/// `mmap` is recorded too: memory that an allocator maps for itself is counted as the blocks that it allocates there, and only a
+/// followed call identifies nested calls.
+///
+/// Memory that an allocator maps in a free, or on a thread of its own, is not nested in such a call.
+fn follow_all(hooks: &mut [ResolvedHook]) {
+    for hook in hooks.iter_mut().filter(|hook| hook.spec.shape != CallShape::Free) {
+        hook.spec.delegates = true;
+    }
+}
+
+/// The linker's search order. If its list is unknown: the program, libraries, then C libraries, whose functions the others
+/// replace. Modules that are not in the list come last.
 fn search_order(candidate: &Candidate) -> impl Ord + use<> {
     let guess = match (candidate.is_executable, defines_malloc(candidate)) {
         (true, _) => 0,
@@ -151,40 +151,12 @@ fn defines_malloc(candidate: &Candidate) -> bool {
     candidate.exported(DEFINING_FUNCTION).is_some()
 }
 
-/// Allocators under names of their own, which may stand in any module beside another malloc.
-struct Prefixed {
-    family: Family,
-    tables: &'static [&'static [HookSpec]],
-    required: fn(&str) -> bool,
-}
-
-const PREFIXED: &[Prefixed] = &[
-    Prefixed {
-        family: Family::Jemalloc,
-        tables: jemalloc::PREFIXED,
-        required: |function| {
-            let plain = jemalloc::PREFIXES.iter().find_map(|prefix| function.strip_prefix(prefix));
-            plain.is_some_and(|plain| jemalloc::REQUIRED_FUNCTIONS.contains(&plain))
-        },
-    },
-    Prefixed {
-        family: Family::Tcmalloc,
-        tables: &[tcmalloc::FUNCTIONS, tcmalloc::GOOGLE_FUNCTIONS],
-        required: |function| tcmalloc::REQUIRED_FUNCTIONS.contains(&function),
-    },
-    Prefixed {
-        family: Family::Mimalloc,
-        tables: &[mimalloc::FUNCTIONS],
-        required: |function| mimalloc::REQUIRED_FUNCTIONS.contains(&function),
-    },
-];
-
-/// What is to be said of a hook beside its function.
+/// Properties of a hook besides its function.
 struct Role<'a> {
     heap: &'a str,
     reached_by_default: bool,
     required: bool,
-    /// A second name of what is hooked already is not worth telling.
+    /// An alias of a hooked function is not reported.
     silent: bool,
 }
 
@@ -206,7 +178,7 @@ impl<'a> Found<'a> {
     fn add(&mut self, spec: &HookSpec, function: &DefinedFunction, role: &Role<'_>) {
         if let Some(&at) = self.by_offset.get(&function.offset) {
             let same = &mut self.hooks[at];
-            // What a user put into a heap stays there.
+            // A user-defined hook keeps its heap.
             if same.heap == role.heap {
                 same.spec.may_throw |= spec.may_throw;
                 same.required |= role.required;
@@ -233,13 +205,13 @@ impl<'a> Found<'a> {
 }
 
 struct Resolution<'a> {
-    /// Something in the process calls C++'s operator new.
+    /// The process calls C++'s operator new.
     uses_operator_new: bool,
     hooks: Vec<ResolvedHook>,
     selection: &'a HeapSelection,
-    /// Heaps that are there and not wanted.
+    /// Heaps that were found but not selected.
     unselected: Vec<String>,
-    /// One of the tables had something to say.
+    /// A known allocator was found.
     found_allocator: bool,
 }
 
@@ -257,11 +229,11 @@ impl Resolution<'_> {
         wanted
     }
 
-    /// Functions that users name come first: what they say of a function goes before what is known of it.
+    /// User-defined functions come first: they override known ones.
     fn custom(&mut self, found: &mut Found<'_>, hooks: &HookSet) {
         let candidate = found.candidate;
         for custom in hooks.functions().iter().filter(|custom| custom.may_be_in(&candidate.path)) {
-            // Local functions elsewhere than in the modules that are named have the name by chance.
+            // In modules that are not named explicitly, a local function may have the name by chance.
             let named = !custom.modules.iter().all(|modules| modules.is_any());
             let functions = candidate.functions(custom.spec.function);
             for function in functions.iter().filter(|function| function.global || named || candidate.is_executable) {
@@ -273,7 +245,7 @@ impl Resolution<'_> {
         }
     }
 
-    /// A module's malloc family, if it has one, with what belongs to it under names without a prefix.
+    /// A module's malloc family, if it has one, and other functions without a prefix that belong to it.
     fn plain(&mut self, found: &mut Found<'_>, is_winner: bool) {
         let (candidate, identity) = (found.candidate, found.identity.clone());
         if !defines_malloc(candidate) {
@@ -283,16 +255,16 @@ impl Resolution<'_> {
         if !self.wants(&identity.heap) {
             return;
         }
-        let operators = if identity.has_own_operators() { cxx::FUNCTIONS } else { &[] };
-        let tables = [libc::FUNCTIONS, operators, jemalloc::FUNCTIONS, libc::SECOND_NAMES];
-        for (table, spec) in tables.iter().flat_map(|table| table.iter().map(move |spec| (*table, spec))) {
+        let operators = if identity.is_c_library() { &[] } else { libc::OPERATORS };
+        let plain = ALLOCATORS.iter().map(|allocator| allocator.plain_functions);
+        let specs = [libc::FUNCTIONS, operators].into_iter().chain(plain).flatten().map(|spec| (spec, false));
+        for (spec, is_alias) in specs.chain(libc::ALIASES.iter().map(|spec| (spec, true))) {
             let Some(function) = candidate.exported(spec.function) else { continue };
-            let second_name = std::ptr::eq(table, libc::SECOND_NAMES);
-            // Inside a static program musl has these for itself.
-            if second_name && function.source == SymbolSource::Static {
+            // In a static program, these are internal functions of musl.
+            if is_alias && function.source == SymbolSource::Static {
                 continue;
             }
-            // Behind another allocator, these give that one's blocks. What else libc defines it implements by itself.
+            // If another allocator precedes libc, these return its blocks. libc's other functions do not call it.
             if !is_winner && identity.calls_back(spec.function) {
                 continue;
             }
@@ -301,35 +273,35 @@ impl Resolution<'_> {
                 reached_by_default: is_winner,
                 required: is_winner
                     && (libc::REQUIRED_FUNCTIONS.contains(&spec.function)
-                        || (self.uses_operator_new && cxx::REQUIRED_FUNCTIONS.contains(&spec.function))),
-                silent: second_name,
+                        || (self.uses_operator_new && libc::REQUIRED_OPERATORS.contains(&spec.function))),
+                silent: is_alias,
             };
-            found.add(&told(&identity, spec), function, &role);
+            found.add(&refined(&identity, spec), function, &role);
         }
     }
 
-    /// Allocators under names of their own. These names are nobody's by chance, so local functions count.
+    /// Allocators under names of their own. These names are unique, so local functions count too.
     fn prefixed(&mut self, found: &mut Found<'_>, is_winner: bool) {
         let candidate = found.candidate;
-        for family in PREFIXED {
-            let identity = Identity::of_family(candidate, family.family);
-            // Its malloc is another name of the same allocator.
-            let reached_by_default = is_winner && found.identity.family == family.family;
-            for spec in family.tables.iter().copied().flatten() {
+        for allocator in ALLOCATORS {
+            let identity = Identity::known(candidate, allocator);
+            // The module's malloc is another name of the same allocator.
+            let reached_by_default = is_winner && found.identity.heap == identity.heap;
+            for spec in allocator.own_functions.iter().copied().flatten() {
                 for function in candidate.functions(spec.function) {
                     self.found_allocator = true;
                     if !self.wants(&identity.heap) {
                         continue;
                     }
-                    let required = candidate.is_executable && (family.required)(spec.function);
+                    let required = candidate.is_executable && (allocator.is_required)(spec.function);
                     let role = Role { heap: &identity.heap, reached_by_default, required, silent: false };
-                    found.add(&told(&identity, spec), function, &role);
+                    found.add(&refined(&identity, spec), function, &role);
                 }
             }
         }
     }
 
-    /// What maps memory stands in C libraries; elsewhere these names are an interposer's, which calls them.
+    /// Mapping functions of C libraries; in other modules they are an interposer's, which calls these.
     fn mappings(&mut self, found: &mut Found<'_>) {
         let candidate = found.candidate;
         if !found.identity.is_c_library() || !self.selection.wants(MMAP) {
@@ -345,22 +317,20 @@ impl Resolution<'_> {
 
     fn rust(&mut self, found: &mut Found<'_>) {
         let candidate = found.candidate;
-        if candidate.functions(rust::DEFINING_FUNCTION).is_empty() || !self.wants(RUST_HEAP) {
+        if candidate.functions(rust::DEFINING_FUNCTION).is_empty() || !self.wants(rust::HEAP) {
             return;
         }
         for spec in rust::FUNCTIONS {
             for function in candidate.functions(spec.function) {
-                let role = Role { heap: RUST_HEAP, reached_by_default: true, required: true, silent: false };
+                let role = Role { heap: rust::HEAP, reached_by_default: true, required: true, silent: false };
                 found.add(spec, function, &role);
             }
         }
     }
 }
 
-const RUST_HEAP: &str = "rust";
-
-/// The function as it is in this allocator.
-fn told(identity: &Identity, spec: &HookSpec) -> HookSpec {
+/// The function with the properties that are known of this allocator.
+fn refined(identity: &Identity, spec: &HookSpec) -> HookSpec {
     if identity.is_leaf(spec.function) { spec.leaf() } else { *spec }
 }
 

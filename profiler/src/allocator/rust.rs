@@ -1,7 +1,7 @@
-//! What the Rust compiler calls to allocate. Whatever global allocator a program has stands behind these functions, so
-//! they are hooked only where it is none of the known ones.
+//! Functions that the Rust compiler calls to allocate. They call a program's global allocator, whatever it is, so they are
+//! hooked only where no known allocator is found.
 //!
-//! Compilers since 1.87 mangle them (`_RNvC…7___rustc12___rust_alloc`); [`symbols`](crate::object::symbols) knows both.
+//! Compilers since 1.87 mangle them (`_RNvC…7___rustc12___rust_alloc`); [`symbols`](crate::object::symbols) matches both.
 
 use super::spec::HookSpec;
 
@@ -13,5 +13,7 @@ pub(crate) const FUNCTIONS: &[HookSpec] = &[
     HookSpec::realloc("__rust_realloc", 0, 3),
 ];
 
-/// The function without which a program has no Rust allocator.
+pub(crate) const HEAP: &str = "rust";
+
+/// A program that does not define it has no Rust allocator.
 pub(crate) const DEFINING_FUNCTION: &str = "__rust_alloc";

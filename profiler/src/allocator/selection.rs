@@ -1,4 +1,4 @@
-//! Which heaps a recording is of, and how closely each is looked at.
+//! Which heaps are recorded, and at which interval.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,32 +8,31 @@ use thiserror::Error;
 
 use crate::units::parse_bytes;
 
-/// The heap of mappings, which is watched when it is asked for only: most of what is mapped is given out by other heaps.
+/// The heap of mappings. Recorded on request only: other heaps allocate most of the mapped memory.
 pub(crate) const MMAP: &str = "mmap";
 
-/// Stands for all heaps that are watched when none is named.
+/// Selects all heaps that are recorded by default.
 pub(crate) const ALL: &str = "all";
 
 /// Heaps by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeapSelection {
-    /// Only these; none means [`ALL`], which may stand beside others too (`all`, `mmap`).
+    /// Only these; empty means [`ALL`], which may also stand beside others (`all`, `mmap`).
     pub only: Vec<String>,
-    /// Not these.
     pub excluded: Vec<String>,
-    /// Intervals of heaps that are not to have the recording's.
+    /// Intervals of heaps that differ from the recording's.
     pub intervals: Vec<HeapInterval>,
 }
 
 impl HeapSelection {
-    /// Whether the heap is to be watched.
+    /// Whether the heap is recorded.
     pub fn wants(&self, heap: &str) -> bool {
         let named = |name: &str| self.only.iter().any(|only| only == name);
         let default = heap != MMAP && (self.only.is_empty() || named(ALL));
         (default || named(heap)) && !self.excluded.iter().any(|excluded| excluded == heap)
     }
 
-    /// The heap's own interval in bytes, if it has one. The last word counts.
+    /// The heap's own interval in bytes, if it has one. The last one given counts.
     pub fn interval_bytes(&self, heap: &str) -> Option<u32> {
         self.intervals.iter().rev().find(|interval| interval.heap == heap).map(|interval| interval.bytes)
     }
@@ -56,19 +55,16 @@ impl fmt::Display for HeapSelection {
 /// A heap's own interval, written `NAME=BYTES`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeapInterval {
-    /// The heap.
     pub heap: String,
-    /// Mean bytes between its samples, at least 1.
+    /// Mean bytes between samples, at least 1.
     pub bytes: u32,
 }
 
-/// Why an interval of a heap cannot be.
+/// Why an interval is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum IntervalError {
-    /// No `=`, or nothing on one side of it.
     #[error("`{0}` is not `NAME=BYTES`; write it like `libc=64KiB`")]
     Form(String),
-    /// Not a size.
     #[error("`{0}` is not an interval; write a size from 1 to 1GiB like 4096, 64KiB or 1M")]
     Size(String),
 }
@@ -83,11 +79,7 @@ impl FromStr for HeapInterval {
     }
 }
 
-/// The interval that is written like this.
-///
-/// # Errors
-///
-/// If it is not a size, or none that blocks can be sampled at.
+/// Parses a sampling interval with its unit.
 pub fn interval_bytes(text: &str) -> Result<u32, IntervalError> {
     let bytes = parse_bytes(text).filter(|bytes| (1..=INTERVAL_BYTES_MAX).contains(bytes));
     bytes.and_then(|bytes| u32::try_from(bytes).ok()).ok_or_else(|| IntervalError::Size(text.to_owned()))
@@ -103,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn heaps_are_wanted_unless_others_are_named() {
+    fn heaps_are_selected_by_name() {
         let check = |only: &[&str], excluded: &[&str], heap: &str, expected: bool| {
             assert_eq!(selection(only, excluded).wants(heap), expected, "{only:?} {excluded:?} {heap}");
         };
@@ -119,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_are_sizes_of_at_least_a_byte() {
+    fn intervals_are_sizes_of_at_least_one_byte() {
         let check = |text: &str, expected: Option<(&str, u32)>| {
             let parsed = text.parse::<HeapInterval>().ok();
             assert_eq!(parsed.as_ref().map(|parsed| (&*parsed.heap, parsed.bytes)), expected, "{text}");

@@ -1,27 +1,92 @@
-//! What is to be known of an allocator's function to watch it.
+//! What heapbpf knows of an allocator and its functions. Each allocator is a constant in a file of its own, and a line in
+//! [`ALLOCATORS`](super::detect::ALLOCATORS).
 
 use profiler_common::hook::CallShape;
+
+use super::libc::DEFINING_FUNCTION;
+use crate::process::definitions::Candidate;
+
+/// An allocator.
+pub(crate) struct AllocatorSpec {
+    /// Name of its heap.
+    pub heap: &'static str,
+    /// Name in messages.
+    pub title: &'static str,
+    /// A C library: other allocators replace its functions, and operators new and delete in the same module are libstdc++'s.
+    pub is_c_library: bool,
+    /// Whether a library is this allocator, by path and file name.
+    pub is_library: fn(path: &str, file: &str) -> bool,
+    /// Symbols that only this allocator defines.
+    pub fingerprints: &'static [&'static str],
+    /// Whether a module with a fingerprint can be this allocator.
+    pub may_be: fn(&Candidate) -> bool,
+    /// Other symbols that the functions here look up.
+    pub other_symbols: &'static [&'static str],
+    /// Functions with names of its own, in tables. They may be in any module beside another allocator's malloc.
+    pub own_functions: &'static [&'static [HookSpec]],
+    /// Whether a profile of a program that uses `own_functions` is incomplete without this one.
+    pub is_required: fn(function: &str) -> bool,
+    /// Functions beside the C library's and C++'s, which belong to the malloc of their module.
+    pub plain_functions: &'static [HookSpec],
+    /// Functions that only call another one by its public name, which may be another allocator's.
+    pub calls_back: &'static [&'static str],
+    /// Whether the function calls no other function of the tables, in the builds for which `calls_known` is true: then its
+    /// unsampled calls need not be followed to their return, which saves a trap. A wrong entry would count some blocks twice.
+    pub is_leaf: fn(function: &str) -> bool,
+    /// Whether a module is a build of which `is_leaf` is known, by its file name and symbols.
+    pub calls_known: fn(&Candidate, file: &str) -> bool,
+}
+
+impl AllocatorSpec {
+    /// Defaults: no functions of its own, nothing known of calls.
+    pub(crate) const fn named(heap: &'static str) -> Self {
+        Self {
+            heap,
+            title: heap,
+            is_c_library: false,
+            is_library: |_, _| false,
+            fingerprints: &[],
+            may_be: |_| true,
+            other_symbols: &[],
+            own_functions: &[],
+            is_required: |_| false,
+            plain_functions: &[],
+            calls_back: &[],
+            is_leaf: |_| false,
+            calls_known: |_, _| false,
+        }
+    }
+}
+
+/// Whether the module's malloc, if it exports one, is this function.
+pub(crate) fn malloc_is(candidate: &Candidate, own: &str) -> bool {
+    candidate.exported(DEFINING_FUNCTION).is_none() || same_code(candidate, DEFINING_FUNCTION, own)
+}
+
+/// Whether the module defines both functions, at the same offset.
+pub(crate) fn same_code(candidate: &Candidate, one: &str, other: &str) -> bool {
+    let offset = |name: &str| candidate.functions(name).first().map(|function| function.offset);
+    offset(one).is_some() && offset(one) == offset(other)
+}
 
 /// A function of an allocator. Arguments are numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookSpec {
-    /// Its symbol.
     pub function: &'static str,
-    /// How it takes and gives blocks.
     pub shape: CallShape,
-    /// The argument that holds the size in bytes; unused for [`CallShape::Free`].
+    /// Argument with the size in bytes; unused for [`CallShape::Free`].
     pub size: usize,
-    /// The argument that multiplies the size; of [`CallShape::Map`] the flags, of [`CallShape::Remap`] the old size.
+    /// Argument that multiplies the size; for [`CallShape::Map`] the flags, for [`CallShape::Remap`] the old size.
     pub count: Option<usize>,
-    /// The argument that holds the old block or range, or the address to store the new one at.
+    /// Argument with the old block or range, or the address that the new one is stored at.
     pub pointer: Option<usize>,
     /// The size is rounded up to whole pages.
     pub page_rounded: bool,
-    /// In some allocator it calls another function of the table.
+    /// It calls another function of the tables, in at least one allocator.
     pub delegates: bool,
     /// It may throw a C++ exception instead of returning.
     pub may_throw: bool,
-    /// When it fails it has freed the old block.
+    /// A failed call has freed the old block.
     pub frees_on_failure: bool,
 }
 
@@ -51,7 +116,7 @@ impl HookSpec {
         Self { shape: CallShape::Realloc, pointer: Some(block), ..Self::alloc(function, size) }
     }
 
-    /// `function(block, size, …) -> size it has now`
+    /// `function(block, size, …) -> new size`
     pub const fn resize(function: &'static str, block: usize, size: usize) -> Self {
         Self { shape: CallShape::Resize, pointer: Some(block), ..Self::alloc(function, size) }
     }
@@ -76,32 +141,29 @@ impl HookSpec {
         Self { shape: CallShape::Remap, pointer: Some(start), count: Some(old_size), ..Self::alloc(function, size) }
     }
 
-    /// `function(increment) -> end before`
+    /// `function(increment) -> previous end`
     pub const fn break_(function: &'static str, increment: usize) -> Self {
         Self { shape: CallShape::Break, ..Self::alloc(function, increment) }
     }
 
-    /// It may throw a C++ exception instead of returning.
     pub const fn may_throw(self) -> Self {
         Self { may_throw: true, ..self }
     }
 
-    /// When it fails it has freed the old block.
     pub const fn frees_on_failure(self) -> Self {
         Self { frees_on_failure: true, ..self }
     }
 
-    /// The size is the product with this argument.
+    /// The size is multiplied by this argument.
     pub const fn times(self, count: usize) -> Self {
         Self { count: Some(count), ..self }
     }
 
-    /// The size is rounded up to whole pages.
     pub const fn page_rounded(self) -> Self {
         Self { page_rounded: true, ..self }
     }
 
-    /// It calls no other function of the table, in any allocator: its unsampled calls need not be followed.
+    /// It calls no other function of the tables, so its unsampled calls need not be followed.
     pub const fn leaf(self) -> Self {
         Self { delegates: false, ..self }
     }

@@ -1,9 +1,36 @@
-//! tcmalloc: gperftools' `tc_*`, and Google's `TCMallocInternal*`, which stand behind its malloc and operators.
+//! tcmalloc: gperftools' `tc_*`, and Google's `TCMallocInternal*`, which implement its malloc and operators.
 
-use super::spec::HookSpec;
+use super::spec::{AllocatorSpec, HookSpec, malloc_is};
 
-/// gperftools' functions, each form of the operators by its own name.
-pub(crate) const FUNCTIONS: &[HookSpec] = &[
+/// Defined by gperftools' checking variant only.
+const DEBUG_ALLOCATE: &str = "_ZN11MallocBlock8AllocateEmi";
+
+pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {
+    is_library: |_, file| file.starts_with("libtcmalloc"),
+    fingerprints: &["tc_malloc", "TCMallocInternalMalloc"],
+    other_symbols: &[DEBUG_ALLOCATE],
+    own_functions: &[FUNCTIONS, GOOGLE_FUNCTIONS],
+    is_required: |function| {
+        matches!(
+            function.strip_prefix("tc_").or_else(|| function.strip_prefix("TCMallocInternal")),
+            Some("malloc" | "free" | "calloc" | "realloc" | "Malloc" | "Free" | "Calloc" | "Realloc")
+        )
+    },
+    // From the disassembly of gperftools 2.10, at any level of optimisation. posix_memalign, valloc and pvalloc call
+    // `tc_memalign`. Google's functions have not been inspected.
+    is_leaf: |function| {
+        matches!(
+            function.strip_prefix("tc_").unwrap_or(function),
+            "malloc" | "malloc_skip_new_handler" | "calloc" | "realloc" | "memalign" | "aligned_alloc"
+        ) || function.starts_with("_Zn")
+            || function.starts_with("tc_new")
+    },
+    calls_known: |candidate, _| malloc_is(candidate, "tc_malloc") && candidate.functions(DEBUG_ALLOCATE).is_empty(),
+    ..AllocatorSpec::named("tcmalloc")
+};
+
+/// gperftools' functions, with a name for each form of the operators.
+const FUNCTIONS: &[HookSpec] = &[
     HookSpec::free("tc_free", 0),
     HookSpec::free("tc_free_sized", 0),
     HookSpec::free("tc_cfree", 0),
@@ -37,8 +64,8 @@ pub(crate) const FUNCTIONS: &[HookSpec] = &[
     HookSpec::alloc("tc_newarray_aligned_nothrow", 0),
 ];
 
-/// Google's functions. Those that return the usable size too return the block in the same register as all others.
-pub(crate) const GOOGLE_FUNCTIONS: &[HookSpec] = &[
+/// Google's functions. Those that also return the usable size return the block in the same register as all others.
+const GOOGLE_FUNCTIONS: &[HookSpec] = &[
     HookSpec::free("TCMallocInternalFree", 0),
     HookSpec::free("TCMallocInternalFreeSized", 0),
     HookSpec::free("TCMallocInternalFreeAlignedSized", 0),
@@ -87,16 +114,4 @@ pub(crate) const GOOGLE_FUNCTIONS: &[HookSpec] = &[
     HookSpec::alloc("__size_returning_new_aligned", 0).may_throw(),
     HookSpec::alloc("__size_returning_new_hot_cold", 0).may_throw(),
     HookSpec::alloc("__size_returning_new_aligned_hot_cold", 0).may_throw(),
-];
-
-/// What is required of either where it serves under these names alone.
-pub(crate) const REQUIRED_FUNCTIONS: &[&str] = &[
-    "tc_malloc",
-    "tc_free",
-    "tc_calloc",
-    "tc_realloc",
-    "TCMallocInternalMalloc",
-    "TCMallocInternalFree",
-    "TCMallocInternalCalloc",
-    "TCMallocInternalRealloc",
 ];

@@ -1,4 +1,4 @@
-//! The tables, held against each other and against the libraries that distributions ship.
+//! The tables against each other and against the libraries of distributions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -9,7 +9,8 @@ use super::hook_set::HookSet;
 use super::resolve::{resolve, symbols};
 use super::selection::HeapSelection;
 use super::spec::HookSpec;
-use super::{cxx, jemalloc, libc, mimalloc, rust, tcmalloc};
+use super::{libc, rust};
+use crate::allocator::detect::ALLOCATORS;
 use crate::object::fixture::{Running, Workshop};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
@@ -19,15 +20,14 @@ use crate::process::link_map::LinkMap;
 fn tables() -> Vec<(&'static str, &'static [HookSpec])> {
     let mut tables = vec![
         ("libc", libc::FUNCTIONS),
-        ("libc's second names", libc::SECOND_NAMES),
-        ("C++", cxx::FUNCTIONS),
-        ("jemalloc", jemalloc::FUNCTIONS),
-        ("gperftools", tcmalloc::FUNCTIONS),
-        ("Google's tcmalloc", tcmalloc::GOOGLE_FUNCTIONS),
-        ("mimalloc", mimalloc::FUNCTIONS),
+        ("libc's aliases", libc::ALIASES),
+        ("C++", libc::OPERATORS),
         ("Rust", rust::FUNCTIONS),
     ];
-    tables.extend(jemalloc::PREFIXED.iter().map(|table| ("jemalloc with a prefix", *table)));
+    for allocator in ALLOCATORS {
+        tables.push((allocator.title, allocator.plain_functions));
+        tables.extend(allocator.own_functions.iter().map(|table| (allocator.title, *table)));
+    }
     tables
 }
 
@@ -54,22 +54,22 @@ fn a_function_is_in_one_table() {
 }
 
 #[test]
-fn operators_that_throw_are_told_from_those_that_do_not() {
-    for spec in cxx::FUNCTIONS {
+fn operators_are_marked_as_throwing() {
+    for spec in libc::OPERATORS {
         let is_new = spec.function.starts_with("_Znw") || spec.function.starts_with("_Zna");
         assert_eq!(spec.may_throw, is_new && !spec.function.contains("nothrow"), "{}", spec.function);
         assert_eq!(spec.shape == CallShape::Alloc, is_new, "{}", spec.function);
     }
 }
 
-/// Parts of the names of functions that allocate or free.
-const TELLING: &[&str] =
+/// Parts of names that suggest that a function allocates or frees.
+const SUSPICIOUS: &[&str] =
     &["alloc", "free", "new", "delete", "_Zn", "_Zd", "dup", "memalign", "realpath", "expand", "destroy"];
 
-/// Functions that have such a part in their names, and are not hooked; and why.
+/// Functions with such a name that are not hooked, by reason.
 const NOT_HOOKED: &[(&str, &[&str])] = &[
     (
-        "tells a size, an owner or statistics, or sets an option",
+        "returns a size, an owner or statistics, or sets an option",
         &[
             "sallocx",
             "nallocx",
@@ -95,11 +95,11 @@ const NOT_HOOKED: &[(&str, &[&str])] = &[
         ],
     ),
     ("reads the environment", &["TCMallocGetenvSafe"]),
-    ("makes a heap, in memory that is not counted", &["mi_heap_new", "mi_heap_new_in_arena"]),
+    ("creates a heap, in memory that is not counted", &["mi_heap_new", "mi_heap_new_in_arena"]),
     ("calls mi_aligned_alloc, which is hooked", &["_aligned_malloc"]),
     ("calls mi_reallocarray, which is hooked", &["reallocarr", "mi_reallocarr"]),
     (
-        "allocates, but no argument tells how much: not seen",
+        "allocates a size that is not an argument: not recorded",
         &[
             "mi_strdup",
             "mi_strndup",
@@ -113,11 +113,11 @@ const NOT_HOOKED: &[(&str, &[&str])] = &[
             "mi_wdupenv_s",
         ],
     ),
-    ("frees all blocks of a heap at once: not seen", &["mi_heap_destroy"]),
-    ("gives a heap's blocks to another", &["mi_heap_delete"]),
+    ("frees all blocks of a heap at once: not recorded", &["mi_heap_destroy"]),
+    ("moves the blocks of a heap to another", &["mi_heap_delete"]),
 ];
 
-/// Whether it is gperftools' own interface for other programs, or a C++ function that is no operator.
+/// Whether it belongs to gperftools' extension interface, or is a C++ function other than an operator.
 fn is_elsewhere(function: &str) -> bool {
     let is_operator = ["_Znw", "_Zna", "_Zdl", "_Zda"].iter().any(|start| function.starts_with(start));
     ["MallocExtension_", "MallocHook_"].iter().any(|start| function.starts_with(start))
@@ -125,7 +125,7 @@ fn is_elsewhere(function: &str) -> bool {
 }
 
 #[test]
-fn every_function_that_allocates_is_hooked_or_known_not_to_be() {
+fn every_allocating_function_is_hooked_or_listed_as_not_hooked() {
     let hooked = symbols(&HookSet::default());
     let libraries = ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libmimalloc.so.2.0"];
     for library in libraries {
@@ -141,24 +141,25 @@ fn every_function_that_allocates_is_hooked_or_known_not_to_be() {
         });
         let functions: Vec<&str> = functions.collect();
         assert!(functions.contains(&"malloc"), "{library}: {functions:?}");
-        let telling = |function: &&str| TELLING.iter().any(|part| function.contains(part)) && !is_elsewhere(function);
+        let suspicious =
+            |function: &&str| SUSPICIOUS.iter().any(|part| function.contains(part)) && !is_elsewhere(function);
         let known = |function: &str| {
             hooked.binary_search(&function).is_ok() || NOT_HOOKED.iter().any(|(_, names)| names.contains(&function))
         };
-        let unknown: Vec<&str> = functions.into_iter().filter(telling).filter(|function| !known(function)).collect();
+        let unknown: Vec<&str> = functions.into_iter().filter(suspicious).filter(|function| !known(function)).collect();
         assert_eq!(unknown, [""; 0], "{library}");
     }
 }
 
 #[test]
-fn what_is_not_hooked_is_in_no_table() {
+fn functions_listed_as_not_hooked_are_in_no_table() {
     let hooked = symbols(&HookSet::default());
     for name in NOT_HOOKED.iter().flat_map(|(_, names)| names.iter()) {
         assert!(hooked.binary_search(name).is_err(), "{name}");
     }
 }
 
-/// Sleeps in the one system call that tests wait for; musl's `sleep` has another.
+/// Sleeps in the one system call that the tests wait for; musl's `sleep` uses another.
 const SLEEPER: &str = r"
     #include <stdlib.h>
     #include <time.h>
@@ -169,7 +170,7 @@ const SLEEPER: &str = r"
     }
 ";
 
-/// The default heap of a program that is built like this, and the functions that are hooked in it under all their names.
+/// Checks the default heap of a program built with these arguments, and the names of its hooked functions.
 fn check_program(tool: &str, source: &str, text: &str, arguments: &[&str], heap: &str, functions: &[&str]) {
     let workshop = Workshop::new();
     let running = Running::sleep(&workshop.compile(tool, source, text, arguments));
@@ -210,7 +211,7 @@ fn programs_reach_the_allocator_that_they_are_linked_with() {
 }
 
 #[test]
-fn musl_programs_reach_musls() {
+fn musl_programs_use_musls_malloc() {
     let functions = ["malloc", "free", "calloc", "realloc"];
     check_program("musl-gcc", "program.c", SLEEPER, &[], "musl", &functions);
     check_program("musl-gcc", "program.c", SLEEPER, &["-static"], "musl", &functions[..2]);

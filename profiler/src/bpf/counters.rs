@@ -1,19 +1,20 @@
 //! The kernel side's counters, summed over CPUs.
 
-use aya::maps::PerCpuArray;
+use aya::maps::{MapData, MapError, PerCpuArray};
 use profiler_common::counter::Counter;
 
-use super::load::{Kernel, LoadError};
+use super::error::LoadError;
+use super::load::Kernel;
 
-/// All counters at an instant.
+const COUNTERS: &str = "COUNTERS";
+
+/// A reading of all counters.
 #[derive(Clone, Debug)]
 pub struct Counters([u64; Counter::COUNT as usize]);
 
 impl Counters {
-    /// Reads them.
     pub fn read(kernel: &Kernel) -> Result<Self, LoadError> {
-        let failed = |source| LoadError::Map { name: "COUNTERS", source };
-        let map: PerCpuArray<_, u64> = PerCpuArray::try_from(kernel.map("COUNTERS")?).map_err(failed)?;
+        let map = map(kernel)?;
         let mut counters = [0; Counter::COUNT as usize];
         for &counter in Counter::ALL {
             let values = map.get(&(counter as u32), 0).map_err(failed)?;
@@ -22,29 +23,26 @@ impl Counters {
         Ok(Self(counters))
     }
 
-    /// Reads one of them, which takes a system call.
+    /// Reads one counter, which takes a system call.
     pub fn read_one(kernel: &Kernel, counter: Counter) -> Result<u64, LoadError> {
-        let failed = |source| LoadError::Map { name: "COUNTERS", source };
-        let map: PerCpuArray<_, u64> = PerCpuArray::try_from(kernel.map("COUNTERS")?).map_err(failed)?;
-        Ok(map.get(&(counter as u32), 0).map_err(failed)?.iter().sum())
+        Ok(map(kernel)?.get(&(counter as u32), 0).map_err(failed)?.iter().sum())
     }
 
-    /// Adds what the agent has met of the same.
+    /// Adds events that the agent has counted itself.
     pub fn add(&mut self, counter: Counter, count: u64) {
         self.0[counter as usize] += count;
     }
 
-    /// One of them.
     pub fn get(&self, counter: Counter) -> u64 {
         self.0[counter as usize]
     }
 
-    /// Losses by reason, those that happened.
+    /// Nonzero counters of dropped events.
     pub fn losses(&self) -> impl Iterator<Item = (Counter, u64)> {
         self.nonzero().filter(|(counter, _)| counter.is_loss())
     }
 
-    /// Stacks by how they ended, those that occurred.
+    /// Nonzero counters of stack ends.
     pub fn stack_ends(&self) -> impl Iterator<Item = (Counter, u64)> {
         self.nonzero().filter(|(counter, _)| counter.is_stack_end())
     }
@@ -53,6 +51,15 @@ impl Counters {
         Counter::ALL.iter().map(|&counter| (counter, self.get(counter))).filter(|(_, count)| *count > 0)
     }
 }
+
+fn map(kernel: &Kernel) -> Result<PerCpuArray<&MapData, u64>, LoadError> {
+    PerCpuArray::try_from(kernel.map(COUNTERS)?).map_err(failed)
+}
+
+fn failed(source: MapError) -> LoadError {
+    LoadError::Map { name: COUNTERS, source }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,11 +67,11 @@ mod tests {
     use crate::bpf::load::LinkKind;
 
     #[test]
-    fn what_the_agent_met_is_a_loss_like_the_kernels() {
+    fn the_agents_own_drops_are_added() {
         let mut counters = Counters::read(&fixture::kernel(LinkKind::Perf)).expect("the map is there");
         assert_eq!(counters.losses().count(), 0);
         counters.add(Counter::TargetsFull, 0);
-        assert_eq!(counters.losses().count(), 0, "nothing is no loss");
+        assert_eq!(counters.losses().count(), 0, "zero is no loss");
         counters.add(Counter::TargetsFull, 2);
         counters.add(Counter::TargetsFull, 1);
         assert_eq!(counters.losses().collect::<Vec<_>>(), [(Counter::TargetsFull, 3)]);

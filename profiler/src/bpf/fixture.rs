@@ -2,15 +2,15 @@
 
 use super::load::{Kernel, KernelConfig, LinkKind};
 
-/// Room in the live set.
+/// Capacity of the live set.
 pub(super) const LIVE_BLOCKS_MAX: u32 = 1000;
 
-/// Loads the programs with everything as small as it can be.
+/// Loads the programs with the smallest maps.
 pub(super) fn kernel(links: LinkKind) -> Kernel {
     kernel_that(links, |_| ())
 }
 
-/// The same but for what `differs` changes.
+/// As [`kernel`], with the configuration changed by `differs`.
 pub(super) fn kernel_that(links: LinkKind, differs: impl FnOnce(&mut KernelConfig)) -> Kernel {
     let mut config = KernelConfig {
         ring_bytes: 1 << 16,
@@ -19,7 +19,7 @@ pub(super) fn kernel_that(links: LinkKind, differs: impl FnOnce(&mut KernelConfi
         row_cells: 1,
         stack_seed: 0,
         raw_stacks: false,
-        watch_execs: false,
+        all_execs: false,
         throw_safe_bytes: u64::MAX,
     };
     differs(&mut config);

@@ -1,69 +1,62 @@
-//! What the kernel's maps take, by their sizes: known before there are any.
+//! Kernel memory of the maps, computed from their sizes.
 //!
-//! Kernel memory is not in the agent's resident size, and before Linux 6.4 the kernel itself gives what a map may take at
-//! most, not what it takes. So it is added up here, and tested against what a newer kernel says.
+//! Kernel memory is not in the agent's resident size, and before Linux 6.4 the kernel reports the maximum size of a map instead
+//! of its actual size. So it is computed here, and tested against what a newer kernel reports.
 
 use profiler_common::counter::Counter;
 use profiler_common::limits::{
-    EXECS_SEEN, INFLIGHT_MAX, LIVE_PLACES, MAPPINGS_MAX, PAGE_BYTES, PROCESSES_MAX, RAW_STACK_PAGES_MAX,
+    EXECS_SEEN, INFLIGHT_MAX, LIVE_COUNT_SLOTS, MAPPINGS_MAX, PAGE_BYTES, PROCESSES_MAX, RAW_STACK_PAGES_MAX,
     SCRATCH_SHARED, STACK_FRAMES_MAX, STACKS_SEEN, TARGETS_MAX, UNWIND_PAGES_MAX, UNWIND_RULES_MAX,
 };
 use profiler_common::live::LiveBlock;
 use profiler_common::unwind::{PageRows, ProcessMapping, RowCell, Rule};
 
-/// Bytes of a live block: key, value and the kernel's own, in a slab of this size.
+/// Bytes of a live block: key, value and kernel header, in a slab of this size.
 pub(crate) const LIVE_BLOCK_BYTES: u64 = 96;
 
-/// Bytes of a hash map's place (`struct bucket`), and the kernel's own of an element (`struct htab_elem`), in
+/// Bytes of a hash map's bucket (`struct bucket`) and of an element's header (`struct htab_elem`), in
 /// [kernel/bpf/hashtab.c](https://github.com/torvalds/linux/blob/v6.12/kernel/bpf/hashtab.c).
 const BUCKET_BYTES: u64 = 16;
 const ELEMENT_BYTES: u64 = 48;
 
-/// A word of a map's key or value.
 const WORD_BYTES: u64 = 8;
 
-/// Bytes of a call between entry and return, as the kernel side keeps them.
+/// Bytes of the kernel side's `Inflight`.
 const INFLIGHT_BYTES: u64 = 40 + size_of::<LiveBlock>() as u64;
 
-/// Bytes of a scratch area beside two pages of stack and the frames.
+/// Bytes of a scratch area without the stack window and the frames.
 const SCRATCH_REST_BYTES: u64 = 136;
 
-/// Sizes that are chosen when the maps are made.
+/// Map sizes that are set when the maps are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelMaps {
-    /// Bytes of the ring buffer.
     pub ring_bytes: u64,
-    /// Blocks that the live set can hold.
     pub live_blocks_max: u64,
-    /// Cells of unwind rows.
     pub row_cells: u64,
-    /// Processors that the machine can have.
+    /// Possible CPUs.
     pub cpus: u64,
 }
 
-/// A map whose size is an option's, and what it takes while it is empty.
+/// A map whose size is set by an option, with its size while empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Adjustable {
-    /// What it is for.
     pub name: &'static str,
-    /// The option.
     pub option: &'static str,
-    /// Bytes.
     pub bytes: u64,
 }
 
 impl KernelMaps {
-    /// What they take before there is a live block.
+    /// Kernel memory without live blocks.
     pub(crate) fn empty_bytes(&self) -> u64 {
         self.adjustable().iter().map(|map| map.bytes).sum::<u64>() + self.fixed_bytes()
     }
 
-    /// What they take with this many live blocks.
+    /// Kernel memory with this many live blocks.
     pub(crate) fn bytes(&self, live_blocks: u64) -> u64 {
         self.empty_bytes() + live_blocks * LIVE_BLOCK_BYTES
     }
 
-    /// Those whose sizes can be chosen, the largest first.
+    /// Maps whose sizes are options, the largest first.
     pub(crate) fn adjustable(&self) -> [Adjustable; 3] {
         let mut maps = [
             Adjustable { name: "the ring buffer", option: "--ring-size", bytes: self.ring_bytes },
@@ -79,7 +72,7 @@ impl KernelMaps {
     }
 
     fn fixed_bytes(&self) -> u64 {
-        let counts = u64::from(LIVE_PLACES) * WORD_BYTES;
+        let counts = u64::from(LIVE_COUNT_SLOTS) * WORD_BYTES;
         let inflight = preallocated(INFLIGHT_MAX, WORD_BYTES + INFLIGHT_BYTES);
         let stacks = preallocated(STACKS_SEEN, 2 * WORD_BYTES) + preallocated(EXECS_SEEN, 2 * WORD_BYTES);
         let processes = preallocated(TARGETS_MAX, 2 * WORD_BYTES) + preallocated(PROCESSES_MAX, 2 * WORD_BYTES);
@@ -94,12 +87,12 @@ impl KernelMaps {
     }
 }
 
-/// A hash map without elements: its places.
+/// Bytes of an empty hash map.
 fn buckets(entries_max: u64) -> u64 {
     entries_max.next_power_of_two() * BUCKET_BYTES
 }
 
-/// A hash map whose elements are all there from the start. `bytes` are of a key and a value.
+/// Bytes of a preallocated hash map. `bytes` is the size of a key and a value.
 fn preallocated(entries_max: u32, bytes: u64) -> u64 {
     buckets(u64::from(entries_max)) + u64::from(entries_max) * (ELEMENT_BYTES + bytes)
 }
@@ -116,7 +109,7 @@ mod tests {
     use crate::bpf::load::{Kernel, LinkKind};
 
     #[test]
-    fn the_options_decide_the_rest_is_small() {
+    fn configurable_maps_dominate() {
         let maps = KernelMaps { ring_bytes: 16 << 20, live_blocks_max: 1 << 20, row_cells: 4 << 20, cpus: 2 };
         let options = maps.adjustable().map(|map| (map.option, map.bytes >> 20));
         assert_eq!(options, [("--unwind-memory", 32), ("--ring-size", 16), ("--live-blocks", 16)]);
@@ -125,7 +118,7 @@ mod tests {
         assert!((8 << 20..28 << 20).contains(&rest), "{rest}");
     }
 
-    /// Bytes of this map by the kernel's account (`/proc/self/fdinfo`).
+    /// Bytes of this map as the kernel reports them (`/proc/self/fdinfo`).
     fn accounted(kernel: &Kernel, name: &'static str) -> u64 {
         let data = match kernel.map(name).expect("the map is there") {
             Map::Array(data)
@@ -142,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_take_what_they_are_thought_to() {
+    fn computed_sizes_match_the_kernels() {
         let kernel = fixture::kernel_that(LinkKind::Perf, |config| config.row_cells = 1 << 20);
         let maps = KernelMaps {
             ring_bytes: 1 << 16,

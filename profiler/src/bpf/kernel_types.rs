@@ -1,6 +1,6 @@
-//! Where the running kernel's structures have the members that the kernel side reads, from the kernel's own type
-//! information (<https://github.com/torvalds/linux/blob/v6.13/Documentation/bpf/btf.rst>). Finds offsets of members and
-//! refuses to know anything else of types: aya-obj 0.3 parses all of it, but keeps members to itself.
+//! Offsets of the members of kernel structures that the kernel side reads, from the kernel's BTF
+//! (<https://github.com/torvalds/linux/blob/v6.13/Documentation/bpf/btf.rst>). Parses only what that needs: aya-obj 0.3 parses
+//! all of BTF, but keeps members private.
 
 use std::fs;
 
@@ -8,40 +8,29 @@ use thiserror::Error;
 
 use crate::linux::feature::KERNEL_BTF;
 
-/// Offsets in `struct task_struct`, and in what it points to, in bytes.
+/// Offsets in `struct task_struct` and `struct signal_struct`, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TaskLayout {
-    /// The process that the task is a thread of.
     pub tgid: u32,
-    /// The memory that it runs in.
     pub mm: u32,
-    /// What it shares with the other threads of its process.
     pub signal: u32,
-    /// In that, a `struct signal_struct`: threads that have not ended.
+    /// In `struct signal_struct`: number of threads that have not exited.
     pub live: u32,
 }
 
-/// Why offsets are not known.
+/// Why offsets are unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LayoutError {
-    /// There is no type information.
     #[error("the kernel's type information `{KERNEL_BTF}` cannot be read: {0} (needs CONFIG_DEBUG_INFO_BTF)")]
     Unreadable(String),
-    /// It is not what it should be.
     #[error("the kernel's type information `{KERNEL_BTF}` is cut short or of another format")]
     Malformed,
-    /// It lacks a structure or a member, or has it in a bit field.
+    /// The member is missing or a bit field.
     #[error("the kernel's type information has no `{member}` in `{structure}`")]
-    NoMember {
-        /// The structure.
-        structure: &'static str,
-        /// The member.
-        member: &'static str,
-    },
+    NoMember { structure: &'static str, member: &'static str },
 }
 
 impl TaskLayout {
-    /// That of the running kernel.
     pub(crate) fn of_kernel() -> Result<Self, LayoutError> {
         let bytes = fs::read(KERNEL_BTF).map_err(|error| LayoutError::Unreadable(error.to_string()))?;
         Self::find(&bytes)
@@ -66,10 +55,10 @@ impl TaskLayout {
 
 const MAGIC: u16 = 0xeb9f;
 
-/// Structures without a name within structures, at most: damaged information may lead in circles.
+/// Maximum nesting of anonymous structures: malformed BTF may contain cycles.
 const DEPTH_MAX: u32 = 8;
 
-/// Kinds of types.
+/// Kinds of types (`BTF_KIND_…`).
 mod kind {
     pub(super) const INT: u32 = 1;
     pub(super) const ARRAY: u32 = 3;
@@ -81,22 +70,22 @@ mod kind {
     pub(super) const DATASEC: u32 = 15;
     pub(super) const DECL_TAG: u32 = 17;
     pub(super) const ENUM64: u32 = 19;
-    /// The last that this file knows the length of.
+    /// The last kind whose length is known here.
     pub(super) const LAST: u32 = ENUM64;
 }
 
-/// One type: its fixed part, and what follows it.
+/// One type: its fixed part and the following data.
 #[derive(Clone, Copy)]
 struct Type<'a> {
     name: u32,
     kind: u32,
-    /// For structures: offsets of members carry the width of a bit field as well.
+    /// For structures: offsets of members include the width of a bit field.
     has_widths: bool,
     /// For structures: the members.
     rest: &'a [u8],
 }
 
-/// All types, the first of which has number 1.
+/// All types. The first has number 1.
 struct Types<'a> {
     types: Vec<Type<'a>>,
     strings: &'a [u8],
@@ -136,12 +125,13 @@ impl<'a> Types<'a> {
         self.types.iter().find(|it| it.kind == kind::STRUCT && self.is_named(it.name, name)).copied()
     }
 
-    /// In bytes. Looks into members without a name: kernels that shuffle their structures wrap them in such.
+    /// Offset in bytes. Includes members of anonymous structures: kernels that randomise structure layout wrap members in these.
     fn member_offset(&self, structure: Type<'a>, name: &[u8], depth: u32) -> Option<u32> {
         const MEMBER_BYTES: usize = 12;
         structure.rest.chunks_exact(MEMBER_BYTES).find_map(|member| {
-            let (its_name, its_type, place) = (word(member, 0)?, word(member, 4)?, word(member, 8)?);
-            let (bits, width) = if structure.has_widths { (place & 0xff_ffff, place >> 24) } else { (place, 0) };
+            let (its_name, its_type, location) = (word(member, 0)?, word(member, 4)?, word(member, 8)?);
+            let (bits, width) =
+                if structure.has_widths { (location & 0xff_ffff, location >> 24) } else { (location, 0) };
             let whole = width == 0 && bits % 8 == 0;
             if self.is_named(its_name, name) {
                 return whole.then_some(bits / 8);
@@ -154,7 +144,7 @@ impl<'a> Types<'a> {
 }
 
 impl<'a> Type<'a> {
-    /// The type that begins here, and what lies after it.
+    /// Parses the first type and returns the remaining bytes.
     fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         const FIXED_BYTES: usize = 12;
         const UNKNOWN: u32 = kind::LAST + 1;
@@ -209,8 +199,8 @@ mod tests {
         bytes
     }
 
-    /// The integer is type 1, the task type 2, a structure without a name type 3. The task has its `signal` at 256, which has
-    /// `live` at 4.
+    /// The integer is type 1, the task type 2, an anonymous structure type 3. The task has `signal` at offset 256, which has
+    /// `live` at offset 4.
     fn check(flag: u32, task: &[u32], inner: &[u32], expected: Result<(u32, u32), &'static str>) {
         let bytes = information(&[
             type_words(INT, kind::INT, 0, &[32]),
@@ -231,21 +221,21 @@ mod tests {
     }
 
     #[test]
-    fn members_are_found_in_structures_without_a_name() {
+    fn members_are_found_in_anonymous_structures() {
         check(0, &[PID, 1, 0, 0, 3, 64, MM, 1, 512], &[INT, 1, 0, TGID, 1, 32], Ok((12, 64)));
     }
 
     #[test]
-    fn what_is_not_there_is_said() {
+    fn missing_members_are_reported() {
         check(0, &[TGID, 1, 64], &[], Err("mm"));
         check(0, &[MM, 1, 64], &[], Err("tgid"));
         check(1, &[TGID, 1, 64 | 3 << 24, MM, 1, 128], &[], Err("tgid"));
-        // A structure within itself.
+        // A structure that contains itself.
         check(0, &[0, 2, 0], &[], Err("tgid"));
     }
 
     #[test]
-    fn other_files_are_refused() {
+    fn malformed_btf_is_rejected() {
         assert_eq!(TaskLayout::find(b""), Err(LayoutError::Malformed));
         assert_eq!(TaskLayout::find(&[0x7f; 100]), Err(LayoutError::Malformed));
         let whole = information(&[type_words(TASK, kind::STRUCT, 0, &[TGID, 1, 64, MM, 1, 128])]);
@@ -256,25 +246,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_types_panic(types in proptest::collection::vec(any::<u32>(), 0..60)) {
+        fn arbitrary_types_do_not_panic(types in proptest::collection::vec(any::<u32>(), 0..60)) {
             let _ = TaskLayout::find(&information(&[types]));
         }
     }
 
     #[test]
-    fn this_kernel_says_where_its_members_are() {
+    fn the_running_kernels_layout_is_consistent() {
         let bytes = fs::read(KERNEL_BTF).expect("tests run on a kernel with type information");
         let types = Types::parse(&bytes).expect("the kernel's own");
         let task = types.structure(b"task_struct").expect("kernels have tasks");
         let offset = |name: &[u8]| types.member_offset(task, name, DEPTH_MAX).expect("tasks have it");
         let layout = TaskLayout::of_kernel().expect("the same");
         assert_eq!((layout.tgid, layout.mm), (offset(b"tgid"), offset(b"mm")));
-        assert_eq!(layout.tgid, offset(b"pid") + 4, "declared side by side");
-        assert_eq!(offset(b"active_mm"), layout.mm + 8, "declared side by side");
+        assert_eq!(layout.tgid, offset(b"pid") + 4, "adjacent");
+        assert_eq!(offset(b"active_mm"), layout.mm + 8, "adjacent");
         assert_eq!((layout.mm % 8, layout.signal % 8), (0, 0), "pointers");
-        assert_eq!(offset(b"sighand"), layout.signal + 8, "declared side by side");
+        assert_eq!(offset(b"sighand"), layout.signal + 8, "adjacent");
         let signal = types.structure(b"signal_struct").expect("processes have one");
         let threads = types.member_offset(signal, b"nr_threads", DEPTH_MAX).expect("it counts them");
-        assert_eq!(threads, layout.live + 4, "declared side by side");
+        assert_eq!(threads, layout.live + 4, "adjacent");
     }
 }

@@ -1,15 +1,13 @@
-//! The kernel side as the agent holds it: programs, maps and the ring. Only this folder knows aya.
+//! The kernel side as seen by the agent: programs, maps and the ring buffer. Only this folder uses aya.
 
-mod blocks;
 pub(crate) mod counters;
+pub(crate) mod error;
 #[cfg(test)]
 mod fixture;
 pub(crate) mod footprint;
 pub(crate) mod kernel_types;
-pub(crate) mod live_reader;
+pub(crate) mod live_set;
 pub(crate) mod load;
-pub(crate) mod missed;
-mod private_stack;
 pub(crate) mod processes;
 mod program;
 pub(crate) mod ring;

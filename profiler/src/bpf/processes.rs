@@ -1,4 +1,4 @@
-//! Processes as the kernel side watches them: which are targets, and the tracepoints that tell of forks, execs and ends.
+//! Targets in the kernel side's maps, and the tracepoints for forks, execs and exits.
 
 use std::time::Duration;
 
@@ -10,84 +10,84 @@ use profiler_common::unwind::ProcessMappings;
 use thiserror::Error;
 
 use super::counters::Counters;
+use super::error::LoadError;
 use super::kernel_types::LayoutError;
-use super::load::{Kernel, LoadError, loaded};
-use super::private_stack;
+use super::load::{Kernel, loaded};
+use super::program::refuse_private_stack;
 use crate::ids::Pid;
 use crate::linux::bpf::recursion_misses;
 
 const TARGETS: &str = "TARGETS";
 pub(super) const PROCESSES: &str = "PROCESSES";
 
-/// Programs, and the tracepoint that they are for. Where there are several, each is a copy of the others, with a recursion
-/// guard of its own: see `profiler-ebpf/src/process.rs`.
+/// Programs, and the tracepoint that they attach to. Several programs are copies of each other, each with its own recursion
+/// guard: see `profiler-ebpf/src/process.rs`.
 const FORK: (&[&str], &str) = (&["process_fork"], "sched_wakeup_new");
 const EXEC: (&[&str], &str) =
     (&["process_exec_0", "process_exec_1", "process_exec_2", "process_exec_3"], "sched_process_exec");
 const EXIT: (&[&str], &str) = (&["process_exit_0", "process_exit_1"], "sched_process_exit");
 
-/// How long a preempted program may take to count an exec.
+/// Time that a preempted program gets to count an exec.
 const EXEC_PATIENCE: Duration = Duration::from_millis(5);
 
-/// Why processes are not watched, or not all that happens to them.
+/// Why process lifecycle is monitored only in part, or not at all.
 #[derive(Debug, Error)]
-pub enum WatchError {
-    /// Execs and ends are seen, forks are not.
-    #[error("forks cannot be followed: {0}")]
+pub enum TracepointError {
+    /// Only execs and exits are monitored.
+    #[error("cannot follow forks: {0}")]
     NoForks(#[from] LayoutError),
-    /// A program cannot be loaded.
-    #[error("processes cannot be watched: {0}")]
+    #[error("cannot monitor processes: {0}")]
     Load(#[from] LoadError),
-    /// A program cannot be attached.
     #[error(
-        "processes cannot be watched: tracepoint `{tracepoint}`: {reason}; run `uname -r` and see docs/kernel-support.md"
+        "cannot monitor processes: tracepoint `{tracepoint}`: {reason}; run `uname -r` and see docs/kernel-support.md"
     )]
-    Attach {
-        /// The tracepoint.
-        tracepoint: &'static str,
-        /// Why.
-        reason: String,
-    },
+    Attach { tracepoint: &'static str, reason: String },
 }
 
 impl Kernel {
-    /// Watches all processes of the machine from now on: those that are targets tell when they fork or execute, and calls
-    /// that a thread's end cuts short are forgotten. To be called once, before targets are set and probes attached.
-    ///
-    /// # Errors
-    ///
-    /// See [`WatchError`]. Everything else works nevertheless.
-    pub fn watch_processes(&mut self) -> Result<(), WatchError> {
+    /// Attaches the tracepoints: from now on targets report forks and execs, and calls interrupted by a thread's exit are
+    /// removed. Must be called once, before targets are set and probes attached. If it fails, everything else still works.
+    pub fn attach_tracepoints(&mut self) -> Result<(), TracepointError> {
         let layout = self.task_layout();
-        self.watch(EXIT)?;
-        // Copies know an exec that another has handled by the process's memory.
+        self.attach_copies(EXIT)?;
+        // A copy recognises an exec that another has handled by the process's `mm`.
         let (programs, tracepoint) = EXEC;
-        self.watch(if layout.is_ok() { EXEC } else { (&programs[..1], tracepoint) })?;
-        // Without the layout the fork program would read at wrong places.
+        self.attach_copies(if layout.is_ok() { EXEC } else { (&programs[..1], tracepoint) })?;
+        // Without the layout the fork program would read at wrong offsets.
         layout?;
-        self.watch(FORK)
+        self.attach_copies(FORK)
     }
 
-    fn watch(&mut self, (names, tracepoint): (&'static [&'static str], &'static str)) -> Result<(), WatchError> {
+    fn attach_copies(
+        &mut self,
+        (names, tracepoint): (&'static [&'static str], &'static str),
+    ) -> Result<(), TracepointError> {
         for name in names {
             let program: &mut RawTracePoint = self.program(name)?;
             program.load().map_err(|error| LoadError::program(name, &error.to_string()))?;
-            private_stack::refuse(name, loaded(name, program.fd())?)?;
+            refuse_private_stack(name, loaded(name, program.fd())?)?;
             let attached = program.attach(tracepoint);
-            attached.map_err(|error| WatchError::Attach { tracepoint, reason: error.to_string() })?;
+            attached.map_err(|error| TracepointError::Attach { tracepoint, reason: error.to_string() })?;
         }
         Ok(())
     }
 
-    /// Forks that the program has not seen, and execs that no copy of theirs has. A missed exit loses nothing of a profile:
-    /// the agent removes the targets that it knows, and what is left of a thread that ended inside a hooked function is
-    /// found by the next call of a thread with that number.
-    pub(super) fn tracepoints_missed(&self) -> u64 {
+    /// Calls, forks and execs that the kernel counts as missed because the program was running on that CPU already; 0 before
+    /// Linux 5.12, which does not count. The kernel does not count other misses, such as returns of calls nested deeper than 64.
+    pub fn probes_missed(&self) -> u64 {
+        let hooks = self.hook_programs().unwrap_or_default();
+        let of_hooks = hooks.into_iter().filter_map(|program| recursion_misses(program).ok());
+        of_hooks.sum::<u64>() + self.tracepoints_missed()
+    }
+
+    /// Forks that the program missed, and execs that all copies missed. A missed exit does not affect the profile: the agent
+    /// removes the targets that it knows, and the next call of a thread with the same id removes an unfinished call.
+    fn tracepoints_missed(&self) -> u64 {
         let missed = self.tracepoints_missed_now();
         if missed == 0 {
             return 0;
         }
-        // An exec whose program is preempted counts as missed until the program goes on.
+        // An exec counts as missed while its program is preempted.
         std::thread::sleep(EXEC_PATIENCE);
         missed.min(self.tracepoints_missed_now())
     }
@@ -97,30 +97,22 @@ impl Kernel {
             self.own_program(names[0]).and_then(|program| recursion_misses(program).ok()).unwrap_or(0)
         };
         let counted = |counter| Counters::read_one(self, counter).unwrap_or(0);
-        // In this order: an exec in between is seen, and not yet counted as one that was to be seen.
+        // In this order: an exec in between is counted as seen, but not as run.
         let execs = skipped(EXEC) + counted(Counter::ExecRuns);
         skipped(FORK) + execs.saturating_sub(counted(Counter::ExecsSeen))
     }
 
-    /// Makes a process a target: its execs are told and, where wished, its forks, which become targets in the same way.
-    ///
-    /// # Errors
-    ///
-    /// When the map cannot be written, or is full.
+    /// Makes a process a target, which reports its execs. With `follow_forks` it also reports its forks, which become targets in
+    /// the same way. Fails if the map is full.
     pub fn set_target(&mut self, pid: Pid, follow_forks: bool) -> Result<(), LoadError> {
         let flags = if follow_forks { FOLLOWS_FORKS } else { 0 };
         self.targets()?.insert(pid.0, flags, 0).map_err(failed)
     }
 
-    /// Lets a process be: none of its calls is drawn from now on, and its stacks would end at once. One that is no target
-    /// stays none.
-    ///
-    /// # Errors
-    ///
-    /// When a map cannot be written.
+    /// Removes a target: its calls are not sampled from now on, and its stacks could not be unwound. Succeeds for other processes.
     pub fn forget_target(&mut self, pid: Pid) -> Result<(), LoadError> {
         let forgotten = self.targets()?.remove(&pid.0);
-        // A fork's mappings are entered by the kernel side, so the store of tables may not know of them.
+        // The kernel side adds the mappings of forks, so the table store may not know them.
         let processes = HashMap::<_, u32, ProcessMappings>::try_from(self.map_mut(PROCESSES)?);
         let unmapped = processes.and_then(|mut processes| processes.remove(&pid.0));
         for (name, removed) in [(TARGETS, forgotten), (PROCESSES, unmapped)] {
@@ -142,7 +134,6 @@ fn failed(source: MapError) -> LoadError {
     LoadError::Map { name: TARGETS, source }
 }
 
-/// Whether a map says that it has no such key.
 pub(super) fn is_missing(error: &MapError) -> bool {
     match error {
         MapError::KeyNotFound => true,

@@ -1,5 +1,6 @@
-//! Loads programs for links that aya 0.14 has no type for, beside aya: its parser relocates the object's second copy
-//! against the maps that aya made.
+//! Loads programs for link types that aya 0.14 does not support: aya-obj relocates a second copy of the object against the maps
+//! that aya created. Also verifies that the kernel gave no program a private stack, which makes a preempted program dereference
+//! wrong pointers in the kernel: `profiler-ebpf/src/private_stack.rs` explains what these are and how the programs avoid them.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -8,18 +9,18 @@ use aya::Ebpf;
 use aya::maps::Map;
 use aya_obj::Object;
 
-use super::load::LoadError;
-use super::private_stack;
+use super::error::LoadError;
 use crate::linux::bpf::{self, AttachType, ProgramBtf, ProgramLoad};
+use crate::linux::program_info::machine_code;
 
-/// An object, relocated and ready to load programs from.
+/// A relocated object to load programs from.
 pub(super) struct RelocatedObject {
     object: Object,
     btf: Option<OwnedFd>,
 }
 
 impl RelocatedObject {
-    /// Relocates the object against the maps of `ebpf`, which must be made from the same bytes and have all its maps yet.
+    /// Relocates the object against the maps of `ebpf`, which must be from the same bytes and still contain all maps.
     pub(super) fn new(bytes: &[u8], ebpf: &Ebpf) -> Result<Self, LoadError> {
         let refused = |error: &dyn std::fmt::Display| LoadError::Relocation(error.to_string());
         let mut object = Object::parse(bytes).map_err(|error| refused(&error))?;
@@ -40,7 +41,6 @@ impl RelocatedObject {
         Ok(Self { object, btf })
     }
 
-    /// Loads a program for links of this type.
     pub(super) fn load(&self, name: &'static str, attach_type: AttachType) -> Result<OwnedFd, LoadError> {
         let program = self.object.programs.get(name).ok_or(LoadError::Missing(name))?;
         let function = self.object.functions.get(&program.function_key()).ok_or(LoadError::Missing(name))?;
@@ -54,12 +54,12 @@ impl RelocatedObject {
         let load =
             ProgramLoad { name, instructions: &function.instructions, license: &program.license, attach_type, btf };
         let program = bpf::load_program(load).map_err(|refused| LoadError::program(name, &refused.to_string()))?;
-        private_stack::refuse(name, &program)?;
+        refuse_private_stack(name, &program)?;
         Ok(program)
     }
 }
 
-/// The descriptor of a map of a kind that the object has.
+/// The descriptor of a map of a kind that the object contains.
 fn descriptor(map: &Map) -> Option<RawFd> {
     match map {
         Map::Array(data)
@@ -70,5 +70,85 @@ fn descriptor(map: &Map) -> Option<RawFd> {
         | Map::ProgramArray(data)
         | Map::RingBuf(data) => Some(data.fd().as_fd().as_raw_fd()),
         _ => None,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PrivateStack {
+    Absent,
+    Present,
+    /// The kernel does not show the machine code to this process.
+    Hidden,
+}
+
+/// Fails if the kernel has given this program a private stack. If the kernel hides the machine code, the check relies on the
+/// tail call in the program.
+pub(super) fn refuse_private_stack(name: &'static str, program: impl AsFd) -> Result<(), LoadError> {
+    match inspect(program) {
+        PrivateStack::Absent => Ok(()),
+        PrivateStack::Present => Err(LoadError::PrivateStack(name)),
+        PrivateStack::Hidden => {
+            tracing::info!("the kernel hides the code of `{name}` (CAP_SYSLOG): not checked for a private stack");
+            Ok(())
+        }
+    }
+}
+
+pub(super) fn private_stack_absent(program: impl AsFd) -> bool {
+    inspect(program) == PrivateStack::Absent
+}
+
+fn inspect(program: impl AsFd) -> PrivateStack {
+    match machine_code(program) {
+        Ok(Some(code)) if uses_private_stack(&code) => PrivateStack::Present,
+        Ok(Some(_)) => PrivateStack::Absent,
+        Ok(None) | Err(_) => PrivateStack::Hidden,
+    }
+}
+
+/// Whether x86-64 code from the kernel's JIT compiler addresses a private stack. Such code begins with loading the stack's
+/// per-CPU address into r9 and `add r9, gs:[this_cpu_off]` (`emit_priv_frame_ptr` in `arch/x86/net/bpf_jit_comp.c`, Linux 6.13
+/// to 7.3). Nothing else adds to r9 there, because no BPF register is mapped to it.
+fn uses_private_stack(code: &[u8]) -> bool {
+    const ADD_R9_GS: [u8; 5] = [0x65, 0x4c, 0x03, 0x0c, 0x25];
+    code.windows(ADD_R9_GS.len()).any(|window| window == ADD_R9_GS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bpf::fixture;
+    use crate::bpf::load::LinkKind;
+    use crate::linux::bpf::{AttachType, load_nothing, load_with_stack};
+
+    /// Linux 6.13 is the first with private stacks, and with session links.
+    fn has_private_stacks() -> bool {
+        crate::linux::bpf::supports(AttachType::UprobeSession).expect("tests run as root, on a kernel with BPF")
+    }
+
+    #[test]
+    fn a_program_with_a_private_stack_is_detected() {
+        let nothing = load_nothing(AttachType::PerfEvent).expect("it can be loaded");
+        assert_eq!(inspect(&nothing), PrivateStack::Absent);
+        let with_stack = load_with_stack(AttachType::PerfEvent).expect("it can be loaded");
+        let expected = if has_private_stacks() { PrivateStack::Present } else { PrivateStack::Absent };
+        assert_eq!(inspect(&with_stack), expected);
+        assert_eq!(refuse_private_stack("with_stack", &with_stack).is_err(), has_private_stacks());
+    }
+
+    #[test]
+    fn heapbpfs_programs_have_no_private_stack() {
+        for unwind_by_tables in [true, false] {
+            for links in [LinkKind::Perf, LinkKind::Multi, LinkKind::Session] {
+                let mut kernel = fixture::kernel_that(links, |config| config.unwind_by_tables = unwind_by_tables);
+                kernel.attach_tracepoints().expect("the tracepoints are there");
+                let programs = kernel.all_programs();
+                // Seven for tracepoints, one or two for probes.
+                assert_eq!(programs.len(), if links == LinkKind::Session { 8 } else { 9 }, "{links:?}");
+                let found: Vec<_> = programs.iter().map(inspect).collect();
+                assert!(found.iter().all(|found| *found == PrivateStack::Absent), "{links:?}: {found:?}");
+                assert!(kernel.stacks_verified());
+            }
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The ring buffer, waited for and read.
+//! The ring buffer.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use aya::maps::{Map, MapData, MapError, RingBuf};
 use crate::linux::bpf_map::RingPositions;
 use crate::linux::readiness::Readiness;
 
-/// The reading end. Owned by the session's task alone.
+/// The consumer end. Owned by the session's task.
 pub struct Ring {
     ring: RingBuf<MapData>,
     readiness: Readiness,
@@ -22,23 +22,18 @@ impl Ring {
         Ok(Self { ring, readiness, positions })
     }
 
-    /// Bytes that wait to be read, of as many as the ring has.
+    /// Bytes that have not been consumed.
     pub fn unread_bytes(&self) -> u64 {
         self.positions.unread_bytes()
     }
 
-    /// Waits until the kernel side calls for a reading: the ring has filled past its mark. A reader also has to come by
-    /// itself, as fewer records than that are not announced.
-    ///
-    /// # Errors
-    ///
-    /// When the runtime cannot wait.
+    /// Waits until the kernel side signals that the fill level has passed its threshold. It does not signal fewer records, so
+    /// the caller must also read on a timer.
     pub async fn filled(&self) -> io::Result<()> {
         self.readiness.readable().await
     }
 
-    /// Hands every record that is there to `take`, oldest first, up to `limit`. Returns how many there were: `limit`
-    /// means that there may be more.
+    /// Passes up to `limit` records to `take`, oldest first. Returns their number: `limit` means that there may be more.
     pub fn drain(&mut self, limit: usize, mut take: impl FnMut(&[u8])) -> usize {
         let mut count = 0;
         while count < limit

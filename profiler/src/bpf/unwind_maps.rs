@@ -1,4 +1,4 @@
-//! The kernel's unwind maps, as the table store writes them.
+//! The kernel's unwind maps, as written by the table store.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,14 +6,15 @@ use std::os::fd::AsFd;
 use aya::maps::{HashMap, Map, MapData, MapError};
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule};
 
-use super::load::{Kernel, LoadError};
+use super::error::LoadError;
+use super::load::Kernel;
 use super::processes::{PROCESSES, is_missing};
 use crate::ids::Pid;
 use crate::linux::bpf_map::write_array;
 use crate::linux::bpf_map::write_mapped;
 use crate::unwind::store::UnwindMaps;
 
-/// The five maps. Taken from the kernel once.
+/// Descriptors of the five maps.
 #[derive(Debug)]
 pub(crate) struct KernelUnwindMaps {
     rows: MapData,
@@ -24,14 +25,10 @@ pub(crate) struct KernelUnwindMaps {
 }
 
 impl KernelUnwindMaps {
-    /// Takes the maps.
-    ///
-    /// # Errors
-    ///
-    /// When they were taken before, or the object is of another version.
+    /// Fails if they were taken before, or the object is of another version.
     pub(crate) fn take(kernel: &mut Kernel) -> Result<Self, LoadError> {
         let failed = |source| LoadError::Map { name: PROCESSES, source };
-        // The kernel keeps its own: it forgets processes that have no tables too.
+        // The kernel side's copy stays in `kernel`, which removes processes without tables too.
         let Map::HashMap(data) = kernel.map(PROCESSES)? else {
             return Err(LoadError::Missing(PROCESSES));
         };
@@ -54,7 +51,7 @@ fn array(kernel: &mut Kernel, name: &'static str) -> Result<MapData, LoadError> 
     }
 }
 
-/// Through the map's memory where that can be had: rows count by the million.
+/// Writes through the map's memory if it can be mapped: there are millions of rows.
 fn write_large<V: aya::Pod>(map: &MapData, first: u32, values: &[V]) -> io::Result<()> {
     write_mapped(map.fd(), first, values).or_else(|_| write_array(map.fd(), first, values))
 }
@@ -95,7 +92,7 @@ mod tests {
     use crate::bpf::load::LinkKind;
 
     #[test]
-    fn processes_that_the_kernel_forgot_are_removed_all_the_same() {
+    fn removing_a_process_that_the_kernel_side_removed_succeeds() {
         let mut kernel = fixture::kernel(LinkKind::Perf);
         let mut maps = KernelUnwindMaps::take(&mut kernel).expect("not taken yet");
         let mappings = ProcessMappings { first: 3, count: 4 };

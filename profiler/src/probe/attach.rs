@@ -7,7 +7,8 @@ use thiserror::Error;
 use tracing::debug;
 
 use crate::address::FileOffset;
-use crate::bpf::load::{Kernel, LinkKind, LoadError};
+use crate::bpf::error::LoadError;
+use crate::bpf::load::{Kernel, LinkKind};
 use crate::ids::Pid;
 use crate::keeper::{Keeper, KeeperError, Link, Site};
 use crate::linux::bpf::{AttachType, supports};

@@ -14,7 +14,7 @@ fn check(text: &str, heap: &str, modules: &str, spec: HookSpec) {
 }
 
 #[test]
-fn what_is_given_and_taken_tells_the_shape() {
+fn the_keys_determine_the_shape() {
     check("libx.so:x_alloc(size=arg1,ptr=ret)", "libx", "libx.so", HookSpec::alloc("x_alloc", 0));
     check("libx.so.1:x_free(old=arg2)", "libx", "libx.so.1", HookSpec::free("x_free", 1));
     check("*:x_grow(old=arg1, ptr=ret, size=arg3)", "custom", "*", HookSpec::realloc("x_grow", 0, 2));
@@ -35,65 +35,65 @@ fn what_is_given_and_taken_tells_the_shape() {
 }
 
 #[test]
-fn an_interval_may_follow() {
+fn an_interval_may_be_given() {
     assert_eq!(parsed("*:f(old=arg1)@1MiB").interval_bytes, Some(1 << 20));
     assert_eq!(parsed("*:f(old=arg1)").interval_bytes, None);
 }
 
-/// What is marked as wrong, and a part of the reason.
+/// Checks the marked part and the reason of an error.
 fn check_error(text: &str, marked: &str, reason: &str) {
-    let error = text.parse::<CustomHook>().expect_err("refused");
+    let error = text.parse::<CustomHook>().expect_err("rejected");
     assert_eq!(error.text.get(error.at.clone()), Some(marked), "{error}");
     assert!(error.reason.contains(reason), "{error}");
 }
 
 #[test]
-fn a_long_text_is_shown_around_the_place() {
+fn errors_in_a_long_text_show_the_part_around_them() {
     let name = "a".repeat(100_000);
     for text in [name.clone(), format!("{name}:f(size=arg1)"), format!("lib.so:f({name}=arg1)")] {
-        let error = text.parse::<CustomHook>().expect_err("nobody has such a function").to_string();
+        let error = text.parse::<CustomHook>().expect_err("no such function").to_string();
         assert!(error.lines().all(|line| line.chars().count() < 300), "{} bytes", error.len());
         assert!(error.contains('^') && error.contains('…'), "{error}");
     }
 }
 
 #[test]
-fn errors_point_at_what_is_wrong() {
-    check_error("libx.so:f", "", "no `(`");
-    check_error("f(old=arg1)", "f", "names no module");
+fn errors_mark_the_wrong_part() {
+    check_error("libx.so:f", "", "missing `(`");
+    check_error("f(old=arg1)", "f", "specifies no module");
     check_error(":f(old=arg1)", "", "module is missing");
-    check_error("a b=libx.so:f(old=arg1)", "a b", "cannot be a heap's name");
-    check_error("mmap=libx.so:f(old=arg1)", "mmap", "meaning of its own");
+    check_error("a b=libx.so:f(old=arg1)", "a b", "not a valid heap name");
+    check_error("mmap=libx.so:f(old=arg1)", "mmap", "is reserved");
     check_error("*:operator new(size=arg1,ptr=ret)", "operator new", "mangled name");
-    check_error("*:f(old=arg1", "old=arg1", "no `)`");
-    check_error("*:f(old=arg1)x", "x", "only `@INTERVAL` may");
+    check_error("*:f(old=arg1", "old=arg1", "missing `)`");
+    check_error("*:f(old=arg1)x", "x", "only `@INTERVAL` is allowed");
     check_error("*:f(old=arg1)@0", "@0", "not an interval");
-    check_error("*:f(old=arg7)", "arg7", "not an argument");
-    check_error("*:f(old=arg0)", "arg0", "not an argument");
-    check_error("*:f(bogus=arg1)", "bogus", "no key");
-    check_error("*:f(size=arg1,size=arg2,ptr=ret)", "size", "twice");
-    check_error("*:f(size=arg1,ptr=arg2)", "arg2", "not where a block can be");
-    check_error("*:f(size=arg1,ptr=*x)", "x", "not an argument");
+    check_error("*:f(old=arg7)", "arg7", "not a valid argument");
+    check_error("*:f(old=arg0)", "arg0", "not a valid argument");
+    check_error("*:f(bogus=arg1)", "bogus", "unknown key");
+    check_error("*:f(size=arg1,size=arg2,ptr=ret)", "size", "duplicate");
+    check_error("*:f(size=arg1,ptr=arg2)", "arg2", "not a location of a block");
+    check_error("*:f(size=arg1,ptr=*x)", "x", "not a valid argument");
     check_error("*:f(fast)", "fast", "neither");
-    check_error("*:f(ptr=ret)", "ptr=ret", "no `size`");
-    check_error("*:f(size=arg1)", "size=arg1", "no block");
-    check_error("*:f(old=arg1,size=arg2)", "old=arg1,size=arg2", "`old` alone");
-    check_error("*:f(old=arg1,size=arg2,ptr=*arg3)", "old=arg1,size=arg2,ptr=*arg3", "goes with `ptr=ret`");
-    check_error("*:f(old=arg1,frees-on-failure)", "old=arg1,frees-on-failure", "goes with");
+    check_error("*:f(ptr=ret)", "ptr=ret", "missing `size`");
+    check_error("*:f(size=arg1)", "size=arg1", "missing block");
+    check_error("*:f(old=arg1,size=arg2)", "old=arg1,size=arg2", "only `old`");
+    check_error("*:f(old=arg1,size=arg2,ptr=*arg3)", "old=arg1,size=arg2,ptr=*arg3", "requires `ptr=ret`");
+    check_error("*:f(old=arg1,frees-on-failure)", "old=arg1,frees-on-failure", "requires");
 }
 
 #[test]
-fn the_mark_stands_below_the_part() {
-    let error = "ü*:f(bogus=arg1)".parse::<CustomHook>().expect_err("refused").to_string();
+fn the_mark_is_below_the_wrong_part() {
+    let error = "ü*:f(bogus=arg1)".parse::<CustomHook>().expect_err("rejected").to_string();
     let lines: Vec<&str> = error.lines().collect();
     assert_eq!(lines[1..], ["  ü*:f(bogus=arg1)", "       ^^^^^"]);
 }
 
 #[test]
-fn functions_of_spec_files_name_no_module() {
+fn functions_of_spec_files_have_no_module() {
     assert_eq!(function(" x_free(old=arg1) "), Ok(HookSpec::free("x_free", 0)));
-    assert!(function("x_free(old=arg1)@4KiB").expect_err("refused").reason.contains("`interval`"));
-    assert!(function("libx.so:x_free(old=arg1)").expect_err("refused").reason.contains("mangled name"));
+    assert!(function("x_free(old=arg1)@4KiB").expect_err("rejected").reason.contains("`interval`"));
+    assert!(function("libx.so:x_free(old=arg1)").expect_err("rejected").reason.contains("mangled name"));
 }
 
 fn spec() -> impl Strategy<Value = HookSpec> {
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_survived(text in "\\PC*", ascii in "[a-z*:=(),@ 0-9]{0,40}", middle in "[a-z=*,0-9é ]{0,24}") {
+    fn arbitrary_text_does_not_panic(text in "\\PC*", ascii in "[a-z*:=(),@ 0-9]{0,40}", middle in "[a-z=*,0-9é ]{0,24}") {
         for text in [text, ascii, format!("*:f({middle})"), format!("{middle}:f(old=arg1)@{middle}")] {
             if let Err(error) = text.parse::<CustomHook>() {
                 prop_assert!(error.to_string().contains('^'));

@@ -1,4 +1,4 @@
-//! Modules that no file stands behind.
+//! Synthetic modules.
 
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
@@ -22,17 +22,17 @@ pub(crate) fn candidate(module: u32, path: &str, functions: &[(&str, u64)]) -> C
     }
 }
 
-/// A program that exports these functions.
+/// An executable that exports these functions.
 pub(crate) fn executable(path: &str, functions: &[(&str, u64)]) -> Candidate {
     Candidate { is_executable: true, ..candidate(1000, path, functions) }
 }
 
-/// The same module at this place in the linker's order.
+/// The same module at this position of the linker's order.
 pub(crate) fn linked(candidate: Candidate, index: u16) -> Candidate {
     Candidate { link: Some(LinkPosition { namespace: 0, index }), ..candidate }
 }
 
-/// The same module, whose functions nobody outside can reach.
+/// The same module with local functions only.
 pub(crate) fn local(candidate: Candidate) -> Candidate {
     let local = |function: &DefinedFunction| DefinedFunction {
         global: false,

@@ -1,4 +1,4 @@
-//! Targets with one allocator and with several.
+//! Targets with one or several allocators.
 
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ fn found(candidates: &[Candidate]) -> Vec<ResolvedHook> {
     resolve(candidates, &HookSet::default(), &HeapSelection::default()).expect("an allocator is there")
 }
 
-/// Function, offset and heap of each hook; and whether calls reach it by default.
+/// Checks function, offset, heap and `reached_by_default` of each hook.
 fn check(candidates: &[Candidate], expected: &[(&str, u64, &str, bool)]) {
     let hooks = found(candidates);
     let got: Vec<_> = hooks
@@ -33,7 +33,7 @@ fn jemalloc_so() -> Candidate {
 }
 
 #[test]
-fn libc_serves_where_nothing_replaces_it() {
+fn libc_is_hooked_if_nothing_replaces_it() {
     check(
         &[executable("/usr/bin/app", &[]), libc_so()],
         &[("free", 0x20, "libc", true), ("malloc", 0x10, "libc", true), ("reallocarray", 0x30, "libc", true)],
@@ -41,8 +41,8 @@ fn libc_serves_where_nothing_replaces_it() {
 }
 
 #[test]
-fn an_allocator_library_serves_before_libc_which_is_hooked_too() {
-    // reallocarray calls whatever realloc is first.
+fn an_allocator_library_precedes_libc_and_both_are_hooked() {
+    // libc's reallocarray calls the first realloc in the linker's order.
     check(
         &[libc_so(), jemalloc_so()],
         &[
@@ -56,16 +56,16 @@ fn an_allocator_library_serves_before_libc_which_is_hooked_too() {
 }
 
 #[test]
-fn the_linkers_order_tells_which_serves() {
+fn the_linkers_order_determines_the_default_allocator() {
     let program = linked(executable("/usr/bin/app", &[]), 0);
     let hooks = found(&[linked(jemalloc_so(), 2), program, linked(libc_so(), 1)]);
     let default: Vec<_> = hooks.iter().filter(|hook| hook.reached_by_default).map(|hook| &*hook.heap).collect();
     assert_eq!(default, ["libc", "libc", "libc"]);
-    assert!(hooks.iter().any(|hook| hook.heap == "jemalloc"), "a plug-in may reach its own");
+    assert!(hooks.iter().any(|hook| hook.heap == "jemalloc"), "a plug-in may call its own");
 }
 
 #[test]
-fn another_namespace_comes_behind_the_programs() {
+fn other_namespaces_follow_the_programs() {
     let other = Candidate { link: Some(LinkPosition { namespace: 1, index: 0 }), ..jemalloc_so() };
     let hooks = found(&[other, linked(executable("/usr/bin/app", &[]), 0), linked(libc_so(), 1)]);
     assert_eq!(hooks[0].heap, "libc");
@@ -73,7 +73,7 @@ fn another_namespace_comes_behind_the_programs() {
 }
 
 #[test]
-fn the_executable_goes_before_all() {
+fn the_executable_precedes_all_libraries() {
     let program = executable("/usr/bin/rustc", &[("malloc", 7), ("mallocx", 8)]);
     let hooks = found(&[candidate(2, "/lib/libtcmalloc.so.4", &[("malloc", 1)]), program, libc_so()]);
     assert_eq!((hooks[0].spec.function, &*hooks[0].heap, hooks[0].reached_by_default), ("malloc", "jemalloc", true));
@@ -88,7 +88,7 @@ fn one_function_under_two_names_is_hooked_once() {
 }
 
 #[test]
-fn second_names_count_where_they_are_other_code() {
+fn aliases_are_hooked_if_their_code_differs() {
     let same = candidate(1, "/lib/a.so", &[("malloc", 1), ("__libc_malloc", 1)]);
     assert_eq!(found(&[same])[0].aliases, [""; 0]);
     let other = candidate(1, "/lib/a.so", &[("malloc", 1), ("__libc_malloc", 2)]);
@@ -112,13 +112,13 @@ fn a_prefixed_allocator_is_hooked_beside_libc() {
 }
 
 #[test]
-fn a_local_malloc_is_nobodys() {
+fn a_local_malloc_is_not_hooked() {
     let program = local(executable("/usr/bin/app", &[("malloc", 1), ("free", 2)]));
     check(&[program, candidate(1, "/lib/libc.so.6", &[("malloc", 0x10)])], &[("malloc", 0x10, "libc", true)]);
 }
 
 #[test]
-fn operators_are_the_allocators_own_or_not_hooked() {
+fn operators_are_hooked_only_if_they_are_the_allocators_own() {
     let operators = [("malloc", 1), ("_Znwm", 2), ("_ZdlPv", 3), ("__libc_malloc", 1), ("gnu_get_libc_version", 4)];
     let names =
         |candidates: &[Candidate]| -> Vec<&str> { found(candidates).iter().map(|hook| hook.spec.function).collect() };
@@ -139,23 +139,23 @@ fn folded_code_may_throw_if_one_of_its_names_may() {
 }
 
 #[test]
-fn what_is_not_known_is_followed_to_its_return() {
+fn calls_of_unknown_builds_are_followed_to_their_return() {
     let delegates = |module: Candidate| found(&[module])[0].spec.delegates;
     assert!(!delegates(candidate(1, "/lib/libc.so.6", &[("malloc", 1)])));
     assert!(delegates(candidate(1, "/lib/wrapper.so", &[("malloc", 1)])));
-    // jemalloc's own under a prefix in a program is known, mimalloc's in a program depends on how it was built.
+    // jemalloc in a program is known; mimalloc in a program depends on its build.
     assert!(!delegates(executable("/opt/app", &[("malloc", 1), ("mallocx", 2)])));
     assert!(delegates(executable("/opt/app", &[("mi_malloc", 1)])));
 }
 
 #[test]
-fn the_old_linkers_malloc_is_not_an_allocator() {
+fn the_old_dynamic_linkers_malloc_is_ignored() {
     let linker = candidate(4, "/lib/x86_64-linux-gnu/ld-2.28.so", &[("malloc", 5), ("free", 6)]);
     assert!(found(&[linker, libc_so()]).iter().all(|hook| hook.heap == "libc"));
 }
 
 #[test]
-fn rusts_functions_are_hooked_where_nothing_else_is() {
+fn rusts_functions_are_hooked_if_no_other_allocator_is_found() {
     let program = local(executable("/opt/app", &[("__rust_alloc", 1), ("__rust_dealloc", 2)]));
     check(std::slice::from_ref(&program), &[("__rust_dealloc", 2, "rust", true), ("__rust_alloc", 1, "rust", true)]);
     assert!(found(&[program, libc_so()]).iter().all(|hook| hook.heap == "libc"));
@@ -168,7 +168,7 @@ fn set(hooks: &[&str]) -> HookSet {
 }
 
 #[test]
-fn functions_of_users_go_before_what_is_known() {
+fn user_defined_functions_precede_known_ones() {
     let hooks = set(&["mine=libc.so.6:malloc(size=arg2,ptr=ret)", "arena=*:arena_alloc(size=arg1,ptr=ret)"]);
     let program = executable("/opt/app", &[("arena_alloc", 5)]);
     let found = resolve(&[program, libc_so()], &hooks, &HeapSelection::default()).expect("several");
@@ -179,7 +179,7 @@ fn functions_of_users_go_before_what_is_known() {
 }
 
 #[test]
-fn only_heaps_that_are_wanted_are_hooked() {
+fn only_selected_heaps_are_hooked() {
     let heaps = |selection: &HeapSelection| -> Result<Vec<String>, NoAllocator> {
         let hooks = resolve(&[jemalloc_so(), libc_so()], &HookSet::default(), selection)?;
         let mut heaps: Vec<String> = hooks.into_iter().map(|hook| hook.heap).collect();
@@ -189,7 +189,7 @@ fn only_heaps_that_are_wanted_are_hooked() {
     let without = HeapSelection { excluded: vec!["jemalloc".to_owned()], ..HeapSelection::default() };
     assert_eq!(heaps(&without), Ok(vec!["libc".to_owned()]));
     let other = HeapSelection { only: vec!["cuda".to_owned()], ..HeapSelection::default() };
-    let error = heaps(&other).expect_err("nothing is left");
+    let error = heaps(&other).expect_err("no heap is selected");
     assert_eq!(
         error,
         NoAllocator::NotSelected {
@@ -198,13 +198,13 @@ fn only_heaps_that_are_wanted_are_hooked() {
             heaps: vec!["jemalloc".into(), "libc".into()]
         }
     );
-    assert!(error.to_string().contains("selected (`cuda`), only `jemalloc`, `libc`"), "{error}");
+    assert!(error.to_string().contains("selected heaps (`cuda`); available: `jemalloc`, `libc`"), "{error}");
 }
 
 #[test]
-fn programs_without_a_known_allocator_are_told_why() {
+fn the_error_explains_why_no_allocator_was_found() {
     let none = |candidate: Candidate| {
-        resolve(&[candidate], &HookSet::default(), &HeapSelection::default()).expect_err("nothing is there")
+        resolve(&[candidate], &HookSet::default(), &HeapSelection::default()).expect_err("no allocator")
     };
     let plain = executable("/bin/x", &[]);
     let linked_static = Candidate { is_static: true, ..plain.clone() };
@@ -213,7 +213,7 @@ fn programs_without_a_known_allocator_are_told_why() {
     assert_eq!(none(plain), NoAllocator::None("/bin/x".into()));
 }
 
-/// A module that defines some of the functions, a few of them at the same place.
+/// A module that defines some of the functions, some at the same offset.
 fn any_module(module: u32) -> impl Strategy<Value = Candidate> {
     let names = symbols(&HookSet::default());
     let path = proptest::sample::select(vec!["/lib/libc.so.6", "/lib/libjemalloc.so.2", "/lib/x.so", "/opt/app"]);
@@ -232,7 +232,7 @@ fn any_module(module: u32) -> impl Strategy<Value = Candidate> {
 
 proptest! {
     #[test]
-    fn no_code_is_hooked_twice_and_modules_stay_together(
+    fn no_code_is_hooked_twice_and_modules_are_contiguous(
         modules in (any_module(0), any_module(1), any_module(2)).prop_map(|(a, b, c)| [a, b, c]),
     ) {
         let Ok(hooks) = resolve(&modules, &HookSet::default(), &HeapSelection::default()) else { return Ok(()) };
@@ -245,15 +245,15 @@ proptest! {
         let runs = order.len();
         order.sort_unstable();
         order.dedup();
-        prop_assert_eq!(order.len(), runs, "a module's hooks are attached together");
+        prop_assert_eq!(order.len(), runs, "the hooks of a module are attached together");
         for pair in hooks.windows(2).filter(|pair| pair[0].module == pair[1].module) {
             prop_assert!(pair[0].spec.shape.allocates() <= pair[1].spec.shape.allocates());
         }
     }
 
-    /// Whatever stands beside it, a malloc that is exported is hooked, and one module's is the default.
+    /// An exported malloc is always hooked, and exactly one module's is the default.
     #[test]
-    fn nothing_hides_an_exported_malloc(
+    fn an_exported_malloc_is_always_hooked(
         modules in (any_module(0), any_module(1), any_module(2)).prop_map(|(a, b, c)| [a, b, c]),
     ) {
         let defining: Vec<_> = modules
@@ -265,9 +265,20 @@ proptest! {
             prop_assert!(hooks.iter().any(|hook| hook.module == module && hook.offset == offset));
         }
         let mut default: Vec<_> =
-            hooks.iter().filter(|hook| hook.reached_by_default && hook.heap != RUST_HEAP).map(|hook| hook.module).collect();
+            hooks.iter().filter(|hook| hook.reached_by_default && hook.heap != rust::HEAP).map(|hook| hook.module).collect();
         default.sort_unstable();
         default.dedup();
         prop_assert_eq!(default.len(), usize::from(!defining.is_empty()));
+    }
+}
+
+#[test]
+fn with_mmap_every_allocating_call_is_followed() {
+    let selection = HeapSelection { only: vec!["all".to_owned(), MMAP.to_owned()], ..HeapSelection::default() };
+    let libc = candidate(1, "/lib/libc.so.6", &[("malloc", 1), ("free", 2), ("mmap", 3), ("calloc", 4)]);
+    let hooks = resolve(&[libc], &HookSet::default(), &selection).expect("an allocator is there");
+    assert_eq!(hooks.len(), 4);
+    for hook in hooks {
+        assert_eq!(hook.spec.delegates, hook.spec.shape != CallShape::Free, "{}", hook.spec.function);
     }
 }

@@ -1,23 +1,23 @@
-//! Calls that map memory, unmap it, or move it or its end. Each is taken, sampled heaps or not: they are rare, and the
-//! agent needs all of them to know which parts of a mapping are left. The live set has none of them.
+//! Calls that map, unmap or move memory, or move the program break. Each is recorded, at any sampling rate: they are rare, and
+//! the agent needs all of them to know which parts of a mapping are left. They are not in the live set.
 //!
-//! The record is written at the return, and says when the call began: before the return, another thread may have been
-//! given the range that this call took away.
+//! The record is written at the return and contains the time of the entry: before the return, another thread may have got the
+//! range that this call unmaps.
 
 use profiler_common::hook::CallShape;
 use profiler_common::limits::PAGE_BYTES;
 use profiler_common::live::LiveBlock;
 use profiler_common::record::{RecordHeader, RecordKind, RemapRecord};
 
-use crate::hook::Call;
-use crate::inflight::{self, Inflight};
-use crate::{emit, live, process, sample, stack};
+use crate::call::Call;
+use crate::layout::Inflight;
+use crate::{emit, inflight, sample, stack};
 
 const MAP: u8 = CallShape::Map as u8;
 const UNMAP: u8 = CallShape::Unmap as u8;
 const REMAP: u8 = CallShape::Remap as u8;
 
-/// Whether calls of this shape are this file's.
+/// Whether calls of this shape are handled here.
 #[inline(always)]
 pub(crate) const fn is_shape(shape: u8) -> bool {
     shape >= MAP
@@ -27,13 +27,13 @@ pub(crate) const fn is_shape(shape: u8) -> bool {
 const MAP_FIXED: u64 = 0x10;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_HUGETLB: u64 = 0x4_0000;
-/// Above this bit the flags say the logarithm of the huge page's size; 0 stands for the system's own.
+/// From this bit on, the flags hold the binary logarithm of the huge page size; 0 is the system's default.
 const MAP_HUGE_SHIFT: u64 = 26;
 const MAP_HUGE_MASK: u64 = 0x3f;
-/// Of the huge page that x86-64 systems have unless they are told otherwise: 2 MiB.
+/// Default of x86-64: 2 MiB.
 const HUGE_SHIFT_DEFAULT: u64 = 21;
 
-/// True when the return has to be seen: the call may change what anonymous memory is mapped.
+/// Handles the entry. Returns whether the return must be handled: the call may change mappings of anonymous memory.
 #[inline(always)]
 pub(crate) fn entry(call: &Call, shape: u8) -> bool {
     if inflight::nested(call) || !sample::is_on(call.cookie.heap()) {
@@ -41,26 +41,26 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
     }
     let size_bytes = call.register(call.cookie.size_register());
     let argument = if call.cookie.has_count() { call.register(call.cookie.count_register()) } else { 0 };
-    let (counts, makes) = match shape {
+    let (is_relevant, may_map) = match shape {
         MAP => (argument & (MAP_ANONYMOUS | MAP_FIXED) != 0, argument & MAP_ANONYMOUS != 0),
         UNMAP => (true, false),
         // An old size of 0 doubles a shared mapping.
         REMAP => (argument != 0, true),
         _ => (size_bytes != 0, size_bytes as i64 > 0),
     };
-    // As in [`sample::draw`].
-    if !counts || !process::is_target(call.tgid()) {
+    // As in `sample::sample`.
+    if !is_relevant || !sample::is_target(call.tgid()) {
         return false;
     }
-    let began_ns = live::now();
+    let began_ns = emit::now_ns();
     inflight::enter(
         call,
         &Inflight {
             sp: call.sp(),
             size_bytes,
             pointer: if call.cookie.has_pointer() { call.pointer() } else { 0 },
-            stack_id: if makes { stack::take(call) } else { 0 },
-            // There is no old block, so its place has what else the return must know.
+            stack_id: if may_map { stack::take(call) } else { 0 },
+            // There is no old block, so its words hold what else the return needs.
             old: LiveBlock::from_words([began_ns, argument, 0]),
             interval_code: 0,
             hook: call.cookie.hook(),
@@ -70,12 +70,12 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
     )
 }
 
-/// A range of memory: its start and its length in bytes.
+/// Start and length in bytes.
 type Range = (u64, u64);
 
-const NOTHING: Range = (0, 0);
+const EMPTY: Range = (0, 0);
 
-/// The return of a call that was noted at its entry. A call that failed has changed nothing.
+/// Handles the return. A failed call has changed nothing.
 #[inline(always)]
 pub(crate) fn finish(call: &Call, inflight: &Inflight) {
     let [began_ns, argument, _] = inflight.old.words();
@@ -89,7 +89,7 @@ pub(crate) fn finish(call: &Call, inflight: &Inflight) {
         new_address: new.0,
         new_bytes: new.1,
         began_ns,
-        ended_ns: live::now(),
+        ended_ns: emit::now_ns(),
         stack_id: inflight.stack_id,
         tid: call.tid(),
         hook: inflight.hook,
@@ -98,27 +98,27 @@ pub(crate) fn finish(call: &Call, inflight: &Inflight) {
     });
 }
 
-/// The range that is gone and the one that is there, or `None` when the call has failed.
+/// The unmapped range and the mapped one, or `None` if the call failed.
 #[inline(always)]
 fn ranges(result: u64, inflight: &Inflight, argument: u64) -> Option<(Range, Range)> {
     let Inflight { size_bytes, pointer, shape, .. } = *inflight;
     if shape == UNMAP {
         let failed = result as u32 != 0;
-        return if failed { None } else { Some(((pointer, whole_pages(size_bytes)), NOTHING)) };
+        return if failed { None } else { Some(((pointer, whole_pages(size_bytes)), EMPTY)) };
     }
-    // The C library's wrappers return -1, the system calls below them the error's number with a minus.
+    // The C library's wrappers return -1, the system calls below them the negated error number.
     if result > u64::MAX - 4095 {
         return None;
     }
     Some(match shape {
-        // A file's mapping that was put over anonymous memory takes that away.
-        MAP if argument & MAP_ANONYMOUS == 0 => ((result, whole_pages(size_bytes)), NOTHING),
-        MAP if argument & MAP_HUGETLB != 0 => (NOTHING, (result, whole_huge_pages(size_bytes, argument))),
-        MAP => (NOTHING, (result, whole_pages(size_bytes))),
+        // A file mapping over anonymous memory unmaps that memory.
+        MAP if argument & MAP_ANONYMOUS == 0 => ((result, whole_pages(size_bytes)), EMPTY),
+        MAP if argument & MAP_HUGETLB != 0 => (EMPTY, (result, whole_huge_pages(size_bytes, argument))),
+        MAP => (EMPTY, (result, whole_pages(size_bytes))),
         REMAP => ((pointer, whole_pages(argument)), (result, whole_pages(size_bytes))),
-        // `sbrk` returns where the data segment ended before.
-        _ if size_bytes as i64 > 0 => (NOTHING, (result, size_bytes)),
-        _ => ((result.wrapping_add(size_bytes), size_bytes.wrapping_neg()), NOTHING),
+        // `sbrk` returns the previous end of the data segment.
+        _ if size_bytes as i64 > 0 => (EMPTY, (result, size_bytes)),
+        _ => ((result.wrapping_add(size_bytes), size_bytes.wrapping_neg()), EMPTY),
     })
 }
 

@@ -1,7 +1,5 @@
-//! Reads a register whose number is known at run time only.
-//!
-//! The verifier lets a program read its context at constant offsets alone. Plain code for the choice does not survive the
-//! optimiser, which merges the sixteen loads into one load of a computed address; so each load is spelled out.
+//! Registers of x86-64, as a probe sees them. All of the kernel side that depends on the CPU is here and in
+//! `profiler-common`'s `step.rs` and `hook.rs`.
 
 use core::arch::asm;
 use core::mem::offset_of;
@@ -9,6 +7,37 @@ use core::mem::offset_of;
 use aya_ebpf::bindings::pt_regs;
 use profiler_common::hook::Register;
 
+// SAFETY of all reads here: a uprobe's context is a pt_regs, valid while the program runs.
+
+#[inline(always)]
+pub(crate) fn ip(regs: *const pt_regs) -> u64 {
+    // SAFETY: see above.
+    unsafe { (*regs).rip }
+}
+
+#[inline(always)]
+pub(crate) fn sp(regs: *const pt_regs) -> u64 {
+    // SAFETY: see above.
+    unsafe { (*regs).rsp }
+}
+
+#[inline(always)]
+pub(crate) fn bp(regs: *const pt_regs) -> u64 {
+    // SAFETY: see above.
+    unsafe { (*regs).rbp }
+}
+
+/// The register of a function's result.
+#[inline(always)]
+pub(crate) fn result(regs: *const pt_regs) -> u64 {
+    // SAFETY: see above.
+    unsafe { (*regs).rax }
+}
+
+/// Reads a register at a constant offset.
+///
+/// The verifier lets a program read its context at constant offsets only. The optimiser would merge the sixteen loads of
+/// [`register`] into one load of a computed address, so each load is inline assembly.
 macro_rules! load {
     ($regs:expr, $field:ident) => {{
         let value: u64;
@@ -42,9 +71,9 @@ const R12: u8 = Register::R12 as u8;
 const R13: u8 = Register::R13 as u8;
 const R14: u8 = Register::R14 as u8;
 
-/// The register with this number; numbers beyond 15 do not occur.
+/// Reads the register with this number, which is at most 15.
 #[inline(always)]
-pub(super) fn read(regs: *const pt_regs, number: u8) -> u64 {
+pub(crate) fn register(regs: *const pt_regs, number: u8) -> u64 {
     match number {
         RDI => load!(regs, rdi),
         RSI => load!(regs, rsi),

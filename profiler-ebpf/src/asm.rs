@@ -1,0 +1,36 @@
+//! BPF instructions that Rust cannot express, or that the optimiser would remove.
+
+use core::arch::asm;
+
+/// `value & MASK`, as an instruction that the verifier sees.
+///
+/// The optimiser removes a mask that a comparison has made redundant, or compares another register than the one that is
+/// used. The verifier tracks each register separately and would then find an index without bounds.
+#[inline(always)]
+pub(crate) fn masked<const MASK: u64>(value: u64) -> u64 {
+    let mut value = value;
+    // SAFETY: arithmetic on a register.
+    unsafe {
+        asm!("{value} &= {mask}", value = inout(reg) value, mask = const MASK, options(pure, nomem, nostack, preserves_flags));
+    }
+    value
+}
+
+/// Atomically adds to `*target`, an aligned word in a map value.
+#[inline(always)]
+pub(crate) fn atomic_add(target: *mut u64, change: i64) {
+    // SAFETY: the callers' pointers come from successful lookups.
+    unsafe { asm!("lock *(u64 *)({target} + 0) += {change}", target = in(reg) target, change = in(reg) change) };
+}
+
+/// Atomically replaces `*target`, an aligned word in a map value, and returns the previous value. Rust has no atomics
+/// with a result on this target.
+#[inline(always)]
+pub(crate) fn exchange(target: *mut u64, value: u64) -> u64 {
+    let mut value = value;
+    // SAFETY: the callers' pointers come from successful lookups.
+    unsafe {
+        asm!("{value} = xchg_64({target} + 0, {value})", value = inout(reg) value, target = in(reg) target);
+    }
+    value
+}

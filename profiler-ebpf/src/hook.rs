@@ -1,0 +1,194 @@
+//! Entry and return of hooked functions, by call shape.
+
+use aya_ebpf::helpers::bpf_probe_read_user;
+use profiler_common::counter::Counter;
+use profiler_common::hook::CallShape;
+use profiler_common::interval::Interval;
+use profiler_common::live::LiveBlock;
+use profiler_common::record::RecordKind;
+
+use crate::call::Call;
+use crate::layout::Inflight;
+use crate::maps::count;
+use crate::{config, emit, inflight, live, remap, sample, stack};
+
+const FREE: u8 = CallShape::Free as u8;
+const REALLOC: u8 = CallShape::Realloc as u8;
+const RESIZE: u8 = CallShape::Resize as u8;
+const ALLOC_OUT: u8 = CallShape::AllocOut as u8;
+
+/// Handles the entry of a hooked function. Returns whether its return must be handled.
+#[inline(always)]
+pub(crate) fn entry(call: &Call) -> bool {
+    match call.cookie.shape() {
+        FREE => {
+            free(call);
+            false
+        }
+        shape @ (REALLOC | RESIZE) => realloc(call, shape),
+        shape if remap::is_shape(shape) => remap::entry(call, shape),
+        shape => alloc(call, shape),
+    }
+}
+
+/// A block that is not in the live set was not sampled, or was allocated before recording started: nothing happens.
+#[inline(always)]
+fn free(call: &Call) {
+    let pointer = call.pointer();
+    if pointer != 0 {
+        let _ = live::take(call, pointer);
+    }
+}
+
+#[inline(always)]
+fn alloc(call: &Call, shape: u8) -> bool {
+    if inflight::nested(call) {
+        return false;
+    }
+    let size_bytes = call.size_bytes();
+    // Such a call is not stored, so a hooked function that it calls is sampled separately.
+    if call.cookie.may_throw() && is_throw_likely(size_bytes) {
+        count(Counter::MayThrow);
+        return false;
+    }
+    let interval = match size_bytes {
+        Some(size_bytes) => sample::sample(call, size_bytes),
+        None => None,
+    };
+    // A function that calls other hooked functions is stored even if it is not sampled; otherwise these would be sampled for
+    // the same block.
+    if interval.is_none() && !call.cookie.delegates() {
+        return false;
+    }
+    let stack_id = if interval.is_some() { stack::take(call) } else { 0 };
+    inflight::enter(
+        call,
+        &Inflight {
+            sp: call.sp(),
+            size_bytes: size_bytes.unwrap_or(0),
+            pointer: if shape == ALLOC_OUT { call.pointer() } else { 0 },
+            stack_id,
+            old: LiveBlock::NONE,
+            interval_code: interval.unwrap_or(0),
+            hook: call.cookie.hook(),
+            shape,
+            old_tracked: 0,
+        },
+    )
+}
+
+/// Whether a function that throws where others return null may do so for this size. An exception cannot be unwound past a
+/// return address that a probe has replaced, so the return of such a call is not probed.
+#[inline(always)]
+fn is_throw_likely(size_bytes: Option<u64>) -> bool {
+    match size_bytes {
+        Some(size_bytes) => size_bytes >= config::throw_safe_bytes(),
+        None => true,
+    }
+}
+
+/// Removes the old block from the live set at entry, not at the return: by then another thread may have got its address. If
+/// the call fails, the return restores it.
+#[inline(always)]
+fn realloc(call: &Call, shape: u8) -> bool {
+    if inflight::nested(call) {
+        return false;
+    }
+    let Some(size_bytes) = call.size_bytes() else {
+        // The call will fail and keep the old block. It is stored nevertheless, because it may call others first.
+        return enter_realloc(call, shape, u64::MAX, 0, 0, 0, None);
+    };
+    let pointer = call.pointer();
+    let old = if pointer == 0 { None } else { live::take(call, pointer) };
+    let interval = sample::sample(call, size_bytes);
+    if interval.is_none() && old.is_none() && !call.cookie.delegates() {
+        return false;
+    }
+    let stack_id = if interval.is_some() { stack::take(call) } else { 0 };
+    enter_realloc(call, shape, size_bytes, pointer, stack_id, interval.unwrap_or(0), old)
+}
+
+#[inline(always)]
+fn enter_realloc(
+    call: &Call,
+    shape: u8,
+    size_bytes: u64,
+    pointer: u64,
+    stack_id: u64,
+    interval_code: u32,
+    old: Option<LiveBlock>,
+) -> bool {
+    inflight::enter(
+        call,
+        &Inflight {
+            sp: call.sp(),
+            size_bytes,
+            pointer,
+            stack_id,
+            old: old.unwrap_or(LiveBlock::NONE),
+            interval_code,
+            hook: call.cookie.hook(),
+            shape,
+            old_tracked: old.is_some() as u8,
+        },
+    )
+}
+
+/// Handles the return of a call that was stored at its entry.
+#[inline(always)]
+pub(crate) fn finish(call: &Call) {
+    let Some(inflight) = inflight::leave(call) else {
+        return;
+    };
+    if remap::is_shape(inflight.shape) {
+        remap::finish(call, &inflight);
+        return;
+    }
+    let Some(address) = block_address(call, &inflight) else {
+        restore_old(call, &inflight);
+        return;
+    };
+    if inflight.interval_code != 0 {
+        let interval = Interval::from_code(inflight.interval_code);
+        let heap = call.cookie.heap();
+        let block = LiveBlock::new(inflight.size_bytes, emit::now_ns(), inflight.stack_id, interval, heap);
+        live::enter(call, RecordKind::Alloc, address, block);
+    }
+}
+
+/// Address of the block that the call returned, or `None` if it failed.
+#[inline(always)]
+fn block_address(call: &Call, inflight: &Inflight) -> Option<u64> {
+    let result = call.result();
+    let address = if inflight.shape == RESIZE {
+        // The result is the block's new size.
+        if result < inflight.size_bytes {
+            return None;
+        }
+        inflight.pointer
+    } else if inflight.shape == ALLOC_OUT {
+        if result as u32 != 0 {
+            return None;
+        }
+        // SAFETY: the helper checks the address, which the target chose.
+        match unsafe { bpf_probe_read_user(inflight.pointer as *const u64) } {
+            Ok(address) => address,
+            Err(_) => {
+                count(Counter::ResultUnreadable);
+                return None;
+            }
+        }
+    } else {
+        result
+    };
+    if address == 0 { None } else { Some(address) }
+}
+
+/// A failed realloc has kept the old block, unless the requested size is 0: then a null result means that the block was freed
+/// (glibc; other allocators return a block). Some functions free it in any case.
+#[inline(always)]
+fn restore_old(call: &Call, inflight: &Inflight) {
+    if inflight.old_tracked != 0 && inflight.size_bytes != 0 && !call.cookie.frees_on_failure() {
+        live::enter(call, RecordKind::Restore, inflight.pointer, inflight.old);
+    }
+}

@@ -1,0 +1,134 @@
+//! Captures the stack of a call and sends its frames unless the agent has them.
+
+use core::mem::size_of;
+
+use aya_ebpf::bindings::BPF_ANY;
+use aya_ebpf::helpers::{bpf_probe_read_user, generated};
+use profiler_common::limits::{PAGE_BYTES, STACK_FRAMES_MAX};
+use profiler_common::record::{RawStackHeader, RecordHeader, RecordKind, StackHeader};
+use profiler_common::stack::{StackEnd, StackHasher};
+
+use crate::call::Call;
+use crate::maps::{RAW, STACKS, count};
+use crate::scratch::Claim;
+use crate::{config, emit, walk};
+
+/// Captures the call's stack and returns its id. Must be called at entry: at the return, the trampoline has replaced the
+/// return address.
+#[inline(always)]
+pub(crate) fn take(call: &Call) -> u64 {
+    let Some(claim) = Claim::take(call.tid()) else {
+        return caller_only(call);
+    };
+    let scratch = claim.scratch;
+    let hasher = StackHasher::new(config::stack_seed(), call.tgid());
+    let unwound = walk::unwind(call, &claim, hasher);
+    count(unwound.end.counter());
+    let stack_id = id(unwound.hasher, unwound.end);
+    if is_new(stack_id) {
+        // SAFETY: this program has claimed the area.
+        let record = unsafe { &raw mut (*scratch).record };
+        // SAFETY: as above.
+        unsafe { (*record).header = header(call, stack_id, unwound.depth, unwound.end) };
+        let depth = if unwound.depth > STACK_FRAMES_MAX as u64 { STACK_FRAMES_MAX as u64 } else { unwound.depth };
+        let length = size_of::<StackHeader>() as u64 + depth * 8;
+        if !emit::bytes(record.cast_const().cast(), length) {
+            forget(stack_id);
+        }
+    }
+    if config::raw_stacks() {
+        send_raw(claim.area, call, stack_id);
+    }
+    claim.release();
+    stack_id
+}
+
+/// A stack of one frame, used if no scratch area is free.
+#[inline(always)]
+fn caller_only(call: &Call) -> u64 {
+    let end = StackEnd::NoScratch;
+    count(end.counter());
+    // SAFETY: the helper checks the address.
+    let caller = unsafe { bpf_probe_read_user(call.sp() as *const u64) }.unwrap_or(0);
+    let mut hasher = StackHasher::new(config::stack_seed(), call.tgid());
+    hasher.add(caller);
+    let stack_id = id(hasher, end);
+    if is_new(stack_id) && !emit::record((header(call, stack_id, 1, end), caller)) {
+        forget(stack_id);
+    }
+    stack_id
+}
+
+/// Equal frames that ended for different reasons are different stacks.
+#[inline(always)]
+fn id(mut hasher: StackHasher, end: StackEnd) -> u64 {
+    hasher.add(end as u64);
+    hasher.finish()
+}
+
+#[inline(always)]
+fn header(call: &Call, stack_id: u64, depth: u64, end: StackEnd) -> StackHeader {
+    StackHeader {
+        header: RecordHeader::new(RecordKind::Stack, call.tgid()),
+        stack_id,
+        depth: depth as u16,
+        end: end as u8,
+        reserved: [0; 5],
+    }
+}
+
+/// Whether the stack's frames must be sent; marks them as sent.
+#[inline(always)]
+fn is_new(stack_id: u64) -> bool {
+    if STACKS.get_ptr(&stack_id).is_some() {
+        return false;
+    }
+    // If this fails, or the entry is evicted, the frames are sent again, which is harmless.
+    let _ = STACKS.insert(&stack_id, &1, u64::from(BPF_ANY));
+    true
+}
+
+/// Has the next event with this stack send its frames again, because they were dropped.
+#[inline(always)]
+fn forget(stack_id: u64) {
+    let _ = STACKS.remove(&stack_id);
+}
+
+/// Sends the memory that the stack was unwound from, for checking the unwinder against another one. Disabled in ordinary use:
+/// the flag is a constant to the verifier, which then removes this code. `area` is the area that the call has claimed.
+#[inline(always)]
+fn send_raw(area: u32, call: &Call, stack_id: u64) {
+    let header = RawStackHeader {
+        header: RecordHeader::new(RecordKind::RawStack, call.tgid()),
+        stack_id,
+        sp: call.sp(),
+        bp: call.bp(),
+        start: call.sp() & !(PAGE_BYTES - 1),
+        length: 0,
+    };
+    copy_and_send(area, &header);
+}
+
+/// Copies page by page, because a copy that reaches into an unmapped page fails as a whole.
+#[inline(never)]
+fn copy_and_send(area: u32, header: &RawStackHeader) {
+    let Some(record) = RAW.get_ptr_mut(area) else {
+        return;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
+    let record = unsafe { &mut *record };
+    record.header = *header;
+    let mut length = 0;
+    for page in &mut record.pages {
+        let from = header.start.wrapping_add(length);
+        // SAFETY: a page into a page; the helper checks the address.
+        if unsafe { generated::bpf_probe_read_user(page.as_mut_ptr().cast(), PAGE_BYTES as u32, from as *const _) } != 0
+        {
+            break;
+        }
+        length += PAGE_BYTES;
+    }
+    record.header.length = length;
+    // The loop over the pages computed the length, so the verifier knows that it fits.
+    let _ = emit::bytes((&raw const *record).cast(), size_of::<RawStackHeader>() as u64 + length);
+}

@@ -1,0 +1,310 @@
+//! Unwinds a stack frame by frame: by tables made from `.eh_frame`, or by frame pointers.
+//!
+//! One frame is a global function, and so is a batch of frames. The verifier checks each of them once, so a deep walk costs
+//! it no more than a shallow one. Between calls, the state is in the claimed scratch area. This form loads on Linux 5.15 and
+//! later, which cookies require anyway.
+//!
+//! The target's stack is read through a window: a copied range that follows the walk outwards. Reading word by word takes a
+//! helper call each, which is most of the cost of unwinding. A copy must not reach into an unmapped page, because
+//! `bpf_probe_read_user` reads all or nothing; so it ends at a page boundary.
+
+use core::mem::size_of;
+
+use aya_ebpf::helpers::generated::bpf_probe_read_user;
+use profiler_common::limits::STACK_FRAMES_MAX;
+use profiler_common::stack::{StackEnd, StackHasher};
+use profiler_common::step::{ReadMemory, Registers, Step, step};
+use profiler_common::unwind::{PageRows, ProcessMapping, ReadTables, Rule, SEARCH_STEPS, UnwindRow, find_rule};
+
+use crate::asm::masked;
+use crate::call::Call;
+use crate::config;
+use crate::layout::{Scratch, WINDOW_WORDS, Walk};
+use crate::maps::{MAPPINGS, PAGES, PROCESSES, ROWS, RULES, SCRATCH};
+use crate::scratch::Claim;
+
+/// Result of a walk; the frames are in the area's record.
+pub(crate) struct Unwound {
+    pub(crate) depth: u64,
+    pub(crate) end: StackEnd,
+    pub(crate) hasher: StackHasher,
+}
+
+/// Result of [`unwind_step`] if there is a caller; any other is a [`StackEnd`] plus 1.
+const CONTINUE: u32 = 0;
+
+/// Unwinds from a function's entry, where the return address is on top of the stack.
+#[inline(always)]
+pub(crate) fn unwind(call: &Call, claim: &Claim, hasher: StackHasher) -> Unwound {
+    let scratch = claim.scratch;
+    // SAFETY: this program has claimed the area.
+    unsafe { (*scratch).window_words = 0 };
+    let end = match start(call, scratch, hasher) {
+        Ok(()) => walk(claim.area),
+        Err(end) => end,
+    };
+    // SAFETY: this program has claimed the area.
+    let (depth, hash) = unsafe { ((*scratch).walk.depth, (*scratch).walk.hash) };
+    Unwound { depth, end, hasher: StackHasher::resume(hash) }
+}
+
+/// Initialises the state: the caller's registers after the call has returned.
+#[inline(always)]
+fn start(call: &Call, scratch: *mut Scratch, hasher: StackHasher) -> Result<(), StackEnd> {
+    // SAFETY: this program has claimed the area.
+    let walk = unsafe { &mut (*scratch).walk };
+    walk.depth = 0;
+    walk.hash = hasher.state();
+    let ip = Window(scratch).read(call.sp()).ok_or(StackEnd::Unreadable)?;
+    let tgid = call.tgid();
+    let (first, count) = if config::unwind_by_tables() { mappings_of(tgid) } else { (0, 0) };
+    *walk = Walk {
+        ip,
+        sp: call.sp().wrapping_add(8),
+        bp: call.bp(),
+        depth: 0,
+        mapping: ProcessMapping::NONE,
+        mapping_first: first,
+        mapping_count: count,
+        hash: hasher.state(),
+        is_return_address: 1,
+        reserved: 0,
+    };
+    Ok(())
+}
+
+/// Index of the process's first mapping, and their number.
+#[inline(always)]
+fn mappings_of(tgid: u32) -> (u32, u32) {
+    match PROCESSES.get_ptr(&tgid) {
+        // SAFETY: the pointer comes from a successful lookup.
+        Some(process) => unsafe { ((*process).first, (*process).count) },
+        None => (0, 0),
+    }
+}
+
+/// Frames that one call of [`unwind_batch`] unwinds. The loops nest, so that the verifier adds their bounds, while at run time
+/// they multiply.
+const BATCH: usize = 32;
+
+const _: () = assert!(STACK_FRAMES_MAX.is_multiple_of(BATCH));
+
+#[inline(always)]
+fn walk(area: u32) -> StackEnd {
+    for _ in 0..STACK_FRAMES_MAX / BATCH {
+        let word = unwind_batch(area);
+        if word != CONTINUE {
+            return match word - 1 {
+                0 => StackEnd::Complete,
+                2 => StackEnd::Unreadable,
+                3 => StackEnd::BrokenChain,
+                5 => StackEnd::MissingModule,
+                6 => StackEnd::NoRow,
+                7 => StackEnd::UnsupportedRule,
+                _ => StackEnd::Truncated,
+            };
+        }
+    }
+    StackEnd::Truncated
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn unwind_batch(area: u32) -> u32 {
+    for _ in 0..BATCH {
+        let word = unwind_step(area);
+        if word != CONTINUE {
+            return word;
+        }
+    }
+    CONTINUE
+}
+
+/// Writes the current frame and steps to its caller.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn unwind_step(area: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
+        return StackEnd::NoScratch as u32 + 1;
+    };
+    // SAFETY: the pointer comes from a successful lookup, and this program has claimed the area.
+    let walk = unsafe { &mut (*scratch).walk };
+    let registers = Registers { ip: walk.ip, sp: walk.sp, bp: walk.bp, is_return_address: walk.is_return_address != 0 };
+    let depth = walk.depth as usize;
+    if depth >= STACK_FRAMES_MAX {
+        return StackEnd::Truncated as u32 + 1;
+    }
+    write_frame(scratch, depth, registers.ip);
+    walk.depth = depth as u64 + 1;
+    let mut hasher = StackHasher::resume(walk.hash);
+    hasher.add(registers.ip);
+    walk.hash = hasher.state();
+    let rule = match rule(walk, &registers) {
+        Ok(rule) => rule,
+        Err(end) => return end as u32 + 1,
+    };
+    match step(&registers, rule, &Window(scratch)) {
+        Step::Caller(caller) => {
+            walk.ip = caller.ip;
+            walk.sp = caller.sp;
+            walk.bp = caller.bp;
+            walk.is_return_address = caller.is_return_address as u32;
+            CONTINUE
+        }
+        Step::End(end) => end as u32 + 1,
+    }
+}
+
+#[inline(always)]
+fn write_frame(scratch: *mut Scratch, index: usize, address: u64) {
+    if index < STACK_FRAMES_MAX {
+        let index = masked::<{ STACK_FRAMES_MAX as u64 - 1 }>(index as u64);
+        // SAFETY: within the array, whose length is a power of two, in an area that this program has claimed.
+        unsafe { (&raw mut (*scratch).record.frames).cast::<u64>().add(index as usize).write(address) };
+    }
+}
+
+/// The unwind rule of the current frame.
+#[inline(always)]
+fn rule(walk: &mut Walk, registers: &Registers) -> Result<Rule, StackEnd> {
+    if !config::unwind_by_tables() {
+        return Ok(Rule::FRAME_POINTER);
+    }
+    let address = registers.lookup_address();
+    if !walk.mapping.contains(address) {
+        let found = find_mapping(walk.mapping_first, walk.mapping_count, address);
+        walk.mapping = found.ok_or(StackEnd::MissingModule)?;
+    }
+    let table = &walk.mapping.table;
+    if table.is_table() {
+        find_rule(&Maps, table, address).ok_or(StackEnd::NoRow)
+    } else if table.is_frame_pointer() {
+        Ok(Rule::FRAME_POINTER)
+    } else {
+        Err(StackEnd::MissingModule)
+    }
+}
+
+/// Finds the process's mapping that contains the address, by binary search over `count` mappings from index `first`.
+#[inline(always)]
+fn find_mapping(first: u32, count: u32, address: u64) -> Option<ProcessMapping> {
+    let mut low = first;
+    let mut high = first.wrapping_add(count);
+    for _ in 0..SEARCH_STEPS {
+        if low >= high {
+            break;
+        }
+        let middle = low.wrapping_add(high.wrapping_sub(low) >> 1);
+        let mapping = MAPPINGS.get(middle)?;
+        if address < mapping.start {
+            high = middle;
+        } else if address >= mapping.end {
+            low = middle.wrapping_add(1);
+        } else {
+            return Some(*mapping);
+        }
+    }
+    None
+}
+
+/// The unwind tables as maps.
+struct Maps;
+
+impl ReadTables for Maps {
+    #[inline(always)]
+    fn row(&self, index: u32) -> Option<UnwindRow> {
+        ROWS.get(index >> 1).map(|cell| cell.row(index))
+    }
+
+    #[inline(always)]
+    fn page(&self, index: u32) -> Option<PageRows> {
+        PAGES.get(index).copied()
+    }
+
+    #[inline(always)]
+    fn rule(&self, index: u16) -> Option<Rule> {
+        RULES.get(index as u32).copied()
+    }
+}
+
+const PAGE_BYTES: u64 = 4096;
+
+/// A window shorter than this is extended by the next page.
+const SHORT_BYTES: u64 = 1024;
+
+/// Bytes of the window below the requested word: saved registers of a frame are sometimes read downwards.
+const BELOW_BYTES: u64 = 64;
+
+const WORD: u64 = size_of::<u64>() as u64;
+
+/// The window of a claimed area.
+struct Window(*mut Scratch);
+
+impl Window {
+    #[inline(always)]
+    fn read(&self, address: u64) -> Option<u64> {
+        if address & (WORD - 1) != 0 {
+            return unaligned(address);
+        }
+        if let Some(word) = self.buffered(address) {
+            return Some(word);
+        }
+        fill(self.0, address);
+        self.buffered(address)
+    }
+
+    #[inline(always)]
+    fn buffered(&self, address: u64) -> Option<u64> {
+        // SAFETY: this program has claimed the area.
+        let scratch = unsafe { &*self.0 };
+        let index = address.wrapping_sub(scratch.window_start) / WORD;
+        if index >= scratch.window_words {
+            return None;
+        }
+        let index = masked::<{ WINDOW_WORDS as u64 - 1 }>(index);
+        // SAFETY: within the array, whose length is a power of two.
+        Some(unsafe { *scratch.window.as_ptr().add(index as usize) })
+    }
+}
+
+impl ReadMemory for Window {
+    #[inline(always)]
+    fn read_u64(&self, address: u64) -> Option<u64> {
+        self.read(address)
+    }
+}
+
+/// Moves the window to `address`, which is aligned.
+#[inline(never)]
+fn fill(scratch: *mut Scratch, address: u64) {
+    // SAFETY: this program has claimed the area.
+    let scratch = unsafe { &mut *scratch };
+    let page = address & !(PAGE_BYTES - 1);
+    let start = if address - page > BELOW_BYTES { address - BELOW_BYTES } else { page };
+    let length = PAGE_BYTES - (start & (PAGE_BYTES - 1));
+    scratch.window_start = start;
+    scratch.window_words = 0;
+    let window = scratch.window.as_mut_ptr();
+    // SAFETY: a page or less into an array of two pages; the helper checks the address.
+    if unsafe { bpf_probe_read_user(window.cast(), length as u32, start as *const _) } != 0 {
+        return;
+    }
+    scratch.window_words = length / WORD;
+    if length < SHORT_BYTES {
+        let next = start.wrapping_add(length);
+        // SAFETY: starts less than a page in, so a page fits; the helper checks the address.
+        let read = unsafe {
+            bpf_probe_read_user(window.cast::<u8>().add(length as usize).cast(), PAGE_BYTES as u32, next as *const _)
+        };
+        if read == 0 {
+            scratch.window_words += PAGE_BYTES / WORD;
+        }
+    }
+}
+
+/// Reads an unaligned word. Compilers do not create such frames, but a target may.
+#[inline(never)]
+fn unaligned(address: u64) -> Option<u64> {
+    // SAFETY: the helper checks the address.
+    unsafe { aya_ebpf::helpers::bpf_probe_read_user(address as *const u64) }.ok()
+}

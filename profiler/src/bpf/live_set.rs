@@ -1,0 +1,267 @@
+//! The live set: reads it, removes the blocks of processes that are gone, and inserts blocks inherited by a fork.
+//!
+//! Counts by slot are incremented before blocks are inserted and decremented after they are removed, as on the kernel side,
+//! which does not search for blocks whose count is 0.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::maps::{Map, MapData, MapError};
+use profiler_common::limits::LIVE_COUNT_SLOTS;
+use profiler_common::live::{LiveBlock, LiveKey};
+
+use super::error::LoadError;
+use super::load::Kernel;
+use crate::address::TargetAddr;
+use crate::ids::{Pid, StackId};
+use crate::linux::map_batch::{BATCH, read_hash, remove_hash, write_hash};
+use crate::linux::map_memory::SharedCounts;
+
+const LIVE: &str = "LIVE";
+const STACKS: &str = "STACKS";
+const COUNTS: &str = "LIVE_COUNTS";
+
+impl Kernel {
+    /// Removes blocks of a process whose program is gone. Returns the number of removed blocks.
+    pub fn forget_blocks(
+        &mut self,
+        pid: Pid,
+        addresses: impl IntoIterator<Item = TargetAddr>,
+    ) -> Result<usize, LoadError> {
+        let (live, counts) = (self.live()?, self.live_counts()?);
+        let mut keys = addresses.into_iter().map(|address| LiveKey::new(pid.0, address.0));
+        let mut removed = 0;
+        loop {
+            let chunk: Vec<LiveKey> = keys.by_ref().take(BATCH).collect();
+            if chunk.is_empty() {
+                return Ok(removed);
+            }
+            let taken = |keys: &[LiveKey]| {
+                keys.iter().for_each(|key| counts.add(key.count_slot(), -1));
+                removed += keys.len();
+            };
+            remove_hash(live.fd(), &chunk, taken).map_err(failed)?;
+        }
+    }
+
+    /// Removes all blocks of a process, including those whose records were dropped. Returns the number of removed blocks. Reads
+    /// the whole live set: a million blocks take up to a second, and removing them a few. If it fails, some may have been removed.
+    ///
+    /// Must be called when the process inserts no more blocks: it has exited, or is no longer a target.
+    pub fn sweep(&mut self, pid: Pid) -> Result<usize, LoadError> {
+        let addresses: Vec<TargetAddr> = self.live_blocks_of(pid)?.into_iter().map(|(address, _)| address).collect();
+        self.forget_blocks(pid, addresses)
+    }
+
+    /// The live blocks of a process, in no order. Blocks that are allocated or freed meanwhile may be missing; no other is.
+    pub fn live_blocks_of(&self, pid: Pid) -> Result<Vec<(TargetAddr, LiveBlock)>, LoadError> {
+        let mut blocks = Vec::new();
+        self.for_each_live_block(|owner, address, block| {
+            if owner == pid {
+                blocks.push((address, block));
+            }
+        })?;
+        Ok(blocks)
+    }
+
+    /// Passes all live blocks of all processes to `found`, in no order. This takes as long as reading those of one process.
+    pub fn for_each_live_block(&self, mut found: impl FnMut(Pid, TargetAddr, LiveBlock)) -> Result<(), LoadError> {
+        let each = |keys: &[LiveKey], blocks: &[LiveBlock]| {
+            keys.iter().zip(blocks).for_each(|(key, block)| found(Pid(key.tgid), TargetAddr(key.address), *block));
+        };
+        read_hash(self.live()?.fd(), each).map_err(failed)
+    }
+
+    /// Inserts the blocks that a fork inherits from its parent, so that their frees are tracked: all or, if there is no space
+    /// for all, none. Returns whether they were inserted.
+    ///
+    /// Must be called before the child's probes are attached: a block that the child has allocated at one of these addresses is
+    /// overwritten, and one that it has freed would never be removed.
+    pub fn inherit_blocks(
+        &mut self,
+        child: Pid,
+        blocks: impl IntoIterator<Item = (TargetAddr, LiveBlock)>,
+    ) -> Result<bool, LoadError> {
+        let (live, counts) = (self.live()?, self.live_counts()?);
+        let mut blocks = blocks.into_iter().map(|(address, block)| (LiveKey::new(child.0, address.0), block));
+        let mut counted: Vec<LiveKey> = Vec::new();
+        let refused = loop {
+            let (keys, values): (Vec<LiveKey>, Vec<LiveBlock>) = blocks.by_ref().take(BATCH).unzip();
+            if keys.is_empty() {
+                return Ok(true);
+            }
+            keys.iter().for_each(|key| counts.add(key.count_slot(), 1));
+            counted.extend_from_slice(&keys);
+            match write_hash(live.fd(), &keys, &values) {
+                Ok(written) if written == keys.len() => {}
+                Ok(_) => break Ok(false),
+                Err(error) => break Err(failed(error)),
+            }
+        };
+        // The counts of blocks that could not be removed stay.
+        remove_hash(live.fd(), &counted, |_| ()).map_err(failed)?;
+        counted.iter().for_each(|key| counts.add(key.count_slot(), -1));
+        refused
+    }
+
+    pub fn live_reader(&self) -> Result<LiveReader, LoadError> {
+        let live = self.live()?.fd().as_fd().try_clone_to_owned().map_err(failed)?;
+        Ok(LiveReader { live, counts: self.live_counts()? })
+    }
+
+    /// Has the kernel side send the frames of these stacks again with the next call that has them.
+    pub fn forget_stacks(&self, stacks: &[StackId]) -> Result<(), LoadError> {
+        let failed = |error| LoadError::Map { name: STACKS, source: MapError::IoError(error) };
+        let Map::LruHashMap(data) = self.map(STACKS)? else { return Err(LoadError::Missing(STACKS)) };
+        let ids: Vec<u64> = stacks.iter().map(|stack| stack.0).collect();
+        remove_hash(data.fd(), &ids, |_| ()).map_err(failed)
+    }
+
+    fn live(&self) -> Result<&MapData, LoadError> {
+        match self.map(LIVE)? {
+            Map::HashMap(data) => Ok(data),
+            _ => Err(LoadError::Missing(LIVE)),
+        }
+    }
+
+    fn live_counts(&self) -> Result<SharedCounts, LoadError> {
+        let Map::Array(data) = self.map(COUNTS)? else {
+            return Err(LoadError::Missing(COUNTS));
+        };
+        let failed = |error| LoadError::Map { name: COUNTS, source: MapError::IoError(error) };
+        SharedCounts::new(data.fd(), LIVE_COUNT_SLOTS).map_err(failed)
+    }
+}
+
+/// Reads the live set on another thread than the session's: reading a million blocks takes up to a second, during which the
+/// session must drain the ring buffer.
+pub struct LiveReader {
+    live: OwnedFd,
+    counts: SharedCounts,
+}
+
+impl LiveReader {
+    /// Approximate number of blocks: includes blocks that are being inserted or removed.
+    pub fn count(&self) -> u64 {
+        self.counts.sum()
+    }
+
+    /// Passes all live blocks of all processes to `keep`, in no order, and removes those for which it returns false. Returns the
+    /// number of removed blocks. Blocks that are allocated or freed meanwhile may be missing; no other is. If it fails, some
+    /// may have been removed.
+    ///
+    /// A block is removed within a few milliseconds after it was read. If it was freed in between and another allocated at its
+    /// address, that one is removed instead; the ring buffer's records reveal this.
+    pub fn sift(&self, mut keep: impl FnMut(Pid, TargetAddr, LiveBlock) -> bool) -> io::Result<usize> {
+        let mut removed = 0;
+        let mut result = Ok(());
+        read_hash(&self.live, |keys: &[LiveKey], blocks: &[LiveBlock]| {
+            let pairs = keys.iter().zip(blocks);
+            let gone: Vec<LiveKey> = pairs
+                .filter(|(key, block)| !keep(Pid(key.tgid), TargetAddr(key.address), **block))
+                .map(|(key, _)| *key)
+                .collect();
+            if gone.is_empty() || result.is_err() {
+                return;
+            }
+            result = remove_hash(&self.live, &gone, |keys| {
+                keys.iter().for_each(|key| self.counts.add(key.count_slot(), -1));
+                removed += keys.len();
+            });
+        })?;
+        result.map(|()| removed)
+    }
+}
+
+fn failed(error: io::Error) -> LoadError {
+    LoadError::Map { name: LIVE, source: MapError::IoError(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use aya::maps::Array;
+    use profiler_common::interval::Interval;
+
+    use super::*;
+    use crate::bpf::fixture;
+    use crate::bpf::load::LinkKind;
+
+    fn block(stack_id: u64) -> LiveBlock {
+        LiveBlock::new(100, 1000, stack_id, Interval::EXACT, 0)
+    }
+
+    /// All live blocks: process, address and stack. Checks the counts.
+    #[track_caller]
+    fn live(kernel: &Kernel) -> Vec<(u32, u64, u64)> {
+        let mut found = Vec::new();
+        let mut expected = vec![0; LIVE_COUNT_SLOTS as usize];
+        kernel
+            .for_each_live_block(|pid, address, block| {
+                found.push((pid.0, address.0, block.stack_id()));
+                expected[LiveKey::new(pid.0, address.0).count_slot() as usize] += 1;
+            })
+            .expect("the map is there");
+        let counts: Array<_, u64> = Array::try_from(kernel.map(COUNTS).expect("the map is there")).expect("an array");
+        let counts: Vec<u64> = counts.iter().map(|count| count.expect("it is there")).collect();
+        assert!(counts == expected, "{} blocks are counted, of {}", counts.iter().sum::<u64>(), found.len());
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn inherited_blocks_belong_to_the_child() {
+        let mut kernel = fixture::kernel(LinkKind::Perf);
+        let (parent, child) = (Pid(1), Pid(2));
+        let blocks = || (1..=3).map(|number| (TargetAddr(number * 16), block(number)));
+        assert!(kernel.inherit_blocks(parent, blocks()).expect("the map is there"));
+        assert!(kernel.inherit_blocks(child, blocks()).expect("the map is there"));
+        assert!(kernel.inherit_blocks(child, []).expect("the map is there"), "no blocks need no space");
+        let gone = [16, 64, 48].map(TargetAddr);
+        assert_eq!(kernel.forget_blocks(child, gone).expect("the map is there"), 2);
+        assert_eq!(live(&kernel), [(1, 16, 1), (1, 32, 2), (1, 48, 3), (2, 32, 2)]);
+        assert_eq!(kernel.live_blocks_of(child).expect("the map is there"), [(TargetAddr(32), block(2))]);
+    }
+
+    #[test]
+    fn a_sweep_removes_all_blocks_of_one_process() {
+        let mut kernel = fixture::kernel(LinkKind::Perf);
+        let (ended, other) = (Pid(1), Pid(2));
+        let blocks = |count| (1..=count).map(|number| (TargetAddr(number * 16), block(number)));
+        assert!(kernel.inherit_blocks(ended, blocks(500)).expect("the map is there"));
+        assert!(kernel.inherit_blocks(other, blocks(2)).expect("the map is there"));
+        assert_eq!(kernel.sweep(ended).expect("the map is there"), 500);
+        assert_eq!(kernel.sweep(ended).expect("the map is there"), 0);
+        assert_eq!(live(&kernel), [(2, 16, 1), (2, 32, 2)]);
+    }
+
+    #[test]
+    fn inherited_blocks_that_do_not_all_fit_are_not_inserted() {
+        let mut kernel = fixture::kernel(LinkKind::Perf);
+        let blocks = |count| (1..=count).map(|number| (TargetAddr(u64::from(number)), block(1)));
+        assert!(kernel.inherit_blocks(Pid(1), blocks(5)).expect("the map is there"));
+        assert!(!kernel.inherit_blocks(Pid(2), blocks(fixture::LIVE_BLOCKS_MAX)).expect("a full map is no error"));
+        assert_eq!(live(&kernel), (1..=5).map(|address| (1, address, 1)).collect::<Vec<_>>());
+        assert!(kernel.inherit_blocks(Pid(2), blocks(fixture::LIVE_BLOCKS_MAX - 5)).expect("the map is there"));
+        assert_eq!(live(&kernel).len(), fixture::LIVE_BLOCKS_MAX as usize);
+    }
+
+    #[test]
+    fn unwanted_blocks_are_removed_and_uncounted() {
+        let mut kernel = fixture::kernel(LinkKind::Perf);
+        let block = LiveBlock::new(100, 1000, 7, Interval::EXACT, 0);
+        let blocks = (1..=1000).map(|number| (TargetAddr(number * 16), block));
+        assert!(kernel.inherit_blocks(Pid(1), blocks).expect("the map is there"));
+        let reader = kernel.live_reader().expect("the map is there");
+        assert_eq!(reader.count(), 1000);
+        let mut seen = 0;
+        let keep_even = |pid: Pid, address: TargetAddr, found: LiveBlock| {
+            seen += 1;
+            assert_eq!((pid, found), (Pid(1), block));
+            address.0.is_multiple_of(32)
+        };
+        assert_eq!(reader.sift(keep_even).expect("the map is there"), 500);
+        assert_eq!((seen, reader.count()), (1000, 500));
+        assert_eq!(reader.sift(|_, address, _| address.0.is_multiple_of(32)).expect("the map is there"), 0);
+        kernel.forget_stacks(&[StackId(7), StackId(8)]).expect("the map is there, they are not in it");
+    }
+}
