@@ -30,7 +30,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         let Ok(code) = Code::of(&module, function) else { continue };
         let _ = code.jumps_to();
         for mode in [PlacementMode::Auto, PlacementMode::Entry] {
-            let _ = place(&code.function(), &HookSpec::realloc("realloc", 0, 1), mode, Emulation::default());
+            let _ = place(&code, &HookSpec::realloc("realloc", 0, 1), mode, Emulation::default());
         }
     }
     let tables = Vtables::of(&module).expect("the file can be read");

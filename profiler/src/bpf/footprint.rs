@@ -141,7 +141,7 @@ mod tests {
             ring_bytes: 1 << 16,
             live_blocks_max: u64::from(fixture::LIVE_BLOCKS_MAX),
             row_cells: 1 << 20,
-            cpus: aya::util::nr_cpus().expect("the kernel tells") as u64,
+            cpus: aya::util::nr_cpus().expect("the kernel reports it") as u64,
         };
         let names = [
             "EVENTS",

@@ -10,7 +10,8 @@ use crate::allocator::libc::FUNCTIONS;
 use crate::allocator::resolve::ResolvedHook;
 use crate::ids::ModuleId;
 use crate::linux::feature::{Feature, Support};
-use crate::probe::place::{Arguments, Class, PlaceError, Placement};
+use crate::probe::code::PlaceError;
+use crate::probe::place::{Arguments, Class, Placement};
 use crate::probe::plan::Plan;
 use profiler_common::hook::Register;
 

@@ -9,8 +9,7 @@ use crate::linux::feature;
 use crate::linux::feature::{Feature, Support};
 use crate::linux::proc::process;
 use crate::probe::attach::{BackendChoice, choose};
-use crate::probe::cost::{self, CostError, Costs};
-use crate::probe::subject::Subject;
+use crate::probe::cost::{self, CostError, Costs, Subject};
 use crate::session::{self, Leftovers};
 use crate::symbolize::sandbox;
 

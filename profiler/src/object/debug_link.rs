@@ -1,5 +1,5 @@
-//! Finds the debug file that a module names in `.gnu_debuglink`. The target chose that name, so only a base name counts, the
-//! file is looked up beneath the target's own root directory, and nothing but a regular file is opened.
+//! Finds a module's debug file by `.gnu_debuglink`. The target controls that name, so only a base name is accepted, the file is
+//! searched beneath the target's own root directory, and only regular files are opened.
 //!
 //! <https://sourceware.org/gdb/current/onlinedocs/gdb.html/Separate-Debug-Files.html>
 
@@ -12,25 +12,25 @@ use super::elf::Elf;
 use super::image::Image;
 use super::open;
 
-/// Largest section that is read: a name, padding and a checksum.
+/// Maximum size of the section: a name, padding and a checksum.
 const SECTION_BYTES_MAX: u64 = 512;
-/// Longest name of a file (`NAME_MAX`).
+/// Maximum length of a file name (`NAME_MAX`).
 const NAME_BYTES_MAX: usize = 255;
-/// Largest debug file that is used, in bytes. Those of browsers have 4 GiB.
+/// Maximum size of a debug file, in bytes. Those of browsers have 4 GiB.
 pub(crate) const DEBUG_FILE_BYTES_MAX: u64 = 8 << 30;
-/// Where distributions put debug files, by the directory of the module.
+/// Directory of distributions' debug files, by the directory of the module.
 const GLOBAL_DIRECTORY: &str = "/usr/lib/debug";
 
-/// A debug file that was found by its name.
+/// A debug file found by its name.
 #[derive(Debug)]
 pub struct DebugLink {
-    /// The file. Whether it belongs to the module is known once its checksum is.
+    /// The file. Its checksum determines whether it belongs to the module.
     pub image: Image,
     /// CRC-32 of the file that the module was split from.
     pub checksum: u32,
 }
 
-/// Opens the debug file of a module at `path` beneath `root`. A module that has its own line information has none.
+/// Opens the debug file of a module at `path` beneath `root`. `None` for a module that contains its own line information.
 pub(super) fn find(root: &Path, path: &Path, image: &Image, elf: &Elf) -> Option<DebugLink> {
     let section = elf.section(".gnu_debuglink").filter(|_| elf.section(".debug_info").is_none())?;
     let bytes = image.read(section.offset, section.size_bytes, SECTION_BYTES_MAX).ok()?;
@@ -48,7 +48,7 @@ pub(super) fn find(root: &Path, path: &Path, image: &Image, elf: &Elf) -> Option
     Some(DebugLink { image, checksum })
 }
 
-/// A base name and a checksum.
+/// Parses a base name and a checksum.
 fn parse(section: &[u8]) -> Option<(&OsStr, u32)> {
     let end = section.iter().position(|&byte| byte == 0)?;
     let checksum = section.get((end + 1).next_multiple_of(4)..)?.first_chunk()?;
@@ -57,7 +57,7 @@ fn parse(section: &[u8]) -> Option<(&OsStr, u32)> {
     is_base_name.then(|| (OsStr::from_bytes(name), u32::from_le_bytes(*checksum)))
 }
 
-/// Where the file may be, in the order of GDB.
+/// Candidate paths, in the order of GDB.
 fn candidates(directory: &Path, name: &OsStr) -> [PathBuf; 3] {
     let below = directory.strip_prefix("/").unwrap_or(directory);
     [directory.join(name), directory.join(".debug").join(name), Path::new(GLOBAL_DIRECTORY).join(below).join(name)]
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn only_base_names_count() {
+    fn only_base_names_are_accepted() {
         let name = |bytes: &[u8]| parse(&section(bytes, 7)).map(|(name, checksum)| (name.to_owned(), checksum));
         assert_eq!(name(b"x.debug"), Some(("x.debug".into(), 7)));
         assert_eq!(name(&[b'a'; 255]).map(|(name, _)| name.len()), Some(255));

@@ -1,5 +1,5 @@
-//! What the headers of an ELF file say: segments, sections, build id, and what kind of program it is. Tables that can be
-//! large (symbols, unwind information) are found here and read elsewhere.
+//! ELF headers: segments, sections, build id, and the kind of program. Finds tables that can be large (symbols, unwind information),
+//! which are read elsewhere.
 
 use object::LittleEndian as LE;
 use object::elf::{self, Dyn64, FileHeader64, ProgramHeader64, SectionHeader64};
@@ -11,17 +11,17 @@ use super::ObjectError;
 use super::image::Image;
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
 
-/// Most bytes of section names; real files have a few hundred.
+/// Maximum bytes of section names; real files have a few hundred.
 const SECTION_NAMES_BYTES_MAX: u64 = 1 << 20;
-/// Most sections that are looked at; linked files have about forty.
+/// Maximum number of sections; linked files have about forty.
 const SECTIONS_MAX: u64 = 4096;
-/// Longest section name that is kept, in bytes.
+/// Maximum length of a section name, in bytes.
 const SECTION_NAME_BYTES_MAX: usize = 128;
-/// Most bytes of notes in one segment or section.
+/// Maximum bytes of notes in one segment or section.
 const NOTES_BYTES_MAX: u64 = 1 << 16;
-/// Most bytes of the dynamic section.
+/// Maximum bytes of the dynamic section.
 const DYNAMIC_BYTES_MAX: u64 = 1 << 20;
-/// Longest build id, in bytes; the linkers' longest is a SHA-1 of 20.
+/// Maximum length of a build id, in bytes; the linkers' longest is a SHA-1 of 20.
 const BUILD_ID_BYTES_MAX: usize = 64;
 /// Page size that mappings are rounded to, in bytes.
 const PAGE_BYTES: u64 = profiler_common::limits::PAGE_BYTES;
@@ -29,13 +29,11 @@ const PAGE_BYTES: u64 = profiler_common::limits::PAGE_BYTES;
 /// A loadable segment (`PT_LOAD`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// Where it begins in the file.
     pub offset: FileOffset,
-    /// Bytes that come from the file.
+    /// Bytes in the file.
     pub size_bytes: u64,
-    /// Where it is linked to.
+    /// Link address.
     pub address: LinkAddr,
-    /// It holds code.
     pub executable: bool,
 }
 
@@ -50,8 +48,8 @@ impl Segment {
         self.offset.0.checked_add(inside).map(FileOffset)
     }
 
-    /// Whether a mapping that begins at this offset can be one of this segment: the kernel maps whole pages, so it may
-    /// begin a little before the segment does.
+    /// Whether a mapping of this file offset can be of this segment: the kernel maps whole pages, so the mapping may begin before the
+    /// segment does.
     fn mapped_from(&self, offset: FileOffset) -> bool {
         let first_page = self.offset.0 / PAGE_BYTES * PAGE_BYTES;
         let end = self.offset.0.saturating_add(self.size_bytes);
@@ -59,22 +57,20 @@ impl Segment {
     }
 }
 
-/// A section, as its header states it. Nothing of it has been checked against the file.
+/// A section header. Not validated against the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Name.
     pub name: Box<str>,
     /// Type (`SHT_…`).
     pub kind: u32,
     /// Flags (`SHF_…`).
     pub flags: u64,
-    /// Where it begins in the file.
     pub offset: FileOffset,
     /// Bytes in the file (in memory, for `SHT_NOBITS`).
     pub size_bytes: u64,
-    /// Where it is linked to; 0 when it is not loaded.
+    /// Link address; 0 if it is not loaded.
     pub address: LinkAddr,
-    /// Index of the section that belongs to it, such as a symbol table's strings.
+    /// Index of an associated section, such as a symbol table's strings.
     pub link: u32,
 }
 
@@ -83,12 +79,12 @@ pub struct Section {
 pub struct BuildId(Box<[u8]>);
 
 impl BuildId {
-    /// A build id of these bytes, which a recording tells; `None` where they cannot be one.
+    /// A build id from a recording; `None` if its length is invalid.
     pub fn recorded(bytes: &[u8]) -> Option<Self> {
         (1..=BUILD_ID_BYTES_MAX).contains(&bytes.len()).then(|| Self(bytes.into()))
     }
 
-    /// Its bytes; at least one.
+    /// At least one byte.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -105,23 +101,18 @@ impl std::fmt::Display for BuildId {
 pub struct Elf {
     /// Loadable segments, in the file's order.
     pub segments: Vec<Segment>,
-    /// Sections; empty when they were stripped or make no sense.
+    /// Empty if they were stripped or are malformed.
     pub sections: Vec<Section>,
-    /// Build id, if there is one.
     pub build_id: Option<BuildId>,
-    /// A program that no dynamic linker touches: no interpreter, and not a shared object either (static-pie counts).
+    /// Not dynamically linked: no interpreter, and not a shared object (static-pie counts as static).
     pub is_static: bool,
     /// Built by the Go toolchain, whose code allocates without malloc.
     pub is_go: bool,
 }
 
 impl Elf {
-    /// Reads the headers.
-    ///
-    /// # Errors
-    ///
-    /// If it is not an ELF file of 64 bits, little endian, or its program headers are not in the file. Section headers
-    /// that make no sense are left out, because code runs without them.
+    /// Reads the headers. Fails if it is not a 64-bit little-endian ELF file, or its program headers are not in the file. Malformed section
+    /// headers are ignored, because code runs without them.
     pub fn read(image: &Image) -> Result<Self, ObjectError> {
         let header_bytes = image.read(FileOffset(0), 64, 64).map_err(|_| ObjectError::NotElf)?;
         let (header, _) = from_bytes::<FileHeader64<LE>>(&header_bytes).map_err(|()| ObjectError::NotElf)?;
@@ -146,17 +137,16 @@ impl Elf {
         })
     }
 
-    /// The section with this name.
     pub fn section(&self, name: &str) -> Option<&Section> {
         self.sections.iter().find(|section| &*section.name == name)
     }
 
-    /// Where the code at this file offset is linked to.
+    /// Link address of the code at this file offset.
     pub fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
         self.code().find_map(|segment| segment.link_addr(offset))
     }
 
-    /// Where in the file the code is that is linked to this address.
+    /// File offset of the code with this link address.
     pub fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
         self.code().find_map(|segment| segment.file_offset(address))
     }
@@ -166,14 +156,14 @@ impl Elf {
         bias(self.code(), start, offset)
     }
 
-    /// The segments that hold code.
+    /// The segments that contain code.
     pub fn code(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().filter(|segment| segment.executable)
     }
 }
 
-/// What must be added (wrapping) to a link address to get the address in a target that mapped the code from `offset` to
-/// `start`. `None` when no segment of code holds that mapping.
+/// The load bias: the difference (wrapping) between target addresses and link addresses of code that a target has mapped from `offset`
+/// to `start`. `None` if no segment of code contains that mapping.
 pub(crate) fn bias<'a>(
     code: impl IntoIterator<Item = &'a Segment>,
     start: TargetAddr,
@@ -221,7 +211,7 @@ fn section_name(names: &[u8], at: u32) -> Box<str> {
     String::from_utf8_lossy(&tail[..end]).into()
 }
 
-/// The value of `DT_FLAGS_1`, 0 when there is none.
+/// The value of `DT_FLAGS_1`, 0 if there is none.
 fn dynamic_flags(image: &Image, programs: &[ProgramHeader64<LE>]) -> u64 {
     let Some(dynamic) = programs.iter().find(|program| program.p_type.get(LE) == elf::PT_DYNAMIC) else { return 0 };
     let offset = FileOffset(dynamic.p_offset.get(LE));
@@ -231,7 +221,7 @@ fn dynamic_flags(image: &Image, programs: &[ProgramHeader64<LE>]) -> u64 {
     flags.map_or(0, |entry| entry.d_val.get(LE))
 }
 
-/// What the notes say.
+/// Contents of notes.
 #[derive(Default)]
 struct Notes {
     build_id: Option<BuildId>,
@@ -239,7 +229,7 @@ struct Notes {
 }
 
 impl Notes {
-    /// Segments come first: they are there without section headers, in the vDSO too.
+    /// Reads segments first: they exist without section headers, and in the vDSO.
     fn read(image: &Image, programs: &[ProgramHeader64<LE>], sections: &[Section]) -> Self {
         let mut notes = Self::default();
         for program in programs.iter().filter(|program| program.p_type.get(LE) == elf::PT_NOTE).take(64) {

@@ -1,4 +1,4 @@
-//! Programs and processes for tests, made on the spot. Tests fail where the compilers are missing.
+//! Programs and processes for tests. Tests fail if compilers are missing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -26,7 +26,7 @@ impl Workshop {
         assert!(output.status.success(), "{tool} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Compiles a source text with `gcc`, `g++` or `rustc`; the program is called like the source without its ending.
+    /// Compiles a source with `gcc`, `g++` or `rustc`; the program's name is that of the source without its extension.
     pub(crate) fn compile(&self, tool: &str, source: &str, text: &str, arguments: &[&str]) -> PathBuf {
         std::fs::write(self.path(source), text).expect("writable");
         let output = source.split('.').next().expect("a name");
@@ -37,18 +37,17 @@ impl Workshop {
     }
 }
 
-/// A running process, killed when the test is done.
+/// A running process, killed when dropped.
 pub(crate) struct Running(Child);
 
 impl Running {
-    /// Starts a program and waits until it has run at least as far as its own code.
+    /// Starts a program and waits until it sleeps: then all its modules are mapped.
     pub(crate) fn sleep(program: &Path) -> Self {
         let child = Command::new(program).arg("1000").stdin(Stdio::null()).spawn().expect("the program starts");
         let mut running = Self(child);
-        // It sleeps once the kernel says so: then everything is mapped.
         let stat = format!("/proc/{}/syscall", running.pid());
         while !std::fs::read_to_string(&stat).expect("it lives").starts_with(&libc::SYS_clock_nanosleep.to_string()) {
-            assert_eq!(running.0.try_wait().expect("it is a child"), None, "it ended instead of sleeping");
+            assert_eq!(running.0.try_wait().expect("it is a child"), None, "it exited instead of sleeping");
             std::thread::yield_now();
         }
         running
@@ -66,7 +65,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already.
+        // It may have exited already.
         drop(self.0.kill());
         drop(self.0.wait());
     }

@@ -1,5 +1,4 @@
-//! Modules, each once per session. Owns their open files, which stay open so that names survive the target's exit and
-//! the package manager.
+//! Modules, each once per session. Owns their open files, so that names survive the target's exit and upgrades of the files.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,7 +14,7 @@ use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::maps::{Device, Mapping, MappingName};
 use crate::linux::proc::process::entry_path;
 
-/// A file, or code of the kernel's, that targets execute.
+/// A file, or kernel-provided code, that targets execute.
 #[derive(Debug)]
 pub struct Module {
     path: Arc<str>,
@@ -23,12 +22,11 @@ pub struct Module {
     recorded: Recorded,
 }
 
-/// What a recording tells of a module, whose file need not be here.
+/// Module data from a recording, whose file may be missing.
 #[derive(Clone, Debug, Default)]
 pub struct Recorded {
-    /// Its GNU build id, if it has one.
     pub build_id: Option<BuildId>,
-    /// The segments that hold its code.
+    /// The segments that contain code.
     pub code: Vec<Segment>,
 }
 
@@ -39,37 +37,32 @@ struct Contents {
     debug_link: Option<DebugLink>,
 }
 
-/// The root directory of this process.
 const OWN_ROOT: &str = "/";
 
 impl Module {
-    /// `path` is that of the module beneath the directory `root`.
+    /// `path` is relative to the directory `root`.
     fn new(path: &str, root: &Path, image: Result<Image, ObjectError>) -> Self {
         let contents = image.map(|image| {
             let elf = Elf::read(&image);
-            // Now, because the target's root directory can be gone when names are needed.
+            // Resolved now, because the target's root directory may be gone when names are needed.
             let debug_link = elf.as_ref().ok().and_then(|elf| debug_link::find(root, Path::new(path), &image, elf));
             Contents { image, elf, debug_link }
         });
         Self { path: path.into(), contents, recorded: Recorded::default() }
     }
 
-    /// A module that a recording tells of, with its file, where that is here.
+    /// A module from a recording, with its file if it is available.
     pub fn recorded(path: &str, image: Result<Image, ObjectError>, recorded: Recorded) -> Self {
         Self { recorded, ..Self::new(path, Path::new(OWN_ROOT), image) }
     }
 
-    /// Path as the first target that was seen with it names it, or `[vdso]` and the like. For people: another target
-    /// may have the same file under another name.
+    /// Path in the first target that was seen with it, or a name such as `[vdso]`. For display: another target may have the same file
+    /// under another name.
     pub fn path(&self) -> &Arc<str> {
         &self.path
     }
 
-    /// The opened file.
-    ///
-    /// # Errors
-    ///
-    /// Why there is none.
+    /// The opened file, or why there is none.
     pub fn image(&self) -> Result<&Image, &ObjectError> {
         self.contents.as_ref().map(|contents| &contents.image)
     }
@@ -79,16 +72,12 @@ impl Module {
         self.image().ok().map(Image::file)
     }
 
-    /// The debug file that the module names, if it was there when the module was first seen.
+    /// The module's debug file, if it existed when the module was first seen.
     pub fn debug_link(&self) -> Option<&DebugLink> {
         self.contents.as_ref().ok()?.debug_link.as_ref()
     }
 
-    /// Its ELF headers.
-    ///
-    /// # Errors
-    ///
-    /// Why they are not known.
+    /// The ELF headers, or why they are unknown.
     pub fn elf(&self) -> Result<&Elf, &ObjectError> {
         self.contents.as_ref().and_then(|contents| contents.elf.as_ref())
     }
@@ -117,42 +106,37 @@ impl Module {
     }
 }
 
-/// What tells modules apart.
+/// Distinguishes modules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     /// An opened file.
     File(Identity),
-    /// A file that could not be opened, by what its mapping says.
+    /// A file that could not be opened, by its mapping.
     Unopened(Device, u64, PathBuf),
     /// A vDSO, by its bytes.
     Image(Vec<u8>),
-    /// Other code of the kernel's, by its name.
+    /// Other kernel-provided code, by name.
     Special(String),
 }
 
-/// Modules by their ids, shared with whoever names them: their files stay open as long as anyone has them.
+/// Modules by id, shared with the threads that name them: a file stays open until the last one drops it.
 #[derive(Clone, Debug, Default)]
 pub struct Modules(Vec<Arc<Module>>);
 
 impl Modules {
-    /// The module with this id.
-    ///
-    /// # Panics
-    ///
-    /// If the id is of another session.
+    /// The module with this id, which must be of the same session.
     pub fn get(&self, id: ModuleId) -> &Arc<Module> {
         &self.0[id.0 as usize]
     }
 }
 
 impl FromIterator<Arc<Module>> for Modules {
-    /// Modules in the order of their ids, from 0.
+    /// Modules by id, from 0.
     fn from_iter<I: IntoIterator<Item = Arc<Module>>>(modules: I) -> Self {
         Self(modules.into_iter().collect())
     }
 }
 
-/// All modules of a session.
 #[derive(Debug, Default)]
 pub struct ModuleStore {
     modules: Modules,
@@ -160,13 +144,12 @@ pub struct ModuleStore {
 }
 
 impl ModuleStore {
-    /// A store without modules.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The module that is mapped here; `None` for anonymous memory. Opens its file, so call it while the process lives,
-    /// and once per mapping.
+    /// The module that is mapped here; `None` for anonymous memory. Opens its file, so it must be called while the process is alive, and
+    /// once per mapping.
     pub fn intern_mapping(&mut self, pid: Pid, mapping: &Mapping) -> Option<ModuleId> {
         match &mapping.name {
             MappingName::Anonymous => None,
@@ -192,21 +175,13 @@ impl ModuleStore {
         }
     }
 
-    /// The module that this process finds at a path of its own.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be opened or is not a regular file.
+    /// The module at a path of this process.
     pub fn intern_path(&mut self, path: &Path) -> Result<ModuleId, ObjectError> {
         let image = open::open_regular(path)?;
         Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), Path::new(OWN_ROOT), || Ok(image)))
     }
 
-    /// The module with this id.
-    ///
-    /// # Panics
-    ///
-    /// If the id is of another store.
+    /// The module with this id, which must be of this store.
     pub fn get(&self, id: ModuleId) -> &Arc<Module> {
         self.modules.get(id)
     }
@@ -216,7 +191,7 @@ impl ModuleStore {
         (0..).map(ModuleId).zip(&self.modules.0)
     }
 
-    /// All modules of this moment, for another thread.
+    /// The current modules, for another thread.
     pub fn share(&self) -> Modules {
         self.modules.clone()
     }
@@ -230,7 +205,7 @@ impl ModuleStore {
     ) -> ModuleId {
         let modules = &mut self.modules.0;
         *self.by_key.entry(key).or_insert_with(|| {
-            // A module has a mapping or a path of its own, so memory ends long before the numbers do.
+            // Each module takes memory, so ids cannot run out.
             let id = ModuleId(u32::try_from(modules.len()).unwrap_or(u32::MAX));
             modules.push(Arc::new(Module::new(path, root, open())));
             id

@@ -1,4 +1,4 @@
-//! Opens the file behind a mapping. Refuses to open a file that merely has the same name now.
+//! Opens the file behind a mapping, never another file that has the same name now.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -13,18 +13,14 @@ use crate::ids::Pid;
 use crate::linux::proc::maps::{Device, Mapping};
 use crate::linux::proc::process::entry_path;
 
-/// Largest vDSO that is believed, in bytes; x86-64 kernels map two to four pages.
+/// Maximum size of a vDSO, in bytes; x86-64 kernels map two to four pages.
 const VDSO_BYTES_MAX: u64 = 1 << 18;
 
 /// Opens the file that the process has mapped here.
 ///
-/// The mapping's own entry in `/proc/PID/map_files` leads to the very file, whatever became of its name, but takes
-/// privileges (CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN). Else the path is looked up from the process's root, and the
-/// file is taken only if it is the mapped one.
-///
-/// # Errors
-///
-/// If neither leads to the file.
+/// The mapping's entry in `/proc/PID/map_files` leads to that file even if it was renamed or deleted, but needs privileges
+/// (CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN). Otherwise the path is resolved in the process's root directory, and the file is used
+/// only if it is the mapped one.
 pub(crate) fn mapped_file(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectError> {
     let entry = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
     match open_regular(&entry_path(pid, &entry)) {
@@ -34,14 +30,10 @@ pub(crate) fn mapped_file(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Im
     }
 }
 
-/// Opens a file by a path of this process's own.
-///
-/// # Errors
-///
-/// If it cannot be opened or is not a regular file.
+/// Opens a regular file by a path of this process.
 pub(crate) fn open_regular(path: &Path) -> Result<Image, ObjectError> {
-    // Opening a device can have effects, so ask first what it is. Should it be exchanged in between, it is at least
-    // opened without waiting for anybody.
+    // Opening a device can have effects, so check the type first. If the file is replaced in between, at least opening it
+    // does not block.
     if !std::fs::metadata(path)?.is_file() {
         return Err(ObjectError::NotRegular);
     }
@@ -60,11 +52,7 @@ fn from_root(pid: Pid, mapping: &Mapping, path: &Path) -> Result<Image, ObjectEr
     open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
 }
 
-/// Opens a file by a path in a directory tree that a target owns.
-///
-/// # Errors
-///
-/// If it cannot be opened, is not a regular file or is larger than `bytes_max`.
+/// Opens a regular file of at most `bytes_max` bytes in a directory tree that a target controls.
 pub(super) fn beneath(root: &File, path: &Path, bytes_max: u64) -> Result<Image, ObjectError> {
     let found = locate(root, path)?;
     let metadata = found.metadata()?;
@@ -72,12 +60,12 @@ pub(super) fn beneath(root: &File, path: &Path, bytes_max: u64) -> Result<Image,
         return Err(ObjectError::NotRegular);
     }
     if metadata.len() > bytes_max {
-        return Err(ObjectError::Malformed("the file is larger than is believable"));
+        return Err(ObjectError::Malformed("the file exceeds the size limit"));
     }
     open_regular(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd())))
 }
 
-/// Finds a file without opening it (`O_PATH`). The target owns the directory tree: its links must not lead out of it, nor through
+/// Finds a file without opening it (`O_PATH`). The target controls the directory tree: its links must not lead out of it, nor through
 /// /proc.
 fn locate(root: &File, path: &Path) -> Result<File, ObjectError> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -86,15 +74,11 @@ fn locate(root: &File, path: &Path) -> Result<File, ObjectError> {
     Ok(File::from(found))
 }
 
-/// Copies the vDSO out of the process's memory, where alone it is.
-///
-/// # Errors
-///
-/// If the memory cannot be read.
+/// Copies the vDSO from the process's memory; there is no file.
 pub(crate) fn vdso(pid: Pid, mapping: &Mapping) -> Result<Vec<u8>, ObjectError> {
     let size_bytes = mapping.end.0.saturating_sub(mapping.start.0);
     if size_bytes > VDSO_BYTES_MAX {
-        return Err(ObjectError::Malformed("the vDSO is larger than is believable"));
+        return Err(ObjectError::Malformed("the vDSO exceeds the size limit"));
     }
     let length = usize::try_from(size_bytes).map_err(|_| ObjectError::Malformed("the vDSO exceeds memory"))?;
     let mut bytes = vec![0; length];

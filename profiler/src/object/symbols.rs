@@ -1,5 +1,5 @@
-//! Which of the wanted functions a module defines, and where in its file their code begins. Looks up by name only: names
-//! for addresses are [`symbolize`](crate::symbolize)'s part.
+//! Finds functions that a module defines, by name, and their code in its file. Names for addresses are
+//! [`symbolize`](crate::symbolize)'s task.
 
 use object::LittleEndian as LE;
 use object::elf::{self as abi, Sym64};
@@ -12,50 +12,48 @@ use super::image::Image;
 use super::module::Module;
 use crate::address::{FileOffset, LinkAddr};
 
-/// Most bytes of a symbol table or its strings. The largest known, of a browser with all symbols, stays below.
+/// Maximum bytes of a symbol table or its strings. The largest known, of a browser with all symbols, is smaller.
 const TABLE_BYTES_MAX: u64 = 1 << 29;
 
-/// Most bytes of both where another table has been searched already: what may still be found is worth no more than a
-/// fraction of a second and of the agent's memory.
+/// Maximum bytes of both if another table has been searched already: the remaining functions are not worth more than a fraction of a
+/// second and of the agent's memory.
 pub(super) const EXTRA_BYTES_MAX: u64 = 1 << 28;
 
-/// How the compiler's own functions begin since Rust 1.87, such as `_RNvCs…_7___rustc12___rust_alloc`.
+/// Prefix of the compiler's own functions since Rust 1.87, such as `_RNvCs…_7___rustc12___rust_alloc`.
 const RUSTC_CRATE: &[u8] = b"7___rustc";
 
-/// Longest name of that kind that is understood.
+/// Maximum length of such a name.
 const RUSTC_NAME_BYTES_MAX: usize = 96;
 
-/// Bit of a version index that says the version is not the default one (`name@VERSION`, not `name@@VERSION`).
+/// Bit of a version index that marks a version other than the default one (`name@VERSION`, not `name@@VERSION`).
 const VERSION_HIDDEN: u16 = 0x8000;
 
-/// Where a symbol was found.
+/// The symbol table of a symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SymbolSource {
-    /// `.dynsym`: what other modules can call.
+    /// `.dynsym`: symbols for other modules.
     Dynamic,
-    /// `.symtab`: everything, local functions too, if it was not stripped.
+    /// `.symtab`: all symbols, including local functions, unless it was stripped.
     Static,
 }
 
-/// Which symbol tables to search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
-    /// `.dynsym`; `.symtab` in a static executable only, where it is all there is.
+    /// `.dynsym`; and `.symtab` in a static executable, which has no other.
     Exported,
-    /// `.symtab` too, for names that `.dynsym` does not define, unless it is so large that this would take too long.
+    /// Also `.symtab`, for names that `.dynsym` does not define, unless it is too large.
     Everything,
 }
 
 /// A function that a module defines.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DefinedFunction {
-    /// Its name as it was asked for, without version.
+    /// The requested name, without version.
     pub name: String,
-    /// Where its code begins in the file.
+    /// Start of its code in the file.
     pub offset: FileOffset,
-    /// Size in bytes; 0 when the symbol does not say.
+    /// 0 if unknown.
     pub size_bytes: u64,
-    /// Where it was found.
     pub source: SymbolSource,
     /// The code is not the function: it is called once and returns the function's address (`STT_GNU_IFUNC`).
     pub indirect: bool,
@@ -63,17 +61,13 @@ pub struct DefinedFunction {
     pub global: bool,
 }
 
-/// Those of the named functions that the module defines, ordered by name and offset.
+/// The named functions that the module defines, sorted by name and offset.
 ///
-/// A name `__rust_…` also stands for the same name mangled with the compiler's own crate, as Rust does since 1.87.
+/// A name `__rust_…` also matches the same name mangled with the compiler's own crate, as in Rust since 1.87.
 ///
-/// Of several versions of a function the default one is taken, and the others only where there is no default (glibc's
-/// `cfree`). A symbol that does not lead into executable code of the file is left out, and so are local functions where
-/// a global one has the name.
-///
-/// # Errors
-///
-/// If the module cannot be read. Symbol tables that make no sense count as empty.
+/// Of several versions of a function the default one is returned, and the others only if there is no default (glibc's `cfree`).
+/// Symbols outside the file's executable code are ignored, and so are local functions if a global one has the name. Malformed symbol
+/// tables count as empty.
 #[cfg(test)]
 pub(crate) fn defined_functions(
     module: &Module,
@@ -83,21 +77,17 @@ pub(crate) fn defined_functions(
     Symbols::of(module, names, &[], search).map(|symbols| symbols.functions)
 }
 
-/// What the symbol tables of a module say of the functions that were asked for.
+/// Functions in a module's symbol tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbols {
     /// See [`defined_functions`].
     pub functions: Vec<DefinedFunction>,
-    /// The module calls one of the second list in another module.
+    /// The module imports one of the second list of names.
     pub imports: bool,
 }
 
 impl Symbols {
-    /// Asks for functions that the module may define, and for others that it may import.
-    ///
-    /// # Errors
-    ///
-    /// As [`defined_functions`].
+    /// Searches for functions that the module may define, and for others that it may import. See [`defined_functions`].
     pub fn of(module: &Module, defined: &[&str], imported: &[&str], search: Search) -> Result<Self, ObjectError> {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
@@ -135,13 +125,13 @@ fn functions(
     functions
 }
 
-/// A symbol with a wanted name.
+/// A symbol with a requested name.
 struct Candidate {
     function: DefinedFunction,
     default_version: bool,
 }
 
-/// Drops what something better stands beside: other versions than the default, local functions.
+/// Prefers the default version to others, and global functions to local ones.
 fn best(mut candidates: Vec<Candidate>) -> impl Iterator<Item = DefinedFunction> {
     if candidates.iter().any(|candidate| candidate.default_version) {
         candidates.retain(|candidate| candidate.default_version);
@@ -152,10 +142,10 @@ fn best(mut candidates: Vec<Candidate>) -> impl Iterator<Item = DefinedFunction>
     candidates.into_iter().map(|candidate| candidate.function)
 }
 
-/// Adds the table's symbols with wanted names to their candidates.
+/// Adds the table's symbols with requested names to their candidates.
 fn scan(table: &Table, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&[u8], Vec<Candidate>>) {
-    // A name that is longer than any wanted one need not be searched for its end: that keeps a table of a million
-    // symbols, all with the same long name, from costing more than a million short ones.
+    // The end of a name is searched only up to the longest requested one: otherwise a table of a million symbols that share one long
+    // name would cost a million times its length.
     let rustc = wanted.keys().any(|name| name.starts_with(b"__rust_"));
     let longest = wanted.keys().map(|name| name.len()).max().unwrap_or(0);
     let longest = longest.max(if rustc { RUSTC_NAME_BYTES_MAX } else { 0 });
@@ -182,8 +172,8 @@ fn scan(table: &Table, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&
     }
 }
 
-/// The name of one of the Rust compiler's own functions: the last part of its mangled name (an identifier is its length,
-/// a `_` when it begins with one itself, and its bytes).
+/// The name of one of the Rust compiler's own functions: the last part of its mangled name (an identifier is its length, a `_` if it
+/// begins with a digit or `_`, and its bytes).
 fn plain_name(mangled: &[u8]) -> Option<&[u8]> {
     let inside = mangled.strip_prefix(b"_RNvC")?;
     let at = inside.windows(RUSTC_CRATE.len()).position(|window| window == RUSTC_CRATE)?;
@@ -194,11 +184,11 @@ fn plain_name(mangled: &[u8]) -> Option<&[u8]> {
     (name.len() == length).then_some(name)
 }
 
-/// The bytes of a symbol table and of what belongs to it.
+/// A symbol table with its strings and versions.
 pub(super) struct Table {
     symbols: Vec<u8>,
     strings: Vec<u8>,
-    /// One index of 16 bits for each symbol; empty when there are no versions.
+    /// One 16-bit index per symbol; empty if there are no versions.
     versions: Vec<u8>,
 }
 
@@ -216,12 +206,12 @@ impl Table {
         Some(Self { symbols, strings, versions: versions.and_then(read).unwrap_or_default() })
     }
 
-    /// Its symbols; none where they cannot be any.
+    /// The symbols; empty if the table is malformed.
     pub(super) fn symbols(&self) -> &[Sym64<LE>] {
         slice_from_all_bytes(&self.symbols).unwrap_or_default()
     }
 
-    /// Whether one of these names is of a symbol that another module has to define.
+    /// Whether one of these names belongs to an undefined symbol.
     fn imports_any(&self, names: &[&str]) -> bool {
         let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
         let mut undefined = self.symbols().iter().filter(|symbol| symbol.st_shndx.get(LE) == abi::SHN_UNDEF);
@@ -231,8 +221,8 @@ impl Table {
         })
     }
 
-    /// The name that begins here, unless it is longer than any wanted one; and whether it says itself that it is not the
-    /// default version. Names in `.symtab` carry their version (`memcpy@GLIBC_2.2.5`, the default `memcpy@@GLIBC_2.14`).
+    /// The name at this offset, unless it exceeds `longest`, and whether it can be the default version. Names in `.symtab` contain their
+    /// version (`memcpy@GLIBC_2.2.5`, the default `memcpy@@GLIBC_2.14`).
     pub(super) fn name(&self, at: u32, longest: usize) -> Option<(&[u8], bool)> {
         let tail = self.strings.get(at as usize..)?;
         let tail = &tail[..tail.len().min(longest.saturating_add(1))];
@@ -241,7 +231,7 @@ impl Table {
         Some((&tail[..end], !behind.starts_with(b"@") || behind.starts_with(b"@@")))
     }
 
-    /// Whether the name here begins so.
+    /// Whether the name at this offset has this prefix.
     pub(super) fn begins(&self, at: u32, prefix: &[u8]) -> bool {
         self.strings.get(at as usize..).is_some_and(|tail| tail.starts_with(prefix))
     }

@@ -1,5 +1,5 @@
-//! The virtual tables of a module's C++ classes, by address. What they are called is what their symbols say; a module without symbols
-//! has none. Rust's have no symbols.
+//! The virtual tables of a module's C++ classes, by address, from their symbols. Modules without symbols have none, and Rust's virtual
+//! tables have no symbols.
 
 use object::LittleEndian as LE;
 use object::elf as abi;
@@ -9,22 +9,21 @@ use super::module::Module;
 use super::symbols::{EXTRA_BYTES_MAX, SymbolSource, Table};
 use crate::address::LinkAddr;
 
-/// How the symbol of a virtual table begins (Itanium C++ ABI, 5.1.4.1).
+/// Prefix of the symbols of virtual tables (Itanium C++ ABI, 5.1.4.1).
 const PREFIX: &[u8] = b"_ZTV";
 
-/// What stands before the first function: an offset to the object's beginning, and its type information (Itanium C++ ABI, 2.5.2).
+/// Bytes before the first function: offset to top and type information (Itanium C++ ABI, 2.5.2).
 const HEAD_BYTES: u64 = 16;
 
-/// A function's address.
+/// Size of a function pointer.
 const ENTRY_BYTES: u64 = 8;
 
-/// Longest name that is kept, in bytes: what is longer is not demangled anyway.
+/// Maximum length of a name in bytes: longer ones are not demangled anyway.
 const NAME_BYTES_MAX: usize = 1 << 14;
 
-/// Most bytes of names of a module. Real ones have a few megabytes; a file can say the same long name a million times.
+/// Maximum bytes of names of a module. Real ones have a few megabytes; a forged file can repeat the same long name a million times.
 const NAMES_BYTES_MAX: usize = 1 << 26;
 
-/// The virtual tables of a module.
 #[derive(Debug, Default)]
 pub struct Vtables {
     /// By rising address.
@@ -40,11 +39,8 @@ struct Vtable {
 }
 
 impl Vtables {
-    /// Reads them from `.symtab`, which has all, and from `.dynsym`, which stripped modules have too.
-    ///
-    /// # Errors
-    ///
-    /// If the module cannot be read. Symbol tables that make no sense, or are larger than is worth it, count as empty.
+    /// Reads them from `.symtab`, which has all, and from `.dynsym`, which stripped modules have too. Malformed or too large symbol
+    /// tables count as empty.
     pub fn of(module: &Module) -> Result<Self, ObjectError> {
         let image = module.image().map_err(Clone::clone)?;
         let elf = module.elf().map_err(Clone::clone)?;
@@ -60,8 +56,8 @@ impl Vtables {
         Ok(Self { tables })
     }
 
-    /// The symbol of the virtual table that an object has which points here: behind the head of it or, in a class with several bases, of one of
-    /// the tables that follow in the same symbol.
+    /// The symbol of the virtual table of an object whose first word is this address. It points behind the head of the table or, in a
+    /// class with several bases, of one of the tables that follow in the same symbol.
     pub fn symbol(&self, address: LinkAddr) -> Option<&str> {
         let behind = self.tables.partition_point(|table| table.start <= address.0);
         let table = self.tables[..behind].last()?;

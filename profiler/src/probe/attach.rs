@@ -1,4 +1,4 @@
-//! Attaches probes, through the keeper. How is the link's affair: the cheapest kind that the kernel offers.
+//! Attaches probes through the keeper, by the cheapest kind of link that the kernel supports.
 
 use std::fs::File;
 
@@ -17,28 +17,21 @@ use crate::linux::feature;
 /// A hook placed at an instruction of a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probe {
-    /// The instruction.
     pub offset: FileOffset,
-    /// What the programs are told.
     pub cookie: HookCookie,
 }
 
-/// Why a probe cannot be attached.
+/// Why probes cannot be attached.
 #[derive(Debug, Error)]
 pub(crate) enum AttachError {
-    /// The object is of another version.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The kernel refuses, or there is no keeper any more.
+    /// The kernel refuses, or the keeper has exited.
     #[error(transparent)]
     Keeper(#[from] KeeperError),
 }
 
-/// Attaches the probes of one file, in one process or in every process that maps the file: all of them or none.
-///
-/// # Errors
-///
-/// See [`AttachError`]; then nothing is left attached.
+/// Attaches the probes of one file, in one process or in every process that maps the file: all of them or, on an error, none.
 pub(crate) fn attach(
     keeper: &Keeper,
     kernel: &Kernel,
@@ -55,7 +48,7 @@ pub(crate) fn attach(
     Ok(keeper.attach(kernel.link_kind(), &kernel.hook_programs()?, file, sites, pid)?)
 }
 
-/// The name of a kind of links in reports.
+/// Name of a link kind in reports.
 pub(crate) fn backend_name(kind: LinkKind) -> &'static str {
     match kind {
         LinkKind::Perf => "perf",
@@ -64,35 +57,29 @@ pub(crate) fn backend_name(kind: LinkKind) -> &'static str {
     }
 }
 
-/// Which backend to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// The cheapest that the kernel offers.
+    /// The cheapest that the kernel supports.
     Auto,
-    /// This one.
     Only(LinkKind),
 }
 
-/// Why there is no way to attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum NoBackend {
-    /// The user wants one that the kernel has not.
+    /// The kernel does not support the requested one.
     #[error(
-        "this kernel has no `{0}` links (multi needs Linux 6.6, session 6.13); leave `--backend` out to use what it has"
+        "this kernel has no `{0}` links (multi needs Linux 6.6, session 6.13); omit `--backend` to use the best available"
     )]
     Missing(&'static str),
-    /// Perf events for uprobes take more than the other two (`perf_uprobe_event_init` in `kernel/events/core.c`).
+    /// Perf events for uprobes need more privileges than the other two (`perf_uprobe_event_init` in `kernel/events/core.c`).
     #[error(
-        "not allowed: probes by perf events, all that is left here, need CAP_SYS_ADMIN; run heapbpf through `sudo`"
+        "not allowed: probes by perf events, the only kind available here, need CAP_SYS_ADMIN; run heapbpf with `sudo`"
     )]
     NeedsAdmin,
 }
 
-/// The kind of links to load programs for. Found by trying: version numbers lie, distributions backport.
-///
-/// # Errors
-///
-/// When the kernel lacks the one that is asked for, or this user may not use the one that is left.
+/// Selects the link kind by testing kernel features: version numbers are unreliable, because distributions backport. Fails if the
+/// kernel lacks the requested one, or this user may not use the only one left.
 pub(crate) fn choose(choice: BackendChoice) -> Result<LinkKind, NoBackend> {
     let kind = match choice {
         BackendChoice::Auto if has(AttachType::UprobeSession) => LinkKind::Session,
@@ -109,10 +96,10 @@ pub(crate) fn choose(choice: BackendChoice) -> Result<LinkKind, NoBackend> {
     if kind == LinkKind::Perf && !feature::has_admin() { Err(NoBackend::NeedsAdmin) } else { Ok(kind) }
 }
 
-/// What could not be told counts as missing: perf events are there since the cookies that all need.
+/// An inconclusive test counts as missing: perf events are available wherever cookies are.
 fn has(attach_type: AttachType) -> bool {
     supports(attach_type).unwrap_or_else(|error| {
-        debug!("cannot tell whether there are {attach_type:?} links: {error}");
+        debug!("cannot determine whether the kernel has {attach_type:?} links: {error}");
         false
     })
 }

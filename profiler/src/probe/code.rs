@@ -1,32 +1,57 @@
-//! Reads the code of a function out of its module's file, for [`place`](super::place). Bounded, whatever the file says.
+//! Reads the code of a function from its module's file. Bounded, whatever the file contains.
 
-use super::place::{DISTANCE_BYTES_MAX, Function, PlaceError, decode};
+use thiserror::Error;
+
+use super::arch;
 use crate::address::{FileOffset, LinkAddr};
 use crate::object::ObjectError;
 use crate::object::module::Module;
 use crate::object::symbols::DefinedFunction;
 
-/// Longest function whose jumps are looked at, in bytes. The longest of the allocators' functions have 8 KiB.
+/// Maximum distance of a probe from the entry, in bytes. The instructions before it run unprobed anyway, so this only bounds the
+/// search.
+pub(crate) const DISTANCE_BYTES_MAX: usize = 128;
+
+/// Maximum length of a function whose jumps are inspected, in bytes. The longest of the allocators' functions have 8 KiB.
 const FUNCTION_BYTES_MAX: u64 = 1 << 16;
 
-/// Sections whose code only leads to other modules.
+/// Prefix of sections, and a section, whose code only jumps to other modules.
 const LINKAGE_SECTIONS: &str = ".plt";
 const INDIRECT_LINKAGE_SECTION: &str = ".iplt";
+
+/// Why a function cannot be probed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PlaceError {
+    /// `STT_GNU_IFUNC`: only the dynamic linker calls the symbol's code, once.
+    #[error("`{0}` is an indirect function: its code only selects the real function; probe that one instead")]
+    Indirect(String),
+    /// A symbol in a procedure linkage table.
+    #[error("the code at {0:#x} only jumps to another module (it is in `{1}`); probe that module's function instead")]
+    Linkage(u64, String),
+    #[error(
+        "the function does not begin with a valid instruction but with the bytes `{0}`; inspect its module with `objdump -d`"
+    )]
+    Undecodable(String),
+    /// The System V calling convention passes six integer arguments in registers.
+    #[error("argument {0} is not passed in a register: only the first six are")]
+    Argument(usize),
+    #[error("cannot read its code: {0}")]
+    Unreadable(#[from] ObjectError),
+}
 
 /// A function's code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Code {
-    bytes: Vec<u8>,
-    whole: bool,
-    address: LinkAddr,
+    /// From the entry on.
+    pub(super) bytes: Vec<u8>,
+    /// `bytes` is the whole function.
+    pub(super) whole: bool,
+    /// Link address of the entry.
+    pub(super) address: LinkAddr,
 }
 
 impl Code {
     /// Reads a defined function's code.
-    ///
-    /// # Errors
-    ///
-    /// If it is an indirect function; else as [`read`](Self::read).
     pub fn of(module: &Module, function: &DefinedFunction) -> Result<Self, PlaceError> {
         if function.indirect {
             return Err(PlaceError::Indirect(function.name.clone()));
@@ -34,12 +59,9 @@ impl Code {
         Self::read(module, function.offset, function.size_bytes)
     }
 
-    /// Reads code from an offset in the module's file. Of a function that is too long, of one whose size is not known
-    /// (0) and of one that ends behind its segment, only the beginning is read.
-    ///
-    /// # Errors
-    ///
-    /// If the code is not in an executable segment or cannot be read, or belongs to a procedure linkage table.
+    /// Reads code at an offset in the module's file. Only the beginning is read if the function is too long, its size is unknown
+    /// (0), or it ends behind its segment. Fails if the code is not in an executable segment, cannot be read, or belongs to a
+    /// procedure linkage table.
     pub fn read(module: &Module, offset: FileOffset, size_bytes: u64) -> Result<Self, PlaceError> {
         let elf = module.elf().map_err(Clone::clone)?;
         let address = elf.link_addr(offset).ok_or(ObjectError::Malformed("the function is not in executable code"))?;
@@ -51,7 +73,7 @@ impl Code {
         if let Some(section) = linkage {
             return Err(PlaceError::Linkage(address.0, section.name.to_string()));
         }
-        // Of the segments that hold the offset, the one that gave it its address.
+        // The segment that determines the offset's link address.
         let left = elf.segments.iter().filter(|segment| segment.executable).find_map(|segment| {
             let inside = offset.0.checked_sub(segment.offset.0)?;
             segment.size_bytes.checked_sub(inside).filter(|&left| left > 0)
@@ -63,15 +85,9 @@ impl Code {
         Ok(Self { bytes, whole, address })
     }
 
-    /// Where the function jumps to with its first instruction, if it does.
+    /// Target of the function's first instruction, if that is a jump.
     pub fn jumps_to(&self) -> Option<LinkAddr> {
-        let first = decode(&self.function()).find(|instruction| instruction.code() != iced_x86::Code::Endbr64)?;
-        first.is_jmp_short_or_near().then(|| LinkAddr(first.near_branch_target()))
-    }
-
-    /// The code, to be looked at.
-    pub fn function(&self) -> Function<'_> {
-        Function { bytes: &self.bytes, whole: self.whole, address: self.address }
+        arch::initial_jump(&self.bytes, self.address.0).map(LinkAddr)
     }
 }
 

@@ -1,11 +1,13 @@
-//! What a probe costs on this machine: heapbpf starts itself once more, probes that process, and has it call the probed
+//! Measures the cost of a probe on this machine: heapbpf starts itself again, probes that process, and has it call the probed
 //! functions many times.
 //!
-//! The programs that run are the real ones, on their shortest way: the free of a block that is not tracked, and an
-//! allocation that is not sampled.
+//! The real programs run, on their shortest paths: the free of a block that is not tracked, and an allocation that is not
+//! sampled.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use profiler_common::hook::{CallShape, HookCookie, Register};
@@ -14,39 +16,40 @@ use thiserror::Error;
 
 use super::attach::{AttachError, Probe, attach};
 use super::place::Class;
-use super::subject::{PROGRAM, Subject};
+use crate::address::{FileOffset, TargetAddr};
 use crate::bpf::error::LoadError;
 use crate::bpf::load::Kernel;
 use crate::ids::{HeapId, Pid};
 use crate::keeper::Keeper;
+use crate::linux::calibration::Spot;
 use crate::linux::clock;
-use crate::linux::feature::Spot;
+use crate::linux::proc::maps::{self, Mapping};
 
-/// The hidden command that makes heapbpf the process to be probed.
+/// The hidden command that runs heapbpf as the probed process.
 pub(crate) const TARGET_COMMAND: &str = "doctor-target";
 
-/// Calls in one measurement, and measurements of each function. The median of them is believed.
+/// Calls per measurement, and measurements of each function, whose median is used.
 const CALLS: u32 = 400;
 const ROUNDS: usize = 9;
 
-/// Calls that a target makes at most for one line of input.
+/// Maximum calls for one line of input.
 const CALLS_MAX: u32 = 10_000_000;
 
-/// Nanoseconds of CPU time that a call of a probed function takes more than one that is not probed.
+/// Additional CPU time of a call with a probe, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Costs {
-    /// Probed at an instruction that the kernel emulates.
+    /// At an instruction that the kernel emulates.
     pub emulated_ns: f64,
-    /// Probed at one that it executes out of line.
+    /// At an instruction that the kernel executes out of line.
     pub single_stepped_ns: f64,
-    /// The first, with the return probed as well.
+    /// As `emulated_ns`, with the return probed.
     pub emulated_with_return_ns: f64,
-    /// The second, with the return probed as well.
+    /// As `single_stepped_ns`, with the return probed.
     pub single_stepped_with_return_ns: f64,
 }
 
 impl Costs {
-    /// What a call costs whose probe is of this class.
+    /// Cost of a call of this shape with a probe of this class.
     pub(crate) fn expected_ns(&self, class: Class, shape: CallShape) -> f64 {
         match (class, shape.allocates()) {
             (Class::Emulated, false) => self.emulated_ns,
@@ -57,13 +60,12 @@ impl Costs {
     }
 }
 
-/// Why costs are not known.
+/// Why costs are unknown.
 #[derive(Debug, Error)]
 pub(crate) enum CostError {
-    /// The kernel does not let a probe be attached.
+    /// No probe can be attached.
     #[error("{0}")]
     Refused(String),
-    /// The process to be probed does not do its part.
     #[error("heapbpf cannot run itself to be probed: {0}")]
     Target(#[from] std::io::Error),
 }
@@ -80,18 +82,13 @@ impl From<AttachError> for CostError {
     }
 }
 
-/// What a probe costs with these programs and links, measured on a process of heapbpf's own. Takes about a third of a
-/// second. The rate of the first heap is 0 afterwards.
-///
-/// # Errors
-///
-/// When no probe can be attached, or that process does not do its part.
+/// Measures the cost of a probe with these programs and links, on a process of heapbpf's own. Takes about a third of a second.
+/// Afterwards the rate of the first heap is 0.
 pub(crate) fn calibrate(kernel: &mut Kernel, keeper: &Keeper) -> Result<Costs, CostError> {
     let subject = Subject::find().map_err(CostError::Refused)?;
     measure(kernel, keeper, &subject)
 }
 
-/// Attaches, measures, detaches.
 pub(crate) fn measure(kernel: &mut Kernel, keeper: &Keeper, subject: &Subject) -> Result<Costs, CostError> {
     kernel.set_rate(HeapId(0), SamplingRate::STOPPED)?;
     let mut target = Target::start()?;
@@ -111,8 +108,7 @@ pub(crate) fn measure(kernel: &mut Kernel, keeper: &Keeper, subject: &Subject) -
     })
 }
 
-/// Whether the function returns a block. The first argument is the block, or its size; the heap is the one whose
-/// sampling is stopped.
+/// The first argument is the block or its size. The heap is the one whose sampling is stopped.
 fn cookie(spot: Spot) -> HookCookie {
     HookCookie {
         shape: match spot {
@@ -131,7 +127,40 @@ fn cookie(spot: Spot) -> HookCookie {
     }
 }
 
-/// The process to be probed. Killed when dropped.
+/// This process's program file, even if it was renamed or deleted.
+pub(crate) const PROGRAM: &str = "/proc/self/exe";
+
+pub(crate) struct Subject {
+    file: File,
+    mapping: Mapping,
+}
+
+impl Subject {
+    pub(crate) fn find() -> Result<Self, String> {
+        let address = TargetAddr(Spot::Emulated.address());
+        let mappings = maps::executable_mappings(Pid(std::process::id())).map_err(|error| error.to_string())?;
+        let mapping = mappings.into_iter().find(|mapping| (mapping.start..mapping.end).contains(&address));
+        let mapping = mapping.ok_or("heapbpf's own code is not mapped where expected")?;
+        let file = File::open(Path::new(PROGRAM)).map_err(|error| format!("cannot open `{PROGRAM}`: {error}"))?;
+        Ok(Self { file, mapping })
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// File offset of a function's first instruction.
+    pub(crate) fn offset_of(&self, spot: Spot) -> FileOffset {
+        FileOffset(spot.address().wrapping_sub(self.mapping.start.0).wrapping_add(self.mapping.offset.0))
+    }
+
+    /// File offset of an instruction that can be probed.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset_of(Spot::Emulated).0
+    }
+}
+
+/// The probed process. Killed when dropped.
 struct Target {
     child: Child,
     input: ChildStdin,
@@ -153,8 +182,8 @@ impl Target {
         Pid(self.child.id())
     }
 
-    /// The median time of a call of each function, in nanoseconds. Rounds go through all functions, so that whatever else
-    /// goes on hits all of them.
+    /// Median time of a call of each function, in nanoseconds. Rounds alternate between the functions, so that other load affects
+    /// all of them.
     fn times(&mut self) -> std::io::Result<[f64; 4]> {
         let mut times: [Vec<f64>; 4] = Default::default();
         for _ in 0..ROUNDS {
@@ -168,31 +197,26 @@ impl Target {
         }))
     }
 
-    /// Has it call a function, and returns the time of one call in nanoseconds.
+    /// Calls a function in the process and returns the time of one call in nanoseconds.
     fn time(&mut self, spot: usize) -> std::io::Result<f64> {
         writeln!(self.input, "{spot} {CALLS}")?;
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        let nanos: u32 = line.trim().parse().map_err(|_| std::io::Error::other("it ended instead of answering"))?;
+        let nanos: u32 = line.trim().parse().map_err(|_| std::io::Error::other("it exited instead of answering"))?;
         Ok(f64::from(nanos) / f64::from(CALLS))
     }
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It may have ended already.
+        // It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The process to be probed, from the inside: for each line with the number of a function and a number of calls, makes
-/// them and answers with the nanoseconds of CPU time that they took: what the machine does meanwhile does not count.
-/// Ends with its input.
-///
-/// # Errors
-///
-/// When a line cannot be read, understood or answered.
+/// Runs the probed process: for each line with the number of a function and a number of calls, makes these calls and answers with
+/// their CPU time in nanoseconds, which excludes other load. Returns at the end of its input.
 pub(crate) fn serve(input: impl BufRead, mut output: impl Write) -> std::io::Result<()> {
     for line in input.lines() {
         let line = line?;

@@ -1,5 +1,5 @@
-//! Functions that are nothing but a jump to another one, such as jemalloc's `operator new[]`: hooked there, each call costs
-//! one probe and is drawn for once.
+//! Functions that only jump to another one, such as jemalloc's `operator new[]`: hooked at the target, each call costs one probe and
+//! is sampled once.
 
 use rustc_hash::FxHashMap;
 
@@ -10,51 +10,52 @@ use crate::allocator::spec::HookSpec;
 use crate::ids::ModuleId;
 use crate::object::module::ModuleStore;
 
-/// Where functions jump to, by module and offset; read once per session.
+/// Jump targets of functions, by module and offset; read once per session.
 #[derive(Debug, Default)]
 pub(crate) struct Jumps {
     known: FxHashMap<(ModuleId, FileOffset), Option<FileOffset>>,
 }
 
 impl Jumps {
-    /// Makes names of hooks that only jump to another hook's code aliases of that one. Those that take other arguments, or
-    /// serve another heap, stay.
+    /// Turns hooks that only jump to another hook's code into aliases of that hook, unless they take other arguments or belong to
+    /// another heap.
     pub(crate) fn merge(&mut self, hooks: Vec<ResolvedHook>, modules: &ModuleStore) -> Vec<ResolvedHook> {
-        let mut kept: Vec<ResolvedHook> = Vec::with_capacity(hooks.len());
+        let mut remaining: Vec<ResolvedHook> = Vec::with_capacity(hooks.len());
         let mut jumping = Vec::new();
         for hook in hooks {
             match self.target(&hook, modules) {
                 Some(target) => jumping.push((hook, target)),
-                None => kept.push(hook),
+                None => remaining.push(hook),
             }
         }
         for (hook, target) in jumping {
-            let same = |kept: &&mut ResolvedHook| {
-                kept.module == hook.module
-                    && kept.offset == target
-                    && kept.heap == hook.heap
-                    && takes_the_same(&kept.spec, &hook.spec)
+            let same = |other: &&mut ResolvedHook| {
+                other.module == hook.module
+                    && other.offset == target
+                    && other.heap == hook.heap
+                    && takes_the_same(&other.spec, &hook.spec)
             };
-            match kept.iter_mut().find(same) {
-                Some(kept) => {
-                    kept.aliases.push(hook.spec.function);
-                    kept.aliases.extend(hook.aliases);
-                    kept.spec.may_throw |= hook.spec.may_throw;
-                    kept.required |= hook.required;
-                    kept.reached_by_default |= hook.reached_by_default;
+            match remaining.iter_mut().find(same) {
+                Some(other) => {
+                    other.aliases.push(hook.spec.function);
+                    other.aliases.extend(hook.aliases);
+                    other.spec.may_throw |= hook.spec.may_throw;
+                    other.required |= hook.required;
+                    other.reached_by_default |= hook.reached_by_default;
                 }
-                None => kept.push(hook),
+                None => remaining.push(hook),
             }
         }
-        // Freeing hooks of each module stay before its others; modules stay together.
+        // Modules stay together, and the freeing hooks of each come first.
         let mut order: Vec<ModuleId> = Vec::new();
-        for hook in &kept {
+        for hook in &remaining {
             if !order.contains(&hook.module) {
                 order.push(hook.module);
             }
         }
-        kept.sort_by_key(|hook| (order.iter().position(|&module| module == hook.module), hook.spec.shape.allocates()));
-        kept
+        remaining
+            .sort_by_key(|hook| (order.iter().position(|&module| module == hook.module), hook.spec.shape.allocates()));
+        remaining
     }
 
     fn target(&mut self, hook: &ResolvedHook, modules: &ModuleStore) -> Option<FileOffset> {

@@ -1,9 +1,9 @@
-//! Breakpoints that nobody has a use for: left in a process by a heapbpf that was killed together with its keeper, because the
-//! kernel cannot unregister a uprobe while SIGKILL is pending. They make every call of a hooked function a trap, until the
-//! uprobe is registered and unregistered once more.
+//! Removes orphaned breakpoints: left in a process by a heapbpf that was killed together with its keeper, because the kernel cannot
+//! unregister a uprobe while SIGKILL is pending. They turn every call of a hooked function into a trap, until the uprobe is
+//! registered and unregistered again.
 //!
-//! A breakpoint of another tool looks the same. To register and unregister a uprobe does no harm to it: so this tries, and what
-//! is still there afterwards belongs to somebody.
+//! A breakpoint of another tool looks the same, and registering and unregistering a uprobe does not affect it. So this tries, and a
+//! breakpoint that remains has an owner.
 
 use std::collections::BTreeMap;
 
@@ -16,22 +16,22 @@ use crate::linux::process_memory;
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 
-/// The instruction that a uprobe puts in the place of another one's first byte (`UPROBE_SWBP_INSN`).
+/// The instruction that a uprobe writes over the first byte of another (`UPROBE_SWBP_INSN`).
 const BREAKPOINT: u8 = 0xcc;
 
-/// An instruction in the file of a module.
-pub(crate) type Place = (ModuleId, FileOffset);
+/// An instruction in a module's file.
+pub(crate) type CodeLocation = (ModuleId, FileOffset);
 
-/// Breakpoints that a process has at these places, and that the files do not have. What cannot be read has none.
+/// The locations where a process has a breakpoint that the file does not have. Unreadable memory counts as none.
 pub(crate) fn breakpoints(
     space: &AddressSpace,
     modules: &ModuleStore,
-    places: impl Iterator<Item = Place>,
-) -> Vec<Place> {
-    places.filter(|&place| has_breakpoint(space, modules, place)).collect()
+    locations: impl Iterator<Item = CodeLocation>,
+) -> Vec<CodeLocation> {
+    locations.filter(|&location| has_breakpoint(space, modules, location)).collect()
 }
 
-fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, (module, offset): Place) -> bool {
+fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, (module, offset): CodeLocation) -> bool {
     let mapped = space.mappings().iter().filter(|mapped| mapped.module == Some(module)).find_map(|mapped| {
         let inside = offset.0.checked_sub(mapped.mapping.offset.0)?;
         let address = mapped.mapping.start.0.checked_add(inside)?;
@@ -48,18 +48,14 @@ fn has_breakpoint(space: &AddressSpace, modules: &ModuleStore, (module, offset):
         })
 }
 
-/// Registers and unregisters a uprobe that does nothing at each of these places. That removes breakpoints without an owner from all
-/// processes that map the files. Takes as long as detaching, up to 100 ms for each file.
-///
-/// # Errors
-///
-/// When probes cannot be attached, or the keeper has exited.
+/// Registers and unregisters an empty uprobe at each location. This removes orphaned breakpoints from all processes that map the
+/// files. Takes as long as detaching, up to 100 ms per file.
 pub(crate) fn remove(
     keeper: &Keeper,
     kind: LinkKind,
     modules: &ModuleStore,
     pid: Pid,
-    places: &[Place],
+    locations: &[CodeLocation],
 ) -> Result<(), KeeperError> {
     let attach_type = match kind {
         LinkKind::Perf => AttachType::PerfEvent,
@@ -70,7 +66,7 @@ pub(crate) fn remove(
     let program = std::os::fd::AsFd::as_fd(&program);
     let programs = if kind == LinkKind::Session { vec![program] } else { vec![program, program] };
     let mut by_module: BTreeMap<ModuleId, Vec<Site>> = BTreeMap::new();
-    for &(module, offset) in places {
+    for &(module, offset) in locations {
         let site = Site { offset: offset.0, cookie: 0, returns: false };
         by_module.entry(module).or_default().push(site);
     }

@@ -1,5 +1,12 @@
 //! Probes: hooks placed at addresses and attached.
 
+/// CPU-specific code, behind the same interface for each CPU.
+mod arch {
+    mod x86_64;
+
+    pub use x86_64::Emulation;
+    pub(super) use x86_64::*;
+}
 pub(crate) mod attach;
 pub(crate) mod code;
 pub(crate) mod cost;
@@ -7,4 +14,3 @@ pub(crate) mod jumps;
 pub(crate) mod leftover;
 pub(crate) mod place;
 pub(crate) mod plan;
-pub(crate) mod subject;

@@ -1,12 +1,13 @@
-//! Numbers hooks and heaps for a session and makes the cookies that tell the kernel side what each probe is. Pure: where
-//! in its function a probe goes is the caller's to ask.
+//! Numbers hooks and heaps for a session and makes the cookies that describe probes to the kernel side. Pure: placements are
+//! computed by a function of the caller.
 
 use profiler_common::hook::HookCookie;
 use profiler_common::limits::HEAPS_MAX;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
 
-use super::place::{PlaceError, Placement};
+use super::code::PlaceError;
+use super::place::Placement;
 use crate::address::FileOffset;
 use crate::allocator::resolve::ResolvedHook;
 use crate::ids::{HeapId, HookId, ModuleId};
@@ -20,31 +21,23 @@ pub(crate) struct Plan {
     numbers: FxHashMap<(ModuleId, FileOffset), usize>,
 }
 
-/// A hook with its numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct PlannedHook {
-    /// What and where.
     pub hook: ResolvedHook,
-    /// The heap.
     pub heap: HeapId,
-    /// Where the probe goes, or why there is no place for one.
+    /// Location of the probe, or why there is none.
     pub placement: Result<Placement, PlaceError>,
-    /// Its number.
     id: HookId,
 }
 
 impl PlannedHook {
-    /// The probed instruction in the module's file: the function's entry where there is no place for a probe.
+    /// File offset of the probed instruction: the function's entry if the hook cannot be placed.
     pub(crate) fn offset(&self) -> FileOffset {
         let inside = self.placement.as_ref().map_or(0, |placement| placement.offset_in_function);
         FileOffset(self.hook.offset.0.saturating_add(inside))
     }
 
-    /// What the kernel side is told.
-    ///
-    /// # Errors
-    ///
-    /// Why there is no place for a probe.
+    /// The cookie, or why the hook cannot be placed.
     pub(crate) fn cookie(&self) -> Result<HookCookie, &PlaceError> {
         let arguments = self.placement.as_ref()?.arguments;
         Ok(HookCookie {
@@ -62,36 +55,31 @@ impl PlannedHook {
     }
 }
 
-/// Takes in the heaps for which there is no number left. A session of all processes meets programs with allocators of
-/// their own, and each has a heap by its name.
+/// Shared by all heaps beyond the maximum number. With `--all`, programs may have allocators of their own, each with a heap.
 const OTHER_HEAPS: &str = "other";
 
-/// Why a hook cannot be planned.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum PlanError {
-    /// The cookie has 16 bits for the hook.
-    #[error("hook `{0}` is one too many: a session has at most 65,536")]
+    /// The cookie stores the hook in 16 bits.
+    #[error("too many hooks: `{0}` exceeds the limit of 65,536 per session")]
     TooManyHooks(&'static str),
 }
 
 impl Plan {
-    /// Numbers a hook, or finds its number. `place` is asked for the place of a new one's probe.
-    ///
-    /// # Errors
-    ///
-    /// See [`PlanError`]. That there is no place for a probe is noted with the hook.
+    /// Returns the hook's number, numbering it if it is new; then `place` computes its placement, whose error is stored with the
+    /// hook.
     pub(crate) fn add(
         &mut self,
         hook: &ResolvedHook,
         place: impl FnOnce() -> Result<Placement, PlaceError>,
     ) -> Result<HookId, PlanError> {
-        let place_in_file = (hook.module, hook.offset);
-        let number = self.numbers.get(&place_in_file).copied().unwrap_or(self.hooks.len());
+        let location = (hook.module, hook.offset);
+        let number = self.numbers.get(&location).copied().unwrap_or(self.hooks.len());
         let id = HookId(u16::try_from(number).map_err(|_| PlanError::TooManyHooks(hook.spec.function))?);
         if number == self.hooks.len() {
             let heap = self.heap(&hook.heap);
             self.hooks.push(PlannedHook { hook: hook.clone(), heap, placement: place(), id });
-            self.numbers.insert(place_in_file, number);
+            self.numbers.insert(location, number);
         }
         Ok(id)
     }
@@ -107,16 +95,12 @@ impl Plan {
         HeapId(u8::try_from(number).unwrap_or(u8::MAX))
     }
 
-    /// Names of all heaps, in the order of their ids.
+    /// Names of all heaps, by id.
     pub(crate) fn heaps(&self) -> &[String] {
         &self.heaps
     }
 
-    /// The hook with this number.
-    ///
-    /// # Panics
-    ///
-    /// If the number is not of this plan.
+    /// The hook with this number, which must be of this plan.
     pub(crate) fn hook(&self, id: HookId) -> &PlannedHook {
         &self.hooks[usize::from(id.0)]
     }
@@ -146,7 +130,7 @@ mod tests {
         }
     }
 
-    /// Behind the entry, with everything moved.
+    /// A placement behind the entry, with all arguments moved.
     fn placed() -> Result<Placement, PlaceError> {
         Ok(Placement {
             offset_in_function: 7,
@@ -162,7 +146,7 @@ mod tests {
         assert_eq!(plan.add(&hook("malloc", 0, "libc"), placed), Ok(HookId(0)));
         assert_eq!(plan.add(&hook("free", 0, "libc"), placed), Ok(HookId(1)));
         assert_eq!(plan.add(&hook("malloc", 1, "jemalloc"), placed), Ok(HookId(2)));
-        let place_again = || panic!("it has its place");
+        let place_again = || panic!("it is placed already");
         assert_eq!(plan.add(&hook("malloc", 0, "libc"), place_again), Ok(HookId(0)));
         assert_eq!(plan.heaps(), ["libc", "jemalloc"]);
         assert_eq!(plan.hook(HookId(2)).heap, HeapId(1));
@@ -175,7 +159,7 @@ mod tests {
         let hook = hook("reallocarray", 0, "libc");
         let id = plan.add(&hook, placed).expect("fits");
         let planned = plan.hook(id);
-        let cookie = planned.cookie().expect("it has its place");
+        let cookie = planned.cookie().expect("it is placed");
         assert_eq!(cookie.size, Register::R8);
         assert_eq!(cookie.count, Some(Register::R9));
         assert_eq!(cookie.pointer, Some(Register::R10));
@@ -185,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_without_a_place_says_why() {
+    fn a_hook_that_cannot_be_placed_keeps_the_error() {
         let mut plan = Plan::default();
         let id = plan.add(&hook("malloc", 0, "libc"), || Err(PlaceError::Argument(7))).expect("fits");
         assert_eq!(plan.hook(id).cookie(), Err(&PlaceError::Argument(7)));
@@ -193,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn heaps_beyond_the_last_number_share_it() {
+    fn heaps_beyond_the_limit_share_one() {
         let mut plan = Plan::default();
         for number in 0..HEAPS_MAX + 5 {
             plan.add(&hook("malloc", number, &number.to_string()), placed).expect("fits");

@@ -1,11 +1,11 @@
-//! Tables on disk, so that a large library is parsed once and not in every run.
+//! On-disk cache of tables, so that a large library is parsed once and not in every run.
 //!
-//! A file is trusted when it is ours, undamaged, of this version, and made from the same unwind information; otherwise the
-//! table is built anew and the file replaced. Nothing here fails a run: what goes wrong is a warning, and the table is built.
+//! A file is used if it is the effective user's, undamaged, of this version, and made from the same unwind information; otherwise the
+//! table is rebuilt and the file replaced. Errors never fail a run: they are logged as warnings, and the table is built.
 //!
-//! An agent that runs as root may find its cache directory in the hands of another user (`sudo` can keep `HOME`). So
-//! directories and files are used only when they belong to the effective user and nobody else may write them, and no
-//! link is followed below the directory named by the environment.
+//! An agent that runs as root may find its cache directory owned by another user (`sudo` can keep `HOME`). So directories and files
+//! are used only if they belong to the effective user and nobody else may write them, and no link is followed below the directory
+//! named by the environment.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::{DirBuilder, File};
@@ -25,49 +25,39 @@ use super::encode;
 use super::image::Image;
 use super::table::Table;
 
-/// Bytes of tables that stay on disk, up to a sixteenth more while an agent runs. The longest unused are removed.
+/// Maximum bytes of tables on disk, exceeded by up to a sixteenth while an agent runs. The least recently used are removed.
 pub(crate) const CACHE_BYTES_MAX: u64 = 512 << 20;
 
-/// Age at which an unfinished file is taken for an interrupted writer's, in seconds.
+/// Age at which an unfinished file is considered abandoned, in seconds.
 const UNFINISHED_AGE_S: i64 = 3600;
 
-/// How the names of tables begin.
+/// Prefix of the names of tables.
 const NAME_PREFIX: &str = "table-";
 
-/// How the names of unfinished files begin.
+/// Prefix of the names of unfinished files.
 const UNFINISHED: &[u8] = b".new-";
 
-/// Why there is no cache.
 #[derive(Debug, Error)]
 pub(crate) enum CacheError {
-    /// A directory could not be made or opened.
     #[error("cannot open cache directory `{path}`: {source}")]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// A directory is not ours alone.
+    Directory { path: PathBuf, source: io::Error },
+    /// Another user owns or may write the directory.
     #[error(
-        "cache directory `{path}` belongs to another user or can be written by others; set XDG_CACHE_HOME to one of your own"
+        "cache directory `{path}` belongs to another user or is writable by others; set XDG_CACHE_HOME to a directory of your own"
     )]
-    NotOurs {
-        /// The directory.
-        path: PathBuf,
-    },
+    NotOurs { path: PathBuf },
 }
 
-/// Identifies a table by a hash of what it is built from. A build id would not do: the author of a file chooses it, and
-/// with it could replace the table of another process's library.
+/// Identifies a table by a hash of its input. A build id is not sufficient: the author of a file chooses it, and could replace the
+/// table of another process's library.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TableKey([u8; 32]);
 
 impl TableKey {
-    /// The key of this image's table: SHA-256 of its unwind sections, their addresses, where its code lies and where it
-    /// starts. Bytes of code are not in it: the few that matter are checked when a table is read ([`Samples`]).
+    /// SHA-256 of the image's unwind sections, their addresses, the location of its code and its entry. Code is not included: the few
+    /// relevant bytes are checked when a table is read ([`Samples`]).
     ///
-    /// [`Samples`]: super::frame_pointer::Samples
+    /// [`Samples`]: super::image::Samples
     pub(crate) fn of<'data, R: ReadRef<'data>>(image: &Image<'data, R>) -> Self {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
@@ -89,32 +79,30 @@ impl TableKey {
         Self(hash.finalize().into())
     }
 
-    /// The name of the table's file in the cache.
     fn file_name(&self) -> String {
         let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{NAME_PREFIX}{digits}")
     }
 }
 
-/// A number that differs from no number.
+/// Distinguishes any number from no number.
 fn array_with_mark(number: u64) -> [u8; 9] {
     let mut bytes = [1; 9];
     bytes[1..].copy_from_slice(&number.to_le_bytes());
     bytes
 }
 
-/// A directory of tables.
 #[derive(Debug)]
 pub(crate) struct Cache {
     directory: OwnedFd,
     bytes_max: u64,
-    /// Bytes written since the cache was last tidied, which looks at every file.
+    /// Bytes written since the last eviction, which inspects every file.
     untidied_bytes: AtomicU64,
 }
 
 impl Cache {
-    /// The cache where the environment says: `$XDG_CACHE_HOME/heapbpf/unwind`, else below `$HOME/.cache`; for root, where
-    /// that is another user's, below `/var/cache`. `None`, with a warning, if there is none to use.
+    /// Opens `$XDG_CACHE_HOME/heapbpf/unwind`, else `$HOME/.cache/heapbpf/unwind`; for root, if that is another user's, the one below
+    /// `/var/cache`. Returns `None`, with a warning, if none is usable.
     pub(crate) fn from_environment() -> Option<Self> {
         let roots = cache_roots(|name| std::env::var_os(name), rustix::process::geteuid().is_root());
         let mut refused = None;
@@ -125,16 +113,13 @@ impl Cache {
             }
         }
         match refused {
-            Some(error) => tracing::warn!("unwind tables are not kept: {error}"),
-            None => tracing::warn!("unwind tables are not kept: neither XDG_CACHE_HOME nor HOME names a directory"),
+            Some(error) => tracing::warn!("unwind tables are not cached: {error}"),
+            None => tracing::warn!("unwind tables are not cached: neither XDG_CACHE_HOME nor HOME names a directory"),
         }
         None
     }
 
-    /// The cache in `root/heapbpf/unwind`, made if need be, which keeps up to `bytes_max` bytes.
-    ///
-    /// # Errors
-    /// When a directory cannot be made or opened, or is not the effective user's alone.
+    /// Opens or creates the cache in `root/heapbpf/unwind`, with up to `bytes_max` bytes.
     pub(crate) fn open(root: &Path, bytes_max: u64) -> Result<Self, CacheError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -158,7 +143,7 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The table with this key, from the cache if there is one and `is_current`, or else from `build`, whose result is kept.
+    /// The cached table with this key, if there is one and `is_current`; otherwise the result of `build`, which is stored.
     pub(crate) fn get_or_build(
         &self,
         key: &TableKey,
@@ -173,31 +158,31 @@ impl Cache {
         table
     }
 
-    /// The table with this key, if the cache has a sound one.
+    /// Reads the table with this key, if it is cached and valid.
     pub(crate) fn load(&self, key: &TableKey) -> Option<Table> {
         let name = key.file_name();
         match self.read(&name) {
             Ok(bytes) => {
                 let table = encode::decode(name.as_bytes(), &bytes);
                 if table.is_none() {
-                    tracing::debug!("unwind table `{name}` is damaged or of another version: it is built anew");
+                    tracing::debug!("unwind table `{name}` is damaged or of another version: rebuilding it");
                 }
                 table
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
-                tracing::warn!("unwind table `{name}` cannot be read: {error}");
+                tracing::warn!("cannot read unwind table `{name}`: {error}");
                 None
             }
         }
     }
 
-    /// Keeps a table. Failure is a warning.
+    /// Writes a table. Failure is a warning.
     pub(crate) fn store(&self, key: &TableKey, table: &Table) {
         let name = key.file_name();
         let bytes = encode::encode(name.as_bytes(), table);
         if let Err(error) = self.replace(&name, &bytes) {
-            tracing::warn!("unwind table `{name}` cannot be kept: {error}");
+            tracing::warn!("cannot write unwind table `{name}`: {error}");
         }
         let written = bytes.len() as u64;
         let untidied = self.untidied_bytes.fetch_add(written, Ordering::Relaxed).saturating_add(written);
@@ -209,28 +194,28 @@ impl Cache {
     fn tidy(&self) {
         self.untidied_bytes.store(0, Ordering::Relaxed);
         if let Err(error) = self.evict() {
-            tracing::warn!("the cache of unwind tables cannot be tidied: {error}");
+            tracing::warn!("cannot evict cached unwind tables: {error}");
         }
     }
 
     fn read(&self, name: &str) -> io::Result<Vec<u8>> {
-        // Not blocking: a file could be a pipe that nobody writes to.
+        // Not blocking: the file could be a pipe without a writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(fs::openat(&self.directory, name, flags, Mode::empty())?);
         let stat = fs::fstat(&file)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_ours(&stat) {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "not a file of the effective user alone"));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "not owned by the effective user alone"));
         }
         let mut bytes = Vec::new();
         (&file).take(self.bytes_max).read_to_end(&mut bytes)?;
-        // Used now, so evicted last. That the time could not be set is no reason to do without the table.
+        // Mark it as recently used. The table is used even if that fails.
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         let kept = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let _ = fs::futimens(&file, &Timestamps { last_access: kept, last_modification: now });
         Ok(bytes)
     }
 
-    /// Readers see the old file or the new one, never a part.
+    /// Replaces a file atomically.
     fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let unfinished = format!(".new-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -244,7 +229,7 @@ impl Cache {
         written
     }
 
-    /// Removes the longest unused files until the rest fits, and what interrupted writers and earlier versions left.
+    /// Removes the least recently used files until the rest fits, and files of interrupted writers and earlier versions.
     fn evict(&self) -> io::Result<()> {
         let now = fs::statat(&self.directory, ".", AtFlags::empty())?.st_mtime;
         let mut files = Vec::new();
@@ -279,13 +264,13 @@ impl Cache {
         Ok(())
     }
 
-    /// Another agent may have removed the file before us.
+    /// Removes a file. Another agent may have removed it already.
     fn remove(&self, name: &CStr) {
         let _ = fs::unlinkat(&self.directory, name, AtFlags::empty());
     }
 }
 
-/// Directories that may hold the cache, best first. Relative ones are ignored, as the XDG specification demands.
+/// Candidate directories, best first. Relative ones are ignored, as the XDG specification demands.
 fn cache_roots(variable: impl Fn(&str) -> Option<std::ffi::OsString>, is_root: bool) -> Vec<PathBuf> {
     let absolute = |value: &OsStr| Path::new(value).is_absolute().then(|| PathBuf::from(value));
     let xdg = variable("XDG_CACHE_HOME").and_then(|value| absolute(&value));

@@ -1,72 +1,57 @@
-//! Reads `.eh_frame` and `.debug_frame` into functions with rows. Order, overlaps and gaps are `spans`' business.
+//! Reads `.eh_frame` and `.debug_frame` into functions with rows. `compact` sorts them and handles overlaps and gaps.
 
 use std::collections::hash_map::Entry;
 
 use gimli::{
     BaseAddresses, CieOrFde, CommonInformationEntry, DebugFrame, EhFrame, Error, FrameDescriptionEntry, LittleEndian,
-    Register, RegisterRule, UnwindContext, UnwindContextStorage, UnwindOffset, UnwindSection, UnwindTableRow, X86_64,
+    UnwindContext, UnwindOffset, UnwindSection,
 };
 use object::ReadRef;
 use rustc_hash::FxHashMap;
 
+use super::arch::{self, Bytes, Context, RETURN_ADDRESS, RowStorage, Unsupported};
 use super::image::{Code, Image};
-use super::rule::{self, Bytes, Context, Unsupported};
-use super::rules::{self, RuleTable};
-use super::table::BuildStats;
+use super::table::{self, BuildStats, RuleTable};
 
-/// Functions (FDEs) that are read of one module. The most that were met, in rustc's, are 174,248.
+/// Maximum functions (FDEs) of one module. The largest known number, rustc's, is 174,248.
 pub(crate) const FUNCTIONS_MAX: usize = 2 << 20;
 
-/// Rows that are read of one module, before equal neighbours are merged. The most that were met, in rustc's, are 1.8
-/// million.
+/// Maximum rows of one module, before equal neighbours are merged. The largest known number, rustc's, is 1.8 million.
 pub(crate) const ROWS_MAX: usize = 16 << 20;
 
-/// Length that a CIE may have, in bytes: its instructions run again for each of its functions. Real ones have 20.
+/// Maximum length of a CIE in bytes: its instructions are executed for each of its functions. Real ones have 20.
 pub(crate) const CIE_BYTES_MAX: usize = 1024;
 
-/// Room for one row: 17 columns for general registers, 10 vector registers that functions of the Windows ABI save.
-///
-/// Remembering a row copies it, and two bytes can ask for that, so its size bounds the work that a module can demand.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RowStorage;
-
-impl UnwindContextStorage<usize> for RowStorage {
-    type Rules = [(Register, RegisterRule<usize>); 32];
-    type Stack = Box<[UnwindTableRow<usize, Self>; 16]>;
-}
-
-/// One function's stretch of code and its rows.
+/// A function's code range and its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Function {
-    /// First link address.
+    /// Link address.
     pub start: u64,
-    /// Link address after the last.
+    /// Link address.
     pub end: u64,
-    /// Index of its first row.
     pub first_row: u32,
-    /// Number of its rows.
     pub row_count: u32,
 }
 
-/// From this distance into its function on, a rule holds.
+/// A rule that applies from this offset of its function on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FunctionRow {
-    /// Distance from the function's start, in bytes.
+    /// In bytes from the function's start.
     pub offset: u32,
-    /// The rule's number.
+    /// Number of the rule.
     pub rule: u16,
 }
 
-/// All functions that a module's unwind information describes, in its order.
+/// All functions of a module's unwind information, in its order.
 #[derive(Debug, Default)]
 pub(crate) struct Functions {
-    /// The functions. They may overlap.
+    /// May overlap.
     pub functions: Vec<Function>,
-    /// The rows of all functions.
+    /// Rows of all functions.
     pub rows: Vec<FunctionRow>,
 }
 
-/// What one section's functions are read with.
+/// State of reading one section.
 struct Reader<'a, 'data, S> {
     section: &'a S,
     bases: &'a BaseAddresses,
@@ -78,7 +63,6 @@ struct Reader<'a, 'data, S> {
 }
 
 impl Functions {
-    /// Adds the functions of `.eh_frame`.
     pub(crate) fn read_eh_frame<'data, R: ReadRef<'data>>(
         &mut self,
         bytes: &'data [u8],
@@ -91,7 +75,6 @@ impl Functions {
         self.read(&section, image, rules, stats);
     }
 
-    /// Adds the functions of `.debug_frame`.
     pub(crate) fn read_debug_frame<'data, R: ReadRef<'data>>(
         &mut self,
         bytes: &'data [u8],
@@ -104,7 +87,7 @@ impl Functions {
         self.read(&section, image, rules, stats);
     }
 
-    /// Bytes of code in all functions; where they overlap, counted twice.
+    /// Bytes of code in all functions, overlaps counted twice.
     pub(crate) fn covered_bytes(&self) -> u64 {
         self.functions.iter().map(|function| function.end - function.start).sum()
     }
@@ -143,7 +126,7 @@ impl Functions {
                 }
                 Ok(None) => break,
                 Err(_) => {
-                    // The section cannot be followed any further; what was read before stands.
+                    // The rest of the section cannot be parsed; the functions before it are used.
                     reader.stats.truncated = true;
                     break;
                 }
@@ -161,7 +144,7 @@ impl Functions {
             reader.stats.functions_empty += 1;
             return;
         }
-        // Functions that the linker dropped keep their FDE with an address of 0 or some other place without code.
+        // Functions that the linker removed keep their FDE with an address of 0 or another one outside code.
         let index = reader.code.partition_point(|code| code.start <= start);
         let Some(code) = index.checked_sub(1).and_then(|index| reader.code.get(index)).filter(|code| start < code.end)
         else {
@@ -190,14 +173,14 @@ impl Functions {
         let context =
             Context { section: reader.section, encoding: cie.encoding(), is_signal: function.is_signal_trampoline() };
         let mut reached = start;
-        let usual = cie.return_address_register() == X86_64::RA && cie.entry_len() <= CIE_BYTES_MAX;
-        if usual && let Ok(mut rows) = function.rows(reader.section, reader.bases, &mut reader.unwinding) {
+        let is_ordinary = cie.return_address_register() == RETURN_ADDRESS && cie.entry_len() <= CIE_BYTES_MAX;
+        if is_ordinary && let Ok(mut rows) = function.rows(reader.section, reader.bases, &mut reader.unwinding) {
             while let Ok(Some(row)) = rows.next_row() {
                 if row.start_address() < reached || row.start_address() >= end || self.rows.len() >= ROWS_MAX {
                     break;
                 }
                 let row_end = row.end_address().clamp(row.start_address(), end);
-                let translated = rule::translate(&context, row);
+                let translated = arch::translate(&context, row);
                 let number = number(translated, row_end - row.start_address(), reader.rules, reader.stats);
                 self.push(row.start_address() - start, number);
                 reached = row_end;
@@ -205,12 +188,12 @@ impl Functions {
         }
         if reached < end {
             number(Err(Unsupported::Malformed), end - reached, reader.rules, reader.stats);
-            self.push(reached - start, rules::UNSUPPORTED);
+            self.push(reached - start, table::UNSUPPORTED);
         }
     }
 
     fn push(&mut self, offset: u64, rule: u16) {
-        // The caller has seen that the function's length fits.
+        // The caller has checked that the function's length fits.
         let offset = u32::try_from(offset).unwrap_or(u32::MAX);
         self.rows.push(FunctionRow { offset, rule });
     }
@@ -230,7 +213,7 @@ fn number(
             let tally = &mut stats.unsupported[reason as usize];
             tally.rows += 1;
             tally.bytes += bytes;
-            rules::UNSUPPORTED
+            table::UNSUPPORTED
         }
     }
 }

@@ -1,19 +1,64 @@
-//! Rows in order of address become pages: equal neighbours are merged, gaps are marked, and each page stands alone.
+//! Turns functions into pages of sorted rows: resolves overlaps, merges equal neighbours, marks gaps, and starts each page with a row.
 
 use profiler_common::unwind::{PAGE_BITS, PageRows, UnwindRow};
 
-use super::frame_pointer::Samples;
-use super::image::Code;
-use super::rules::{self, RuleTable};
-use super::spans::Spans;
-use super::table::{BuildStats, Table};
+use super::cfi::{Function, FunctionRow, Functions};
+use super::image::{Code, Samples};
+use super::table::{self, BuildStats, RuleTable, Table};
 use crate::address::LinkAddr;
 
 const PAGE_BYTES: u64 = 1 << PAGE_BITS;
 
-/// Builds the table. `gap` is the number of the rule that holds in code which no function covers.
+/// Code after the entry point that counts as entry code if no function covers it, in bytes. The C libraries' `_start` has 20 to 50; it
+/// makes one call and never returns.
+const ENTRY_BYTES: u64 = 64;
+
+/// Functions by address, without overlaps.
+pub(crate) struct Spans {
+    pub functions: Vec<Function>,
+    pub rows: Vec<FunctionRow>,
+}
+
+/// Sorts functions and resolves overlaps as the C++ runtime's search does: the function with the highest start at or before an
+/// address applies, even if it ends before that address. Of functions with the same start the first one is kept.
+pub(crate) fn resolve(functions: Functions, entry: Option<u64>, code: &[Code], stats: &mut BuildStats) -> Spans {
+    let Functions { mut functions, mut rows } = functions;
+    functions.sort_by_key(|function| function.start);
+    let before = functions.len();
+    functions.dedup_by_key(|function| function.start);
+    stats.functions_overlapping += (before - functions.len()) as u64;
+    for i in 1..functions.len() {
+        let next_start = functions[i].start;
+        let function = &mut functions[i - 1];
+        if function.end > next_start {
+            function.end = next_start;
+            stats.functions_overlapping += 1;
+        }
+    }
+    if let Some(entry) = entry {
+        mark_entry(&mut functions, &mut rows, entry, code);
+    }
+    stats.covered_bytes = functions.iter().map(|function| function.end - function.start).sum();
+    Spans { functions, rows }
+}
+
+/// Ends stacks at the entry point if its code has no unwind information: musl's, and that of static executables.
+fn mark_entry(functions: &mut Vec<Function>, rows: &mut Vec<FunctionRow>, entry: u64, code: &[Code]) {
+    let next = functions.partition_point(|function| function.start <= entry);
+    if next.checked_sub(1).and_then(|i| functions.get(i)).is_some_and(|function| entry < function.end) {
+        return;
+    }
+    let Some(segment) = code.iter().find(|code| (code.start..code.end).contains(&entry)) else { return };
+    let limit = functions.get(next).map_or(segment.end, |function| function.start.min(segment.end));
+    let end = limit.min(entry.saturating_add(ENTRY_BYTES));
+    let Ok(first_row) = u32::try_from(rows.len()) else { return };
+    rows.push(FunctionRow { offset: 0, rule: table::END });
+    functions.insert(next, Function { start: entry, end, first_row, row_count: 1 });
+}
+
+/// Builds the table. `gap` is the number of the rule for code that no function covers.
 pub(crate) fn compact(spans: &Spans, code: &[Code], gap: u16, rules: RuleTable, stats: BuildStats) -> Table {
-    let first = if gap == rules::GAP {
+    let first = if gap == table::GAP {
         spans.functions.first().map_or(0, |function| function.start)
     } else {
         code.first().map_or(0, |code| code.start)
@@ -30,12 +75,12 @@ pub(crate) fn compact(spans: &Spans, code: &[Code], gap: u16, rules: RuleTable, 
                     pages.hold(address, row.rule);
                 }
             }
-            // Padding is not told from code without unwind information: neither may be covered by the rule before it.
+            // Padding cannot be distinguished from code without unwind information: the previous rule must cover neither.
             if functions.peek().is_none_or(|next| next.start > function.end) {
                 pages.hold(function.end, gap);
             }
         }
-        pages.hold(segment.end, rules::GAP);
+        pages.hold(segment.end, table::GAP);
     }
     let (rows, pages) = pages.finish();
     Table {
@@ -48,22 +93,22 @@ pub(crate) fn compact(spans: &Spans, code: &[Code], gap: u16, rules: RuleTable, 
     }
 }
 
-/// Rows in the making.
+/// Pages under construction.
 struct Pages {
     base: u64,
     rows: Vec<UnwindRow>,
-    /// Pages that have been begun. The last one is open.
+    /// Pages that have been started. The last one is open.
     pages: Vec<PageRows>,
-    /// The rule that holds from the last address on.
+    /// The rule that applies after the last address.
     rule: u16,
 }
 
 impl Pages {
     fn new(first: u64) -> Self {
-        Self { base: first & !(PAGE_BYTES - 1), rows: Vec::new(), pages: Vec::new(), rule: rules::GAP }
+        Self { base: first & !(PAGE_BYTES - 1), rows: Vec::new(), pages: Vec::new(), rule: table::GAP }
     }
 
-    /// From `address` on, which is not below any before, `rule` holds.
+    /// Applies `rule` from `address` on, which must not decrease.
     fn hold(&mut self, address: u64, rule: u16) {
         if rule == self.rule || address < self.base {
             return;
@@ -82,7 +127,7 @@ impl Pages {
         self.rule = rule;
     }
 
-    /// Opens all pages up to this one. Each begins with the rule that holds there; one wholly in a gap stays empty.
+    /// Starts all pages up to this one, each with the current rule; a page that is a gap stays empty.
     fn open(&mut self, page: u64) {
         while (self.pages.len() as u64) <= page {
             if !self.pages.is_empty() {
@@ -91,7 +136,7 @@ impl Pages {
             let first = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
             self.pages.push(PageRows { first, end: first });
             let carries_on = (self.pages.len() as u64) <= page;
-            if carries_on && self.rule != rules::GAP {
+            if carries_on && self.rule != table::GAP {
                 self.rows.push(UnwindRow { pc_low: 0, rule: self.rule });
             }
         }

@@ -1,32 +1,30 @@
-//! Tables as bytes, for the cache. Little-endian throughout.
+//! Serialised tables for the cache, little-endian.
 //!
 //! ```text
 //! magic 8 · version u32 · CRC-32 of the rest u32 · name u16 + bytes · base u64 · rows u32 · pages u32 · rules u32 · samples u32
 //! · stats, u64 each · rows 4 B each · pages 8 B each · rules 8 B each · samples 12 B each · their digest 32 B
 //! ```
 //!
-//! The checksum (CRC-32, by the `crc32fast` crate) finds what disks and interrupted writers do. Against a file made to
-//! mislead, the reader demands what the builder guarantees, so the worst such a file can do is name wrong callers; whom
-//! to read files from is the cache's decision.
+//! The checksum (CRC-32, by the `crc32fast` crate) detects disk errors and interrupted writes. The decoder also checks the
+//! invariants of built tables, so a forged file can at worst name wrong callers; the cache decides which files to trust.
 
 use profiler_common::unwind::{PageRows, Rule, UnwindRow};
 
-use super::frame_pointer::Samples;
-use super::rule::Unsupported;
+use super::arch::Unsupported;
+use super::image::Samples;
 use super::table::{BuildStats, Table, Tally};
 use crate::address::LinkAddr;
 
-/// First bytes of a table file.
 const MAGIC: [u8; 8] = *b"hbunwind";
 
-/// Raised whenever the same module would give another table or other bytes: by the layout here, by the meaning of rules,
-/// or by what the builder understands.
+/// Must be incremented whenever the same module would give another table or other bytes: for changes of the layout, of the meaning
+/// of rules, or of the builder.
 const VERSION: u32 = 2;
 
-/// Bytes before what the checksum covers.
+/// Offset of the bytes that the checksum covers.
 pub(crate) const CHECKED_FROM: usize = 16;
 
-/// A table as the file of this name has it.
+/// Encodes a table for a file of this name.
 pub(crate) fn encode(name: &[u8], table: &Table) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(table.rows.len() * 4 + table.pages.len() * 8 + table.rules.len() * 8 + 512);
     bytes.extend(MAGIC);
@@ -35,8 +33,8 @@ pub(crate) fn encode(name: &[u8], table: &Table) -> Vec<u8> {
     bytes.extend(u16::try_from(name.len()).unwrap_or(u16::MAX).to_le_bytes());
     bytes.extend(name);
     bytes.extend(table.base.0.to_le_bytes());
-    let places = &table.samples.places;
-    for count in [table.rows.len(), table.pages.len(), table.rules.len(), places.len()] {
+    let ranges = &table.samples.ranges;
+    for count in [table.rows.len(), table.pages.len(), table.rules.len(), ranges.len()] {
         bytes.extend(u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
     }
     for number in numbers_of(&table.stats) {
@@ -53,7 +51,7 @@ pub(crate) fn encode(name: &[u8], table: &Table) -> Vec<u8> {
     for rule in &table.rules {
         bytes.extend(rule.to_bytes());
     }
-    for (address, length) in places {
+    for (address, length) in ranges {
         bytes.extend(address.to_le_bytes());
         bytes.extend(length.to_le_bytes());
     }
@@ -63,7 +61,7 @@ pub(crate) fn encode(name: &[u8], table: &Table) -> Vec<u8> {
     bytes
 }
 
-/// The table in `bytes`, or `None` unless they are wholly this version's, undamaged, and of the file of this name.
+/// Decodes a table; `None` unless the bytes are complete, undamaged, of this version, and of a file of this name.
 pub(crate) fn decode(name: &[u8], bytes: &[u8]) -> Option<Table> {
     let mut rest = bytes;
     if take(&mut rest)? != MAGIC || u32::from_le_bytes(take(&mut rest)?) != VERSION {
@@ -78,12 +76,12 @@ pub(crate) fn decode(name: &[u8], bytes: &[u8]) -> Option<Table> {
     }
     let base = LinkAddr(u64::from_le_bytes(take(&mut rest)?));
     let mut count = || Some(u32::from_le_bytes(take(&mut rest)?) as usize);
-    let (rows, pages, rules, places) = (count()?, count()?, count()?, count()?);
+    let (rows, pages, rules, ranges) = (count()?, count()?, count()?, count()?);
     let stats = stats_from(&mut rest)?;
     let rows = rest.split_off(..rows.checked_mul(4)?)?.as_chunks().0;
     let pages = rest.split_off(..pages.checked_mul(8)?)?.as_chunks().0;
     let rules = rest.split_off(..rules.checked_mul(8)?)?.as_chunks().0;
-    let places = rest.split_off(..places.checked_mul(12)?)?.as_chunks().0;
+    let ranges = rest.split_off(..ranges.checked_mul(12)?)?.as_chunks().0;
     let digest = take(&mut rest)?;
     if !rest.is_empty() {
         return None;
@@ -94,7 +92,7 @@ pub(crate) fn decode(name: &[u8], bytes: &[u8]) -> Option<Table> {
         first: u32::from_le_bytes([a, b, c, d]),
         end: u32::from_le_bytes([e, f, g, h]),
     };
-    let place = |&[a, b, c, d, e, f, g, h, i, j, k, l]: &[u8; 12]| {
+    let range = |&[a, b, c, d, e, f, g, h, i, j, k, l]: &[u8; 12]| {
         (u64::from_le_bytes([a, b, c, d, e, f, g, h]), u32::from_le_bytes([i, j, k, l]))
     };
     let table = Table {
@@ -103,7 +101,7 @@ pub(crate) fn decode(name: &[u8], bytes: &[u8]) -> Option<Table> {
         pages: pages.iter().map(page).collect(),
         rules: rules.iter().map(|&bytes| Rule::from_bytes(bytes)).collect::<Option<_>>()?,
         stats,
-        samples: Samples { places: places.iter().map(place).collect(), digest },
+        samples: Samples { ranges: ranges.iter().map(range).collect(), digest },
     };
     table.is_consistent().then_some(table)
 }

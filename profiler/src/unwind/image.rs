@@ -1,38 +1,40 @@
-//! What the table builder needs of an ELF image: unwind sections, their addresses, and where code lies.
+//! Unwind sections, their addresses, and code ranges of an ELF image.
 //!
-//! Reads headers within fixed bounds and sections up to a limit; never the code itself, but for samples on request.
+//! Reads headers within fixed limits and sections up to a maximum size; code only for samples.
 
 use gimli::{BaseAddresses, EhFrameHdr, LittleEndian as GimliLittle, Pointer};
 use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
 use object::{LittleEndian, ReadRef};
+use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-/// Largest unwind section that is read, in bytes. The largest of 2,139 modules on one machine, rustc's, has 9.6 MB.
+use super::arch;
+
+/// Maximum unwind section, in bytes. The largest of 2,139 modules on one machine, rustc's, has 9.6 MB.
 pub(crate) const SECTION_BYTES_MAX: u64 = 64 << 20;
 
-/// Largest table of section names that is read, in bytes.
+/// Maximum table of section names, in bytes.
 const NAMES_BYTES_MAX: u64 = 1 << 20;
 
-/// Largest stretch of addresses that a module's code may take, in bytes. Bounds the table's pages.
+/// Maximum address range of a module's code, in bytes. Bounds the table's pages.
 pub(crate) const CODE_SPAN_MAX: u64 = 1 << 30;
 
 /// Why an image has no table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ImageError {
-    /// The magic, class or byte order is not that of a 64-bit little-endian ELF file.
+    /// The magic, class or byte order is wrong.
     #[error("not a 64-bit little-endian ELF file")]
     NotElf,
-    /// For another processor, or neither an executable nor a shared object.
+    /// For another CPU, or neither an executable nor a shared object.
     #[error("not an x86-64 executable or shared object")]
     OtherKind,
-    /// The program headers do not lie in the file.
+    /// The program headers are not in the file.
     #[error("ELF headers are malformed")]
     Malformed,
-    /// No segment is executable.
     #[error("no executable segment")]
     NoCode,
-    /// Code is spread further than tables reach.
+    /// Code spans more addresses than tables support.
     #[error("code spans more than {CODE_SPAN_MAX} bytes of addresses")]
     TooWide,
 }
@@ -40,11 +42,9 @@ pub enum ImageError {
 /// An executable segment, by link address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code {
-    /// First address.
+    /// First link address.
     pub start: u64,
-    /// Address after the last.
     pub end: u64,
-    /// Where the first address lies in the file.
     pub file_offset: u64,
 }
 
@@ -54,29 +54,26 @@ pub struct Image<'data, R: ReadRef<'data>> {
     data: R,
     /// The bytes of `.eh_frame`, if any; its address is in `bases`.
     pub eh_frame: Option<&'data [u8]>,
-    /// The bytes of `.debug_frame`, if it is there and not compressed.
+    /// The bytes of `.debug_frame`, if present and not compressed.
     pub debug_frame: Option<&'data [u8]>,
-    /// What pointers in the unwind sections may be relative to.
+    /// Bases of relative pointers in the unwind sections.
     pub bases: BaseAddresses,
     /// Executable segments by address, without overlap.
     pub code: Vec<Code>,
-    /// Where the process or the loader starts, if in code.
+    /// Entry point of the process or the loader, if in code.
     pub entry: Option<u64>,
 }
 
 impl<'data, R: ReadRef<'data>> Image<'data, R> {
-    /// Finds the parts.
-    ///
-    /// # Errors
-    /// See [`ImageError`]. Missing or malformed unwind sections are no error: they are `None`.
+    /// Finds the parts. Missing or malformed unwind sections are no error: they are `None`.
     pub fn parse(data: R) -> Result<Self, ImageError> {
         let header = FileHeader64::<LittleEndian>::parse(data).map_err(|_| ImageError::NotElf)?;
         let endian = header.endian().map_err(|_| ImageError::NotElf)?;
         let kind = header.e_type(endian);
-        if header.e_machine(endian) != elf::EM_X86_64 || !(kind == elf::ET_EXEC || kind == elf::ET_DYN) {
+        if header.e_machine(endian) != arch::ELF_MACHINE || !(kind == elf::ET_EXEC || kind == elf::ET_DYN) {
             return Err(ImageError::OtherKind);
         }
-        // Counts beyond 16 bits would make the headers alone gigabytes; no linker writes them for a loadable file.
+        // More program headers than 16 bits can count would take gigabytes; no linker writes them for a loadable file.
         if header.e_phnum(endian) == elf::PN_XNUM {
             return Err(ImageError::Malformed);
         }
@@ -91,21 +88,27 @@ impl<'data, R: ReadRef<'data>> Image<'data, R> {
         Ok(image)
     }
 
-    /// Bytes of executable segments.
+    /// Total size of executable segments.
     pub fn code_bytes(&self) -> u64 {
         self.code.iter().map(|code| code.end - code.start).sum()
     }
 
-    /// The executable segment that holds this link address.
+    /// The executable segment that contains this link address.
     pub fn code_at(&self, address: u64) -> Option<&Code> {
         code_at(&self.code, address)
     }
 
-    /// Up to `length` bytes of code from a link address on, as the file has them.
+    /// Reads up to `length` bytes of code at a link address from the file.
     pub fn read_code(&self, code: &Code, address: u64, length: u64) -> Option<&'data [u8]> {
         let length = length.min(code.end.checked_sub(address)?);
         let offset = code.file_offset.checked_add(address.checked_sub(code.start)?)?;
         self.data.read_bytes_at(offset, length).ok()
+    }
+
+    /// Reads code at a link address; empty if it cannot be read.
+    pub(super) fn read_code_at(&self, address: u64, length: u32) -> &'data [u8] {
+        let code = self.code_at(address);
+        code.and_then(|code| self.read_code(code, address, length.into())).unwrap_or_default()
     }
 
     fn find_sections(&mut self, header: &FileHeader64<LittleEndian>, endian: LittleEndian) {
@@ -143,8 +146,8 @@ impl<'data, R: ReadRef<'data>> Image<'data, R> {
         }
     }
 
-    /// Files without section headers still name the index of `.eh_frame` in a segment, for the C++ runtime to find.
-    /// The section then reaches to the end of its segment; its own terminator ends it earlier.
+    /// Files without section headers still locate the index of `.eh_frame` by a segment, for the C++ runtime. The section is then
+    /// assumed to extend to the end of its segment; its own terminator ends it earlier.
     fn find_by_segment(&mut self, segments: &[ProgramHeader64<LittleEndian>]) {
         let endian = LittleEndian;
         let Some(index) = segments.iter().find(|segment| segment.p_type(endian) == elf::PT_GNU_EH_FRAME) else {
@@ -200,4 +203,28 @@ fn code_at(code: &[Code], address: u64) -> Option<&Code> {
 fn name_at(names: &[u8], offset: u32) -> &[u8] {
     let name = usize::try_from(offset).ok().and_then(|offset| names.get(offset..)).unwrap_or_default();
     name.split(|&byte| byte == 0).next().unwrap_or_default()
+}
+
+/// Sampled code, to compare a cached table with the image.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Samples {
+    /// Link addresses and lengths in bytes.
+    pub(super) ranges: Vec<(u64, u32)>,
+    /// SHA-256 of these bytes.
+    pub(super) digest: [u8; 32],
+}
+
+impl Samples {
+    pub(super) fn of<'data, R: ReadRef<'data>>(image: &Image<'data, R>, ranges: Vec<(u64, u32)>) -> Self {
+        let mut hash = Sha256::new();
+        for &(address, length) in &ranges {
+            hash.update(image.read_code_at(address, length));
+        }
+        Self { ranges, digest: hash.finalize().into() }
+    }
+
+    /// Whether this image has the same code in these ranges.
+    pub fn matches<'data, R: ReadRef<'data>>(&self, image: &Image<'data, R>) -> bool {
+        Self::of(image, self.ranges.clone()).digest == self.digest
+    }
 }

@@ -1,23 +1,25 @@
-//! From a module's unwind information to the tables that the kernel side unwinds with.
+//! Compiles a module's unwind information into the tables that the kernel side unwinds with.
 //!
 //! ```text
-//! ELF ─▶ image ─▶ cfi (+ rule) ─▶ spans ─▶ compact ─▶ Table ─▶ cache (disk)
-//!        sections  DWARF → rules   no overlap rows, pages      └▶ rows, pages, rules for the maps
+//! ELF ─▶ image ─▶ cfi (+ arch) ─▶ compact ─▶ Table ─▶ cache (disk)
+//!        sections  DWARF → rules   rows, pages └▶ rows, pages, rules for the maps
 //! ```
 //!
-//! Everything here is a function of bytes, but for [`cache`], which reads and writes files of its own. Modules are the
-//! target's to choose: work and memory are bounded whatever they say, and what is left out is counted by reason.
+//! Everything here is a function of bytes, except [`cache`], which reads and writes its own files. Targets control the contents of
+//! modules: work and memory are bounded, and omissions are counted by reason.
 
+/// CPU-specific code, behind the same interface for each CPU.
+mod arch {
+    mod x86_64;
+
+    pub(super) use x86_64::*;
+}
 pub(crate) mod cache;
 pub(crate) mod cfi;
 pub(crate) mod compact;
 pub(crate) mod encode;
 pub(crate) mod frame_pointer;
 pub(crate) mod image;
-pub(crate) mod ranges;
-pub(crate) mod rule;
-pub(crate) mod rules;
-pub(crate) mod spans;
 pub(crate) mod store;
 pub(crate) mod table;
 
@@ -25,28 +27,22 @@ use object::ReadRef;
 
 use cache::{Cache, TableKey};
 pub(crate) use image::{Image, ImageError};
-pub(crate) use rules::RuleTable;
 pub(crate) use table::BuildStats;
+pub(crate) use table::RuleTable;
 pub use table::Table;
 
-/// Builds the table of an ELF file: a slice of bytes (the vDSO, read from a process), or `&object::ReadCache<File>`,
-/// which reads the few sections that are needed and not the rest of a large file.
-///
-/// # Errors
-/// When the bytes are no x86-64 ELF executable or shared object. Unwind information that is missing or malformed is no
-/// error: the table says so by its gaps and its [`BuildStats`].
+/// Builds the table of an ELF file: a slice of bytes (the vDSO, read from a process), or `&object::ReadCache<File>`, which reads only
+/// the required sections of a large file. Missing or malformed unwind information is no error: the table has gaps, and [`BuildStats`]
+/// counts them.
 pub fn build<'data, R: ReadRef<'data>>(data: R) -> Result<Table, ImageError> {
     let image = Image::parse(data)?;
     Ok(build_from_image(&image))
 }
 
-/// The same, from the cache where it has the table.
-///
-/// # Errors
-/// As [`build`].
+/// As [`build`], from the cache if it has the table.
 pub(crate) fn build_cached<'data, R: ReadRef<'data>>(data: R, cache: &Cache) -> Result<Table, ImageError> {
     let image = Image::parse(data)?;
-    let is_current = |table: &Table| table.samples.are_of(&image);
+    let is_current = |table: &Table| table.samples.matches(&image);
     Ok(cache.get_or_build(&TableKey::of(&image), is_current, || build_from_image(&image)))
 }
 
@@ -57,16 +53,16 @@ fn build_from_image<'data, R: ReadRef<'data>>(image: &Image<'data, R>) -> Table 
     if let Some(section) = &image.eh_frame {
         functions.read_eh_frame(section, image, &mut rules, &mut stats);
     }
-    // Debuggers' copy of the same information, where a module was built without the one that is loaded.
+    // Debuggers' copy of the same information, for modules built without the loaded one.
     if functions.covered_bytes() < stats.code_bytes / 4
         && let Some(section) = image.debug_frame
     {
         functions.read_debug_frame(section, image, &mut rules, &mut stats);
     }
-    let spans = spans::resolve(functions, image.entry, &image.code, &mut stats);
+    let spans = compact::resolve(functions, image.entry, &image.code, &mut stats);
     let (fills_gaps, samples) = frame_pointer::fill_gaps(image, &spans);
     stats.fills_gaps = fills_gaps;
-    let gap = if stats.fills_gaps { rules::FRAME_POINTER } else { rules::GAP };
+    let gap = if stats.fills_gaps { table::FRAME_POINTER } else { table::GAP };
     Table { samples, ..compact::compact(&spans, &image.code, gap, rules, stats) }
 }
 

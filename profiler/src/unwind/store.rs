@@ -1,10 +1,10 @@
-//! Which modules' tables lie where in the kernel's maps, and which process uses them.
+//! Locations of modules' tables in the kernel's maps, and the processes that use them.
 //!
-//! A module's table is loaded once, however many processes map it. It stays when the last one ends, because the next is
-//! likely to map it again, and goes when its room is needed. Knows no file and no kernel: tables come from a function,
-//! maps are a trait.
+//! A module's table is loaded once, however many processes map it. It stays after the last one exits, because another is likely to map
+//! it again, and is evicted if its space is needed. Uses neither files nor the kernel: a function provides tables, and the maps are a
+//! trait.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
@@ -12,50 +12,41 @@ use std::time::Duration;
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule, TableRef};
 use tracing::warn;
 
-use super::ranges::Ranges;
-use super::rules::RuleTable;
-use super::table::Table;
+use super::table::{RuleTable, Table};
 use crate::address::{LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::units::MonotonicNanos;
 
-/// The kernel's maps.
+/// Writers of the kernel's maps. Slices are written from index `first` on.
 pub(crate) trait UnwindMaps {
-    /// Writes cells of rows from this index on.
     fn write_rows(&mut self, first: u32, cells: &[RowCell]) -> io::Result<()>;
-    /// Writes pages from this index on.
     fn write_pages(&mut self, first: u32, pages: &[PageRows]) -> io::Result<()>;
-    /// Writes rules from this index on.
     fn write_rules(&mut self, first: u32, rules: &[Rule]) -> io::Result<()>;
-    /// Writes mappings from this index on.
     fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()>;
-    /// Says where a process's mappings lie.
+    /// Sets a process's range of the mappings.
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()>;
-    /// Forgets a process. One that is not there is no error: the kernel side forgets processes too.
+    /// Removes a process. Succeeds if it is missing: the kernel side removes processes too.
     fn remove_process(&mut self, pid: Pid) -> io::Result<()>;
 }
 
-/// Elements that the kernel's maps hold.
+/// Capacities of the kernel's maps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capacity {
-    /// Cells of two rows.
     pub cells: u32,
     /// Pages of 64 KiB of code.
     pub pages: u32,
-    /// Mappings, over all processes.
+    /// Mappings of all processes.
     pub mappings: u32,
 }
 
-/// One executable mapping of a process.
+/// An executable mapping of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MappedCode {
-    /// First address.
     pub start: TargetAddr,
-    /// Address after the last.
     pub end: TargetAddr,
-    /// What is mapped and its load bias (target address minus link address, wrapping); `None` where that is not known.
+    /// The mapped module and its load bias (target address minus link address, wrapping); `None` if unknown.
     pub module: Option<(ModuleId, u64)>,
-    /// No file is mapped: code that was made at run time.
+    /// Anonymous memory: code generated at run time.
     pub generated: bool,
 }
 
@@ -69,22 +60,22 @@ pub(crate) struct TableStore<M> {
     rules_written: usize,
     tables: HashMap<ModuleId, Placement>,
     processes: HashMap<Pid, Registered>,
-    /// Mappings that a walk may still be reading.
+    /// Mappings that a walk may still read.
     retired: Vec<(MonotonicNanos, Range<u32>)>,
     uses: u64,
-    /// How generated code is unwound.
+    /// Table reference for generated code.
     generated: TableRef,
 }
 
-/// Where a module's table lies.
+/// Location of a module's table.
 #[derive(Clone, Debug)]
 struct Placement {
     base: LinkAddr,
     cells: Range<u32>,
     pages: Range<u32>,
-    /// Processes that map it.
+    /// Number of processes that map it.
     users: u32,
-    /// Rises with each use: the lowest goes first.
+    /// Increases with each use: the lowest is evicted first.
     last_use: u64,
 }
 
@@ -94,12 +85,12 @@ struct Registered {
     modules: Vec<ModuleId>,
 }
 
-/// How long a walk that began before a change may go on. A program runs for microseconds; being preempted for longer than
-/// this in the midst of one costs a wrong frame at worst, never a wrong access.
+/// Maximum duration of a walk that began before a change. A program runs for microseconds; if it is preempted for longer, the result is a
+/// wrong frame at worst, never an invalid access.
 const WALK_MAX: Duration = Duration::from_secs(1);
 
 impl<M: UnwindMaps> TableStore<M> {
-    /// An empty store over empty maps. `generated` says how code that was made at run time is unwound.
+    /// `generated` determines how code generated at run time is unwound.
     pub(crate) fn new(maps: M, capacity: Capacity, generated: TableRef) -> Self {
         Self {
             maps,
@@ -116,12 +107,9 @@ impl<M: UnwindMaps> TableStore<M> {
         }
     }
 
-    /// Says what a process maps, by rising address, in place of what was said before. Tables that are not there are asked
-    /// of `build`; `None` is a module without code. Returns the modules that found no room: stacks through them end there.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel's maps cannot be written, or have no room for the mappings.
+    /// Replaces a process's mappings, which must be sorted by address. `build` provides missing tables, `None` for a module without
+    /// code. Returns the modules whose tables do not fit: stacks end in them. Fails if the maps cannot be written, or have no space for
+    /// the mappings.
     pub(crate) fn set_process(
         &mut self,
         pid: Pid,
@@ -130,13 +118,13 @@ impl<M: UnwindMaps> TableStore<M> {
         mut build: impl FnMut(ModuleId) -> Option<Table>,
     ) -> io::Result<Vec<ModuleId>> {
         self.reclaim(now);
-        // The new users come before the old ones go, or a table in use by both could be evicted in between.
+        // Acquire new tables before releasing old ones, or a table used by both could be evicted in between.
         let mut modules = Vec::new();
-        let written = self.acquire_all(code, &mut modules, &mut build).and_then(|without_room| {
+        let written = self.acquire_all(code, &mut modules, &mut build).and_then(|omitted| {
             let mappings = self.write_process(pid, code)?;
-            Ok((mappings, without_room))
+            Ok((mappings, omitted))
         });
-        let (mappings, without_room) = match written {
+        let (mappings, omitted) = match written {
             Ok(written) => written,
             Err(error) => {
                 self.release(&modules);
@@ -146,14 +134,11 @@ impl<M: UnwindMaps> TableStore<M> {
         if let Some(before) = self.processes.insert(pid, Registered { mappings, modules }) {
             self.retire(before, now);
         }
-        Ok(without_room)
+        Ok(omitted)
     }
 
-    /// A process has ended, or is another program. What it used is given back whatever becomes of its entry in the map.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel's maps cannot be written.
+    /// Removes a process that has exited or executed another program. Its tables and mappings are released even if the map cannot be
+    /// written.
     pub(crate) fn remove_process(&mut self, pid: Pid, now: MonotonicNanos) -> io::Result<()> {
         let Some(before) = self.processes.remove(&pid) else { return Ok(()) };
         let removed = self.maps.remove_process(pid);
@@ -174,53 +159,53 @@ impl<M: UnwindMaps> TableStore<M> {
         ProcessMapping { start: mapped.start.0, end: mapped.end.0, table }
     }
 
-    /// One more user of each module's table. `modules` are those whose user it is, after an error too; returned are those
-    /// that found no room.
+    /// Increments the users of each module's table and appends these modules to `modules`, also on an error. Returns the modules whose
+    /// tables do not fit.
     fn acquire_all(
         &mut self,
         code: &[MappedCode],
         modules: &mut Vec<ModuleId>,
         build: &mut impl FnMut(ModuleId) -> Option<Table>,
     ) -> io::Result<Vec<ModuleId>> {
-        let mut without_room = Vec::new();
+        let mut omitted = Vec::new();
         for module in code.iter().filter_map(|mapped| mapped.module).map(|(module, _)| module) {
-            if modules.contains(&module) || without_room.contains(&module) {
+            if modules.contains(&module) || omitted.contains(&module) {
                 continue;
             }
             if self.acquire(module, build)? {
                 modules.push(module);
             } else {
-                without_room.push(module);
+                omitted.push(module);
             }
         }
-        Ok(without_room)
+        Ok(omitted)
     }
 
-    /// Writes a process's mappings and says where they lie.
+    /// Writes a process's mappings and their range.
     fn write_process(&mut self, pid: Pid, code: &[MappedCode]) -> io::Result<Range<u32>> {
         let rows: Vec<ProcessMapping> = code.iter().map(|mapped| self.mapping(mapped)).collect();
         let length = u32::try_from(rows.len()).unwrap_or(u32::MAX);
         let Some(mappings) = self.mappings.take(length) else {
             return Err(io::Error::other("more mappings than the kernel's map holds"));
         };
-        let place = ProcessMappings { first: mappings.start, count: length };
-        let written = self.maps.write_mappings(mappings.start, &rows).and_then(|()| self.maps.set_process(pid, place));
+        let range = ProcessMappings { first: mappings.start, count: length };
+        let written = self.maps.write_mappings(mappings.start, &rows).and_then(|()| self.maps.set_process(pid, range));
         if let Err(error) = written {
-            // No walk has been told of them.
+            // No walk can be using them.
             self.mappings.give_back(mappings);
             return Err(error);
         }
         Ok(mappings)
     }
 
-    /// One more user of a module's table; loads it where it is not. False when there is no room.
+    /// Increments the users of a module's table, after loading it if necessary. Returns false if it does not fit.
     fn acquire(&mut self, module: ModuleId, build: &mut impl FnMut(ModuleId) -> Option<Table>) -> io::Result<bool> {
         if !self.tables.contains_key(&module) {
             let Some(table) = build(module) else {
                 return Ok(true);
             };
-            let Some((cells, pages)) = self.room(&table) else {
-                warn!("no room for the unwind table of module {}: {} bytes", module.0, table.kernel_bytes());
+            let Some((cells, pages)) = self.allocate(&table) else {
+                warn!("unwind table of module {} does not fit: {} bytes", module.0, table.kernel_bytes());
                 return Ok(false);
             };
             if let Err(error) = self.upload(&table, &cells, &pages) {
@@ -238,8 +223,8 @@ impl<M: UnwindMaps> TableStore<M> {
         Ok(true)
     }
 
-    /// Room for a table, made by evicting tables that nobody uses, the longest unused first.
-    fn room(&mut self, table: &Table) -> Option<(Range<u32>, Range<u32>)> {
+    /// Allocates ranges for a table, evicting the least recently used of the unused tables if necessary.
+    fn allocate(&mut self, table: &Table) -> Option<(Range<u32>, Range<u32>)> {
         let cells = u32::try_from(table.rows.len().div_ceil(2)).ok()?;
         let pages = u32::try_from(table.pages.len()).ok()?;
         loop {
@@ -280,7 +265,7 @@ impl<M: UnwindMaps> TableStore<M> {
         }
     }
 
-    /// Gives back mappings that no walk reads any more.
+    /// Frees mappings that no walk reads any more.
     fn reclaim(&mut self, now: MonotonicNanos) {
         let mappings = &mut self.mappings;
         self.retired.retain(|(since, range)| {
@@ -290,6 +275,63 @@ impl<M: UnwindMaps> TableStore<M> {
             }
             !old
         });
+    }
+}
+
+/// Free ranges of an array, allocated first fit.
+#[derive(Clone, Debug)]
+struct Ranges {
+    #[cfg(test)]
+    capacity: u32,
+    /// Length by start; never adjacent, never empty.
+    free: BTreeMap<u32, u32>,
+}
+
+impl Ranges {
+    fn new(capacity: u32) -> Self {
+        let free = if capacity == 0 { BTreeMap::new() } else { BTreeMap::from([(0, capacity)]) };
+        Self {
+            #[cfg(test)]
+            capacity,
+            free,
+        }
+    }
+
+    /// Allocates a contiguous range; `None` if none is free.
+    fn take(&mut self, length: u32) -> Option<Range<u32>> {
+        if length == 0 {
+            return Some(0..0);
+        }
+        let (start, free) = self.free.iter().find(|(_, free)| **free >= length).map(|(start, free)| (*start, *free))?;
+        self.free.remove(&start);
+        if free > length {
+            self.free.insert(start + length, free - length);
+        }
+        Some(start..start + length)
+    }
+
+    /// Frees an allocated range.
+    fn give_back(&mut self, range: Range<u32>) {
+        if range.is_empty() {
+            return;
+        }
+        let (mut start, mut end) = (range.start, range.end);
+        if let Some((&before, &length)) = self.free.range(..start).next_back()
+            && before + length == start
+        {
+            self.free.remove(&before);
+            start = before;
+        }
+        if let Some(length) = self.free.remove(&end) {
+            end += length;
+        }
+        self.free.insert(start, end - start);
+    }
+
+    /// Number of allocated elements.
+    #[cfg(test)]
+    fn used(&self) -> u32 {
+        self.capacity - self.free.values().sum::<u32>()
     }
 }
 

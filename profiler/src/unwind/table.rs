@@ -1,110 +1,112 @@
-//! The table of one module: rows, pages and rules as the kernel's maps will hold them.
+//! The unwind table of one module: rows, pages and rules as in the kernel's maps.
 
-use profiler_common::unwind::{PageRows, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule};
+use profiler_common::unwind::{PageRows, RULES_MAX, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule};
+use rustc_hash::FxHashMap;
 
-use super::frame_pointer::Samples;
-use super::rule::Unsupported;
-use super::rules::{self, RuleTable};
+use super::arch::Unsupported;
+use super::image::Samples;
 use crate::address::{LinkAddr, TargetAddr};
 
-/// Rows, and bytes of code that they cover.
+// Numbers of the reserved rules in every table.
+pub(crate) const GAP: u16 = 0;
+pub(crate) const END: u16 = 1;
+pub(crate) const UNSUPPORTED: u16 = 2;
+pub(crate) const FRAME_POINTER: u16 = 4;
+
+/// Rows, and the bytes of code that they cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Tally {
-    /// Rows.
     pub rows: u64,
-    /// Bytes of code.
     pub bytes: u64,
 }
 
-/// What went into a table, and what did not.
+/// Statistics of building a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct BuildStats {
     /// Bytes of executable segments.
     pub code_bytes: u64,
-    /// Bytes of code that functions cover.
+    /// Bytes of code covered by functions.
     pub covered_bytes: u64,
     /// Functions (FDEs) read.
     pub functions: u64,
-    /// Functions dropped: of no length.
+    /// Functions dropped because their length is 0.
     pub functions_empty: u64,
-    /// Functions dropped: not in an executable segment.
+    /// Functions dropped because they are not in an executable segment.
     pub functions_outside_code: u64,
-    /// Functions dropped: malformed.
+    /// Functions dropped because they are malformed.
     pub functions_malformed: u64,
-    /// Functions dropped or cut short: another one begins within them.
+    /// Functions dropped or truncated because another one begins within them.
     pub functions_overlapping: u64,
     /// Rows read, before equal neighbours are merged.
     pub rows_read: u64,
-    /// Bytes of code of those rows.
+    /// Bytes of code covered by those rows.
     pub bytes_read: u64,
     /// Rows without a rule, by [`Unsupported`].
     pub unsupported: [Tally; Unsupported::ALL.len()],
-    /// Whether the unwind information was cut short: by a limit, or because it could not be followed any further.
+    /// The unwind information was truncated: by a limit, or because it could not be parsed further.
     pub truncated: bool,
-    /// Whether code that no function covers is unwound by frame pointers.
+    /// Code that no function covers is unwound by frame pointers.
     pub fills_gaps: bool,
 }
 
 /// The unwind table of one module, by link address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The address that the first page begins at: a multiple of 64 KiB.
+    /// Link address of the first page: a multiple of 64 KiB.
     pub base: LinkAddr,
-    /// The rows of all pages, one page after the other, by address within each.
+    /// The rows of all pages, by address.
     pub rows: Vec<UnwindRow>,
-    /// The pages, by address. They index `rows`.
+    /// The pages, by address: ranges of `rows`.
     pub pages: Vec<PageRows>,
-    /// The rules that rows number.
+    /// Rules by number.
     pub rules: Vec<Rule>,
-    /// How the table came about.
     pub stats: BuildStats,
-    /// The code that decided how gaps are unwound.
+    /// The code that determined how gaps are unwound.
     pub samples: Samples,
 }
 
 impl Table {
-    /// The rule at a link address. Where no function covers it, [`Rule::GAP`].
+    /// The rule at a link address; [`Rule::GAP`] if no function covers it.
     pub fn lookup(&self, address: LinkAddr) -> Rule {
         find_rule(self, &self.place(TargetAddr(self.base.0), 0), address.0).unwrap_or(Rule::GAP)
     }
 
-    /// The reference that a process's mapping carries: `start` is where the first page lies in the target, which is
-    /// [`base`](Self::base) plus the load bias; `page_first` is where the pages were put in the page map.
+    /// The reference for a process's mapping: `start` is the target address of the first page, which is [`base`](Self::base) plus the load
+    /// bias; `page_first` is the index of the first page in the page map.
     pub fn place(&self, start: TargetAddr, page_first: u32) -> TableRef {
         // The span of code is limited to 2^30 bytes, so to 2^14 pages.
         let page_count = u32::try_from(self.pages.len()).unwrap_or(u32::MAX);
         TableRef { start: start.0, page_first, page_count }
     }
 
-    /// Ends stacks in code that no function covers, instead of following frame pointers there.
+    /// Ends stacks in code that no function covers, instead of following frame pointers.
     pub fn forget_frame_pointers(&mut self) {
-        for row in self.rows.iter_mut().filter(|row| row.rule == rules::FRAME_POINTER) {
-            row.rule = rules::GAP;
+        for row in self.rows.iter_mut().filter(|row| row.rule == FRAME_POINTER) {
+            row.rule = GAP;
         }
         self.stats.fills_gaps = false;
     }
 
-    /// Enters this table's rules into the table that all modules share. The result maps the numbers here to those
-    /// there. Where all numbers are taken a rule becomes [`Rule::UNSUPPORTED`].
+    /// Adds this table's rules to the table that all modules share. The result maps local numbers to shared ones. If all numbers are used,
+    /// a rule becomes [`Rule::UNSUPPORTED`].
     pub fn number_rules(&self, shared: &mut RuleTable) -> Vec<u16> {
-        self.rules.iter().map(|&rule| shared.number(rule).unwrap_or(rules::UNSUPPORTED)).collect()
+        self.rules.iter().map(|&rule| shared.number(rule).unwrap_or(UNSUPPORTED)).collect()
     }
 
-    /// Values of the row map, with rules by their shared numbers.
+    /// Values of the row map, with shared rule numbers.
     pub fn cells<'a>(&'a self, numbers: &'a [u16]) -> impl ExactSizeIterator<Item = RowCell> + 'a {
         let shared = |row: &UnwindRow| UnwindRow {
             pc_low: row.pc_low,
-            rule: numbers.get(usize::from(row.rule)).copied().unwrap_or(rules::UNSUPPORTED),
+            rule: numbers.get(usize::from(row.rule)).copied().unwrap_or(UNSUPPORTED),
         };
-        let unused = UnwindRow { pc_low: u16::MAX, rule: rules::GAP };
+        let unused = UnwindRow { pc_low: u16::MAX, rule: GAP };
         self.rows.chunks(2).map(move |pair| RowCell {
             even: pair.first().map_or(unused, shared),
             odd: pair.get(1).map_or(unused, shared),
         })
     }
 
-    /// Values of the page map, for a table whose first row was put at this index of the row map: an even one, so that
-    /// no cell is shared between modules.
+    /// Values of the page map, for a table whose first row is at this index of the row map: an even one, so that modules share no cell.
     pub fn pages_at(&self, row_first: u32) -> impl ExactSizeIterator<Item = PageRows> + '_ {
         self.pages.iter().map(move |page| PageRows {
             first: page.first.wrapping_add(row_first),
@@ -112,13 +114,12 @@ impl Table {
         })
     }
 
-    /// Memory that the table takes in the kernel's row and page maps, in bytes.
+    /// Kernel memory of the table's rows and pages, in bytes.
     pub fn kernel_bytes(&self) -> usize {
         self.rows.len().div_ceil(2) * size_of::<RowCell>() + self.pages.len() * size_of::<PageRows>()
     }
 
-    /// Whether all indices lie within the table and each page's rows are in order. The builder's tables are; one from a
-    /// file is checked.
+    /// Whether all indices are valid and each page's rows are sorted, as in built tables; a cached table is checked.
     pub(crate) fn is_consistent(&self) -> bool {
         let rows_fit = self.rows.iter().all(|row| usize::from(row.rule) < self.rules.len());
         let mut end = 0;
@@ -148,5 +149,47 @@ impl ReadTables for Table {
 
     fn rule(&self, index: u16) -> Option<Rule> {
         self.rules.get(usize::from(index)).copied()
+    }
+}
+
+/// Distinct rules by number, after the reserved ones. Used for each module by the builder, and once for the kernel.
+#[derive(Clone, Debug)]
+pub struct RuleTable {
+    rules: Vec<Rule>,
+    numbers: FxHashMap<Rule, u16>,
+}
+
+impl RuleTable {
+    /// A table with the reserved rules only.
+    pub fn new() -> Self {
+        let numbers = Rule::RESERVED.into_iter().zip(0..).collect();
+        Self { rules: Rule::RESERVED.to_vec(), numbers }
+    }
+
+    /// The rule's number, added if it is new; `None` if all numbers are used.
+    pub fn number(&mut self, rule: Rule) -> Option<u16> {
+        if let Some(&number) = self.numbers.get(&rule) {
+            return Some(number);
+        }
+        let number = u16::try_from(self.rules.len()).ok()?;
+        debug_assert!(self.rules.len() < RULES_MAX, "numbers have 16 bits");
+        self.rules.push(rule);
+        self.numbers.insert(rule, number);
+        Some(number)
+    }
+
+    /// All rules by number, as in the kernel's map.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    pub fn into_rules(self) -> Vec<Rule> {
+        self.rules
+    }
+}
+
+impl Default for RuleTable {
+    fn default() -> Self {
+        Self::new()
     }
 }

@@ -1,7 +1,7 @@
-//! Tables from made-up modules, from every module installed here, and against other unwinders.
+//! Tables of synthetic modules, of all installed modules, and compared with other unwinders.
 
 mod against_dwarf;
 mod installed;
 mod live;
-mod made_up;
 mod module;
+mod synthetic;

@@ -1,4 +1,4 @@
-//! Invalid hooks, and hooks that are not found.
+//! Functions that cannot be hooked: written wrongly, or nowhere.
 
 use std::fs;
 use std::process::Command;
@@ -22,32 +22,32 @@ fn check(arguments: &[&str], parts: &[&str]) {
 }
 
 #[test]
-fn errors_in_hooks_are_reported() {
+fn what_is_wrong_with_a_hook_is_named() {
     let check = |hook: &str, parts: &[&str]| check(&["--hook", hook], &[&[hook], parts].concat());
-    check("x.so:f", &["no `(`"]);
-    check("f(size=arg1, ptr=ret)", &["`f` names no module"]);
+    check("x.so:f", &["missing `(`"]);
+    check("f(size=arg1, ptr=ret)", &["`f` specifies no module"]);
     check(":f(size=arg1, ptr=ret)", &["module is missing"]);
-    check("x.so:f(size=arg1, ptr=ret", &["no `)`"]);
-    check("x.so:f(size=arg7, ptr=ret)", &["`arg7` is not an argument", "^^^^"]);
-    check("x.so:f(size=arg0, ptr=ret)", &["`arg0` is not an argument"]);
-    check("x.so:f(length=arg1, ptr=ret)", &["`length` is no key", "^^^^^^"]);
-    check("x.so:f(size=arg1, size=arg2, ptr=ret)", &["`size` is given twice"]);
-    check("x.so:f(size=arg1)", &["no block"]);
-    check("x.so:f(ptr=ret)", &["no `size`"]);
-    check("x.so:f(size=arg1, ptr=arg2)", &["`arg2` is not where a block can be"]);
-    check("x.so:f(size=arg1, ptr=*arg9)", &["`arg9` is not an argument"]);
+    check("x.so:f(size=arg1, ptr=ret", &["missing `)`"]);
+    check("x.so:f(size=arg7, ptr=ret)", &["`arg7` is not a valid argument", "^^^^"]);
+    check("x.so:f(size=arg0, ptr=ret)", &["`arg0` is not a valid argument"]);
+    check("x.so:f(length=arg1, ptr=ret)", &["unknown key `length`", "^^^^^^"]);
+    check("x.so:f(size=arg1, size=arg2, ptr=ret)", &["duplicate `size`"]);
+    check("x.so:f(size=arg1)", &["missing block"]);
+    check("x.so:f(ptr=ret)", &["missing `size`"]);
+    check("x.so:f(size=arg1, ptr=arg2)", &["`arg2` is not a location of a block"]);
+    check("x.so:f(size=arg1, ptr=*arg9)", &["`arg9` is not a valid argument"]);
     check("x.so:f(size=arg1, ptr=ret, fast)", &["`fast` is neither"]);
-    check("x.so:f(old=arg1, size=arg2)", &["a function that frees has `old` alone"]);
+    check("x.so:f(old=arg1, size=arg2)", &["a function that frees has only `old`"]);
     check("x.so:operator new(size=arg1, ptr=ret)", &["`operator new` is not a function's symbol"]);
-    check("mmap=x.so:f(size=arg1, ptr=ret)", &["`mmap` has a meaning of its own"]);
-    check("a b=x.so:f(size=arg1, ptr=ret)", &["`a b` cannot be a heap's name"]);
+    check("mmap=x.so:f(size=arg1, ptr=ret)", &["`mmap` is reserved"]);
+    check("a b=x.so:f(size=arg1, ptr=ret)", &["`a b` is not a valid heap name"]);
     check("x.so:f(size=arg1, ptr=ret)@lots", &["`lots` is not an interval"]);
-    check("x.so:f(size=arg1, ptr=ret) twice", &["`twice` follows the function"]);
-    check("x.so:f(old=arg1, frees-on-failure)", &["`frees-on-failure` goes with"]);
+    check("x.so:f(size=arg1, ptr=ret) twice", &["unexpected `twice` after the function"]);
+    check("x.so:f(old=arg1, frees-on-failure)", &["`frees-on-failure` requires"]);
 }
 
 #[test]
-fn errors_in_files_are_reported() {
+fn what_is_wrong_with_a_file_is_named() {
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
     let path = folder.path().join("hooks.toml");
     let name = path.display().to_string();
@@ -63,29 +63,29 @@ fn errors_in_files_are_reported() {
     check(&format!("{heap}functions = []\n"), &["at least one of each"]);
     check(
         &format!("{heap}functions = [\"f(size=arg8, ptr=ret)\"]\n"),
-        &["heap `x`", "`arg8` is not an argument", "^^^^"],
+        &["heap `x`", "`arg8` is not a valid argument", "^^^^"],
     );
     check(&format!("{heap}functions = [\"f(old=arg1)\"]\ncolour = 1\n"), &["line 5", "colour"]);
     check(&format!("{heap}functions = [\"f(old=arg1)\"]\ninterval = \"0\"\n"), &["`0` is not an interval"]);
-    check("[[heap]]\nname = \"all\"\nmodules = [\"*\"]\nfunctions = [\"f(old=arg1)\"]\n", &["`all` has a meaning"]);
+    check("[[heap]]\nname = \"all\"\nmodules = [\"*\"]\nfunctions = [\"f(old=arg1)\"]\n", &["`all` is reserved"]);
 }
 
 #[test]
-fn missing_files_and_invalid_intervals_are_reported() {
-    check(&["--hooks", "cudart"], &["`cudart` is no spec that ships", "cpython, cuda"]);
+fn a_file_that_is_not_there_and_intervals_that_are_none_are_named() {
+    check(&["--hooks", "cudart"], &["`cudart` is neither a built-in spec", "cpython, cuda"]);
     check(&["--hooks", "/nowhere/pool.toml"], &["`/nowhere/pool.toml`", "No such file"]);
     check(&["--heap-interval", "pool"], &["`pool` is not `NAME=BYTES`"]);
     check(&["--heap-interval", "pool=0"], &["`0` is not an interval"]);
 }
 
-/// Profiles a target without such functions. Expects exit code 3 and these lines in the summary.
+/// heapbpf on a target that has no such functions. Exit code 3, and this in the summary.
 #[track_caller]
 fn incomplete(target: &mut Target, hooks: &[String], lines: &[String]) {
     let mut heapbpf = heapbpf(target.pid(), "--interval 1", hooks);
     let session = heapbpf.start();
     target.work("go");
     let outcome = session.interrupt().expect_code(3);
-    assert!(outcome.stderr.contains("no function `"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("there is no function `"), "{}", outcome.stderr);
     assert!(outcome.stdout.contains("health: this profile is incomplete"), "{}", outcome.stdout);
     for line in lines {
         assert!(outcome.stdout.lines().any(|said| said.trim() == line), "no `{line}` in\n{}", outcome.stdout);
@@ -95,7 +95,7 @@ fn incomplete(target: &mut Target, hooks: &[String], lines: &[String]) {
 }
 
 #[test]
-fn missing_functions_are_reported_and_the_profile_is_incomplete() {
+fn functions_that_no_module_has_are_told_and_the_profile_is_incomplete() {
     let mut target = Target::spawn(&mut Command::new(linked().build()));
     let pid = target.pid();
     let mut all = hooks("pool", "");
@@ -110,7 +110,7 @@ fn missing_functions_are_reported_and_the_profile_is_incomplete() {
 }
 
 #[test]
-fn missing_functions_of_a_stripped_program_are_reported() {
+fn functions_of_a_stripped_program_are_told() {
     let mut target = Target::spawn(&mut Command::new(Recipe::of("pooled.c").flags("-DINSIDE -s").build()));
     let pid = target.pid();
     let lines = POOL.map(|function| {
@@ -121,7 +121,7 @@ fn missing_functions_of_a_stripped_program_are_reported() {
 }
 
 #[test]
-fn a_missing_heap_that_is_the_only_one_selected_is_an_error() {
+fn a_heap_that_is_nowhere_and_the_only_one_that_is_selected_is_an_error() {
     let target = Target::spawn(&mut Command::new(linked().build()));
     let text = heapbpf(target.pid(), "--heap pool", &hooks("libpool.so*", "")).run().expect_error(1);
     assert!(text.contains("only `libc`") && text.contains("--heap"), "{text}");

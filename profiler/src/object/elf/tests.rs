@@ -1,4 +1,4 @@
-//! ELF headers of real, made-up and hostile files.
+//! ELF headers of real, synthetic and malformed files.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ fn read(path: &std::path::Path) -> Elf {
 }
 
 #[test]
-fn kinds_of_programs_are_told_apart() {
+fn kinds_of_programs_are_distinguished() {
     let workshop = Workshop::new();
     for (arguments, is_static) in [
         (&["-pie"][..], false),
@@ -31,7 +31,7 @@ fn kinds_of_programs_are_told_apart() {
 }
 
 #[test]
-fn the_build_id_is_what_the_linker_was_given() {
+fn the_build_id_is_read() {
     let workshop = Workshop::new();
     let program = workshop.compile("gcc", "program.c", PROGRAM, &["-Wl,--build-id=0x0123456789abcdef"]);
     assert_eq!(read(&program).build_id.expect("a build id").to_string(), "0123456789abcdef");
@@ -40,7 +40,7 @@ fn the_build_id_is_what_the_linker_was_given() {
 }
 
 #[test]
-fn go_programs_are_known_by_their_sections() {
+fn go_programs_are_recognised_by_their_sections() {
     let workshop = Workshop::new();
     workshop.compile("gcc", "program.c", PROGRAM, &[]);
     std::fs::write(workshop.path("info"), "go1.26").expect("writable");
@@ -85,14 +85,14 @@ fn offsets_and_addresses_convert_within_code_only() {
 }
 
 #[test]
-fn what_is_no_elf_file_says_so() {
+fn other_files_are_rejected() {
     for bytes in [&b""[..], b"#!/bin/sh\n", &[0x7f, b'E', b'L', b'F'], &[0; 64]] {
         assert_eq!(Elf::read(&Image::from_bytes(bytes).expect("memory")), Err(ObjectError::NotElf));
     }
 }
 
-/// Looks at a file the way the agent does; nothing may panic, whatever it says.
-fn look(bytes: &[u8]) {
+/// Inspects a file as the agent does. Nothing may panic.
+fn inspect(bytes: &[u8]) {
     let workshop = Workshop::new();
     std::fs::write(workshop.path("hostile"), bytes).expect("writable");
     let mut modules = ModuleStore::new();
@@ -116,10 +116,10 @@ fn real_program() -> Vec<u8> {
 }
 
 #[test]
-fn a_program_cut_short_anywhere_is_survived() {
+fn truncated_programs_do_not_panic() {
     let bytes = real_program();
     for length in (0..256).chain((256..bytes.len()).step_by(397)) {
-        look(&bytes[..length]);
+        inspect(&bytes[..length]);
     }
 }
 
@@ -127,7 +127,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn a_program_with_changed_headers_is_survived(
+    fn corrupted_headers_do_not_panic(
         changes in proptest::collection::vec((0.0..1.0f64, any::<u8>(), 0..3usize), 1..8),
     ) {
         let mut bytes = real_program();
@@ -141,6 +141,6 @@ proptest! {
             let at = range.start + (range.len() as f64 * place) as usize;
             bytes[at] = value;
         }
-        look(&bytes);
+        inspect(&bytes);
     }
 }

@@ -1,4 +1,4 @@
-//! Modules against the files and processes they come from.
+//! Modules of files and processes.
 
 use std::fs;
 
@@ -18,7 +18,7 @@ fn vdso_of(pid: Pid) -> Mapping {
 }
 
 #[test]
-fn one_file_is_one_module_whatever_its_name() {
+fn a_file_is_one_module_under_all_its_names() {
     let workshop = Workshop::new();
     fs::copy("/bin/true", workshop.path("first")).expect("copied");
     fs::hard_link(workshop.path("first"), workshop.path("second")).expect("linked");
@@ -31,7 +31,7 @@ fn one_file_is_one_module_whatever_its_name() {
 }
 
 #[test]
-fn a_file_rewritten_in_place_is_noticed() {
+fn a_rewritten_file_is_another_module() {
     let workshop = Workshop::new();
     let path = workshop.path("library");
     fs::copy("/bin/true", &path).expect("copied");
@@ -48,7 +48,7 @@ fn pipes_and_devices_are_not_opened() {
     let workshop = Workshop::new();
     workshop.run("mkfifo", &["pipe"]);
     let mut modules = ModuleStore::new();
-    // Opening a pipe that nobody writes to would wait for ever.
+    // Opening a pipe without a writer would block.
     assert_eq!(modules.intern_path(&workshop.path("pipe")), Err(ObjectError::NotRegular));
     assert_eq!(modules.intern_path("/dev/zero".as_ref()), Err(ObjectError::NotRegular));
     assert_eq!(modules.intern_path(&workshop.path("nothing")), Err(ObjectError::Gone));
@@ -72,7 +72,7 @@ fn read(module: &Module) -> Vec<u8> {
 }
 
 #[test]
-fn a_deleted_file_is_reached_through_its_mapping() {
+fn a_deleted_file_is_opened_through_its_mapping() {
     let workshop = Workshop::new();
     let path = workshop.path("sleeper");
     fs::copy("/bin/sleep", &path).expect("copied");
@@ -88,14 +88,14 @@ fn a_deleted_file_is_reached_through_its_mapping() {
     assert!(reached == fs::read("/bin/sleep").expect("readable"), "another file was opened");
     assert_eq!(&**modules.get(id).path(), path.to_str().expect("UTF-8"));
 
-    // Without the mapping's entry only the name is left, and that leads to another file.
+    // Without the mapping's entry, the path leads to another file, which is rejected.
     let moved = Mapping { end: TargetAddr(mapping.end.0 + 0x1000), ..mapping };
     let id = modules.intern_mapping(child.pid(), &moved).expect("a module");
     assert_eq!(modules.get(id).elf(), Err(&ObjectError::Gone));
 }
 
 #[test]
-fn without_the_mappings_entry_the_path_leads_to_the_same_file() {
+fn without_the_mappings_entry_the_file_is_opened_by_its_path() {
     let workshop = Workshop::new();
     let path = workshop.path("sleeper");
     fs::copy("/bin/sleep", &path).expect("copied");

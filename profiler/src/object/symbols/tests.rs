@@ -1,10 +1,10 @@
-//! Functions found in real and in hostile files.
+//! Functions of real and of malformed files.
 
 use super::*;
 use crate::object::fixture::Workshop;
 use crate::object::module::ModuleStore;
 
-/// Functions that are each one instruction, so that the byte at an offset tells which one it is.
+/// Functions of one distinct byte each, so that the byte at an offset identifies the function.
 const LIBRARY: &str = r#"
     .macro function name, byte
     .type \name, @function
@@ -73,7 +73,7 @@ fn exported_functions_are_found_at_their_default_version() {
     let workshop = Workshop::new();
     let expected = [
         ("chosen".to_owned(), 0x17, Dynamic, true, true),
-        // No default version is left of it: better the old one than none.
+        // It has no default version: the old one is found.
         ("gone".to_owned(), 0x14, Dynamic, false, true),
         ("plain".to_owned(), 0x11, Dynamic, false, true),
         ("twice".to_owned(), 0x13, Dynamic, false, true),
@@ -95,10 +95,10 @@ fn local_functions_are_found_on_request() {
 }
 
 #[test]
-fn versions_in_the_full_table_are_read_too() {
+fn versions_in_symtab_are_read() {
     let workshop = Workshop::new();
     library(&workshop);
-    // Only the full table is left to look at.
+    // Only `.symtab` is used.
     let bytes = std::fs::read(workshop.path("library")).expect("readable");
     let elf = Elf::read(&Image::from_bytes(&bytes).expect("memory")).expect("an ELF file");
     let table =
@@ -116,7 +116,7 @@ fn versions_in_the_full_table_are_read_too() {
 }
 
 #[test]
-fn what_another_module_has_to_define_is_imported() {
+fn undefined_symbols_are_imports() {
     let workshop = Workshop::new();
     let source = "#include <stdio.h>\nint listed(void) { return puts(\"\"); }\nint main(void) { return listed(); }\n";
     let program = workshop.compile("gcc", "program.c", source, &["-rdynamic"]);
@@ -129,7 +129,7 @@ fn what_another_module_has_to_define_is_imported() {
 }
 
 #[test]
-fn a_static_program_is_searched_whole_without_being_asked() {
+fn symtab_of_a_static_program_is_always_searched() {
     let workshop = Workshop::new();
     let source = "#include <stdlib.h>\nint main(int n, char **v) { free(malloc(n)); return v == 0; }\n";
     let program = workshop.compile("gcc", "program.c", source, &["-static"]);

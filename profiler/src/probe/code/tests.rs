@@ -1,4 +1,4 @@
-//! Real allocators of this machine, their code as `objdump` reads it, and hostile files.
+//! Code of installed allocators, compared with `objdump`, and malformed files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::object::module::ModuleStore;
 use crate::object::symbols::{Search, defined_functions};
 use crate::probe::place::{Class, Emulation, Placement, PlacementMode, place};
 
-/// Where distributions keep libraries.
+/// Directories of libraries.
 const FOLDERS: [&str; 4] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/lib/x86_64-linux-musl"];
 
-/// Allocators by the start of their file's name, with Debian's package.
+/// Allocators by the prefix of their file name, with Debian's package.
 const ALLOCATORS: [(&str, &str); 5] = [
     ("libc.so.6", "libc6"),
     ("libjemalloc.so.2", "libjemalloc2"),
@@ -24,7 +24,7 @@ const ALLOCATORS: [(&str, &str); 5] = [
     ("libc.musl-x86_64.so", "musl"),
 ];
 
-/// The library, which must be installed.
+/// Finds the library, which must be installed.
 fn library(start: &str, package: &str) -> PathBuf {
     let musl = Path::new("/lib/ld-musl-x86_64.so.1");
     if package == "musl" && musl.exists() {
@@ -37,7 +37,7 @@ fn library(start: &str, package: &str) -> PathBuf {
     found.next().unwrap_or_else(|| panic!("`{start}` is needed here: apt-get install {package}"))
 }
 
-/// The placements of all hooks that the library defines, by function, with the function's address.
+/// The placements of all hooks of a library by function, with the function's address.
 fn placements(path: &Path) -> BTreeMap<String, (u64, Placement)> {
     let mut modules = ModuleStore::new();
     let id = modules.intern_path(path).expect("it opens");
@@ -47,14 +47,14 @@ fn placements(path: &Path) -> BTreeMap<String, (u64, Placement)> {
         let found = defined_functions(module, &[spec.function], Search::Exported).expect("an ELF file");
         let Some(function) = found.first() else { continue };
         let code = Code::of(module, function).expect("its code can be read");
-        let placement = place(&code.function(), spec, PlacementMode::Auto, Emulation::default());
+        let placement = place(&code, spec, PlacementMode::Auto, Emulation::default());
         let placement = placement.unwrap_or_else(|error| panic!("{}: {}: {error}", path.display(), spec.function));
         placements.insert(spec.function.to_owned(), (code.address.0, placement));
     }
     placements
 }
 
-/// The text of the instruction at an address, blanks squeezed and without comments, as GNU binutils read it.
+/// The instruction at an address as printed by GNU objdump, without comments and with single blanks.
 fn objdump(path: &Path, address: u64) -> String {
     let range = [format!("--start-address={address}"), format!("--stop-address={}", address + 16)];
     let output = Command::new("objdump").args(["-d", "--no-show-raw-insn"]).args(range).arg(path).output();
@@ -67,7 +67,7 @@ fn objdump(path: &Path, address: u64) -> String {
 }
 
 #[test]
-fn malloc_and_free_of_the_allocators_need_no_single_step() {
+fn malloc_and_free_of_all_allocators_are_probed_without_single_steps() {
     for (start, package) in ALLOCATORS {
         let path = library(start, package);
         let placements = placements(&path);
@@ -79,7 +79,7 @@ fn malloc_and_free_of_the_allocators_need_no_single_step() {
 }
 
 #[test]
-fn probed_instructions_are_those_that_objdump_sees() {
+fn probed_instructions_match_objdump() {
     for (start, package) in ALLOCATORS {
         let path = library(start, package);
         for (function, (address, placement)) in placements(&path) {
@@ -91,7 +91,7 @@ fn probed_instructions_are_those_that_objdump_sees() {
     }
 }
 
-/// A library with whatever can be mistaken for a function.
+/// A library with symbols that can be mistaken for functions.
 const LIBRARY: &str = r#"
     .text
     .globl plain, sizeless, cut, chosen, long
@@ -117,18 +117,18 @@ const LIBRARY: &str = r#"
     .section .note.GNU-stack,"",@progbits
 "#;
 
-/// Places a free's hook on a function of the made-up library.
+/// Places a free's hook on a function of the synthetic library.
 fn offset_in(path: &Path, function: &str) -> Result<u64, PlaceError> {
     let mut modules = ModuleStore::new();
     let id = modules.intern_path(path).expect("it opens");
     let found = defined_functions(modules.get(id), &[function], Search::Exported).expect("an ELF file");
     let code = Code::of(modules.get(id), found.first().expect("it is defined"))?;
     let free = FUNCTIONS.iter().find(|spec| spec.function == "free").expect("in the table");
-    place(&code.function(), free, PlacementMode::Auto, Emulation::default()).map(|found| found.offset_in_function)
+    place(&code, free, PlacementMode::Auto, Emulation::default()).map(|found| found.offset_in_function)
 }
 
 #[test]
-fn sizes_that_are_unknown_or_lies_keep_the_probe_at_the_entry() {
+fn unknown_or_wrong_sizes_keep_the_probe_at_the_entry() {
     let workshop = Workshop::new();
     let path = workshop.compile("gcc", "library.s", LIBRARY, &["-shared", "-nostdlib"]);
     assert_eq!(offset_in(&path, "plain"), Ok(3));
@@ -161,7 +161,7 @@ fn code_is_read_from_executable_segments_and_not_from_linkage_tables() {
 }
 
 #[test]
-fn a_jump_at_the_beginning_is_followed() {
+fn an_initial_jump_is_followed() {
     let check = |bytes: &[u8], expected: Option<u64>| {
         let code = Code { bytes: bytes.to_vec(), whole: true, address: LinkAddr(0xadf10) };
         assert_eq!(code.jumps_to(), expected.map(LinkAddr), "{bytes:x?}");

@@ -1,4 +1,4 @@
-//! The cache gives back what it was given, and nothing else.
+//! The cache returns valid tables only.
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::address::LinkAddr;
 use crate::unwind::BuildStats;
-use crate::unwind::frame_pointer::Samples;
+use crate::unwind::image::Samples;
 
 fn table(offset: i32) -> Table {
     let rule = Rule::new(Cfa::Sp { offset }, CallerBp::AtCfa(-16)).expect("at least 8");
@@ -43,7 +43,7 @@ fn file(root: &TempDir, number: u8) -> PathBuf {
 }
 
 #[test]
-fn a_kept_table_comes_back_in_another_run() {
+fn a_stored_table_is_loaded_in_another_run() {
     let root = TempDir::new().expect("room for files");
     assert_eq!(open(&root).load(&key(1)), None);
     open(&root).store(&key(1), &table(24));
@@ -60,12 +60,12 @@ fn a_table_is_built_once() {
     let get = |is_current: bool, offset| open(&root).get_or_build(&key(1), |_| is_current, || table(offset));
     assert_eq!(get(true, 24), table(24));
     assert_eq!(get(true, 40), table(24));
-    // The file has other code where the table's gaps are.
+    // The file has different code in the table's gaps.
     assert_eq!(get(false, 40), table(40));
     assert_eq!(get(true, 24), table(40));
 }
 
-/// A file changed in this way is not trusted, and is replaced by what is then built.
+/// A file changed in this way is rejected and replaced by the rebuilt table.
 fn check_rebuilt(change: impl Fn(&mut Vec<u8>)) {
     let root = TempDir::new().expect("room for files");
     let cache = open(&root);
@@ -79,7 +79,7 @@ fn check_rebuilt(change: impl Fn(&mut Vec<u8>)) {
 }
 
 #[test]
-fn damaged_files_are_built_anew() {
+fn damaged_tables_are_rebuilt() {
     check_rebuilt(|bytes| bytes.truncate(bytes.len() - 1));
     check_rebuilt(|bytes| bytes.truncate(3));
     check_rebuilt(Vec::clear);
@@ -91,7 +91,7 @@ fn damaged_files_are_built_anew() {
 }
 
 #[test]
-fn another_modules_file_is_not_taken() {
+fn a_table_of_another_module_is_rejected() {
     let root = TempDir::new().expect("room for files");
     let cache = open(&root);
     cache.store(&key(1), &table(24));
@@ -100,7 +100,7 @@ fn another_modules_file_is_not_taken() {
 }
 
 #[test]
-fn sound_checksums_do_not_make_sound_tables() {
+fn inconsistent_tables_with_valid_checksums_are_rejected() {
     let check = |change: fn(&mut Table)| {
         let mut crafted = table(24);
         change(&mut crafted);
@@ -119,7 +119,7 @@ fn sound_checksums_do_not_make_sound_tables() {
 }
 
 #[test]
-fn links_and_strange_files_are_not_read() {
+fn links_and_special_files_are_not_read() {
     let root = TempDir::new().expect("room for files");
     let cache = open(&root);
     cache.store(&key(1), &table(24));
@@ -129,7 +129,7 @@ fn links_and_strange_files_are_not_read() {
     assert_eq!(cache.load(&key(3)), None);
     fs::set_permissions(file(&root, 1), Permissions::from_mode(0o666)).expect("ours");
     assert_eq!(cache.load(&key(1)), None, "anybody may have written this");
-    // A link in the way is replaced; what it names stays.
+    // A link with the table's name is replaced; its target stays.
     let elsewhere = root.path().join("elsewhere");
     fs::write(&elsewhere, "precious").expect("ours");
     symlink(&elsewhere, file(&root, 4)).expect("ours");
@@ -139,7 +139,7 @@ fn links_and_strange_files_are_not_read() {
 }
 
 #[test]
-fn directories_that_others_may_write_are_refused() {
+fn directories_writable_by_others_are_rejected() {
     let root = TempDir::new().expect("room for files");
     drop(open(&root));
     fs::set_permissions(directory(&root), Permissions::from_mode(0o777)).expect("ours");
@@ -150,14 +150,14 @@ fn directories_that_others_may_write_are_refused() {
     symlink(root.path().join("heapbpf"), linked.path().join("heapbpf")).expect("ours");
     let error = Cache::open(linked.path(), CACHE_BYTES_MAX).expect_err("a link");
     assert!(matches!(error, CacheError::Directory { .. }), "{error}");
-    // `/` followed: the directory named by the environment may not be a link itself.
+    // The directory named by the environment may not be a link itself.
     let link = linked.path().join("link");
     symlink(root.path(), &link).expect("ours");
     assert!(Cache::open(&link, CACHE_BYTES_MAX).is_err());
 }
 
 #[test]
-fn another_users_directory_is_refused() {
+fn directories_of_other_users_are_rejected() {
     let root = TempDir::new().expect("room for files");
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(root.path(), Some(12_345), None).expect("root may");
@@ -170,7 +170,7 @@ fn another_users_directory_is_refused() {
 }
 
 #[test]
-fn the_longest_unused_tables_make_room() {
+fn the_least_recently_used_tables_are_evicted() {
     let root = TempDir::new().expect("room for files");
     let bytes = encode::encode(key(1).file_name().as_bytes(), &table(24)).len() as u64;
     let cache = Cache::open(root.path(), bytes * 3).expect("our own");
@@ -191,7 +191,7 @@ fn the_longest_unused_tables_make_room() {
 }
 
 #[test]
-fn what_interrupted_writers_left_is_removed() {
+fn unfinished_files_are_removed() {
     let root = TempDir::new().expect("room for files");
     let cache = open(&root);
     let (old, new) = (directory(&root).join(".new-1-0"), directory(&root).join(".new-1-1"));
@@ -209,7 +209,7 @@ fn what_interrupted_writers_left_is_removed() {
 fn a_full_disk_is_a_warning() {
     let root = TempDir::new().expect("room for files");
     let cache = open(&root);
-    // The directory is gone, so nothing can be written, by anybody.
+    // The directory was removed, so writing fails for every user.
     fs::remove_dir(directory(&root)).expect("ours");
     assert_eq!(cache.get_or_build(&key(1), |_| true, || table(24)), table(24));
 }
@@ -242,7 +242,7 @@ fn the_directory_follows_the_environment() {
 proptest! {
     #[test]
     fn arbitrary_bytes_are_no_table(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-        // Past the checksum, so that what follows is read.
+        // With a valid checksum, so that the rest is decoded.
         let head = encode::encode(b"m", &table(24));
         let length = bytes.len().min(12);
         bytes[..length].copy_from_slice(&head[..length]);

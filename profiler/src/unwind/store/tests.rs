@@ -1,15 +1,16 @@
-//! The store over maps that are vectors, searched as the kernel side searches them.
+//! The store with vectors as maps, searched as by the kernel side.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use profiler_common::unwind::{CallerBp, Cfa, ReadTables, UnwindRow, find_rule};
+use proptest::prelude::*;
 
 use super::*;
-use crate::unwind::frame_pointer::Samples;
+use crate::unwind::image::Samples;
 use crate::unwind::table::BuildStats;
 
-/// What the kernel would hold.
+/// Contents of the kernel's maps.
 #[derive(Debug)]
 struct Kernel {
     rows: Vec<RowCell>,
@@ -18,7 +19,7 @@ struct Kernel {
     mappings: Vec<ProcessMapping>,
     processes: HashMap<u32, ProcessMappings>,
     row_writes: usize,
-    /// The map that refuses what is asked of it.
+    /// A map whose writes fail.
     refuses: Option<Map>,
 }
 
@@ -163,7 +164,7 @@ fn each_process_finds_its_modules_where_it_maps_them() {
 }
 
 #[test]
-fn generated_code_goes_by_frame_pointers_and_unknown_files_end_the_stack() {
+fn generated_code_is_unwound_by_frame_pointers_and_unknown_files_end_the_stack() {
     let (mut store, maps) = store(10);
     let at = |start: u64, generated| MappedCode {
         start: TargetAddr(start),
@@ -178,8 +179,8 @@ fn generated_code_goes_by_frame_pointers_and_unknown_files_end_the_stack() {
 }
 
 #[test]
-fn the_longest_unused_table_makes_room_and_one_in_use_never_does() {
-    // Room for two tables of two cells.
+fn the_least_recently_used_table_is_evicted_unless_it_is_in_use() {
+    // Capacity for two tables of two cells.
     let (mut store, maps) = store(4);
     let tables = |id: ModuleId| Some(table(16 + 8 * i32::try_from(id.0).expect("small"), 8));
     store.set_process(Pid(1), &[mapped(0, 0x10_0000)], MonotonicNanos(0), tables).expect("fits");
@@ -207,7 +208,7 @@ fn a_new_set_of_mappings_replaces_the_old_one() {
 }
 
 #[test]
-fn mappings_are_used_again_only_when_no_walk_can_read_them() {
+fn mappings_are_reused_only_when_no_walk_can_read_them() {
     let (mut store, maps) = store(100);
     let code: Vec<_> = (0..6).map(|i| mapped(0, 0x10_0000 * (i + 1))).collect();
     let set = |store: &mut TableStore<Maps>, now| {
@@ -227,7 +228,7 @@ fn six() -> Vec<MappedCode> {
 }
 
 #[test]
-fn what_a_process_used_is_given_back_though_its_entry_cannot_be_removed() {
+fn ranges_of_a_process_are_freed_even_if_its_entry_cannot_be_removed() {
     let (mut store, maps) = store(2);
     let tables = |_| Some(table(16, 32));
     for i in 0..10 {
@@ -242,13 +243,13 @@ fn what_a_process_used_is_given_back_though_its_entry_cannot_be_removed() {
 }
 
 #[test]
-fn what_could_not_be_written_takes_no_room() {
+fn failed_writes_use_no_capacity() {
     let (mut store, maps) = store(2);
     let tables = |_| Some(table(16, 32));
     for map in [Map::Rows, Map::Pages, Map::Rules, Map::Mappings, Map::Processes].repeat(4) {
         maps.0.borrow_mut().refuses = Some(map);
         let refused = store.set_process(Pid(1), &six(), MonotonicNanos(0), |_| Some(table(16, 32)));
-        // A table that is there, and its rules, need not be written again.
+        // A loaded table and its rules are not written again.
         assert!(refused.is_err() || matches!(map, Map::Rows | Map::Pages | Map::Rules), "{map:?}");
         maps.0.borrow_mut().refuses = None;
         store.remove_process(Pid(1), MonotonicNanos(0)).expect("there or not");
@@ -256,4 +257,37 @@ fn what_could_not_be_written_takes_no_room() {
     let code: Vec<_> = (0..16).map(|i| mapped(1, 0x10_0000 * (i + 1))).collect();
     let without = store.set_process(Pid(2), &code, MonotonicNanos(2 * SECOND), tables);
     assert_eq!(without.expect("all mappings are free"), [], "nobody uses the other module's table");
+}
+
+#[test]
+fn a_full_array_has_no_free_range() {
+    let mut ranges = Ranges::new(10);
+    assert_eq!(ranges.take(6), Some(0..6));
+    assert_eq!(ranges.take(5), None);
+    assert_eq!(ranges.take(4), Some(6..10));
+    assert_eq!(ranges.take(1), None);
+    ranges.give_back(0..6);
+    assert_eq!(ranges.take(6), Some(0..6));
+}
+
+proptest! {
+    /// Allocated ranges never overlap, and freeing all of them restores the whole array.
+    #[test]
+    fn taken_ranges_are_disjoint(operations in proptest::collection::vec((1u32..40, any::<bool>()), 1..200)) {
+        let mut ranges = Ranges::new(256);
+        let mut taken: Vec<Range<u32>> = Vec::new();
+        for (length, give_back) in operations {
+            if give_back && !taken.is_empty() {
+                let range = taken.swap_remove(length as usize % taken.len());
+                ranges.give_back(range);
+            } else if let Some(range) = ranges.take(length) {
+                prop_assert!(range.end <= 256);
+                prop_assert!(taken.iter().all(|other| other.end <= range.start || range.end <= other.start));
+                taken.push(range);
+            }
+            prop_assert_eq!(ranges.used(), taken.iter().map(|range| range.end - range.start).sum::<u32>());
+        }
+        taken.into_iter().for_each(|range| ranges.give_back(range));
+        prop_assert_eq!(ranges.take(256), Some(0..256));
+    }
 }

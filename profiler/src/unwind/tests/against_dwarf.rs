@@ -1,6 +1,6 @@
-//! One step by our tables against two other readings of the same unwind information, from every rule of real libraries:
-//! framehop, which has code of its own from the lookup to the registers, and DWARF taken at its word, which evaluates
-//! any expression. Registers and memory are made up, so every difference shows.
+//! One step by heapbpf's tables, for every rule of real libraries, compared with framehop, which is independent from the lookup to the
+//! registers, and with a direct evaluation of DWARF, which supports any expression. Registers and memory are synthetic, so every
+//! difference is detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +17,7 @@ use profiler_common::stack::StackEnd;
 use profiler_common::step::{ReadMemory, Registers, Step, step};
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
 
-use super::super::rule::Bytes;
+use super::super::arch::Bytes;
 use super::super::{Table, build};
 use crate::address::LinkAddr;
 
@@ -37,7 +37,7 @@ impl ReadMemory for Noise {
     }
 }
 
-/// What a step came to, however it was made.
+/// Result of a step of any unwinder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Caller { ip: u64, sp: u64, bp: u64 },
@@ -53,7 +53,7 @@ fn ours(table: &Table, registers: &Registers, memory: &Noise) -> Outcome {
     }
 }
 
-/// The module as framehop wants it.
+/// The module for framehop.
 struct Framehop<'a> {
     unwinder: UnwinderX86_64<&'a [u8]>,
     cache: CacheX86_64,
@@ -96,11 +96,11 @@ impl<'a> Framehop<'a> {
     }
 }
 
-/// DWARF taken at its word.
+/// Direct evaluation of DWARF.
 struct Dwarf<'a> {
     section: EhFrame<Bytes<'a>>,
     bases: BaseAddresses,
-    /// Functions by address: start, end, place in the section.
+    /// Functions by address: start, end, offset in the section.
     functions: Vec<(u64, u64, usize)>,
     /// Starts of functions without length.
     empty: BTreeSet<u64>,
@@ -131,7 +131,7 @@ impl<'a> Dwarf<'a> {
         Self { section, bases, functions, empty, context: UnwindContext::new() }
     }
 
-    /// Whether the function at `pc` begins where one without length does. The linker's index then names only the empty
+    /// Whether the function at `pc` starts at the same address as an empty one. The linker's index then contains only the empty
     /// one (seen in LLVM 22's library, 191 times), and framehop, which goes by the index, misses the function.
     fn has_empty_twin(&self, pc: u64) -> bool {
         let index = self.functions.partition_point(|&(start, ..)| start <= pc);
@@ -200,7 +200,7 @@ impl<'a> Dwarf<'a> {
     }
 }
 
-/// Addresses to step from: the first and the last of every `stride`th row's stretch.
+/// Addresses to step from: the first and the last of every `stride`th row.
 fn addresses(table: &Table, stride: usize) -> Vec<u64> {
     let mut starts = Vec::new();
     for (page, rows) in (table.base.0..).step_by(1 << 16).zip(&table.pages) {
@@ -214,7 +214,7 @@ fn addresses(table: &Table, stride: usize) -> Vec<u64> {
     addresses
 }
 
-/// How the three compared, by what was seen.
+/// Results of the comparison, by kind.
 type Counts = BTreeMap<&'static str, u64>;
 
 fn compare(path: &Path, steps: usize) -> Counts {
@@ -265,12 +265,12 @@ fn compare(path: &Path, steps: usize) -> Counts {
     counts
 }
 
-/// The C library, the C++ library, the loader, assembly-rich and large ones, as far as they are installed; the first
-/// three and this test itself are everywhere.
+/// The C library, the C++ library, the loader, assembly-rich and large ones, if they are installed; the first
+/// three and this test itself always are.
 #[test]
-fn every_step_is_what_framehop_and_dwarf_say() {
+fn every_step_agrees_with_framehop_and_dwarf() {
     let maps = fs::read_to_string("/proc/self/maps").expect("procfs is mounted");
-    // Executable ones: other tests of this process map files too, to read them.
+    // Executable mappings only: other tests of this process map files to read them.
     let own = maps.lines().filter(|line| line.split_whitespace().nth(1).is_some_and(|rights| rights.contains('x')));
     let own = own.filter_map(|line| line.split_whitespace().nth(5)).filter(|path| path.starts_with('/'));
     let mut paths: Vec<&str> = own.filter(|path| super::installed::is_elf(Path::new(path))).collect();

@@ -1,4 +1,4 @@
-//! Every module installed on this machine: nothing panics, and next to nothing is unsupported.
+//! Every module installed on this machine: nothing panics, and hardly any rule is unsupported.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 
 use object::ReadCache;
 
-use super::super::rule::Unsupported;
+use super::super::arch::Unsupported;
 use super::super::{RuleTable, build};
 
-/// Where distributions keep modules.
+/// Directories of modules.
 const ROOTS: [&str; 3] = ["/usr/bin", "/usr/lib", "/usr/lib64"];
 
-/// Rows that are read at most, for the sake of time: a library beyond that is left out.
+/// Maximum number of rows, to limit the time: larger libraries are skipped.
 const ROWS: u64 = 6_000_000;
 
-/// ELF files below a directory, without following links, in an order that does not depend on the file system.
+/// ELF files below a directory, without following links, in a deterministic order.
 pub(super) fn elf_files(root: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut directories = vec![root.to_owned()];
@@ -70,6 +70,6 @@ fn nearly_all_rows_of_all_modules_have_a_rule() {
     assert!(unsupported_rows * 1000 < rows, "{unsupported_rows} of {rows} rows in {modules} modules are unsupported");
     assert!(breaking_rows * 5000 < rows, "{breaking_rows} of {rows} rows can break stacks");
     assert!(breaking_bytes * 5000 < bytes, "{breaking_bytes} of {bytes} bytes can break stacks");
-    // All modules together stay far from what 16 bits can number.
+    // All modules together need far fewer rules than 16 bits can number.
     assert!(shared.rules().len() < 16_384, "{} distinct rules", shared.rules().len());
 }

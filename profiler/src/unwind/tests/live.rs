@@ -1,7 +1,7 @@
-//! Stacks of threads that really wait somewhere, walked with our tables through `/proc`.
+//! Stacks of sleeping threads, unwound with heapbpf's tables through `/proc`.
 //!
-//! The kernel tells a waiting thread's instruction and stack pointer, but not its rbp; a frame that needs it before any
-//! frame has restored it ends the walk. Threads here wait in code that does not.
+//! The kernel reports a sleeping thread's instruction and stack pointer, but not its rbp; a frame that needs it before another frame
+//! has restored it ends the walk. The threads here sleep in code that does not.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ use profiler_common::unwind::{Rule, TableRef, find_rule};
 use super::super::{Image, Table, build};
 use crate::address::TargetAddr;
 
-/// An address at which nothing is mapped, in place of the rbp that is not known.
+/// An unmapped address as placeholder for the unknown rbp.
 const UNKNOWN: u64 = 0xdead_0000_0000_0000;
 
 /// A process's memory.
@@ -58,7 +58,7 @@ impl Process {
     }
 
     fn add(&mut self, start: u64, end: u64, offset: u64, path: &str) {
-        // The address that the file's first byte would have, and the link address that it has in this segment.
+        // Target address and link address of the file's first byte in this segment.
         let (table, link) = if path == "[vdso]" {
             let mut image = vec![0; usize::try_from(end - start).expect("a few pages")];
             self.memory.0.read_exact_at(&mut image, start).expect("mapped");
@@ -84,7 +84,7 @@ impl Process {
         Some(find_rule(&self.tables[path], place, address).unwrap_or(Rule::GAP))
     }
 
-    /// The frames' addresses, innermost first, and how the stack ended.
+    /// Addresses of the frames, innermost first, and the end of the stack.
     fn walk(&self, mut registers: Registers) -> (Vec<u64>, StackEnd) {
         let mut frames = vec![registers.ip];
         while frames.len() < STACK_FRAMES_MAX {
@@ -101,13 +101,13 @@ impl Process {
     }
 }
 
-/// Registers of a thread, once it waits in the kernel.
+/// Registers of a thread that sleeps in the kernel.
 fn waiting(pid: u32, tid: u32) -> Registers {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let line = fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).expect("the thread lives");
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // Number, six arguments, stack pointer, instruction pointer. A thread that runs says so instead.
+        // Number, six arguments, stack pointer, instruction pointer. For a running thread the file contains `running`.
         if let [_, _, _, _, _, _, _, sp, ip] = fields[..] {
             let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("hexadecimal");
             return Registers { ip: hex(ip), sp: hex(sp), bp: UNKNOWN, is_return_address: false };
@@ -117,7 +117,7 @@ fn waiting(pid: u32, tid: u32) -> Registers {
     }
 }
 
-/// A program that is killed at the end.
+/// A program that is killed on drop.
 struct Running(Child);
 
 impl Running {
@@ -127,13 +127,13 @@ impl Running {
         Self(command.spawn().unwrap_or_else(|error| panic!("`{program}` is needed here: {error}")))
     }
 
-    /// Waits until the program sleeps, so that the loader and its own start are over.
+    /// Waits until the program sleeps, so that the loader and its startup code have finished.
     fn until_it_sleeps(&self) {
         let deadline = Instant::now() + Duration::from_secs(30);
         let path = format!("/proc/{}/syscall", self.0.id());
         // 230 is clock_nanosleep.
         while !fs::read_to_string(&path).is_ok_and(|line| line.starts_with("230 ")) {
-            assert!(Instant::now() < deadline, "the program does not come to sleep");
+            assert!(Instant::now() < deadline, "the program does not sleep");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -161,7 +161,7 @@ fn a_deep_stack_of_an_interpreter_is_complete() {
     let pid = python.0.id();
     let (frames, end) = Process::read(pid).walk(waiting(pid, pid));
     assert_eq!(end, StackEnd::Complete, "{} frames: {frames:x?}", frames.len());
-    // Every level passes the same calls.
+    // Every level consists of the same calls.
     let repeated = frames.iter().filter(|ip| frames.iter().filter(|other| other == ip).count() >= 11).count();
     assert!(repeated >= 4 * 11, "the recursion is seen {repeated} times in {} frames: {frames:x?}", frames.len());
 }

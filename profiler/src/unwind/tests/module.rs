@@ -1,6 +1,6 @@
-//! Builds small ELF images with chosen unwind information.
+//! Builds small ELF images with specified unwind information.
 
-/// Where code and unwind sections lie, by link address. File offsets are lower by [`BIAS`].
+/// Link addresses of code and unwind sections. File offsets are lower by [`BIAS`].
 pub(super) const CODE: u64 = 0x21_1000;
 pub(super) const EH_FRAME: u64 = 0x20_f000;
 const BIAS: u64 = 0x20_0000;
@@ -32,11 +32,11 @@ pub(super) mod cfa {
     }
     pub(crate) const REMEMBER: [u8; 1] = [0x0a];
     pub(crate) const RESTORE: [u8; 1] = [0x0b];
-    /// `rsp + 8`, return address below it: how every function begins.
+    /// `rsp + 8`, return address below it: the state at function entry.
     pub(crate) const INITIAL: [u8; 5] = [0x0c, RSP, 8, 0x90, 1];
 }
 
-/// One function's entry.
+/// An FDE.
 pub(super) struct Fde {
     pub(super) start: u64,
     pub(super) length: u64,
@@ -44,20 +44,20 @@ pub(super) struct Fde {
     pub(super) is_signal: bool,
 }
 
-/// A function of this length at this distance into the code.
+/// A function of this length at this offset into the code.
 pub(super) fn function(at: u64, length: u64, instructions: &[&[u8]]) -> Fde {
     Fde { start: CODE + at, length, instructions: instructions.concat(), is_signal: false }
 }
 
-/// What an image is to contain.
+/// Contents of an image.
 pub(super) struct Module {
     pub(super) code: Vec<u8>,
     pub(super) functions: Vec<Fde>,
-    /// The name of the section for `functions`.
+    /// Section of `functions`.
     pub(super) section: &'static str,
     pub(super) section_headers: bool,
     pub(super) entry: u64,
-    /// Bytes of instructions without effect that every function begins with.
+    /// Bytes of `nop` instructions in the CIE.
     pub(super) cie_padding: usize,
 }
 
@@ -78,7 +78,7 @@ impl Module {
         let frames = if self.section == ".debug_frame" { self.debug_frame() } else { self.eh_frame() };
         let mut file = vec![0; usize_of(CODE - BIAS)];
         put(&mut file, EH_FRAME - BIAS, &frames);
-        // Version 1; a 4-byte pointer relative to itself; no table.
+        // Version 1; a 4-byte pc-relative pointer; no table.
         let to_frames = i32::try_from(EH_FRAME - EH_FRAME_HDR - 4).expect("near");
         put(&mut file, EH_FRAME_HDR - BIAS, &[&[1, 0x1b, 0xff, 0xff], &to_frames.to_le_bytes()[..]].concat());
         file.extend(&self.code);

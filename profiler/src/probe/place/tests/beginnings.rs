@@ -1,35 +1,35 @@
-//! Beginnings of functions, byte for byte, and where their probes go.
+//! First instructions of functions, and the placement of their probes.
 
 use super::*;
 use Register::{R8, Rax, Rbx, Rcx, Rdi, Rdx, Rsi};
 
-/// Checks offset and text of the instruction, and that it is emulated. Returns where the arguments are.
+/// Checks offset and text of the instruction, and that it is emulated. Returns the locations of the arguments.
 #[track_caller]
 fn check(function: &str, bytes: &str, offset: u64, instruction: &str) -> Arguments {
-    let placement = placed(function, &parse(bytes)).expect("there is a place");
+    let placement = placed(function, &parse(bytes)).expect("it can be placed");
     assert_eq!((placement.offset_in_function, placement.instruction.as_str()), (offset, instruction));
     assert_eq!(placement.class, Class::Emulated);
     placement.arguments
 }
 
-/// Checks that the probe goes to the entry, with a single step and all arguments where the caller put them.
+/// Checks that the probe is at the entry, single-stepped, with the arguments in their original registers.
 #[track_caller]
 fn check_entry(function: &str, bytes: &str) {
-    let placement = placed(function, &parse(bytes)).expect("there is a place");
+    let placement = placed(function, &parse(bytes)).expect("it can be placed");
     assert_eq!((placement.offset_in_function, placement.class), (0, Class::SingleStepped), "{placement:?}");
-    assert_eq!(placement.arguments, Wanted::of(&spec(function)).expect("the table's are fine").arguments);
+    assert_eq!(placement.arguments, Wanted::of(&spec(function)).expect("at most six arguments").arguments);
 }
 
 #[test]
 fn glibc_2_36() {
-    // The `je` is taken for a null pointer, and reached for every other.
+    // The `je` is executed for every pointer, and taken for null.
     let free = check("free", "4885ff 0f84 bf000000 55 488d77f0 53 c3", 3, "je 0x10c8");
     assert_eq!(free.pointer, Some(Rdi));
     assert_eq!(check("malloc", "4154 55 53 4889fb 4883ec10 c3", 0, "push %r12").size, Rdi);
     let out = check("posix_memalign", "803d 01021400 00 4154 4989d4 55 c3", 7, "push %r12");
     assert_eq!((out.size, out.pointer), (Rdx, Some(Rdi)));
     assert_eq!(check("aligned_alloc", "803d 710e1400 00 7407 e9 32f6ffff 6690 c3", 7, "je 0x1010").size, Rsi);
-    // The product takes the place of a factor before the first emulated instruction.
+    // The product overwrites a factor before the first emulated instruction.
     check_entry("reallocarray", "4889f0 48f7e2 4889c6 7005 e9 40b8f8ff 31c0 c3");
 }
 
@@ -68,11 +68,11 @@ fn musl_1_2() {
 
 #[test]
 fn mapping_calls_have_three_arguments() {
-    // glibc 2.36: the flags are copied for the system call and stay where they were.
+    // glibc 2.36: the flags are copied for the system call and keep their register.
     let map = check("mmap", "4189ca 41f7c1 ff0f0000 7514 b8 09000000 0f05 c3", 10, "jne 0x1020");
     assert_eq!((map.size, map.count, map.pointer), (Rsi, Some(Rcx), None));
     check_entry("munmap", "b8 0b000000 0f05 483d 01f0ffff 7301 c3 488b0d c9130d00 c3");
-    // The jump is emulated, but by then the stack pointer has moved, which the return is known by.
+    // The jump is emulated, but by then the stack pointer has moved, which identifies the return.
     check_entry("mremap", "4883ec58 4c89442440 31c0 83f907 775a 4189ca 4531c0 f6c106 c3");
     check("sbrk", "4154 4c8b25 a7510d00 803d be420e00 00 55 53 4889fb c3", 0, "push %r12");
     // musl 1.2
@@ -82,7 +82,7 @@ fn mapping_calls_have_three_arguments() {
     assert_eq!((unmap.size, unmap.pointer), (Rsi, Some(Rdi)));
     let remap = check("mremap", "55 4883ec70 4c89442460 c3", 0, "push %rbp");
     assert_eq!((remap.size, remap.count, remap.pointer), (Rdx, Some(Rsi), Some(Rdi)));
-    // All three were moved, and their registers are used for something else.
+    // All three were moved, and their registers reused.
     let moved = check("mremap", "4989f8 4889f0 4889d3 31ff 31f6 31d2 90 c3", 15, "nop");
     assert_eq!((moved.size, moved.count, moved.pointer), (Rbx, Some(Rax), Some(R8)));
 }
@@ -94,7 +94,7 @@ fn functions_built_for_control_flow_protection_begin_with_endbr64() {
 }
 
 #[test]
-fn moves_are_followed_and_other_writes_spoil() {
+fn moves_are_followed_and_other_writes_invalidate() {
     let find = |bytes| check("free", bytes, parse(bytes).len() as u64 - 2, "nop").pointer;
     // mov %rdi,%rbx; xor %edi,%edi
     assert_eq!(find("4889fb 31ff 90 c3"), Some(Rbx));
@@ -110,9 +110,9 @@ fn moves_are_followed_and_other_writes_spoil() {
 }
 
 #[test]
-fn half_a_value_is_none() {
-    // Each leaves something of %rdi in place, or copies something of it.
-    for spoiling in [
+fn partially_written_registers_are_invalid() {
+    // Each leaves or copies a part of %rdi.
+    for write in [
         "89fb 31ff",                  // mov %edi,%ebx; xor %edi,%edi
         "89ff",                       // mov %edi,%edi
         "6689c7",                     // mov %ax,%di
@@ -130,12 +130,12 @@ fn half_a_value_is_none() {
         "488b3f",                     // mov (%rdi),%rdi
         "480fb13f 480fc13f 480fc1ff", // cmpxchg, xadd %rdi,(%rdi); xadd %rdi,%rdi
     ] {
-        check_entry("free", &format!("{spoiling} 90 c3"));
+        check_entry("free", &format!("{write} 90 c3"));
     }
 }
 
 #[test]
-fn implied_writes_spoil() {
+fn implicit_writes_invalidate() {
     // The size of `calloc` is %rdi times %rsi, of `posix_memalign` %rdx, of `aligned_alloc` %rsi.
     check_entry("posix_memalign", "48f7e6 90 c3"); // mul %rsi
     check_entry("posix_memalign", "4899 90 c3"); // cqto
@@ -146,8 +146,8 @@ fn implied_writes_spoil() {
 }
 
 #[test]
-fn stacks_and_returns_need_the_frame_of_the_entry() {
-    // The push itself may be probed, what comes after it no more: sub $8,%rsp; nop
+fn stack_capture_requires_the_stack_and_frame_pointers_of_the_entry() {
+    // The push itself may be probed, instructions after it not: sub $8,%rsp; nop
     for moved in ["4883ec08", "4889e5", "c8000000", "6a00", "668ec0 488d6424f8"] {
         check_entry("malloc", &format!("{moved} 90 c3"));
     }
@@ -155,13 +155,13 @@ fn stacks_and_returns_need_the_frame_of_the_entry() {
     // mov %rbp,%rax; mov %rsi,%rbp and back
     check_entry("malloc", "4889e8 4889f5 90 c3");
     check("malloc", "4889e8 4889f5 4889c5 90 c3", 9, "nop");
-    // A free's stack is not taken.
+    // A free captures no stack.
     assert_eq!(check("free", "4883ec08 90 c3", 4, "nop").pointer, Some(Rdi));
     assert_eq!(check("free", "4889e5 90 c3", 3, "nop").pointer, Some(Rdi));
 }
 
 #[test]
-fn only_the_straight_line_is_searched() {
+fn only_straight_line_code_is_searched() {
     for branch in [
         "4885ff ffd0",       // call *%rax
         "4885ff c3",         // ret
@@ -175,17 +175,17 @@ fn only_the_straight_line_is_searched() {
     ] {
         check_entry("free", &format!("{branch} 90 c3"));
     }
-    // A call without what is wanted ends it, too: xor %edi,%edi; call
+    // So does a call without the arguments: xor %edi,%edi; call
     check_entry("free", "4889fb 31ff 31db e8 00000000 90 c3");
 }
 
 #[test]
-fn what_is_jumped_back_to_is_not_probed() {
-    // test; je at 3; then a jump to 3, to 1, into the entry's middle, and to the entry, which is not behind it.
+fn jump_targets_are_not_probed() {
+    // test; je at 3; then a jump to 3, to 1, into the entry's middle, and to the entry, which is allowed.
     check_entry("free", "4885ff 7402 ebfc c3");
     check_entry("free", "4885ff 7402 ebfa c3");
     check("free", "4885ff 7402 ebf9 c3", 3, "je 0x1007");
-    // Behind it is no harm, nor is its own target.
+    // A target behind it is allowed, and so is the jump's own target.
     check("free", "4885ff 7401 90 ebfd c3", 3, "je 0x1006");
     // By a call, a conditional jump of 32 bits, xbegin and a loop.
     check_entry("free", "4885ff 7406 e8 f9ffffff c3");
@@ -195,14 +195,14 @@ fn what_is_jumped_back_to_is_not_probed() {
 }
 
 #[test]
-fn jumps_that_cannot_be_followed_count_as_coming_back() {
+fn untraceable_jumps_keep_the_probe_at_the_entry() {
     check_entry("free", "4885ff 7402 ffe0"); // jmp *%rax
     check_entry("free", "4885ff 7402 ff24c500100000"); // jmp *0x1000(,%rax,8)
     check_entry("free", "4885ff 7402 3effe0"); // notrack jmp *%rax
     check_entry("free", "4885ff 7402 ff27"); // jmp *(%rdi)
     // Through a fixed slot, to another function.
     check("free", "4885ff 7402 ff2500000000", 3, "je 0x1007");
-    // What is no instruction hides the jumps behind it, and so does half of one.
+    // Bytes that cannot be decoded may hide jumps, and so may a truncated instruction.
     check_entry("free", "4885ff 7402 06 c3");
     check_entry("free", "4885ff 7402 e9 0000");
 }
@@ -210,17 +210,17 @@ fn jumps_that_cannot_be_followed_count_as_coming_back() {
 #[test]
 fn a_function_of_unknown_size_is_probed_at_its_entry() {
     let bytes = parse("4885ff 7401 c3 c3");
-    let part = Function { bytes: &bytes, whole: false, address: ADDRESS };
-    let free = |mode| place(&part, &spec("free"), mode, Emulation::default()).expect("there is a place");
+    let part = code(&bytes, false);
+    let free = |mode| place(&part, &spec("free"), mode, Emulation::default()).expect("it can be placed");
     assert_eq!(free(PlacementMode::Auto).offset_in_function, 0);
     assert_eq!(free(PlacementMode::Auto).class, Class::SingleStepped);
 }
 
 #[test]
-fn the_entry_alone_is_taken_where_it_is_asked_for() {
+fn entry_mode_probes_the_entry() {
     let bytes = parse("4885ff 7401 c3 c3");
-    let whole = Function { bytes: &bytes, whole: true, address: ADDRESS };
-    let placement = place(&whole, &spec("free"), PlacementMode::Entry, Emulation::default()).expect("there is a place");
+    let whole = code(&bytes, true);
+    let placement = place(&whole, &spec("free"), PlacementMode::Entry, Emulation::default()).expect("it can be placed");
     assert_eq!(
         (placement.offset_in_function, placement.instruction.as_str(), placement.class),
         (0, "test %rdi,%rdi", Class::SingleStepped)
@@ -228,27 +228,27 @@ fn the_entry_alone_is_taken_where_it_is_asked_for() {
 }
 
 #[test]
-fn a_probe_goes_no_further_than_the_limit() {
-    // cld, of one byte.
+fn the_distance_from_the_entry_is_limited() {
+    // cld, one byte long.
     let line = |length| "fc".repeat(length) + "90c3";
     check("free", &line(DISTANCE_BYTES_MAX - 1), DISTANCE_BYTES_MAX as u64 - 1, "nop");
     check_entry("free", &line(DISTANCE_BYTES_MAX));
 }
 
 #[test]
-fn long_nops_serve_where_they_are_known_to_be_emulated() {
+fn long_nops_are_probed_if_the_kernel_emulates_them() {
     let bytes = parse("f30f1efa 0f1f440000 c3");
-    let whole = Function { bytes: &bytes, whole: true, address: ADDRESS };
+    let whole = code(&bytes, true);
     let offset = |long_nops| {
         let placement = place(&whole, &spec("malloc"), PlacementMode::Auto, Emulation { long_nops });
-        placement.expect("there is a place").offset_in_function
+        placement.expect("it can be placed").offset_in_function
     };
     assert_eq!((offset(false), offset(true)), (0, 4));
 }
 
 #[test]
-fn bytes_that_are_no_instruction_are_named() {
-    let error = placed("malloc", &parse("06 90 c3")).expect_err("push %es is gone in 64 bits");
+fn undecodable_bytes_are_reported() {
+    let error = placed("malloc", &parse("06 90 c3")).expect_err("push %es is invalid in 64-bit mode");
     assert_eq!(error, PlaceError::Undecodable("06 90 c3".to_owned()));
     assert!(error.to_string().contains("`06 90 c3`"), "{error}");
     assert_eq!(placed("malloc", &[]), Err(PlaceError::Undecodable(String::new())));
@@ -257,17 +257,17 @@ fn bytes_that_are_no_instruction_are_named() {
 }
 
 #[test]
-fn arguments_on_the_stack_are_refused() {
+fn arguments_on_the_stack_are_rejected() {
     let seventh = HookSpec { size: 6, ..spec("malloc") };
     let bytes = parse("90 c3");
-    let code = Function { bytes: &bytes, whole: true, address: ADDRESS };
+    let code = code(&bytes, true);
     let result = place(&code, &seventh, PlacementMode::Auto, Emulation::default());
     assert_eq!(result, Err(PlaceError::Argument(7)));
-    assert!(result.expect_err("refused").to_string().contains("argument 7"));
+    assert!(result.expect_err("rejected").to_string().contains("argument 7"));
 }
 
 #[test]
-fn all_arguments_are_needed_at_once() {
+fn all_arguments_must_be_available() {
     // calloc: xor %esi,%esi before the nop loses the second factor.
     check_entry("calloc", "31f6 90 c3");
     let calloc = check("calloc", "4889f0 31f6 90 c3", 5, "nop");

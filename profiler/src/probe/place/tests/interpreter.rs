@@ -1,5 +1,5 @@
-//! Random functions, executed by an interpreter that knows nothing of the decoder: what a placement says of registers must
-//! be so.
+//! Random functions, executed by an interpreter that does not use the decoder: the registers of a placement must hold the
+//! arguments.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -10,11 +10,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// An instruction that the interpreter knows, with registers by number.
+/// An instruction that the interpreter knows, with register numbers.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Move64(usize, usize),
-    /// The encoding with the operands the other way round.
+    /// The encoding with exchanged operands.
     Move64Loading(usize, usize),
     Move32(usize, usize),
     Move16(usize, usize),
@@ -25,7 +25,7 @@ enum Op {
     Exchange64(usize, usize),
     Exchange64Rax(usize),
     Exchange32(usize, usize),
-    /// `cmove`, which moves or not.
+    /// `cmove`; the flag is its condition.
     MoveIf(usize, usize, bool),
     Clear(usize),
     Add(usize, i8),
@@ -36,11 +36,11 @@ enum Op {
     Test(usize),
     Endbr,
     Nop,
-    /// `je`, with its distance.
+    /// `je` with its displacement.
     JumpIf(i8),
 }
 
-/// Registers, and values that are loaded and pushed.
+/// Registers.
 type Registers = [u64; 16];
 const RSP: usize = 4;
 
@@ -71,7 +71,7 @@ impl Op {
             Self::Clear(register) => Self::two(0x40, &[0x31], register, register),
             Self::Add(register, number) => [Self::two(0x48, &[0x83], 0, register), vec![number as u8]].concat(),
             Self::Load(register, _) => {
-                // From (%rsp): the one base that takes a second byte.
+                // From (%rsp): the only base that needs a second byte.
                 vec![0x48 | if register > 7 { 4 } else { 0 }, 0x8b, 0x04 | ((register as u8 & 7) << 3), 0x24]
             }
             Self::Multiply(register) => Self::two(0x48, &[0xf7], 4, register),
@@ -113,7 +113,7 @@ impl Op {
             Self::Push(_) => registers[RSP] = registers[RSP].wrapping_sub(8),
             Self::Pop(register) => {
                 registers[RSP] = registers[RSP].wrapping_add(8);
-                // Something else than was there.
+                // A different value.
                 registers[register] = registers[register].wrapping_add(0x5555);
             }
             Self::Test(_) | Self::Endbr | Self::Nop | Self::JumpIf(_) => {}
@@ -153,7 +153,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![6 => copies, 3 => spoilers, 1 => others, 1 => emulated]
 }
 
-/// The operations with their offsets, and all of their bytes with a `ret` behind.
+/// The offsets of the operations, and all bytes with a final `ret`.
 fn assemble(ops: &[Op]) -> (Vec<usize>, Vec<u8>) {
     let mut bytes = Vec::new();
     let mut offsets = Vec::new();
@@ -165,7 +165,7 @@ fn assemble(ops: &[Op]) -> (Vec<usize>, Vec<u8>) {
     (offsets, bytes)
 }
 
-/// Values that are told apart in every part.
+/// Values that differ in every byte.
 fn distinct() -> Registers {
     std::array::from_fn(|number| (number as u64 + 1).wrapping_mul(0x1111_1111_1111_1111) ^ 0x8040_2010_0804_0201)
 }
@@ -174,7 +174,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
 
     #[test]
-    fn what_a_placement_says_is_so(
+    fn placements_name_the_registers_of_the_arguments(
         ops in prop::collection::vec(any_op(), 1..16),
         function in prop::sample::select(FUNCTIONS.iter().map(|spec| spec.function).collect::<Vec<_>>()),
     ) {
@@ -183,22 +183,22 @@ proptest! {
         let placement = placed(function, &bytes).expect("it begins with an instruction");
         let offset = usize::try_from(placement.offset_in_function).expect("small");
         let index = offsets.iter().position(|&at| at == offset).expect("between two operations");
-        // The entry may be single-stepped, what was gone to may not.
+        // The entry may be single-stepped; a later instruction may not.
         prop_assert_eq!(placement.class == Class::Emulated, ops[index].emulated());
         prop_assert!(index == 0 || ops[index].emulated());
         let is_branch = |op: &Op| matches!(op, Op::JumpIf(_));
-        prop_assert!(!ops[..index].iter().any(is_branch), "it may be passed by");
+        prop_assert!(!ops[..index].iter().any(is_branch), "a branch may skip it");
         for (op, at) in ops.iter().zip(&offsets) {
             if let Op::JumpIf(distance) = op {
                 let target = *at as i64 + 2 + i64::from(*distance);
-                prop_assert!(target <= 0 || target > offset as i64, "it is jumped back to");
+                prop_assert!(target <= 0 || target > offset as i64, "a branch leads back to it");
             }
         }
 
         let entry = distinct();
         let mut registers = entry;
         ops[..index].iter().for_each(|op| op.execute(&mut registers));
-        let arguments = Wanted::of(&spec).expect("the table's are fine").arguments;
+        let arguments = Wanted::of(&spec).expect("at most six arguments").arguments;
         let found = placement.arguments;
         let mut claims = vec![(found.count, arguments.count), (found.pointer, arguments.pointer)];
         if spec.shape != CallShape::Free {
@@ -214,24 +214,23 @@ proptest! {
     }
 
     #[test]
-    fn the_decoder_reads_what_was_written(ops in prop::collection::vec(any_op(), 1..16)) {
+    fn the_decoder_finds_all_instructions(ops in prop::collection::vec(any_op(), 1..16)) {
         let (offsets, bytes) = assemble(&ops);
-        let function = Function { bytes: &bytes, whole: true, address: ADDRESS };
-        let read: Vec<usize> = decode(&function).map(|found| offset(&function, &found) as usize).collect();
+        let read: Vec<usize> = decode(&bytes, ADDRESS.0).map(|found| found.offset as usize).collect();
         prop_assert_eq!(&read[..offsets.len()], &offsets);
     }
 
     #[test]
-    fn nothing_panics_on_random_bytes(
+    fn random_bytes_do_not_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..300),
         whole in any::<bool>(),
         address in any::<u64>(),
         function in prop::sample::select(FUNCTIONS.iter().map(|spec| spec.function).collect::<Vec<_>>()),
     ) {
-        let code = Function { bytes: &bytes, whole, address: LinkAddr(address) };
+        let code = Code { bytes: bytes.clone(), whole, address: LinkAddr(address) };
         match place(&code, &spec(function), PlacementMode::Auto, Emulation { long_nops: true }) {
             Ok(placement) => {
-                let mut boundaries = decode(&code).map(|found| offset(&code, &found));
+                let mut boundaries = decode(&bytes, address).map(|found| found.offset);
                 prop_assert!(boundaries.any(|at| at == placement.offset_in_function));
                 prop_assert!(placement.offset_in_function < DISTANCE_BYTES_MAX as u64);
                 prop_assert!(whole || placement.offset_in_function == 0);

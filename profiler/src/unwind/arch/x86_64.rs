@@ -1,31 +1,48 @@
-//! One row of DWARF call frame information as a [`Rule`], or why it has none.
+//! Translates a row of DWARF call frame information into a [`Rule`], with the registers of x86-64.
 
 use gimli::{
-    CfaRule, Encoding, EndianSlice, LittleEndian, Operation, Register, RegisterRule, UnwindExpression, UnwindSection,
-    UnwindTableRow, X86_64,
+    CfaRule, Encoding, EndianSlice, LittleEndian, Operation, Register, RegisterRule, UnwindContextStorage,
+    UnwindExpression, UnwindSection, UnwindTableRow, X86_64,
 };
 use profiler_common::step::{SIGNAL_BP, SIGNAL_IP, SIGNAL_SP};
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
 
-use super::cfi::RowStorage;
+pub(crate) const ELF_MACHINE: u16 = object::elf::EM_X86_64;
+
+/// DWARF register of the return address.
+pub(crate) const RETURN_ADDRESS: Register = X86_64::RA;
+
+/// `push %rbp; mov %rsp,%rbp`, in both encodings.
+pub(crate) const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];
+
+/// Storage for one row: 17 columns for general registers, 10 for vector registers that functions of the Windows ABI save.
+///
+/// DWARF's `remember_state`, an instruction of two bytes, copies a row, so the row's size bounds the work that a module can cause.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowStorage;
+
+impl UnwindContextStorage<usize> for RowStorage {
+    type Rules = [(Register, RegisterRule<usize>); 32];
+    type Stack = Box<[UnwindTableRow<usize, Self>; 16]>;
+}
 
 /// Bytes of an unwind section.
 pub(crate) type Bytes<'data> = EndianSlice<'data, LittleEndian>;
 
-/// Operations that are looked at in one expression. The longest that is understood, a procedure linkage table's, has 9.
+/// Maximum operations of an expression. The longest supported one, of a procedure linkage table, has 9.
 const OPERATIONS_MAX: usize = 10;
 
 /// Why a row has no rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unsupported {
-    /// The CFA comes from a register that calls overwrite. No return address can lie in such code: only a signal that
-    /// interrupts it leads there.
+    /// The CFA is relative to a register that calls overwrite. No return address can be in such code: only a signal that interrupts it
+    /// leads there.
     VolatileCfa,
-    /// The CFA comes from rbx or r12 to r15.
+    /// The CFA is relative to rbx or r12 to r15.
     PreservedCfa,
-    /// The CFA is another expression.
+    /// The CFA is an unsupported expression.
     CfaExpression,
-    /// An offset is larger than a rule holds, or the stack would not shrink.
+    /// An offset exceeds the range of a rule, or the stack would not shrink.
     Offset,
     /// The return address is not below the CFA.
     ReturnAddress,
@@ -38,7 +55,7 @@ pub(crate) enum Unsupported {
 }
 
 impl Unsupported {
-    /// All reasons, in the order of their discriminants.
+    /// By discriminant.
     pub(crate) const ALL: [Self; 8] = [
         Self::VolatileCfa,
         Self::PreservedCfa,
@@ -50,30 +67,27 @@ impl Unsupported {
         Self::TooManyRules,
     ];
 
-    /// Whether return addresses, and so ordinary stacks, can meet such a row.
+    /// Whether return addresses, and therefore ordinary stacks, can be in such code.
     #[cfg(test)]
     pub(crate) const fn breaks_stacks(self) -> bool {
         !matches!(self, Self::VolatileCfa)
     }
 }
 
-/// What a row belongs to.
+/// Properties of the function that a row belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Context<'a, S> {
-    /// The unwind section, which expressions lie in.
+    /// The unwind section, which contains expressions.
     pub section: &'a S,
-    /// How expressions are encoded.
+    /// Encoding of expressions.
     pub encoding: Encoding,
-    /// Whether the row's function is a signal trampoline.
+    /// The function is a signal trampoline.
     pub is_signal: bool,
 }
 
 type Row = UnwindTableRow<usize, RowStorage>;
 
-/// The rule of a row.
-///
-/// # Errors
-/// Why there is none.
+/// Translates a row; the error is the reason if it has no rule.
 pub(crate) fn translate<'data, S: UnwindSection<Bytes<'data>>>(
     context: &Context<'_, S>,
     row: &Row,
@@ -82,7 +96,7 @@ pub(crate) fn translate<'data, S: UnwindSection<Bytes<'data>>>(
         return signal(context, row);
     }
     match row.register(X86_64::RA) {
-        // "Undefined" is how `_start` and thread entry code say that nobody called them.
+        // `_start` and thread entry code use "undefined" to mark the first frame.
         None | Some(RegisterRule::Undefined) => return Ok(Rule::END),
         Some(RegisterRule::Offset(-8)) => {}
         Some(_) => return Err(Unsupported::ReturnAddress),
@@ -130,7 +144,7 @@ fn cfa_of_expression(operations: &[Operation<Bytes<'_>>]) -> Result<Cfa, Unsuppo
                 _ => Err(Unsupported::VolatileCfa),
             }
         }
-        // The linkers' own: rsp + 8 + ((rip & 15) >= 11) << 3, with 10 or another threshold where entries differ.
+        // Written by linkers: rsp + 8 + ((rip & 15) >= 11) << 3, with 10 or another threshold if entries differ.
         [
             RegisterOffset { register: X86_64::RSP, offset, .. },
             RegisterOffset { register: X86_64::RA, offset: 0, .. },
@@ -172,7 +186,7 @@ fn signal<'data, S: UnwindSection<Bytes<'data>>>(context: &Context<'_, S>, row: 
     Ok(Rule::SIGNAL)
 }
 
-/// The operations of an expression, or an error if they are malformed or more than any that is understood.
+/// The operations of an expression, or an error if they are malformed or more than supported.
 fn operations<'data, S: UnwindSection<Bytes<'data>>>(
     context: &Context<'_, S>,
     expression: &UnwindExpression<usize>,

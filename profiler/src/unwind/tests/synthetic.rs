@@ -1,11 +1,11 @@
-//! What the builder makes of single features, of contradictions, and of damage.
+//! Tables of single features, of contradictory information, and of damaged modules.
 
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
 use proptest::prelude::*;
 
+use super::super::arch::Unsupported;
 use super::super::cache::TableKey;
-use super::super::rule::Unsupported;
-use super::super::{Image, ImageError, RuleTable, Table, build, rules};
+use super::super::{Image, ImageError, RuleTable, Table, build, table};
 use super::module::{CODE, Fde, Module, cfa, function};
 use crate::address::{LinkAddr, TargetAddr};
 
@@ -27,7 +27,7 @@ fn table(module: &Module) -> Table {
     table
 }
 
-/// Each pair is a distance into the code and the rule there.
+/// Pairs of an offset into the code and the rule there.
 fn check(table: &Table, want: &[(u64, Rule)]) {
     for &(at, rule) in want {
         assert_eq!(table.lookup(LinkAddr(CODE + at)), rule, "at {at:#x}");
@@ -35,7 +35,7 @@ fn check(table: &Table, want: &[(u64, Rule)]) {
 }
 
 #[test]
-fn rules_hold_from_row_to_row_and_not_beyond_their_function() {
+fn a_rule_applies_up_to_the_next_row_within_its_function() {
     let push = [cfa::advance(1), cfa::def(cfa::RSP, 16), cfa::offset(cfa::RBP, 2)].concat();
     let frame = [cfa::advance(3), cfa::def(cfa::RBP, 16)].concat();
     let table = table(&Module::new(vec![function(0x100, 0x40, &[&push, &frame])]));
@@ -59,7 +59,7 @@ fn rules_hold_from_row_to_row_and_not_beyond_their_function() {
 }
 
 #[test]
-fn a_remembered_state_comes_back() {
+fn a_remembered_state_is_restored() {
     let body = [
         cfa::advance(1),
         cfa::def(cfa::RSP, 16),
@@ -74,8 +74,8 @@ fn a_remembered_state_comes_back() {
 }
 
 #[test]
-fn pages_stand_alone() {
-    // Covers the end of one page, all of the next, and the begin of a third.
+fn each_page_has_its_own_rows() {
+    // Covers the end of one page, all of the next, and the start of a third.
     let body = [cfa::advance(1), cfa::def(cfa::RSP, 32)].concat();
     let functions = vec![function(0x8000, 0x1_8000, &[&body]), function(0x3_8000, 0x10, &[])];
     let table = table(&Module::new(functions));
@@ -88,10 +88,10 @@ fn pages_stand_alone() {
 }
 
 #[test]
-fn touching_functions_share_a_row_where_their_rules_are_equal() {
+fn adjacent_functions_share_a_row_if_their_rules_are_equal() {
     let table = table(&Module::new((0..8).map(|i| function(0x1000 + i * 16, 16, &[])).collect()));
     check(&table, &[(0xfff, Rule::GAP), (0x1000, sp(8)), (0x107f, sp(8)), (0x1080, Rule::GAP)]);
-    // The page's begin, the eight functions, the gap behind them.
+    // The page's start, the eight functions, the gap after them.
     assert_eq!(table.rows.len(), 3);
 }
 
@@ -106,7 +106,7 @@ fn linkage_tables_of_both_linkers() {
 }
 
 #[test]
-fn aligned_stacks_are_read_back_from_memory() {
+fn the_cfa_of_aligned_stacks_is_read_from_memory() {
     // gcc: the old stack pointer at rbp-8, the caller's rbp at rbp. OpenSSL: the old one at rsp+152, 8 below the CFA.
     let compiled = [cfa::def_expression(&[BREG_RBP, 0x78, DEREF]), cfa::expression(cfa::RBP, &[BREG_RBP, 0])].concat();
     let assembly = [cfa::def_expression(&[BREG_RSP, 0x98, 0x01, DEREF, 0x23, 8]), cfa::offset(cfa::RBP, 3)].concat();
@@ -126,7 +126,7 @@ fn trampoline(sp_at: [u8; 2]) -> Fde {
 }
 
 #[test]
-fn the_signal_trampoline_is_known() {
+fn the_signal_trampoline_is_recognised() {
     let known = table(&Module::new(vec![trampoline([0xa0, 0x01])]));
     check(&known, &[(0x1f, Rule::SIGNAL), (0x2f, Rule::SIGNAL), (0x30, Rule::GAP)]);
     let other = table(&Module::new(vec![trampoline([0xa8, 0x01])]));
@@ -135,7 +135,7 @@ fn the_signal_trampoline_is_known() {
 }
 
 #[test]
-fn what_cannot_be_written_is_unsupported_and_counted() {
+fn unrepresentable_rules_are_unsupported_and_counted() {
     let from_rax = cfa::def(0, 16);
     let from_rbx = cfa::def(3, 16);
     let sum = cfa::def_expression(&[BREG_RSP, 8, BREG_RBP, 0, 0x22]);
@@ -162,7 +162,7 @@ fn what_cannot_be_written_is_unsupported_and_counted() {
 }
 
 #[test]
-fn rows_before_a_malformed_instruction_stand() {
+fn rows_before_a_malformed_instruction_are_used() {
     let body = [cfa::advance(4), cfa::def(cfa::RSP, 24), cfa::advance(4), vec![0x3f]].concat();
     let table = table(&Module::new(vec![function(0, 0x20, &[&body])]));
     check(&table, &[(0, sp(8)), (4, sp(24)), (7, sp(24)), (8, Rule::UNSUPPORTED), (0x1f, Rule::UNSUPPORTED)]);
@@ -186,7 +186,7 @@ fn an_entry_point_without_unwind_information_ends_the_stack() {
 }
 
 #[test]
-fn contradicting_functions_are_resolved_and_counted() {
+fn overlapping_functions_are_resolved_and_counted() {
     let wide = cfa::def(cfa::RSP, 64);
     let other = cfa::def(cfa::RSP, 32);
     let functions = vec![
@@ -207,7 +207,7 @@ fn contradicting_functions_are_resolved_and_counted() {
             (0x11f, sp(64)),
             (0x120, sp(32)),
             (0x12f, sp(32)),
-            // The first function is not taken up again: the C++ runtime would not find it either.
+            // The first function does not resume: the C++ runtime would not find it either.
             (0x130, Rule::GAP),
             (0x200, sp(8)),
             (0x300, Rule::GAP),
@@ -233,7 +233,7 @@ fn sections_are_found_in_three_ways() {
 }
 
 #[test]
-fn gaps_follow_frame_pointers_where_their_code_has_them() {
+fn gaps_with_frame_pointers_are_unwound_by_them() {
     let prologue = [0x55, 0x48, 0x89, 0xe5];
     let mut module = Module::new(vec![function(0, 0x20, &[])]);
     check(&table(&module), &[(0x20, Rule::GAP)]);
@@ -247,7 +247,7 @@ fn gaps_follow_frame_pointers_where_their_code_has_them() {
 }
 
 #[test]
-fn keys_follow_what_tables_are_made_from() {
+fn keys_depend_on_the_input_of_tables() {
     let key = |module: &Module| {
         let bytes = module.bytes();
         TableKey::of(&Image::parse(&bytes[..]).expect("a module"))
@@ -257,17 +257,17 @@ fn keys_follow_what_tables_are_made_from() {
     assert_eq!(key(&module), key(&Module::new(functions(48))));
     assert_ne!(key(&module), key(&Module::new(functions(40))));
     assert_ne!(key(&module), key(&Module { code: vec![0x90; 0x1000], ..Module::new(functions(48)) }));
-    // Not of the code: that is what samples are for.
+    // Not on the code, which samples cover.
     let mut other = Module::new(functions(48));
     other.code[0x1100..0x1104].copy_from_slice(&[0x55, 0x48, 0x89, 0xe5]);
     assert_eq!(key(&module), key(&other));
     let bytes = other.bytes();
-    assert!(!table(&module).samples.are_of(&Image::parse(&bytes[..]).expect("a module")));
-    assert!(table(&other).samples.are_of(&Image::parse(&bytes[..]).expect("a module")));
+    assert!(!table(&module).samples.matches(&Image::parse(&bytes[..]).expect("a module")));
+    assert!(table(&other).samples.matches(&Image::parse(&bytes[..]).expect("a module")));
 }
 
 #[test]
-fn tables_move_into_shared_arrays() {
+fn tables_are_relocated_into_shared_arrays() {
     use profiler_common::unwind::{PageRows, ReadTables, RowCell, UnwindRow, find_rule};
     struct Maps(Vec<RowCell>, Vec<PageRows>, RuleTable);
     impl ReadTables for Maps {
@@ -318,11 +318,11 @@ fn a_full_rule_table_makes_rules_unsupported() {
     let table = table(&Module::new(vec![function(0, 8, &[&cfa::def(cfa::RBP, 16)])]));
     let numbers = table.number_rules(&mut shared);
     assert_eq!(numbers[..5], [0, 1, 2, 3, 4]);
-    assert!(numbers[5..].contains(&rules::UNSUPPORTED));
+    assert!(numbers[5..].contains(&table::UNSUPPORTED));
 }
 
 #[test]
-fn a_section_that_cannot_be_followed_is_cut_short() {
+fn a_malformed_section_is_truncated() {
     let first = vec![function(0, 0x10, &[])];
     let both = vec![function(0, 0x10, &[]), function(0x10, 0x10, &[])];
     let last_entry = |functions: Vec<Fde>| {
@@ -338,7 +338,7 @@ fn a_section_that_cannot_be_followed_is_cut_short() {
         (bytes, 0xf000 + last)
     };
     assert_eq!(build(&last_entry(first).0[..]).map(|table| table.stats.truncated), Ok(false));
-    // The second function's length reaches beyond the section.
+    // The second function's length exceeds the section.
     let (mut bytes, at) = last_entry(both);
     bytes[at..at + 4].copy_from_slice(&[0xf0, 0xff, 0, 0]);
     let table = build(&bytes[..]).expect("an ELF image");
@@ -348,15 +348,15 @@ fn a_section_that_cannot_be_followed_is_cut_short() {
 }
 
 #[test]
-fn instructions_that_each_function_repeats_are_limited() {
-    // 2 KiB that every function would run again: real ones have 20 bytes.
+fn cie_instructions_are_limited() {
+    // 2 KiB that would be executed for every function: real ones have 20 bytes.
     let table = table(&Module { cie_padding: 2048, ..Module::new(vec![function(0, 0x10, &[])]) });
     check(&table, &[(0, Rule::UNSUPPORTED), (0xf, Rule::UNSUPPORTED)]);
     assert_eq!(table.stats.unsupported[Unsupported::Malformed as usize].bytes, 0x10);
 }
 
 #[test]
-fn other_files_are_refused() {
+fn other_files_are_rejected() {
     let check = |change: fn(&mut Vec<u8>), want: ImageError| {
         let mut bytes = Module::new(Vec::new()).bytes();
         change(&mut bytes);
@@ -370,7 +370,7 @@ fn other_files_are_refused() {
     check(|bytes| bytes.truncate(100), ImageError::Malformed);
     check(|bytes| bytes[56..58].copy_from_slice(&[0xff, 0xff]), ImageError::Malformed);
     check(|bytes| bytes[64 + 56 + 4] = 4, ImageError::NoCode);
-    // The executable segment ends 2^40 bytes on.
+    // The executable segment is 2^40 bytes long.
     check(|bytes| bytes[64 + 56 + 37] = 1, ImageError::TooWide);
     assert_eq!(build(&[][..]).err(), Some(ImageError::NotElf));
 }
@@ -379,7 +379,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn damage_makes_no_table_inconsistent(
+    fn tables_of_damaged_modules_are_consistent(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
         where_ in 0..3,
         section_headers in any::<bool>(),
@@ -394,7 +394,7 @@ proptest! {
             function(0x9000, 0x1_8000, &[&frame]),
         ];
         let mut bytes = Module { section_headers, entry: CODE + 0x3000, ..Module::new(functions) }.bytes();
-        // The headers, the unwind section, or anything.
+        // The headers, the unwind section, or any part.
         let (start, end) = match where_ {
             0 => (0, 64 + 3 * 56),
             1 => (0xf000, 0xf000 + 0x100),
