@@ -1,7 +1,6 @@
 //! The GNU C library's malloc.
 
-use super::libc::DEFINING_FUNCTION;
-use super::spec::{AllocatorSpec, same_code};
+use super::spec::{AllocatorSpec, DEFINING_FUNCTION, same_code};
 use crate::process::definitions::Candidate;
 
 pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {

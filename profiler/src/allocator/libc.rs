@@ -38,9 +38,6 @@ pub(crate) const ALIASES: &[HookSpec] = &[
     HookSpec::alloc("__libc_pvalloc", 0).page_rounded(),
 ];
 
-/// A module that does not define it has no malloc.
-pub(crate) const DEFINING_FUNCTION: &str = "malloc";
-
 /// Without these, the profile is incomplete; few programs call the others.
 pub(crate) const REQUIRED_FUNCTIONS: &[&str] = &["malloc", "free", "calloc", "realloc"];
 

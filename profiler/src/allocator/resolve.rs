@@ -12,9 +12,8 @@ use thiserror::Error;
 
 use super::detect::{self, ALLOCATORS, Identity, supported};
 use super::hook_set::HookSet;
-use super::libc::DEFINING_FUNCTION;
 use super::selection::{HeapSelection, MMAP};
-use super::spec::HookSpec;
+use super::spec::{DEFINING_FUNCTION, HookSpec};
 use super::{glibc, libc, mmap, rust};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;

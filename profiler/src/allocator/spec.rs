@@ -3,8 +3,10 @@
 
 use profiler_common::hook::CallShape;
 
-use super::libc::DEFINING_FUNCTION;
 use crate::process::definitions::Candidate;
+
+/// A module that does not define it has no malloc.
+pub(crate) const DEFINING_FUNCTION: &str = "malloc";
 
 /// An allocator.
 pub(crate) struct AllocatorSpec {

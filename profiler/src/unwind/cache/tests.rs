@@ -22,7 +22,7 @@ fn table(offset: i32) -> Table {
         pages: vec![PageRows { first: 0, end: 3 }, PageRows { first: 3, end: 3 }, PageRows { first: 3, end: 5 }],
         rules: [&Rule::RESERVED[..], &[rule]].concat(),
         stats: BuildStats { functions: 3, truncated: true, ..BuildStats::default() },
-        samples: Samples { places: vec![(0x7_0040, 64), (0x7_2000, 4096)], digest: [7; 32] },
+        samples: Samples { ranges: vec![(0x7_0040, 64), (0x7_2000, 4096)], digest: [7; 32] },
     }
 }
 
