@@ -1,8 +1,5 @@
 //! heapbpf's agent. Modules are in the order of the pipeline.
 
-#![expect(missing_docs, reason = "no stable interface: `internals` re-exports internal items")]
-
-#![expect(missing_docs, reason = "no stable interface: `internals` re-exports internal items")]
 
 mod address;
 mod ids;

@@ -14,8 +14,8 @@ use super::error::LoadError;
 use super::load::Kernel;
 use crate::address::TargetAddr;
 use crate::ids::{Pid, StackId};
-use crate::linux::map_batch::{BATCH, read_hash, remove_hash, write_hash};
-use crate::linux::map_memory::SharedCounts;
+use crate::linux::bpf_map::SharedCounts;
+use crate::linux::bpf_map::{BATCH, read_hash, remove_hash, write_hash};
 
 const LIVE: &str = "LIVE";
 const STACKS: &str = "STACKS";

@@ -10,8 +10,8 @@ use aya::maps::Map;
 use aya_obj::Object;
 
 use super::error::LoadError;
+use crate::linux::bpf::machine_code;
 use crate::linux::bpf::{self, AttachType, ProgramBtf, ProgramLoad};
-use crate::linux::program_info::machine_code;
 
 /// A relocated object to load programs from.
 pub(super) struct RelocatedObject {

@@ -2,8 +2,9 @@
 
 use profiler_common::limits::PAGE_BYTES;
 
-use crate::bpf::load::{Kernel, KernelConfig, LinkKind, LoadError};
-use crate::bpf::processes::WatchError;
+use crate::bpf::error::LoadError;
+use crate::bpf::load::{Kernel, KernelConfig, LinkKind};
+use crate::bpf::processes::TracepointError;
 use crate::keeper::Keeper;
 use crate::linux::feature;
 use crate::linux::feature::{Feature, Support};
@@ -206,7 +207,7 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         row_cells: 1,
         stack_seed: 0,
         raw_stacks: false,
-        watch_execs: false,
+        all_execs: false,
         throw_safe_bytes: u64::MAX,
     };
     let links = choose(BackendChoice::Auto).unwrap_or(LinkKind::Perf);
@@ -218,8 +219,8 @@ fn probes(subject: &Subject) -> (Trial, Support, Option<Costs>) {
         }
     };
     // Verifies the tracepoint programs too. Profiling works without them, except for following forks.
-    let watched = kernel.watch_processes();
-    let stacks = if let Err(WatchError::Load(error @ LoadError::PrivateStack(_))) = watched {
+    let watched = kernel.attach_tracepoints();
+    let stacks = if let Err(TracepointError::Load(error @ LoadError::PrivateStack(_))) = watched {
         let programs = Trial::new(TrialKind::Programs, Support::No(error.to_string()));
         return (programs, Support::Unknown("the programs could not be loaded".to_owned()), None);
     } else if kernel.stacks_verified() {

@@ -21,8 +21,8 @@ use crate::bpf::error::LoadError;
 use crate::bpf::load::Kernel;
 use crate::ids::{HeapId, Pid};
 use crate::keeper::Keeper;
-use crate::linux::calibration::Spot;
 use crate::linux::clock;
+use crate::linux::feature::Spot;
 use crate::linux::proc::maps::{self, Mapping};
 
 /// The hidden command that runs heapbpf as the probed process.

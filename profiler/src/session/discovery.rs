@@ -13,7 +13,7 @@ use crate::keeper::{Keeper, KeeperError};
 use crate::model::{Origin, UnfoundHook};
 use crate::object::module::ModuleStore;
 use crate::probe::jumps::Jumps;
-use crate::probe::leftover::{Place, breakpoints, remove};
+use crate::probe::leftover::{CodeLocation, breakpoints, remove};
 use crate::probe::place::PlacementMode;
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::process::address_space::AddressSpace;
@@ -152,10 +152,11 @@ pub(crate) fn remove_leftovers(kind: LinkKind) -> Result<Leftovers, KeeperError>
         leftovers.processes += 1;
         // With `--placement entry`, probes are at the first instruction.
         let both = |planned: &PlannedHook| [planned.offset(), planned.hook.offset].map(|at| (planned.hook.module, at));
-        let mut places: Vec<Place> = target.hooks.planned(&discovery.plan).flat_map(both).collect();
+        let mut places: Vec<CodeLocation> = target.hooks.planned(&discovery.plan).flat_map(both).collect();
         places.sort_unstable();
         places.dedup();
-        let search = |places: Vec<Place>| breakpoints(&target.mappings.space, &discovery.modules, places.into_iter());
+        let search =
+            |places: Vec<CodeLocation>| breakpoints(&target.mappings.space, &discovery.modules, places.into_iter());
         let found = search(places);
         if found.is_empty() {
             continue;

@@ -21,10 +21,10 @@ use crate::linux::proc::stat::Stat;
 use crate::model::HookStatus;
 use crate::object::module::ModuleStore;
 use crate::probe::attach::{AttachError, Probe, attach, backend_name};
-use crate::probe::code::Code;
+use crate::probe::code::{Code, PlaceError};
 use crate::probe::cost::Costs;
-use crate::probe::leftover::Place;
-use crate::probe::place::{Class, Emulation, PlaceError, PlacementMode, place};
+use crate::probe::leftover::CodeLocation;
+use crate::probe::place::{Class, Emulation, PlacementMode, place};
 use crate::probe::plan::{Plan, PlannedHook};
 use crate::snapshot::HeapFacts;
 
@@ -70,7 +70,7 @@ impl Hooks {
             let module = modules.get(hook.module);
             let placed = || {
                 let code = Code::read(module, hook.offset, hook.size_bytes)?;
-                place(&code.function(), &hook.spec, mode, Emulation::default())
+                place(&code, &hook.spec, mode, Emulation::default())
             };
             let id = plan.add(hook, placed)?;
             self.want(id);
@@ -207,12 +207,12 @@ impl Hooks {
     }
 
     /// Instructions where probes are or will be attached.
-    pub(super) fn places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, Place)> + 'a {
+    pub(super) fn places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, CodeLocation)> + 'a {
         self.states.iter().map(|hook| place_of(hook, plan))
     }
 
     /// Instructions where probes will be attached.
-    pub(super) fn unattached_places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, Place)> + 'a {
+    pub(super) fn unattached_places<'a>(&'a self, plan: &'a Plan) -> impl Iterator<Item = (HookId, CodeLocation)> + 'a {
         self.states.iter().filter(|hook| hook.state == State::Wanted).map(|hook| place_of(hook, plan))
     }
 
@@ -300,7 +300,7 @@ impl Hooks {
     }
 }
 
-fn place_of(hook: &HookState, plan: &Plan) -> (HookId, Place) {
+fn place_of(hook: &HookState, plan: &Plan) -> (HookId, CodeLocation) {
     let planned = plan.hook(hook.id);
     (hook.id, (planned.hook.module, planned.offset()))
 }

@@ -30,7 +30,7 @@ use crate::linux::{clock, memory};
 use crate::model::Origin;
 use crate::probe::attach::choose;
 use crate::probe::cost::{self, CostError, Costs};
-use crate::probe::leftover::{self, Place};
+use crate::probe::leftover::{self, CodeLocation};
 use crate::probe::plan::Plan;
 use crate::report::text::printable;
 
@@ -66,7 +66,7 @@ impl Probes {
             row_cells,
             stack_seed: random_seed(),
             raw_stacks: config.raw_stacks_max > 0,
-            watch_execs: config.selection.matches_new(),
+            all_execs: config.selection.matches_new(),
             throw_safe_bytes: memory::throw_safe_bytes(),
         };
         // The keeper starts while the kernel verifies the programs.
@@ -243,7 +243,7 @@ impl Probes {
             return;
         }
         let places = target.hooks.unattached_places(&self.discovery.plan);
-        let places: Vec<Place> =
+        let places: Vec<CodeLocation> =
             places.filter(|(hook, _)| !self.links.is_shared(*hook)).map(|(_, place)| place).collect();
         let found = self.breakpoints(target, places);
         if found.is_empty() {
@@ -265,7 +265,7 @@ impl Probes {
         }
     }
 
-    fn breakpoints(&self, target: &Target, places: Vec<Place>) -> Vec<Place> {
+    fn breakpoints(&self, target: &Target, places: Vec<CodeLocation>) -> Vec<CodeLocation> {
         leftover::breakpoints(&target.mappings.space, &self.discovery.modules, places.into_iter())
     }
 

@@ -24,7 +24,7 @@ use super::target::Target;
 use super::unwinding::Tables;
 use super::windows::Windows;
 use crate::bpf::counters::Counters;
-use crate::bpf::load::LoadError;
+use crate::bpf::error::LoadError;
 use crate::ids::Pid;
 use crate::linux::{bpf, clock};
 use crate::process::selection;
@@ -153,7 +153,7 @@ impl Session {
 
     /// Makes the kernel side report forks and execs. Without it, only running processes are targets.
     fn monitor_processes(&mut self) {
-        if let Err(error) = self.probes.kernel.watch_processes() {
+        if let Err(error) = self.probes.kernel.attach_tracepoints() {
             let missed = if self.config.selection.is_open() {
                 "processes that start later are not recorded"
             } else {

@@ -1,4 +1,4 @@
-//! Functions that cannot be hooked: written wrongly, or nowhere.
+//! Invalid hooks, and hooks that are not found.
 
 use std::fs;
 use std::process::Command;
@@ -22,7 +22,7 @@ fn check(arguments: &[&str], parts: &[&str]) {
 }
 
 #[test]
-fn what_is_wrong_with_a_hook_is_named() {
+fn errors_in_hooks_are_reported() {
     let check = |hook: &str, parts: &[&str]| check(&["--hook", hook], &[&[hook], parts].concat());
     check("x.so:f", &["missing `(`"]);
     check("f(size=arg1, ptr=ret)", &["`f` specifies no module"]);
@@ -47,7 +47,7 @@ fn what_is_wrong_with_a_hook_is_named() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_named() {
+fn errors_in_files_are_reported() {
     let folder = tempfile::tempdir().expect("there is a directory for temporary files");
     let path = folder.path().join("hooks.toml");
     let name = path.display().to_string();
@@ -71,21 +71,21 @@ fn what_is_wrong_with_a_file_is_named() {
 }
 
 #[test]
-fn a_file_that_is_not_there_and_intervals_that_are_none_are_named() {
+fn missing_files_and_invalid_intervals_are_reported() {
     check(&["--hooks", "cudart"], &["`cudart` is neither a built-in spec", "cpython, cuda"]);
     check(&["--hooks", "/nowhere/pool.toml"], &["`/nowhere/pool.toml`", "No such file"]);
     check(&["--heap-interval", "pool"], &["`pool` is not `NAME=BYTES`"]);
     check(&["--heap-interval", "pool=0"], &["`0` is not an interval"]);
 }
 
-/// heapbpf on a target that has no such functions. Exit code 3, and this in the summary.
+/// Profiles a target without such functions. Expects exit code 3 and these lines in the summary.
 #[track_caller]
 fn incomplete(target: &mut Target, hooks: &[String], lines: &[String]) {
     let mut heapbpf = heapbpf(target.pid(), "--interval 1", hooks);
     let session = heapbpf.start();
     target.work("go");
     let outcome = session.interrupt().expect_code(3);
-    assert!(outcome.stderr.contains("there is no function `"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("no function `"), "{}", outcome.stderr);
     assert!(outcome.stdout.contains("health: this profile is incomplete"), "{}", outcome.stdout);
     for line in lines {
         assert!(outcome.stdout.lines().any(|said| said.trim() == line), "no `{line}` in\n{}", outcome.stdout);
@@ -95,7 +95,7 @@ fn incomplete(target: &mut Target, hooks: &[String], lines: &[String]) {
 }
 
 #[test]
-fn functions_that_no_module_has_are_told_and_the_profile_is_incomplete() {
+fn missing_functions_are_reported_and_the_profile_is_incomplete() {
     let mut target = Target::spawn(&mut Command::new(linked().build()));
     let pid = target.pid();
     let mut all = hooks("pool", "");
@@ -110,7 +110,7 @@ fn functions_that_no_module_has_are_told_and_the_profile_is_incomplete() {
 }
 
 #[test]
-fn functions_of_a_stripped_program_are_told() {
+fn missing_functions_of_a_stripped_program_are_reported() {
     let mut target = Target::spawn(&mut Command::new(Recipe::of("pooled.c").flags("-DINSIDE -s").build()));
     let pid = target.pid();
     let lines = POOL.map(|function| {
@@ -121,7 +121,7 @@ fn functions_of_a_stripped_program_are_told() {
 }
 
 #[test]
-fn a_heap_that_is_nowhere_and_the_only_one_that_is_selected_is_an_error() {
+fn a_missing_heap_that_is_the_only_one_selected_is_an_error() {
     let target = Target::spawn(&mut Command::new(linked().build()));
     let text = heapbpf(target.pid(), "--heap pool", &hooks("libpool.so*", "")).run().expect_error(1);
     assert!(text.contains("only `libc`") && text.contains("--heap"), "{text}");
