@@ -1,6 +1,5 @@
 //! heapbpf's agent. Modules are in the order of the pipeline.
 
-
 mod address;
 mod ids;
 mod memory;

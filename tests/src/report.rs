@@ -1,7 +1,9 @@
-//! The JSON report as its readers know it, and the ledgers that targets print. Refuses to know more of the report than
-//! DESIGN.md promises; fields it does not name are let through.
+//! Reads JSON reports independently of heapbpf's types: the fields that tests need, others are ignored. Also reads the
+//! ledgers that targets print.
+//!
+//! Functions panic, and so fail the test, where the report does not have what they return.
 
-mod counts;
+#![expect(missing_docs, reason = "fields have the names of the format")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,11 +12,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::Number;
 
-pub use counts::{Counts, Estimates, Ledger, Site};
-
-/// A report.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Report {
     pub version: u32,
     pub interval_bytes: u64,
@@ -27,21 +25,16 @@ pub struct Report {
     pub health: Health,
 }
 
-/// The part of a recording that a report is about.
 #[derive(Clone, Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Window {
     pub number: Option<u32>,
     pub reason: String,
     pub start_unix_ns: u64,
     pub since_mark: bool,
     pub end_unix_ns: u64,
-    pub merged_count: u32,
 }
 
-/// One process of a report.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Process {
     pub pid: u32,
     pub command: String,
@@ -57,9 +50,7 @@ pub struct Process {
     pub callsites: Vec<Callsite>,
 }
 
-/// Since when a process was watched.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Beginning {
     pub origin: String,
     pub parent: Option<u32>,
@@ -68,29 +59,22 @@ pub struct Beginning {
     pub from_first_call: bool,
 }
 
-/// Processes that were meant and are not in the report one by one.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Others {
     pub skipped: Vec<Skipped>,
     pub skipped_count: u64,
     pub short_lived_count: u64,
-    pub not_inherited_count: u64,
     pub folded_count: u64,
 }
 
-/// A process that could not be profiled.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Skipped {
     pub pid: u32,
     pub command: String,
     pub reason: String,
 }
 
-/// One heap of a process.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Heap {
     pub name: String,
     pub hooks: Vec<Hook>,
@@ -98,9 +82,7 @@ pub struct Heap {
     pub totals: Totals,
 }
 
-/// One function that was to be watched.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Hook {
     pub function: String,
     pub module: String,
@@ -108,27 +90,21 @@ pub struct Hook {
     pub offset: u64,
     pub instruction: Option<String>,
     pub emulated: Option<bool>,
-    pub required: bool,
     pub attached: bool,
     pub error: Option<String>,
 }
 
-/// One stack and what it did.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Callsite {
     pub stack: Vec<Frame>,
     pub heap: String,
     pub inherited: bool,
     pub older_count: Option<Number>,
-    pub older_bytes: Option<Number>,
     #[serde(flatten)]
     pub totals: Totals,
 }
 
-/// One frame.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Frame {
     pub function: Option<String>,
     pub module: Option<String>,
@@ -138,9 +114,7 @@ pub struct Frame {
     pub address: String,
 }
 
-/// What was lost.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Health {
     pub events: u64,
     pub lost: BTreeMap<String, u64>,
@@ -152,11 +126,8 @@ pub struct Health {
     pub guardrails: Guardrails,
 }
 
-/// Callsites that grow.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Leaks {
-    pub span_ns: u64,
     pub too_short: bool,
     pub growing_count: usize,
     pub suppressed_count: u64,
@@ -164,9 +135,7 @@ pub struct Leaks {
     pub candidates: Vec<Candidate>,
 }
 
-/// A callsite that grows.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Candidate {
     pub stack: Vec<Frame>,
     pub heap: String,
@@ -176,33 +145,21 @@ pub struct Candidate {
     pub live_count: f64,
     pub old_share: f64,
     pub survival: Option<f64>,
-    pub score: f64,
 }
 
-/// What probes cost a process.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Overhead {
     pub percent: f64,
-    pub percent_highest: Option<f64>,
-    pub probe_ns: f64,
     pub cpu_ns: u64,
 }
 
-/// Limits and when they were reached.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Guardrails {
-    pub memory_bytes_max: Option<u64>,
     pub memory_bytes_highest: Option<u64>,
-    pub cpu_percent_max: Option<f64>,
-    pub overhead_percent_max: Option<f64>,
     pub reached: Vec<Reached>,
 }
 
-/// A limit that was reached.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Reached {
     pub unix_ns: u64,
     pub limit: String,
@@ -212,9 +169,7 @@ pub struct Reached {
     pub percent: Option<f64>,
 }
 
-/// A change of a heap's interval.
 #[derive(Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct IntervalChange {
     pub unix_ns: u64,
     pub heap: String,
@@ -223,9 +178,8 @@ pub struct IntervalChange {
     pub reason: String,
 }
 
-/// Totals as they stand in the file: integers when exact, floats when estimated.
+/// Integers where exact, floats where estimated.
 #[derive(Clone, Debug, Deserialize)]
-#[expect(missing_docs, reason = "the names are the format's own")]
 pub struct Totals {
     pub inherited_count: Number,
     pub inherited_bytes: Number,
@@ -237,47 +191,31 @@ pub struct Totals {
     pub live_bytes: Number,
     pub peak_bytes: Number,
     pub peak_unix_ns: Option<u64>,
-    /// Where numbers are estimates.
+    /// Present where amounts are estimates.
     pub live_bytes_95: Option<[f64; 2]>,
-    /// The same of what was allocated.
     pub alloc_bytes_95: Option<[f64; 2]>,
     pub live_start_bytes: Option<Number>,
     pub live_start_count: Option<Number>,
     pub delta_bytes: Option<Number>,
-    pub delta_count: Option<Number>,
 }
 
 impl Report {
-    /// Reads a file.
-    ///
-    /// # Panics
-    ///
-    /// When it cannot be read or is not a report of version 1.
     #[track_caller]
     pub fn read(path: &Path) -> Self {
         let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("`{}`: {error}", path.display()));
         let report: Self = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:.4000}"));
         assert_eq!(report.version, 1);
-        assert!(report.started_unix_ns <= report.ended_unix_ns, "the session ended before it began");
+        assert!(report.started_unix_ns <= report.ended_unix_ns, "the session ends before it starts");
         report
     }
 
-    /// The process with this pid.
-    ///
-    /// # Panics
-    ///
-    /// When the report does not have it.
     #[track_caller]
     pub fn process(&self, pid: u32) -> &Process {
         let pids: Vec<u32> = self.targets.iter().map(|target| target.pid).collect();
         self.targets.iter().find(|target| target.pid == pid).unwrap_or_else(|| panic!("no {pid} among {pids:?}"))
     }
 
-    /// The only process that another one made by a fork.
-    ///
-    /// # Panics
-    ///
-    /// When the report has another number of those.
+    /// The only forked child of a process.
     #[track_caller]
     pub fn child_of(&self, parent: u32) -> &Process {
         let children = self.targets.iter().filter(|process| process.beginning.parent == Some(parent));
@@ -287,15 +225,11 @@ impl Report {
         child
     }
 
-    /// Fails unless nothing was lost and every hook was attached.
-    ///
-    /// # Panics
-    ///
-    /// When something was lost or not attached.
+    /// Fails unless nothing was dropped and every hook is attached.
     #[track_caller]
     pub fn assert_complete(&self) {
         let lost: BTreeMap<_, _> = self.health.lost.iter().filter(|(_, count)| **count > 0).collect();
-        assert!(lost.is_empty(), "lost: {lost:?}");
+        assert!(lost.is_empty(), "dropped: {lost:?}");
         let hooks = || self.targets.iter().flat_map(|target| &target.heaps).flat_map(|heap| &heap.hooks);
         assert!(hooks().count() > 0, "no hooks at all");
         for hook in hooks() {
@@ -305,27 +239,17 @@ impl Report {
 }
 
 impl Process {
-    /// The heap of this name.
-    ///
-    /// # Panics
-    ///
-    /// When the process does not have it.
     #[track_caller]
     pub fn heap(&self, name: &str) -> &Heap {
         let heap = self.heaps.iter().find(|heap| heap.name == name);
         heap.unwrap_or_else(|| panic!("no heap `{name}` among {:?}", self.heap_names()))
     }
 
-    /// The names of all heaps.
     pub fn heap_names(&self) -> Vec<&str> {
         self.heaps.iter().map(|heap| heap.name.as_str()).collect()
     }
 
-    /// Exact counts by the function that a stack's leaf is in.
-    ///
-    /// # Panics
-    ///
-    /// When a total is not an integer.
+    /// Exact counts by the function of the leaf frame.
     pub fn exact_by_leaf(&self) -> BTreeMap<String, Counts> {
         let mut functions = BTreeMap::<String, Counts>::new();
         for callsite in &self.callsites {
@@ -335,11 +259,7 @@ impl Process {
         functions
     }
 
-    /// Exact counts of the stacks that have a frame in this function.
-    ///
-    /// # Panics
-    ///
-    /// When a total is not an integer.
+    /// Exact counts of the stacks with a matching frame.
     pub fn exact_under(&self, is_function: impl Fn(&str) -> bool) -> Counts {
         let mut sum = Counts::default();
         for callsite in &self.callsites {
@@ -350,7 +270,7 @@ impl Process {
         sum
     }
 
-    /// Estimates of the stacks that have a frame in this function.
+    /// Estimates of the stacks with a matching frame.
     pub fn estimates_under(&self, is_function: impl Fn(&str) -> bool) -> Estimates {
         let mut sum = Estimates::default();
         for callsite in &self.callsites {
@@ -361,7 +281,7 @@ impl Process {
         sum
     }
 
-    /// Estimates by the function that a stack's leaf is in.
+    /// Estimates by the function of the leaf frame.
     pub fn estimates_by_leaf(&self) -> BTreeMap<String, Estimates> {
         let mut functions = BTreeMap::<String, Estimates>::new();
         for callsite in &self.callsites {
@@ -371,11 +291,7 @@ impl Process {
         functions
     }
 
-    /// Fails unless each function of the ledger has exactly its counts in the report.
-    ///
-    /// # Panics
-    ///
-    /// When a function has other counts.
+    /// Fails unless each function of the ledger has the same counts in the report.
     #[track_caller]
     pub fn assert_matches(&self, ledger: &Ledger) {
         let mut reported = self.exact_by_leaf();
@@ -392,21 +308,17 @@ impl Process {
 }
 
 impl Callsite {
-    /// Whether the stack has a frame in this function.
+    /// Whether the stack has a matching frame.
     pub fn has(&self, is_function: impl Fn(&str) -> bool) -> bool {
         self.stack.iter().any(|frame| frame.function.as_deref().is_some_and(&is_function))
     }
 }
 
 impl Totals {
-    /// The totals of a session at an interval of 1.
-    ///
-    /// # Panics
-    ///
-    /// When one of them is not written as an integer, or live is not what was allocated and not freed.
+    /// The totals of a session at an interval of 1: integers, and live = inherited + allocated − freed.
     #[track_caller]
     pub fn exact(&self) -> Counts {
-        let integer = |number: &Number| number.as_u64().unwrap_or_else(|| panic!("`{number}` is no exact total"));
+        let integer = |number: &Number| number.as_u64().unwrap_or_else(|| panic!("`{number}` is not an integer"));
         let counts = Counts {
             alloc_count: integer(&self.alloc_count),
             alloc_bytes: integer(&self.alloc_bytes),
@@ -420,11 +332,6 @@ impl Totals {
         counts
     }
 
-    /// The totals as estimates.
-    ///
-    /// # Panics
-    ///
-    /// When a number is none.
     pub fn estimates(&self) -> Estimates {
         let float = |number: &Number| number.as_f64().expect("any number is a float");
         Estimates {
@@ -433,5 +340,94 @@ impl Totals {
             live_count: float(&self.live_count),
             live_bytes: float(&self.live_bytes),
         }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Counts {
+    pub alloc_count: u64,
+    pub alloc_bytes: u64,
+    pub free_count: u64,
+    pub free_bytes: u64,
+    pub live_count: u64,
+    pub live_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Estimates {
+    pub alloc_count: f64,
+    pub alloc_bytes: f64,
+    pub live_count: f64,
+    pub live_bytes: f64,
+}
+
+/// The ledger that a target prints for a line of input.
+#[derive(Debug, Deserialize)]
+pub struct Ledger {
+    /// Peak of the live bytes, of blocks allocated for this line.
+    pub peak_bytes: u64,
+    pub sites: Vec<Site>,
+}
+
+/// An allocating function of a target.
+#[derive(Debug, Deserialize)]
+pub struct Site {
+    pub function: String,
+    /// Line of its call of the allocator; 0 where unknown.
+    pub line: u32,
+    #[serde(flatten)]
+    pub counts: Counts,
+}
+
+impl Ledger {
+    pub fn by_function(&self) -> BTreeMap<String, Counts> {
+        self.sites.iter().map(|site| (site.function.clone(), site.counts)).collect()
+    }
+
+    #[track_caller]
+    pub fn site(&self, function: &str) -> &Site {
+        self.sites.iter().find(|site| site.function == function).unwrap_or_else(|| panic!("no site `{function}`"))
+    }
+
+    pub fn sum(&self) -> Counts {
+        self.sum_of(|_| true)
+    }
+
+    pub fn sum_of(&self, matches: impl Fn(&str) -> bool) -> Counts {
+        let mut sum = Counts::default();
+        self.sites.iter().filter(|site| matches(&site.function)).for_each(|site| sum.add(site.counts));
+        sum
+    }
+}
+
+impl Counts {
+    /// Counts of blocks that are allocated and not freed.
+    pub const fn kept(count: u64, bytes: u64) -> Self {
+        Self {
+            alloc_count: count,
+            alloc_bytes: bytes,
+            free_count: 0,
+            free_bytes: 0,
+            live_count: count,
+            live_bytes: bytes,
+        }
+    }
+
+    pub fn add(&mut self, other: Self) {
+        self.alloc_count += other.alloc_count;
+        self.alloc_bytes += other.alloc_bytes;
+        self.free_count += other.free_count;
+        self.free_bytes += other.free_bytes;
+        self.live_count += other.live_count;
+        self.live_bytes += other.live_bytes;
+    }
+}
+
+impl Estimates {
+    fn add(&mut self, other: Self) {
+        self.alloc_count += other.alloc_count;
+        self.alloc_bytes += other.alloc_bytes;
+        self.live_count += other.live_count;
+        self.live_bytes += other.live_bytes;
     }
 }

@@ -158,7 +158,7 @@ fn the_summary_is_printed_at_the_end_on_stderr() {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     let summary = stderr.strip_prefix("err\n").unwrap_or_else(|| panic!("something before the command's:\n{stderr}"));
     assert!(summary.starts_with("sh (pid "), "{summary}");
-    assert!(summary.contains("watched from its first allocation on"), "{summary}");
+    assert!(summary.contains("recorded from its first allocation on"), "{summary}");
     assert!(summary.contains("health: no losses"), "{summary}");
     assert!(summary.ends_with("./heapbpf-sh.svg (flame graph)\n"), "{summary}");
     assert!(text(&folder.path().join("heapbpf-sh.svg")).contains("<svg"));

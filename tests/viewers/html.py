@@ -136,10 +136,10 @@ def periods(page, answer):
     answer["value"] = text(page, "#timeline-value")
     page.click("#view-alloc-bytes")
     chart.click(position=at(0.98))
-    answer["last_window"] = {"text": text(page, "#period-told"), "whole": whole(page)}
+    answer["last_window"] = {"text": text(page, "#period-status"), "whole": whole(page)}
     answer["points"] = page.locator("#period-from option, #period-to option").all_inner_texts()
     page.click("#period-previous")
-    answer["window_before"] = {"text": text(page, "#period-told"), "whole": whole(page)}
+    answer["window_before"] = {"text": text(page, "#period-status"), "whole": whole(page)}
     page.click("#period-all")
     answer["all_again"] = whole(page)
     bounds = chart.bounding_box()
@@ -147,12 +147,12 @@ def periods(page, answer):
     page.mouse.down()
     page.mouse.move(bounds["x"] + bounds["width"] * 0.5, bounds["y"] + 60, steps=4)
     page.mouse.up()
-    answer["dragged"] = [page.input_value("#period-from"), page.input_value("#period-to"), text(page, "#period-told")]
+    answer["dragged"] = [page.input_value("#period-from"), page.input_value("#period-to"), text(page, "#period-status")]
     page.click("#period-all")
     page.click("#view-live-bytes")
     page.click("#compare")
     answer["compared"] = {
-        "text": text(page, "#period-told"),
+        "text": text(page, "#period-status"),
         "detail": text(page, "#flame-detail p:nth-child(2)"),
         "legend": text(page, "#flame-legend"),
         "head": text(page, "#table-head th"),

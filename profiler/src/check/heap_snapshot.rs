@@ -125,7 +125,7 @@ pub(crate) fn take_unrecorded(pid: Pid, method: Method, keeper: &Keeper) -> Resu
     let state = TargetState {
         facts: TargetFacts {
             cgroup: process.cgroup.clone(),
-            ..TargetFacts::living(pid, &process.command, &process.comm, Beginning::running(now.monotonic))
+            ..TargetFacts::running(pid, &process.command, &process.comm, Beginning::running(now.monotonic))
         },
         space: Arc::new(space),
         threads: Arc::default(),

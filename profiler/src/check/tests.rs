@@ -92,7 +92,7 @@ fn snapshot(is_complete: bool) -> Snapshot {
     };
     let beginning = Beginning { from_first_call: is_complete, ..Beginning::running(NOW) };
     let state = TargetState {
-        facts: TargetFacts::living(pid, "synthetic", "synthetic", beginning),
+        facts: TargetFacts::running(pid, "synthetic", "synthetic", beginning),
         space: Arc::new(AddressSpace::new(pid)),
         threads: Arc::default(),
         heaps: vec![HeapFacts {
@@ -205,7 +205,7 @@ fn walked_blocks_have_no_stacks_and_freed_ones_are_left_out() {
 #[test]
 fn limitations_of_the_result_are_listed() {
     let mut heap_snapshot = heap_snapshot(memory(&[]), &[(HEAP + 0x10, 16, 0)], Vec::new(), false);
-    heap_snapshot.state.health.lose("ring_full", 7);
+    heap_snapshot.state.health.add_loss(crate::model::Loss::RingFull, 7);
     heap_snapshot.collected.unread_bytes = 4096;
     let found = check(heap_snapshot, &plan(""), &Nameless);
     let starts: Vec<_> = found.caveats.iter().map(|caveat| caveat.split(' ').next().expect("words")).collect();

@@ -167,7 +167,7 @@ fn check_snapshot(snapshot: HeapSnapshot, plan: &Plan, resolver: &Resolver, quie
     line.clear();
     let found = found?;
     if found.watched_ns.is_none() && found.known.count == 0 {
-        let pid = found.target().map_or(Pid(0), |target| target.pid);
+        let pid = found.target().map_or(Pid(0), |target| target.facts.pid);
         let gaps: Vec<&str> = found.heaps.iter().flat_map(|heap| &heap.gaps).map(String::as_str).collect();
         let reason = if gaps.is_empty() {
             "unsupported allocator: heapbpf can walk glibc, musl and jemalloc heaps".to_owned()

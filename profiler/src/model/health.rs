@@ -1,69 +1,53 @@
-//! What a recording dropped, and what it cost.
+//! Drops, and the cost of a recording.
 
+use profiler_common::counter::Counter;
 use serde::{Deserialize, Serialize};
 
 use super::guardrails::Guardrails;
-use super::intervals::IntervalChange;
-use super::symbolization::Symbolization;
 
-/// What was lost, and what profiling cost.
+/// Drops, and the cost of profiling.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Health {
-    /// Records that the kernel side wrote.
+    /// Number of records that the kernel side wrote.
     pub events: u64,
-    /// Losses by reason; reasons with 0 are left out.
-    pub lost: Vec<(String, u64)>,
-    /// Stacks by how they ended.
+    /// Drops by reason, without reasons that did not occur.
+    pub lost: Vec<(Loss, u64)>,
+    /// Number of stacks, by how unwinding ended.
     pub unwind: Vec<(String, u64)>,
-    /// Modules that were unwound by frame pointers because they have no unwind tables.
+    /// Modules without unwind tables, which were unwound by frame pointers.
     pub frame_pointer_modules: Vec<String>,
-    /// Functions that were named, and were in no process.
+    /// User-defined hooks whose function was in no process.
     pub unfound: Vec<UnfoundHook>,
-    /// How often the ledger was put right from the kernel's live set.
+    /// Number of times the ledger was resynced from the kernel's live set.
     pub resyncs: u64,
-    /// When heaps were sampled at another interval from then on, the first first.
+    /// Changes of heaps' intervals, in the order of time.
     pub interval_changes: Vec<IntervalChange>,
     /// CPU time of the agent, in nanoseconds.
     pub agent_cpu_ns: u64,
-    /// Largest resident size of the agent, in bytes.
+    /// Peak resident set size of the agent, in bytes.
     pub agent_rss_bytes_max: u64,
-    /// Limits on what profiling may cost.
     pub guardrails: Guardrails,
-    /// How functions were named. Known when a report is made; recordings have it beside their names.
+    /// Known when a report is written; recordings store it next to their names.
     #[serde(skip)]
     pub symbolization: Symbolization,
 }
 
-/// A function that was named, and was in no module that may have it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnfoundHook {
-    /// Its heap.
-    pub heap: String,
-    /// Its symbol.
-    pub function: String,
-    /// The modules that it may be in, as they were named; `*` for any.
-    pub modules: Vec<String>,
-    /// Without it the profile is not whole.
-    pub required: bool,
-}
-
 impl Health {
-    /// Adds a loss, if there was one.
-    pub fn lose(&mut self, reason: &str, count: u64) {
+    pub fn add_loss(&mut self, loss: Loss, count: u64) {
         if count > 0 {
-            self.lost.push((reason.to_owned(), count));
+            self.lost.push((loss, count));
         }
     }
 
-    /// What has happened since `base`, the health of the same recording earlier. What has no time stays what it is: the
-    /// modules, the functions, the largest size.
+    /// The difference to `base`, the health of the same recording at an earlier time. Fields that are not counters stay:
+    /// modules, hooks, peaks.
     pub fn since(&self, base: &Self) -> Self {
-        let since = |now: &[(String, u64)], base: &[(String, u64)]| {
-            let before = |name: &String| base.iter().find(|(known, _)| known == name).map_or(0, |(_, count)| *count);
-            let rest = now.iter().map(|(name, count)| (name.clone(), count.saturating_sub(before(name))));
+        fn since<K: Clone + PartialEq>(now: &[(K, u64)], base: &[(K, u64)]) -> Vec<(K, u64)> {
+            let before = |key: &K| base.iter().find(|(known, _)| known == key).map_or(0, |(_, count)| *count);
+            let rest = now.iter().map(|(key, count)| (key.clone(), count.saturating_sub(before(key))));
             rest.filter(|(_, count)| *count > 0).collect()
-        };
+        }
         Self {
             events: self.events.saturating_sub(base.events),
             lost: since(&self.lost, &base.lost),
@@ -74,8 +58,185 @@ impl Health {
         }
     }
 
-    /// Everything lost, over all reasons.
+    /// Number of drops, over all reasons.
     pub fn lost_total(&self) -> u64 {
         self.lost.iter().map(|(_, count)| count).sum()
+    }
+}
+
+/// Why records or blocks are missing from a profile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, strum::EnumString, strum::IntoStaticStr)]
+#[serde(from = "String", into = "String")]
+#[strum(serialize_all = "snake_case")]
+pub enum Loss {
+    RingFull,
+    LiveSetFull,
+    InflightFull,
+    MissedReturn,
+    MissedFree,
+    ResultUnreadable,
+    MayThrow,
+    ForkMissed,
+    ExecMissed,
+    TargetsFull,
+    /// The agent could not decode a record.
+    UnreadableRecord,
+    /// A free of a block whose allocation was dropped.
+    UnknownFree,
+    /// The kernel skipped a program that was already running on the CPU.
+    ProbeMissed,
+    /// The frames of a callsite were dropped.
+    StackLost,
+    /// A reason that another version of heapbpf wrote into a report or a recording.
+    #[strum(disabled)]
+    Unknown(String),
+}
+
+impl Loss {
+    /// `counter` is one of those that count drops.
+    pub fn of(counter: Counter) -> Self {
+        Self::from(counter.name().to_owned())
+    }
+
+    /// The name in reports and recordings.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Unknown(name) => name,
+            known => known.into(),
+        }
+    }
+}
+
+impl From<String> for Loss {
+    fn from(name: String) -> Self {
+        name.parse().unwrap_or(Self::Unknown(name))
+    }
+}
+
+impl From<Loss> for String {
+    fn from(loss: Loss) -> Self {
+        loss.name().to_owned()
+    }
+}
+
+/// A user-defined hook whose function is in none of its modules.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct UnfoundHook {
+    /// Name of its heap.
+    pub heap: String,
+    /// Symbol of the function.
+    pub function: String,
+    /// Patterns of the modules that may define it; `*` for any.
+    pub modules: Vec<String>,
+    /// The profile is incomplete without this hook.
+    pub required: bool,
+}
+
+/// A change of a heap's interval.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IntervalChange {
+    /// In nanoseconds since the Unix epoch.
+    pub unix_ns: u64,
+    pub heap: String,
+    pub from_bytes: u64,
+    pub to_bytes: u64,
+    pub reason: ChangeReason,
+}
+
+/// Why a heap's interval was changed.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    strum::VariantNames,
+)]
+#[strum(serialize_all = "snake_case")]
+pub enum ChangeReason {
+    RingFull,
+    RingFilling,
+    LiveSetFilling,
+    /// The load dropped.
+    Quiet,
+}
+
+impl ChangeReason {
+    pub const fn explanation(self) -> &'static str {
+        match self {
+            Self::RingFull => "the ring buffer was full",
+            Self::RingFilling => "the ring buffer was more than half full",
+            Self::LiveSetFilling => "the live set was nearly full",
+            Self::Quiet => "the load dropped",
+        }
+    }
+}
+
+/// How addresses were symbolized.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Symbolization {
+    /// Parts of the symbolizer's isolation, and whether each was in force; empty where nothing was symbolized.
+    pub isolation: Vec<(String, bool)>,
+    /// Modules that could not be symbolized completely.
+    pub failures: Vec<SymbolizationFailure>,
+}
+
+impl Symbolization {
+    /// The parts of the isolation that were in force, or those that were not.
+    pub fn isolated(&self, in_force: bool) -> impl Iterator<Item = &str> {
+        self.isolation.iter().filter(move |(_, is_in_force)| *is_in_force == in_force).map(|(name, _)| name.as_str())
+    }
+}
+
+/// A module that could not be symbolized completely.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SymbolizationFailure {
+    /// Path of the module.
+    pub module: String,
+    pub reason: String,
+    pub names: NamesFrom,
+}
+
+/// Fallback source of names where debug information cannot be used.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    strum::VariantNames,
+)]
+#[strum(serialize_all = "snake_case")]
+pub enum NamesFrom {
+    /// Functions without lines and without inlined calls.
+    SymbolTable,
+    /// Frames are printed as module and offset.
+    #[strum(serialize = "none")]
+    Nothing,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_of_drops_is_a_known_loss() {
+        for &counter in Counter::ALL.iter().filter(|counter| counter.is_loss()) {
+            let loss = Loss::of(counter);
+            assert!(!matches!(loss, Loss::Unknown(_)), "{counter:?}");
+            assert_eq!(loss.name(), counter.name());
+        }
+        let unknown = Loss::from("brand_new".to_owned());
+        assert_eq!((unknown.name(), &unknown), ("brand_new", &Loss::Unknown("brand_new".to_owned())));
     }
 }

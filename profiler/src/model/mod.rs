@@ -1,29 +1,19 @@
-//! Facts about targets and recordings, as plain data. Stages of the pipeline find them out, recordings store them, and reports print them.
+//! Plain data about targets and recordings: earlier stages of the pipeline collect it, recordings store it, reports print
+//! it.
 
 pub(crate) mod guardrails;
 pub(crate) mod history;
-pub(crate) mod leaks;
 
-mod beginning;
-mod code;
 mod health;
-mod hook;
-mod intervals;
-mod others;
+mod process;
 mod profile;
-mod symbolization;
-mod type_name;
-mod window;
 
-pub(crate) use beginning::{Beginning, Origin};
-pub(crate) use code::base_name;
-pub(crate) use code::{MappingProfile, ModuleProfile, ThreadProfile};
-pub(crate) use health::{Health, UnfoundHook};
-pub(crate) use hook::HookStatus;
-pub(crate) use intervals::{ChangeReason, IntervalChange};
-pub(crate) use others::{Others, Skipped};
-pub(crate) use profile::{CallsiteProfile, Frame, FrameId, HeapProfile};
+pub(crate) use health::{
+    ChangeReason, Health, IntervalChange, Loss, NamesFrom, Symbolization, SymbolizationFailure, UnfoundHook,
+};
+pub(crate) use process::{Beginning, HookStatus, Origin, Others, Skipped, TargetFacts};
+pub(crate) use profile::{
+    CallsiteProfile, Frame, FrameId, HeapProfile, LeakCandidate, Leaks, MappingProfile, ModuleProfile, ThreadProfile,
+    TypeEvidence, TypeName, Window, WindowReason, base_name,
+};
 pub use profile::{Profile, TargetProfile};
-pub(crate) use symbolization::{NamesFrom, Symbolization, SymbolizationFailure};
-pub(crate) use type_name::{TypeEvidence, TypeName};
-pub(crate) use window::{Window, WindowReason};

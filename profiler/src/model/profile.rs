@@ -1,86 +1,64 @@
-//! A profile: a snapshot with names, and all that a reader must know to believe it. Every report is made from this
-//! value alone.
+//! A profile: a snapshot with names, and all that a reader needs to interpret it. Every report is made from this value
+//! alone.
 
 use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
+use serde::{Deserialize, Serialize};
 
-use super::code::base_name;
-use super::guardrails::Overhead;
 use super::health::Health;
 use super::history::{Change, History};
-use super::hook::HookStatus;
-use super::leaks::Leaks;
-use super::others::Others;
-use super::{Beginning, MappingProfile, ModuleProfile, ThreadProfile, Window};
-use crate::ids::Pid;
+use super::process::{HookStatus, Others, TargetFacts};
+use crate::ids::Tid;
 use crate::ledger::details::Details;
 use crate::ledger::totals::{Amounts, Totals};
-use crate::units::MonotonicNanos;
+use crate::units::{EstimatedBytes, MonotonicNanos};
 
-/// One session's result.
+/// A recording, or a window of it.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// The interval asked for, in bytes.
+    /// The requested interval, in bytes.
     pub interval_bytes: u64,
-    /// When recording began, in nanoseconds since the Unix epoch.
+    /// Start of the recording, in nanoseconds since the Unix epoch.
     pub started_unix_ns: u64,
-    /// When the snapshot was taken, in nanoseconds since the Unix epoch.
+    /// Time of the snapshot, in nanoseconds since the Unix epoch.
     pub ended_unix_ns: u64,
-    /// The value of `CLOCK_MONOTONIC` that belongs to `started_unix_ns`, to place the ledger's times.
+    /// `CLOCK_MONOTONIC` at `started_unix_ns`, to convert the ledger's times.
     pub started_monotonic_ns: u64,
-    /// The part of the recording that this is about; `None` where it is about all of it.
+    /// The part of the recording that the profile covers; `None` for all of it.
     pub window: Option<Window>,
-    /// How old live blocks must be to be shown, in nanoseconds; `None` for all.
+    /// Minimum age of the live blocks to show, in nanoseconds; `None` for all.
     pub older_than_ns: Option<u64>,
-    /// Live blocks are those alone that nothing reached at the end.
+    /// The live blocks are the unreachable ones only: a leak report.
     pub unreachable: bool,
-    /// The processes.
+    /// The profiled processes.
     pub targets: Vec<TargetProfile>,
-    /// Processes that were meant and are not among them.
+    /// Processes that match the selection and are not in `targets`.
     pub others: Others,
-    /// All frames that occur, each once.
+    /// All frames, without duplicates.
     pub frames: Vec<Frame>,
-    /// Files whose code the targets ran, each once.
+    /// Files whose code the targets executed, without duplicates.
     pub modules: Vec<ModuleProfile>,
-    /// What was lost and what it cost.
+    /// Drops, and the cost of profiling.
     pub health: Health,
 }
 
 /// One process of a profile.
 #[derive(Clone, Debug)]
 pub struct TargetProfile {
-    /// The process.
-    pub pid: Pid,
-    /// `argv[0]`.
-    pub command: String,
-    /// The kernel's name for it (`/proc/PID/comm`), at most 15 bytes.
-    pub comm: String,
-    /// Its control group, as a path from the hierarchy's root; `None` where the kernel did not tell.
-    pub cgroup: Option<Arc<str>>,
-    /// Since when it was watched.
-    pub beginning: Beginning,
-    /// It ended while it was profiled.
-    pub exited: bool,
-    /// It became another program by exec, which is a target of its own.
-    pub replaced: bool,
-    /// Its exit status, where the kernel tells.
-    pub exit_code: Option<i32>,
-    /// When its probes were taken away because they cost too much: what else is said is as of then.
-    pub detached: Option<MonotonicNanos>,
-    /// What its probes cost it, where that is known.
-    pub overhead: Option<Overhead>,
-    /// Over everything.
+    /// Identity and lifetime of the process.
+    pub facts: TargetFacts,
+    /// Over all heaps.
     pub totals: Totals,
-    /// By heap.
+    /// Totals by heap.
     pub heaps: Vec<HeapProfile>,
-    /// Where its modules' code was mapped, in the order of addresses. What was unmapped meanwhile is in it, so ranges can overlap.
+    /// Where its modules' code was mapped, by address. Includes unmapped ranges, so ranges can overlap.
     pub mappings: Vec<MappingProfile>,
-    /// Threads that callsites name.
+    /// Threads that callsites refer to.
     pub threads: Vec<ThreadProfile>,
-    /// How its heap came to be what it is; empty where that is not known.
+    /// Empty where unknown.
     pub history: History,
-    /// Which callsites grow; `None` where nobody has looked.
+    /// Growing callsites; `None` where growth was not computed.
     pub leaks: Option<Leaks>,
     /// By stack and heap.
     pub callsites: Vec<CallsiteProfile>,
@@ -89,15 +67,13 @@ pub struct TargetProfile {
 /// One heap of a target.
 #[derive(Clone, Debug)]
 pub struct HeapProfile {
-    /// The heap's name (`libc`, `jemalloc`, …).
+    /// `libc`, `jemalloc`, ….
     pub name: String,
-    /// Its interval, in bytes: its own, or the recording's. 1 where every allocation is taken.
+    /// Its own interval, or the recording's, in bytes. 1 where every allocation is recorded.
     pub interval_bytes: u64,
-    /// The largest that it had meanwhile, where there was more than could be followed.
+    /// Largest interval during the recording, which overload can raise.
     pub interval_bytes_max: u64,
-    /// Functions that were to be watched.
     pub hooks: Vec<HookStatus>,
-    /// Over the heap.
     pub totals: Totals,
 }
 
@@ -108,48 +84,177 @@ pub struct FrameId(pub u32);
 /// One callsite with names.
 #[derive(Clone, Debug)]
 pub struct CallsiteProfile {
-    /// Its frames, leaf first; inlined calls are frames of their own. Empty when they were lost.
+    /// Leaf first; inlined calls are frames of their own. Empty where the stack was dropped.
     pub stack: Vec<FrameId>,
-    /// Why the stack ends where it does; `None` when it was lost.
+    /// Why the stack ends where it does; `None` where the stack was dropped.
     pub end: Option<StackEnd>,
     /// Index into the target's heaps.
     pub heap: usize,
-    /// Index into the target's threads, where callsites are told apart by thread.
+    /// Index into the target's threads, where callsites are split by thread.
     pub thread: Option<usize>,
-    /// Its blocks were made by the parent, before the fork that made this process a copy of it.
+    /// The blocks were allocated by the parent, before the fork that created this process.
     pub inherited: bool,
-    /// What it did.
     pub totals: Totals,
-    /// What of its live blocks is older than was asked; `None` where nothing was.
+    /// Its live blocks older than the requested age; `None` where none was requested.
     pub older: Option<Amounts>,
-    /// What is known of its blocks besides. Those of a heap or a process are the sum of their callsites'.
+    /// Ages, lifetimes and sizes. Those of a heap or a process are the sum of their callsites'.
     pub details: Details,
-    /// What it held at the instants of the target's history at which that had changed.
+    /// What it held at those points in time of the target's history at which it changed.
     pub history: Vec<Change>,
 }
 
-/// One frame with what is known of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// Demangled function name, if there is one.
+    /// Demangled name.
     pub function: Option<Arc<str>>,
-    /// Path of the module as the target names it (`[vdso]` and the like for special ones), if the address is in one.
+    /// Path as the target sees it (`[vdso]` and the like for special modules).
     pub module: Option<Arc<str>>,
     /// Source file.
     pub file: Option<Arc<str>>,
-    /// Line in it.
     pub line: Option<u32>,
     /// The call was inlined into the next frame.
     pub inlined: bool,
     /// Return address in the target.
     pub address: u64,
-    /// The address as an offset into the module's file, where it is in one.
+    /// Offset of the address in the module's file.
     pub module_offset: Option<u64>,
 }
 
+/// A file of code, or code of the kernel's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleProfile {
+    /// As in [`Frame::module`].
+    pub path: Arc<str>,
+    /// GNU build id.
+    pub build_id: Option<Vec<u8>>,
+}
+
+/// A mapped range of a module's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappingProfile {
+    pub start: u64,
+    /// Exclusive.
+    pub end: u64,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Load bias: difference between an address and the ELF headers' value, where known.
+    pub bias: Option<u64>,
+    /// Index into [`Profile::modules`].
+    pub module: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadProfile {
+    pub tid: Tid,
+    /// The kernel's name for the thread at its first recorded allocation; `None` where it had exited before it was read.
+    pub name: Option<Arc<str>>,
+}
+
+/// Growth of a target's callsites.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Leaks {
+    /// Observed time span, in nanoseconds.
+    pub span_ns: u64,
+    /// The recording is too short for a statement on growth.
+    pub too_short: bool,
+    /// Growing callsites, by falling score.
+    pub candidates: Vec<LeakCandidate>,
+    /// Number of growing callsites, including suppressed and unlisted ones.
+    pub count: usize,
+    /// Number of callsites that suppressions match.
+    pub suppressed_count: u64,
+    /// Live bytes of the suppressed callsites.
+    pub suppressed_bytes: EstimatedBytes,
+}
+
+/// A growing callsite.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LeakCandidate {
+    /// Index into the target's callsites.
+    pub callsite: usize,
+    pub bytes_per_second: f64,
+    /// Half the width of the rate's 95 % confidence interval.
+    pub margin: f64,
+    /// Share of the live bytes that is older than half of the recording, from 0 to 1.
+    pub old_share: f64,
+    /// Share of the blocks allocated in the first half that is still live, from 0 to 1; `None` where there were none.
+    pub survival: Option<f64>,
+    /// Rank, in bytes per second.
+    pub score: f64,
+}
+
+/// The type of an object in a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TypeName {
+    /// Demangled name.
+    pub name: Arc<str>,
+    pub evidence: TypeEvidence,
+}
+
+/// How a type was inferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) enum TypeEvidence {
+    /// The block's first word points into this type's virtual table.
+    Vtable,
+    /// A function in the stack is a template over, or generic over, this type: the block holds values of it.
+    Stack,
+}
+
+/// A part of a recording. Allocated and freed amounts are of this part; inherited is what was live at its start, live what is
+/// live at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Window {
+    /// Number of the window, from 1; null for the state at the peak.
+    pub number: Option<u32>,
+    /// Why the window ended.
+    pub reason: WindowReason,
+    /// Start, in nanoseconds since the Unix epoch: the end of the previous window, or the mark.
+    pub start_unix_ns: u64,
+    /// It starts at a mark.
+    pub since_mark: bool,
+    /// End, in nanoseconds since the Unix epoch.
+    pub end_unix_ns: u64,
+    /// Number of periodic dumps that were skipped because an earlier one was still being written.
+    pub merged_count: u32,
+}
+
+/// Why a window ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr, strum::VariantArray)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub enum WindowReason {
+    /// The dump period elapsed.
+    Time,
+    /// Live bytes grew by the configured amount.
+    Growth,
+    /// The configured amount was allocated.
+    Alloc,
+    /// On a signal.
+    Signal,
+    /// The recording ended.
+    End,
+    /// Not a window: every target at its peak of live bytes.
+    Peak,
+}
+
+impl WindowReason {
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// The last component of a path.
+pub(crate) fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
 impl Profile {
-    /// Whether something is missing from it: lost events, or a hook that it takes and that is not there or could not be
-    /// attached, or time that was cut off by a limit. Exit code 3.
+    /// Whether data is missing: dropped events, required hooks that were not found or not attached, or an exceeded limit.
+    /// Exit code 3.
     pub fn incomplete(&self) -> bool {
         self.health.lost_total() > 0
             || self.health.guardrails.cut_short()
@@ -165,7 +270,7 @@ impl Profile {
             .flat_map(|heap| heap.hooks.iter().map(move |hook| (heap, hook)))
     }
 
-    /// Whether all numbers are exact: every allocation of every heap was taken.
+    /// Whether all numbers are exact: every allocation of every heap was recorded.
     pub fn is_exact(&self) -> bool {
         let mut heaps = self.targets.iter().flat_map(|target| &target.heaps).peekable();
         let folded = self.others.folded_interval_bytes;
@@ -175,7 +280,7 @@ impl Profile {
         heaps.all(HeapProfile::is_exact) && folded.is_none_or(|bytes| bytes <= 1)
     }
 
-    /// Whether the target's totals are exact.
+    /// Whether the totals of the target are exact.
     pub fn is_exact_of(&self, target: &TargetProfile) -> bool {
         match target.heaps.as_slice() {
             [] => self.interval_bytes <= 1,
@@ -183,39 +288,35 @@ impl Profile {
         }
     }
 
-    /// Whether the sums over processes that are not kept one by one are exact.
+    /// Whether the totals of the processes of which only totals are kept are exact.
     pub fn is_exact_of_folded(&self) -> bool {
         self.others.folded_interval_bytes.unwrap_or(self.interval_bytes) <= 1
     }
 
-    /// A time of the ledger in nanoseconds since the Unix epoch.
+    /// Converts a time of the ledger to nanoseconds since the Unix epoch.
     pub fn unix_ns(&self, time: MonotonicNanos) -> u64 {
-        // A block can be older than the session's first look at the clocks.
+        // A block can be older than the session's first reading of the clocks.
         match time.0.checked_sub(self.started_monotonic_ns) {
             Some(after) => self.started_unix_ns.saturating_add(after),
             None => self.started_unix_ns.saturating_sub(self.started_monotonic_ns - time.0),
         }
     }
 
-    /// The frame with this id.
-    ///
-    /// # Panics
-    ///
-    /// If the id is of another profile.
+    /// Panics if the id is of another profile.
     pub fn frame(&self, id: FrameId) -> &Frame {
         &self.frames[id.0 as usize]
     }
 }
 
 impl HeapProfile {
-    /// Whether its totals, and its callsites', are exact: it was never sampled at another interval than 1.
+    /// Whether its totals, and its callsites', are exact: its interval was always 1.
     pub fn is_exact(&self) -> bool {
         self.interval_bytes <= 1 && self.interval_bytes_max <= 1
     }
 }
 
 impl Frame {
-    /// What to call the frame: its function, else `module+0x…`, else the bare address.
+    /// The function, else `module+0x…`, else the address.
     pub fn label(&self) -> String {
         match (&self.function, &self.module, self.module_offset) {
             (Some(function), _, _) => function.to_string(),

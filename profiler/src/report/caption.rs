@@ -41,7 +41,7 @@ pub(super) fn total(profile: &Profile, view: View) -> String {
 /// Command of the only process, or the number of processes.
 pub(super) fn command(profile: &Profile) -> String {
     match profile.targets.as_slice() {
-        [target] => target.command.clone(),
+        [target] => target.facts.command.clone(),
         _ => describe::subject(profile),
     }
 }

@@ -1,26 +1,23 @@
-//! A profile in words: what was watched, how, what is missing, and why there may be nothing to see.
-//!
-//! Shared by the reports that people read.
+//! Describes a profile as text, for formats that people read: what was recorded, how, what is missing, and why there may
+//! be no data.
 
 use std::collections::HashMap;
 
 use super::{View, text};
 use crate::ledger::totals::Totals;
-use crate::model::{
-    Beginning, ChangeReason, Health, HeapProfile, HookStatus, IntervalChange, Origin, Profile, TargetProfile,
-};
+use crate::model::{Beginning, Health, HeapProfile, HookStatus, IntervalChange, Origin, Profile, TargetProfile};
 use crate::units::EstimatedBytes;
 
-/// What marks a forked process's copies of its parent's blocks.
+/// Marks blocks that a forked process copied from its parent.
 pub(super) const INHERITED: &str = "[inherited at the fork]";
 
 /// A process: `redis-server (pid 123)`.
 pub(super) fn target(target: &TargetProfile) -> String {
-    let comm = text::printable(&target.comm);
-    format!("{} (pid {})", if comm.is_empty() { "[no name]" } else { &comm }, target.pid)
+    let comm = text::printable(&target.facts.comm);
+    format!("{} (pid {})", if comm.is_empty() { "[no name]" } else { &comm }, target.facts.pid)
 }
 
-/// What was watched: the process, or how many.
+/// The process, or the number of processes.
 pub(super) fn subject(profile: &Profile) -> String {
     match profile.targets.as_slice() {
         [] => "no process".to_owned(),
@@ -29,8 +26,8 @@ pub(super) fn subject(profile: &Profile) -> String {
     }
 }
 
-/// How much was looked at: `every allocation`, `sampled every 4 KiB`; of heaps with an interval of their own apart:
-/// `every allocation (libc: sampled every 64 KiB)`.
+/// The sampling interval: `every allocation`, `sampled every 4 KiB`; with intervals of single heaps `every allocation (libc: sampled
+/// every 64 KiB)`.
 pub(super) fn interval(profile: &Profile) -> String {
     let words = |bytes: u64| match bytes {
         0 | 1 => "every allocation".to_owned(),
@@ -39,7 +36,7 @@ pub(super) fn interval(profile: &Profile) -> String {
     let own = own_intervals(profile);
     let own: Vec<String> =
         own.into_iter().map(|(heap, bytes)| format!("{}: {}", text::printable(heap), words(bytes))).collect();
-    let asked = match (has_common_interval(profile), own.as_slice()) {
+    let requested = match (has_common_interval(profile), own.as_slice()) {
         (_, []) => words(profile.interval_bytes),
         (true, own) => format!("{} ({})", words(profile.interval_bytes), own.join(", ")),
         (false, own) => own.join(", "),
@@ -47,23 +44,23 @@ pub(super) fn interval(profile: &Profile) -> String {
     let heaps = profile.targets.iter().flat_map(|target| &target.heaps);
     let raised = heaps.filter(|heap| heap.interval_bytes_max > heap.interval_bytes);
     match raised.map(|heap| heap.interval_bytes_max).max() {
-        Some(largest) => format!("{asked}, at times every {}", text::round_size(largest)),
-        None => asked,
+        Some(largest) => format!("{requested}, at times every {}", text::round_size(largest)),
+        None => requested,
     }
 }
 
-/// When an inspection for leaks was, which watches nothing or not for long: `looked at on 2026-05-01T12:00:00Z`.
-pub(super) fn looked(profile: &Profile) -> Option<String> {
-    profile.unreachable.then(|| format!("looked at on {}", text::moment(profile.ended_unix_ns)))
+/// Time of the check, for a leak report: `checked on 2026-05-01T12:00:00Z`.
+pub(super) fn checked_at(profile: &Profile) -> Option<String> {
+    profile.unreachable.then(|| format!("checked on {}", text::moment(profile.ended_unix_ns)))
 }
 
-/// How it came to be known: `every allocation`, `watched for 30s`.
+/// How the profile was recorded: `every allocation`, `recorded for 30s`.
 pub(super) fn observed(profile: &Profile) -> Vec<String> {
-    let watched = || vec![interval(profile), format!("watched for {}", text::duration(duration_ns(profile)))];
-    looked(profile).map_or_else(watched, |looked| vec![looked])
+    let recorded = || vec![interval(profile), format!("recorded for {}", text::duration(duration_ns(profile)))];
+    checked_at(profile).map_or_else(recorded, |checked| vec![checked])
 }
 
-/// Changes of intervals by heap, heaps in the order in which theirs first changed.
+/// Changes of intervals by heap; heaps in the order of their first change.
 pub(super) fn interval_changes(health: &Health) -> Vec<(&str, Vec<&IntervalChange>)> {
     let mut heaps: Vec<(&str, Vec<&IntervalChange>)> = Vec::new();
     for change in &health.interval_changes {
@@ -75,19 +72,14 @@ pub(super) fn interval_changes(health: &Health) -> Vec<(&str, Vec<&IntervalChang
     heaps
 }
 
-/// `heap libc was sampled every 64 KiB at most, instead of every 4 KiB: the ring was more than half full (after 3s); every 4 KiB at
-/// the end (5 changes)`.
+/// `heap libc was sampled every 64 KiB at most, instead of every 4 KiB: the ring buffer was full (after 3s); every 4 KiB at the end
+/// (5 changes)`.
 pub(super) fn changed_interval(profile: &Profile, heap: &str, changes: &[&IntervalChange]) -> String {
     let every =
         |bytes: u64| if bytes <= 1 { "every block".to_owned() } else { format!("every {}", text::round_size(bytes)) };
     let (Some(first), Some(last)) = (changes.first(), changes.last()) else { return String::new() };
     let largest = changes.iter().map(|change| change.to_bytes).max().unwrap_or(0);
-    let why = match first.reason {
-        ChangeReason::RingFull => "more was sampled than the ring has room for",
-        ChangeReason::RingFilling => "the ring was more than half full",
-        ChangeReason::LiveSetFilling => "the live set was nearly full",
-        ChangeReason::Quiet => "it has been quiet",
-    };
+    let why = first.reason.explanation();
     let after = text::duration(first.unix_ns.saturating_sub(profile.started_unix_ns));
     format!(
         "heap {} was sampled {} at most instead of {}: {why} (after {after}); {} at the end ({})",
@@ -99,7 +91,7 @@ pub(super) fn changed_interval(profile: &Profile, heap: &str, changes: &[&Interv
     )
 }
 
-/// The heaps that do not have the recording's interval, each once, with theirs.
+/// Heaps whose interval differs from the recording's, with that interval, without duplicates.
 pub(super) fn own_intervals(profile: &Profile) -> Vec<(&str, u64)> {
     let mut own: Vec<(&str, u64)> = Vec::new();
     for heap in profile.targets.iter().flat_map(|target| &target.heaps) {
@@ -110,7 +102,7 @@ pub(super) fn own_intervals(profile: &Profile) -> Vec<(&str, u64)> {
     own
 }
 
-/// Whether some heap has the recording's interval, or would have it if there were any.
+/// Whether a heap has the recording's interval, or there are no heaps.
 fn has_common_interval(profile: &Profile) -> bool {
     let mut heaps = profile.targets.iter().flat_map(|target| &target.heaps).peekable();
     heaps.peek().is_none() || heaps.any(|heap| heap.interval_bytes == profile.interval_bytes)
@@ -121,7 +113,7 @@ pub(super) fn about(is_exact: bool) -> &'static str {
     if is_exact { "" } else { "≈ " }
 }
 
-/// Between what the view's total lies: ` (95 %: 11.1 MiB to 13.6 MiB, 812 samples)`; nothing where it is exact.
+/// Confidence interval of the view's total: ` (95 %: 11.1 MiB to 13.6 MiB, 812 samples)`; empty where it is exact.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -137,10 +129,10 @@ pub(super) fn accuracy(profile: &Profile, view: View) -> String {
     format!(" (95 %: {low} to {high}, {})", text::counted(view.samples(&totals), "sample"))
 }
 
-/// What the view shows: `live bytes`, of old blocks alone `live bytes older than 30s`, of unreachable ones `leaked bytes`.
+/// The quantity of the view: `live bytes`, `live bytes older than 30s`, or for a leak report `leaked bytes`.
 pub(super) fn title(profile: &Profile, view: View) -> String {
     if profile.unreachable {
-        // All that is in it leaked, live or allocated.
+        // All blocks in it leaked, live or allocated.
         return format!("leaked {}", view.unit());
     }
     match profile.older_than_ns.filter(|_| view.shows_old_blocks_only(profile)) {
@@ -149,14 +141,13 @@ pub(super) fn title(profile: &Profile, view: View) -> String {
     }
 }
 
-/// What is left out of live blocks, where young ones are: `of what is live at the end, blocks older than 30s only`.
+/// The restriction to old blocks, if any: `of what is live at the end, blocks older than 30s only`.
 pub(super) fn older(profile: &Profile) -> Option<String> {
     let age = text::duration(profile.older_than_ns?);
     Some(format!("of what is live at the end, blocks older than {age} only"))
 }
 
-/// How it was taken and what is missing, for formats with one place for words: the interval, the accuracy of live bytes, losses,
-/// and what is left out.
+/// The interval, the accuracy of live bytes, losses, and the restriction to old blocks, for formats with a single text field.
 pub(super) fn taken(profile: &Profile) -> String {
     let accuracy = Some(accuracy_of_shown(profile, View::LiveBytes)).filter(|accuracy| !accuracy.is_empty());
     let accuracy = accuracy.map(|accuracy| format!("live bytes{accuracy}"));
@@ -164,12 +155,12 @@ pub(super) fn taken(profile: &Profile) -> String {
     words.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
-/// Accuracy of what is shown and not of all: how accurate sums of old blocks are is not known, so of these nothing is said.
+/// Accuracy of the shown blocks; empty for old blocks, because the accuracy of their sums is unknown.
 pub(super) fn accuracy_of_shown(profile: &Profile, view: View) -> String {
     if view.shows_old_blocks_only(profile) { String::new() } else { accuracy(profile, view) }
 }
 
-/// How long was watched, in nanoseconds.
+/// Length of the recording or its window, in nanoseconds.
 pub(super) fn duration_ns(profile: &Profile) -> u64 {
     match &profile.window {
         Some(window) => window.end_unix_ns.saturating_sub(window.start_unix_ns),
@@ -177,7 +168,7 @@ pub(super) fn duration_ns(profile: &Profile) -> u64 {
     }
 }
 
-/// What was lost, in a few words: `no losses`, `12 events lost, 1 hook not attached`.
+/// Summarizes what is missing: `no losses`, `12 events lost, 1 hook not attached`.
 pub(super) fn losses(profile: &Profile) -> String {
     let lost = profile.health.lost_total();
     let missing = each_once(profile).into_iter().filter(|(_, hook)| hook.is_missing()).count() as u64;
@@ -186,38 +177,42 @@ pub(super) fn losses(profile: &Profile) -> String {
     let unfound = profile.health.unfound.iter().filter(|hook| hook.required).count() as u64;
     let unfound = (unfound > 0).then(|| format!("{} not found", text::counted(unfound, "hook")));
     let stopped = profile.health.guardrails.stopped().then(|| "stopped by a limit".to_owned());
-    let let_go = profile.targets.iter().filter(|target| target.detached.is_some()).count() as u64;
-    let let_go = (let_go > 0).then(|| format!("{} let go by a limit", text::counted(let_go, "process")));
-    let words: Vec<String> = lost.into_iter().chain(missing).chain(unfound).chain(stopped).chain(let_go).collect();
+    let detached = profile.targets.iter().filter(|target| target.facts.detached.is_some()).count() as u64;
+    let detached = (detached > 0).then(|| format!("{} detached by a limit", text::counted(detached, "process")));
+    let words: Vec<String> = lost.into_iter().chain(missing).chain(unfound).chain(stopped).chain(detached).collect();
     if words.is_empty() { "no losses".to_owned() } else { words.join(", ") }
 }
 
-/// Since when the processes were watched, and which were not: a line per fact worth telling.
+/// Since when the processes were profiled, and which could not be: one line per fact.
 pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
     let mut lines = Vec::new();
-    let whole = profile.targets.iter().filter(|target| target.beginning.from_first_call).count() as u64;
+    let whole = profile.targets.iter().filter(|target| target.facts.beginning.from_first_call).count() as u64;
     let late: Vec<u64> = profile.targets.iter().filter_map(late_ns).collect();
     let several = profile.targets.len() > 1;
     match (whole, late.iter().max()) {
         (0, None) => {}
-        (_, None) if !several => lines.push("watched from its first allocation on".to_owned()),
-        (_, Some(&delay)) if !several => lines.push(format!("watched from {} after it began", text::duration(delay))),
+        (_, None) if !several => lines.push("recorded from its first allocation on".to_owned()),
+        (_, Some(&delay)) if !several => lines.push(format!("recorded from {} after its start", text::duration(delay))),
         (_, latest) => {
             let whole =
                 (whole > 0).then(|| format!("{} from the first allocation on", text::counted(whole, "process")));
             let late = latest.map(|&latest| {
                 let count = text::counted(late.len() as u64, "process");
-                format!("{count} from at most {} after the beginning", text::duration(latest))
+                format!("{count} from at most {} after the start", text::duration(latest))
             });
-            let running = profile.targets.iter().filter(|target| target.beginning.origin == Origin::Running).count();
+            let running =
+                profile.targets.iter().filter(|target| target.facts.beginning.origin == Origin::Running).count();
             let running = (running > 0).then(|| format!("{} found running", text::counted(running as u64, "process")));
             let parts: Vec<String> = whole.into_iter().chain(late).chain(running).collect();
-            lines.push(format!("watched: {}", parts.join(", ")));
+            lines.push(format!("recorded: {}", parts.join(", ")));
         }
     }
     let others = &profile.others;
     if others.short_lived_count > 0 {
-        lines.push(format!("{} ended before being watched", text::counted(others.short_lived_count, "process")));
+        lines.push(format!(
+            "{} exited before its probes were attached",
+            text::counted(others.short_lived_count, "process")
+        ));
     }
     if let Some(first) = others.skipped.first() {
         let count = text::counted(others.skipped_count, "process");
@@ -228,13 +223,13 @@ pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
     lines
 }
 
-/// How late a process was that was made while recording and not seen from its first call on.
+/// Delay of the probes of a process that started during the recording, unless they were attached before its first call.
 fn late_ns(target: &TargetProfile) -> Option<u64> {
-    let Beginning { origin, delay_ns, from_first_call, .. } = target.beginning;
+    let Beginning { origin, delay_ns, from_first_call, .. } = target.facts.beginning;
     if origin == Origin::Running || from_first_call { None } else { delay_ns }
 }
 
-/// The hooks of all processes: what several have in common, once, and as missing where it is missing in one of them.
+/// The hooks of all processes without duplicates. A hook that is missing in one process counts as missing.
 pub(super) fn each_once(profile: &Profile) -> Vec<(&HeapProfile, &HookStatus)> {
     let mut places = HashMap::new();
     let mut hooks = Vec::new();
@@ -250,54 +245,53 @@ pub(super) fn each_once(profile: &Profile) -> Vec<(&HeapProfile, &HookStatus)> {
     hooks
 }
 
-/// Of all processes together, also of those that are kept as sums alone.
+/// Totals over all processes, including those of which only totals are kept.
 pub(super) fn totals(profile: &Profile) -> Totals {
     let mut totals = profile.others.folded_totals;
     profile.targets.iter().for_each(|target| totals.add(&target.totals));
     totals
 }
 
-/// The view's quantity over all processes.
 pub(super) fn total(profile: &Profile, view: View) -> u64 {
     view.rounded(&totals(profile))
 }
 
-/// What of the view's quantity is of processes that are kept as sums alone, and so of no stack; `None` where there is none.
+/// Amount of the processes of which only totals are kept, which belongs to no stack; `None` if 0.
 pub(super) fn folded(profile: &Profile, view: View) -> Option<String> {
     let amount = view.rounded(&profile.others.folded_totals);
     let about = about(profile.is_exact_of_folded());
     (amount > 0).then(|| format!("{about}{}", view.amount(amount)))
 }
 
-/// Those that are kept as sums alone: `5 processes that exited`.
+/// The processes of which only totals are kept: `5 processes that exited`.
 pub(super) fn folded_processes(profile: &Profile) -> String {
     format!("{} that exited", text::counted(profile.others.folded_count, "process"))
 }
 
-/// Whether there is a stack with something of the view's quantity.
+/// Whether a stack has an amount in the view.
 pub(super) fn has_stacks(profile: &Profile, view: View) -> bool {
     profile.targets.iter().flat_map(|target| &target.callsites).any(|callsite| view.of_callsite(callsite) > 0)
 }
 
-/// Why there is nothing to show, and what would help; a sentence per line.
+/// Why there is no data, and what would help; a sentence per line.
 pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
     if profile.unreachable {
         return vec!["No known block was unreachable.".to_owned()];
     }
     if let Some(amount) = folded(profile, view) {
         let processes = folded_processes(profile);
-        let line = format!("There are no stacks of {}: of {processes}, sums alone are kept ({amount}).", view.title());
+        let line = format!("There are no stacks of {}: of {processes}, only totals are kept ({amount}).", view.title());
         return vec![line];
     }
-    let (whose, it) = match profile.targets.as_slice() {
-        [] => return vec!["Nothing was recorded: no process was watched.".to_owned()],
-        [_] => ("the process", "it was"),
-        _ => ("the processes", "they were"),
+    let whose = match profile.targets.as_slice() {
+        [] => return vec!["Nothing was recorded: no process was profiled.".to_owned()],
+        [_] => "the process",
+        _ => "the processes",
     };
     if profile.hooks().all(|(_, hook)| hook.error.is_some()) {
         return vec![
-            "Nothing was recorded: no allocator function could be watched.".to_owned(),
-            "`heapbpf doctor` tells what this kernel, this user and this target allow.".to_owned(),
+            "Nothing was recorded: no allocator function could be hooked.".to_owned(),
+            "`heapbpf doctor` reports what this kernel, this user and this target allow.".to_owned(),
         ];
     }
     let freed = totals(profile).free_bytes;
@@ -311,15 +305,16 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
     }
     if total(profile, View::AllocCount) == 0 {
         let unsampled = if profile.is_exact() { "" } else { ", or too little to be sampled" };
-        let mut lines = vec![format!("Nothing was recorded: {whose} allocated nothing while {it} watched{unsampled}.")];
+        let mut lines =
+            vec![format!("Nothing was recorded: {whose} allocated nothing during the recording{unsampled}.")];
         lines.extend(sampling(profile));
-        lines.push("What was allocated before is not seen.".to_owned());
+        lines.push("Earlier allocations are not recorded.".to_owned());
         return lines;
     }
     let allocated = View::AllocBytes.amount(total(profile, View::AllocBytes));
     vec![
         format!(
-            "There are no {}: {}{allocated} were allocated while {it} watched, all of it freed.",
+            "There are no {}: {}{allocated} were allocated during the recording, all of it freed.",
             view.title(),
             about(profile.is_exact())
         ),
@@ -327,11 +322,11 @@ pub(super) fn nothing(profile: &Profile, view: View) -> Vec<String> {
     ]
 }
 
-/// How few blocks are taken, and what takes all: a line for the recording, and one for each heap with its own interval.
+/// The intervals, and the options to record every block: a line for the recording, and one for each heap with its own interval.
 fn sampling(profile: &Profile) -> Vec<String> {
     let line = |of: String, bytes: u64, option: String| {
         let size = text::round_size(bytes);
-        (bytes > 1).then(|| format!("One block per {size}{of} is sampled on average; `{option}` takes every one."))
+        (bytes > 1).then(|| format!("One block per {size}{of} is sampled on average; `{option}` records every one."))
     };
     let common = has_common_interval(profile)
         .then(|| line(String::new(), profile.interval_bytes, "--interval 1".to_owned()))
@@ -343,13 +338,12 @@ fn sampling(profile: &Profile) -> Vec<String> {
     common.into_iter().chain(own).collect()
 }
 
-/// A hook that is not attached, and why.
 pub(super) fn unattached(hook: &HookStatus) -> String {
     let why = hook.error.as_deref().map(text::printable);
     format!(
         "`{}` in `{}` is not attached: {}",
         text::printable(&hook.function),
         text::printable(&hook.module),
-        why.as_deref().unwrap_or("the reason is not known"),
+        why.as_deref().unwrap_or("unknown reason"),
     )
 }

@@ -40,7 +40,7 @@ fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write
         time_unit_million: "s",
         short_lived: SHORT_LIVED_US,
         command: command(profile),
-        pid: profile.targets.first().map_or(0, |target| target.pid.0),
+        pid: profile.targets.first().map_or(0, |target| target.facts.pid.0),
         end: end_us,
         peak: peak.unwrap_or(0).min(end_us),
         points: &points.points,

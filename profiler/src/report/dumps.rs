@@ -1,7 +1,6 @@
-//! What a profile knows of its processes at the dumps of the recording, for formats that hold several.
+//! The state of a profile's processes at the dumps of the recording, for formats that hold several dumps.
 //!
-//! Owns which dumps those are, and under which number a process can be shown beside others. Made for any profile: what
-//! its history says is not trusted to be in order.
+//! Accepts any profile: its history may be out of order.
 
 use rustc_hash::FxHashSet;
 
@@ -9,24 +8,23 @@ use crate::model::history::{Held, Occasion};
 use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::units::MonotonicNanos;
 
-/// How far apart the numbers are of programs that have had the same pid. Linux has none above 4,194,304.
+/// Distance of the numbers of programs with the same pid. Linux has no pid above 4,194,304.
 const PID_STEP: u32 = 10_000_000;
 
-/// How far apart the end of the profile and the dump that is its end can be: their times are of two clocks.
+/// Maximum distance of the end of the profile and the dump at that end, whose times are of two clocks.
 const SAME_NS: u64 = 1_000_000;
 
 /// A dump before the end of the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dump {
-    /// The number of the window that ended with it.
+    /// Number of the window that ended with it.
     pub(super) number: u32,
-    /// When.
     pub(super) time: MonotonicNanos,
     instant: u32,
 }
 
-/// The dumps of a target, each later than the one before and earlier than the end; the dump that ends a recording is its end. None where the profile is of one window,
-/// or of old blocks alone: its history is of the whole recording, and tells no ages.
+/// The dumps of a target before its end, in the order of time. Empty where the profile is of one window or of old blocks only:
+/// its history is of the whole recording, without ages.
 pub(super) fn dumps(profile: &Profile, target: &TargetProfile) -> Vec<Dump> {
     let mut dumps: Vec<Dump> = Vec::new();
     if profile.window.is_some() || profile.older_than_ns.is_some() {
@@ -42,18 +40,18 @@ pub(super) fn dumps(profile: &Profile, target: &TargetProfile) -> Vec<Dump> {
     dumps
 }
 
-/// What a callsite held at a dump; nothing where nothing had changed by then.
+/// What a callsite held at a dump.
 pub(super) fn held(callsite: &CallsiteProfile, dump: &Dump) -> Held {
     let later = callsite.history.partition_point(|change| change.instant <= dump.instant);
     later.checked_sub(1).map_or_else(Held::default, |last| callsite.history[last].held)
 }
 
-/// When the profile, or its window, began.
+/// Start of the profile or its window.
 pub(super) fn start(profile: &Profile) -> MonotonicNanos {
     monotonic(profile, profile.window.map_or(profile.started_unix_ns, |window| window.start_unix_ns))
 }
 
-/// When the profile, or its window, ended.
+/// End of the profile or its window.
 pub(super) fn end(profile: &Profile) -> MonotonicNanos {
     monotonic(profile, profile.window.map_or(profile.ended_unix_ns, |window| window.end_unix_ns))
 }
@@ -63,17 +61,16 @@ fn monotonic(profile: &Profile, unix_ns: u64) -> MonotonicNanos {
     MonotonicNanos(profile.started_monotonic_ns.saturating_add(after))
 }
 
-/// The targets' pids, each number once: where several had the same (programs of one process, one after the other), the
-/// later ones get numbers that no process has.
+/// The targets' pids, made unique: the second and later programs of a process get numbers that no process has.
 pub(super) fn distinct_pids(profile: &Profile) -> Vec<u32> {
     let mut taken: FxHashSet<u32> = FxHashSet::default();
     let mut free = |pid: u32| {
         let numbers = std::iter::successors(Some(pid), |number| Some(number.wrapping_add(PID_STEP)));
-        // A reader takes it for a signed number.
+        // Readers parse it as a signed number.
         let mut numbers = numbers.map(|number| number & 0x7fff_ffff);
         numbers.find(|&number| taken.insert(number)).unwrap_or(pid)
     };
-    profile.targets.iter().map(|target| free(target.pid.0)).collect()
+    profile.targets.iter().map(|target| free(target.facts.pid.0)).collect()
 }
 
 /// An estimate of the history as a whole number.
@@ -89,7 +86,7 @@ mod tests {
     use crate::model::history::Instant;
 
     #[test]
-    fn dumps_are_those_before_the_end_in_the_order_of_time() {
+    fn dumps_precede_the_end_in_the_order_of_time() {
         let mut profile = profiles::exact();
         let second = |after: u64| MonotonicNanos(profile.started_monotonic_ns + after * 1_000_000_000);
         let instants = [(1, Some(Occasion::Mark)), (10, Some(Occasion::Dump(1))), (20, Some(Occasion::Dump(2)))];
@@ -104,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_callsite_holds_what_it_held_at_its_last_change() {
+    fn held_amounts_are_those_of_the_last_change() {
         let profile = profiles::exact();
         let callsite = &profile.targets[0].callsites[0];
         let dump = |instant| Dump { number: 1, time: MonotonicNanos(0), instant };
@@ -114,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_one_process_are_told_apart() {
+    fn programs_of_one_process_get_distinct_pids() {
         let mut profile = profiles::exact();
         profile.targets.push(profile.targets[0].clone());
         profile.targets.push(profile.targets[0].clone());

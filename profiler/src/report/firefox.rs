@@ -161,9 +161,10 @@ impl<'a> Threads<'a> {
         let (mut pids, mut tids) = (Unique::default(), Unique::default());
         let mut rows = Vec::new();
         for target in &context.profile.targets {
-            let pid = pids.text(target.pid.0);
+            let pid = pids.text(target.facts.pid.0);
             for (at, part) in parts(target).into_iter().enumerate() {
-                let tid = part.and_then(|part| target.threads.get(part)).map_or(target.pid.0, |thread| thread.tid.0);
+                let tid =
+                    part.and_then(|part| target.threads.get(part)).map_or(target.facts.pid.0, |thread| thread.tid.0);
                 rows.push(ThreadRow { target, part, is_first: at == 0, pid: pid.clone(), tid: tids.text(tid) });
             }
         }

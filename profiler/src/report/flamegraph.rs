@@ -100,7 +100,7 @@ impl Header {
         }
         notes += &format!("; {}", caption.losses);
         for target in &profile.targets {
-            notes += &format!("; pid {}: {}", target.pid, text::printable(&target.command));
+            notes += &format!("; pid {}: {}", target.facts.pid, text::printable(&target.facts.command));
         }
         Self {
             title: text::cut(&title, TITLE_CHARS_MAX).into_owned(),

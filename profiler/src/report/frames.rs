@@ -80,8 +80,8 @@ pub(super) fn group_frame(group: Group, target: &TargetProfile, callsite: &Calls
             Some(thread) => format!("{} ({})", thread.name.as_deref().unwrap_or("thread"), thread.tid.0),
             None => "[thread unknown]".to_owned(),
         },
-        Group::Command => target.command.clone(),
-        Group::Cgroup => target.cgroup.as_deref().unwrap_or("[control group unknown]").to_owned(),
+        Group::Command => target.facts.command.clone(),
+        Group::Cgroup => target.facts.cgroup.as_deref().unwrap_or("[control group unknown]").to_owned(),
         Group::Heap => heap_name(target, callsite.heap).to_owned(),
     }
 }
@@ -91,7 +91,7 @@ pub(super) fn heap_name(target: &TargetProfile, heap: usize) -> &str {
 }
 
 pub(super) fn process_frame(target: &TargetProfile) -> String {
-    format!("{} ({})", target.comm, target.pid)
+    format!("{} ({})", target.facts.comm, target.facts.pid)
 }
 
 /// The frames between the process and a callsite's own: that its blocks were inherited, and that its stack is incomplete.

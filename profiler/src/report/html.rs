@@ -1,9 +1,8 @@
-//! A page with everything, for people: one file that needs no network and opens from disk.
+//! The HTML report: one interactive page that needs no network.
 //!
-//! Owns how the page is put together: the parts that never change (`html/page.html`, `html/style/*.css`, `html/page/*.js` and
-//! the time chart's library in `html/vendor`), a policy that lets these parts run and nothing else, and the profile's data,
-//! compressed and in base64, so that no name of a target is ever a part of the page's text. What the page makes of the
-//! data is the scripts' business.
+//! The page consists of static parts (`html/page.html`, `html/style/*.css`, `html/page/*.js`, and the time chart's library
+//! in `html/vendor`), a content security policy that allows these parts only, and the profile's data, compressed and in
+//! base64, so that no name of a target is part of the page's markup.
 
 use std::io::{self, Write};
 
@@ -20,16 +19,12 @@ use document::Document;
 mod callsites;
 mod column;
 mod document;
-mod header;
 mod health;
-mod history;
 mod names;
-mod stacks;
 
-/// The page, with `{{…}}` where parts go.
+/// The page, with `{{…}}` as placeholders for parts.
 const PAGE: &str = include_str!("html/page.html");
 
-/// Styles: the chart's, then the page's.
 const STYLE: &str = concat!(
     include_str!("html/vendor/uplot/uPlot.min.css"),
     include_str!("html/style/ground.css"),
@@ -37,13 +32,12 @@ const STYLE: &str = concat!(
     include_str!("html/style/lists.css"),
 );
 
-/// The chart's library, as it is published.
+/// The chart's library, unmodified.
 const CHART: &str = include_str!("html/vendor/uplot/uPlot.iife.min.js");
 
-/// Its licence.
 const LICENCE: &str = include_str!("html/vendor/uplot/LICENSE");
 
-/// The page's own script: one function, so that its modules see each other and nothing else sees them.
+/// The page's own script: one function, so that its modules share a scope of their own.
 const SCRIPT: &str = concat!(
     "(() => {\n\"use strict\";\n",
     include_str!("html/page/text.js"),
@@ -80,15 +74,15 @@ pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dy
             "chart" => out.write_all(CHART.as_bytes())?,
             "script" => out.write_all(SCRIPT.as_bytes())?,
             "profile" => write_data(profile, presentation, out)?,
-            _ => return Err(io::Error::other(format!("the page has no part `{part}`"))),
+            _ => return Err(io::Error::other(format!("unknown placeholder `{part}` in the page"))),
         }
         rest = after;
     }
     out.write_all(rest.as_bytes())
 }
 
-/// What the page may do: run its own two scripts, named by their hashes, and apply its one style. It can load nothing, and
-/// so tell nobody anything.
+/// The content security policy: the page runs its own two scripts and its style, identified by their hashes, and can neither
+/// load nor send anything.
 fn policy() -> String {
     let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text.as_bytes())));
     format!(
@@ -99,7 +93,7 @@ fn policy() -> String {
     )
 }
 
-/// The profile's data: JSON, compressed with gzip, in base64. The same data gives the same bytes: there is no time in it.
+/// Writes the profile's data: JSON, compressed with gzip, in base64. The output is reproducible: it has no timestamp.
 fn write_data(profile: &Profile, presentation: &Presentation, out: &mut dyn Write) -> io::Result<()> {
     let encoder = EncoderWriter::new(out, &STANDARD);
     let mut packer = io::BufWriter::with_capacity(1 << 16, GzBuilder::new().write(encoder, Compression::new(7)));

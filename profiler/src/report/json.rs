@@ -1,303 +1,286 @@
-//! The JSON report: everything in the profile, for programs and tests. Its shape is a contract (see `VERSION`).
+//! The JSON report: the whole profile, for programs and tests. Its shape is a contract (see `json/schema.rs`).
 //!
-//! Owns names and types of its fields. Callsites and frames are written one by one, never held as JSON in memory.
+//! Targets and callsites are serialized one by one, so that the report is never in memory as a whole.
 
-mod callsites;
-mod code;
-mod curve;
-mod details;
-mod guardrails;
 pub(super) mod health;
-mod leaks;
 pub(crate) mod read;
-pub(super) mod stack;
-pub(super) mod totals;
+pub(super) mod schema;
+pub(super) mod values;
 
+use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::io;
 
-use callsites::Callsites;
-use code::{MappingFields, ModuleFields, ThreadFields};
-use curve::CurveFields;
-use details::DetailsFields;
-use guardrails::OverheadFields;
-use health::HealthFields;
-use leaks::LeaksFields;
+use health::Health;
 use serde::{Serialize, Serializer};
-use totals::TotalsFields;
+use values::{Amount, Hex};
 
 use super::presentation::{Presentation, View};
+use super::window;
 use crate::ledger::details::Details;
-use crate::model::{Beginning, HeapProfile, HookStatus, Origin, Profile, Skipped, TargetProfile, Window};
-
-/// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
-pub(crate) const VERSION: u32 = 1;
+use crate::ledger::histogram::Histogram;
+use crate::ledger::totals::Totals;
+use crate::model::history::Moment;
+use crate::model::{
+    Beginning, CallsiteProfile, HeapProfile, HookStatus, LeakCandidate, Leaks, MappingProfile, ModuleProfile, Origin,
+    Profile, TargetProfile,
+};
+use crate::units::{EstimatedBytes, EstimatedCount};
 
 /// Writes the JSON report. The view only decides the order of callsites: the largest come first.
 pub(super) fn write(profile: &Profile, presentation: &Presentation, out: &mut dyn io::Write) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, &Root::new(profile, presentation.view))?;
+    let report = schema::Report {
+        version: schema::VERSION,
+        interval_bytes: profile.interval_bytes,
+        started_unix_ns: profile.started_unix_ns,
+        ended_unix_ns: profile.ended_unix_ns,
+        older_than_ns: profile.older_than_ns,
+        window: profile.window,
+        targets: Each(|| profile.targets.iter().map(|target| self::target(profile, target, presentation.view))),
+        others: others(profile),
+        modules: profile.modules.iter().map(module).collect(),
+        health: Health::new(&profile.health),
+    };
+    write_line(&report, out)
+}
+
+/// Writes a JSON report with `\n` at the end.
+pub(super) fn write_line(report: &impl Serialize, out: &mut dyn io::Write) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, report)?;
     out.write_all(b"\n")
 }
 
-#[derive(Serialize)]
-struct Root<'a> {
-    version: u32,
-    interval_bytes: u64,
-    started_unix_ns: u64,
-    ended_unix_ns: u64,
-    /// How old the blocks are that callsites' `older_…` count.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    older_than_ns: Option<u64>,
-    window: Option<WindowFields>,
-    targets: Targets<'a>,
-    others: OthersFields<'a>,
-    modules: Vec<ModuleFields<'a>>,
-    health: HealthFields<'a>,
-}
+/// A list whose items are made while it is serialized.
+pub(super) struct Each<F>(pub(super) F);
 
-impl<'a> Root<'a> {
-    fn new(profile: &'a Profile, view: View) -> Self {
-        Self {
-            version: VERSION,
-            interval_bytes: profile.interval_bytes,
-            started_unix_ns: profile.started_unix_ns,
-            ended_unix_ns: profile.ended_unix_ns,
-            older_than_ns: profile.older_than_ns,
-            window: profile.window.as_ref().map(WindowFields::new),
-            targets: Targets { context: Context { profile, view } },
-            others: OthersFields::new(profile),
-            modules: profile.modules.iter().map(ModuleFields::new).collect(),
-            health: HealthFields::new(&profile.health),
-        }
-    }
-}
-
-/// The part of the recording that the profile is about.
-#[derive(Serialize)]
-struct WindowFields {
-    /// Null for the state at the peak.
-    number: Option<u32>,
-    /// `time`, `growth`, `alloc`, `signal`, `end` or `peak`.
-    reason: &'static str,
-    start_unix_ns: u64,
-    since_mark: bool,
-    end_unix_ns: u64,
-    merged_count: u32,
-}
-
-impl WindowFields {
-    fn new(window: &Window) -> Self {
-        Self {
-            number: window.number,
-            reason: window.reason.name(),
-            start_unix_ns: window.start_unix_ns,
-            since_mark: window.since_mark,
-            end_unix_ns: window.end_unix_ns,
-            merged_count: window.merged_count,
-        }
-    }
-}
-
-/// What is needed to write any part of the profile.
-#[derive(Clone, Copy)]
-struct Context<'a> {
-    profile: &'a Profile,
-    view: View,
-}
-
-struct Targets<'a> {
-    context: Context<'a>,
-}
-
-impl Serialize for Targets<'_> {
+impl<I: IntoIterator<Item: Serialize>, F: Fn() -> I> Serialize for Each<F> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Context { profile, .. } = self.context;
-        serializer.collect_seq(profile.targets.iter().map(|target| TargetFields::new(self.context, target)))
+        serializer.collect_seq((self.0)())
     }
 }
 
-#[derive(Serialize)]
-struct TargetFields<'a> {
-    pid: u32,
-    command: &'a str,
-    comm: &'a str,
-    cgroup: Option<&'a str>,
-    beginning: BeginningFields,
-    exited: bool,
-    exit_code: Option<i32>,
-    replaced: bool,
-    /// When its probes were taken away because they cost too much.
-    detached_unix_ns: Option<u64>,
-    /// What they cost, where that is known.
-    overhead: Option<OverheadFields>,
-    totals: TargetTotalsFields,
-    heaps: Vec<HeapFields<'a>>,
-    curve: CurveFields<'a>,
-    mappings: Vec<MappingFields>,
-    threads: Vec<ThreadFields<'a>>,
-    leak_candidates: Option<LeaksFields<'a>>,
-    callsites: Callsites<'a>,
-}
-
-impl<'a> TargetFields<'a> {
-    fn new(context: Context<'a>, target: &'a TargetProfile) -> Self {
-        let is_exact = context.profile.is_exact_of(target);
-        let details = Details::sum(target.callsites.iter().map(|callsite| &callsite.details));
-        let callsites = Callsites::new(context, target);
-        Self {
-            pid: target.pid.0,
-            command: &target.command,
-            comm: &target.comm,
-            cgroup: target.cgroup.as_deref(),
-            beginning: BeginningFields::new(context.profile, &target.beginning),
-            exited: target.exited,
-            exit_code: target.exit_code,
-            replaced: target.replaced,
-            detached_unix_ns: target.detached.map(|time| context.profile.unix_ns(time)),
-            overhead: target.overhead.as_ref().map(OverheadFields::new),
-            totals: TargetTotalsFields {
-                totals: TotalsFields::new(context.profile, &target.totals, is_exact),
-                details: DetailsFields::new(&details, is_exact),
-            },
-            heaps: (0..)
-                .zip(&target.heaps)
-                .map(|(i, heap)| HeapFields::new(context.profile, target, heap, i))
-                .collect(),
-            curve: CurveFields::new(context.profile, target),
-            mappings: MappingFields::of(context.profile, target),
-            threads: target.threads.iter().map(ThreadFields::new).collect(),
-            leak_candidates: LeaksFields::new(context.profile, target, &callsites.order),
-            callsites,
-        }
+fn target<'a>(
+    profile: &'a Profile,
+    target: &'a TargetProfile,
+    view: View,
+) -> schema::Target<'a, impl Serialize + use<'a>> {
+    let TargetProfile { facts, .. } = target;
+    let is_exact = profile.is_exact_of(target);
+    let mut order: Vec<usize> = (0..target.callsites.len()).collect();
+    order.sort_by_key(|&at| Reverse(view.of_callsite(&target.callsites[at])));
+    schema::Target {
+        pid: facts.pid.0,
+        command: Cow::Borrowed(&facts.command),
+        comm: Some(Cow::Borrowed(&facts.comm)),
+        cgroup: facts.cgroup.as_deref().map(Cow::Borrowed),
+        beginning: beginning(profile, &facts.beginning),
+        exited: facts.exited,
+        exit_code: facts.exit_code,
+        replaced: facts.replaced,
+        detached_unix_ns: facts.detached.map(|time| profile.unix_ns(time)),
+        overhead: facts.overhead,
+        totals: schema::TotalsAndDetails {
+            totals: totals(profile, &target.totals, is_exact),
+            details: details(&Details::sum(target.callsites.iter().map(|callsite| &callsite.details)), is_exact),
+        },
+        heaps: (0..).zip(&target.heaps).map(|(index, heap)| self::heap(profile, target, heap, index)).collect(),
+        curve: target.history.curve.iter().map(|moment| curve_point(profile, moment, is_exact)).collect(),
+        mappings: target.mappings.iter().filter_map(|mapping| self::mapping(profile, mapping)).collect(),
+        threads: target.threads.iter().map(schema::Thread::new).collect(),
+        leak_candidates: target.leaks.as_ref().map(|leaks| leak_candidates(profile, target, leaks, &order)),
+        callsites: Each(move || {
+            order.clone().into_iter().map(move |at| callsite(profile, target, &target.callsites[at]))
+        }),
     }
 }
 
-#[derive(Serialize)]
-struct TargetTotalsFields {
-    #[serde(flatten)]
-    totals: TotalsFields,
-    #[serde(flatten)]
-    details: DetailsFields,
+fn beginning(profile: &Profile, beginning: &Beginning) -> schema::Beginning {
+    schema::Beginning {
+        origin: beginning.origin.into(),
+        parent: if let Origin::Forked(parent) = beginning.origin { Some(parent.0) } else { None },
+        unix_ns: profile.unix_ns(beginning.time),
+        delay_ns: beginning.delay_ns,
+        from_first_call: beginning.from_first_call,
+    }
 }
 
-#[derive(Serialize)]
-struct BeginningFields {
-    /// `running`, `fork`, `exec` or `launch`.
-    origin: &'static str,
-    parent: Option<u32>,
-    unix_ns: u64,
-    delay_ns: Option<u64>,
-    from_first_call: bool,
+/// `index` is the heap's in the target.
+fn heap<'a>(profile: &Profile, target: &TargetProfile, heap: &'a HeapProfile, index: usize) -> schema::Heap<'a> {
+    let callsites = target.callsites.iter().filter(|callsite| callsite.heap == index);
+    schema::Heap {
+        name: Cow::Borrowed(&heap.name),
+        interval_bytes: heap.interval_bytes,
+        interval_bytes_max: heap.interval_bytes_max.max(heap.interval_bytes),
+        hooks: heap.hooks.iter().map(hook).collect(),
+        amounts: schema::TotalsAndDetails {
+            totals: totals(profile, &heap.totals, heap.is_exact()),
+            details: details(&Details::sum(callsites.map(|callsite| &callsite.details)), heap.is_exact()),
+        },
+    }
 }
 
-impl BeginningFields {
-    fn new(profile: &Profile, beginning: &Beginning) -> Self {
-        let (origin, parent) = match beginning.origin {
-            Origin::Running => ("running", None),
-            Origin::Forked(parent) => ("fork", Some(parent.0)),
-            Origin::Executed => ("exec", None),
-            Origin::Launched => ("launch", None),
+fn hook(hook: &HookStatus) -> schema::Hook<'_> {
+    schema::Hook {
+        function: Cow::Borrowed(&hook.function),
+        module: Cow::Borrowed(&hook.module),
+        backend: Cow::Borrowed(&hook.backend),
+        offset: hook.offset,
+        instruction: hook.instruction.as_deref().map(Cow::Borrowed),
+        emulated: hook.emulated,
+        required: hook.required,
+        attached: hook.error.is_none(),
+        error: hook.error.as_deref().map(Cow::Borrowed),
+    }
+}
+
+fn curve_point(profile: &Profile, Moment { time, held }: &Moment, is_exact: bool) -> schema::CurvePoint {
+    let bytes = |bytes| Amount::of_bytes(EstimatedBytes::from_f64(bytes), is_exact);
+    let count = |count| Amount::of_count(EstimatedCount::from_f64(count), is_exact);
+    schema::CurvePoint(
+        profile.unix_ns(*time),
+        bytes(held.live_bytes),
+        count(held.live_count),
+        bytes(held.alloc_bytes),
+        count(held.alloc_count),
+    )
+}
+
+fn module(module: &ModuleProfile) -> schema::Module<'_> {
+    schema::Module {
+        path: Cow::Borrowed(&module.path),
+        build_id: module.build_id.as_deref().map(|bytes| Cow::Owned(values::hexadecimal(bytes))),
+    }
+}
+
+/// `None` if the profile does not have its module.
+fn mapping(profile: &Profile, mapping: &MappingProfile) -> Option<schema::Mapping> {
+    let MappingProfile { start, end, offset, bias, module } = *mapping;
+    let fields = schema::Mapping { start: Hex(start), end: Hex(end), offset: Hex(offset), bias: bias.map(Hex), module };
+    (module < profile.modules.len()).then_some(fields)
+}
+
+fn others(profile: &Profile) -> schema::Others<'_> {
+    let others = &profile.others;
+    schema::Others {
+        skipped: Cow::Borrowed(&others.skipped),
+        skipped_count: others.skipped_count,
+        short_lived_count: others.short_lived_count,
+        not_inherited_count: others.not_inherited_count,
+        folded_count: others.folded_count,
+        folded_interval_bytes: others.folded_interval_bytes,
+        folded_totals: totals(profile, &others.folded_totals, profile.is_exact_of_folded()),
+    }
+}
+
+fn callsite<'a>(
+    profile: &'a Profile,
+    target: &'a TargetProfile,
+    callsite: &'a CallsiteProfile,
+) -> schema::Callsite<'a> {
+    let heap = target.heaps.get(callsite.heap);
+    let is_exact = heap.map_or_else(|| profile.is_exact_of(target), HeapProfile::is_exact);
+    schema::Callsite {
+        stack: schema::Frame::of_stack(profile, &callsite.stack),
+        end: callsite.end.map(|end| Cow::Borrowed(end.counter().name())),
+        heap: heap.map(|heap| Cow::Borrowed(&*heap.name)),
+        thread: callsite.thread.filter(|&thread| thread < target.threads.len()),
+        inherited: callsite.inherited,
+        amounts: schema::TotalsAndDetails {
+            totals: totals(profile, &callsite.totals, is_exact),
+            details: details(&callsite.details, is_exact),
+        },
+        older_count: callsite.older.map(|older| Amount::of_count(older.count, is_exact)),
+        older_bytes: callsite.older.map(|older| Amount::of_bytes(older.bytes, is_exact)),
+    }
+}
+
+/// `order` has the indices of the target's callsites in the order of the report.
+fn leak_candidates<'a>(
+    profile: &'a Profile,
+    target: &'a TargetProfile,
+    leaks: &Leaks,
+    order: &[usize],
+) -> schema::LeakCandidates<'a> {
+    let candidate = |candidate: &LeakCandidate| {
+        let callsite = target.callsites.get(candidate.callsite)?;
+        Some(schema::LeakCandidate {
+            callsite: Some(order.iter().position(|&at| at == candidate.callsite)?),
+            stack: schema::Frame::of_stack(profile, &callsite.stack),
+            heap: target.heaps.get(callsite.heap).map(|heap| Cow::Borrowed(&*heap.name)),
+            bytes_per_second: candidate.bytes_per_second,
+            bytes_per_second_margin_95: candidate.margin,
+            live_bytes: callsite.totals.live_bytes().to_f64(),
+            live_count: callsite.totals.live_count().to_f64(),
+            age_ns_oldest: callsite.details.ages.oldest_ns,
+            old_share: candidate.old_share,
+            survival: candidate.survival,
+            score: candidate.score,
+        })
+    };
+    schema::LeakCandidates {
+        span_ns: leaks.span_ns,
+        too_short: leaks.too_short,
+        growing_count: leaks.count,
+        suppressed_count: leaks.suppressed_count,
+        suppressed_bytes: Amount::of_bytes(leaks.suppressed_bytes, false),
+        candidates: leaks.candidates.iter().filter_map(candidate).collect(),
+    }
+}
+
+/// `exact`: every allocation is recorded.
+fn totals(profile: &Profile, totals: &Totals, exact: bool) -> schema::Totals {
+    let bytes = |bytes| Amount::of_bytes(bytes, exact);
+    let count = |count| Amount::of_count(count, exact);
+    let interval = |view: View| (!exact).then(|| view.confidence(totals));
+    let variance = |view: View| (!exact).then(|| view.variance(totals).to_f64());
+    let in_window = profile.window.is_some();
+    schema::Totals {
+        inherited_count: count(totals.opening_count),
+        inherited_bytes: bytes(totals.opening_bytes),
+        alloc_count: count(totals.alloc_count),
+        alloc_bytes: bytes(totals.alloc_bytes),
+        free_count: count(totals.free_count),
+        free_bytes: bytes(totals.free_bytes),
+        live_count: count(totals.live_count()),
+        live_bytes: bytes(totals.live_bytes()),
+        alloc_samples: totals.alloc_samples,
+        live_samples: totals.live_samples,
+        alloc_count_95: interval(View::AllocCount),
+        alloc_bytes_95: interval(View::AllocBytes),
+        live_count_95: interval(View::LiveCount),
+        live_bytes_95: interval(View::LiveBytes),
+        alloc_count_variance: variance(View::AllocCount),
+        alloc_bytes_variance: variance(View::AllocBytes),
+        live_count_variance: variance(View::LiveCount),
+        live_bytes_variance: variance(View::LiveBytes),
+        peak_bytes: bytes(totals.peak_bytes),
+        peak_count: count(totals.peak_count),
+        peak_unix_ns: totals.peak_time.map(|time| profile.unix_ns(time)),
+        at_peak_count: count(totals.at_peak.count),
+        at_peak_bytes: bytes(totals.at_peak.bytes),
+        live_start_count: in_window.then(|| count(totals.opening_count)),
+        live_start_bytes: in_window.then(|| bytes(totals.opening_bytes)),
+        delta_count: in_window.then(|| count(totals.alloc_count - totals.free_count)),
+        delta_bytes: in_window.then(|| bytes(window::delta_bytes(totals))),
+    }
+}
+
+/// `exact`: every allocation is recorded.
+fn details(details: &Details, exact: bool) -> schema::Details {
+    let buckets = |histogram: &Histogram, unit: u64| {
+        let bucket = |(value, count): (u64, EstimatedCount)| {
+            schema::Bucket(value.saturating_mul(unit), Amount::of_count(count, exact))
         };
-        Self {
-            origin,
-            parent,
-            unix_ns: profile.unix_ns(beginning.time),
-            delay_ns: beginning.delay_ns,
-            from_first_call: beginning.from_first_call,
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct OthersFields<'a> {
-    skipped: Vec<SkippedFields<'a>>,
-    skipped_count: u64,
-    short_lived_count: u64,
-    not_inherited_count: u64,
-    folded_count: u64,
-    folded_interval_bytes: Option<u64>,
-    folded_totals: TotalsFields,
-}
-
-#[derive(Serialize)]
-struct SkippedFields<'a> {
-    pid: u32,
-    command: &'a str,
-    reason: &'a str,
-}
-
-impl<'a> OthersFields<'a> {
-    fn new(profile: &'a Profile) -> Self {
-        let others = &profile.others;
-        let skipped = |skipped: &'a Skipped| SkippedFields {
-            pid: skipped.pid.0,
-            command: &skipped.command,
-            reason: &skipped.reason,
-        };
-        Self {
-            skipped: others.skipped.iter().map(skipped).collect(),
-            skipped_count: others.skipped_count,
-            short_lived_count: others.short_lived_count,
-            not_inherited_count: others.not_inherited_count,
-            folded_count: others.folded_count,
-            folded_interval_bytes: others.folded_interval_bytes,
-            folded_totals: TotalsFields::new(profile, &others.folded_totals, profile.is_exact_of_folded()),
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct HeapFields<'a> {
-    name: &'a str,
-    interval_bytes: u64,
-    interval_bytes_max: u64,
-    hooks: Vec<HookFields<'a>>,
-    #[serde(flatten)]
-    totals: TotalsFields,
-    #[serde(flatten)]
-    details: DetailsFields,
-}
-
-impl<'a> HeapFields<'a> {
-    /// `index` is the heap's in the target.
-    fn new(profile: &Profile, target: &TargetProfile, heap: &'a HeapProfile, index: usize) -> Self {
-        let callsites = target.callsites.iter().filter(|callsite| callsite.heap == index);
-        let details = Details::sum(callsites.map(|callsite| &callsite.details));
-        Self {
-            name: &heap.name,
-            interval_bytes: heap.interval_bytes,
-            interval_bytes_max: heap.interval_bytes_max.max(heap.interval_bytes),
-            hooks: heap.hooks.iter().map(HookFields::new).collect(),
-            totals: TotalsFields::new(profile, &heap.totals, heap.is_exact()),
-            details: DetailsFields::new(&details, heap.is_exact()),
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct HookFields<'a> {
-    function: &'a str,
-    module: &'a str,
-    backend: &'a str,
-    offset: u64,
-    instruction: Option<&'a str>,
-    emulated: Option<bool>,
-    required: bool,
-    attached: bool,
-    error: Option<&'a str>,
-}
-
-impl<'a> HookFields<'a> {
-    fn new(hook: &'a HookStatus) -> Self {
-        Self {
-            function: &hook.function,
-            module: &hook.module,
-            backend: &hook.backend,
-            offset: hook.offset,
-            instruction: hook.instruction.as_deref(),
-            emulated: hook.emulated,
-            required: hook.required,
-            attached: hook.error.is_none(),
-            error: hook.error.as_deref(),
-        }
+        histogram.iter().map(bucket).collect()
+    };
+    schema::Details {
+        age_ns_oldest: details.ages.oldest_ns,
+        age_ns_median: details.ages.median_ns(),
+        age_ns_total: Amount::of_nanos(details.ages.total, exact),
+        age_histogram: buckets(&details.ages.histogram, 1000),
+        lifetime_ns_total: Amount::of_nanos(details.lifetime_total, exact),
+        lifetime_histogram: buckets(&details.lifetimes, 1000),
+        size_histogram: buckets(&details.sizes, 1),
+        temporary_count: details.temporary_count,
     }
 }

@@ -1,15 +1,14 @@
-//! Which leak candidates a report lists.
+//! Selects the leak candidates that reports list.
 
 use super::suppressions::Suppressions;
-use crate::model::leaks::LeakCandidate;
+use crate::model::LeakCandidate;
 use crate::model::{CallsiteProfile, Profile};
 
-/// Callsites of a target that reports name, those first that are worst.
+/// Maximum number of candidates per target.
 pub(crate) const CANDIDATES_MAX: usize = 100;
 
 impl Profile {
-    /// Leaves callsites out of the candidates that a suppression matches, and counts them; then those beyond
-    /// [`CANDIDATES_MAX`].
+    /// Removes and counts the candidates that a suppression matches, and truncates the rest to [`CANDIDATES_MAX`].
     pub fn suppress(&mut self, suppressions: &Suppressions) {
         let Self { targets, frames, .. } = self;
         for target in targets {
@@ -33,7 +32,7 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::leaks::Leaks;
+    use crate::model::Leaks;
     use crate::report::View;
     use crate::report::summary::summary;
     use crate::report::tests::profiles;
@@ -41,7 +40,7 @@ mod tests {
     fn growing(candidates: usize, count: usize) -> Profile {
         let mut profile = profiles::exact();
         let candidate = |at: usize| LeakCandidate {
-            // The first four are one callsite's, the others another's.
+            // The first four are of one callsite, the others of another.
             callsite: usize::from(at >= 4),
             bytes_per_second: 1.0,
             margin: 0.5,
@@ -56,18 +55,18 @@ mod tests {
 
     fn suppressed(mut profile: Profile, suppressions: &str) -> (Leaks, String) {
         profile.suppress(&Suppressions::parse(suppressions).expect("good lines"));
-        let said = summary(&profile, View::LiveBytes, 10, None, false);
-        (profile.targets.swap_remove(0).leaks.expect("it was looked at"), said)
+        let text = summary(&profile, View::LiveBytes, 10, None, false);
+        (profile.targets.swap_remove(0).leaks.expect("growth was computed"), text)
     }
 
     #[test]
-    fn as_many_are_named_as_are_not_suppressed() {
-        let (leaks, said) = suppressed(growing(104, 120), "leak:^strdup$");
+    fn suppressed_candidates_are_not_listed() {
+        let (leaks, text) = suppressed(growing(104, 120), "leak:^strdup$");
         assert_eq!((leaks.candidates.len(), leaks.suppressed_count), (4, 100));
-        assert!(said.contains("first 4 of 20 growing callsites"), "{said}");
-        let (leaks, said) = suppressed(growing(104, 120), "");
+        assert!(text.contains("first 4 of 20 growing callsites"), "{text}");
+        let (leaks, text) = suppressed(growing(104, 120), "");
         assert_eq!((leaks.candidates.len(), leaks.suppressed_count), (CANDIDATES_MAX, 0));
-        assert!(said.contains("first 5 of 120 growing callsites"), "{said}");
+        assert!(text.contains("first 5 of 120 growing callsites"), "{text}");
         let (leaks, _) = suppressed(growing(104, 104), "leak:main.c");
         assert_eq!((leaks.candidates.len(), leaks.suppressed_count), (0, 104));
     }

@@ -58,12 +58,12 @@ fn other_data(profile: &Profile, caption: &Caption) -> Value {
 /// The name of the process, with its command and how it was recorded as labels.
 fn metadata(profile: &Profile, caption: &Caption, target: &TargetProfile, pid: u32) -> [Value; 2] {
     let event = |name: &str, args: Value| json!({ "ph": "M", "cat": "__metadata", "pid": pid, "tid": 0, "ts": 0, "name": name, "args": args });
-    let labels = [&target.command, &caption.interval, &caption.losses].into_iter().cloned();
+    let labels = [&target.facts.command, &caption.interval, &caption.losses].into_iter().cloned();
     let labels = labels.chain(describe::older(profile));
     // Commas separate labels.
     let labels: Vec<String> = labels.map(|label| label.replace(", ", " · ").replace(',', "\u{2009}")).collect();
     [
-        event("process_name", json!({ "name": target.comm })),
+        event("process_name", json!({ "name": target.facts.comm })),
         event("process_labels", json!({ "labels": labels.join(",") })),
     ]
 }

@@ -56,12 +56,12 @@ fn of_target(profile: &Profile, target: &TargetProfile, view: View, dictionary: 
 
 /// The process, by OpenTelemetry's attribute names.
 fn resource(target: &TargetProfile) -> Resource {
-    let cgroup = target.cgroup.as_deref();
+    let cgroup = target.facts.cgroup.as_deref();
     let text = |key, value: &str| (key, Value::StringValue(value.to_owned()));
     let attributes = [
-        Some(("process.pid", Value::IntValue(target.pid.0.into()))),
-        Some(text("process.command", &target.command)),
-        Some(text("process.executable.name", &target.comm)),
+        Some(("process.facts.pid", Value::IntValue(target.facts.pid.0.into()))),
+        Some(text("process.facts.command", &target.facts.command)),
+        Some(text("process.executable.name", &target.facts.comm)),
         cgroup.map(|cgroup| text("process.linux.cgroup", cgroup)),
         cgroup.and_then(container_id).map(|id| text("container.id", id)),
     ];

@@ -101,12 +101,13 @@ fn clocks(profile: &Profile) -> Data {
 }
 
 fn process_tree(profile: &Profile, target: &TargetProfile, pid: u32, pids: &[u32]) -> Data {
-    let parent = match target.beginning.origin {
-        Origin::Forked(parent) => profile.targets.iter().position(|target| target.pid == parent),
+    let parent = match target.facts.beginning.origin {
+        Origin::Forked(parent) => profile.targets.iter().position(|target| target.facts.pid == parent),
         Origin::Running | Origin::Executed | Origin::Launched => None,
     };
     let parent = parent.and_then(|at| pids.get(at)).copied();
-    let process = Process { pid: Some(signed(pid)), ppid: parent.map(signed), cmdline: vec![target.command.clone()] };
+    let process =
+        Process { pid: Some(signed(pid)), ppid: parent.map(signed), cmdline: vec![target.facts.command.clone()] };
     let threads = target.threads.iter().map(|thread| Thread {
         tid: Some(signed(thread.tid.0)),
         name: thread.name.as_deref().map(str::to_owned),
@@ -135,9 +136,9 @@ fn write_track(
 ) -> io::Result<()> {
     let process = ProcessDescriptor {
         pid: Some(signed(pid)),
-        cmdline: vec![target.command.clone()],
-        process_name: Some(target.comm.clone()),
-        process_labels: target.cgroup.iter().map(|cgroup| cgroup.as_ref().to_owned()).collect(),
+        cmdline: vec![target.facts.command.clone()],
+        process_name: Some(target.facts.comm.clone()),
+        process_labels: target.facts.cgroup.iter().map(|cgroup| cgroup.as_ref().to_owned()).collect(),
     };
     let track = TrackDescriptor { uuid: Some(uuid), process: Some(process), ..TrackDescriptor::default() };
     sequence.write(None, Data::TrackDescriptor(track))?;
@@ -319,21 +320,25 @@ fn header(profile: &Profile, target: &TargetStacks<'_>, heap: usize, at: usize) 
     let known = process.heaps.get(heap);
     let interval_bytes = known.map_or(profile.interval_bytes, |heap| heap.interval_bytes);
     let is_end = at == target.dumps.len();
-    let since =
-        at.checked_sub(1).map_or_else(|| start(profile).max(process.beginning.time), |last| target.dumps[last].time);
+    let since = at
+        .checked_sub(1)
+        .map_or_else(|| start(profile).max(process.facts.beginning.time), |last| target.dumps[last].time);
     let time = time_of(profile, target, at);
-    let overran = profile.health.lost.iter().any(|(reason, count)| reason == "ring_full" && *count > 0);
+    let overran =
+        profile.health.lost.iter().any(|(reason, count)| *reason == crate::model::Loss::RingFull && *count > 0);
     ProcessHeapSamples {
         pid: Some(target.pid.into()),
         samples: Vec::new(),
-        from_startup: Some(process.beginning.from_first_call),
+        from_startup: Some(process.facts.beginning.from_first_call),
         rejected_concurrent: Some(false),
         stats: Some(stats(process, heap)),
-        disconnected: Some(is_end && (process.exited || process.replaced || process.detached.is_some())),
+        disconnected: Some(
+            is_end && (process.facts.exited || process.facts.replaced || process.facts.detached.is_some()),
+        ),
         buffer_overran: Some(is_end && overran),
         buffer_corrupted: Some(false),
         timestamp: Some(time.0),
-        hit_guardrail: Some(is_end && (process.detached.is_some() || profile.health.guardrails.stopped())),
+        hit_guardrail: Some(is_end && (process.facts.detached.is_some() || profile.health.guardrails.stopped())),
         heap_name: Some(heap_name(process, heap).to_owned()),
         sampling_interval_bytes: Some(known.map_or(interval_bytes, |heap| heap.interval_bytes_max.max(interval_bytes))),
         orig_sampling_interval_bytes: Some(interval_bytes),

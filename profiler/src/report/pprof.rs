@@ -152,8 +152,8 @@ impl<'a> Tables<'a> {
     fn labels_of_target(&mut self, target: &'a TargetProfile) -> Vec<proto::Label> {
         let mut labels = Vec::new();
         self.text_label(&mut labels, "process", process_frame(target));
-        self.text_label(&mut labels, "command", &target.command);
-        self.text_label(&mut labels, "cgroup", target.cgroup.as_deref().unwrap_or_default());
+        self.text_label(&mut labels, "command", &target.facts.command);
+        self.text_label(&mut labels, "cgroup", target.facts.cgroup.as_deref().unwrap_or_default());
         labels
     }
 
@@ -163,7 +163,7 @@ impl<'a> Tables<'a> {
         let heap = target.heaps.get(callsite.heap).map_or("", |heap| heap.name.as_str());
         self.text_label(&mut labels, "heap", heap);
         self.text_label(&mut labels, "thread", thread.and_then(|thread| thread.name.as_deref()).unwrap_or_default());
-        labels.push(self.number_label("pid", target.pid.0.into(), "count"));
+        labels.push(self.number_label("pid", target.facts.pid.0.into(), "count"));
         if let Some(thread) = thread {
             labels.push(self.number_label("thread_id", thread.tid.0.into(), "count"));
         }
@@ -317,7 +317,7 @@ impl<'a> Tables<'a> {
 /// Lines about how the profile was recorded, how exact it is, and what is missing.
 fn comments(profile: &Profile, presentation: &Presentation) -> Vec<String> {
     let caption = Caption::new(profile, presentation.view);
-    let inspected = describe::looked(profile);
+    let inspected = describe::checked_at(profile);
     let mut lines = vec![
         format!("heapbpf {}", env!("CARGO_PKG_VERSION")),
         format!("profile of {}", caption.subject),
@@ -333,7 +333,9 @@ fn comments(profile: &Profile, presentation: &Presentation) -> Vec<String> {
     }
     lines.push(format!("losses: {}", caption.losses));
     let lost = profile.health.lost.iter().filter(|(_, count)| *count > 0);
-    lines.extend(lost.map(|(reason, count)| format!("lost: {} {}", text::printable(reason), text::count(*count))));
+    lines.extend(
+        lost.map(|(reason, count)| format!("lost: {} {}", text::printable(reason.name()), text::count(*count))),
+    );
     let hooks = describe::each_once(profile).into_iter().filter(|(_, hook)| hook.is_missing());
     lines.extend(hooks.map(|(_, hook)| describe::unattached(hook)));
     let changes = describe::interval_changes(&profile.health);

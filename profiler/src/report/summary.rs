@@ -11,7 +11,7 @@ use super::presentation::{Group, View};
 use super::{describe, text, window};
 use crate::ids::Pid;
 use crate::ledger::details::Ages;
-use crate::model::leaks::{LeakCandidate, Leaks};
+use crate::model::{LeakCandidate, Leaks};
 use crate::model::{Profile, TargetProfile};
 use crate::units::{EstimatedBytes, EstimatedCount};
 
@@ -53,7 +53,7 @@ impl Page {
         ];
         self.line(HEADING, &parts.join(" · "));
         if let [target] = profile.targets.as_slice() {
-            let command = text::printable(&target.command);
+            let command = text::printable(&target.facts.command);
             let line = format!("command: {command}{}", exit(target));
             self.line(PLAIN, &text::cut(&line, self.width.unwrap_or(usize::MAX)));
         }
@@ -98,7 +98,7 @@ impl Page {
             format!("{}{}", describe::about(is_exact), text::size(bytes.rounded()))
         };
         let mut targets: Vec<&TargetProfile> = profile.targets.iter().collect();
-        targets.sort_by_key(|target| (Reverse(view.rounded(&target.totals)), target.pid));
+        targets.sort_by_key(|target| (Reverse(view.rounded(&target.totals)), target.facts.pid));
         let mut rows: Vec<Vec<String>> = targets
             .iter()
             .take(TARGETS_MAX)
@@ -132,9 +132,9 @@ impl Page {
 
 /// How the target ended, if it did.
 fn exit(target: &TargetProfile) -> String {
-    match (target.exited, target.exit_code) {
-        (false, _) if target.detached.is_some() => ", detached".to_owned(),
-        (false, _) if target.replaced => ", replaced by exec".to_owned(),
+    match (target.facts.exited, target.facts.exit_code) {
+        (false, _) if target.facts.detached.is_some() => ", detached".to_owned(),
+        (false, _) if target.facts.replaced => ", replaced by exec".to_owned(),
         (false, _) => String::new(),
         (true, None) => ", exited".to_owned(),
         (true, Some(status)) => format!(", exited with {status}"),
@@ -230,7 +230,7 @@ fn locations(profile: &Profile, view: View) -> Vec<(Location<'_>, Sums)> {
                 chain.push_str(describe::INHERITED);
             }
             let thread = callsite.thread.map(|_| group_frame(Group::Thread, target, callsite)).unwrap_or_default();
-            let sums = locations.entry(Location { pid: target.pid, heap, thread, chain }).or_default();
+            let sums = locations.entry(Location { pid: target.facts.pid, heap, thread, chain }).or_default();
             sums.view = sums.view.saturating_add(value);
             let live = callsite.older.unwrap_or_else(|| callsite.totals.live());
             sums.live_bytes += live.bytes;
@@ -306,7 +306,7 @@ impl Page {
                 text::share(candidate.old_share, 1.0),
                 candidate.survival.map_or_else(|| "-".to_owned(), |survival| text::share(survival, 1.0)),
             ];
-            cells.extend(several.then(|| target.pid.to_string()));
+            cells.extend(several.then(|| target.facts.pid.to_string()));
             cells.push(chain(profile, &callsite.stack, callsite.end));
             Some(cells)
         });

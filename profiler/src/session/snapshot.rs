@@ -13,7 +13,7 @@ use super::windows::Status;
 use crate::bpf::counters::Counters;
 use crate::ledger::timeline::Occasion;
 use crate::linux::clock;
-use crate::model::{Health, Others, Symbolization, Window, WindowReason};
+use crate::model::{Health, Loss, Others, Symbolization, Window, WindowReason};
 use crate::recording::entry::{HealthFacts, LedgerId, SessionFacts, TargetRecord};
 use crate::recording::recorder::{Finishing, Recorder};
 use crate::report::text::printable;
@@ -172,10 +172,10 @@ impl Session {
 
     /// Losses and costs since the recording started.
     fn health(&self, counters: &Counters) -> Health {
-        let mut lost: Vec<(String, u64)> =
-            counters.losses().map(|(counter, count)| (counter.name().to_owned(), count)).collect();
-        let own = [("unreadable_record", self.intake.unreadable()), ("unknown_free", self.processes.frees_unknown())];
-        lost.extend(own.into_iter().filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)));
+        let mut lost: Vec<_> = counters.losses().map(|(counter, count)| (Loss::of(counter), count)).collect();
+        let own =
+            [(Loss::UnreadableRecord, self.intake.unreadable()), (Loss::UnknownFree, self.processes.frees_unknown())];
+        lost.extend(own.into_iter().filter(|(_, count)| *count > 0));
         let mut health = Health {
             events: counters.get(Counter::Events),
             lost,
@@ -190,8 +190,8 @@ impl Session {
             symbolization: Symbolization::default(),
         };
         let stacks_lost = self.processes.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();
-        health.lose("stack_lost", stacks_lost);
-        health.lose("probe_missed", self.probes.kernel.probes_missed());
+        health.add_loss(Loss::StackLost, stacks_lost);
+        health.add_loss(Loss::ProbeMissed, self.probes.kernel.probes_missed());
         health
     }
 

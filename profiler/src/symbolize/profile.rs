@@ -14,8 +14,8 @@ use crate::ids::ModuleId;
 use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
 use crate::ledger::totals::Amounts;
-use crate::model::leaks::{LeakCandidate, Leaks};
 use crate::model::{CallsiteProfile, Health, HeapProfile, MappingProfile, ModuleProfile, Profile, TargetProfile};
+use crate::model::{LeakCandidate, Leaks};
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
 use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
@@ -75,26 +75,16 @@ fn of_target(
 ) -> TargetProfile {
     // Ages are not known for the peak.
     let is_now = scope != Scope::Peak;
-    let facts = target.facts.clone();
     let mut callsites = with_older(callsites, target.older.as_deref().filter(|_| is_now), ledger);
     let clip = is_now.then(|| Clip::new(target, start));
     for (callsite, of_ledger) in callsites.iter_mut().zip(&ledger.callsites) {
         callsite.history = clip.as_ref().map(|clip| clip.changes(of_ledger.index)).unwrap_or_default();
     }
     TargetProfile {
-        pid: facts.pid,
-        command: facts.command,
-        comm: facts.comm,
-        cgroup: facts.cgroup,
+        facts: target.facts.clone(),
         mappings: Vec::new(),
         threads: Threads::of(ledger).named(&target.threads),
         history: clip.map(Clip::history).unwrap_or_default(),
-        beginning: facts.beginning,
-        exited: facts.exited,
-        replaced: facts.replaced,
-        exit_code: facts.exit_code,
-        detached: facts.detached,
-        overhead: facts.overhead,
         totals: ledger.totals,
         heaps: heaps(target, ledger),
         leaks: is_now.then(|| leaks(&target.growths, ledger)),

@@ -122,7 +122,7 @@ fn fact(fact: Fact) -> Entry {
 
 /// A session with a target, process 7.
 fn beginning() -> Vec<Entry> {
-    let facts = TargetFacts::living(Pid(7), "seven", "seven", Beginning::running(MonotonicNanos(1)));
+    let facts = TargetFacts::running(Pid(7), "seven", "seven", Beginning::running(MonotonicNanos(1)));
     let session = SessionFacts { started_unix_ns: 1000, started_monotonic_ns: 1, ..SessionFacts::default() };
     vec![
         fact(Fact::Session(session)),

@@ -4,7 +4,8 @@ use std::io;
 
 use rustc_hash::FxHashMap;
 
-use super::{Change, Diff, Place, Stack, words};
+use super::comparison::{Delta, Diff, Stack};
+use super::describe as words;
 use crate::model::Frame;
 use crate::report::folded::{Labels, Stacks, label};
 use crate::report::frames;
@@ -20,26 +21,25 @@ pub(super) fn write(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Res
             }
             out.write_all(frame.as_bytes())?;
         }
-        let change = stacks.value(i);
-        writeln!(out, " {} {}", view.rounded(&change.before), view.rounded(&change.after))?;
+        let delta = stacks.value(i);
+        writeln!(out, " {} {}", view.rounded(&delta.before), view.rounded(&delta.after))?;
     }
     Ok(())
 }
 
-/// The stacks of both profiles by their printed frames, each once. Stacks of which the view says nothing are left out, and
-/// what is kept of ended processes, which have none.
-pub(super) fn merge(diff: &Diff<'_>, view: View) -> Stacks<Change> {
+/// The stacks of both profiles by their printed frames, without duplicates and without amounts of 0 in the view.
+pub(super) fn merge(diff: &Diff<'_>, view: View) -> Stacks<Delta> {
     let mut labels = Labels::default();
     let programs: Vec<u32> = diff.programs.iter().map(|program| labels.intern(label(&program.name()))).collect();
-    let mut merged: FxHashMap<Box<[u32]>, Change> = FxHashMap::default();
+    let mut merged: FxHashMap<Box<[u32]>, Delta> = FxHashMap::default();
     for callsite in &diff.callsites {
-        let change = &callsite.change;
-        if view.rounded(&change.before) == 0 && view.rounded(&change.after) == 0 {
+        let delta = &callsite.delta;
+        if view.rounded(&delta.before) == 0 && view.rounded(&delta.after) == 0 {
             continue;
         }
-        let frames: Box<[u32]> = match &callsite.place {
-            Place::Folded => [labels.intern(words::FOLDED.to_owned())].into(),
-            Place::Stack(stack) => {
+        let frames: Box<[u32]> = match &callsite.stack {
+            None => [labels.intern(words::FOLDED.to_owned())].into(),
+            Some(stack) => {
                 let mut frames = vec![programs[stack.program]];
                 frames.extend(stack.inherited.then(|| labels.intern(describe::INHERITED.to_owned())));
                 frames.extend(frames::end_frame(stack.end, stack.frames).map(|end| labels.intern(end)));
@@ -47,12 +47,12 @@ pub(super) fn merge(diff: &Diff<'_>, view: View) -> Stacks<Change> {
                 frames.into()
             }
         };
-        merged.entry(frames).and_modify(|merged| merged.add(change)).or_insert(*change);
+        merged.entry(frames).and_modify(|merged| merged.add(delta)).or_insert(*delta);
     }
     Stacks { labels: labels.values, stacks: merged.into_iter().collect() }
 }
 
-/// A frame's name. An address alone stands for any where it may be another process's.
+/// An address without a module is meaningless unless both profiles have the process.
 fn frame_label(stack: &Stack<'_>, frame: &Frame) -> String {
     if frame.function.is_none() && frame.module.is_none() && !stack.of_same_process {
         return "[no module]".to_owned();

@@ -1,16 +1,20 @@
 //! A difference as JSON, for programs: every callsite with all four quantities before and after. Its shape is a contract.
 
+use std::borrow::Cow;
 use std::io;
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::{Callsite, Change, Diff, Place, Program, Side, Stack};
-use crate::report::json::stack::FrameFields;
-use crate::report::json::totals::Number;
+use super::comparison::{Callsite, Delta, Diff, Program, Side};
+use super::matching::is_same_recording;
+use crate::model::Loss;
+use crate::report::json::schema::Frame;
+use crate::report::json::values::{Amount, Counts};
+use crate::report::json::write_line;
 use crate::report::{ReportError, View};
 
-/// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
+/// Version of the shape. Raised by incompatible changes; a new field alone does not raise it.
 pub(crate) const VERSION: u32 = 1;
 
 pub(super) fn write(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Result<(), ReportError> {
@@ -19,20 +23,18 @@ pub(super) fn write(diff: &Diff<'_>, view: View, out: &mut dyn io::Write) -> Res
         kind: "diff",
         before: SideFields::new(diff.before),
         after: SideFields::new(diff.after),
-        same_recording: super::is_same_recording(diff.before.profile, diff.after.profile),
+        same_recording: is_same_recording(diff.before.profile, diff.after.profile),
         programs: diff.programs.iter().map(ProgramFields::new).collect(),
         totals: ChangeFields(diff.total(), diff.is_exact()),
         callsites: diff.by_growth(view).into_iter().map(|callsite| CallsiteFields::new(diff, callsite)).collect(),
     };
-    serde_json::to_writer(&mut *out, &root).map_err(io::Error::from)?;
-    out.write_all(b"\n")?;
-    Ok(())
+    Ok(write_line(&root, out)?)
 }
 
 #[derive(Serialize)]
 struct Root<'a> {
     version: u32,
-    /// Tells it from the report of one profile.
+    /// Distinguishes it from the report of one profile, which has no kind.
     kind: &'static str,
     before: SideFields<'a>,
     after: SideFields<'a>,
@@ -49,7 +51,7 @@ struct SideFields<'a> {
     started_unix_ns: u64,
     ended_unix_ns: u64,
     incomplete: bool,
-    lost: Reasons<'a>,
+    lost: Counts<'a, Loss>,
 }
 
 impl<'a> SideFields<'a> {
@@ -61,16 +63,8 @@ impl<'a> SideFields<'a> {
             started_unix_ns: profile.started_unix_ns,
             ended_unix_ns: profile.ended_unix_ns,
             incomplete: profile.incomplete(),
-            lost: Reasons(&profile.health.lost),
+            lost: Counts(Cow::Borrowed(&profile.health.lost)),
         }
-    }
-}
-
-struct Reasons<'a>(&'a [(String, u64)]);
-
-impl Serialize for Reasons<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(reason, count)| (reason, count)))
     }
 }
 
@@ -92,46 +86,39 @@ impl<'a> ProgramFields<'a> {
 
 #[derive(Serialize)]
 struct CallsiteFields<'a> {
-    /// Index into the programs; null for ended processes of which sums alone are kept.
+    /// Index into the programs; null for exited processes of which only totals are kept.
     program: Option<usize>,
     heap: Option<&'a str>,
     inherited: bool,
     end: Option<&'static str>,
-    stack: Vec<FrameFields<'a>>,
+    stack: Vec<Frame<'a>>,
     #[serde(flatten)]
     change: ChangeFields,
 }
 
 impl<'a> CallsiteFields<'a> {
     fn new(diff: &Diff<'_>, callsite: &'a Callsite<'_>) -> Self {
-        let is_exact = callsite.change.is_exact() || diff.is_exact();
-        let change = ChangeFields(callsite.change, is_exact);
-        match &callsite.place {
-            Place::Folded => Self { program: None, heap: None, inherited: false, end: None, stack: Vec::new(), change },
-            Place::Stack(stack) => Self {
-                program: Some(stack.program),
-                heap: stack.heap,
-                inherited: stack.inherited,
-                end: stack.end.map(|end| end.counter().name()),
-                stack: frames(stack),
-                change,
-            },
+        let is_exact = callsite.delta.is_exact() || diff.is_exact();
+        let stack = callsite.stack.as_ref();
+        Self {
+            program: stack.map(|stack| stack.program),
+            heap: stack.and_then(|stack| stack.heap),
+            inherited: stack.is_some_and(|stack| stack.inherited),
+            end: stack.and_then(|stack| stack.end).map(|end| end.counter().name()),
+            stack: stack.into_iter().flat_map(|stack| stack.frames()).map(Frame::without_address).collect(),
+            change: ChangeFields(callsite.delta, is_exact),
         }
     }
 }
 
-fn frames<'a>(stack: &Stack<'a>) -> Vec<FrameFields<'a>> {
-    stack.frames().map(FrameFields::of_any_process).collect()
-}
-
 /// The four quantities, and whether they are exact.
-struct ChangeFields(Change, bool);
+struct ChangeFields(Delta, bool);
 
 #[derive(Serialize)]
 struct QuantityFields {
-    before: Number,
-    after: Number,
-    growth: Number,
+    before: Amount,
+    after: Amount,
+    growth: Amount,
     #[serde(skip_serializing_if = "Option::is_none")]
     growth_95: Option<[f64; 2]>,
 }
@@ -146,10 +133,10 @@ impl Serialize for ChangeFields {
     }
 }
 
-fn quantity(view: View, change: &Change, is_exact: bool) -> QuantityFields {
+fn quantity(view: View, change: &Delta, is_exact: bool) -> QuantityFields {
     let (before, after) = (&change.before, &change.after);
-    let bytes = |before, after| [before, after, after - before].map(|bytes| Number::of_bytes(bytes, is_exact));
-    let count = |before, after| [before, after, after - before].map(|count| Number::of_count(count, is_exact));
+    let bytes = |before, after| [before, after, after - before].map(|bytes| Amount::of_bytes(bytes, is_exact));
+    let count = |before, after| [before, after, after - before].map(|count| Amount::of_count(count, is_exact));
     let [before, after, growth] = match view {
         View::LiveBytes => bytes(before.live_bytes(), after.live_bytes()),
         View::LiveCount => count(before.live_count(), after.live_count()),

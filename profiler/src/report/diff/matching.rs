@@ -1,20 +1,19 @@
-//! Which callsites of two profiles are the same: those of the same program and heap whose frames have the same names.
+//! Matches the callsites of two profiles: callsites of the same program and heap match if their frames have the same names.
 //!
-//! A program is known by its name and not by its pid, a frame by its function and its module's name and not by its address or
-//! line: a program that was started again has other addresses, one that was built again has other lines. A frame without a
-//! function is known by its place in its module's file. An address alone says nothing of another process, so frames that are
-//! in no module are all alike, except where both profiles are of one and the same process.
+//! A program is identified by its name, not its pid; a frame by its function and its module's name, not by its address or
+//! line: a restarted program has other addresses, a rebuilt one has other lines. A frame without a function is identified by
+//! its offset in the module's file. Addresses are meaningless in other processes, so all frames without a module match,
+//! except where both profiles have the same process.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::change::{Change, largest_interval_bytes};
-use super::{Callsite, Place, Program, Stack};
+use super::comparison::{Callsite, Delta, Diff, Program, Side, Stack, largest_interval_bytes};
 use crate::ids::Pid;
 use crate::ledger::totals::Totals;
 use crate::model::base_name;
 use crate::model::{CallsiteProfile, Frame, Profile, TargetProfile};
 
-/// What a frame is known by.
+/// Identity of a frame.
 #[derive(PartialEq, Eq, Hash)]
 enum FrameKey<'a> {
     Function {
@@ -28,7 +27,7 @@ enum FrameKey<'a> {
     Module {
         path: &'a str,
     },
-    /// In the same process.
+    /// In a process that both profiles have.
     Address {
         pid: Pid,
         address: u64,
@@ -36,15 +35,15 @@ enum FrameKey<'a> {
     Nowhere,
 }
 
-/// What a module is known by.
+/// Identity of a module.
 #[derive(PartialEq, Eq, Hash)]
 enum ModuleKey<'a> {
-    /// It is called as the program is, whatever that is called in the other profile.
+    /// The module has the name of the program, which can differ between the profiles.
     Program,
     Name(&'a str),
 }
 
-/// What a callsite is known by; frames are numbers of [`FrameKey`]s.
+/// Identity of a callsite; frames are indices of [`FrameKey`]s.
 #[derive(PartialEq, Eq, Hash)]
 struct StackKey<'a> {
     program: usize,
@@ -54,15 +53,23 @@ struct StackKey<'a> {
     frames: Box<[u32]>,
 }
 
-/// The programs of both profiles, and their callsites, matched: those of `before` in their order, then those of `after` alone.
-pub(super) fn matched<'a>(before: &'a Profile, after: &'a Profile) -> (Vec<Program>, Vec<Callsite<'a>>) {
+impl<'a> Diff<'a> {
+    /// Compares two profiles.
+    pub fn new(before: Side<'a>, after: Side<'a>) -> Self {
+        let (programs, callsites) = matched(before.profile, after.profile);
+        Self { before, after, programs, callsites }
+    }
+}
+
+/// The programs of both profiles, and their matched callsites: those of `before` in their order, then those of `after` only.
+fn matched<'a>(before: &'a Profile, after: &'a Profile) -> (Vec<Program>, Vec<Callsite<'a>>) {
     let sides = [before, after];
     let programs = programs(sides);
     let same: FxHashSet<Pid> = before
         .targets
         .iter()
         .filter(|a| after.targets.iter().any(|b| is_same(before, a, after, b)))
-        .map(|target| target.pid)
+        .map(|target| target.facts.pid)
         .collect();
     let mut matching = Matching {
         intervals: [intervals(before, &programs, 0), intervals(after, &programs, 1)],
@@ -70,7 +77,7 @@ pub(super) fn matched<'a>(before: &'a Profile, after: &'a Profile) -> (Vec<Progr
         programs,
         same,
         frames: FxHashMap::default(),
-        places: FxHashMap::default(),
+        indices: FxHashMap::default(),
         callsites: Vec::new(),
     };
     for (side, profile) in sides.into_iter().enumerate() {
@@ -83,12 +90,19 @@ pub(super) fn matched<'a>(before: &'a Profile, after: &'a Profile) -> (Vec<Progr
     (matching.programs, matching.callsites)
 }
 
-/// Whether both targets are one and the same process, watched since the same moment: of one recording.
-pub(super) fn is_same(before: &Profile, a: &TargetProfile, after: &Profile, b: &TargetProfile) -> bool {
-    a.pid == b.pid && a.command == b.command && before.unix_ns(a.beginning.time) == after.unix_ns(b.beginning.time)
+/// Whether both profiles are of one recording: they have a process in common, profiled since the same time.
+pub(super) fn is_same_recording(before: &Profile, after: &Profile) -> bool {
+    before.targets.iter().any(|a| after.targets.iter().any(|b| is_same(before, a, after, b)))
 }
 
-/// The programs by name, each once, in the order in which they come.
+/// Whether both targets are the same process, profiled since the same time.
+fn is_same(before: &Profile, a: &TargetProfile, after: &Profile, b: &TargetProfile) -> bool {
+    a.facts.pid == b.facts.pid
+        && a.facts.command == b.facts.command
+        && before.unix_ns(a.facts.beginning.time) == after.unix_ns(b.facts.beginning.time)
+}
+
+/// The programs by name, without duplicates, in the order of first occurrence.
 fn programs(sides: [&Profile; 2]) -> Vec<Program> {
     let mut programs: Vec<Program> = Vec::new();
     let mut numbers: FxHashMap<&str, usize> = FxHashMap::default();
@@ -104,7 +118,7 @@ fn programs(sides: [&Profile; 2]) -> Vec<Program> {
             programs[program].targets[side] += 1;
         }
     }
-    // Two versions of a program are often called differently.
+    // Versions of a program often have different names.
     if let [before, after] = programs.as_mut_slice()
         && before.targets[1] == 0
         && after.targets[0] == 0
@@ -120,12 +134,11 @@ fn program_of(programs: &[Program], target: &TargetProfile, side: usize) -> usiz
     programs.iter().position(|program| program.names[side].as_deref() == Some(name)).unwrap_or_default()
 }
 
-/// What a program is known by: its command's name without its folders. Of titles such as `postgres: checkpointer`, the
-/// first word.
-pub(super) fn program_name(target: &TargetProfile) -> &str {
-    let first = target.command.split_whitespace().next().unwrap_or_default();
+/// Identity of a program: base name of its command. Of titles such as `postgres: checkpointer`, the first word.
+fn program_name(target: &TargetProfile) -> &str {
+    let first = target.facts.command.split_whitespace().next().unwrap_or_default();
     let name = base_name(first).trim_end_matches(':');
-    if name.is_empty() { &target.comm } else { name }
+    if name.is_empty() { &target.facts.comm } else { name }
 }
 
 /// The largest interval by program and heap.
@@ -144,11 +157,11 @@ fn intervals<'a>(profile: &'a Profile, programs: &[Program], side: usize) -> FxH
 struct Matching<'a> {
     sides: [&'a Profile; 2],
     programs: Vec<Program>,
-    /// Processes that are in both.
+    /// Processes that both profiles have.
     same: FxHashSet<Pid>,
     intervals: [FxHashMap<(usize, &'a str), u64>; 2],
     frames: FxHashMap<FrameKey<'a>, u32>,
-    places: FxHashMap<StackKey<'a>, usize>,
+    indices: FxHashMap<StackKey<'a>, usize>,
     callsites: Vec<Callsite<'a>>,
 }
 
@@ -158,7 +171,7 @@ impl<'a> Matching<'a> {
         let heap = target.heaps.get(callsite.heap).map(|heap| heap.name.as_str());
         let name = self.programs[program].names[side].clone().unwrap_or_default();
         let frames = callsite.stack.iter().map(|&id| {
-            let key = self.key(profile.frame(id), &name, target.pid);
+            let key = self.key(profile.frame(id), &name, target.facts.pid);
             let next = u32::try_from(self.frames.len()).expect("profiles number their frames in 32 bits");
             *self.frames.entry(key).or_insert(next)
         });
@@ -170,31 +183,31 @@ impl<'a> Matching<'a> {
             heap,
             inherited: callsite.inherited,
             end: callsite.end,
-            of_same_process: self.same.contains(&target.pid),
+            of_same_process: self.same.contains(&target.facts.pid),
             profile,
             frames: &callsite.stack,
         };
         let next = self.callsites.len();
-        let place = *self.places.entry(key).or_insert(next);
-        if place == next {
+        let index = *self.indices.entry(key).or_insert(next);
+        if index == next {
             let interval_bytes = [0, 1].map(|side| self.interval_bytes(side, program, heap));
-            let change = Change { before: Totals::default(), after: Totals::default(), interval_bytes };
-            self.callsites.push(Callsite { place: Place::Stack(stack), change });
+            let delta = Delta { before: Totals::default(), after: Totals::default(), interval_bytes };
+            self.callsites.push(Callsite { stack: Some(stack), delta });
         } else if side == 1 {
-            self.callsites[place].place = Place::Stack(stack);
+            self.callsites[index].stack = Some(stack);
         }
-        let change = &mut self.callsites[place].change;
-        if side == 0 { &mut change.before } else { &mut change.after }.add(&callsite.totals);
+        let delta = &mut self.callsites[index].delta;
+        if side == 0 { &mut delta.before } else { &mut delta.after }.add(&callsite.totals);
     }
 
-    /// Ended processes of which sums alone are kept have no stacks, and yet a part in the whole.
+    /// Adds the exited processes of which only totals are kept.
     fn folded(&mut self) {
         let [before, after] = self.sides.map(|profile| profile.others.folded_totals);
         if self.sides.iter().any(|profile| profile.others.folded_count > 0) {
             let interval_bytes = self
                 .sides
                 .map(|profile| profile.others.folded_interval_bytes.unwrap_or_else(|| largest_interval_bytes(profile)));
-            self.callsites.push(Callsite { place: Place::Folded, change: Change { before, after, interval_bytes } });
+            self.callsites.push(Callsite { stack: None, delta: Delta { before, after, interval_bytes } });
         }
     }
 
@@ -211,14 +224,14 @@ impl<'a> Matching<'a> {
         }
     }
 
-    /// The interval of a heap on a side; where it is not there, the one that it would have had.
+    /// The interval of a heap on a side; that of the profile where the heap does not exist.
     fn interval_bytes(&self, side: usize, program: usize, heap: Option<&str>) -> u64 {
         let known = heap.and_then(|heap| self.intervals[side].get(&(program, heap)).copied());
         known.unwrap_or(self.sides[side].interval_bytes)
     }
 }
 
-/// A library is known without its version, which changes with an upgrade.
+/// Libraries are identified without their version, which changes with an upgrade.
 fn module_key<'a>(path: &'a str, program: &str) -> ModuleKey<'a> {
     let name = base_name(path.strip_suffix(" (deleted)").unwrap_or(path));
     if name == program {

@@ -1,15 +1,16 @@
-//! The text that is printed: totals, and the callsites that grew and shrank most.
+//! The printed difference: totals, and the callsites that grew and shrank most.
 //!
-//! Callsites that look the same in one line are one row, as in the summary of one profile.
+//! Callsites whose lines would be the same are one row, as in the summary of one profile.
 
 use std::collections::BTreeMap;
 
-use super::{Callsite, Change, Diff, Place, words};
+use super::comparison::{Callsite, Delta, Diff};
+use super::describe as words;
 use crate::report::function::chain;
 use crate::report::page::{Column, HEADING, PLAIN, Page, WARNING};
 use crate::report::{View, describe, text};
 
-/// What callsites are one row by.
+/// Key of a row.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Row<'a> {
     program: Option<usize>,
@@ -17,9 +18,8 @@ struct Row<'a> {
     chain: String,
 }
 
-/// The text to print, with `\n` after each line. Of the callsites that grew, and of those that shrank, `top` are listed;
-/// those that changed by less than `threshold` (bytes, or blocks) are not. `width` is the terminal's, in columns; without
-/// one, lines are as long as they need to be. `colour` lets it use ANSI escapes.
+/// Returns the text, with `\n` after each line. Lists up to `top` callsites that grew, and as many that shrank, by at least
+/// `threshold` bytes or blocks. `width`: of the terminal, in columns; `None` for no limit. `colour`: use ANSI escapes.
 pub fn table(diff: &Diff<'_>, view: View, top: usize, threshold: u64, width: Option<usize>, colour: bool) -> String {
     let mut page = Page::new(width, colour);
     page.compared(diff, view);
@@ -29,7 +29,7 @@ pub fn table(diff: &Diff<'_>, view: View, top: usize, threshold: u64, width: Opt
     page.changed(diff, view, top, threshold);
     page.gap();
     if diff.incomplete() {
-        page.line(WARNING, "health: what is compared is incomplete");
+        page.line(WARNING, "health: the compared profiles are incomplete");
         words::losses(diff).iter().for_each(|line| page.line(WARNING, &format!("  {line}")));
     } else {
         page.line(HEADING, "health: nothing was lost in either");
@@ -47,7 +47,7 @@ impl Page {
         words::notes(diff, view).iter().for_each(|line| self.line(PLAIN, line));
     }
 
-    /// All quantities, whichever is looked at.
+    /// Totals of all views.
     fn change_of_all(&mut self, diff: &Diff<'_>) {
         let total = diff.total();
         let about = describe::about(diff.is_exact());
@@ -74,18 +74,18 @@ impl Page {
         self.table(&columns, rows);
     }
 
-    /// Those that grew, those that shrank, and how many are not worth a row.
+    /// Callsites that grew, callsites that shrank, and the number of others.
     fn changed(&mut self, diff: &Diff<'_>, view: View, top: usize, threshold: u64) {
         let rows = rows(diff, view);
-        let changed = || rows.iter().filter(|(_, change)| change.growth(view) != 0.0);
+        let changed = || rows.iter().filter(|(_, delta)| delta.growth(view) != 0.0);
         if changed().next().is_none() {
             return self.line(PLAIN, &words::nothing(diff, view));
         }
-        let is_small = |change: &Change| change.growth(view).abs() < threshold as f64;
-        let noise: Vec<_> = changed().filter(|(_, change)| change.is_noise(view)).collect();
-        let small = changed().filter(|(_, change)| !change.is_noise(view) && is_small(change)).count();
-        let listed = || changed().filter(|(_, change)| !change.is_noise(view) && !is_small(change));
-        let (grew, shrank): (Vec<_>, Vec<_>) = listed().partition(|(_, change)| change.growth(view) > 0.0);
+        let is_small = |delta: &Delta| delta.growth(view).abs() < threshold as f64;
+        let noise: Vec<_> = changed().filter(|(_, delta)| delta.is_noise(view)).collect();
+        let small = changed().filter(|(_, delta)| !delta.is_noise(view) && is_small(delta)).count();
+        let listed = || changed().filter(|(_, delta)| !delta.is_noise(view) && !is_small(delta));
+        let (grew, shrank): (Vec<_>, Vec<_>) = listed().partition(|(_, delta)| delta.growth(view) > 0.0);
         for (verb, rows) in [("grew", &grew), ("shrank", &shrank)] {
             if !rows.is_empty() {
                 if verb == "shrank" && !grew.is_empty() {
@@ -101,7 +101,7 @@ impl Page {
             self.gap();
         }
         if !noise.is_empty() {
-            let sum: f64 = noise.iter().map(|(_, change)| change.growth(view)).sum();
+            let sum: f64 = noise.iter().map(|(_, delta)| delta.growth(view)).sum();
             let (count, sum) = (text::counted(noise.len() as u64, "callsite"), words::signed(view, sum));
             self.line(PLAIN, &format!("within the noise of sampling: {count}, {sum} together"));
         }
@@ -111,7 +111,7 @@ impl Page {
         }
     }
 
-    fn listed(&mut self, diff: &Diff<'_>, view: View, verb: &str, rows: &[&(Row<'_>, Change)], top: usize) {
+    fn listed(&mut self, diff: &Diff<'_>, view: View, verb: &str, rows: &[&(Row<'_>, Delta)], top: usize) {
         let which = match rows.len() {
             all if all > top => format!("largest {top} of {} callsites that {verb}", text::count(all as u64)),
             all => format!("{} that {verb}", text::counted(all as u64, "callsite")),
@@ -126,12 +126,12 @@ impl Page {
         columns.extend(several_programs.then_some(Column::Left("program")));
         columns.extend(several_heaps.then_some(Column::Left("heap")));
         columns.push(Column::Left("where"));
-        let whole: f64 = rows.iter().map(|(_, change)| change.growth(view)).sum();
-        let cells = rows.iter().take(top).map(|(row, change)| {
-            let mut cells = vec![words::signed(view, change.growth(view))];
-            cells.extend((!diff.is_exact()).then(|| words::range(view, change).unwrap_or_else(|| "exact".to_owned())));
-            cells.extend([&change.before, &change.after].map(|side| view.amount(view.rounded(side))));
-            cells.push(text::share(change.growth(view).abs(), whole.abs()));
+        let whole: f64 = rows.iter().map(|(_, delta)| delta.growth(view)).sum();
+        let cells = rows.iter().take(top).map(|(row, delta)| {
+            let mut cells = vec![words::signed(view, delta.growth(view))];
+            cells.extend((!diff.is_exact()).then(|| words::range(view, delta).unwrap_or_else(|| "exact".to_owned())));
+            cells.extend([&delta.before, &delta.after].map(|side| view.amount(view.rounded(side))));
+            cells.push(text::share(delta.growth(view).abs(), whole.abs()));
             cells.extend(several_programs.then(|| {
                 let name = row.program.map(|program| diff.programs[program].name()).unwrap_or_default();
                 text::printable(&name).into_owned()
@@ -147,13 +147,13 @@ impl Page {
     }
 }
 
-/// The callsites by what a row can show, those that changed most first.
-fn rows<'a>(diff: &'a Diff<'_>, view: View) -> Vec<(Row<'a>, Change)> {
-    let mut rows: BTreeMap<Row<'a>, Change> = BTreeMap::new();
-    for Callsite { place, change } in diff.by_growth(view) {
-        let row = match place {
-            Place::Folded => Row { program: None, heap: None, chain: words::FOLDED.to_owned() },
-            Place::Stack(stack) => {
+/// The callsites by row, by falling absolute growth.
+fn rows<'a>(diff: &'a Diff<'_>, view: View) -> Vec<(Row<'a>, Delta)> {
+    let mut rows: BTreeMap<Row<'a>, Delta> = BTreeMap::new();
+    for Callsite { stack, delta } in diff.by_growth(view) {
+        let row = match stack {
+            None => Row { program: None, heap: None, chain: words::FOLDED.to_owned() },
+            Some(stack) => {
                 let mut chain = chain(stack.profile, stack.frames, stack.end);
                 if stack.inherited {
                     chain.push(' ');
@@ -162,7 +162,7 @@ fn rows<'a>(diff: &'a Diff<'_>, view: View) -> Vec<(Row<'a>, Change)> {
                 Row { program: Some(stack.program), heap: stack.heap, chain }
             }
         };
-        rows.entry(row).and_modify(|merged| merged.add(change)).or_insert(*change);
+        rows.entry(row).and_modify(|merged| merged.add(delta)).or_insert(*delta);
     }
     let mut rows: Vec<_> = rows.into_iter().collect();
     rows.sort_by(|(_, a), (_, b)| b.growth(view).abs().total_cmp(&a.growth(view).abs()));

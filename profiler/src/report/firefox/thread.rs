@@ -26,7 +26,7 @@ pub(super) fn parts(target: &TargetProfile) -> Vec<Part> {
     let mut parts: Vec<Part> = target.callsites.iter().map(|callsite| part(target, callsite)).collect();
     parts.sort_unstable_by_key(|part| {
         let tid = part.and_then(|part| target.threads.get(part)).map(|thread| thread.tid.0);
-        (tid.is_none(), tid != Some(target.pid.0), tid, *part)
+        (tid.is_none(), tid != Some(target.facts.pid.0), tid, *part)
     });
     parts.dedup();
     if parts.is_empty() { vec![None] } else { parts }
@@ -302,14 +302,14 @@ impl ThreadFields {
         samples.sort_by_key(|sample| sample.time_ns);
         // The sort is stable: an allocation and its free at the same time stay in order.
         events.sort_by_key(|event| event.time_ns);
-        let (start, end) = (millis(span.since(target.beginning.time)), millis(span.duration_ns));
-        let end = target.exited.then_some(end);
+        let (start, end) = (millis(span.since(target.facts.beginning.time)), millis(span.duration_ns));
+        let end = target.facts.exited.then_some(end);
         let weight_type = if presentation.view.is_bytes() { "bytes" } else { "samples" };
         let [pid, tid] = ids;
         Self {
             name: name(target, part, is_first),
             is_main_thread: is_first,
-            process_name: target.comm.clone(),
+            process_name: target.facts.comm.clone(),
             process_type: "default",
             process_startup_time: start,
             process_shutdown_time: end,
@@ -335,7 +335,7 @@ impl ThreadFields {
 fn name(target: &TargetProfile, part: Part, is_first: bool) -> String {
     match part.and_then(|part| target.threads.get(part)) {
         Some(thread) => thread.name.as_deref().unwrap_or("thread").to_owned(),
-        None if is_first => target.comm.clone(),
+        None if is_first => target.facts.comm.clone(),
         None => "[thread unknown]".to_owned(),
     }
 }

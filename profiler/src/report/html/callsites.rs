@@ -1,25 +1,25 @@
-//! Callsites in columns: where they are, what they did, what is known of their blocks.
+//! Callsites and history of a target, in columns.
 
 use serde::Serialize;
 
-use super::column::{Column, float};
-use super::names::Names;
-use super::stacks::Stacks;
+use super::column::{Column, Number, float, millis};
+use super::names::{Names, Stacks};
 use crate::ledger::histogram::Histogram;
-use crate::model::{CallsiteProfile, TargetProfile};
+use crate::model::history::{Held, Moment, Occasion};
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::report::frames;
 
-/// A list of a target's callsites. Every column has one number for each, or none at all where all are 0.
+/// The callsites of a target.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct CallsiteColumns {
     count: usize,
     /// Nodes of the tree of stacks.
     node: Column,
-    /// Lists of words that stand between the process and the stack.
+    /// Indices of the labels between the process and the stack.
     gap: Column,
-    /// Places in the target's heaps; beyond them where the heap is not known.
+    /// Indices of the target's heaps; past the end where the heap is unknown.
     heap: Column,
-    /// 1 more than the places in the target's threads.
+    /// 1 + index of the target's threads; 0 for none.
     thread: Column,
     opening_bytes: Column,
     opening_count: Column,
@@ -27,34 +27,34 @@ pub(super) struct CallsiteColumns {
     alloc_count: Column,
     live_bytes: Column,
     live_count: Column,
-    /// What of it is old enough, where only that is to be shown.
+    /// Live blocks above the minimum age, where one was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     older_bytes: Option<Column>,
     #[serde(skip_serializing_if = "Option::is_none")]
     older_count: Option<Column>,
     peak_bytes: Column,
     at_peak_bytes: Column,
-    /// Samples that allocated and live amounts are estimated from.
+    /// Number of samples behind the estimates.
     alloc_samples: Column,
     live_samples: Column,
     /// Milliseconds; -1 where nothing is live.
     oldest: Column,
     median: Column,
-    /// 1 more than there were; 0 where that is not known.
+    /// 1 + number of temporary blocks; 0 where unknown.
     temporary: Column,
     sizes: HistogramColumns,
-    /// By microseconds.
+    /// In microseconds.
     ages: HistogramColumns,
     lifetimes: HistogramColumns,
 }
 
-/// A histogram for each callsite: how many buckets it has, then all buckets one after the other. A bucket is 0 for the value
-/// 0, else 1 more than the logarithm of its smallest value to the base of 2.
+/// A histogram for each callsite: the number of its buckets, and all buckets concatenated. A bucket is 0 for the value 0, else
+/// 1 + log2 of its smallest value.
 #[derive(Debug, Default, Serialize)]
 struct HistogramColumns {
     count: Column,
     bucket: Vec<u32>,
-    blocks: Vec<super::column::Number>,
+    blocks: Vec<Number>,
 }
 
 impl HistogramColumns {
@@ -62,7 +62,7 @@ impl HistogramColumns {
         let mut count = 0.0;
         for (smallest, blocks) in histogram.iter() {
             self.bucket.push(u64::BITS - smallest.leading_zeros());
-            self.blocks.push(super::column::Number(blocks.to_f64()));
+            self.blocks.push(Number(blocks.to_f64()));
             count += 1.0;
         }
         self.count.push(count);
@@ -123,11 +123,93 @@ impl CallsiteColumns {
     }
 }
 
-/// Which of the lists of words stands before a callsite's stack; there are few.
+/// Index of the labels before a callsite's stack; there are few distinct ones.
 fn gap(callsite: &CallsiteProfile, gaps: &mut Vec<Vec<String>>) -> usize {
-    let words: Vec<String> = frames::gap_frames(callsite).collect();
-    gaps.iter().position(|known| *known == words).unwrap_or_else(|| {
-        gaps.push(words);
+    let labels: Vec<String> = frames::gap_frames(callsite).collect();
+    gaps.iter().position(|known| *known == labels).unwrap_or_else(|| {
+        gaps.push(labels);
         gaps.len() - 1
     })
+}
+
+#[derive(Debug, Default, Serialize)]
+struct HeldColumns {
+    live_bytes: Column,
+    live_count: Column,
+    alloc_bytes: Column,
+    alloc_count: Column,
+}
+
+impl HeldColumns {
+    fn push(&mut self, held: &Held) {
+        self.live_bytes.push(held.live_bytes);
+        self.live_count.push(held.live_count);
+        self.alloc_bytes.push(held.alloc_bytes);
+        self.alloc_count.push(held.alloc_count);
+    }
+}
+
+/// The history of a target's heap: its totals over time, and changes of its callsites. Times are in milliseconds since the
+/// recording started.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct HistoryFields {
+    curve: CurveFields,
+    instants: InstantFields,
+    changes: ChangeFields,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct CurveFields {
+    time: Column,
+    #[serde(flatten)]
+    held: HeldColumns,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct InstantFields {
+    time: Column,
+    /// 0 for a periodic point, -1 for a mark, else the number of the window that ended.
+    occasion: Column,
+}
+
+/// Changes by callsite, then by time.
+#[derive(Debug, Default, Serialize)]
+struct ChangeFields {
+    /// Number of changes for each callsite.
+    count: Column,
+    instant: Column,
+    #[serde(flatten)]
+    held: HeldColumns,
+}
+
+impl HistoryFields {
+    pub(super) fn new(profile: &Profile, target: &TargetProfile) -> Self {
+        let mut fields = Self::default();
+        let mut moments: Vec<&Moment> = target.history.curve.iter().collect();
+        moments.sort_by_key(|moment| moment.time);
+        for moment in moments {
+            fields.curve.time.push(millis(profile, moment.time));
+            fields.curve.held.push(&moment.held);
+        }
+        for instant in &target.history.instants {
+            fields.instants.time.push(millis(profile, instant.time));
+            fields.instants.occasion.push(match instant.occasion {
+                None => 0.0,
+                Some(Occasion::Mark) => -1.0,
+                Some(Occasion::Dump(number)) => f64::from(number),
+            });
+        }
+        for callsite in &target.callsites {
+            let mut count = 0.0;
+            for change in &callsite.history {
+                if target.history.instants.get(change.instant as usize).is_some() {
+                    count += 1.0;
+                    fields.changes.instant.push(f64::from(change.instant));
+                    fields.changes.held.push(&change.held);
+                }
+            }
+            fields.changes.count.push(count);
+        }
+        fields
+    }
 }

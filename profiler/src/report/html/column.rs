@@ -1,16 +1,19 @@
-//! Columns of numbers as the page reads them: as few digits as say the same.
+//! Columns of numbers for the page, with as few digits as possible.
 
 use serde::{Serialize, Serializer};
+
+use crate::model::Profile;
+use crate::units::MonotonicNanos;
 
 /// Integers beyond this are not exact as floats.
 const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
 
-/// A number: whole where it is whole, else to a hundredth, which is nothing beside how far off an estimate is.
+/// A number rounded to a hundredth, which is far below the error of estimates.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Number(pub(super) f64);
 
 impl Serialize for Number {
-    #[expect(clippy::cast_possible_truncation, reason = "it is whole and small enough")]
+    #[expect(clippy::cast_possible_truncation, reason = "whole and below `EXACT_MAX`")]
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let rounded = (self.0 * 100.0).round() / 100.0;
         match rounded {
@@ -22,7 +25,7 @@ impl Serialize for Number {
     }
 }
 
-/// One number for each of a list of things; nothing at all where all are 0.
+/// One number for each item of a list; empty where all are 0.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Column(Vec<Number>);
 
@@ -45,8 +48,15 @@ impl Serialize for Column {
     }
 }
 
-/// A number of a counter or a clock as a float: what is lost beyond 2^53 is nothing that a page can show.
-#[expect(clippy::cast_precision_loss, reason = "see above")]
+/// A counter or a time as a float.
+#[expect(clippy::cast_precision_loss, reason = "the page shows fewer digits than 2^53 has")]
 pub(super) fn float(number: u64) -> f64 {
     number as f64
+}
+
+/// A time of the ledger in milliseconds since the recording started; negative before that.
+#[expect(clippy::cast_precision_loss, reason = "the page shows milliseconds")]
+pub(super) fn millis(profile: &Profile, time: MonotonicNanos) -> f64 {
+    let since = i128::from(time.0) - i128::from(profile.started_monotonic_ns);
+    (since as f64 / 1e6).round()
 }

@@ -1,24 +1,23 @@
-//! The page's data as a whole, in the form in which its scripts read it.
+//! The page's data, in the form that its scripts read. Columnar, unlike the JSON report, to keep pages small.
 
 use std::borrow::Cow;
 
 use serde::Serialize;
 
-use super::callsites::CallsiteColumns;
-use super::column::{Number, float};
-use super::header::{EstimateFields, HeaderFields};
+use super::callsites::{CallsiteColumns, HistoryFields};
+use super::column::{Number, float, millis};
 use super::health::HealthFields;
-use super::history::{HistoryFields, millis};
-use super::names::{Frames, Functions, Names};
-use super::stacks::{Nodes, Stacks};
-use crate::model::leaks::Leaks;
-use crate::model::{HeapProfile, Origin, Profile, TargetProfile};
-use crate::report::{Presentation, describe};
+use super::names::{Frames, Functions, Names, Nodes, Stacks};
+use crate::ledger::totals::Totals;
+use crate::model::Leaks;
+use crate::model::{HeapProfile, Profile, TargetProfile};
+use crate::report::json::schema::{Origin, Thread};
+use crate::report::{Presentation, View, describe, text, window};
 
 #[derive(Serialize)]
 pub(super) struct Document<'a> {
     version: u32,
-    /// What to show first.
+    /// The view to show first.
     view: &'static str,
     by: Vec<&'static str>,
     header: HeaderFields,
@@ -33,14 +32,13 @@ pub(super) struct Document<'a> {
 
 #[derive(Serialize)]
 struct TargetFields<'a> {
-    /// What tells it from others: a pid can stand for several.
+    /// Unique label: pids can occur several times.
     name: String,
     pid: u32,
     command: &'a str,
     cgroup: Option<&'a str>,
-    /// How it became a target: `running`, `fork`, `exec` or `launch`.
-    origin: &'static str,
-    /// Milliseconds since the recording began.
+    origin: Origin,
+    /// In milliseconds since the recording started.
     begun: Number,
     exited: bool,
     replaced: bool,
@@ -52,7 +50,7 @@ struct TargetFields<'a> {
     peak_bytes: Number,
     peak_time: Option<Number>,
     heaps: Vec<HeapFields<'a>>,
-    threads: Vec<ThreadFields<'a>>,
+    threads: Vec<Thread<'a>>,
     callsites: CallsiteColumns,
     history: HistoryFields,
     leaks: Option<LeakFields>,
@@ -67,14 +65,8 @@ struct HeapFields<'a> {
 }
 
 #[derive(Serialize)]
-struct ThreadFields<'a> {
-    tid: u32,
-    name: Option<&'a str>,
-}
-
-#[derive(Serialize)]
 struct LeakFields {
-    /// Milliseconds that were looked at.
+    /// Observed time span, in milliseconds.
     span: Number,
     too_short: bool,
     count: usize,
@@ -127,31 +119,22 @@ impl<'a> TargetFields<'a> {
         let totals = &target.totals;
         Self {
             name: describe::target(target),
-            pid: target.pid.0,
-            command: &target.command,
-            cgroup: target.cgroup.as_deref(),
-            origin: match target.beginning.origin {
-                Origin::Running => "running",
-                Origin::Forked(_) => "fork",
-                Origin::Executed => "exec",
-                Origin::Launched => "launch",
-            },
-            begun: Number(millis(profile, target.beginning.time)),
-            exited: target.exited,
-            replaced: target.replaced,
-            exit_code: target.exit_code,
-            detached: target.detached.map(|time| Number(millis(profile, time))),
+            pid: target.facts.pid.0,
+            command: &target.facts.command,
+            cgroup: target.facts.cgroup.as_deref(),
+            origin: target.facts.beginning.origin.into(),
+            begun: Number(millis(profile, target.facts.beginning.time)),
+            exited: target.facts.exited,
+            replaced: target.facts.replaced,
+            exit_code: target.facts.exit_code,
+            detached: target.facts.detached.map(|time| Number(millis(profile, time))),
             estimates: EstimateFields::new(totals, profile.is_exact_of(target)),
             freed_bytes: Number(totals.free_bytes.to_f64()),
             freed_count: Number(totals.free_count.to_f64()),
             peak_bytes: Number(totals.peak_bytes.to_f64()),
             peak_time: totals.peak_time.map(|time| Number(millis(profile, time))),
             heaps: target.heaps.iter().map(HeapFields::new).collect(),
-            threads: target
-                .threads
-                .iter()
-                .map(|thread| ThreadFields { tid: thread.tid.0, name: thread.name.as_deref() })
-                .collect(),
+            threads: target.threads.iter().map(Thread::new).collect(),
             callsites,
             history: HistoryFields::new(profile, target),
             leaks: target.leaks.as_ref().map(|leaks| LeakFields::new(leaks, target)),
@@ -190,4 +173,119 @@ impl LeakFields {
                 .collect(),
         }
     }
+}
+
+#[derive(Serialize)]
+struct HeaderFields {
+    subject: String,
+    /// As text.
+    interval: String,
+    exact: bool,
+    incomplete: bool,
+    losses: String,
+    started: String,
+    /// Length of the recording, in milliseconds.
+    span: Number,
+    /// As text.
+    duration: String,
+    /// When the process was checked, for a leak report.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checked: Option<String>,
+    /// Outcome of the window that the profile covers, if any.
+    window: Option<String>,
+    /// Minimum age of live blocks, as text.
+    older_than: Option<String>,
+    /// The live blocks are the unreachable ones only.
+    #[serde(skip_serializing_if = "is_false")]
+    unreachable: bool,
+    /// Since when processes were profiled, and which were not, as text.
+    beginnings: Vec<String>,
+    estimates: EstimateFields,
+    freed_bytes: Number,
+    freed_count: Number,
+    /// Exited processes of which only totals are kept.
+    folded: Option<FoldedFields>,
+    /// Views without data, and why.
+    nothing: Vec<NothingFields>,
+}
+
+#[derive(Serialize)]
+struct FoldedFields {
+    processes: String,
+    estimates: EstimateFields,
+}
+
+#[derive(Serialize)]
+struct NothingFields {
+    view: &'static str,
+    lines: Vec<String>,
+}
+
+impl HeaderFields {
+    fn new(profile: &Profile) -> Self {
+        let totals = describe::totals(profile);
+        let without = View::ALL.into_iter().filter(|&view| !describe::has_stacks(profile, view));
+        Self {
+            subject: describe::subject(profile),
+            interval: describe::interval(profile),
+            exact: profile.is_exact(),
+            incomplete: profile.incomplete(),
+            losses: describe::losses(profile),
+            started: text::moment(profile.started_unix_ns),
+            span: Number(float(profile.ended_unix_ns.saturating_sub(profile.started_unix_ns)) / 1e6),
+            duration: text::duration(describe::duration_ns(profile)),
+            checked: describe::checked_at(profile),
+            window: profile.window.is_some().then(|| window::outcome(profile)),
+            older_than: profile.older_than_ns.map(text::duration),
+            unreachable: profile.unreachable,
+            beginnings: describe::beginnings(profile),
+            estimates: EstimateFields::new(&totals, profile.is_exact()),
+            freed_bytes: Number(totals.free_bytes.to_f64()),
+            freed_count: Number(totals.free_count.to_f64()),
+            folded: (profile.others.folded_count > 0).then(|| FoldedFields {
+                processes: describe::folded_processes(profile),
+                estimates: EstimateFields::new(&profile.others.folded_totals, profile.is_exact_of_folded()),
+            }),
+            nothing: without
+                .map(|view| NothingFields { view: view.name(), lines: describe::nothing(profile, view) })
+                .collect(),
+        }
+    }
+}
+
+/// Amounts of all views with their confidence intervals.
+#[derive(Serialize)]
+struct EstimateFields {
+    live_bytes: Estimate,
+    live_count: Estimate,
+    alloc_bytes: Estimate,
+    alloc_count: Estimate,
+}
+
+/// The amount; where it is an estimate, also the bounds of its 95 % confidence interval and the number of samples.
+#[derive(Serialize)]
+struct Estimate(Vec<Number>);
+
+impl EstimateFields {
+    fn new(totals: &Totals, exact: bool) -> Self {
+        let estimate = |view: View| {
+            let mut numbers = vec![Number(view.estimate(totals))];
+            if !exact {
+                let [low, high] = view.confidence(totals);
+                numbers.extend([low, high, float(view.samples(totals))].map(Number));
+            }
+            Estimate(numbers)
+        };
+        Self {
+            live_bytes: estimate(View::LiveBytes),
+            live_count: estimate(View::LiveCount),
+            alloc_bytes: estimate(View::AllocBytes),
+            alloc_count: estimate(View::AllocCount),
+        }
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
+fn is_false(flag: &bool) -> bool {
+    !*flag
 }

@@ -1,14 +1,14 @@
-//! How far the profile can be trusted, what it cost, and what to do about what is missing.
+//! Drops with their remedies, hooks, and the cost of profiling.
 
 use serde::Serialize;
 
 use super::column::{Number, float};
-use crate::model::{HeapProfile, HookStatus, Profile, UnfoundHook};
-use crate::report::loss::{loss, stack_end};
+use crate::model::{HeapProfile, HookStatus, Loss, Profile, UnfoundHook};
+use crate::report::loss::{explain, explain_stack_end};
 use crate::report::summary::health::{describe_reached, missing_isolation, missing_names};
 use crate::report::{describe, text};
 
-/// Hooks that are listed: of many processes with many modules there can be more than anybody reads.
+/// Maximum number of hooks to list.
 const HOOKS_MAX: usize = 500;
 
 #[derive(Serialize)]
@@ -21,7 +21,7 @@ pub(super) struct HealthFields<'a> {
     unfound: Vec<&'a UnfoundHook>,
     resyncs: u64,
     interval_changes: Vec<String>,
-    /// Limits that were reached, in words.
+    /// Exceeded limits, as text.
     reached: Vec<String>,
     memory_bytes_max: Option<Number>,
     memory_bytes_highest: Option<Number>,
@@ -30,11 +30,11 @@ pub(super) struct HealthFields<'a> {
     overhead_percent_max: Option<f64>,
     overheads: Vec<OverheadFields>,
     events: Number,
-    /// Milliseconds.
+    /// In milliseconds.
     agent_cpu: Number,
     agent_rss_bytes_max: Number,
     skipped: Vec<String>,
-    /// Modules whose names are missing, in words.
+    /// Modules that could not be symbolized completely, as text.
     symbolization: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl<'a> HealthFields<'a> {
         let guardrails = &health.guardrails;
         let hooks = describe::each_once(profile);
         let overheads = profile.targets.iter().filter_map(|target| {
-            let overhead = target.overhead?;
+            let overhead = target.facts.overhead?;
             let (percent, percent_highest) = (overhead.percent, overhead.percent_highest);
             Some(OverheadFields { target: describe::target(target), percent, percent_highest })
         });
@@ -120,15 +120,15 @@ impl<'a> HealthFields<'a> {
 }
 
 impl<'a> LossFields<'a> {
-    fn new((reason, count): &'a (String, u64)) -> Self {
-        let (meaning, remedy) = loss(reason);
-        Self { reason, count: Number(float(*count)), meaning, remedy }
+    fn new((loss, count): &'a (Loss, u64)) -> Self {
+        let (meaning, remedy) = explain(loss).unzip();
+        Self { reason: loss.name(), count: Number(float(*count)), meaning, remedy }
     }
 }
 
 impl<'a> EndFields<'a> {
     fn new((end, count): &'a (String, u64)) -> Self {
-        Self { end, count: Number(float(*count)), meaning: stack_end(end) }
+        Self { end, count: Number(float(*count)), meaning: explain_stack_end(end) }
     }
 }
 

@@ -1,6 +1,6 @@
-//! Strings, functions and frames of the page's data, each once and named by its place.
+//! Strings, functions, frames and stacks of the page's data, without duplicates and referred to by index.
 //!
-//! Names stand there whole, as the target has them: it is the page that cuts them, and it never takes them for markup.
+//! Names are complete and unescaped: the page shortens them, and never parses them as markup.
 
 use std::borrow::Cow;
 
@@ -8,19 +8,18 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::column::float;
-use crate::model::{Frame, FrameId, Profile};
+use crate::model::{Frame, FrameId, Profile, base_name};
 use crate::report::function;
 
-/// What a function is of, for colours: see the page's `colour.js`.
+/// Kinds of functions, for colours: see the page's `colour.js`.
 const PROGRAM: u32 = 0;
 const LIBRARY: u32 = 1;
 const PLUMBING: u32 = 2;
 const NAMELESS: u32 = 3;
 
-/// Offsets that a float of the page holds.
+/// Limit of offsets that JavaScript numbers represent.
 const OFFSET_MAX: u64 = 1 << 53;
 
-/// Strings by number.
 #[derive(Debug, Default)]
 pub(super) struct Strings<'a> {
     known: FxHashMap<Cow<'a, str>, u32>,
@@ -28,7 +27,6 @@ pub(super) struct Strings<'a> {
 }
 
 impl<'a> Strings<'a> {
-    /// The number of a string.
     pub(super) fn number(&mut self, text: Cow<'a, str>) -> u32 {
         if let Some(&known) = self.known.get(&text) {
             return known;
@@ -39,61 +37,60 @@ impl<'a> Strings<'a> {
         number
     }
 
-    /// The same, where there may be none: 1 more than its number, and 0 for none.
+    /// 1 + number of the string; 0 for none.
     pub(super) fn optional(&mut self, text: Option<&'a str>) -> u32 {
         text.map_or(0, |text| self.number(Cow::Borrowed(text)) + 1)
     }
 
-    /// All of them, in the order of their numbers.
+    /// By number.
     pub(super) fn into_all(self) -> Vec<Cow<'a, str>> {
         self.all
     }
 }
 
-/// Functions, or what stands for one where there is no name.
+/// Functions; a module and offset or an address without a name.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Functions {
     /// Strings.
     name: Vec<u32>,
     /// Strings: names without parameters and template arguments.
     short: Vec<u32>,
-    /// One more than the strings; 0 for none.
+    /// 1 + index of the string; 0 for none.
     module: Vec<u32>,
-    /// What they are of.
+    /// `PROGRAM` and the like.
     kind: Vec<u32>,
 }
 
-/// Frames that the page can tell apart.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Frames {
     function: Vec<u32>,
-    /// One more than the strings; 0 for none.
+    /// 1 + index of the string; 0 for none.
     file: Vec<u32>,
-    /// 0 where it is not known.
+    /// 0 where unknown.
     line: Vec<u32>,
     inlined: Vec<u32>,
-    /// In the module's file, where no source file is known; -1 for none.
+    /// Offset in the module's file where the source file is unknown; -1 for none.
     offset: Vec<f64>,
 }
 
-/// What names are made of while they are gathered.
+/// Collects names and frames.
 #[derive(Debug)]
 pub(super) struct Names<'a> {
     profile: &'a Profile,
     pub(super) strings: Strings<'a>,
     pub(super) functions: Functions,
     pub(super) frames: Frames,
-    /// The page's frame of each of the profile's; `None` before it is asked for.
+    /// The page's frame for each of the profile's.
     by_id: Vec<Option<u32>>,
     known_functions: FxHashMap<(u32, u32), u32>,
     known_frames: FxHashMap<(u32, u32, u32, bool, u64), u32>,
-    /// Files of programs, the targets' own: their functions are not a library's.
+    /// The targets' executables, whose functions are not a library's.
     programs: Vec<&'a str>,
 }
 
 impl<'a> Names<'a> {
     pub(super) fn new(profile: &'a Profile) -> Self {
-        let programs = profile.targets.iter().map(|target| target.comm.as_str()).collect();
+        let programs = profile.targets.iter().map(|target| target.facts.comm.as_str()).collect();
         Self {
             profile,
             strings: Strings::default(),
@@ -106,7 +103,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The page's number of a frame; `None` where the profile has no such frame.
+    /// `None` if the profile has no such frame.
     pub(super) fn frame(&mut self, id: FrameId) -> Option<u32> {
         let at = id.0 as usize;
         if let Some(known) = *self.by_id.get(at)? {
@@ -174,7 +171,49 @@ impl<'a> Names<'a> {
     }
 
     fn is_program(&self, module: &str) -> bool {
-        let base = module.rsplit('/').next().unwrap_or(module);
+        let base = base_name(module);
         self.programs.iter().any(|comm| !comm.is_empty() && base.starts_with(comm))
+    }
+}
+
+/// Stacks as a tree, from the outermost frame on. A node's parent is before it; node 0 is the empty stack.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Nodes {
+    /// Distance of each node to its parent, from node 1 on.
+    back: Vec<u32>,
+    frame: Vec<u32>,
+}
+
+/// Collects stacks.
+#[derive(Debug, Default)]
+pub(super) struct Stacks {
+    nodes: Nodes,
+    children: FxHashMap<(u32, u32), u32>,
+}
+
+impl Stacks {
+    /// The node of a stack, leaf first. Frames that the profile does not have are skipped.
+    pub(super) fn node(&mut self, stack: &[FrameId], names: &mut Names<'_>) -> u32 {
+        let mut parent = 0;
+        for &id in stack.iter().rev() {
+            let Some(frame) = names.frame(id) else { continue };
+            parent = match self.children.get(&(parent, frame)) {
+                Some(&known) => known,
+                None => self.add(parent, frame),
+            };
+        }
+        parent
+    }
+
+    fn add(&mut self, parent: u32, frame: u32) -> u32 {
+        self.nodes.frame.push(frame);
+        let node = u32::try_from(self.nodes.frame.len()).unwrap_or(u32::MAX);
+        self.nodes.back.push(node - parent);
+        self.children.insert((parent, frame), node);
+        node
+    }
+
+    pub(super) fn into_nodes(self) -> Nodes {
+        self.nodes
     }
 }

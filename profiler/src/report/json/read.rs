@@ -1,67 +1,77 @@
-//! A JSON report read back as the profile that it was made from, so that whatever is made from a profile can be made from
-//! a file too.
+//! Reads a JSON report back as the profile that it was written from, so that `heapbpf diff` and `heapbpf convert` accept
+//! files.
 //!
-//! Owns what a report must have to be believed. Fields that it does not know are passed over; numbers that no heap can
-//! have, text that is no report, and reports of another version are refused.
+//! Unknown fields are ignored. Invalid numbers, other JSON and reports of other versions are refused.
 
-mod amounts;
-mod code;
-mod curve;
-mod details;
-mod fields;
-mod guardrails;
-mod health;
-mod leaks;
-mod window;
+use std::borrow::Cow;
+use std::sync::Arc;
 
+use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
-use std::sync::Arc;
 use thiserror::Error;
 
-use super::VERSION;
-use crate::model::{Frame, FrameId, Profile};
+use super::schema::{self, VERSION};
+use super::values::{Amount, Hex};
+use crate::ids::{Pid, Tid};
+use crate::ledger::details::Ages;
+use crate::ledger::details::Details;
+use crate::ledger::histogram::Histogram;
+use crate::ledger::totals::{Amounts, Totals, Variance};
+use crate::model::history::{Held, History, Moment};
+use crate::model::{
+    Beginning, CallsiteProfile, Frame, FrameId, HeapProfile, HookStatus, LeakCandidate, Leaks, MappingProfile,
+    ModuleProfile, Origin, Others, Profile, TargetFacts, TargetProfile, ThreadProfile,
+};
+use crate::report::text;
+use crate::units::{EstimatedBytes, EstimatedCount, EstimatedMicros, EstimatedVariance, MonotonicNanos};
+
+/// Limit for bytes and blocks: beyond any heap, and small enough for sums over a report not to overflow.
+const AMOUNT_MAX: f64 = 18_446_744_073_709_551_616.0;
+
+/// Limit for sums of ages and lifetimes.
+const NANOS_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
+
+/// Limit for variances: a standard deviation of 4 TiB. A million of these can be summed.
+const VARIANCE_MAX: f64 = AMOUNT_MAX * (1_u64 << 20) as f64;
+
+/// Limit for temporary blocks of a callsite.
+const TEMPORARY_COUNT_MAX: u64 = 1 << 43;
+
+/// Limit for points of a curve. Sessions keep fewer.
+const CURVE_POINTS_MAX: usize = 4096;
+
+/// Maximum length of the kernel's name for a process.
+const COMM_BYTES_MAX: usize = 15;
 
 /// Why a text could not be read as a report.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// It is no JSON, or ends too soon.
-    #[error("it is not JSON, or not all of it: {0}")]
+    #[error("it is not JSON, or truncated: {0}")]
     NotJson(serde_json::Error),
-    /// It is the difference of two profiles.
-    #[error("it is the difference of two profiles, which is no profile; give one of those that it was made from")]
+    #[error("it is the difference of two profiles; specify one of these profiles instead")]
     Diff,
-    /// It is a check for leaks.
     #[error(
-        "it is a report of `heapbpf leaks`, which is no profile; have that write what you want to see: `heapbpf leaks -o leaks.svg`"
+        "it is a report of `heapbpf leaks`, which cannot be converted; write another format directly: `heapbpf leaks -o leaks.svg`"
     )]
     Leaks,
-    /// It is JSON of another kind, or something in it cannot be.
     #[error("it is not a report of heapbpf: {0}")]
     NotReport(String),
-    /// Another heapbpf wrote it.
     #[error(
-        "it has version {version} of the report, and this heapbpf reads version {VERSION}; use the one that wrote it"
+        "it has version {version} of the report, and this heapbpf reads version {VERSION}; use the heapbpf that wrote it"
     )]
-    Version {
-        /// The version that it has.
-        version: u64,
-    },
+    Version { version: u64 },
 }
 
-/// What tells reports from other files.
+/// The fields that identify a report.
 #[derive(Deserialize)]
 struct Opening {
     version: Option<u64>,
     kind: Option<String>,
 }
 
-/// The profile that the report was made from. What the report leaves out is put in its place: times of the ledger are on the
-/// Unix clock, and sums of estimates beyond 2^53 / 2^20 (8 GiB) have 53 significant bits.
-///
-/// # Errors
-///
-/// If it is not a JSON report of this version.
+/// Returns the profile that the report was written from. Times of the ledger are on the Unix clock; sums of estimates beyond
+/// 2^53 / 2^20 (8 GiB) have 53 significant bits.
 pub fn read(text: &[u8]) -> Result<Profile, ReadError> {
     let refused = |error: serde_json::Error| match error.classify() {
         serde_json::error::Category::Data => ReadError::NotReport(error.to_string()),
@@ -73,17 +83,337 @@ pub fn read(text: &[u8]) -> Result<Profile, ReadError> {
         (Some(_), Some("leaks")) => return Err(ReadError::Leaks),
         (Some(version), None) if version == u64::from(VERSION) => {}
         (Some(version), None) => return Err(ReadError::Version { version }),
-        _ => return Err(ReadError::NotReport("it says no version".to_owned())),
+        _ => return Err(ReadError::NotReport("it has no version".to_owned())),
     }
-    let root: fields::Root<'_> = serde_json::from_slice(text).map_err(refused)?;
-    root.into_profile().map_err(ReadError::NotReport)
+    let report: schema::Report<'_> = serde_json::from_slice(text).map_err(refused)?;
+    profile(report).map_err(ReadError::NotReport)
 }
 
-/// Frames and their names, each once.
+fn profile(report: schema::Report<'_>) -> Result<Profile, String> {
+    let mut interner = Interner::default();
+    let modules = report.modules.into_iter().map(|module| self::module(module, &mut interner));
+    let modules = modules.collect::<Result<Vec<_>, _>>()?;
+    let targets = report.targets.into_iter().map(|target| self::target(target, modules.len(), &mut interner));
+    Ok(Profile {
+        interval_bytes: report.interval_bytes,
+        started_unix_ns: report.started_unix_ns,
+        ended_unix_ns: report.ended_unix_ns,
+        started_monotonic_ns: report.started_unix_ns,
+        older_than_ns: report.older_than_ns,
+        // Leak reports have a shape of their own, which is not read back.
+        unreachable: false,
+        window: report.window,
+        targets: targets.collect::<Result<_, _>>()?,
+        others: Others {
+            skipped: report.others.skipped.into_owned(),
+            skipped_count: report.others.skipped_count,
+            short_lived_count: report.others.short_lived_count,
+            not_inherited_count: report.others.not_inherited_count,
+            folded_count: report.others.folded_count,
+            folded_totals: totals(&report.others.folded_totals)?,
+            folded_interval_bytes: report.others.folded_interval_bytes,
+        },
+        health: report.health.into_model()?,
+        frames: interner.frames,
+        modules,
+    })
+}
+
+/// `modules` is the number of the report's modules.
+fn target(target: schema::Target<'_>, modules: usize, interner: &mut Interner) -> Result<TargetProfile, String> {
+    let heaps = target.heaps.into_iter().map(heap).collect::<Result<Vec<_>, _>>()?;
+    let mappings = target.mappings.iter().map(|mapping| self::mapping(mapping, modules));
+    let threads = target.threads.len();
+    let callsites = target.callsites.into_iter().map(|callsite| self::callsite(callsite, &heaps, threads, interner));
+    let callsites = callsites.collect::<Result<Vec<_>, _>>()?;
+    let leaks = target.leak_candidates.map(|leaks| self::leaks(leaks, &heaps, &callsites, interner));
+    let thread = |thread: schema::Thread<'_>| ThreadProfile {
+        tid: Tid(thread.tid),
+        name: thread.name.as_deref().map(Into::into),
+    };
+    Ok(TargetProfile {
+        facts: TargetFacts {
+            pid: Pid(target.pid),
+            comm: target.comm.map_or_else(|| comm_of(&target.command), Cow::into_owned),
+            command: target.command.into_owned(),
+            cgroup: target.cgroup.as_deref().map(Into::into),
+            beginning: beginning(&target.beginning)?,
+            exited: target.exited,
+            replaced: target.replaced,
+            exit_code: target.exit_code,
+            detached: target.detached_unix_ns.map(MonotonicNanos),
+            overhead: target.overhead,
+        },
+        mappings: mappings.collect::<Result<_, _>>()?,
+        threads: target.threads.into_iter().map(thread).collect(),
+        history: history(&target.curve)?,
+        totals: totals(&target.totals.totals)?,
+        leaks: leaks.transpose()?,
+        callsites,
+        heaps,
+    })
+}
+
+/// The kernel's name for a program with this `argv[0]`.
+fn comm_of(command: &str) -> String {
+    let name = crate::model::base_name(command);
+    name[..name.floor_char_boundary(COMM_BYTES_MAX)].to_owned()
+}
+
+fn beginning(beginning: &schema::Beginning) -> Result<Beginning, String> {
+    let origin = match (&beginning.origin, beginning.parent) {
+        (schema::Origin::Running, _) => Origin::Running,
+        (schema::Origin::Fork, Some(parent)) => Origin::Forked(Pid(parent)),
+        (schema::Origin::Fork, None) => return Err("the parent of a forked process is missing".to_owned()),
+        (schema::Origin::Exec, _) => Origin::Executed,
+        (schema::Origin::Launch, _) => Origin::Launched,
+    };
+    Ok(Beginning {
+        origin,
+        time: MonotonicNanos(beginning.unix_ns),
+        delay_ns: beginning.delay_ns,
+        from_first_call: beginning.from_first_call,
+    })
+}
+
+fn heap(heap: schema::Heap<'_>) -> Result<HeapProfile, String> {
+    let hook = |hook: schema::Hook<'_>| HookStatus {
+        function: hook.function.into_owned(),
+        module: hook.module.into_owned(),
+        backend: hook.backend.into_owned(),
+        offset: hook.offset,
+        instruction: hook.instruction.map(Cow::into_owned),
+        emulated: hook.emulated,
+        required: hook.required,
+        error: hook.error.map(Cow::into_owned).or((!hook.attached).then(|| "unknown reason".to_owned())),
+    };
+    Ok(HeapProfile {
+        name: heap.name.into_owned(),
+        interval_bytes: heap.interval_bytes,
+        interval_bytes_max: heap.interval_bytes_max.max(heap.interval_bytes),
+        hooks: heap.hooks.into_iter().map(hook).collect(),
+        totals: totals(&heap.amounts.totals)?,
+    })
+}
+
+/// What callsites held over time is not in a report.
+fn history(curve: &[schema::CurvePoint]) -> Result<History, String> {
+    if curve.len() > CURVE_POINTS_MAX {
+        return Err(format!("a curve has `{}` points, which exceeds the limit of {CURVE_POINTS_MAX}", curve.len()));
+    }
+    let moment = |&schema::CurvePoint(time, live_bytes, live_count, alloc_bytes, alloc_count): &schema::CurvePoint| {
+        let held = Held {
+            live_bytes: bytes(live_bytes)?.to_f64(),
+            live_count: count(live_count)?.to_f64(),
+            alloc_bytes: bytes(alloc_bytes)?.to_f64(),
+            alloc_count: count(alloc_count)?.to_f64(),
+        };
+        Ok(Moment { time: MonotonicNanos(time), held })
+    };
+    let curve = curve.iter().map(moment).collect::<Result<Vec<_>, String>>()?;
+    match curve.windows(2).find(|pair| pair[0].time > pair[1].time) {
+        Some(pair) => Err(format!("the points of a curve are not in the order of time: `{}`", pair[1].time.0)),
+        None => Ok(History { curve, instants: Vec::new() }),
+    }
+}
+
+fn module(module: schema::Module<'_>, interner: &mut Interner) -> Result<ModuleProfile, String> {
+    Ok(ModuleProfile {
+        path: interner.name(&module.path),
+        build_id: module.build_id.as_deref().map(build_id).transpose()?,
+    })
+}
+
+/// Parses two hexadecimal digits for each byte.
+fn build_id(digits: &str) -> Result<Vec<u8>, String> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let byte = |pair: &[u8]| match pair {
+        [high, low] => Some(digit(high)? << 4 | digit(low)?),
+        _ => None,
+    };
+    let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(byte).collect();
+    let bytes = bytes.filter(|bytes| !bytes.is_empty());
+    bytes.ok_or_else(|| format!("`{}` is not a build id", text::printable(digits)))
+}
+
+fn mapping(mapping: &schema::Mapping, modules: usize) -> Result<MappingProfile, String> {
+    let schema::Mapping { start: Hex(start), end: Hex(end), offset: Hex(offset), bias, module } = *mapping;
+    if module >= modules {
+        return Err(format!("a mapping refers to module `{module}` of {modules}"));
+    }
+    if start > end {
+        return Err(format!("a mapping starts at `{start:#x}`, after its end `{end:#x}`"));
+    }
+    Ok(MappingProfile { start, end, offset, bias: bias.map(|Hex(bias)| bias), module })
+}
+
+/// `threads` is the number of the target's threads.
+fn callsite(
+    callsite: schema::Callsite<'_>,
+    heaps: &[HeapProfile],
+    threads: usize,
+    interner: &mut Interner,
+) -> Result<CallsiteProfile, String> {
+    let end = callsite.end.map(|name| {
+        let end = StackEnd::ALL.iter().copied().find(|end| end.counter().name() == name);
+        end.ok_or_else(|| format!("`{}` is not a valid end of a stack", text::printable(&name)))
+    });
+    if let Some(thread) = callsite.thread.filter(|&thread| thread >= threads) {
+        return Err(format!("a callsite refers to thread `{thread}` of {threads}"));
+    }
+    let older = match (callsite.older_count, callsite.older_bytes) {
+        (Some(blocks), Some(size)) => {
+            Some(Amounts { count: count(blocks)?, bytes: bytes(size)?, ..Amounts::default() })
+        }
+        _ => None,
+    };
+    Ok(CallsiteProfile {
+        stack: interner.stack(callsite.stack)?,
+        end: end.transpose()?,
+        heap: heaps.iter().position(|heap| Some(&*heap.name) == callsite.heap.as_deref()).unwrap_or(heaps.len()),
+        thread: callsite.thread,
+        history: Vec::new(),
+        inherited: callsite.inherited,
+        totals: totals(&callsite.amounts.totals)?,
+        older,
+        details: details(callsite.amounts.details)?,
+    })
+}
+
+/// A candidate is the callsite at its index. Without an index, it is the first callsite with its stack and heap.
+fn leaks(
+    leaks: schema::LeakCandidates<'_>,
+    heaps: &[HeapProfile],
+    callsites: &[CallsiteProfile],
+    interner: &mut Interner,
+) -> Result<Leaks, String> {
+    let candidate = |candidate: schema::LeakCandidate<'_>| {
+        let stack = interner.stack(candidate.stack)?;
+        let matches = |callsite: &CallsiteProfile| {
+            let heap = heaps.get(callsite.heap).map(|heap| heap.name.as_str());
+            callsite.stack == stack && heap == candidate.heap.as_deref()
+        };
+        let callsite = match candidate.callsite {
+            Some(at) => callsites.get(at).is_some_and(matches).then_some(at),
+            None => callsites.iter().position(matches),
+        };
+        Ok(LeakCandidate {
+            callsite: callsite.ok_or_else(|| "a growing callsite is not among the callsites".to_owned())?,
+            bytes_per_second: candidate.bytes_per_second,
+            margin: candidate.bytes_per_second_margin_95,
+            old_share: candidate.old_share,
+            survival: candidate.survival,
+            score: candidate.score,
+        })
+    };
+    Ok(Leaks {
+        span_ns: leaks.span_ns,
+        too_short: leaks.too_short,
+        candidates: leaks.candidates.into_iter().map(candidate).collect::<Result<_, String>>()?,
+        count: leaks.growing_count,
+        suppressed_count: leaks.suppressed_count,
+        suppressed_bytes: bytes(leaks.suppressed_bytes)?,
+    })
+}
+
+/// Freed amounts follow from the live ones, which stay exact where floats were rounded.
+fn totals(totals: &schema::Totals) -> Result<Totals, String> {
+    let (alloc_count, alloc_bytes) = (count(totals.alloc_count)?, bytes(totals.alloc_bytes)?);
+    let (live_count, live_bytes) = (count(totals.live_count)?, bytes(totals.live_bytes)?);
+    let (opening_count, opening_bytes) = (count(totals.inherited_count)?, bytes(totals.inherited_bytes)?);
+    Ok(Totals {
+        opening_count,
+        opening_bytes,
+        alloc_count,
+        alloc_bytes,
+        free_count: opening_count + alloc_count - live_count,
+        free_bytes: opening_bytes + alloc_bytes - live_bytes,
+        alloc_samples: totals.alloc_samples,
+        live_samples: totals.live_samples,
+        alloc_variance: Variance {
+            bytes: variance(totals.alloc_bytes_variance, alloc_bytes.to_f64(), totals.alloc_bytes_95)?,
+            count: variance(totals.alloc_count_variance, alloc_count.to_f64(), totals.alloc_count_95)?,
+        },
+        live_variance: Variance {
+            bytes: variance(totals.live_bytes_variance, live_bytes.to_f64(), totals.live_bytes_95)?,
+            count: variance(totals.live_count_variance, live_count.to_f64(), totals.live_count_95)?,
+        },
+        peak_bytes: bytes(totals.peak_bytes)?,
+        peak_count: count(totals.peak_count)?,
+        peak_time: totals.peak_unix_ns.map(MonotonicNanos),
+        at_peak: Amounts {
+            count: count(totals.at_peak_count)?,
+            bytes: bytes(totals.at_peak_bytes)?,
+            ..Amounts::default()
+        },
+    })
+}
+
+/// The report's variance. Reports without one have a confidence interval that it can be computed from.
+fn variance(variance: Option<f64>, estimate: f64, interval: Option<[f64; 2]>) -> Result<EstimatedVariance, String> {
+    let variance = match (variance, interval) {
+        (Some(variance), _) => variance,
+        (None, Some([low, high])) => Totals::variance_of(estimate, [low, high]),
+        (None, None) => 0.0,
+    };
+    Ok(EstimatedVariance::from_f64(bounded(variance, VARIANCE_MAX)?))
+}
+
+fn details(details: schema::Details) -> Result<Details, String> {
+    // The ledger's histograms of times are in microseconds.
+    Ok(Details {
+        sizes: histogram(details.size_histogram, 1)?,
+        lifetimes: histogram(details.lifetime_histogram, 1000)?,
+        lifetime_total: nanos(details.lifetime_ns_total)?,
+        ages: Ages {
+            oldest_ns: details.age_ns_oldest,
+            histogram: histogram(details.age_histogram, 1000)?,
+            total: nanos(details.age_ns_total)?,
+        },
+        temporary_count: details.temporary_count.map(|count| count.min(TEMPORARY_COUNT_MAX)),
+    })
+}
+
+/// `unit`: value in the report of 1 in the histogram.
+fn histogram(buckets: Vec<schema::Bucket>, unit: u64) -> Result<Histogram, String> {
+    let mut histogram = Histogram::default();
+    for schema::Bucket(value, blocks) in buckets {
+        histogram.add(value.div_ceil(unit), count(blocks)?);
+    }
+    Ok(histogram)
+}
+
+/// Exact reports have whole microseconds.
+fn nanos(amount: Amount) -> Result<EstimatedMicros, String> {
+    Ok(match amount {
+        Amount::Exact(nanos) => EstimatedMicros::exact(nanos / 1000),
+        amount => EstimatedMicros::from_f64(bounded(amount.to_f64(), NANOS_MAX)? / 1000.0),
+    })
+}
+
+fn bytes(amount: Amount) -> Result<EstimatedBytes, String> {
+    Ok(match amount {
+        Amount::Exact(bytes) => EstimatedBytes::exact(bytes),
+        amount => EstimatedBytes::from_f64(bounded(amount.to_f64(), AMOUNT_MAX)?),
+    })
+}
+
+fn count(amount: Amount) -> Result<EstimatedCount, String> {
+    Ok(match amount {
+        Amount::Exact(count) => EstimatedCount::exact(count),
+        amount => EstimatedCount::from_f64(bounded(amount.to_f64(), AMOUNT_MAX)?),
+    })
+}
+
+fn bounded(amount: f64, max: f64) -> Result<f64, String> {
+    (amount.abs() <= max).then_some(amount).ok_or_else(|| format!("`{amount:e}` exceeds the limit of {max:e}"))
+}
+
+/// Frames and their names, without duplicates.
 #[derive(Default)]
 struct Interner {
     names: FxHashMap<Arc<str>, ()>,
-    numbers: FxHashMap<Frame, FrameId>,
+    ids: FxHashMap<Frame, FrameId>,
     frames: Vec<Frame>,
 }
 
@@ -97,13 +427,27 @@ impl Interner {
         name
     }
 
-    fn frame(&mut self, frame: Frame) -> Result<FrameId, String> {
-        if let Some(&id) = self.numbers.get(&frame) {
+    fn stack(&mut self, stack: Vec<schema::Frame<'_>>) -> Result<Vec<FrameId>, String> {
+        stack.into_iter().map(|frame| self.frame(frame)).collect()
+    }
+
+    fn frame(&mut self, frame: schema::Frame<'_>) -> Result<FrameId, String> {
+        let Hex(address) = frame.address.ok_or_else(|| "a frame has no address".to_owned())?;
+        let frame = Frame {
+            function: frame.function.map(|name| self.name(&name)),
+            module: frame.module.map(|name| self.name(&name)),
+            file: frame.file.map(|name| self.name(&name)),
+            line: frame.line,
+            inlined: frame.inlined,
+            address,
+            module_offset: frame.module_offset.map(|Hex(offset)| offset),
+        };
+        if let Some(&id) = self.ids.get(&frame) {
             return Ok(id);
         }
         let id = FrameId(u32::try_from(self.frames.len()).map_err(|_| "it has too many frames".to_owned())?);
         self.frames.push(frame.clone());
-        self.numbers.insert(frame, id);
+        self.ids.insert(frame, id);
         Ok(id)
     }
 }

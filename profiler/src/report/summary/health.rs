@@ -4,7 +4,7 @@ use profiler_common::counter::Counter;
 
 use crate::model::guardrails::{Action, Excess, Guardrails, Reached};
 use crate::model::{Health, HeapProfile, HookStatus, NamesFrom, Profile, Symbolization, SymbolizationFailure};
-use crate::report::loss::{loss, stack_end};
+use crate::report::loss::{explain, explain_stack_end};
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::presentation::View;
 use crate::report::{describe, text};
@@ -41,12 +41,12 @@ impl Page {
 
     fn losses(&mut self, profile: &Profile) {
         let health = &profile.health;
-        let mut lost: Vec<&(String, u64)> = health.lost.iter().filter(|(_, count)| *count > 0).collect();
+        let mut lost: Vec<_> = health.lost.iter().filter(|(_, count)| *count > 0).collect();
         lost.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         for (reason, count) in lost {
-            let (meaning, remedy) = loss(reason);
+            let (meaning, remedy) = explain(reason).unzip();
             let meaning = meaning.map_or(String::new(), |meaning| format!(": {meaning}"));
-            self.line(WARNING, &format!("  {} lost, {}{meaning}", text::count(*count), text::printable(reason)));
+            self.line(WARNING, &format!("  {} lost, {}{meaning}", text::count(*count), text::printable(reason.name())));
             if let Some(remedy) = remedy {
                 self.line(PLAIN, &format!("    {remedy}"));
             }
@@ -78,7 +78,7 @@ impl Page {
 
     /// Reports the target with the highest overhead.
     fn overheads(&mut self, profile: &Profile, guardrails: &Guardrails) {
-        let known = profile.targets.iter().filter_map(|target| Some((target, target.overhead?)));
+        let known = profile.targets.iter().filter_map(|target| Some((target, target.facts.overhead?)));
         let Some((target, overhead)) = known.max_by(|(_, a), (_, b)| a.percent.total_cmp(&b.percent)) else { return };
         let most = if profile.targets.len() > 1 { ", the most of all" } else { "" };
         let max = guardrails.overhead_percent_max.map_or(String::new(), |max| format!(" ({} allowed)", percent(max)));
@@ -127,7 +127,7 @@ impl Page {
     fn unfound(&mut self, profile: &Profile) {
         let (required, optional): (Vec<_>, Vec<_>) = profile.health.unfound.iter().partition(|hook| hook.required);
         let whose = match profile.targets.as_slice() {
-            [target] => format!("process {}", target.pid),
+            [target] => format!("process {}", target.facts.pid),
             targets => text::counted(targets.len() as u64, "process"),
         };
         for hook in required.iter().take(HOOKS_MAX) {
@@ -170,7 +170,7 @@ impl Page {
         let words: Vec<String> = ends
             .into_iter()
             .map(|(end, count)| {
-                let meaning = stack_end(end).map_or(String::new(), |meaning| format!(" ({meaning})"));
+                let meaning = explain_stack_end(end).map_or(String::new(), |meaning| format!(" ({meaning})"));
                 format!("{} {}{meaning}", text::share(*count as f64, whole), text::printable(end))
             })
             .collect();
@@ -245,7 +245,7 @@ pub(in crate::report) fn describe_reached(profile: &Profile, reached: &Reached) 
             format!("heapbpf took {} of a core{}", percent(share), limit(guardrails.cpu_percent_max))
         }
         Excess::Overhead(pid, share) => {
-            let target = profile.targets.iter().find(|target| target.pid == pid);
+            let target = profile.targets.iter().find(|target| target.facts.pid == pid);
             let whose = target.map_or_else(|| format!("process {pid}"), describe::target);
             let limit = limit(guardrails.overhead_percent_max);
             format!("probes took ≈ {} of the CPU time of {whose}{limit}", percent(share))

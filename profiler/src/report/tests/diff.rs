@@ -1,4 +1,4 @@
-//! Differences: what counts as the same callsite, how sure growth is, and the formats.
+//! Differences: matching of callsites, confidence of growth, and the formats.
 
 mod properties;
 
@@ -8,7 +8,7 @@ use super::profiles::{self, Frames, callsite, heap, taken, target};
 use super::{check_golden, flamegraph};
 use crate::ids::Pid;
 use crate::model::{Health, Profile};
-use crate::report::diff::{Change, Diff, Drawing, Side, Widths, table};
+use crate::report::diff::{Delta, Diff, Drawing, Side, Widths, table};
 use crate::report::{Format, View};
 use crate::units::MonotonicNanos;
 use profiler_common::stack::StackEnd;
@@ -31,8 +31,8 @@ fn json(diff: &Diff<'_>, view: View) -> Value {
     serde_json::from_str(&render(diff, Format::Json, view, Widths::After)).expect("the difference is JSON")
 }
 
-/// `exact`, an hour later, built again and started again: other addresses and lines. One callsite grew, one shrank, one
-/// vanished, one is new.
+/// `exact`, an hour later, rebuilt and restarted: other addresses and lines. One callsite grew, one shrank, one vanished, one
+/// is new.
 fn exact_later() -> Profile {
     let mut profile = profiles::exact();
     for frame in &mut profile.frames {
@@ -41,7 +41,7 @@ fn exact_later() -> Profile {
         frame.module_offset = frame.module_offset.map(|offset| offset + 0x1230);
     }
     let target = &mut profile.targets[0];
-    (target.pid, target.beginning.time) = (Pid(815), MonotonicNanos(target.beginning.time.0 + 9));
+    (target.facts.pid, target.facts.beginning.time) = (Pid(815), MonotonicNanos(target.facts.beginning.time.0 + 9));
     target.callsites[0].totals = taken(1, 3000, 64, 400);
     target.callsites[1].totals = taken(1, 1000, 17, 900);
     target.callsites.remove(2);
@@ -51,7 +51,7 @@ fn exact_later() -> Profile {
     later(profile)
 }
 
-/// `sampled`, later: more of some, less of others, and a little more or less of those that are noise.
+/// `sampled`, later: some callsites grew, others shrank, and some changed within the noise.
 fn sampled_later() -> Profile {
     let mut profile = profiles::sampled();
     profile.targets.truncate(1);
@@ -70,7 +70,8 @@ fn later(mut profile: Profile) -> Profile {
     profile.ended_unix_ns += 3_610_000_000_000;
     let frames = Frames { frames: std::mem::take(&mut profile.frames) };
     let first = profile.targets.remove(0);
-    let again = target(first.pid.0, &first.comm, &first.command, first.heaps.clone(), first.callsites);
+    let again =
+        target(first.facts.pid.0, &first.facts.comm, &first.facts.command, first.heaps.clone(), first.callsites);
     let interval_bytes = profile.interval_bytes;
     profile.targets.insert(
         0,
@@ -102,7 +103,7 @@ fn goldens() {
 #[test]
 fn an_icicle_has_the_same_frames_upside_down() {
     let (before, after) = (profiles::exact(), exact_later());
-    // What is said of each frame, its colour, and its row.
+    // Title, colour and row of each frame.
     let frames = |icicle| {
         let drawing = Drawing { widths: Widths::After, icicle };
         let image = draw(&diff(&before, &after), Format::Flamegraph, View::LiveBytes, drawing);
@@ -144,7 +145,7 @@ fn growth_is_exact_to_the_byte_where_both_are() {
     assert_eq!(report["totals"]["live_bytes"]["growth"], 2000 * 64 - 500 * 17 - (2 << 20) + 9 * 4096);
 }
 
-/// Two profiles of one callsite each; how many callsites there are in the difference.
+/// Number of callsites in the difference of two profiles of one callsite each.
 fn matched(change: impl FnOnce(&mut Profile)) -> usize {
     let make = || {
         let mut frames = Frames::default();
@@ -165,8 +166,8 @@ fn matched(change: impl FnOnce(&mut Profile)) -> usize {
 }
 
 #[test]
-fn callsites_are_the_same_by_names() {
-    let other_process = |profile: &mut Profile| profile.targets[0].pid = Pid(6);
+fn callsites_match_by_names() {
+    let other_process = |profile: &mut Profile| profile.targets[0].facts.pid = Pid(6);
     for (same, what, change) in [
         (true, "nothing", (|_| ()) as fn(&mut Profile)),
         (true, "another address of a function", |profile| profile.frames[0].address += 1),
@@ -188,14 +189,14 @@ fn callsites_are_the_same_by_names() {
     ] {
         assert_eq!(matched(change) == 1, same, "{what}");
     }
-    // Of another process, an address without a module says nothing: neither that it is the same nor that it is not.
+    // Addresses without a module are meaningless in another process.
     assert_eq!(matched(|profile| (other_process(profile), profile.frames[2].address += 1).0), 1);
 }
 
 #[test]
-fn a_program_that_is_called_differently_is_compared_where_it_is_the_only_one() {
+fn the_only_programs_are_compared_despite_different_names() {
     let rename = |profile: &mut Profile| {
-        profile.targets[0].command = "./app-2".to_owned();
+        profile.targets[0].facts.command = "./app-2".to_owned();
         profile.frames[0].module = Some("/opt/app-2".into());
     };
     // The address without a module is another process's, and the program is itself.
@@ -203,18 +204,18 @@ fn a_program_that_is_called_differently_is_compared_where_it_is_the_only_one() {
     let with_another = |profile: &mut Profile| {
         rename(profile);
         let mut other = profile.targets[0].clone();
-        (other.command, other.callsites) = ("other".to_owned(), vec![]);
+        (other.facts.command, other.callsites) = ("other".to_owned(), vec![]);
         profile.targets.push(other);
     };
     assert_eq!(matched(with_another), 2);
 }
 
 #[test]
-fn processes_of_one_program_are_added_up() {
+fn processes_of_one_program_are_summed() {
     let before = profiles::exact();
     let mut after = profiles::exact();
     let mut second = after.targets[0].clone();
-    second.pid = Pid(4712);
+    second.facts.pid = Pid(4712);
     after.targets.push(second);
     let diff = diff(&before, &after);
     assert_eq!((diff.callsites.len(), diff.programs[0].targets), (5, [1, 2]));
@@ -222,9 +223,9 @@ fn processes_of_one_program_are_added_up() {
 }
 
 #[test]
-fn a_handful_of_samples_is_noise() {
+fn growth_of_few_samples_is_noise() {
     let check = |before: u64, after: u64, size_bytes: u64, is_noise: bool| {
-        let change = Change {
+        let change = Delta {
             before: taken(4096, before, size_bytes, 0),
             after: taken(4096, after, size_bytes, 0),
             interval_bytes: [4096, 4096],
@@ -233,19 +234,19 @@ fn a_handful_of_samples_is_noise() {
             assert_eq!(change.is_noise(view), is_noise, "{before} → {after} of {size_bytes} bytes, {view}");
         }
     };
-    // As the exact test of two Poisson counts has it: 5 of 5 are chance in one of 16 cases, 6 of 6 in one of 32.
+    // By the exact test of two Poisson counts: 5 of 5 are chance in one of 16 cases, 6 of 6 in one of 32.
     check(0, 1, 100, true);
     check(5, 0, 100, true);
     check(0, 6, 100, false);
     check(100, 125, 100, true);
     check(100, 135, 100, false);
-    // A block of an interval or more is always taken.
+    // Blocks much larger than the interval are always sampled.
     check(0, 1, 4096, false);
     check(1, 1, 4096, true);
 }
 
 #[test]
-fn different_intervals_and_spans_and_orders_are_said() {
+fn caveats_of_comparisons_are_listed() {
     let (before, mut after) = (profiles::exact(), profiles::sampled());
     let says = |before: &Profile, after: &Profile, view: View, line: &str| {
         let text = table(&diff(before, after), view, 10, 0, None, false);
@@ -256,13 +257,13 @@ fn different_intervals_and_spans_and_orders_are_said() {
         &before,
         &after,
         View::LiveBytes,
-        "before: every allocation, after: sampled every 4 KiB; both are unbiased, the rarer samples are less sure",
+        "before: every allocation, after: sampled every 4 KiB; both are unbiased, the larger interval is less accurate",
     );
     says(
         &before,
         &after,
         View::AllocBytes,
-        "before: watched for 30.5s, after: watched for 1m 1s; in the longer one more was allocated for that alone",
+        "before: recorded for 30.5s, after: recorded for 1m 1s; the longer one has more allocations for that reason alone",
     );
     says(&before, &after, View::LiveBytes, "compared as one program: cached before, app after");
     says(&before, &after, View::LiveBytes, "  after: 12,348 events lost, 1 hook not attached, 1 hook not found");
@@ -271,22 +272,22 @@ fn different_intervals_and_spans_and_orders_are_said() {
         &after,
         &after,
         View::LiveBytes,
-        "both are of one recording: what is in both was drawn once, so the growth is surer than its 95 % interval says",
+        "both are of one recording: blocks in both were sampled once, so the growth is more accurate than its 95 % interval",
     );
 }
 
 #[test]
-fn programs_of_one_side_are_named() {
+fn programs_of_one_side_are_listed() {
     let (before, mut after) = (profiles::exact(), profiles::exact());
     let mut other = after.targets[0].clone();
-    (other.pid, other.command) = (Pid(9), "/bin/other".to_owned());
+    (other.facts.pid, other.facts.command) = (Pid(9), "/bin/other".to_owned());
     after.targets.push(other);
     let text = table(&diff(&before, &after), View::LiveBytes, 10, 0, None, false);
     assert!(text.lines().any(|line| line == "only after: other"), "{text}");
 }
 
 #[test]
-fn small_changes_are_left_out_when_asked_to() {
+fn changes_below_the_threshold_are_omitted() {
     let (before, after) = (profiles::exact(), exact_later());
     let text = table(&diff(&before, &after), View::LiveBytes, 1, 50_000, None, false);
     assert!(text.contains("below the threshold of 48.8 KiB: 1 callsite\n"), "{text}");
@@ -315,7 +316,7 @@ fn every_frame_of_the_image_has_its_own_growth() {
 }
 
 #[test]
-fn names_are_as_harmless_as_in_a_flame_graph() {
+fn hostile_names_are_escaped() {
     let (before, after) = (profiles::sampled(), sampled_later());
     let name = "<script>--> \u{1b}[2J.json";
     let diff = Diff::new(Side { name, profile: &before }, Side { name, profile: &after });
@@ -328,7 +329,7 @@ fn names_are_as_harmless_as_in_a_flame_graph() {
     assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
 }
 
-/// Numbers that look random and are the same each time (Marsaglia's xorshift, 2003), from 0 to 1.
+/// Reproducible pseudo-random numbers from 0 to 1 (Marsaglia's xorshift, 2003).
 struct Draws(u64);
 
 impl Draws {
@@ -340,7 +341,7 @@ impl Draws {
         (self.0 >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// How many of so many blocks of 100 bytes are sampled at an interval of 4096.
+    /// Number of samples of this many blocks of 100 bytes at an interval of 4096.
     fn sampled(&mut self, blocks: u64) -> u64 {
         let probability = 1.0 - (-100.0 / 4096.0_f64).exp();
         (0..blocks).map(|_| u64::from(self.next() < probability)).sum()
@@ -348,13 +349,13 @@ impl Draws {
 }
 
 #[test]
-fn intervals_hold_the_true_growth_as_often_as_they_say() {
+fn confidence_intervals_have_their_nominal_coverage() {
     let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
-    // From two samples a side to two hundred.
+    // From 2 to 200 samples per side.
     for (before, after) in [(80, 80), (0, 200), (400, 900), (2000, 2000), (8000, 7000)] {
         let runs = 500;
         let holds = (0..runs).filter(|_| {
-            let change = Change {
+            let change = Delta {
                 before: taken(4096, draws.sampled(before), 100, 0),
                 after: taken(4096, draws.sampled(after), 100, 0),
                 interval_bytes: [4096, 4096],
@@ -364,7 +365,7 @@ fn intervals_hold_the_true_growth_as_often_as_they_say() {
             let [low, high] = change.confidence(View::LiveBytes);
             (low..=high).contains(&truth)
         });
-        // 95 % of 500 runs, less three standard deviations.
+        // 95 % of 500 runs, minus three standard deviations.
         let holds = holds.count();
         assert!(holds >= 460, "{holds} of {runs} from {before} to {after} blocks");
     }

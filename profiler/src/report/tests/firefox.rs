@@ -117,7 +117,7 @@ fn check(profile: &Profile, view: View) {
     }
     assert_eq!(by_process.len(), profile.targets.len());
     for target in &profile.targets {
-        let (sums, samples) = &by_process[target.pid.to_string().as_str()];
+        let (sums, samples) = &by_process[target.facts.pid.to_string().as_str()];
         assert_eq!(sums.retained, sum(target, |callsite| View::LiveBytes.of_callsite(callsite)));
         assert_eq!(sums.freed, sum(target, |callsite| callsite.totals.free_bytes.rounded()));
         assert_eq!(i64::try_from(*samples), Ok(sum(target, |callsite| view.of_callsite(callsite))));

@@ -27,30 +27,28 @@ fn titles_name_quantity_subject_and_accuracy() {
     check_title(
         &profiles::exact(),
         View::LiveBytes,
-        ["live bytes of cached (pid 4711)", "2.1 MiB · every allocation · watched for 30.5s · no losses"],
+        ["live bytes of cached (pid 4711)", "2.1 MiB · every allocation · recorded for 30.5s · no losses"],
     );
     check_title(
         &profiles::sampled(),
         View::LiveCount,
         [
             "live blocks of 2 processes",
-            "≈ 1,525 blocks (95 %: 1,105 blocks to 2,103 blocks, 54 samples) · sampled every 4 KiB · watched for 30.5s · 12,348 events lost, 1 hook not attached, 1 hook not found",
+            "≈ 1,525 blocks (95 %: 1,105 blocks to 2,103 blocks, 54 samples) · sampled every 4 KiB · recorded for 30.5s · 12,348 events lost, 1 hook not attached, 1 hook not fou…",
         ],
     );
     check_title(
         &profiles::nobody(),
         View::AllocBytes,
-        ["allocated bytes of no process", "≈ 0 B · sampled every 4 KiB · watched for 30.5s · no losses"],
+        ["allocated bytes of no process", "≈ 0 B · sampled every 4 KiB · recorded for 30.5s · no losses"],
     );
 }
 
 #[test]
 fn titles_of_leak_checks_name_leaks() {
     let leaks = Profile { unreachable: true, ..profiles::exact() };
-    let title = [
-        "leaked bytes of cached (pid 4711)",
-        "2.1 MiB in 1,203 blocks · looked at on 2026-11-21T10:00:30Z · no losses",
-    ];
+    let title =
+        ["leaked bytes of cached (pid 4711)", "2.1 MiB in 1,203 blocks · checked on 2026-11-21T10:00:30Z · no losses"];
     check_title(&leaks, View::LiveBytes, title);
     let none = Profile { unreachable: true, ..profiles::empty() };
     let text = render(Format::Flamegraph, &none, View::LiveBytes);
@@ -64,7 +62,7 @@ fn titles_name_heaps_with_their_own_interval() {
         View::AllocBytes,
         [
             "allocated bytes of 2 processes",
-            "≈ 163.1 KiB (95 %: 120.5 KiB to 220.8 KiB, 52 samples) · every allocation (libc: sampled every 4 KiB) · watched for 30.5s · no losses",
+            "≈ 163.1 KiB (95 %: 120.5 KiB to 220.8 KiB, 52 samples) · every allocation (libc: sampled every 4 KiB) · recorded for 30.5s · no losses",
         ],
     );
     let mut profile = profiles::mixed();
@@ -132,10 +130,10 @@ fn the_same_profile_gives_the_same_bytes() {
 #[test]
 fn an_image_without_stacks_has_the_reason() {
     for (profile, expected) in [
-        (profiles::empty(), "allocated nothing while it was watched, or too little to be sampled"),
-        (profiles::unwatched(), "no allocator function could be watched"),
-        (profiles::freed(), "1000 B were allocated while it was watched, all of it freed"),
-        (profiles::nobody(), "no process was watched"),
+        (profiles::empty(), "allocated nothing during the recording, or too little to be sampled"),
+        (profiles::unwatched(), "no allocator function could be hooked"),
+        (profiles::freed(), "1000 B were allocated during the recording, all of it freed"),
+        (profiles::nobody(), "no process was profiled"),
     ] {
         let image = parse(&render(Format::Flamegraph, &profile, View::LiveBytes));
         assert!(image.texts[2].contains(expected), "{:#?}", image.texts);
@@ -146,7 +144,7 @@ fn an_image_without_stacks_has_the_reason() {
 #[test]
 fn notes_escape_the_command() {
     let mut profile = profiles::exact();
-    profile.targets[0].command = "/bin/x --> <script>--".to_owned();
+    profile.targets[0].facts.command = "/bin/x --> <script>--".to_owned();
     for profile in [profile.clone(), {
         profile.targets[0].callsites.clear();
         profile

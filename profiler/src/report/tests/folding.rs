@@ -45,7 +45,7 @@ fn a_profile_of_exited_processes_only_has_an_explanation() {
         let profile = folded(profile);
         let about = if profile.interval_bytes > 1 { "≈ " } else { "" };
         let line = format!(
-            "There are no stacks of live bytes: of 5 processes that exited, sums alone are kept ({about}1.1 MiB)."
+            "There are no stacks of live bytes: of 5 processes that exited, only totals are kept ({about}1.1 MiB)."
         );
         let text = summary(&profile, View::LiveBytes, 10, None, false);
         assert!(text.lines().any(|actual| actual == line), "no `{line}` in\n{text}");

@@ -28,9 +28,9 @@ pub(super) fn limited() -> Profile {
         ],
     };
     profile.health.guardrails = guardrails;
-    profile.targets[0].detached = Some(MonotonicNanos(profile.started_monotonic_ns + 4_000_000_000));
+    profile.targets[0].facts.detached = Some(MonotonicNanos(profile.started_monotonic_ns + 4_000_000_000));
     let overhead = Overhead { percent: 60.0, percent_highest: Some(61.0), probe_ns: 2.4e9, cpu_ns: 4_000_000_000 };
-    profile.targets[0].overhead = Some(overhead);
+    profile.targets[0].facts.overhead = Some(overhead);
     profile
 }
 
@@ -62,7 +62,7 @@ fn a_stopped_recording_has_its_reason() {
     let text = text(&profile);
     let expected = "stopped after 9s: heapbpf and its kernel maps took 201.0 MiB, more than the 200.0 MiB allowed";
     assert!(text.contains(expected), "{text}");
-    assert_eq!(describe::losses(&profile), "stopped by a limit, 1 process let go by a limit");
+    assert_eq!(describe::losses(&profile), "stopped by a limit, 1 process detached by a limit");
 }
 
 #[test]

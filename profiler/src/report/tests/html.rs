@@ -1,4 +1,4 @@
-//! The page: its data against goldens, its size, what it lets run, and that no name becomes a part of it.
+//! The HTML page: its data against goldens, its size, its content security policy, and isolation of names.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use super::profiles::{self, Frames, callsite, taken};
 use super::properties;
 use super::{check_golden, render};
 use crate::model::history::{Change, Held, History, Instant, Moment, Occasion};
-use crate::model::leaks::{LeakCandidate, Leaks};
 use crate::model::{FrameId, Health, Profile};
+use crate::model::{LeakCandidate, Leaks};
 use crate::report::{Format, Group, Presentation, View};
 use crate::units::MonotonicNanos;
 use profiler_common::stack::StackEnd;
 
-/// The data of a page, as its script gets it.
+/// The embedded data of a page.
 fn data(page: &str) -> Value {
     let (_, rest) = page.split_once("id=\"profile\">").expect("there is data");
     let (packed, _) = rest.split_once("</script>").expect("the data ends");
@@ -34,14 +34,14 @@ fn page(profile: &Profile) -> String {
     render(Format::Html, profile, View::LiveBytes)
 }
 
-/// Sums up a column of all callsites of a target; one that is left out is all 0.
+/// The sum of a column over all callsites; empty columns are zeros.
 fn sum(target: &Value, column: &str) -> f64 {
     let numbers = target["callsites"][column].as_array().expect("a column");
     numbers.iter().map(|number| number.as_f64().expect("a number")).sum()
 }
 
 #[test]
-fn data_of_made_up_profiles() {
+fn data_goldens() {
     for (name, profile) in [
         ("exact", profiles::exact()),
         ("sampled", profiles::sampled()),
@@ -54,10 +54,10 @@ fn data_of_made_up_profiles() {
 }
 
 #[test]
-fn of_leaks_it_is_told_when_they_were_looked_for() {
-    let looked = |profile: &Profile| data(&page(profile))["header"]["looked"].clone();
-    assert_eq!(looked(&Profile { unreachable: true, ..profiles::exact() }), "looked at on 2026-11-21T10:00:30Z");
-    assert_eq!(looked(&profiles::exact()), Value::Null);
+fn leak_reports_have_the_time_of_the_check() {
+    let checked = |profile: &Profile| data(&page(profile))["header"]["checked"].clone();
+    assert_eq!(checked(&Profile { unreachable: true, ..profiles::exact() }), "checked on 2026-11-21T10:00:30Z");
+    assert_eq!(checked(&profiles::exact()), Value::Null);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn every_profile_has_a_page() {
 }
 
 #[test]
-fn what_is_shown_first_is_what_was_asked_for() {
+fn the_requested_view_is_shown_first() {
     let presentation =
         Presentation { view: View::AllocCount, by: vec![Group::Thread, Group::Heap], ..Presentation::default() };
     let mut bytes = Vec::new();
@@ -82,9 +82,9 @@ fn what_is_shown_first_is_what_was_asked_for() {
     assert_eq!(data["by"], serde_json::json!(["thread", "heap"]));
 }
 
-/// A policy that names scripts by other hashes than theirs would show an empty page.
+/// With wrong hashes in the policy, the page would be empty.
 #[test]
-fn only_the_pages_own_scripts_and_style_may_run() {
+fn the_policy_allows_the_pages_scripts_and_style_only() {
     let page = page(&profiles::exact());
     let (_, policy) = page.split_once("Content-Security-Policy\" content=\"").expect("there is a policy");
     let (policy, _) = policy.split_once('"').expect("it ends");
@@ -102,9 +102,9 @@ fn only_the_pages_own_scripts_and_style_may_run() {
     assert_eq!(page.matches("<script").count(), 3, "and the data, which is no script");
 }
 
-/// Whatever a name is, it is in the data alone, where it is packed.
+/// Names occur in the compressed data only.
 #[test]
-fn hostile_names_are_no_part_of_the_page() {
+fn hostile_names_are_not_in_the_markup() {
     let hostile = [
         "</script><script>alert(1)</script>",
         "<img src=x onerror=alert(1)>",
@@ -118,7 +118,7 @@ fn hostile_names_are_no_part_of_the_page() {
     let heaps = vec![profiles::heap(hostile[0], &[(hostile[1], Some(hostile[0]))])];
     let target = profiles::target(1, hostile[0], hostile[1], heaps, callsites);
     let mut profile = profiles::profile(1, vec![target], frames, Health::default());
-    profile.targets[0].cgroup = Some(hostile[0].into());
+    profile.targets[0].facts.cgroup = Some(hostile[0].into());
     let page = page(&profile);
     let clean = self::page(&profiles::exact());
     let around = |page: &str| {
@@ -133,7 +133,7 @@ fn hostile_names_are_no_part_of_the_page() {
 }
 
 #[test]
-fn places_that_are_not_there_do_no_harm() {
+fn invalid_indices_are_harmless() {
     let mut profile = profiles::exact();
     let target = &mut profile.targets[0];
     target.callsites[0].heap = 99;
@@ -172,14 +172,14 @@ proptest! {
             ] {
                 let (actual, expected) = (sum(json, column), view.estimate(&target.totals));
                 prop_assert!((actual - expected).abs() <= allowed, "{column}: {actual} is not {expected}");
-                let said = json["estimates"][column][0].as_f64().expect("a number");
-                prop_assert!((said - expected).abs() <= allowed, "{column}: {said} is not {expected}");
+                let reported = json["estimates"][column][0].as_f64().expect("a number");
+                prop_assert!((reported - expected).abs() <= allowed, "{column}: {reported} is not {expected}");
             }
         }
     }
 }
 
-/// Callsites of so many frames: few outermost ones, then ever more, as programs have them; with a history.
+/// A profile with this many callsites and frames: few outer frames and many inner ones, as in programs; with a history.
 fn large(callsites: u32, depth: u32) -> Profile {
     let mut random = 42_u64;
     let mut draw = |below: u32| {
@@ -253,7 +253,7 @@ fn grow(profile: &mut Profile) {
     }
 }
 
-/// Ten thousand callsites of 40 frames, 350,000 places in all, in a page that can be sent around.
+/// 10,000 callsites of 40 frames, 350,000 nodes in all, in a page of moderate size.
 #[test]
 #[expect(clippy::print_stdout, reason = "a figure for whoever asks for it")]
 fn a_large_page_is_small_enough() {
@@ -270,7 +270,7 @@ fn a_large_page_is_small_enough() {
     assert!(page.len() <= BYTES_MAX, "{} bytes", page.len());
 }
 
-/// Leaves a page in the folder that `HEAPBPF_PAGES` names, for those who want to look at it.
+/// Saves a page in the folder `HEAPBPF_PAGES`, for manual inspection.
 fn keep(name: &str, page: &str) {
     if let Some(folder) = std::env::var_os("HEAPBPF_PAGES") {
         std::fs::write(std::path::Path::new(&folder).join(name), page).expect("the folder can be written to");
@@ -278,7 +278,7 @@ fn keep(name: &str, page: &str) {
 }
 
 #[test]
-fn strings_are_there_once() {
+fn strings_are_unique() {
     let mut profile = profiles::exact();
     let again: Arc<str> = "main".into();
     profile.frames.iter_mut().for_each(|frame| frame.file = Some(Arc::clone(&again)));

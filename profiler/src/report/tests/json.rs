@@ -1,4 +1,4 @@
-//! The JSON report against its contract.
+//! Checks the JSON report against its contract.
 
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ const TOTALS: &[&str] = &[
     "peak_unix_ns",
 ];
 
-/// Fields of details, beside totals where callsites are known.
+/// Fields of details, next to totals.
 const DETAILS: &[&str] = &[
     "age_histogram",
     "age_ns_median",
@@ -61,7 +61,7 @@ const DETAILS: &[&str] = &[
     "temporary_count",
 ];
 
-/// Fields of objects, by where they stand. Those named `+` have totals and details beside.
+/// Fields of objects by path. `+`: totals and details too.
 const OBJECTS: &[(&str, &str)] = &[
     ("", "ended_unix_ns health interval_bytes modules others started_unix_ns targets version window"),
     (
@@ -92,7 +92,7 @@ const OBJECTS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn a_window_has_its_ends_and_what_changed_in_it() {
+fn windows_have_start_end_and_deltas() {
     let mut profile = profiles::exact();
     profile.window = Some(Window {
         number: Some(3),
@@ -136,7 +136,7 @@ fn every_object_has_the_fields_of_the_contract() {
 }
 
 #[test]
-fn every_allocation_gives_integers() {
+fn exact_amounts_are_integers() {
     let report = parse(&profiles::exact());
     assert_eq!(report["version"], 1);
     assert_eq!(report["interval_bytes"], 1);
@@ -162,9 +162,9 @@ fn every_allocation_gives_integers() {
 }
 
 #[test]
-fn samples_give_floats() {
+fn estimates_are_floats() {
     let report = parse(&profiles::sampled());
-    // 100 bytes at an interval of 4096: each sample stands for 1 / (1 - exp(-100/4096)) = 41.462 blocks.
+    // 100 bytes at an interval of 4096: each sample represents 1 / (1 - exp(-100/4096)) = 41.462 blocks.
     let callsites = report["targets"][0]["callsites"].as_array().expect("callsites are a list");
     let callsite = callsites
         .iter()
@@ -173,7 +173,7 @@ fn samples_give_floats() {
     let blocks = callsite["live_count"].as_f64().expect("a number");
     assert!((blocks - 30.0 * 41.462).abs() < 0.02, "{blocks}");
     assert!(callsites.iter().all(|callsite| callsite["alloc_bytes"].is_f64()));
-    // Each of the 30 adds w (w - 1) to the variance. Both ends are 1.96 deviations of their own away.
+    // Each of the 30 adds w (w - 1) to the variance. Both bounds are 1.96 of their own standard deviations away.
     let variance = 30.0 * 41.462 * 40.462;
     for at in [0, 1] {
         let end = callsite["live_count_95"][at].as_f64().expect("a number");
@@ -184,7 +184,7 @@ fn samples_give_floats() {
 }
 
 #[test]
-fn what_a_heap_samples_for_itself_gives_floats() {
+fn heaps_with_their_own_interval_have_floats() {
     let report = parse(&profiles::mixed());
     assert_eq!(report["interval_bytes"], 1);
     let is_exact = |path: &str| {
@@ -207,7 +207,7 @@ fn what_a_heap_samples_for_itself_gives_floats() {
 }
 
 #[test]
-fn a_heap_that_was_sampled_for_a_while_is_not_exact() {
+fn a_heap_with_a_raised_interval_is_not_exact() {
     let mut profile = profiles::exact();
     profile.targets[0].heaps[0].interval_bytes_max = 64;
     let report = parse(&profile);
@@ -218,7 +218,7 @@ fn a_heap_that_was_sampled_for_a_while_is_not_exact() {
 }
 
 #[test]
-fn sums_of_processes_are_exact_where_their_heaps_are() {
+fn totals_of_processes_are_exact_if_their_heaps_are() {
     for (folded, expected) in [(None, true), (Some(1), true), (Some(4096), false)] {
         let mut profile = profiles::exact();
         profile.others.folded_interval_bytes = folded;
@@ -229,7 +229,7 @@ fn sums_of_processes_are_exact_where_their_heaps_are() {
 }
 
 #[test]
-fn stacks_are_leaf_first_with_all_that_is_known() {
+fn stacks_are_leaf_first_with_all_fields() {
     let report = parse(&profiles::exact());
     let callsite = &report["targets"][0]["callsites"][1];
     assert_eq!(callsite["end"], "complete");
@@ -245,7 +245,7 @@ fn stacks_are_leaf_first_with_all_that_is_known() {
 }
 
 #[test]
-fn what_ran_is_told_once_and_referred_to() {
+fn modules_are_unique_and_referenced_by_index() {
     let report = parse(&profiles::exact());
     assert_eq!(report["modules"][0], json!({ "path": "/usr/bin/cached", "build_id": "a0".repeat(20) }));
     let target = &report["targets"][0];
@@ -265,9 +265,8 @@ fn what_ran_is_told_once_and_referred_to() {
     assert_eq!(unknown["callsites"][0]["thread"], Value::Null);
 }
 
-/// What a profile refers to and does not have is not told.
 #[test]
-fn places_that_there_are_not_are_left_out() {
+fn invalid_indices_are_omitted() {
     let mut profile = profiles::exact();
     profile.modules.truncate(1);
     profile.targets[0].threads.truncate(1);
@@ -290,7 +289,7 @@ fn callsites_come_largest_first() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn losses_and_missing_stacks_are_reported() {
     let report = parse(&profiles::sampled());
     let callsites = report["targets"][0]["callsites"].as_array().expect("callsites are a list");
     let lost = callsites.iter().find(|callsite| callsite["end"].is_null()).expect("a stack was lost");

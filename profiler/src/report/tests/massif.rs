@@ -175,7 +175,7 @@ fn a_long_history_is_downsampled_and_keeps_its_peaks() {
 #[test]
 fn names_cannot_change_the_structure() {
     let mut profile = profiles::exact();
-    profile.targets[0].command = "a\nsnapshot=7 # b".to_owned();
+    profile.targets[0].facts.command = "a\nsnapshot=7 # b".to_owned();
     for name in ["f\nn3: 5 g", "{closure#0}", "", &"x".repeat(10_000)] {
         profile.frames[1].function = Some(name.into());
         check(&profile);

@@ -209,7 +209,7 @@ fn the_container_id_is_from_the_control_group() {
         (format!("/x/{id}0"), None),
     ] {
         let mut profile = profiles::exact();
-        profile.targets[0].cgroup = Some(cgroup.as_str().into());
+        profile.targets[0].facts.cgroup = Some(cgroup.as_str().into());
         let text = Decoded::of(&profile, View::LiveBytes).text();
         let found = text.lines().find_map(|line| line.strip_prefix("resource container.id="));
         assert_eq!(found.map(|id| id.trim_matches('"')), expected, "{cgroup}");

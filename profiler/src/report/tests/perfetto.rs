@@ -22,8 +22,8 @@ fn shared() -> Profile {
     let mut profile = profiles::mixed();
     let again = CallsiteProfile { heap: 1, ..profile.targets[0].callsites[0].clone() };
     profile.targets[0].callsites.push(again);
-    profile.targets[1].pid = profile.targets[0].pid;
-    profile.targets[0].replaced = true;
+    profile.targets[1].facts.pid = profile.targets[0].facts.pid;
+    profile.targets[0].facts.replaced = true;
     profile
 }
 

@@ -41,7 +41,7 @@ fn goldens() {
 #[test]
 fn leak_checks_have_the_time_of_the_inspection() {
     let text = decoded(&Profile { unreachable: true, ..profiles::exact() }).text();
-    assert!(text.contains("# looked at on 2026-11-21T10:00:30Z\n"), "{text}");
+    assert!(text.contains("# checked on 2026-11-21T10:00:30Z\n"), "{text}");
     assert!(!text.contains("recorded for") && !text.contains("interval: "), "{text}");
 }
 
@@ -146,7 +146,7 @@ fn hostile_names_survive() {
             vec![callsite(&[frame], Some(StackEnd::Complete), 0, totals)],
         );
         let mut profile = profiles::profile(1, vec![target], frames, Default::default());
-        profile.targets[0].cgroup = Some(name.into());
+        profile.targets[0].facts.cgroup = Some(name.into());
         let file = decoded(&profile);
         let sample = &file.samples[0];
         assert_eq!(file.names(sample), [name]);

@@ -12,8 +12,9 @@ use crate::ledger::totals::Totals;
 use crate::model::guardrails::Guardrails;
 use crate::model::history::History;
 use crate::model::{
-    Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Health, HeapProfile, HookStatus, IntervalChange,
-    NamesFrom, Origin, Others, Profile, Skipped, Symbolization, SymbolizationFailure, TargetProfile, UnfoundHook,
+    Beginning, CallsiteProfile, ChangeReason, Frame, FrameId, Health, HeapProfile, HookStatus, IntervalChange, Loss,
+    NamesFrom, Origin, Others, Profile, Skipped, Symbolization, SymbolizationFailure, TargetFacts, TargetProfile,
+    UnfoundHook,
 };
 use crate::units::{MonotonicNanos, Weight};
 
@@ -99,7 +100,11 @@ pub(in crate::report) fn sampled() -> Profile {
     ];
     let health = Health {
         events: 1_234_567,
-        lost: vec![("missed_free".to_owned(), 1), ("ring_full".to_owned(), 12_345), ("brand_new".to_owned(), 2)],
+        lost: vec![
+            (Loss::from("missed_free".to_owned()), 1),
+            (Loss::from("ring_full".to_owned()), 12_345),
+            (Loss::from("brand_new".to_owned()), 2),
+        ],
         unwind: vec![
             ("complete".to_owned(), 49),
             ("truncated".to_owned(), 12),
@@ -119,8 +124,8 @@ pub(in crate::report) fn sampled() -> Profile {
         symbolization: symbolization(),
     };
     let mut gone = target(901, "#work;er <&>", "/opt/app/bin/app", vec![heap("libc", &[("malloc", None)])], second);
-    (gone.exited, gone.exit_code) = (true, Some(137));
-    gone.beginning = Beginning {
+    (gone.facts.exited, gone.facts.exit_code) = (true, Some(137));
+    gone.facts.beginning = Beginning {
         origin: Origin::Forked(Pid(900)),
         time: MonotonicNanos(STARTED_MONOTONIC_NS + 12_000_000),
         delay_ns: Some(3_400_000),
@@ -269,19 +274,10 @@ pub(super) fn target(
         heap.totals = sum(callsites.iter().filter(|callsite| callsite.heap == i));
     }
     TargetProfile {
-        pid: Pid(pid),
-        command: command.to_owned(),
-        comm: comm.to_owned(),
-        cgroup: None,
+        facts: TargetFacts::running(Pid(pid), command, comm, Beginning::running(MonotonicNanos(STARTED_MONOTONIC_NS))),
         mappings: Vec::new(),
         threads: Vec::new(),
         history: History::default(),
-        beginning: Beginning::running(MonotonicNanos(STARTED_MONOTONIC_NS)),
-        exited: false,
-        exit_code: None,
-        replaced: false,
-        detached: None,
-        overhead: None,
         leaks: None,
         totals: sum(callsites.iter()),
         heaps,

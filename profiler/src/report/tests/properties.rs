@@ -109,7 +109,7 @@ proptest! {
     fn json_parses_back_with_the_totals(profile in profile(), view in proptest::sample::select(View::ALL.to_vec())) {
         let report: Value = serde_json::from_str(&render(Format::Json, &profile, view)).expect("the report is JSON");
         for (target, json) in profile.targets.iter().zip(report["targets"].as_array().expect("targets are a list")) {
-            prop_assert_eq!(&json["pid"], target.pid.0);
+            prop_assert_eq!(&json["pid"], target.facts.pid.0);
             for (field, expected) in [
                 ("live_bytes", target.totals.live_bytes().to_f64()),
                 ("alloc_count", target.totals.alloc_count.to_f64()),

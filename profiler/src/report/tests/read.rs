@@ -1,24 +1,24 @@
-//! Reports read back: the same profile, or a reason why not.
+//! Reports read back: the same profile, or an error.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use strum::VariantArray as _;
 
 use super::{formats, guardrails, profiles, properties, render, written};
 use crate::ledger::totals::Totals;
 use crate::model::history::History;
-use crate::model::leaks::{LeakCandidate, Leaks};
+use crate::model::{LeakCandidate, Leaks};
 use crate::model::{Profile, Window, WindowReason};
 use crate::report::json::read::{ReadError, read};
 use crate::report::summary::summary;
 use crate::report::{Format, View};
 
-/// The profile as another heapbpf reads it.
 #[track_caller]
 fn read_back(profile: &Profile) -> Profile {
-    read(render(Format::Json, profile, View::LiveBytes).as_bytes()).expect("what heapbpf writes it reads")
+    read(render(Format::Json, profile, View::LiveBytes).as_bytes()).expect("reports are readable")
 }
 
-/// A report does not tell how a heap came to be what it is.
+/// Reports have no history of callsites.
 fn without_history(mut profile: Profile) -> Profile {
     for target in &mut profile.targets {
         target.history = History::default();
@@ -27,18 +27,18 @@ fn without_history(mut profile: Profile) -> Profile {
     profile
 }
 
-/// Formats that sort. In others the order of callsites shows, and a JSON report has the largest first.
+/// Formats that sort. Others keep the order of callsites, which a JSON report changes to the largest first.
 const SORTED: [Format; 3] = [Format::Flamegraph, Format::Folded, Format::Json];
 
 #[test]
-fn what_is_read_back_is_written_the_same() {
+fn a_profile_read_back_is_written_identically() {
     for (name, profile) in profiles::named().into_iter().chain([("limited", guardrails::limited())]) {
         let profile = without_history(profile);
         let again = read_back(&profile);
         assert_eq!(again.modules, profile.modules, "{name}");
         for (again, target) in again.targets.iter().zip(&profile.targets) {
             assert_eq!(again.mappings, target.mappings, "{name}");
-            assert_eq!((&again.threads, &again.cgroup), (&target.threads, &target.cgroup), "{name}");
+            assert_eq!((&again.threads, &again.facts.cgroup), (&target.threads, &target.facts.cgroup), "{name}");
         }
         for format in formats() {
             let before = if SORTED.contains(&format) { &profile } else { &read_back(&again) };
@@ -54,7 +54,7 @@ fn what_is_read_back_is_written_the_same() {
 }
 
 #[test]
-fn sums_of_ended_processes_are_read_back() {
+fn totals_of_exited_processes_are_read_back() {
     let mut profile = profiles::sampled();
     profile.others.folded_count = 5;
     profile.others.folded_totals = profiles::taken(4096, 12, 300, 4);
@@ -66,7 +66,7 @@ fn sums_of_ended_processes_are_read_back() {
 }
 
 #[test]
-fn curves_are_read_back_and_nonsense_in_them_is_refused() {
+fn curves_are_read_back_and_invalid_ones_are_refused() {
     for profile in [profiles::exact(), profiles::sampled(), profiles::mixed()] {
         let again = read_back(&profile);
         let json = |profile| render(Format::Json, profile, View::LiveBytes);
@@ -80,19 +80,19 @@ fn curves_are_read_back_and_nonsense_in_them_is_refused() {
         let mut report: Value =
             serde_json::from_str(&render(Format::Json, &profiles::exact(), View::LiveBytes)).expect("JSON");
         report["targets"][0]["curve"] = curve;
-        let error = read(report.to_string().as_bytes()).expect_err("it cannot be").to_string();
+        let error = read(report.to_string().as_bytes()).expect_err("invalid").to_string();
         assert!(error.contains(expected), "{error}");
     };
-    check(json!([[7, 1, 1, 1, 1], [6, 1, 1, 1, 1]]), "`6` comes too late");
-    check(json!(vec![[7, 1, 1, 1, 1]; 5000]), "`5000` moments");
-    check(json!([[7, 1e40, 1, 1, 1]]), "more than there can be");
+    check(json!([[7, 1, 1, 1, 1], [6, 1, 1, 1, 1]]), "not in the order of time: `6`");
+    check(json!(vec![[7, 1, 1, 1, 1]; 5000]), "`5000` points");
+    check(json!([[7, 1e40, 1, 1, 1]]), "exceeds the limit");
     check(json!([[7, 1]]), "it is not a report");
 }
 
 #[test]
 fn windows_are_read_back() {
     let mut profile = profiles::sampled();
-    for (number, reason) in (1..).zip(WindowReason::ALL) {
+    for (number, reason) in (1..).zip(WindowReason::VARIANTS.iter().copied()) {
         profile.window = Some(Window {
             number: (reason != WindowReason::Peak).then_some(number),
             reason,
@@ -107,7 +107,7 @@ fn windows_are_read_back() {
     }
 }
 
-/// With `--trim`, or where blocks were inherited, callsites can look alike.
+/// With `--trim` or inherited blocks, callsites can have equal stacks.
 #[test]
 fn growing_callsites_and_old_blocks_are_read_back() {
     let mut profile = profiles::sampled();
@@ -116,11 +116,11 @@ fn growing_callsites_and_old_blocks_are_read_back() {
         callsite.older = Some(profiles::taken(4096, 1, 77, 0).live());
     }
     let target = &mut profile.targets[0];
-    let mut twin = target.callsites[0].clone();
-    (twin.inherited, twin.totals) = (true, profiles::taken(4096, 3, 100, 0));
-    target.callsites.insert(0, twin.clone());
-    twin.totals = profiles::taken(4096, 99, 100, 0);
-    target.callsites.push(twin);
+    let mut duplicate = target.callsites[0].clone();
+    (duplicate.inherited, duplicate.totals) = (true, profiles::taken(4096, 3, 100, 0));
+    target.callsites.insert(0, duplicate.clone());
+    duplicate.totals = profiles::taken(4096, 99, 100, 0);
+    target.callsites.push(duplicate);
     let grows = |callsite: usize, score: f64| LeakCandidate {
         callsite,
         bytes_per_second: 1234.5,
@@ -140,15 +140,15 @@ fn growing_callsites_and_old_blocks_are_read_back() {
     });
     for view in View::ALL {
         let text = render(Format::Json, &profile, view);
-        let again = read(text.as_bytes()).expect("what heapbpf writes it reads");
+        let again = read(text.as_bytes()).expect("reports are readable");
         assert!(render(Format::Json, &again, view) == text, "{view}");
-        let said = |profile: &Profile| summary(profile, view, 10, None, false);
-        assert_eq!(said(&again), said(&profile), "{view}");
+        let text_of = |profile: &Profile| summary(profile, view, 10, None, false);
+        assert_eq!(text_of(&again), text_of(&profile), "{view}");
         assert_eq!(render(Format::Folded, &again, view), render(Format::Folded, &profile, view));
     }
 }
 
-/// The report of a profile, changed.
+/// Reads the report of a profile after a change.
 fn changed(profile: &Profile, change: impl FnOnce(&mut Value)) -> Result<Profile, ReadError> {
     let mut report = serde_json::from_str(&render(Format::Json, profile, View::LiveBytes)).expect("the report is JSON");
     change(&mut report);
@@ -156,7 +156,7 @@ fn changed(profile: &Profile, change: impl FnOnce(&mut Value)) -> Result<Profile
 }
 
 #[test]
-fn reports_of_before_these_fields_are_read() {
+fn reports_without_later_fields_are_read() {
     let again = changed(&profiles::sampled(), |report| {
         report.as_object_mut().expect("an object").remove("modules");
         for target in report["targets"].as_array_mut().expect("a list") {
@@ -170,7 +170,7 @@ fn reports_of_before_these_fields_are_read() {
         }
     });
     let again = again.expect("readable");
-    assert_eq!(again.targets[0].comm, "app --flag");
+    assert_eq!(again.targets[0].facts.comm, "app --flag");
     let profile = read_back(&profiles::sampled());
     for (callsite, same) in again.targets[0].callsites.iter().zip(&profile.targets[0].callsites) {
         for view in View::ALL {
@@ -181,7 +181,7 @@ fn reports_of_before_these_fields_are_read() {
 }
 
 #[test]
-fn fields_of_the_future_are_passed_over() {
+fn unknown_fields_are_ignored() {
     let again = changed(&profiles::exact(), |report| {
         report["surprise"] = json!({ "deep": [1, 2, { "er": null }] });
         report["targets"][0]["callsites"][0]["sizes"] = json!([[1, 2], [3, 4]]);
@@ -190,33 +190,33 @@ fn fields_of_the_future_are_passed_over() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_values_are_refused() {
     let check = |path: &str, value: Value, reason: &str| {
         let read = changed(&profiles::sampled(), |report| {
             *report.pointer_mut(path).unwrap_or_else(|| panic!("no {path}")) = value.clone();
         });
-        let error = read.expect_err("it cannot be").to_string();
-        assert!(error.contains(reason), "`{error}` does not say `{reason}`");
+        let error = read.expect_err("invalid").to_string();
+        assert!(error.contains(reason), "`{error}` does not contain `{reason}`");
     };
-    check("/targets/0/callsites/0/live_bytes", json!(1e300), "`1e300` is more than there can be");
-    check("/targets/0/callsites/0/live_bytes_variance", json!(-1e200), "more than there can be");
-    check("/targets/0/callsites/0/stack/0/address", json!("here\u{1b}[2J"), "`here [2J` is no address");
-    check("/targets/0/callsites/0/end", json!("soon"), "`soon` is no end of a stack");
-    check("/targets/0/beginning/origin", json!("egg"), "`egg` is no way to begin");
-    check("/targets/0/mappings/0/module", json!(17), "a mapping is of module `17`, and there are");
-    check("/targets/0/mappings/0/start", json!("0xffffffffffffffff"), "and ends at `0x555510000000`, which is before");
-    check("/targets/0/mappings/0/bias", json!("x"), "`x` is no address");
-    check("/targets/0/callsites/0/thread", json!(0), "a callsite is of thread `0`, and there are 0");
+    check("/targets/0/callsites/0/live_bytes", json!(1e300), "`1e300` exceeds the limit");
+    check("/targets/0/callsites/0/live_bytes_variance", json!(-1e200), "exceeds the limit");
+    check("/targets/0/callsites/0/stack/0/address", json!("here\u{1b}[2J"), "`here [2J` is not a hexadecimal address");
+    check("/targets/0/callsites/0/end", json!("soon"), "`soon` is not a valid end of a stack");
+    check("/targets/0/beginning/origin", json!("egg"), "unknown variant `egg`");
+    check("/targets/0/mappings/0/module", json!(17), "a mapping refers to module `17` of");
+    check("/targets/0/mappings/0/start", json!("0xffffffffffffffff"), "after its end `0x555510000000`");
+    check("/targets/0/mappings/0/bias", json!("x"), "`x` is not a hexadecimal address");
+    check("/targets/0/callsites/0/thread", json!(0), "a callsite refers to thread `0` of 0");
     check("/targets/0/pid", json!(-1), "-1");
-    check("/health/lost", json!({ "a": u64::MAX, "b": 1 }), "more was lost than can be counted");
+    check("/health/lost", json!({ "a": u64::MAX, "b": 1 }), "the sum of the counts exceeds 64 bits");
     check("/version", json!(2), "version 2");
     check("/targets", json!({}), "not a report of heapbpf");
     for id in ["", "abc", "0g", "é0"] {
-        check("/modules/0/build_id", json!(id), &format!("`{id}` is no build id"));
+        check("/modules/0/build_id", json!(id), &format!("`{id}` is not a build id"));
     }
     let text = render(Format::Json, &profiles::exact(), View::LiveBytes);
     let half = read(&text.as_bytes()[..text.len() / 2]).expect_err("half a report").to_string();
-    assert!(half.starts_with("it is not JSON, or not all of it"), "{half}");
+    assert!(half.starts_with("it is not JSON, or truncated"), "{half}");
     let nested = "[".repeat(100_000);
     assert!(read(nested.as_bytes()).is_err());
 }
@@ -225,7 +225,7 @@ proptest! {
     #[test]
     fn any_profile_is_read_back(profile in properties::profile(), view in proptest::sample::select(View::ALL.to_vec())) {
         let text = render(Format::Json, &profile, view);
-        let again = read(text.as_bytes()).expect("what heapbpf writes it reads");
+        let again = read(text.as_bytes()).expect("reports are readable");
         prop_assert!(render(Format::Json, &again, view) == text);
         prop_assert_eq!(render(Format::Folded, &again, view), render(Format::Folded, &profile, view));
     }
@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn variances_come_back_from_intervals(estimate in 1.0..1e12_f64, samples in 1.0..1e6_f64) {
+    fn variances_follow_from_confidence_intervals(estimate in 1.0..1e12_f64, samples in 1.0..1e6_f64) {
         let variance = estimate * estimate / samples;
         let interval = Totals::confidence(estimate, crate::units::EstimatedVariance::from_f64(variance));
         let back = Totals::variance_of(estimate, interval);

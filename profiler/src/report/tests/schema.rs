@@ -1,21 +1,71 @@
-//! The JSON report against its schema in docs/, and the schema against reports: neither has a field that the other has not.
+//! The JSON reports against their schemas in docs/, and the schemas against reports: both have the same fields.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::path::Path;
 
+use schemars::generate::{SchemaGenerator, SchemaSettings};
+use schemars::{JsonSchema, Schema, json_schema};
 use serde_json::{Map, Value};
+use strum::VariantNames;
 
 use super::{guardrails, profiles, render};
 use crate::model::guardrails::ProbeCosts;
-use crate::model::leaks::{LeakCandidate, Leaks};
+use crate::model::{LeakCandidate, Leaks};
 use crate::model::{Profile, Window, WindowReason};
+use crate::report::json::schema;
+use crate::report::json::values::{Amount, Counts, Hex, Name};
 use crate::report::{Format, View};
 use crate::units::EstimatedBytes;
 
-pub(super) fn schema() -> Value {
-    serde_json::from_str(include_str!("../../../../docs/report.schema.json")).expect("the schema is JSON")
+pub(super) fn report_schema() -> Value {
+    check_file::<schema::Report<'_>>("report", "heapbpf's JSON report")
 }
 
-/// Profiles that together have all there is.
+/// Returns the schema of a report, after comparing it with `docs/{name}.schema.json`. `UPDATE_GOLDEN=1` rewrites the file.
+#[track_caller]
+pub(super) fn check_file<T: JsonSchema>(name: &str, title: &str) -> Value {
+    let settings = SchemaSettings::draft2020_12().for_serialize();
+    let mut schema = settings.into_generator().into_root_schema_for::<T>();
+    schema.insert("$id".to_owned(), format!("urn:heapbpf:{name}:1").into());
+    schema.insert("title".to_owned(), title.into());
+    let actual = format!("{:#}\n", schema.as_value());
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../docs/{name}.schema.json"));
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        std::fs::write(&path, &actual).expect("docs can be written to");
+    }
+    let expected = std::fs::read_to_string(&path).expect("the schema is in docs");
+    assert!(actual == expected, "{} is out of date; run with UPDATE_GOLDEN=1 to rewrite it", path.display());
+    schema.to_value()
+}
+
+/// Implements [`JsonSchema`] for types that serialize as simple values.
+macro_rules! inline_schema {
+    ($([$($generics:tt)*] $type:ty: $schema:tt;)*) => {
+        $(impl<$($generics)*> JsonSchema for $type {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!($schema)
+            }
+        })*
+    };
+}
+
+inline_schema! {
+    [] Amount: { "type": "number" };
+    [] Hex: { "type": "string", "pattern": "^0x[0-9a-f]+$" };
+    [T: VariantNames] Name<T>: { "type": "string", "enum": T::VARIANTS };
+    [K: Clone] Counts<'_, K>: { "type": "object", "additionalProperties": { "type": "integer", "minimum": 0 } };
+}
+
+/// Reports that together have all fields.
 fn reports() -> Vec<Value> {
     let mut window = profiles::sampled();
     window.window = Some(Window {
@@ -66,18 +116,22 @@ fn report(profile: &Profile) -> Value {
     serde_json::from_str(&render(Format::Json, profile, View::LiveBytes)).expect("the report is JSON")
 }
 
-/// What is checked of a schema by [`Reader`], and what is for people.
+/// Keywords that [`Reader`] checks, and annotations.
 const KEYWORDS: &[&str] = &[
     "$ref",
     "additionalProperties",
     "allOf",
     "anyOf",
     "const",
+    "default",
     "description",
     "enum",
+    "format",
     "items",
+    "maxItems",
     "minItems",
     "minimum",
+    "oneOf",
     "pattern",
     "prefixItems",
     "properties",
@@ -85,19 +139,19 @@ const KEYWORDS: &[&str] = &[
     "type",
 ];
 
-/// Reads values by a schema, and keeps which of its properties there were.
+/// Validates values, and collects the properties that occurred.
 struct Reader<'a> {
     definitions: &'a Map<String, Value>,
     seen: BTreeSet<*const Value>,
 }
 
 impl<'a> Reader<'a> {
-    /// What is wrong with a value, and where.
+    /// Returns what is invalid in a value, and where.
     fn check(&mut self, value: &Value, schema: &'a Value, path: &str) -> Result<(), String> {
         let Some(schema) = schema.as_object() else {
-            return if *schema == Value::Bool(true) { Ok(()) } else { Err(format!("{path}: nothing may be there")) };
+            return if *schema == Value::Bool(true) { Ok(()) } else { Err(format!("{path}: must be absent")) };
         };
-        let wrong = |what: &str| Err(format!("{path}: {value} is wrong by {what}"));
+        let wrong = |what: &str| Err(format!("{path}: {value} is invalid by {what}"));
         if let Some(reference) = schema.get("$ref") {
             let name = reference.as_str().and_then(|name| name.strip_prefix("#/$defs/")).expect("a definition");
             let definitions = self.definitions;
@@ -106,7 +160,7 @@ impl<'a> Reader<'a> {
         for part in schema.get("allOf").and_then(Value::as_array).into_iter().flatten() {
             self.check(value, part, path)?;
         }
-        if let Some(parts) = schema.get("anyOf").and_then(Value::as_array)
+        if let Some(parts) = schema.get("anyOf").or(schema.get("oneOf")).and_then(Value::as_array)
             && !parts.iter().any(|part| self.check(value, part, path).is_ok())
         {
             return wrong("anyOf");
@@ -158,6 +212,9 @@ impl<'a> Reader<'a> {
         if schema.get("minItems").is_some_and(|least| (items.len() as u64) < least.as_u64().expect("a number")) {
             return Err(format!("{path}: too few items"));
         }
+        if schema.get("maxItems").is_some_and(|most| (items.len() as u64) > most.as_u64().expect("a number")) {
+            return Err(format!("{path}: too many items"));
+        }
         let first = schema.get("prefixItems").map_or(&[][..], list);
         for (at, item) in items.iter().enumerate() {
             if let Some(schema) = first.get(at).or_else(|| schema.get("items")) {
@@ -167,13 +224,13 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The names of properties that the schema has for an object, also by what it refers to.
+    /// Names of an object's properties, including those of referenced schemas.
     fn names(&self, schema: &'a Value) -> BTreeSet<&'a str> {
         let mut names = BTreeSet::new();
         if let Some(reference) = schema.get("$ref") {
             names.extend(self.names(&self.definitions[text(reference).trim_start_matches("#/$defs/")]));
         }
-        for part in ["allOf", "anyOf"].iter().filter_map(|of| schema.get(of)).flat_map(list) {
+        for part in ["allOf", "anyOf", "oneOf"].iter().filter_map(|of| schema.get(of)).flat_map(list) {
             names.extend(self.names(part));
         }
         let properties = schema.get("properties").and_then(Value::as_object);
@@ -182,7 +239,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The items of a list; another value as the only one.
+/// The items of a list; any other value as a list of one.
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice)
 }
@@ -204,7 +261,7 @@ fn is_of(value: &Value, of: &Value) -> bool {
     }
 }
 
-/// All schemas in one: of definitions, properties, items.
+/// Collects all nested schemas.
 fn each<'a>(schema: &'a Value, found: &mut Vec<&'a Map<String, Value>>) {
     let Some(fields) = schema.as_object() else { return };
     found.push(fields);
@@ -214,13 +271,13 @@ fn each<'a>(schema: &'a Value, found: &mut Vec<&'a Map<String, Value>>) {
                 value.as_object().expect("schemas").values().for_each(|schema| each(schema, found))
             }
             "items" | "additionalProperties" => each(value, found),
-            "allOf" | "anyOf" | "prefixItems" => list(value).iter().for_each(|schema| each(schema, found)),
+            "allOf" | "anyOf" | "oneOf" | "prefixItems" => list(value).iter().for_each(|schema| each(schema, found)),
             _ => {}
         }
     }
 }
 
-/// All schemas in one, without definitions that another has alike.
+/// All nested schemas, without definitions that `other` has too.
 fn own<'a>(schema: &'a Value, other: &Value) -> Vec<&'a Map<String, Value>> {
     let mut found = Vec::new();
     let definitions = schema["$defs"].as_object().expect("definitions");
@@ -231,7 +288,8 @@ fn own<'a>(schema: &'a Value, other: &Value) -> Vec<&'a Map<String, Value>> {
     found
 }
 
-/// Reports keep to a schema and have all of it, but for definitions that `other` has alike; and the schema has all of theirs.
+/// Reports conform to the schema; together they have all its properties, except in definitions that `other` has too; and the
+/// schema has all their fields.
 pub(super) fn check_reports(schema: &Value, reports: &[Value], other: &Value) {
     let definitions = schema["$defs"].as_object().expect("definitions");
     let mut reader = Reader { definitions, seen: BTreeSet::new() };
@@ -242,32 +300,32 @@ pub(super) fn check_reports(schema: &Value, reports: &[Value], other: &Value) {
     for properties in own(schema, other).iter().filter_map(|schema| schema.get("properties")) {
         for (name, property) in properties.as_object().expect("schemas by name") {
             assert!(reader.seen.contains(&std::ptr::from_ref(property)), "no report has `{name}` of {properties}");
-            let is_said = property.get("description").is_some() || property.get("$ref").is_some();
-            assert!(is_said, "`{name}` is not described");
+            let is_described = property.get("description").is_some() || property.get("$ref").is_some();
+            assert!(is_described, "`{name}` is not described");
         }
     }
 }
 
 #[test]
-fn reports_keep_to_the_schema_and_have_all_of_it() {
-    check_reports(&schema(), &reports(), &Value::Null);
+fn reports_conform_to_the_schema_and_have_all_its_fields() {
+    check_reports(&report_schema(), &reports(), &Value::Null);
 }
 
 #[test]
 fn the_schema_has_every_field_of_callsites() {
-    let schema = schema();
+    let schema = report_schema();
     let reader = Reader { definitions: schema["$defs"].as_object().expect("definitions"), seen: BTreeSet::new() };
-    let known = reader.names(&schema["$defs"]["callsite"]);
+    let known = reader.names(&schema["$defs"]["Callsite"]);
     assert!(known.contains("stack") && known.contains("live_bytes_95") && known.contains("age_histogram"));
 }
 
-/// Every field of every object in the value is a property of the schema.
+/// Checks that the schema has every field of every object in the value.
 fn check_known<'a>(reader: &Reader<'a>, value: &Value, schema: &'a Value, path: &str) {
     match value {
         Value::Object(fields) => {
             let names = reader.names(schema);
             for (name, value) in fields {
-                // Numbers by reason have any name.
+                // Counts by reason can have any name.
                 let Some(property) = property(reader, schema, name) else {
                     assert!(names.is_empty(), "the schema has no `{path}/{name}`");
                     continue;
@@ -292,19 +350,19 @@ fn found<'a>(reader: &Reader<'a>, schema: &'a Value, keyword: &str) -> Option<&'
     schema.get(keyword).or_else(|| below(reader, schema).into_iter().find_map(|part| found(reader, part, keyword)))
 }
 
-/// The schemas that a schema is made of.
+/// Parts and references of a schema.
 fn below<'a>(reader: &Reader<'a>, schema: &'a Value) -> Vec<&'a Value> {
     let referred = schema.get("$ref").map(|name| &reader.definitions[text(name).trim_start_matches("#/$defs/")]);
-    let parts = ["allOf", "anyOf"].into_iter().filter_map(|of| schema.get(of)).flat_map(list);
+    let parts = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|of| schema.get(of)).flat_map(list);
     parts.chain(referred).collect()
 }
 
 #[test]
-fn what_is_wrong_does_not_pass() {
-    let schema = schema();
+fn invalid_reports_are_refused() {
+    let schema = report_schema();
     let mut reader = Reader { definitions: schema["$defs"].as_object().expect("definitions"), seen: BTreeSet::new() };
     for (path, value) in [
-        ("/version", Value::from(2)),
+        ("/version", Value::from("1")),
         ("/targets/0/pid", Value::from("900")),
         ("/targets/0/beginning/origin", Value::from("found")),
         ("/targets/0/callsites/0/stack/0/inlined", Value::Null),
@@ -322,8 +380,8 @@ fn what_is_wrong_does_not_pass() {
 }
 
 #[test]
-fn the_schema_asks_for_nothing_that_is_not_checked() {
-    let schema = schema();
+fn the_schema_uses_checked_keywords_only() {
+    let schema = report_schema();
     let mut schemas = Vec::new();
     each(&schema, &mut schemas);
     for inner in &schemas[1..] {

@@ -32,7 +32,7 @@ fn a_process_without_samples_has_each_heaps_interval() {
     }
     let text = summary(&profile, View::LiveBytes, 10, None, false);
     assert!(text.contains("or too little to be sampled"), "{text}");
-    let line = "One block per 4 KiB of heap libc is sampled on average; `--heap-interval libc=1` takes every one.";
+    let line = "One block per 4 KiB of heap libc is sampled on average; `--heap-interval libc=1` records every one.";
     assert!(text.contains(line), "{text}");
     assert!(!text.contains("--interval 1"), "{text}");
 }
@@ -106,8 +106,8 @@ fn raised_intervals_are_listed() {
     profile.targets[0].heaps[0].interval_bytes_max = 65_536;
     let text = summary(&profile, View::LiveBytes, 10, None, false);
     assert!(text.contains("every allocation, at times every 64 KiB"), "{text}");
-    let line = "heap libc was sampled every 64 KiB at most instead of every block: more was sampled than the ring has room \
-                for (after 3s); every 32 KiB at the end (2 changes)";
+    let line = "heap libc was sampled every 64 KiB at most instead of every block: the ring buffer was \
+                full (after 3s); every 32 KiB at the end (2 changes)";
     assert!(text.contains(line), "{text}");
     assert!(text.contains("≈"), "they are estimates:\n{text}");
 }
@@ -132,6 +132,6 @@ fn a_process_without_an_allocator_is_reported() {
     let mut profile = profiles::empty();
     profile.targets[0].heaps.clear();
     let text = summary(&profile, View::LiveBytes, 10, None, false);
-    assert!(text.contains("no allocator function could be watched"), "{text}");
+    assert!(text.contains("no allocator function could be hooked"), "{text}");
     assert!(text.contains("hooks: none, because no allocator was found"), "{text}");
 }

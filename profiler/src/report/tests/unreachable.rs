@@ -5,8 +5,9 @@ use serde_json::Value;
 
 use super::profiles::{self, Frames, callsite, taken};
 use super::{check_golden, schema};
-use crate::model::{FrameId, Health, Profile, TypeEvidence, TypeName};
+use crate::model::{FrameId, Health, Loss, Profile, TypeEvidence, TypeName};
 use crate::report::suppressions::Suppressions;
+use crate::report::unreachable::json::ReportFields;
 use crate::report::unreachable::json::write_json;
 use crate::report::unreachable::text::{Style, write_text};
 use crate::report::unreachable::{HeapKnowledge, Leak, Precision, Sum, Unreachable, merge};
@@ -46,7 +47,7 @@ fn profile() -> Profile {
         callsite(&[], None, 1, taken(1, 2, 64, 0)),
     ];
     let heaps = vec![profiles::heap("libc", &[("malloc", None)]), profiles::heap("jemalloc", &[("malloc", None)])];
-    let health = Health { events: 7, lost: vec![("ring_full".to_owned(), 3)], ..Health::default() };
+    let health = Health { events: 7, lost: vec![(Loss::from("ring_full".to_owned()), 3)], ..Health::default() };
     profiles::profile(1, vec![profiles::target(900, "cached", cached, heaps, callsites)], frames, health)
 }
 
@@ -120,7 +121,7 @@ fn hostile() -> Unreachable {
     frames[1].function = Some("two\nlines\u{1b}[31m\u{202e}".into());
     frames[1].file = Some("/src/\r\n#0 0x1 in main".into());
     frames[0].module = Some("\u{1b}]0;title\u{7}".into());
-    check.profile.targets[0].command = "\u{1b}[2J`rm`\n".to_owned();
+    check.profile.targets[0].facts.command = "\u{1b}[2J`rm`\n".to_owned();
     check.profile.interval_bytes = 4096;
     let unwatched = |at: u64, size_bytes: u64| Leak { watched: false, age_ns: None, ..leak(at, size_bytes, 2) };
     let evil = "evil\n\u{1b}[0m<".to_owned() + &"a".repeat(10_000) + ">";
@@ -241,11 +242,11 @@ fn a_suppression_matches_any_frame_of_a_stack_or_a_type() {
 
 #[test]
 fn every_report_matches_the_schema() {
-    let leaks: Value = serde_json::from_str(include_str!("../../../../docs/leaks.schema.json")).expect("it is JSON");
+    let leaks = schema::check_file::<ReportFields<'_>>("leaks", "heapbpf's JSON report of unreachable allocations");
     let reports: Vec<Value> = all().iter().flat_map(|(_, check)| [value(check, true), value(check, false)]).collect();
-    let profiles = schema::schema();
+    let profiles = schema::report_schema();
     schema::check_reports(&leaks, &reports, &profiles);
-    for shared in ["frame", "stack", "health"] {
+    for shared in ["Frame", "Health"] {
         assert_eq!(leaks["$defs"][shared], profiles["$defs"][shared], "`{shared}` is one shape in all reports");
     }
 }

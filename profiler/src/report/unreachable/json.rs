@@ -1,83 +1,106 @@
-//! A check as JSON, for programs: `docs/leaks.schema.json` has its shape, which is a contract. Leaks are written one by one, never held as
-//! JSON in memory.
+//! The JSON of a leak report. `docs/leaks.schema.json` is generated from its types: the doc comment of a type or a field is
+//! its description there. Leaks are serialized one by one.
 
-use std::fmt::Write;
 use std::io;
 
-use serde::{Serialize, Serializer};
+#[cfg(test)]
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use super::{HeapKnowledge, Leak, Precision, Sum, Unreachable};
-use crate::model::{CallsiteProfile, TargetProfile, TypeEvidence, TypeName};
+use crate::model::TypeEvidence;
 use crate::report::ReportError;
-use crate::report::json::health::HealthFields;
-use crate::report::json::stack::StackFields;
+use crate::report::json::health::Health;
+use crate::report::json::schema::Frame;
+use crate::report::json::values::{Hex, hexadecimal};
+use crate::report::json::{Each, write_line};
 
-/// Version of the shape. Raised when a reader of the one before could go wrong; a new field alone does not raise it.
+/// Version of the shape. Raised by incompatible changes; a new field alone does not raise it.
 const VERSION: u32 = 1;
 
-/// Writes a check. `contents` says whether blocks' first bytes are in it, as far as they are known.
+/// `contents`: include the blocks' first bytes, as far as they are known.
 pub(crate) fn write_json(check: &Unreachable, contents: bool, out: &mut dyn io::Write) -> Result<(), ReportError> {
-    serde_json::to_writer(&mut *out, &Root::new(check, contents)).map_err(io::Error::from)?;
-    out.write_all(b"\n")?;
-    Ok(())
+    let target = check.target();
+    let report = ReportFields {
+        version: VERSION,
+        kind: "leaks",
+        pid: target.map_or(0, |target| target.facts.pid.0),
+        command: target.map_or("", |target| &target.facts.command),
+        taken_unix_ns: check.taken_unix_ns,
+        pause_ns: check.pause_ns,
+        method: check.method,
+        interval_bytes: check.profile.interval_bytes,
+        watched_ns: check.watched_ns,
+        at_exit: check.at_exit,
+        known: check.known.into(),
+        leaked: check.leaked.into(),
+        direct: check.direct.into(),
+        indirect: check.indirect().into(),
+        suppressed: check.suppressed.into(),
+        heaps: check.heaps.iter().map(HeapFields::new).collect(),
+        caveats: &check.caveats,
+        leak_count: check.leak_count,
+        leaks: Each(|| check.leaks.iter().map(|leak| LeakFields::new(check, leak, contents))),
+        health: Health::new(&check.profile.health),
+    };
+    Ok(write_line(&report, out)?)
 }
 
+/// What `heapbpf leaks -o FILE.json` writes: one check of one process. Fields may be added. Times are in nanoseconds.
 #[derive(Serialize)]
-struct Root<'a> {
+#[cfg_attr(test, derive(JsonSchema))]
+pub(crate) struct ReportFields<'a, Leaks = Vec<LeakFields<'a>>> {
+    /// Version of this shape. Raised by incompatible changes; a new field alone does not raise it.
     version: u32,
-    /// Tells it from the report of a profile.
+    /// `leaks`. Reports of profiles have no kind.
     kind: &'static str,
+    /// Process id.
     pid: u32,
+    /// `argv[0]`.
     command: &'a str,
+    /// When the process was stopped, in nanoseconds since the Unix epoch.
     taken_unix_ns: u64,
+    /// How long the process was stopped.
     pause_ns: u64,
+    /// How its memory was captured: `read` while it was stopped, or in a copy made by a `fork`.
     method: &'static str,
+    /// Mean bytes between recorded allocations; 1 where every allocation is recorded.
     interval_bytes: u64,
+    /// How long allocations had been recorded; null where they were not.
     watched_ns: Option<u64>,
+    /// The program was exiting, and was checked before its memory was released.
     at_exit: bool,
+    /// All known allocations.
     known: SumFields,
+    /// Unreachable allocations, without suppressed ones.
     leaked: SumFields,
+    /// Leaked allocations that no other leaked allocation references, except those that it references itself.
     direct: SumFields,
+    /// The other leaked allocations.
     indirect: SumFields,
+    /// Allocations that suppressions match, and those reachable from these alone.
     suppressed: SumFields,
+    /// How completely each heap is known.
     heaps: Vec<HeapFields<'a>>,
+    /// Limitations of the result, as text.
     caveats: &'a [String],
+    /// Number of leaks, including unlisted ones; similar leaks count once.
     leak_count: u64,
-    leaks: Leaks<'a>,
-    health: HealthFields<'a>,
+    /// The largest leaks up to `--limit`, by falling `total_bytes`.
+    #[cfg_attr(test, schemars(with = "Vec<LeakFields<'_>>"))]
+    leaks: Leaks,
+    /// Drops, and the cost of profiling.
+    health: Health<'a>,
 }
 
-impl<'a> Root<'a> {
-    fn new(check: &'a Unreachable, contents: bool) -> Self {
-        let target = check.target();
-        Self {
-            version: VERSION,
-            kind: "leaks",
-            pid: target.map_or(0, |target| target.pid.0),
-            command: target.map_or("", |target| target.command.as_str()),
-            taken_unix_ns: check.taken_unix_ns,
-            pause_ns: check.pause_ns,
-            method: check.method,
-            interval_bytes: check.profile.interval_bytes,
-            watched_ns: check.watched_ns,
-            at_exit: check.at_exit,
-            known: check.known.into(),
-            leaked: check.leaked.into(),
-            direct: check.direct.into(),
-            indirect: check.indirect().into(),
-            suppressed: check.suppressed.into(),
-            heaps: check.heaps.iter().map(HeapFields::new).collect(),
-            caveats: &check.caveats,
-            leak_count: check.leak_count,
-            leaks: Leaks { check, contents },
-            health: HealthFields::new(&check.profile.health),
-        }
-    }
-}
-
+/// A number of allocations, and their bytes.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 struct SumFields {
+    /// Allocations.
     count: u64,
+    /// Their bytes: as requested where the allocation was recorded, as rounded by the allocator where it was found in the
+    /// allocator's metadata.
     bytes: u64,
 }
 
@@ -87,12 +110,18 @@ impl From<Sum> for SumFields {
     }
 }
 
+/// How completely the allocations of a heap are known.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(JsonSchema))]
 struct HeapFields<'a> {
+    /// Name of the heap.
     name: &'a str,
-    /// `watched`, `walked` or `partial`.
+    /// `watched`: all allocations were recorded. `walked`: all were found in the allocator's metadata; recorded ones have a
+    /// stack. `partial`: only recorded ones are known; the rest of the heap counts as reachable.
     precision: &'static str,
+    /// Known allocations of the heap.
     known: SumFields,
+    /// What could not be scanned, and why, as text.
     gaps: &'a [String],
 }
 
@@ -107,48 +136,61 @@ impl<'a> HeapFields<'a> {
     }
 }
 
-struct Leaks<'a> {
-    check: &'a Unreachable,
-    contents: bool,
-}
-
-impl Serialize for Leaks<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.check.leaks.iter().map(|leak| LeakFields::new(self.check, leak, self.contents)))
-    }
-}
-
+/// An unreachable allocation, or several that reference each other in a cycle, with similar ones.
 #[derive(Serialize)]
-struct LeakFields<'a> {
-    /// In hexadecimal: 64 bits do not survive readers that hold numbers in floats.
-    address: String,
+#[cfg_attr(test, derive(JsonSchema))]
+pub(crate) struct LeakFields<'a> {
+    /// Start address, in hexadecimal; of a cycle, that of the first allocation by address.
+    address: Hex,
+    /// Size of the allocation.
     size_bytes: u64,
+    /// Name of the heap.
     heap: Option<&'a str>,
-    stack: StackFields<'a>,
+    /// Frames, leaf first.
+    stack: Vec<Frame<'a>>,
+    /// The allocation was recorded. Without that, it has no stack.
     watched: bool,
+    /// Type of the object in the allocation; null where unknown.
     #[serde(rename = "type")]
     type_name: Option<TypeFields<'a>>,
+    /// Age at the check, in nanoseconds; null where the allocation was not recorded.
     age_ns: Option<u64>,
-    /// In hexadecimal, two digits a byte.
+    /// The first bytes, 32 at most, two hexadecimal digits each; null where not requested or unknown.
     contents: Option<String>,
+    /// Number of allocations in the cycle; 1 without a cycle.
     cycle_count: u64,
+    /// Everything reachable from the allocation, without itself. Allocations reachable from several leaks count for each.
     referenced: SumFields,
+    /// Further leaks of the same callsite, or without a stack, of the same type.
     similar: SumFields,
+    /// Everything reachable from the similar leaks.
     similar_referenced: SumFields,
+    /// Bytes of the allocation, of similar ones, and of everything reachable from these. Leaks are sorted by it.
     total_bytes: u64,
+}
+
+/// Type of an object.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(JsonSchema))]
+struct TypeFields<'a> {
+    /// Demangled name.
+    name: &'a str,
+    /// How the type was inferred.
+    evidence: TypeEvidence,
 }
 
 impl<'a> LeakFields<'a> {
     fn new(check: &'a Unreachable, leak: &'a Leak, contents: bool) -> Self {
         let callsite = check.callsite(leak);
+        let heap = callsite.and_then(|callsite| check.target()?.heaps.get(callsite.heap));
         let has_contents = contents && !leak.contents.is_empty();
         Self {
-            address: format!("{:#x}", leak.address),
+            address: Hex(leak.address),
             size_bytes: leak.size_bytes,
-            heap: callsite.and_then(|callsite| heap(check.target()?, callsite)),
-            stack: StackFields { profile: &check.profile, stack: callsite.map_or(&[], |callsite| &callsite.stack) },
+            heap: heap.map(|heap| heap.name.as_str()),
+            stack: Frame::of_stack(&check.profile, callsite.map_or(&[], |callsite| &callsite.stack)),
             watched: leak.watched,
-            type_name: leak.type_name.as_ref().map(TypeFields::new),
+            type_name: leak.type_name.as_ref().map(|known| TypeFields { name: &known.name, evidence: known.evidence }),
             age_ns: leak.age_ns,
             contents: has_contents.then(|| hexadecimal(&leak.contents)),
             cycle_count: leak.cycle_count,
@@ -157,34 +199,5 @@ impl<'a> LeakFields<'a> {
             similar_referenced: leak.similar_referenced.into(),
             total_bytes: leak.total_bytes(),
         }
-    }
-}
-
-fn heap<'a>(target: &'a TargetProfile, callsite: &CallsiteProfile) -> Option<&'a str> {
-    target.heaps.get(callsite.heap).map(|heap| heap.name.as_str())
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // Strings take all that is written to them.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-#[derive(Serialize)]
-struct TypeFields<'a> {
-    name: &'a str,
-    /// `vtable` or `stack`.
-    evidence: &'static str,
-}
-
-impl<'a> TypeFields<'a> {
-    fn new(known: &'a TypeName) -> Self {
-        let evidence = match known.evidence {
-            TypeEvidence::Vtable => "vtable",
-            TypeEvidence::Stack => "stack",
-        };
-        Self { name: &known.name, evidence }
     }
 }

@@ -69,8 +69,8 @@ impl Text {
         };
         self.line(HEADING, &line);
         let process = check.target().map_or_else(String::new, |target| {
-            let command = text::printable(&target.command);
-            format!("process {} `{}` · ", target.pid, text::cut(&command, TYPE_CHARS_MAX))
+            let command = text::printable(&target.facts.command);
+            format!("process {} `{}` · ", target.facts.pid, text::cut(&command, TYPE_CHARS_MAX))
         });
         let when = if check.at_exit { "at exit, " } else { "" };
         let paused = format!("stopped for {} (snapshot: {})", text::duration(check.pause_ns), check.method);
@@ -202,7 +202,7 @@ impl Text {
         }
         let Some(target) = check.target() else { return };
         self.line(PLAIN, "only blocks allocated while heapbpf records have stacks:");
-        self.line(PLAIN, &format!("  heapbpf leaks --pid {} --watch 60s", target.pid));
+        self.line(PLAIN, &format!("  heapbpf leaks --pid {} --watch 60s", target.facts.pid));
         self.line(PLAIN, "  heapbpf leaks -- COMMAND");
     }
 

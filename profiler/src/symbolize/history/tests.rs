@@ -68,7 +68,7 @@ impl Running {
     fn state(&self, until: MonotonicNanos, base: Base) -> TargetState {
         TargetState {
             threads: Arc::default(),
-            facts: TargetFacts::living(PID, "app", "app", Beginning::running(at(100))),
+            facts: TargetFacts::running(PID, "app", "app", Beginning::running(at(100))),
             space: Arc::new(AddressSpace::new(PID)),
             heaps: Vec::new(),
             books: Arc::new(self.ledger.snapshot(until)),

@@ -1,4 +1,4 @@
-// What callsites did in a period: live at its end, allocated and freed in it; live at its beginning, or inherited in it.
+// Amounts of callsites in a period: live at its end, allocated and freed in it; live at its start, or inherited in it.
 
 class Amounts {
   constructor(profile, points) {
@@ -7,7 +7,7 @@ class Amounts {
     this.known = new Map();
   }
 
-  // Columns of all views and of what was freed, for all callsites.
+  // Columns of all views and of freed amounts, for all callsites.
   of(period) {
     const key = `${period.from} ${period.to}`;
     if (!this.known.has(key)) {
@@ -45,7 +45,7 @@ class Amounts {
     return made;
   }
 
-  // 1 for each callsite of the chosen target and heap.
+  // 1 for each callsite of the selected target and heap.
   mask(selection) {
     const key = JSON.stringify([selection.target, selection.heap]);
     if (this.maskKey === key) {
@@ -61,14 +61,14 @@ class Amounts {
     return mask;
   }
 
-  // The view's quantity by callsite: `after` of the period, and `before` of what it is compared with, or null.
+  // The view's quantity by callsite: `after` for the period, `before` for the period to compare with, or null.
   chosen(selection) {
     const mask = this.mask(selection);
     const of = (period) => this.of(period)[field(selection.view)].map((amount, at) => (mask[at] ? amount : 0));
     return { mask, after: of(selection.period), before: selection.base === null ? null : of(selection.base) };
   }
 
-  // Sums over the chosen callsites.
+  // Sums over the selected callsites.
   totals(selection, period) {
     const mask = this.mask(selection);
     const totals = {};

@@ -1,4 +1,4 @@
-// One callsite with all that is known of it: its whole stack, its amounts, how its blocks are spread.
+// Details of a callsite: full stack, amounts, histograms.
 
 function callsiteDetails(profile, at, points) {
   const { callsites } = profile;
@@ -17,10 +17,10 @@ function callsiteDetails(profile, at, points) {
     facts.push(["thread", cut(profile.threadName(at))]);
   }
   if (!profile.header.exact) {
-    facts.push(["samples", `${countText(callsites.alloc_samples[at])} of what was allocated, ${countText(callsites.live_samples[at])} of what is live`]);
+    facts.push(["samples", `${countText(callsites.alloc_samples[at])} of allocations, ${countText(callsites.live_samples[at])} of live blocks`]);
   }
   if (callsites.temporary[at] > 0) {
-    facts.push(["temporary", `${plural(callsites.temporary[at] - 1, "block")}, freed before the same thread made the next one`]);
+    facts.push(["temporary", `${plural(callsites.temporary[at] - 1, "block")}, freed before the next allocation of the same thread`]);
   }
   if (callsites.oldest[at] >= 0) {
     facts.push(["age", `${durationText(callsites.oldest[at])} the oldest, ${durationText(callsites.median[at])} the median`]);
@@ -40,7 +40,7 @@ function callsiteDetails(profile, at, points) {
   );
 }
 
-// All frames, whole names and where they are.
+// All frames, with full names and locations.
 function stackElement(profile, at) {
   const gap = profile.gaps[profile.callsites.gap[at]] ?? [];
   const frames = profile.stack(at).map((frame) => {
@@ -58,17 +58,17 @@ function stackElement(profile, at) {
   return element("ol", {}, frames, gap.map((word) => element("li", { class: "quiet" }, word)).reverse());
 }
 
-// A name; where it is monstrous, its beginning, and the whole of it when that is asked for.
+// A name; if very long, truncated, with a button for the full name.
 function wholeName(name) {
   if (name.length <= 600) {
     return element("code", {}, printable(name));
   }
   const code = element("code", {}, cut(name, 400));
-  const more = element("button", { type: "button", onclick: () => { code.textContent = name; more.remove(); } }, `whole name (${plural(name.length, "character")})`);
+  const more = element("button", { type: "button", onclick: () => { code.textContent = name; more.remove(); } }, `full name (${plural(name.length, "character")})`);
   return element("span", {}, code, " ", more);
 }
 
-// What it held over time, as a small line.
+// Live bytes over time, as a sparkline.
 function growthElement(points, at) {
   const values = points.list.map((_, point) => points.at(point).live_bytes[at]);
   const most = Math.max(...values, 0);

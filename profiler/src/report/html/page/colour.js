@@ -1,6 +1,6 @@
-// Colours of the flame graph: by module, by what a function is of, or by growth. Each is a background and its text's colour.
+// Colours of the flame graph: by module, by kind of function, or by growth. A colour is a background and a text colour.
 
-const KINDS = ["program", "library", "allocator or runtime", "no name", "heapbpf's own words"];
+const KINDS = ["program", "library", "allocator or runtime", "no name", "heapbpf label"];
 const KIND_HUES = [28, 205, 280, 0, 0];
 
 function isDark() {
@@ -26,7 +26,7 @@ class Colours {
     return this.dark ? "#f2f2f4" : "#17181c";
   }
 
-  // `shade` is from 0 to 1, to tell neighbours apart.
+  // `shade`: from 0 to 1, to distinguish neighbours.
   hue(hue, saturation, shade = 0.5) {
     const light = this.dark ? 26 + 9 * shade : 73 + 10 * shade;
     return `hsl(${hue} ${this.dark ? saturation * 0.6 : saturation}% ${light}%)`;
@@ -36,7 +36,7 @@ class Colours {
     return this.dark ? `hsl(220 6% ${27 + step * 6}%)` : `hsl(220 8% ${85 - step * 6}%)`;
   }
 
-  // Of a node by the selection's way of colouring.
+  // Colour of a node in the selected colour scheme.
   of(tree, node, colour) {
     if (tree.before !== null) {
       return this.growth(tree.before[node], tree.after[node]);
@@ -68,7 +68,7 @@ class Colours {
     return kind >= 3 ? this.grey(kind === 3 ? 1 : 0) : this.hue(KIND_HUES[kind], kind === 0 ? 85 : 60, shade);
   }
 
-  // Red for what grew, blue for what shrank, the stronger the larger a share of it.
+  // Red for growth, blue for shrinkage; saturation by share.
   growth(before, after) {
     const most = Math.max(before, after);
     const share = most > 0 ? (after - before) / most : 0;

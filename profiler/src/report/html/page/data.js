@@ -1,4 +1,4 @@
-// The profile: opens what the page carries, and has it in columns that sums can run over.
+// The profile: decodes the embedded data into columns.
 
 const VIEWS = ["live-bytes", "live-count", "alloc-bytes", "alloc-count"];
 const VIEW_TITLES = {
@@ -8,12 +8,12 @@ const VIEW_TITLES = {
   "alloc-count": "allocated blocks",
 };
 
-// `live-bytes` as the data's columns have it.
+// Name of a view's column: `live-bytes` to `live_bytes`.
 function field(view) {
   return view.replace("-", "_");
 }
 
-// The bytes that the page carries, as text.
+// Decodes the embedded bytes to text.
 async function unpack(packed) {
   if (typeof DecompressionStream === "undefined") {
     throw new Error(
@@ -29,12 +29,12 @@ async function unpack(packed) {
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     return await new Response(stream).text();
   } catch (error) {
-    // What browsers say here (`Failed to fetch`) misleads.
+    // The browser's own message here (`Failed to fetch`) is misleading.
     throw new Error("Its data are damaged: the file was changed on its way here.", { cause: error });
   }
 }
 
-// A column: empty stands for all 0.
+// A column; an empty one stands for zeros.
 function column(numbers, count, fallback = 0) {
   const filled = new Float64Array(count);
   if (numbers && numbers.length > 0) {
@@ -45,7 +45,7 @@ function column(numbers, count, fallback = 0) {
   return filled;
 }
 
-// Where the parts of each begin, in a list of all parts one after the other.
+// Start offsets of each item's parts in the concatenated list of parts.
 function starts(counts) {
   const from = new Uint32Array(counts.length + 1);
   for (let at = 0; at < counts.length; at += 1) {
@@ -128,12 +128,12 @@ class Profile {
     return this.string(this.functions.short[number]);
   }
 
-  // Its path; empty where there is none.
+  // Path of the module; empty for none.
   functionModule(number) {
     return this.string(this.functions.module[number] - 1);
   }
 
-  // `/src/cache.c:42`, or `libx.so+0x123` where no source is known.
+  // `/src/cache.c:42`, or `libx.so+0x123` where the source is unknown.
   place(frame) {
     const file = this.string(this.frames.file[frame] - 1);
     const line = this.frames.line[frame];

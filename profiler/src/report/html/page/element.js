@@ -1,7 +1,7 @@
-// Elements of the page. Text comes in as text alone, never as markup.
+// Creates elements. Strings become text nodes, never markup.
 
 // An element with attributes and children; a child that is a string becomes a text node. `on…` attributes take functions,
-// `style` takes an object, and what is null or false is left out.
+// `style` takes an object, and null and false are skipped.
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -26,12 +26,12 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-// Puts other children into an element.
+// Replaces the children of an element.
 function fill(parent, ...children) {
   parent.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
 }
 
-// Fills a <select> with `[value, label]` pairs and keeps or sets what is chosen.
+// Fills a <select> with `[value, label]` pairs and keeps or sets the selected value.
 function fillSelect(select, options, chosen) {
   fill(
     select,
@@ -40,12 +40,12 @@ function fillSelect(select, options, chosen) {
   select.value = String(chosen);
 }
 
-// A name in one line, cut; its title is more of it.
+// A name in one line, truncated, with a longer title.
 function nameElement(name, charsMax) {
   return element("span", { class: "name", title: cut(name, 2000) }, cut(name, charsMax));
 }
 
-// Text in which backticks part off what is typed or named in code.
+// Text with code in backticks.
 function marked(text) {
   return text.split("`").map((part, at) => (at % 2 === 1 ? element("code", {}, part) : part));
 }

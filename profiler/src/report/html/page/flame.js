@@ -1,4 +1,4 @@
-// The flame graph on a canvas: places of nodes, and what is under a point. What keys and buttons do is the panel's.
+// Draws the flame graph on a canvas, and finds the node at a point. The panel handles keys and buttons.
 
 const ROW = 19;
 const GAP = 1;
@@ -30,7 +30,7 @@ class Flame {
     this.draw();
   }
 
-  // Boxes of all nodes wide enough to be seen, with the zoomed node as wide as there is room and its callers above it.
+  // Boxes of all visible nodes: the zoomed node at full width, with its callers above.
   place() {
     const width = this.scroller.clientWidth;
     this.width = width;

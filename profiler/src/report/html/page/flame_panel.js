@@ -1,6 +1,6 @@
-// What is around the flame graph: search, zoom, focus, reversal, keys, and the words on the node that is pointed at.
+// Controls of the flame graph: search, zoom, focus, reversal, keys, and the tooltip.
 
-// Modules that are told of below the graph's title.
+// Maximum number of modules in the legend.
 const LEGEND_MAX = 6;
 
 class FlamePanel {
@@ -52,7 +52,7 @@ class FlamePanel {
     }
   }
 
-  // What is shown, and of which period; why there is nothing, where there is nothing.
+  // The title: quantity and period. Without data, the reason.
   describe() {
     const { selection, points, profile, tree } = this;
     const what = VIEW_TITLES[selection.view];
@@ -63,7 +63,7 @@ class FlamePanel {
     const nothing = profile.header.nothing.find(({ view }) => view === selection.view);
     const isEmpty = !(tree.width[0] > 0);
     byId("flame-empty").hidden = !isEmpty;
-    fill(byId("flame-empty"), marked(nothing ? nothing.lines.join(" ") : `There are no ${what} of what is selected.`));
+    fill(byId("flame-empty"), marked(nothing ? nothing.lines.join(" ") : `There are no ${what} in the selection.`));
     byId("flame-frame").hidden = isEmpty;
     const legend = byId("flame-legend");
     byId("flame-colour-label").hidden = selection.base !== null;
@@ -95,7 +95,7 @@ class FlamePanel {
     this.flame.chosen = node;
     this.flame.show(this.tree, node, this.selection.colour);
     byId("flame-reset").disabled = node === 0 && this.selection.focus === null;
-    this.tell(node);
+    this.describe(node);
   }
 
   reset() {
@@ -111,20 +111,20 @@ class FlamePanel {
     this.flame.chosen = node;
     this.flame.reveal(node);
     this.flame.draw();
-    this.tell(node);
+    this.describe(node);
   }
 
   search() {
     const text = byId("flame-search").value.trim();
-    const said = byId("flame-matched");
+    const matched = byId("flame-matched");
     this.flame.found = null;
-    said.textContent = "";
+    matched.textContent = "";
     if (text !== "" && this.tree) {
       const { found, width, before, after } = this.tree.search(text);
       this.flame.found = found;
       const { view } = this.selection;
       const amount = this.tree.before === null ? amountText(view, width) : `${amountText(view, before)} → ${amountText(view, after)}`;
-      said.textContent = `matched: ${shareText(width, this.tree.width[0])}${this.tree.before === null ? "" : " of the width"} (${amount})`;
+      matched.textContent = `matched: ${shareText(width, this.tree.width[0])}${this.tree.before === null ? "" : " of the width"} (${amount})`;
     }
     this.flame.draw();
   }
@@ -165,7 +165,7 @@ class FlamePanel {
     }
   }
 
-  // Words on a node: its amount, and its share of all.
+  // Amount and share of a node.
   amountsOf(node) {
     const { tree, selection } = this;
     const { view } = selection;
@@ -173,7 +173,7 @@ class FlamePanel {
     if (tree.before === null) {
       words.push(amountText(view, tree.after[node]), `${shareText(tree.after[node], tree.after[0])} of ${selection.focus === null ? "all" : "these stacks"}`);
       if (this.zoomed !== 0) {
-        words.push(`${shareText(tree.after[node], tree.after[this.zoomed])} of what is zoomed`);
+        words.push(`${shareText(tree.after[node], tree.after[this.zoomed])} of the zoomed frame`);
       }
     } else {
       const [before, after] = [tree.before[node], tree.after[node]];
@@ -183,7 +183,7 @@ class FlamePanel {
     return module === "" ? words : [...words, cut(baseName(module), 60)];
   }
 
-  // Does what a button says; if that takes the button away, keys go to the graph from then on.
+  // Runs a button's action. If that removes the button, the graph receives the keyboard focus.
   keepFocus(act) {
     const button = document.activeElement;
     act();
@@ -192,8 +192,8 @@ class FlamePanel {
     }
   }
 
-  // The line below the graph: the chosen node with its whole name, and what can be done with it.
-  tell(node) {
+  // The line below the graph: the selected node with its full name, and its actions.
+  describe(node) {
     const { tree, selection } = this;
     const buttons = [];
     const button = (label, act) => buttons.push(element("button", { type: "button", onclick: () => this.keepFocus(act) }, label));
@@ -213,7 +213,7 @@ class FlamePanel {
     );
   }
 
-  // By one; out of the function in focus, where nothing is zoomed.
+  // Zooms out by one level; without zoom, clears the focus.
   zoomOut() {
     if (this.zoomed === 0) {
       this.reset();

@@ -1,4 +1,4 @@
-// What was profiled, how much there is, and what of it is shown: the top of the page.
+// The top of the page: what was profiled, totals, and controls.
 
 const GROUPS = [["", "nothing"], ["thread", "thread"], ["command", "command"], ["cgroup", "control group"], ["heap", "heap"]];
 const THEMES = ["auto", "light", "dark"];
@@ -11,8 +11,8 @@ class Header {
     byId("subject").textContent = cut(header.subject, 200);
     const commands = new Set(profile.targets.map(({ command }) => command));
     const command = commands.size === 1 ? cut([...commands][0], 120) : "";
-    const watched = [header.interval, `watched for ${header.duration}`, `from ${header.started.replace("T", " ").replace("Z", " UTC")}`];
-    const observed = header.looked === undefined ? watched : [header.looked.replace("T", " ").replace("Z", " UTC")];
+    const recorded = [header.interval, `recorded for ${header.duration}`, `from ${header.started.replace("T", " ").replace("Z", " UTC")}`];
+    const observed = header.checked === undefined ? recorded : [header.checked.replace("T", " ").replace("Z", " UTC")];
     fill(
       byId("facts"),
       [command, ...observed, header.window, this.ending()]
@@ -26,13 +26,13 @@ class Header {
     selection.listen(() => this.update());
   }
 
-  // How the only process ended, if it did; of several, the list of them says it.
+  // Exit of the only process. Of several processes, their list shows it.
   ending() {
     const [target, other] = this.profile.targets;
     if (target === undefined || other !== undefined || !target.exited) {
       return "";
     }
-    return target.exit_code === null ? "it has ended" : `it has ended with code ${target.exit_code}`;
+    return target.exit_code === null ? "exited" : `exited with code ${target.exit_code}`;
   }
 
   buildViews() {
@@ -68,7 +68,7 @@ class Header {
 
   buildSelects() {
     const { profile, selection } = this;
-    const targets = profile.targets.map((target, at) => [at, cut(`${target.name}${target.exited ? ", ended" : target.replaced ? ", replaced" : ""}`, 60)]);
+    const targets = profile.targets.map((target, at) => [at, cut(`${target.name}${target.exited ? ", exited" : target.replaced ? ", replaced" : ""}`, 60)]);
     fillSelect(byId("target"), [[-1, `all ${plural(targets.length, "process")}`], ...targets], -1);
     byId("target-label").hidden = targets.length < 2;
     const heaps = [...new Set(profile.targets.flatMap((target) => target.heaps.map(({ name }) => name)))];
@@ -81,12 +81,12 @@ class Header {
       cgroup: profile.targets.some(({ cgroup }) => cgroup !== null),
       heap: heaps.length > 1,
     };
-    const asked = selection.groups.join(",");
-    const groups = GROUPS.filter(([group]) => has[group] || group === asked);
+    const selected = selection.groups.join(",");
+    const groups = GROUPS.filter(([group]) => has[group] || group === selected);
     if (selection.groups.length > 1) {
-      groups.push([asked, selection.groups.join(", then ")]);
+      groups.push([selected, selection.groups.join(", then ")]);
     }
-    fillSelect(byId("group"), groups, asked);
+    fillSelect(byId("group"), groups, selected);
     byId("group-label").hidden = groups.length < 2;
     byId("target").addEventListener("change", (event) => selection.change({ target: Number(event.target.value) }));
     byId("heap").addEventListener("change", (event) => selection.change({ heap: event.target.value }));
@@ -110,7 +110,7 @@ class Header {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.selection.change({}));
   }
 
-  // The estimates that the books have of what is chosen; null where they have none and callsites must be summed up.
+  // The totals of the selection; null where callsites must be summed.
   estimates() {
     const { profile, points, selection } = this;
     if (!points.isAll(selection.period)) {
@@ -135,7 +135,7 @@ class Header {
       card.setAttribute("aria-checked", String(isChosen));
       card.tabIndex = isChosen ? 0 : -1;
       const isExact = profile.header.exact || (estimates !== null && low === undefined);
-      const exact = profile.health.lost.length > 0 ? "exact but for what was lost" : profile.header.incomplete ? "exact for what was watched" : "exact";
+      const exact = profile.health.lost.length > 0 ? "exact except for losses" : profile.header.incomplete ? "exact for attached hooks" : "exact";
       card.children[1].textContent = `${isExact ? "" : "≈ "}${amountText(view, amount)}`;
       const notes = [low !== undefined && high > low ? `95 %: ${amountText(view, low)} – ${amountText(view, high)}` : isExact ? exact : ""];
       if (isWindow) {
@@ -146,6 +146,6 @@ class Header {
     const { folded } = profile.header;
     const isAll = selection.target < 0 && selection.heap === "" && this.points.isAll(selection.period);
     byId("folded").hidden = folded === null || !isAll;
-    byId("folded").textContent = folded === null ? "" : `Of this, ${amountText(selection.view, folded.estimates[field(selection.view)][0])} are of ${folded.processes}, of which sums alone are kept: they are in no stack below.`;
+    byId("folded").textContent = folded === null ? "" : `Of this, ${amountText(selection.view, folded.estimates[field(selection.view)][0])} are of ${folded.processes}, of which only totals are kept: they are in no stack below.`;
   }
 }

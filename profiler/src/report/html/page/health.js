@@ -1,4 +1,4 @@
-// How far the profile can be trusted, and what to do about what is missing.
+// The health section: losses with their remedies, stacks, accuracy, hooks and cost.
 
 function healthCard(title, state, ...children) {
   return element("div", { class: `card ${state}` }, element("h3", {}, title), ...children);
@@ -19,13 +19,13 @@ function unwindCard({ unwind, frame_pointer_modules: modules }) {
   const whole = unwind.reduce((sum, { count }) => sum + count, 0);
   const complete = unwind.find(({ end }) => end === "complete")?.count ?? 0;
   if (whole === 0) {
-    return healthCard("Stacks", "plain", element("p", {}, "None was taken."));
+    return healthCard("Stacks", "plain", element("p", {}, "No stacks were recorded."));
   }
   const rows = unwind.map(({ end, count, meaning }) => [
     element("dt", {}, `${shareText(count, whole)} ${cut(end, 60)}`),
     element("dd", {}, meaning ?? (end === "complete" ? "unwound to the thread's first frame" : "")),
   ]);
-  const pointers = modules.length > 0 ? element("p", {}, `Unwound by frame pointers, for want of tables: ${cut(modules.join(", "), 600)}`) : null;
+  const pointers = modules.length > 0 ? element("p", {}, `Unwound by frame pointers, without unwind tables: ${cut(modules.join(", "), 600)}`) : null;
   return healthCard("Stacks", complete / whole < 0.9 ? "poor" : "good", element("dl", {}, rows.flat()), pointers);
 }
 
@@ -33,23 +33,23 @@ function accuracyCard(profile) {
   const { header, health } = profile;
   const lost = health.lost.reduce((sum, { count }) => sum + count, 0);
   if (lost > 0 && header.exact) {
-    return healthCard("Accuracy", "poor", element("p", {}, `Every allocation was to be taken, but ${plural(lost, "event")} were lost: what the numbers tell is without them.`));
+    return healthCard("Accuracy", "poor", element("p", {}, `Every allocation was to be recorded, but ${plural(lost, "event")} were lost and are not in the numbers.`));
   }
   if (header.exact && header.incomplete) {
-    return healthCard("Accuracy", "poor", element("p", {}, "Every allocation that was watched was taken, but not everything was watched."));
+    return healthCard("Accuracy", "poor", element("p", {}, "Every allocation of the attached hooks was recorded, but hooks are missing."));
   }
   if (header.exact) {
-    return healthCard("Accuracy", "good", element("p", {}, "Every allocation was taken: all numbers are exact."));
+    return healthCard("Accuracy", "good", element("p", {}, "Every allocation was recorded: all numbers are exact."));
   }
   const rows = VIEWS.map((view) => {
     const [estimate, low, high, samples] = header.estimates[field(view)];
-    const said = samples > 0 ? `${amountText(view, low)} to ${amountText(view, high)} with 95 % confidence, ${plural(samples, "sample")}` : "nothing was sampled";
-    return [element("dt", {}, `${VIEW_TITLES[view]} ≈ ${amountText(view, estimate)}`), element("dd", {}, said)];
+    const range = samples > 0 ? `${amountText(view, low)} to ${amountText(view, high)} with 95 % confidence, ${plural(samples, "sample")}` : "nothing was sampled";
+    return [element("dt", {}, `${VIEW_TITLES[view]} ≈ ${amountText(view, estimate)}`), element("dd", {}, range)];
   });
   return healthCard(
     "Accuracy",
     lost > 0 ? "poor" : "plain",
-    element("p", {}, `Estimates: ${header.interval}.${lost > 0 ? " The intervals below know nothing of what was lost." : ""}`),
+    element("p", {}, `Estimates: ${header.interval}.${lost > 0 ? " The intervals below do not include losses." : ""}`),
     element("dl", {}, rows.flat()),
     health.interval_changes.map((line) => element("p", {}, marked(line))),
   );
@@ -80,7 +80,7 @@ function hookCard({ hooks, hooks_count: count, unfound }) {
     unfound.length > 0
       ? element("ul", {}, unfound.map(({ heap, function: name, required }) => element("li", { class: required ? "warning" : "quiet" }, `${cut(heap, 40)}: no function ${cut(name, 90)} in any module`)))
       : null,
-    attached.length > 0 ? element("details", {}, element("summary", {}, "Those attached"), list(attached)) : null,
+    attached.length > 0 ? element("details", {}, element("summary", {}, "Attached hooks"), list(attached)) : null,
   );
 }
 
@@ -91,7 +91,7 @@ function costCard(profile) {
     lines.push(`Probes took ≈ ${percent.toFixed(1)}% of the CPU time of ${cut(target, 60)}${highest === null ? "" : `, ${highest.toFixed(1)}% at most`}.`);
   }
   if (health.resyncs > 0) {
-    lines.push(`The books were put right from the kernel's live set ${plural(health.resyncs, "time")}.`);
+    lines.push(`The ledger was resynced from the kernel's live set ${plural(health.resyncs, "time")}.`);
   }
   return healthCard("Cost", "plain", lines.map((line) => element("p", {}, marked(line))));
 }
@@ -114,7 +114,7 @@ function guardrailCard({ reached, memory_bytes_max: most, memory_bytes_highest: 
     "Limits",
     reached.length > 0 ? "poor" : "good",
     lines.map((line) => element("p", {}, marked(line))),
-    reached.length > 0 ? element("ul", {}, reached.slice(0, 50).map((line) => element("li", { class: "warning" }, marked(line)))) : element("p", {}, "None was reached."),
+    reached.length > 0 ? element("ul", {}, reached.slice(0, 50).map((line) => element("li", { class: "warning" }, marked(line)))) : element("p", {}, "No limit was exceeded."),
   );
 }
 

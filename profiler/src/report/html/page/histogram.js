@@ -1,4 +1,4 @@
-// How blocks are spread over sizes, ages and lifetimes: bars that double.
+// Histograms of sizes, ages and lifetimes, with buckets of powers of two.
 
 const HISTOGRAMS = [
   ["sizes", "Sizes of allocated blocks", (value) => sizeText(value)],
@@ -6,12 +6,12 @@ const HISTOGRAMS = [
   ["lifetimes", "Lifetimes of freed blocks", (value) => durationText(value / 1000)],
 ];
 
-// The smallest value of a bucket.
+// Smallest value of a bucket.
 function bucketStart(bucket) {
   return bucket === 0 ? 0 : 2 ** (bucket - 1);
 }
 
-// One histogram as a list of bars; buckets between the first and the last are there also where they are empty.
+// A histogram as a list of bars, including empty buckets between the first and the last.
 function histogramElement(title, buckets, valueText) {
   const total = buckets.reduce((sum, [, blocks]) => sum + blocks, 0);
   const most = buckets.reduce((highest, [, blocks]) => Math.max(highest, blocks), 0);
@@ -32,11 +32,11 @@ function histogramElement(title, buckets, valueText) {
       ),
     );
   }
-  const body = rows.length > 0 ? element("table", {}, element("tbody", {}, rows)) : element("p", { class: "quiet" }, "nothing is known");
+  const body = rows.length > 0 ? element("table", {}, element("tbody", {}, rows)) : element("p", { class: "quiet" }, "no data");
   return element("figure", { class: "histogram" }, element("figcaption", {}, title), body);
 }
 
-// All three of a callsite.
+// The three histograms of a callsite.
 function histogramElements(profile, callsite) {
   return HISTOGRAMS.map(([name, title, valueText]) => histogramElement(title, profile.histogram(callsite, name), valueText));
 }

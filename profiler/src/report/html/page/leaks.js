@@ -1,4 +1,4 @@
-// Callsites that grow, as far as the profile says.
+// Growing callsites.
 
 function leakRow(profile, target, candidate, showCallsite) {
   const at = target.first + candidate.callsite;
@@ -23,17 +23,17 @@ function leakRow(profile, target, candidate, showCallsite) {
 function leakElement(profile, target, showCallsite) {
   const { leaks } = target;
   const title = profile.targets.length > 1 ? element("h3", {}, cut(target.name)) : null;
-  const suppressed = leaks.suppressed_count > 0 ? `${plural(leaks.suppressed_count, "growing callsite")} (${sizeText(leaks.suppressed_bytes)}) left out by suppressions.` : "";
+  const suppressed = leaks.suppressed_count > 0 ? `${plural(leaks.suppressed_count, "growing callsite")} (${sizeText(leaks.suppressed_bytes)}) suppressed.` : "";
   if (leaks.too_short) {
-    return [title, element("p", {}, `The recording was too short${leaks.span > 0 ? ` (${durationText(leaks.span)})` : ""} to say what grows.`)];
+    return [title, element("p", {}, `The recording was too short${leaks.span > 0 ? ` (${durationText(leaks.span)})` : ""} to detect growth.`)];
   }
   if (leaks.candidates.length === 0) {
-    return [title, element("p", {}, `Nothing grows steadily. ${suppressed}`)];
+    return [title, element("p", {}, `No callsite grows steadily. ${suppressed}`)];
   }
   const heads = [["Growth", "number"], ["Live", "number"], ["Old", "number wide"], ["Survive", "number wide"], ["Where", ""]];
   return [
     title,
-    element("p", { class: "quiet" }, `${plural(leaks.count, "callsite")} grew in ${durationText(leaks.span)}; the most suspect first. ${suppressed}`),
+    element("p", { class: "quiet" }, `${plural(leaks.count, "callsite")} grew in ${durationText(leaks.span)}; sorted by score. ${suppressed}`),
     element(
       "div",
       { class: "scroll" },
@@ -47,11 +47,11 @@ function leakElement(profile, target, showCallsite) {
   ];
 }
 
-// Fills the section, for the chosen target or for all.
+// Fills the section, for the selected target or for all.
 function showLeaks(profile, selection, showCallsite) {
   const targets = profile.targets.filter((target, at) => target.leaks !== null && (selection.target < 0 || selection.target === at));
   if (targets.length === 0) {
-    fill(byId("leaks-body"), element("p", { class: "quiet" }, "Nobody has looked for growing callsites in this profile."));
+    fill(byId("leaks-body"), element("p", { class: "quiet" }, "Growth was not computed for this profile."));
     return;
   }
   const found = targets.some(({ leaks }) => !leaks.too_short && leaks.candidates.length > 0);

@@ -1,6 +1,6 @@
-// Opens the profile and puts the page together.
+// Loads the profile and builds the page.
 
-// Of leaked blocks nothing is known but that they are there: no course of time, and nothing but them was counted.
+// Leak reports have live blocks only: no history, and no other amounts.
 function tellLeaks() {
   VIEW_TITLES["live-bytes"] = "leaked bytes";
   VIEW_TITLES["live-count"] = "leaked blocks";
@@ -63,7 +63,7 @@ async function main() {
     const json = JSON.parse(await unpack(byId("profile").textContent));
     show(json);
     byId("opening").hidden = true;
-    // What has been laid out is drawn with the next frame.
+    // The layout is painted with the next frame.
     requestAnimationFrame(() => setTimeout(() => {
       document.documentElement.dataset.drawnMillis = String(Math.round(performance.now() - began));
     }));

@@ -1,16 +1,16 @@
-// Moments at which callsites were looked at, and spans between them.
+// Points in time with callsite totals, and periods between them.
 
-// Instants that can be chosen, besides dumps and marks.
+// Maximum number of selectable points besides dumps and marks.
 const POINTS_MAX = 120;
-// What is this near to an end is the end.
+// Maximum distance of a point from an end to count as that end.
 const END_MILLIS = 20;
 
-// What callsites held at every instant of the history, with the beginning and the end of the recording. A period is
-// `{ from, to }`, numbers of points.
+// Callsite totals at every point of the history, including the start and the end of the recording. A period is
+// `{ from, to }`, indices of points.
 class Points {
   constructor(profile) {
     this.profile = profile;
-    // Whether the profile is about all of a recording, not a window of it.
+    // Whether the profile covers the whole recording, not a window.
     this.isWhole = profile.header.window === null;
     this.held = new Map();
     const byTime = new Map();
@@ -31,17 +31,16 @@ class Points {
     }
   }
 
-  // Without instants that are as good as one with an occasion; of very many others, every so manieth: a list is to be chosen
-  // from.
+  // Removes points close to a dump or mark, and thins out the others so that the list stays usable.
   thin() {
-    const told = this.list.filter(({ occasion }) => occasion !== 0);
-    const near = ({ time }) => told.some((other) => Math.abs(other.time - time) < END_MILLIS);
+    const marked = this.list.filter(({ occasion }) => occasion !== 0);
+    const near = ({ time }) => marked.some((other) => Math.abs(other.time - time) < END_MILLIS);
     this.list = this.list.filter((point) => point.occasion !== 0 || !near(point));
-    const every = Math.ceil((this.list.length - told.length) / POINTS_MAX);
+    const every = Math.ceil((this.list.length - marked.length) / POINTS_MAX);
     this.list = this.list.filter(({ occasion }, at) => occasion !== 0 || at % every === 0 || at === this.list.length - 1);
   }
 
-  // The beginning and the end of the recording, where no instant is there.
+  // The start and the end of the recording, where the history has no points there.
   addEnds(span) {
     const first = this.list[0];
     if (first.occasion !== 0 || first.time > END_MILLIS) {
@@ -53,7 +52,7 @@ class Points {
     }
   }
 
-  // Whether nothing has happened after a point.
+  // Whether nothing happened after a point.
   isFinal(point) {
     const { live_bytes: live, alloc_bytes: allocated } = this.gather(point);
     const { callsites } = this.profile;
@@ -64,7 +63,7 @@ class Points {
     return this.list.length - 1;
   }
 
-  // Whether there is anything to choose from.
+  // Whether there are points to select.
   get any() {
     return this.list.length > 1;
   }
@@ -81,7 +80,7 @@ class Points {
     return occasion < 0 ? `mark (${when})` : when;
   }
 
-  // When a point is; to the millisecond, where one beside it would be called the same.
+  // Time of a point; to the millisecond where a neighbour would have the same label.
   timeText(at) {
     const { time } = this.list[at];
     const text = durationText(time);
@@ -89,14 +88,14 @@ class Points {
     return isShared && time >= 1000 && time < 3_600_000 ? `${(time / 1000).toFixed(3)} s` : text;
   }
 
-  // The points that windows lie between: dumps, marks and both ends; all of them where there are no dumps.
+  // The boundaries of windows: dumps, marks and both ends; all points where there are no dumps.
   boundaries() {
     const all = this.list.map((_, at) => at);
     const chosen = all.filter((at) => at === 0 || at === this.last || this.list[at].occasion !== 0);
     return chosen.length > 2 ? chosen : all;
   }
 
-  // Four columns of what callsites held at a point: live, and allocated since the recording began.
+  // Callsite totals at a point, in four columns: live, and allocated since the recording started.
   at(point) {
     if (!this.held.has(point)) {
       this.held.set(point, this.gather(point));
@@ -116,7 +115,7 @@ class Points {
     }
     for (const { history, callsites: columns, first, begun } of targets) {
       if (is === "start" && this.isWhole) {
-        // What is inherited is there from when its process is.
+        // Inherited blocks exist from the start of their process on.
         for (let at = first; at < first + columns.count && begun <= time + END_MILLIS; at += 1) {
           held.live_bytes[at] = callsites.opening_bytes[at];
           held.live_count[at] = callsites.opening_count[at];
@@ -140,7 +139,7 @@ class Points {
     return held;
   }
 
-  // Whether a process began in a period, and so came with what it inherited.
+  // Whether a process started in a period, with its inherited blocks.
   beganIn(target, { from, to }) {
     const begun = this.profile.targets[target].begun;
     return this.isWhole && begun > this.list[from].time + (from === 0 ? END_MILLIS : 0) && begun <= this.list[to].time;
@@ -157,7 +156,7 @@ class Points {
     return best;
   }
 
-  // The window that a time lies in.
+  // The window that contains a time.
   windowAt(time) {
     const boundaries = this.boundaries();
     for (let at = 1; at < boundaries.length; at += 1) {
@@ -168,7 +167,7 @@ class Points {
     return this.all();
   }
 
-  // The last window that is no mere rest: the recording's end often follows a dump at once.
+  // The last window of relevant length: the recording often ends right after a dump.
   lastWindow() {
     const boundaries = this.boundaries();
     const length = (at) => this.list[boundaries[at]].time - this.list[boundaries[at - 1]].time;
@@ -178,7 +177,7 @@ class Points {
     return at < 1 ? this.all() : { from: boundaries[at - 1], to: boundaries[at] };
   }
 
-  // All that the profile is about.
+  // The whole period of the profile.
   all() {
     return this.any ? { from: 0, to: this.last } : { from: -1, to: -1 };
   }

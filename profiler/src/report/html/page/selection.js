@@ -1,4 +1,4 @@
-// What is chosen: the one state of the page. Whoever shows something listens to it.
+// The selection: the state of the page. Views subscribe to it.
 
 class Selection {
   constructor(profile, points) {
@@ -8,12 +8,12 @@ class Selection {
     this.heap = "";
     this.groups = profile.json.by;
     this.period = points.all();
-    // What the period is compared with; null where it is not.
+    // The period to compare with; null for none.
     this.base = null;
-    // Whether the next click into the timeline chooses what is compared with.
+    // Whether the next click into the timeline selects the period to compare with.
     this.picksBase = false;
     this.isReversed = false;
-    // The function that stacks begin at; null for whole stacks.
+    // The function that stacks start at; null for full stacks.
     this.focus = null;
     this.colour = "module";
   }
@@ -22,7 +22,7 @@ class Selection {
     this.listeners.push(listener);
   }
 
-  // Changes some of it and tells what.
+  // Changes fields, and notifies listeners of them.
   change(changes) {
     Object.assign(this, changes);
     for (const listener of this.listeners) {
@@ -30,7 +30,7 @@ class Selection {
     }
   }
 
-  // Values to compare by: whether something that sums are made of is another.
+  // The fields that sums depend on.
   sumsKey() {
     return JSON.stringify([this.view, this.target, this.heap, this.period, this.base]);
   }

@@ -1,9 +1,9 @@
-// Callsites in rows that can be sorted, filtered and opened.
+// Table of callsites: sortable, filterable, with expandable rows.
 
 const ROWS_MORE = 50;
 const CHAIN_MAX = 5;
 
-// Where memory comes from, in a line: the program's own functions, the innermost first, or what there is.
+// A stack in a line: the program's own functions, innermost first, or whatever frames there are.
 function chainElement(profile, callsite) {
   const frames = profile.stack(callsite);
   const kind = (frame) => profile.functions.kind[profile.frames.function[frame]];
@@ -108,7 +108,7 @@ class CallsiteTable {
     this.filter();
   }
 
-  // Which functions a text is in, by number; null where there is no text.
+  // Functions whose name contains a text; null without a text.
   wanted() {
     const text = byId("table-filter").value.trim().toLowerCase();
     if (text === "") {
@@ -183,7 +183,7 @@ class CallsiteTable {
     fill(byId("table-body"), this.rows.slice(0, this.shown).flatMap((at) => this.row(at, columns)));
     const isFiltered = this.function !== null || byId("table-filter").value.trim() !== "";
     byId("table-empty").hidden = this.rows.length > 0;
-    byId("table-empty").textContent = isFiltered ? "No callsite of what is selected has that in its stack." : "No callsite allocated, freed or held anything of what is selected.";
+    byId("table-empty").textContent = isFiltered ? "No callsite in the selection matches the filter." : "The selection has no callsites.";
     byId("table-note").hidden = this.points.isAll(this.selection.period);
     const left = this.rows.length - this.shown;
     byId("table-more").hidden = left <= 0;
@@ -217,7 +217,7 @@ class CallsiteTable {
     byId("table-body").querySelector(`[data-callsite="${at}"]`)?.focus();
   }
 
-  // Opens a callsite's row, whatever hides it.
+  // Expands a callsite's row, after clearing filters that hide it.
   reveal(at) {
     byId("table-filter").value = "";
     this.ofFunction(null);

@@ -1,4 +1,4 @@
-// How quantities and names are written. Nothing here makes markup: what comes out is put into text nodes.
+// Formats quantities and names. Results are plain text for text nodes, never markup.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 const NAME_CHARS_MAX = 160;
@@ -20,23 +20,23 @@ function countText(number) {
   return Math.round(number).toLocaleString("en-US").replace("-", "−");
 }
 
-// An amount of a view's quantity, as short as it can be compared.
+// An amount of a view's quantity, rounded.
 function amountText(view, number) {
   return view.endsWith("bytes") ? sizeText(number) : countText(number);
 }
 
-// The same to the last digit.
+// The same with all digits.
 function wholeText(view, number) {
   const whole = countText(number);
   return view.endsWith("bytes") ? `${whole} bytes` : `${whole} ${whole === "1" ? "block" : "blocks"}`;
 }
 
-// With a sign, also where it grew.
+// With a sign.
 function changeText(view, number) {
   return `${number > 0 ? "+" : ""}${amountText(view, number)}`;
 }
 
-// A share of a whole: what is something is never `0.0%`.
+// A share of a whole. Nonzero shares are never `0.0%`.
 function shareText(part, whole) {
   if (!(whole > 0)) {
     return "–";
@@ -77,7 +77,7 @@ function durationText(millis) {
   return `${sign}${Math.floor(seconds / 86_400)}d ${Math.floor((seconds % 86_400) / 3600)}h`;
 }
 
-// A name in one line: characters that break it, or turn its direction around, are replaced.
+// A name in one line: replaces line breaks, control and bidirectional characters.
 function printable(name) {
   return name
     .replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]+/g, " ")
@@ -85,9 +85,9 @@ function printable(name) {
     .trim();
 }
 
-// The same, not longer than that.
+// The same, limited in length.
 function cut(name, charsMax = NAME_CHARS_MAX) {
-  // What is monstrous is cut before it is looked at.
+  // Cut very long names first: the replacements are linear in the length.
   const line = printable(name.length > charsMax * 4 ? name.slice(0, charsMax * 4) : name);
   return line.length > charsMax ? `${line.slice(0, charsMax - 1)}…` : line;
 }

@@ -1,11 +1,11 @@
-// How the heap grew, and which part of the recording is looked at. The chart is uPlot's; marks and windows on it are ours.
+// The heap over time, and the selected period. uPlot draws the chart; this file adds marks and windows.
 
-// The chosen targets' curve of a view: times in seconds, and amounts.
+// The selected targets' curve of a view: times in seconds, and amounts.
 function curveOf(profile, points, amounts, selection) {
   const name = field(selection.view);
   const chosen = profile.targets.filter((target, at) => (selection.target < 0 || selection.target === at) && target.history.curve.time.length > 0);
   if (selection.heap !== "" || chosen.length === 0) {
-    // Of a heap only the instants are known at which callsites were looked at.
+    // For a heap, only the points with callsite totals are known.
     const mask = amounts.mask(selection);
     const sum = (at) => points.at(at)[name].reduce((all, amount, callsite) => all + (mask[callsite] ? amount : 0), 0);
     return { isCoarse: true, data: [points.list.map(({ time }) => time / 1000), points.list.map((_, at) => sum(at))] };
@@ -13,7 +13,7 @@ function curveOf(profile, points, amounts, selection) {
   const steps = chosen.flatMap((target) => {
     const { time } = target.history.curve;
     const values = column(target.history.curve[name], time.length);
-    return time.map((moment, at) => [moment / 1000, values[at] - (at > 0 ? values[at - 1] : 0)]);
+    return time.map((point, at) => [point / 1000, values[at] - (at > 0 ? values[at - 1] : 0)]);
   });
   steps.sort((one, other) => one[0] - other[0]);
   const [times, values] = [[], []];
@@ -81,7 +81,7 @@ class Timeline {
     }
   }
 
-  // Goes to the window before or after.
+  // Selects the previous or next window.
   step(by) {
     const { points, selection } = this;
     const boundaries = points.boundaries();
@@ -122,10 +122,10 @@ class Timeline {
     byId("picks-base").checked = selection.picksBase;
     byId("picks-period").checked = !selection.picksBase;
     byId("period-all").disabled = points.isAll(selection.period);
-    this.tell(compares, profile.header.exact);
+    this.describe(compares, profile.header.exact);
   }
 
-  tell(compares) {
+  describe(compares) {
     const { selection, points, amounts } = this;
     const line = (period) => {
       const totals = amounts.totals(selection, period);
@@ -133,11 +133,11 @@ class Timeline {
       const inherited = totals.inherited_bytes > 0 ? `${sizeText(totals.inherited_bytes)} inherited at a fork, ` : "";
       return `${inherited}${sizeText(totals.alloc_bytes)} allocated in ${plural(totals.alloc_count, "block")}, ${sizeText(totals.free_bytes)} freed, ${sizeText(totals.live_bytes)} live at its end (${changeText("live-bytes", change)})`;
     };
-    const said = [element("p", {}, element("b", {}, points.periodText(selection.period)), `: ${line(selection.period)}`)];
+    const text = [element("p", {}, element("b", {}, points.periodText(selection.period)), `: ${line(selection.period)}`)];
     if (compares) {
-      said.push(element("p", {}, "compared with ", element("b", {}, points.periodText(selection.base)), `: ${line(selection.base)}`));
+      text.push(element("p", {}, "compared with ", element("b", {}, points.periodText(selection.base)), `: ${line(selection.base)}`));
     }
-    fill(byId("period-told"), said);
+    fill(byId("period-status"), text);
   }
 
   resize() {
@@ -181,7 +181,7 @@ class Timeline {
     this.listenToClicks();
   }
 
-  // Powers of two, so that sizes at the axis are round.
+  // Powers of two, for round sizes at the axis.
   steps() {
     return Array.from({ length: 50 }, (_, power) => 2 ** power);
   }
@@ -213,9 +213,9 @@ class Timeline {
 
   hover(chart) {
     const at = chart.cursor.idx;
-    const said = byId("timeline-value");
+    const text = byId("timeline-value");
     const { view } = this.selection;
-    said.textContent = at === null || at === undefined ? "" : `${durationText(this.data[0][at] * 1000)}: ${amountText(view, this.data[1][at])} (${wholeText(view, this.data[1][at])})`;
+    text.textContent = at === null || at === undefined ? "" : `${durationText(this.data[0][at] * 1000)}: ${amountText(view, this.data[1][at])} (${wholeText(view, this.data[1][at])})`;
   }
 
   shade(chart, colour) {
@@ -255,7 +255,7 @@ class Timeline {
       ctx.stroke();
       const text = occasion < 0 ? "mark" : `${occasion}`;
       const width = ctx.measureText(text).width + 6 * ratio;
-      // The last one has no room to its right.
+      // The last label does not fit to the right.
       const isLeft = x + width > bbox.left + bbox.width;
       const left = isLeft ? x - width : x;
       if (left > free) {
@@ -267,8 +267,7 @@ class Timeline {
     ctx.restore();
   }
 
-  // When live memory was highest, in seconds, and how high: as the books say, where they say it of what is chosen; else of what
-  // the curve has.
+  // Time in seconds and amount of the peak: from the totals where the selection has them, else from the curve.
   findPeak() {
     const { selection, profile, data: [times, values] } = this;
     if (!selection.view.startsWith("live") || values.length === 0) {

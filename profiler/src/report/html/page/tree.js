@@ -1,21 +1,21 @@
-// Stacks merged by function: the tree that a flame graph shows. Nodes stand after their parents, so one pass from the last
-// to the first sums them up.
+// Stacks merged by function: the tree of the flame graph. Nodes follow their parents, so one pass from the last to the first
+// sums them.
 
 // Sums of a tree for some amounts of callsites.
 class Tree {
   constructor(profile, selection) {
     this.profile = profile;
-    // Names that are no functions: groups, processes, what is missing from stacks. Their keys follow the functions'.
+    // Labels other than functions: groups, processes, missing frames. Their keys follow the functions'.
     this.words = [];
     this.wordKeys = new Map();
     this.size = 1;
-    // As much room as whole stacks need; reversed ones can need more.
-    const room = profile.nodeParent.length + 1024;
-    this.parent = new Int32Array(room);
-    this.key = new Int32Array(room);
+    // Capacity for full stacks; reversed ones can need more.
+    const capacity = profile.nodeParent.length + 1024;
+    this.parent = new Int32Array(capacity);
+    this.key = new Int32Array(capacity);
     this.key[0] = -1;
-    this.slots = new Int32Array(2 ** Math.ceil(Math.log2(room * 2)));
-    // The node at which each callsite ends; -1 where it is not in the tree.
+    this.slots = new Int32Array(2 ** Math.ceil(Math.log2(capacity * 2)));
+    // The leaf node of each callsite; -1 if it is not in the tree.
     this.end = new Int32Array(profile.count).fill(-1);
     for (let callsite = 0; callsite < profile.count; callsite += 1) {
       this.add(callsite, selection);
@@ -32,7 +32,7 @@ class Tree {
     return this.wordKeys.get(text);
   }
 
-  // Keys of what stands above a callsite's stack, the outermost first.
+  // Keys of the labels above a callsite's stack, outermost first.
   roots(callsite, groups) {
     const { profile } = this;
     const target = profile.targets[profile.callsites.target[callsite]];
@@ -84,7 +84,7 @@ class Tree {
     this.end[callsite] = at;
   }
 
-  // The child of a node with this key: found in a table of open addresses, or made.
+  // Finds or creates the child of a node with this key, in an open-addressing hash table.
   child(parent, key) {
     const mask = this.slots.length - 1;
     let slot = (Math.imul(parent, 0x9e3779b1) ^ Math.imul(key + 1, 0x85ebca6b)) >>> 0;
@@ -192,7 +192,7 @@ class Tree {
     return this.isFunction(node) ? this.profile.functionModule(this.key[node]) : "";
   }
 
-  // Modules by their widest nodes, the widest first, at most so many.
+  // Modules by their widest nodes, the widest first, up to a limit.
   modules(most) {
     const widest = new Float64Array(this.profile.functions.name.length);
     for (let node = 1; node < this.size; node += 1) {
@@ -210,7 +210,7 @@ class Tree {
     return [...byModule].sort((one, other) => other[1] - one[1]).slice(0, most).map(([module]) => module);
   }
 
-  // Which nodes' names match, by node, and how much all that is below such makes: its width, and its amounts.
+  // Matching nodes, and the total width and amounts below these.
   search(text) {
     const wanted = text.toLowerCase();
     const functions = this.profile.functions.name.map((_, at) => this.profile.functionName(at).toLowerCase().includes(wanted));

@@ -1,4 +1,4 @@
-//! What holds for the difference of any two profiles.
+//! Properties of the difference of any two profiles.
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use crate::model::{CallsiteProfile, Profile};
 use crate::report::diff::{Diff, Widths, table};
 use crate::report::{Format, View};
 
-/// Growth by what a line of folded text says.
+/// Growth by stack of the folded text.
 fn growth_of(folded: &str) -> Vec<(String, i128)> {
     let lines = folded.lines().map(|line| {
         let mut parts = line.rsplitn(3, ' ');
@@ -22,16 +22,16 @@ fn growth_of(folded: &str) -> Vec<(String, i128)> {
 
 proptest! {
     #[test]
-    fn from_a_profile_to_itself_nothing_grows(profile in properties::profile(), view in proptest::sample::select(View::ALL.to_vec())) {
+    fn a_profile_does_not_differ_from_itself(profile in properties::profile(), view in proptest::sample::select(View::ALL.to_vec())) {
         let diff = diff(&profile, &profile);
-        prop_assert!(diff.callsites.iter().all(|callsite| callsite.change.before == callsite.change.after));
-        prop_assert!(diff.callsites.iter().all(|callsite| callsite.change.growth(view) == 0.0));
+        prop_assert!(diff.callsites.iter().all(|callsite| callsite.delta.before == callsite.delta.after));
+        prop_assert!(diff.callsites.iter().all(|callsite| callsite.delta.growth(view) == 0.0));
         let folded = render(&diff, Format::Folded, view, Widths::After);
         prop_assert!(growth_of(&folded).iter().all(|(_, growth)| *growth == 0));
     }
 
     #[test]
-    fn the_way_back_is_the_way_there_with_the_other_sign(
+    fn the_reverse_difference_has_opposite_signs(
         a in properties::profile(),
         b in properties::profile(),
         view in proptest::sample::select(View::ALL.to_vec()),
@@ -39,7 +39,7 @@ proptest! {
         let (there, back) = (diff(&a, &b), diff(&b, &a));
         prop_assert_eq!(there.callsites.len(), back.callsites.len());
         let growth = |diff: &Diff<'_>| {
-            let mut growth: Vec<f64> = diff.callsites.iter().map(|callsite| callsite.change.growth(view)).collect();
+            let mut growth: Vec<f64> = diff.callsites.iter().map(|callsite| callsite.delta.growth(view)).collect();
             growth.sort_by(f64::total_cmp);
             growth
         };
@@ -49,7 +49,7 @@ proptest! {
         let [back_low, back_high] = back.total().confidence(view);
         prop_assert!((low + back_high).abs() <= 1e-9 * low.abs() && (high + back_low).abs() <= 1e-9 * high.abs());
         let lines = |diff: &Diff<'_>| render(diff, Format::Folded, view, Widths::After);
-        // Programs of different names are written in the order of the profiles.
+        // Labels of programs with different names depend on the order of the profiles.
         if there.programs.len() != 1 || there.programs[0].names[0] == there.programs[0].names[1] {
             let reversed: Vec<(String, i128)> = growth_of(&lines(&back)).into_iter().map(|(stack, growth)| (stack, -growth)).collect();
             prop_assert_eq!(growth_of(&lines(&there)), reversed);
@@ -63,7 +63,7 @@ proptest! {
         view in proptest::sample::select(View::ALL.to_vec()),
     ) {
         let diff = diff(&a, &b);
-        let sum: f64 = diff.callsites.iter().map(|callsite| callsite.change.growth(view)).sum();
+        let sum: f64 = diff.callsites.iter().map(|callsite| callsite.delta.growth(view)).sum();
         let of = |profile: &Profile| view.estimate(&crate::report::describe::totals(profile));
         let total = diff.total();
         prop_assert!((total.growth(view) - sum).abs() < 1e-3, "{} is not {sum}", total.growth(view));

@@ -47,10 +47,10 @@ fn base(module: usize) -> u64 {
 
 /// Gives each callsite of a target one of two threads, and the target a control group.
 pub(super) fn group(target: &mut TargetProfile) {
-    target.cgroup = Some("/system.slice/cached.service".into());
+    target.facts.cgroup = Some("/system.slice/cached.service".into());
     target.threads = vec![
-        ThreadProfile { tid: Tid(target.pid.0), name: Some(target.comm.as_str().into()) },
-        ThreadProfile { tid: Tid(target.pid.0 + 1), name: None },
+        ThreadProfile { tid: Tid(target.facts.pid.0), name: Some(target.facts.comm.as_str().into()) },
+        ThreadProfile { tid: Tid(target.facts.pid.0 + 1), name: None },
     ];
     for (at, callsite) in target.callsites.iter_mut().enumerate() {
         callsite.thread = Some(at % 2);

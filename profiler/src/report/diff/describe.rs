@@ -1,17 +1,18 @@
-//! A difference in words: what was compared, how, and what must be known to read it.
+//! Describes a difference as text: what was compared, how, and caveats.
 
-use super::{Change, Diff, Program, Side, is_same_recording};
+use super::comparison::{Delta, Diff, Program, Side};
+use super::matching::is_same_recording;
 use crate::model::{Profile, Window, WindowReason};
 use crate::report::{View, describe, text};
 
-/// Programs of one profile that are named.
+/// Maximum number of programs to list.
 const PROGRAMS_MAX: usize = 5;
 
-/// Recordings whose lengths differ by more than this part are not taken to be equally long.
+/// Maximum relative difference of lengths that count as equal.
 const LENGTH_TOLERANCE: f64 = 0.1;
 
-/// What sums of ended processes are called where stacks are listed.
-pub(super) const FOLDED: &str = "[processes that exited, of which sums alone are kept]";
+/// Label of the exited processes of which only totals are kept.
+pub(super) const FOLDED: &str = "[processes that exited, of which only totals are kept]";
 
 /// An amount with its sign: `+1.5 MiB`, `-3 blocks`, `0 B`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
@@ -31,18 +32,18 @@ pub(super) fn unsigned(view: View, amount: f64) -> String {
     view.amount(amount.round() as u64)
 }
 
-/// Between what the growth lies: `+1.0 MiB to +1.5 MiB`; nothing where it is exact.
-pub(super) fn range(view: View, change: &Change) -> Option<String> {
-    let [low, high] = change.confidence(view);
+/// Confidence interval of the growth: `+1.0 MiB to +1.5 MiB`; `None` where it is exact.
+pub(super) fn range(view: View, delta: &Delta) -> Option<String> {
+    let [low, high] = delta.confidence(view);
     (low < high).then(|| format!("{} to {}", signed(view, low), signed(view, high)))
 }
 
-/// The name of a file, safe to print.
+/// The name of the file, printable.
 pub(super) fn name(side: Side<'_>) -> String {
     text::printable(side.name).into_owned()
 }
 
-/// What was compared: the program, or how many.
+/// The compared program, or the number of programs.
 pub(super) fn subject(diff: &Diff<'_>) -> String {
     match diff.programs.as_slice() {
         [] => "no process".to_owned(),
@@ -51,7 +52,7 @@ pub(super) fn subject(diff: &Diff<'_>) -> String {
     }
 }
 
-/// How a profile was made: `app (pid 900) · from … · watched for 30.5s · sampled every 4 KiB · no losses`.
+/// How a profile was recorded: `app (pid 900) · from … · recorded for 30.5s · sampled every 4 KiB · no losses`.
 pub(super) fn side(profile: &Profile) -> String {
     [
         describe::subject(profile),
@@ -63,26 +64,18 @@ pub(super) fn side(profile: &Profile) -> String {
     .join(" · ")
 }
 
-/// How long a profile is about: `watched for 30.5s`, `window of 10s`.
+/// The length of a profile: `recorded for 30.5s`, `window of 10s`.
 fn span(profile: &Profile) -> String {
-    let length = text::duration(length_ns(profile));
+    let length = text::duration(describe::duration_ns(profile));
     match profile.window {
         Some(Window { reason: WindowReason::Peak, .. }) => "at its peak".to_owned(),
         Some(Window { number: Some(number), .. }) => format!("window {number} of {length}"),
         Some(_) => format!("window of {length}"),
-        None => format!("watched for {length}"),
+        None => format!("recorded for {length}"),
     }
 }
 
-/// In nanoseconds.
-fn length_ns(profile: &Profile) -> u64 {
-    match &profile.window {
-        Some(window) => window.end_unix_ns.saturating_sub(window.start_unix_ns),
-        None => describe::duration_ns(profile),
-    }
-}
-
-/// What must be known to read the difference, a line per fact.
+/// Caveats of the comparison, one per line.
 pub(super) fn notes(diff: &Diff<'_>, view: View) -> Vec<String> {
     let (before, after) = (diff.before.profile, diff.after.profile);
     let mut notes = Vec::new();
@@ -91,13 +84,13 @@ pub(super) fn notes(diff: &Diff<'_>, view: View) -> Vec<String> {
     }
     if is_same_recording(before, after) {
         notes.push(
-            "both are of one recording: what is in both was drawn once, so the growth is surer than its 95 % interval says"
+            "both are of one recording: blocks in both were sampled once, so the growth is more accurate than its 95 % interval"
                 .to_owned(),
         );
     }
     if describe::interval(before) != describe::interval(after) {
         notes.push(format!(
-            "before: {}, after: {}; both are unbiased, the rarer samples are less sure",
+            "before: {}, after: {}; both are unbiased, the larger interval is less accurate",
             describe::interval(before),
             describe::interval(after)
         ));
@@ -105,14 +98,14 @@ pub(super) fn notes(diff: &Diff<'_>, view: View) -> Vec<String> {
     let allocated = matches!(view, View::AllocBytes | View::AllocCount);
     if allocated && differ_in_length(before, after) {
         notes.push(format!(
-            "before: {}, after: {}; in the longer one more was allocated for that alone",
+            "before: {}, after: {}; the longer one has more allocations for that reason alone",
             span(before),
             span(after)
         ));
     }
     if before.window.is_some() != after.window.is_some() {
         notes.push(
-            "one is a window, the other a whole recording: allocated is of each one's own span, live is at its end"
+            "one is a window, the other a whole recording: allocations are of each one's own span, live blocks are at its end"
                 .to_owned(),
         );
     }
@@ -132,11 +125,11 @@ pub(super) fn notes(diff: &Diff<'_>, view: View) -> Vec<String> {
 
 #[expect(clippy::cast_precision_loss, reason = "for a comparison")]
 fn differ_in_length(before: &Profile, after: &Profile) -> bool {
-    let [a, b] = [before, after].map(|profile| length_ns(profile) as f64);
+    let [a, b] = [before, after].map(|profile| describe::duration_ns(profile) as f64);
     (a - b).abs() > LENGTH_TOLERANCE * a.max(b)
 }
 
-/// Programs that only one of the profiles has.
+/// Lists the programs that only one of the profiles has.
 fn alone(programs: &[Program], side: usize, when: &str) -> Option<String> {
     let names = programs.iter().filter(|program| program.targets[1 - side] == 0);
     let names: Vec<String> = names.map(|program| text::printable(&program.name()).into_owned()).collect();
@@ -146,7 +139,7 @@ fn alone(programs: &[Program], side: usize, when: &str) -> Option<String> {
     (!names.is_empty()).then(|| format!("only {when}: {}{more}", shown.join(", ")))
 }
 
-/// Which of the two misses something: `before: 12 events lost`.
+/// Losses of the incomplete profiles: `before: 12 events lost`.
 pub(super) fn losses(diff: &Diff<'_>) -> Vec<String> {
     [("before", diff.before.profile), ("after", diff.after.profile)]
         .into_iter()
@@ -155,9 +148,9 @@ pub(super) fn losses(diff: &Diff<'_>) -> Vec<String> {
         .collect()
 }
 
-/// Why no callsite is shown.
+/// Why no callsites are listed.
 pub(super) fn nothing(diff: &Diff<'_>, view: View) -> String {
-    if diff.callsites.iter().any(|callsite| !callsite.change.is_nothing(view)) {
+    if diff.callsites.iter().any(|callsite| !callsite.delta.is_zero(view)) {
         return format!("No callsite has more or fewer {} than before.", view.title());
     }
     format!("There are no {} in either profile.", view.title())

@@ -1,0 +1,141 @@
+//! Facts about processes: identity, lifetime and hooks.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::guardrails::Overhead;
+use crate::ids::Pid;
+use crate::ledger::totals::Totals;
+use crate::units::MonotonicNanos;
+
+/// What is known of a target besides its ledger.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TargetFacts {
+    pub pid: Pid,
+    /// `argv[0]`.
+    pub command: String,
+    /// The kernel's name for the process (`/proc/PID/comm`), at most 15 bytes.
+    pub comm: String,
+    /// Control group, as a path from the hierarchy's root; `None` where the kernel did not report one.
+    #[serde(default)]
+    pub cgroup: Option<Arc<str>>,
+    pub beginning: Beginning,
+    pub exited: bool,
+    /// The process executed another program, which is a target of its own.
+    pub replaced: bool,
+    /// Exit status, where the kernel reports it.
+    pub exit_code: Option<i32>,
+    /// When its probes were detached because they exceeded a limit. The profile is as of then.
+    pub detached: Option<MonotonicNanos>,
+    /// Cost of its probes, where known.
+    pub overhead: Option<Overhead>,
+}
+
+impl TargetFacts {
+    /// Facts about a running process.
+    pub fn running(pid: Pid, command: &str, comm: &str, beginning: Beginning) -> Self {
+        Self {
+            pid,
+            command: command.to_owned(),
+            comm: comm.to_owned(),
+            cgroup: None,
+            beginning,
+            exited: false,
+            replaced: false,
+            exit_code: None,
+            detached: None,
+            overhead: None,
+        }
+    }
+}
+
+/// How and when a process became a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beginning {
+    pub origin: Origin,
+    /// When its probes were attached.
+    pub time: MonotonicNanos,
+    /// How long the program, or the copy of its parent, had existed by then, where known.
+    pub delay_ns: Option<u64>,
+    /// The probes were attached before the first allocation.
+    pub from_first_call: bool,
+}
+
+impl Beginning {
+    pub fn running(time: MonotonicNanos) -> Self {
+        Self { origin: Origin::Running, time, delay_ns: None, from_first_call: false }
+    }
+}
+
+/// How a process became a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Origin {
+    /// It ran already.
+    Running,
+    /// This target forked it.
+    Forked(Pid),
+    Executed,
+    /// heapbpf started it.
+    Launched,
+}
+
+/// A hook of a target, attached or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookStatus {
+    pub function: String,
+    /// The module that defines the function, as the target sees its path.
+    pub module: String,
+    /// How it was attached (`perf`, …).
+    pub backend: String,
+    /// Offset of the probed instruction in the module's file.
+    pub offset: u64,
+    /// That instruction in the syntax of GNU tools, where decoded.
+    pub instruction: Option<String>,
+    /// The kernel emulates the instruction, which makes the probe cheap; otherwise it single-steps.
+    pub emulated: Option<bool>,
+    /// The profile is incomplete without this hook.
+    pub required: bool,
+    /// Why it is not attached, if it is not.
+    pub error: Option<String>,
+}
+
+impl HookStatus {
+    /// Whether the profile is incomplete because the hook is not attached.
+    pub fn is_missing(&self) -> bool {
+        self.required && self.error.is_some()
+    }
+}
+
+/// A process that could not be profiled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Skipped {
+    /// Process id.
+    #[cfg_attr(test, schemars(with = "u32"))]
+    pub pid: Pid,
+    /// `argv[0]`.
+    pub command: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Processes that match the selection and have no profile of their own.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Others {
+    /// The first processes that could not be profiled.
+    pub skipped: Vec<Skipped>,
+    /// Number of processes that could not be profiled.
+    pub skipped_count: u64,
+    /// Number of processes that exited before their probes were attached.
+    pub short_lived_count: u64,
+    /// Number of forked processes whose inherited blocks did not fit into the live set.
+    pub not_inherited_count: u64,
+    /// Number of exited processes of which only totals are kept.
+    pub folded_count: u64,
+    /// Totals of these processes.
+    pub folded_totals: Totals,
+    /// Largest interval of their heaps, in bytes; `None` where they had none.
+    pub folded_interval_bytes: Option<u64>,
+}

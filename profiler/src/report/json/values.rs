@@ -1,0 +1,153 @@
+//! Values in JSON reports: amounts, addresses, names and counts by reason.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
+
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::report::text;
+use crate::units::{EstimatedBytes, EstimatedCount, EstimatedMicros};
+
+/// An integer where every allocation is recorded, a float where it is an estimate.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(untagged)]
+pub(in crate::report) enum Amount {
+    Exact(u64),
+    /// An exact number below 0, by its absolute value.
+    #[serde(skip_deserializing)]
+    Below(u64),
+    Estimate(f64),
+}
+
+impl Amount {
+    pub(in crate::report) fn of_bytes(bytes: EstimatedBytes, exact: bool) -> Self {
+        match exact {
+            true if bytes < EstimatedBytes::ZERO => Self::Below((EstimatedBytes::ZERO - bytes).rounded()),
+            true => Self::Exact(bytes.rounded()),
+            false => Self::Estimate(bytes.to_f64()),
+        }
+    }
+
+    pub(in crate::report) fn of_count(count: EstimatedCount, exact: bool) -> Self {
+        match exact {
+            true if count < EstimatedCount::ZERO => Self::Below((EstimatedCount::ZERO - count).rounded()),
+            true => Self::Exact(count.rounded()),
+            false => Self::Estimate(count.to_f64()),
+        }
+    }
+
+    /// In nanoseconds; a float where a `u64` would overflow.
+    pub(super) fn of_nanos(micros: EstimatedMicros, exact: bool) -> Self {
+        match micros.rounded().checked_mul(1000) {
+            Some(nanos) if exact => Self::Exact(nanos),
+            _ => Self::Estimate(micros.to_f64() * 1000.0),
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "floats are the report's estimates")]
+    pub(super) fn to_f64(self) -> f64 {
+        match self {
+            Self::Exact(number) => number as f64,
+            Self::Below(distance) => -(distance as f64),
+            Self::Estimate(number) => number,
+        }
+    }
+}
+
+impl Default for Amount {
+    fn default() -> Self {
+        Self::Exact(0)
+    }
+}
+
+impl Serialize for Amount {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Exact(number) => serializer.serialize_u64(number),
+            Self::Below(distance) => serializer.serialize_i128(-i128::from(distance)),
+            Self::Estimate(number) => serializer.serialize_f64(number),
+        }
+    }
+}
+
+/// An address in hexadecimal: readers that parse numbers as floats would lose bits of a `u64`.
+#[derive(Clone, Copy)]
+pub(in crate::report) struct Hex(pub(in crate::report) u64);
+
+impl Serialize for Hex {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:#x}", self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Hex {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let digits = Cow::<str>::deserialize(deserializer)?;
+        let number = digits.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let invalid = || D::Error::custom(format_args!("`{}` is not a hexadecimal address", text::printable(&digits)));
+        number.map(Self).ok_or_else(invalid)
+    }
+}
+
+/// An enum of the model, by its variant's name in reports.
+#[derive(Clone, Copy)]
+pub(crate) struct Name<T>(pub(super) T);
+
+impl<T: Copy + Into<&'static str>> Serialize for Name<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0.into())
+    }
+}
+
+impl<'de, T: FromStr> Deserialize<'de> for Name<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = Cow::<str>::deserialize(deserializer)?;
+        let unknown = |_| D::Error::custom(format_args!("unknown value `{}`", text::printable(&name)));
+        name.parse().map(Self).map_err(unknown)
+    }
+}
+
+/// Counts by reason: an object whose fields are in the order of the list.
+#[derive(Clone)]
+pub(in crate::report) struct Counts<'a, K: Clone>(pub(in crate::report) Cow<'a, [(K, u64)]>);
+
+impl<K: Clone + Serialize> Serialize for Counts<'_, K> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(reason, count)| (reason, count)))
+    }
+}
+
+impl<'de, K: Clone + Deserialize<'de>> Deserialize<'de> for Counts<'_, K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder<K>(PhantomData<K>);
+
+        impl<'de, K: Deserialize<'de>> Visitor<'de> for InOrder<K> {
+            type Value = Vec<(K, u64)>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("counts by reason")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut counts = Vec::new();
+                let mut sum = 0_u64;
+                while let Some((reason, count)) = map.next_entry::<K, u64>()? {
+                    let more = sum.checked_add(count);
+                    sum = more.ok_or_else(|| A::Error::custom("the sum of the counts exceeds 64 bits"))?;
+                    counts.push((reason, count));
+                }
+                Ok(counts)
+            }
+        }
+
+        deserializer.deserialize_map(InOrder(PhantomData)).map(|counts| Self(Cow::Owned(counts)))
+    }
+}
+
+/// Two hexadecimal digits for each byte.
+pub(in crate::report) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
