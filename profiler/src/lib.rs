@@ -1,5 +1,7 @@
 //! heapbpf's agent. Modules are in the order of the pipeline.
 
+#![expect(missing_docs, reason = "no stable interface: `internals` re-exports internal items")]
+
 mod address;
 mod ids;
 mod memory;
@@ -118,7 +120,7 @@ pub mod internals {
             pub mod auxv {
                 pub use crate::linux::proc::auxv::Auxv;
             }
-            pub mod regions {
+            pub mod maps {
                 pub use crate::linux::proc::maps::{Region, RegionKind, region_of, regions};
             }
         }

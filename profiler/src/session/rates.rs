@@ -19,7 +19,7 @@ use crate::bpf::load::Kernel;
 use crate::ids::HeapId;
 use crate::ingest::event::Event;
 use crate::linux::clock;
-use crate::model::{ChangeReason, IntervalChange};
+use crate::model::IntervalChange;
 use crate::probe::plan::Plan;
 use crate::report::text;
 use crate::units::MonotonicNanos;
@@ -194,13 +194,7 @@ impl Rates {
     fn describe(&self, change: &RateChange) -> String {
         let heap = self.name(change.heap);
         let [from, to] = [change.from, change.to].map(|interval| text::round_size(u64::from(interval.bytes())));
-        let reason = match change.reason {
-            ChangeReason::RingFull => "ring buffer full",
-            ChangeReason::RingFilling => "ring buffer more than half full",
-            ChangeReason::LiveSetFilling => "live set nearly full",
-            ChangeReason::Quiet => "load dropped",
-        };
-        format!("{reason}: heap {heap} is sampled every {to} instead of {from}")
+        format!("heap {heap} is sampled every {to} instead of {from}: {}", change.reason.explanation())
     }
 
     fn name(&self, heap: HeapId) -> &str {

@@ -301,10 +301,10 @@ impl Session {
     fn balance(&mut self, fill_bytes: u64) {
         let now = clock::now().monotonic;
         let is_filling = fill_bytes > u64::from(self.config.ring_bytes) / 2;
-        if self.rates.is_due(now, is_filling) {
-            if let Err(error) = self.adapt(now, fill_bytes) {
-                debug!("{error}");
-            }
+        if self.rates.is_due(now, is_filling)
+            && let Err(error) = self.adapt(now, fill_bytes)
+        {
+            debug!("{error}");
         }
         if self.resync.is_read() && self.take_records() {
             self.finish_pass();
