@@ -266,12 +266,12 @@ mod tests {
             ("", "it is empty"),
             ("<svg/>", "it is an image"),
             ("main;f 12", "neither one of heapbpf's JSON reports nor a recording"),
-            ("{\"version\": 1", "not JSON, or not all of it"),
+            ("{\"version\": 1", "not JSON, or truncated"),
             ("{\"version\": 2}", "has version 2 of the report"),
             ("{\"version\": 1, \"kind\": \"diff\"}", "the difference of two profiles"),
             ("{\"version\": 1, \"kind\": \"leaks\"}", "a report of `heapbpf leaks`"),
             ("{\"version\": 1}", "missing field `interval_bytes`"),
-            ("{\"name\": \"x\"}", "it says no version"),
+            ("{\"name\": \"x\"}", "it has no version"),
         ] {
             let path = folder.path().join("x.json");
             std::fs::write(&path, text).expect("written");

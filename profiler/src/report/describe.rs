@@ -210,7 +210,7 @@ pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
     let others = &profile.others;
     if others.short_lived_count > 0 {
         lines.push(format!(
-            "{} exited before its probes were attached",
+            "{} exited before probes were attached",
             text::counted(others.short_lived_count, "process")
         ));
     }

@@ -59,8 +59,8 @@ fn resource(target: &TargetProfile) -> Resource {
     let cgroup = target.facts.cgroup.as_deref();
     let text = |key, value: &str| (key, Value::StringValue(value.to_owned()));
     let attributes = [
-        Some(("process.facts.pid", Value::IntValue(target.facts.pid.0.into()))),
-        Some(text("process.facts.command", &target.facts.command)),
+        Some(("process.pid", Value::IntValue(target.facts.pid.0.into()))),
+        Some(text("process.command", &target.facts.command)),
         Some(text("process.executable.name", &target.facts.comm)),
         cgroup.map(|cgroup| text("process.linux.cgroup", cgroup)),
         cgroup.and_then(container_id).map(|id| text("container.id", id)),
