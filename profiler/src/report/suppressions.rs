@@ -71,7 +71,7 @@ impl Suppressions {
     }
 
     /// Whether a pattern matches a name: for blocks without a stack, the only candidate is the name of their type.
-    pub(crate) fn matches_name(&self, name: &str) -> bool {
+    pub fn matches_name(&self, name: &str) -> bool {
         self.patterns.iter().any(|pattern| pattern.matches(name))
     }
 }
