@@ -16,8 +16,8 @@ use std::path::PathBuf;
 use heapbpf::internals::address::{FileOffset, TargetAddr};
 use heapbpf::internals::collect::ThreadState;
 use heapbpf::internals::ids::Tid;
-use heapbpf::internals::memory::Copied;
 use heapbpf::internals::linux::proc::maps::{Region, RegionKind, region_of};
+use heapbpf::internals::memory::Copied;
 
 use crate::bytes::Bytes;
 

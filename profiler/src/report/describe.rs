@@ -209,10 +209,8 @@ pub(super) fn beginnings(profile: &Profile) -> Vec<String> {
     }
     let others = &profile.others;
     if others.short_lived_count > 0 {
-        lines.push(format!(
-            "{} exited before probes were attached",
-            text::counted(others.short_lived_count, "process")
-        ));
+        lines
+            .push(format!("{} exited before probes were attached", text::counted(others.short_lived_count, "process")));
     }
     if let Some(first) = others.skipped.first() {
         let count = text::counted(others.skipped_count, "process");
