@@ -62,7 +62,7 @@ fn has_links(attach_type: AttachType) -> io::Result<()> {
     if supports(attach_type)? { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
 }
 
-/// Without permission to try, a failure says nothing about the kernel.
+/// Without permission to try, a failure proves nothing about the kernel.
 fn judge(error: &io::Error) -> Support {
     match error.kind() {
         io::ErrorKind::PermissionDenied => Support::Unknown(error.to_string()),

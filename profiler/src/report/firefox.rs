@@ -16,7 +16,8 @@ use super::presentation::Presentation;
 use super::spec::FormatSpec;
 use crate::model::history::{Held, Moment};
 use crate::model::{ModuleProfile, Profile, TargetProfile, base_name};
-use thread::{Context, Libs, Part, Span, ThreadFields, millis, parts};
+use allocations::Span;
+use thread::{Context, Libs, Part, ThreadFields, millis, parts};
 
 mod allocations;
 mod thread;

@@ -8,12 +8,7 @@
 //! Everything here is a function of bytes, except [`cache`], which reads and writes its own files. Targets control the contents of
 //! modules: work and memory are bounded, and omissions are counted by reason.
 
-/// CPU-specific code, behind the same interface for each CPU.
-mod arch {
-    mod x86_64;
-
-    pub(super) use x86_64::*;
-}
+mod arch;
 pub(crate) mod cache;
 pub(crate) mod cfi;
 pub(crate) mod compact;

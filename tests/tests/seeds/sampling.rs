@@ -47,7 +47,7 @@ fn assert_within(what: &str, expected: &Expected, count: f64, bytes: f64) {
 /// Returns both bounds of an interval in the report.
 #[track_caller]
 fn bounds(interval: &Value) -> RangeInclusive<f64> {
-    let end = |place: usize| interval[place].as_f64().unwrap_or_else(|| panic!("`{interval}` is no interval"));
+    let end = |place: usize| interval[place].as_f64().unwrap_or_else(|| panic!("`{interval}` is not an interval"));
     end(0)..=end(1)
 }
 

@@ -15,7 +15,7 @@ type Flow = [u64; 4];
 #[track_caller]
 fn windows(heapbpf: &Heapbpf) -> Vec<(Value, Flow)> {
     let whole = json(heapbpf, "out.json");
-    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("`{value}` is no number"));
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("`{value}` is not a number"));
     let files: Vec<String> = heapbpf.files().into_iter().filter(|file| file.starts_with("out.0")).collect();
     let (mut start, mut live, mut allocated) = (whole["started_unix_ns"].clone(), 0, 0);
     let mut windows = Vec::new();

@@ -3,11 +3,38 @@
 //! The Firefox Profiler works with single blocks: a block is retained if it was allocated and not freed. The sums of a callsite become
 //! few blocks: one for everything allocated by one point in time and freed by another.
 
-use super::thread::Span;
 use crate::model::history::Change;
-use crate::model::{CallsiteProfile, TargetProfile};
+use crate::model::{CallsiteProfile, Profile, TargetProfile};
 use crate::report::dumps::rounded;
 use crate::report::presentation::View;
+use crate::report::{caption, describe};
+use crate::units::MonotonicNanos;
+
+/// The time that a profile covers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span<'a> {
+    profile: &'a Profile,
+    /// The profile is not of a window.
+    pub(super) is_whole: bool,
+    pub(super) start_unix_ns: u64,
+    pub(super) duration_ns: u64,
+}
+
+impl<'a> Span<'a> {
+    pub(super) fn of(profile: &'a Profile) -> Self {
+        Self {
+            profile,
+            is_whole: profile.window.is_none(),
+            start_unix_ns: caption::start_unix_ns(profile),
+            duration_ns: describe::duration_ns(profile),
+        }
+    }
+
+    /// Nanoseconds since the start, clamped to the span.
+    pub(super) fn since(&self, time: MonotonicNanos) -> u64 {
+        self.profile.unix_ns(time).saturating_sub(self.start_unix_ns).min(self.duration_ns)
+    }
+}
 
 /// Bytes that were allocated and freed at the same times, in nanoseconds since the start of the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

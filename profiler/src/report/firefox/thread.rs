@@ -4,14 +4,12 @@ use rustc_hash::FxHashMap;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::allocations::allocations;
+use super::allocations::{Span, allocations};
 use crate::model::history::Occasion;
 use crate::model::{CallsiteProfile, Frame, FrameId, Profile, TargetProfile, base_name};
 use crate::report::frames::{CodeLocation, call_address, calls, frame, gap_frames, group_frame};
 use crate::report::intern::Interner;
 use crate::report::presentation::{Group, Presentation};
-use crate::report::{caption, describe};
-use crate::units::MonotonicNanos;
 
 /// Indices into the categories of `meta`.
 const CATEGORY_NATIVE: usize = 1;
@@ -46,32 +44,6 @@ pub(super) struct Context<'a> {
     pub(super) presentation: &'a Presentation,
     pub(super) libs: &'a Libs<'a>,
     pub(super) span: Span<'a>,
-}
-
-/// The time that a profile covers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Span<'a> {
-    profile: &'a Profile,
-    /// The profile is not of a window.
-    pub(super) is_whole: bool,
-    pub(super) start_unix_ns: u64,
-    pub(super) duration_ns: u64,
-}
-
-impl<'a> Span<'a> {
-    pub(super) fn of(profile: &'a Profile) -> Self {
-        Self {
-            profile,
-            is_whole: profile.window.is_none(),
-            start_unix_ns: caption::start_unix_ns(profile),
-            duration_ns: describe::duration_ns(profile),
-        }
-    }
-
-    /// Nanoseconds since the start, clamped to the span.
-    pub(super) fn since(&self, time: MonotonicNanos) -> u64 {
-        self.profile.unix_ns(time).saturating_sub(self.start_unix_ns).min(self.duration_ns)
-    }
 }
 
 /// Converts nanoseconds to the format's unit.

@@ -131,7 +131,7 @@ fn the_same_profile_gives_the_same_bytes() {
 fn an_image_without_stacks_has_the_reason() {
     for (profile, expected) in [
         (profiles::empty(), "allocated nothing during the recording, or too little to be sampled"),
-        (profiles::unwatched(), "no allocator function could be hooked"),
+        (profiles::unhooked(), "no allocator function could be hooked"),
         (profiles::freed(), "1000 B were allocated during the recording, all of it freed"),
         (profiles::nobody(), "no process was profiled"),
     ] {

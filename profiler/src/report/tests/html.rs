@@ -213,7 +213,7 @@ fn large(callsites: u32, depth: u32) -> Profile {
     profile
 }
 
-/// A history of twelve instants, of which four are dumps and one is a mark.
+/// A history of twelve points in time, of which four are dumps and one is a mark.
 fn grow(profile: &mut Profile) {
     let begun = profile.started_monotonic_ns;
     let time = |second: u64| MonotonicNanos(begun + second * 1_000_000_000);
@@ -255,7 +255,7 @@ fn grow(profile: &mut Profile) {
 
 /// 10,000 callsites of 40 frames, 350,000 nodes in all, in a page of moderate size.
 #[test]
-#[expect(clippy::print_stdout, reason = "a figure for whoever asks for it")]
+#[expect(clippy::print_stdout, reason = "prints a figure on request")]
 fn a_large_page_is_small_enough() {
     const BYTES_MAX: usize = 2 << 20;
     let profile = large(10_000, 40);

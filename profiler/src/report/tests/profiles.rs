@@ -100,11 +100,9 @@ pub(in crate::report) fn sampled() -> Profile {
     ];
     let health = Health {
         events: 1_234_567,
-        lost: vec![
-            (Loss::from("missed_free".to_owned()), 1),
-            (Loss::from("ring_full".to_owned()), 12_345),
-            (Loss::from("brand_new".to_owned()), 2),
-        ],
+        lost: [("missed_free", 1), ("ring_full", 12_345), ("brand_new", 2)]
+            .map(|(name, count)| (Loss::from(name.to_owned()), count))
+            .to_vec(),
         unwind: vec![
             ("complete".to_owned(), 49),
             ("truncated".to_owned(), 12),
@@ -181,7 +179,7 @@ pub(super) fn empty() -> Profile {
 }
 
 /// A process none of whose hooks could be attached.
-pub(super) fn unwatched() -> Profile {
+pub(super) fn unhooked() -> Profile {
     let mut profile = empty();
     for hook in &mut profile.targets[0].heaps[0].hooks {
         hook.error = Some("not permitted; run as root".to_owned());
@@ -211,7 +209,7 @@ pub(super) fn named() -> [(&'static str, Profile); 8] {
         ("mixed", mixed()),
         ("nameless", nameless()),
         ("empty", empty()),
-        ("unwatched", unwatched()),
+        ("unhooked", unhooked()),
         ("freed", freed()),
         ("nobody", nobody()),
     ]

@@ -15,7 +15,7 @@ fn goldens() {
         ("mixed", profiles::mixed(), View::LiveBytes, Some(100)),
         ("nameless", profiles::nameless(), View::LiveBytes, Some(80)),
         ("empty", profiles::empty(), View::LiveBytes, Some(80)),
-        ("unwatched", profiles::unwatched(), View::LiveBytes, Some(80)),
+        ("unhooked", profiles::unhooked(), View::LiveBytes, Some(80)),
         ("freed", profiles::freed(), View::LiveBytes, Some(80)),
         ("nobody", profiles::nobody(), View::LiveBytes, Some(80)),
     ] {

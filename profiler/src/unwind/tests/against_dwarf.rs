@@ -240,7 +240,7 @@ fn compare(path: &Path, steps: usize) -> Counts {
                 Rule::GAP | Rule::FRAME_POINTER | Rule::UNSUPPORTED => {}
                 _ if bp_lost => {}
                 // The entry point may be marked without unwind information.
-                Rule::END => assert!(matches!(word, Outcome::End | Outcome::Unknown), "{place}: DWARF says {word:?}"),
+                Rule::END => assert!(matches!(word, Outcome::End | Outcome::Unknown), "{place}: DWARF has {word:?}"),
                 _ => assert_eq!(got, word, "{place}: DWARF differs, return address: {is_return_address}"),
             }
             let seen = match (rule, rule.cfa()) {

@@ -3,7 +3,7 @@
 # Only for those who change a version: the files are in the repository, and building heapbpf takes no network.
 #
 # Usage: profiler/src/report/html/vendor/fetch.sh
-# After a change of a version: `sha256sum uplot/* > SHA256SUMS` in this folder, once the new files have been looked at.
+# After a change of a version: `sha256sum uplot/* > SHA256SUMS` in this folder, once the new files have been reviewed.
 set -eu
 
 # https://github.com/leeoniya/uPlot, MIT
