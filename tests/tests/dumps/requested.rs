@@ -82,7 +82,7 @@ fn a_command_is_dumped_and_does_not_receive_the_signals() {
     wait_until("the first dump", || launched.file("out.0001.json").exists());
     launched.target.work("+11:40 -0");
     kill_process(launched.heapbpf(), Signal::USR2).expect("it runs");
-    wait_until("the mark", || heapbpf_tests::heapbpf::text(&launched.file("stderr")).contains("marked at "));
+    wait_until("the mark", || heapbpf_tests::heapbpf::text(&launched.file("stderr")).contains("mark set at "));
     launched.target.work("+12:2");
     assert_eq!(status(launched.command(), "Name"), "slots", "the signals would have ended it");
     launched.target.exit(23);
