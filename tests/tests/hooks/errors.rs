@@ -124,5 +124,5 @@ fn missing_functions_of_a_stripped_program_are_reported() {
 fn a_missing_heap_that_is_the_only_one_selected_is_an_error() {
     let target = Target::spawn(&mut Command::new(linked().build()));
     let text = heapbpf(target.pid(), "--heap pool", &hooks("libpool.so*", "")).run().expect_error(1);
-    assert!(text.contains("only `libc`") && text.contains("--heap"), "{text}");
+    assert!(text.contains("available: `libc`") && text.contains("--heap"), "{text}");
 }
