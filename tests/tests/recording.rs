@@ -284,7 +284,7 @@ fn a_limited_file_is_folded_and_totals_are_kept() {
     let totals = converted.report().process(target.pid()).totals.exact();
     assert_eq!((totals.alloc_count, totals.live_count), (401_000, 1000));
     let before = Converted::of(&heapbpf.file("out.heapbpf"), &["--from".to_owned(), "1ms".to_owned()]).expect_code(2);
-    assert!(before.stderr().contains("was folded (`--max-size`)"), "{}", before.stderr());
+    assert!(before.stderr().contains("were folded (`--max-size`)"), "{}", before.stderr());
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn a_limit_too_small_for_the_live_blocks_is_reported() {
     }
     let outcome = session.interrupt().expect_code(1);
     assert!(outcome.stderr.contains("the state of live blocks alone takes "), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("`--max-size` is 256.0 KiB; allow more"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("more than `--max-size` 256.0 KiB; raise it"), "{}", outcome.stderr);
     let report = heapbpf.report("out.json");
     assert_eq!(report.process(target.pid()).totals.exact().live_count, 900_000, "the session goes on");
 }

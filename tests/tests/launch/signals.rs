@@ -114,7 +114,7 @@ fn after_the_duration_the_report_is_written_and_the_command_waited_for() {
     report.assert_complete();
     assert_whole(&report.targets[0], Counts::kept(5, 385), "launch", "libc");
     assert!(!report.targets[0].exited);
-    wait_until("word of it", || text(&launched.file("stderr")).contains("is waited for"));
+    wait_until("word of it", || text(&launched.file("stderr")).contains("waiting for it to exit"));
     launched.target.work("keep 77 5");
     launched.target.exit(23);
 }
