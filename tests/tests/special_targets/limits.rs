@@ -54,7 +54,7 @@ fn sixty_four_mebibytes_suffice_or_are_an_error_with_that_reason() {
         heapbpf.report("out.json").assert_complete();
     } else {
         let text = outcome.expect_error(FAILED);
-        assert!(text.contains("not enough memory") && text.contains("--ring-size"), "{text}");
+        assert!(text.contains("not enough kernel memory") && text.contains("--ring-size"), "{text}");
         assert!(heapbpf.files().is_empty(), "{:?}", heapbpf.files());
     }
     assert_unharmed(&mut target);

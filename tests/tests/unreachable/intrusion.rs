@@ -50,7 +50,7 @@ fn a_process_is_killed_during_a_snapshot() {
     let session = begin(&mut heapbpf, &target);
     target.kill();
     let text = session.wait().expect_error(FAILED);
-    assert!(text.contains(&format!("`{}`", target.pid())) && text.contains("ended"), "{text}");
+    assert!(text.contains(&format!("`{}`", target.pid())) && text.contains("exited"), "{text}");
 }
 
 #[test]

@@ -189,7 +189,7 @@ fn hostile_names_do_nothing() {
     assert_eq!(amount(&seen, "/heaps"), 3.0);
     assert!((by_heap - amount(&seen, "/all")).abs() < 1e-6, "{} is not {by_heap}", seen["all"]);
     // The same page shows that events were dropped: then it calls nothing exact.
-    assert_eq!(text(&seen, "/note"), "exact but for what was lost");
+    assert_eq!(text(&seen, "/note"), "exact except for losses");
     assert!(text(&seen, "/accuracy").contains("3 events were lost"), "{}", seen["accuracy"]);
 }
 
