@@ -95,7 +95,7 @@ class FlamePanel {
     this.flame.chosen = node;
     this.flame.show(this.tree, node, this.selection.colour);
     byId("flame-reset").disabled = node === 0 && this.selection.focus === null;
-    this.describe(node);
+    this.showDetail(node);
   }
 
   reset() {
@@ -111,7 +111,7 @@ class FlamePanel {
     this.flame.chosen = node;
     this.flame.reveal(node);
     this.flame.draw();
-    this.describe(node);
+    this.showDetail(node);
   }
 
   search() {
@@ -193,7 +193,7 @@ class FlamePanel {
   }
 
   // The line below the graph: the selected node with its full name, and its actions.
-  describe(node) {
+  showDetail(node) {
     const { tree, selection } = this;
     const buttons = [];
     const button = (label, act) => buttons.push(element("button", { type: "button", onclick: () => this.keepFocus(act) }, label));
