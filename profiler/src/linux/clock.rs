@@ -1,5 +1,6 @@
 //! Clocks, and resource usage of the agent.
 
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -16,12 +17,17 @@ pub(crate) struct Instant {
     pub unix_ns: u64,
 }
 
+/// The current time. The wall clock is read once: later times are that plus the monotonic time since, so that setting the clock
+/// during a recording changes no duration and no order.
 pub(crate) fn now() -> Instant {
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Instant {
-        monotonic: MonotonicNanos(nanos(clock_gettime(ClockId::Monotonic))),
-        unix_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
-    }
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    let monotonic = MonotonicNanos(nanos(clock_gettime(ClockId::Monotonic)));
+    let first = FIRST.get_or_init(|| {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Instant { monotonic, unix_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX) }
+    });
+    let elapsed_ns = monotonic.0.saturating_sub(first.monotonic.0);
+    Instant { monotonic, unix_ns: first.unix_ns.saturating_add(elapsed_ns) }
 }
 
 /// CPU time used by this process, in nanoseconds.
@@ -59,6 +65,14 @@ fn nanos(time: Timespec) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn both_clocks_advance_by_the_same_time() {
+        let (before, after) = (now(), now());
+        assert_eq!(after.unix_ns - before.unix_ns, after.monotonic.0 - before.monotonic.0);
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos();
+        assert!(u128::from(after.unix_ns).abs_diff(unix) < 60_000_000_000, "{after:?} {unix}");
+    }
 
     #[test]
     fn cpu_time_of_a_process_is_read_by_pid() {
