@@ -1,7 +1,6 @@
 //! Tests with real processes.
 
 use super::fixture::{Subject, collect_here};
-use super::roots::root_spans;
 use super::*;
 use crate::address::TargetAddr;
 
@@ -67,27 +66,4 @@ fn a_panic_of_the_caller_resumes_the_process() {
     subject.check_answers();
     assert_eq!(collected(&subject).threads.len(), 1);
     subject.check_answers();
-}
-
-/// Measures the pause of a process: `HEAPBPF_TEST_PID=N cargo test --lib measures_the_pause -- --ignored --nocapture`.
-#[test]
-#[ignore = "measures, and asserts nothing"]
-fn measures_the_pause() {
-    let pid = std::env::var("HEAPBPF_TEST_PID").expect("a process").parse().map(Pid).expect("a number");
-    for _ in 0..5 {
-        let start = std::time::Instant::now();
-        let collected = collect_here(pid, Method::Read, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"));
-        let (all, pause) = (start.elapsed(), collected.pause);
-        let present = collected.memory.present(TargetAddr(0)..TargetAddr(u64::MAX));
-        let bytes: u64 = present.iter().map(|span| span.end.0 - span.start.0).sum();
-        let start = std::time::Instant::now();
-        let roots = root_spans(&collected.threads, &collected.regions, &*collected.memory, &[]);
-        let rooted = start.elapsed();
-        let rate = bytes as f64 / pause.as_secs_f64() / f64::from(1 << 30);
-        let (threads, spans, roots) = (collected.threads.len(), present.len(), roots.len());
-        let text =
-            format!("{bytes} bytes, {spans} spans, {threads} threads: pause {pause:?}, {rate:.2} GiB/s, all {all:?}");
-        std::io::Write::write_all(&mut std::io::stderr(), format!("{text}; {roots} roots in {rooted:?}\n").as_bytes())
-            .expect("written");
-    }
 }
