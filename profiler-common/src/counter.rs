@@ -51,6 +51,8 @@ counters! {
     ExecRuns = 11, "exec_runs";
     /// Execs handled by any copy of the program.
     ExecsSeen = 12, "execs_seen";
+    /// Allocating calls of processes that are not targets, at shared probes.
+    ForeignCalls = 13, "foreign_calls";
     /// The stack was unwound to the thread's first frame.
     StackComplete = 16, "complete";
     /// The stack is deeper than [`STACK_FRAMES_MAX`](crate::limits::STACK_FRAMES_MAX).

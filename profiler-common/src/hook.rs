@@ -95,11 +95,23 @@ impl Register {
     /// Integer arguments of a call, first to last (System V psABI for x86-64, 3.2.3).
     pub const ARGUMENTS: [Self; 6] = [Self::Rdi, Self::Rsi, Self::Rdx, Self::Rcx, Self::R8, Self::R9];
 
-    /// The register with this number; only the low four bits count.
     /// The register with this number; only the low four bits are used.
     pub const fn from_number(number: u8) -> Self {
         Self::ALL[(number & 15) as usize]
     }
+}
+
+/// Which calls a probe records. A target may have both its own probe and the shared one at the same instruction while it is moved
+/// from one to the other; [`SHARES_PROBES`](crate::target::SHARES_PROBES) selects one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ProbeScope {
+    /// Those of any target: the probe has no counterpart of the other scope.
+    Any = 0,
+    /// Those of the one process that it is attached to, unless that shares probes.
+    Process = 1,
+    /// Those of all targets that share probes. It is attached to all processes that map the file.
+    Shared = 2,
 }
 
 /// Locations of a hook's arguments, and its properties. Packs into an attach cookie.
@@ -111,6 +123,7 @@ impl Register {
 ///     12..16  shape                               19      the function may call other hooked functions
 ///     24..32  heap                                20      it may throw a C++ exception instead of returning
 ///     32..48  hook                                21      it frees the old block when it fails
+///                                             22..24      scope
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookCookie {
@@ -130,6 +143,7 @@ pub struct HookCookie {
     pub may_throw: bool,
     /// A failed call has freed the old block (`reallocf`).
     pub frees_on_failure: bool,
+    pub scope: ProbeScope,
     /// Index of the heap in the session's list.
     pub heap: u8,
     /// Index of the hook in the session's list.
@@ -142,11 +156,13 @@ const PAGE_ROUNDED: u64 = 1 << 18;
 const DELEGATES: u64 = 1 << 19;
 const MAY_THROW: u64 = 1 << 20;
 const FREES_ON_FAILURE: u64 = 1 << 21;
+const SCOPE_SHIFT: u32 = 22;
 
 impl HookCookie {
     pub const fn pack(self) -> u64 {
         let mut bits =
             self.size as u64 | (self.shape as u64) << 12 | (self.heap as u64) << 24 | (self.hook as u64) << 32;
+        bits |= (self.scope as u64) << SCOPE_SHIFT;
         if let Some(count) = self.count {
             bits |= HAS_COUNT | (count as u64) << 4;
         }
@@ -180,6 +196,11 @@ impl HookCookie {
             delegates: raw.delegates(),
             may_throw: raw.may_throw(),
             frees_on_failure: raw.frees_on_failure(),
+            scope: match raw.scope() {
+                0 => ProbeScope::Any,
+                1 => ProbeScope::Process,
+                _ => ProbeScope::Shared,
+            },
             heap: raw.heap(),
             hook: raw.hook(),
         }
@@ -240,6 +261,12 @@ impl RawCookie {
     #[inline(always)]
     pub const fn frees_on_failure(self) -> bool {
         self.0 & FREES_ON_FAILURE != 0
+    }
+
+    /// A [`ProbeScope`].
+    #[inline(always)]
+    pub const fn scope(self) -> u8 {
+        (self.0 >> SCOPE_SHIFT & 3) as u8
     }
 
     #[inline(always)]
@@ -308,6 +335,7 @@ mod tests {
             delegates: bool,
             may_throw: bool,
             frees_on_failure: bool,
+            scope in prop_oneof![Just(ProbeScope::Any), Just(ProbeScope::Process), Just(ProbeScope::Shared)],
             heap: u8,
             hook: u16,
         ) {
@@ -320,6 +348,7 @@ mod tests {
                 delegates,
                 may_throw,
                 frees_on_failure,
+                scope,
                 heap,
                 hook,
             };

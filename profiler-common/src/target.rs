@@ -6,3 +6,6 @@ pub const FOLLOWS_FORKS: u32 = 1;
 /// The process runs in its parent's memory, as a child of `vfork` does until exec: probes of that memory see its calls, which
 /// are not recorded. It is in the map so that its own forks are observed.
 pub const BORROWS_MEMORY: u32 = 2;
+
+/// Calls of the target are recorded by the probes that all processes share, no longer by those of its own.
+pub const SHARES_PROBES: u32 = 4;

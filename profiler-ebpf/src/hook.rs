@@ -33,7 +33,7 @@ pub(crate) fn entry(call: &Call) -> bool {
 
 /// A block that is not in the live set was not sampled, or was allocated before recording started: nothing happens.
 #[inline(always)]
-fn free(call: &Call) {
+pub(crate) fn free(call: &Call) {
     let pointer = call.pointer();
     if pointer != 0 {
         let _ = live::take(call, pointer);
@@ -42,7 +42,7 @@ fn free(call: &Call) {
 
 #[inline(always)]
 fn alloc(call: &Call, shape: u8) -> bool {
-    if inflight::nested(call) {
+    if sample::is_foreign(call) || inflight::nested(call) {
         return false;
     }
     let size_bytes = call.size_bytes();
@@ -91,7 +91,8 @@ fn is_throw_likely(size_bytes: Option<u64>) -> bool {
 /// the call fails, the return restores it.
 #[inline(always)]
 fn realloc(call: &Call, shape: u8) -> bool {
-    if inflight::nested(call) {
+    // Another probe of the same call must find the old block.
+    if !sample::is_recorded(call) || inflight::nested(call) {
         return false;
     }
     let Some(size_bytes) = call.size_bytes() else {

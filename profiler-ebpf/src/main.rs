@@ -34,7 +34,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_get_func_ip;
 
 use call::Call;
-use maps::{HOOK_TAIL_CALLS, PROCESS_TAIL_CALLS};
+use maps::{FREE_TAIL_CALLS, HOOK_TAIL_CALLS, PROCESS_TAIL_CALLS};
 use process::Arguments;
 
 /// Entry of any hooked function, for links of entries.
@@ -52,6 +52,16 @@ extern "C" fn hook_entry(ctx: *mut c_void) -> u32 {
 extern "C" fn hook_return(ctx: *mut c_void) -> u32 {
     private_stack::deny(ctx, &HOOK_TAIL_CALLS);
     hook::finish(&Call::new(ctx));
+    0
+}
+
+/// Entry of functions that free, for links of entries beside session links. A session link calls its program at the return as well if
+/// another process has one on the same function (`uprobe_multi_link_handler` in kernel/trace/bpf_trace.c).
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe")]
+extern "C" fn hook_free(ctx: *mut c_void) -> u32 {
+    private_stack::deny(ctx, &FREE_TAIL_CALLS);
+    hook::free(&Call::new(ctx));
     0
 }
 

@@ -83,6 +83,10 @@ pub(crate) static PROCESSES: HashMap<u32, ProcessMappings> = HashMap::with_max_e
 #[map]
 pub(crate) static HOOK_TAIL_CALLS: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
+/// Always empty, as above. For the program at frees, whose links are of another type than those of sessions.
+#[map]
+pub(crate) static FREE_TAIL_CALLS: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
 /// Always empty, as above. For the programs at tracepoints.
 #[map]
 pub(crate) static PROCESS_TAIL_CALLS: ProgramArray = ProgramArray::with_max_entries(1, 0);

@@ -36,7 +36,7 @@ const HUGE_SHIFT_DEFAULT: u64 = 21;
 /// Handles the entry. Returns whether the return must be handled: the call may change mappings of anonymous memory.
 #[inline(always)]
 pub(crate) fn entry(call: &Call, shape: u8) -> bool {
-    if inflight::nested(call) || !sample::is_on(call.cookie.heap()) {
+    if sample::is_foreign(call) || inflight::nested(call) || !sample::is_on(call.cookie.heap()) {
         return false;
     }
     let size_bytes = call.register(call.cookie.size_register());
@@ -49,7 +49,7 @@ pub(crate) fn entry(call: &Call, shape: u8) -> bool {
         _ => (size_bytes != 0, size_bytes as i64 > 0),
     };
     // As in `sample::sample`.
-    if !is_relevant || !sample::is_target(call.tgid()) {
+    if !is_relevant || !sample::is_recorded(call) {
         return false;
     }
     let began_ns = emit::now_ns();

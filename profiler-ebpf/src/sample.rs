@@ -2,16 +2,18 @@
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use profiler_common::sampling::SamplingRate;
-use profiler_common::target::BORROWS_MEMORY;
+use profiler_common::counter::Counter;
+use profiler_common::hook::ProbeScope;
+use profiler_common::target::{BORROWS_MEMORY, SHARES_PROBES};
 
 use crate::call::Call;
-use crate::maps::{RATES, TARGETS};
+use crate::maps::{RATES, TARGETS, count};
 
 /// Samples a call at the current rate of its heap. Returns the interval's code if the call is sampled.
 ///
 /// Links outlive the state of their process: they survive an exec to a program that is not a target, and removing them takes
 /// a while. Blocks of such a process would never leave the live set. The check follows the sampling decision, so unsampled
-/// calls do not pay for it.
+/// calls through a target's own probe do not pay for it.
 #[inline(always)]
 pub(crate) fn sample(call: &Call, size_bytes: u64) -> Option<u32> {
     let rate: &SamplingRate = RATES.get(u32::from(call.cookie.heap()))?;
@@ -21,7 +23,7 @@ pub(crate) fn sample(call: &Call, size_bytes: u64) -> Option<u32> {
     }
     // SAFETY: the helper takes no arguments.
     let sampled = rate.samples(size_bytes, || unsafe { bpf_get_prandom_u32() });
-    if sampled && is_target(call.tgid()) { Some(rate.interval_code) } else { None }
+    if sampled && is_recorded(call) { Some(rate.interval_code) } else { None }
 }
 
 /// Whether the heap is recorded at all: for calls that are recorded at any rate.
@@ -33,12 +35,27 @@ pub(crate) fn is_on(heap: u8) -> bool {
     }
 }
 
-/// Whether the agent keeps a ledger of the process.
+/// Whether the agent keeps a ledger of the process and this probe is the one that records its calls.
 #[inline(always)]
-pub(crate) fn is_target(tgid: u32) -> bool {
-    match TARGETS.get_ptr(&tgid) {
-        // SAFETY: the pointer comes from a successful lookup.
-        Some(flags) => (unsafe { *flags }) & BORROWS_MEMORY == 0,
-        None => false,
-    }
+pub(crate) fn is_recorded(call: &Call) -> bool {
+    let scope = call.cookie.scope();
+    let Some(flags) = TARGETS.get_ptr(&call.tgid()) else {
+        if scope == SHARED {
+            count(Counter::ForeignCalls);
+        }
+        return false;
+    };
+    // SAFETY: the pointer comes from a successful lookup.
+    let flags = unsafe { *flags };
+    flags & BORROWS_MEMORY == 0 && (scope == ANY || (flags & SHARES_PROBES != 0) == (scope == SHARED))
 }
+
+/// Whether the probe must not even note the call: its caller is not a target, or another probe records it. Only asked where noting
+/// it would matter or is likely to be in vain: calls that are stored without being sampled, and shared probes.
+#[inline(always)]
+pub(crate) fn is_foreign(call: &Call) -> bool {
+    (call.cookie.scope() == SHARED || call.cookie.delegates()) && !is_recorded(call)
+}
+
+const ANY: u8 = ProbeScope::Any as u8;
+const SHARED: u8 = ProbeScope::Shared as u8;

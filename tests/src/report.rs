@@ -124,6 +124,15 @@ pub struct Health {
     pub agent_cpu_ns: u64,
     pub agent_rss_bytes_max: u64,
     pub guardrails: Guardrails,
+    pub scope: Option<Scope>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Scope {
+    pub kind: String,
+    pub reason: String,
+    pub other_processes: Option<u64>,
+    pub foreign_calls: u64,
 }
 
 #[derive(Debug, Deserialize)]

@@ -19,9 +19,9 @@ fn service(name: &str) -> Target {
     Target::spawn(Command::new(build("service.c")).arg0(name))
 }
 
-/// heapbpf at an interval of 1.
+/// heapbpf at an interval of 1, which leaves processes alone that are not targets.
 fn heapbpf(arguments: &[&str]) -> Heapbpf {
-    Heapbpf::new(["-v", "--interval", "1", "-o", "out.json"].iter().chain(arguments))
+    Heapbpf::new(["-v", "--interval", "1", "--scope", "process", "-o", "out.json"].iter().chain(arguments))
 }
 
 /// Returns the number of blocks that this process kept while it was recorded.

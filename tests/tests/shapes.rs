@@ -18,7 +18,7 @@ use heapbpf_tests::kernel::require_root;
 use heapbpf_tests::target::{Target, build};
 use object::{Object, ObjectSegment, ObjectSymbol};
 use profiler_common::counter::Counter;
-use profiler_common::hook::{CallShape, HookCookie, Register};
+use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Register};
 use profiler_common::interval::Interval;
 use profiler_common::sampling::SamplingRate;
 use tokio::runtime::{Builder, Runtime};
@@ -40,6 +40,7 @@ fn hooks() -> Vec<(&'static str, HookCookie)> {
         delegates: false,
         may_throw: false,
         frees_on_failure: false,
+        scope: ProbeScope::Any,
         heap: 0,
         hook,
     };

@@ -51,7 +51,7 @@ pub enum LinkKind {
     Perf,
     /// One link for all entries, another for all returns.
     Multi,
-    /// One link for entries and returns.
+    /// One link for entries and returns, another for functions whose return does not matter.
     Session,
 }
 
@@ -64,7 +64,10 @@ enum Programs {
         entry: OwnedFd,
         at_return: OwnedFd,
     },
-    Session(OwnedFd),
+    Session {
+        session: OwnedFd,
+        free: OwnedFd,
+    },
 }
 
 /// The loaded kernel side. Dropping it unloads everything.
@@ -160,14 +163,14 @@ impl Kernel {
         match self.programs {
             Programs::Perf => LinkKind::Perf,
             Programs::Multi { .. } => LinkKind::Multi,
-            Programs::Session(_) => LinkKind::Session,
+            Programs::Session { .. } => LinkKind::Session,
         }
     }
 
-    /// The programs for probes: one for session links, else those for entries and returns.
+    /// The programs for probes: for session links and for entries of functions that free, or for entries and for returns.
     pub fn hook_programs(&self) -> Result<Vec<BorrowedFd<'_>>, LoadError> {
         Ok(match &self.programs {
-            Programs::Session(program) => vec![program.as_fd()],
+            Programs::Session { session, free } => vec![session.as_fd(), free.as_fd()],
             Programs::Multi { entry, at_return } => vec![entry.as_fd(), at_return.as_fd()],
             Programs::Perf => {
                 let fd = |name| match self.ebpf.program(name) {
@@ -200,6 +203,7 @@ impl Kernel {
 const ENTRY: &str = "hook_entry";
 const RETURN: &str = "hook_return";
 const SESSION: &str = "hook_session";
+const FREE: &str = "hook_free";
 
 pub(super) const PERF_PROGRAMS: [&str; 2] = [ENTRY, RETURN];
 
@@ -215,7 +219,8 @@ impl Programs {
         }
         let object = RelocatedObject::new(object, ebpf)?;
         if links == LinkKind::Session {
-            return Ok(Self::Session(object.load(SESSION, AttachType::UprobeSession)?));
+            let session = object.load(SESSION, AttachType::UprobeSession)?;
+            return Ok(Self::Session { session, free: object.load(FREE, AttachType::UprobeMulti)? });
         }
         let entry = object.load(ENTRY, AttachType::UprobeMulti)?;
         Ok(Self::Multi { entry, at_return: object.load(RETURN, AttachType::UprobeMulti)? })

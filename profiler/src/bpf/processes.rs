@@ -5,7 +5,7 @@ use std::time::Duration;
 use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::RawTracePoint;
 use profiler_common::counter::Counter;
-use profiler_common::target::FOLLOWS_FORKS;
+use profiler_common::target::SHARES_PROBES;
 use profiler_common::unwind::ProcessMappings;
 use thiserror::Error;
 
@@ -102,11 +102,20 @@ impl Kernel {
         skipped(FORK) + execs.saturating_sub(counted(Counter::ExecsSeen))
     }
 
-    /// Makes a process a target, which reports its execs. With `follow_forks` it also reports its forks, which become targets in
-    /// the same way. Fails if the map is full.
-    pub fn set_target(&mut self, pid: Pid, follow_forks: bool) -> Result<(), LoadError> {
-        let flags = if follow_forks { FOLLOWS_FORKS } else { 0 };
+    /// Makes a process a target, which reports its execs. With [`FOLLOWS_FORKS`](profiler_common::target::FOLLOWS_FORKS), it also
+    /// reports its forks, which become targets in the same way. Fails if the map is full.
+    pub fn set_target(&mut self, pid: Pid, flags: u32) -> Result<(), LoadError> {
         self.targets()?.insert(pid.0, flags, 0).map_err(failed)
+    }
+
+    /// Makes shared probes record a target from now on, instead of its own ones. Does nothing to other processes.
+    pub fn share_probes(&mut self, pid: Pid) -> Result<(), LoadError> {
+        let mut targets = self.targets()?;
+        match targets.get(&pid.0, 0) {
+            Ok(flags) => targets.insert(pid.0, flags | SHARES_PROBES, 0).map_err(failed),
+            Err(error) if is_missing(&error) => Ok(()),
+            Err(error) => Err(failed(error)),
+        }
     }
 
     /// Removes a target: its calls are not sampled from now on, and its stacks could not be unwound. Succeeds for other processes.

@@ -143,8 +143,8 @@ mod tests {
                 let mut kernel = fixture::kernel_that(links, |config| config.unwind_by_tables = unwind_by_tables);
                 kernel.attach_tracepoints().expect("the tracepoints are there");
                 let programs = kernel.all_programs();
-                // Seven for tracepoints, one or two for probes.
-                assert_eq!(programs.len(), if links == LinkKind::Session { 8 } else { 9 }, "{links:?}");
+                // Seven for tracepoints, two for probes.
+                assert_eq!(programs.len(), 9, "{links:?}");
                 let found: Vec<_> = programs.iter().map(inspect).collect();
                 assert!(found.iter().all(|found| *found == PrivateStack::Absent), "{links:?}: {found:?}");
                 assert!(kernel.stacks_verified());

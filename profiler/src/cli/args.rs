@@ -14,13 +14,14 @@ use crate::allocator::selection::HeapInterval;
 use crate::bpf::load::LinkKind;
 use crate::collect::Method;
 use crate::ids::Pid;
+use crate::model::ScopeKind;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
 use crate::process::cgroup::Cgroup;
 use crate::process::pattern::Pattern;
 use crate::report::diff::Widths;
 use crate::report::{Format, Group, Presentation, Share, View};
-use crate::session::{Hold, OverloadPolicy, UnwindMode};
+use crate::session::{Hold, OverloadPolicy, ScopeChoice, UnwindMode};
 
 // Headings of the help, in the order of their first options below.
 const TARGETS: &str = "What to profile";
@@ -156,6 +157,12 @@ pub(super) struct RecordArgs {
     /// Attach probes with HOW: `session`, `multi` or `perf`; `auto` uses the first that the kernel supports.
     #[arg(help_heading = KERNEL, long, value_name = "HOW", default_value = "auto", value_parser = backend(), hide_possible_values = true)]
     pub(super) backend: BackendChoice,
+
+    /// Attach probes to WHICH processes: `process` is the targets only, where each call costs more with every further target;
+    /// `inode` is all processes that map the same file, where others than targets pay 1 to 2 µs per call; `auto` chooses the
+    /// cheaper, and the report states which and why.
+    #[arg(help_heading = KERNEL, long, value_name = "WHICH", default_value = "auto", value_parser = scope(), hide_possible_values = true)]
+    pub(super) scope: ScopeChoice,
 
     /// Place probes at WHERE in the allocator's functions: `auto` is the first instruction that the kernel emulates, which
     /// costs least; `entry` is the first instruction.
@@ -459,6 +466,14 @@ fn backend() -> Named<BackendChoice> {
         ("session", BackendChoice::Only(LinkKind::Session)),
         ("multi", BackendChoice::Only(LinkKind::Multi)),
         ("perf", BackendChoice::Only(LinkKind::Perf)),
+    ])
+}
+
+fn scope() -> Named<ScopeChoice> {
+    named([
+        ("auto", ScopeChoice::Auto),
+        ("process", ScopeChoice::Only(ScopeKind::Process)),
+        ("inode", ScopeChoice::Only(ScopeKind::Inode)),
     ])
 }
 

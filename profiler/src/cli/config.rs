@@ -16,7 +16,7 @@ use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
 use crate::process::selection::Selection;
 use crate::report::suppressions::Suppressions;
-use crate::session::{DumpPlan, Hold, OverloadPolicy, SessionConfig, UnwindMode};
+use crate::session::{DumpPlan, Hold, OverloadPolicy, ScopeChoice, SessionConfig, UnwindMode};
 
 /// Maximum size of a suppressions file. Chromium's has 10 KiB.
 const SUPPRESSIONS_BYTES_MAX: u64 = 16 << 20;
@@ -43,6 +43,7 @@ pub(super) fn of_record(args: &RecordArgs) -> Result<SessionConfig> {
         placement: args.placement,
         unwind: args.unwind,
         backend: args.backend,
+        scope: args.scope,
         unwind_bytes_max: args.unwind_memory,
         by_thread: args.presentation.by_thread(),
         recording: recording_path(args).map(|path| (path.clone(), args.max_size)),
@@ -91,6 +92,7 @@ fn defaults(common: &CommonArgs, kernel: &KernelArgs) -> SessionConfig {
         placement: PlacementMode::Auto,
         unwind: UnwindMode::Auto,
         backend: BackendChoice::Auto,
+        scope: ScopeChoice::Auto,
         unwind_bytes_max: 256 << 20,
         by_thread: false,
         recording: None,

@@ -81,7 +81,7 @@ impl Keeper {
     }
 
     /// Attaches programs to instructions of a file, all of them or none, in one process or in every process that maps
-    /// the file. `programs` has one program for sessions; otherwise that of entries and that of returns.
+    /// the file. `programs` are [`Kernel::hook_programs`](crate::bpf::load::Kernel::hook_programs).
     pub(crate) fn attach(
         &self,
         kind: LinkKind,

@@ -34,8 +34,11 @@ impl Links {
         let path = path_of(file);
         let mut links = Vec::new();
         let attached = match (kind, programs) {
-            (LinkKind::Session, [program]) => {
-                multi(program, AttachType::UprobeSession, &path, sites, pid, false, &mut links)
+            // Frees first, so that the free of every recorded block is recorded.
+            (LinkKind::Session, [session, free]) => {
+                let (returning, freeing): (Vec<Site>, Vec<Site>) = sites.iter().partition(|site| site.returns);
+                multi(free, AttachType::UprobeMulti, &path, &freeing, pid, false, &mut links)
+                    .and_then(|()| multi(session, AttachType::UprobeSession, &path, &returning, pid, false, &mut links))
             }
             // Return probes first: the return of every recorded entry is then recorded as well.
             (LinkKind::Multi, [entry, at_return]) => {

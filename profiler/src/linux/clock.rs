@@ -30,6 +30,11 @@ pub(crate) fn now() -> Instant {
     Instant { monotonic, unix_ns: first.unix_ns.saturating_add(elapsed_ns) }
 }
 
+/// Time since boot, suspension included, in nanoseconds, as process start times are counted.
+pub(crate) fn boot_ns() -> u64 {
+    nanos(clock_gettime(ClockId::Boottime))
+}
+
 /// CPU time used by this process, in nanoseconds.
 pub(crate) fn cpu_ns() -> u64 {
     nanos(clock_gettime(ClockId::ProcessCPUTime))

@@ -28,6 +28,8 @@ pub struct Health {
     /// Peak resident set size of the agent, in bytes.
     pub agent_rss_bytes_max: u64,
     pub guardrails: Guardrails,
+    /// `None` in recordings of versions before 0.3.
+    pub scope: Option<ProbeScope>,
     /// Known when a report is written; recordings store it next to their names.
     #[serde(skip)]
     pub symbolization: Symbolization,
@@ -117,6 +119,31 @@ impl From<Loss> for String {
     fn from(loss: Loss) -> Self {
         loss.name().to_owned()
     }
+}
+
+/// Which processes meet the probes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ProbeScope {
+    /// Which processes meet the probes.
+    pub kind: ScopeKind,
+    /// Why.
+    pub reason: String,
+    /// Number of processes that mapped a hooked file and were not targets when that was decided; null where they were not counted.
+    pub other_processes: Option<u64>,
+    /// Number of allocating calls of processes that are not targets: each cost a trap.
+    pub foreign_calls: u64,
+}
+
+/// Which processes meet the probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
+pub enum ScopeKind {
+    /// Targets.
+    Process,
+    /// All that map a hooked file.
+    Inode,
 }
 
 /// A user-defined hook whose function is in none of its modules.

@@ -9,7 +9,8 @@ mod process;
 mod profile;
 
 pub(crate) use health::{
-    ChangeReason, Health, IntervalChange, Loss, NamesFrom, Symbolization, SymbolizationFailure, UnfoundHook,
+    ChangeReason, Health, IntervalChange, Loss, NamesFrom, ProbeScope, ScopeKind, Symbolization, SymbolizationFailure,
+    UnfoundHook,
 };
 pub(crate) use process::{Beginning, HookStatus, Origin, Others, Skipped, TargetFacts};
 pub(crate) use profile::{

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use profiler_common::hook::{CallShape, HookCookie, Register};
+use profiler_common::hook::{CallShape, HookCookie, ProbeScope, Register};
 use profiler_common::sampling::SamplingRate;
 use thiserror::Error;
 
@@ -122,6 +122,7 @@ fn cookie(spot: Spot) -> HookCookie {
         delegates: false,
         may_throw: false,
         frees_on_failure: false,
+        scope: ProbeScope::Any,
         heap: 0,
         hook: 0,
     }

@@ -57,14 +57,11 @@ pub(crate) fn remove(
     pid: Pid,
     locations: &[CodeLocation],
 ) -> Result<(), KeeperError> {
-    let attach_type = match kind {
-        LinkKind::Perf => AttachType::PerfEvent,
-        LinkKind::Multi => AttachType::UprobeMulti,
-        LinkKind::Session => AttachType::UprobeSession,
-    };
+    // None of the sites returns, so a session's program is not attached.
+    let attach_type = if kind == LinkKind::Perf { AttachType::PerfEvent } else { AttachType::UprobeMulti };
     let program = load_nothing(attach_type).map_err(|error| KeeperError::Refused(error.to_string()))?;
     let program = std::os::fd::AsFd::as_fd(&program);
-    let programs = if kind == LinkKind::Session { vec![program] } else { vec![program, program] };
+    let programs = [program, program];
     let mut by_module: BTreeMap<ModuleId, Vec<Site>> = BTreeMap::new();
     for &(module, offset) in locations {
         let site = Site { offset: offset.0, cookie: 0, returns: false };

@@ -1,7 +1,7 @@
 //! Numbers hooks and heaps for a session and makes the cookies that describe probes to the kernel side. Pure: placements are
 //! computed by a function of the caller.
 
-use profiler_common::hook::HookCookie;
+use profiler_common::hook::{HookCookie, ProbeScope};
 use profiler_common::limits::HEAPS_MAX;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
@@ -49,6 +49,7 @@ impl PlannedHook {
             delegates: self.hook.spec.delegates,
             may_throw: self.hook.spec.may_throw,
             frees_on_failure: self.hook.spec.frees_on_failure,
+            scope: ProbeScope::Any,
             heap: self.heap.0,
             hook: self.id.0,
         })

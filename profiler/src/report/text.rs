@@ -29,7 +29,7 @@ pub(crate) fn count(number: u64) -> String {
 }
 
 /// Formats a number with its noun: `1 block`, `12,345 blocks`.
-pub(super) fn counted(number: u64, noun: &str) -> String {
+pub(crate) fn counted(number: u64, noun: &str) -> String {
     let ending = match number {
         1 => "",
         _ if noun.ends_with('s') => "es",

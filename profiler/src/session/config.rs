@@ -12,6 +12,7 @@ use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::collect::Method;
 use crate::guardrail::Limits;
+use crate::model::ScopeKind;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
 use crate::process::selection::Selection;
@@ -47,6 +48,8 @@ pub struct SessionConfig {
     pub unwind: UnwindMode,
     /// How probes are attached.
     pub backend: BackendChoice,
+    /// Which processes meet the probes.
+    pub(crate) scope: ScopeChoice,
     /// Kernel memory for unwind tables.
     pub unwind_bytes_max: u64,
     /// File to record events to, and its maximum size.
@@ -80,6 +83,7 @@ impl Default for SessionConfig {
             placement: PlacementMode::Auto,
             unwind: UnwindMode::Auto,
             backend: BackendChoice::Auto,
+            scope: ScopeChoice::Auto,
             unwind_bytes_max: 256 << 20,
             recording: None,
             by_thread: false,
@@ -101,6 +105,14 @@ pub enum Hold {
     Execs,
     /// Forked children as well.
     Forks,
+}
+
+/// Which processes meet the probes: see [`Scope`](super::scope::Scope).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScopeChoice {
+    /// The cheaper for the machine as a whole.
+    Auto,
+    Only(ScopeKind),
 }
 
 /// How stacks are unwound.

@@ -112,6 +112,7 @@ impl Session {
         if self.lifecycle.is_scan_due() {
             self.scan();
         }
+        self.probes.choose_scope(self.processes.running_mut(), std::iter::empty());
         self.processes.note_growth(clock::now().monotonic);
         let mut pids = self.lifecycle.due_settling(true);
         // A third of the targets each time: polling takes about 20 µs per process.

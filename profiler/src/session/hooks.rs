@@ -3,13 +3,15 @@
 use std::cell::OnceCell;
 use std::fs::File;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use profiler_common::hook::{HookCookie, ProbeScope};
 use rustc_hash::FxHashMap;
 use tracing::warn;
 
-use super::config::SessionConfig;
 use super::rates::Rates;
+use super::scope::Scope;
 use crate::allocator::resolve::ResolvedHook;
 use crate::bpf::load::{Kernel, LinkKind};
 use crate::guardrail::overhead::CallCosts;
@@ -31,8 +33,16 @@ use crate::snapshot::HeapFacts;
 #[derive(Default)]
 pub(super) struct Hooks {
     states: Vec<HookState>,
-    links: Vec<Arc<Link>>,
+    links: Vec<OwnLink>,
     backend: &'static str,
+}
+
+/// A link of a target, which may share it.
+#[derive(Debug)]
+pub(super) struct OwnLink {
+    #[expect(dead_code, reason = "dropping the last clone detaches it")]
+    link: Arc<Link>,
+    scope: ProbeScope,
 }
 
 #[derive(Clone)]
@@ -162,6 +172,35 @@ impl Hooks {
             }
         }
         Ok(())
+    }
+
+    /// Attaches shared probes beside the target's own ones, and returns the latter: from now on, they have no effect once the kernel
+    /// side is informed. On errors nothing has changed.
+    pub(super) fn share(
+        &mut self,
+        kernel: &Kernel,
+        links: &mut Links,
+        modules: &ModuleStore,
+        plan: &Plan,
+    ) -> Result<Vec<OwnLink>> {
+        let mut shared = Vec::new();
+        let attached = || self.states.iter().filter(|hook| hook.state == State::Attached);
+        for id in modules_of(attached(), plan) {
+            let module = modules.get(id);
+            let file = module.file().with_context(|| format!("module `{}` has no file", module.path()))?;
+            let mut probes = Vec::new();
+            for hook in attached() {
+                let planned = plan.hook(hook.id);
+                if planned.hook.module == id && !planned.hook.spec.may_throw {
+                    let cookie = planned.cookie().map_err(Clone::clone)?;
+                    probes.push((hook.id, Probe { offset: planned.offset(), cookie }));
+                }
+            }
+            shared.extend(links.attach_shared(kernel, file, &probes)?);
+        }
+        let own = self.links.extract_if(.., |own| own.scope == ProbeScope::Process).collect();
+        self.links.extend(shared);
+        Ok(own)
     }
 
     /// Notes which modules are mapped. Hooks in others are not reported, but their probes stay in case the modules are mapped later.
@@ -325,29 +364,26 @@ fn probe(planned: &PlannedHook, kind: LinkKind, limits: &OnceCell<Option<String>
     Ok(Probe { offset: planned.offset(), cookie })
 }
 
-/// Links by which probes are attached: one per file and target, or one that all processes share.
+/// Links by which probes are attached: of single targets, or shared by all processes that map a file.
 ///
-/// The kernel's work for a link that is limited to a process grows with the number of links at the same instruction: closing one of
-/// N asks every process that maps the file, for each of the other links, whether it wants the breakpoint. Detaching from 2,000
-/// processes took 90 s. With `--all`, nearly every process that maps an allocator is a target, so one link without such a limit serves
-/// them all; the programs sample only targets.
+/// The kernel's work for a link of a single process grows with the number of links at the same instruction, both at a hit (see
+/// [`Scope`]) and at closing one of N: every process that maps the file is checked against each of the other links. Detaching from
+/// 2,000 processes took 90 s.
 #[derive(Debug)]
 pub(super) struct Links {
     keeper: Keeper,
-    is_shared: bool,
+    pub(super) scope: Scope,
     shared: FxHashMap<HookId, Weak<Link>>,
+    /// Links that shared ones have replaced, and since when. Calls that they have recorded at the entry may not have returned yet.
+    replaced: Vec<(Instant, OwnLink)>,
 }
 
+/// How long replaced links stay attached.
+const REPLACED_DURATION: Duration = Duration::from_millis(200);
+
 impl Links {
-    /// Links are shared if all processes are targets and none can be excluded or detached from individually.
-    pub(super) fn new(keeper: Keeper, config: &SessionConfig, kind: LinkKind) -> Self {
-        let selection = &config.selection;
-        let is_shared = selection.all
-            && selection.exclude.is_empty()
-            && selection.min_rss_bytes == 0
-            && config.limits.overhead_percent_max.is_none()
-            && kind != LinkKind::Perf;
-        Self { keeper, is_shared, shared: FxHashMap::default() }
+    pub(super) fn new(keeper: Keeper, scope: Scope) -> Self {
+        Self { keeper, scope, shared: FxHashMap::default(), replaced: Vec::new() }
     }
 
     pub(super) fn keeper(&self) -> &Keeper {
@@ -359,26 +395,73 @@ impl Links {
         self.shared.get(&hook).is_some_and(|link| link.strong_count() > 0)
     }
 
-    /// Attaches probes of one file, all or none. Functions that may throw have a link per process, because it depends on the process
-    /// whether they may be probed.
-    pub(super) fn attach(
+    /// Keeps links attached for a short time.
+    pub(super) fn replace(&mut self, links: Vec<OwnLink>) {
+        let now = Instant::now();
+        self.replaced.extend(links.into_iter().map(|link| (now, link)));
+    }
+
+    /// Detaches replaced links whose time is over.
+    pub(super) fn detach_replaced(&mut self) {
+        self.replaced.retain(|(since, _)| since.elapsed() < REPLACED_DURATION);
+    }
+
+    pub(super) fn detach_all_replaced(&mut self) {
+        self.replaced.clear();
+    }
+
+    /// Attaches probes of one file, all or none. Functions that may throw always have a link per process, because it depends on the
+    /// process whether they may be probed.
+    fn attach(
         &mut self,
         kernel: &Kernel,
         file: &File,
         hooks: &[(HookId, Probe)],
         pid: Pid,
-    ) -> Result<Vec<Arc<Link>>, AttachError> {
-        let (shared, own): (Vec<_>, Vec<_>) =
-            hooks.iter().copied().partition(|(_, probe)| self.is_shared && !probe.cookie.may_throw);
+    ) -> Result<Vec<OwnLink>, AttachError> {
+        let (throwing, others): (Vec<_>, Vec<_>) = hooks.iter().copied().partition(|(_, probe)| probe.cookie.may_throw);
         let mut links = Vec::new();
+        if self.scope.is_shared() {
+            links = self.attach_shared(kernel, file, &others)?;
+        } else {
+            links.extend(self.attach_own(kernel, file, &others, pid, ProbeScope::Process)?);
+        }
+        links.extend(self.attach_own(kernel, file, &throwing, pid, ProbeScope::Any)?);
+        Ok(links)
+    }
+
+    fn attach_own(
+        &self,
+        kernel: &Kernel,
+        file: &File,
+        hooks: &[(HookId, Probe)],
+        pid: Pid,
+        scope: ProbeScope,
+    ) -> Result<Option<OwnLink>, AttachError> {
+        let probes: Vec<Probe> = hooks.iter().map(|&(_, probe)| scoped(probe, scope)).collect();
+        if probes.is_empty() {
+            return Ok(None);
+        }
+        let link = attach(&self.keeper, kernel, file, &probes, Some(pid))?;
+        Ok(Some(OwnLink { link: Arc::new(link), scope }))
+    }
+
+    /// The links that have these probes for all processes; one is attached for those that have none.
+    fn attach_shared(
+        &mut self,
+        kernel: &Kernel,
+        file: &File,
+        hooks: &[(HookId, Probe)],
+    ) -> Result<Vec<OwnLink>, AttachError> {
+        let mut links: Vec<Arc<Link>> = Vec::new();
         let (mut missing, mut probes) = (Vec::new(), Vec::new());
-        for (id, probe) in shared {
+        for &(id, probe) in hooks {
             match self.shared.get(&id).and_then(Weak::upgrade) {
                 Some(link) if links.iter().any(|other| Arc::ptr_eq(other, &link)) => {}
                 Some(link) => links.push(link),
                 None => {
                     missing.push(id);
-                    probes.push(probe);
+                    probes.push(scoped(probe, ProbeScope::Shared));
                 }
             }
         }
@@ -387,10 +470,10 @@ impl Links {
             self.shared.extend(missing.into_iter().map(|id| (id, Arc::downgrade(&link))));
             links.push(link);
         }
-        if !own.is_empty() {
-            let probes: Vec<Probe> = own.iter().map(|&(_, probe)| probe).collect();
-            links.push(Arc::new(attach(&self.keeper, kernel, file, &probes, Some(pid))?));
-        }
-        Ok(links)
+        Ok(links.into_iter().map(|link| OwnLink { link, scope: ProbeScope::Shared }).collect())
     }
+}
+
+fn scoped(probe: Probe, scope: ProbeScope) -> Probe {
+    Probe { cookie: HookCookie { scope, ..probe.cookie }, ..probe }
 }

@@ -17,6 +17,7 @@ mod probes;
 mod process_table;
 mod rates;
 mod resync;
+mod scope;
 #[expect(clippy::module_inception, reason = "the session itself")]
 mod session;
 mod snapshot;
@@ -27,6 +28,7 @@ mod unwinding;
 mod windows;
 
 pub(crate) use command::{Command, Launched};
+pub(crate) use config::ScopeChoice;
 pub use config::{Hold, SessionConfig, UnwindMode};
 pub use control::Control;
 pub(crate) use control::{Listener, Progress};

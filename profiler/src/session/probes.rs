@@ -1,18 +1,20 @@
 //! Kernel side shared by all targets: programs, unwind tables, hooks and links. Attaches and detaches probes of targets; the session
 //! decides when.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 
 use anyhow::{Context, Result, bail};
 use profiler_common::counter::Counter;
 use profiler_common::live::LiveBlock;
+use profiler_common::target::{FOLLOWS_FORKS, SHARES_PROBES};
 use tracing::{debug, info, warn};
 
 use super::config::{SessionConfig, UnwindMode};
 use super::discovery::Discovery;
 use super::hooks::{Hooks, Links};
 use super::rates::Rates;
+use super::scope::Scope;
 use super::target::Target;
 use super::thinning::random_seed;
 use super::unwinding::{Tables, Unwinding};
@@ -27,7 +29,7 @@ use crate::linux::proc::maps::{self, FileIdentity};
 use crate::linux::proc::stat::Stat;
 use crate::linux::readiness::Readiness;
 use crate::linux::{clock, memory};
-use crate::model::Origin;
+use crate::model::{Origin, ProbeScope};
 use crate::probe::attach::choose;
 use crate::probe::cost::{self, CostError, Costs};
 use crate::probe::leftover::{self, CodeLocation};
@@ -69,11 +71,12 @@ impl Probes {
             all_execs: config.selection.matches_new(),
             throw_safe_bytes: memory::throw_safe_bytes(),
         };
+        let scope = Scope::new(config, links)?;
         // The keeper starts while the kernel verifies the programs.
         let keeper = Keeper::start()?;
         let mut kernel = Kernel::load(kernel_config, links)?;
         let unwinding = Unwinding::new(tables, row_cells, &mut kernel)?;
-        let links = Links::new(keeper, config, links);
+        let links = Links::new(keeper, scope);
         let predictions = Predictions::default();
         Ok(Self { kernel, discovery, unwinding, predictions, links, targets_unmarked: 0 })
     }
@@ -156,7 +159,60 @@ impl Probes {
         self.remove_leftovers(target);
         let Discovery { plan, modules, .. } = &self.discovery;
         rates.add_heaps(plan, &mut self.kernel)?;
-        target.hooks.attach(target.pid, &self.kernel, &mut self.links, modules, plan)
+        target.hooks.attach(target.pid, &self.kernel, &mut self.links, modules, plan)?;
+        // It may have been marked before probes were shared.
+        if self.links.scope.is_shared() {
+            self.kernel.share_probes(target.pid)?;
+        }
+        Ok(())
+    }
+
+    /// Replaces the probes of all targets by shared ones if that is cheaper. `pending` will be targets soon.
+    pub(super) fn choose_scope<'a>(
+        &mut self,
+        targets: impl Iterator<Item = &'a mut Target>,
+        pending: impl Iterator<Item = Pid>,
+    ) {
+        self.links.detach_replaced();
+        let mut targets: Vec<&mut Target> = targets.filter(|target| target.hooks.attached_count() > 0).collect();
+        let pids: BTreeSet<Pid> = targets.iter().map(|target| target.pid).chain(pending).collect();
+        if targets.is_empty() || !self.links.scope.is_due(pids.len()) {
+            return;
+        }
+        let mut files: Vec<FileIdentity> = Vec::new();
+        for target in &targets {
+            let hooked = target.hooks.modules(&self.discovery.plan);
+            let mapped = target.mappings.space.mappings().iter();
+            let mapped = mapped.filter(|at| at.module.is_some_and(|module| hooked.contains(&module)));
+            for file in mapped.map(|at| FileIdentity::new(at.mapping.device, at.mapping.inode)) {
+                if !files.contains(&file) {
+                    files.push(file);
+                }
+            }
+        }
+        if self.links.scope.choose(&pids, &files) {
+            targets.iter_mut().for_each(|target| self.share(target));
+        }
+    }
+
+    /// Replaces a target's probes by shared ones: both are attached for a short time, and the kernel side switches between them with
+    /// one flag, so that no call is missed or counted twice.
+    fn share(&mut self, target: &mut Target) {
+        let Discovery { plan, modules, .. } = &self.discovery;
+        let replaced = target.hooks.share(&self.kernel, &mut self.links, modules, plan);
+        let replaced = replaced.and_then(|replaced| Ok((replaced, self.kernel.share_probes(target.pid)?)));
+        match replaced {
+            Ok((replaced, ())) => self.links.replace(replaced),
+            Err(error) => {
+                warn!("process {} cannot share probes: {error:#}", target.pid);
+                self.links.scope.refuse(format!("sharing failed: {error:#}"));
+            }
+        }
+    }
+
+    /// Which processes meet the probes, for reports.
+    pub(super) fn scope(&self, foreign_calls: u64) -> ProbeScope {
+        self.links.scope.facts(foreign_calls)
     }
 
     pub(super) fn keeper(&self) -> &Keeper {
@@ -214,9 +270,23 @@ impl Probes {
         }
     }
 
+    /// Makes the kernel side report a process's forks, which it already samples if probes are shared.
+    pub(super) fn report_forks(&mut self, pid: Pid) {
+        let flags = self.target_flags(true);
+        if let Err(error) = self.kernel.set_target(pid, flags) {
+            debug!("process {pid}: {error}");
+        }
+    }
+
+    fn target_flags(&self, follow_forks: bool) -> u32 {
+        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+        flag(follow_forks, FOLLOWS_FORKS) | flag(self.links.scope.is_shared(), SHARES_PROBES)
+    }
+
     /// Makes the kernel side sample a target. Must precede attaching its probes: they ignore other processes.
     pub(super) fn mark(&mut self, pid: Pid, follow_forks: bool) {
-        if let Err(error) = self.kernel.set_target(pid, follow_forks) {
+        let flags = self.target_flags(follow_forks);
+        if let Err(error) = self.kernel.set_target(pid, flags) {
             warn!("process {pid} is not sampled: {error}");
             self.targets_unmarked += 1;
         }
@@ -271,6 +341,7 @@ impl Probes {
 
     /// Waits until all probes are detached. If the keeper was killed, removes the breakpoints that it left in these targets.
     pub(super) fn finish_detaching<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
+        self.links.detach_all_replaced();
         if self.keeper().settle().is_ok() {
             return;
         }

@@ -142,6 +142,8 @@ impl Session {
             } else if let Some(identity) = target.identity() {
                 self.begin_found(target, identity);
             }
+            let pending = self.found.targets.iter().map(|target| target.pid);
+            self.probes.choose_scope(self.processes.running_mut(), pending);
             self.first_attached = self.first_attached.or_else(|| (self.processes.count() > 0).then(Instant::now));
         }
         // Processes that started after the scan and before they were monitored.
@@ -277,9 +279,7 @@ impl Session {
         if self.lifecycle.follows_forks() {
             for pid in self.lifecycle.take_started() {
                 // Reports its forks even before it is a target.
-                if let Err(error) = self.probes.kernel.set_target(pid, true) {
-                    debug!("process {pid}: {error}");
-                }
+                self.probes.report_forks(pid);
             }
         }
         self.handle_changes();

@@ -187,6 +187,7 @@ impl Session {
             agent_cpu_ns: clock::cpu_ns(),
             agent_rss_bytes_max: clock::rss_bytes_max(),
             guardrails: self.guard.report(),
+            scope: Some(self.probes.scope(counters.get(Counter::ForeignCalls))),
             symbolization: Symbolization::default(),
         };
         let stacks_lost = self.processes.all().into_iter().map(|target| target.ledger.stacks_lost()).sum();

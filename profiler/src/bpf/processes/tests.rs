@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use aya::Pod;
 use profiler_common::record::{ExecRecord, ForkRecord, RecordKind};
+use profiler_common::target::FOLLOWS_FORKS;
 
 use super::*;
 use crate::bpf::fixture;
@@ -121,7 +122,7 @@ fn nested_forks_are_reported_and_wake_the_agent() {
     runtime().block_on(async {
         let (mut kernel, mut ring) = monitoring(false);
         let mut shell = Shell::start("read x; ( ( echo in; read y ); echo out; read z ); echo end");
-        kernel.set_target(Pid(shell.pid()), true).expect("there is room");
+        kernel.set_target(Pid(shell.pid()), FOLLOWS_FORKS).expect("there is room");
         let mappings = ProcessMappings { first: 3, count: 4 };
         put(&mut kernel, "PROCESSES", shell.pid(), mappings);
         assert_eq!(drain(&mut ring), []);
@@ -159,10 +160,10 @@ fn forks_are_not_reported_unless_followed() {
     runtime().block_on(async {
         let (mut kernel, mut ring) = monitoring(false);
         let mut shell = Shell::start("read x; ( echo in; read y ); echo out; read z; ( echo again )");
-        kernel.set_target(Pid(shell.pid()), false).expect("there is room");
+        kernel.set_target(Pid(shell.pid()), 0).expect("there is room");
         shell.send();
         assert_eq!(shell.answer(), "in");
-        kernel.set_target(Pid(shell.pid()), true).expect("there is room");
+        kernel.set_target(Pid(shell.pid()), FOLLOWS_FORKS).expect("there is room");
         kernel.forget_target(Pid(shell.pid())).expect("it is a target");
         kernel.forget_target(Pid(shell.pid())).expect("it need not be a target");
         shell.send();
@@ -180,7 +181,7 @@ fn execs_of_targets_are_reported() {
         let script = "read x; exec /bin/sh -c 'echo new; read y'";
         let (mut shell, mut stranger) = (Shell::start(script), Shell::start(script));
         let pid = shell.pid();
-        kernel.set_target(Pid(pid), false).expect("there is room");
+        kernel.set_target(Pid(pid), 0).expect("there is room");
         put(&mut kernel, "PROCESSES", pid, ProcessMappings { first: 3, count: 4 });
         put(&mut kernel, "INFLIGHT", u64::from(pid) << 32 | u64::from(pid), [0u8; 64]);
         for shell in [&mut stranger, &mut shell] {
@@ -227,7 +228,7 @@ fn children_that_share_memory_are_marked_and_threads_are_not_reported() {
     runtime().block_on(async {
         let (mut kernel, mut ring) = monitoring(false);
         let me = std::process::id();
-        kernel.set_target(Pid(me), true).expect("there is room");
+        kernel.set_target(Pid(me), FOLLOWS_FORKS).expect("there is room");
         let thread = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
         let tid = thread.join().expect("it does not panic");
         let wait = |command: &mut Command| command.spawn().map(|child| (child.id(), child.wait_with_output()));
@@ -274,7 +275,7 @@ fn a_process_is_removed_with_its_last_thread() {
         let (mut shell, stranger) = (Shell::start("read x; exit 0"), Shell::start("read x"));
         let mappings = ProcessMappings { first: 3, count: 4 };
         for pid in [me, shell.pid(), stranger.pid()] {
-            kernel.set_target(Pid(pid), false).expect("there is room");
+            kernel.set_target(Pid(pid), 0).expect("there is room");
             put(&mut kernel, PROCESSES, pid, mappings);
         }
         std::thread::spawn(|| ()).join().expect("it does not panic");
@@ -308,7 +309,7 @@ sys.stdin.readline()
         );
         shell.send();
         assert_eq!(shell.answer(), "True");
-        kernel.set_target(Pid(shell.pid()), true).expect("there is room");
+        kernel.set_target(Pid(shell.pid()), FOLLOWS_FORKS).expect("there is room");
         shell.send();
         assert_eq!(shell.answer(), "none");
         let records = drain(&mut ring);

@@ -23,6 +23,8 @@ pub(crate) struct Stat {
     pub state: char,
     pub start_ticks: StartTime,
     pub kernel_thread: bool,
+    /// CPU time of all threads, user and system, in clock ticks.
+    pub cpu_ticks: u64,
     /// Size of its address space; 0 for kernel threads and after its exit.
     pub virtual_bytes: u64,
     /// Resident memory, accurate to some pages: the kernel counts per CPU.
@@ -43,6 +45,13 @@ impl Stat {
         self.start_ticks == identity.start_ticks
     }
 
+    /// Number of CPUs that it has used on average since its start; `boot_ns` is the present time since boot.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio of times")]
+    pub(crate) fn cpus(&self, boot_ns: u64) -> f64 {
+        let boot_ticks = boot_ns as f64 / 1e9 * rustix::param::clock_ticks_per_second() as f64;
+        self.cpu_ticks as f64 / (boot_ticks - self.start_ticks.0 as f64).max(1.0)
+    }
+
     /// Whether the process has exited, or is exiting and has released its memory.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X') || self.virtual_bytes == 0 && !self.kernel_thread
@@ -61,6 +70,7 @@ pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
         state: field(3)?.chars().next()?,
         start_ticks: StartTime(field(22)?.parse().ok()?),
         kernel_thread: field(9)?.parse::<u32>().ok()? & KERNEL_THREAD != 0,
+        cpu_ticks: field(14)?.parse::<u64>().ok()?.saturating_add(field(15)?.parse().ok()?),
         virtual_bytes: field(23)?.parse().ok()?,
         // Signed: the sum over the CPUs may be negative for a short time.
         resident_bytes: u64::try_from(field(24)?.parse::<i64>().ok()?).unwrap_or(0).saturating_mul(page_bytes),
@@ -128,6 +138,7 @@ mod tests {
             state: 'S',
             start_ticks: StartTime(22_000),
             kernel_thread: false,
+            cpu_ticks: 14_000 + 15_000,
             virtual_bytes: 23_000,
             resident_bytes: 24_000 * 4096,
             exit_status: Some(52_000),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::values::{Counts, Name};
 use crate::ids::Pid;
 use crate::model::guardrails::{self, Action, Excess, ProbeCosts};
-use crate::model::{self, ChangeReason, Loss, NamesFrom, UnfoundHook};
+use crate::model::{self, ChangeReason, Loss, NamesFrom, ProbeScope, UnfoundHook};
 
 /// Drops, and the cost of profiling.
 #[derive(Serialize, Deserialize)]
@@ -39,6 +39,9 @@ pub(in crate::report) struct Health<'a> {
     /// Limits on the cost of profiling.
     #[serde(default)]
     pub(super) guardrails: Guardrails,
+    /// Which processes met the probes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) scope: Option<ProbeScope>,
     /// How addresses were symbolized.
     #[serde(default)]
     pub(super) symbolization: Symbolization<'a>,
@@ -148,6 +151,7 @@ impl<'a> Health<'a> {
             agent_rss_bytes_max: health.agent_rss_bytes_max,
             interval_changes: health.interval_changes.iter().map(IntervalChange::new).collect(),
             guardrails: Guardrails::new(&health.guardrails),
+            scope: health.scope.clone(),
             symbolization: Symbolization {
                 isolation: isolated(true),
                 isolation_missing: isolated(false),
@@ -172,6 +176,7 @@ impl<'a> Health<'a> {
             agent_cpu_ns: self.agent_cpu_ns,
             agent_rss_bytes_max: self.agent_rss_bytes_max,
             guardrails: self.guardrails.into_model()?,
+            scope: self.scope,
             symbolization: model::Symbolization {
                 isolation: isolation.chain(missing).collect(),
                 failures: failures.collect(),

@@ -3,7 +3,9 @@
 use profiler_common::counter::Counter;
 
 use crate::model::guardrails::{Action, Excess, Guardrails, Reached};
-use crate::model::{Health, HeapProfile, HookStatus, NamesFrom, Profile, Symbolization, SymbolizationFailure};
+use crate::model::{
+    Health, HeapProfile, HookStatus, NamesFrom, Profile, ScopeKind, Symbolization, SymbolizationFailure,
+};
 use crate::report::loss::{explain, explain_stack_end};
 use crate::report::page::{HEADING, PLAIN, Page, WARNING};
 use crate::report::presentation::View;
@@ -33,6 +35,7 @@ impl Page {
             self.line(PLAIN, &format!("  accuracy: {}{accuracy}", view.title()));
         }
         self.hooks(profile);
+        self.scope(&profile.health);
         self.stacks(&profile.health);
         self.frame_pointers(&profile.health);
         self.symbolization(&profile.health.symbolization);
@@ -195,6 +198,17 @@ impl Page {
         self.and_more("    ", symbolization.failures.len(), HOOKS_MAX);
         if let Some(line) = missing_isolation(symbolization) {
             self.line(PLAIN, &format!("  {line}"));
+        }
+    }
+
+    /// Reports what shared probes cost the processes that are not targets.
+    fn scope(&mut self, health: &Health) {
+        let Some(scope) = health.scope.as_ref().filter(|scope| scope.kind == ScopeKind::Inode) else { return };
+        let reason = text::printable(&scope.reason);
+        self.line(PLAIN, &format!("  probes: shared by all processes that map a hooked file ({reason})"));
+        if scope.foreign_calls > 0 {
+            let calls = text::counted(scope.foreign_calls, "allocating call");
+            self.line(PLAIN, &format!("    {calls} of processes that are not targets met them, at 1 to 2 µs each"));
         }
     }
 

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::profiles;
 use crate::ids::Pid;
-use crate::model::Profile;
 use crate::model::guardrails::{Action, Excess, Guardrails, Overhead, Reached};
+use crate::model::{ProbeScope, Profile, ScopeKind};
 
 use crate::report::{Format, View, describe, summary};
 use crate::units::MonotonicNanos;
@@ -28,6 +28,12 @@ pub(super) fn limited() -> Profile {
         ],
     };
     profile.health.guardrails = guardrails;
+    profile.health.scope = Some(ProbeScope {
+        kind: ScopeKind::Inode,
+        reason: "for 20 targets and 7 other processes that map the hooked files, sharing is cheaper".to_owned(),
+        other_processes: Some(7),
+        foreign_calls: 1_234,
+    });
     profile.targets[0].facts.detached = Some(MonotonicNanos(profile.started_monotonic_ns + 4_000_000_000));
     let overhead = Overhead { percent: 60.0, percent_highest: Some(61.0), probe_ns: 2.4e9, cpu_ns: 4_000_000_000 };
     profile.targets[0].facts.overhead = Some(overhead);
@@ -51,6 +57,15 @@ fn the_summary_lists_reached_limits_and_actions() {
     ] {
         assert!(text.contains(expected), "no `{expected}` in:\n{text}");
     }
+}
+
+#[test]
+fn shared_probes_and_their_cost_for_others_are_reported() {
+    let text = text(&limited());
+    let expected = "  probes: shared by all processes that map a hooked file (for 20 targets and 7 other processes that map the \
+                    hooked files, sharing is cheaper)\n    1,234 allocating calls of processes that are not targets met them, \
+                    at 1 to 2 µs each\n";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[test]

@@ -57,6 +57,7 @@ pub(in crate::report) fn exact() -> Profile {
         agent_cpu_ns: 120_000_000,
         agent_rss_bytes_max: 23 << 20,
         guardrails: Guardrails::default(),
+        scope: None,
         symbolization: Symbolization::default(),
     };
     let mut target = target(4711, "cached", "/usr/bin/cached", heaps, callsites);
@@ -119,6 +120,7 @@ pub(in crate::report) fn sampled() -> Profile {
         agent_cpu_ns: 4_200_000_000,
         agent_rss_bytes_max: 61 << 20,
         guardrails: Guardrails::default(),
+        scope: None,
         symbolization: symbolization(),
     };
     let mut gone = target(901, "#work;er <&>", "/opt/app/bin/app", vec![heap("libc", &[("malloc", None)])], second);
