@@ -46,6 +46,29 @@ fn is_cfg_test(attribute: &syn::Attribute) -> bool {
         && attribute.meta.require_list().is_ok_and(|list| list.tokens.to_string() == "test")
 }
 
+/// Paths of the files, and prefixes of the files below them, of modules that a file declares for tests: `#[cfg(test)] mod name;`.
+pub(super) fn test_modules(source: &Source) -> Vec<String> {
+    let (folder, file) = source.path.rsplit_once('/').unwrap_or(("", source.path));
+    let own_folder = match file {
+        "mod.rs" | "lib.rs" | "main.rs" => folder.to_owned(),
+        _ => format!("{folder}/{}", file.trim_end_matches(".rs")),
+    };
+    let items = source.rust.iter().flat_map(|rust| &rust.syntax.items);
+    let declarations = items.filter_map(|item| match item {
+        syn::Item::Mod(item) if item.content.is_none() && item.attrs.iter().any(is_cfg_test) => Some(item),
+        _ => None,
+    });
+    let stem = |item: &syn::ItemMod| {
+        let path = item.attrs.iter().filter(|attribute| attribute.path().is_ident("path")).find_map(|attribute| {
+            let syn::Expr::Lit(value) = &attribute.meta.require_name_value().ok()?.value else { return None };
+            let syn::Lit::Str(path) = &value.lit else { return None };
+            Some(format!("{folder}/{}", path.value().trim_end_matches(".rs")))
+        });
+        path.unwrap_or_else(|| format!("{own_folder}/{}", item.ident))
+    };
+    declarations.map(stem).flat_map(|stem| [format!("{stem}.rs"), format!("{stem}/")]).collect()
+}
+
 /// Number of lines outside of items with `#[cfg(test)]`.
 pub(super) fn lines_without_tests(text: &str, file: &syn::File) -> usize {
     let items = file.items.iter().filter(|item| attributes(item).iter().any(is_cfg_test)).map(|item| item.span());
@@ -155,6 +178,18 @@ mod tests {
         check("tests/tests/attach.rs", true);
         check("profiler/src/ledger/live.rs", false);
         check("xtask/src/test.rs", false);
+    }
+
+    #[test]
+    fn modules_that_are_declared_for_tests() {
+        let check = |path, text, expected: &[&str]| {
+            assert_eq!(test_modules(&Source::parse(path, text).expect("parses")), expected, "{path}");
+        };
+        let text = "#[cfg(test)]\nmod fixture;\nmod code;\n#[cfg(test)]\nmod tests {}\n";
+        check("src/a/mod.rs", text, &["src/a/fixture.rs", "src/a/fixture/"]);
+        check("src/a/b.rs", text, &["src/a/b/fixture.rs", "src/a/b/fixture/"]);
+        let named = "#[cfg(test)]\n#[path = \"launch/exit.rs\"]\nmod exit;\n";
+        check("src/launch.rs", named, &["src/launch/exit.rs", "src/launch/exit/"]);
     }
 
     #[test]

@@ -28,7 +28,9 @@ impl Size {
 pub(super) fn table(sources: &[Source]) -> String {
     let mut parts = BTreeMap::<&str, Size>::new();
     let mut folders = BTreeMap::<String, Size>::new();
-    for source in sources {
+    let test_modules: Vec<String> = sources.iter().flat_map(source::test_modules).collect();
+    let is_test = |path: &str| test_modules.iter().any(|module| path.starts_with(module));
+    for source in sources.iter().filter(|source| !is_test(source.path)) {
         let part = PARTS.into_iter().find(|part| source.path.starts_with(part));
         if let (Some(part), Some(size)) = (part, size(source)) {
             parts.entry(part).or_default().add(size);
@@ -39,7 +41,11 @@ pub(super) fn table(sources: &[Source]) -> String {
     let pages = sources.iter().filter(|source| is_documentation(source.path));
     let words: usize = pages.map(|page| page.text.split_whitespace().count()).sum();
     let mut total = Size::default();
-    let mut text = format!("{:<36} {:>6} {:>7} {:>5}\n", "Rust without tests", "files", "lines", "pub");
+    let mut text = format!(
+        "Rust without tests: `tests.rs`, folders `tests`, and files and items declared `#[cfg(test)]` are excluded\n{:<36} \
+         {:>6} {:>7} {:>5}\n",
+        "", "files", "lines", "pub"
+    );
     let mut line = |name: &str, size: &Size| {
         let _ = writeln!(text, "{name:<36} {:>6} {:>7} {:>5}", size.files, size.lines, size.public);
     };
@@ -88,6 +94,11 @@ mod tests {
         assert_eq!((size.files, size.lines, size.public), (1, 7, 2));
         assert_eq!(folder(source.path), "profiler/src/a");
         assert_eq!(folder("profiler/src/lib.rs"), "profiler/src");
-        assert!(table(&[source]).contains("total"));
+        let declaration = Source::parse("profiler/src/a/b/mod.rs", "#[cfg(test)]\nmod c;\n").expect("parses");
+        let lines = |table: String| table.lines().find(|line| line.starts_with("total")).map(str::to_owned);
+        assert_eq!(lines(table(&[source])).as_deref(), Some(&*format!("{:<36} {:>6} {:>7} {:>5}", "total", 1, 7, 2)));
+        let source = Source::parse("profiler/src/a/b/c.rs", text).expect("parses");
+        let only_declaration = table(&[source, declaration]);
+        assert_eq!(lines(only_declaration).as_deref(), Some(&*format!("{:<36} {:>6} {:>7} {:>5}", "total", 1, 0, 0)));
     }
 }
