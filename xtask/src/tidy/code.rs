@@ -1,6 +1,6 @@
 //! Rules about Rust code: length, `unsafe`, and access to the terminal. Tokens are inspected, so that code in macros counts.
 
-use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
 
@@ -68,24 +68,12 @@ pub(super) fn unsafe_code(source: &Source, findings: &mut Findings<'_>) {
         return;
     }
     let implementations = source.path.starts_with(UNSAFE_IMPL_FOLDER);
-    find_unsafe(rust.tokens.clone(), implementations, findings);
-}
-
-fn find_unsafe(tokens: TokenStream, implementations: bool, findings: &mut Findings<'_>) {
-    let mut trees = tokens.into_iter().peekable();
-    while let Some(tree) = trees.next() {
-        match tree {
-            TokenTree::Group(group) => find_unsafe(group.stream(), implementations, findings),
-            TokenTree::Ident(name) if name == "unsafe" => {
-                let implements = matches!(trees.peek(), Some(TokenTree::Ident(next)) if next == "impl");
-                if !(implementations && implements) {
-                    findings
-                        .add(name.span().start().line, "`unsafe` is not allowed here: see `cargo xtask tidy --help`");
-                }
-            }
-            _ => {}
+    words(rust.tokens.clone(), &mut |word, next| {
+        let implements = matches!(next, Some(TokenTree::Ident(next)) if next == "impl");
+        if word == "unsafe" && !(implementations && implements) {
+            findings.add(word.span().start().line, "`unsafe` is not allowed here: see `cargo xtask tidy --help`");
         }
-    }
+    });
 }
 
 const AGENT_FOLDER: &str = "profiler/src/";
@@ -98,21 +86,22 @@ pub(super) fn terminal(source: &Source, findings: &mut Findings<'_>) {
     if !source.path.starts_with(AGENT_FOLDER) || source.path == TERMINAL_FILE || source.is_test() {
         return;
     }
-    find_terminal(rust.tokens.clone(), findings);
+    words(rust.tokens.clone(), &mut |word, next| {
+        let is_call = matches!(next, Some(TokenTree::Group(next))
+            if next.delimiter() == Delimiter::Parenthesis && next.stream().is_empty());
+        if is_call && (word == "stdout" || word == "stderr") {
+            findings.add(word.span().start().line, format!("`{word}()` belongs in `{TERMINAL_FILE}`"));
+        }
+    });
 }
 
-fn find_terminal(tokens: TokenStream, findings: &mut Findings<'_>) {
+/// Visits each word and the token after it, also in macros.
+fn words(tokens: TokenStream, visit: &mut impl FnMut(&Ident, Option<&TokenTree>)) {
     let mut trees = tokens.into_iter().peekable();
     while let Some(tree) = trees.next() {
         match tree {
-            TokenTree::Group(group) => find_terminal(group.stream(), findings),
-            TokenTree::Ident(name) if name == "stdout" || name == "stderr" => {
-                let is_call = matches!(trees.peek(), Some(TokenTree::Group(next))
-                    if next.delimiter() == Delimiter::Parenthesis && next.stream().is_empty());
-                if is_call {
-                    findings.add(name.span().start().line, format!("`{name}()` belongs in `{TERMINAL_FILE}`"));
-                }
-            }
+            TokenTree::Group(group) => words(group.stream(), visit),
+            TokenTree::Ident(word) => visit(&word, trees.peek()),
             _ => {}
         }
     }

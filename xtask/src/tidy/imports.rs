@@ -82,10 +82,10 @@ fn is_allowed(layer: &str, path: &[String]) -> bool {
         return true;
     }
     let Some(own_row) = row(layer) else { return false };
-    LAYERS[own_row].1.iter().any(|allowed| {
+    LAYERS[own_row].1.split_whitespace().any(|allowed| {
         let segments: Vec<_> = allowed.split("::").collect();
         let is_into_allowed = path.len() >= segments.len() && segments.iter().zip(path).all(|(a, b)| a == b);
-        is_into_allowed || *allowed == ALL_ABOVE && used_row < own_row
+        is_into_allowed || allowed == ALL_ABOVE && used_row < own_row
     })
 }
 

@@ -127,83 +127,33 @@ fn paragraphs(text: &str) -> String {
     text.lines().map(line).collect()
 }
 
+/// Comments, strings and characters of Rust. The captured part is text.
+static TOKENS: LazyLock<Regex> = LazyLock::new(|| {
+    let raw = ["", "#", "##"].map(|hashes| format!(r#"r{hashes}"(.*?)"{hashes}"#)).join("|");
+    compile(&format!(
+        r#"(?s)//[/!]*(?<line>[^\n]*)|(/\*.*?\*/)|{raw}|"(?<string>(?:\\.|[^"\\])*)"|'(?:\\.[^']*|[^\\'])'"#
+    ))
+});
+static ESCAPE: LazyLock<Regex> = LazyLock::new(|| compile(r"\\(?:[^\n]|(?<newline>\n))"));
+
 /// The text with code replaced by [`CODE`], and with markers of comments and escapes of strings by spaces. Lines stay.
 fn comments_and_strings(text: &str) -> String {
-    let mut scanner = Scanner { rest: text, out: String::with_capacity(text.len()) };
-    while let Some(first) = scanner.rest.chars().next() {
-        if scanner.rest.starts_with("//") {
-            let end = scanner.rest.find('\n').unwrap_or(scanner.rest.len());
-            let marker = scanner.rest[..end].find(|c| c != '/' && c != '!').unwrap_or(end);
-            scanner.skip(marker, ' ');
-            scanner.keep(end - marker);
-        } else if scanner.rest.starts_with("/*") {
-            let end = scanner.rest.find("*/").map_or(scanner.rest.len(), |end| end + 2);
-            scanner.keep(end);
-        } else if let Some((start, hashes)) = raw_string_start(scanner.rest) {
-            scanner.skip(start, CODE);
-            let end = format!("\"{}", "#".repeat(hashes));
-            let length = scanner.rest.find(&end).unwrap_or(scanner.rest.len());
-            scanner.keep(length);
-            scanner.skip(end.len().min(scanner.rest.len()), CODE);
-        } else if first == '"' {
-            scanner.string();
-        } else {
-            // A lifetime has no closing quotation mark.
-            let length = char_literal_length(scanner.rest).unwrap_or(first.len_utf8());
-            scanner.skip(length, CODE);
+    let blank = |code: &str, by: char| code.chars().map(|c| if c.is_whitespace() { c } else { by }).collect::<String>();
+    let (mut out, mut end) = (String::with_capacity(text.len()), 0);
+    for token in TOKENS.captures_iter(text) {
+        let Some(whole) = token.get(0) else { continue };
+        let by = if token.name("line").is_some() { ' ' } else { CODE };
+        let kept = token.iter().skip(1).flatten().next().map_or(whole.end()..whole.end(), |kept| kept.range());
+        out += &blank(&text[end..whole.start()], CODE);
+        out += &blank(&text[whole.start()..kept.start], by);
+        match token.name("string") {
+            Some(string) => out += &ESCAPE.replace_all(string.as_str(), "  $newline"),
+            None => out += &text[kept.clone()],
         }
+        out += &blank(&text[kept.end..whole.end()], by);
+        end = whole.end();
     }
-    scanner.out
-}
-
-struct Scanner<'a> {
-    rest: &'a str,
-    out: String,
-}
-
-impl Scanner<'_> {
-    fn keep(&mut self, bytes: usize) {
-        self.out.push_str(&self.rest[..bytes]);
-        self.rest = &self.rest[bytes..];
-    }
-
-    /// Replaces everything but white space.
-    fn skip(&mut self, bytes: usize, by: char) {
-        self.out.extend(self.rest[..bytes].chars().map(|c| if c.is_whitespace() { c } else { by }));
-        self.rest = &self.rest[bytes..];
-    }
-
-    /// A string with escapes, from its quotation mark on.
-    fn string(&mut self) {
-        self.skip(1, CODE);
-        while let Some(at) = self.rest.find(['"', '\\']) {
-            self.keep(at);
-            if self.rest.starts_with('"') {
-                self.skip(1, CODE);
-                return;
-            }
-            let escaped = self.rest[1..].chars().next().map_or(0, char::len_utf8);
-            self.skip(1 + escaped, ' ');
-        }
-        self.keep(self.rest.len());
-    }
-}
-
-/// Length of `r#"` and the number of `#`, if a raw string starts here.
-fn raw_string_start(text: &str) -> Option<(usize, usize)> {
-    let prefix = ["br", "cr", "r"].into_iter().find(|prefix| text.starts_with(prefix))?;
-    let hashes = text[prefix.len()..].bytes().take_while(|&byte| byte == b'#').count();
-    let start = prefix.len() + hashes;
-    text[start..].starts_with('"').then_some((start + 1, hashes))
-}
-
-fn char_literal_length(text: &str) -> Option<usize> {
-    let inner = text.strip_prefix('\'')?;
-    let end = match inner.strip_prefix('\\') {
-        Some(escaped) => 2 + escaped.get(1..)?.find('\'')?,
-        None => inner.chars().next()?.len_utf8(),
-    };
-    inner[end..].starts_with('\'').then_some(end + 2)
+    out + &blank(&text[end..], CODE)
 }
 
 #[cfg(test)]

@@ -70,14 +70,13 @@ impl Findings<'_> {
 /// Checks one file.
 type Rule = fn(&Source, &mut Findings<'_>);
 
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 8] = [
     code::length,
     code::unsafe_code,
     code::terminal,
     text::opening,
     text::links,
-    text::markers,
-    text::machine_paths,
+    text::leftovers,
     language::check,
     imports::check,
 ];

@@ -1,5 +1,9 @@
 //! Rules about lines of text: how a file opens, links, unfinished work, and paths of one machine.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 use super::Findings;
 use super::source::Source;
 
@@ -11,100 +15,55 @@ pub(super) fn opening(source: &Source, findings: &mut Findings<'_>) {
     }
 }
 
+fn compile(pattern: &str) -> Regex {
+    Regex::new(pattern).expect("the pattern is valid")
+}
+
+static URL: LazyLock<Regex> = LazyLock::new(|| compile(r#"https?://[^\s<>()\[\]"'`]*"#));
 /// Pages about the kernel.
-const KERNEL: [&str; 6] = [
-    "github.com/torvalds/linux",
-    "elixir.bootlin.com/linux",
-    "git.kernel.org/",
-    "docs.kernel.org/",
-    "kernel.org/doc/",
-    "raw.githubusercontent.com/torvalds/linux",
-];
+static KERNEL: LazyLock<Regex> = LazyLock::new(|| {
+    compile(
+        r"(git\.|docs\.)kernel\.org/|kernel\.org/doc/|elixir\.bootlin\.com/linux|github(usercontent)?\.com/torvalds/linux",
+    )
+});
 /// Pages that change with a branch.
-const BRANCHES: [&str; 5] = ["/blob/master", "/blob/main", "/tree/master", "/tree/main", "/blob/HEAD"];
-/// Minimum length of an abbreviated commit hash.
-const COMMIT_DIGITS_MIN: usize = 12;
+static BRANCH: LazyLock<Regex> = LazyLock::new(|| compile(r"/(blob|tree)/(master|main)|/blob/HEAD"));
+/// A version (`v6.13`, `6.1`), or a commit of at least 12 digits.
+static FIXED: LazyLock<Regex> =
+    LazyLock::new(|| compile(r"(^|[/=?&#~^])(v?\d[^./=?&#~^]*\.\d[^/=?&#~^]*|[[:xdigit:]]{12,})($|[/=?&#~^])"));
 
 /// A link to a kernel's source or documentation names a version or a commit, and no link follows a branch: the page must
 /// still have the cited content later.
 pub(super) fn links(source: &Source, findings: &mut Findings<'_>) {
     for (index, line) in source.text.lines().enumerate() {
-        for url in urls(line) {
-            if BRANCHES.iter().any(|branch| url.contains(branch)) {
+        for url in URL.find_iter(line).map(|url| url.as_str()) {
+            if BRANCH.is_match(url) {
                 findings.add(index + 1, format!("`{url}` follows a branch: link to a tag or a commit"));
-            } else if KERNEL.iter().any(|place| url.contains(place)) && !is_fixed(url) {
+            } else if KERNEL.is_match(url) && !FIXED.is_match(url) {
                 findings.add(index + 1, format!("`{url}` names no version: link to a tag or a commit"));
             }
         }
     }
 }
 
-fn urls(line: &str) -> impl Iterator<Item = &str> {
-    line.match_indices("https://").chain(line.match_indices("http://")).map(|(at, _)| {
-        let end = line[at..].find(|c: char| c.is_whitespace() || "<>()[]\"'`".contains(c));
-        &line[at..end.map_or(line.len(), |length| at + length)]
-    })
-}
+/// What no line may contain, and the message about the captured text. The patterns do not match themselves.
+static FORBIDDEN: LazyLock<[(Regex, &str); 3]> = LazyLock::new(|| {
+    [
+        (compile(r"^(<{7}|\|{7}|>{7}) "), "conflict marker of a merge"),
+        (compile(r"\b(FIXM[E]\b|XX[X]\b|tod[o]!|unimplemente[d]!)"), "finish it, or describe what is missing and why"),
+        (compile(r#"(?:^|[\s"'`=(:,<>\[])(/roo[t]|/wor[k])(?:$|[^\w-])"#), "is a private folder"),
+    ]
+});
 
-/// Whether a URL contains a version (`v6.13`, `6.1`) or a commit.
-fn is_fixed(url: &str) -> bool {
-    let is_commit = |part: &str| part.len() >= COMMIT_DIGITS_MIN && part.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let is_version = |part: &str| {
-        let numbers = part.strip_prefix('v').unwrap_or(part).split('.');
-        let leading = numbers.take(2).filter(|number| number.starts_with(|c: char| c.is_ascii_digit()));
-        leading.count() == 2
-    };
-    url.split(['/', '=', '?', '&', '#', '~', '^']).any(|part| is_commit(part) || is_version(part))
-}
-
-/// Markers of unfinished work. Written in two pieces, because this file is checked, too.
-const UNFINISHED: [&str; 4] =
-    [concat!("FIX", "ME"), concat!("XX", "X"), concat!("todo", "!"), concat!("unimplemented", "!")];
-/// Conflict markers of a merge.
-const MERGE: [&str; 3] = [concat!("<<<<", "<<< "), concat!("||||", "||| "), concat!(">>>>", ">>> ")];
-
-/// No leftovers of a merge or of unfinished work.
-pub(super) fn markers(source: &Source, findings: &mut Findings<'_>) {
+/// No leftovers of a merge or of unfinished work, and no private folders of one machine.
+pub(super) fn leftovers(source: &Source, findings: &mut Findings<'_>) {
     for (index, line) in source.text.lines().enumerate() {
-        if MERGE.iter().any(|mark| line.starts_with(mark)) {
-            findings.add(index + 1, "conflict marker of a merge");
-        }
-        if let Some(word) = UNFINISHED.iter().find(|word| has_word(line, word)) {
-            findings.add(index + 1, format!("`{word}`: finish it, or describe what is missing and why"));
+        for (pattern, message) in &*FORBIDDEN {
+            if let Some(found) = pattern.captures(line) {
+                findings.add(index + 1, format!("`{}`: {message}", &found[1]));
+            }
         }
     }
-}
-
-/// Whether `word` occurs in `line` as a whole word.
-fn has_word(line: &str, word: &str) -> bool {
-    let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
-    line.match_indices(word).any(|(at, _)| {
-        let after = line[at + word.len()..].chars().next();
-        let bounded_after = word.ends_with('!') || !after.is_some_and(is_part);
-        bounded_after && !line[..at].chars().next_back().is_some_and(is_part)
-    })
-}
-
-/// Private folders. Written in two pieces, because this file is checked, too.
-const PRIVATE: [&str; 2] = [concat!("/ro", "ot"), concat!("/wo", "rk")];
-
-/// No private folders of one machine.
-pub(super) fn machine_paths(source: &Source, findings: &mut Findings<'_>) {
-    for (index, line) in source.text.lines().enumerate() {
-        if let Some(folder) = PRIVATE.iter().find(|folder| names_folder(line, folder)) {
-            findings.add(index + 1, format!("`{folder}` is a private folder"));
-        }
-    }
-}
-
-/// Whether `folder` occurs at the start of a path and as a whole component, unlike `/proc/1/root`.
-fn names_folder(line: &str, folder: &str) -> bool {
-    line.match_indices(folder).any(|(at, _)| {
-        let before = line[..at].chars().next_back();
-        let after = line[at + folder.len()..].chars().next();
-        let begins = before.is_none_or(|c| c.is_whitespace() || "\"'`=(:,<>[".contains(c));
-        begins && !after.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '-')
-    })
 }
 
 #[cfg(test)]
@@ -156,14 +115,16 @@ mod tests {
     }
 
     #[test]
-    fn leftovers() {
-        for word in UNFINISHED {
+    fn leftovers_are_found() {
+        let unfinished =
+            [concat!("FIX", "ME"), concat!("XX", "X"), concat!("todo", "!"), concat!("unimplemented", "!")];
+        for word in unfinished {
             let text = format!("fine\n// {word} later\n");
-            assert_eq!(found(markers, "notes.md", &text).len(), 1, "{text}");
+            assert_eq!(found(leftovers, "notes.md", &text).len(), 1, "{text}");
         }
-        for mark in MERGE {
-            let text = format!("fine\n{mark}main\n");
-            assert_eq!(found(markers, "notes.md", &text), ["2: conflict marker of a merge"]);
+        for mark in ["<", "|", ">"].map(|mark| mark.repeat(7)) {
+            let text = format!("fine\n{mark} main\n");
+            assert_eq!(found(leftovers, "notes.md", &text), [format!("2: `{mark}`: conflict marker of a merge")]);
         }
     }
 
@@ -171,8 +132,10 @@ mod tests {
     fn similar_text_is_accepted() {
         let template = "X".repeat(6);
         let text = format!("Title\n=======\nmktemp /tmp/a.{template}\nlet mastodon = 1;\n");
-        assert_eq!(found(markers, "notes.md", &text), [""; 0]);
+        assert_eq!(found(leftovers, "notes.md", &text), [""; 0]);
     }
+
+    const PRIVATE: [&str; 2] = [concat!("/ro", "ot"), concat!("/wo", "rk")];
 
     #[test]
     fn private_folders() {
@@ -180,7 +143,7 @@ mod tests {
             for text in
                 [format!("cd {folder}/project"), format!("let path = \"{folder}\";"), format!("PATH={folder}/bin")]
             {
-                assert_eq!(found(machine_paths, "notes.md", &text).len(), 1, "{text}");
+                assert_eq!(found(leftovers, "notes.md", &text).len(), 1, "{text}");
             }
         }
     }
@@ -189,7 +152,7 @@ mod tests {
     fn public_paths_are_accepted() {
         for folder in PRIVATE {
             for text in [format!("/proc/PID{folder}/lib"), format!("{folder}shop"), format!("{{pid}}{folder}")] {
-                assert_eq!(found(machine_paths, "notes.md", &text), [""; 0], "{text}");
+                assert_eq!(found(leftovers, "notes.md", &text), [""; 0], "{text}");
             }
         }
     }
