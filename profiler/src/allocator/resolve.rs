@@ -10,16 +10,79 @@ use profiler_common::hook::CallShape;
 use rustc_hash::FxHashMap;
 use thiserror::Error;
 
-use super::detect::{self, ALLOCATORS, Identity, supported};
 use super::hook_set::HookSet;
 use super::selection::{HeapSelection, MMAP};
-use super::spec::{DEFINING_FUNCTION, HookSpec};
-use super::{glibc, libc, mmap, rust};
+use super::spec::{AllocatorSpec, DEFINING_FUNCTION, HookSpec, Table};
+use super::{c_libraries, functions, jemalloc, mimalloc, tcmalloc};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::object::ObjectError;
 use crate::object::symbols::{DefinedFunction, SymbolSource};
 use crate::process::definitions::Candidate;
+
+/// All known allocators. The first that matches a module decides, so C libraries come last: allocators replace their functions.
+pub(crate) const ALLOCATORS: &[&AllocatorSpec] =
+    &[&jemalloc::ALLOCATOR, &tcmalloc::ALLOCATOR, &mimalloc::ALLOCATOR, &c_libraries::MUSL, &c_libraries::GLIBC];
+
+/// The names of all allocators, for messages.
+fn supported() -> String {
+    ALLOCATORS.iter().rev().map(|allocator| allocator.title).collect::<Vec<_>>().join(", ")
+}
+
+/// The allocator of a module that defines `malloc`.
+#[derive(Clone)]
+struct Identity {
+    /// `None` for an unknown one: a program's own, or a library that wraps another allocator.
+    allocator: Option<&'static AllocatorSpec>,
+    /// The allocator's heap, or the module's file name.
+    heap: String,
+    calls_known: bool,
+}
+
+impl Identity {
+    /// Identifies a module by its file name or by the symbols of allocators.
+    fn of(candidate: &Candidate) -> Self {
+        let file = file_name(&candidate.path);
+        let by_name = ALLOCATORS
+            .iter()
+            .find(|allocator| !candidate.is_executable && (allocator.is_library)(&candidate.path, file));
+        let by_symbol = || {
+            ALLOCATORS.iter().find(|allocator| {
+                let defines = |symbol: &&str| !candidate.functions(symbol).is_empty();
+                allocator.fingerprints.iter().any(defines) && (allocator.may_be)(candidate)
+            })
+        };
+        match by_name.or_else(by_symbol) {
+            Some(allocator) => Self::known(candidate, allocator),
+            None => Self { allocator: None, heap: file.to_owned(), calls_known: false },
+        }
+    }
+
+    /// This allocator, which the module has under names of its own or as its malloc.
+    fn known(candidate: &Candidate, allocator: &'static AllocatorSpec) -> Self {
+        let calls_known = (allocator.calls_known)(candidate, file_name(&candidate.path));
+        Self { allocator: Some(allocator), heap: allocator.heap.to_owned(), calls_known }
+    }
+
+    /// Whether the function is known to call no other function of the tables: see [`AllocatorSpec::is_leaf`].
+    fn is_leaf(&self, function: &str) -> bool {
+        self.calls_known && self.allocator.is_some_and(|allocator| (allocator.is_leaf)(function))
+    }
+
+    /// See [`AllocatorSpec::calls_back`].
+    fn calls_back(&self, function: &str) -> bool {
+        self.allocator.is_some_and(|allocator| allocator.calls_back.contains(&function))
+    }
+
+    /// If false, operators new and delete in this module are taken to be the allocator's own.
+    fn is_c_library(&self) -> bool {
+        self.allocator.is_some_and(|allocator| allocator.is_c_library)
+    }
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
 
 /// A function to hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,12 +134,14 @@ pub(crate) enum NoAllocator {
 
 /// Symbols to look up in modules: those of all tables, of detection, and of user-defined hooks.
 pub(crate) fn symbols(hooks: &HookSet) -> Vec<&'static str> {
-    let tables = [libc::FUNCTIONS, libc::ALIASES, libc::OPERATORS, rust::FUNCTIONS, mmap::FUNCTIONS];
-    let of_allocators =
+    let shared = [functions::C, functions::C_ALIASES, functions::OPERATORS, functions::RUST, functions::MAPPINGS];
+    let own =
         ALLOCATORS.iter().flat_map(|allocator| allocator.own_functions.iter().chain([&allocator.plain_functions]));
-    let functions = tables.iter().chain(of_allocators).copied().flatten().map(|spec| spec.function);
+    let known = shared.iter().chain(own).flat_map(|table| table.iter()).map(|spec| spec.function);
+    let detecting =
+        ALLOCATORS.iter().flat_map(|allocator| allocator.fingerprints.iter().chain(allocator.other_symbols)).copied();
     let custom = hooks.functions().iter().map(|function| function.spec.function);
-    let mut names: Vec<&'static str> = functions.chain(detect::symbols()).chain(custom).collect();
+    let mut names: Vec<&'static str> = known.chain(detecting).chain(custom).collect();
     names.sort_unstable();
     names.dedup();
     names
@@ -89,7 +154,7 @@ pub(crate) fn resolve(
     selection: &HeapSelection,
 ) -> Result<Vec<ResolvedHook>, NoAllocator> {
     let mut ordered: Vec<&Candidate> =
-        candidates.iter().filter(|candidate| !glibc::is_dynamic_linker(candidate)).collect();
+        candidates.iter().filter(|candidate| !c_libraries::is_dynamic_linker(candidate)).collect();
     ordered.sort_by_cached_key(|candidate| search_order(candidate));
     let winner = ordered.iter().find(|candidate| defines_malloc(candidate)).map(|candidate| candidate.module);
     // A program contains an allocator's operators only if it calls them.
@@ -174,7 +239,7 @@ impl<'a> Found<'a> {
     }
 
     /// Two names of one function (`memalign` and `aligned_alloc` in some libcs) get one probe, or calls count twice.
-    fn add(&mut self, spec: &HookSpec, function: &DefinedFunction, role: &Role<'_>) {
+    fn add(&mut self, spec: HookSpec, function: &DefinedFunction, role: &Role<'_>) {
         if let Some(&at) = self.by_offset.get(&function.offset) {
             let same = &mut self.hooks[at];
             // A user-defined hook keeps its heap.
@@ -190,7 +255,7 @@ impl<'a> Found<'a> {
         }
         self.by_offset.insert(function.offset, self.hooks.len());
         self.hooks.push(ResolvedHook {
-            spec: *spec,
+            spec,
             module: self.candidate.module,
             path: self.candidate.path.to_string(),
             offset: function.offset,
@@ -238,7 +303,7 @@ impl Resolution<'_> {
             for function in functions.iter().filter(|function| function.global || named || candidate.is_executable) {
                 if self.wants(&custom.heap) {
                     let role = Role { heap: &custom.heap, reached_by_default: true, required: true, silent: false };
-                    found.add(&custom.spec, function, &role);
+                    found.add(custom.spec, function, &role);
                 }
             }
         }
@@ -254,10 +319,11 @@ impl Resolution<'_> {
         if !self.wants(&identity.heap) {
             return;
         }
-        let operators = if identity.is_c_library() { &[] } else { libc::OPERATORS };
+        let operators = if identity.is_c_library() { Table(&[]) } else { functions::OPERATORS };
         let plain = ALLOCATORS.iter().map(|allocator| allocator.plain_functions);
-        let specs = [libc::FUNCTIONS, operators].into_iter().chain(plain).flatten().map(|spec| (spec, false));
-        for (spec, is_alias) in specs.chain(libc::ALIASES.iter().map(|spec| (spec, true))) {
+        let tables = [functions::C, operators].into_iter().chain(plain);
+        let specs = tables.flat_map(|table| table.iter().map(|spec| (spec, false)));
+        for (spec, is_alias) in specs.chain(functions::C_ALIASES.iter().map(|spec| (spec, true))) {
             let Some(function) = candidate.exported(spec.function) else { continue };
             // In a static program, these are internal functions of musl.
             if is_alias && function.source == SymbolSource::Static {
@@ -271,11 +337,11 @@ impl Resolution<'_> {
                 heap: &identity.heap,
                 reached_by_default: is_winner,
                 required: is_winner
-                    && (libc::REQUIRED_FUNCTIONS.contains(&spec.function)
-                        || (self.uses_operator_new && libc::REQUIRED_OPERATORS.contains(&spec.function))),
+                    && (functions::C_REQUIRED.contains(&spec.function)
+                        || (self.uses_operator_new && functions::OPERATORS_REQUIRED.contains(&spec.function))),
                 silent: is_alias,
             };
-            found.add(&refined(&identity, spec), function, &role);
+            found.add(refined(&identity, spec), function, &role);
         }
     }
 
@@ -286,7 +352,7 @@ impl Resolution<'_> {
             let identity = Identity::known(candidate, allocator);
             // The module's malloc is another name of the same allocator.
             let reached_by_default = is_winner && found.identity.heap == identity.heap;
-            for spec in allocator.own_functions.iter().copied().flatten() {
+            for spec in allocator.own_functions.iter().flat_map(|table| table.iter()) {
                 for function in candidate.functions(spec.function) {
                     self.found_allocator = true;
                     if !self.wants(&identity.heap) {
@@ -294,7 +360,7 @@ impl Resolution<'_> {
                     }
                     let required = candidate.is_executable && (allocator.is_required)(spec.function);
                     let role = Role { heap: &identity.heap, reached_by_default, required, silent: false };
-                    found.add(&refined(&identity, spec), function, &role);
+                    found.add(refined(&identity, spec), function, &role);
                 }
             }
         }
@@ -306,9 +372,9 @@ impl Resolution<'_> {
         if !found.identity.is_c_library() || !self.selection.wants(MMAP) {
             return;
         }
-        for spec in mmap::FUNCTIONS {
+        for spec in functions::MAPPINGS.iter() {
             if let Some(function) = candidate.exported(spec.function) {
-                let required = spec.function == mmap::DEFINING_FUNCTION;
+                let required = spec.function == functions::MAPPINGS_DEFINING;
                 found.add(spec, function, &Role { heap: MMAP, reached_by_default: true, required, silent: false });
             }
         }
@@ -316,12 +382,12 @@ impl Resolution<'_> {
 
     fn rust(&mut self, found: &mut Found<'_>) {
         let candidate = found.candidate;
-        if candidate.functions(rust::DEFINING_FUNCTION).is_empty() || !self.wants(rust::HEAP) {
+        if candidate.functions(functions::RUST_DEFINING).is_empty() || !self.wants(functions::RUST_HEAP) {
             return;
         }
-        for spec in rust::FUNCTIONS {
+        for spec in functions::RUST.iter() {
             for function in candidate.functions(spec.function) {
-                let role = Role { heap: rust::HEAP, reached_by_default: true, required: true, silent: false };
+                let role = Role { heap: functions::RUST_HEAP, reached_by_default: true, required: true, silent: false };
                 found.add(spec, function, &role);
             }
         }
@@ -329,8 +395,8 @@ impl Resolution<'_> {
 }
 
 /// The function with the properties that are known of this allocator.
-fn refined(identity: &Identity, spec: &HookSpec) -> HookSpec {
-    if identity.is_leaf(spec.function) { spec.leaf() } else { *spec }
+fn refined(identity: &Identity, spec: HookSpec) -> HookSpec {
+    if identity.is_leaf(spec.function) { spec.leaf() } else { spec }
 }
 
 fn none(candidates: &[Candidate], unselected: Vec<String>, selection: &HeapSelection) -> NoAllocator {

@@ -1,5 +1,5 @@
 //! What heapbpf knows of an allocator and its functions. Each allocator is a constant in a file of its own, and a line in
-//! [`ALLOCATORS`](super::detect::ALLOCATORS).
+//! [`ALLOCATORS`](super::resolve::ALLOCATORS).
 
 use profiler_common::hook::CallShape;
 
@@ -25,11 +25,11 @@ pub(crate) struct AllocatorSpec {
     /// Other symbols that the functions here look up.
     pub other_symbols: &'static [&'static str],
     /// Functions with names of its own, in tables. They may be in any module beside another allocator's malloc.
-    pub own_functions: &'static [&'static [HookSpec]],
+    pub own_functions: &'static [Table],
     /// Whether a profile of a program that uses `own_functions` is incomplete without this one.
     pub is_required: fn(function: &str) -> bool,
     /// Functions beside the C library's and C++'s, which belong to the malloc of their module.
-    pub plain_functions: &'static [HookSpec],
+    pub plain_functions: Table,
     /// Functions that only call another one by its public name, which may be another allocator's.
     pub calls_back: &'static [&'static str],
     /// Whether the function calls no other function of the tables, in the builds for which `calls_known` is true: then its
@@ -52,7 +52,7 @@ impl AllocatorSpec {
             other_symbols: &[],
             own_functions: &[],
             is_required: |_| false,
-            plain_functions: &[],
+            plain_functions: Table(&[]),
             calls_back: &[],
             is_leaf: |_| false,
             calls_known: |_, _| false,
@@ -69,6 +69,17 @@ pub(crate) fn malloc_is(candidate: &Candidate, own: &str) -> bool {
 pub(crate) fn same_code(candidate: &Candidate, one: &str, other: &str) -> bool {
     let offset = |name: &str| candidate.functions(name).first().map(|function| function.offset);
     offset(one).is_some() && offset(one) == offset(other)
+}
+
+/// Functions by signature: `function` lists the names of all functions that have it, separated by spaces.
+#[derive(Clone, Copy)]
+pub(crate) struct Table(pub &'static [HookSpec]);
+
+impl Table {
+    /// Each function by itself.
+    pub(crate) fn iter(self) -> impl Iterator<Item = HookSpec> {
+        self.0.iter().flat_map(|spec| spec.function.split(' ').map(|function| HookSpec { function, ..*spec }))
+    }
 }
 
 /// A function of an allocator. Arguments are numbered from 0.

@@ -1,6 +1,6 @@
 //! tcmalloc: gperftools' `tc_*`, and Google's `TCMallocInternal*`, which implement its malloc and operators.
 
-use super::spec::{AllocatorSpec, HookSpec, malloc_is};
+use super::spec::{AllocatorSpec, HookSpec, Table, malloc_is};
 
 /// Defined by gperftools' checking variant only.
 const DEBUG_ALLOCATE: &str = "_ZN11MallocBlock8AllocateEmi";
@@ -30,88 +30,59 @@ pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {
 };
 
 /// gperftools' functions, with a name for each form of the operators.
-const FUNCTIONS: &[HookSpec] = &[
-    HookSpec::free("tc_free", 0),
-    HookSpec::free("tc_free_sized", 0),
-    HookSpec::free("tc_cfree", 0),
-    HookSpec::free("tc_delete", 0),
-    HookSpec::free("tc_delete_sized", 0),
-    HookSpec::free("tc_delete_nothrow", 0),
-    HookSpec::free("tc_delete_aligned", 0),
-    HookSpec::free("tc_delete_sized_aligned", 0),
-    HookSpec::free("tc_delete_aligned_nothrow", 0),
-    HookSpec::free("tc_deletearray", 0),
-    HookSpec::free("tc_deletearray_sized", 0),
-    HookSpec::free("tc_deletearray_nothrow", 0),
-    HookSpec::free("tc_deletearray_aligned", 0),
-    HookSpec::free("tc_deletearray_sized_aligned", 0),
-    HookSpec::free("tc_deletearray_aligned_nothrow", 0),
-    HookSpec::alloc("tc_malloc", 0),
-    HookSpec::alloc("tc_malloc_skip_new_handler", 0),
+const FUNCTIONS: Table = Table(&[
+    HookSpec::free(
+        "tc_free tc_free_sized tc_cfree tc_delete tc_delete_sized tc_delete_nothrow tc_delete_aligned \
+         tc_delete_sized_aligned tc_delete_aligned_nothrow tc_deletearray tc_deletearray_sized \
+         tc_deletearray_nothrow tc_deletearray_aligned tc_deletearray_sized_aligned \
+         tc_deletearray_aligned_nothrow",
+        0,
+    ),
+    HookSpec::alloc(
+        "tc_malloc tc_malloc_skip_new_handler tc_valloc tc_new_nothrow tc_new_aligned_nothrow tc_newarray_nothrow \
+         tc_newarray_aligned_nothrow",
+        0,
+    ),
     HookSpec::alloc("tc_calloc", 0).times(1),
     HookSpec::realloc("tc_realloc", 0, 1),
     HookSpec::alloc_out("tc_posix_memalign", 0, 2),
     HookSpec::alloc("tc_memalign", 1),
-    HookSpec::alloc("tc_valloc", 0),
     HookSpec::alloc("tc_pvalloc", 0).page_rounded(),
-    HookSpec::alloc("tc_new", 0).may_throw(),
-    HookSpec::alloc("tc_new_nothrow", 0),
-    HookSpec::alloc("tc_new_aligned", 0).may_throw(),
-    HookSpec::alloc("tc_new_aligned_nothrow", 0),
-    HookSpec::alloc("tc_newarray", 0).may_throw(),
-    HookSpec::alloc("tc_newarray_nothrow", 0),
-    HookSpec::alloc("tc_newarray_aligned", 0).may_throw(),
-    HookSpec::alloc("tc_newarray_aligned_nothrow", 0),
-];
+    HookSpec::alloc("tc_new tc_new_aligned tc_newarray tc_newarray_aligned", 0).may_throw(),
+]);
 
 /// Google's functions. Those that also return the usable size return the block in the same register as all others.
-const GOOGLE_FUNCTIONS: &[HookSpec] = &[
-    HookSpec::free("TCMallocInternalFree", 0),
-    HookSpec::free("TCMallocInternalFreeSized", 0),
-    HookSpec::free("TCMallocInternalFreeAlignedSized", 0),
-    HookSpec::free("TCMallocInternalCfree", 0),
-    HookSpec::free("TCMallocInternalSdallocx", 0),
-    HookSpec::free("TCMallocInternalDelete", 0),
-    HookSpec::free("TCMallocInternalDeleteSized", 0),
-    HookSpec::free("TCMallocInternalDeleteNothrow", 0),
-    HookSpec::free("TCMallocInternalDeleteAligned", 0),
-    HookSpec::free("TCMallocInternalDeleteSizedAligned", 0),
-    HookSpec::free("TCMallocInternalDeleteAlignedNothrow", 0),
-    HookSpec::free("TCMallocInternalDeleteArray", 0),
-    HookSpec::free("TCMallocInternalDeleteArraySized", 0),
-    HookSpec::free("TCMallocInternalDeleteArrayNothrow", 0),
-    HookSpec::free("TCMallocInternalDeleteArrayAligned", 0),
-    HookSpec::free("TCMallocInternalDeleteArraySizedAligned", 0),
-    HookSpec::free("TCMallocInternalDeleteArrayAlignedNothrow", 0),
-    HookSpec::alloc("TCMallocInternalMalloc", 0),
+const GOOGLE_FUNCTIONS: Table = Table(&[
+    HookSpec::free(
+        "TCMallocInternalFree TCMallocInternalFreeSized TCMallocInternalFreeAlignedSized TCMallocInternalCfree \
+         TCMallocInternalSdallocx TCMallocInternalDelete TCMallocInternalDeleteSized \
+         TCMallocInternalDeleteNothrow TCMallocInternalDeleteAligned TCMallocInternalDeleteSizedAligned \
+         TCMallocInternalDeleteAlignedNothrow TCMallocInternalDeleteArray TCMallocInternalDeleteArraySized \
+         TCMallocInternalDeleteArrayNothrow TCMallocInternalDeleteArrayAligned \
+         TCMallocInternalDeleteArraySizedAligned TCMallocInternalDeleteArrayAlignedNothrow",
+        0,
+    ),
+    HookSpec::alloc(
+        "TCMallocInternalMalloc TCMallocInternalValloc TCMallocInternalNewNothrow \
+         TCMallocInternalNewAlignedNothrow TCMallocInternalNewHotColdNothrow \
+         TCMallocInternalNewAlignedHotColdNothrow TCMallocInternalNewArrayNothrow \
+         TCMallocInternalNewArrayAlignedNothrow TCMallocInternalNewArrayHotColdNothrow \
+         TCMallocInternalNewArrayAlignedHotColdNothrow tcmalloc_size_returning_operator_new_nothrow",
+        0,
+    ),
     HookSpec::alloc("TCMallocInternalCalloc", 0).times(1),
     HookSpec::realloc("TCMallocInternalRealloc", 0, 1),
     HookSpec::realloc("TCMallocInternalReallocArray", 0, 1).times(2),
     HookSpec::alloc_out("TCMallocInternalPosixMemalign", 0, 2),
-    HookSpec::alloc("TCMallocInternalAlignedAlloc", 1),
-    HookSpec::alloc("TCMallocInternalMemalign", 1),
-    HookSpec::alloc("TCMallocInternalValloc", 0),
+    HookSpec::alloc("TCMallocInternalAlignedAlloc TCMallocInternalMemalign", 1),
     HookSpec::alloc("TCMallocInternalPvalloc", 0).page_rounded(),
-    HookSpec::alloc("TCMallocInternalNew", 0).may_throw(),
-    HookSpec::alloc("TCMallocInternalNewNothrow", 0),
-    HookSpec::alloc("TCMallocInternalNewAligned", 0).may_throw(),
-    HookSpec::alloc("TCMallocInternalNewAlignedNothrow", 0),
-    HookSpec::alloc("TCMallocInternalNewHotCold", 0).may_throw(),
-    HookSpec::alloc("TCMallocInternalNewHotColdNothrow", 0),
-    HookSpec::alloc("TCMallocInternalNewAlignedHotCold", 0).may_throw(),
-    HookSpec::alloc("TCMallocInternalNewAlignedHotColdNothrow", 0),
-    HookSpec::alloc("TCMallocInternalNewArray", 0).may_throw(),
-    HookSpec::alloc("TCMallocInternalNewArrayNothrow", 0),
-    HookSpec::alloc("TCMallocInternalNewArrayAligned", 0).may_throw(),
-    HookSpec::alloc("TCMallocInternalNewArrayAlignedNothrow", 0),
-    HookSpec::alloc("TCMallocInternalNewArrayHotCold", 0).may_throw(),
-    HookSpec::alloc("TCMallocInternalNewArrayHotColdNothrow", 0),
-    HookSpec::alloc("TCMallocInternalNewArrayAlignedHotCold", 0).may_throw(),
-    HookSpec::alloc("TCMallocInternalNewArrayAlignedHotColdNothrow", 0),
-    HookSpec::alloc("tcmalloc_size_returning_operator_new", 0).may_throw(),
-    HookSpec::alloc("tcmalloc_size_returning_operator_new_nothrow", 0),
-    HookSpec::alloc("__size_returning_new", 0).may_throw(),
-    HookSpec::alloc("__size_returning_new_aligned", 0).may_throw(),
-    HookSpec::alloc("__size_returning_new_hot_cold", 0).may_throw(),
-    HookSpec::alloc("__size_returning_new_aligned_hot_cold", 0).may_throw(),
-];
+    HookSpec::alloc(
+        "TCMallocInternalNew TCMallocInternalNewAligned TCMallocInternalNewHotCold \
+         TCMallocInternalNewAlignedHotCold TCMallocInternalNewArray TCMallocInternalNewArrayAligned \
+         TCMallocInternalNewArrayHotCold TCMallocInternalNewArrayAlignedHotCold \
+         tcmalloc_size_returning_operator_new __size_returning_new __size_returning_new_aligned \
+         __size_returning_new_hot_cold __size_returning_new_aligned_hot_cold",
+        0,
+    )
+    .may_throw(),
+]);

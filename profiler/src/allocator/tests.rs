@@ -5,35 +5,34 @@ use std::process::Command;
 
 use profiler_common::hook::CallShape;
 
+use super::functions;
 use super::hook_set::HookSet;
-use super::resolve::{resolve, symbols};
+use super::resolve::{ALLOCATORS, resolve, symbols};
 use super::selection::HeapSelection;
 use super::spec::HookSpec;
-use super::{libc, rust};
-use crate::allocator::detect::ALLOCATORS;
 use crate::object::fixture::{Running, Workshop};
 use crate::object::module::ModuleStore;
 use crate::process::address_space::AddressSpace;
 use crate::process::definitions::Definitions;
 use crate::process::link_map::LinkMap;
 
-fn tables() -> Vec<(&'static str, &'static [HookSpec])> {
+fn tables() -> Vec<(&'static str, HookSpec)> {
     let mut tables = vec![
-        ("libc", libc::FUNCTIONS),
-        ("libc's aliases", libc::ALIASES),
-        ("C++", libc::OPERATORS),
-        ("Rust", rust::FUNCTIONS),
+        ("libc", functions::C),
+        ("libc's aliases", functions::C_ALIASES),
+        ("C++", functions::OPERATORS),
+        ("Rust", functions::RUST),
     ];
     for allocator in ALLOCATORS {
         tables.push((allocator.title, allocator.plain_functions));
         tables.extend(allocator.own_functions.iter().map(|table| (allocator.title, *table)));
     }
-    tables
+    tables.into_iter().flat_map(|(name, table)| table.iter().map(move |spec| (name, spec))).collect()
 }
 
 #[test]
 fn shapes_have_the_arguments_they_need() {
-    for (table, spec) in tables().iter().flat_map(|(table, specs)| specs.iter().map(move |spec| (table, spec))) {
+    for (table, spec) in tables() {
         assert_eq!(spec.pointer.is_some(), spec.shape != CallShape::Alloc, "{table}: {}", spec.function);
         let arguments = [Some(spec.size).filter(|_| spec.shape != CallShape::Free), spec.count, spec.pointer];
         let given: Vec<usize> = arguments.into_iter().flatten().collect();
@@ -46,7 +45,7 @@ fn shapes_have_the_arguments_they_need() {
 #[test]
 fn a_function_is_in_one_table() {
     let mut seen = BTreeMap::new();
-    for (table, spec) in tables().into_iter().flat_map(|(table, specs)| specs.iter().map(move |spec| (table, spec))) {
+    for (table, spec) in tables() {
         if let Some(before) = seen.insert(spec.function, table) {
             panic!("`{}` is in {before} and in {table}", spec.function);
         }
@@ -55,7 +54,7 @@ fn a_function_is_in_one_table() {
 
 #[test]
 fn operators_are_marked_as_throwing() {
-    for spec in libc::OPERATORS {
+    for spec in functions::OPERATORS.iter() {
         let is_new = spec.function.starts_with("_Znw") || spec.function.starts_with("_Zna");
         assert_eq!(spec.may_throw, is_new && !spec.function.contains("nothrow"), "{}", spec.function);
         assert_eq!(spec.shape == CallShape::Alloc, is_new, "{}", spec.function);

@@ -6,7 +6,7 @@ use super::report::{text, write_json};
 use super::trials::TrialKind;
 use super::*;
 use crate::address::FileOffset;
-use crate::allocator::libc::FUNCTIONS;
+use crate::allocator::functions;
 use crate::allocator::resolve::ResolvedHook;
 use crate::ids::ModuleId;
 use crate::linux::feature::{Feature, Support};
@@ -41,7 +41,7 @@ fn healthy() -> Diagnosis {
 fn hooks() -> Vec<PlannedHook> {
     let mut plan = Plan::default();
     let mut planned = |function: &str, placement: Result<Placement, PlaceError>| {
-        let spec = *FUNCTIONS.iter().find(|spec| spec.function == function).expect("in the table");
+        let spec = functions::C.iter().find(|spec| spec.function == function).expect("in the table");
         let hook = ResolvedHook {
             spec,
             module: ModuleId(0),

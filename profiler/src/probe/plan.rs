@@ -110,16 +110,16 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocator::libc::FUNCTIONS;
+    use crate::allocator::functions;
     use crate::ids::ModuleId;
     use crate::probe::place::{Arguments, Class};
     use profiler_common::hook::Register;
 
     fn hook(function: &str, module: u32, heap: &str) -> ResolvedHook {
         let (number, spec) =
-            FUNCTIONS.iter().enumerate().find(|(_, spec)| spec.function == function).expect("in the table");
+            functions::C.iter().enumerate().find(|(_, spec)| spec.function == function).expect("in the table");
         ResolvedHook {
-            spec: *spec,
+            spec,
             module: ModuleId(module),
             path: String::new(),
             offset: FileOffset(number as u64),

@@ -265,7 +265,7 @@ proptest! {
             prop_assert!(hooks.iter().any(|hook| hook.module == module && hook.offset == offset));
         }
         let mut default: Vec<_> =
-            hooks.iter().filter(|hook| hook.reached_by_default && hook.heap != rust::HEAP).map(|hook| hook.module).collect();
+            hooks.iter().filter(|hook| hook.reached_by_default && hook.heap != functions::RUST_HEAP).map(|hook| hook.module).collect();
         default.sort_unstable();
         default.dedup();
         prop_assert_eq!(default.len(), usize::from(!defining.is_empty()));
@@ -281,4 +281,69 @@ fn with_mmap_every_allocating_call_is_followed() {
     for hook in hooks {
         assert_eq!(hook.spec.delegates, hook.spec.shape != CallShape::Free, "{}", hook.spec.function);
     }
+}
+
+fn check_heap(path: &str, is_executable: bool, symbols: &[&str], heap: &str) {
+    let functions: Vec<(&str, u64)> = symbols.iter().map(|symbol| (*symbol, 1)).collect();
+    let module = if is_executable { executable(path, &functions) } else { candidate(0, path, &functions) };
+    let identity = Identity::of(&module);
+    assert_eq!(identity.heap, heap, "{path}");
+}
+
+#[test]
+fn heaps_are_named_after_their_allocator() {
+    check_heap("/usr/lib/x86_64-linux-gnu/libc.so.6", false, &["__libc_malloc"], "libc");
+    check_heap("/usr/lib/x86_64-linux-gnu/libc-2.31.so", false, &[], "libc");
+    check_heap("/lib/ld-musl-x86_64.so.1", false, &[], "musl");
+    check_heap("/usr/lib/x86_64-linux-musl/libc.so", false, &[], "musl");
+    check_heap("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", false, &["mallocx"], "jemalloc");
+    check_heap("/opt/app/lib/alloc.so", false, &["mi_malloc"], "mimalloc");
+    check_heap("/opt/app/lib/wrap.so", false, &["malloc"], "wrap.so");
+    check_heap("/usr/bin/rustc", true, &["mallocx"], "jemalloc");
+    check_heap("/usr/lib/chromium/chromium", true, &["malloc", "__libc_malloc"], "chromium");
+    check_heap("/opt/game/engine", true, &[], "engine");
+}
+
+#[test]
+fn static_programs_use_their_c_librarys_heap() {
+    let glibc = [("malloc", 1), ("__libc_malloc", 1), ("gnu_get_libc_version", 2)];
+    let heap = |functions: &[(&str, u64)]| {
+        Identity::of(&Candidate { is_static: true, ..executable("/opt/app", functions) }).heap
+    };
+    assert_eq!(heap(&glibc), "libc");
+    assert_eq!(heap(&[("malloc", 3), ("__libc_malloc", 1), ("gnu_get_libc_version", 2)]), "app");
+    assert_eq!(heap(&[("malloc", 1), ("__libc_malloc_impl", 3)]), "musl");
+    assert_eq!(Identity::of(&executable("/opt/app", &glibc)).heap, "app");
+}
+
+#[test]
+fn only_functions_of_known_builds_are_leaves() {
+    let check = |module: &Candidate, leaves: &[&str], others: &[&str]| {
+        let identity = Identity::of(module);
+        assert!(leaves.iter().all(|function| identity.is_leaf(function)), "{}", module.path);
+        assert!(!others.iter().any(|function| identity.is_leaf(function)), "{}", module.path);
+    };
+    let malloc = [("malloc", 1)];
+    check(&candidate(0, "/lib/libc.so.6", &malloc), &["malloc", "calloc"], &["realloc", "memalign"]);
+    check(&candidate(0, "/lib/ld-musl-x86_64.so.1", &malloc), &["malloc"], &["calloc"]);
+    let jemalloc = candidate(0, "/lib/libjemalloc.so.2", &malloc);
+    check(&jemalloc, &["malloc", "_rjem_malloc", "xallocx", "_Znwm"], &["_ZnwmSt11align_val_t"]);
+    let tcmalloc = candidate(0, "/lib/libtcmalloc.so.4", &[("malloc", 1), ("tc_malloc", 1)]);
+    check(&tcmalloc, &["malloc", "tc_new", "_ZnamSt11align_val_t"], &["tc_valloc", "posix_memalign"]);
+    let debug = candidate(
+        0,
+        "/lib/libtcmalloc_minimal_debug.so.4",
+        &[("malloc", 1), ("tc_malloc", 1), ("_ZN11MallocBlock8AllocateEmi", 2)],
+    );
+    check(&debug, &[], &["malloc", "tc_malloc"]);
+    let mimalloc = [("malloc", 1), ("mi_malloc", 1)];
+    check(&candidate(0, "/lib/libmimalloc.so.2.0", &mimalloc), &["malloc", "mi_new"], &["realloc", "mi_mallocn"]);
+    check(&candidate(0, "/lib/libmimalloc-debug.so.2", &mimalloc), &[], &["malloc"]);
+    check(&executable("/opt/app", &mimalloc), &[], &["malloc", "mi_malloc"]);
+    check(&candidate(0, "/lib/wrapper.so", &malloc), &[], &["malloc"]);
+}
+
+#[test]
+fn messages_list_all_allocators() {
+    assert_eq!(supported(), "glibc, musl, mimalloc, tcmalloc, jemalloc");
 }

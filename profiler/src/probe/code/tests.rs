@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::*;
-use crate::allocator::libc::FUNCTIONS;
-use crate::allocator::mmap;
+use crate::allocator::functions;
 use crate::object::fixture::Workshop;
 use crate::object::module::ModuleStore;
 use crate::object::symbols::{Search, defined_functions};
@@ -43,11 +42,11 @@ fn placements(path: &Path) -> BTreeMap<String, (u64, Placement)> {
     let id = modules.intern_path(path).expect("it opens");
     let module = modules.get(id);
     let mut placements = BTreeMap::new();
-    for spec in FUNCTIONS.iter().chain(mmap::FUNCTIONS) {
+    for spec in functions::C.iter().chain(functions::MAPPINGS.iter()) {
         let found = defined_functions(module, &[spec.function], Search::Exported).expect("an ELF file");
         let Some(function) = found.first() else { continue };
         let code = Code::of(module, function).expect("its code can be read");
-        let placement = place(&code, spec, PlacementMode::Auto, Emulation::default());
+        let placement = place(&code, &spec, PlacementMode::Auto, Emulation::default());
         let placement = placement.unwrap_or_else(|error| panic!("{}: {}: {error}", path.display(), spec.function));
         placements.insert(spec.function.to_owned(), (code.address.0, placement));
     }
@@ -123,8 +122,8 @@ fn offset_in(path: &Path, function: &str) -> Result<u64, PlaceError> {
     let id = modules.intern_path(path).expect("it opens");
     let found = defined_functions(modules.get(id), &[function], Search::Exported).expect("an ELF file");
     let code = Code::of(modules.get(id), found.first().expect("it is defined"))?;
-    let free = FUNCTIONS.iter().find(|spec| spec.function == "free").expect("in the table");
-    place(&code, free, PlacementMode::Auto, Emulation::default()).map(|found| found.offset_in_function)
+    let free = functions::C.iter().find(|spec| spec.function == "free").expect("in the table");
+    place(&code, &free, PlacementMode::Auto, Emulation::default()).map(|found| found.offset_in_function)
 }
 
 #[test]

@@ -6,14 +6,13 @@ mod interpreter;
 use super::*;
 use crate::address::LinkAddr;
 
-use crate::allocator::libc::FUNCTIONS;
-use crate::allocator::mmap;
+use crate::allocator::functions;
 
 const ADDRESS: LinkAddr = LinkAddr(0x1000);
 
 /// The table entry of a function.
 fn spec(function: &str) -> HookSpec {
-    *FUNCTIONS.iter().chain(mmap::FUNCTIONS).find(|spec| spec.function == function).expect("in the table")
+    functions::C.iter().chain(functions::MAPPINGS.iter()).find(|spec| spec.function == function).expect("in the table")
 }
 
 fn parse(hexadecimal: &str) -> Vec<u8> {

@@ -176,7 +176,7 @@ proptest! {
     #[test]
     fn placements_name_the_registers_of_the_arguments(
         ops in prop::collection::vec(any_op(), 1..16),
-        function in prop::sample::select(FUNCTIONS.iter().map(|spec| spec.function).collect::<Vec<_>>()),
+        function in prop::sample::select(functions::C.iter().map(|spec| spec.function).collect::<Vec<_>>()),
     ) {
         let (offsets, bytes) = assemble(&ops);
         let spec = spec(function);
@@ -225,7 +225,7 @@ proptest! {
         bytes in prop::collection::vec(any::<u8>(), 0..300),
         whole in any::<bool>(),
         address in any::<u64>(),
-        function in prop::sample::select(FUNCTIONS.iter().map(|spec| spec.function).collect::<Vec<_>>()),
+        function in prop::sample::select(functions::C.iter().map(|spec| spec.function).collect::<Vec<_>>()),
     ) {
         let code = Code { bytes: bytes.clone(), whole, address: LinkAddr(address) };
         match place(&code, &spec(function), PlacementMode::Auto, Emulation { long_nops: true }) {

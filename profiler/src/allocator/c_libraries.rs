@@ -1,9 +1,9 @@
-//! The GNU C library's malloc.
+//! The C libraries' mallocs: glibc's and musl's.
 
 use super::spec::{AllocatorSpec, DEFINING_FUNCTION, same_code};
 use crate::process::definitions::Candidate;
 
-pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {
+pub(crate) const GLIBC: AllocatorSpec = AllocatorSpec {
     title: "glibc",
     is_c_library: true,
     is_library: |_, file| file.starts_with("libc.so") || file.starts_with("libc-"),
@@ -14,6 +14,21 @@ pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {
     is_leaf: |function| matches!(function, "malloc" | "calloc"),
     calls_known: |_, _| true,
     ..AllocatorSpec::named("libc")
+};
+
+pub(crate) const MUSL: AllocatorSpec = AllocatorSpec {
+    is_c_library: true,
+    // Debian has musl as `…/x86_64-linux-musl/libc.so`, the file name of glibc's linker script.
+    is_library: |path, file| {
+        file.starts_with("ld-musl") || file.starts_with("libc.musl") || file == "libc.so" && path.contains("musl")
+    },
+    fingerprints: &["__libc_malloc_impl"],
+    may_be: |candidate| !candidate.is_executable || candidate.is_static,
+    calls_back: &["calloc", "reallocarray", "memalign", "posix_memalign", "valloc"],
+    // From the disassembly of 1.2.3.
+    is_leaf: |function| function == "malloc",
+    calls_known: |_, _| true,
+    ..AllocatorSpec::named("musl")
 };
 
 /// A program may export `__libc_malloc` to replace libc's (chromium does), and other allocators export it too.
