@@ -97,6 +97,8 @@ pub struct Hook {
 #[derive(Debug, Deserialize)]
 pub struct Callsite {
     pub stack: Vec<Frame>,
+    /// `complete`, or why the stack is incomplete.
+    pub end: Option<String>,
     pub heap: String,
     pub inherited: bool,
     pub older_count: Option<Number>,
@@ -198,6 +200,7 @@ pub struct Totals {
     pub free_bytes: Number,
     pub live_count: Number,
     pub live_bytes: Number,
+    pub live_samples: Option<u64>,
     pub peak_bytes: Number,
     pub peak_unix_ns: Option<u64>,
     /// Present where amounts are estimates.

@@ -2,13 +2,13 @@
 //! HTML report and a flame graph into the target directory.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::command::{self, Privilege};
+use crate::process::{Program, bound};
 use crate::repository::Repository;
 
 const DURATION: &str = "5s";
@@ -35,8 +35,8 @@ pub(crate) fn run(_: &Arguments) -> Result<()> {
     let folder = repository.target.join("demo");
     fs::create_dir_all(&folder).with_context(|| format!("could not create the folder `{}`", folder.display()))?;
     let heapbpf = repository.heapbpf()?;
-    let target = Target::start(&build_target(&repository, &folder)?)?;
-    profile(&heapbpf, privilege, &target, &folder)
+    let (target, _) = Program::ready(&mut bound(build_target(&repository, &folder)?))?;
+    profile(&heapbpf, privilege, target.pid(), &folder)
 }
 
 /// Compiles the target with names, lines and frame pointers.
@@ -48,7 +48,7 @@ fn build_target(repository: &Repository, folder: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path) -> Result<()> {
+fn profile(heapbpf: &Path, privilege: Privilege, target: u32, folder: &Path) -> Result<()> {
     let [page, svg, json] = ["leaky.html", "leaky.svg", "leaky.json"].map(|name| folder.join(name));
     for old in [&page, &svg, &json] {
         if old.exists() {
@@ -59,14 +59,8 @@ fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path)
     if privilege == Privilege::Sudo {
         eprintln!("profiling another process requires root: using sudo");
     }
-    command.args(["--pid", &target.pid().to_string(), "--duration", DURATION, "--trim"]).args([
-        "-o".as_ref(),
-        page.as_os_str(),
-        "-o".as_ref(),
-        svg.as_os_str(),
-        "-o".as_ref(),
-        json.as_os_str(),
-    ]);
+    command.args(["--pid", &target.to_string(), "--duration", DURATION, "--trim"]);
+    command.args([&page, &svg, &json].iter().flat_map(|output| ["-o".as_ref(), output.as_os_str()]));
     eprintln!("+ {}", command::line(&command));
     let status = command.status().with_context(|| format!("could not start `{}`", heapbpf.display()))?;
     match status.code() {
@@ -86,71 +80,4 @@ fn profile(heapbpf: &Path, privilege: Privilege, target: &Target, folder: &Path)
         json.display()
     );
     Ok(())
-}
-
-/// The running target. Killed when dropped.
-struct Target(Child);
-
-impl Target {
-    /// Starts it and waits until it is ready.
-    fn start(program: &Path) -> Result<Self> {
-        let child = Command::new(program)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("could not start `{}`", program.display()))?;
-        let mut target = Self(child);
-        let output = target.0.stdout.take().context("its output is piped")?;
-        let mut line = String::new();
-        BufReader::new(output).read_line(&mut line)?;
-        if line.trim() != "ready" {
-            bail!("`{}` printed `{}` instead of `ready`", program.display(), line.trim());
-        }
-        Ok(target)
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.id()
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        // It may have exited by itself; then both calls fail.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dropping_the_guard_kills_the_target() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let program = folder.path().join("target");
-        fs::write(&program, "#!/bin/sh\necho ready\nexec sleep 60\n").expect("its folder exists");
-        make_executable(&program);
-        let target = Target::start(&program).expect("it prints `ready`");
-        let process = PathBuf::from(format!("/proc/{}", target.pid()));
-        assert!(process.exists());
-        drop(target);
-        assert!(!process.exists());
-    }
-
-    #[test]
-    fn a_target_that_is_not_ready_is_an_error() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let program = folder.path().join("target");
-        fs::write(&program, "#!/bin/sh\necho broken\n").expect("its folder exists");
-        make_executable(&program);
-        let error = Target::start(&program).err().expect("it does not print `ready`");
-        assert!(error.to_string().contains("`broken`"), "{error}");
-    }
-
-    fn make_executable(path: &Path) {
-        use std::os::unix::fs::PermissionsExt as _;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
-    }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use heapbpf_tests::faults::{Backend, Mode, Role};
 
-use crate::bench::document;
+use crate::bench::figures;
 use crate::command::{self, Privilege};
 use crate::repository::{self, Repository};
 
@@ -99,6 +99,6 @@ fn variables(arguments: &Arguments) -> Vec<(&'static str, String)> {
 }
 
 fn write(page: &Path, table: &str) -> Result<()> {
-    let text = format!("{}\n\n{table}", document::provenance()?);
-    document::write(page, "faults", &text).context("the table was not written")
+    let text = format!("{}\n\n{table}", figures::provenance()?);
+    figures::write(page, "faults", &text).context("the table was not written")
 }

@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         Err(error) => return Err(error),
     };
-    packages::install(&[packages::FUZZ])?;
+    packages::install(packages::FUZZ)?;
     let repository = Repository::find()?;
     let targets = chosen(&all(&repository.root.join(FOLDER))?, &arguments.target)?;
     eprintln!("compiler: {toolchain}");

@@ -9,6 +9,7 @@ mod demo;
 mod faults;
 mod fuzz;
 mod packages;
+mod process;
 mod repository;
 mod test;
 mod tidy;

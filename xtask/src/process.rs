@@ -1,9 +1,8 @@
-//! Programs that a measurement starts, and facts about processes in procfs. A program runs in a process group of its own,
-//! which is killed when its value is dropped, and by the kernel when this process is killed.
+//! Programs that a command starts, and facts about processes in procfs. A program runs in a process group of its own, which is
+//! killed when its value is dropped, and by the kernel when this process is killed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -11,24 +10,22 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use procfs::process::{MMPermissions, MMapPath, Process};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::command;
 
 /// Timeout for the next output of a program: it may fill a gibibyte first, on a busy machine.
-pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Timeout of a program's exit before it is killed.
 const EXIT_WITHIN: Duration = Duration::from_secs(5);
 
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
-/// `USER_HZ`, the same on all x86-64.
-const TICKS_PER_SECOND: f64 = 100.0;
-
 /// A command for a program that the kernel kills when this process exits. Without input and output.
-pub(super) fn bound(program: impl AsRef<OsStr>) -> Command {
+pub(crate) fn bound(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -37,7 +34,7 @@ pub(super) fn bound(program: impl AsRef<OsStr>) -> Command {
 
 /// The output of a program that is read by lines. Its input is a pipe then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Output {
+pub(crate) enum Output {
     /// Neither: input and output are those of the command.
     None,
     Standard,
@@ -45,7 +42,7 @@ pub(super) enum Output {
 }
 
 /// A running program. Killed with its process group when dropped.
-pub(super) struct Program {
+pub(crate) struct Program {
     child: Child,
     name: String,
     input: Option<ChildStdin>,
@@ -55,7 +52,7 @@ pub(super) struct Program {
 
 impl Program {
     /// Starts a command that [`bound`] has returned.
-    pub(super) fn start(command: &mut Command, output: Output) -> Result<Self> {
+    pub(crate) fn start(command: &mut Command, output: Output) -> Result<Self> {
         let name = command::line(command);
         match output {
             Output::None => {}
@@ -78,22 +75,29 @@ impl Program {
         Ok(Self { child, name, input, lines, stop: None })
     }
 
+    /// Starts a command, and waits until it prints `ready`. Returns the rest of that line, too.
+    pub(crate) fn ready(command: &mut Command) -> Result<(Self, String)> {
+        let program = Self::start(command, Output::Standard)?;
+        let rest = program.line_after("ready")?.trim().to_owned();
+        Ok((program, rest))
+    }
+
     /// Sends this signal before the program is killed, for programs whose children leave the process group.
-    pub(super) fn stopped_by(mut self, signal: Signal) -> Self {
+    pub(crate) fn stopped_by(mut self, signal: Signal) -> Self {
         self.stop = Some(signal);
         self
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub(super) fn line(&self) -> Result<String> {
+    pub(crate) fn line(&self) -> Result<String> {
         self.lines.recv_timeout(PATIENCE).with_context(|| format!("`{}` prints nothing more", self.name))
     }
 
     /// Lines up to the first one that starts with `start`.
-    pub(super) fn lines_until(&self, start: &str) -> Result<Vec<String>> {
+    pub(crate) fn lines_until(&self, start: &str) -> Result<Vec<String>> {
         let mut lines = Vec::new();
         while let Ok(line) = self.line() {
             lines.push(line);
@@ -105,41 +109,54 @@ impl Program {
     }
 
     /// The rest of the first line that starts with `start`.
-    pub(super) fn line_after(&self, start: &str) -> Result<String> {
+    pub(crate) fn line_after(&self, start: &str) -> Result<String> {
         let lines = self.lines_until(start)?;
         Ok(lines.last().and_then(|line| line.strip_prefix(start)).unwrap_or_default().to_owned())
     }
 
     /// Lines that have been printed and not been read.
-    pub(super) fn lines_so_far(&self) -> Vec<String> {
+    pub(crate) fn lines_so_far(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
 
-    pub(super) fn input(&mut self) -> Result<&mut ChildStdin> {
+    pub(crate) fn input(&mut self) -> Result<&mut ChildStdin> {
         self.input.as_mut().with_context(|| format!("the input of `{}` is closed", self.name))
     }
 
     /// Writes a line to the program's input.
-    pub(super) fn send(&mut self, line: &str) -> Result<()> {
+    pub(crate) fn send(&mut self, line: &str) -> Result<()> {
         let error = format!("`{}` does not read its input", self.name);
         writeln!(self.input()?, "{line}").context(error)
     }
 
-    pub(super) fn close_input(&mut self) {
+    /// Writes a line, and returns the line of the answer.
+    pub(crate) fn ask(&mut self, line: &str) -> Result<String> {
+        self.send(line)?;
+        self.line()
+    }
+
+    /// Writes a line, which the program answers with `done`.
+    pub(crate) fn order(&mut self, line: &str) -> Result<()> {
+        let answer = self.ask(line)?;
+        ensure!(answer == "done", "`{}` answers `{answer}` to `{line}`", self.name);
+        Ok(())
+    }
+
+    pub(crate) fn close_input(&mut self) {
         self.input = None;
     }
 
     /// Interrupts it, as Ctrl-C does.
-    pub(super) fn interrupt(&self) -> Result<()> {
+    pub(crate) fn interrupt(&self) -> Result<()> {
         kill_process(raw(self.pid())?, Signal::INT).with_context(|| format!("`{}` has exited", self.name))
     }
 
-    pub(super) fn wait(&mut self) -> Result<ExitStatus> {
+    pub(crate) fn wait(&mut self) -> Result<ExitStatus> {
         self.child.wait().with_context(|| format!("cannot wait for `{}`", self.name))
     }
 
     /// Polls until `poll` returns a value; fails when the program exits first.
-    pub(super) fn until<T>(&mut self, mut poll: impl FnMut(u32) -> Option<T>) -> Result<T> {
+    pub(crate) fn until<T>(&mut self, mut poll: impl FnMut(u32) -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(found) = poll(self.pid()) {
@@ -179,8 +196,8 @@ fn raw(pid: u32) -> Result<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw).context("no process ID")
 }
 
-/// Runs a command to its end. Returns its exit status, duration in seconds, and maximum resident size (VmHWM) in MiB.
-pub(super) fn run_measured(command: &mut Command) -> Result<(ExitStatus, f64, f64)> {
+/// Runs a command to its end. Returns its exit status, duration in seconds, and maximum resident size in MiB.
+pub(crate) fn run_measured(command: &mut Command) -> Result<(ExitStatus, f64, f64)> {
     let started = Instant::now();
     let mut child = command.spawn().with_context(|| format!("could not start `{}`", command::line(command)))?;
     let mut resident_bytes = 0;
@@ -189,106 +206,91 @@ pub(super) fn run_measured(command: &mut Command) -> Result<(ExitStatus, f64, f6
             break status;
         }
         // A process that has just exited has no memory.
-        resident_bytes = status_bytes(child.id(), "VmHWM:").unwrap_or(resident_bytes);
+        resident_bytes = memory(child.id()).map_or(resident_bytes, |memory| memory.resident_max);
         thread::sleep(Duration::from_millis(2));
     };
-    Ok((status, started.elapsed().as_secs_f64(), super::figures::mib(resident_bytes)))
+    Ok((status, started.elapsed().as_secs_f64(), resident_bytes as f64 / f64::from(1 << 20)))
 }
 
-/// Memory of a process by its name in `/proc/PID/status`, in bytes.
-pub(super) fn status_bytes(pid: u32, name: &str) -> Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the process has exited")?;
-    field_bytes(&status, name).with_context(|| format!("the kernel does not report `{name}`"))
+fn process(pid: u32) -> Result<Process> {
+    Process::new(pid.cast_signed()).with_context(|| format!("process {pid} has exited"))
 }
 
-/// The value of a line `NAME: NUMBER kB`, in bytes.
-pub(super) fn field_bytes(text: &str, name: &str) -> Option<u64> {
-    let kib = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))?;
-    kib.trim().parse::<u64>().ok()?.checked_mul(1024)
+/// Memory of a process in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    /// VmRSS.
+    pub(crate) resident: u64,
+    /// VmHWM.
+    pub(crate) resident_max: u64,
+    /// Without pages of files and shared pages: RssAnon.
+    pub(crate) anonymous: u64,
+}
+
+pub(crate) fn memory(pid: u32) -> Result<Memory> {
+    let status = process(pid)?.status()?;
+    let bytes = |kib: Option<u64>| kib.map(|kib| kib * 1024).context("a process that has exited has no memory");
+    Ok(Memory { resident: bytes(status.vmrss)?, resident_max: bytes(status.vmhwm)?, anonymous: bytes(status.rssanon)? })
 }
 
 /// CPU time of a process, also of threads that have exited, in seconds.
-pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("the process has exited")?;
-    let fields = stat_fields(&stat);
-    let ticks: u32 = fields.get(11..13).context("no CPU times")?.iter().filter_map(|it| it.parse::<u32>().ok()).sum();
-    Ok(f64::from(ticks) / TICKS_PER_SECOND)
+pub(crate) fn cpu_seconds(pid: u32) -> Result<f64> {
+    let stat = process(pid)?.stat()?;
+    Ok((stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64)
 }
 
-/// CPU time of the running threads of a process in milliseconds, with a resolution of nanoseconds
-/// (the first number of `/proc/PID/task/TID/schedstat`).
-pub(super) fn thread_cpu_ms(pid: u32) -> Result<f64> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).context("the process has exited")?.flatten();
-    let of_thread = |thread: fs::DirEntry| -> Option<u64> {
-        fs::read_to_string(thread.path().join("schedstat")).ok()?.split(' ').next()?.parse().ok()
-    };
-    Ok(Duration::from_nanos(threads.filter_map(of_thread).sum()).as_secs_f64() * 1e3)
-}
-
-/// Fields of `/proc/PID/stat` after the name, which may contain anything.
-fn stat_fields(stat: &str) -> Vec<&str> {
-    stat.rsplit_once(')').map_or_else(Vec::new, |(_, fields)| fields.split_ascii_whitespace().collect())
+/// CPU time of the running threads of a process in milliseconds, with a resolution of nanoseconds.
+pub(crate) fn thread_cpu_ms(pid: u32) -> Result<f64> {
+    let threads = process(pid)?.tasks()?;
+    let ns = threads.filter_map(|thread| Some(thread.ok()?.schedstat().ok()?.sum_exec_runtime)).sum();
+    Ok(Duration::from_nanos(ns).as_secs_f64() * 1e3)
 }
 
 /// All descendants of a process.
-pub(super) fn descendants(pid: u32) -> BTreeSet<u32> {
-    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(child) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        if let Some(parent) = stat_fields(&stat).get(1).and_then(|parent| parent.parse().ok()) {
-            children.entry(parent).or_default().push(child);
-        }
-    }
+pub(crate) fn descendants(pid: u32) -> BTreeSet<u32> {
+    let stats = procfs::process::all_processes().into_iter().flatten().filter_map(|process| process.ok()?.stat().ok());
+    let parents: Vec<(u32, u32)> = stats.map(|stat| (stat.pid.cast_unsigned(), stat.ppid.cast_unsigned())).collect();
     let mut found = BTreeSet::new();
     let mut open = vec![pid];
     while let Some(parent) = open.pop() {
-        let children = children.remove(&parent).unwrap_or_default();
-        found.extend(&children);
-        open.extend(children);
+        let children = parents.iter().filter(|(_, of)| *of == parent).map(|(child, _)| *child);
+        open.extend(children.filter(|child| found.insert(*child)));
     }
     found
 }
 
 /// The first descendant whose arguments, separated by spaces, match.
-pub(super) fn descendant(pid: u32, matches: impl Fn(&str) -> bool) -> Option<u32> {
+pub(crate) fn descendant(pid: u32, matches: impl Fn(&str) -> bool) -> Option<u32> {
     descendants(pid).into_iter().find(|&child| matches(&command_line(child)))
 }
 
 /// The arguments of a process, separated by spaces.
-pub(super) fn command_line(pid: u32) -> String {
-    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&bytes).replace('\0', " ").trim().to_owned()
+pub(crate) fn command_line(pid: u32) -> String {
+    process(pid).ok().and_then(|process| process.cmdline().ok()).unwrap_or_default().join(" ").trim().to_owned()
 }
 
 /// Executable memory that a process has mapped from a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Mapping {
-    pub(super) start: u64,
-    pub(super) bytes: usize,
-    pub(super) file_offset: u64,
-    pub(super) path: String,
-}
-
-impl Mapping {
-    /// Parses a line of `/proc/PID/maps`.
-    fn parse(line: &str) -> Option<Self> {
-        let path = &line[line.find('/')?..];
-        let mut fields = line.split_ascii_whitespace();
-        let (start, end) = fields.next()?.split_once('-')?;
-        if !fields.next()?.contains('x') {
-            return None;
-        }
-        let hex = |text| u64::from_str_radix(text, 16).ok();
-        let (start, end, file_offset) = (hex(start)?, hex(end)?, hex(fields.next()?)?);
-        Some(Self { start, bytes: usize::try_from(end.checked_sub(start)?).ok()?, file_offset, path: path.to_owned() })
-    }
+pub(crate) struct Mapping {
+    pub(crate) start: u64,
+    pub(crate) bytes: usize,
+    pub(crate) file_offset: u64,
+    pub(crate) path: String,
 }
 
 /// The code of files that a process has mapped.
-pub(super) fn mappings(pid: u32) -> Result<Vec<Mapping>> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).with_context(|| format!("process {pid} has exited"))?;
-    Ok(maps.lines().filter_map(Mapping::parse).collect())
+pub(crate) fn mappings(pid: u32) -> Result<Vec<Mapping>> {
+    let code = process(pid)?.maps()?.into_iter().filter(|map| map.perms.contains(MMPermissions::EXECUTE));
+    let of_file = code.filter_map(|map| match map.pathname {
+        MMapPath::Path(path) => Some((map.address, map.offset, path)),
+        _ => None,
+    });
+    of_file
+        .map(|((start, end), file_offset, path)| {
+            let path = path.to_string_lossy().into_owned();
+            Ok(Mapping { start, bytes: usize::try_from(end - start)?, file_offset, path })
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -319,16 +321,13 @@ mod tests {
     }
 
     #[test]
-    fn procfs_is_parsed() {
-        assert_eq!(stat_fields("7 (a) b) S 42 7 7 0 -1")[1], "42");
-        assert!(stat_fields("7 (a").is_empty());
-        let status = "Name:\theapbpf\nVmRSS:\t    200 kB\nRssAnon:\t      64 kB\n";
-        assert_eq!(field_bytes(status, "RssAnon:"), Some(64 << 10));
-        assert_eq!(field_bytes(status, "VmHWM:"), None);
-        let expected = Mapping { start: 0x1000, bytes: 0x2000, file_offset: 0x2000, path: "/usr/lib/my lib.so".into() };
-        assert_eq!(Mapping::parse("1000-3000 r-xp 00002000 08:01 42    /usr/lib/my lib.so"), Some(expected));
-        for other in ["1000-3000 r--p 00002000 08:01 42 /usr/lib/l.so", "1000-3000 r-xp 00000000 00:00 0 [vdso]", ""] {
-            assert_eq!(Mapping::parse(other), None, "{other}");
-        }
+    fn facts_about_this_process() {
+        let pid = std::process::id();
+        let memory = memory(pid).expect("it runs");
+        assert!(memory.resident > 0 && memory.resident_max >= memory.resident && memory.anonymous > 0);
+        assert!(thread_cpu_ms(pid).expect("it runs") > 0.0 && cpu_seconds(pid).is_ok());
+        let program = std::env::current_exe().expect("a test has a path");
+        assert!(mappings(pid).expect("it runs").iter().any(|mapping| program.ends_with(&mapping.path)));
+        assert!(mappings(pid).expect("it runs").iter().all(|mapping| mapping.path.starts_with('/')));
     }
 }

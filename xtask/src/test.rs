@@ -34,7 +34,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if privilege == Privilege::Missing {
         bail!("profiling other processes requires root, and sudo is not available: run it as root");
     }
-    packages::install(&[packages::TESTS, packages::VIEWERS])?;
+    packages::install(packages::TESTS)?;
+    packages::install(packages::VIEWERS)?;
     let repository = Repository::find()?;
     let cargo = || {
         let mut cargo = Command::new(repository::cargo());

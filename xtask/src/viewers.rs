@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    packages::install(&[packages::VIEWERS])?;
+    packages::install(packages::VIEWERS)?;
     let repository = Repository::find()?;
     if arguments.again {
         remove(&folder(&repository))?;

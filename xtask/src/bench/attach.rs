@@ -1,17 +1,16 @@
 //! `bench overhead --part attach`: duration of attaching and detaching with many modules and with many processes, and the speed
 //! of a process afterwards.
 
+use std::fs::File;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::agent::Agent;
-use super::document;
-use super::figures::{Spread, ratios, verdict};
-use super::process::{Output, Program, bound, thread_cpu_ms};
+use super::figures::{self, Spread, ms, ratios, verdict};
 use super::targets::Churn;
-use super::tool::{self, Instruction, Setup, Tool};
+use super::tool::{self, Agent, Setup, Tool};
+use crate::process::{Output, Program, bound, thread_cpu_ms};
 
 /// Limits in milliseconds.
 const ATTACH_MS_MAX: f64 = 150.0;
@@ -84,7 +83,7 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
     // Also fills the cache, and brings files into memory.
     let hooks = tool::hooks(setup, python.pid())?;
     let free = hooks.iter().find(|hook| hook.function == "free").context("free is hooked")?;
-    let free = Instruction::of(python.pid(), free)?;
+    let free = tool::instruction(python.pid(), free)?;
     let (mut times, mut by_frame_pointers) = (Vec::new(), Vec::new());
     for _ in 0..setup.bench.rounds {
         times.push(record(setup, python.pid(), "auto", &free)?);
@@ -92,18 +91,17 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
     }
     let spread = |of: fn(&Times) -> f64| Spread::of(times.iter().map(of));
     let attach = spread(|times| times.attach);
-    let row = |name: &str, spread: &Spread| vec![name.to_owned(), format!("{spread:.0}")];
     let rows = [
-        row("from the start of heapbpf until it records, tables cached", &attach),
-        row("its CPU time until then", &spread(|times| times.attach_cpu)),
-        row("the first with `--unwind fp`", &Spread::of(by_frame_pointers)),
-        row("from SIGINT until the process has its original code", &spread(|times| times.detach)),
-        row("from SIGINT until heapbpf exits, reports written", &spread(|times| times.exit)),
+        ("from the start of heapbpf until it records, tables cached", attach.clone()),
+        ("its CPU time until then", spread(|times| times.attach_cpu)),
+        ("the first with `--unwind fp`", Spread::of(by_frame_pointers)),
+        ("from SIGINT until the process has its original code", spread(|times| times.detach)),
+        ("from SIGINT until heapbpf exits, reports written", spread(|times| times.exit)),
     ];
-    let head = [&format!("a python3 with {modules} modules"), "ms, median (extremes)"];
+    let head = [&*format!("a python3 with {modules} modules"), "ms, median (extremes)"];
     Ok(format!(
         "{}\nLimit for attaching: {ATTACH_MS_MAX} ms: {}. {}\n\n{}",
-        document::table(&head, &rows),
+        figures::pairs(head, rows.map(|(name, spread)| (name, format!("{spread:.0}")))),
         verdict(attach.median(), ATTACH_MS_MAX),
         afterwards(setup)?,
         many(setup)?
@@ -111,14 +109,14 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
 }
 
 /// One recording. `probed` is an instruction that has a probe meanwhile.
-fn record(setup: &Setup, pid: u32, unwind: &str, probed: &Instruction) -> Result<Times> {
+fn record(setup: &Setup, pid: u32, unwind: &str, probed: &(File, u64)) -> Result<Times> {
     let mut command = setup.bench.record(pid);
     let mut agent = Agent::start(command.args(["--unwind", unwind]), &setup.bench.folder.join("attach.json"))?;
     let attach_cpu = thread_cpu_ms(agent.pid())?;
     thread::sleep(Duration::from_millis(100));
     let stopped = Instant::now();
     agent.interrupt()?;
-    while probed.is_breakpoint()? {
+    while tool::is_breakpoint(probed)? {
         thread::sleep(Duration::from_micros(200));
     }
     let detach = stopped.elapsed();
@@ -126,10 +124,6 @@ fn record(setup: &Setup, pid: u32, unwind: &str, probed: &Instruction) -> Result
     let exit = stopped.elapsed();
     tool::wait_until_detached(pid)?;
     Ok(Times { attach: ms(agent.attached_after), attach_cpu, detach: ms(detach), exit: ms(exit) })
-}
-
-pub(super) fn ms(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
 }
 
 /// Compares the speed of a process after a recording with that before.
@@ -166,7 +160,7 @@ fn many(setup: &Setup) -> Result<String> {
         row(format!("{ALL_PROCESSES} processes, `--all`"), &of_all, "detach", ALL_MS_MAX),
     ];
     let head = ["ms, median (extremes)", "start until recording", "SIGINT until exit", "limit"];
-    Ok(document::table(&head, &rows))
+    Ok(figures::table(&head, &rows))
 }
 
 /// Records while `count` processes sleep.

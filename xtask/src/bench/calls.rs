@@ -7,13 +7,11 @@ use std::fs;
 
 use anyhow::{Context as _, Result};
 
-use super::agent;
-use super::document;
-use super::figures::{Spread, alternate, ratios, verdict};
-use super::process::bound;
-use super::targets::{self, Churn, Steps};
+use super::figures::{self, Spread, alternate, ratios, verdict};
+use super::targets::{self, Churn};
 use super::tool::{self, Setup, Tool, Variant};
 use crate::command;
+use crate::process::{Program, bound};
 
 /// Frames of the target's stacks.
 const DEPTH: usize = 5;
@@ -76,7 +74,7 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
         rows.push(row);
     }
     let head = ["CPU ns, median", "nothing", "floor", "`1GiB`", "default", "`1`, fp", "`1GiB` ÷ floor"];
-    Ok(format!("{text}\n{}", document::table(&head, &rows)))
+    Ok(format!("{text}\n{}", figures::table(&head, &rows)))
 }
 
 impl Costs {
@@ -86,7 +84,7 @@ impl Costs {
         let ns = tool::compare(setup, churn.pid(), &variants, |(name, _), attached| {
             let cost = churn.call_ns(setup.window)?;
             let report = attached.detach(churn.pid())?;
-            let dropped = report.as_ref().map_or(0, agent::dropped);
+            let dropped = report.as_ref().map_or(0, tool::dropped);
             eprintln!("{operation}: {cost:>8.0} ns, {dropped} dropped: {name}");
             if let Some(report) = report.filter(|_| name.contains("everything")) {
                 tool::check_depth(&report, DEPTH)?;
@@ -118,7 +116,7 @@ impl Costs {
             rows.push(vec![name, format!("{cpu:.0}"), String::new(), String::new()]);
         }
         let head = ["one malloc (64 to 1087 bytes) and its free", "CPU ns, median (extremes)", "÷ floor", "÷ memleak"];
-        document::table(&head, &rows)
+        figures::table(&head, &rows)
     }
 
     /// The limits, and whether they are met.
@@ -177,7 +175,7 @@ type HotPath = [(f64, f64); 2];
 
 /// Measures the run time of heapbpf's programs in the kernel, without the traps: by the kernel's statistics.
 pub(super) fn measure_hot_path(setup: &Setup) -> Result<String> {
-    let mut target = Steps::start(&setup.bench)?;
+    let mut target = targets::start(&setup.bench, "steps", &[])?;
     let statistics = RunStatistics::enable()?;
     let measured = alternate(setup.bench.rounds, &HOT_PATHS, |(_, _, options)| {
         let own = hot_path(setup, &mut target, Tool::Heapbpf(options))?;
@@ -204,16 +202,16 @@ pub(super) fn measure_hot_path(setup: &Setup) -> Result<String> {
             rows.push(row);
         }
     }
-    Ok(document::table(&head, &rows))
+    Ok(figures::table(&head, &rows))
 }
 
-fn hot_path(setup: &Setup, target: &mut Steps, tool: Tool) -> Result<HotPath> {
+fn hot_path(setup: &Setup, target: &mut Program, tool: Tool) -> Result<HotPath> {
     let attached = tool.attach(setup, target.pid(), &[])?;
     let agent = attached.agent()?;
     let before = runs(agent)?;
-    target.allocate(CALLS)?;
+    target.order(&format!("alloc {CALLS}"))?;
     let between = runs(agent)?;
-    target.free()?;
+    target.order("free")?;
     let after = runs(agent)?;
     attached.detach(target.pid())?;
     let per_call = |before: (u64, u64), after: (u64, u64)| {
@@ -239,9 +237,12 @@ fn runs(pid: u32) -> Result<(u64, u64)> {
     Ok(runs)
 }
 
+/// Numbers by name.
+pub(super) type Facts = BTreeMap<String, u64>;
+
 /// The numbers in `/proc/PID/fdinfo/N` of each BPF object with this fact. Several descriptors of an object, and links, which
 /// name their program's ID, too, count once.
-pub(super) fn bpf_objects(pid: u32, id: &str, fact: &str) -> Result<Vec<BTreeMap<String, u64>>> {
+pub(super) fn bpf_objects(pid: u32, id: &str, fact: &str) -> Result<Vec<Facts>> {
     let folder = format!("/proc/{pid}/fdinfo");
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(&folder).with_context(|| format!("process {pid} has exited"))? {
@@ -256,7 +257,7 @@ pub(super) fn bpf_objects(pid: u32, id: &str, fact: &str) -> Result<Vec<BTreeMap
 }
 
 /// Lines of `name:\tnumber`.
-fn parse_facts(text: &str) -> BTreeMap<String, u64> {
+fn parse_facts(text: &str) -> Facts {
     let fact = |line: &str| {
         let (name, value) = line.split_once(':')?;
         Some((name.to_owned(), value.trim().parse().ok()?))

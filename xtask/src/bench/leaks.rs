@@ -8,15 +8,14 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use clap::{Parser, ValueEnum};
+use clap::ValueEnum;
 use serde::Deserialize;
 
-use super::attach::ms;
-use super::figures::{Spread, verdict};
-use super::process::run_measured;
+use super::figures::{self, Spread, ms, verdict};
 use super::targets::{self, Heap, Hoard, Truth};
-use super::{Bench, Measured, Page, document};
+use super::{Bench, Measured, Page};
 use crate::packages;
+use crate::process::run_measured;
 
 /// Values of `--snapshot`.
 const METHODS: [&str; 2] = ["read", "fork"];
@@ -26,7 +25,7 @@ const METHODS: [&str; 2] = ["read", "fork"];
 ///
 /// A test program has linked structures and has leaked a known part. Figures count only where heapbpf finds exactly that.
 /// Requires root.
-#[derive(Parser)]
+#[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask bench leaks                      everything: ten minutes
   cargo xtask bench leaks --write              and into docs/leaks.md
@@ -198,7 +197,7 @@ fn pause(setup: &Setup) -> Result<Measured> {
         hoard.truth.held_count,
         hoard.truth.leaked_count,
         setup.bench.rounds,
-        document::table(&head, &rows),
+        figures::table(&head, &rows),
     ));
     for ((method, checks), max) in METHODS.iter().zip(&checks).zip(PAUSE_MS_MAX) {
         let longest = checks.iter().map(|(check, _)| check.found.pause_ms()).fold(0.0, f64::max);
@@ -225,7 +224,7 @@ fn small(setup: &Setup) -> Result<Measured> {
         }
     }
     let head = ["live heap", "pause by reading, ms", "by fork, ms", "until reported by reading, s", "by fork, s"];
-    let table = document::table(&head, &rows);
+    let table = figures::table(&head, &rows);
     let rounds = setup.bench.rounds;
     Ok(format!("Medians of {rounds} rounds, the maximum in parentheses. Threads sleep.\n\n{table}").into())
 }
@@ -261,7 +260,7 @@ fn blocks(setup: &Setup) -> Result<Measured> {
          including the copied memory of the process.\n\n{}\n",
         truth.held_bytes,
         truth.leaked_count,
-        document::table(&head, &rows),
+        figures::table(&head, &rows),
     ));
     let resident_mib = checks.iter().map(|(_, check)| check.resident_mib).fold(0.0, f64::max);
     limit(&mut measured, "heapbpf's memory for ten million blocks", "MiB", resident_mib, BLOCKS_MIB_MAX);

@@ -1,32 +1,27 @@
 //! `cargo xtask bench`: the measurements behind the figures in docs/. One file for each subject; this one has the command
 //! line, and what the subjects share.
 
-mod agent;
 mod attach;
 mod calls;
-pub(crate) mod document;
-mod figures;
-mod formats;
+pub(crate) mod figures;
 mod leaks;
-mod mark;
 mod overhead;
-mod process;
 mod programs;
 mod soak;
+mod synthetic;
 mod targets;
 mod throughput;
 mod tool;
 mod unwind;
-mod unwind_cost;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, bail};
-use clap::{Parser as _, Subcommand, ValueEnum};
+use clap::{FromArgMatches as _, Subcommand, ValueEnum};
 
-use self::process::bound;
-use crate::packages::{self, Package};
+use crate::packages;
+use crate::process::bound;
 use crate::repository::Repository;
 
 /// Measures heapbpf on this machine: all subjects, unless one is specified.
@@ -44,26 +39,36 @@ enum Subject {
     Unwind(unwind::Arguments),
     Overhead(overhead::Arguments),
     Soak(soak::Arguments),
-    Formats(formats::Arguments),
+    /// Measures writing 10,000 callsites of 40 frames each, in each format. The page is docs/formats.md.
+    Formats(synthetic::Arguments),
     Leaks(leaks::Arguments),
-    Mark(mark::Arguments),
+    /// Measures marking and folding of synthetic heaps of 1 GiB and of 10 million blocks. The page is docs/leaks.md.
+    Mark(synthetic::Arguments),
+}
+
+impl Subject {
+    fn run(&self) -> Result<()> {
+        match self {
+            Self::Unwind(arguments) => unwind::run(arguments),
+            Self::Overhead(arguments) => overhead::run(arguments),
+            Self::Soak(arguments) => soak::run(arguments),
+            Self::Formats(arguments) => synthetic::formats(arguments),
+            Self::Leaks(arguments) => leaks::run(arguments),
+            Self::Mark(arguments) => synthetic::mark(arguments),
+        }
+    }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.subject {
-        Some(Subject::Unwind(arguments)) => unwind::run(arguments),
-        Some(Subject::Overhead(arguments)) => overhead::run(arguments),
-        Some(Subject::Soak(arguments)) => soak::run(arguments),
-        Some(Subject::Formats(arguments)) => formats::run(arguments),
-        Some(Subject::Leaks(arguments)) => leaks::run(arguments),
-        Some(Subject::Mark(arguments)) => mark::run(arguments),
+        Some(subject) => subject.run(),
         None => {
-            unwind::run(&unwind::Arguments::parse_from([""]))?;
-            overhead::run(&overhead::Arguments::parse_from([""]))?;
-            soak::run(&soak::Arguments::parse_from([""]))?;
-            formats::run(&formats::Arguments::parse_from([""]))?;
-            leaks::run(&leaks::Arguments::parse_from([""]))?;
-            mark::run(&mark::Arguments::parse_from([""]))
+            let mut all = Subject::augment_subcommands(clap::Command::new("bench"));
+            let names: Vec<_> = all.get_subcommands().map(|subject| subject.get_name().to_owned()).collect();
+            names.iter().try_for_each(|name| {
+                let matches = all.try_get_matches_from_mut(["bench", name])?;
+                Subject::from_arg_matches(&matches)?.run()
+            })
         }
     }
 }
@@ -81,11 +86,11 @@ struct Bench {
 
 impl Bench {
     /// Installs packages and builds heapbpf, unless `HEAPBPF_BIN` is set.
-    fn new(packages: &[Package], rounds: usize) -> Result<Self> {
+    fn new(packages: &str, rounds: usize) -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
             bail!("profiling other processes requires root: run `sudo -E cargo xtask bench …`");
         }
-        packages::install(&[packages])?;
+        packages::install(packages)?;
         let repository = Repository::find()?;
         let heapbpf = repository.heapbpf()?;
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -151,10 +156,10 @@ impl<'a> Page<'a> {
     /// Prints a section, and writes it into the page.
     fn publish(&self, section: &str, text: &str) -> Result<()> {
         let section = format!("{}{section}", self.prefix);
-        let text = format!("{}\n\n{}\n", text.trim_end(), document::provenance()?);
+        let text = format!("{}\n\n{}\n", text.trim_end(), figures::provenance()?);
         println!("\n{section}\n\n{text}");
         match self.path {
-            Some(path) => document::write(&self.repository.root.join(path), &section, &text),
+            Some(path) => figures::write(&self.repository.root.join(path), &section, &text),
             None => Ok(()),
         }
     }

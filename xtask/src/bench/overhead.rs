@@ -1,22 +1,22 @@
 //! `cargo xtask bench overhead`: what profiling costs a program, and what heapbpf itself takes. Defines the command line and the
 //! parts that need no file of their own.
 
-use std::fmt::Write as _;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use clap::{Parser, ValueEnum};
+use clap::ValueEnum;
+use procfs::Current as _;
 
-use super::agent::{self, Agent};
-use super::figures::{Spread, mib, verdict};
-use super::process::{Output, PATIENCE, Program, bound, cpu_seconds, field_bytes, status_bytes};
-use super::targets::{Churn, Steps};
-use super::tool::{Setup, Tool};
-use super::{Bench, Page, attach, calls, document, throughput};
+use super::figures::{self, Spread, mib, verdict};
+use super::targets::{self, Churn};
+use super::tool::{self, Agent, Setup, Tool};
+use super::{Bench, Page, attach, calls, throughput};
+use crate::process::{self, PATIENCE, Program, bound, cpu_seconds};
 use crate::{command, packages};
 
 /// Shows what a profiled call costs compared with other tools, how much slower real programs are, how many events can be
@@ -24,7 +24,7 @@ use crate::{command, packages};
 ///
 /// Requires root. All compared tools alternate in one run, round by round, and figures are medians of rounds. bpftrace,
 /// heaptrack and bcc's memleak are measured where they are installed.
-#[derive(Parser)]
+#[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask bench overhead                                everything: half an hour
   cargo xtask bench overhead --write                        and into docs/overhead.md
@@ -109,7 +109,7 @@ const UNWINDING: [(&str, &[&str]); 2] = [
 
 /// Records every allocation and free of busy threads: events processed and dropped, and CPU time of the agent.
 fn sustained(setup: &Setup) -> Result<String> {
-    let mut rows = Vec::new();
+    let mut runs = Vec::new();
     for (name, options) in UNWINDING {
         let churn = Churn::start(&setup.bench, "malloc", THREADS)?;
         let attached = Tool::Heapbpf(options).attach(setup, churn.pid(), &[])?;
@@ -118,27 +118,24 @@ fn sustained(setup: &Setup) -> Result<String> {
         let pairs = churn.calls_per_second(setup.sustained)?;
         let report = attached.detach(churn.pid())?.context("heapbpf writes a report")?;
         eprintln!("{name}: dropped {:?}", report.health.lost);
-        let (events, seconds) = (report.health.events as f64, agent::seconds(&report));
         let cpu = Duration::from_nanos(report.health.agent_cpu_ns).as_secs_f64() - loaded;
-        rows.push(vec![
-            name.to_owned(),
-            format!("{:.0}", pairs / 1e3),
-            format!("{:.0}", events / seconds / 1e3),
-            agent::dropped(&report).to_string(),
-            format!("{:.2}", cpu / (events / 1e6)),
-            format!("{:.0} %", 100.0 * cpu / seconds),
-        ]);
+        let (events, seconds) = (report.health.events as f64, tool::seconds(&report));
+        runs.push((name, pairs, events, seconds, cpu, tool::dropped(&report)));
     }
-    let head = [
-        "two threads, malloc and free in a loop",
-        "thousand pairs/s",
-        "thousand events/s",
-        "dropped",
-        "agent: CPU seconds per million events",
-        "of one CPU",
-    ];
-    let seconds = setup.sustained.as_secs();
-    Ok(format!("{}\nFor {seconds} seconds each, with `--interval 1`.\n", document::table(&head, &rows)))
+    let table = figures::columns(
+        runs,
+        &[
+            ("two threads, malloc and free in a loop", &|(name, ..)| (*name).to_owned()),
+            ("thousand pairs/s", &|(_, pairs, ..)| format!("{:.0}", pairs / 1e3)),
+            ("thousand events/s", &|(_, _, events, seconds, ..)| format!("{:.0}", events / seconds / 1e3)),
+            ("dropped", &|(.., dropped)| dropped.to_string()),
+            ("agent: CPU seconds per million events", &|(_, _, events, _, cpu, _)| {
+                format!("{:.2}", cpu / (events / 1e6))
+            }),
+            ("of one CPU", &|(.., seconds, cpu, _)| format!("{:.0} %", 100.0 * cpu / seconds)),
+        ],
+    );
+    Ok(format!("{table}\nFor {} seconds each, with `--interval 1`.\n", setup.sustained.as_secs()))
 }
 
 /// Blocks that are live at the same time.
@@ -148,49 +145,47 @@ const BLOCKS: u32 = 1_000_000;
 const BLOCK_BYTES_MAX: f64 = 160.0;
 
 /// Size of key and value of the live set: see profiler-common/src/live.rs.
-const LIVE_SET: (u64, u64) = (16, 24);
+const LIVE_SET: [Option<u64>; 2] = [Some(16), Some(24)];
 
-/// Bytes of the live set's map, of the agent's anonymous memory, and of the kernel's object caches.
-type Memory = [u64; 3];
+/// What is measured in bytes.
+const MEMORY: [&str; 3] = [
+    "kernel: the live set's map, as the kernel accounts for it",
+    "agent: its anonymous memory (RssAnon)",
+    "for comparison: all object caches of the kernel (Slab)",
+];
+type Memory = [u64; MEMORY.len()];
 
 /// Measures memory per live block, once: it does not depend on other work of the machine.
 fn memory(setup: &Setup) -> Result<String> {
-    let mut target = Steps::start(&setup.bench)?;
+    let mut target = targets::start(&setup.bench, "steps", &[])?;
     let attached = Tool::Heapbpf(&["--interval", "1", "--on-overload", "drop"]).attach(setup, target.pid(), &[])?;
     let before = memory_of(attached.agent()?)?;
-    target.allocate(BLOCKS)?;
+    target.order(&format!("alloc {BLOCKS}"))?;
     let after = settled_memory_of(attached.agent()?)?;
-    target.free()?;
-    let dropped = attached.detach(target.pid())?.map_or(0, |report| agent::dropped(&report));
-    let names = [
-        "kernel: the live set's map, as the kernel accounts for it",
-        "agent: its anonymous memory (RssAnon)",
-        "for comparison: all object caches of the kernel (Slab)",
-    ];
+    target.order("free")?;
+    let dropped = attached.detach(target.pid())?.map_or(0, |report| tool::dropped(&report));
     let per_block = |index: usize| after[index].saturating_sub(before[index]) as f64 / f64::from(BLOCKS);
-    let row = |(index, name): (usize, &str)| {
-        let [before, after] = [before, after].map(|memory| format!("{:.1}", mib(memory[index])));
-        vec![name.to_owned(), before, after, format!("{:.0}", per_block(index))]
-    };
-    let rows: Vec<_> = names.into_iter().enumerate().map(row).collect();
-    let head = ["one million live blocks", "MiB before", "MiB with them", "bytes per block"];
+    let table = figures::columns(
+        0..MEMORY.len(),
+        &[
+            ("one million live blocks", &|index| MEMORY[*index].to_owned()),
+            ("MiB before", &|index| format!("{:.1}", mib(before[*index]))),
+            ("MiB with them", &|index| format!("{:.1}", mib(after[*index]))),
+            ("bytes per block", &|index| format!("{:.0}", per_block(*index))),
+        ],
+    );
     let sum = per_block(0) + per_block(1);
+    let met = verdict(sum, BLOCK_BYTES_MAX);
     Ok(format!(
-        "{}\nTogether {sum:.0} bytes per live block, limit {BLOCK_BYTES_MAX}: {}. Events dropped: {dropped}.\n",
-        document::table(&head, &rows),
-        verdict(sum, BLOCK_BYTES_MAX)
+        "{table}\nTogether {sum:.0} bytes per live block, limit {BLOCK_BYTES_MAX}: {met}. Events dropped: {dropped}.\n"
     ))
 }
 
 fn memory_of(agent: u32) -> Result<Memory> {
     let maps = calls::bpf_objects(agent, "map_id", "memlock")?;
-    let sizes =
-        |map: &std::collections::BTreeMap<String, u64>| (map.get("key_size").copied(), map.get("value_size").copied());
-    let live_set = maps.iter().find(|map| sizes(map) == (Some(LIVE_SET.0), Some(LIVE_SET.1)));
-    let live_set = live_set.with_context(|| format!("no map with sizes {LIVE_SET:?}"))?["memlock"];
-    let slab =
-        field_bytes(&fs::read_to_string("/proc/meminfo")?, "Slab:").context("the kernel does not report Slab")?;
-    Ok([live_set, status_bytes(agent, "RssAnon:")?, slab])
+    let is_live_set = |map: &&calls::Facts| ["key_size", "value_size"].map(|size| map.get(size).copied()) == LIVE_SET;
+    let live_set = maps.iter().find(is_live_set).with_context(|| format!("no map with sizes {LIVE_SET:?}"))?["memlock"];
+    Ok([live_set, process::memory(agent)?.anonymous, procfs::Meminfo::current()?.slab])
 }
 
 /// The same once the agent has processed all events: it has not grown for a second.
@@ -222,24 +217,22 @@ fn naming(setup: &Setup) -> Result<String> {
     }
     // Checks the content, in a recording whose duration does not count.
     record_sites(setup, &program, "json")?;
-    let report = agent::read(&setup.bench.folder.join("sites.json"))?;
-    let callsites = agent::callsites(&report).filter(|callsite| agent::alloc_count(callsite) > 0.0).count();
+    let report = tool::read(&setup.bench.folder.join("sites.json"))?;
+    let callsites = tool::callsites(&report).filter(|callsite| tool::alloc_count(callsite) > 0.0).count();
     ensure!(callsites >= SITES, "only {callsites} callsites");
     let spread = Spread::of(seconds);
     let rows = [vec![format!("{callsites} callsites of {SITES} functions"), format!("{spread:.2}")]];
     let head = ["from SIGINT until heapbpf exits, flame graph written", "s, median (extremes)"];
     let met = verdict(spread.median(), NAMING_SECONDS_MAX);
-    Ok(format!("{}\nLimit {NAMING_SECONDS_MAX} s: {met}.\n", document::table(&head, &rows)))
+    Ok(format!("{}\nLimit {NAMING_SECONDS_MAX} s: {met}.\n", figures::table(&head, &rows)))
 }
 
 /// Returns the seconds from the interrupt to the exit.
 fn record_sites(setup: &Setup, program: &Path, extension: &str) -> Result<f64> {
-    let mut target = Program::start(&mut bound(program), Output::Standard)?;
-    target.line_after("ready")?;
+    let (mut target, _) = Program::ready(&mut bound(program))?;
     let output = setup.bench.folder.join("sites").with_extension(extension);
     let mut agent = Agent::start(setup.bench.record(target.pid()).args(["--interval", "1"]), &output)?;
-    target.send("go")?;
-    target.line_after("done")?;
+    target.order("go")?;
     let stopped = Instant::now();
     agent.interrupt()?;
     agent.wait()?;
@@ -251,32 +244,32 @@ fn record_sites(setup: &Setup, program: &Path, extension: &str) -> Result<f64> {
 /// Compiles a program of many small functions, with DWARF.
 fn build_sites(folder: &Path) -> Result<PathBuf> {
     let (source, program) = (folder.join("sites.c"), folder.join("sites"));
-    fs::write(&source, sites_source()?)?;
+    fs::write(&source, sites_source())?;
     let mut gcc = Command::new("gcc");
     gcc.args(["-O1", "-g", "-fno-builtin", "-fno-optimize-sibling-calls", "-o"]).arg(&program).arg(&source);
     command::run(&mut gcc)?;
     Ok(program)
 }
 
-fn sites_source() -> Result<String> {
-    let mut text = String::from("#include <stdio.h>\n#include <stdlib.h>\nstatic void *volatile kept;\n");
-    for site in 0..SITES {
-        let size = site + 1;
-        writeln!(text, "__attribute__((noinline)) static void site_{site}(void) {{\n    kept = malloc({size});\n}}")?;
-    }
+fn sites_source() -> String {
+    let site = |site: usize| {
+        format!("__attribute__((noinline)) static void site_{site}(void) {{ kept = malloc({}); }}\n", site + 1)
+    };
+    let calls = |name: &str, numbers: Range<usize>| {
+        numbers.map(|number| format!("    {name}_{number}();\n")).collect::<String>()
+    };
     let groups = SITES.div_ceil(SITES_PER_GROUP);
-    for group in 0..groups {
-        writeln!(text, "__attribute__((noinline)) static void group_{group}(void) {{")?;
-        for site in (group * SITES_PER_GROUP..SITES).take(SITES_PER_GROUP) {
-            writeln!(text, "    site_{site}();")?;
-        }
-        writeln!(text, "}}")?;
-    }
-    writeln!(text, "int main(void) {{\n    static char line[64];\n    puts(\"ready\");\n    fflush(stdout);")?;
-    writeln!(text, "    while (fgets(line, sizeof line, stdin)) {{")?;
-    for group in 0..groups {
-        writeln!(text, "        group_{group}();")?;
-    }
-    writeln!(text, "        puts(\"done\");\n        fflush(stdout);\n    }}\n}}")?;
-    Ok(text)
+    let group = |group: usize| {
+        let first = group * SITES_PER_GROUP;
+        let calls = calls("site", first..SITES.min(first + SITES_PER_GROUP));
+        format!("__attribute__((noinline)) static void group_{group}(void) {{\n{calls}}}\n")
+    };
+    format!(
+        "#include <stdio.h>\n#include <stdlib.h>\nstatic void *volatile kept;\n{}{}int main(void) {{\n    static char \
+         line[64];\n    puts(\"ready\");\n    fflush(stdout);\n    while (fgets(line, sizeof line, stdin)) {{\n{}        \
+         puts(\"done\");\n        fflush(stdout);\n    }}\n}}\n",
+        (0..SITES).map(site).collect::<String>(),
+        (0..groups).map(group).collect::<String>(),
+        calls("group", 0..groups)
+    )
 }

@@ -10,8 +10,8 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 
-use super::process::{Output, Program, bound, command_line, descendant, descendants};
 use crate::command;
+use crate::process::{Output, Program, bound, command_line, descendant, descendants};
 
 /// A real program and its load.
 pub(super) struct Workload {

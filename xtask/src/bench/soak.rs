@@ -3,16 +3,15 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
-use clap::Parser;
+use anyhow::{Context as _, Result, bail, ensure};
 use heapbpf_tests::report::Report;
 
-use super::agent::{self, Agent};
-use super::figures::{Spread, mib};
-use super::process::{cpu_seconds, status_bytes};
-use super::targets::Turnover;
-use super::{Bench, Page, document};
+use super::figures::{self, Spread, mib};
+use super::targets::{self, numbers};
+use super::tool::{self, Agent};
+use super::{Bench, Page};
 use crate::packages;
+use crate::process::{cpu_seconds, memory};
 
 /// Minimum number of samples in a third.
 const SAMPLES_MIN: usize = 10;
@@ -28,7 +27,7 @@ const GROWTH_MAX: f64 = 0.02;
 /// that of the middle third by more than 2 %.
 ///
 /// A program has blocks of 192 bytes on average in use and replaces some of them, at 256 callsites. Requires root.
-#[derive(Parser)]
+#[derive(clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask bench soak                      for 30 minutes
   cargo xtask bench soak --minutes 5          as with each change
@@ -71,22 +70,29 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn measure(arguments: &Arguments, bench: &Bench) -> Result<Outcome> {
-    let mut turnover = Turnover::start(bench, arguments.blocks, arguments.rate)?;
+    let mut turnover = targets::start(bench, "turnover", &[arguments.blocks, arguments.rate])?;
     let mut command = bench.record(turnover.pid());
     let json = bench.folder.join("soak.json");
     let agent = Agent::start(command.args(["--interval", &arguments.interval]), &json)?;
-    let replaced_before = turnover.begin()?;
+    // The program allocates its blocks. Then it prints a line for each second's work, which takes longer on a machine that is
+    // too busy for the rate.
+    let [replaced_before, _live_bytes] = numbers(&turnover.ask("")?)?;
     let (started, cpu_before) = (Instant::now(), cpu_seconds(agent.pid())?);
     let duration = Duration::from_secs(60 * arguments.minutes);
     let (mut replaced, mut resident, mut anonymous) = (replaced_before, Vec::new(), Vec::new());
     while started.elapsed() < duration {
-        replaced = turnover.next_second()?;
-        resident.push(status_bytes(agent.pid(), "VmRSS:")?);
-        anonymous.push(status_bytes(agent.pid(), "RssAnon:")?);
+        [replaced, _] = numbers(&turnover.line()?)?;
+        let memory = memory(agent.pid())?;
+        resident.push(memory.resident);
+        anonymous.push(memory.anonymous);
     }
-    let (seconds, cpu) = (started.elapsed().as_secs_f64(), cpu_seconds(agent.pid())? - cpu_before);
+    let (seconds, cpu_seconds) = (started.elapsed().as_secs_f64(), cpu_seconds(agent.pid())? - cpu_before);
+    turnover.close_input();
+    let status = turnover.wait()?;
+    ensure!(status.success(), "the target exited with {status}");
+    let last = std::iter::from_fn(|| turnover.line().ok()).last().context("the target printed nothing at its end")?;
+    let [_replaced, live_bytes] = numbers(&last)?;
     // The agent exits with its target.
-    let live_bytes = turnover.end()?;
     let report = agent.finish()?;
     let thirds =
         |bytes: &[u64]| Thirds::of(bytes, SAMPLES_MIN).with_context(|| format!("only {} samples", bytes.len()));
@@ -94,19 +100,11 @@ fn measure(arguments: &Arguments, bench: &Bench) -> Result<Outcome> {
         resident: thirds(&resident)?,
         anonymous: thirds(&anonymous)?,
         seconds,
-        cpu_seconds: cpu,
+        cpu_seconds,
         replaced: replaced - replaced_before,
         live_bytes,
-        live_samples: live_samples(&std::fs::read_to_string(json)?)?,
         report,
     })
-}
-
-/// Sampled blocks of a report that were live at its end.
-fn live_samples(json: &str) -> Result<u64> {
-    let report: serde_json::Value = serde_json::from_str(json)?;
-    let targets = report["targets"].as_array().context("a report has targets")?;
-    Ok(targets.iter().filter_map(|target| target["totals"]["live_samples"].as_u64()).sum())
 }
 
 struct Outcome {
@@ -122,7 +120,6 @@ struct Outcome {
     replaced: u64,
     /// Live bytes at the end, as the program reports them.
     live_bytes: u64,
-    live_samples: u64,
     report: Report,
 }
 
@@ -137,41 +134,41 @@ impl Outcome {
     }
 
     fn text(&self, arguments: &Arguments) -> String {
-        let events_per_second = self.report.health.events as f64 / agent::seconds(&self.report);
-        let dropped = agent::dropped(&self.report);
-        let live: f64 = self.report.targets.iter().filter_map(|target| target.totals.live_bytes.as_f64()).sum();
-        let row = |name: &str, figure: String| vec![name.to_owned(), figure];
+        let Report { targets, health, .. } = &self.report;
+        let dropped = tool::dropped(&self.report);
+        let live: f64 = targets.iter().filter_map(|target| target.totals.live_bytes.as_f64()).sum();
+        let live_samples: u64 = targets.iter().filter_map(|target| target.totals.live_samples).sum();
         let thirds = |name: &str, thirds: &Thirds| {
             let [first, middle, last] = thirds.mib();
             [
-                row(&format!("agent's {name}, MiB: first third"), first),
-                row("middle third", middle),
-                row("last third", last),
-                row("last ÷ middle", format!("{:.3}", thirds.ratio())),
+                (format!("agent's {name}, MiB: first third"), first),
+                ("middle third".to_owned(), middle),
+                ("last third".to_owned(), last),
+                ("last ÷ middle".to_owned(), format!("{:.3}", thirds.ratio())),
             ]
         };
         let figures = [
-            row("blocks replaced, thousand/s", format!("{:.1}", self.rate() / 1e3)),
-            row("events/s", format!("{events_per_second:.0}")),
-            row("events dropped", dropped.to_string()),
-            row("agent's CPU time, of one CPU", format!("{:.1} %", 100.0 * self.cpu_seconds / self.seconds)),
-            row("sampled blocks that were live at the end", self.live_samples.to_string()),
-            row(
+            ("blocks replaced, thousand/s", format!("{:.1}", self.rate() / 1e3)),
+            ("events/s", format!("{:.0}", health.events as f64 / tool::seconds(&self.report))),
+            ("events dropped", dropped.to_string()),
+            ("agent's CPU time, of one CPU", format!("{:.1} %", 100.0 * self.cpu_seconds / self.seconds)),
+            ("sampled blocks that were live at the end", live_samples.to_string()),
+            (
                 "estimated live bytes at the end, error",
                 format!("{:+.2} %", 100.0 * (live / self.live_bytes as f64 - 1.0)),
             ),
         ];
         let memory = [thirds("memory (VmRSS)", &self.resident), thirds("anonymous memory (RssAnon)", &self.anonymous)];
-        let rows: Vec<_> = memory.into_iter().flatten().chain(figures).collect();
+        let rows = memory.into_iter().flatten().chain(figures.map(|(name, figure)| (name.to_owned(), figure)));
         let Arguments { minutes, blocks, rate, interval, .. } = arguments;
         let head = format!("{minutes} min at `--interval {interval}`");
         let met = if self.is_constant() { "met" } else { "**not met**" };
-        let reasons: Vec<_> = self.report.health.lost.iter().filter(|(_, count)| **count > 0).collect();
+        let reasons: Vec<_> = health.lost.iter().filter(|(_, count)| **count > 0).collect();
         let reasons = if dropped > 0 { format!(" Dropped: {reasons:?}.") } else { String::new() };
         format!(
             "{}\n{blocks} live blocks, {rate}/s to be replaced. Median (extremes) of a sample each second; limit: the last \
              third is at most 2 % above the middle one: {met}.{reasons}",
-            document::table(&[&head, "figure, median (extremes)"], &rows)
+            figures::pairs([&head, "figure, median (extremes)"], rows)
         )
     }
 }

@@ -5,13 +5,13 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Bench;
 use super::figures::Spread;
-use super::process::{Output, PATIENCE, Program, bound};
 use crate::command;
+use crate::process::{PATIENCE, Program, bound};
 
 /// Minimum number of batches for a figure.
 const BATCHES_MIN: usize = 5;
@@ -27,8 +27,14 @@ pub(super) fn build(bench: &Bench, name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// Compiles and starts a C target, and waits until it is ready: steps.c, turnover.c or nested.c.
+pub(super) fn start(bench: &Bench, name: &str, arguments: &[u32]) -> Result<Program> {
+    let mut command = bound(build(bench, name)?);
+    Ok(Program::ready(command.args(arguments.iter().map(u32::to_string)))?.0)
+}
+
 /// Parses numbers that are separated by spaces.
-fn numbers<const N: usize>(line: &str) -> Result<[u64; N]> {
+pub(super) fn numbers<const N: usize>(line: &str) -> Result<[u64; N]> {
     let numbers: Vec<u64> = line.split(' ').map_while(|number| number.parse().ok()).collect();
     let count = numbers.len();
     numbers.try_into().map_err(|_| anyhow::anyhow!("`{line}` has {count} numbers instead of {N}"))
@@ -55,9 +61,8 @@ impl Churn {
     }
 
     pub(super) fn run(command: &mut Command) -> Result<Self> {
-        let program = Program::start(command, Output::Standard)?;
-        let calls_per_batch = program.line_after("ready ")?.parse()?;
-        Ok(Self { program, calls_per_batch })
+        let (program, calls_per_batch) = Program::ready(command)?;
+        Ok(Self { program, calls_per_batch: calls_per_batch.parse()? })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -118,38 +123,6 @@ fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// steps.c: allocates and frees blocks on command.
-pub(super) struct Steps(Program);
-
-impl Steps {
-    pub(super) fn start(bench: &Bench) -> Result<Self> {
-        let program = Program::start(&mut bound(build(bench, "steps")?), Output::Standard)?;
-        program.line_after("ready")?;
-        Ok(Self(program))
-    }
-
-    pub(super) fn pid(&self) -> u32 {
-        self.0.pid()
-    }
-
-    /// Allocates blocks of 64 bytes.
-    pub(super) fn allocate(&mut self, blocks: u32) -> Result<()> {
-        self.step(&format!("alloc {blocks}"))
-    }
-
-    /// Frees all blocks.
-    pub(super) fn free(&mut self) -> Result<()> {
-        self.step("free")
-    }
-
-    fn step(&mut self, line: &str) -> Result<()> {
-        self.0.send(line)?;
-        let answer = self.0.line()?;
-        ensure!(answer == "done", "the target answers `{answer}` to `{line}`");
-        Ok(())
-    }
-}
-
 /// Content of the heap of hoard.c.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heap {
@@ -185,8 +158,8 @@ impl Hoard {
 
     /// Starts the compiled program and waits until it serves requests.
     pub(super) fn start(program: &std::path::Path, heap: Heap, threads: u32) -> Result<Self> {
-        let program = Program::start(bound(program).args(Self::arguments(heap, threads)), Output::Standard)?;
-        let [held_bytes, held_count, leaked_bytes, leaked_count] = numbers(&program.line_after("ready ")?)?;
+        let (program, truth) = Program::ready(bound(program).args(Self::arguments(heap, threads)))?;
+        let [held_bytes, held_count, leaked_bytes, leaked_count] = numbers(&truth)?;
         Ok(Self { program, truth: Truth { held_bytes, held_count, leaked_bytes, leaked_count } })
     }
 
@@ -196,74 +169,9 @@ impl Hoard {
 
     /// The longest delay of an answer since the previous call, from the time that the request was due.
     pub(super) fn delay_max(&mut self) -> Result<Duration> {
-        self.program.send("")?;
-        let [delay_ns, served] = numbers(&self.program.line()?)?;
+        let [delay_ns, served] = numbers(&self.program.ask("")?)?;
         ensure!(served > 0, "no request was served");
         Ok(Duration::from_nanos(delay_ns))
-    }
-}
-
-/// turnover.c: has blocks in use, and replaces them at a rate.
-pub(super) struct Turnover(Program);
-
-impl Turnover {
-    pub(super) fn start(bench: &Bench, blocks: u32, rate: u32) -> Result<Self> {
-        let mut command = bound(build(bench, "turnover")?);
-        let program = Program::start(command.args([blocks.to_string(), rate.to_string()]), Output::Standard)?;
-        program.line_after("ready")?;
-        Ok(Self(program))
-    }
-
-    pub(super) fn pid(&self) -> u32 {
-        self.0.pid()
-    }
-
-    /// Lets the program allocate its blocks and replace them for a second. Returns the number of replaced blocks.
-    pub(super) fn begin(&mut self) -> Result<u64> {
-        self.0.send("")?;
-        self.next_second()
-    }
-
-    /// Waits for the work of another second, which takes longer on a machine that is too busy for the rate. Returns the number
-    /// of blocks replaced so far.
-    pub(super) fn next_second(&mut self) -> Result<u64> {
-        let [replaced, _live_bytes] = numbers(&self.0.line()?)?;
-        Ok(replaced)
-    }
-
-    /// Lets the program exit. Returns the number of live bytes at the end.
-    pub(super) fn end(mut self) -> Result<u64> {
-        self.0.close_input();
-        let status = self.0.wait()?;
-        ensure!(status.success(), "the target exited with {status}");
-        let mut last = self.0.line()?;
-        while let Ok(line) = self.0.line() {
-            last = line;
-        }
-        let [_replaced, live_bytes] = numbers(&last)?;
-        Ok(live_bytes)
-    }
-}
-
-/// nested.c: times malloc with 20 frames above it.
-pub(super) struct Nested(Program);
-
-impl Nested {
-    pub(super) fn start(program: &std::path::Path) -> Result<Self> {
-        let program = Program::start(&mut bound(program), Output::Standard)?;
-        program.line_after("ready")?;
-        Ok(Self(program))
-    }
-
-    pub(super) fn pid(&self) -> u32 {
-        self.0.pid()
-    }
-
-    /// The median duration of a call in nanoseconds.
-    pub(super) fn call_ns(&mut self) -> Result<f64> {
-        self.0.send("go")?;
-        let line = self.0.line()?;
-        line.parse().with_context(|| format!("the target printed `{line}`"))
     }
 }
 

@@ -5,13 +5,11 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
-use super::agent;
-use super::document;
-use super::figures::{Spread, ratios};
-use super::process::{Output, Program, bound, cpu_seconds};
+use super::figures::{self, Spread, ratios};
 use super::targets::Churn;
 use super::tool::{self, Setup, Tool, Variant};
 use crate::command;
+use crate::process::{Output, Program, bound, cpu_seconds};
 
 const DEFAULT: &str = "default";
 
@@ -70,7 +68,7 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
     Ok(format!(
         "{}\nThe program's CPU time, and the wall-clock time, for the same work, as multiples of those without heapbpf: \
          medians and extremes of {} rounds.\n",
-        document::table(&head, &rows),
+        figures::table(&head, &rows),
         setup.bench.rounds
     ))
 }
@@ -81,7 +79,7 @@ fn row(setup: &Setup, name: &str, load: &Load) -> Result<Vec<String>> {
         let mut work = load.work(setup)?;
         let cpu = cpu_seconds(load.pid())? - cpu;
         if let Some(report) = attached.detach(load.pid())? {
-            let count: f64 = agent::callsites(&report).map(agent::alloc_count).sum();
+            let count: f64 = tool::callsites(&report).map(tool::alloc_count).sum();
             work.allocations = Some(count / cpu);
         }
         eprintln!("{work:.3?}, {variant}: {name}");

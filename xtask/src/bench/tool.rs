@@ -1,26 +1,107 @@
-//! Profilers attached to a running process: heapbpf in its variants, empty probes, and other tools. The breakpoints in the
-//! process's code show when a tool is attached and detached. Requires root.
+//! Profilers under measurement, attached to a running process: heapbpf, whose JSON report is read, empty probes, and other
+//! tools. The breakpoints in the process's code show when a tool is attached and detached. Requires root.
 
 use std::fs::File;
+use std::io::BufReader;
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use heapbpf_tests::report::{Hook, Report};
+use heapbpf_tests::report::{Callsite, Hook, Report};
 
 use super::Bench;
-use super::agent::{self, Agent};
 use super::figures::alternate;
-use super::process::{Output, PATIENCE, Program, bound, mappings};
 use crate::command;
+use crate::process::{Output, PATIENCE, Program, bound, mappings};
 
 const POLL_PERIOD: Duration = Duration::from_millis(50);
 
 /// `int3`.
 const BREAKPOINT: u8 = 0xcc;
+
+/// Exit codes of a recording: complete, and incomplete with a list of what is missing.
+const DONE: [i32; 2] = [0, 3];
+
+/// Start of the line that heapbpf prints once its probes are attached.
+const RECORDING: &str = "heapbpf: recording";
+
+/// A recording heapbpf. Killed when dropped.
+pub(super) struct Agent {
+    program: Program,
+    report: PathBuf,
+    /// From the start until it recorded.
+    pub(super) attached_after: Duration,
+    /// Lines of standard error until then.
+    pub(super) log: Vec<String>,
+}
+
+impl Agent {
+    /// Starts a command of heapbpf, which writes to `report`, and waits until its probes are attached.
+    pub(super) fn start(command: &mut Command, report: &Path) -> Result<Self> {
+        let started = Instant::now();
+        let program = Program::start(command.arg("-o").arg(report), Output::Errors)?;
+        let log = program.lines_until(RECORDING)?;
+        Ok(Self { program, report: report.to_owned(), attached_after: started.elapsed(), log })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
+    /// Interrupts it, as Ctrl-C does.
+    pub(super) fn interrupt(&self) -> Result<()> {
+        self.program.interrupt()
+    }
+
+    /// Waits for its exit: after its duration, an interrupt, or the exit of its targets.
+    pub(super) fn wait(&mut self) -> Result<()> {
+        let status = self.program.wait()?;
+        if !status.code().is_some_and(|code| DONE.contains(&code)) {
+            bail!("heapbpf failed: {status}: {}", self.program.lines_so_far().join("\n"));
+        }
+        Ok(())
+    }
+
+    /// Waits for its exit and reads the report.
+    pub(super) fn finish(mut self) -> Result<Report> {
+        self.wait()?;
+        read(&self.report)
+    }
+}
+
+/// Reads a report.
+pub(super) fn read(path: &Path) -> Result<Report> {
+    let file = File::open(path).with_context(|| format!("could not open `{}`", path.display()))?;
+    let report = serde_json::from_reader(BufReader::new(file));
+    report.with_context(|| format!("`{}` is not a valid report", path.display()))
+}
+
+pub(super) fn callsites(report: &Report) -> impl Iterator<Item = &Callsite> {
+    report.targets.iter().flat_map(|target| &target.callsites)
+}
+
+/// Number of allocations of a callsite.
+pub(super) fn alloc_count(callsite: &Callsite) -> f64 {
+    callsite.totals.alloc_count.as_f64().unwrap_or(0.0)
+}
+
+/// Number of functions on the stack, without inlined ones.
+pub(super) fn frames(callsite: &Callsite) -> usize {
+    callsite.stack.iter().filter(|frame| !frame.inlined).count()
+}
+
+/// Events dropped for any reason.
+pub(super) fn dropped(report: &Report) -> u64 {
+    report.health.lost.values().sum()
+}
+
+/// Duration of the recording.
+pub(super) fn seconds(report: &Report) -> f64 {
+    Duration::from_nanos(report.ended_unix_ns.saturating_sub(report.started_unix_ns)).as_secs_f64()
+}
 
 /// The environment of `bench overhead`.
 pub(super) struct Setup {
@@ -89,9 +170,7 @@ impl Tool {
                 Attached::Agent(Agent::start(command.args(["--pid", &pid.to_string()]).args(options), &report)?)
             }
             Self::Floor | Self::SessionFloor => {
-                let program = Program::start(&mut self.floor_command(setup, pid, hooks)?, Output::Standard)?;
-                program.line_after("ready")?;
-                Attached::Floor(program)
+                Attached::Floor(Program::ready(&mut self.floor_command(setup, pid, hooks)?)?.0)
             }
             Self::Memleak(options) => {
                 let mut command = bound(setup.memleak.as_ref().context("the tool is missing")?);
@@ -152,13 +231,11 @@ impl Attached {
             }
             Self::Floor(mut program) => {
                 program.close_input();
-                program.wait()?;
-                None
+                program.wait().map(|_| None)?
             }
             Self::Other(mut program) => {
                 program.interrupt()?;
-                program.wait()?;
-                None
+                program.wait().map(|_| None)?
             }
         };
         wait_until_detached(pid)?;
@@ -235,35 +312,26 @@ pub(super) fn wait_until_detached(pid: u32) -> Result<()> {
     Ok(())
 }
 
-/// An instruction of a process, which may be replaced by a breakpoint.
-pub(super) struct Instruction {
-    memory: File,
-    address: u64,
+/// The probed instruction of a hook in a process: the memory, and the address.
+pub(super) fn instruction(pid: u32, hook: &Hook) -> Result<(File, u64)> {
+    let address = mappings(pid)?.into_iter().find_map(|mapping| {
+        let inside = hook.offset.checked_sub(mapping.file_offset)?;
+        (mapping.path == hook.module && inside < mapping.bytes as u64).then_some(mapping.start + inside)
+    });
+    Ok((memory(pid)?, address.with_context(|| format!("process {pid} has not mapped `{}`", hook.module))?))
 }
 
-impl Instruction {
-    /// The probed instruction of a hook.
-    pub(super) fn of(pid: u32, hook: &Hook) -> Result<Self> {
-        let address = mappings(pid)?.into_iter().find_map(|mapping| {
-            let inside = hook.offset.checked_sub(mapping.file_offset)?;
-            (mapping.path == hook.module && inside < mapping.bytes as u64).then_some(mapping.start + inside)
-        });
-        let address = address.with_context(|| format!("process {pid} has not mapped `{}`", hook.module))?;
-        Ok(Self { memory: memory(pid)?, address })
-    }
-
-    pub(super) fn is_breakpoint(&self) -> Result<bool> {
-        let mut byte = [0];
-        self.memory.read_exact_at(&mut byte, self.address)?;
-        Ok(byte == [BREAKPOINT])
-    }
+pub(super) fn is_breakpoint((memory, address): &(File, u64)) -> Result<bool> {
+    let mut byte = [0];
+    memory.read_exact_at(&mut byte, *address)?;
+    Ok(byte == [BREAKPOINT])
 }
 
 /// Fails unless nearly all stacks have this depth: figures are published for a number of frames.
 pub(super) fn check_depth(report: &Report, depth: usize) -> Result<()> {
     let count = |is_counted: &dyn Fn(usize) -> bool| -> f64 {
-        let callsites = agent::callsites(report).filter(|callsite| is_counted(agent::depth(callsite)));
-        callsites.map(agent::alloc_count).sum()
+        let callsites = callsites(report).filter(|callsite| is_counted(frames(callsite)));
+        callsites.map(alloc_count).sum()
     };
     ensure!(count(&|it| it == depth) > 0.99 * count(&|_| true), "not all stacks have {depth} frames");
     Ok(())

@@ -204,11 +204,11 @@ pub(super) fn find_or_install() -> Result<Toolchain> {
     if let Ok(toolchain) = Toolchain::find() {
         return Ok(toolchain);
     }
-    let rust: &[_] = if Rust::find().is_ok() { &[] } else { packages::RUST };
-    let linker_missing = Linker::find().is_err();
-    let llvm: &[_] = if linker_missing { packages::LLVM } else { &[] };
-    packages::install(&[rust, llvm])?;
-    if linker_missing {
+    if Rust::find().is_err() {
+        packages::install(packages::RUST)?;
+    }
+    if Linker::find().is_err() {
+        packages::install(packages::LLVM)?;
         // Without RUSTUP_TOOLCHAIN of the cargo that started this xtask, rustup would use the rust-toolchain.toml of the
         // compiled crate.
         let mut cargo = Command::new(repository::cargo());

@@ -63,7 +63,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    packages::install(&[packages::VM])?;
+    packages::install(packages::VM)?;
     let repository = Repository::find()?;
     let folder = repository.target.join("vm");
     let mut kernels = Vec::new();
