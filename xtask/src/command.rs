@@ -2,7 +2,8 @@
 //! programs as root.
 
 use std::ffi::OsStr;
-use std::io::IsTerminal as _;
+use std::fs;
+use std::io::{ErrorKind, IsTerminal as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -58,6 +59,15 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 pub(crate) fn is_executable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt as _;
     path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}
+
+/// Creates a folder, or removes everything in it.
+pub(crate) fn empty_folder(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => fs::create_dir_all(folder),
+    }
+    .with_context(|| format!("could not empty the folder `{}`", folder.display()))
 }
 
 /// How this user can run programs as root.

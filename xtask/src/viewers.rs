@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     packages::install(packages::VIEWERS)?;
     let repository = Repository::find()?;
     if arguments.again {
-        remove(&folder(&repository))?;
+        command::empty_folder(&folder(&repository))?;
     }
     let viewers = install(&repository)?;
     println!("{}", viewers.display());
@@ -53,8 +53,7 @@ pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
         return Ok(viewers);
     }
     eprintln!("installing readers of profiles into {}", viewers.display());
-    remove(&viewers)?;
-    fs::create_dir_all(&viewers).with_context(|| format!("could not create `{}`", viewers.display()))?;
+    command::empty_folder(&viewers)?;
     install_python(&lists, &viewers)?;
     install_node(&lists, &viewers)?;
     fs::write(viewers.join(STAMP), wanted)?;
@@ -63,15 +62,6 @@ pub(crate) fn install(repository: &Repository) -> Result<PathBuf> {
 
 fn folder(repository: &Repository) -> PathBuf {
     repository.target.join("viewers")
-}
-
-fn remove(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("could not remove `{}`", folder.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn install_python(lists: &Path, viewers: &Path) -> Result<()> {

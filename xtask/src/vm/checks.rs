@@ -1,4 +1,5 @@
-//! Checks of the results of `init.sh`: sessions, injected faults, and leaks.
+//! Parses what a virtual machine sends over its second serial line, the counterpart of `value` and `file` in `init.sh`, and
+//! checks it: sessions, injected faults, and leaks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,12 +8,81 @@ use heapbpf_tests::report::{Counts, Ledger, Process, Report, Totals};
 use heapbpf_tests::unreachable::{self, Known, Sum, Truth};
 use serde_json::Number;
 
-use super::transcript::Transcript;
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Transcript {
+    /// Files by name.
+    pub(super) files: BTreeMap<String, Vec<u8>>,
+    /// Short texts by name.
+    values: BTreeMap<String, String>,
+    /// Why the transcript is incomplete.
+    pub(super) broken: Option<String>,
+}
+
+impl Transcript {
+    /// Parses lines `value NAME TEXT`, `file NAME BYTES` followed by these bytes and a newline, and `done`.
+    pub(super) fn parse(data: &[u8]) -> Self {
+        let mut transcript = Self::default();
+        if let Err(reason) = transcript.read(data) {
+            transcript.broken = Some(reason);
+        }
+        transcript
+    }
+
+    pub(super) fn value(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<&str> {
+        self.files.get(name).and_then(|content| std::str::from_utf8(content).ok())
+    }
+
+    fn read(&mut self, mut data: &[u8]) -> Result<(), String> {
+        loop {
+            let line = take_line(&mut data).ok_or("the serial line ended without `done`")?;
+            let mut words = line.splitn(3, ' ');
+            match (words.next(), words.next(), words.next()) {
+                (Some("done"), None, None) => return Ok(()),
+                (Some("value"), Some(name), text) => {
+                    self.values.insert(name.to_owned(), text.unwrap_or_default().trim().to_owned());
+                }
+                (Some("file"), Some(name), Some(length)) if is_plain(name) => {
+                    let length: usize = length.parse().map_err(|_| format!("`{line}` has no length"))?;
+                    let content = data.split_off(..length).ok_or_else(|| format!("`{name}` was cut off"))?;
+                    if take_line(&mut data).is_none_or(|rest| !rest.is_empty()) {
+                        return Err(format!("`{name}` has another length than announced"));
+                    }
+                    self.files.insert(name.to_owned(), content.to_owned());
+                }
+                _ => return Err(format!("`{line}` was received and is not valid")),
+            }
+        }
+    }
+}
+
+/// Removes a line, and returns it without its newline.
+fn take_line<'a>(data: &mut &'a [u8]) -> Option<&'a str> {
+    let end = data.iter().position(|byte| *byte == b'\n')?;
+    let line = data.split_off(..end)?;
+    data.split_off_first();
+    std::str::from_utf8(line).ok()
+}
+
+/// Whether a name is a valid file name without a folder.
+fn is_plain(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter))
+}
 
 #[derive(Debug)]
 pub(super) struct Check {
     pub(super) name: String,
     pub(super) outcome: Outcome,
+}
+
+impl Check {
+    pub(super) fn new(name: impl Into<String>, outcome: Outcome) -> Self {
+        Self { name: name.into(), outcome }
+    }
 }
 
 /// Details of a success, or the reason of a failure.
@@ -69,7 +139,7 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
     let mut checks = Vec::new();
     let soak: &[Session] = if transcript.value("soak").is_some() { &SOAK } else { &[] };
     for session in SESSIONS.iter().chain(soak) {
-        let mut add = |what: &str, outcome| checks.push(Check { name: format!("{}: {what}", session.name), outcome });
+        let mut add = |what: &str, outcome| checks.push(Check::new(format!("{}: {what}", session.name), outcome));
         add("heapbpf exits with 0", exited(transcript, session.name));
         match read(transcript, session.name) {
             Err(reason) => add("there is a report", Err(reason)),
@@ -87,26 +157,30 @@ fn sessions(transcript: &Transcript) -> Vec<Check> {
         add("the target is unharmed", unharmed(transcript, session.name));
     }
     for name in ["forks", "execs"] {
-        checks.push(Check { name: format!("{name}: heapbpf exits with 0"), outcome: exited(transcript, name) });
-        checks.push(Check { name: format!("{name}: each fork is accounted for"), outcome: forks(transcript, name) });
+        checks.push(Check::new(format!("{name}: heapbpf exits with 0"), exited(transcript, name)));
+        checks.push(Check::new(format!("{name}: each fork is accounted for"), forks(transcript, name)));
     }
-    checks.push(Check { name: "tables: probes are attached and detached".to_owned(), outcome: probes(transcript) });
-    checks
-        .push(Check { name: "threads: the target works after detaching".to_owned(), outcome: works_after(transcript) });
-    checks.push(Check { name: "instructions processed by the verifier".to_owned(), outcome: effort(transcript) });
+    checks.extend([
+        Check::new("tables: probes are attached and detached", probes(transcript)),
+        Check::new("threads: the target works after detaching", works_after(transcript)),
+        Check::new("instructions processed by the verifier", effort(transcript)),
+    ]);
     checks
 }
 
-fn exited(transcript: &Transcript, session: &str) -> Outcome {
-    match transcript.value(&format!("{session}.code")) {
-        Some("0") => Ok(String::new()),
-        Some(code) => {
-            let log = transcript.text(&format!("{session}.log")).unwrap_or_default();
-            let summary = transcript.text(&format!("{session}.summary")).unwrap_or_default();
-            Err(format!("exit code {code}\n{}\n{}", log.trim(), summary.trim()))
-        }
-        None => Err("it was not reached".to_owned()),
+/// Compares a value with the expected one. In `otherwise`, `{}` stands for another value.
+fn expect(transcript: &Transcript, name: &str, expected: &str, otherwise: &str) -> Outcome {
+    match transcript.value(name) {
+        Some(value) if value == expected => Ok(String::new()),
+        other => Err(otherwise.replace("{}", other.unwrap_or("unknown"))),
     }
+}
+
+fn exited(transcript: &Transcript, session: &str) -> Outcome {
+    expect(transcript, &format!("{session}.code"), "0", "exit code {}").map_err(|reason| {
+        let texts = ["log", "summary"].map(|kind| transcript.text(&format!("{session}.{kind}")).unwrap_or_default());
+        format!("{reason}\n{}\n{}", texts[0].trim(), texts[1].trim())
+    })
 }
 
 fn report(transcript: &Transcript, session: &str) -> Result<Report, String> {
@@ -151,11 +225,13 @@ fn links(process: &Process, session: &Session, kernel: (u32, u32)) -> Outcome {
         (6, 6..) if session.cheapest_links => "multi",
         _ => "perf",
     };
-    let mut used: Vec<_> =
-        process.heaps.iter().flat_map(|heap| &heap.hooks).map(|hook| hook.backend.as_str()).collect();
-    used.sort_unstable();
-    used.dedup();
-    if used == [expected] { Ok(expected.to_owned()) } else { Err(format!("{used:?} instead of {expected}")) }
+    let hooks = process.heaps.iter().flat_map(|heap| &heap.hooks);
+    let used: BTreeSet<_> = hooks.map(|hook| hook.backend.as_str()).collect();
+    if used == BTreeSet::from([expected]) {
+        Ok(expected.to_owned())
+    } else {
+        Err(format!("{used:?} instead of {expected}"))
+    }
 }
 
 fn totals(process: &Process, ledger: &Ledger, alone: bool) -> Outcome {
@@ -232,10 +308,8 @@ fn version(kernel: &str) -> (u32, u32) {
 }
 
 fn unharmed(transcript: &Transcript, session: &str) -> Outcome {
-    match transcript.value(&format!("{session}.target_code")) {
-        Some("7") => Ok("it exits with the requested code".to_owned()),
-        other => Err(format!("its exit code is {}", other.unwrap_or("unknown"))),
-    }
+    let words = "it exits with the requested code".to_owned();
+    expect(transcript, &format!("{session}.target_code"), "7", "its exit code is {}").map(|_| words)
 }
 
 fn probes(transcript: &Transcript) -> Outcome {
@@ -296,33 +370,21 @@ const RECORDED_NS_MAX: u64 = 3_600_000_000_000;
 
 /// Sessions in which a process of heapbpf is killed, or the clock is set.
 fn faults(transcript: &Transcript) -> Vec<Check> {
-    let check = |name: &str, outcome| Check { name: name.to_owned(), outcome };
+    let no_probes = |session| {
+        let name = format!("{session}.probes_after");
+        expect(transcript, &name, "0", "{} bytes of libc's code differ")
+            .map(|_| "0 bytes of libc's code differ".to_owned())
+    };
+    let keepers = expect(transcript, "agent-killed.keepers", "0", "{} keepers run");
     vec![
-        check(
-            "agent killed: no probe and no keeper remain",
-            no_probes(transcript, "agent-killed").and(keepers(transcript)),
-        ),
-        check("agent killed: the target is unharmed", unharmed(transcript, "agent-killed")),
-        check("keeper killed: heapbpf reports it", reported(transcript)),
-        check("keeper killed: no probe remains", no_probes(transcript, "keeper-killed")),
-        check("keeper killed: the target is unharmed", unharmed(transcript, "keeper-killed")),
-        check("clock steps: heapbpf exits with 0", exited(transcript, "clock")),
-        check("clock steps: totals and duration are correct", clock(transcript)),
+        Check::new("agent killed: no probe and no keeper remain", no_probes("agent-killed").and(keepers)),
+        Check::new("agent killed: the target is unharmed", unharmed(transcript, "agent-killed")),
+        Check::new("keeper killed: heapbpf reports it", reported(transcript)),
+        Check::new("keeper killed: no probe remains", no_probes("keeper-killed")),
+        Check::new("keeper killed: the target is unharmed", unharmed(transcript, "keeper-killed")),
+        Check::new("clock steps: heapbpf exits with 0", exited(transcript, "clock")),
+        Check::new("clock steps: totals and duration are correct", clock(transcript)),
     ]
-}
-
-fn no_probes(transcript: &Transcript, session: &str) -> Outcome {
-    match transcript.value(&format!("{session}.probes_after")) {
-        Some("0") => Ok("0 bytes of libc's code differ".to_owned()),
-        other => Err(format!("{} bytes of libc's code differ", other.unwrap_or("an unknown number of"))),
-    }
-}
-
-fn keepers(transcript: &Transcript) -> Outcome {
-    match transcript.value("agent-killed.keepers") {
-        Some("0") => Ok(String::new()),
-        other => Err(format!("{} keepers run", other.unwrap_or("an unknown number of"))),
-    }
 }
 
 /// Exit code 3, a message and a report are expected.
@@ -364,9 +426,9 @@ const LEAKS_FOUND: &str = "4";
 
 /// Leak checks: the leaked blocks are found, and no others.
 fn leaks(transcript: &Transcript) -> Vec<Check> {
-    let check = |&(name, output, known): &(&str, &str, Known)| Check {
-        name: format!("{name}: leaked blocks are found, and no others"),
-        outcome: leak_check(transcript, name, output, known),
+    let check = |&(name, output, known): &(&str, &str, Known)| {
+        let outcome = leak_check(transcript, name, output, known);
+        Check::new(format!("{name}: leaked blocks are found, and no others"), outcome)
     };
     LEAK_CHECKS.iter().map(check).collect()
 }

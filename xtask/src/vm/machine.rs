@@ -1,14 +1,102 @@
-//! Runs a virtual machine to its end or to a time limit, and finds errors of its kernel in the text of its console.
+//! Builds the file system of a virtual machine (busybox, heapbpf, targets, their libraries and `init.sh`), runs the machine to
+//! its end or to a time limit, and finds errors of its kernel in the text of its console.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use regex::Regex;
 
 use crate::command;
+use crate::repository::{self, Repository};
+
+/// The first process.
+const INIT: &str = include_str!("init.sh");
+
+/// The static binary's target: specifying one excludes build scripts and macros, which must be dynamic, from the flags.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Targets: name, source in tests/targets, flags beside [`C_FLAGS`].
+const TARGETS: [(&str, &str, &str); 5] = [
+    ("exact", "exact.c", "-fomit-frame-pointer"),
+    ("framed", "exact.c", "-fno-omit-frame-pointer"),
+    ("threads", "threads.c", "-fomit-frame-pointer"),
+    ("forks", "forks.c", "-fomit-frame-pointer"),
+    ("cases", "leaks/cases.c", "-fomit-frame-pointer"),
+];
+
+/// Calls stay calls: without `-fno-builtin` the compiler drops a malloc whose block is only freed.
+const C_FLAGS: [&str; 5] = ["-O1", "-g", "-fno-optimize-sibling-calls", "-fno-builtin", "-pthread"];
+
+/// Builds everything and returns the compressed archive.
+pub(super) fn initramfs(repository: &Repository, folder: &Path) -> Result<PathBuf> {
+    let heapbpf = static_heapbpf(repository)?;
+    let root = folder.join("root");
+    command::empty_folder(&root)?;
+    let bin = root.join("bin");
+    copy(&heapbpf, &bin.join("heapbpf"))?;
+    copy(&command::find("busybox").context("`busybox` is not in PATH")?, &bin.join("busybox"))?;
+    // Debian's busybox does not contain it.
+    copy(&command::find("nice").context("`nice` is not in PATH")?, &bin.join("nice"))?;
+    for (name, source, flag) in TARGETS {
+        let mut gcc = Command::new("gcc");
+        gcc.args(C_FLAGS).arg(flag).arg("-o").arg(bin.join(name));
+        command::run(gcc.arg(repository.root.join("tests/targets").join(source)))?;
+    }
+    for entry in fs::read_dir(&bin)? {
+        // Fails for static programs.
+        let printed = Command::new("ldd").arg(entry?.path()).output().context("could not start `ldd`")?.stdout;
+        for library in library_paths(&String::from_utf8_lossy(&printed)) {
+            copy(&library, &root.join(library.strip_prefix("/").context("ldd prints absolute paths")?))?;
+        }
+    }
+    if let Some(object) = std::env::var_os("HEAPBPF_BPF_OBJECT").filter(|path| !path.is_empty()) {
+        copy(Path::new(&object), &root.join("heapbpf.bpf.o"))?;
+    }
+    let init = root.join("init");
+    fs::write(&init, INIT)?;
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
+    let archive = folder.join("initramfs.gz");
+    let pack = r#"find . | cpio --quiet --create --format=newc --owner=0:0 | gzip -1 >"$1""#;
+    command::run(Command::new("sh").args(["-euc", pack, "sh"]).arg(&archive).current_dir(&root))?;
+    Ok(archive)
+}
+
+/// The binary that `HEAPBPF_BIN` names, or one that is built now.
+fn static_heapbpf(repository: &Repository) -> Result<PathBuf> {
+    if let Some(given) = std::env::var_os("HEAPBPF_BIN") {
+        return Ok(given.into());
+    }
+    let mut cargo = Command::new(repository::cargo());
+    cargo.current_dir(&repository.root).env_remove("CARGO_ENCODED_RUSTFLAGS");
+    cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    command::run(cargo.args(["build", "--release", "--target", TARGET, "--package", "heapbpf"]))?;
+    Ok(repository.target.join(TARGET).join("release/heapbpf"))
+}
+
+/// The paths in what `ldd` prints: `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)` for the loader; none for a static program.
+fn library_paths(printed: &str) -> Vec<PathBuf> {
+    let path = |line: &str| {
+        let line = line.trim();
+        let found = line.split_once(" => ").map_or(line, |(_, found)| found);
+        Some(PathBuf::from(found.split_once(" (")?.0)).filter(|path| path.is_absolute())
+    };
+    printed.lines().filter_map(path).collect()
+}
+
+/// Copies a file with its permissions, and creates its folder.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("could not make the folder `{}`", folder.display()))?;
+    }
+    fs::copy(from, to).with_context(|| format!("could not copy `{}` to `{}`", from.display(), to.display()))?;
+    Ok(())
+}
 
 /// Result of a boot.
 pub(super) struct Boot {
@@ -119,15 +207,8 @@ pub(super) fn last_line(console: &str) -> &str {
 
 /// A line without the time at its start, `[    1.234567] `, and without the `[    T1] ` that some kernels add.
 fn message(line: &str) -> &str {
-    let mut message = line.trim();
-    while let Some((bracket, rest)) = message.strip_prefix('[').and_then(|inside| inside.split_once(']')) {
-        let plain = |letter: char| letter.is_ascii_digit() || " .TC".contains(letter);
-        if !bracket.chars().all(plain) {
-            break;
-        }
-        message = rest.trim_start();
-    }
-    message
+    static TIMES: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^\s*(\[[\d .TC]*\]\s*)*").expect("is valid"));
+    line[TIMES.find(line).map_or(0, |times| times.end())..].trim_end()
 }
 
 #[cfg(test)]
@@ -171,5 +252,22 @@ mod tests {
     fn the_last_line_is_not_empty() {
         assert_eq!(last_line("[    1.0] one\n[    2.0] two\r\n\n"), "two");
         assert_eq!(last_line("\n"), "no output");
+    }
+
+    fn check_libraries(printed: &str, expected: &[&str]) {
+        assert_eq!(library_paths(printed), expected.iter().map(PathBuf::from).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn libraries_and_their_loader() {
+        check_libraries(
+            "\tlinux-vdso.so.1 (0x00007ffc8d5f6000)\n\
+             \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f1f6f400000)\n\
+             \t/lib64/ld-linux-x86-64.so.2 (0x00007f1f6f6f1000)\n",
+            &["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"],
+        );
+        check_libraries("\tnot a dynamic executable\n", &[]);
+        check_libraries("\tlibgone.so.1 => not found\n", &[]);
+        check_libraries("\tstatically linked\n", &[]);
     }
 }

@@ -2,10 +2,8 @@
 //! over a serial line, and checks them. Installs no kernel.
 
 mod checks;
-mod initramfs;
 mod kernel;
 mod machine;
-mod transcript;
 
 use std::fs;
 use std::path::Path;
@@ -14,11 +12,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
-use crate::packages;
 use crate::repository::Repository;
-use checks::Check;
+use crate::{command, packages};
+use checks::{Check, Transcript};
 use kernel::{Kernel, Wanted};
-use transcript::Transcript;
 
 /// Runs heapbpf on other kernels, in virtual machines.
 ///
@@ -70,7 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for wanted in &arguments.kernel {
         kernels.push(wanted.get(&folder.join("kernels"))?);
     }
-    let initramfs = initramfs::build(&repository, &folder)?;
+    let initramfs = machine::initramfs(&repository, &folder)?;
     let mut failed = 0;
     for kernel in &kernels {
         for preemption in Preemption::of(&arguments.preempt) {
@@ -106,11 +103,7 @@ impl Run<'_> {
         let results = folder.join(&name);
         let mut boots = 0;
         let boot = loop {
-            if results.exists() {
-                fs::remove_dir_all(&results).with_context(|| format!("cannot remove `{}`", results.display()))?;
-            }
-            fs::create_dir_all(&results)
-                .with_context(|| format!("cannot create the folder `{}`", results.display()))?;
+            command::empty_folder(&results)?;
             println!("{name}: booting {}", self.kernel.image.display());
             let boot =
                 machine::boot(&self.kernel.image, initramfs, &self.kernel_arguments(), self.time_limit(), &results)?;
@@ -137,28 +130,17 @@ impl Run<'_> {
     }
 
     fn judge(&self, boot: &machine::Boot, transcript: &Transcript) -> Vec<Check> {
-        let mut checks = vec![
-            Check {
-                name: "the virtual machine ran to its end".to_owned(),
-                outcome: match &transcript.broken {
-                    None => {
-                        Ok(format!("{} s, kernel {}", boot.seconds, transcript.value("kernel").unwrap_or("unknown")))
-                    }
-                    Some(reason) => Err(format!(
-                        "{reason}; {}; last on the console: {}",
-                        boot.end,
-                        machine::last_line(&boot.console)
-                    )),
-                },
-            },
-            Check {
-                name: "no error of the kernel".to_owned(),
-                outcome: match machine::kernel_error(&boot.console) {
-                    None => Ok(String::new()),
-                    Some(line) => Err(format!("`{line}`")),
-                },
-            },
-        ];
+        let end = match &transcript.broken {
+            None => Ok(format!("{} s, kernel {}", boot.seconds, transcript.value("kernel").unwrap_or("unknown"))),
+            Some(reason) => {
+                let last = machine::last_line(&boot.console);
+                Err(format!("{reason}; {}; last on the console: {last}", boot.end))
+            }
+        };
+        let error = machine::kernel_error(&boot.console);
+        let error = error.map_or_else(|| Ok(String::new()), |line| Err(format!("`{line}`")));
+        let mut checks =
+            vec![Check::new("the virtual machine ran to its end", end), Check::new("no error of the kernel", error)];
         if let Some(preemption) = self.preemption {
             checks.push(preemption.judge(transcript.value("preempt")));
         }
@@ -168,13 +150,13 @@ impl Run<'_> {
 
     /// Also the folder of its results.
     fn name(&self) -> String {
-        let preemption = self.preemption.map_or_else(String::new, |preemption| format!("-{}", preemption.name()));
+        let preemption = self.preemption.map_or_else(String::new, |preemption| format!("-{}", preemption.mode));
         format!("{}{preemption}-{}", self.kernel.name, self.number)
     }
 
     fn kernel_arguments(&self) -> String {
         let mut words = vec![self.append.to_owned()];
-        words.extend(self.preemption.map(|preemption| format!("preempt={}", preemption.name())));
+        words.extend(self.preemption.map(|preemption| format!("preempt={}", preemption.mode)));
         if self.soak_seconds > 0 {
             words.push(format!("heapbpf.soak={}", self.soak_seconds));
         }
@@ -203,7 +185,8 @@ pub(crate) enum Choice {
 /// A mode to boot with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Preemption {
-    mode: Choice,
+    /// Its name in `preempt=`.
+    mode: &'static str,
     /// Whether the kernel may lack the mode.
     optional: bool,
 }
@@ -211,40 +194,30 @@ struct Preemption {
 impl Preemption {
     /// The requested boots; `None` stands for the kernel's default.
     fn of(choices: &[Choice]) -> Vec<Option<Self>> {
-        if choices.is_empty() {
-            return vec![None];
-        }
         let modes = |choice: &Choice| match choice {
-            Choice::All => vec![(Choice::None, true), (Choice::Lazy, true), (Choice::Full, true)],
-            mode => vec![(*mode, false)],
+            Choice::None => vec![("none", false)],
+            Choice::Lazy => vec![("lazy", false)],
+            Choice::Full => vec![("full", false)],
+            Choice::All => vec![("none", true), ("lazy", true), ("full", true)],
         };
-        choices.iter().flat_map(modes).map(|(mode, optional)| Some(Self { mode, optional })).collect()
-    }
-
-    /// The name in `preempt=`.
-    fn name(self) -> &'static str {
-        match self.mode {
-            Choice::None => "none",
-            Choice::Lazy => "lazy",
-            Choice::Full => "full",
-            Choice::All => "all",
-        }
+        let boots = choices.iter().flat_map(modes).map(|(mode, optional)| Some(Self { mode, optional }));
+        if choices.is_empty() { vec![None] } else { boots.collect() }
     }
 
     /// Compares with `/sys/kernel/debug/sched/preempt`, which lists the kernel's modes, the active one in brackets. 7.0 and
     /// later have no `none` on x86, earlier kernels than 6.13 no `lazy`.
     fn judge(self, listed: Option<&str>) -> Check {
+        let Self { mode, optional } = self;
         let listed = listed.unwrap_or_default();
-        let mode = self.name();
         let present = listed.split_whitespace().any(|word| word.trim_matches(['(', ')']) == mode);
         let outcome = if listed.contains(&format!("({mode})")) {
             Ok(listed.to_owned())
-        } else if self.optional && !present {
+        } else if optional && !present {
             Ok(format!("this kernel has no `{mode}`: {listed}"))
         } else {
             Err(format!("`{mode}` was requested, the kernel reports `{listed}`"))
         };
-        Check { name: "the preemption mode is the requested one".to_owned(), outcome }
+        Check::new("the preemption mode is the requested one", outcome)
     }
 }
 
@@ -255,7 +228,7 @@ mod tests {
     #[test]
     fn each_choice_is_one_boot_and_all_are_three() {
         let modes = |choices: &[Choice]| -> Vec<Option<String>> {
-            Preemption::of(choices).iter().map(|mode| mode.map(|mode| mode.name().to_owned())).collect()
+            Preemption::of(choices).iter().map(|mode| mode.map(|mode| mode.mode.to_owned())).collect()
         };
         let named = |names: &[&str]| names.iter().map(|name| Some((*name).to_owned())).collect::<Vec<_>>();
         assert_eq!(modes(&[]), [None]);

@@ -174,3 +174,34 @@ fn each_error_after_a_fault_fails_its_own_check() {
         assert_eq!(failed_faults(from, to), expected, "{from} -> {to}");
     }
 }
+
+fn check_broken(data: &str, reason: &str) {
+    let broken = Transcript::parse(data.as_bytes()).broken.expect("it is incomplete");
+    assert!(broken.contains(reason), "{broken}");
+}
+
+#[test]
+fn values_and_files() {
+    let transcript =
+        Transcript::parse(b"value kernel 6.1.0\nfile a.json 5\n{\n\xff}\n\nvalue a.list 1 2 \nvalue none\ndone\n");
+    assert_eq!(transcript.broken, None);
+    assert_eq!(transcript.value("kernel"), Some("6.1.0"));
+    assert_eq!(transcript.value("a.list"), Some("1 2"));
+    assert_eq!(transcript.value("none"), Some(""));
+    assert_eq!(transcript.value("other"), None);
+    assert_eq!(transcript.files["a.json"], b"{\n\xff}\n");
+    assert_eq!(transcript.text("a.json"), None, "it is not text");
+}
+
+#[test]
+fn incomplete_transcripts_have_a_reason_and_the_received_data() {
+    check_broken("", "without `done`");
+    check_broken("value a b\n", "without `done`");
+    check_broken("file a 10\nshort\n", "`a` was cut off");
+    check_broken("file a 2\nlonger\ndone\n", "another length");
+    check_broken("file a b\n", "no length");
+    check_broken("file ../a 1\nx\n\n", "not valid");
+    check_broken("hello\n", "not valid");
+    let transcript = Transcript::parse(b"value a b\nfile c 1\nx\n\nfile d 7\n");
+    assert_eq!((transcript.value("a"), transcript.text("c")), (Some("b"), Some("x")));
+}
