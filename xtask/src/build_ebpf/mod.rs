@@ -2,7 +2,6 @@
 //! without paths of this machine. BTF stays: the loader and the verifier's log use it.
 
 mod compile;
-mod rustc;
 mod toolchain;
 
 use std::fs;
@@ -12,10 +11,10 @@ use anyhow::{Context as _, Result, bail};
 use object::build::elf::{Builder, SectionData};
 use object::elf;
 
-pub(crate) use rustc::stand_in as stand_in_for_rustc;
+pub(crate) use compile::stand_in as stand_in_for_rustc;
 
 use crate::repository::Repository;
-use toolchain::{Record, Toolchain};
+use toolchain::{Toolchain, differences};
 
 /// Where the committed object is, from the repository's root.
 const COMMITTED: &str = "profiler/bpf/heapbpf.bpf.o";
@@ -57,7 +56,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let repository = Repository::find()?;
     let toolchain = if arguments.install { toolchain::find_or_install()? } else { Toolchain::find()? };
-    let record = Record::of(&toolchain)?;
+    let record = toolchain.record();
     eprintln!("toolchain:\n{record}");
     if arguments.check {
         return check(&repository, &toolchain, &record);
@@ -74,19 +73,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return write(path, &object);
     }
     write(&repository.root.join(COMMITTED), &object)?;
-    write(&repository.root.join(RECORD), record.to_string().as_bytes())
+    write(&repository.root.join(RECORD), record.as_bytes())
 }
 
 /// Compares the committed object with a rebuilt one.
-fn check(repository: &Repository, toolchain: &Toolchain, here: &Record) -> Result<()> {
+fn check(repository: &Repository, toolchain: &Toolchain, here: &str) -> Result<()> {
     const REMEDY: &str = "run `cargo xtask build-ebpf` and commit";
     let read = |path: &str| fs::read(repository.root.join(path)).with_context(|| format!("no `{path}`: {REMEDY}"));
     let committed = read(COMMITTED)?;
-    let recorded = String::from_utf8(read(RECORD)?)?.parse::<Record>().context(format!("`{RECORD}`: {REMEDY}"))?;
+    let recorded = String::from_utf8(read(RECORD)?)?;
     let rebuilt_path = repository.target.join("rebuilt.bpf.o");
-    match fs::remove_file(&rebuilt_path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-        _ => {}
+    if rebuilt_path.exists() {
+        fs::remove_file(&rebuilt_path)?;
     }
     let rebuilt = compile::build(repository, toolchain, false)?;
     let rebuilt = publish(&rebuilt, &compile::private_paths(repository, toolchain)?)?;
@@ -95,7 +93,7 @@ fn check(repository: &Repository, toolchain: &Toolchain, here: &Record) -> Resul
         return Ok(());
     }
     write(&rebuilt_path, &rebuilt)?;
-    let differences = recorded.differences(here);
+    let differences = differences(&recorded, here).context(format!("`{RECORD}`: {REMEDY}"))?;
     if differences.is_empty() {
         bail!(
             "`{COMMITTED}` ({} bytes) differs from the object rebuilt from this source ({} bytes, written to `{}`) with the same \

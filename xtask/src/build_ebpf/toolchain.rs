@@ -1,13 +1,12 @@
 //! The toolchain for BPF: finds or installs a Rust compiler with the source of `core`, and bpf-linker, and records their versions.
 //! Every candidate is probed; the error lists why each is unsuitable.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::str::FromStr;
 
 use anyhow::{Context as _, Result, bail};
+use regex::bytes::Regex;
 
 use super::compile::{self, CPU};
 use crate::{command, packages, repository};
@@ -166,10 +165,9 @@ fn llvm_of(program: &Path) -> Result<String> {
 
 /// First line and LLVM version of `rustc -vV`.
 fn parse_rustc(text: &str) -> Result<(String, String)> {
-    let version =
-        text.lines().next().filter(|line| line.starts_with("rustc ")).context("`rustc -vV` names no version")?;
-    let llvm =
-        text.lines().find_map(|line| line.strip_prefix("LLVM version: ")).context("`rustc -vV` names no LLVM")?;
+    let version = text.lines().next().filter(|line| line.starts_with("rustc "));
+    let llvm = text.lines().find_map(|line| line.strip_prefix("LLVM version: "));
+    let (version, llvm) = version.zip(llvm).context("`rustc -vV` does not name the versions of rustc and of LLVM")?;
     Ok((version.to_owned(), llvm.trim().to_owned()))
 }
 
@@ -186,17 +184,8 @@ fn parse_linker(text: &str) -> Result<String> {
 
 /// The version in the text `LLVM version X.Y.Z`, which every LLVM contains.
 fn parse_llvm(content: &[u8]) -> Option<String> {
-    const MARK: &[u8] = b"LLVM version ";
-    let mut rest = content;
-    while let Some(at) = rest.windows(MARK.len()).position(|window| window == MARK) {
-        rest = &rest[at + MARK.len()..];
-        let end = rest.iter().position(|byte| !byte.is_ascii_digit() && *byte != b'.').unwrap_or(rest.len());
-        let version = String::from_utf8_lossy(&rest[..end]).into_owned();
-        if version.split('.').filter(|part| !part.is_empty()).count() == 3 {
-            return Some(version);
-        }
-    }
-    None
+    let version = Regex::new(r"LLVM version (\d+\.\d+\.\d+)").expect("is valid").captures(content)?;
+    Some(String::from_utf8_lossy(&version[1]).into_owned())
 }
 
 /// Finds the toolchain, after installing missing parts: Debian's packages by apt-get, bpf-linker by cargo.
@@ -221,60 +210,30 @@ pub(super) fn find_or_install() -> Result<Toolchain> {
     Toolchain::find()
 }
 
-/// One line per property, in this order.
-const NAMES: [&str; 5] = ["rustc", "rustc's LLVM", "bpf-linker", "bpf-linker's LLVM", "target-cpu"];
-
-/// The content of `toolchain.txt`: everything besides the source that affects the object. Toolchains with equal records build
-/// equal objects.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Record {
-    /// Values of [`NAMES`].
-    values: [String; NAMES.len()],
-}
-
-impl Record {
-    pub(super) fn of(toolchain: &Toolchain) -> Result<Self> {
-        let Toolchain { rust, linker } = toolchain;
-        let record = Self {
-            values: [&rust.version, &rust.llvm, &linker.version, &linker.llvm, CPU].map(|value| value.to_owned()),
-        };
-        // Otherwise every later check would fail.
-        let read = record.to_string().parse::<Self>().context("a version has a form that cannot be recorded")?;
-        anyhow::ensure!(read == record, "a version has a form that cannot be recorded:\n{record}");
-        Ok(record)
-    }
-
-    /// One line per property that differs.
-    pub(super) fn differences(&self, here: &Self) -> Vec<String> {
-        let pairs = self.values.iter().zip(&here.values);
-        let differing = NAMES.iter().zip(pairs).filter(|(_, (recorded, here))| recorded != here);
-        differing
-            .map(|(name, (recorded, here))| format!("  {name}: built with `{recorded}`, this machine has `{here}`"))
-            .collect()
+impl Toolchain {
+    /// The content of `toolchain.txt`, a line per property: everything besides the source that affects the object. Toolchains
+    /// with equal records build equal objects.
+    pub(super) fn record(&self) -> String {
+        let Self { rust, linker } = self;
+        format!(
+            "rustc: {}\nrustc's LLVM: {}\nbpf-linker: {}\nbpf-linker's LLVM: {}\ntarget-cpu: {CPU}\n",
+            rust.version, rust.llvm, linker.version, linker.llvm
+        )
     }
 }
 
-impl fmt::Display for Record {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, value) in NAMES.iter().zip(&self.values) {
-            writeln!(f, "{name}: {value}")?;
+/// One line per property that differs between two records.
+pub(super) fn differences(recorded: &str, here: &str) -> Result<Vec<String>> {
+    let mut differences = Vec::new();
+    for (name, here) in here.lines().filter_map(|line| line.split_once(": ")) {
+        let prefix = format!("{name}: ");
+        let recorded = recorded.lines().find_map(|line| line.strip_prefix(&prefix));
+        let recorded = recorded.with_context(|| format!("no line `{prefix}…`"))?;
+        if recorded != here {
+            differences.push(format!("  {name}: built with `{recorded}`, this machine has `{here}`"));
         }
-        Ok(())
     }
-}
-
-impl FromStr for Record {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let mut values = NAMES.map(String::from);
-        for value in &mut values {
-            let prefix = format!("{value}: ");
-            let found = text.lines().find_map(|line| line.strip_prefix(&prefix));
-            *value = found.with_context(|| format!("no line `{prefix}…`"))?.to_owned();
-        }
-        Ok(Self { values })
-    }
+    Ok(differences)
 }
 
 #[cfg(test)]
@@ -312,23 +271,24 @@ mod tests {
         assert_eq!(parse_llvm(b""), None);
     }
 
-    fn record(rustc: &str, linker: &str) -> Record {
-        Record { values: [rustc, "22.1.8", linker, "22.1.8", "v3"].map(String::from) }
-    }
-
-    #[test]
-    fn records_can_be_read_back() {
-        let written = record("rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)", "0.13.0");
-        assert_eq!(written.to_string().parse::<Record>().expect("just written"), written);
-        assert_eq!(written.to_string().lines().count(), NAMES.len());
-        assert!("rustc: rustc 1.96.0\n".parse::<Record>().is_err());
+    fn record(rustc: &str) -> String {
+        let rust = Rust {
+            cargo: PathBuf::new(),
+            rustc: PathBuf::new(),
+            source: PathBuf::new(),
+            version: rustc.to_owned(),
+            llvm: "22.1.8".to_owned(),
+        };
+        let linker = Linker { program: PathBuf::new(), version: "0.13.0".to_owned(), llvm: "22.1.8".to_owned() };
+        Toolchain { rust, linker }.record()
     }
 
     #[test]
     fn differences_contain_both_versions() {
-        let made = record("rustc 1.96.0", "0.13.0");
-        assert_eq!(made.differences(&made), Vec::<String>::new());
-        let differences = made.differences(&record("rustc 1.97.0", "0.13.0"));
-        assert_eq!(differences, ["  rustc: built with `rustc 1.96.0`, this machine has `rustc 1.97.0`"]);
+        let made = record("rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)");
+        assert_eq!(differences(&made, &made).expect("complete"), Vec::<String>::new());
+        let differing = differences(&record("rustc 1.96.0"), &record("rustc 1.97.0")).expect("complete");
+        assert_eq!(differing, ["  rustc: built with `rustc 1.96.0`, this machine has `rustc 1.97.0`"]);
+        assert!(differences("rustc: rustc 1.96.0\n", &made).is_err());
     }
 }
