@@ -33,7 +33,6 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("`{}` did not write UTF-8", line(command)))
 }
 
-/// A command line for a shell.
 pub(crate) fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(word).collect::<Vec<_>>().join(" ")
@@ -49,7 +48,6 @@ fn word(word: &OsStr) -> String {
     }
 }
 
-/// Finds a program in `PATH`.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|folder| folder.join(program))

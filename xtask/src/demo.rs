@@ -12,7 +12,6 @@ use crate::process::{Program, bound};
 use crate::repository::Repository;
 
 const DURATION: &str = "5s";
-/// heapbpf's exit code for an incomplete profile.
 const INCOMPLETE: i32 = 3;
 
 /// Profiles a small leaking program and prints the paths of its reports.

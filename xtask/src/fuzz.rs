@@ -13,7 +13,6 @@ use anyhow::{Context as _, Result, bail};
 use crate::repository::{self, Repository};
 use crate::{command, packages};
 
-/// Folder of the fuzz targets, from the repository's root.
 const FOLDER: &str = "fuzz";
 
 /// Fuzzes the parsers of everything that a target process or a user's file controls.
@@ -65,7 +64,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     report(&outcomes)
 }
 
-/// Names of all targets, sorted.
 fn all(folder: &Path) -> Result<Vec<String>> {
     let folder = folder.join("fuzz_targets");
     let mut names = Vec::new();
@@ -163,7 +161,6 @@ impl Toolchain {
         folder.is_ok_and(|folder| has_runtime(Path::new(folder.trim())))
     }
 
-    /// A command of this toolchain.
     fn tool(&self, name: &str) -> Command {
         match self {
             Self::Nightly(toolchain) => {
@@ -179,7 +176,6 @@ impl Toolchain {
         }
     }
 
-    /// The command that builds these targets.
     fn build(&self, repository: &Repository, targets: &[String]) -> Command {
         let mut cargo = self.tool("cargo");
         cargo.args(["build", "--release", "--locked", "--target", TARGET]);
@@ -203,7 +199,6 @@ fn has_runtime(folder: &Path) -> bool {
     entries.flatten().any(|entry| entry.file_name().to_string_lossy().ends_with("_rt.asan.a"))
 }
 
-/// Limits of a run.
 #[derive(Clone, Copy)]
 struct Limits {
     seconds: u64,
@@ -211,7 +206,6 @@ struct Limits {
     memory_mib: u64,
 }
 
-/// Result of a run.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Outcome {
     target: String,
@@ -219,7 +213,6 @@ struct Outcome {
     executions_per_second: u64,
     /// Edges of the control flow that were executed.
     coverage: u64,
-    /// Inputs in the corpus.
     inputs: u64,
     peak_mib: u64,
     /// The failing input, and the command that repeats it; or the log where there is none.
@@ -227,10 +220,8 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Names of the columns.
     const HEADING: &str = "target           executions   per second   coverage     inputs   peak MiB   findings";
 
-    /// A line for an error message.
     fn finding(&self) -> Option<String> {
         self.finding.as_ref().map(|finding| format!("  {}: {finding}", self.target))
     }

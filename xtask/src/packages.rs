@@ -61,9 +61,7 @@ const PACKAGES: &[Package] = &[
     ("cpio", "cpio", "packs the virtual machine's files"),
 ];
 
-/// A compiler for the BPF target.
 pub(crate) const RUST: &str = "rustc-web cargo-web rust-web-src";
-/// For building bpf-linker.
 pub(crate) const LLVM: &str = "llvm-22-dev";
 /// Compilers for test targets, and real programs to profile.
 pub(crate) const TESTS: &str = "gcc libc6-dev g++ binutils libjemalloc2 libtcmalloc-minimal4 libmimalloc2.0 libjemalloc-dev \
@@ -75,13 +73,10 @@ pub(crate) const VIEWERS: &str =
 /// Programs that `cargo xtask bench unwind` records, and load generators.
 pub(crate) const BENCH_UNWIND: &str =
     "gcc libc6-dev redis-server redis-tools nginx-light wrk postgresql python3 git sqlite3 ffmpeg";
-/// For `cargo xtask bench overhead`.
 pub(crate) const BENCH_OVERHEAD: &str = "gcc libc6-dev g++ python3 redis-server redis-tools";
 /// For benches with test targets in C alone.
 pub(crate) const BENCH_C: &str = "gcc libc6-dev";
-/// For virtual machines.
 pub(crate) const VM: &str = "qemu-system-x86 busybox-static cpio gcc libc6-dev";
-/// For compiling libFuzzer.
 pub(crate) const FUZZ: &str = "g++";
 
 /// Script for `sh` as root, with the packages as arguments.

@@ -114,7 +114,6 @@ impl Program {
         Ok(lines.last().and_then(|line| line.strip_prefix(start)).unwrap_or_default().to_owned())
     }
 
-    /// Lines that have been printed and not been read.
     pub(crate) fn lines_so_far(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
@@ -123,13 +122,11 @@ impl Program {
         self.input.as_mut().with_context(|| format!("the input of `{}` is closed", self.name))
     }
 
-    /// Writes a line to the program's input.
     pub(crate) fn send(&mut self, line: &str) -> Result<()> {
         let error = format!("`{}` does not read its input", self.name);
         writeln!(self.input()?, "{line}").context(error)
     }
 
-    /// Writes a line, and returns the line of the answer.
     pub(crate) fn ask(&mut self, line: &str) -> Result<String> {
         self.send(line)?;
         self.line()
@@ -246,7 +243,6 @@ pub(crate) fn thread_cpu_ms(pid: u32) -> Result<f64> {
     Ok(Duration::from_nanos(ns).as_secs_f64() * 1e3)
 }
 
-/// All descendants of a process.
 pub(crate) fn descendants(pid: u32) -> BTreeSet<u32> {
     let stats = procfs::process::all_processes().into_iter().flatten().filter_map(|process| process.ok()?.stat().ok());
     let parents: Vec<(u32, u32)> = stats.map(|stat| (stat.pid.cast_unsigned(), stat.ppid.cast_unsigned())).collect();
@@ -264,7 +260,6 @@ pub(crate) fn descendant(pid: u32, matches: impl Fn(&str) -> bool) -> Option<u32
     descendants(pid).into_iter().find(|&child| matches(&command_line(child)))
 }
 
-/// The arguments of a process, separated by spaces.
 pub(crate) fn command_line(pid: u32) -> String {
     process(pid).ok().and_then(|process| process.cmdline().ok()).unwrap_or_default().join(" ").trim().to_owned()
 }
@@ -278,7 +273,6 @@ pub(crate) struct Mapping {
     pub(crate) path: String,
 }
 
-/// The code of files that a process has mapped.
 pub(crate) fn mappings(pid: u32) -> Result<Vec<Mapping>> {
     let code = process(pid)?.maps()?.into_iter().filter(|map| map.perms.contains(MMPermissions::EXECUTE));
     let of_file = code.filter_map(|map| match map.pathname {

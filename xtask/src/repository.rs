@@ -7,7 +7,6 @@ use anyhow::{Context as _, Result};
 
 use crate::command;
 
-/// The repository this xtask was built from.
 pub(crate) struct Repository {
     /// Without symbolic links.
     pub(crate) root: PathBuf,

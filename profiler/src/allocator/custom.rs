@@ -25,7 +25,6 @@ use super::selection::{ALL, MMAP, interval_bytes};
 use super::spec::HookSpec;
 use crate::process::module_pattern::ModulePattern;
 
-/// Maximum length of a heap's name, in bytes.
 const HEAP_NAME_BYTES_MAX: usize = 64;
 
 /// Heap of functions in any module, unless one is given.
@@ -35,7 +34,6 @@ const DEFAULT_HEAP: &str = "custom";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CustomHook {
     pub heap: String,
-    /// Modules that are searched for it.
     pub modules: ModulePattern,
     /// The function. Its name is leaked, once per parsed hook.
     pub spec: HookSpec,
@@ -189,7 +187,6 @@ fn default_heap(modules: &ModulePattern) -> String {
     if check_heap_name(stem).is_ok() { stem.to_owned() } else { DEFAULT_HEAP.to_owned() }
 }
 
-/// Parses `FUNCTION(…)` and an optional interval.
 fn parse_function(part: Part<'_>) -> Result<(HookSpec, Option<u32>), HookError> {
     let text = part.str();
     let open =
@@ -328,7 +325,6 @@ fn argument_number(part: Part<'_>) -> Result<usize, HookError> {
         .ok_or_else(|| part.error(format!("`{}` is not a valid argument; use `arg1` to `arg6`", part.str())))
 }
 
-/// Formats a function as it is written.
 fn function_text(spec: &HookSpec) -> String {
     let argument = |key: &str, number: usize| format!("{key}arg{}", number + 1);
     let mut keys = Vec::new();

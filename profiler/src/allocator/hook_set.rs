@@ -11,11 +11,9 @@ use super::spec::HookSpec;
 use crate::linux::input;
 use crate::process::module_pattern::ModulePattern;
 
-/// Built-in specs, by name.
 const BUILT_IN: &[(&str, &str)] =
     &[("cpython", include_str!("../../specs/cpython.toml")), ("cuda", include_str!("../../specs/cuda.toml"))];
 
-/// Maximum bytes of a spec file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// User-defined hooks.
@@ -30,7 +28,6 @@ pub struct HookSet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CustomFunction {
     pub heap: String,
-    /// All modules that match are searched.
     pub modules: Vec<ModulePattern>,
     pub spec: HookSpec,
     /// Defined by the user, not by a built-in spec, which includes functions of other versions.
@@ -38,7 +35,6 @@ pub struct CustomFunction {
 }
 
 impl CustomFunction {
-    /// Whether the module with this path is searched.
     pub fn may_be_in(&self, path: &str) -> bool {
         self.modules.iter().any(|modules| modules.matches(path))
     }
@@ -60,7 +56,6 @@ pub enum SpecError {
     Function(String, String, HookError),
 }
 
-/// Names of the built-in specs.
 pub(crate) fn built_in_names() -> impl Iterator<Item = &'static str> {
     BUILT_IN.iter().map(|(name, _)| *name)
 }
@@ -81,7 +76,6 @@ struct FileHeap {
 }
 
 impl HookSet {
-    /// Adds a hook from the command line.
     pub fn add(&mut self, hook: CustomHook) {
         self.add_heap(&hook.heap, hook.interval_bytes);
         self.functions.push(CustomFunction {

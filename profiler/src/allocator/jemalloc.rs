@@ -61,7 +61,6 @@ const PREFIXED: &[Table] = &[
 const REQUIRED_FUNCTIONS: &[&str] =
     &["malloc", "free", "calloc", "realloc", "mallocx", "rallocx", "dallocx", "sdallocx"];
 
-/// The name without its prefix.
 fn plain(function: &str) -> &str {
     let longest_first = ["_rjem_je_", "_rjem_", "je_"];
     longest_first.iter().find_map(|prefix| function.strip_prefix(prefix)).unwrap_or(function)

@@ -27,7 +27,6 @@ pub(crate) const ALLOCATOR: AllocatorSpec = AllocatorSpec {
     ..AllocatorSpec::named("mimalloc")
 };
 
-/// All functions that allocate or free one block.
 const FUNCTIONS: Table = Table(&[
     HookSpec::free("mi_free mi_free_size mi_free_size_aligned mi_free_aligned mi_cfree", 0),
     HookSpec::alloc(

@@ -24,7 +24,6 @@ use crate::process::definitions::Candidate;
 pub(crate) const ALLOCATORS: &[&AllocatorSpec] =
     &[&jemalloc::ALLOCATOR, &tcmalloc::ALLOCATOR, &mimalloc::ALLOCATOR, &c_libraries::MUSL, &c_libraries::GLIBC];
 
-/// The names of all allocators, for messages.
 fn supported() -> String {
     ALLOCATORS.iter().rev().map(|allocator| allocator.title).collect::<Vec<_>>().join(", ")
 }
@@ -40,7 +39,6 @@ struct Identity {
 }
 
 impl Identity {
-    /// Identifies a module by its file name or by the symbols of allocators.
     fn of(candidate: &Candidate) -> Self {
         let file = file_name(&candidate.path);
         let by_name = ALLOCATORS
@@ -69,7 +67,6 @@ impl Identity {
         self.calls_known && self.allocator.is_some_and(|allocator| (allocator.is_leaf)(function))
     }
 
-    /// See [`AllocatorSpec::calls_back`].
     fn calls_back(&self, function: &str) -> bool {
         self.allocator.is_some_and(|allocator| allocator.calls_back.contains(&function))
     }
@@ -100,7 +97,6 @@ pub(crate) struct ResolvedHook {
     pub aliases: Vec<&'static str>,
     /// Ordinary calls of its name reach it, or it is user-defined. A heap without such a hook is in use only if it has events.
     pub reached_by_default: bool,
-    /// Without it, the profile is incomplete.
     pub required: bool,
 }
 
@@ -215,7 +211,6 @@ fn defines_malloc(candidate: &Candidate) -> bool {
     candidate.exported(DEFINING_FUNCTION).is_some()
 }
 
-/// Properties of a hook besides its function.
 struct Role<'a> {
     heap: &'a str,
     reached_by_default: bool,
@@ -224,7 +219,6 @@ struct Role<'a> {
     silent: bool,
 }
 
-/// The hooks of one module.
 struct Found<'a> {
     candidate: &'a Candidate,
     identity: Identity,
@@ -275,7 +269,6 @@ struct Resolution<'a> {
     selection: &'a HeapSelection,
     /// Heaps that were found but not selected.
     unselected: Vec<String>,
-    /// A known allocator was found.
     found_allocator: bool,
 }
 

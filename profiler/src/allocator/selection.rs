@@ -25,7 +25,6 @@ pub struct HeapSelection {
 }
 
 impl HeapSelection {
-    /// Whether the heap is recorded.
     pub fn wants(&self, heap: &str) -> bool {
         let named = |name: &str| self.only.iter().any(|only| only == name);
         let default = heap != MMAP && (self.only.is_empty() || named(ALL));
@@ -79,7 +78,6 @@ impl FromStr for HeapInterval {
     }
 }
 
-/// Parses a sampling interval with its unit.
 pub fn interval_bytes(text: &str) -> Result<u32, IntervalError> {
     let bytes = parse_bytes(text).filter(|bytes| (1..=INTERVAL_BYTES_MAX).contains(bytes));
     bytes.and_then(|bytes| u32::try_from(bytes).ok()).ok_or_else(|| IntervalError::Size(text.to_owned()))

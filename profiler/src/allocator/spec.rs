@@ -8,11 +8,8 @@ use crate::process::definitions::Candidate;
 /// A module that does not define it has no malloc.
 pub(crate) const DEFINING_FUNCTION: &str = "malloc";
 
-/// An allocator.
 pub(crate) struct AllocatorSpec {
-    /// Name of its heap.
     pub heap: &'static str,
-    /// Name in messages.
     pub title: &'static str,
     /// A C library: other allocators replace its functions, and operators new and delete in the same module are libstdc++'s.
     pub is_c_library: bool,
@@ -60,7 +57,6 @@ impl AllocatorSpec {
     }
 }
 
-/// Whether the module's malloc, if it exports one, is this function.
 pub(crate) fn malloc_is(candidate: &Candidate, own: &str) -> bool {
     candidate.exported(DEFINING_FUNCTION).is_none() || same_code(candidate, DEFINING_FUNCTION, own)
 }
@@ -76,7 +72,6 @@ pub(crate) fn same_code(candidate: &Candidate, one: &str, other: &str) -> bool {
 pub(crate) struct Table(pub &'static [HookSpec]);
 
 impl Table {
-    /// Each function by itself.
     pub(crate) fn iter(self) -> impl Iterator<Item = HookSpec> {
         self.0.iter().flat_map(|spec| spec.function.split(' ').map(|function| HookSpec { function, ..*spec }))
     }

@@ -18,7 +18,6 @@ const MODULES_MS_MAX: f64 = 300.0;
 const PATTERN_MS_MAX: f64 = 500.0;
 const ALL_MS_MAX: f64 = 5000.0;
 
-/// Processes that a pattern matches, and processes with `--all`.
 const PATTERN_PROCESSES: usize = 200;
 const ALL_PROCESSES: usize = 2000;
 
@@ -39,7 +38,6 @@ print('modules', modules(), flush=True)
 sys.stdin.read()
 ";
 
-/// Loads extension modules of Python.
 const EXTENSIONS: &str = "
 for name in '''_asyncio _bz2 _ctypes _curses _dbm _decimal _hashlib _json _lzma _multiprocessing _opcode _posixshmem
         _queue _sqlite3 _ssl _uuid mmap readline resource termios _crypt _elementtree _contextvars _csv _zoneinfo
@@ -67,14 +65,12 @@ fn python(count: u32, load: &str) -> Result<(Program, String)> {
     Ok((python, modules))
 }
 
-/// Milliseconds of one recording.
 struct Times {
     attach: f64,
     /// CPU time of the agent until then.
     attach_cpu: f64,
     /// From the interrupt until a probed instruction has its original code.
     detach: f64,
-    /// From the interrupt until the agent exits.
     exit: f64,
 }
 
@@ -108,7 +104,6 @@ pub(super) fn measure(setup: &Setup) -> Result<String> {
     ))
 }
 
-/// One recording. `probed` is an instruction that has a probe meanwhile.
 fn record(setup: &Setup, pid: u32, unwind: &str, probed: &(File, u64)) -> Result<Times> {
     let mut command = setup.bench.record(pid);
     let mut agent = Agent::start(command.args(["--unwind", unwind]), &setup.bench.folder.join("attach.json"))?;
@@ -126,7 +121,6 @@ fn record(setup: &Setup, pid: u32, unwind: &str, probed: &(File, u64)) -> Result
     Ok(Times { attach: ms(agent.attached_after), attach_cpu, detach: ms(detach), exit: ms(exit) })
 }
 
-/// Compares the speed of a process after a recording with that before.
 fn afterwards(setup: &Setup) -> Result<String> {
     let churn = Churn::start(&setup.bench, "malloc", 1)?;
     let (mut before, mut after) = (Vec::new(), Vec::new());
@@ -163,7 +157,6 @@ fn many(setup: &Setup) -> Result<String> {
     Ok(figures::table(&head, &rows))
 }
 
-/// Records while `count` processes sleep.
 fn record_sleeping(setup: &Setup, count: usize, selection: &str) -> Result<(Spread, Spread)> {
     let program = setup.bench.folder.join("crowd");
     std::fs::copy("/usr/bin/sleep", &program).context("cannot copy `sleep`")?;

@@ -13,7 +13,6 @@ use super::tool::{self, Setup, Tool, Variant};
 use crate::command;
 use crate::process::{Program, bound};
 
-/// Frames of the target's stacks.
 const DEPTH: usize = 5;
 
 const NOTHING: Variant = ("nothing attached", Tool::Nothing);
@@ -27,7 +26,6 @@ const EVERYTHING_FP: Variant = (
 );
 const MEMLEAK: Variant = ("bcc memleak (libbpf-tools)", Tool::Memleak(&[]));
 
-/// For malloc and free.
 const MALLOC: &[Variant] = &[
     NOTHING,
     FLOOR,
@@ -45,19 +43,16 @@ const MALLOC: &[Variant] = &[
     ("bpftrace counting malloc, its return and free", Tool::Bpftrace),
 ];
 
-/// For other operations.
 const OTHERS: &[Variant] = &[NOTHING, FLOOR, UNSAMPLED, DEFAULT, EVERYTHING_FP];
 
 const OPERATIONS: [(&str, &str); 3] =
     [("calloc", "calloc and free"), ("realloc", "realloc"), ("posix_memalign", "posix_memalign and free")];
 
-/// CPU time of a call in nanoseconds, by variant and round.
 struct Costs {
     variants: Vec<Variant>,
     ns: Vec<Vec<f64>>,
 }
 
-/// Measures all operations.
 pub(super) fn measure(setup: &Setup) -> Result<String> {
     let costs = Costs::measure(setup, "malloc", MALLOC)?;
     let mut text = costs.malloc_table(heaptrack(setup)?);
@@ -119,7 +114,6 @@ impl Costs {
         figures::table(&head, &rows)
     }
 
-    /// The limits, and whether they are met.
     fn limits(&self) -> String {
         let limits = [
             ("unsampled ÷ floor", self.ratio(UNSAMPLED, FLOOR), 1.25),
@@ -237,7 +231,6 @@ fn runs(pid: u32) -> Result<(u64, u64)> {
     Ok(runs)
 }
 
-/// Numbers by name.
 pub(super) type Facts = BTreeMap<String, u64>;
 
 /// The numbers in `/proc/PID/fdinfo/N` of each BPF object with this fact. Several descriptors of an object, and links, which

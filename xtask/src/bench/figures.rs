@@ -59,7 +59,6 @@ pub(crate) fn alternate<V, T>(
     Ok(results)
 }
 
-/// Ratios of two variants within each round.
 pub(crate) fn ratios(variant: &[f64], to: &[f64]) -> Spread {
     Spread::of(variant.iter().zip(to).map(|(variant, to)| variant / to))
 }
@@ -108,14 +107,12 @@ pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 /// The head of a column, and its cell for an item.
 pub(crate) type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
 
-/// A table with a row for each item.
 pub(crate) fn columns<T>(items: impl IntoIterator<Item = T>, columns: &[Column<'_, T>]) -> String {
     let cells = |item: T| columns.iter().map(|(_, cell)| cell(&item)).collect();
     let heads: Vec<_> = columns.iter().map(|(head, _)| *head).collect();
     table(&heads, &items.into_iter().map(cells).collect::<Vec<_>>())
 }
 
-/// A table of names and figures.
 pub(crate) fn pairs(head: [&str; 2], rows: impl IntoIterator<Item = (impl Into<String>, String)>) -> String {
     table(&head, &rows.into_iter().map(|(name, figure)| vec![name.into(), figure]).collect::<Vec<_>>())
 }

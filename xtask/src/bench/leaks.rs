@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
-use serde::Deserialize;
+use heapbpf_tests::unreachable;
 
 use super::figures::{self, Spread, ms, verdict};
 use super::targets::{self, Heap, Hoard, Truth};
@@ -17,7 +17,6 @@ use super::{Bench, Measured, Page};
 use crate::packages;
 use crate::process::run_measured;
 
-/// Values of `--snapshot`.
 const METHODS: [&str; 2] = ["read", "fork"];
 
 /// Shows how long a process is stopped while it is checked for leaks, how much its latest answer is delayed, and how much time
@@ -67,32 +66,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 
 struct Setup {
     bench: Bench,
-    /// The compiled test program.
     hoard: PathBuf,
 }
 
-/// One run of `heapbpf leaks`.
 #[derive(Debug)]
 struct Check {
     seconds: f64,
-    /// Maximum resident size.
     resident_mib: f64,
-    found: Found,
-}
-
-/// The fields of a report that are used.
-#[derive(Debug, Deserialize)]
-struct Found {
-    pause_ns: u64,
-    known: Sum,
-    leaked: Sum,
-    caveats: Vec<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Sum {
-    count: u64,
-    bytes: u64,
+    found: unreachable::Check,
 }
 
 /// Exit codes: no leaks, leaks.
@@ -102,7 +83,6 @@ const CHECKED: [i32; 2] = [0, 4];
 const MISSED_PART_MAX: f64 = 0.01;
 
 impl Setup {
-    /// Checks a running process for leaks.
     fn check(&self, hoard: &Hoard, method: &str) -> Result<Check> {
         self.run(&["--pid", &hoard.pid().to_string(), "--snapshot", method].map(str::to_owned), &hoard.truth)
     }
@@ -114,29 +94,28 @@ impl Setup {
         let (status, seconds, resident_mib) = run_measured(&mut command)?;
         ensure!(status.code().is_some_and(|code| CHECKED.contains(&code)), "heapbpf failed: {status}");
         let file = File::open(&report).context("heapbpf wrote no report")?;
-        let found: Found = serde_json::from_reader(BufReader::new(file)).context("the report cannot be read")?;
+        let found: unreachable::Check =
+            serde_json::from_reader(BufReader::new(file)).context("the report cannot be read")?;
         fs::remove_file(&report)?;
-        found.verify(truth)?;
+        verify(&found, truth)?;
         Ok(Check { seconds, resident_mib, found })
     }
 }
 
-impl Found {
-    fn pause_ms(&self) -> f64 {
-        ms(Duration::from_nanos(self.pause_ns))
-    }
+fn pause_ms(found: &unreachable::Check) -> f64 {
+    ms(Duration::from_nanos(found.pause_ns))
+}
 
-    /// Fails unless the leaked blocks, and no others, have been found: otherwise the figures are meaningless.
-    fn verify(&self, truth: &Truth) -> Result<()> {
-        let (leaked, known) = (self.leaked.bytes, self.known.bytes);
-        let missed_part = truth.leaked_bytes.saturating_sub(leaked) as f64 / truth.leaked_bytes as f64;
-        ensure!(missed_part <= MISSED_PART_MAX, "{leaked} bytes are reported as leaked, of {}", truth.leaked_bytes);
-        // A walked block counts with its usable size, at most 16 bytes more than the requested one.
-        let limit = truth.leaked_bytes + 16 * truth.leaked_count;
-        ensure!(leaked <= limit, "{leaked} bytes are reported as leaked, which exceeds {limit}");
-        ensure!(self.known.count >= truth.held_count && known >= truth.held_bytes, "only {known} bytes are known");
-        Ok(())
-    }
+/// Fails unless the leaked blocks, and no others, have been found: otherwise the figures are meaningless.
+fn verify(found: &unreachable::Check, truth: &Truth) -> Result<()> {
+    let (leaked, known) = (found.leaked.bytes, found.known.bytes);
+    let missed_part = truth.leaked_bytes.saturating_sub(leaked) as f64 / truth.leaked_bytes as f64;
+    ensure!(missed_part <= MISSED_PART_MAX, "{leaked} bytes are reported as leaked, of {}", truth.leaked_bytes);
+    // A walked block counts with its usable size, at most 16 bytes more than the requested one.
+    let limit = truth.leaked_bytes + 16 * truth.leaked_count;
+    ensure!(leaked <= limit, "{leaked} bytes are reported as leaked, which exceeds {limit}");
+    ensure!(found.known.count >= truth.held_count && known >= truth.held_bytes, "only {known} bytes are known");
+    Ok(())
 }
 
 /// Adds a sentence about a limit, and reports one that is not met.
@@ -148,7 +127,6 @@ fn limit(measured: &mut Measured, what: &str, unit: &str, figure: f64, limit: f6
     }
 }
 
-/// Median and maximum.
 fn median_max(values: &[f64], digits: usize) -> String {
     let spread = Spread::of(values.iter().copied());
     format!("{:.digits$} ({:.digits$})", spread.median(), spread.max())
@@ -182,7 +160,7 @@ fn pause(setup: &Setup) -> Result<Measured> {
             |of: fn(&(Check, f64)) -> f64, digits| median_max(&checks.iter().map(of).collect::<Vec<_>>(), digits);
         rows.push(vec![
             format!("`--snapshot {method}`"),
-            column(|(check, _)| check.found.pause_ms(), 1),
+            column(|(check, _)| pause_ms(&check.found), 1),
             column(|(_, delay)| *delay, 1),
             column(|(check, _)| check.seconds, 1),
             column(|(check, _)| check.resident_mib, 0),
@@ -200,7 +178,7 @@ fn pause(setup: &Setup) -> Result<Measured> {
         figures::table(&head, &rows),
     ));
     for ((method, checks), max) in METHODS.iter().zip(&checks).zip(PAUSE_MS_MAX) {
-        let longest = checks.iter().map(|(check, _)| check.found.pause_ms()).fold(0.0, f64::max);
+        let longest = checks.iter().map(|(check, _)| pause_ms(&check.found)).fold(0.0, f64::max);
         limit(&mut measured, &format!("Longest pause, `--snapshot {method}`"), "ms", longest, max);
     }
     Ok(measured)
@@ -217,7 +195,7 @@ fn small(setup: &Setup) -> Result<Measured> {
             let hoard = Hoard::start(&setup.hoard, Heap::Structures(mib << 20), threads)?;
             let checks = super::figures::alternate(setup.bench.rounds, &METHODS, |method| setup.check(&hoard, method))?;
             let mut row = vec![format!("{mib} MiB, {threads} thread{}", if threads == 1 { "" } else { "s" })];
-            for of in [|check: &Check| check.found.pause_ms(), |check: &Check| check.seconds] {
+            for of in [|check: &Check| pause_ms(&check.found), |check: &Check| check.seconds] {
                 row.extend(checks.iter().map(|checks| median_max(&checks.iter().map(of).collect::<Vec<_>>(), 2)));
             }
             rows.push(row);
@@ -251,7 +229,7 @@ fn blocks(setup: &Setup) -> Result<Measured> {
     }
     let row = |(name, check): &(String, Check)| {
         let Check { seconds, resident_mib, found } = check;
-        vec![name.clone(), format!("{resident_mib:.0}"), format!("{:.1}", found.pause_ms()), format!("{seconds:.1}")]
+        vec![name.clone(), format!("{resident_mib:.0}"), format!("{:.1}", pause_ms(found)), format!("{seconds:.1}")]
     };
     let rows: Vec<_> = checks.iter().map(row).collect();
     let head = ["10 million live blocks of 48 to 64 bytes", "heapbpf's memory, MiB", "pause, ms", "until reported, s"];
@@ -267,7 +245,6 @@ fn blocks(setup: &Setup) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Whether a caveat of a report is about events that are missing.
 fn is_about_drops(caveat: &str) -> bool {
     caveat.contains("lost") || caveat.contains("dropped")
 }

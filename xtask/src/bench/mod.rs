@@ -73,14 +73,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Environment of a bench that profiles programs.
 struct Bench {
     repository: Repository,
     heapbpf: PathBuf,
     /// Temporary folder, which other users can enter: servers do not run as root.
     folder: PathBuf,
     rounds: usize,
-    /// Removes the folder.
     _guard: tempfile::TempDir,
 }
 
@@ -107,14 +105,12 @@ impl Bench {
         command
     }
 
-    /// A command that records a process.
     fn record(&self, pid: u32) -> Command {
         let mut command = self.command(&self.heapbpf);
         command.args(["--pid", &pid.to_string()]);
         command
     }
 
-    /// An empty folder, which other users can enter.
     fn empty_folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.folder.join(name);
         if folder.exists() {
@@ -126,20 +122,17 @@ impl Bench {
     }
 }
 
-/// Result of a part: text with tables, and the limits that are not met.
 struct Measured {
     text: String,
     missed: Vec<String>,
 }
 
 impl From<String> for Measured {
-    /// For parts without limits that fail.
     fn from(text: String) -> Self {
         Self { text, missed: Vec::new() }
     }
 }
 
-/// Where a subject publishes tables.
 struct Page<'a> {
     repository: &'a Repository,
     /// From the repository's root; `None` for printing alone.
@@ -153,7 +146,6 @@ impl<'a> Page<'a> {
         Self { repository, path: write.then_some(path), prefix: "" }
     }
 
-    /// Prints a section, and writes it into the page.
     fn publish(&self, section: &str, text: &str) -> Result<()> {
         let section = format!("{}{section}", self.prefix);
         let text = format!("{}\n\n{}\n", text.trim_end(), figures::provenance()?);

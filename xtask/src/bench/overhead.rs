@@ -98,10 +98,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     })
 }
 
-/// Threads that call the allocator.
 const THREADS: u32 = 2;
 
-/// Unwinding methods and options.
 const UNWINDING: [(&str, &[&str]); 2] = [
     ("5 frames by frame pointers (`--unwind fp`)", &["--interval", "1", "--on-overload", "drop", "--unwind", "fp"]),
     ("5 frames by tables (default)", &["--interval", "1", "--on-overload", "drop"]),
@@ -147,7 +145,6 @@ const BLOCK_BYTES_MAX: f64 = 160.0;
 /// Size of key and value of the live set: see profiler-common/src/live.rs.
 const LIVE_SET: [Option<u64>; 2] = [Some(16), Some(24)];
 
-/// What is measured in bytes.
 const MEMORY: [&str; 3] = [
     "kernel: the live set's map, as the kernel accounts for it",
     "agent: its anonymous memory (RssAnon)",
@@ -227,7 +224,6 @@ fn naming(setup: &Setup) -> Result<String> {
     Ok(format!("{}\nLimit {NAMING_SECONDS_MAX} s: {met}.\n", figures::table(&head, &rows)))
 }
 
-/// Returns the seconds from the interrupt to the exit.
 fn record_sites(setup: &Setup, program: &Path, extension: &str) -> Result<f64> {
     let (mut target, _) = Program::ready(&mut bound(program))?;
     let output = setup.bench.folder.join("sites").with_extension(extension);
@@ -241,7 +237,6 @@ fn record_sites(setup: &Setup, program: &Path, extension: &str) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Compiles a program of many small functions, with DWARF.
 fn build_sites(folder: &Path) -> Result<PathBuf> {
     let (source, program) = (folder.join("sites.c"), folder.join("sites"));
     fs::write(&source, sites_source())?;

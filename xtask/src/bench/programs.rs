@@ -13,21 +13,16 @@ use rustix::process::Signal;
 use crate::command;
 use crate::process::{Output, Program, bound, command_line, descendant, descendants};
 
-/// A real program and its load.
 pub(super) struct Workload {
     pub(super) name: &'static str,
     pub(super) load: &'static str,
-    /// Sampling interval that gives enough samples.
     pub(super) interval_bytes: u32,
-    /// Duration of the recording in seconds.
     pub(super) seconds: u32,
     /// Starts the program and its load in an empty folder, and returns when it works.
     pub(super) start: fn(&Path) -> Result<Running>,
 }
 
-/// A program at work. Killed when dropped.
 pub(super) struct Running {
-    /// The processes to record.
     pub(super) pids: Vec<u32>,
     /// The load and the program, in the order in which they are killed.
     #[expect(dead_code, reason = "held until dropped")]
@@ -101,7 +96,6 @@ fn nginx(folder: &Path) -> Result<Running> {
 
 const BACKENDS: usize = 4;
 
-/// The database's user.
 const ROLE: &str = "bench";
 
 /// Backends of postgres under pgbench, over a Unix socket.
@@ -153,7 +147,6 @@ fn postgres_programs() -> Result<PathBuf> {
     Ok(newest.context("no version of postgres is installed")?.join("bin"))
 }
 
-/// python3 with a script.
 fn python(folder: &Path) -> Result<Running> {
     let script = folder.join("records.py");
     fs::write(&script, include_str!("../../../tests/targets/records.py"))?;
@@ -166,7 +159,6 @@ const COMMITS: usize = 30_000;
 const FILES: usize = 300;
 const LINES: usize = 120;
 
-/// git log over a synthetic repository.
 fn git(folder: &Path) -> Result<Running> {
     let git = || {
         let mut git = bound("git");
@@ -226,7 +218,6 @@ fn cc1(folder: &Path) -> Result<Running> {
     Ok(Running { pids: vec![compiler], programs: vec![gcc] })
 }
 
-/// rustc on a big source file.
 fn rustc(folder: &Path) -> Result<Running> {
     let source = folder.join("big.rs");
     fs::write(&source, rust_source())?;

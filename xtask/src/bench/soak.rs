@@ -13,7 +13,6 @@ use super::{Bench, Page};
 use crate::packages;
 use crate::process::{cpu_seconds, memory};
 
-/// Minimum number of samples in a third.
 const SAMPLES_MIN: usize = 10;
 
 /// Minimum part of the requested rate: below it the figures describe another load. Memory must be constant in any case.
@@ -112,11 +111,8 @@ struct Outcome {
     resident: Thirds,
     /// Without pages of files and shared pages (RssAnon).
     anonymous: Thirds,
-    /// Duration of the load.
     seconds: f64,
-    /// Of the agent meanwhile.
     cpu_seconds: f64,
-    /// Blocks replaced meanwhile.
     replaced: u64,
     /// Live bytes at the end, as the program reports them.
     live_bytes: u64,

@@ -27,13 +27,11 @@ pub(super) struct Arguments {
     rounds: usize,
 }
 
-/// Size of the profile.
 const CALLSITES: usize = 10_000;
 const FRAMES: usize = 40;
 /// From the leaf to the root, the number of distinct functions is halved so many times: 2^14 exceeds the number of callsites.
 const HALVINGS: usize = 14;
 
-/// Limits of writing.
 const WRITING_SECONDS_MAX: f64 = 2.0;
 const WRITING_MIB_MAX: f64 = 500.0;
 
@@ -65,7 +63,6 @@ pub(super) fn formats(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// One conversion.
 struct Conversion {
     seconds: f64,
     resident_mib: f64,
@@ -106,7 +103,6 @@ fn format_table(extensions: &[Option<&str>], runs: &[Vec<Conversion>]) -> (Strin
     (figures::table(&["format", "writing", "memory, with reading", "file"], &rows), above)
 }
 
-/// Writes a synthetic report.
 fn write_report(path: &Path) -> Result<()> {
     let file = File::create(path).with_context(|| format!("could not create `{}`", path.display()))?;
     let mut out = BufWriter::new(file);

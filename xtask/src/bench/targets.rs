@@ -13,7 +13,6 @@ use super::figures::Spread;
 use crate::command;
 use crate::process::{PATIENCE, Program, bound};
 
-/// Minimum number of batches for a figure.
 const BATCHES_MIN: usize = 5;
 
 const POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -126,7 +125,6 @@ fn ns(duration: Duration) -> u64 {
 /// Content of the heap of hoard.c.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heap {
-    /// Linked structures with this sum of bytes.
     Structures(u64),
     /// This number of blocks of 48 to 64 bytes.
     Blocks(u64),
@@ -138,7 +136,6 @@ pub(super) struct Hoard {
     pub(super) truth: Truth,
 }
 
-/// Blocks in use and leaked blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Truth {
     pub(super) held_bytes: u64,

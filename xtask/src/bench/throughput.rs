@@ -20,7 +20,6 @@ const VARIANTS: [Variant; 4] = [
     ("`1`", Tool::Heapbpf(&["--interval", "1", "--on-overload", "drop"])),
 ];
 
-/// Names and options of redis-benchmark.
 const LOADS: [(&str, &[&str]); 3] = [
     ("SET, one at a time", &["-t", "set", "-n", "60000"]),
     ("SET, 16 in a pipeline", &["-t", "set", "-n", "300000", "-P", "16"]),
@@ -30,13 +29,11 @@ const LOADS: [(&str, &[&str]); 3] = [
 /// A port that no well-known service has.
 const PORT: &str = "47391";
 
-/// A program under load.
 enum Load {
     Churn(Churn),
     Redis { server: Program, options: &'static [&'static str] },
 }
 
-/// A unit of work.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     wall_seconds: f64,

@@ -72,7 +72,6 @@ impl Agent {
     }
 }
 
-/// Reads a report.
 pub(super) fn read(path: &Path) -> Result<Report> {
     let file = File::open(path).with_context(|| format!("could not open `{}`", path.display()))?;
     let report = serde_json::from_reader(BufReader::new(file));
@@ -83,7 +82,6 @@ pub(super) fn callsites(report: &Report) -> impl Iterator<Item = &Callsite> {
     report.targets.iter().flat_map(|target| &target.callsites)
 }
 
-/// Number of allocations of a callsite.
 pub(super) fn alloc_count(callsite: &Callsite) -> f64 {
     callsite.totals.alloc_count.as_f64().unwrap_or(0.0)
 }
@@ -93,12 +91,10 @@ pub(super) fn frames(callsite: &Callsite) -> usize {
     callsite.stack.iter().filter(|frame| !frame.inlined).count()
 }
 
-/// Events dropped for any reason.
 pub(super) fn dropped(report: &Report) -> u64 {
     report.health.lost.values().sum()
 }
 
-/// Duration of the recording.
 pub(super) fn seconds(report: &Report) -> f64 {
     Duration::from_nanos(report.ended_unix_ns.saturating_sub(report.started_unix_ns)).as_secs_f64()
 }
@@ -106,16 +102,12 @@ pub(super) fn seconds(report: &Report) -> f64 {
 /// The environment of `bench overhead`.
 pub(super) struct Setup {
     pub(super) bench: Bench,
-    /// Another heapbpf to compare with.
     pub(super) against: Option<PathBuf>,
     pub(super) memleak: Option<PathBuf>,
-    /// Duration of one measurement.
     pub(super) window: Duration,
-    /// Duration of a recording under sustained load.
     pub(super) sustained: Duration,
 }
 
-/// A profiler and its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tool {
     Nothing,
@@ -123,11 +115,9 @@ pub(super) enum Tool {
     Floor,
     /// The same, with all probes as entries of one session, as heapbpf attaches them.
     SessionFloor,
-    /// heapbpf with these options.
     Heapbpf(&'static [&'static str]),
     /// The heapbpf of `--against` with these options.
     Against(&'static [&'static str]),
-    /// bcc's memleak with these options.
     Memleak(&'static [&'static str]),
     /// bpftrace, counting calls and returns of malloc, and calls of free.
     Bpftrace,
@@ -213,7 +203,6 @@ impl Tool {
 }
 
 impl Attached {
-    /// The process of heapbpf.
     pub(super) fn agent(&self) -> Result<u32> {
         match self {
             Self::Agent(agent) => Ok(agent.pid()),
@@ -258,7 +247,6 @@ pub(super) fn compare<T>(
     })
 }
 
-/// The hooks that heapbpf attaches in a process.
 pub(super) fn hooks(setup: &Setup, pid: u32) -> Result<Vec<Hook>> {
     let attached = Tool::Heapbpf(&["--interval", "1GiB"]).attach(setup, pid, &[])?;
     let mut report = attached.detach(pid)?.context("heapbpf writes a report")?;

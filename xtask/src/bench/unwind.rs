@@ -21,10 +21,8 @@ use super::{Bench, Measured, Page, targets};
 use crate::process::{Program, bound, mappings, thread_cpu_ms};
 use crate::{command, packages};
 
-/// Minimum number of samples for a share.
 const SAMPLES_MIN: u64 = 10_000;
 
-/// Minimum share of complete stacks.
 const COMPLETE_MIN: f64 = 0.995;
 
 /// The start of a program differs from its steady state.
@@ -97,7 +95,6 @@ fn is_complete(callsite: &Callsite) -> bool {
     callsite.end.as_deref() == Some("complete")
 }
 
-/// Result of one program.
 struct Row {
     name: &'static str,
     load: &'static str,
@@ -300,7 +297,6 @@ struct Built {
     build_ns: u64,
 }
 
-/// Builds the tables of these modules.
 fn tables(bench: &Bench, modules: &BTreeSet<String>) -> Result<String> {
     let program = bench.repository.example("unwind_tables")?;
     let files = modules.iter().filter(|module| Path::new(module).exists());
@@ -405,7 +401,6 @@ const COST_ROUNDS: usize = 9;
 /// Frames of the stack, including the caller of malloc and the outermost one.
 const FRAMES: usize = 20;
 
-/// Limit for tables, as a multiple of frame pointers.
 const RATIO_MAX: f64 = 3.0;
 
 /// Names, and values of `--unwind`.

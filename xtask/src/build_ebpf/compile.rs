@@ -24,7 +24,6 @@ use crate::repository::Repository;
 /// v4 would take Linux 6.6. An atomic operation whose result is used must not be `Relaxed`: LLVM 22 then emits the
 /// instruction without a result, and silently uses the operand as the result. `AcqRel` works.
 pub(super) const CPU: &str = "v3";
-/// Name of the package and of its binary.
 const PACKAGE: &str = "heapbpf-ebpf";
 
 /// Flags that affect the object, and are therefore equal on every machine. Paths are not among them: see above.
@@ -191,7 +190,6 @@ fn parse(text: &str) -> Vec<Remap> {
     pairs.map(|pair| Remap { from: pair[0].to_owned(), to: pair[1].to_owned() }).collect()
 }
 
-/// The package that cargo compiles.
 struct Package {
     name: String,
     version: String,
@@ -206,7 +204,6 @@ impl Package {
     }
 }
 
-/// Replaces arguments for rustc.
 fn arguments(given: &[String], package: Option<&Package>, remaps: &[Remap]) -> Vec<String> {
     let for_target = given.windows(2).any(|pair| pair[0] == "--target" && pair[1] == TARGET)
         || given.iter().any(|argument| argument.strip_prefix("--target=") == Some(TARGET));

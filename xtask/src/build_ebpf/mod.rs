@@ -16,7 +16,6 @@ pub(crate) use compile::stand_in as stand_in_for_rustc;
 use crate::repository::Repository;
 use toolchain::{Toolchain, differences};
 
-/// Where the committed object is, from the repository's root.
 const COMMITTED: &str = "profiler/bpf/heapbpf.bpf.o";
 /// The versions of the toolchain that built it.
 const RECORD: &str = "profiler/bpf/toolchain.txt";

@@ -11,7 +11,6 @@ use regex::bytes::Regex;
 use super::compile::{self, CPU};
 use crate::{command, packages, repository};
 
-/// The target to compile for.
 pub(super) const TARGET: &str = "bpfel-unknown-none";
 /// The required bpf-linker: another version builds another object.
 const LINKER_VERSION: &str = "0.13.0";
@@ -32,11 +31,9 @@ pub(super) struct Rust {
     pub(super) source: PathBuf,
     /// The first line of `rustc -vV`.
     pub(super) version: String,
-    /// Version of the LLVM in it.
     pub(super) llvm: String,
 }
 
-/// A bpf-linker.
 #[derive(Debug)]
 pub(super) struct Linker {
     pub(super) program: PathBuf,
@@ -103,7 +100,6 @@ impl Rust {
         Self::probe(which("cargo")?, which("rustc")?)
     }
 
-    /// Checks the requirements.
     fn probe(cargo: PathBuf, rustc: PathBuf) -> Result<Self> {
         for program in [&cargo, &rustc] {
             if !command::is_executable(program) {

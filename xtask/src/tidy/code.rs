@@ -56,9 +56,7 @@ impl<'ast> Visit<'ast> for Functions<'_, '_> {
     }
 }
 
-/// Folders whose files may use `unsafe`.
 const UNSAFE_FOLDERS: [&str; 3] = ["profiler-ebpf/", "profiler/src/linux/", "tests/targets/"];
-/// Folder whose files may implement unsafe traits.
 const UNSAFE_IMPL_FOLDER: &str = "profiler-common/";
 
 /// Restricts `unsafe` to the kernel side, the system call wrappers, plain-data traits and programs that tests profile.

@@ -15,7 +15,6 @@ type Module = Vec<String>;
 /// Follows at most so many re-exports: they may form a cycle in code that does not compile.
 const REEXPORTS_MAX: usize = 8;
 
-/// A file's non-test code.
 struct File<'a> {
     path: &'a str,
     imports: Vec<Import>,
@@ -27,7 +26,6 @@ struct File<'a> {
 #[derive(Default)]
 struct Graph(BTreeMap<String, BTreeMap<String, (String, usize)>>);
 
-/// Finds cycles.
 pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
     let files = files(sources);
     let (mut folders, mut within) = (Graph::default(), BTreeMap::<&str, Graph>::new());
@@ -126,7 +124,6 @@ impl Graph {
         found.into_iter().map(finding).collect()
     }
 
-    /// The shortest path, with both ends.
     fn shortest<'a>(&'a self, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
         let mut before: BTreeMap<&str, Option<&str>> = BTreeMap::from([(from, None)]);
         let mut open = VecDeque::from([from]);

@@ -96,7 +96,6 @@ fn uncaptured(term: &str) -> String {
     term.replace('(', "(?:").replace(' ', r"\s+").replace('¤', r"\x00")
 }
 
-/// Finds dialect.
 pub(super) fn check(source: &Source, findings: &mut Findings<'_>) {
     let Some(ending) = ENDINGS.iter().find(|ending| source.path.ends_with(**ending)) else { return };
     let text = if *ending == ".rs" { comments_and_strings(source.text) } else { paragraphs(source.text) };

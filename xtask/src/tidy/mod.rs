@@ -2,20 +2,20 @@
 //! the rules and prints the findings.
 
 mod code;
-mod commits;
 mod graph;
 mod imports;
 mod language;
-mod layers;
 mod source;
 mod statistics;
 mod text;
 
 use std::fmt;
+use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::repository;
+use crate::{command, repository};
 use source::Source;
 
 /// Checks the rules of this repository that neither rustfmt nor clippy knows.
@@ -26,13 +26,14 @@ use source::Source;
   length     files of at most 500 lines (tests excluded), functions of at most 70
   opening    a Rust file begins with a `//!` comment: what it does and what it leaves to others
   language   standard terms in comments, strings, docs and scripts: see xtask/src/tidy/language.rs
-  layers     which folder of profiler/src may use which: see xtask/src/tidy/layers.rs
+  layers     which folder of profiler/src may use which: see xtask/src/tidy/imports.rs
   cycles     imports form no cycle: neither between folders of profiler/src nor between the files of one folder
   unsafe     only in profiler-ebpf, profiler/src/linux, test targets, and `unsafe impl` in profiler-common
   terminal   standard output and standard error are written through profiler/src/cli/terminal.rs
   links      a link to a kernel's source names a version or a commit
   markers    no leftovers of merges or of unfinished work
   paths      no private folders of one machine
+  scripts    a script of the report page defines no function twice, and no method of a class
   commits    subjects of at most 72 characters")]
 pub(crate) struct Arguments {
     /// Print the size of the code and of the documentation instead.
@@ -55,7 +56,6 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Collects the findings of one file.
 struct Findings<'a> {
     path: &'a str,
     found: Vec<Finding>,
@@ -67,16 +67,16 @@ impl Findings<'_> {
     }
 }
 
-/// Checks one file.
 type Rule = fn(&Source, &mut Findings<'_>);
 
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 9] = [
     code::length,
     code::unsafe_code,
     code::terminal,
     text::opening,
     text::links,
     text::leftovers,
+    text::duplicates,
     language::check,
     imports::check,
 ];
@@ -103,7 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     findings.extend(sources.iter().flat_map(check));
     findings.extend(graph::check(&sources));
-    findings.extend(commits::check(&root));
+    findings.extend(commits(&root));
     findings.sort();
     findings.dedup();
     for finding in &findings {
@@ -121,11 +121,29 @@ fn unparsable(path: &str, error: &syn::Error) -> Finding {
     Finding { path: path.to_owned(), line, message: format!("cannot be parsed as Rust: {error}") }
 }
 
-/// Applies the rules for single files.
 fn check(source: &Source) -> Vec<Finding> {
     let mut findings = Findings { path: source.path, found: Vec::new() };
     RULES.iter().for_each(|rule| rule(source, &mut findings));
     findings.found
+}
+
+/// Subjects are checked after this commit.
+const BASE: &str = "2628097";
+const CHARACTERS_MAX: usize = 72;
+
+/// Checks subjects of commits: at most 72 characters, so that `git log --oneline` shows them whole. Without git or without the base commit, such as in an
+/// archive or a shallow clone, there is no history.
+fn commits(root: &Path) -> Vec<Finding> {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(root).args(["log", "--no-merges", "--format=%h %s", &format!("{BASE}..HEAD")]);
+    command::output(&mut git).map_or_else(|_| Vec::new(), |log| log.lines().filter_map(commit).collect())
+}
+
+fn commit(line: &str) -> Option<Finding> {
+    let (hash, subject) = line.split_once(' ')?;
+    let characters = subject.chars().count();
+    let message = format!("the subject has {characters} characters, the limit is {CHARACTERS_MAX}: {subject}");
+    (characters > CHARACTERS_MAX).then(|| Finding { path: format!("commit {hash}"), line: 1, message })
 }
 
 /// For the rules' tests: the findings of one rule on one file as `line: message`.
@@ -152,5 +170,11 @@ mod tests {
         let findings = check(&Source::parse("profiler/src/units.rs", "fn f() {}\n").expect("parses"));
         assert_eq!(findings.len(), 1, "{findings:?}");
         assert_eq!((findings[0].path.as_str(), findings[0].line), ("profiler/src/units.rs", 1));
+    }
+
+    #[test]
+    fn long_subjects_are_findings() {
+        assert_eq!(commit(&format!("abc123 {}", "ä".repeat(72))), None);
+        assert!(commit(&format!("abc123 {}", "ä".repeat(73))).is_some_and(|finding| finding.path == "commit abc123"));
     }
 }

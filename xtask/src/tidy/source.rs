@@ -10,7 +10,6 @@ use syn::spanned::Spanned as _;
 
 use crate::command;
 
-/// One text file.
 pub(super) struct Source<'a> {
     /// Relative to the repository's root.
     pub(super) path: &'a str,
@@ -25,7 +24,6 @@ pub(super) struct Rust {
 }
 
 impl<'a> Source<'a> {
-    /// Parses files that end with `.rs`.
     pub(super) fn parse(path: &'a str, text: &'a str) -> syn::Result<Self> {
         let rust = if path.ends_with(".rs") {
             Some(Rust { syntax: syn::parse_file(text)?, tokens: text.parse::<TokenStream>()? })

@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 
 use super::source::{self, Source};
 
-/// Parts of the repository whose Rust code is counted.
 const PARTS: [&str; 4] = ["profiler/src/", "xtask/", "profiler-common/", "profiler-ebpf/"];
 
 /// Non-test Rust code.

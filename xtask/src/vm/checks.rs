@@ -10,11 +10,8 @@ use serde_json::Number;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Transcript {
-    /// Files by name.
     pub(super) files: BTreeMap<String, Vec<u8>>,
-    /// Short texts by name.
     values: BTreeMap<String, String>,
-    /// Why the transcript is incomplete.
     pub(super) broken: Option<String>,
 }
 
@@ -59,7 +56,6 @@ impl Transcript {
     }
 }
 
-/// Removes a line, and returns it without its newline.
 fn take_line<'a>(data: &mut &'a [u8]) -> Option<&'a str> {
     let end = data.iter().position(|byte| *byte == b'\n')?;
     let line = data.split_off(..end)?;
@@ -67,7 +63,6 @@ fn take_line<'a>(data: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(line).ok()
 }
 
-/// Whether a name is a valid file name without a folder.
 fn is_plain(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphanumeric())
         && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter))
@@ -129,7 +124,6 @@ const fn soak(name: &'static str) -> Session {
 /// in 6.1.192 and 6.12.117).
 const VERIFIER_LIMIT: u64 = 1_000_000;
 
-/// All checks.
 pub(super) fn judge(transcript: &Transcript) -> Vec<Check> {
     [sessions(transcript), faults(transcript), leaks(transcript)].into_iter().flatten().collect()
 }
@@ -301,7 +295,6 @@ fn exit(process: &Process, kernel: (u32, u32)) -> Outcome {
     if process.exited && expected { Ok(code) } else { Err(format!("exited: {}, {code}", process.exited)) }
 }
 
-/// Major and minor version.
 fn version(kernel: &str) -> (u32, u32) {
     let mut numbers = kernel.split(['.', '-']).map_while(|part| part.parse().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
@@ -343,7 +336,6 @@ fn forks(transcript: &Transcript, session: &str) -> Outcome {
     if whole { Ok(words) } else { Err(format!("{words}, dropped: {:?}", report.health.lost)) }
 }
 
-/// The same work is done again after detaching.
 fn works_after(transcript: &Transcript) -> Outcome {
     let allocations = |index| ledger(transcript, "threads", index).map(|ledger| ledger.sum().alloc_count);
     let (first, second) = (allocations(0)?, allocations(1)?);
@@ -368,7 +360,6 @@ fn effort(transcript: &Transcript) -> Outcome {
 /// Limit for the duration of the recording with clock steps, in nanoseconds. The steps are decades.
 const RECORDED_NS_MAX: u64 = 3_600_000_000_000;
 
-/// Sessions in which a process of heapbpf is killed, or the clock is set.
 fn faults(transcript: &Transcript) -> Vec<Check> {
     let no_probes = |session| {
         let name = format!("{session}.probes_after");
@@ -421,10 +412,8 @@ const LEAK_CHECKS: [(&str, &str, Known); 3] = [
     ("leaks-exit", "ended.truth", Known::Watched),
 ];
 
-/// Exit code of `heapbpf leaks` with leaks.
 const LEAKS_FOUND: &str = "4";
 
-/// Leak checks: the leaked blocks are found, and no others.
 fn leaks(transcript: &Transcript) -> Vec<Check> {
     let check = |&(name, output, known): &(&str, &str, Known)| {
         let outcome = leak_check(transcript, name, output, known);

@@ -16,7 +16,6 @@ use crate::command;
 pub(crate) enum Wanted {
     /// The newest of a series (`6.1`) in any Debian suite.
     Series(String),
-    /// An image.
     Image(PathBuf),
 }
 
@@ -25,7 +24,6 @@ pub(crate) enum Wanted {
 pub(super) struct Kernel {
     /// Also the name of the folder of its results.
     pub(super) name: String,
-    /// The compressed image.
     pub(super) image: PathBuf,
 }
 
@@ -110,7 +108,6 @@ fn by_version(one: &str, other: &str) -> Ordering {
     numbers(one).cmp(&numbers(other))
 }
 
-/// Downloads the package and extracts its image.
 fn fetch(package: &str, archive: &Archive, folder: &Path) -> Result<PathBuf> {
     let unpacked = folder.join(package);
     let image = unpacked.join("vmlinuz");
@@ -180,7 +177,6 @@ impl Archive {
         Ok(Self { configuration })
     }
 
-    /// Downloads new package lists.
     fn update(&self) -> Result<()> {
         command::run(self.apt("apt-get").args(["update", "--quiet"]))
     }
@@ -190,7 +186,6 @@ impl Archive {
         command::output(self.apt("apt-cache").args(["search", "--names-only", pattern]))
     }
 
-    /// Downloads a package into `folder`.
     fn download(&self, package: &str, folder: &Path) -> Result<()> {
         command::run(self.apt("apt-get").args(["download", "--quiet", package]).current_dir(folder))
     }

@@ -15,7 +15,6 @@ use regex::Regex;
 use crate::command;
 use crate::repository::{self, Repository};
 
-/// The first process.
 const INIT: &str = include_str!("init.sh");
 
 /// The static binary's target: specifying one excludes build scripts and macros, which must be dynamic, from the flags.
@@ -33,7 +32,6 @@ const TARGETS: [(&str, &str, &str); 5] = [
 /// Calls stay calls: without `-fno-builtin` the compiler drops a malloc whose block is only freed.
 const C_FLAGS: [&str; 5] = ["-O1", "-g", "-fno-optimize-sibling-calls", "-fno-builtin", "-pthread"];
 
-/// Builds everything and returns the compressed archive.
 pub(super) fn initramfs(repository: &Repository, folder: &Path) -> Result<PathBuf> {
     let heapbpf = static_heapbpf(repository)?;
     let root = folder.join("root");
@@ -89,7 +87,6 @@ fn library_paths(printed: &str) -> Vec<PathBuf> {
     printed.lines().filter_map(path).collect()
 }
 
-/// Copies a file with its permissions, and creates its folder.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder).with_context(|| format!("could not make the folder `{}`", folder.display()))?;
@@ -98,14 +95,12 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Result of a boot.
 pub(super) struct Boot {
     /// Output of the kernel and of init.
     pub(super) console: String,
     /// Received from the second serial line.
     pub(super) data: Vec<u8>,
     pub(super) seconds: u64,
-    /// How it ended.
     pub(super) end: String,
 }
 
@@ -138,7 +133,6 @@ pub(super) fn boot(image: &Path, initramfs: &Path, append: &str, time_limit: Dur
     })
 }
 
-/// A running qemu. Killed when dropped.
 struct Machine(Child);
 
 impl Machine {
@@ -183,7 +177,6 @@ const ERRORS: [&str; 14] = [
     "UBSAN:",
 ];
 
-/// The first error message.
 pub(super) fn kernel_error(console: &str) -> Option<&str> {
     console.lines().map(message).find(|message| ERRORS.iter().any(|error| message.starts_with(error)))
 }
@@ -200,7 +193,6 @@ pub(super) fn emulation_fault(console: &str) -> Option<&str> {
     (!before.ends_with("cc")).then_some(oops)
 }
 
-/// The last line that is not empty.
 pub(super) fn last_line(console: &str) -> &str {
     console.lines().map(message).rfind(|message| !message.is_empty()).unwrap_or("no output")
 }

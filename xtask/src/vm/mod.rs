@@ -86,7 +86,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// Maximum number of boots of one run, where the emulation fails: see [`machine::emulation_fault`].
 const BOOTS_MAX: u32 = 3;
 
-/// One boot.
 struct Run<'a> {
     kernel: &'a Kernel,
     preemption: Option<Preemption>,
@@ -185,7 +184,6 @@ pub(crate) enum Choice {
 /// A mode to boot with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Preemption {
-    /// Its name in `preempt=`.
     mode: &'static str,
     /// Whether the kernel may lack the mode.
     optional: bool,

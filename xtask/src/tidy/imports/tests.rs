@@ -69,7 +69,7 @@ fn tests_import_anything() {
 #[test]
 fn modules_without_a_line() {
     let findings = found(check, "profiler/src/novelty/mod.rs", "");
-    assert_eq!(findings, ["1: `novelty` has no line in xtask/src/tidy/layers.rs"]);
+    assert_eq!(findings, ["1: `novelty` has no line in xtask/src/tidy/imports.rs"]);
     check_found("profiler/src/ledger/mod.rs", "use crate::novelty::Thing;\n", &["1 novelty::Thing"]);
     check_found("profiler/src/ledger/mod.rs", "use crate::Thing;\n", &[]);
 }
