@@ -3,6 +3,7 @@
 
 #![no_main]
 
+use heapbpf::internals::object::image::Image;
 use heapbpf::internals::{fuzzing, unwind};
 use heapbpf_fuzz::elf::with_eh_frame;
 
@@ -16,7 +17,8 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
 });
 
 fn build(elf: &[u8]) {
-    if let Ok(table) = unwind::build(elf) {
+    let file = Image::from_bytes(elf).expect("memory");
+    if let Ok(table) = unwind::build(&file) {
         fuzzing::unwind_table(&table);
     }
 }

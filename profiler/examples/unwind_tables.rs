@@ -7,8 +7,8 @@ use std::fs::File;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use heapbpf::internals::object::image::Image;
 use heapbpf::internals::unwind::build;
-use object::ReadCache;
 use profiler_common::unwind::Rule;
 
 /// Number of builds per module; the median is printed.
@@ -17,12 +17,13 @@ const ROUNDS: usize = 5;
 fn main() -> Result<()> {
     for path in std::env::args().skip(1) {
         let file = File::open(&path).with_context(|| format!("cannot open `{path}`"))?;
+        let file = Image::new(file)?;
         // Loads the file into the page cache, and skips files without code.
-        let Ok(table) = build(&ReadCache::new(&file)) else { continue };
+        let Ok(table) = build(&file) else { continue };
         let mut times = [0; ROUNDS];
         for time in &mut times {
             let started = Instant::now();
-            std::hint::black_box(build(&ReadCache::new(&file)))?;
+            std::hint::black_box(build(&file))?;
             *time = started.elapsed().as_nanos();
         }
         times.sort_unstable();

@@ -9,7 +9,8 @@ use crate::linux::proc::{kernel_words, maps, process, stat};
 use crate::process::link_map::{LinkMap, Memory};
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::element::{self, Qualified, implemented};
-use crate::unwind::{Table, encode};
+use crate::unwind::Table;
+use crate::unwind::table::CHECKED_FROM;
 
 /// Parses the contents of any file of `/proc/PID` with all parsers of these files.
 pub fn proc_file(bytes: &[u8]) {
@@ -45,7 +46,7 @@ pub fn link_map(auxv: &[u8], read: &dyn Fn(u64, &mut [u8]) -> Option<()>, biases
 pub fn unwind_table(table: &Table) {
     const NAME: &[u8] = b"fuzz";
     assert!(table.is_consistent(), "the table is inconsistent");
-    assert_eq!(encode::decode(NAME, &encode::encode(NAME, table)).as_ref(), Some(table), "the cache changes a table");
+    assert_eq!(Table::decode(NAME, &table.encode(NAME)).as_ref(), Some(table), "the cache changes a table");
     for (number, page) in (0..).zip(&table.pages) {
         for row in &table.rows[page.first as usize..page.end as usize] {
             let _ = table.lookup(LinkAddr(
@@ -59,11 +60,11 @@ pub fn unwind_table(table: &Table) {
 /// Decodes a file of the unwind cache, with and without a valid checksum.
 pub fn unwind_cache(bytes: &[u8]) {
     const NAME: &[u8] = b"fuzz";
-    let _ = encode::decode(NAME, bytes);
-    let Some(checked) = bytes.get(encode::CHECKED_FROM..) else { return };
+    let _ = Table::decode(NAME, bytes);
+    let Some(checked) = bytes.get(CHECKED_FROM..) else { return };
     let mut sealed = bytes.to_vec();
-    sealed[encode::CHECKED_FROM - 4..encode::CHECKED_FROM].copy_from_slice(&crc32fast::hash(checked).to_le_bytes());
-    if let Some(table) = encode::decode(NAME, &sealed) {
+    sealed[CHECKED_FROM - 4..CHECKED_FROM].copy_from_slice(&crc32fast::hash(checked).to_le_bytes());
+    if let Some(table) = Table::decode(NAME, &sealed) {
         unwind_table(&table);
     }
 }

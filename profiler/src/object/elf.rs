@@ -26,7 +26,7 @@ const BUILD_ID_BYTES_MAX: usize = 64;
 /// Page size that mappings are rounded to, in bytes.
 const PAGE_BYTES: u64 = profiler_common::limits::PAGE_BYTES;
 
-/// A loadable segment (`PT_LOAD`).
+/// A segment, loadable (`PT_LOAD`) unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     pub offset: FileOffset,
@@ -104,6 +104,13 @@ pub struct Elf {
     /// Empty if they were stripped or are malformed.
     pub sections: Vec<Section>,
     pub build_id: Option<BuildId>,
+    /// `EM_…`
+    pub machine: u16,
+    /// `ET_…`
+    pub kind: u16,
+    pub entry: LinkAddr,
+    /// The index of `.eh_frame` (`PT_GNU_EH_FRAME`).
+    pub eh_frame_index: Option<Segment>,
     /// Not dynamically linked: no interpreter, and not a shared object (static-pie counts as static).
     pub is_static: bool,
     /// Built by the Go toolchain, whose code allocates without malloc.
@@ -126,10 +133,15 @@ impl Elf {
             .map_err(|()| ObjectError::Malformed("program headers"))?;
         let sections = read_sections(image, header).unwrap_or_default();
         let notes = Notes::read(image, programs, &sections);
-        let has = |kind| programs.iter().any(|program| program.p_type.get(LE) == kind);
+        let of_kind = |kind| programs.iter().filter(move |program| program.p_type.get(LE) == kind).map(segment);
+        let has = |kind| of_kind(kind).next().is_some();
         let is_pie = dynamic_flags(image, programs) & u64::from(elf::DF_1_PIE) != 0;
         Ok(Self {
-            segments: programs.iter().filter_map(segment).collect(),
+            segments: of_kind(elf::PT_LOAD).collect(),
+            machine: header.e_machine.get(LE),
+            kind: header.e_type.get(LE),
+            entry: LinkAddr(header.e_entry.get(LE)),
+            eh_frame_index: of_kind(elf::PT_GNU_EH_FRAME).next(),
             is_static: !has(elf::PT_INTERP) && (!has(elf::PT_DYNAMIC) || is_pie),
             is_go: notes.go || sections.iter().any(|section| matches!(&*section.name, ".go.buildinfo" | ".gopclntab")),
             build_id: notes.build_id,
@@ -174,13 +186,13 @@ pub(crate) fn bias<'a>(
     Some(start.0.wrapping_sub(linked))
 }
 
-fn segment(program: &ProgramHeader64<LE>) -> Option<Segment> {
-    (program.p_type.get(LE) == elf::PT_LOAD).then(|| Segment {
+fn segment(program: &ProgramHeader64<LE>) -> Segment {
+    Segment {
         offset: FileOffset(program.p_offset.get(LE)),
         size_bytes: program.p_filesz.get(LE),
         address: LinkAddr(program.p_vaddr.get(LE)),
         executable: program.p_flags.get(LE) & elf::PF_X != 0,
-    })
+    }
 }
 
 fn read_sections(image: &Image, header: &FileHeader64<LE>) -> Result<Vec<Section>, ObjectError> {

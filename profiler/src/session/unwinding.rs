@@ -6,7 +6,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use object::ReadCache;
 use profiler_common::limits::{MAPPINGS_MAX, PROCESS_MAPPINGS_MAX, UNWIND_PAGES_MAX};
 use profiler_common::unwind::{RowCell, TableRef};
 use tracing::{debug, info, warn};
@@ -95,11 +94,10 @@ impl Tables {
     /// Reads a table from the cache, or builds it.
     fn read(&self, id: ModuleId, modules: &ModuleStore) -> Option<Table> {
         let module = modules.get(id);
-        let image = module.image().ok()?;
-        let file = ReadCache::new(image.file());
+        let file = module.image().ok()?;
         let table = match &self.cache {
-            Some(cache) => unwind::build_cached(&file, cache),
-            None => unwind::build(&file),
+            Some(cache) => unwind::build_cached(file, cache),
+            None => unwind::build(file),
         };
         table.inspect_err(|error| debug!("module {}: {error}", module.path())).ok()
     }

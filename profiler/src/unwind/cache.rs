@@ -15,13 +15,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use object::ReadRef;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
-use super::encode;
 use super::image::Image;
 use super::table::Table;
 
@@ -58,14 +56,14 @@ impl TableKey {
     /// relevant bytes are checked when a table is read ([`Samples`]).
     ///
     /// [`Samples`]: super::image::Samples
-    pub(crate) fn of<'data, R: ReadRef<'data>>(image: &Image<'data, R>) -> Self {
+    pub(crate) fn of(image: &Image<'_>) -> Self {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_le_bytes());
             hash.update(bytes);
         };
-        for section in [image.eh_frame, image.debug_frame] {
-            add(section.unwrap_or_default());
+        for section in [&image.eh_frame, &image.debug_frame] {
+            add(section.as_deref().unwrap_or_default());
         }
         let eh_frame = &image.bases.eh_frame;
         for base in [eh_frame.section, eh_frame.text, eh_frame.data, image.bases.eh_frame_hdr.section, image.entry] {
@@ -163,7 +161,7 @@ impl Cache {
         let name = key.file_name();
         match self.read(&name) {
             Ok(bytes) => {
-                let table = encode::decode(name.as_bytes(), &bytes);
+                let table = Table::decode(name.as_bytes(), &bytes);
                 if table.is_none() {
                     tracing::debug!("unwind table `{name}` is damaged or of another version: rebuilding it");
                 }
@@ -180,7 +178,7 @@ impl Cache {
     /// Writes a table. Failure is a warning.
     pub(crate) fn store(&self, key: &TableKey, table: &Table) {
         let name = key.file_name();
-        let bytes = encode::encode(name.as_bytes(), table);
+        let bytes = table.encode(name.as_bytes());
         if let Err(error) = self.replace(&name, &bytes) {
             tracing::warn!("cannot write unwind table `{name}`: {error}");
         }

@@ -3,10 +3,9 @@
 use std::collections::hash_map::Entry;
 
 use gimli::{
-    BaseAddresses, CieOrFde, CommonInformationEntry, DebugFrame, EhFrame, Error, FrameDescriptionEntry, LittleEndian,
-    UnwindContext, UnwindOffset, UnwindSection,
+    BaseAddresses, CieOrFde, CommonInformationEntry, Error, FrameDescriptionEntry, UnwindContext, UnwindOffset,
+    UnwindSection,
 };
-use object::ReadRef;
 use rustc_hash::FxHashMap;
 
 use super::arch::{self, Bytes, Context, RETURN_ADDRESS, RowStorage, Unsupported};
@@ -63,39 +62,16 @@ struct Reader<'a, 'data, S> {
 }
 
 impl Functions {
-    pub(crate) fn read_eh_frame<'data, R: ReadRef<'data>>(
-        &mut self,
-        bytes: &'data [u8],
-        image: &Image<'data, R>,
-        rules: &mut RuleTable,
-        stats: &mut BuildStats,
-    ) {
-        let mut section = EhFrame::new(bytes, LittleEndian);
-        section.set_address_size(8);
-        self.read(&section, image, rules, stats);
-    }
-
-    pub(crate) fn read_debug_frame<'data, R: ReadRef<'data>>(
-        &mut self,
-        bytes: &'data [u8],
-        image: &Image<'data, R>,
-        rules: &mut RuleTable,
-        stats: &mut BuildStats,
-    ) {
-        let mut section = DebugFrame::new(bytes, LittleEndian);
-        section.set_address_size(8);
-        self.read(&section, image, rules, stats);
-    }
-
     /// Bytes of code in all functions, overlaps counted twice.
     pub(crate) fn covered_bytes(&self) -> u64 {
         self.functions.iter().map(|function| function.end - function.start).sum()
     }
 
-    fn read<'data, R: ReadRef<'data>, S: UnwindSection<Bytes<'data>>>(
+    /// Reads a section, of addresses of the size of this CPU's.
+    pub(crate) fn read<'data, S: UnwindSection<Bytes<'data>>>(
         &mut self,
         section: &S,
-        image: &Image<'data, R>,
+        image: &Image<'_>,
         rules: &mut RuleTable,
         stats: &mut BuildStats,
     ) {

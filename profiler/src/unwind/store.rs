@@ -4,12 +4,13 @@
 //! it again, and is evicted if its space is needed. Uses neither files nor the kernel: a function provides tables, and the maps are a
 //! trait.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
 use profiler_common::unwind::{PageRows, ProcessMapping, ProcessMappings, RowCell, Rule, TableRef};
+use range_alloc::RangeAllocator;
 use tracing::warn;
 
 use super::table::{RuleTable, Table};
@@ -23,7 +24,6 @@ pub(crate) trait UnwindMaps {
     fn write_pages(&mut self, first: u32, pages: &[PageRows]) -> io::Result<()>;
     fn write_rules(&mut self, first: u32, rules: &[Rule]) -> io::Result<()>;
     fn write_mappings(&mut self, first: u32, mappings: &[ProcessMapping]) -> io::Result<()>;
-    /// Sets a process's range of the mappings.
     fn set_process(&mut self, pid: Pid, mappings: ProcessMappings) -> io::Result<()>;
     /// Removes a process. Succeeds if it is missing: the kernel side removes processes too.
     fn remove_process(&mut self, pid: Pid) -> io::Result<()>;
@@ -68,7 +68,7 @@ pub(crate) struct TableStore<M> {
 }
 
 /// Location of a module's table.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Placement {
     base: LinkAddr,
     cells: Range<u32>,
@@ -278,60 +278,24 @@ impl<M: UnwindMaps> TableStore<M> {
     }
 }
 
-/// Free ranges of an array, allocated first fit.
-#[derive(Clone, Debug)]
-struct Ranges {
-    #[cfg(test)]
-    capacity: u32,
-    /// Length by start; never adjacent, never empty.
-    free: BTreeMap<u32, u32>,
-}
+/// Free ranges of an array.
+#[derive(Debug)]
+struct Ranges(RangeAllocator<u32>);
 
 impl Ranges {
     fn new(capacity: u32) -> Self {
-        let free = if capacity == 0 { BTreeMap::new() } else { BTreeMap::from([(0, capacity)]) };
-        Self {
-            #[cfg(test)]
-            capacity,
-            free,
-        }
+        Self(RangeAllocator::new(0..capacity))
     }
 
     /// Allocates a contiguous range; `None` if none is free.
     fn take(&mut self, length: u32) -> Option<Range<u32>> {
-        if length == 0 {
-            return Some(0..0);
-        }
-        let (start, free) = self.free.iter().find(|(_, free)| **free >= length).map(|(start, free)| (*start, *free))?;
-        self.free.remove(&start);
-        if free > length {
-            self.free.insert(start + length, free - length);
-        }
-        Some(start..start + length)
+        if length == 0 { Some(0..0) } else { self.0.allocate_range(length).ok() }
     }
 
-    /// Frees an allocated range.
     fn give_back(&mut self, range: Range<u32>) {
-        if range.is_empty() {
-            return;
+        if !range.is_empty() {
+            self.0.free_range(range);
         }
-        let (mut start, mut end) = (range.start, range.end);
-        if let Some((&before, &length)) = self.free.range(..start).next_back()
-            && before + length == start
-        {
-            self.free.remove(&before);
-            start = before;
-        }
-        if let Some(length) = self.free.remove(&end) {
-            end += length;
-        }
-        self.free.insert(start, end - start);
-    }
-
-    /// Number of allocated elements.
-    #[cfg(test)]
-    fn used(&self) -> u32 {
-        self.capacity - self.free.values().sum::<u32>()
     }
 }
 

@@ -1,7 +1,8 @@
-//! The unwind table of one module: rows, pages and rules as in the kernel's maps.
+//! The unwind table of one module: rows, pages and rules as in the kernel's maps; and its bytes in the cache.
 
 use profiler_common::unwind::{PageRows, RULES_MAX, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule};
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
 use super::arch::Unsupported;
 use super::image::Samples;
@@ -14,14 +15,14 @@ pub(crate) const UNSUPPORTED: u16 = 2;
 pub(crate) const FRAME_POINTER: u16 = 4;
 
 /// Rows, and the bytes of code that they cover.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tally {
     pub rows: u64,
     pub bytes: u64,
 }
 
 /// Statistics of building a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BuildStats {
     /// Bytes of executable segments.
     pub code_bytes: u64,
@@ -135,6 +136,58 @@ impl Table {
         let aligned = self.base.0.is_multiple_of(1 << profiler_common::unwind::PAGE_BITS);
         let reserved = self.rules.get(..Rule::RESERVED.len()) == Some(&Rule::RESERVED);
         rows_fit && pages_fit && aligned && reserved && end as usize == self.rows.len()
+    }
+}
+
+const MAGIC: [u8; 8] = *b"hbunwind";
+
+/// Must be incremented whenever the same module would give another table or other bytes: for changes of the layout, of the meaning
+/// of rules, or of the builder.
+const VERSION: u32 = 3;
+
+/// Offset of the bytes that the checksum covers: before them are magic, version and checksum.
+pub(crate) const CHECKED_FROM: usize = 16;
+
+/// A table in a cache file: name of the file, base, rows, pages, rules, statistics, samples. In postcard's format, after the header.
+type Stored<'a> = (&'a [u8], u64, Vec<(u16, u16)>, Vec<(u32, u32)>, Vec<[u8; 8]>, BuildStats, Samples);
+
+impl Table {
+    /// Encodes the table for a cache file of this name.
+    pub(crate) fn encode(&self, name: &[u8]) -> Vec<u8> {
+        let stored: Stored<'_> = (
+            name,
+            self.base.0,
+            self.rows.iter().map(|row| (row.pc_low, row.rule)).collect(),
+            self.pages.iter().map(|page| (page.first, page.end)).collect(),
+            self.rules.iter().map(|rule| rule.to_bytes()).collect(),
+            self.stats,
+            self.samples.clone(),
+        );
+        // Only sequences of unknown length cannot be encoded.
+        let checked = postcard::to_stdvec(&stored).unwrap_or_default();
+        let checksum = crc32fast::hash(&checked);
+        [&MAGIC[..], &VERSION.to_le_bytes(), &checksum.to_le_bytes(), &checked].concat()
+    }
+
+    /// Decodes a table; `None` unless the bytes are complete, undamaged (disk errors and interrupted writes change the checksum), of this
+    /// version, of a file of this name, and the table is consistent. A forged file can at worst name wrong callers; the cache decides
+    /// which files to trust.
+    pub(crate) fn decode(name: &[u8], bytes: &[u8]) -> Option<Self> {
+        let (header, checked) = bytes.split_at_checked(CHECKED_FROM)?;
+        if header != [&MAGIC[..], &VERSION.to_le_bytes(), &crc32fast::hash(checked).to_le_bytes()].concat() {
+            return None;
+        }
+        let ((stored_name, base, rows, pages, rules, stats, samples), rest): (Stored<'_>, _) =
+            postcard::take_from_bytes(checked).ok()?;
+        let table = Self {
+            base: LinkAddr(base),
+            rows: rows.into_iter().map(|(pc_low, rule)| UnwindRow { pc_low, rule }).collect(),
+            pages: pages.into_iter().map(|(first, end)| PageRows { first, end }).collect(),
+            rules: rules.into_iter().map(Rule::from_bytes).collect::<Option<_>>()?,
+            stats,
+            samples,
+        };
+        (rest.is_empty() && stored_name == name && table.is_consistent()).then_some(table)
     }
 }
 

@@ -5,3 +5,8 @@ mod installed;
 mod live;
 mod module;
 mod synthetic;
+
+/// A file with these bytes.
+fn file(bytes: &[u8]) -> super::File {
+    super::File::from_bytes(bytes).expect("memory")
+}

@@ -12,6 +12,7 @@ use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder};
 use heapbpf::internals::address::LinkAddr;
 use heapbpf::internals::ids::{ModuleId, Pid};
 use heapbpf::internals::ingest::event::RawStack;
+use heapbpf::internals::object::image::Image;
 use heapbpf::internals::object::module::ModuleStore;
 use heapbpf::internals::process::address_space::AddressSpace;
 use heapbpf::internals::session::raw::RawSample;
@@ -143,7 +144,7 @@ impl Oracle {
         let table = self.tables.entry(module).or_insert_with(|| {
             let image = modules.get(module).image().expect("opened before");
             let bytes = std::fs::read(image.path()).expect("read before");
-            heapbpf::internals::unwind::build(&bytes[..]).expect("an ELF file")
+            heapbpf::internals::unwind::build(&Image::from_bytes(&bytes).expect("memory")).expect("an ELF file")
         });
         Some(table.lookup(link))
     }

@@ -70,6 +70,10 @@ fn offsets_and_addresses_convert_within_code_only() {
         ],
         sections: Vec::new(),
         build_id: None,
+        machine: elf::EM_X86_64,
+        kind: elf::ET_DYN,
+        entry: LinkAddr(0),
+        eh_frame_index: None,
         is_static: false,
         is_go: false,
     };

@@ -104,9 +104,9 @@ fn inconsistent_tables_with_valid_checksums_are_rejected() {
     let check = |change: fn(&mut Table)| {
         let mut crafted = table(24);
         change(&mut crafted);
-        assert_eq!(encode::decode(b"m", &encode::encode(b"m", &crafted)), None);
+        assert_eq!(Table::decode(b"m", &crafted.encode(b"m")), None);
     };
-    assert_eq!(encode::decode(b"m", &encode::encode(b"m", &table(24))), Some(table(24)));
+    assert_eq!(Table::decode(b"m", &table(24).encode(b"m")), Some(table(24)));
     check(|table| table.rows[1].rule = 6);
     check(|table| table.rows[2].pc_low = 5);
     check(|table| table.rows[0].pc_low = 1);
@@ -172,7 +172,7 @@ fn directories_of_other_users_are_rejected() {
 #[test]
 fn the_least_recently_used_tables_are_evicted() {
     let root = TempDir::new().expect("room for files");
-    let bytes = encode::encode(key(1).file_name().as_bytes(), &table(24)).len() as u64;
+    let bytes = table(24).encode(key(1).file_name().as_bytes()).len() as u64;
     let cache = Cache::open(root.path(), bytes * 3).expect("our own");
     let age = |number, seconds: u64| {
         let time = std::time::SystemTime::now() - std::time::Duration::from_secs(seconds);
@@ -243,14 +243,14 @@ proptest! {
     #[test]
     fn arbitrary_bytes_are_no_table(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         // With a valid checksum, so that the rest is decoded.
-        let head = encode::encode(b"m", &table(24));
+        let head = table(24).encode(b"m");
         let length = bytes.len().min(12);
         bytes[..length].copy_from_slice(&head[..length]);
         if bytes.len() >= 16 {
             let checksum = crc32fast::hash(&bytes[16..]);
             bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
         }
-        if let Some(table) = encode::decode(b"m", &bytes) {
+        if let Some(table) = Table::decode(b"m", &bytes) {
             prop_assert!(table.is_consistent());
         }
     }

@@ -285,7 +285,7 @@ proptest! {
                 prop_assert!(taken.iter().all(|other| other.end <= range.start || range.end <= other.start));
                 taken.push(range);
             }
-            prop_assert_eq!(ranges.used(), taken.iter().map(|range| range.end - range.start).sum::<u32>());
+            prop_assert_eq!(256 - ranges.0.total_available(), taken.iter().map(|range| range.end - range.start).sum::<u32>());
         }
         taken.into_iter().for_each(|range| ranges.give_back(range));
         prop_assert_eq!(ranges.take(256), Some(0..256));

@@ -219,7 +219,7 @@ type Counts = BTreeMap<&'static str, u64>;
 
 fn compare(path: &Path, steps: usize) -> Counts {
     let bytes = fs::read(path).expect("is readable");
-    let table = build(&bytes[..]).expect("an ELF image");
+    let table = build(&super::file(&bytes)).expect("an ELF image");
     let object = object::File::parse(&bytes[..]).expect("an ELF image");
     let (mut framehop, mut dwarf) = (Framehop::new(&object), Dwarf::new(&object));
     let stride = (table.rows.len() * 4 / steps).max(1);

@@ -4,8 +4,6 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use object::ReadCache;
-
 use super::super::arch::Unsupported;
 use super::super::{RuleTable, build};
 
@@ -50,7 +48,7 @@ fn nearly_all_rows_of_all_modules_have_a_rule() {
         if rows > ROWS || length > 40 << 20 {
             continue;
         }
-        let cache = ReadCache::new(File::open(&path).expect("was opened before"));
+        let cache = crate::object::image::Image::new(File::open(&path).expect("was opened before")).expect("a file");
         let Ok(table) = build(&cache) else { continue };
         assert!(table.is_consistent(), "{}", path.display());
         assert!(!table.stats.truncated, "{}: cut short", path.display());

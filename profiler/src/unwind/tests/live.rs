@@ -9,7 +9,6 @@ use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use object::ReadCache;
 use profiler_common::limits::STACK_FRAMES_MAX;
 use profiler_common::stack::StackEnd;
 use profiler_common::step::{ReadMemory, Registers, Step, step};
@@ -62,9 +61,9 @@ impl Process {
         let (table, link) = if path == "[vdso]" {
             let mut image = vec![0; usize::try_from(end - start).expect("a few pages")];
             self.memory.0.read_exact_at(&mut image, start).expect("mapped");
-            (build(&image[..]).expect("the kernel's own ELF image"), 0)
+            (build(&super::file(&image)).expect("the kernel's own ELF image"), 0)
         } else if path.starts_with('/') {
-            let cache = ReadCache::new(File::open(path).expect("mapped files are there"));
+            let cache = super::super::File::new(File::open(path).expect("mapped files are there")).expect("a file");
             let image = Image::parse(&cache).expect("a module");
             let holds = |code: &&super::super::image::Code| {
                 (code.file_offset & !0xfff..code.file_offset + (code.end - code.start)).contains(&offset)

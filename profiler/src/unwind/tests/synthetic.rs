@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::super::arch::Unsupported;
 use super::super::cache::TableKey;
 use super::super::{Image, ImageError, RuleTable, Table, build, table};
+use super::file;
 use super::module::{CODE, Fde, Module, cfa, function};
 use crate::address::{LinkAddr, TargetAddr};
 
@@ -22,7 +23,7 @@ fn sp_saving_bp(offset: i32, at: i16) -> Rule {
 }
 
 fn table(module: &Module) -> Table {
-    let table = build(&module.bytes()[..]).expect("an ELF image");
+    let table = build(&file(&module.bytes())).expect("an ELF image");
     assert!(table.is_consistent());
     table
 }
@@ -248,10 +249,7 @@ fn gaps_with_frame_pointers_are_unwound_by_them() {
 
 #[test]
 fn keys_depend_on_the_input_of_tables() {
-    let key = |module: &Module| {
-        let bytes = module.bytes();
-        TableKey::of(&Image::parse(&bytes[..]).expect("a module"))
-    };
+    let key = |module: &Module| TableKey::of(&Image::parse(&file(&module.bytes())).expect("a module"));
     let functions = |offset| vec![function(0x40, 0x20, &[&cfa::def(cfa::RSP, offset)])];
     let module = Module::new(functions(48));
     assert_eq!(key(&module), key(&Module::new(functions(48))));
@@ -261,9 +259,9 @@ fn keys_depend_on_the_input_of_tables() {
     let mut other = Module::new(functions(48));
     other.code[0x1100..0x1104].copy_from_slice(&[0x55, 0x48, 0x89, 0xe5]);
     assert_eq!(key(&module), key(&other));
-    let bytes = other.bytes();
-    assert!(!table(&module).samples.matches(&Image::parse(&bytes[..]).expect("a module")));
-    assert!(table(&other).samples.matches(&Image::parse(&bytes[..]).expect("a module")));
+    let bytes = file(&other.bytes());
+    assert!(!table(&module).samples.matches(&Image::parse(&bytes).expect("a module")));
+    assert!(table(&other).samples.matches(&Image::parse(&bytes).expect("a module")));
 }
 
 #[test]
@@ -337,11 +335,11 @@ fn a_malformed_section_is_truncated() {
         }
         (bytes, 0xf000 + last)
     };
-    assert_eq!(build(&last_entry(first).0[..]).map(|table| table.stats.truncated), Ok(false));
+    assert_eq!(build(&file(&last_entry(first).0)).map(|table| table.stats.truncated), Ok(false));
     // The second function's length exceeds the section.
     let (mut bytes, at) = last_entry(both);
     bytes[at..at + 4].copy_from_slice(&[0xf0, 0xff, 0, 0]);
-    let table = build(&bytes[..]).expect("an ELF image");
+    let table = build(&file(&bytes)).expect("an ELF image");
     assert!(table.stats.truncated);
     assert_eq!(table.stats.functions, 1);
     check(&table, &[(0, sp(8)), (0x10, Rule::GAP)]);
@@ -360,7 +358,7 @@ fn other_files_are_rejected() {
     let check = |change: fn(&mut Vec<u8>), want: ImageError| {
         let mut bytes = Module::new(Vec::new()).bytes();
         change(&mut bytes);
-        assert_eq!(build(&bytes[..]).err(), Some(want));
+        assert_eq!(build(&file(&bytes)).err(), Some(want));
     };
     check(|bytes| bytes[0] = 0, ImageError::NotElf);
     check(|bytes| bytes[4] = 1, ImageError::NotElf);
@@ -372,7 +370,7 @@ fn other_files_are_rejected() {
     check(|bytes| bytes[64 + 56 + 4] = 4, ImageError::NoCode);
     // The executable segment is 2^40 bytes long.
     check(|bytes| bytes[64 + 56 + 37] = 1, ImageError::TooWide);
-    assert_eq!(build(&[][..]).err(), Some(ImageError::NotElf));
+    assert_eq!(build(&file(&[])).err(), Some(ImageError::NotElf));
 }
 
 proptest! {
@@ -404,7 +402,7 @@ proptest! {
             let at = start + index.index(end - start);
             bytes[at] = value;
         }
-        if let Ok(table) = build(&bytes[..]) {
+        if let Ok(table) = build(&file(&bytes)) {
             prop_assert!(table.is_consistent());
             let explained: u64 = table.stats.unsupported.iter().map(|tally| tally.bytes).sum();
             prop_assert!(explained <= table.stats.bytes_read);
