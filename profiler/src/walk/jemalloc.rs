@@ -8,24 +8,24 @@
 //! Blocks in the caches of threads are free and left out, and so are the caches. Other internal allocations of
 //! jemalloc count as blocks, and so do the contents of caches that a program creates with `tcache.create`.
 
-mod extents;
+use std::collections::BTreeMap;
 
-use super::scene::{Scene, Walk, WalkedBlock, covered};
+use super::scene::{Scene, Walk, WalkedBlock, array, covered, last_before, parts, span, words};
 use crate::address::TargetAddr;
+use crate::collect::Span;
 use crate::collect::spans::joined;
 use crate::memory::{Memory, WORD_BYTES};
-use extents::{Extent, Sizes, Tree};
 
 const HEAP: &str = "jemalloc";
 
 /// Walks the heap, if there is one. The result consists of gaps if its structures are unknown.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
-    let bases = extents::find_bases(scene);
+    let bases = find_bases(scene);
     if bases.is_empty() {
         return None;
     }
     let refused = |why: &str| Some(Walk { heap: HEAP, gaps: vec![why.to_owned()], ..Walk::default() });
-    let candidates = extents::candidates(scene.memory, &bases);
+    let candidates = candidates(scene.memory, &bases);
     let Some(tree) = Tree::find(scene, &bases, &candidates) else {
         return refused("its page tree was not found: only jemalloc 5.3 for 48-bit addresses can be walked");
     };
@@ -120,19 +120,18 @@ fn leave_out_caches(scene: &Scene<'_>, blocks: &mut Vec<WalkedBlock>) {
     let mut free: Vec<TargetAddr> = Vec::new();
     for thread in scene.threads {
         let end = thread.thread_pointer.0;
-        let range = TargetAddr(end.saturating_sub(SEARCHED_BYTES))..TargetAddr(end);
-        for part in scene.memory.present(range) {
-            let words = words(scene.memory, part.start.0.next_multiple_of(WORD_BYTES), part.end.0);
+        for part in scene.memory.present(span(end.saturating_sub(SEARCHED_BYTES), end)) {
+            let stored = words(scene.memory, part.start.0.next_multiple_of(WORD_BYTES), part.end.0);
             let mut at = 0;
-            while at < words.len() {
-                let bins = bins(&words[at..]);
+            while at < stored.len() {
+                let bins = bins(&stored[at..]);
                 let Some(block) = holder(&bins, blocks) else {
                     at += if bins.len() < BINS_MIN { 1 } else { bins.len() * BIN_WORDS };
                     continue;
                 };
                 free.push(block.start);
                 for bin in &bins {
-                    free.extend(self::words(scene.memory, bin.top, bin.empty).into_iter().map(TargetAddr));
+                    free.extend(words(scene.memory, bin.top, bin.empty).into_iter().map(TargetAddr));
                 }
                 at += bins.len() * BIN_WORDS;
                 if free.len() > 2 * blocks.len() {
@@ -165,12 +164,265 @@ fn holder(bins: &[Bin], blocks: &[WalkedBlock]) -> Option<WalkedBlock> {
     (first.full < last.empty && last.empty <= block.start.0 + block.size_bytes).then_some(block)
 }
 
-/// Returns the present words in a range.
-fn words(memory: &dyn Memory, start: u64, end: u64) -> Vec<u64> {
-    let length = end.saturating_sub(start).min(SEARCHED_BYTES.max(1 << 16));
-    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
-    let read = memory.read(TargetAddr(start), &mut bytes);
-    bytes[..read].as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+/// Size and alignment of an extent's description.
+const EXTENT_BYTES: u64 = 128;
+const EXTENT_WORDS: usize = 16;
+const PAGE_BYTES: u64 = 4096;
+/// Maximum number of blocks of a slab: a page of the smallest ones.
+const SLAB_BLOCKS_MAX: u64 = 512;
+/// End of the user address space.
+const ADDRESS_MAX: u64 = 1 << 47;
+/// The highest state; 0 is in use.
+const STATE_MAX: u64 = 5;
+
+/// An extent (`edata_s`, include/jemalloc/internal/edata.h of 5.3.0).
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Extent {
+    /// Address of the description.
+    own: TargetAddr,
+    /// Bits from the lowest: arena (12), slab, committed, allocator, zeroed, guarded, state (3), size class (8), free
+    /// blocks (10).
+    flags: u64,
+    /// Start of its first block, which for a large one need not be that of the page.
+    start: u64,
+    size_bytes: u64,
+    /// Slabs: a bit for each block, set while it is free.
+    free: [u64; 8],
+}
+
+impl Extent {
+    fn parse(own: TargetAddr, words: &[u64; EXTENT_WORDS]) -> Option<Self> {
+        let &[flags, start, size, _, _, _, _, _, ref free @ ..] = words;
+        let size_bytes = size / PAGE_BYTES * PAGE_BYTES;
+        let extent = Self { own, flags, start, size_bytes, free: *free };
+        let fits = extent.start >= PAGE_BYTES
+            && size_bytes > 0
+            && extent.start.checked_add(size_bytes)? <= ADDRESS_MAX
+            && extent.state() <= STATE_MAX
+            && (!extent.is_slab() || extent.start.is_multiple_of(PAGE_BYTES));
+        fits.then_some(extent)
+    }
+
+    fn state(&self) -> u64 {
+        self.flags >> 17 & 7
+    }
+
+    /// Returns whether it is in use.
+    fn is_active(&self) -> bool {
+        self.state() == 0
+    }
+
+    fn is_slab(&self) -> bool {
+        self.is_active() && self.flags >> 12 & 1 == 1
+    }
+
+    fn class(&self) -> usize {
+        usize::from((self.flags >> 20 & 0xff) as u8)
+    }
+
+    /// Returns its pages.
+    fn span(&self) -> Span {
+        let first = self.start / PAGE_BYTES * PAGE_BYTES;
+        span(first, first + self.size_bytes)
+    }
+
+    /// Returns the range of its description.
+    fn own_span(&self) -> Span {
+        span(self.own.0, self.own.0 + EXTENT_BYTES)
+    }
+
+    /// Returns whether its description is consistent with these size classes.
+    fn is_sound(&self, sizes: &Sizes) -> bool {
+        if !self.is_active() {
+            return true;
+        }
+        let Some(block_bytes) = sizes.of(self.class()) else { return false };
+        if !self.is_slab() {
+            return self.start % PAGE_BYTES + block_bytes <= self.size_bytes;
+        }
+        let count = self.size_bytes / block_bytes;
+        let free: u64 = (0..count.min(SLAB_BLOCKS_MAX)).map(|index| u64::from(self.is_free(index))).sum();
+        count <= SLAB_BLOCKS_MAX && sizes.slab_bytes(block_bytes) == self.size_bytes && free == self.flags >> 28 & 0x3ff
+    }
+
+    fn is_free(&self, index: u64) -> bool {
+        let word = self.free.get(usize::try_from(index / 64).unwrap_or(usize::MAX));
+        word.is_none_or(|word| word >> (index % 64) & 1 == 1)
+    }
+
+    /// Adds its blocks by ascending address. It must be sound.
+    fn add_blocks(&self, sizes: &Sizes, blocks: &mut Vec<WalkedBlock>) {
+        let Some(size_bytes) = sizes.of(self.class()).filter(|_| self.is_active()) else { return };
+        let block = |start| WalkedBlock { start: TargetAddr(start), size_bytes };
+        if !self.is_slab() {
+            blocks.push(block(self.start));
+            return;
+        }
+        let count = (self.size_bytes / size_bytes).min(SLAB_BLOCKS_MAX);
+        let given = (0..count).filter(|&index| !self.is_free(index));
+        blocks.extend(given.map(|index| block(self.start + index * size_bytes)));
+    }
+}
+
+/// Returns all possible extents in used metadata.
+fn candidates(memory: &dyn Memory, bases: &[Span]) -> Vec<Extent> {
+    let mut candidates = Vec::new();
+    for part in bases.iter().flat_map(|base| memory.present(base.clone())) {
+        let first = part.start.0.next_multiple_of(EXTENT_BYTES);
+        let count = part.end.0.saturating_sub(first) / EXTENT_BYTES;
+        let extents = (0..count).map(|nth| first + nth * EXTENT_BYTES);
+        candidates.extend(extents.filter_map(|at| Extent::parse(TargetAddr(at), &array(memory, at)?)));
+    }
+    candidates
+}
+
+/// Maximum size.
+const SIZE_BYTES_MAX: u64 = 1 << 46;
+
+/// Block sizes by class: four between one power of two and the next. The smallest regular class is chosen at build
+/// time: 16 bytes, or 8 as in redis.
+#[derive(Debug, PartialEq, Eq)]
+struct Sizes(Vec<u64>);
+
+impl Sizes {
+    /// All supported variants, the most common first.
+    fn all() -> impl Iterator<Item = Self> {
+        [16, 8].into_iter().map(Self::with_quantum)
+    }
+
+    fn with_quantum(quantum_bytes: u64) -> Self {
+        let mut sizes: Vec<u64> = if quantum_bytes > 8 { vec![8] } else { Vec::new() };
+        sizes.extend((1..=4).map(|nth| nth * quantum_bytes));
+        let (mut base, mut step) = (4 * quantum_bytes, quantum_bytes);
+        while base < SIZE_BYTES_MAX {
+            sizes.extend((1..=4).map(|nth| base + nth * step));
+            (base, step) = (2 * base, 2 * step);
+        }
+        Self(sizes)
+    }
+
+    fn of(&self, class: usize) -> Option<u64> {
+        self.0.get(class).copied()
+    }
+
+    /// Returns the slab size for a block size: the fewest pages without a remainder; 0 if those exceed the maximum of
+    /// a slab.
+    fn slab_bytes(&self, block_bytes: u64) -> u64 {
+        let pages = (1..=16).map(|pages| pages * PAGE_BYTES);
+        pages.into_iter().find(|bytes| bytes.is_multiple_of(block_bytes)).unwrap_or(0)
+    }
+}
+
+/// Alignment of blocks of metadata.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// Size of a block's header: its size, the next block, and the extent of its unused part.
+const HEADER_BYTES: u64 = 16 + EXTENT_BYTES;
+const HEADER_WORDS: usize = 2 + EXTENT_WORDS;
+/// Maximum number of blocks; each is larger than the previous one.
+const BASES_MAX: usize = 1 << 16;
+/// Flags of an extent of a base: no arena, committed and zeroed, active, no slab (`edata_binit`,
+/// include/jemalloc/internal/edata.h).
+const UNUSED_FLAGS: u64 = 0xfff | 1 << 13 | 1 << 15;
+const FLAGS_MASK: u64 = (1 << 20) - 1;
+
+/// Returns the used parts of all blocks of metadata after their headers, by ascending address. Blocks consist of
+/// whole huge pages.
+fn find_bases(scene: &Scene<'_>) -> Vec<Span> {
+    let mut found: Vec<Span> = Vec::new();
+    for part in scene.anonymous().flat_map(|region| scene.memory.present(region.start..region.end)) {
+        let mut at = part.start.0.next_multiple_of(HUGE_PAGE_BYTES);
+        while at < part.end.0 && found.len() < BASES_MAX {
+            let base = base(scene.memory, at);
+            // The next block is after this one, so that they cannot overlap.
+            let next = base.as_ref().map_or(at, |base| base.end.0.max(at)).saturating_add(1);
+            if base.as_ref().is_some_and(|base| found.last().is_none_or(|last| last.end <= base.start)) {
+                found.extend(base);
+            }
+            at = next.next_multiple_of(HUGE_PAGE_BYTES);
+        }
+    }
+    found
+}
+
+fn base(memory: &dyn Memory, address: u64) -> Option<Span> {
+    let [size, next, flags, unused, unused_bytes, ..] = array::<HEADER_WORDS>(memory, address)?;
+    let used = address + HEADER_BYTES..address.checked_add(size)?;
+    let fits = (HUGE_PAGE_BYTES..1 << 47).contains(&size)
+        && size.is_multiple_of(HUGE_PAGE_BYTES)
+        && next.is_multiple_of(HUGE_PAGE_BYTES)
+        && flags & FLAGS_MASK == UNUSED_FLAGS
+        && unused.checked_add(unused_bytes)? == used.end
+        && used.contains(&(unused.saturating_sub(1)));
+    fits.then(|| span(used.start, unused))
+}
+
+/// Address range of a leaf: 2^18 pages.
+const LEAF_REACH_BYTES: u64 = PAGE_BYTES << 18;
+/// Size of the first level and of a leaf: 2^18 words.
+const LEVEL_BYTES: u64 = WORD_BYTES << 18;
+/// Number of extents to search the tree with.
+const SAMPLES: usize = 16;
+/// Maximum number of words of a module's data that may point to a leaf.
+const LEAVES_MAX: usize = 1 << 14;
+
+/// The page tree, which maps pages to extents: its first level is a variable of the module, its leaves are metadata.
+/// Address of the first level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tree(TargetAddr);
+
+impl Tree {
+    /// Finds the tree by the pages of most of these extents.
+    fn find(scene: &Scene<'_>, bases: &[Span], extents: &[Extent]) -> Option<Self> {
+        let leaves = leaves(scene, bases);
+        let samples = extents.iter().filter(|extent| extent.is_slab());
+        let samples: Vec<&Extent> = samples.take(SAMPLES * SAMPLES).step_by(SAMPLES / 2).collect();
+        let mut votes: BTreeMap<u64, usize> = BTreeMap::new();
+        for &(place, leaf) in &leaves {
+            for extent in &samples {
+                let page = extent.span().start;
+                let root = place.0.checked_sub(page.0 / LEAF_REACH_BYTES * WORD_BYTES);
+                if let Some(root) = root.filter(|_| entry(scene.memory, leaf, page) == Some(extent.own)) {
+                    *votes.entry(root).or_default() += 1;
+                }
+            }
+        }
+        let (&root, _) = votes.iter().max_by_key(|&(_, votes)| votes)?;
+        Some(Self(TargetAddr(root)))
+    }
+
+    /// Returns whether the first and the last page of an extent lead to it.
+    fn has(self, memory: &dyn Memory, extent: &Extent) -> bool {
+        let span = extent.span();
+        [span.start.0, span.end.0 - PAGE_BYTES].into_iter().all(|page| {
+            let leaf = memory.word(TargetAddr(self.0.0 + page / LEAF_REACH_BYTES * WORD_BYTES));
+            leaf.and_then(|leaf| entry(memory, TargetAddr(leaf), TargetAddr(page))) == Some(extent.own)
+        })
+    }
+}
+
+/// Reads an entry of a leaf: the size class in the highest 16 bits, the extent, and its state in the lowest 7.
+fn entry(memory: &dyn Memory, leaf: TargetAddr, page: TargetAddr) -> Option<TargetAddr> {
+    let offset = page.0 % LEAF_REACH_BYTES / PAGE_BYTES * WORD_BYTES;
+    let entry = memory.word(TargetAddr(leaf.0.checked_add(offset)?))?;
+    Some(TargetAddr((entry & 0xffff_ffff_ffff) / EXTENT_BYTES * EXTENT_BYTES))
+}
+
+/// Returns the words of modules' data that are addresses of possible leaves, and those addresses.
+fn leaves(scene: &Scene<'_>, bases: &[Span]) -> Vec<(TargetAddr, TargetAddr)> {
+    let words = scene.module_data().flat_map(|region| parts(scene.memory, region.start..region.end));
+    let words = words.flat_map(|(start, words)| (start..).step_by(size_of::<u64>()).zip(words));
+    let leaves = words.filter(|&(_, leaf)| leaf != 0 && holds(bases, leaf));
+    let leaves = leaves.map(|(place, leaf)| (TargetAddr(place), TargetAddr(leaf))).take(LEAVES_MAX);
+    let mut leaves: Vec<_> = leaves.collect();
+    // The last word of a part is also the first of the next one.
+    leaves.dedup();
+    leaves
+}
+
+/// Returns whether a whole leaf fits at an address.
+fn holds(bases: &[Span], leaf: u64) -> bool {
+    let fits = |base: &Span| leaf.checked_add(LEVEL_BYTES).is_some_and(|end| end <= base.end.0);
+    leaf.is_multiple_of(64) && last_before(bases, leaf).is_some_and(fits)
 }
 
 #[cfg(test)]

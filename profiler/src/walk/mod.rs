@@ -9,9 +9,6 @@ mod jemalloc;
 mod musl;
 pub(crate) mod scene;
 
-#[cfg(test)]
-mod fixture;
-
 use crate::linux::proc::maps::{Region, RegionKind};
 pub use scene::{Scene, Walk};
 
@@ -40,20 +37,4 @@ fn with_one_break(regions: &[Region]) -> Vec<Region> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn brk_regions_from_before_and_after_a_fork_are_joined() {
-        let other = || RegionKind::Anonymous { name: None };
-        let regions = [
-            Region::synthetic(0x1000, 0x1000, other()),
-            Region::synthetic(0x2000, 0x1000, RegionKind::Brk),
-            Region::synthetic(0x3000, 0x1000, RegionKind::Brk),
-            Region::synthetic(0x5000, 0x1000, RegionKind::Brk),
-        ];
-        let spans = |regions: &[Region]| regions.iter().map(|it| (it.start.0, it.end.0)).collect::<Vec<_>>();
-        let expected = [(0x1000, 0x2000), (0x2000, 0x4000), (0x5000, 0x6000)];
-        assert_eq!(spans(&with_one_break(&regions)), expected);
-    }
-}
+mod tests;

@@ -9,28 +9,26 @@
 //! A meta records which of up to 32 slots are free, and is out of reach of overruns. The offset of a block in its
 //! slot, and its size, are in the slot.
 
-mod group;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use rustc_hash::FxHashMap;
-
-use super::scene::{Scene, Walk, WalkedBlock, covered};
+use super::scene::{Scene, Walk, WalkedBlock, array, covered, parts, span};
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::collect::spans::{joined, without};
 use crate::linux::proc::maps::{Region, RegionKind};
-use group::{Meta, Slot};
+use crate::memory::{Memory, WORD_BYTES};
 
 const HEAP: &str = "musl";
 
 /// Walks the heap, if there is one. The result consists of a gap if musl is mapped and its heap cannot be found.
 pub(super) fn walk(scene: &Scene<'_>) -> Option<Walk> {
-    let contexts = group::contexts(scene);
+    let contexts = contexts(scene);
     if contexts.is_empty() {
         let gap = "no heap of musl 1.2.1 or later was found; older versions cannot be walked".to_owned();
         let mapped = scene.regions.iter().any(is_musl);
         return mapped.then(|| Walk { heap: HEAP, gaps: vec![gap], ..Walk::default() });
     }
-    let (metas, pages) = group::metas(scene.memory, &contexts);
+    let (metas, pages) = metas(scene.memory, &contexts);
     let mut heap = Heap::new(scene, metas);
     heap.areas.extend(pages);
     heap.walk();
@@ -92,7 +90,7 @@ impl<'a> Heap<'a> {
                 if meta.is_free(index) {
                     continue;
                 }
-                match group::read_slot(self.scene.memory, &meta, index) {
+                match read_slot(self.scene.memory, &meta, index) {
                     Slot::Changing => self.busy = true,
                     Slot::Block(block) => self.blocks.push(block),
                     Slot::Group => self.enter(&meta.slot(index)),
@@ -126,6 +124,330 @@ impl<'a> Heap<'a> {
         let areas = without(joined(self.areas), &joined(self.holes));
         Walk { heap: HEAP, blocks: self.blocks, areas, gaps, busy: self.busy || inconsistent_groups > 0 }
     }
+}
+
+/// Unit of sizes; also the size of a group's header.
+const UNIT_BYTES: u64 = 16;
+const PAGE_BYTES: u64 = 4096;
+/// Words of a page of metas, of its header, and of a meta.
+const AREA_WORDS: usize = 512;
+const AREA_HEADER_WORDS: usize = 3;
+const META_WORDS: usize = 5;
+/// Number of metas in a page.
+const AREA_METAS: u64 = ((AREA_WORDS - AREA_HEADER_WORDS) / META_WORDS) as u64;
+/// The class of a mapping for a single large block.
+const CLASS_OF_LARGE: u8 = 63;
+/// End of the user address space.
+const ADDRESS_MAX: u64 = 1 << 47;
+
+/// Slot sizes by class, in units (`size_classes`, src/malloc/mallocng/malloc.c).
+const CLASS_UNITS: [u16; 48] = [
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 20, 25, 31, 36, 42, 50, 63, 72, 84, 102, 127, 146, 170, 204, 255, 292,
+    340, 409, 511, 584, 682, 818, 1023, 1169, 1364, 1637, 2047, 2340, 2730, 3276, 4095, 4680, 5460, 6552, 8191,
+];
+
+/// Description of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Meta {
+    /// The group's first address.
+    memory: TargetAddr,
+    /// Slots that are not allocated, one bit each.
+    free: u32,
+    /// Number of slots, less one.
+    last: u8,
+    /// It can be freed: so, unless it has pages of its own, it lies in a slot.
+    freeable: bool,
+    /// Size of a slot.
+    stride_bytes: u64,
+    /// Number of pages mapped for it; 0 if it lies in other memory.
+    page_count: u64,
+}
+
+impl Meta {
+    /// Parses a meta; `None` if it is invalid.
+    fn parse(&[_, _, memory, masks, shape]: &[u64; META_WORDS]) -> Option<Self> {
+        let (available, freed) = ((masks & 0xffff_ffff) as u32, (masks >> 32) as u32);
+        let (last, class, page_count) = ((shape & 31) as u8, (shape >> 6 & 63) as u8, shape >> 12);
+        let slots_end = u64::from(last) + 1;
+        let single = last == 0 && page_count > 0;
+        let stride_bytes = match CLASS_UNITS.get(usize::from(class)) {
+            None if class != CLASS_OF_LARGE || !single => return None,
+            _ if single => page_count.checked_mul(PAGE_BYTES)? - UNIT_BYTES,
+            Some(&units) => u64::from(units) * UNIT_BYTES,
+            None => return None,
+        };
+        let meta = Self {
+            memory: TargetAddr(memory),
+            free: available | freed,
+            last,
+            freeable: shape & 32 != 0,
+            stride_bytes,
+            page_count,
+        };
+        let alignment = if page_count > 0 { PAGE_BYTES } else { UNIT_BYTES };
+        let size_bytes = UNIT_BYTES + slots_end * stride_bytes.min(ADDRESS_MAX);
+        let fits = memory.is_multiple_of(alignment)
+            && memory.checked_add(size_bytes.max(page_count.saturating_mul(PAGE_BYTES)))? <= ADDRESS_MAX
+            && (page_count == 0 || size_bytes <= page_count * PAGE_BYTES)
+            && u64::from(meta.free) >> slots_end == 0
+            && available & freed == 0;
+        fits.then_some(meta)
+    }
+
+    fn slot_count(&self) -> u32 {
+        u32::from(self.last) + 1
+    }
+
+    fn is_free(&self, index: u32) -> bool {
+        self.free >> index & 1 == 1
+    }
+
+    /// Returns the start of its slots.
+    fn storage(&self) -> TargetAddr {
+        TargetAddr(self.memory.0 + UNIT_BYTES)
+    }
+
+    /// Returns a slot; its last four bytes belong to the header of the next one.
+    fn slot(&self, index: u32) -> Span {
+        let start = self.storage().0 + u64::from(index) * self.stride_bytes;
+        span(start, start + self.stride_bytes)
+    }
+
+    /// Returns its whole range.
+    fn extent(&self) -> Span {
+        let pages = self.page_count * PAGE_BYTES;
+        let slots = UNIT_BYTES + u64::from(self.slot_count()) * self.stride_bytes;
+        self.memory..TargetAddr(self.memory.0 + pages.max(slots))
+    }
+
+    /// Returns whether it lies in a slot of another group.
+    fn is_nested(&self) -> bool {
+        self.page_count == 0 && self.freeable
+    }
+
+    /// Returns whether it is a single slot with pages of its own, which can have any size.
+    fn is_single(&self) -> bool {
+        self.last == 0 && self.page_count > 0
+    }
+}
+
+/// Returns all metas whose groups refer back to them, and the pages of metas. Other metas are unused, or their groups
+/// are being created or freed.
+fn metas(memory: &dyn Memory, contexts: &[Context]) -> (Vec<Meta>, Vec<Span>) {
+    let mut metas = Vec::new();
+    let mut seen = FxHashSet::default();
+    for context in contexts {
+        let mut area = context.first_area.0;
+        while area.is_multiple_of(PAGE_BYTES) && area < ADDRESS_MAX && !seen.contains(&area) {
+            let Some(page) = array::<AREA_WORDS>(memory, area).filter(|page| page[0] == context.secret) else { break };
+            seen.insert(area);
+            let slots = page[AREA_HEADER_WORDS..].as_chunks().0.iter().enumerate();
+            metas.extend(slots.filter_map(|(nth, words)| {
+                let meta = Meta::parse(words).filter(|meta| meta.memory.0 != 0)?;
+                let address = area + WORD_BYTES * (AREA_HEADER_WORDS + nth * META_WORDS) as u64;
+                (memory.word(meta.memory) == Some(address)).then_some(meta)
+            }));
+            area = page[1];
+        }
+    }
+    (metas, seen.into_iter().map(|area| span(area, area + PAGE_BYTES)).collect())
+}
+
+/// Maximum number of contexts of a process; there is one for each copy of musl.
+const CONTEXTS_MAX: usize = 4;
+/// Maximum number of bytes of a mapping to search: the data of the largest programs.
+const SEARCHED_BYTES_MAX: u64 = 256 << 20;
+// Fields as numbers of words (src/malloc/mallocng/meta.h, with the constant page size of x86-64).
+const INIT_DONE: usize = 1;
+const FREE_METAS: usize = 2;
+const UNUSED_META: usize = 3;
+const UNUSED_META_COUNT: usize = 4;
+const FIRST_AREA: usize = 7;
+const LAST_AREA: usize = 8;
+const ACTIVE: usize = 10;
+const ACTIVE_COUNT: usize = 48;
+const CONTEXT_WORDS: usize = ACTIVE + ACTIVE_COUNT;
+
+/// A heap's context: a variable of the program or of `libc.so`, usually without a symbol. It is identified by its
+/// secret, which is also in every page of metas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Context {
+    secret: u64,
+    /// The first page of metas.
+    first_area: TargetAddr,
+}
+
+/// Finds all contexts in the data of the program and its libraries.
+fn contexts(scene: &Scene<'_>) -> Vec<Context> {
+    let mut found: Vec<Context> = Vec::new();
+    for region in scene.module_data() {
+        let end = region.end.0.min(region.start.0.saturating_add(SEARCHED_BYTES_MAX));
+        for (start, words) in parts(scene.memory, region.start..TargetAddr(end)) {
+            for (address, pair) in (start..).step_by(size_of::<u64>()).zip(words.windows(2)) {
+                let is_initialized = pair[0] != 0 && pair[1] & 0xffff_ffff == 1;
+                if is_initialized
+                    && let Some(context) = context(scene.memory, address)
+                    && !found.contains(&context)
+                {
+                    found.push(context);
+                }
+                if found.len() == CONTEXTS_MAX {
+                    return found;
+                }
+            }
+        }
+    }
+    found
+}
+
+/// Returns the context at an address if all its fields are valid.
+fn context(memory: &dyn Memory, address: u64) -> Option<Context> {
+    let words = array::<CONTEXT_WORDS>(memory, address)?;
+    let secret = words[0];
+    let of_heap = |meta: u64| memory.word(TargetAddr(meta / PAGE_BYTES * PAGE_BYTES)) == Some(secret);
+    let is_page = |address: u64| address != 0 && address.is_multiple_of(PAGE_BYTES);
+    let fits = words[INIT_DONE] & 0xffff_ffff == 1
+        && is_page(words[FIRST_AREA])
+        && is_page(words[LAST_AREA])
+        && of_heap(words[FIRST_AREA])
+        && words[UNUSED_META_COUNT] <= AREA_METAS
+        && of_heap(words[UNUSED_META].saturating_sub(1));
+    let mut metas = [words[FREE_METAS]].into_iter().chain(words[ACTIVE..].iter().copied());
+    let all_of_heap = fits && metas.all(|meta| meta == 0 || of_heap(meta));
+    all_of_heap.then_some(Context { secret, first_area: TargetAddr(words[FIRST_AREA]) })
+}
+
+/// Bytes at the end of a slot that belong to the next header.
+const HEADER_BYTES: u64 = 4;
+/// Distance in units between offsets with the same low 16 bits.
+const FAR_UNITS: u64 = 1 << 16;
+
+/// The number of reserved bytes exceeds 4, and is in the slot's last four bytes.
+const RESERVED_FAR: u8 = 5;
+/// The slot contains a group.
+const GROUP: u8 = 6;
+/// At a slot's start: the block starts further on. With all other bits set, at a block: it is being freed.
+const ELSEWHERE: u8 = 7;
+const FREED: u8 = 0xff;
+
+/// Contents of a slot that is not free.
+///
+/// Each block is preceded by a header of four bytes: one that is 0 unless the offset exceeds 16 bits, one with the
+/// slot's index and, in its high three bits, the number of reserved bytes, and the units from the first slot to the
+/// block. Blocks move within their slots; the header at the slot's start then has the distance in units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    /// Being freed, or not allocated yet.
+    Changing,
+    Block(WalkedBlock),
+    /// A group of smaller slots.
+    Group,
+    /// Unknown.
+    Odd,
+}
+
+/// The header before an address, with the preceding four bytes.
+#[derive(Clone, Copy)]
+struct Header {
+    far_offset: u32,
+    is_far: bool,
+    info: u8,
+    offset: u16,
+}
+
+impl Header {
+    fn read(memory: &dyn Memory, address: u64) -> Option<Self> {
+        let [a, b, c, d, far, info, low, high] = memory.word(TargetAddr(address.checked_sub(8)?))?.to_le_bytes();
+        let far_offset = u32::from_le_bytes([a, b, c, d]);
+        Some(Self { far_offset, is_far: far != 0, info, offset: u16::from_le_bytes([low, high]) })
+    }
+
+    fn kind(self) -> u8 {
+        self.info >> 5
+    }
+
+    fn index(self) -> u32 {
+        u32::from(self.info & 31)
+    }
+
+    /// Returns whether nothing was written yet. For a group's first slot that is a valid header.
+    fn is_unwritten(self) -> bool {
+        self.info == 0 && self.offset == 0
+    }
+
+    /// Returns whether it is the header of a block at this distance from the first slot. The byte that selects the
+    /// format follows the previous slot, and may be overrun.
+    fn matches(self, index: u32, units: u64) -> bool {
+        let far = self.is_far && self.offset == 0 && units > u64::from(u16::MAX) && u64::from(self.far_offset) == units;
+        self.index() == index && (far || u64::from(self.offset) == units)
+    }
+}
+
+/// Reads a slot that its group's meta marks as allocated.
+fn read_slot(memory: &dyn Memory, meta: &Meta, index: u32) -> Slot {
+    let start = meta.slot(index).start.0;
+    let Some(header) = Header::read(memory, start) else { return Slot::Changing };
+    if header.info == FREED || (header.is_unwritten() && index > 0) {
+        return Slot::Changing;
+    }
+    if header.kind() == ELSEWHERE {
+        return displaced(memory, meta, index, u64::from(header.offset));
+    }
+    match header.matches(index, (start - meta.storage().0) / UNIT_BYTES) {
+        true if header.kind() == GROUP => Slot::Group,
+        true => block(memory, meta, index, start, header),
+        false => Slot::Odd,
+    }
+}
+
+/// Reads a block at a distance from the slot's start; for large ones only the low 16 bits are known.
+fn displaced(memory: &dyn Memory, meta: &Meta, index: u32, units: u64) -> Slot {
+    let slot = meta.slot(index);
+    let size_units = (slot.end.0 - slot.start.0) / UNIT_BYTES;
+    let first_units = (slot.start.0 - meta.storage().0) / UNIT_BYTES;
+    let at = |units: u64| {
+        let address = slot.start.0 + units * UNIT_BYTES;
+        Header::read(memory, address).map(|header| (address, header, header.matches(index, first_units + units)))
+    };
+    if meta.is_single() {
+        // Data from before the block was moved for alignment may be left at the near offset. Most of a block that
+        // reserves terabytes is untouched, and its header is where it was.
+        let far = memory.present(slot.clone()).into_iter().flat_map(|part| {
+            let within = |address: TargetAddr| (address.0 - slot.start.0) / UNIT_BYTES;
+            let first = within(part.start).saturating_sub(units).div_ceil(FAR_UNITS).max(1);
+            (first..)
+                .map(move |nth| units + nth * FAR_UNITS)
+                .take_while(move |&units| units < size_units.min(within(part.end).saturating_add(1)))
+        });
+        let found = far.filter_map(at).find(|&(_, header, matches)| matches && header.is_far);
+        if let Some((address, header, _)) = found {
+            return block(memory, meta, index, address, header);
+        }
+    }
+    if units == 0 || units >= size_units {
+        return Slot::Odd;
+    }
+    match at(units) {
+        None => Slot::Changing,
+        Some((_, header, _)) if header.is_unwritten() || header.info == FREED => Slot::Changing,
+        Some((address, header, true)) => block(memory, meta, index, address, header),
+        Some(_) => Slot::Odd,
+    }
+}
+
+/// Reads the block at an address whose header is valid. If the reserved size is overrun, the maximum size is assumed.
+fn block(memory: &dyn Memory, meta: &Meta, index: u32, address: u64, header: Header) -> Slot {
+    let end = meta.slot(index).end.0 - HEADER_BYTES;
+    let Some(most) = end.checked_sub(address) else { return Slot::Odd };
+    let reserved = match header.kind() {
+        RESERVED_FAR => {
+            let last = memory.word(TargetAddr(end - HEADER_BYTES)).map(|word| word & 0xffff_ffff);
+            last.filter(|reserved| (u64::from(RESERVED_FAR)..=most).contains(reserved)).unwrap_or(0)
+        }
+        kind if kind < RESERVED_FAR => u64::from(kind),
+        _ => return Slot::Odd,
+    };
+    Slot::Block(WalkedBlock { start: TargetAddr(address), size_bytes: most.saturating_sub(reserved) })
 }
 
 #[cfg(test)]

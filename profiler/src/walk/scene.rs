@@ -1,9 +1,9 @@
-//! Input and output of walks.
+//! Input and output of walks, and readers of memory that may contain anything.
 
 use crate::address::TargetAddr;
 use crate::collect::{Span, ThreadState};
-use crate::linux::proc::maps::Region;
-use crate::memory::Memory;
+use crate::linux::proc::maps::{Region, RegionKind};
+use crate::memory::{Memory, WORD_BYTES};
 
 /// Input of a walk.
 #[derive(Clone, Copy)]
@@ -36,6 +36,63 @@ pub struct WalkedBlock {
     pub start: TargetAddr,
     /// Usable size.
     pub size_bytes: u64,
+}
+
+impl<'a> Scene<'a> {
+    /// Returns private mappings that can be the data of a module: file-backed, or anonymous and following a file, for zero-initialized
+    /// variables.
+    pub(super) fn module_data(&self) -> impl Iterator<Item = &'a Region> {
+        let before = std::iter::once(None).chain(self.regions.iter().map(Some));
+        let is_file = |region: &Region| matches!(region.kind, RegionKind::File { .. });
+        let pairs = before.zip(self.regions).filter(move |(before, region)| {
+            let follows_file = || before.is_some_and(|before| is_file(before) && before.end == region.start);
+            let is_private = region.readable && region.writable && !region.shared;
+            is_private && (is_file(region) || (region.is_anonymous() && follows_file()))
+        });
+        pairs.map(|(_, region)| region)
+    }
+
+    /// Returns private anonymous mappings.
+    pub(super) fn anonymous(&self) -> impl Iterator<Item = &'a Region> {
+        self.regions.iter().filter(|region| region.is_anonymous() && region.writable && !region.shared)
+    }
+}
+
+pub(super) fn span(start: u64, end: u64) -> Span {
+    TargetAddr(start)..TargetAddr(end)
+}
+
+/// Returns the last span that starts at or before an address, from spans in ascending order.
+pub(super) fn last_before(spans: &[Span], address: u64) -> Option<&Span> {
+    spans[..spans.partition_point(|span| span.start.0 <= address)].last()
+}
+
+/// Bytes of memory to copy at a time.
+const PART_BYTES: u64 = 1 << 16;
+
+/// Returns the words at an address if all are present.
+pub(super) fn array<const N: usize>(memory: &dyn Memory, address: u64) -> Option<[u64; N]> {
+    let mut words = [[0; size_of::<u64>()]; N];
+    let whole = memory.read(TargetAddr(address), words.as_flattened_mut()) == size_of_val(&words);
+    whole.then(|| words.map(u64::from_le_bytes))
+}
+
+/// Returns the words from the start of a range to the first that is not present, at most 2^14.
+pub(super) fn words(memory: &dyn Memory, start: u64, end: u64) -> Vec<u64> {
+    let length = end.saturating_sub(start).min(2 * PART_BYTES);
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+    let read = memory.read(TargetAddr(start), &mut bytes);
+    bytes[..read].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
+
+/// Returns the present words of a range in parts with their addresses. Each part ends with the first word of the next one, so that pairs
+/// are complete.
+pub(super) fn parts(memory: &dyn Memory, range: Span) -> impl Iterator<Item = (u64, Vec<u64>)> {
+    memory.present(range).into_iter().flat_map(move |present| {
+        let (start, end) = (present.start.0.next_multiple_of(WORD_BYTES), present.end.0);
+        let starts = (0..end.saturating_sub(start).div_ceil(PART_BYTES)).map(move |nth| start + nth * PART_BYTES);
+        starts.map(move |at| (at, words(memory, at, end.min(at.saturating_add(PART_BYTES + WORD_BYTES)))))
+    })
 }
 
 /// Returns whether a range is mapped completely, and privately.

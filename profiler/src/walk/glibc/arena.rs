@@ -6,10 +6,8 @@
 //! 2.26 to 2.43.
 
 use crate::address::TargetAddr;
-use crate::collect::Span;
-use crate::linux::proc::maps::RegionKind;
 use crate::memory::{Memory, WORD_BYTES};
-use crate::walk::scene::Scene;
+use crate::walk::scene::{Scene, array, parts};
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 /// Number of list heads. The last list is unused, so its head always points to itself.
@@ -26,8 +24,6 @@ const END_AT: u64 = SYSTEM_BYTES_AT + 16;
 const ARENAS_MAX: usize = 1 << 16;
 /// Maximum number of copies of the library in a process.
 const LIBRARIES_MAX: usize = 16;
-/// Bytes to search at a time.
-const SEARCH_BYTES: usize = 1 << 18;
 /// Set in `flags` if the main arena's memory is not contiguous.
 const NONCONTIGUOUS: u64 = 2;
 
@@ -133,44 +129,24 @@ impl Circle {
     }
 }
 
-/// Returns every circle whose first arena is in a module's data.
+/// Returns every circle whose first arena is in a module's data: words that point to themselves as an empty last list are followed by
+/// the rest of an arena.
 pub(super) fn find(scene: &Scene<'_>) -> Vec<Circle> {
-    let is_data = |kind: &RegionKind| matches!(kind, RegionKind::File { .. });
     let mut circles = Vec::new();
     let mut arenas_left = ARENAS_MAX;
-    let mut buffer = vec![0; SEARCH_BYTES];
-    for region in scene.regions.iter().filter(|region| region.writable && !region.shared && is_data(&region.kind)) {
-        for part in scene.memory.present(region.start..region.end) {
-            let mut start = part.start.0.next_multiple_of(WORD_BYTES);
-            while start < part.end.0 && circles.len() < LIBRARIES_MAX {
-                let length = usize::try_from(part.end.0 - start).unwrap_or(usize::MAX).min(SEARCH_BYTES);
-                let read_bytes = scene.memory.read(TargetAddr(start), &mut buffer[..length]);
-                for top_at in candidates(start, &buffer[..read_bytes]) {
-                    circles.extend(Circle::read(scene.memory, top_at, &mut arenas_left));
+    for region in scene.module_data().filter(|region| !region.is_anonymous()) {
+        for (start, words) in parts(scene.memory, region.start..region.end) {
+            for (address, pair) in (start..).step_by(size_of::<u64>()).zip(words.windows(2)) {
+                if circles.len() == LIBRARIES_MAX {
+                    return circles;
                 }
-                // A head is two words: read the last word again.
-                match read_bytes as u64 {
-                    got if got > WORD_BYTES => start += got - WORD_BYTES,
-                    _ => break,
-                }
+                let is_empty_list = pair[0] == pair[1] && pair[0].checked_add(BINS_AT) == Some(address);
+                let top_at = address.checked_sub(BINS * 16).filter(|_| is_empty_list);
+                circles.extend(top_at.and_then(|top_at| Circle::read(scene.memory, top_at, &mut arenas_left)));
             }
         }
     }
     circles
-}
-
-/// Returns addresses of `top` fields whose last list points to itself.
-fn candidates(start: u64, bytes: &[u8]) -> impl Iterator<Item = u64> {
-    let words = bytes
-        .chunks_exact(size_of::<u64>())
-        .map(|word| word.iter().rev().fold(0_u64, |all, &byte| all << 8 | u64::from(byte)));
-    let mut before = None;
-    words.zip(0..).filter_map(move |(word, index)| {
-        let here = start + index * WORD_BYTES;
-        let pair = before == Some(word) && word.wrapping_add(BINS_AT + WORD_BYTES) == here;
-        before = Some(word);
-        pair.then(|| here.checked_sub(WORD_BYTES + BINS * 16)).flatten()
-    })
 }
 
 /// Returns whether valid list heads follow an arena's field `top`.
@@ -222,11 +198,8 @@ pub(super) fn heaps(memory: &dyn Memory, arena: &Arena) -> Result<Vec<Heap>, Str
     let mut heaps: Vec<Heap> = Vec::new();
     let mut bytes = 0_u64;
     loop {
-        let (owner, previous, size) =
-            (word(start), start.checked_add(8).and_then(word), start.checked_add(16).and_then(word));
-        let (Some(owner), Some(previous), Some(size)) = (owner, previous, size) else {
-            return Err(format!("the heap at {start:#x} cannot be read"));
-        };
+        let [owner, previous, size] =
+            array(memory, start).ok_or_else(|| format!("the heap at {start:#x} cannot be read"))?;
         // Detects cycles of heaps with few bytes.
         let is_cycle = heaps.get(heaps.len() / 2).is_some_and(|seen| seen.start == start);
         let end = start.checked_add(size).filter(|_| owner == arena.address && !is_cycle && heaps.len() < HEAPS_MAX);
@@ -251,8 +224,4 @@ fn top_heap(memory: &dyn Memory, arena: &Arena) -> Option<u64> {
         .chain(ALIGNMENTS_LOG2)
         .map(|log2| arena.top & !((1 << log2) - 1))
         .find(|&start| memory.word(TargetAddr(start)) == Some(arena.address))
-}
-
-pub(super) fn span(start: u64, end: u64) -> Span {
-    TargetAddr(start)..TargetAddr(end)
 }

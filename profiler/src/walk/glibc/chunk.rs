@@ -3,12 +3,12 @@
 
 use std::fmt;
 
-use super::arena::{Arena, PAGE_BYTES, heaps, span};
+use super::arena::{Arena, PAGE_BYTES, heaps};
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::linux::proc::maps::{RegionKind, region_of};
 use crate::memory::{Memory, WORD_BYTES};
-use crate::walk::scene::{Scene, Walk, WalkedBlock};
+use crate::walk::scene::{Scene, Walk, WalkedBlock, span};
 
 /// Offset of a block in its chunk.
 pub(super) const HEADER_BYTES: u64 = 16;
@@ -244,8 +244,7 @@ fn search(chunks: &mut Chunks<'_>, piece: Piece) -> Option<(u64, u64)> {
 /// Walks an arena in several places: consistent pieces of anonymous memory with as many bytes as the arena has.
 fn scattered(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, areas: &[Span]) -> Result<Vec<Span>, String> {
     let mut pieces: Vec<Span> = Vec::new();
-    let private = scene.regions.iter().filter(|region| region.is_anonymous() && region.writable && !region.shared);
-    for region in private.filter(|region| !areas.iter().any(|area| region.contains(area.start))) {
+    for region in scene.anonymous().filter(|region| !areas.iter().any(|area| region.contains(area.start))) {
         let mut at = region.start.0;
         // Reserved address space that was never touched can be terabytes.
         for part in scene.memory.present(region.start..region.end) {
@@ -276,7 +275,7 @@ fn scattered(scene: &Scene<'_>, arena: &Arena, chunks: &mut Chunks<'_>, areas: &
 const WINDOW_BYTES: usize = 1 << 16;
 
 /// Buffered reader of words in ascending order.
-pub(super) struct Words<'a> {
+struct Words<'a> {
     memory: &'a dyn Memory,
     window: Box<[u8]>,
     start: u64,
@@ -284,12 +283,12 @@ pub(super) struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    pub(super) fn new(memory: &'a dyn Memory) -> Self {
+    fn new(memory: &'a dyn Memory) -> Self {
         Self { memory, window: vec![0; WINDOW_BYTES].into_boxed_slice(), start: 0, filled_bytes: 0 }
     }
 
     /// Returns the word at this address. Cheap if it is in the buffer.
-    pub(super) fn at(&mut self, address: u64) -> Option<u64> {
+    fn at(&mut self, address: u64) -> Option<u64> {
         self.held(address).or_else(|| {
             self.filled_bytes = self.memory.read(TargetAddr(address), &mut self.window);
             self.start = address;

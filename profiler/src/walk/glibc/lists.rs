@@ -5,14 +5,14 @@
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 
-use super::arena::{Arena, Circle, span};
+use super::arena::{Arena, Circle};
 use super::chunk::{CHUNK_BYTES_MIN, FLAGS, HEADER_BYTES};
 use crate::address::TargetAddr;
 use crate::collect::Span;
 use crate::collect::spans::joined;
 use crate::linux::proc::maps::region_of;
 use crate::memory::{Memory, WORD_BYTES};
-use crate::walk::scene::{Scene, WalkedBlock};
+use crate::walk::scene::{Scene, WalkedBlock, last_before, span};
 
 /// Format of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,10 +222,7 @@ pub(super) fn is_busy(scene: &Scene<'_>, circles: &[Circle], caches: &[TargetAdd
     let arenas = circles.iter().map(|circle| joined(circle.arenas().map(|it| span(it.address, it.end())).collect()));
     let arenas: Vec<Vec<Span>> = arenas.collect();
     let caches = joined(caches.iter().map(|cache| span(cache.0, cache.0 + CACHE_BYTES_MAX as u64)).collect());
-    let holds = |spans: &[Span], word: u64| {
-        let behind = spans.partition_point(|span| span.start.0 <= word);
-        spans[..behind].last().is_some_and(|span| word < span.end.0)
-    };
+    let holds = |spans: &[Span], word: u64| last_before(spans, word).is_some_and(|span| word < span.end.0);
     scene.threads.iter().any(|thread| {
         let Some(code) = region_of(scene.regions, thread.instruction) else { return false };
         let in_call = thread.instruction.0.checked_sub(SYSTEM_CALL.len() as u64).is_some_and(|before| {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::address::TargetAddr;
 use crate::linux::proc::maps::{Region, RegionKind};
 use crate::memory::Copied;
-use crate::walk::fixture::Patient;
+use crate::walk::tests::Patient;
 use crate::walk::{Scene, Walk};
 
 const DATA: u64 = 0x5555_0000_0000;

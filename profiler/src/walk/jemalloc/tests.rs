@@ -7,13 +7,13 @@ use std::process::{Child, Command, Stdio};
 use super::*;
 use crate::ids::Pid;
 use crate::object::fixture::Workshop;
-use crate::walk::fixture::{self, Live};
+use crate::walk::tests::{self, Live};
 
 fn check_program(flags: &[&str], threads: u32, blocks: u32) {
     let workshop = Workshop::new();
     let mut all = vec!["-O1", "-Wall", "-Werror"];
     all.extend_from_slice(flags);
-    let program = workshop.compile("gcc", "live.c", fixture::SOURCE, &all);
+    let program = workshop.compile("gcc", "live.c", tests::SOURCE, &all);
     let mut live = Live::start(&program, threads, blocks);
     let expected = live.run();
     let (regions, memory) = live.memory();
@@ -79,7 +79,7 @@ fn blocks_of_redis_have_the_size_that_it_reports() {
     while !std::fs::read_to_string(format!("/proc/{}/stat", server.0.id())).expect("it lives").contains(") T ") {
         std::thread::yield_now();
     }
-    let (regions, memory) = fixture::memory(Pid(server.0.id()));
+    let (regions, memory) = tests::memory(Pid(server.0.id()));
     let walk = walk(&Scene { memory: &memory, regions: &regions, threads: &[] }).expect("a heap");
     drop(server);
     assert_eq!(walk.gaps, [""; 0]);
@@ -87,4 +87,15 @@ fn blocks_of_redis_have_the_size_that_it_reports() {
     let bytes: u64 = walk.blocks.iter().map(|block| block.size_bytes).sum();
     // Besides: what its cache keeps, and blocks of libraries.
     assert!((used - (64 << 10)..used + (2 << 20)).contains(&bytes), "{bytes} bytes of {used}");
+}
+
+#[test]
+fn there_are_four_classes_to_each_power_of_two() {
+    let check = |quantum, expected: &[u64]| assert_eq!(Sizes::with_quantum(quantum).0[..expected.len()], *expected);
+    check(16, &[8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320]);
+    check(8, &[8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160]);
+    let sizes = Sizes::with_quantum(16);
+    assert_eq!(sizes.of(35), Some(14336), "the largest in a slab");
+    assert_eq!(sizes.slab_bytes(14336), 7 * 4096);
+    assert_eq!(sizes.slab_bytes(48), 3 * 4096);
 }

@@ -4,7 +4,7 @@ mod made;
 
 use super::*;
 use crate::object::fixture::Workshop;
-use crate::walk::fixture::{self, Live};
+use crate::walk::tests::{self, Live};
 
 fn walked(live: &Live) -> Walk {
     let (regions, memory) = live.memory();
@@ -16,7 +16,7 @@ fn check_program(flags: &[&str], threads: u32, blocks: u32) {
     let directory = Workshop::new();
     let mut all = vec!["-O1", "-Wall", "-Werror"];
     all.extend_from_slice(flags);
-    let program = directory.compile("musl-gcc", "live.c", fixture::SOURCE, &all);
+    let program = directory.compile("musl-gcc", "live.c", tests::SOURCE, &all);
     let mut live = Live::start(&program, threads, blocks);
     let before = walked(&live);
     assert_eq!(before.gaps, [""; 0]);

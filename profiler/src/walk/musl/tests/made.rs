@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::super::*;
 use crate::memory::Copied;
-use crate::walk::fixture::Patient;
+use crate::walk::tests::Patient;
 
 const SECRET: u64 = 0x5ec2_e7a1_b2c3_d4e5;
 const DATA: u64 = 0x5000_0000;

@@ -1,5 +1,5 @@
 //! Fixtures for tests of walks: programs that make random calls of their allocator, list their blocks, and wait; and
-//! memory that limits the number of reads.
+//! memory that limits the number of reads. And a test of what all walks share.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -10,6 +10,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::scene::WalkedBlock;
+use super::with_one_break;
 use crate::address::TargetAddr;
 use crate::collect::ThreadState;
 use crate::ids::{Pid, Tid};
@@ -122,4 +123,18 @@ impl Memory for Patient {
     fn slice(&self, address: TargetAddr, length: usize) -> Option<&[u8]> {
         self.memory.slice(address, length)
     }
+}
+
+#[test]
+fn brk_regions_from_before_and_after_a_fork_are_joined() {
+    let other = || RegionKind::Anonymous { name: None };
+    let regions = [
+        Region::synthetic(0x1000, 0x1000, other()),
+        Region::synthetic(0x2000, 0x1000, RegionKind::Brk),
+        Region::synthetic(0x3000, 0x1000, RegionKind::Brk),
+        Region::synthetic(0x5000, 0x1000, RegionKind::Brk),
+    ];
+    let spans = |regions: &[Region]| regions.iter().map(|it| (it.start.0, it.end.0)).collect::<Vec<_>>();
+    let expected = [(0x1000, 0x2000), (0x2000, 0x4000), (0x5000, 0x6000)];
+    assert_eq!(spans(&with_one_break(&regions)), expected);
 }
