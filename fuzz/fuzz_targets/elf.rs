@@ -8,8 +8,7 @@ use heapbpf::internals::address::{FileOffset, LinkAddr, TargetAddr};
 use heapbpf::internals::allocator::spec::HookSpec;
 use heapbpf::internals::object::image::Image;
 use heapbpf::internals::object::module::{Module, Recorded};
-use heapbpf::internals::object::symbols::{Search, Symbols};
-use heapbpf::internals::object::vtables::Vtables;
+use heapbpf::internals::object::symbols::{Search, Symbols, Vtables};
 use heapbpf::internals::probe::code::Code;
 use heapbpf::internals::probe::place::{Emulation, PlacementMode, place};
 

@@ -142,10 +142,7 @@ pub mod internals {
             pub use crate::object::module::{Module, ModuleStore, Modules, Recorded};
         }
         pub mod symbols {
-            pub use crate::object::symbols::{Search, Symbols};
-        }
-        pub mod vtables {
-            pub use crate::object::vtables::Vtables;
+            pub use crate::object::symbols::{Search, Symbols, Vtables};
         }
     }
     pub mod probe {

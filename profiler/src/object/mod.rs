@@ -3,15 +3,16 @@
 //! A target may have written every byte read here. So sizes are checked before memory is allocated, arithmetic is checked, and files are
 //! read instead of mapped: truncating a mapped file kills its reader.
 
-pub(crate) mod debug_link;
+pub(crate) mod debug_files;
 pub(crate) mod elf;
-#[cfg(test)]
-pub(crate) mod fixture;
 pub(crate) mod image;
 pub(crate) mod module;
-pub(crate) mod open;
 pub(crate) mod symbols;
-pub(crate) mod vtables;
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+pub(crate) use tests::fixture;
 
 /// Why a module cannot be inspected. It still has a path, and addresses in it can be shown as offsets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -5,10 +5,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::debug_link::{self, DebugLink};
+use super::ObjectError;
+use super::debug_files::{self, DebugLink};
 use super::elf::{self, BuildId, Elf, Segment};
-use super::image::{Identity, Image};
-use super::{ObjectError, open};
+use super::image::{self, Identity, Image};
 use crate::address::{FileOffset, LinkAddr, TargetAddr};
 use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::maps::{Device, Mapping, MappingName};
@@ -45,7 +45,8 @@ impl Module {
         let contents = image.map(|image| {
             let elf = Elf::read(&image);
             // Resolved now, because the target's root directory may be gone when names are needed.
-            let debug_link = elf.as_ref().ok().and_then(|elf| debug_link::find(root, Path::new(path), &image, elf));
+            let debug_link =
+                elf.as_ref().ok().and_then(|elf| debug_files::find_linked(root, Path::new(path), &image, elf));
             Contents { image, elf, debug_link }
         });
         Self { path: path.into(), contents, recorded: Recorded::default() }
@@ -154,7 +155,7 @@ impl ModuleStore {
         match &mapping.name {
             MappingName::Anonymous => None,
             MappingName::File { path, .. } => {
-                let image = open::mapped_file(pid, mapping, path);
+                let image = image::open_mapped(pid, mapping, path);
                 let key = match &image {
                     Ok(image) => Key::File(image.identity()),
                     Err(_) => Key::Unopened(mapping.device, mapping.inode, path.clone()),
@@ -162,7 +163,7 @@ impl ModuleStore {
                 Some(self.intern(key, &path.to_string_lossy(), &entry_path(pid, "root"), || image))
             }
             MappingName::Special(name) if name == "[vdso]" => {
-                let (key, image) = match open::vdso(pid, mapping) {
+                let (key, image) = match image::read_vdso(pid, mapping) {
                     Ok(bytes) => (Key::Image(bytes.clone()), Ok(bytes)),
                     Err(error) => (Key::Special(name.clone()), Err(error)),
                 };
@@ -177,7 +178,7 @@ impl ModuleStore {
 
     /// The module at a path of this process.
     pub fn intern_path(&mut self, path: &Path) -> Result<ModuleId, ObjectError> {
-        let image = open::open_regular(path)?;
+        let image = image::open_regular(path)?;
         Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), Path::new(OWN_ROOT), || Ok(image)))
     }
 

@@ -17,7 +17,7 @@ const TABLE_BYTES_MAX: u64 = 1 << 29;
 
 /// Maximum bytes of both if another table has been searched already: the remaining functions are not worth more than a fraction of a
 /// second and of the agent's memory.
-pub(super) const EXTRA_BYTES_MAX: u64 = 1 << 28;
+const EXTRA_BYTES_MAX: u64 = 1 << 28;
 
 /// Prefix of the compiler's own functions since Rust 1.87, such as `_RNvCs…_7___rustc12___rust_alloc`.
 const RUSTC_CRATE: &[u8] = b"7___rustc";
@@ -185,7 +185,7 @@ fn plain_name(mangled: &[u8]) -> Option<&[u8]> {
 }
 
 /// A symbol table with its strings and versions.
-pub(super) struct Table {
+struct Table {
     symbols: Vec<u8>,
     strings: Vec<u8>,
     /// One 16-bit index per symbol; empty if there are no versions.
@@ -193,7 +193,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn read(image: &Image, elf: &Elf, source: SymbolSource, bytes_max: u64) -> Option<Self> {
+    fn read(image: &Image, elf: &Elf, source: SymbolSource, bytes_max: u64) -> Option<Self> {
         let read = |section: &Section| image.read(section.offset, section.size_bytes, bytes_max).ok();
         let of_kind = |kind| elf.sections.iter().find(|section| section.kind == kind);
         let (table, versions) = match source {
@@ -207,7 +207,7 @@ impl Table {
     }
 
     /// The symbols; empty if the table is malformed.
-    pub(super) fn symbols(&self) -> &[Sym64<LE>] {
+    fn symbols(&self) -> &[Sym64<LE>] {
         slice_from_all_bytes(&self.symbols).unwrap_or_default()
     }
 
@@ -223,7 +223,7 @@ impl Table {
 
     /// The name at this offset, unless it exceeds `longest`, and whether it can be the default version. Names in `.symtab` contain their
     /// version (`memcpy@GLIBC_2.2.5`, the default `memcpy@@GLIBC_2.14`).
-    pub(super) fn name(&self, at: u32, longest: usize) -> Option<(&[u8], bool)> {
+    fn name(&self, at: u32, longest: usize) -> Option<(&[u8], bool)> {
         let tail = self.strings.get(at as usize..)?;
         let tail = &tail[..tail.len().min(longest.saturating_add(1))];
         let end = tail.iter().position(|&byte| matches!(byte, 0 | b'@'))?;
@@ -232,13 +232,85 @@ impl Table {
     }
 
     /// Whether the name at this offset has this prefix.
-    pub(super) fn begins(&self, at: u32, prefix: &[u8]) -> bool {
+    fn begins(&self, at: u32, prefix: &[u8]) -> bool {
         self.strings.get(at as usize..).is_some_and(|tail| tail.starts_with(prefix))
     }
 
     fn version(&self, index: usize) -> u16 {
         let bytes = index.checked_mul(2).and_then(|at| self.versions.get(at..)?.first_chunk::<2>());
         bytes.map_or(0, |&bytes| u16::from_le_bytes(bytes))
+    }
+}
+
+/// Prefix of the symbols of virtual tables (Itanium C++ ABI, 5.1.4.1).
+const VTABLE_PREFIX: &[u8] = b"_ZTV";
+
+/// Bytes before the first function: offset to top and type information (Itanium C++ ABI, 2.5.2).
+const HEAD_BYTES: u64 = 16;
+
+/// Size of a function pointer.
+const ENTRY_BYTES: u64 = 8;
+
+/// Maximum length of a name in bytes: longer ones are not demangled anyway.
+const NAME_BYTES_MAX: usize = 1 << 14;
+
+/// Maximum bytes of names of a module. Real ones have a few megabytes; a forged file can repeat the same long name a million times.
+const NAMES_BYTES_MAX: usize = 1 << 26;
+
+/// The virtual tables of a module's C++ classes, by rising address, from their symbols. Modules without symbols have none, and Rust's
+/// virtual tables have no symbols.
+#[derive(Debug, Default)]
+pub struct Vtables(Vec<Vtable>);
+
+/// A symbol `_ZTV…`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Vtable {
+    start: u64,
+    end: u64,
+    symbol: Box<str>,
+}
+
+impl Vtables {
+    /// Reads them from `.symtab`, which has all, and from `.dynsym`, which stripped modules have too. Malformed or too large symbol
+    /// tables count as empty.
+    pub fn of(module: &Module) -> Result<Self, ObjectError> {
+        let image = module.image().map_err(Clone::clone)?;
+        let elf = module.elf().map_err(Clone::clone)?;
+        let mut tables = Vec::new();
+        let mut room_bytes = NAMES_BYTES_MAX;
+        for source in [SymbolSource::Dynamic, SymbolSource::Static] {
+            if let Some(table) = Table::read(image, elf, source, EXTRA_BYTES_MAX) {
+                scan_vtables(&table, &mut tables, &mut room_bytes);
+            }
+        }
+        tables.sort_unstable();
+        tables.dedup();
+        Ok(Self(tables))
+    }
+
+    /// The symbol of the virtual table of an object whose first word is this address. It points behind the head of the table or, in a
+    /// class with several bases, of one of the tables that follow in the same symbol.
+    pub fn symbol(&self, address: LinkAddr) -> Option<&str> {
+        let behind = self.0.partition_point(|table| table.start <= address.0);
+        let table = self.0[..behind].last()?;
+        let inside = address.0 - table.start;
+        let points = inside >= HEAD_BYTES && inside.is_multiple_of(ENTRY_BYTES) && address.0 < table.end;
+        points.then_some(&*table.symbol)
+    }
+}
+
+fn scan_vtables(table: &Table, tables: &mut Vec<Vtable>, room_bytes: &mut usize) {
+    for symbol in table.symbols() {
+        let is_defined = symbol.st_shndx.get(LE) != abi::SHN_UNDEF && symbol.st_type() == abi::STT_OBJECT;
+        let (start, size_bytes) = (symbol.st_value.get(LE), symbol.st_size.get(LE));
+        if !is_defined || size_bytes <= HEAD_BYTES || !table.begins(symbol.st_name.get(LE), VTABLE_PREFIX) {
+            continue;
+        }
+        let Some((name, _)) = table.name(symbol.st_name.get(LE), NAME_BYTES_MAX) else { continue };
+        let (Ok(name), Some(end)) = (std::str::from_utf8(name), start.checked_add(size_bytes)) else { continue };
+        let Some(left) = room_bytes.checked_sub(name.len() + size_of::<Vtable>()) else { return };
+        *room_bytes = left;
+        tables.push(Vtable { start, end, symbol: name.into() });
     }
 }
 

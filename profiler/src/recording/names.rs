@@ -12,8 +12,8 @@ use crate::ids::ModuleId;
 use crate::model::Symbolization;
 use crate::object::ObjectError;
 use crate::object::elf::BuildId;
+use crate::object::image::open_regular;
 use crate::object::module::{Module, Modules, Recorded};
-use crate::object::open::open_regular;
 use crate::snapshot::Snapshot;
 use crate::symbolize::{Resolve, ResolvedFrame};
 

@@ -20,96 +20,59 @@ enum Holds {
     Allocated,
 }
 
-/// C++ templates and Rust generics, with their element types.
-const CONTAINERS: &[(&str, Holds)] = &[
-    ("__gnu_cxx::__alloc_traits", Holds::Allocated),
-    ("__gnu_cxx::malloc_allocator", Holds::First),
-    ("__gnu_cxx::new_allocator", Holds::First),
-    ("std::_Deque_base", Holds::First),
-    ("std::_Fwd_list_base", Holds::First),
-    ("std::_Hashtable", Holds::Second),
-    ("std::_List_base", Holds::First),
-    ("std::_Rb_tree", Holds::Second),
-    ("std::_Vector_base", Holds::First),
-    ("std::__allocate_at_least", Holds::Allocated),
-    ("std::__allocate_guarded", Holds::Allocated),
-    ("std::__allocation_guard", Holds::Allocated),
-    ("std::__detail::_Hashtable_alloc", Holds::Allocated),
-    ("std::__detail::_Insert", Holds::Second),
-    ("std::__detail::_Insert_base", Holds::Second),
-    ("std::__detail::_Map_base", Holds::Second),
-    ("std::__detail::_Rehash_base", Holds::Second),
-    ("std::__forward_list_base", Holds::First),
-    ("std::__hash_table", Holds::First),
-    ("std::__list_imp", Holds::First),
-    ("std::__new_allocator", Holds::First),
-    ("std::__split_buffer", Holds::First),
-    ("std::__tree", Holds::First),
-    ("std::__vector_base", Holds::First),
-    ("std::allocate_shared", Holds::First),
-    ("std::allocator", Holds::First),
-    ("std::allocator_traits", Holds::Allocated),
-    ("std::basic_string", Holds::First),
-    ("std::deque", Holds::First),
-    ("std::forward_list", Holds::First),
-    ("std::list", Holds::First),
-    ("std::make_shared", Holds::First),
-    ("std::make_unique", Holds::First),
-    ("std::make_unique_for_overwrite", Holds::First),
-    ("std::map", Holds::Pair),
-    ("std::multimap", Holds::Pair),
-    ("std::multiset", Holds::First),
-    ("std::pmr::polymorphic_allocator", Holds::First),
-    ("std::set", Holds::First),
-    ("std::unordered_map", Holds::Pair),
-    ("std::unordered_multimap", Holds::Pair),
-    ("std::unordered_multiset", Holds::First),
-    ("std::unordered_set", Holds::First),
-    ("std::valarray", Holds::First),
-    ("std::vector", Holds::First),
-    ("alloc::boxed::Box", Holds::First),
-    ("alloc::collections::binary_heap::BinaryHeap", Holds::First),
-    ("alloc::collections::btree::map::BTreeMap", Holds::Tuple),
-    ("alloc::collections::btree::node::InternalNode", Holds::Tuple),
-    ("alloc::collections::btree::node::LeafNode", Holds::Tuple),
-    ("alloc::collections::btree::set::BTreeSet", Holds::First),
-    ("alloc::collections::linked_list::LinkedList", Holds::First),
-    ("alloc::collections::vec_deque::VecDeque", Holds::First),
-    ("alloc::raw_vec::RawVec", Holds::First),
-    ("alloc::rc::Rc", Holds::First),
-    ("alloc::slice::hack::to_vec", Holds::First),
-    ("alloc::sync::Arc", Holds::First),
-    ("alloc::vec::Vec", Holds::First),
-    ("alloc::vec::from_elem", Holds::First),
-    ("hashbrown::map::HashMap", Holds::Tuple),
-    ("hashbrown::raw::RawTable", Holds::First),
-    ("hashbrown::set::HashSet", Holds::First),
-    ("std::collections::hash::map::HashMap", Holds::Tuple),
-    ("std::collections::hash::set::HashSet", Holds::First),
+/// C++ templates and Rust generics: namespace, element type, names.
+const CONTAINERS: &[(&str, Holds, &str)] = &[
+    ("__gnu_cxx", Holds::Allocated, "__alloc_traits"),
+    ("__gnu_cxx", Holds::First, "malloc_allocator new_allocator"),
+    (
+        "std",
+        Holds::First,
+        "_Deque_base _Fwd_list_base _List_base _Vector_base __forward_list_base __hash_table __list_imp \
+            __new_allocator __split_buffer __tree __vector_base allocate_shared allocator basic_string deque \
+            forward_list list make_shared make_unique make_unique_for_overwrite multiset set unordered_multiset \
+            unordered_set valarray vector",
+    ),
+    ("std", Holds::Second, "_Hashtable _Rb_tree"),
+    ("std", Holds::Allocated, "__allocate_at_least __allocate_guarded __allocation_guard allocator_traits"),
+    ("std::__detail", Holds::Allocated, "_Hashtable_alloc"),
+    ("std::__detail", Holds::Second, "_Insert _Insert_base _Map_base _Rehash_base"),
+    ("std", Holds::Pair, "map multimap unordered_map unordered_multimap"),
+    ("std::pmr", Holds::First, "polymorphic_allocator"),
+    ("alloc::boxed", Holds::First, "Box"),
+    ("alloc::collections::binary_heap", Holds::First, "BinaryHeap"),
+    ("alloc::collections::btree::map", Holds::Tuple, "BTreeMap"),
+    ("alloc::collections::btree::node", Holds::Tuple, "InternalNode LeafNode"),
+    ("alloc::collections::btree::set", Holds::First, "BTreeSet"),
+    ("alloc::collections::linked_list", Holds::First, "LinkedList"),
+    ("alloc::collections::vec_deque", Holds::First, "VecDeque"),
+    ("alloc::raw_vec", Holds::First, "RawVec"),
+    ("alloc::rc", Holds::First, "Rc"),
+    ("alloc::slice::hack", Holds::First, "to_vec"),
+    ("alloc::sync", Holds::First, "Arc"),
+    ("alloc::vec", Holds::First, "Vec from_elem"),
+    ("hashbrown::map", Holds::Tuple, "HashMap"),
+    ("hashbrown::raw", Holds::First, "RawTable"),
+    ("hashbrown::set", Holds::First, "HashSet"),
+    ("std::collections::hash::map", Holds::Tuple, "HashMap"),
+    ("std::collections::hash::set", Holds::First, "HashSet"),
 ];
 
 /// Nodes that containers put around a value.
-const NODES: &[(&str, Holds)] = &[
-    ("std::_Fwd_list_node", Holds::First),
-    ("std::_List_node", Holds::First),
-    ("std::_Rb_tree_node", Holds::First),
-    ("std::_Sp_counted_ptr_inplace", Holds::First),
-    ("std::__detail::_Hash_node", Holds::First),
-    ("std::__forward_list_node", Holds::First),
-    ("std::__hash_node", Holds::First),
-    ("std::__hash_value_type", Holds::Pair),
-    ("std::__list_node", Holds::First),
-    ("std::__shared_ptr_emplace", Holds::First),
-    ("std::__tree_node", Holds::First),
-    ("std::__value_type", Holds::Pair),
-    ("alloc::collections::btree::node::InternalNode", Holds::Tuple),
-    ("alloc::collections::btree::node::LeafNode", Holds::Tuple),
-    ("alloc::collections::linked_list::Node", Holds::First),
-    ("alloc::rc::RcBox", Holds::First),
-    ("alloc::rc::RcInner", Holds::First),
-    ("alloc::sync::ArcInner", Holds::First),
-    ("core::mem::manually_drop::ManuallyDrop", Holds::First),
-    ("core::mem::maybe_uninit::MaybeUninit", Holds::First),
+const NODES: &[(&str, Holds, &str)] = &[
+    (
+        "std",
+        Holds::First,
+        "_Fwd_list_node _List_node _Rb_tree_node _Sp_counted_ptr_inplace __forward_list_node __hash_node \
+            __list_node __shared_ptr_emplace __tree_node",
+    ),
+    ("std::__detail", Holds::First, "_Hash_node"),
+    ("std", Holds::Pair, "__hash_value_type __value_type"),
+    ("alloc::collections::btree::node", Holds::Tuple, "InternalNode LeafNode"),
+    ("alloc::collections::linked_list", Holds::First, "Node"),
+    ("alloc::rc", Holds::First, "RcBox RcInner"),
+    ("alloc::sync", Holds::First, "ArcInner"),
+    ("core::mem::manually_drop", Holds::First, "ManuallyDrop"),
+    ("core::mem::maybe_uninit", Holds::First, "MaybeUninit"),
 ];
 
 /// Prefixes of untyped functions between containers and allocators.
@@ -183,7 +146,7 @@ pub(crate) fn element_of(name: &str) -> Element {
         }
     }
     let is_rust = ["alloc::", "hashbrown::", "std::collections::"].iter().any(|root| found.path.starts_with(root));
-    if let Some(&(_, how)) = CONTAINERS.iter().find(|(path, _)| *path == found.path) {
+    if let Some(how) = find(CONTAINERS, &found.path) {
         let function = found.rest.trim_start_matches(':');
         if NOT_VALUES.iter().any(|other| function.starts_with(other)) {
             return Element::Stop;
@@ -195,6 +158,13 @@ pub(crate) fn element_of(name: &str) -> Element {
     }
     let is_between = BETWEEN.iter().any(|path| found.path.starts_with(path)) || ALLOCATORS.contains(&&*found.path);
     if is_between { Element::Nothing } else { Element::Stop }
+}
+
+fn find(table: &[(&str, Holds, &str)], path: &str) -> Option<Holds> {
+    let (namespace, name) = path.rsplit_once("::")?;
+    let is_row =
+        |&&(of, _, names): &&(&str, Holds, &str)| of == namespace && names.split(' ').any(|known| known == name);
+    table.iter().find(is_row).map(|&(_, how, _)| how)
 }
 
 /// Handles `operator new`, and `Foo::operator new` of a class.
@@ -227,8 +197,8 @@ fn holds(name: &str, is_rust: bool) -> Element {
     let mut name = Cow::Borrowed(name.trim());
     for _ in 0..LAYERS_MAX {
         let found = Qualified::of_type(&name);
-        let node = NODES.iter().find(|(path, _)| *path == found.path && found.rest.trim().is_empty());
-        let Some(inside) = node.and_then(|&(_, how)| argument(how, &found.arguments)) else { break };
+        let node = find(NODES, &found.path).filter(|_| found.rest.trim().is_empty());
+        let Some(inside) = node.and_then(|how| argument(how, &found.arguments)) else { break };
         name = Cow::Owned(inside.into_owned());
     }
     // A set is a map to nothing.

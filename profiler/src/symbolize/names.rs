@@ -6,15 +6,37 @@ use std::sync::Arc;
 
 use profiler_common::stack::StackEnd;
 use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
-use super::resolve::{Resolve, ResolvedFrame};
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::{HeapId, ModuleId, Tid};
 use crate::ledger::snapshot::{CallsiteSnapshot, Stack, TargetSnapshot};
-use crate::model::{CallsiteProfile, Frame, FrameId, ThreadProfile};
-use crate::object::module::Modules;
+use crate::model::{CallsiteProfile, Frame, FrameId, Symbolization, ThreadProfile};
+use crate::object::module::{Module, Modules};
 use crate::process::address_space::{AddressSpace, CodeOrigin, Location};
 use crate::snapshot::ThreadNames;
+
+/// A function that was active at an address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ResolvedFrame {
+    /// Demangled, if known.
+    pub function: Option<Arc<str>>,
+    pub file: Option<Arc<str>>,
+    pub line: Option<u32>,
+    /// Its call was inlined into the next function.
+    pub inlined: bool,
+}
+
+/// Symbolizes locations in modules.
+pub trait Resolve {
+    /// Returns for each offset, in order, the functions active there, innermost first; none if unknown. Offsets lie
+    /// inside instructions: return addresses must be adjusted.
+    fn resolve(&self, id: ModuleId, module: &Module, offsets: &[FileOffset]) -> Vec<Arc<[ResolvedFrame]>>;
+
+    fn symbolization(&self) -> Symbolization {
+        Symbolization::default()
+    }
+}
 
 /// A target whose stacks are to be symbolized.
 #[derive(Clone, Copy, Debug)]

@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::history::Clip;
-use super::names::{Threads, Unnamed, name_profile};
-use super::resolve::Resolve;
+use super::names::{Resolve, Threads, Unnamed, name_profile};
 use super::trim::trim;
 use crate::address::TargetAddr;
 use crate::ids::ModuleId;
 use crate::leak::growth::{Growth, Growths};
 use crate::ledger::snapshot::TargetSnapshot;
-use crate::ledger::totals::Amounts;
-use crate::model::{CallsiteProfile, Health, HeapProfile, MappingProfile, ModuleProfile, Profile, TargetProfile};
-use crate::model::{LeakCandidate, Leaks};
+use crate::ledger::totals::{Amounts, Held, Totals};
+use crate::model::history::{Change, History, Instant, Moment};
+use crate::model::{
+    CallsiteProfile, Health, HeapProfile, LeakCandidate, Leaks, MappingProfile, ModuleProfile, Profile, TargetProfile,
+};
 use crate::object::module::Modules;
 use crate::process::address_space::{AddressSpace, MappedModule};
-use crate::snapshot::{HeapFacts, Scope, Snapshot, TargetState};
+use crate::snapshot::{Base, HeapFacts, Scope, Snapshot, TargetState};
 use crate::units::MonotonicNanos;
 
 /// Symbolizes a scope of a snapshot. `trims` removes runtime frames from stacks.
@@ -69,15 +69,17 @@ pub fn profile(snapshot: &Snapshot, scope: Scope, resolver: &dyn Resolve, trims:
 fn of_target(
     target: &TargetState,
     ledger: &TargetSnapshot,
-    callsites: Vec<CallsiteProfile>,
+    mut callsites: Vec<CallsiteProfile>,
     scope: Scope,
     start: Option<MonotonicNanos>,
 ) -> TargetProfile {
     // Ages are not known for the peak.
     let is_now = scope != Scope::Peak;
-    let mut callsites = with_older(callsites, target.older.as_deref().filter(|_| is_now), ledger);
+    let older = target.older.as_deref().filter(|_| is_now);
     let clip = is_now.then(|| Clip::new(target, start));
     for (callsite, of_ledger) in callsites.iter_mut().zip(&ledger.callsites) {
+        let amounts = |older: &[Amounts]| older.get(of_ledger.index as usize).copied().unwrap_or_default();
+        callsite.older = older.map(amounts);
         callsite.history = clip.as_ref().map(|clip| clip.changes(of_ledger.index)).unwrap_or_default();
     }
     TargetProfile {
@@ -105,20 +107,6 @@ fn heaps(target: &TargetState, ledger: &TargetSnapshot) -> Vec<HeapProfile> {
         totals: at.map(|at| ledger.heaps[at].1).unwrap_or_default(),
     };
     heaps.into_iter().map(profile).collect()
-}
-
-/// Adds the old amounts to callsites, if known.
-fn with_older(
-    mut callsites: Vec<CallsiteProfile>,
-    older: Option<&[Amounts]>,
-    ledger: &TargetSnapshot,
-) -> Vec<CallsiteProfile> {
-    if let Some(older) = older {
-        for (callsite, of_ledger) in callsites.iter_mut().zip(&ledger.callsites) {
-            callsite.older = Some(older.get(of_ledger.index as usize).copied().unwrap_or_default());
-        }
-    }
-    callsites
 }
 
 /// Leak candidates by index of their callsites.
@@ -151,39 +139,31 @@ pub(crate) struct Code {
 
 impl Code {
     pub(crate) fn of(targets: &[Unnamed<'_>], modules: &Modules) -> Self {
-        let mut gathered = Gathered { modules, code: Self::default(), places: FxHashMap::default() };
-        targets.iter().for_each(|target| gathered.add(target));
-        gathered.code
-    }
-}
-
-struct Gathered<'a> {
-    modules: &'a Modules,
-    code: Code,
-    /// Indices of modules in the list.
-    places: FxHashMap<ModuleId, usize>,
-}
-
-impl Gathered<'_> {
-    fn add(&mut self, target: &Unnamed<'_>) {
-        let gone = gone(target);
-        let mut mapped: Vec<&MappedModule> = target.space.mappings().iter().chain(gone).collect();
-        mapped.sort_by_key(|mapped| (mapped.mapping.start, mapped.mapping.end));
-        let mappings = mapped.into_iter().filter_map(|mapped| self.mapping(mapped)).take(MAPPINGS_MAX).collect();
-        self.code.mappings.push(mappings);
+        let mut code = Self::default();
+        let mut places = FxHashMap::default();
+        for target in targets {
+            let mut mapped: Vec<&MappedModule> = target.space.mappings().iter().chain(gone(target)).collect();
+            mapped.sort_by_key(|mapped| (mapped.mapping.start, mapped.mapping.end));
+            let mappings = mapped.into_iter().filter_map(|mapped| code.mapping(mapped, modules, &mut places));
+            let mappings = mappings.take(MAPPINGS_MAX).collect();
+            code.mappings.push(mappings);
+        }
+        code
     }
 
-    /// `None` for generated code.
-    fn mapping(&mut self, mapped: &MappedModule) -> Option<MappingProfile> {
+    /// `None` for generated code. `places` are the indices of modules in the list.
+    fn mapping(
+        &mut self,
+        mapped: &MappedModule,
+        modules: &Modules,
+        places: &mut FxHashMap<ModuleId, usize>,
+    ) -> Option<MappingProfile> {
         let id = mapped.module?;
-        let module = self.modules.get(id);
-        let known = &mut self.code.modules;
-        let place = *self.places.entry(id).or_insert_with(|| {
-            known.push(ModuleProfile {
-                path: Arc::clone(module.path()),
-                build_id: module.build_id().map(|build_id| build_id.as_bytes().to_vec()),
-            });
-            known.len() - 1
+        let module = modules.get(id);
+        let place = *places.entry(id).or_insert_with(|| {
+            let build_id = module.build_id().map(|build_id| build_id.as_bytes().to_vec());
+            self.modules.push(ModuleProfile { path: Arc::clone(module.path()), build_id });
+            self.modules.len() - 1
         });
         let mapping = &mapped.mapping;
         Some(MappingProfile {
@@ -223,5 +203,109 @@ fn gone<'a>(target: &Unnamed<'a>) -> Vec<&'a MappedModule> {
     gone
 }
 
+/// The history of a target and its callsites within a profile's window. Sums remain those since the recording began; the state at the
+/// start of the window is the first point.
+struct Clip<'state> {
+    target: &'state TargetState,
+    /// Start of the window and the snapshot there; `None` if the window starts with the target.
+    window: Option<(MonotonicNanos, &'state TargetSnapshot)>,
+    /// Range of the timeline's points within the window, excluding its start.
+    kept: [usize; 2],
+    /// Whether a point is added at the start, and one at the end.
+    has_ends: [bool; 2],
+    instants: Vec<Instant>,
+}
+
+impl<'state> Clip<'state> {
+    /// `window_start` is the start of the profile's window, if it is one.
+    fn new(target: &'state TargetState, window_start: Option<MonotonicNanos>) -> Self {
+        let points = target.timeline.instants();
+        let window = match &target.base {
+            Base::At(base) => window_start.map(|start| (start, &**base)),
+            Base::Beginning | Base::Ended => None,
+        };
+        let begun = match window {
+            Some((start, _)) => Some(start.min(target.until)),
+            // Probes are attached shortly before the official beginning; a point may lie between.
+            None => Some(target.facts.beginning.time.min(target.until))
+                .filter(|time| points.first().is_none_or(|first| first.time > *time)),
+        };
+        let first = begun.map_or(0, |begun| points.partition_point(|instant| instant.time <= begun));
+        let behind = points.partition_point(|instant| instant.time <= target.until).max(first);
+        let mut instants = Vec::with_capacity(behind - first + 2);
+        if let Some(time) = begun {
+            let same = points[..first].last().filter(|instant| instant.time == time);
+            instants.push(Instant { time, occasion: same.and_then(|instant| instant.occasion) });
+        }
+        instants.extend(&points[first..behind]);
+        let has_end = instants.last().is_none_or(|last| last.time < target.until);
+        if has_end {
+            instants.push(Instant { time: target.until, occasion: None });
+        }
+        let has_ends = [begun.is_some(), has_end];
+        Self { target, window, kept: [first, behind], has_ends, instants }
+    }
+
+    /// Returns the points at which the state of a callsite changed.
+    fn changes(&self, index: u32) -> Vec<Change> {
+        let ([first, behind], [has_beginning, has_end]) = (self.kept, self.has_ends);
+        let totals = totals_of(&self.target.books, index);
+        let at_first = match self.window {
+            Some((_, base)) => totals_of(base, index).map(Held::of),
+            None => totals.map(Held::at_first),
+        };
+        let at_first = has_beginning.then_some((0, at_first.unwrap_or_default()));
+        // A change before the first point may have been undone by then.
+        let timeline = &self.target.timeline;
+        let at_point = timeline.changes(index as usize).take_while(|(point, _)| *point <= first).last();
+        let at_point = (first < behind).then(|| (first, at_point.map(|(_, held)| held).unwrap_or_default()));
+        let later = timeline.changes(index as usize).filter(|(point, _)| *point > first && *point < behind);
+        let points =
+            at_point.into_iter().chain(later).map(|(point, held)| (point - first + usize::from(has_beginning), held));
+        let at_last = has_end.then_some((self.instants.len() - 1, totals.map(Held::of).unwrap_or_default()));
+        let (mut changes, mut last) = (Vec::new(), Held::default());
+        for (place, held) in at_first.into_iter().chain(points).chain(at_last) {
+            if held != last {
+                changes.push(Change { instant: u32::try_from(place).unwrap_or(u32::MAX), held });
+                last = held;
+            }
+        }
+        changes
+    }
+
+    fn history(self) -> History {
+        History { curve: self.curve(), instants: self.instants }
+    }
+
+    fn curve(&self) -> Vec<Moment> {
+        let TargetState { curve, books, until, facts, .. } = self.target;
+        let (beginning, later) = match self.window {
+            Some((start, base)) => {
+                let later = curve.partition_point(|moment| moment.time <= start);
+                (Moment { time: start.min(*until), held: Held::of(&base.totals) }, later)
+            }
+            None => {
+                let first = curve.first().map_or(*until, |first| first.time);
+                (Moment { time: facts.beginning.time.min(first), held: Held::at_first(&books.totals) }, 0)
+            }
+        };
+        let last = Moment { time: *until, held: Held::of(&books.totals) };
+        let mut moments = vec![beginning];
+        moments.extend(&curve[later..]);
+        // Without changes since the start, start and end are the same point.
+        if moments.last() != Some(&last) {
+            moments.push(last);
+        }
+        moments.dedup();
+        moments
+    }
+}
+
+/// Returns the totals of a callsite by index; `None` if it was idle.
+fn totals_of(books: &TargetSnapshot, index: u32) -> Option<&Totals> {
+    let place = books.callsites.binary_search_by_key(&index, |callsite| callsite.index).ok()?;
+    Some(&books.callsites[place].totals)
+}
+
 #[cfg(test)]
-mod code_tests;
+mod tests;

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::debug_file;
-use super::resolve::{Resolve, ResolvedFrame};
-use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, NamedFrame, Names, Reach, Role, Sandbox};
+use super::names::{Resolve, ResolvedFrame};
+use super::sandbox::{Defect, Depth, Engine, Interrupt, ModuleFile, Names, Reach, Role, Sandbox};
 use crate::address::FileOffset;
 use crate::ids::ModuleId;
 use crate::model::{NamesFrom, Symbolization, SymbolizationFailure};
-use crate::object::debug_link::DebugLink;
+use crate::object::debug_files::{self, DebugLink};
 use crate::object::elf::BuildId;
 use crate::object::image::Image;
 use crate::object::module::Module;
@@ -187,10 +186,10 @@ struct Others<'a> {
 
 impl<'a> Others<'a> {
     fn of(module: &'a Module, own: &Image) -> Self {
-        let debug_file = debug_file::find(module).map(|(_, image)| image);
+        let debug_file = module.elf().ok().and_then(debug_files::find_by_build_id);
         let link = module.debug_link();
         let referring = [debug_file.as_ref(), link.map(|link| &link.image), Some(own)];
-        let shared = referring.into_iter().flatten().filter_map(debug_file::find_shared).collect();
+        let shared = referring.into_iter().flatten().filter_map(debug_files::find_shared).collect();
         Self { debug_file, link, shared }
     }
 
@@ -224,25 +223,22 @@ fn keep(
     strings: &mut FxHashSet<Arc<str>>,
     answers: &mut FxHashMap<FileOffset, Arc<[ResolvedFrame]>>,
 ) -> usize {
-    let texts: Vec<Arc<str>> = names.strings.iter().map(|text| intern(strings, text)).collect();
-    let text = |index: u32| texts.get(index as usize).cloned();
-    let frame = |frame: &NamedFrame| ResolvedFrame {
-        function: text(frame.function),
-        file: frame.file.and_then(text),
-        line: frame.line,
-        inlined: frame.inlined,
+    let count = names.answers.len();
+    let mut share = |text: Option<Arc<str>>| text.map(|text| intern(strings, text));
+    let mut frame = |frame: ResolvedFrame| {
+        let (function, file) = (share(frame.function), share(frame.file));
+        ResolvedFrame { function, file, ..frame }
     };
-    let chains = names.answers.iter().map(|frames| frames.iter().map(frame).collect());
+    let chains = names.answers.into_iter().map(|frames| frames.into_iter().map(&mut frame).collect());
     answers.extend(offsets.iter().copied().zip(chains));
-    names.answers.len()
+    count
 }
 
 /// Returns the shared copy of a string.
-fn intern(strings: &mut FxHashSet<Arc<str>>, text: &str) -> Arc<str> {
-    if let Some(known) = strings.get(text) {
+fn intern(strings: &mut FxHashSet<Arc<str>>, text: Arc<str>) -> Arc<str> {
+    if let Some(known) = strings.get(&text) {
         return Arc::clone(known);
     }
-    let text: Arc<str> = text.into();
     strings.insert(Arc::clone(&text));
     text
 }

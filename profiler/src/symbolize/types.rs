@@ -13,26 +13,38 @@ use crate::linux::proc::maps::MappingName;
 use crate::linux::proc::maps::{Region, RegionKind, region_of};
 use crate::model::{Frame, FrameId, TypeEvidence, TypeName};
 use crate::object::module::Modules;
-use crate::object::vtables::Vtables;
+use crate::object::symbols::Vtables;
 use crate::process::address_space::{AddressSpace, MappedModule};
 
-/// Caches results: callsites can have 100,000 blocks.
+/// Maximum number of cached words.
+const WORDS_MAX: usize = 1 << 16;
+
+/// Suffix that the kernel adds to the path of a deleted mapped file.
+const DELETED: &str = " (deleted)";
+
+/// Caches results: callsites can have 100,000 blocks. The class of a C++ object follows from its first word, which points into the virtual
+/// table of the class, which has a symbol.
 pub(crate) struct TypeNames<'a> {
-    classes: Classes<'a>,
+    regions: &'a [Region],
+    space: &'a AddressSpace,
+    modules: &'a Modules,
+    tables: FxHashMap<ModuleId, Vtables>,
+    classes: FxHashMap<u64, Option<Arc<str>>>,
     frames: FxHashMap<FrameId, Element>,
 }
 
 impl<'a> TypeNames<'a> {
     /// `regions` are all mappings by ascending address, and `space` is the address space with these modules.
     pub(crate) fn new(regions: &'a [Region], space: &'a AddressSpace, modules: &'a Modules) -> Self {
-        Self { classes: Classes::new(regions, space, modules), frames: FxHashMap::default() }
+        let (tables, classes, frames) = Default::default();
+        Self { regions, space, modules, tables, classes, frames }
     }
 
     /// Returns the type of a block. `first_word` is its contents, if known; `stack` is its allocation stack, leaf
     /// first, preferably with allocator frames, and empty if unknown. `frames` must always be those of the same
     /// profile.
     pub(crate) fn of(&mut self, first_word: Option<u64>, stack: &[FrameId], frames: &[Frame]) -> Option<TypeName> {
-        if let Some(name) = first_word.and_then(|word| self.classes.of(word)) {
+        if let Some(name) = first_word.and_then(|word| self.class(word)) {
             return Some(TypeName { name, evidence: TypeEvidence::Vtable });
         }
         let name = self.element(stack, frames)?;
@@ -51,38 +63,16 @@ impl<'a> TypeNames<'a> {
         }
         None
     }
-}
-
-/// Maximum number of cached words.
-const WORDS_MAX: usize = 1 << 16;
-
-/// Suffix that the kernel adds to the path of a deleted mapped file.
-const DELETED: &str = " (deleted)";
-
-/// Classes of C++ objects, by their first word: it points into the virtual table of the class, which has a symbol.
-struct Classes<'a> {
-    regions: &'a [Region],
-    space: &'a AddressSpace,
-    modules: &'a Modules,
-    tables: FxHashMap<ModuleId, Vtables>,
-    known: FxHashMap<u64, Option<Arc<str>>>,
-}
-
-impl<'a> Classes<'a> {
-    /// `regions` must be sorted by address.
-    fn new(regions: &'a [Region], space: &'a AddressSpace, modules: &'a Modules) -> Self {
-        Self { regions, space, modules, tables: FxHashMap::default(), known: FxHashMap::default() }
-    }
 
     /// Returns the class of objects that start with this word.
-    fn of(&mut self, word: u64) -> Option<Arc<str>> {
+    fn class(&mut self, word: u64) -> Option<Arc<str>> {
         let path = self.file_at(TargetAddr(word))?;
-        if let Some(known) = self.known.get(&word) {
+        if let Some(known) = self.classes.get(&word) {
             return known.clone();
         }
         let class = self.find(word, path);
-        if self.known.len() < WORDS_MAX {
-            self.known.insert(word, class.clone());
+        if self.classes.len() < WORDS_MAX {
+            self.classes.insert(word, class.clone());
         }
         class
     }
@@ -216,16 +206,16 @@ mod tests {
         let module = modules.get(mapped.module.expect("it is a file"));
         assert_eq!(defined_functions(module, &["main"], Search::Everything).map(|found| found.len()), Ok(1));
         let bias = module.bias(mapped.mapping.start, mapped.mapping.offset).expect("it is code");
-        let mut classes = Classes::new(&regions, &space, &modules);
+        let mut classes = TypeNames::new(&regions, &space, &modules);
         let found = tables(&workshop, "objects");
         let mut named = Vec::new();
         for (start, symbol) in &found {
             let start = start.wrapping_add(bias);
-            let class = classes.of(start + 16);
-            assert_eq!((classes.of(start), classes.of(start + 17)), (None, None), "{symbol}");
+            let class = classes.class(start + 16);
+            assert_eq!((classes.class(start), classes.class(start + 17)), (None, None), "{symbol}");
             if symbol.contains("Both") {
                 // The second base's part starts after two destructors, a function, and a header of its own.
-                assert_eq!(classes.of(start + 16 + 3 * 8 + 16), class, "{symbol}");
+                assert_eq!(classes.class(start + 16 + 3 * 8 + 16), class, "{symbol}");
             }
             named.extend(class.as_deref().map(str::to_owned));
         }
@@ -234,7 +224,7 @@ mod tests {
         // Code, stacks and null pointers have no class.
         let stack = regions.iter().find(|region| region.kind == RegionKind::Stack).expect("it has a stack");
         for word in [mapped.mapping.start.0, stack.start.0, 0, u64::MAX, 16] {
-            assert_eq!(classes.of(word), None, "{word:#x}");
+            assert_eq!(classes.class(word), None, "{word:#x}");
         }
     }
 

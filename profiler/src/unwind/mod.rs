@@ -7,7 +7,6 @@
 //!
 //! Targets control the contents of modules: work and memory are bounded, and omissions are counted by reason.
 
-#[path = "arch/x86_64.rs"]
 mod arch;
 pub(crate) mod cache;
 pub(crate) mod cfi;
@@ -16,9 +15,9 @@ pub(crate) mod image;
 pub(crate) mod store;
 pub(crate) mod table;
 
-use crate::object::image::Image as File;
 use gimli::{DebugFrame, EhFrame, LittleEndian};
 
+use crate::object::image::Image as File;
 use cache::{Cache, TableKey};
 pub(crate) use image::{Image, ImageError};
 pub use table::Table;

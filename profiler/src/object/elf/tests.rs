@@ -10,7 +10,7 @@ use crate::object::symbols::{Search, defined_functions};
 const PROGRAM: &str = "int main(void) { return 0; }\n";
 
 fn read(path: &std::path::Path) -> Elf {
-    Elf::read(&crate::object::open::open_regular(path).expect("it opens")).expect("an ELF file")
+    Elf::read(&crate::object::image::open_regular(path).expect("it opens")).expect("an ELF file")
 }
 
 #[test]

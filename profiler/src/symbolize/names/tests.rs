@@ -10,7 +10,7 @@ use crate::ledger::details::Details;
 use crate::ledger::totals::Totals;
 use crate::linux::proc::maps::{Device, Mapping, MappingName};
 use crate::object::fixture::{Running, Workshop};
-use crate::object::module::{Module, ModuleStore};
+use crate::object::module::ModuleStore;
 use crate::object::symbols::{Search, defined_functions};
 use crate::process::address_space::MappedModule;
 use crate::symbolize::resolver::Resolver;

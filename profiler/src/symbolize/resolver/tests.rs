@@ -212,8 +212,10 @@ fn the_c_librarys_own_functions_have_names_and_lines() {
     let mut modules = ModuleStore::new();
     let id = modules.intern_path(library).expect("glibc is here");
     let module = modules.get(id);
-    let (debug_file, _) = debug_file::find(module).expect("libc6-dbg is installed");
-    let symbols = std::process::Command::new("nm").arg(debug_file).output().expect("nm runs").stdout;
+    let elf = module.elf().expect("an ELF file");
+    let debug_file = debug_files::find_by_build_id(elf).expect("libc6-dbg is installed");
+    let path = debug_file.path().to_string_lossy().replace("self", &std::process::id().to_string());
+    let symbols = std::process::Command::new("nm").arg(path).output().expect("nm runs").stdout;
     let symbols = String::from_utf8(symbols).expect("symbols are text");
     let line = symbols.lines().find(|line| line.ends_with(" t _int_malloc")).expect("it is a local function");
     let address = u64::from_str_radix(&line[..16], 16).expect("an address");

@@ -1,7 +1,7 @@
 //! The symbolizer: a separate process that parses files which targets can forge.
 //!
 //! ```text
-//! agent: Resolver ─▶ client ══ channel: descriptors, addresses ═▶ server ─▶ engine ─▶ blazesym
+//! agent: Resolver ─▶ client ══ channel: descriptors, addresses ═▶ symbolizer ─▶ blazesym
 //!                           ◀═════════ names, checked ══════════
 //! ```
 //!
@@ -10,13 +10,12 @@
 //! module's names are then read from its symbol table, and if that fails too, there are none.
 
 mod client;
-mod engine;
 mod protocol;
-mod server;
+mod symbolizer;
 
 pub(super) use self::client::Sandbox;
 pub(crate) use self::client::{Interrupt, confinement};
-pub(super) use self::engine::{Engine, ModuleFile, Reach};
 pub use self::protocol::COMMAND;
-pub(super) use self::protocol::{Defect, Depth, NamedFrame, Names, Role};
-pub use self::server::serve;
+pub(super) use self::protocol::{Defect, Depth, Names, Role};
+pub use self::symbolizer::serve;
+pub(super) use self::symbolizer::{Engine, ModuleFile, Reach};

@@ -1,10 +1,12 @@
 //! Messages between the agent and the symbolizer process, and their validation; time and memory limits.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::linux::confinement::Confinement;
+use crate::symbolize::names::ResolvedFrame;
 
 /// The hidden command that runs the symbolizer.
 pub const COMMAND: &str = "symbolizer";
@@ -93,31 +95,23 @@ pub(in crate::symbolize) enum Defect {
 /// Names for all addresses of a request, or for the first ones.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::symbolize) struct Names {
-    /// All strings, each once.
-    pub(in crate::symbolize) strings: Vec<String>,
     /// By address, the functions active there, innermost first; none if unknown.
-    pub(in crate::symbolize) answers: Vec<Vec<NamedFrame>>,
+    pub(in crate::symbolize) answers: Vec<Vec<ResolvedFrame>>,
     pub(in crate::symbolize) defects: Vec<Defect>,
-}
-
-/// A function, with indices into the strings.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(in crate::symbolize) struct NamedFrame {
-    pub(in crate::symbolize) function: u32,
-    pub(in crate::symbolize) file: Option<u32>,
-    pub(in crate::symbolize) line: Option<u32>,
-    pub(in crate::symbolize) inlined: bool,
 }
 
 impl Names {
     /// Validates a reply to a request with `asked` addresses. A compromised symbolizer may send anything.
     pub(super) fn is_valid(&self, asked: usize) -> bool {
-        let known = |index: u32| (index as usize) < self.strings.len();
+        let is_short = |text: &Arc<str>| text.len() <= STRING_BYTES_MAX;
         (1..=asked).contains(&self.answers.len())
             && self.defects.len() <= ADDRESSES_MAX
-            && self.strings.iter().all(|text| text.len() <= STRING_BYTES_MAX)
             && self.answers.iter().all(|frames| frames.len() <= FRAMES_MAX)
-            && self.answers.iter().flatten().all(|frame| known(frame.function) && frame.file.is_none_or(known))
+            && self
+                .answers
+                .iter()
+                .flatten()
+                .all(|frame| frame.function.as_ref().is_some_and(is_short) && frame.file.as_ref().is_none_or(is_short))
     }
 }
 
@@ -135,21 +129,22 @@ pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
 mod tests {
     use super::*;
 
-    fn names(answers: Vec<Vec<NamedFrame>>) -> Names {
-        Names { strings: vec!["main".to_owned()], answers, defects: Vec::new() }
+    fn names(answers: Vec<Vec<ResolvedFrame>>) -> Names {
+        Names { answers, defects: Vec::new() }
     }
 
     #[test]
     fn invalid_answers_are_refused() {
-        let frame = NamedFrame { function: 0, file: Some(0), line: None, inlined: false };
-        assert!(names(vec![vec![frame], vec![]]).is_valid(2));
-        assert!(!names(vec![vec![frame]]).is_valid(0));
+        let frame =
+            || ResolvedFrame { function: Some("main".into()), file: Some("a.c".into()), line: None, inlined: false };
+        assert!(names(vec![vec![frame()], vec![]]).is_valid(2));
+        assert!(!names(vec![vec![frame()]]).is_valid(0));
         assert!(!names(vec![]).is_valid(2));
-        assert!(!names(vec![vec![NamedFrame { function: 1, ..frame }]]).is_valid(1));
-        assert!(!names(vec![vec![NamedFrame { file: Some(1), ..frame }]]).is_valid(1));
-        assert!(!names(vec![vec![frame; FRAMES_MAX + 1]]).is_valid(1));
-        let long = Names { strings: vec!["a".repeat(STRING_BYTES_MAX + 1)], ..names(vec![vec![frame]]) };
-        assert!(!long.is_valid(1));
+        assert!(!names(vec![vec![ResolvedFrame { function: None, ..frame() }]]).is_valid(1));
+        assert!(!names(vec![vec![frame(); FRAMES_MAX + 1]]).is_valid(1));
+        let long: Arc<str> = "a".repeat(STRING_BYTES_MAX + 1).into();
+        assert!(!names(vec![vec![ResolvedFrame { function: Some(Arc::clone(&long)), ..frame() }]]).is_valid(1));
+        assert!(!names(vec![vec![ResolvedFrame { file: Some(long), ..frame() }]]).is_valid(1));
     }
 
     #[test]

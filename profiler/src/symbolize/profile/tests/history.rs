@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use profiler_common::interval::Interval;
 
-use super::*;
+use super::super::*;
 use crate::address::TargetAddr;
 use crate::ids::{HeapId, HookId, Pid, StackId, Tid};
 use crate::ingest::event::{Allocation, Event, Free};

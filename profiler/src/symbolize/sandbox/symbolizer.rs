@@ -1,11 +1,13 @@
-//! Reads ELF symbols and DWARF of one module at a time with blazesym. Its input may be forged by a target: it can
-//! crash, exhaust memory or never end, and therefore runs in a separate process.
+//! The symbolizer process (`heapbpf symbolizer`, started only by the agent) and what it runs: blazesym, which reads ELF symbols and DWARF
+//! of one module at a time. Its input may be forged by a target: it can crash, exhaust memory or never end.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, symlink};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
@@ -13,12 +15,18 @@ use flate2::read::ZlibDecoder;
 use object::LittleEndian as LE;
 use object::elf::{CompressionHeader64, ELFCOMPRESS_ZLIB, SHF_COMPRESSED, SHT_NOBITS};
 use object::pod::from_bytes;
-use rustc_hash::FxHashMap;
 
-use super::protocol::{Defect, Depth, FRAMES_MAX, NamedFrame, Names, Role, STRINGS_BYTES};
+use super::protocol::{
+    ADDRESSES_MAX, CPU_TIME_MAX, Defect, Depth, FRAMES_MAX, MEMORY_BYTES_MAX, Names, PROCESS_NAME, REQUEST_BYTES_MAX,
+    Reply, Request, Role, STRINGS_BYTES, decode, encode,
+};
+use crate::linux::channel::{Channel, Message};
+use crate::linux::companion;
+use crate::linux::confinement::{Limits, Root, close_inherited, confine};
 use crate::object::elf::{Elf, Section};
 use crate::object::image::Image;
 use crate::symbolize::demangle::demangle;
+use crate::symbolize::names::ResolvedFrame;
 
 /// Maximum length of the path of a source file, in bytes.
 const PATH_BYTES_MAX: usize = 4096;
@@ -119,11 +127,12 @@ impl Engine {
             }
         }
         let mut names = Names { defects: std::mem::take(&mut self.defects), ..Names::default() };
-        let mut strings = Strings { indices: FxHashMap::default(), bytes: 0 };
-        for chain in chains {
-            let frames = chain.unwrap_or_default().into_iter();
-            names.answers.push(frames.map(|frame| strings.frame(frame, &mut names.strings)).collect());
-            if strings.bytes > STRINGS_BYTES {
+        let mut bytes = 0;
+        for chain in chains.into_iter().map(Option::unwrap_or_default) {
+            let texts = chain.iter().flat_map(|frame| [&frame.function, &frame.file]).flatten();
+            bytes += texts.map(|text| text.len()).sum::<usize>();
+            names.answers.push(chain);
+            if bytes > STRINGS_BYTES {
                 break;
             }
         }
@@ -144,40 +153,7 @@ impl Engine {
 }
 
 /// The functions active at one address, innermost first.
-type Chain = Vec<OwnFrame>;
-
-struct OwnFrame {
-    function: String,
-    file: Option<String>,
-    line: Option<u32>,
-    inlined: bool,
-}
-
-/// The strings of a reply.
-struct Strings {
-    indices: FxHashMap<String, u32>,
-    bytes: usize,
-}
-
-impl Strings {
-    fn frame(&mut self, frame: OwnFrame, strings: &mut Vec<String>) -> NamedFrame {
-        let OwnFrame { function, file, line, inlined } = frame;
-        let function = self.index(function, strings);
-        NamedFrame { function, file: file.map(|file| self.index(file, strings)), line, inlined }
-    }
-
-    fn index(&mut self, text: String, strings: &mut Vec<String>) -> u32 {
-        if let Some(&index) = self.indices.get(&text) {
-            return index;
-        }
-        // Limited, because their bytes are.
-        let index = u32::try_from(strings.len()).unwrap_or(u32::MAX);
-        self.bytes += text.len();
-        strings.push(text.clone());
-        self.indices.insert(text, index);
-        index
-    }
-}
+type Chain = Vec<ResolvedFrame>;
 
 /// Without a directory, references to other files are not followed.
 fn symbolizer(shared: Option<&Path>) -> Symbolizer {
@@ -207,8 +183,8 @@ fn expand(symbol: &Sym<'_>) -> Chain {
     let inlined = symbol.inlined.iter().rev().filter(|call| !call.name.is_empty()).take(FRAMES_MAX - 1);
     let inlined = inlined.map(|call| (&*call.name, call.code_info.as_ref(), true));
     let outer = (&*symbol.name, symbol.code_info.as_deref(), false);
-    let frame = |(name, code, inlined): (&str, Option<&CodeInfo<'_>>, bool)| OwnFrame {
-        function: demangle(name),
+    let frame = |(name, code, inlined): (&str, Option<&CodeInfo<'_>>, bool)| ResolvedFrame {
+        function: Some(demangle(name).into()),
         file: code.and_then(source_path),
         // Compilers use line 0 for code without a line.
         line: code.and_then(|code| code.line).filter(|&line| line != 0),
@@ -217,10 +193,10 @@ fn expand(symbol: &Sym<'_>) -> Chain {
     inlined.chain([outer]).map(frame).collect()
 }
 
-fn source_path(code: &CodeInfo<'_>) -> Option<String> {
+fn source_path(code: &CodeInfo<'_>) -> Option<Arc<str>> {
     let path = code.to_path();
     let bytes = path.as_os_str().as_encoded_bytes();
-    (!code.file.is_empty() && bytes.len() <= PATH_BYTES_MAX).then(|| path.to_string_lossy().into_owned())
+    (!code.file.is_empty() && bytes.len() <= PATH_BYTES_MAX).then(|| path.to_string_lossy().into())
 }
 
 /// Returns the CRC-32 of a file; `None` if it cannot be read.
@@ -270,4 +246,76 @@ fn unpacked_bytes(image: &Image, section: &Section, bytes_max: u64) -> Option<u6
     }
     let real = io::copy(&mut ZlibDecoder::new(packed).take(claimed + 1), &mut io::sink()).ok()?;
     (real == claimed).then_some(claimed)
+}
+
+/// Address space for mapped files: several of the largest debug files.
+const ADDRESS_SPACE_BYTES_MAX: u64 = 64 << 30;
+/// Stack size: names and types nest.
+const STACK_BYTES: u64 = 16 << 20;
+
+/// Confines this process and answers requests until the agent closes the channel. Must be called on the main thread,
+/// before others are started. Fails if standard input is not a channel, or a request is malformed.
+pub fn serve() -> io::Result<()> {
+    close_inherited();
+    let channel = Channel::of_standard_input()?;
+    companion::set_name(PROCESS_NAME);
+    let confinement = confine(&Limits {
+        memory_bytes: MEMORY_BYTES_MAX,
+        address_space_bytes: ADDRESS_SPACE_BYTES_MAX,
+        stack_bytes: STACK_BYTES,
+        cpu_time: CPU_TIME_MAX,
+    });
+    channel.send(&encode(&Reply::Ready(confinement)), &[])?;
+    let mut engine = None;
+    while let Some(message) = channel.receive(REQUEST_BYTES_MAX)? {
+        let reply = answer(message, confinement.root, &mut engine).ok_or(io::ErrorKind::InvalidData)?;
+        channel.send(&encode(&reply), &[])?;
+    }
+    Ok(())
+}
+
+/// The process's private root directory.
+const SHARED_DIRECTORY: &str = "/";
+
+/// Creates the links by which shared files are found. Returns whether there are any.
+fn share(roles: &[Role], files: &[File], path: impl Fn(&File) -> PathBuf) -> bool {
+    let mut any = false;
+    for (role, file) in roles.iter().zip(files) {
+        let Role::Shared { build_id } = role else { continue };
+        let Some((first, rest)) = build_id.split_at_checked(2) else { continue };
+        let directory = Path::new(SHARED_DIRECTORY).join(".build-id").join(first);
+        let name = directory.join(format!("{rest}.debug"));
+        // The name may be that of a previous module, whose descriptors are closed.
+        let _ = fs::create_dir_all(&directory);
+        let _ = fs::remove_file(&name);
+        any |= symlink(path(file), name).is_ok();
+    }
+    any
+}
+
+/// Returns `None` for a malformed request.
+fn answer(message: Message, root: Root, engine: &mut Option<(Engine, Vec<File>)>) -> Option<Reply> {
+    match decode(&message.bytes)? {
+        Request::Open { roles, depth } if roles.len() == message.descriptors.len() => {
+            // Closes the files of the previous module.
+            *engine = None;
+            let files: Vec<File> = message.descriptors.into_iter().map(File::from).collect();
+            let path = |file: &File| Path::new(root.descriptors()).join(file.as_raw_fd().to_string());
+            let may_open = |file: &File| File::open(path(file)).is_ok();
+            let refused: Vec<usize> = (0..files.len()).filter(|&index| !may_open(&files[index])).collect();
+            let shared = (root == Root::Private && share(&roles, &files, path)).then_some(Path::new(SHARED_DIRECTORY));
+            let usable = roles.iter().zip(&files).enumerate().filter(|(index, _)| !refused.contains(index));
+            let input = |(_, (role, file)): (usize, (&Role, &File))| {
+                Some(ModuleFile { role: role.clone(), path: path(file), file: file.try_clone().ok()? })
+            };
+            let inputs = usable.filter_map(input).collect();
+            *engine = Some((Engine::open(inputs, depth, Reach { is_confined: root != Root::Shared, shared }), files));
+            Some(Reply::Opened { refused })
+        }
+        Request::Name { addresses } if (1..=ADDRESSES_MAX).contains(&addresses.len()) => {
+            let names = engine.as_mut().map_or_else(Names::default, |(engine, _)| engine.name(&addresses));
+            Some(Reply::Names(names))
+        }
+        _ => None,
+    }
 }

@@ -1,5 +1,7 @@
 //! Mappings of synthetic targets.
 
+mod history;
+
 use profiler_common::stack::StackEnd;
 
 use super::*;

@@ -1,0 +1,165 @@
+//! Finds a module's separate debug files: by build id in the directories of distributions, or by `.gnu_debuglink`. The target controls
+//! that name, so only a base name is accepted, the file is searched beneath the target's own root directory, and only regular files
+//! are opened.
+//!
+//! <https://sourceware.org/gdb/current/onlinedocs/gdb.html/Separate-Debug-Files.html>
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::elf::{BuildId, Elf};
+use super::image::{Image, open_beneath, open_regular};
+
+/// Maximum size of the section: a name, padding and a checksum.
+const SECTION_BYTES_MAX: u64 = 512;
+/// Maximum length of a file name (`NAME_MAX`).
+const NAME_BYTES_MAX: usize = 255;
+/// Maximum size of a debug file, in bytes. Those of browsers have 4 GiB.
+pub(crate) const DEBUG_FILE_BYTES_MAX: u64 = 8 << 30;
+/// Directories of distributions' debug files; the first also has them by the directory of the module.
+const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
+
+/// A debug file found by its name.
+#[derive(Debug)]
+pub struct DebugLink {
+    /// The file. Its checksum determines whether it belongs to the module.
+    pub image: Image,
+    /// CRC-32 of the file that the module was split from.
+    pub checksum: u32,
+}
+
+/// Opens the debug file of a module at `path` beneath `root`. `None` for a module that contains its own line information.
+pub(super) fn find_linked(root: &Path, path: &Path, image: &Image, elf: &Elf) -> Option<DebugLink> {
+    let section = elf.section(".gnu_debuglink").filter(|_| elf.section(".debug_info").is_none())?;
+    let bytes = image.read(section.offset, section.size_bytes, SECTION_BYTES_MAX).ok()?;
+    let (name, checksum) = parse_debug_link(&bytes)?;
+    let root = File::open(root).ok()?;
+    let candidate = |path: PathBuf| {
+        let found = open_beneath(&root, &path, DEBUG_FILE_BYTES_MAX).ok()?;
+        let is_other = |file: &Image| {
+            let (one, other) = (file.identity(), image.identity());
+            (one.device, one.inode) != (other.device, other.inode)
+        };
+        Some(found).filter(is_other)
+    };
+    let image = candidates(path.parent()?, name).into_iter().find_map(candidate)?;
+    Some(DebugLink { image, checksum })
+}
+
+/// Parses a base name and a checksum.
+fn parse_debug_link(section: &[u8]) -> Option<(&OsStr, u32)> {
+    let end = section.iter().position(|&byte| byte == 0)?;
+    let checksum = section.get((end + 1).next_multiple_of(4)..)?.first_chunk()?;
+    let name = &section[..end];
+    let is_base_name = (1..=NAME_BYTES_MAX).contains(&end) && !name.contains(&b'/') && name != b"." && name != b"..";
+    is_base_name.then(|| (OsStr::from_bytes(name), u32::from_le_bytes(*checksum)))
+}
+
+/// Candidate paths, in the order of GDB.
+fn candidates(directory: &Path, name: &OsStr) -> [PathBuf; 3] {
+    let below = directory.strip_prefix("/").unwrap_or(directory);
+    [directory.join(name), directory.join(".debug").join(name), Path::new(DIRECTORIES[0]).join(below).join(name)]
+}
+
+/// Maximum size of `.gnu_debugaltlink`: a path and a build id.
+const LINK_BYTES_MAX: u64 = 4096 + 64;
+/// Directories for shared debug files, below those for debug files.
+const SHARED_DIRECTORIES: [&str; 2] = [".dwz", ".dwz/x86_64-linux-gnu"];
+
+/// Returns the installed debug file of a module, with a matching build id. `None` if the module has line information
+/// itself.
+pub(crate) fn find_by_build_id(elf: &Elf) -> Option<Image> {
+    let build_id = elf.build_id.as_ref()?;
+    if elf.section(".debug_info").is_some() {
+        return None;
+    }
+    DIRECTORIES.iter().find_map(|directory| in_directory(Path::new(directory), build_id))
+}
+
+/// Returns the installed file that a debug file shares strings and types with (dwz(1)), and its build id.
+pub(crate) fn find_shared(image: &Image) -> Option<(BuildId, Image)> {
+    let elf = Elf::read(image).ok()?;
+    let section = elf.section(".gnu_debugaltlink")?;
+    let bytes = image.read(section.offset, section.size_bytes, LINK_BYTES_MAX).ok()?;
+    let (name, build_id) = parse_alternative_link(&bytes)?;
+    let found = DIRECTORIES.iter().map(Path::new).find_map(|directory| {
+        let by_name = || {
+            let name = name?;
+            SHARED_DIRECTORIES
+                .iter()
+                .map(|shared| directory.join(shared).join(name))
+                .find_map(|path| open_if_of(&path, &build_id))
+        };
+        in_directory(directory, &build_id).or_else(by_name)
+    })?;
+    Some((build_id, found))
+}
+
+/// Returns the base name of the path, which may be forged, and the build id.
+fn parse_alternative_link(section: &[u8]) -> Option<(Option<&OsStr>, BuildId)> {
+    let end = section.iter().position(|&byte| byte == 0)?;
+    let name = Path::new(OsStr::from_bytes(&section[..end])).file_name();
+    Some((name, BuildId::recorded(&section[end + 1..])?))
+}
+
+fn in_directory(directory: &Path, build_id: &BuildId) -> Option<Image> {
+    let name = build_id.to_string();
+    let (first, rest) = name.split_at_checked(2).filter(|(_, rest)| !rest.is_empty())?;
+    let path = directory.join(".build-id").join(first).join(format!("{rest}.debug"));
+    open_if_of(&path, build_id)
+}
+
+fn open_if_of(path: &Path, build_id: &BuildId) -> Option<Image> {
+    let image = open_regular(path).ok()?;
+    (Elf::read(&image).ok()?.build_id.as_ref() == Some(build_id)).then_some(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn section(name: &[u8], checksum: u32) -> Vec<u8> {
+        let mut bytes = name.to_vec();
+        bytes.push(0);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes.extend(checksum.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn only_base_names_are_accepted() {
+        let name =
+            |bytes: &[u8]| parse_debug_link(&section(bytes, 7)).map(|(name, checksum)| (name.to_owned(), checksum));
+        assert_eq!(name(b"x.debug"), Some(("x.debug".into(), 7)));
+        assert_eq!(name(&[b'a'; 255]).map(|(name, _)| name.len()), Some(255));
+        for refused in [&b""[..], b".", b"..", b"/dev/zero", b"../x.debug", b"a/b", &[b'a'; 256]] {
+            assert_eq!(name(refused), None, "{refused:?}");
+        }
+        for malformed in [&b""[..], b"x.debug", b"x\0\0\0", b"x\0\0\0abc"] {
+            assert_eq!(parse_debug_link(malformed), None, "{malformed:?}");
+        }
+    }
+
+    #[test]
+    fn candidates_are_beside_the_module_and_in_the_global_directory() {
+        let paths = candidates(Path::new("/opt/app"), OsStr::new("x.debug"));
+        let expected = ["/opt/app/x.debug", "/opt/app/.debug/x.debug", "/usr/lib/debug/opt/app/x.debug"];
+        assert_eq!(paths, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn only_base_name_and_build_id_of_a_shared_file_are_used() {
+        let parsed = |section: &[u8]| {
+            let (name, build_id) = parse_alternative_link(section)?;
+            Some((name.map(OsStr::to_owned), build_id.to_string()))
+        };
+        assert_eq!(parsed(b"../../.dwz/x.debug\0\x12\xab"), Some((Some("x.debug".into()), "12ab".to_owned())));
+        assert_eq!(parsed(b"/dev/zero\0\x12"), Some((Some("zero".into()), "12".to_owned())));
+        assert_eq!(parsed(b"..\0\x12"), Some((None, "12".to_owned())));
+        for malformed in [&b""[..], b"x.debug", b"x.debug\0", &[b"x\0", &[7; 65][..]].concat()] {
+            assert_eq!(parsed(malformed), None, "{malformed:?}");
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! What tests of other folders share too.
+
+pub(crate) mod fixture;
