@@ -21,7 +21,6 @@ pub(crate) const DEBUG_FILE_BYTES_MAX: u64 = 8 << 30;
 /// Directories of distributions' debug files; the first also has them by the directory of the module.
 const DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/usr/local/lib/debug"];
 
-/// A debug file found by its name.
 #[derive(Debug)]
 pub struct DebugLink {
     /// The file. Its checksum determines whether it belongs to the module.
@@ -48,7 +47,6 @@ pub(super) fn find_linked(root: &Path, path: &Path, image: &Image, elf: &Elf) ->
     Some(DebugLink { image, checksum })
 }
 
-/// Parses a base name and a checksum.
 fn parse_debug_link(section: &[u8]) -> Option<(&OsStr, u32)> {
     let end = section.iter().position(|&byte| byte == 0)?;
     let checksum = section.get((end + 1).next_multiple_of(4)..)?.first_chunk()?;

@@ -15,15 +15,12 @@ use crate::address::{FileOffset, LinkAddr, TargetAddr};
 const SECTION_NAMES_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of sections; linked files have about forty.
 const SECTIONS_MAX: u64 = 4096;
-/// Maximum length of a section name, in bytes.
 const SECTION_NAME_BYTES_MAX: usize = 128;
 /// Maximum bytes of notes in one segment or section.
 const NOTES_BYTES_MAX: u64 = 1 << 16;
-/// Maximum bytes of the dynamic section.
 const DYNAMIC_BYTES_MAX: u64 = 1 << 20;
 /// Maximum length of a build id, in bytes; the linkers' longest is a SHA-1 of 20.
 const BUILD_ID_BYTES_MAX: usize = 64;
-/// Page size that mappings are rounded to, in bytes.
 const PAGE_BYTES: u64 = profiler_common::limits::PAGE_BYTES;
 
 /// A segment, loadable (`PT_LOAD`) unless stated otherwise.
@@ -32,7 +29,6 @@ pub struct Segment {
     pub offset: FileOffset,
     /// Bytes in the file.
     pub size_bytes: u64,
-    /// Link address.
     pub address: LinkAddr,
     pub executable: bool,
 }
@@ -74,7 +70,6 @@ pub struct Section {
     pub link: u32,
 }
 
-/// A GNU build id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BuildId(Box<[u8]>);
 
@@ -96,7 +91,6 @@ impl std::fmt::Display for BuildId {
     }
 }
 
-/// The headers of an ELF file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elf {
     /// Loadable segments, in the file's order.
@@ -153,22 +147,18 @@ impl Elf {
         self.sections.iter().find(|section| &*section.name == name)
     }
 
-    /// Link address of the code at this file offset.
     pub fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
         self.code().find_map(|segment| segment.link_addr(offset))
     }
 
-    /// File offset of the code with this link address.
     pub fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
         self.code().find_map(|segment| segment.file_offset(address))
     }
 
-    /// See [`bias`].
     pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {
         bias(self.code(), start, offset)
     }
 
-    /// The segments that contain code.
     pub fn code(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().filter(|segment| segment.executable)
     }
@@ -233,7 +223,6 @@ fn dynamic_flags(image: &Image, programs: &[ProgramHeader64<LE>]) -> u64 {
     flags.map_or(0, |entry| entry.d_val.get(LE))
 }
 
-/// Contents of notes.
 #[derive(Default)]
 struct Notes {
     build_id: Option<BuildId>,

@@ -34,7 +34,6 @@ pub struct Image {
 }
 
 impl Image {
-    /// Takes ownership of an opened regular file.
     pub fn new(file: File) -> Result<Self, ObjectError> {
         let metadata = file.metadata()?;
         if !metadata.is_file() {

@@ -26,7 +26,6 @@ pub struct Module {
 #[derive(Clone, Debug, Default)]
 pub struct Recorded {
     pub build_id: Option<BuildId>,
-    /// The segments that contain code.
     pub code: Vec<Segment>,
 }
 
@@ -63,12 +62,10 @@ impl Module {
         &self.path
     }
 
-    /// The opened file, or why there is none.
     pub fn image(&self) -> Result<&Image, &ObjectError> {
         self.contents.as_ref().map(|contents| &contents.image)
     }
 
-    /// The opened file, if there is one.
     pub fn file(&self) -> Option<&File> {
         self.image().ok().map(Image::file)
     }
@@ -78,27 +75,22 @@ impl Module {
         self.contents.as_ref().ok()?.debug_link.as_ref()
     }
 
-    /// The ELF headers, or why they are unknown.
     pub fn elf(&self) -> Result<&Elf, &ObjectError> {
         self.contents.as_ref().and_then(|contents| contents.elf.as_ref())
     }
 
-    /// GNU build id, if it has one.
     pub fn build_id(&self) -> Option<&BuildId> {
         self.elf().map_or(self.recorded.build_id.as_ref(), |elf| elf.build_id.as_ref())
     }
 
-    /// See [`Elf::link_addr`].
     pub fn link_addr(&self, offset: FileOffset) -> Option<LinkAddr> {
         self.elf().ok()?.link_addr(offset)
     }
 
-    /// See [`Elf::file_offset`].
     pub fn file_offset(&self, address: LinkAddr) -> Option<FileOffset> {
         self.elf().ok()?.file_offset(address)
     }
 
-    /// See [`elf::bias`].
     pub fn bias(&self, start: TargetAddr, offset: FileOffset) -> Option<u64> {
         match self.elf() {
             Ok(elf) => elf.bias(start, offset),
@@ -107,10 +99,8 @@ impl Module {
     }
 }
 
-/// Distinguishes modules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
-    /// An opened file.
     File(Identity),
     /// A file that could not be opened, by its mapping.
     Unopened(Device, u64, PathBuf),
@@ -132,7 +122,6 @@ impl Modules {
 }
 
 impl FromIterator<Arc<Module>> for Modules {
-    /// Modules by id, from 0.
     fn from_iter<I: IntoIterator<Item = Arc<Module>>>(modules: I) -> Self {
         Self(modules.into_iter().collect())
     }
@@ -176,7 +165,6 @@ impl ModuleStore {
         }
     }
 
-    /// The module at a path of this process.
     pub fn intern_path(&mut self, path: &Path) -> Result<ModuleId, ObjectError> {
         let image = image::open_regular(path)?;
         Ok(self.intern(Key::File(image.identity()), &path.to_string_lossy(), Path::new(OWN_ROOT), || Ok(image)))

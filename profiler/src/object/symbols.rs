@@ -14,21 +14,16 @@ use crate::address::{FileOffset, LinkAddr};
 
 /// Maximum bytes of a symbol table or its strings. The largest known, of a browser with all symbols, is smaller.
 const TABLE_BYTES_MAX: u64 = 1 << 29;
-
 /// Maximum bytes of both if another table has been searched already: the remaining functions are not worth more than a fraction of a
 /// second and of the agent's memory.
 const EXTRA_BYTES_MAX: u64 = 1 << 28;
-
 /// Prefix of the compiler's own functions since Rust 1.87, such as `_RNvCs…_7___rustc12___rust_alloc`.
 const RUSTC_CRATE: &[u8] = b"7___rustc";
-
 /// Maximum length of such a name.
 const RUSTC_NAME_BYTES_MAX: usize = 96;
-
 /// Bit of a version index that marks a version other than the default one (`name@VERSION`, not `name@@VERSION`).
 const VERSION_HIDDEN: u16 = 0x8000;
 
-/// The symbol table of a symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SymbolSource {
     /// `.dynsym`: symbols for other modules.
@@ -125,7 +120,6 @@ fn functions(
     functions
 }
 
-/// A symbol with a requested name.
 struct Candidate {
     function: DefinedFunction,
     default_version: bool,
@@ -142,7 +136,6 @@ fn best(mut candidates: Vec<Candidate>) -> impl Iterator<Item = DefinedFunction>
     candidates.into_iter().map(|candidate| candidate.function)
 }
 
-/// Adds the table's symbols with requested names to their candidates.
 fn scan(table: &Table, elf: &Elf, source: SymbolSource, wanted: &mut FxHashMap<&[u8], Vec<Candidate>>) {
     // The end of a name is searched only up to the longest requested one: otherwise a table of a million symbols that share one long
     // name would cost a million times its length.
@@ -184,7 +177,6 @@ fn plain_name(mangled: &[u8]) -> Option<&[u8]> {
     (name.len() == length).then_some(name)
 }
 
-/// A symbol table with its strings and versions.
 struct Table {
     symbols: Vec<u8>,
     strings: Vec<u8>,
@@ -211,7 +203,6 @@ impl Table {
         slice_from_all_bytes(&self.symbols).unwrap_or_default()
     }
 
-    /// Whether one of these names belongs to an undefined symbol.
     fn imports_any(&self, names: &[&str]) -> bool {
         let longest = names.iter().map(|name| name.len()).max().unwrap_or(0);
         let mut undefined = self.symbols().iter().filter(|symbol| symbol.st_shndx.get(LE) == abi::SHN_UNDEF);
@@ -231,7 +222,6 @@ impl Table {
         Some((&tail[..end], !behind.starts_with(b"@") || behind.starts_with(b"@@")))
     }
 
-    /// Whether the name at this offset has this prefix.
     fn begins(&self, at: u32, prefix: &[u8]) -> bool {
         self.strings.get(at as usize..).is_some_and(|tail| tail.starts_with(prefix))
     }
@@ -244,16 +234,11 @@ impl Table {
 
 /// Prefix of the symbols of virtual tables (Itanium C++ ABI, 5.1.4.1).
 const VTABLE_PREFIX: &[u8] = b"_ZTV";
-
 /// Bytes before the first function: offset to top and type information (Itanium C++ ABI, 2.5.2).
 const HEAD_BYTES: u64 = 16;
-
-/// Size of a function pointer.
 const ENTRY_BYTES: u64 = 8;
-
 /// Maximum length of a name in bytes: longer ones are not demangled anyway.
 const NAME_BYTES_MAX: usize = 1 << 14;
-
 /// Maximum bytes of names of a module. Real ones have a few megabytes; a forged file can repeat the same long name a million times.
 const NAMES_BYTES_MAX: usize = 1 << 26;
 

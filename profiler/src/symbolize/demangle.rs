@@ -7,10 +7,8 @@ use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 
 /// Maximum length of a mangled name, in bytes. Longer ones do occur, and are printed unchanged.
 const MANGLED_BYTES_MAX: usize = 1 << 14;
-
 /// Maximum length of the result, in bytes; a longer one is cut and ends with `…`.
 const NAME_BYTES_MAX: usize = 1 << 14;
-
 /// Maximum nesting of a C++ name. Deeply nested lambdas and templates stay below.
 const NESTING_MAX: u32 = 192;
 

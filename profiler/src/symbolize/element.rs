@@ -93,7 +93,6 @@ const BETWEEN: &[&str] = &[
 
 /// Untyped functions, complete names.
 const ALLOCATORS: &[&str] = &["aligned_alloc", "calloc", "malloc", "memalign", "posix_memalign", "realloc"];
-
 /// Rust traits that construct vectors of a type.
 const VECTOR_TRAITS: &[&str] = &["alloc::vec::spec_from_elem::SpecFromElem", "::to_vec_in::ConvertVec"];
 
@@ -111,7 +110,6 @@ const NOT_VALUES: &[&str] = &[
 
 /// Maximum number of layers of implementations or nodes to remove; two occur.
 const LAYERS_MAX: usize = 8;
-
 /// Maximum length of a type name, in bytes. Longer ones are cut.
 const ELEMENT_BYTES_MAX: usize = 4096;
 
@@ -222,7 +220,6 @@ fn holds(name: &str, is_rust: bool) -> Element {
 
 /// Inline namespaces of standard libraries, which do not appear in source code.
 const INLINE_NAMESPACES: [&str; 7] = ["__1", "__2", "__ndk1", "__cxx11", "__cxx1998", "__debug", "_V2"];
-
 /// C++ operators with brackets in their names, each before its prefixes.
 const OPERATORS: [&str; 14] = ["()", "[]", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<", ">", "new[]"];
 

@@ -27,7 +27,6 @@ pub struct ResolvedFrame {
     pub inlined: bool,
 }
 
-/// Symbolizes locations in modules.
 pub trait Resolve {
     /// Returns for each offset, in order, the functions active there, innermost first; none if unknown. Offsets lie
     /// inside instructions: return addresses must be adjusted.
@@ -45,7 +44,6 @@ pub(crate) struct Unnamed<'a> {
     pub space: &'a AddressSpace,
 }
 
-/// Symbolized stacks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Named {
     /// All frames, each once, in the order in which they first occur.
@@ -135,7 +133,6 @@ fn ask(places: &[Places], modules: &Modules, resolver: &dyn Resolve) -> Answers 
     answers
 }
 
-/// Builds the frames of one target.
 struct Writer<'a> {
     places: &'a Places,
     modules: &'a Modules,

@@ -15,7 +15,6 @@ use crate::object::elf::BuildId;
 use crate::object::image::Image;
 use crate::object::module::Module;
 
-/// Maximum number of failures to report.
 const FAILURES_MAX: usize = 64;
 
 pub struct Resolver {
@@ -234,7 +233,6 @@ fn keep(
     count
 }
 
-/// Returns the shared copy of a string.
 fn intern(strings: &mut FxHashSet<Arc<str>>, text: Arc<str>) -> Arc<str> {
     if let Some(known) = strings.get(&text) {
         return Arc::clone(known);

@@ -16,9 +16,7 @@ use crate::object::module::Modules;
 use crate::object::symbols::Vtables;
 use crate::process::address_space::{AddressSpace, MappedModule};
 
-/// Maximum number of cached words.
 const WORDS_MAX: usize = 1 << 16;
-
 /// Suffix that the kernel adds to the path of a deleted mapped file.
 const DELETED: &str = " (deleted)";
 

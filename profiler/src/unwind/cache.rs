@@ -25,14 +25,9 @@ use super::table::Table;
 
 /// Maximum bytes of tables on disk, exceeded by up to a sixteenth while an agent runs. The least recently used are removed.
 pub(crate) const CACHE_BYTES_MAX: u64 = 512 << 20;
-
 /// Age at which an unfinished file is considered abandoned, in seconds.
 const UNFINISHED_AGE_S: i64 = 3600;
-
-/// Prefix of the names of tables.
 const NAME_PREFIX: &str = "table-";
-
-/// Prefix of the names of unfinished files.
 const UNFINISHED: &[u8] = b".new-";
 
 #[derive(Debug, Error)]
@@ -53,9 +48,7 @@ pub(crate) struct TableKey([u8; 32]);
 
 impl TableKey {
     /// SHA-256 of the image's unwind sections, their addresses, the location of its code and its entry. Code is not included: the few
-    /// relevant bytes are checked when a table is read ([`Samples`]).
-    ///
-    /// [`Samples`]: super::image::Samples
+    /// relevant bytes are checked when a table is read ([`Samples`](super::image::Samples)).
     pub(crate) fn of(image: &Image<'_>) -> Self {
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
@@ -156,7 +149,6 @@ impl Cache {
         table
     }
 
-    /// Reads the table with this key, if it is cached and valid.
     pub(crate) fn load(&self, key: &TableKey) -> Option<Table> {
         let name = key.file_name();
         match self.read(&name) {
@@ -213,7 +205,6 @@ impl Cache {
         Ok(bytes)
     }
 
-    /// Replaces a file atomically.
     fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let unfinished = format!(".new-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));

@@ -14,14 +14,11 @@ use super::table::{self, BuildStats, RuleTable};
 
 /// Maximum functions (FDEs) of one module. The largest known number, rustc's, is 174,248.
 pub(crate) const FUNCTIONS_MAX: usize = 2 << 20;
-
 /// Maximum rows of one module, before equal neighbours are merged. The largest known number, rustc's, is 1.8 million.
 pub(crate) const ROWS_MAX: usize = 16 << 20;
-
 /// Maximum length of a CIE in bytes: its instructions are executed for each of its functions. Real ones have 20.
 pub(crate) const CIE_BYTES_MAX: usize = 1024;
 
-/// A function's code range and its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Function {
     /// Link address.
@@ -46,7 +43,6 @@ pub(crate) struct FunctionRow {
 pub(crate) struct Functions {
     /// May overlap.
     pub functions: Vec<Function>,
-    /// Rows of all functions.
     pub rows: Vec<FunctionRow>,
 }
 

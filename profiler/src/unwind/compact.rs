@@ -9,20 +9,13 @@ use super::table::{self, BuildStats, RuleTable, Table};
 use crate::address::LinkAddr;
 
 const PAGE_BYTES: u64 = 1 << PAGE_BITS;
-
 /// Code after the entry point that counts as entry code if no function covers it, in bytes. The C libraries' `_start` has 20 to 50; it
 /// makes one call and never returns.
 const ENTRY_BYTES: u64 = 64;
 
-/// Functions by address, without overlaps.
-pub(crate) struct Spans {
-    pub functions: Vec<Function>,
-    pub rows: Vec<FunctionRow>,
-}
-
 /// Sorts functions and resolves overlaps as the C++ runtime's search does: the function with the highest start at or before an
 /// address applies, even if it ends before that address. Of functions with the same start the first one is kept.
-pub(crate) fn resolve(functions: Functions, entry: Option<u64>, code: &[Code], stats: &mut BuildStats) -> Spans {
+pub(crate) fn resolve(functions: Functions, entry: Option<u64>, code: &[Code], stats: &mut BuildStats) -> Functions {
     let Functions { mut functions, mut rows } = functions;
     functions.sort_by_key(|function| function.start);
     let before = functions.len();
@@ -40,7 +33,7 @@ pub(crate) fn resolve(functions: Functions, entry: Option<u64>, code: &[Code], s
         mark_entry(&mut functions, &mut rows, entry, code);
     }
     stats.covered_bytes = functions.iter().map(|function| function.end - function.start).sum();
-    Spans { functions, rows }
+    Functions { functions, rows }
 }
 
 /// Ends stacks at the entry point if its code has no unwind information: musl's, and that of static executables.
@@ -58,7 +51,7 @@ fn mark_entry(functions: &mut Vec<Function>, rows: &mut Vec<FunctionRow>, entry:
 }
 
 /// Builds the table. `gap` is the number of the rule for code that no function covers.
-pub(crate) fn compact(spans: &Spans, code: &[Code], gap: u16, rules: RuleTable, stats: BuildStats) -> Table {
+pub(crate) fn compact(spans: &Functions, code: &[Code], gap: u16, rules: RuleTable, stats: BuildStats) -> Table {
     let first = if gap == table::GAP {
         spans.functions.first().map_or(0, |function| function.start)
     } else {
@@ -158,16 +151,12 @@ impl Pages {
 
 /// Minimum gap to sample, in bytes. Shorter ones are padding.
 const GAP_BYTES_MIN: u64 = 64;
-
 /// Maximum number of samples.
 const SAMPLES: u64 = 256;
-
 /// Length of a sample in bytes.
 const SAMPLE_BYTES: u64 = 4096;
-
 /// Minimum number of prologues.
 const PROLOGUES_MIN: u64 = 4;
-
 /// Maximum bytes of code per prologue. Compilers' functions have 100 to 1,000 bytes, and some gaps are constants that the linker put
 /// beside the code.
 const BYTES_PER_PROLOGUE_MAX: u64 = 4096;
@@ -178,7 +167,7 @@ const BYTES_PER_PROLOGUE_MAX: u64 = 4096;
 /// chromium's 236 MB have 8,852 functions with unwind information and a frame pointer in nearly all others, while a library with some
 /// assembly, or musl's loader, has neither in its gaps. Bytes of code per function would not distinguish these, nor would they detect
 /// the builtins of V8, which are in a gap of node and keep frame pointers.
-pub(crate) fn fill_gaps(image: &Image<'_>, spans: &Spans) -> (bool, Samples) {
+pub(crate) fn fill_gaps(image: &Image<'_>, spans: &Functions) -> (bool, Samples) {
     let samples = Samples::of(image, sample_ranges(&gaps(image, spans)));
     let (mut bytes_read, mut found) = (0, 0);
     for &(address, length) in &samples.ranges {
@@ -210,7 +199,7 @@ fn sample_ranges(gaps: &[(u64, u64)]) -> Vec<(u64, u32)> {
 }
 
 /// Ranges of executable segments that no function covers.
-fn gaps(image: &Image<'_>, spans: &Spans) -> Vec<(u64, u64)> {
+fn gaps(image: &Image<'_>, spans: &Functions) -> Vec<(u64, u64)> {
     let mut gaps = Vec::new();
     let mut functions = spans.functions.iter().peekable();
     for code in &image.code {

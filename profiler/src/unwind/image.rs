@@ -13,7 +13,6 @@ use crate::object::image::Image as File;
 
 /// Maximum unwind section, in bytes. The largest of 2,139 modules on one machine, rustc's, has 9.6 MB.
 pub(crate) const SECTION_BYTES_MAX: u64 = 64 << 20;
-
 /// Maximum address range of a module's code, in bytes. Bounds the table's pages.
 pub(crate) const CODE_SPAN_MAX: u64 = 1 << 30;
 

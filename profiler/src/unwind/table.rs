@@ -3,6 +3,7 @@
 use profiler_common::unwind::{PageRows, RULES_MAX, ReadTables, RowCell, Rule, TableRef, UnwindRow, find_rule};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
+use strum::EnumCount;
 
 use super::arch::Unsupported;
 use super::image::Samples;
@@ -43,7 +44,7 @@ pub struct BuildStats {
     /// Bytes of code covered by those rows.
     pub bytes_read: u64,
     /// Rows without a rule, by [`Unsupported`].
-    pub unsupported: [Tally; Unsupported::ALL.len()],
+    pub unsupported: [Tally; Unsupported::COUNT],
     /// The unwind information was truncated: by a limit, or because it could not be parsed further.
     pub truncated: bool,
     /// Code that no function covers is unwound by frame pointers.
@@ -140,11 +141,9 @@ impl Table {
 }
 
 const MAGIC: [u8; 8] = *b"hbunwind";
-
 /// Must be incremented whenever the same module would give another table or other bytes: for changes of the layout, of the meaning
 /// of rules, or of the builder.
 const VERSION: u32 = 3;
-
 /// Offset of the bytes that the checksum covers: before them are magic, version and checksum.
 pub(crate) const CHECKED_FROM: usize = 16;
 

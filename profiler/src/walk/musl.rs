@@ -321,7 +321,6 @@ fn context(memory: &dyn Memory, address: u64) -> Option<Context> {
 const HEADER_BYTES: u64 = 4;
 /// Distance in units between offsets with the same low 16 bits.
 const FAR_UNITS: u64 = 1 << 16;
-
 /// The number of reserved bytes exceeds 4, and is in the slot's last four bytes.
 const RESERVED_FAR: u8 = 5;
 /// The slot contains a group.

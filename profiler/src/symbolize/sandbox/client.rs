@@ -64,7 +64,6 @@ impl Failed {
     }
 }
 
-/// The files of a module.
 pub(in crate::symbolize) type Files<'a> = [(Role, &'a Image)];
 
 /// The symbolizer process, started on demand.

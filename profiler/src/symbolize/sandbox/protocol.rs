@@ -12,7 +12,6 @@ use crate::symbolize::names::ResolvedFrame;
 pub const COMMAND: &str = "symbolizer";
 /// The name of the process in `ps` and `top`.
 pub(super) const PROCESS_NAME: &str = "heapbpf-symbol";
-
 /// Time limit for a module of ordinary size.
 pub(super) const MODULE_TIME: Duration = Duration::from_secs(3);
 /// Bytes of a module's files that extend its time limit by a second.
@@ -25,7 +24,6 @@ pub(super) const TOTAL_TIME_MAX: Duration = Duration::from_secs(30);
 pub(super) const MEMORY_BYTES_MAX: u64 = 2 << 30;
 /// CPU time after which the kernel ends the symbolizer, should the agent not.
 pub(super) const CPU_TIME_MAX: Duration = Duration::from_secs(60);
-
 /// Maximum number of addresses in a request, so that replies arrive while a module is being read.
 pub(super) const ADDRESSES_MAX: usize = 512;
 /// Maximum number of functions per address; compilers inline far fewer.

@@ -6,12 +6,10 @@ use gimli::{
 };
 use profiler_common::step::{SIGNAL_BP, SIGNAL_IP, SIGNAL_SP};
 use profiler_common::unwind::{CallerBp, Cfa, Rule};
+use strum::EnumCount;
 
 pub(crate) const ELF_MACHINE: u16 = object::elf::EM_X86_64;
-
-/// DWARF register of the return address.
 pub(crate) const RETURN_ADDRESS: Register = X86_64::RA;
-
 /// `push %rbp; mov %rsp,%rbp`, in both encodings.
 pub(crate) const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];
 
@@ -26,21 +24,20 @@ impl UnwindContextStorage<usize> for RowStorage {
     type Stack = Box<[UnwindTableRow<usize, Self>; 16]>;
 }
 
-/// Bytes of an unwind section.
 pub(crate) type Bytes<'data> = EndianSlice<'data, LittleEndian>;
 
 /// Maximum operations of an expression. The longest supported one, of a procedure linkage table, has 9.
 const OPERATIONS_MAX: usize = 10;
 
 /// Why a row has no rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumCount)]
+#[cfg_attr(test, derive(strum::VariantArray))]
 pub(crate) enum Unsupported {
     /// The CFA is relative to a register that calls overwrite. No return address can be in such code: only a signal that interrupts it
     /// leads there.
     VolatileCfa,
     /// The CFA is relative to rbx or r12 to r15.
     PreservedCfa,
-    /// The CFA is an unsupported expression.
     CfaExpression,
     /// An offset exceeds the range of a rule, or the stack would not shrink.
     Offset,
@@ -54,21 +51,9 @@ pub(crate) enum Unsupported {
     TooManyRules,
 }
 
+#[cfg(test)]
 impl Unsupported {
-    /// By discriminant.
-    pub(crate) const ALL: [Self; 8] = [
-        Self::VolatileCfa,
-        Self::PreservedCfa,
-        Self::CfaExpression,
-        Self::Offset,
-        Self::ReturnAddress,
-        Self::SignalFrame,
-        Self::Malformed,
-        Self::TooManyRules,
-    ];
-
     /// Whether return addresses, and therefore ordinary stacks, can be in such code.
-    #[cfg(test)]
     pub(crate) const fn breaks_stacks(self) -> bool {
         !matches!(self, Self::VolatileCfa)
     }
@@ -79,9 +64,7 @@ impl Unsupported {
 pub(crate) struct Context<'a, S> {
     /// The unwind section, which contains expressions.
     pub section: &'a S,
-    /// Encoding of expressions.
     pub encoding: Encoding,
-    /// The function is a signal trampoline.
     pub is_signal: bool,
 }
 

@@ -178,7 +178,6 @@ const ALIGNMENTS_LOG2: std::ops::RangeInclusive<u32> = 20..=36;
 /// More heaps than fit into the address space.
 const HEAPS_MAX: usize = 1 << 21;
 
-/// A part of an arena's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Heap {
     pub(super) start: u64,

@@ -20,7 +20,6 @@ pub(super) const MAPPED: u64 = 2;
 const OF_THREADS: u64 = 4;
 pub(super) const FLAGS: u64 = 7;
 
-/// Memory to walk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) start: u64,

@@ -178,10 +178,8 @@ fn chunk_bytes(bin: u64) -> std::ops::RangeInclusive<u64> {
 const STORAGE_WORDS_MAX: u64 = 1 << 13;
 /// Maximum distance between the variables for a thread's arena and its cache.
 const VARIABLES_WORDS: u64 = 64;
-
 /// The system call instruction, which precedes the instruction pointer of a thread in a call.
 const SYSTEM_CALL: [u8; 2] = [0x0f, 0x05];
-
 /// Values of the result register in a system call: not finished, or to be restarted (`ENOSYS`, `ERESTARTSYS`,
 /// `ERESTARTNOINTR`, `ERESTARTNOHAND`, `ERESTART_RESTARTBLOCK` in the kernel's `errno.h`). Needed because code may
 /// not have been read.
