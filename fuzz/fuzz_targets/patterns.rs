@@ -3,9 +3,8 @@
 
 #![no_main]
 
-use heapbpf::internals::process::module_pattern::ModulePattern;
 use heapbpf::internals::process::names::Names;
-use heapbpf::internals::process::pattern::Pattern;
+use heapbpf::internals::process::pattern::{ModulePattern, Pattern};
 
 /// Maximum length of a path: the kernel's.
 const PATH_MAX: usize = 4096;

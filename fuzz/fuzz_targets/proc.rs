@@ -3,7 +3,7 @@
 #![no_main]
 
 use heapbpf::internals::fuzzing;
-use heapbpf::internals::linux::proc::auxv::Auxv;
+use heapbpf::internals::linux::proc::process::Auxv;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     fuzzing::proc_file(bytes);

@@ -4,8 +4,8 @@ use crate::address::LinkAddr;
 use crate::collect::fork_memory;
 use crate::ids::Pid;
 use crate::linux::memory;
-use crate::linux::proc::auxv::Auxv;
-use crate::linux::proc::{kernel_words, maps, process, stat};
+use crate::linux::proc::process::Auxv;
+use crate::linux::proc::{maps, process, stat};
 use crate::process::link_map::{LinkMap, Memory};
 use crate::symbolize::demangle::demangle;
 use crate::symbolize::element::{self, Qualified, implemented};
@@ -19,7 +19,7 @@ pub fn proc_file(bytes: &[u8]) {
     }
     let text = String::from_utf8_lossy(bytes);
     for line in text.lines() {
-        let _ = (kernel_words::of_epoll(line), kernel_words::of_timer(line), process::number(line));
+        let _ = (process::of_epoll(line), process::of_timer(line), process::number(line));
     }
     let _ = (
         stat::parse(&text, 4096),

@@ -117,11 +117,11 @@ pub mod internals {
             pub use crate::linux::bpf::{AttachType, MultiLink, ProgramLoad, link_multi, load_program};
         }
         pub mod proc {
-            pub mod auxv {
-                pub use crate::linux::proc::auxv::Auxv;
-            }
             pub mod maps {
                 pub use crate::linux::proc::maps::{Region, RegionKind, region_of, regions};
+            }
+            pub mod process {
+                pub use crate::linux::proc::process::Auxv;
             }
         }
     }
@@ -163,14 +163,11 @@ pub mod internals {
         pub mod filter {
             pub use crate::process::selection::Selection;
         }
-        pub mod module_pattern {
-            pub use crate::process::module_pattern::ModulePattern;
-        }
         pub mod names {
             pub use crate::process::pattern::Names;
         }
         pub mod pattern {
-            pub use crate::process::pattern::Pattern;
+            pub use crate::process::pattern::{ModulePattern, Pattern};
         }
     }
     pub mod recording {

@@ -23,7 +23,7 @@ use profiler_common::hook::{CallShape, Register};
 
 use super::selection::{ALL, MMAP, interval_bytes};
 use super::spec::HookSpec;
-use crate::process::module_pattern::ModulePattern;
+use crate::process::pattern::ModulePattern;
 
 const HEAP_NAME_BYTES_MAX: usize = 64;
 

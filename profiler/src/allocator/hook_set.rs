@@ -8,8 +8,8 @@ use thiserror::Error;
 use super::custom::{self, CustomHook, HookError};
 use super::selection::interval_bytes;
 use super::spec::HookSpec;
-use crate::linux::input;
-use crate::process::module_pattern::ModulePattern;
+use crate::linux::files;
+use crate::process::pattern::ModulePattern;
 
 const BUILT_IN: &[(&str, &str)] =
     &[("cpython", include_str!("../../specs/cpython.toml")), ("cuda", include_str!("../../specs/cuda.toml"))];
@@ -96,7 +96,7 @@ impl HookSet {
                 Ok(())
             }
             None => {
-                let text = input::read_text(Path::new(name_or_path), FILE_BYTES_MAX);
+                let text = files::read_text(Path::new(name_or_path), FILE_BYTES_MAX);
                 self.parse(
                     name_or_path,
                     &text.map_err(|source| SpecError::Missing { name: name_or_path.to_owned(), source })?,

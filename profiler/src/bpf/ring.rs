@@ -5,7 +5,7 @@ use std::io;
 use aya::maps::{Map, MapData, MapError, RingBuf};
 
 use crate::linux::bpf_map::RingPositions;
-use crate::linux::readiness::Readiness;
+use crate::linux::pidfd::Readiness;
 
 /// The consumer end. Owned by the session's task.
 pub struct Ring {

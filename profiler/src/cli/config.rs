@@ -11,7 +11,7 @@ use crate::allocator::hook_set::HookSet;
 use crate::allocator::selection::HeapSelection;
 use crate::guardrail::Limits;
 use crate::ids::Pid;
-use crate::linux::input;
+use crate::linux::files;
 use crate::probe::attach::BackendChoice;
 use crate::probe::place::PlacementMode;
 use crate::process::selection::Selection;
@@ -139,7 +139,7 @@ pub(super) fn suppressions(common: &CommonArgs) -> Result<Suppressions> {
     let mut suppressions = Suppressions::default();
     for path in &common.suppressions {
         let shown = path.display();
-        let text = input::read_text(path, SUPPRESSIONS_BYTES_MAX)
+        let text = files::read_text(path, SUPPRESSIONS_BYTES_MAX)
             .map_err(|error| usage(format!("cannot read suppressions from `{shown}`: {error}")))?;
         suppressions.extend(Suppressions::parse(&text).map_err(|error| usage(format!("`{shown}`, {error}")))?);
     }

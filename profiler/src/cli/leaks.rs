@@ -18,7 +18,7 @@ use crate::check::heap_snapshot::HeapSnapshot;
 use crate::check::{Plan, check, heap_snapshot};
 use crate::ids::Pid;
 use crate::keeper::Keeper;
-use crate::linux::inherited::Inherited;
+use crate::linux::signals::Inherited;
 use crate::report::text::printable;
 use crate::report::unreachable::Unreachable;
 use crate::report::unreachable::json::write_json;

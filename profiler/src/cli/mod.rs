@@ -26,8 +26,8 @@ use args::{ConvertArgs, DiffArgs, DoctorArgs, LeaksArgs, RecordArgs};
 
 use crate::doctor::{Diagnosis, TARGET_COMMAND, report, serve};
 use crate::keeper;
-use crate::linux::inherited::Inherited;
 use crate::linux::signals;
+use crate::linux::signals::Inherited;
 use crate::report::Format;
 
 const RECORD_EXAMPLES: &str = "\

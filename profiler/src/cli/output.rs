@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use super::exit::usage;
 use super::terminal;
-use crate::linux::replacement::Replacement;
+use crate::linux::files::Replacement;
 use crate::report::{Format, FormatError, ReportError};
 
 /// File name extension of recordings, without the dot.

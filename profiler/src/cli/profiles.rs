@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::exit::usage;
 use super::terminal::say;
 use crate::ledger::journal::{Flow, Movement};
-use crate::linux::input;
+use crate::linux::files;
 use crate::model::Profile;
 use crate::recording::block::MAGIC;
 use crate::recording::entry::LedgerId;
@@ -153,7 +153,7 @@ fn report_missing(missing: &[(String, &'static str)]) {
 
 /// Reads a report, or only the first bytes of a recording, which may be large.
 fn read_report(path: &Path) -> Result<Vec<u8>> {
-    let mut file = input::open(path)?;
+    let mut file = files::open(path)?;
     let mut bytes = Vec::new();
     Read::by_ref(&mut file).take(MAGIC.len() as u64).read_to_end(&mut bytes)?;
     if bytes == MAGIC {

@@ -12,9 +12,8 @@ use tokio::signal::unix::{self, SignalKind, signal};
 use super::exit;
 use super::terminal::say;
 use crate::linux::feature;
-use crate::linux::inherited::Inherited;
 use crate::linux::proc::process;
-use crate::linux::signals::{self, InheritedSignals};
+use crate::linux::signals::{self, Inherited};
 use crate::session::{Command, Control, Launched, Session, SessionConfig};
 
 /// Runs a session, after checking for privileges and raising resource limits.
@@ -81,7 +80,7 @@ impl Attached {
         command: &[OsString],
         inherited: Inherited,
     ) -> Result<Option<Self>> {
-        let mut stops = Stops::new(inherited.signals())?;
+        let mut stops = Stops::new(&inherited)?;
         let control = Control::listen().context("cannot listen for signals")?;
         let mut session = Session::start(config)?;
         session.attach(async || stops.pending(None).await).await?;
@@ -128,7 +127,7 @@ pub(super) struct Stops {
 
 impl Stops {
     /// `inherited` are the dispositions before heapbpf changed any.
-    fn new(inherited: &InheritedSignals) -> Result<Self> {
+    fn new(inherited: &Inherited) -> Result<Self> {
         let mut listeners = Vec::new();
         for (number, kind) in [
             (Signal::INT, SignalKind::interrupt()),

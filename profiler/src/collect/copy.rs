@@ -5,14 +5,15 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use memmap2::MmapMut;
+use profiler_common::limits::PAGE_BYTES;
+
 use super::process::CollectError;
 use super::spans::Span;
 use crate::address::TargetAddr;
 use crate::ids::Pid;
-use crate::linux::mapping::Buffer;
 use crate::linux::{memory, process_memory};
 use crate::memory::Memory;
-use profiler_common::limits::PAGE_BYTES;
 
 /// Maximum number of copying threads: they wait for memory more than for the CPU.
 const THREADS_MAX: usize = 4;
@@ -23,7 +24,7 @@ const JOB_BYTES: usize = 4 << 20;
 /// Memory allocated for a copy.
 #[derive(Debug)]
 pub(crate) struct Reserved {
-    buffer: Buffer,
+    buffer: MmapMut,
     allowed_bytes: u64,
 }
 
@@ -37,7 +38,7 @@ impl Reserved {
         let mut reserved = Self::empty(pid, bytes, free.map_or(u64::MAX, |bytes| bytes / 4 * 3))?;
         // If the kernel's estimate is too high, this process is killed, and not the target.
         memory::prefer_for_oom_kill();
-        reserved.buffer.prepare(usize::try_from(bytes).unwrap_or(usize::MAX));
+        memory::prepare(&mut reserved.buffer, usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok(reserved)
     }
 
@@ -49,14 +50,14 @@ impl Reserved {
         // Address space costs nothing, and allows the process to grow until it is stopped.
         let length = bytes.saturating_add(bytes / 2).saturating_add(64 << 20);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        Ok(Self { buffer: Buffer::new(length).map_err(|_| too_large)?, allowed_bytes })
+        Ok(Self { buffer: memory::buffer(length).map_err(|_| too_large)?, allowed_bytes })
     }
 }
 
 /// Copied memory.
 #[derive(Debug)]
 pub(crate) struct Copy {
-    buffer: Buffer,
+    buffer: MmapMut,
     /// By rising address, and in this order in the buffer. Adjacent pieces are joined.
     pieces: Vec<Piece>,
     /// Bytes that could not be read.

@@ -8,8 +8,8 @@
 use std::time::Duration;
 
 use crate::ids::Pid;
-use crate::linux::proc::kernel_words::EpollSet;
 use crate::linux::proc::maps::{Region, regions};
+use crate::linux::proc::process::EpollSet;
 use crate::linux::proc::stat::Stat;
 use crate::linux::signals::Deferral;
 use crate::memory::Memory;

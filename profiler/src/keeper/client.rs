@@ -1,29 +1,41 @@
-//! Connections of the agent to the keeper.
+//! The agent's side of the keeper.
 //!
 //! ```text
 //! agent: Tracer ── commands ─▶ keeper: a thread for each Tracer ── ptrace ─▶ process
 //! ```
-//! The kernel accepts requests about a traced thread only from its tracing thread: so each [`Tracer`] has its own
-//! thread and channel, and its tracees resume when the channel closes. The agent reads memory itself, which requires no
-//! tracing.
+//! The kernel accepts requests about a traced thread only from its tracing thread: so each [`Tracer`] has its own thread
+//! and channel, and its tracees resume when the channel closes. The agent reads memory itself, which requires no tracing.
 
+use std::ffi::OsString;
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, PipeWriter};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{self, ExitStatus};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use rustix::event::{EventfdFlags, eventfd};
+use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tracing::debug;
 
-use super::protocol::{ANSWER_BYTES_MAX, Answer, COMMAND, Command, LinkId, REPLY_BYTES_MAX, Reply, Request, Site};
+use super::protocol::{
+    ANSWER_BYTES_MAX, Answer, COMMAND, Command, LinkId, Outcome, REPLY_BYTES_MAX, Reply, Request, Site, code_regions,
+};
 use crate::bpf::load::LinkKind;
+use crate::collect::{CollectError, ProcessCopy, StoppedProcess, ThreadState};
 use crate::ids::Pid;
-use crate::linux::channel::Channel;
-use crate::linux::companion::Companion;
+use crate::linux::companion::{Channel, Companion};
 use crate::linux::pidfd::PidFd;
+use crate::linux::proc::maps::Region;
+use crate::linux::ptrace;
+use crate::linux::signals::Inherited;
+use crate::linux::spawn::spawn;
+use crate::process::launch::{LaunchError, ProgramStop, StartUp, has_one_thread};
 
-/// Why the keeper cannot do what was requested.
 #[derive(Debug, Error)]
 pub(crate) enum KeeperError {
     #[error(
@@ -35,8 +47,7 @@ pub(crate) enum KeeperError {
     )]
     NoDescriptors,
     #[error("the keeper process has exited: {0}")]
-    Exited(io::Error),
-    /// The kernel's error.
+    Exited(#[from] io::Error),
     #[error("{0}")]
     Refused(String),
 }
@@ -76,8 +87,8 @@ impl Keeper {
     }
 
     /// Returns a descriptor that becomes readable when the keeper exits.
-    pub(crate) fn watch(&self) -> Result<PidFd, KeeperError> {
-        PidFd::open(self.lock().pid()).map_err(KeeperError::Exited)
+    pub(crate) fn pidfd(&self) -> Result<PidFd, KeeperError> {
+        Ok(PidFd::open(self.pid())?)
     }
 
     /// Attaches programs to instructions of a file, all of them or none, in one process or in every process that maps
@@ -105,17 +116,16 @@ impl Keeper {
 
     fn request(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<Reply, KeeperError> {
         let companion = self.lock();
-        let channel = companion.channel().ok_or_else(gone)?;
-        send(channel, request, descriptors).map_err(KeeperError::Exited)?;
-        let reply = channel.receive(REPLY_BYTES_MAX).map_err(KeeperError::Exited)?.ok_or_else(gone)?;
-        postcard::from_bytes(&reply.bytes).map_err(|error| KeeperError::Exited(io::Error::other(error)))
+        let channel = companion.channel().ok_or(io::Error::from(io::ErrorKind::BrokenPipe))?;
+        channel.send_value(request, descriptors)?;
+        receive(channel, REPLY_BYTES_MAX)
     }
 
     /// Does not wait for completion.
     fn detach(&self, id: LinkId) {
         let companion = self.lock();
         // If the keeper has exited, its links are closed.
-        let _ = companion.channel().map(|channel| send(channel, &Request::Detach(id), &[]));
+        let _ = companion.channel().map(|channel| channel.send_value(&Request::Detach(id), &[]));
     }
 
     fn lock(&self) -> MutexGuard<'_, Companion> {
@@ -129,39 +139,34 @@ impl Drop for Link {
     }
 }
 
-fn gone() -> KeeperError {
-    KeeperError::Exited(io::ErrorKind::BrokenPipe.into())
-}
-
-fn send(channel: &Channel, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    channel.send(&postcard::to_stdvec(request).map_err(io::Error::other)?, descriptors)
+fn receive<T: DeserializeOwned>(channel: &Channel, bytes_max: usize) -> Result<T, KeeperError> {
+    let (value, _) = channel.receive_value(bytes_max)?.ok_or(io::Error::from(io::ErrorKind::BrokenPipe))?;
+    Ok(value)
 }
 
 /// A tracing thread of the keeper. Dropping the last clone resumes the process.
 #[derive(Clone, Debug)]
-pub(super) struct Tracer {
+struct Tracer {
     channel: Rc<Channel>,
     /// Keeps the keeper running while the process is traced.
-    pub(super) keeper: Keeper,
+    keeper: Keeper,
 }
 
 impl Tracer {
     /// Starts a thread, or takes the one that [`Keeper::prepare_tracer`] has started.
-    pub(super) fn start(keeper: &Keeper) -> Result<Self, KeeperError> {
+    fn start(keeper: &Keeper) -> Result<Self, KeeperError> {
         let spare = keeper.spare().take();
         let channel = spare.map_or_else(|| keeper.start_tracer(), Ok)?;
         Ok(Self { channel: Rc::new(channel), keeper: keeper.clone() })
     }
 
-    pub(super) fn ask(&self, command: &Command, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, KeeperError> {
-        let bytes = postcard::to_stdvec(command).map_err(|error| KeeperError::Refused(error.to_string()))?;
-        self.channel.send(&bytes, descriptors).map_err(KeeperError::Exited)?;
+    fn ask(&self, command: &Command, descriptors: &[BorrowedFd<'_>]) -> Result<Answer, KeeperError> {
+        self.channel.send_value(command, descriptors)?;
         self.answer()
     }
 
-    pub(super) fn answer(&self) -> Result<Answer, KeeperError> {
-        let answer = self.channel.receive(ANSWER_BYTES_MAX).map_err(KeeperError::Exited)?.ok_or_else(gone)?;
-        postcard::from_bytes(&answer.bytes).map_err(|error| KeeperError::Exited(io::Error::other(error)))
+    fn answer(&self) -> Result<Answer, KeeperError> {
+        receive(&self.channel, ANSWER_BYTES_MAX)
     }
 }
 
@@ -188,4 +193,282 @@ impl Keeper {
     fn spare(&self) -> MutexGuard<'_, Option<Channel>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A launched program, or a process that has just started. Dropping it detaches: at once, or when it wakes up from an
+/// uninterruptible wait. The keeper's side is [`crate::process::launch::Launch`], which documents the methods; its
+/// [`LaunchError::Trace`] arrives here as [`LaunchError::Keeper`].
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pid: Pid,
+    /// `None` if it is not traced (any more), or the keeper has exited.
+    tracer: Option<Tracer>,
+    /// After it was reaped.
+    status: Option<ExitStatus>,
+    /// Readable when [`next_stop`](Self::next_stop) may have news.
+    events: OwnedFd,
+}
+
+impl Launch {
+    /// Starts a command (the program, looked up in `PATH`, and its arguments) as a child of this process, with its
+    /// standard streams, process group, environment and working directory, and with the inherited state. The program is
+    /// held at its exec, before its first instruction. On errors no process is left.
+    pub(crate) fn start(keeper: &Keeper, command: &[OsString], inherited: Inherited) -> Result<Self, LaunchError> {
+        let (program, arguments) = command.split_first().ok_or(LaunchError::Empty)?;
+        let name = program.to_string_lossy().into_owned();
+        let mut child = process::Command::new(program);
+        child.args(arguments);
+        let tracer = Tracer::start(keeper)?;
+        let fork_failed = |error| LaunchError::Fork(name.clone(), error);
+        let events = event().map_err(fork_failed)?;
+        let mut spawned = spawn(child, inherited).map_err(fork_failed)?;
+        let mut launch = Self { pid: spawned.pid(), tracer: Some(tracer), status: None, events };
+        launch.command(Command::Start { pid: launch.pid, program: name.clone() })?;
+        spawned.start_exec();
+        let tracer = launch.tracer.as_ref().ok_or_else(not_traced)?;
+        // If exec fails, the tracer reaps the child first, and then the thread that started it.
+        let started = tracer.answer();
+        if let Some(error) = spawned.exec_error() {
+            return Err(LaunchError::not_run(Path::new(program), name, error));
+        }
+        launch.handle(started).map(|_| launch)
+    }
+
+    pub(crate) fn hold(keeper: &Keeper, pid: Pid) -> Result<Self, LaunchError> {
+        let tracer = Tracer::start(keeper)?;
+        let events = event().map_err(|error| LaunchError::Trace(format!("process {pid}"), error))?;
+        let mut launch = Self { pid, tracer: Some(tracer), status: None, events };
+        launch.command(Command::Hold(pid))?;
+        Ok(launch)
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    pub(crate) fn is_alone(&self) -> bool {
+        has_one_thread(self.pid)
+    }
+
+    pub(crate) fn hold_at_exit(&mut self) -> Result<(), LaunchError> {
+        self.command(Command::HoldAtExit).map(drop)
+    }
+
+    pub(crate) fn step_until_loaded<E: From<LaunchError>>(
+        &mut self,
+        on_new_code: &mut dyn FnMut(bool) -> Result<(), E>,
+    ) -> Result<StartUp, E> {
+        let tracer = self.tracer.clone().ok_or_else(not_traced)?;
+        let mut error = None;
+        let mut answer = tracer.ask(&Command::Step, &[]);
+        while let Ok(Answer::NewCode { at_exec }) = answer {
+            error = on_new_code(at_exec).err();
+            let command = if error.is_some() { Command::Abandon } else { Command::Continue };
+            answer = tracer.ask(&command, &[]);
+        }
+        let outcome = self.handle(answer);
+        if let Some(error) = error {
+            return Err(error);
+        }
+        match outcome? {
+            Outcome::StartUp(start_up) => Ok(start_up),
+            other => Err(unexpected(&other).into()),
+        }
+    }
+
+    pub(crate) fn follow_execs(&mut self) -> Result<(), LaunchError> {
+        self.command(Command::FollowExecs).map(drop)
+    }
+
+    pub(crate) fn next_stop(&mut self) -> Result<Option<ProgramStop>, LaunchError> {
+        match self.command(Command::NextStop)? {
+            Outcome::Stop(stop) => Ok(stop),
+            _ => Ok(None),
+        }
+    }
+
+    pub(crate) fn stop(&mut self) -> Result<bool, LaunchError> {
+        Ok(matches!(self.command(Command::StopAll)?, Outcome::AllStopped(true)))
+    }
+
+    /// The program as a stopped process. All its threads must be held.
+    pub(crate) fn stopped_process(&self) -> Result<Box<dyn StoppedProcess>, CollectError> {
+        let tracer = self.tracer.clone().ok_or(CollectError::Ended(self.pid))?;
+        Ok(Box::new(RemoteStopped::new(tracer, self.pid)?))
+    }
+
+    pub(crate) fn release(&mut self) -> Result<(), LaunchError> {
+        self.command(Command::Release).map(drop)
+    }
+
+    pub(crate) fn try_reap(&mut self) -> Option<ExitStatus> {
+        // If this fails, the kernel has detached it.
+        let _ = self.command(Command::Reap);
+        if self.tracer.is_none() && self.status.is_none() {
+            self.status = ptrace::try_reap(self.pid).ok().flatten();
+        }
+        self.status
+    }
+
+    /// Does nothing for a program that is not traced any more.
+    fn command(&mut self, command: Command) -> Result<Outcome, LaunchError> {
+        let Some(tracer) = &self.tracer else { return Ok(Outcome::Done) };
+        let has_events = matches!(command, Command::Start { .. });
+        let descriptors: &[BorrowedFd<'_>] = if has_events { &[self.events.as_fd()] } else { &[] };
+        let answer = tracer.ask(&command, descriptors);
+        self.handle(answer)
+    }
+
+    fn handle(&mut self, answer: Result<Answer, KeeperError>) -> Result<Outcome, LaunchError> {
+        let (is_traced, status, outcome) = match answer {
+            Ok(Answer::Launch { is_traced, status, outcome }) => (is_traced, status, outcome),
+            Ok(other) => return Err(unexpected(&other)),
+            Err(error) => {
+                // The kernel detaches it when its tracer exits.
+                self.tracer = None;
+                return Err(error.into());
+            }
+        };
+        if !is_traced {
+            self.tracer = None;
+        }
+        if let Some(status) = status {
+            // The tracer has reaped it; now its parent reaps it.
+            let _ = ptrace::try_reap(self.pid);
+            self.status = Some(ExitStatus::from_raw(status));
+        }
+        match outcome {
+            Outcome::Unstoppable(pid) => Err(LaunchError::Unstoppable(pid)),
+            Outcome::Failed(reason) => Err(LaunchError::Keeper(reason)),
+            outcome => Ok(outcome),
+        }
+    }
+}
+
+impl AsFd for Launch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        // If it cannot be detached yet, the keeper does so when it can.
+        let _ = self.release();
+    }
+}
+
+impl From<KeeperError> for LaunchError {
+    fn from(error: KeeperError) -> Self {
+        Self::Keeper(error.to_string())
+    }
+}
+
+impl From<KeeperError> for CollectError {
+    fn from(error: KeeperError) -> Self {
+        Self::Keeper(error.to_string())
+    }
+}
+
+fn event() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+fn not_traced() -> LaunchError {
+    LaunchError::Keeper("the program is not traced any more".to_owned())
+}
+
+fn unexpected(answer: &dyn std::fmt::Debug) -> LaunchError {
+    LaunchError::Keeper(format!("internal error: unexpected answer of the keeper: {answer:?}; please report it"))
+}
+
+#[derive(Debug)]
+struct RemoteStopped {
+    tracer: Tracer,
+    pid: Pid,
+    living: Pid,
+    threads: Vec<ThreadState>,
+    is_released: bool,
+}
+
+impl RemoteStopped {
+    fn new(tracer: Tracer, pid: Pid) -> Result<Self, CollectError> {
+        match tracer.ask(&Command::Stop(pid), &[]) {
+            Ok(Answer::Stopped { living, threads }) => Ok(Self { tracer, pid, living, threads, is_released: false }),
+            other => Err(failed(other)),
+        }
+    }
+}
+
+impl StoppedProcess for RemoteStopped {
+    fn living_thread(&self) -> Pid {
+        self.living
+    }
+
+    fn states(&self) -> Result<Vec<ThreadState>, CollectError> {
+        Ok(self.threads.clone())
+    }
+
+    fn fork(&mut self, mapped: &[Region]) -> Result<Box<dyn ProcessCopy>, CollectError> {
+        let refused = |source| CollectError::Refused { pid: self.pid, what: "open a descriptor for a copy of", source };
+        let (line, lent) = io::pipe().map_err(refused)?;
+        match self.tracer.ask(&Command::Fork(code_regions(mapped)), &[line.as_fd()]) {
+            Ok(Answer::Forked(pid)) => {
+                let process = PidFd::open(pid).map_err(refused)?;
+                Ok(Box::new(RemoteCopy { pid, process, _lent: lent, _keeper: self.tracer.keeper.clone() }))
+            }
+            other => Err(failed(other)),
+        }
+    }
+
+    fn release(mut self: Box<Self>) -> Result<Duration, CollectError> {
+        self.is_released = true;
+        match self.tracer.ask(&Command::Resume, &[]) {
+            Ok(Answer::Resumed(pause)) => Ok(pause),
+            other => Err(failed(other)),
+        }
+    }
+}
+
+impl Drop for RemoteStopped {
+    fn drop(&mut self) {
+        if !self.is_released {
+            // If the keeper has exited, the kernel has resumed the process.
+            let _ = self.tracer.ask(&Command::Resume, &[]);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct RemoteCopy {
+    pid: Pid,
+    process: PidFd,
+    /// The keeper ends the copy when this is closed.
+    _lent: PipeWriter,
+    /// Keeps the keeper running until the copy has exited.
+    _keeper: Keeper,
+}
+
+impl ProcessCopy for RemoteCopy {
+    fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    fn has_ended(&self) -> bool {
+        self.process.has_ended().unwrap_or(true)
+    }
+}
+
+fn failed(answer: Result<Answer, KeeperError>) -> CollectError {
+    CollectError::Keeper(match answer {
+        Ok(Answer::Failed(reason)) => reason,
+        Ok(other) => format!("internal error: unexpected answer of the keeper: {other:?}; please report it"),
+        Err(error) => error.to_string(),
+    })
+}
+
+/// Stops all threads of a process. On errors, all of them resume.
+pub(crate) fn stop(keeper: &Keeper, pid: Pid) -> Result<Box<dyn StoppedProcess>, CollectError> {
+    let tracer = Tracer::start(keeper)?;
+    Ok(Box::new(RemoteStopped::new(tracer, pid)?))
 }

@@ -12,17 +12,14 @@
 //! ```text
 //! agent ── requests, with descriptors ─▶ keeper: `heapbpf keeper` ── links ─▶ kernel
 //! ```
-//! `client.rs` and `traced.rs` are the agent's side, the other files the keeper's.
+//! `client.rs` is the agent's side, the other files the keeper's.
 
 mod client;
 mod links;
 mod protocol;
 mod serve;
-mod traced;
-mod worker;
 
-pub(crate) use client::{Keeper, KeeperError, Link};
+pub(crate) use client::{Keeper, KeeperError, Launch, Link, stop};
 pub use protocol::COMMAND;
 pub(crate) use protocol::Site;
 pub use serve::serve;
-pub(crate) use traced::{Launch, stop};

@@ -1,11 +1,10 @@
 //! Messages between agent and keeper, and between the agent and a tracing thread of the keeper. Both are the same
-//! binary, so there are no versions. Each command has one answer, [`LaunchCommand::Start`] two.
+//! binary, so there are no versions. Each command has one answer, [`Command::Start`] two.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::address::{FileOffset, TargetAddr};
 use crate::bpf::load::LinkKind;
 use crate::collect::ThreadState;
 use crate::ids::Pid;
@@ -25,7 +24,6 @@ pub(super) const REPLY_BYTES_MAX: usize = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct LinkId(pub(super) u64);
 
-/// An instruction to probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Site {
     /// File offset in bytes.
@@ -48,7 +46,6 @@ pub(super) enum Request {
     },
     /// Start detaching; has no reply.
     Detach(LinkId),
-    /// Wait for all detachments.
     Settle,
     /// Start a tracing thread; the reply is [`Reply::Settled`]. The descriptor is its channel.
     Trace,
@@ -58,7 +55,6 @@ pub(super) enum Request {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
     Attached(LinkId),
-    /// The kernel's error.
     Refused(String),
     Settled,
 }
@@ -72,22 +68,14 @@ pub(super) const ANSWER_BYTES_MAX: usize = 512 << 20;
 /// Maximum number of code mappings that are sent: the first ones contain a system call instruction.
 const CODE_MAX: usize = 100_000;
 
-/// From the agent to the tracing thread.
+/// From the agent to the tracing thread. For commands about a program see [`Launch`](crate::process::launch::Launch).
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Command {
-    /// Stop all threads of a process.
     Stop(Pid),
     /// Make the stopped process fork. The descriptor is one end of a pipe; the copy exits when the agent closes the
     /// other.
-    Fork(Vec<CodeRange>),
-    /// Resume the stopped process.
+    Fork(Vec<Region>),
     Resume,
-    Launch(LaunchCommand),
-}
-
-/// Commands about a program: see [`Launch`](crate::process::launch::Launch).
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum LaunchCommand {
     /// Trace a child of the agent that waits for this; answered when it is traced, and again when it is held at its
     /// exec. The descriptor is an eventfd for notifications.
     Start {
@@ -105,7 +93,6 @@ pub(super) enum LaunchCommand {
     NextStop,
     StopAll,
     Release,
-    /// Update the state of the program.
     Reap,
 }
 
@@ -117,84 +104,41 @@ pub(super) enum Answer {
         living: Pid,
         threads: Vec<ThreadState>,
     },
-    /// PID of the copy.
     Forked(Pid),
     /// Duration of the stop.
     Resumed(Duration),
-    /// Error message.
     Failed(String),
     /// The program is stopped, and has mapped new code.
     NewCode {
         at_exec: bool,
     },
     Launch {
-        state: ProgramState,
+        /// Held or followed.
+        is_traced: bool,
+        /// Wait status after its exit. The tracer has reaped it, its parent has not.
+        status: Option<i32>,
         outcome: Outcome,
     },
 }
 
-/// State of a program after a command.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum ProgramState {
-    /// Held or followed.
-    Traced,
-    Free,
-    /// Wait status. The tracer has reaped it, its parent has not.
-    Ended(i32),
-}
-
-/// Result of a command about a program.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Outcome {
     Done,
     StartUp(StartUp),
     Stop(Option<ProgramStop>),
     AllStopped(bool),
-    Failed(LaunchFailure),
-}
-
-/// Why a command about a program failed.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) enum LaunchFailure {
     Unstoppable(Pid),
-    Other(String),
+    Failed(String),
 }
 
-/// An executable and readable mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct CodeRange {
-    start: TargetAddr,
-    end: TargetAddr,
-    is_kernel: bool,
-}
-
-impl CodeRange {
-    /// Selects the code among all mappings of a process.
-    pub(super) fn of(mapped: &[Region]) -> Vec<Self> {
-        let code = mapped.iter().filter(|region| region.executable && region.readable);
-        let reduced = |region: &Region| Self {
-            start: region.start,
-            end: region.end,
-            is_kernel: region.kind == RegionKind::Kernel,
-        };
-        // Mappings of the kernel are last, at the highest addresses, and are the best choice.
-        let (kernel, others): (Vec<Self>, Vec<Self>) = code.map(reduced).partition(|code| code.is_kernel);
-        let mut code: Vec<Self> = others.into_iter().take(CODE_MAX).chain(kernel).collect();
-        code.sort_unstable_by_key(|code| code.start);
-        code
-    }
-
-    pub(super) fn region(self) -> Region {
-        let kind = if self.is_kernel { RegionKind::Kernel } else { RegionKind::Anonymous { name: None } };
-        Region {
-            start: self.start,
-            end: self.end,
-            readable: true,
-            writable: false,
-            executable: true,
-            shared: false,
-            offset: FileOffset(0),
-            kind,
-        }
-    }
+/// Selects the code among all mappings of a process, without the names, which a process may make long.
+pub(super) fn code_regions(mapped: &[Region]) -> Vec<Region> {
+    let code = mapped.iter().filter(|region| region.executable && region.readable);
+    let (kernel, others): (Vec<_>, Vec<_>) = code.partition(|region| region.kind == RegionKind::Kernel);
+    let unnamed = |region: &Region| Region { kind: RegionKind::Anonymous { name: None }, ..region.clone() };
+    // Mappings of the kernel are last, at the highest addresses, and are the best choice.
+    let mut code: Vec<Region> = others.into_iter().take(CODE_MAX).map(unnamed).collect();
+    code.extend(kernel.into_iter().cloned());
+    code.sort_unstable_by_key(|region| region.start);
+    code
 }

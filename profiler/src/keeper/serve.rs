@@ -1,17 +1,31 @@
-//! The keeper process.
+//! The keeper process and its tracing threads: each of those stops a process, makes it fork, or steps a launched program,
+//! on behalf of the agent. Critical sequences do not wait for the agent half-way. When the agent exits at any point, a
+//! thread completes the current command, ends copies and resumes the process.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::links::Links;
-use super::protocol::{REQUEST_BYTES_MAX, Reply, Request};
-use super::worker::{Agent, Tracers};
+use super::protocol::{Answer, COMMAND_BYTES_MAX, Command, Outcome, REQUEST_BYTES_MAX, Reply, Request};
+use crate::collect::CollectError;
+use crate::collect::fork::ForkCopy;
+use crate::collect::stop::{Release, Stopped, StoppedThread};
 use crate::ids::Pid;
-use crate::linux::channel::{Channel, Message};
+use crate::linux::companion::{self, Channel};
 use crate::linux::pidfd::PidFd;
-use crate::linux::{companion, signals};
+use crate::linux::proc::maps::Region;
+use crate::linux::signals::{self, ChildSignal};
+use crate::process::launch::{Launch, LaunchError, retry_releases};
 
-/// Process name in `ps` and `top`.
 const NAME: &str = "heapbpf-keeper";
 
 /// Runs the keeper until the agent, its parent, exits or closes the channel; then completes injections, resumes threads
@@ -22,41 +36,307 @@ pub fn serve() -> io::Result<()> {
     // Tracing threads receive it.
     signals::block_child_signal();
     // If the agent has exited already, the channel is closed.
-    let process = Arc::new(PidFd::open(Pid(std::os::unix::process::parent_id())).ok());
-    let (mut links, mut tracers) = (Links::default(), Tracers::new(Arc::clone(&process)));
+    let process = PidFd::open(Pid(std::os::unix::process::parent_id())).ok().map(Arc::new);
+    let (mut links, mut tracers) = (Links::default(), Vec::new());
     let agent = Agent { channel, process };
-    while let Some(message) = agent.receive_message(REQUEST_BYTES_MAX) {
-        // An incomplete request of a killed agent is ignored.
-        let Ok(request) = postcard::from_bytes(&message.bytes) else { break };
-        if let Some(reply) = answer(&mut links, &mut tracers, request, message)
-            && !postcard::to_stdvec(&reply).is_ok_and(|bytes| agent.channel.send(&bytes, &[]).is_ok())
-        {
+    while let Some((request, descriptors)) = agent.receive(REQUEST_BYTES_MAX) {
+        let reply = match request {
+            Request::Attach { kind, sites, pid } => links.attach(kind, &sites, pid, &descriptors).map(Reply::Attached),
+            Request::Detach(id) => {
+                links.detach(id);
+                continue;
+            }
+            Request::Settle => {
+                links.settle();
+                Ok(Reply::Settled)
+            }
+            Request::Trace => start_tracer(&agent, &mut tracers, descriptors).map(|()| Reply::Settled),
+        };
+        if !agent.send(&reply.unwrap_or_else(|error| Reply::Refused(error.to_string()))) {
             break;
         }
     }
-    tracers.finish();
+    // They complete their current commands and resume their tracees. One that panicked traces nothing.
+    tracers.into_iter().for_each(|tracer| drop(tracer.join()));
     links.detach_all();
     Ok(())
 }
 
-fn answer(links: &mut Links, tracers: &mut Tracers, request: Request, message: Message) -> Option<Reply> {
-    match request {
-        Request::Attach { kind, sites, pid } => {
-            let attached = links.attach(kind, &sites, pid, &message.descriptors);
-            Some(attached.map_or_else(|error| Reply::Refused(error.to_string()), Reply::Attached))
+/// Starts a thread that serves the channel in `descriptors`.
+fn start_tracer(agent: &Agent, tracers: &mut Vec<JoinHandle<()>>, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    tracers.retain(|tracer| !tracer.is_finished());
+    let channel = descriptors.into_iter().next().map(Channel::from).ok_or(io::ErrorKind::InvalidInput)?;
+    let agent = Agent { channel, process: agent.process.clone() };
+    let work = move || Worker { agent, copies: Vec::new(), stopped: None, program: None }.work();
+    tracers.push(thread::Builder::new().name("heapbpf-tracer".to_owned()).spawn(work)?);
+    Ok(())
+}
+
+/// Interval of further attempts to detach from a process, in nanoseconds.
+const RELEASE_PERIOD_NS: i64 = 10_000_000;
+
+/// A copy that the agent reads until it closes the other end of the pipe.
+#[derive(Debug)]
+struct LentCopy {
+    pipe: OwnedFd,
+    _copy: ForkCopy,
+}
+
+/// A tracing thread. Copies exit before the process resumes.
+#[derive(Debug)]
+struct Worker {
+    agent: Agent,
+    copies: Vec<LentCopy>,
+    stopped: Option<Stopped>,
+    program: Option<TracedProgram>,
+}
+
+impl Worker {
+    fn work(mut self) {
+        while self.wait_for_command() {
+            let Some((command, descriptors)) = self.agent.receive(COMMAND_BYTES_MAX) else { break };
+            let answer = self.execute(command, descriptors);
+            if !self.agent.send(&answer) {
+                break;
+            }
         }
-        Request::Detach(id) => {
-            links.detach(id);
-            None
+        if self.agent.has_exited() {
+            self.copies.clear();
         }
-        Request::Settle => {
-            links.settle();
-            Some(Reply::Settled)
+        (self.stopped, self.program) = (None, None);
+        // The agent still reads the copies. When this thread exits, the kernel detaches the remaining processes.
+        while (!self.copies.is_empty() || retry_releases() > 0) && !self.agent.has_exited() {
+            self.wait(false);
         }
-        Request::Trace => {
-            let channel = message.descriptors.into_iter().next().map(Channel::from);
-            let started = channel.ok_or_else(|| io::ErrorKind::InvalidInput.into()).and_then(|it| tracers.start(it));
-            Some(started.map_or_else(|error| Reply::Refused(error.to_string()), |()| Reply::Settled))
+    }
+
+    /// Returns whether there is a command, or the channel was closed; false if the agent has exited.
+    fn wait_for_command(&mut self) -> bool {
+        while !self.wait(true) {
+            if self.agent.has_exited() {
+                return false;
+            }
         }
+        true
+    }
+
+    /// Waits until the agent exits, closes a pipe, or the traced program may have stopped; with `with_channel` also
+    /// until the channel is readable, and returns whether it is. Ends the copies that the agent has released.
+    fn wait(&mut self, with_channel: bool) -> bool {
+        let limit = (retry_releases() > 0).then_some(Timespec { tv_sec: 0, tv_nsec: RELEASE_PERIOD_NS });
+        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let channel = with_channel.then_some(self.agent.channel.as_fd());
+        let changes = self.program.as_ref().and_then(TracedProgram::changes);
+        let agent = self.agent.process.as_ref().map(AsFd::as_fd);
+        let pipes = self.copies.iter().map(|lent| lent.pipe.as_fd());
+        let all = pipes.chain(changes).chain(channel).chain(agent);
+        let mut polled: Vec<PollFd<'_>> = all.map(readable).collect();
+        if retry_on_intr(|| poll(&mut polled, limit.as_ref())).is_err() {
+            // Out of memory.
+            thread::sleep(Duration::from_millis(1));
+            return false;
+        }
+        let mut is_ready = polled.iter().map(|it| !it.revents().is_empty()).collect::<Vec<bool>>().into_iter();
+        let has_changes = changes.is_some();
+        self.copies.retain(|_| !is_ready.next().unwrap_or(false));
+        if has_changes
+            && is_ready.next().unwrap_or(false)
+            && let Some(program) = &mut self.program
+        {
+            program.handle_changes();
+        }
+        if self.agent.has_exited() {
+            self.copies.clear();
+            return false;
+        }
+        with_channel && is_ready.next().unwrap_or(false)
+    }
+
+    fn execute(&mut self, command: Command, descriptors: Vec<OwnedFd>) -> Answer {
+        let answer = match command {
+            Command::Stop(pid) => self.stop(pid),
+            Command::Fork(code) => self.fork(&code, descriptors),
+            Command::Resume => Ok(Answer::Resumed(self.stopped.take().map_or(Duration::ZERO, Stopped::release))),
+            command => Ok(self.execute_launch(&command, descriptors)),
+        };
+        answer.unwrap_or_else(|error| Answer::Failed(error.to_string()))
+    }
+
+    fn stop(&mut self, pid: Pid) -> Result<Answer, CollectError> {
+        self.stopped = None;
+        let threads = self.program.as_ref().map(TracedProgram::threads);
+        let held = threads.filter(|(held, _)| *held == pid).map(|(_, threads)| threads).unwrap_or_default();
+        let stopped = Stopped::new_while(pid, held, &|| self.agent.is_connected())?;
+        let answer = Answer::Stopped { living: stopped.living_thread(), threads: stopped.states()? };
+        self.stopped = Some(stopped);
+        Ok(answer)
+    }
+
+    fn fork(&mut self, code: &[Region], descriptors: Vec<OwnedFd>) -> Result<Answer, CollectError> {
+        let (Some(stopped), Some(pipe)) = (&self.stopped, descriptors.into_iter().next()) else {
+            return Err(CollectError::Keeper("internal error: no process is stopped; please report it".to_owned()));
+        };
+        let copy = stopped.fork(code)?;
+        let answer = Answer::Forked(copy.pid());
+        self.copies.push(LentCopy { pipe, _copy: copy });
+        Ok(answer)
+    }
+
+    fn execute_launch(&mut self, command: &Command, descriptors: Vec<OwnedFd>) -> Answer {
+        let outcome = self.try_execute_launch(command, descriptors).unwrap_or_else(|error| match error {
+            LaunchError::Unstoppable(pid) => Outcome::Unstoppable(pid),
+            error => Outcome::Failed(error.to_string()),
+        });
+        let launch = self.program.as_ref().map(|program| &program.launch);
+        let status = launch.and_then(Launch::ended).map(ExitStatusExt::into_raw);
+        Answer::Launch { is_traced: launch.is_some_and(Launch::is_traced), status, outcome }
+    }
+
+    fn try_execute_launch(&mut self, command: &Command, descriptors: Vec<OwnedFd>) -> Result<Outcome, LaunchError> {
+        match command {
+            Command::Start { pid, program } => {
+                let events = descriptors.into_iter().next();
+                self.program = Some(TracedProgram::start(*pid, program.clone(), events, &self.agent)?);
+            }
+            Command::Hold(pid) => self.program = Some(TracedProgram::hold(*pid)?),
+            _ => {
+                if let Some(program) = &mut self.program {
+                    return program.execute(command, &self.agent);
+                }
+            }
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+/// A traced program. Dropping it resumes and detaches it.
+#[derive(Debug)]
+struct TracedProgram {
+    launch: Launch,
+    /// Eventfd for notifications; `None` for processes that are detached after their start-up.
+    events: Option<OwnedFd>,
+    changes: Option<ChildSignal>,
+    /// All threads are stopped until the agent resumes them.
+    is_stopped: bool,
+}
+
+impl TracedProgram {
+    fn hold(pid: Pid) -> Result<Self, LaunchError> {
+        Ok(Self { launch: Launch::hold(pid)?, events: None, changes: None, is_stopped: false })
+    }
+
+    fn start(pid: Pid, program: String, events: Option<OwnedFd>, agent: &Agent) -> Result<Self, LaunchError> {
+        let changes = ChildSignal::listen().map_err(|error| LaunchError::Trace(program.clone(), error))?;
+        let mut launch = Launch::seize(pid, program)?;
+        // The child waits until it is traced.
+        if agent.send(&Answer::Launch { is_traced: true, status: None, outcome: Outcome::Done }) {
+            launch.run_to_exec(&|| agent.is_connected())?;
+        }
+        Ok(Self { launch, events, changes: Some(changes), is_stopped: false })
+    }
+
+    fn execute(&mut self, command: &Command, agent: &Agent) -> Result<Outcome, LaunchError> {
+        let launch = &mut self.launch;
+        match command {
+            Command::HoldAtExit => launch.hold_at_exit()?,
+            Command::Step => {
+                let start_up = launch.step_until_loaded(&mut |at_exec| request_attach(at_exec, agent))?;
+                return Ok(Outcome::StartUp(start_up));
+            }
+            Command::FollowExecs => {
+                self.is_stopped = false;
+                launch.follow_execs()?;
+            }
+            Command::NextStop => return Ok(Outcome::Stop(launch.next_stop()?)),
+            Command::StopAll => {
+                self.is_stopped = launch.stop()?;
+                return Ok(Outcome::AllStopped(self.is_stopped));
+            }
+            Command::Release => {
+                self.is_stopped = false;
+                launch.release()?;
+            }
+            Command::Reap => drop(launch.try_reap()),
+            // Executed before, or an unexpected reply.
+            _ => {}
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Becomes readable when the program may have stopped or exited.
+    fn changes(&self) -> Option<BorrowedFd<'_>> {
+        self.changes.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Handles stops: passes signals on and traces new threads. Notifies the agent when the program is held or has
+    /// exited.
+    fn handle_changes(&mut self) {
+        if let Some(changes) = &self.changes {
+            changes.clear();
+        }
+        if self.is_stopped || !self.launch.is_followed() {
+            return;
+        }
+        let stop = self.launch.next_stop();
+        if (!matches!(stop, Ok(None)) || !self.launch.is_followed())
+            && let Some(events) = &self.events
+        {
+            // `EAGAIN` means that it is readable already.
+            let _ = rustix::io::write(events, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// The program's PID and its threads, if all are held.
+    fn threads(&self) -> (Pid, Vec<StoppedThread>) {
+        // Later commands decide whether they resume.
+        let held = |(tracee, stop)| StoppedThread { tracee, stop, release: Release::Keep };
+        (self.launch.pid(), self.launch.held_threads().into_iter().map(held).collect())
+    }
+}
+
+/// Makes the agent attach probes to a program that is stopped.
+fn request_attach(at_exec: bool, agent: &Agent) -> Result<(), LaunchError> {
+    let answered = agent.send(&Answer::NewCode { at_exec }).then(|| agent.receive(COMMAND_BYTES_MAX)).flatten();
+    match answered {
+        Some((Command::Continue, _)) => Ok(()),
+        _ => Err(LaunchError::Trace("the program".to_owned(), io::ErrorKind::BrokenPipe.into())),
+    }
+}
+
+#[derive(Debug)]
+struct Agent {
+    channel: Channel,
+    /// `None` if it had exited already.
+    process: Option<Arc<PidFd>>,
+}
+
+impl Agent {
+    /// Whether the agent is running and has not closed the channel.
+    fn is_connected(&self) -> bool {
+        let mut channel = [PollFd::new(&self.channel, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let is_open = retry_on_intr(|| poll(&mut channel, Some(&now))).is_ok_and(|ready| ready == 0);
+        is_open && !self.has_exited()
+    }
+
+    fn has_exited(&self) -> bool {
+        self.process.as_ref().is_none_or(|process| process.has_ended().unwrap_or(true))
+    }
+
+    fn send(&self, answer: &impl Serialize) -> bool {
+        self.channel.send_value(answer, &[]).is_ok()
+    }
+
+    /// Waits for the next message, with its descriptors; `None` when there are no more. Ends with the agent even if
+    /// another process has inherited a descriptor of the channel. An incomplete message of a killed agent is ignored.
+    fn receive<T: DeserializeOwned>(&self, bytes_max: usize) -> Option<(T, Vec<OwnedFd>)> {
+        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let process = self.process.as_ref().map(AsFd::as_fd);
+        let mut polled: Vec<PollFd<'_>> = std::iter::once(self.channel.as_fd()).chain(process).map(readable).collect();
+        retry_on_intr(|| poll(&mut polled, None)).ok()?;
+        if polled[0].revents().is_empty() {
+            return None;
+        }
+        self.channel.receive_value(bytes_max).ok().flatten()
     }
 }

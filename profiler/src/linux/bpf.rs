@@ -1,13 +1,9 @@
 //! The `bpf` system call for what aya 0.14 lacks: programs and links of uprobe sessions and multi-uprobes, and
 //! information about programs; and `perf_event_open(2)` for uprobes.
-//!
-//! The structures are prefixes of `union bpf_attr` for each command
-//! (<https://github.com/torvalds/linux/blob/v6.13/include/uapi/linux/bpf.h#L1527-L1790>); the kernel takes the rest as
-//! 0.
 
 #![expect(unsafe_code, reason = "aya 0.14 has no uprobe_multi and no uprobe session")]
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -16,48 +12,36 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use aya_obj::generated::bpf_insn;
+use aya_obj::generated::{
+    PERF_FLAG_FD_CLOEXEC, bpf_attr, bpf_cmd, bpf_insn, bpf_prog_info, bpf_prog_type, perf_event_attr,
+};
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::ids::Pid;
 
 /// How a program will be attached. The kernel checks it again when a link is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum AttachType {
     /// Perf events (`BPF_PERF_EVENT`): not checked when the program is loaded.
-    PerfEvent,
+    PerfEvent = 41,
     /// `BPF_TRACE_UPROBE_MULTI` (Linux 6.6): entries or returns of many functions.
-    UprobeMulti,
+    UprobeMulti = 48,
     /// `BPF_TRACE_UPROBE_SESSION` (Linux 6.13): entries and, where the program requests it, returns of many functions.
-    UprobeSession,
+    UprobeSession = 57,
 }
 
-impl AttachType {
-    const fn number(self) -> u32 {
-        match self {
-            Self::PerfEvent => 41,
-            Self::UprobeMulti => 48,
-            Self::UprobeSession => 57,
-        }
-    }
-}
-
-/// A program to load.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramLoad<'a> {
     /// The kernel keeps the first 15 bytes.
     pub name: &'a str,
-    /// Relocated instructions.
     pub instructions: &'a [bpf_insn],
-    /// From the object's `license` section.
-    pub license: &'a std::ffi::CStr,
-    /// How it will be attached.
+    pub license: &'a CStr,
     pub attach_type: AttachType,
     /// Function and line information, required for global functions.
     pub btf: Option<ProgramBtf<'a>>,
 }
 
-/// A program's BTF.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramBtf<'a> {
     pub btf: &'a OwnedFd,
@@ -67,93 +51,44 @@ pub struct ProgramBtf<'a> {
     pub lines: (&'a [u8], usize),
 }
 
-/// The kernel refused a program.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}: {log}")]
 pub struct ProgramRefused {
     pub error: io::Error,
-    /// Log of the verifier.
     pub log: String,
 }
-
-#[repr(C)]
-#[derive(Default)]
-struct ProgLoadAttr {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buf: u64,
-    kern_version: u32,
-    prog_flags: u32,
-    prog_name: [u8; 16],
-    prog_ifindex: u32,
-    expected_attach_type: u32,
-    prog_btf_fd: u32,
-    func_info_rec_size: u32,
-    func_info: u64,
-    func_info_cnt: u32,
-    line_info_rec_size: u32,
-    line_info: u64,
-    line_info_cnt: u32,
-    reserved: u32,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct LinkCreateAttr {
-    prog_fd: u32,
-    target_fd: u32,
-    attach_type: u32,
-    flags: u32,
-    path: u64,
-    offsets: u64,
-    ref_ctr_offsets: u64,
-    cookies: u64,
-    count: u32,
-    multi_flags: u32,
-    pid: u32,
-    reserved: u32,
-}
-
-#[repr(C)]
-struct PerfLinkAttr {
-    prog_fd: u32,
-    event_fd: u32,
-    attach_type: u32,
-    flags: u32,
-    cookie: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct BtfLoadAttr {
-    btf: u64,
-    log_buf: u64,
-    size: u32,
-    log_size: u32,
-    log_level: u32,
-    reserved: u32,
-}
-
-const BPF_PROG_LOAD: libc::c_long = 5;
-const BPF_BTF_LOAD: libc::c_long = 18;
-const BPF_LINK_CREATE: libc::c_long = 28;
-const BPF_PROG_TYPE_KPROBE: u32 = 2;
 
 /// Size of the log buffer. The kernel truncates longer logs.
 const LOG_BYTES: usize = 1 << 20;
 
-/// Runs a command that returns a descriptor.
+/// Arguments of a command, all 0. The kernel accepts more than it knows if the rest is 0.
+pub(super) fn attributes() -> bpf_attr {
+    // SAFETY: a union of structures of integers.
+    unsafe { std::mem::zeroed() }
+}
+
+/// Runs a command.
 ///
 /// # Safety
 ///
 /// `attr` must be that of the command, and what it points to must be as the command requires.
-unsafe fn command<T>(command: libc::c_long, attr: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: the caller guarantees `attr`, whose size is passed with it; these commands return a new descriptor.
-    unsafe { owned(libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>())) }
+pub(super) unsafe fn command(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<libc::c_long> {
+    let attr = std::ptr::from_mut(attr);
+    // SAFETY: the caller guarantees `attr`, whose size is passed with it.
+    match unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_long, attr, size_of::<bpf_attr>()) } {
+        -1 => Err(io::Error::last_os_error()),
+        result => Ok(result),
+    }
+}
+
+/// Runs a command that returns a new descriptor.
+///
+/// # Safety
+///
+/// As of [`command`].
+unsafe fn open(new: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
+    // SAFETY: the caller guarantees both.
+    unsafe { command(new, attr).and_then(|result| owned(result)) }
 }
 
 /// Converts the result of a system call.
@@ -161,7 +96,7 @@ unsafe fn command<T>(command: libc::c_long, attr: &mut T) -> io::Result<OwnedFd>
 /// # Safety
 ///
 /// The result must be that of a system call that returns a new descriptor.
-pub(super) unsafe fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
+unsafe fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     match RawFd::try_from(result) {
         // SAFETY: the caller guarantees that it is new, so it has no other owner.
         Ok(descriptor @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
@@ -173,15 +108,20 @@ fn address<T>(values: &[T]) -> u64 {
     values.as_ptr() as u64
 }
 
-pub(super) fn count(length: usize) -> io::Result<u32> {
+fn count(length: usize) -> io::Result<u32> {
     u32::try_from(length).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))
 }
 
-/// Loads an object's BTF.
+pub(super) fn number(fd: impl AsFd) -> u32 {
+    fd.as_fd().as_raw_fd().unsigned_abs()
+}
+
 pub(crate) fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
-    let mut attr = BtfLoadAttr { btf: address(btf), size: count(btf.len())?, ..BtfLoadAttr::default() };
+    let mut attr = attributes();
+    attr.__bindgen_anon_7.btf = address(btf);
+    attr.__bindgen_anon_7.btf_size = count(btf.len())?;
     // SAFETY: `btf` outlives the call, and its length is passed.
-    unsafe { command(BPF_BTF_LOAD, &mut attr) }
+    unsafe { open(bpf_cmd::BPF_BTF_LOAD, &mut attr) }
 }
 
 /// Loads a program. On errors, loads it again for the verifier's log.
@@ -200,48 +140,47 @@ pub fn load_program(program: ProgramLoad<'_>) -> Result<OwnedFd, ProgramRefused>
 }
 
 fn try_load(program: ProgramLoad<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
-    let mut attr = ProgLoadAttr {
-        prog_type: BPF_PROG_TYPE_KPROBE,
-        insn_cnt: count(program.instructions.len())?,
-        insns: address(program.instructions),
-        license: program.license.as_ptr() as u64,
-        log_level: u32::from(!log.is_empty()),
-        log_size: count(log.len())?,
-        log_buf: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
-        expected_attach_type: match program.attach_type {
-            AttachType::PerfEvent => 0,
-            other => other.number(),
-        },
-        ..ProgLoadAttr::default()
-    };
-    let kept = program.name.len().min(attr.prog_name.len() - 1);
-    attr.prog_name[..kept].copy_from_slice(&program.name.as_bytes()[..kept]);
+    let mut attr = attributes();
+    // SAFETY: a structure of integers.
+    let load = unsafe { &mut attr.__bindgen_anon_3 };
+    load.prog_type = bpf_prog_type::BPF_PROG_TYPE_KPROBE as u32;
+    load.insn_cnt = count(program.instructions.len())?;
+    load.insns = address(program.instructions);
+    load.license = program.license.as_ptr() as u64;
+    if !log.is_empty() {
+        load.log_level = 1;
+        load.log_size = count(log.len())?;
+        load.log_buf = log.as_mut_ptr() as u64;
+    }
+    if program.attach_type != AttachType::PerfEvent {
+        load.expected_attach_type = program.attach_type as u32;
+    }
+    // The last byte stays 0.
+    for (to, from) in load.prog_name[..15].iter_mut().zip(program.name.bytes()) {
+        *to = from.cast_signed();
+    }
     if let Some(ProgramBtf { btf, functions, lines }) = program.btf {
-        attr.prog_btf_fd = btf.as_raw_fd().unsigned_abs();
+        load.prog_btf_fd = number(btf);
         if functions.1 > 0 {
-            attr.func_info = address(functions.0);
-            attr.func_info_rec_size = count(functions.1)?;
-            attr.func_info_cnt = count(functions.0.len() / functions.1)?;
+            load.func_info = address(functions.0);
+            load.func_info_rec_size = count(functions.1)?;
+            load.func_info_cnt = count(functions.0.len() / functions.1)?;
         }
         if lines.1 > 0 {
-            attr.line_info = address(lines.0);
-            attr.line_info_rec_size = count(lines.1)?;
-            attr.line_info_cnt = count(lines.0.len() / lines.1)?;
+            load.line_info = address(lines.0);
+            load.line_info_rec_size = count(lines.1)?;
+            load.line_info_cnt = count(lines.0.len() / lines.1)?;
         }
     }
     // SAFETY: every pointer is to a slice or string that outlives the call, with its length; the kernel writes only to
     // `log`.
-    unsafe { command(BPF_PROG_LOAD, &mut attr) }
+    unsafe { open(bpf_cmd::BPF_PROG_LOAD, &mut attr) }
 }
 
-/// Sites of a multi-uprobe link.
 #[derive(Clone, Copy, Debug)]
 pub struct MultiLink<'a> {
-    /// The file with the instructions.
     pub path: &'a Path,
-    /// File offsets of instructions.
     pub offsets: &'a [u64],
-    /// Cookie of each offset.
     pub cookies: &'a [u64],
     /// `None` for all processes.
     pub pid: Option<Pid>,
@@ -256,33 +195,34 @@ pub fn link_multi(program: impl AsFd, attach_type: AttachType, link: MultiLink<'
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let path = CString::new(link.path.as_os_str().as_bytes())?;
-    let mut attr = LinkCreateAttr {
-        prog_fd: program.as_fd().as_raw_fd().unsigned_abs(),
-        attach_type: attach_type.number(),
-        path: path.as_ptr() as u64,
-        offsets: address(link.offsets),
-        cookies: address(link.cookies),
-        count: count(link.offsets.len())?,
-        // BPF_F_UPROBE_MULTI_RETURN
-        multi_flags: u32::from(link.at_return),
-        pid: link.pid.map_or(0, |pid| pid.0),
-        ..LinkCreateAttr::default()
-    };
-    // SAFETY: path, offsets and cookies outlive the call; both arrays have `count` elements.
-    unsafe { command(BPF_LINK_CREATE, &mut attr) }
+    let mut attr = link_attributes(program, attach_type);
+    // SAFETY: a structure of integers.
+    let multi = unsafe { &mut attr.link_create.__bindgen_anon_3.uprobe_multi };
+    multi.path = path.as_ptr() as u64;
+    multi.offsets = address(link.offsets);
+    multi.cookies = address(link.cookies);
+    multi.cnt = count(link.offsets.len())?;
+    // BPF_F_UPROBE_MULTI_RETURN
+    multi.flags = u32::from(link.at_return);
+    multi.pid = link.pid.map_or(0, |pid| pid.0);
+    // SAFETY: path, offsets and cookies outlive the call; both arrays have `cnt` elements.
+    unsafe { open(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
+}
+
+fn link_attributes(program: impl AsFd, attach_type: AttachType) -> bpf_attr {
+    let mut attr = attributes();
+    attr.link_create.__bindgen_anon_1.prog_fd = number(program);
+    attr.link_create.attach_type = attach_type as u32;
+    attr
 }
 
 /// Links a program to a perf event, with a cookie (Linux 5.15).
 pub(crate) fn link_perf(program: impl AsFd, event: impl AsFd, cookie: u64) -> io::Result<OwnedFd> {
-    let mut attr = PerfLinkAttr {
-        prog_fd: program.as_fd().as_raw_fd().unsigned_abs(),
-        event_fd: event.as_fd().as_raw_fd().unsigned_abs(),
-        attach_type: AttachType::PerfEvent.number(),
-        flags: 0,
-        cookie,
-    };
+    let mut attr = link_attributes(program, AttachType::PerfEvent);
+    attr.link_create.__bindgen_anon_2.target_fd = number(event);
+    attr.link_create.__bindgen_anon_3.perf_event.bpf_cookie = cookie;
     // SAFETY: `attr` contains no pointers.
-    unsafe { command(BPF_LINK_CREATE, &mut attr) }
+    unsafe { open(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 
 /// Loads a program that does nothing: `r0 = 0; exit`.
@@ -331,28 +271,9 @@ fn instruction(code: u8) -> bpf_insn {
     bpf_insn { code, _bitfield_align_1: [], _bitfield_1: bpf_insn::new_bitfield_1(0, 0), off: 0, imm: 0 }
 }
 
-/// The beginning of `struct bpf_prog_info`, up to the last field that is read here
-/// (<https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/bpf.h#L6543-L6584>).
-#[repr(C)]
-#[derive(Default)]
-struct ProgInfo {
-    kind: u32,
-    id: u32,
-    tag: [u8; 8],
-    jited_prog_len: u32,
-    xlated_prog_len: u32,
-    jited_prog_insns: u64,
-    skipped: [u64; 22],
-    recursion_misses: u64,
-}
-
-const _: () = assert!(std::mem::offset_of!(ProgInfo, recursion_misses) == 208);
-
-#[repr(C)]
-struct InfoAttr {
-    fd: u32,
-    length: u32,
-    info: u64,
+fn no_information() -> bpf_prog_info {
+    // SAFETY: a structure of integers.
+    unsafe { std::mem::zeroed() }
 }
 
 /// Reads the kernel's information about a program.
@@ -360,21 +281,19 @@ struct InfoAttr {
 /// # Safety
 ///
 /// `info` must be 0 except for pairs of an address and a length, each of memory that the kernel may write to.
-unsafe fn program_info(program: impl AsFd, info: &mut ProgInfo) -> io::Result<()> {
-    const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
-    let length = count(size_of::<ProgInfo>())?;
-    let fd = program.as_fd().as_raw_fd().unsigned_abs();
-    let mut attr = InfoAttr { fd, length, info: std::ptr::from_mut(info) as u64 };
-    let size = size_of::<InfoAttr>() as libc::c_ulong;
-    // SAFETY: the kernel writes at most `length` bytes to `info`, which outlives the call; the caller guarantees the
+unsafe fn program_info(program: impl AsFd, info: &mut bpf_prog_info) -> io::Result<()> {
+    let mut attr = attributes();
+    attr.info.bpf_fd = number(program);
+    attr.info.info_len = count(size_of::<bpf_prog_info>())?;
+    attr.info.info = std::ptr::from_mut(info) as u64;
+    // SAFETY: the kernel writes at most `info_len` bytes to `info`, which outlives the call; the caller guarantees the
     // addresses in it.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET_INFO_BY_FD, &raw mut attr, size) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    unsafe { command(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }.map(drop)
 }
 
 /// Number of times that the kernel skipped a program because it was already running on that CPU (Linux 5.12; 0 before).
 pub(crate) fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
-    let mut info = ProgInfo::default();
+    let mut info = no_information();
     // SAFETY: all of `info` is 0.
     unsafe { program_info(program, &mut info) }?;
     Ok(info.recursion_misses)
@@ -384,15 +303,13 @@ pub(crate) fn recursion_misses(program: impl AsFd) -> io::Result<u64> {
 /// `None` when the kernel hides it: reading it requires CAP_SYSLOG, and `kernel.kptr_restrict` below 2
 /// (`bpf_dump_raw_ok` in `kernel/bpf/syscall.c`).
 pub(crate) fn machine_code(program: impl AsFd) -> io::Result<Option<Vec<u8>>> {
-    let mut info = ProgInfo::default();
+    let mut info = no_information();
     // SAFETY: all of `info` is 0.
     unsafe { program_info(&program, &mut info) }?;
     let mut code = vec![0; info.jited_prog_len as usize];
-    info = ProgInfo {
-        jited_prog_len: info.jited_prog_len,
-        jited_prog_insns: code.as_mut_ptr() as u64,
-        ..ProgInfo::default()
-    };
+    let jited_prog_len = info.jited_prog_len;
+    info = no_information();
+    (info.jited_prog_len, info.jited_prog_insns) = (jited_prog_len, code.as_mut_ptr() as u64);
     // SAFETY: the rest of `info` is 0, and `code` has as many bytes as `info` states.
     unsafe { program_info(&program, &mut info) }?;
     Ok(if info.jited_prog_insns == 0 && !code.is_empty() { None } else { Some(code) })
@@ -400,25 +317,6 @@ pub(crate) fn machine_code(program: impl AsFd) -> io::Result<Option<Vec<u8>>> {
 
 /// Sysfs directory of the uprobe event source (Linux 4.17).
 pub(crate) const UPROBE_SOURCE: &str = "/sys/bus/event_source/devices/uprobe";
-
-/// `PERF_FLAG_FD_CLOEXEC`
-/// (<https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/perf_event.h>).
-const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
-
-/// `struct perf_event_attr`, second version (`PERF_ATTR_SIZE_VER1`), with the names that uprobes give its fields.
-#[repr(C)]
-struct EventAttr {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample: [u64; 3],
-    flags: u64,
-    wakeup: [u32; 2],
-    path: u64,
-    offset: u64,
-}
-
-const _: () = assert!(size_of::<EventAttr>() == 72);
 
 /// Opens a perf event at an instruction of a file, or at the returns of the function that begins there, in all threads
 /// of one process. Closing it and all links to it detaches. Errors: `EINVAL` for anything but an instruction of a
@@ -429,29 +327,15 @@ pub(crate) fn open_uprobe(path: &Path, offset: u64, pid: Pid, at_return: bool) -
     let kind = kind.trim().parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
     let config = if at_return { 1 << return_bit(&fs::read_to_string(source.join("format/retprobe"))?)? } else { 0 };
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let attr = EventAttr {
-        kind,
-        size: 72,
-        config,
-        sample: [0; 3],
-        flags: 0,
-        wakeup: [0; 2],
-        path: path.as_ptr() as u64,
-        offset,
-    };
+    // SAFETY: a structure of integers.
+    let mut attr: perf_event_attr = unsafe { std::mem::zeroed() };
+    (attr.type_, attr.config, attr.size) = (kind, config, count(size_of::<perf_event_attr>())?);
+    attr.__bindgen_anon_3.uprobe_path = path.as_ptr() as u64;
+    attr.__bindgen_anon_4.probe_offset = offset;
     let process = libc::pid_t::try_from(pid.0).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
-    let (any_cpu, no_group): (libc::c_int, libc::c_int) = (-1, -1);
+    let (any_cpu, no_group, flags): (libc::c_int, libc::c_int, _) = (-1, -1, libc::c_ulong::from(PERF_FLAG_FD_CLOEXEC));
     // SAFETY: `attr` and its path outlive the call, which only reads them and returns a new descriptor.
-    unsafe {
-        owned(libc::syscall(
-            libc::SYS_perf_event_open,
-            &raw const attr,
-            process,
-            any_cpu,
-            no_group,
-            PERF_FLAG_FD_CLOEXEC,
-        ))
-    }
+    unsafe { owned(libc::syscall(libc::SYS_perf_event_open, &raw const attr, process, any_cpu, no_group, flags)) }
 }
 
 /// The bit of `config` that makes it a return probe: the kernel writes `config:0`.

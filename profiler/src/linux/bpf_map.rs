@@ -7,28 +7,10 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::Pod;
-use rustix::mm::ProtFlags;
+use aya_obj::generated::{bpf_attr, bpf_cmd};
+use memmap2::{MmapOptions, MmapRaw};
 
-use crate::linux::mapping::Mapped;
-
-/// `union bpf_attr` for batches
-/// (<https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/bpf.h#L1566-L1587>).
-#[repr(C)]
-struct BatchAttr {
-    in_batch: u64,
-    out_batch: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    map_fd: u32,
-    elem_flags: u64,
-    flags: u64,
-}
-
-// Linux 5.6.
-const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
-const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
-const BPF_MAP_DELETE_BATCH: libc::c_long = 27;
+use crate::linux::bpf::{attributes, command, number};
 
 /// Elements per system call: bounds the key buffer, and the time of one call.
 pub(crate) const BATCH: usize = 65_536;
@@ -40,32 +22,31 @@ struct Incomplete {
 }
 
 /// Runs a command on elements of a map; empty `values` stand for none.
-fn batch<K: Pod, V: Pod>(command: libc::c_long, map: &impl AsFd, keys: &[K], values: &[V]) -> Result<(), Incomplete> {
+fn batch<K: Pod, V: Pod>(what: bpf_cmd, map: &impl AsFd, keys: &[K], values: &[V]) -> Result<(), Incomplete> {
     let unusable = |errno| Incomplete { done: 0, error: io::Error::from_raw_os_error(errno) };
     if !values.is_empty() && values.len() != keys.len() {
         return Err(unusable(libc::EINVAL));
     }
     let count = u32::try_from(keys.len()).map_err(|_| unusable(libc::E2BIG))?;
-    let mut attr = BatchAttr {
-        in_batch: 0,
-        out_batch: 0,
-        keys: keys.as_ptr() as u64,
-        values: if values.is_empty() { 0 } else { values.as_ptr() as u64 },
-        count,
-        map_fd: map.as_fd().as_raw_fd().unsigned_abs(),
-        elem_flags: 0,
-        flags: 0,
-    };
+    let values = if values.is_empty() { std::ptr::null() } else { values.as_ptr() };
+    let mut attr = batch_attributes(map, keys.as_ptr(), values, count);
     // SAFETY: `keys`, and `values` if any, have `count` elements and outlive the call; the callers guarantee the map's
     // sizes. The kernel reads them and writes `count` back. `Pod` guarantees that they have no padding to leak.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong) };
-    if result == 0 {
-        return Ok(());
-    }
+    let result = unsafe { command(what, &mut attr) };
+    // SAFETY: an integer.
+    let done = unsafe { attr.batch.count };
     // A kernel that refuses the command itself leaves the count at its maximum.
-    let done = if attr.count < count { attr.count as usize } else { 0 };
-    Err(Incomplete { done, error: io::Error::last_os_error() })
+    result.map(drop).map_err(|error| Incomplete { done: if done < count { done as usize } else { 0 }, error })
+}
+
+/// Arguments of the batch commands (Linux 5.6).
+fn batch_attributes<K, V>(map: &impl AsFd, keys: *const K, values: *const V, count: u32) -> bpf_attr {
+    let mut attr = attributes();
+    attr.batch.keys = keys as u64;
+    attr.batch.values = values as u64;
+    attr.batch.count = count;
+    attr.batch.map_fd = number(map);
+    attr
 }
 
 /// Writes `values` to an array map, starting at index `first`. Errors: `E2BIG` when an index is beyond the map,
@@ -76,7 +57,7 @@ pub(crate) fn write_array<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> i
         let count = u32::try_from(chunk.len()).map_err(io::Error::other)?;
         let end = next.checked_add(count).ok_or_else(|| io::Error::from_raw_os_error(libc::E2BIG))?;
         let keys: Vec<u32> = (next..end).collect();
-        batch(BPF_MAP_UPDATE_BATCH, &map, &keys, chunk).map_err(|incomplete| incomplete.error)?;
+        batch(bpf_cmd::BPF_MAP_UPDATE_BATCH, &map, &keys, chunk).map_err(|incomplete| incomplete.error)?;
         next = end;
     }
     Ok(())
@@ -90,7 +71,7 @@ pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V
     }
     let mut written = 0;
     for (keys, values) in keys.chunks(BATCH).zip(values.chunks(BATCH)) {
-        match batch(BPF_MAP_UPDATE_BATCH, &map, keys, values) {
+        match batch(bpf_cmd::BPF_MAP_UPDATE_BATCH, &map, keys, values) {
             Ok(()) => written += keys.len(),
             Err(Incomplete { done, error }) => {
                 let full = matches!(error.raw_os_error(), Some(libc::E2BIG | libc::ENOMEM));
@@ -106,7 +87,7 @@ pub(crate) fn write_hash<K: Pod, V: Pod>(map: impl AsFd, keys: &[K], values: &[V
 pub(crate) fn remove_hash<K: Pod>(map: impl AsFd, keys: &[K], mut removed: impl FnMut(&[K])) -> io::Result<()> {
     for mut chunk in keys.chunks(BATCH) {
         while !chunk.is_empty() {
-            match batch::<K, u8>(BPF_MAP_DELETE_BATCH, &map, chunk, &[]) {
+            match batch::<K, u8>(bpf_cmd::BPF_MAP_DELETE_BATCH, &map, chunk, &[]) {
                 Ok(()) => {
                     removed(chunk);
                     break;
@@ -139,22 +120,13 @@ pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[
     }
     loop {
         let count = u32::try_from(keys.capacity().min(values.capacity())).map_err(io::Error::other)?;
-        let mut attr = BatchAttr {
-            in_batch: if is_first { 0 } else { cursor.as_ptr() as u64 },
-            out_batch: cursor.as_mut_ptr() as u64,
-            keys: keys.as_mut_ptr() as u64,
-            values: values.as_mut_ptr() as u64,
-            count,
-            map_fd: map.as_fd().as_raw_fd().unsigned_abs(),
-            elem_flags: 0,
-            flags: 0,
-        };
+        let mut attr = batch_attributes(&map, keys.as_mut_ptr(), values.as_mut_ptr(), count);
+        attr.batch.in_batch = if is_first { 0 } else { cursor.as_ptr() as u64 };
+        attr.batch.out_batch = cursor.as_mut_ptr() as u64;
         // SAFETY: `keys` and `values` have room for `count` elements, `cursor` for the kernel's position, and all
         // outlive the call; the callers guarantee the map's sizes. The kernel reads the cursor before it writes it.
-        let result = unsafe {
-            libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_BATCH, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong)
-        };
-        let error = if result == 0 { None } else { io::Error::last_os_error().raw_os_error() };
+        let result = unsafe { command(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) };
+        let error = result.err().and_then(|error| error.raw_os_error());
         match error {
             // The last elements arrive with an error.
             None | Some(libc::ENOENT) => {}
@@ -168,7 +140,8 @@ pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[
             }
             Some(errno) => return Err(io::Error::from_raw_os_error(errno)),
         }
-        let length = attr.count.min(count) as usize;
+        // SAFETY: an integer.
+        let length = unsafe { attr.batch.count }.min(count) as usize;
         // SAFETY: the kernel has written so many, and `Pod` guarantees that any bytes are an element.
         unsafe {
             keys.set_len(length);
@@ -188,17 +161,17 @@ pub(crate) fn read_hash<K: Pod, V: Pod>(map: impl AsFd, mut found: impl FnMut(&[
 const PAGE_BYTES: usize = 4096;
 
 /// Consumer and producer positions of a ring buffer, in its first two pages.
-pub(crate) struct RingPositions(Mapped);
+pub(crate) struct RingPositions(MmapRaw);
 
 impl RingPositions {
     pub(crate) fn new(ring: impl AsFd) -> io::Result<Self> {
         // The second page is read-only.
-        Ok(Self(Mapped::shared(ring, ProtFlags::READ, 0, 2 * PAGE_BYTES)?))
+        Ok(Self(MmapOptions::new().len(2 * PAGE_BYTES).map_raw_read_only(ring.as_fd().as_raw_fd())?))
     }
 
     /// Bytes that were written, including headers, and not read.
     pub(crate) fn unread_bytes(&self) -> u64 {
-        let start = self.0.start();
+        let start = self.0.as_mut_ptr();
         // SAFETY: both pages are mapped and begin with a word that is written atomically (`struct bpf_ringbuf` in
         // kernel/bpf/ringbuf.c: the consumer's position, then the producers').
         let (read, written) = unsafe {
@@ -207,6 +180,10 @@ impl RingPositions {
         };
         written.saturating_sub(read)
     }
+}
+
+fn shared(map: impl AsFd, offset: usize, length: usize) -> io::Result<MmapRaw> {
+    MmapOptions::new().offset(offset as u64).len(length).map_raw(map.as_fd().as_raw_fd())
 }
 
 /// Writes `values` to an array map with `BPF_F_MMAPABLE` (Linux 5.5), starting at index `first`. Concurrent readers may
@@ -222,12 +199,12 @@ pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> 
     let begin = (first as usize).checked_mul(size_of::<V>()).ok_or_else(too_far)?;
     let offset = begin - begin % PAGE_BYTES;
     let length = (begin - offset).checked_add(size_of_val(values)).ok_or_else(too_far)?;
-    let mapped = Mapped::shared(map, ProtFlags::READ | ProtFlags::WRITE, offset, length)?;
+    let mapped = shared(map, offset, length)?;
     // SAFETY: the mapping has `length` bytes, of which the last `size_of_val(values)` begin here; they are aligned to
     // 8, because the mapping begins at a page and elements are multiples of 8. The kernel side reads words of 8 bytes
     // and accepts any value. `Pod` guarantees that the values have no padding to leak.
     unsafe {
-        let destination = mapped.start().byte_add(begin - offset).cast::<V>();
+        let destination = mapped.as_mut_ptr().byte_add(begin - offset).cast::<V>();
         std::ptr::copy_nonoverlapping(values.as_ptr(), destination, values.len());
     }
     Ok(())
@@ -235,7 +212,7 @@ pub(crate) fn write_mapped<V: Pod>(map: impl AsFd, first: u32, values: &[V]) -> 
 
 /// An array map of words in which the kernel side counts concurrently, with atomic instructions.
 pub(crate) struct SharedCounts {
-    mapped: Mapped,
+    mapped: MmapRaw,
     count: usize,
 }
 
@@ -244,12 +221,12 @@ impl SharedCounts {
     pub(crate) fn new(map: impl AsFd, count: u32) -> io::Result<Self> {
         let count = count as usize;
         let length = count.checked_mul(size_of::<u64>()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        Ok(Self { mapped: Mapped::shared(map, ProtFlags::READ | ProtFlags::WRITE, 0, length)?, count })
+        Ok(Self { mapped: shared(map, 0, length)?, count })
     }
 
     /// The sum of all words. May or may not include concurrent changes.
     pub(crate) fn sum(&self) -> u64 {
-        let words = self.mapped.start().cast::<u64>();
+        let words = self.mapped.as_mut_ptr().cast::<u64>();
         // SAFETY: within the mapping, as in `add`.
         let word = |index| unsafe { AtomicU64::from_ptr(words.add(index)) }.load(Ordering::Relaxed);
         (0..self.count).map(word).fold(0, u64::wrapping_add)
@@ -261,7 +238,7 @@ impl SharedCounts {
         if index < self.count {
             // SAFETY: within the mapping, which lives as long as this and is aligned to a page; all other writers write
             // atomically.
-            let word = unsafe { AtomicU64::from_ptr(self.mapped.start().cast::<u64>().add(index)) };
+            let word = unsafe { AtomicU64::from_ptr(self.mapped.as_mut_ptr().cast::<u64>().add(index)) };
             word.fetch_add(change.cast_unsigned(), Ordering::SeqCst);
         }
     }

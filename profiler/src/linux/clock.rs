@@ -35,7 +35,6 @@ pub(crate) fn boot_ns() -> u64 {
     nanos(clock_gettime(ClockId::Boottime))
 }
 
-/// CPU time used by this process, in nanoseconds.
 pub(crate) fn cpu_ns() -> u64 {
     nanos(clock_gettime(ClockId::ProcessCPUTime))
 }

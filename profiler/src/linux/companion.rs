@@ -2,13 +2,24 @@
 
 #![expect(unsafe_code, reason = "runs code between fork and exec")]
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use super::channel::Channel;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use crate::ids::Pid;
 
 /// The file that this process runs, even if its path now names another.
@@ -28,7 +39,6 @@ const IGNORED: [libc::c_int; 9] = [
     libc::SIGUSR2,
 ];
 
-/// Companions of this process that may be running.
 static RUNNING: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// A running companion process. Dropping it closes the channel, at which the companion completes its current work and
@@ -83,7 +93,6 @@ impl Companion {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Kills it and waits for its exit.
     pub(crate) fn kill(&mut self) {
         self.channel = None;
         // It may have exited already.
@@ -109,4 +118,199 @@ pub(crate) fn is_companion(pid: Pid) -> bool {
 pub(crate) fn set_name(name: &str) {
     // The process has the name of its main thread; this may be another thread.
     let _ = std::fs::write("/proc/self/comm", name);
+}
+
+/// Maximum number of descriptors in a message. The kernel's limit is 253 (`SCM_MAX_FD` in include/net/scm.h).
+pub(crate) const DESCRIPTORS_MAX: usize = 16;
+
+const HEADER_BYTES: usize = 8;
+
+/// One end of a connection between two heapbpf processes.
+#[derive(Debug)]
+pub struct Channel(UnixStream);
+
+#[derive(Debug, Default)]
+pub struct Message {
+    pub bytes: Vec<u8>,
+    /// Received with `FD_CLOEXEC`.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl Channel {
+    /// Creates two connected ends. Both are closed at exec.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = UnixStream::pair()?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// Returns the end that is this process's standard input. Errors: `ENOTSOCK` when standard input is something else.
+    pub fn of_standard_input() -> io::Result<Self> {
+        let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        stream.peer_addr()?;
+        Ok(Self(stream))
+    }
+
+    /// Sends a message. Errors: `EPIPE` or `ECONNRESET` when the other process has exited, `InvalidInput` for
+    /// too many descriptors or bytes.
+    pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if descriptors.len() > DESCRIPTORS_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let length = u32::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let count = u32::try_from(descriptors.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut header = [0; HEADER_BYTES];
+        header[..4].copy_from_slice(&length.to_ne_bytes());
+        header[4..].copy_from_slice(&count.to_ne_bytes());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        let parts = [IoSlice::new(&header)];
+        let sent = rustix::io::retry_on_intr(|| sendmsg(&self.0, &parts, &mut ancillary, SendFlags::NOSIGNAL))?;
+        (&self.0).write_all(&header[sent..])?;
+        (&self.0).write_all(bytes)
+    }
+
+    /// Waits for the next message; `None` when the other process has closed its end. Errors: `UnexpectedEof` when the
+    /// other process exited within a message, `InvalidData` for a message above `bytes_max`.
+    pub fn receive(&self, bytes_max: usize) -> io::Result<Option<Message>> {
+        self.receive_while(bytes_max, || Ok(()))
+    }
+
+    pub(crate) fn send_value(&self, value: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send(&postcard::to_stdvec(value).map_err(io::Error::other)?, descriptors)
+    }
+
+    pub(crate) fn receive_value<T: DeserializeOwned>(&self, bytes_max: usize) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        let Some(message) = self.receive(bytes_max)? else { return Ok(None) };
+        let value = postcard::from_bytes(&message.bytes).map_err(io::Error::other)?;
+        Ok(Some((value, message.descriptors)))
+    }
+
+    /// Like [`receive`](Self::receive), but calls `wait` before each part of a message. `wait` waits until the channel
+    /// is [readable](Self::readable) or fails, so that a time limit covers the whole message, however slowly it is
+    /// sent.
+    pub fn receive_while(
+        &self,
+        bytes_max: usize,
+        mut wait: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<Option<Message>> {
+        let mut header = [0; HEADER_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        wait()?;
+        let received = {
+            let mut parts = [IoSliceMut::new(&mut header)];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            rustix::io::retry_on_intr(|| recvmsg(&self.0, &mut parts, &mut ancillary, flags))?.bytes
+        };
+        if received == 0 {
+            return Ok(None);
+        }
+        let mut descriptors = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        self.fill(&mut header[received..], &mut wait)?;
+        let number =
+            |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]) as usize;
+        let (length, count) = (number(0), number(4));
+        if length > bytes_max || count != descriptors.len() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut bytes = vec![0; length];
+        self.fill(&mut bytes, &mut wait)?;
+        Ok(Some(Message { bytes, descriptors }))
+    }
+
+    fn fill(&self, mut bytes: &mut [u8], wait: &mut impl FnMut() -> io::Result<()>) -> io::Result<()> {
+        while !bytes.is_empty() {
+            wait()?;
+            match (&self.0).read(bytes) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => bytes = &mut bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until there is data, or the end of the connection. False after the time limit.
+    pub fn readable(&self, limit: Duration) -> io::Result<bool> {
+        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+        let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
+        match poll(&mut polled, Some(&limit)) {
+            Ok(count) => Ok(count > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<OwnedFd> for Channel {
+    fn from(end: OwnedFd) -> Self {
+        Self(end.into())
+    }
+}
+
+impl From<Channel> for OwnedFd {
+    fn from(channel: Channel) -> Self {
+        channel.0.into()
+    }
+}
+
+#[cfg(test)]
+mod channel_tests {
+    use std::fs::File;
+    use std::io::Read as _;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn messages_arrive_complete_and_in_order_with_their_descriptors() {
+        let (one, other) = Channel::pair().expect("descriptors");
+        let large = vec![7; 3 << 20];
+        let file = File::open("/proc/self/comm").expect("readable");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                one.send(b"first", &[file.as_fd()]).expect("sent");
+                one.send(&large, &[]).expect("sent");
+                one.send(b"", &[file.as_fd(), file.as_fd()]).expect("sent");
+            });
+            let first = other.receive(100).expect("received").expect("a message");
+            assert_eq!((first.bytes.as_slice(), first.descriptors.len()), (&b"first"[..], 1));
+            let mut text = String::new();
+            let descriptor = first.descriptors.into_iter().next().expect("one");
+            File::from(descriptor).read_to_string(&mut text).expect("readable");
+            assert!(!text.is_empty());
+            assert_eq!(other.receive(4 << 20).expect("received").expect("a message").bytes, large);
+            assert_eq!(other.receive(100).expect("received").expect("a message").descriptors.len(), 2);
+        });
+        drop(one);
+        assert!(other.receive(100).expect("closed").is_none());
+        assert_eq!(other.send(b"x", &[]).expect_err("closed").kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn messages_that_are_too_large_or_late_are_errors() {
+        let (one, other) = Channel::pair().expect("descriptors");
+        one.send(&[0; 100], &[]).expect("sent");
+        assert_eq!(other.receive(99).expect_err("too large").kind(), io::ErrorKind::InvalidData);
+        let (_one, other) = Channel::pair().expect("descriptors");
+        other.0.set_read_timeout(Some(Duration::from_millis(5))).expect("valid");
+        assert_eq!(other.receive(99).expect_err("late").kind(), io::ErrorKind::WouldBlock);
+        let too_many = vec![other.as_fd(); DESCRIPTORS_MAX + 1];
+        assert_eq!(other.send(b"", &too_many).expect_err("too many").kind(), io::ErrorKind::InvalidInput);
+    }
 }

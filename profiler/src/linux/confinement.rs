@@ -23,7 +23,6 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Anonymous memory, in bytes.
     pub memory_bytes: u64,
     /// Address space including mapped files, in bytes.
     pub address_space_bytes: u64,
@@ -31,14 +30,12 @@ pub(crate) struct Limits {
     pub cpu_time: Duration,
 }
 
-/// Which files the process can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Root {
     /// An empty directory in a private mount namespace, with `/fd`.
     Private,
     /// `/proc/self/fd` as its root directory.
     Descriptors,
-    /// All that this user can open.
     Shared,
 }
 
@@ -53,7 +50,6 @@ impl Root {
     }
 }
 
-/// The confinement in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Confinement {
     pub root: Root,
@@ -61,7 +57,6 @@ pub(crate) struct Confinement {
     pub without_capabilities: bool,
     /// System calls outside of the allow list kill the process.
     pub filtered: bool,
-    /// Memory and CPU time are limited.
     pub limited: bool,
 }
 

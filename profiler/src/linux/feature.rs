@@ -16,9 +16,7 @@ pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Support {
-    /// Tried with success.
     Yes,
-    /// Missing, with the reason.
     No(String),
     /// Could not be tried, with the reason.
     Unknown(String),
@@ -28,9 +26,7 @@ pub(crate) enum Support {
 pub(crate) enum Feature {
     /// The `bpf` system call, with the permission to load a program for probes.
     BpfPrograms,
-    /// The kernel's BTF.
     KernelBtf,
-    /// Perf events for uprobes.
     Uprobes,
     /// Links between programs and perf events that carry a cookie (Linux 5.15).
     Cookies,
@@ -70,7 +66,6 @@ fn judge(error: &io::Error) -> Support {
     }
 }
 
-/// Loads a program that returns 0.
 fn load_program() -> io::Result<OwnedFd> {
     load_nothing(AttachType::PerfEvent).map_err(|refused| refused.error)
 }
@@ -89,7 +84,6 @@ pub(crate) const CAPABILITIES: [(&str, CapabilitySet, bool); 3] = [
     ("CAP_SYS_PTRACE", CapabilitySet::SYS_PTRACE, false),
 ];
 
-/// Returns the needed capabilities that this process lacks.
 pub(crate) fn missing() -> io::Result<Vec<&'static str>> {
     Ok(missing_from(capabilities(None)?.effective))
 }

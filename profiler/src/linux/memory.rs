@@ -1,8 +1,9 @@
-//! Memory of the machine, of control groups and of this process.
+//! Memory of the machine, of control groups and of this process, and buffers for copies of memory.
 
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
+use memmap2::{Advice, MmapMut, MmapOptions};
 use procfs::Current;
 use procfs::process::{MMapPath, Process};
 use rustix::system::sysinfo;
@@ -37,7 +38,6 @@ pub(crate) fn resident_bytes() -> u64 {
     own.filter_map(|map| map.extension.map.get("Rss")).sum()
 }
 
-/// Whether this is the name of a mapped BPF map.
 fn is_bpf_map(name: &MMapPath) -> bool {
     matches!(name, MMapPath::Path(path) if path.as_os_str() == "anon_inode:bpf-map")
 }
@@ -115,6 +115,23 @@ pub(crate) fn limit_reason(limits: &str, overcommit: &str) -> Option<String> {
     // `OVERCOMMIT_NEVER` (Documentation/mm/overcommit-accounting.rst).
     (overcommit.trim() == "2")
         .then(|| "this machine does not overcommit memory (`vm.overcommit_memory` is 2)".to_owned())
+}
+
+/// Creates zeroed anonymous memory with its own mapping, whose pages are allocated when they are written, or
+/// [prepared](prepare). Excluded from core dumps, because it holds copies of another process's memory. Errors: `ENOMEM`
+/// without enough address space.
+pub(crate) fn buffer(length: usize) -> io::Result<MmapMut> {
+    let buffer = MmapOptions::new().len(length).no_reserve_swap().map_anon()?;
+    // Without huge pages: copying into them was not faster, and on a machine with little free memory finding them
+    // took four times as long as filling small ones (2 s of CPU time per GiB, not 0.5 s).
+    let _ = buffer.advise(Advice::DontDump);
+    Ok(buffer)
+}
+
+/// Allocates the first `length` bytes now, so that later writes do not wait for page faults. Has no effect before Linux
+/// 5.14.
+pub(crate) fn prepare(buffer: &mut MmapMut, length: usize) {
+    let _ = buffer.advise_range(Advice::PopulateWrite, 0, length.min(buffer.len()));
 }
 
 #[cfg(test)]
@@ -218,5 +235,27 @@ Max address space         unlimited            unlimited            bytes
     fn limits_of_this_process_are_readable() {
         let own = read_limits(Pid(std::process::id())).expect("there");
         assert!(own.contains("Max address space"), "{own}");
+    }
+}
+
+#[cfg(test)]
+mod mapping_tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_zeroed_and_writable() {
+        for length in [0, 1, 4096, 5 << 20] {
+            let mut buffer = buffer(length).expect("a small mapping");
+            prepare(&mut buffer, length / 2);
+            assert_eq!(buffer.len(), length);
+            assert!(buffer.iter().all(|&byte| byte == 0));
+            buffer.fill(7);
+            assert!(buffer.iter().all(|&byte| byte == 7));
+        }
+    }
+
+    #[test]
+    fn a_buffer_larger_than_the_address_space_is_refused() {
+        assert!(buffer(1 << 60).is_err());
     }
 }

@@ -1,13 +1,17 @@
-//! Process file descriptors.
+//! Process file descriptors, and waiting until any descriptor is readable.
 
-#![expect(unsafe_code, reason = "rustix has no PIDFD_GET_INFO")]
+#![expect(
+    unsafe_code,
+    reason = "rustix has no PIDFD_GET_INFO; tokio's registration of descriptors is unsafe since 1.54"
+)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{PidfdFlags, pidfd_open};
+use tokio::io::unix::AsyncFd;
 
 use crate::ids::Pid;
 
@@ -39,9 +43,11 @@ impl PidFd {
 
     /// Wait status of the exited and reaped process, where the kernel keeps it (Linux 6.15).
     pub(crate) fn wait_status(&self) -> Option<i32> {
-        let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
-        // SAFETY: the request number states the size of `PidfdInfo`, which is all that the kernel writes.
-        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
+        // SAFETY: a structure of integers.
+        let mut info: libc::pidfd_info = unsafe { std::mem::zeroed() };
+        info.mask = PIDFD_INFO_EXIT;
+        // SAFETY: the request number states the size of `info`, which is all that the kernel writes.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::PIDFD_GET_INFO, &raw mut info) };
         (result == 0 && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
     }
 }
@@ -52,35 +58,30 @@ impl AsFd for PidFd {
     }
 }
 
-impl AsRawFd for PidFd {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-/// `struct pidfd_info`, first version
-/// (<https://github.com/torvalds/linux/blob/v6.15/include/uapi/linux/pidfd.h#L38-L84>).
-#[derive(Default)]
-#[repr(C)]
-struct PidfdInfo {
-    mask: u64,
-    cgroup_id: u64,
-    /// pid, tgid, ppid, then four pairs of user and group ids.
-    ids: [u32; 11],
-    exit_code: i32,
-}
-
-/// `PIDFD_INFO_EXIT`: the exit status, kept once the process is reaped.
-const PIDFD_INFO_EXIT: u64 = 1 << 3;
-
-/// `PIDFD_GET_INFO`: `_IOWR(0xFF, 11, struct pidfd_info)` with the first version's size.
-const PIDFD_GET_INFO: libc::c_ulong = (3 << 30) | ((size_of::<PidfdInfo>() as libc::c_ulong) << 16) | (0xff << 8) | 11;
-
-const _: () = assert!(size_of::<PidfdInfo>() == 64);
+/// The exit status, kept once the process is reaped.
+const PIDFD_INFO_EXIT: u64 = libc::PIDFD_INFO_EXIT as u64;
 
 /// `None` for 0, which has another meaning in system calls, and for numbers above `pid_t`.
 pub(crate) fn raw_pid(pid: Pid) -> Option<rustix::process::Pid> {
     i32::try_from(pid.0).ok().and_then(rustix::process::Pid::from_raw)
+}
+
+#[derive(Debug)]
+pub(crate) struct Readiness(AsyncFd<OwnedFd>);
+
+impl Readiness {
+    /// Registers a duplicate of `fd`, so that the original can be used and closed independently.
+    pub(crate) fn of(fd: impl AsFd) -> io::Result<Self> {
+        let duplicate = fd.as_fd().try_clone_to_owned()?;
+        // SAFETY: `AsyncFd` owns the descriptor until it is dropped, and `OwnedFd` always returns the same one.
+        Ok(Self(unsafe { AsyncFd::register(duplicate) }?))
+    }
+
+    /// Waits until it is readable (edge-triggered). Fails when the runtime is shutting down.
+    pub(crate) async fn readable(&self) -> io::Result<()> {
+        self.0.readable().await?.clear_ready();
+        Ok(())
+    }
 }
 
 #[cfg(test)]

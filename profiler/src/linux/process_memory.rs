@@ -120,7 +120,6 @@ struct ScanRequest {
 
 const _: () = assert!(size_of::<ScanRequest>() == 96);
 
-/// `struct page_region`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct PageRegion {

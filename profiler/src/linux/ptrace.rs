@@ -17,7 +17,6 @@ use crate::ids::{Pid, Tid};
 use crate::linux::arch::{self, Registers};
 use crate::linux::pidfd::raw_pid;
 
-/// Why a traced thread is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// Entry to or exit from a system call: see [`Tracee::syscall_info`].
@@ -75,7 +74,6 @@ impl Options {
     /// Threads that it creates are traced with the same options: [`Stop::Clone`]. Includes processes created by `clone`
     /// without a termination signal.
     pub(crate) const THREADS: Self = Self(libc::PTRACE_O_TRACECLONE);
-    /// Stops at [`Stop::Exiting`].
     pub(crate) const EXIT: Self = Self(libc::PTRACE_O_TRACEEXIT);
     /// The kernel kills it when its tracer exits.
     pub(crate) const KILLED: Self = Self(libc::PTRACE_O_EXITKILL);
@@ -109,7 +107,6 @@ impl Tracee {
         Self::seize_thread(Tid(pid.0), Options::default())
     }
 
-    /// Attaches to any thread without stopping it.
     pub(crate) fn seize_thread(tid: Tid, options: Options) -> io::Result<Self> {
         let tracee = Self::of(tid);
         tracee.request(libc::PTRACE_SEIZE, 0, options.raw())?;
@@ -287,20 +284,10 @@ impl Pause {
     }
 }
 
-/// `PTRACE_EVENT_STOP`.
 const EVENT_STOP: i32 = 128;
 
-/// `struct iovec`.
-#[repr(C)]
-struct Buffer {
-    address: usize,
-    size_bytes: usize,
-}
-
-impl Buffer {
-    fn of<T>(value: &mut T) -> Self {
-        Self { address: std::ptr::from_mut(value).expose_provenance(), size_bytes: size_of::<T>() }
-    }
+fn buffer<T>(value: &mut T) -> libc::iovec {
+    libc::iovec { iov_base: std::ptr::from_mut(value).cast(), iov_len: size_of::<T>() }
 }
 
 impl Tracee {
@@ -308,7 +295,7 @@ impl Tracee {
     /// 32-bit mode.
     pub(crate) fn registers(&self) -> io::Result<Option<Registers>> {
         let mut registers = Registers::default();
-        let filled = self.register_set(libc::PTRACE_GETREGSET, libc::NT_PRSTATUS, &mut Buffer::of(&mut registers))?;
+        let filled = self.register_set(libc::PTRACE_GETREGSET, libc::NT_PRSTATUS, &mut buffer(&mut registers))?;
         match filled {
             None => Ok(None),
             Some(bytes) if bytes == size_of::<Registers>() => Ok(Some(registers)),
@@ -320,15 +307,14 @@ impl Tracee {
     /// segment.
     pub(crate) fn set_registers(&self, registers: &Registers) -> io::Result<()> {
         let mut registers = *registers;
-        self.register_set(libc::PTRACE_SETREGSET, libc::NT_PRSTATUS, &mut Buffer::of(&mut registers)).map(drop)
+        self.register_set(libc::PTRACE_SETREGSET, libc::NT_PRSTATUS, &mut buffer(&mut registers)).map(drop)
     }
 
     /// Floating-point and vector registers of a stopped thread as words (the `XSAVE` area); empty if it was killed
     /// meanwhile. Errors: `ENODEV` on processors without XSAVE.
     pub(crate) fn extended_words(&self) -> io::Result<Vec<u64>> {
         let mut words = vec![0_u64; arch::EXTENDED_BYTES_MAX / 8];
-        let address = words.as_mut_ptr().expose_provenance();
-        let mut buffer = Buffer { address, size_bytes: arch::EXTENDED_BYTES_MAX };
+        let mut buffer = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: arch::EXTENDED_BYTES_MAX };
         let filled = self.register_set(libc::PTRACE_GETREGSET, arch::NT_EXTENDED, &mut buffer)?;
         words.truncate(filled.unwrap_or(0) / 8);
         Ok(words)
@@ -353,14 +339,13 @@ impl Tracee {
         &self,
         request: libc::c_uint,
         which: libc::c_int,
-        buffer: &mut Buffer,
+        buffer: &mut libc::iovec,
     ) -> io::Result<Option<usize>> {
         let address = std::ptr::from_mut(buffer).expose_provenance();
-        Ok(self.ask(request, which.unsigned_abs() as usize, address)?.then_some(buffer.size_bytes))
+        Ok(self.ask(request, which.unsigned_abs() as usize, address)?.then_some(buffer.iov_len))
     }
 }
 
-/// The system call at which a thread is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SyscallInfo {
     /// `AUDIT_ARCH_*`: the instruction set of the system call and of the process.
@@ -372,7 +357,6 @@ pub(crate) struct SyscallInfo {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SyscallPhase {
-    /// The stop is not at a system call.
     None,
     Entry {
         number: u64,
@@ -392,8 +376,8 @@ impl Tracee {
         }
         let [number, ref arguments @ .., _] = raw.words;
         let phase = match raw.phase {
-            SYSCALL_INFO_ENTRY => SyscallPhase::Entry { number, arguments: *arguments },
-            SYSCALL_INFO_EXIT => SyscallPhase::Exit(number.cast_signed()),
+            libc::PTRACE_SYSCALL_INFO_ENTRY => SyscallPhase::Entry { number, arguments: *arguments },
+            libc::PTRACE_SYSCALL_INFO_EXIT => SyscallPhase::Exit(number.cast_signed()),
             _ => SyscallPhase::None,
         };
         Ok(Some(SyscallInfo { arch: raw.arch, instruction: raw.instruction, phase }))
@@ -403,7 +387,7 @@ impl Tracee {
     /// (before Linux 6.4).
     pub(crate) fn dispatches_syscalls(&self) -> io::Result<bool> {
         let mut raw = [0_u64; 4];
-        let reported = self.ask_if_supported(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, &mut raw)?;
+        let reported = self.ask_if_supported(libc::PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, &mut raw)?;
         Ok(reported && raw[0] != 0)
     }
 
@@ -411,7 +395,7 @@ impl Tracee {
     /// 5.13).
     pub(crate) fn rseq_area(&self) -> io::Result<Option<u64>> {
         let mut raw = [0_u64; 3];
-        let reported = self.ask_if_supported(PTRACE_GET_RSEQ_CONFIGURATION, &mut raw)?;
+        let reported = self.ask_if_supported(libc::PTRACE_GET_RSEQ_CONFIGURATION, &mut raw)?;
         Ok(Some(raw[0]).filter(|&area| reported && area != 0))
     }
 
@@ -439,12 +423,6 @@ struct RawSyscallInfo {
 }
 
 const _: () = assert!(size_of::<RawSyscallInfo>() == 88);
-
-const SYSCALL_INFO_ENTRY: u8 = 1;
-const SYSCALL_INFO_EXIT: u8 = 2;
-
-const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
-const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
 
 #[cfg(test)]
 mod tests {

@@ -1,29 +1,32 @@
-//! Signals: dispositions and mask to be inherited, senders, a descriptor for SIGCHLD, and deferral of Ctrl-Z.
+//! Signals: dispositions, masks and limits to be inherited, senders, a descriptor for SIGCHLD, and deferral of Ctrl-Z.
 
 #![expect(unsafe_code, reason = "rustix has neither sigaction nor sigprocmask for programs with a libc")]
 
-use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{io, ptr};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook_registry::SigId;
 
-/// Ignored and blocked signals, as a launched program must inherit them.
+/// State that heapbpf changes for itself, and that a launched program must inherit unchanged: ignored and blocked signals,
+/// and resource limits.
 ///
 /// Captured before heapbpf installs any handler: a shell that starts a background job, or `nohup`, ignores signals, and
 /// a handler would be reset to the default action at exec, so that they kill the program.
-#[derive(Clone, Copy)]
-pub struct InheritedSignals {
+#[derive(Clone, Copy, Debug)]
+pub struct Inherited {
     /// Bit n for signal n.
     ignored: u128,
     blocked: libc::sigset_t,
+    locked_memory: Rlimit,
+    descriptors: Rlimit,
 }
 
-impl InheritedSignals {
+impl Inherited {
     /// Captures the state of this process and thread. `SIGPIPE` counts as not ignored: Rust's runtime ignores it before
     /// `main`, and its former disposition is unknown.
     pub fn now() -> Self {
@@ -35,15 +38,16 @@ impl InheritedSignals {
             libc::pthread_sigmask(libc::SIG_SETMASK, ptr::null(), blocked.as_mut_ptr());
             blocked.assume_init()
         };
-        Self { ignored, blocked }
+        let (locked_memory, descriptors) = (getrlimit(Resource::Memlock), getrlimit(Resource::Nofile));
+        Self { ignored, blocked, locked_memory, descriptors }
     }
 
     pub fn ignores(&self, signal: i32) -> bool {
         (1..=SIGNAL_MAX).contains(&signal) && self.ignored & (1 << signal) != 0
     }
 
-    /// Restores the captured state. Async-signal-safe, for a child between fork and exec.
-    pub(super) fn restore(&self) {
+    /// Async-signal-safe, for a child between fork and exec.
+    pub(super) fn restore_signals(&self) {
         for signal in 1..=SIGNAL_MAX {
             let action = if self.ignores(signal) { libc::SIG_IGN } else { libc::SIG_DFL };
             // SAFETY: neither ignoring a signal nor its default action runs code of this program. The call fails for
@@ -53,11 +57,13 @@ impl InheritedSignals {
         // SAFETY: the set was filled by the kernel.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.blocked, ptr::null_mut()) };
     }
-}
 
-impl std::fmt::Debug for InheritedSignals {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("InheritedSignals").field("ignored", &self.ignored).finish_non_exhaustive()
+    /// Async-signal-safe, for a child between fork and exec. Open descriptors stay open, but no others may be opened
+    /// afterwards.
+    pub(super) fn restore_limits(&self) {
+        // They fail where a lower limit was set meanwhile, which then stays in force.
+        let _ = setrlimit(Resource::Memlock, self.locked_memory);
+        let _ = setrlimit(Resource::Nofile, self.descriptors);
     }
 }
 
@@ -161,13 +167,11 @@ fn mask(how: libc::c_int) {
     }
 }
 
-/// Whether the signal arrived meanwhile.
 static CAME: AtomicBool = AtomicBool::new(false);
 
 static DEFERRING: Mutex<Deferring> = Mutex::new(Deferring { depth: 0, is_default: false });
 
 struct Deferring {
-    /// Number of guards.
     depth: usize,
     /// The signal would stop this process: it has no handler and is not ignored.
     is_default: bool,
@@ -181,7 +185,7 @@ impl Deferral {
     pub(crate) fn begin() -> Self {
         let mut deferring = deferring();
         if deferring.depth == 0 {
-            deferring.is_default = is_default();
+            deferring.is_default = disposition(libc::SIGTSTP) == Some(libc::SIG_DFL);
             if deferring.is_default {
                 set(note as *const () as libc::sighandler_t);
             }
@@ -212,10 +216,6 @@ fn deferring() -> MutexGuard<'static, Deferring> {
 
 extern "C" fn note(_signal: libc::c_int) {
     CAME.store(true, Ordering::Relaxed);
-}
-
-fn is_default() -> bool {
-    disposition(libc::SIGTSTP) == Some(libc::SIG_DFL)
 }
 
 fn set(action: libc::sighandler_t) {
@@ -257,10 +257,10 @@ mod tests {
             std::hint::spin_loop();
         }
         drop(inner);
-        assert!(!is_default());
+        assert_ne!(disposition(libc::SIGTSTP), Some(libc::SIG_DFL));
         assert!(CAME.swap(false, Ordering::Relaxed), "it is sent again at the end");
         drop(outer);
-        assert!(is_default());
+        assert_eq!(disposition(libc::SIGTSTP), Some(libc::SIG_DFL));
     }
 
     #[test]

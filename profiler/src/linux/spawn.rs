@@ -7,18 +7,15 @@
 
 #![expect(unsafe_code, reason = "runs code between fork and exec")]
 
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::io::{self, PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::process::{WaitId, WaitIdOptions, waitid};
-
-use super::inherited::Inherited;
-use super::pidfd::raw_pid;
 use super::ptrace::{Pause, Stop, Tracee};
+use super::signals::Inherited;
 use crate::ids::Pid;
 
 /// A child that waits before its exec until it is traced. Dropping it makes the child exit without exec.
@@ -38,10 +35,13 @@ pub(crate) fn spawn(mut command: Command, inherited: Inherited) -> io::Result<Sp
     let (mut may_exec, start_exec) = io::pipe()?;
     let parents_end = start_exec.as_raw_fd();
     let before_exec = move || {
-        close(parents_end);
-        inherited.signals.restore();
+        // SAFETY: the number is that of this process's copy, which nothing uses again: its owner is a value of the
+        // parent. The copy would keep the pipe open after the parent's death.
+        unsafe { rustix::io::close(parents_end) };
+        inherited.restore_signals();
         pid_writer.write_all(&std::process::id().to_ne_bytes())?;
-        wait_for_byte(&mut may_exec)?;
+        // Fails if the other end is closed instead.
+        may_exec.read_exact(&mut [0])?;
         // Last: the program's limit may not allow another descriptor.
         inherited.restore_limits();
         Ok(())
@@ -76,11 +76,6 @@ impl Spawned {
     pub(crate) fn exec_error(&mut self) -> Option<io::Error> {
         self.spawner.take().and_then(failure)
     }
-
-    /// Whether the child is past its exec, or will never call it.
-    fn is_past_exec(&self) -> bool {
-        self.spawner.as_ref().is_none_or(JoinHandle::is_finished)
-    }
 }
 
 impl Drop for Spawned {
@@ -90,30 +85,15 @@ impl Drop for Spawned {
     }
 }
 
-/// Runs a traced process to its exec, or to its exit if it is killed before. `spawned` is given if it is a child of
-/// this process. Calls `is_wanted` repeatedly. Fails when the process cannot be traced, exec fails, or `is_wanted`
-/// returns false.
-pub(crate) fn run_to_exec(
-    tracee: &Tracee,
-    mut spawned: Option<&mut Spawned>,
-    is_wanted: &dyn Fn() -> bool,
-) -> io::Result<Stop> {
+/// Runs a traced process to its exec, or to its exit if it is killed before. Calls `is_wanted` repeatedly, and fails when
+/// it returns false.
+pub(crate) fn run_to_exec(tracee: &Tracee, is_wanted: &dyn Fn() -> bool) -> io::Result<Stop> {
     let mut pause = Pause::new(Duration::ZERO);
     loop {
-        // `Command::spawn` reaps a child whose exec failed, and panics if it is reaped elsewhere.
-        let is_past_exec = spawned.as_ref().is_none_or(|spawned| spawned.is_past_exec());
-        if is_past_exec && let Some(error) = spawned.as_mut().and_then(|spawned| spawned.exec_error()) {
-            return Err(error);
-        }
-        match peek(tracee.pid(), is_past_exec) {
-            Ok(true) => match tracee.stopped()? {
-                None => {}
-                Some(stop @ (Stop::Exec | Stop::Ended(_))) => return Ok(stop),
-                Some(stop) => tracee.run(stop)?,
-            },
-            Ok(false) => {}
-            Err(_) if !is_past_exec => {}
-            Err(error) => return Err(error),
+        match tracee.stopped()? {
+            None => {}
+            Some(stop @ (Stop::Exec | Stop::Ended(_))) => return Ok(stop),
+            Some(stop) => tracee.run(stop)?,
         }
         if !is_wanted() {
             return Err(io::ErrorKind::Interrupted.into());
@@ -122,35 +102,9 @@ pub(crate) fn run_to_exec(
     }
 }
 
-/// Whether the process has stopped, or, with `exited`, exited.
-fn peek(pid: Pid, exited: bool) -> io::Result<bool> {
-    let pid = raw_pid(pid).ok_or_else(|| io::Error::from_raw_os_error(libc::ECHILD))?;
-    let mut options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    options.set(WaitIdOptions::EXITED, exited);
-    Ok(rustix::io::retry_on_intr(|| waitid(WaitId::Pid(pid), options))?.is_some())
-}
-
-/// Returns the error of `Command::spawn`.
 fn failure(spawner: JoinHandle<io::Result<Child>>) -> Option<io::Error> {
     match spawner.join() {
         Ok(result) => result.err(),
         Err(_) => Some(io::Error::other("the thread that starts programs has panicked")),
-    }
-}
-
-/// Runs in the child: its copy of the parent's end would keep the pipe open after the parent's death.
-fn close(fd: RawFd) {
-    // SAFETY: the number is that of this process's copy, which nothing uses again: its owner is a value of the parent.
-    unsafe { rustix::io::close(fd) };
-}
-
-/// Runs in the child. Fails if the other end is closed instead.
-fn wait_for_byte(pipe: &mut PipeReader) -> io::Result<()> {
-    match pipe.read(&mut [0]) {
-        Ok(1) => Ok(()),
-        Ok(_) => Err(io::Error::from_raw_os_error(libc::ECANCELED)),
-        // Signals have their default actions here: the only one that interrupts a call without killing is SIGCONT.
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => wait_for_byte(pipe),
-        Err(error) => Err(error),
     }
 }

@@ -12,28 +12,22 @@ use crate::object::module::ModuleStore;
 /// Maximum number of remembered unmapped ranges, which just-in-time compilers create; the oldest are dropped.
 const RETIRED_MAX: usize = 4096;
 
-/// An offset in a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
-    /// The module.
     pub module: ModuleId,
-    /// File offset.
     pub offset: FileOffset,
 }
 
 /// What an address in executable memory belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodeOrigin {
-    /// A module.
     Module(Location),
     /// Executable memory without a file: generated code.
     Generated,
 }
 
-/// An executable mapping and its module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedModule {
-    /// Address range and file.
     pub mapping: Mapping,
     /// `None` for anonymous memory.
     pub module: Option<ModuleId>,
@@ -56,7 +50,6 @@ impl MappedModule {
     }
 }
 
-/// Executable mappings of one process.
 #[derive(Clone, Debug)]
 pub struct AddressSpace {
     pid: Pid,
@@ -67,7 +60,6 @@ pub struct AddressSpace {
 }
 
 impl AddressSpace {
-    /// Creates an empty address space.
     pub fn new(pid: Pid) -> Self {
         Self { pid, current: Vec::new(), retired: Vec::new() }
     }
@@ -82,7 +74,6 @@ impl AddressSpace {
         Self { pid: child, ..self.clone() }
     }
 
-    /// PID of its process.
     pub fn pid(&self) -> Pid {
         self.pid
     }
@@ -158,7 +149,6 @@ impl AddressSpace {
         self.current[..behind].last().filter(|at| at.contains(address))
     }
 
-    /// Remembers mappings that are gone.
     fn retire(&mut self, known: Vec<MappedModule>) {
         let current: rustc_hash::FxHashSet<&Mapping> = self.current.iter().map(|at| &at.mapping).collect();
         let gone: Vec<MappedModule> = known.into_iter().filter(|old| !current.contains(&old.mapping)).collect();

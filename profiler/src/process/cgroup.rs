@@ -29,23 +29,18 @@ enum Matcher {
     Container(String),
 }
 
-/// Why a text is not a valid control group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CgroupError {
-    /// No text.
     #[error("the control group `{0}` is empty; give a path as in `/proc/PID/cgroup`, or a container's id")]
     Empty(String),
-    /// Ambiguous.
     #[error(
         "the container id `{0}` is too short: give at least {ID_DIGITS_MIN} digits of it, or a path that begins with `/`"
     )]
     TooShort(String),
-    /// Longer than any ID.
     #[error(
         "the container id `{0}` has more than {ID_DIGITS_MAX} digits; give its beginning, or a path that begins with `/`"
     )]
     TooLong(String),
-    /// Neither a path nor an id.
     #[error(
         "the control group `{0}` is neither a path that begins with `/`, as in `/proc/PID/cgroup`, nor a container's id, \
          which is hexadecimal; `systemd-cgls` and `docker ps` show both"

@@ -9,7 +9,7 @@ use tracing::debug;
 
 use super::address_space::AddressSpace;
 use super::link_map::{LinkMap, LinkPosition};
-use super::module_pattern::ModulePattern;
+use super::pattern::ModulePattern;
 use crate::ids::{ModuleId, Pid};
 use crate::linux::proc::maps::{self, FileIdentity};
 use crate::linux::proc::process;
@@ -28,7 +28,6 @@ pub(crate) struct Candidate {
     pub is_executable: bool,
     /// Without dynamic linking: calls do not leave it.
     pub is_static: bool,
-    /// A Go program.
     pub is_go: bool,
     /// It imports C++'s operator new.
     pub imports_operator_new: bool,
@@ -53,7 +52,6 @@ impl Candidate {
     }
 }
 
-/// Finds functions by name, with a cache.
 #[derive(Debug)]
 pub(crate) struct Definitions {
     names: Vec<&'static str>,
@@ -156,7 +154,6 @@ impl Program {
     }
 }
 
-/// Load bias of a module in this process.
 fn bias(space: &AddressSpace, id: ModuleId, module: &Module) -> Option<u64> {
     let first = space.mappings().iter().find(|mapped| mapped.module == Some(id))?;
     module.bias(first.mapping.start, first.mapping.offset)

@@ -16,17 +16,16 @@ use tracing::debug;
 use crate::ids::Pid;
 use crate::linux::arch::{AUDIT_ARCH, is_probe_syscall};
 use crate::linux::ptrace::{self, Stop, SyscallPhase, Tracee};
-use crate::linux::spawn::{Spawned, run_to_exec};
+use crate::linux::spawn::run_to_exec;
 
-mod leaving;
 mod loader;
 mod outcome;
 mod threads;
 
-pub(crate) use leaving::retry_releases;
 use loader::{Loader, maps_code};
 pub(crate) use outcome::{LaunchError, StartUp, StartUpEnd};
-use threads::{Change, OPTIONS, Threads};
+pub(crate) use threads::retry_releases;
+use threads::{Change, OPTIONS, Threads, add_leaving};
 
 /// Maximum number of system calls at which a program is stopped: a hundred times as many as the largest programs make
 /// during start-up, and less than a second.
@@ -75,7 +74,6 @@ enum State {
     Followed,
     /// Stop requested; it is detached when it stops.
     Leaving,
-    /// Not traced any more.
     Free,
     Ended(ExitStatus),
 }
@@ -89,15 +87,10 @@ impl Launch {
         }
     }
 
-    /// Runs it to its exec, and holds it there before its first instruction; it may exit instead. `spawned` is given if
-    /// it is a child of this process. Calls `is_wanted` repeatedly. Also fails if exec fails in a child of this
-    /// process.
-    pub(crate) fn run_to_exec(
-        &mut self,
-        spawned: Option<&mut Spawned>,
-        is_wanted: &dyn Fn() -> bool,
-    ) -> Result<(), LaunchError> {
-        let stop = run_to_exec(&self.tracee, spawned, is_wanted).map_err(|error| self.untraceable(error))?;
+    /// Runs it to its exec, and holds it there before its first instruction; it may exit instead. Calls `is_wanted`
+    /// repeatedly.
+    pub(crate) fn run_to_exec(&mut self, is_wanted: &dyn Fn() -> bool) -> Result<(), LaunchError> {
+        let stop = run_to_exec(&self.tracee, is_wanted).map_err(|error| self.untraceable(error))?;
         self.stopped_at(stop);
         Ok(())
     }
@@ -119,9 +112,8 @@ impl Launch {
         self.tracee.pid()
     }
 
-    /// Whether it is not traced any more.
-    pub(crate) fn is_free(&self) -> bool {
-        matches!(self.state, State::Free)
+    pub(crate) fn is_traced(&self) -> bool {
+        !matches!(self.state, State::Free | State::Ended(_))
     }
 
     /// Whether it runs until its next exec, or is detached at its next stop.
@@ -339,13 +331,11 @@ impl Launch {
         self.threads.as_ref().map(Threads::held).unwrap_or_default()
     }
 
-    /// Resumes all held threads.
     fn resume_threads(&mut self) -> Result<(), LaunchError> {
         let Some(threads) = &mut self.threads else { return Ok(()) };
         threads.resume().map_err(|error| LaunchError::Trace(self.program.clone(), error))
     }
 
-    /// Detaches from all threads.
     fn release_threads(&mut self, mut threads: Threads) -> Result<(), LaunchError> {
         match self.state {
             State::Held(stop) => threads.hold(0, stop),
@@ -357,7 +347,7 @@ impl Launch {
         if let Some(stop) = ended {
             self.stopped_at(stop);
         }
-        left.into_iter().for_each(leaving::add);
+        left.into_iter().for_each(add_leaving);
         Ok(())
     }
 
@@ -379,7 +369,6 @@ impl Launch {
         Ok(false)
     }
 
-    /// Stops a running program.
     fn interrupt(&mut self) -> Result<(), LaunchError> {
         self.tracee.interrupt().map_err(|error| self.untraceable(error))?;
         self.state = State::Leaving;
@@ -420,7 +409,7 @@ impl Launch {
 impl Drop for Launch {
     fn drop(&mut self) {
         if self.release().is_err() {
-            leaving::add(self.tracee.clone());
+            add_leaving(self.tracee.clone());
         }
     }
 }
@@ -440,7 +429,5 @@ fn is_error(result: i64) -> bool {
     (-4095..0).contains(&result)
 }
 
-#[cfg(test)]
-mod exit_tests;
 #[cfg(test)]
 mod tests;

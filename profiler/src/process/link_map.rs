@@ -13,7 +13,7 @@ use object::elf;
 use rustc_hash::FxHasher;
 
 use crate::ids::Pid;
-use crate::linux::proc::auxv::Auxv;
+use crate::linux::proc::process::Auxv;
 use crate::linux::proc::process::entry_path;
 
 /// Maximum number of nodes in one namespace; programs have hundreds at most.
@@ -44,7 +44,6 @@ struct Node {
     name_hash: u64,
 }
 
-/// The list at the time of reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkMap {
     pid: Pid,
@@ -86,7 +85,6 @@ impl LinkMap {
 pub(crate) trait Memory {
     fn read(&self, address: u64, bytes: &mut [u8]) -> Option<()>;
 
-    /// Reads words of 64 bits.
     fn words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
         let mut bytes = [[0; 8]; N];
         self.read(address, bytes.as_flattened_mut())?;

@@ -5,7 +5,6 @@ pub(crate) mod cgroup;
 pub(crate) mod definitions;
 pub(crate) mod launch;
 pub(crate) mod link_map;
-pub(crate) mod module_pattern;
 pub(crate) mod pattern;
 pub(crate) mod selection;
 pub(crate) mod target;

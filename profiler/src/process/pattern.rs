@@ -1,4 +1,5 @@
-//! Patterns for programs (`--cmdline` and `--exclude`), and the names of a process that they are matched against. Pure.
+//! Patterns for programs (`--cmdline` and `--exclude`), the names of a process that they are matched against, and
+//! patterns for modules. Pure.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +9,6 @@ use globset::{GlobBuilder, GlobMatcher};
 /// Maximum length of a pattern: that of a path in Linux.
 const PATTERN_BYTES_MAX: usize = 4096;
 
-/// Characters that make a pattern a glob.
 const METACHARACTERS: [char; 5] = ['*', '?', '[', '{', '\\'];
 
 /// A pattern for programs.
@@ -26,25 +26,19 @@ pub struct Pattern {
     glob: Option<GlobMatcher>,
 }
 
-/// Why a pattern is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// It would match nothing.
     #[error("the pattern `{0}` is empty; give a program's name such as `redis-server`, or `redis*`")]
     Empty(String),
-    /// Probably meant for another option.
     #[error("the pattern `{0}` looks like a PID; use `--pid {0}`, or `{1}` for a program of that name")]
     Number(String, String),
-    /// Longer than any path.
     #[error("the pattern `{0}…` has {1} bytes, more than any path ({PATTERN_BYTES_MAX}); shorten it with `*`")]
     TooLong(String, usize),
-    /// Unbalanced brackets or braces.
     #[error("the pattern `{0}` is invalid: {1}; quote `*`, `?`, `[` or `{{` with a `\\`")]
     Glob(String, String),
 }
 
 impl Pattern {
-    /// Whether the pattern matches a process with these names.
     pub fn matches(&self, names: &Names) -> bool {
         let names = if self.text.contains('/') {
             &names.whole
@@ -141,7 +135,6 @@ impl Names {
         has_blank(first) || base_name(first).is_empty()
     }
 
-    /// Adds a title and its program.
     fn add_title(&mut self, title: &str, executable: Option<&str>) {
         let of_executable = executable.filter(|path| title.strip_prefix(path).is_some_and(ends_a_word));
         let end = of_executable.map_or_else(|| title.find(char::is_whitespace).unwrap_or(title.len()), str::len);
@@ -189,6 +182,61 @@ fn add(names: &mut Vec<String>, name: &str) {
     if !name.is_empty() && !names.iter().any(|known| known == name) {
         names.push(name.to_owned());
     }
+}
+
+/// A pattern for modules. One that begins with `/` is compared with whole paths, any other with file names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ModulePattern(String);
+
+impl ModulePattern {
+    /// Creates a pattern such as `libcudart.so*`, `/opt/app/lib/libarena.so`, `*`.
+    pub fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    pub fn is_any(&self) -> bool {
+        self.0 == "*"
+    }
+
+    pub fn matches(&self, path: &str) -> bool {
+        let name = if self.0.starts_with('/') { path } else { path.rsplit('/').next().unwrap_or(path) };
+        matches(self.0.as_bytes(), name.as_bytes())
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ModulePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Compares byte by byte; on a mismatch, the last `*` takes one byte more. Quadratic, but names are short.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut in_pattern, mut in_name) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while in_name < name.len() {
+        match pattern.get(in_pattern) {
+            Some(b'*') => {
+                star = Some((in_pattern, in_name));
+                in_pattern += 1;
+            }
+            Some(&byte) if byte == b'?' || byte == name[in_name] => {
+                in_pattern += 1;
+                in_name += 1;
+            }
+            _ => {
+                let Some((behind, taken)) = star else { return false };
+                star = Some((behind, taken + 1));
+                in_pattern = behind + 1;
+                in_name = taken + 1;
+            }
+        }
+    }
+    pattern[in_pattern..].iter().all(|&byte| byte == b'*')
 }
 
 #[cfg(test)]
@@ -424,6 +472,40 @@ mod names_tests {
                 let names = Names::of(&[title], None, "comm");
                 prop_assert!(names.cut.contains(&program), "{names:?}");
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod module_pattern_tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_file_names_or_whole_paths() {
+        let check = |pattern: &str, path: &str, expected: bool| {
+            assert_eq!(ModulePattern::new(pattern).matches(path), expected, "{pattern} {path}");
+        };
+        check("libcudart.so*", "/usr/local/cuda/lib64/libcudart.so.12.4.99", true);
+        check("libcudart.so*", "/usr/lib/libcuda.so.1", false);
+        check("libarena.so", "/opt/libarena.so.1", false);
+        check("/opt/*/libarena.so", "/opt/app/libarena.so", true);
+        check("/opt/libarena.so", "/usr/libarena.so", false);
+        check("python3.?", "/usr/bin/python3.9", true);
+        check("python3.?", "/usr/bin/python3.11", false);
+        check("*a*b*", "/xaxxb", true);
+        check("*a*b*", "/xbxxa", false);
+        check("*", "[vdso]", true);
+        check("", "/", true);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_name_matches_itself_and_with_any_part_replaced_by_a_star(name in "[a-z.]{0,12}", from: usize, to: usize) {
+            let (from, to) = (from % (name.len() + 1), to % (name.len() + 1));
+            let (from, to) = (from.min(to), from.max(to));
+            let pattern = format!("{}*{}", &name[..from], &name[to..]);
+            proptest::prop_assert!(ModulePattern::new(&name).matches(&name));
+            proptest::prop_assert!(ModulePattern::new(&pattern).matches(&name));
         }
     }
 }

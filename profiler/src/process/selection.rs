@@ -15,13 +15,9 @@ use crate::process::target::{TargetError, running};
 pub struct Selection {
     /// Targets by PID, regardless of `exclude` and `min_rss_bytes`.
     pub pids: Vec<Pid>,
-    /// Programs that match any of these.
     pub patterns: Vec<Pattern>,
-    /// Processes in any of these groups.
     pub cgroups: Vec<Cgroup>,
-    /// Every process.
     pub all: bool,
-    /// Excludes programs that match any of these.
     pub exclude: Vec<Pattern>,
     /// Excludes processes with less resident memory at the time of a scan. A new process has little: it becomes a
     /// target when it has grown.
@@ -57,7 +53,6 @@ impl Selection {
         chosen && !self.exclude.iter().any(|pattern| pattern.matches(&names))
     }
 
-    /// Whether a running process has enough resident memory to be a target.
     pub fn is_large_enough(&self, pid: Pid, resident_bytes: u64) -> bool {
         resident_bytes >= self.min_rss_bytes || self.names_pid(pid)
     }
@@ -89,10 +84,8 @@ impl Selection {
     }
 }
 
-/// Properties of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessFacts {
-    /// PID and start time.
     pub identity: Identity,
     /// The kernel's name, at most 15 bytes.
     pub comm: String,
@@ -105,7 +98,6 @@ pub struct ProcessFacts {
 }
 
 impl ProcessFacts {
-    /// Shorthand.
     pub fn pid(&self) -> Pid {
         self.identity.pid
     }
@@ -115,7 +107,6 @@ impl ProcessFacts {
         self.arguments.first().unwrap_or(&self.comm).clone()
     }
 
-    /// Names that patterns are matched against.
     pub fn names(&self) -> Names {
         let executable = self.executable.as_ref().map(|path| path.to_string_lossy());
         Names::of(&self.arguments, executable.as_deref(), &self.comm)

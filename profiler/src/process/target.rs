@@ -13,9 +13,9 @@ use thiserror::Error;
 use crate::ids::{Identity, Pid, StartTime};
 use crate::linux::companion::is_companion;
 use crate::linux::pidfd::PidFd;
+use crate::linux::pidfd::Readiness;
 use crate::linux::proc::stat::Stat;
 use crate::linux::proc::{ProcError, process};
-use crate::linux::readiness::Readiness;
 use crate::process::cgroup;
 use crate::process::launch::shell_code;
 
@@ -40,7 +40,6 @@ pub(crate) struct Exit {
     pub code: Option<i32>,
 }
 
-/// Why a process cannot be profiled.
 #[derive(Debug, Error)]
 pub(crate) enum TargetError {
     #[error("no process `{0}`; list processes with `pgrep -a NAME`")]
@@ -58,7 +57,6 @@ pub(crate) enum TargetError {
 }
 
 impl Process {
-    /// Opens a running process.
     pub(crate) fn open(pid: Pid) -> Result<Self, TargetError> {
         let pidfd = PidFd::open(pid).map_err(|error| match error.raw_os_error() {
             // EINVAL: the PID is a TID; ENOENT since Linux 6.15.
@@ -77,7 +75,6 @@ impl Process {
         Ok(Self { pid, started: stat.start_ticks, command, comm: stat.comm, cgroup, pidfd })
     }
 
-    /// PID and start time.
     pub(crate) fn identity(&self) -> Identity {
         Identity { pid: self.pid, start_ticks: self.started }
     }
@@ -87,7 +84,6 @@ impl Process {
         self.pidfd.has_ended().unwrap_or(true)
     }
 
-    /// Whether its PID belongs to another process now.
     pub(crate) fn is_pid_reused(&self) -> bool {
         Stat::read(self.pid).is_ok_and(|stat| !stat.is_of(self.identity()))
     }
@@ -129,7 +125,6 @@ pub(crate) struct Exits {
     readiness: Readiness,
 }
 
-/// Exits returned at once.
 const BATCH: usize = 256;
 
 impl Exits {
@@ -139,7 +134,6 @@ impl Exits {
         Ok(Self { epoll, readiness })
     }
 
-    /// Adds a process.
     pub(crate) fn add(&self, pid: Pid, pidfd: impl AsFd) -> io::Result<()> {
         // Reported once: a pidfd stays readable.
         let flags = EventFlags::IN | EventFlags::ONESHOT;

@@ -10,7 +10,7 @@ use super::block::{Block, BlockError, FILE_HEADER_BYTES, HeaderError, Kind, chec
 use super::entry::NamedLocation;
 use super::pack::{PackError, Unpacker};
 use super::replay::{Entry, Replay};
-use crate::linux::input;
+use crate::linux::files;
 use crate::units::MonotonicNanos;
 
 /// Maximum ratio of a fold's size to its compressed size. The usual ratio is about 3; this guards against files that
@@ -61,7 +61,7 @@ pub struct Reading<R> {
 }
 
 pub fn read(path: &Path) -> Result<Reading<BufReader<File>>, ReadError> {
-    Reading::new(BufReader::with_capacity(1 << 18, input::open(path)?))
+    Reading::new(BufReader::with_capacity(1 << 18, files::open(path)?))
 }
 
 impl<R: Read> Reading<R> {

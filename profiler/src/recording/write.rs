@@ -17,7 +17,7 @@ use super::entry::{NamedLocation, Names};
 use super::pack::Packer;
 use super::read::{DamageReason, Reading};
 use super::replay::{Entry, Replay};
-use crate::linux::replacement::Replacement;
+use crate::linux::files::Replacement;
 use crate::units::MonotonicNanos;
 
 /// A block is written when it reaches this size.

@@ -10,8 +10,8 @@ use tracing::debug;
 
 use crate::ids::Pid;
 use crate::keeper::Launch;
+use crate::linux::pidfd::Readiness;
 use crate::linux::pidfd::raw_pid;
-use crate::linux::readiness::Readiness;
 use crate::process::launch::{LaunchError, shell_code};
 
 /// A command started by a session.

@@ -15,8 +15,8 @@ use super::target::Target;
 use crate::collect::Method;
 use crate::ids::Pid;
 use crate::keeper::Launch;
-use crate::linux::inherited::Inherited;
-use crate::linux::readiness::Readiness;
+use crate::linux::pidfd::Readiness;
+use crate::linux::signals::Inherited;
 use crate::model::Origin;
 use crate::process::launch::{LaunchError, ProgramStop};
 

@@ -25,9 +25,9 @@ use crate::ids::{HookId, Pid};
 use crate::keeper::Keeper;
 use crate::ledger::LiveAllocation;
 use crate::linux::pidfd::PidFd;
+use crate::linux::pidfd::Readiness;
 use crate::linux::proc::maps::{self, FileIdentity};
 use crate::linux::proc::stat::Stat;
-use crate::linux::readiness::Readiness;
 use crate::linux::{clock, memory};
 use crate::model::{Origin, ProbeScope};
 use crate::probe::attach::choose;
@@ -374,7 +374,7 @@ pub(super) struct KeeperMonitor {
 
 impl KeeperMonitor {
     pub(super) fn new(keeper: &Keeper) -> Result<Self> {
-        let process = keeper.watch()?;
+        let process = keeper.pidfd()?;
         let readiness = Readiness::of(&process).context("cannot monitor the keeper process")?;
         Ok(Self { pid: keeper.pid(), process, readiness })
     }

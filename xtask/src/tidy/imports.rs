@@ -22,7 +22,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("linux", ""),
     ("object", "linux"),
     ("process", "linux object"),
-    ("allocator", "object linux::input process"),
+    ("allocator", "object linux::files process"),
     ("unwind", "object linux::proc"),
     ("bpf", "linux unwind"),
     ("collect", "memory object::fixture linux"),
@@ -36,7 +36,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("snapshot", "leak ledger model object process"),
     (
         "symbolize",
-        "leak ledger object process model snapshot linux::proc linux::channel linux::companion \
+        "leak ledger object process model snapshot linux::proc linux::companion \
          linux::confinement",
     ),
     ("report", "leak::fold ledger model"),
@@ -47,7 +47,7 @@ const LAYERS: &[(&str, &str)] = &[
     ),
     (
         "recording",
-        "ingest leak ledger object linux::proc linux::input linux::replacement process model snapshot \
+        "ingest leak ledger object linux::proc linux::files process model snapshot \
          symbolize",
     ),
     ("guardrail", "ledger"),

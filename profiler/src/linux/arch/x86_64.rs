@@ -4,7 +4,6 @@
 
 use std::arch::global_asm;
 
-/// The system call instruction (`syscall`).
 pub(crate) const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
 
 /// `AUDIT_ARCH_X86_64`: identifies 64-bit system calls.
@@ -22,7 +21,6 @@ pub(crate) const RED_ZONE_BYTES: u64 = 128;
 pub(crate) const PTHREAD_LIST_OFFSET: u64 = 0x2c0;
 pub(crate) const PTHREAD_TID_OFFSET: u64 = 0x2d0;
 
-/// The architecture for seccomp filters.
 pub(crate) const SECCOMP_ARCH: seccompiler::TargetArch = seccompiler::TargetArch::x86_64;
 
 /// System calls of this architecture that others replace by newer ones, allowed in the symbolizer.
@@ -149,7 +147,6 @@ impl Registers {
         ]
     }
 
-    /// Address of the next instruction.
     pub(crate) fn instruction(&self) -> u64 {
         self.rip
     }
@@ -162,7 +159,6 @@ impl Registers {
         self.fs_base
     }
 
-    /// Number of the system call in which the thread stopped.
     pub(crate) fn syscall(&self) -> Option<libc::c_long> {
         Some(self.orig_rax.cast_signed()).filter(|&number| number >= 0)
     }

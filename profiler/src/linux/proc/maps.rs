@@ -11,6 +11,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::process::{ProcError, entry_path};
 use crate::address::{FileOffset, TargetAddr};
 use crate::ids::Pid;
@@ -21,7 +23,6 @@ const MAPPINGS_MAX: usize = 1 << 20;
 /// Suffix that the kernel appends to the path of a deleted or replaced file.
 const DELETED: &[u8] = b" (deleted)";
 
-/// A device number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
     pub major: u32,
@@ -35,7 +36,6 @@ impl Device {
     }
 }
 
-/// Identifies a file by device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileIdentity {
     device: Device,
@@ -69,7 +69,6 @@ pub enum MappingName {
     Special(String),
 }
 
-/// An executable mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mapping {
     pub start: TargetAddr,
@@ -84,28 +83,22 @@ pub struct Mapping {
 }
 
 /// A mapping with any permissions.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
-    /// Inclusive.
     pub start: TargetAddr,
     /// Exclusive.
     pub end: TargetAddr,
-    /// `r`.
     pub readable: bool,
-    /// `w`.
     pub writable: bool,
-    /// `x`.
     pub executable: bool,
     /// `s` instead of `p`: other processes that map it see writes.
     pub shared: bool,
     /// Of its first byte in the file.
     pub offset: FileOffset,
-    /// From the name.
     pub kind: RegionKind,
 }
 
-/// Kind of a mapping, by its name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionKind {
     /// Memory without a file, and the label that the process may give it (`[anon:NAME]`).
     Anonymous {
@@ -114,12 +107,10 @@ pub enum RegionKind {
     },
     /// The heap that `brk` extends.
     Brk,
-    /// The first thread's stack.
     Stack,
     /// A file, by its path in the process's mount namespace; for shared memory without one, the kernel's name for it
     /// (`/dev/zero (deleted)`, `/memfd:…`).
     File {
-        /// Not resolved.
         path: PathBuf,
     },
     /// Mappings of the kernel: `[vdso]`, `[vvar]`, `[uprobes]` and others.
@@ -127,17 +118,14 @@ pub enum RegionKind {
 }
 
 impl Region {
-    /// Length of the range.
     pub fn size_bytes(&self) -> u64 {
         self.end.0.saturating_sub(self.start.0)
     }
 
-    /// Whether the range includes the address.
     pub fn contains(&self, address: TargetAddr) -> bool {
         (self.start..self.end).contains(&address)
     }
 
-    /// A readable and writable region at offset 0.
     #[cfg(test)]
     pub(crate) fn synthetic(start: u64, size_bytes: u64, kind: RegionKind) -> Self {
         Self {

@@ -1,7 +1,5 @@
 //! `/proc`, reduced to what heapbpf needs. Opening mapped files is the task of [`object`](crate::object).
 
-pub(crate) mod auxv;
-pub(crate) mod kernel_words;
 pub(crate) mod maps;
 pub(crate) mod process;
 pub(crate) mod stat;

@@ -1,18 +1,17 @@
-//! Arguments, name, executable and namespace of a process. Nothing is cached, because every value may change.
+//! Facts about a process: arguments, name, executable, namespace, control groups, auxiliary vector, and words that the
+//! kernel stores for it. Nothing is cached, because every value may change.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::ids::{Pid, Tid};
 
-/// Why an entry of `/proc` could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcError {
-    /// There is no such process, or it exited meanwhile.
     #[error("no process `{pid}`: it does not exist or has exited; `ps -e` lists running processes")]
     NoSuchProcess { pid: Pid },
     #[error("cannot read `/proc/{pid}/{entry}`: permission denied; run as root or with CAP_SYS_PTRACE")]
@@ -50,6 +49,9 @@ const INITIAL_PID_NAMESPACE_INODE: u64 = 0xEFFF_FFFC;
 /// Read limit of a command line, which a target may enlarge to megabytes.
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
 
+/// Read limit of names, which have at most 15 bytes.
+const NAME_BYTES_MAX: u64 = 64;
+
 /// Whether the process exists; true for zombies.
 pub(crate) fn exists(pid: Pid) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
@@ -68,8 +70,11 @@ pub(crate) fn arguments(pid: Pid) -> Result<Vec<String>, ProcError> {
 
 /// The kernel's name for the process, at most 15 bytes. Invalid UTF-8 becomes `U+FFFD`.
 pub(crate) fn comm(pid: Pid) -> Result<String, ProcError> {
-    let bytes = read(pid, "comm", 64)?;
-    Ok(String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned())
+    Ok(name(&read(pid, "comm", NAME_BYTES_MAX)?))
+}
+
+fn name(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(bytes)).into_owned()
 }
 
 /// All processes by rising PID, including kernel threads and zombies.
@@ -115,22 +120,20 @@ pub(crate) fn entry_path(pid: Pid, entry: &str) -> PathBuf {
 
 /// The kernel's name for a thread (`/proc/PID/task/TID/comm`), at most 15 bytes. Invalid UTF-8 becomes `U+FFFD`.
 pub(crate) fn thread_name(pid: Pid, tid: Tid) -> Result<String, ProcError> {
-    const NAME_BYTES_MAX: u64 = 64;
-    let mut bytes = Vec::new();
-    File::open(format!("/proc/{pid}/task/{}/comm", tid.0))
-        .and_then(|file| file.take(NAME_BYTES_MAX).read_to_end(&mut bytes))
-        .map_err(|source| ProcError::from_io(pid, "task", source))?;
-    let name = String::from_utf8_lossy(&bytes);
-    Ok(name.strip_suffix('\n').unwrap_or(&name).to_owned())
+    let bytes = read_file(format!("/proc/{pid}/task/{}/comm", tid.0), NAME_BYTES_MAX);
+    Ok(name(&bytes.map_err(|source| ProcError::from_io(pid, "task", source))?))
 }
 
 /// Reads the first `bytes_max` bytes of an entry.
 pub(in crate::linux) fn read(pid: Pid, entry: &'static str, bytes_max: u64) -> Result<Vec<u8>, ProcError> {
+    read_file(entry_path(pid, entry), bytes_max).map_err(|source| ProcError::from_io(pid, entry, source))
+}
+
+/// Reads the first `bytes_max` bytes of a file.
+pub(super) fn read_file(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<Vec<u8>> {
     // Large enough for most entries: the kernel generates a command line again for each `read`.
     let mut bytes = Vec::with_capacity(4096);
-    File::open(entry_path(pid, entry))
-        .and_then(|file| file.take(bytes_max).read_to_end(&mut bytes))
-        .map_err(|source| ProcError::from_io(pid, entry, source))?;
+    File::open(path)?.take(bytes_max).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -163,6 +166,85 @@ pub(crate) fn parse_cgroups(text: &str) -> Vec<Membership> {
         path.starts_with('/').then(|| Membership { controllers: controllers.to_owned(), path: path.to_owned() })
     };
     text.split('\n').filter_map(membership).collect()
+}
+
+/// Read limit: the kernel writes about 50 words.
+const AUXV_BYTES_MAX: u64 = 4096;
+
+/// An auxiliary vector without its terminator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Auxv(Vec<[u64; 2]>);
+
+impl Auxv {
+    /// `None` when there is no such process, it cannot be read, or it has no vector (kernel threads, zombies).
+    pub fn read(pid: Pid) -> Option<Self> {
+        Self::parse(&read(pid, "auxv", AUXV_BYTES_MAX).ok()?)
+    }
+
+    /// `None` without the terminating `AT_NULL`.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let words: Vec<u64> = bytes.as_chunks().0.iter().map(|&word| u64::from_ne_bytes(word)).collect();
+        let entries = words.as_chunks().0;
+        let end = entries.iter().position(|&[kind, _]| kind == libc::AT_NULL)?;
+        Some(Self(entries[..end].to_vec()))
+    }
+
+    /// The value of an entry, `libc::AT_*`.
+    pub fn get(&self, wanted: u64) -> Option<u64> {
+        self.0.iter().find_map(|&[kind, value]| (kind == wanted).then_some(value))
+    }
+}
+
+/// Maximum number of words: as many files as a process can have open by the kernel's highest default.
+const WORDS_MAX: usize = 1 << 20;
+const WORDS_BYTES_MAX: u64 = 1 << 28;
+const FILES_MAX: usize = 1 << 20;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EpollSet {
+    descriptors: Vec<u32>,
+}
+
+impl EpollSet {
+    /// Finds them; empty if the process has exited. Reads the link of each open file, so call it before the process is
+    /// stopped.
+    pub(crate) fn of(pid: Pid) -> Self {
+        let Ok(files) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Self::default() };
+        let is_epoll = |path: &Path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == "anon_inode:[eventpoll]");
+        let files = files.take(FILES_MAX).filter_map(|entry| Some(entry.ok()?.path()));
+        let epolls = files.filter(|path| is_epoll(path)).filter_map(|path| path.file_name()?.to_str()?.parse().ok());
+        Self { descriptors: epolls.collect() }
+    }
+
+    /// The user data words that the kernel stores now, for these descriptors and all timers. Unreadable entries have
+    /// none: a kernel without `CONFIG_CHECKPOINT_RESTORE` lists no timers.
+    pub(crate) fn user_data(&self, pid: Pid) -> Vec<u64> {
+        let mut words = Vec::new();
+        for descriptor in &self.descriptors {
+            collect(&format!("/proc/{pid}/fdinfo/{descriptor}"), of_epoll, &mut words);
+        }
+        collect(&format!("/proc/{pid}/timers"), of_timer, &mut words);
+        words
+    }
+}
+
+fn collect(path: &str, word: fn(&str) -> Option<u64>, words: &mut Vec<u64>) {
+    let Ok(file) = File::open(path) else { return };
+    let lines = BufReader::new(file.take(WORDS_BYTES_MAX)).lines().map_while(Result::ok);
+    let room = WORDS_MAX.saturating_sub(words.len());
+    words.extend(lines.filter_map(|line| word(&line)).take(room));
+}
+
+/// `tfd:        4 events:       19 data:     559d89d542a0  pos:0 ino:40e sdev:10`
+pub(crate) fn of_epoll(line: &str) -> Option<u64> {
+    let (_, data) = line.strip_prefix("tfd:")?.split_once("data:")?;
+    u64::from_str_radix(data.split_ascii_whitespace().next()?, 16).ok()
+}
+
+/// `signal: 10/0000559d89d54320`
+pub(crate) fn of_timer(line: &str) -> Option<u64> {
+    let (_, value) = line.strip_prefix("signal:")?.split_once('/')?;
+    u64::from_str_radix(value.trim(), 16).ok()
 }
 
 #[cfg(test)]
@@ -292,6 +374,88 @@ mod cgroups_tests {
         #[test]
         fn any_path_is_preserved(path in "/[^\\n]{0,50}[^)\\n]") {
             check(&format!("0::{path}\n"), &[("", &path)]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod auxv_tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    #[test]
+    fn entries_are_found_by_their_kind() {
+        let auxv = Auxv::parse(&bytes(&[libc::AT_BASE, 0, libc::AT_ENTRY, 0x1000, 0, 0, libc::AT_PHDR, 1]));
+        let auxv = auxv.expect("it has an end");
+        for (kind, value) in [(libc::AT_BASE, Some(0)), (libc::AT_ENTRY, Some(0x1000)), (libc::AT_PHDR, None)] {
+            assert_eq!(auxv.get(kind), value, "{kind}");
+        }
+        assert_eq!(auxv.get(libc::AT_NULL), None);
+    }
+
+    #[test]
+    fn a_truncated_vector_is_rejected() {
+        let whole = bytes(&[libc::AT_BASE, 5, 0, 0]);
+        assert!(Auxv::parse(&whole).is_some());
+        for length in 0..whole.len() {
+            assert_eq!(Auxv::parse(&whole[..length]), None, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn this_process_has_a_vector_and_a_missing_one_does_not() {
+        let auxv = Auxv::read(Pid(std::process::id())).expect("readable");
+        assert_eq!(auxv.get(libc::AT_PAGESZ), Some(rustix::param::page_size() as u64));
+        // A PID that no kernel gives out.
+        assert_eq!(Auxv::read(Pid(1 << 22)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64), wanted in 0u64..4) {
+            let _ = Auxv::parse(&bytes).map(|auxv| auxv.get(wanted));
+        }
+    }
+}
+
+#[cfg(test)]
+mod kernel_words_tests {
+    use proptest::prelude::*;
+    use rustix::event::epoll;
+
+    use super::*;
+
+    #[test]
+    fn lines_of_the_kernel_are_parsed() {
+        let line = "tfd:        4 events:       19 data:     559d89d542a0  pos:0 ino:40e sdev:10";
+        assert_eq!(of_epoll(line), Some(0x559d_89d5_42a0));
+        assert_eq!(of_epoll("pos:\t0"), None);
+        assert_eq!(of_timer("signal: 10/0000559d89d54320"), Some(0x559d_89d5_4320));
+        assert_eq!(of_timer("notify: signal/pid.24420"), None);
+    }
+
+    #[test]
+    fn epoll_user_data_is_read_again_at_each_call() {
+        let (reader, _writer) = std::io::pipe().expect("a pipe");
+        let queue = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
+        let own = Pid(std::process::id());
+        let epolls = EpollSet::of(own);
+        let word = 0x1234_5678_9abc_def0;
+        assert!(!epolls.user_data(own).contains(&word));
+        epoll::add(&queue, &reader, epoll::EventData::new_u64(word), epoll::EventFlags::IN).expect("added");
+        assert!(epolls.user_data(own).contains(&word), "read again from the same descriptors");
+        assert_eq!(EpollSet::of(Pid(u32::MAX >> 1)), EpollSet::default());
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_parsed_without_panic(line in any::<String>()) {
+            let _ = (of_epoll(&line), of_timer(&line));
         }
     }
 }

@@ -2,8 +2,7 @@
 //!
 //! The `procfs` crate is not used for `stat`: it panics on a truncated line.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 
 use crate::ids::{Identity, Pid, StartTime, Tid};
 use crate::linux::proc::{ProcError, process};
@@ -78,7 +77,6 @@ pub(crate) fn parse(line: &str, page_bytes: u64) -> Option<Stat> {
     })
 }
 
-/// Read limit of a thread's entry.
 const STATUS_BYTES_MAX: u64 = 1 << 14;
 
 /// The used fields of `/proc/PID/task/TID/status`.
@@ -103,9 +101,7 @@ pub(crate) fn threads(pid: Pid) -> Result<Vec<Tid>, ProcError> {
 
 /// Status of a thread; `None` if there is none.
 pub(crate) fn status(pid: Pid, tid: Tid) -> Option<Status> {
-    let mut bytes = Vec::with_capacity(4096);
-    let file = File::open(format!("/proc/{pid}/task/{}/status", tid.0)).ok()?;
-    file.take(STATUS_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    let bytes = process::read_file(format!("/proc/{pid}/task/{}/status", tid.0), STATUS_BYTES_MAX).ok()?;
     parse_status(&String::from_utf8_lossy(&bytes))
 }
 

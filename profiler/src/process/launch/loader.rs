@@ -4,21 +4,18 @@ use std::ops::Range;
 
 use crate::ids::Pid;
 use crate::linux::arch::{LEGACY_OPEN, is_legacy_loader_syscall};
-use crate::linux::proc::auxv::Auxv;
 use crate::linux::proc::maps::{MappingName, executable_mappings};
+use crate::linux::proc::process::Auxv;
 
 const MAP_ANONYMOUS: u64 = libc::MAP_ANONYMOUS.unsigned_abs() as u64;
 const PROT_EXEC: u64 = libc::PROT_EXEC.unsigned_abs() as u64;
 
 #[derive(Debug)]
 pub(super) struct Loader {
-    /// Address range of its code.
     code: Range<u64>,
     /// It may also be the C library (musl), so that the address of a system call does not distinguish them.
     is_libc: bool,
-    /// The descriptor that it has opened last.
     file: Option<u64>,
-    /// The current system call opens a file.
     opens: bool,
 }
 
@@ -49,7 +46,6 @@ impl Loader {
         inside && (!self.is_libc || self.loads(number, arguments))
     }
 
-    /// Records the return value of its system call.
     pub(super) fn returned(&mut self, result: i64) {
         if std::mem::take(&mut self.opens) {
             self.file = u64::try_from(result).ok();

@@ -8,14 +8,12 @@ use thiserror::Error;
 
 use crate::ids::Pid;
 
-/// Why a program was not launched, or cannot be held.
 #[derive(Debug, Error)]
 pub(crate) enum LaunchError {
     #[error("no command to run; give one after `--`: `heapbpf -- COMMAND ARGUMENTS`")]
     Empty,
     #[error("cannot run `{0}`: {1}")]
     NotFound(String, &'static str),
-    /// The kernel does not execute it.
     #[error("cannot run `{0}`: {1}; see `ls -l` and `file` of it")]
     NotExecutable(String, io::Error),
     #[error(
@@ -25,7 +23,6 @@ pub(crate) enum LaunchError {
     Trace(String, io::Error),
     #[error("cannot start a process for `{0}`: {1}")]
     Fork(String, io::Error),
-    /// Error message of the keeper.
     #[error("{0}")]
     Keeper(String),
     #[error(
@@ -70,7 +67,6 @@ impl LaunchError {
 pub(crate) struct StartUp {
     /// Why stepping ended.
     pub end: StartUpEnd,
-    /// Number of system calls at which it was stopped.
     pub syscalls: u32,
 }
 

@@ -8,9 +8,12 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Signal, kill_process};
 
 use super::*;
-use crate::linux::inherited::Inherited;
+use crate::linux::signals::Inherited;
 use crate::linux::spawn::spawn;
 use crate::object::fixture::{Running, Workshop};
+
+mod exit;
+mod leaving;
 
 /// Environment variable of another process: the command to launch, one word per line.
 const COMMAND: &str = "HEAPBPF_TEST_COMMAND";
@@ -26,10 +29,10 @@ impl Launch {
         let mut spawned = spawn(child, inherited).map_err(|error| LaunchError::Fork(name.clone(), error))?;
         let mut launch = Self::seize(spawned.pid(), name.clone())?;
         spawned.start_exec();
-        match launch.run_to_exec(Some(&mut spawned), &|| true) {
-            Err(LaunchError::Trace(_, error)) => Err(LaunchError::not_run(Path::new(program), name, error)),
-            result => result.map(|()| launch),
+        if let Some(error) = spawned.exec_error() {
+            return Err(LaunchError::not_run(Path::new(program), name, error));
         }
+        launch.run_to_exec(&|| true).map(|()| launch)
     }
 }
 

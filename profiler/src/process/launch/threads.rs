@@ -1,14 +1,19 @@
 //! All threads of a launched program, each traced, so that the program can be held when it exits as a whole, and be
 //! stopped at any time. Does not hold its children, nor threads that exit alone: others may wait for them.
+//!
+//! Also processes to be detached that did not stop: they are in an uninterruptible wait, as in `vfork` or a frozen
+//! control group, and would stay stopped when they wake up. Nothing here waits for them.
 
+use std::cell::RefCell;
 use std::io;
 use std::time::Duration;
+
+use tracing::debug;
 
 use crate::ids::{Pid, Tid};
 use crate::linux::proc::stat;
 use crate::linux::ptrace::{Options, Pause, Stop, Tracee};
 
-/// Ptrace options of the threads.
 pub(super) const OPTIONS: Options = Options::EXIT.and(Options::THREADS);
 
 /// Time limit for the last threads of a program that exits, except those that wait for a disk.
@@ -44,7 +49,6 @@ enum ThreadState {
     Exited,
 }
 
-/// What a thread's exit indicates about the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Evidence {
     /// It was killed by another thread's `exit_group` or exec.
@@ -55,14 +59,12 @@ enum Evidence {
     Filter,
 }
 
-/// A change of the program's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     /// Its first thread is held at an exec, and there is no other.
     Exec,
     /// All its threads are held at their exit.
     Exiting,
-    /// It has exited.
     Ended(Stop),
 }
 
@@ -116,7 +118,6 @@ impl Threads {
         self.threads[0].state = ThreadState::Running;
     }
 
-    /// Resumes all held threads.
     pub(super) fn resume(&mut self) -> io::Result<()> {
         if std::mem::take(&mut self.exiting) {
             self.resume_exiting()?;
@@ -136,7 +137,6 @@ impl Threads {
         Ok(())
     }
 
-    /// The held threads and their stops.
     pub(super) fn held(&self) -> Vec<(Tracee, Stop)> {
         let held = self.threads.iter().filter_map(|thread| match thread.state {
             ThreadState::Held(stop) => Some((thread.tracee.clone(), stop)),
@@ -330,7 +330,6 @@ impl Threads {
         Some((evidence?, self.threads.iter().any(remains)))
     }
 
-    /// Lets the threads exit that are held at their exit.
     fn resume_exiting(&mut self) -> io::Result<()> {
         for thread in &mut self.threads {
             if matches!(thread.state, ThreadState::Exiting { .. }) {
@@ -365,7 +364,6 @@ impl Threads {
         }
     }
 
-    /// Whether a thread belongs to the program.
     fn has(&self, tid: Tid) -> bool {
         std::path::Path::new(&format!("/proc/{}/task/{}", self.pid(), tid.0)).exists()
     }
@@ -375,4 +373,43 @@ impl Threads {
 fn resume(tracee: &Tracee, stop: Stop) -> io::Result<()> {
     tracee.restart_syscall(stop)?;
     tracee.run(stop)
+}
+
+thread_local! {
+    /// Per thread, because the kernel accepts requests only from the tracing thread.
+    static LEAVING: RefCell<Vec<Tracee>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Adds a process whose stop was requested.
+pub(super) fn add_leaving(tracee: Tracee) {
+    // When the thread exits, the kernel detaches all its tracees.
+    let _ = LEAVING.try_with(|leaving| leaving.borrow_mut().push(tracee));
+}
+
+/// Detaches from the processes that have stopped since. Does not block: costs a system call for each. To be called
+/// periodically on the tracing thread. Returns how many have not stopped yet.
+pub(crate) fn retry_releases() -> usize {
+    LEAVING.with(|leaving| {
+        let mut leaving = leaving.borrow_mut();
+        let mut made = Vec::new();
+        leaving.retain(|tracee| !try_detach(tracee, &mut made));
+        leaving.append(&mut made);
+        leaving.len()
+    })
+}
+
+/// Whether it is not traced any more: detached, or gone. What it has created, which is traced with it, is added to
+/// `made` to be detached too.
+fn try_detach(tracee: &Tracee, made: &mut Vec<Tracee>) -> bool {
+    let detach = |stop: Stop| {
+        if let (Stop::Clone | Stop::Fork, Some(number)) = (stop, tracee.event_message().ok().flatten()) {
+            made.extend(u32::try_from(number).map(|number| Tracee::of(Tid(number))));
+        }
+        tracee.detach(stop)
+    };
+    let stopped = tracee.stopped().and_then(|stop| stop.map(detach).transpose());
+    if let Err(error) = &stopped {
+        debug!("process {}: {error}", tracee.pid());
+    }
+    !matches!(stopped, Ok(None))
 }

@@ -20,7 +20,7 @@ use super::protocol::{
     ADDRESSES_MAX, CPU_TIME_MAX, Defect, Depth, FRAMES_MAX, MEMORY_BYTES_MAX, Names, PROCESS_NAME, REQUEST_BYTES_MAX,
     Reply, Request, Role, STRINGS_BYTES, decode, encode,
 };
-use crate::linux::channel::{Channel, Message};
+use crate::linux::companion::{Channel, Message};
 use crate::linux::companion;
 use crate::linux::confinement::{Limits, Root, close_inherited, confine};
 use crate::object::elf::{Elf, Section};

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use rustix::process::{Signal, kill_process};
 
-use super::*;
-use crate::linux::inherited::Inherited;
+use super::super::*;
+use crate::linux::signals::Inherited;
 use crate::object::fixture::Workshop;
 use crate::process::launch::shell_code;
 
