@@ -1,10 +1,7 @@
 //! The agent's side of the keeper.
 //!
-//! ```text
-//! agent: Tracer ── commands ─▶ keeper: a thread for each Tracer ── ptrace ─▶ process
-//! ```
 //! The kernel accepts requests about a traced thread only from its tracing thread: so each [`Tracer`] has its own thread
-//! and channel, and its tracees resume when the channel closes. The agent reads memory itself, which requires no tracing.
+//! in the keeper and a channel to it, and its tracees resume when the channel closes. The agent reads memory itself.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -102,23 +99,25 @@ impl Keeper {
         pid: Option<Pid>,
     ) -> Result<Link, KeeperError> {
         let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(programs.iter().copied()).collect();
-        match self.request(&Request::Attach { kind, sites, pid }, &descriptors)? {
-            Reply::Attached(id) => Ok(Link { keeper: self.clone(), id }),
-            Reply::Refused(reason) => Err(KeeperError::Refused(reason)),
-            Reply::Settled => Err(KeeperError::Exited(io::ErrorKind::InvalidData.into())),
-        }
+        let id = self.request(&Request::Attach { kind, sites, pid }, &descriptors)?;
+        Ok(Link { keeper: self.clone(), id: id.ok_or(io::Error::from(io::ErrorKind::InvalidData))? })
     }
 
     /// Waits until all dropped links are detached.
     pub(crate) fn settle(&self) -> Result<(), KeeperError> {
-        self.request(&Request::Settle, &[]).map(|_| ())
+        self.request(&Request::Settle, &[]).map(drop)
     }
 
-    fn request(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<Reply, KeeperError> {
+    /// Returns the identifier of new links.
+    fn request(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> Result<Option<LinkId>, KeeperError> {
         let companion = self.lock();
         let channel = companion.channel().ok_or(io::Error::from(io::ErrorKind::BrokenPipe))?;
         channel.send_value(request, descriptors)?;
-        receive(channel, REPLY_BYTES_MAX)
+        match receive(channel, REPLY_BYTES_MAX)? {
+            Reply::Attached(id) => Ok(Some(id)),
+            Reply::Settled => Ok(None),
+            Reply::Refused(reason) => Err(KeeperError::Refused(reason)),
+        }
     }
 
     /// Does not wait for completion.
@@ -183,11 +182,8 @@ impl Keeper {
 
     fn start_tracer(&self) -> Result<Channel, KeeperError> {
         let (channel, theirs) = Channel::pair().map_err(KeeperError::of_start)?;
-        match self.request(&Request::Trace, &[theirs.as_fd()])? {
-            Reply::Settled => Ok(channel),
-            Reply::Refused(reason) => Err(KeeperError::Refused(reason)),
-            Reply::Attached(_) => Err(KeeperError::Exited(io::ErrorKind::InvalidData.into())),
-        }
+        self.request(&Request::Trace, &[theirs.as_fd()])?;
+        Ok(channel)
     }
 
     fn spare(&self) -> MutexGuard<'_, Option<Channel>> {
@@ -364,12 +360,6 @@ impl From<KeeperError> for LaunchError {
     }
 }
 
-impl From<KeeperError> for CollectError {
-    fn from(error: KeeperError) -> Self {
-        Self::Keeper(error.to_string())
-    }
-}
-
 fn event() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
@@ -469,6 +459,6 @@ fn failed(answer: Result<Answer, KeeperError>) -> CollectError {
 
 /// Stops all threads of a process. On errors, all of them resume.
 pub(crate) fn stop(keeper: &Keeper, pid: Pid) -> Result<Box<dyn StoppedProcess>, CollectError> {
-    let tracer = Tracer::start(keeper)?;
+    let tracer = Tracer::start(keeper).map_err(|error| failed(Err(error)))?;
     Ok(Box::new(RemoteStopped::new(tracer, pid)?))
 }

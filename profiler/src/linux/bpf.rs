@@ -161,16 +161,11 @@ fn try_load(program: ProgramLoad<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
     }
     if let Some(ProgramBtf { btf, functions, lines }) = program.btf {
         load.prog_btf_fd = number(btf);
-        if functions.1 > 0 {
-            load.func_info = address(functions.0);
-            load.func_info_rec_size = count(functions.1)?;
-            load.func_info_cnt = count(functions.0.len() / functions.1)?;
-        }
-        if lines.1 > 0 {
-            load.line_info = address(lines.0);
-            load.line_info_rec_size = count(lines.1)?;
-            load.line_info_cnt = count(lines.0.len() / lines.1)?;
-        }
+        let records = |(bytes, size): (&[u8], usize)| {
+            io::Result::Ok((address(bytes), count(size)?, count(bytes.len().checked_div(size).unwrap_or(0))?))
+        };
+        (load.func_info, load.func_info_rec_size, load.func_info_cnt) = records(functions)?;
+        (load.line_info, load.line_info_rec_size, load.line_info_cnt) = records(lines)?;
     }
     // SAFETY: every pointer is to a slice or string that outlives the call, with its length; the kernel writes only to
     // `log`.

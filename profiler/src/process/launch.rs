@@ -18,12 +18,11 @@ use crate::linux::arch::{AUDIT_ARCH, is_probe_syscall};
 use crate::linux::ptrace::{self, Stop, SyscallPhase, Tracee};
 use crate::linux::spawn::run_to_exec;
 
-mod loader;
-mod outcome;
+mod start_up;
 mod threads;
 
-use loader::{Loader, maps_code};
-pub(crate) use outcome::{LaunchError, StartUp, StartUpEnd};
+pub(crate) use start_up::{LaunchError, StartUp, StartUpEnd};
+use start_up::{Loader, maps_code};
 pub(crate) use threads::retry_releases;
 use threads::{Change, OPTIONS, Threads, add_leaving};
 

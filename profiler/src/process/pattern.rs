@@ -113,7 +113,7 @@ impl Names {
         let has_blank = has_blank(first);
         let alone = arguments.iter().skip(1).all(String::is_empty);
         if !first.is_empty() {
-            names.add_whole(first);
+            add(&mut names.whole, first);
             if has_blank && alone {
                 names.add_title(first, executable);
             } else {
@@ -146,12 +146,8 @@ impl Names {
     }
 
     fn add_path(&mut self, path: &str) {
-        self.add_whole(path);
-        self.add_program(base_name(path));
-    }
-
-    fn add_whole(&mut self, path: &str) {
         add(&mut self.whole, path);
+        self.add_program(base_name(path));
     }
 
     fn add_program(&mut self, name: &str) {

@@ -1,6 +1,6 @@
 //! x86-64.
 
-#![expect(unsafe_code, reason = "declares functions that are defined in assembly")]
+#![expect(unsafe_code, reason = "zeroes registers, and declares functions that are defined in assembly")]
 
 use std::arch::global_asm;
 
@@ -56,43 +56,25 @@ pub(crate) fn is_probe_syscall(number: u64) -> bool {
     matches!(number, 335 | 336)
 }
 
-/// The general registers of a stopped thread, in the kernel's order (`struct user_regs_struct` of
-/// <https://github.com/torvalds/linux/blob/v5.15/arch/x86/include/asm/user_64.h#L69-L97>).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct Registers {
-    pub r15: u64,
-    pub r14: u64,
-    pub r13: u64,
-    pub r12: u64,
-    pub rbp: u64,
-    pub rbx: u64,
-    pub r11: u64,
-    pub r10: u64,
-    pub r9: u64,
-    pub r8: u64,
-    pub rax: u64,
-    pub rcx: u64,
-    pub rdx: u64,
-    pub rsi: u64,
-    pub rdi: u64,
-    /// Number of the interrupted system call, or negative.
-    pub orig_rax: u64,
-    pub rip: u64,
-    pub cs: u64,
-    pub eflags: u64,
-    pub rsp: u64,
-    pub ss: u64,
-    /// Thread pointer.
-    pub fs_base: u64,
-    pub gs_base: u64,
-    pub ds: u64,
-    pub es: u64,
-    pub fs: u64,
-    pub gs: u64,
+/// The general registers of a stopped thread. `orig_rax` is the number of the interrupted system call, or negative, and
+/// `fs_base` the thread pointer.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(crate) struct Registers(libc::user_regs_struct);
+
+impl Default for Registers {
+    fn default() -> Self {
+        // SAFETY: a structure of integers.
+        Self(unsafe { std::mem::zeroed() })
+    }
 }
 
-const _: () = assert!(size_of::<Registers>() == 27 * 8);
+#[cfg(test)]
+impl PartialEq for Registers {
+    fn eq(&self, other: &Self) -> bool {
+        format!("{self:?}") == format!("{other:?}")
+    }
+}
 
 /// System calls that fail with `EINTR` after a ptrace stop although no signal was delivered; the kernel restarts all
 /// others ([signal(7)](https://man7.org/linux/man-pages/man7/signal.7.html), "Interruption of system calls and library
@@ -141,65 +123,49 @@ const TRAP_FLAG: u64 = 1 << 8;
 impl Registers {
     /// All registers that may contain pointers.
     pub(crate) fn general(&self) -> [u64; 16] {
-        [
-            self.rax, self.rbx, self.rcx, self.rdx, self.rsi, self.rdi, self.rbp, self.rsp, self.r8, self.r9, self.r10,
-            self.r11, self.r12, self.r13, self.r14, self.r15,
-        ]
+        let libc::user_regs_struct { rax, rbx, rcx, rdx, rsi, rdi, rbp, rsp, .. } = self.0;
+        let libc::user_regs_struct { r8, r9, r10, r11, r12, r13, r14, r15, .. } = self.0;
+        [rax, rbx, rcx, rdx, rsi, rdi, rbp, rsp, r8, r9, r10, r11, r12, r13, r14, r15]
     }
 
     pub(crate) fn instruction(&self) -> u64 {
-        self.rip
+        self.0.rip
     }
 
     pub(crate) fn stack_pointer(&self) -> u64 {
-        self.rsp
+        self.0.rsp
     }
 
     pub(crate) fn thread_pointer(&self) -> u64 {
-        self.fs_base
+        self.0.fs_base
     }
 
     pub(crate) fn syscall(&self) -> Option<libc::c_long> {
-        Some(self.orig_rax.cast_signed()).filter(|&number| number >= 0)
+        Some(self.0.orig_rax.cast_signed()).filter(|&number| number >= 0)
     }
 
     /// The registers with which a system call that failed only because of the stop is restarted when the thread
     /// resumes; `None` where nothing has to change. Valid at a [`Stop::Trap`](crate::linux::ptrace::Stop::Trap) that no
     /// signal has caused.
     pub(crate) fn with_syscall_restarted(&self) -> Option<Self> {
-        let interrupted = self.rax.cast_signed() == -i64::from(libc::EINTR);
-        let fails = NOT_RESTARTED.contains(&self.orig_rax.cast_signed());
-        (interrupted && fails).then(|| Self { rax: RESTART_UNLESS_HANDLED.cast_unsigned(), ..*self })
+        let interrupted = self.0.rax.cast_signed() == -i64::from(libc::EINTR);
+        let fails = NOT_RESTARTED.contains(&self.0.orig_rax.cast_signed());
+        let rax = RESTART_UNLESS_HANDLED.cast_unsigned();
+        (interrupted && fails).then(|| Self(libc::user_regs_struct { rax, ..self.0 }))
     }
 
     /// Registers with which the thread makes this system call by the instruction at `instruction`. Keeps stack, thread
     /// pointer and segments, and clears all others.
     pub(crate) fn for_syscall(&self, instruction: u64, number: libc::c_long, arguments: [u64; 6]) -> Self {
-        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
-        let Self { rsp, cs, ss, fs_base, gs_base, ds, es, fs, gs, .. } = *self;
-        Self {
-            rax: number.cast_unsigned(),
-            // No interrupted system call that the kernel would restart.
-            orig_rax: u64::MAX,
-            rip: instruction,
-            eflags: self.eflags & !TRAP_FLAG,
-            rdi,
-            rsi,
-            rdx,
-            r10,
-            r8,
-            r9,
-            rsp,
-            cs,
-            ss,
-            fs_base,
-            gs_base,
-            ds,
-            es,
-            fs,
-            gs,
-            ..Self::default()
-        }
+        let old = self.0;
+        let Self(mut new) = Self::default();
+        (new.rsp, new.fs_base, new.gs_base) = (old.rsp, old.fs_base, old.gs_base);
+        (new.cs, new.ss, new.ds, new.es, new.fs, new.gs) = (old.cs, old.ss, old.ds, old.es, old.fs, old.gs);
+        (new.rip, new.eflags) = (instruction, old.eflags & !TRAP_FLAG);
+        // No interrupted system call that the kernel would restart.
+        (new.rax, new.orig_rax) = (number.cast_unsigned(), u64::MAX);
+        [new.rdi, new.rsi, new.rdx, new.r10, new.r8, new.r9] = arguments;
+        Self(new)
     }
 }
 
@@ -243,12 +209,10 @@ mod tests {
     #[test]
     fn only_system_calls_interrupted_by_the_stop_are_restarted() {
         let check = |number: libc::c_long, error: i32| {
-            let registers = Registers {
-                orig_rax: number.cast_unsigned(),
-                rax: i64::from(-error).cast_unsigned(),
-                ..Default::default()
-            };
-            registers.with_syscall_restarted().map(|registers| registers.rax.cast_signed())
+            let mut registers = Registers::default();
+            registers.0.orig_rax = number.cast_unsigned();
+            registers.0.rax = i64::from(-error).cast_unsigned();
+            registers.with_syscall_restarted().map(|registers| registers.0.rax.cast_signed())
         };
         assert_eq!(check(libc::SYS_epoll_wait, libc::EINTR), Some(-514));
         assert_eq!(check(libc::SYS_sendto, libc::EINTR), Some(-514));
