@@ -151,7 +151,7 @@ impl Registers {
         let interrupted = self.0.rax.cast_signed() == -i64::from(libc::EINTR);
         let fails = NOT_RESTARTED.contains(&self.0.orig_rax.cast_signed());
         let rax = RESTART_UNLESS_HANDLED.cast_unsigned();
-        (interrupted && fails).then(|| Self(libc::user_regs_struct { rax, ..self.0 }))
+        (interrupted && fails).then_some(Self(libc::user_regs_struct { rax, ..self.0 }))
     }
 
     /// Registers with which the thread makes this system call by the instruction at `instruction`. Keeps stack, thread
